@@ -1,0 +1,200 @@
+//! Times `knn_exact` on the named workloads, on any device, and checks the answers.
+//!
+//! ```text
+//! python3 benches/workloads.py sift128 target/workloads
+//! cargo bench --profile dev --bench knn -- --dir target/workloads --only sift128
+//! ```
+//!
+//! `seconds` is a whole search with the base on the device: queries sent, neighbours returned.
+//! `kernel` is the part of it spent computing. Sampled queries are compared with their definition,
+//! computed one pair at a time; a wrong row or distance ends the run.
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Parser;
+use datafusion::arrow::array::{Array, ArrayRef};
+use datafusion::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use datafusion_neighbors::Metric;
+use datafusion_neighbors::algo::knn::{KnnParams, prepare};
+use datafusion_neighbors::device::{AnyDevice, Cancel, DeviceChoice, Distances, Neighbors};
+use datafusion_neighbors::exec::{VectorColumn, VectorReader};
+use datafusion_neighbors::matrix::{ElementKind, Rows};
+
+/// Workload, k, metric, whether rows are joined with themselves.
+type Task = (&'static str, usize, Metric, bool);
+
+const TASKS: &[Task] = &[
+    ("friedman10", 5, Metric::L2, true),
+    ("higgs28", 5, Metric::L2, true),
+    ("sift128", 2, Metric::L2, false),
+    ("sift128", 10, Metric::L2, false),
+    ("sift128", 100, Metric::L2, false),
+    ("sift128", 1024, Metric::L2, false),
+    ("embed384", 10, Metric::Cosine, false),
+    ("gist960", 10, Metric::L2, false),
+    ("deep96", 10, Metric::L2, false),
+    ("bits512", 10, Metric::Hamming, false),
+];
+
+/// Time knn_exact on named workloads.
+#[derive(Parser)]
+struct Options {
+    /// Where the Parquet files are
+    #[arg(long, default_value = "target/workloads")]
+    dir: PathBuf,
+    /// Workloads to run, separated by commas; all that are there
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// cpu, cuda or cuda:N
+    #[arg(long, default_value = "cpu")]
+    device: DeviceChoice,
+    /// Bytes of the GPU's memory to use
+    #[arg(long, default_value_t = 0)]
+    device_memory: u64,
+    /// At most so many queries
+    #[arg(long, default_value_t = usize::MAX)]
+    queries: usize,
+    /// At most so many base rows
+    #[arg(long, default_value_t = usize::MAX)]
+    rows: usize,
+    /// Timed searches, of which the median is shown
+    #[arg(long, default_value_t = 3)]
+    runs: usize,
+    /// Queries compared with their definition
+    #[arg(long, default_value_t = 20)]
+    checked: usize,
+    /// Given by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let options = Options::parse();
+    let device = AnyDevice::choose(options.device, options.device_memory, 0.0)?;
+    let info = device.info();
+    println!("{}: {}", info.name, info.description);
+    println!(
+        "{:11} {:>5} {:>9} {:>9} {:>10} {:>10} {:>9} {:>8} {:>10} {:>9} {:>6}",
+        "workload",
+        "k",
+        "queries",
+        "base",
+        "seconds",
+        "kernel",
+        "Gpairs/s",
+        "GFLOP/s",
+        "rechecked",
+        "redone",
+        "errors"
+    );
+    let mut loaded: Option<(&str, Rows, Rows)> = None;
+    for task in TASKS {
+        let (name, _, metric, itself) = *task;
+        let base = options.dir.join(format!("{name}-base.parquet"));
+        let wanted = options.only.is_empty() || options.only.iter().any(|only| only == name);
+        if !wanted || !base.exists() {
+            continue;
+        }
+        if loaded.as_ref().is_none_or(|(last, _, _)| *last != name) {
+            drop(loaded.take());
+            let base = load(&base, options.rows, metric)?;
+            let queries = match itself {
+                true => base.clone(),
+                false => load(
+                    &options.dir.join(format!("{name}-query.parquet")),
+                    options.queries,
+                    metric,
+                )?,
+            };
+            loaded = Some((name, base, queries));
+        }
+        if let Some((_, base, queries)) = &loaded {
+            let queries = queries.slice(0..queries.len().min(options.queries));
+            measure(&device, task, base, &queries, &options)?;
+        }
+    }
+    Ok(())
+}
+
+fn load(path: &Path, rows: usize, metric: Metric) -> Result<Rows, Box<dyn std::error::Error>> {
+    let kind = if metric.is_binary() { ElementKind::Bits } else { ElementKind::F32 };
+    let column = VectorColumn::Whole("v".to_string());
+    let mut reader = VectorReader::new("base", column, kind, metric);
+    let mut left = rows;
+    let batches = ParquetRecordBatchReaderBuilder::try_new(File::open(path)?)?.build()?;
+    for batch in batches {
+        let batch = batch?;
+        let column: &ArrayRef = batch.column_by_name("v").ok_or("no column v")?;
+        let column = column.slice(0, column.len().min(left));
+        left -= column.len();
+        reader.append(&[column])?;
+        if left == 0 {
+            break;
+        }
+    }
+    Ok(reader.finish().0)
+}
+
+fn measure(
+    device: &AnyDevice,
+    &(name, k, metric, itself): &Task,
+    base: &Rows,
+    queries: &Rows,
+    options: &Options,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let search = prepare(device, base.clone(), KnnParams::try_new(k as u64, metric)?)?;
+    let first = itself.then_some(0);
+    let run = || search.search(queries, first, &Cancel::default());
+    let mut found = run()?;
+    let mut times = Vec::new();
+    for _ in 0..options.runs {
+        let start = Instant::now();
+        found = run()?;
+        times.push((start.elapsed().as_secs_f64(), found.work.kernel.as_secs_f64()));
+    }
+    times.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (seconds, kernel) = times[times.len() / 2];
+    let pairs = queries.len() as f64 * base.len() as f64;
+    let flops = 2.0 * base.matrix().dim() as f64 * pairs;
+    let errors = errors(&found, queries, base, metric, k, itself, options.checked);
+    println!(
+        "{name:11} {k:>5} {:>9} {:>9} {seconds:>10.4} {kernel:>10.4} {:>9.2} {:>8.0} {:>10} {:>9} {errors:>6}",
+        queries.len(),
+        base.len(),
+        pairs / seconds / 1e9,
+        flops / seconds / 1e9,
+        found.work.rechecked,
+        found.work.redone,
+    );
+    if errors > 0 { Err(format!("{name}, k = {k}: {errors} wrong lists").into()) } else { Ok(()) }
+}
+
+/// How many of some queries, spread over all, have a list that differs from its definition.
+fn errors(
+    found: &Neighbors,
+    queries: &Rows,
+    base: &Rows,
+    metric: Metric,
+    k: usize,
+    itself: bool,
+    checked: usize,
+) -> usize {
+    let step = queries.len().div_ceil(checked.max(1)).max(1);
+    let wrong = (0..queries.len()).step_by(step).filter(|q| {
+        let (rows, distances) =
+            support::oracle(&queries.slice(*q..q + 1), base, metric, k, itself.then_some(*q));
+        let list = q * found.per_query..(q + 1) * found.per_query;
+        let same = match (&found.distances, distances) {
+            (Distances::F32(a), Distances::F32(b)) => a[list.clone()] == b[..],
+            (Distances::F64(a), Distances::F64(b)) => a[list.clone()] == b[..],
+            _ => false,
+        };
+        !same || found.rows[list] != rows[..]
+    });
+    wrong.count()
+}

@@ -1,0 +1,171 @@
+// Lists between rounds: empty ones, merging a round's candidates into them, and searching again for
+// the queries whose candidates did not fit.
+
+// The worst entry of a list decides what the next round offers it.
+__device__ __forceinline__ void tighten(const Entry* list, u32 k, Entry* worst, Reach* reach) {
+    const Entry last = list[k - 1];
+    *worst = last;
+    *reach = last.is_none() ? reach_everything() : reach_of(last.distance());
+}
+
+// Empty lists. Grid: a block per query, padding included; padding has a reach and no list.
+extern "C" __global__ __launch_bounds__(128) void clear_lists(Entry* entries, Entry* worst,
+                                                              Reach* reach, u32* counts,
+                                                              u32 queries, u32 k, u32 slots) {
+    const u32 query = blockIdx.x;
+    const bool is_padding = query >= queries;
+    if (threadIdx.x == 0) {
+        reach[query] = is_padding ? reach_nothing() : reach_everything();
+        worst[query] = Entry::none();
+        counts[query] = 0;
+    }
+    if (is_padding) return;
+    for (u32 i = threadIdx.x; i < k; i += blockDim.x) {
+        entries[(u64)query * slots + i] = Entry::none();
+    }
+}
+
+// Everything a merge reads and writes, one element (or `slots` entries) per query.
+struct Lists {
+    Entry* entries;
+    Entry* worst;
+    Reach* reach;
+    u32* counts;
+    u32* crowded;        // queries with more candidates than slots …
+    u32* crowded_count;  // … and how many they are
+};
+
+// The candidates of a query, whose counter starts again from 0; 0 also if there are too many, and
+// then the query is noted for `search_again`.
+template <typename Group>
+__device__ __forceinline__ u32 take_candidates(const Lists& lists, const Round& round, u32 query) {
+    if (round.dense) return round.dense;
+    const u32 count = lists.counts[query];
+    Group::sync();
+    const bool is_crowded = count > round.slots - round.k;
+    if (Group::rank() == 0 && count > 0) {
+        lists.counts[query] = 0;
+        if (is_crowded) lists.crowded[atomicAdd(lists.crowded_count, 1u)] = query;
+    }
+    return is_crowded ? 0 : count;
+}
+
+// Merge one query's candidates in shared memory.
+template <typename Group>
+__device__ __forceinline__ void merge_in(Entry* work, const Lists& lists, const Round& round,
+                                         u32 query) {
+    const u32 count = take_candidates<Group>(lists, round, query);
+    if (count == 0) return;
+    Entry* list = lists.entries + (u64)query * round.slots;
+    for (u32 i = Group::rank(); i < round.k + count; i += Group::size()) work[i] = list[i];
+    sort<Group>(work, round.k + count);
+    for (u32 i = Group::rank(); i < round.k; i += Group::size()) list[i] = work[i];
+    if (Group::rank() == 0) tighten(work, round.k, lists.worst + query, lists.reach + query);
+}
+
+// A warp per query. Shared: `slots` entries per warp.
+extern "C" __global__ __launch_bounds__(256) void merge_by_warp(Entry* entries, Entry* worst,
+                                                                Reach* reach, u32* counts,
+                                                                u32* crowded, u32* crowded_count,
+                                                                Round round) {
+    const u32 warp = threadIdx.x / 32;
+    const u32 query = blockIdx.x * (blockDim.x / 32) + warp;
+    if (query >= round.queries) return;
+    merge_in<Warp>((Entry*)shared + warp * round.slots,
+                   {entries, worst, reach, counts, crowded, crowded_count}, round, query);
+}
+
+// A block per query. Shared: `slots` entries.
+extern "C" __global__ __launch_bounds__(512) void merge_by_block(Entry* entries, Entry* worst,
+                                                                 Reach* reach, u32* counts,
+                                                                 u32* crowded, u32* crowded_count,
+                                                                 Round round) {
+    merge_in<Block>((Entry*)shared, {entries, worst, reach, counts, crowded, crowded_count}, round,
+                    blockIdx.x);
+}
+
+// A block per query, sorting where the entries lie, for lists that no shared memory holds.
+extern "C" __global__ __launch_bounds__(1024) void merge_in_place(Entry* entries, Entry* worst,
+                                                                  Reach* reach, u32* counts,
+                                                                  u32* crowded, u32* crowded_count,
+                                                                  Round round) {
+    const u32 query = blockIdx.x;
+    const u32 count = take_candidates<Block>(
+        {entries, worst, reach, counts, crowded, crowded_count}, round, query);
+    if (count == 0) return;
+    Entry* list = entries + (u64)query * round.slots;
+    sort<Block>(list, round.k + count);
+    if (threadIdx.x == 0) tighten(list, round.k, worst + query, reach + query);
+}
+
+// The entry of one pair, computed alone, in the order of the scan.
+__device__ Entry entry_of_pair(const Scalar* query, const Scalar* row, u32 dim, u32 number) {
+    Total total = 0;
+    Bits bits = {0, 0};
+    for (u32 d = 0; d < dim; ++d) {
+        const Scalar q = query[(u64)d * PANEL], x = row[(u64)d * PANEL];
+        total = Step<SUM>::of(q, x, total);
+        if constexpr (SUM == SHARED_BITS) {
+            bits.query += __popc(q);
+            bits.row += __popc(x);
+        }
+    }
+    return Entry::of(distance_of(total, bits), number);
+}
+
+// Search a round again for the crowded queries, which keep the list they had before it. Blocks of
+// PANEL threads take queries in turn and walk the round's panels, a row per thread, merging whenever
+// the next panel might not fit; so this always ends with the exact list, however the rows lie.
+extern "C" __global__ __launch_bounds__(PANEL) void search_again(
+    const Scalar* __restrict__ queries, const Scalar* __restrict__ base, Entry* entries,
+    Entry* worst, Reach* reach, const u32* crowded, const u32* crowded_count, u64* redone,
+    Round round) {
+    __shared__ u32 found;
+    const u32 total = *crowded_count;
+    const u32 room = round.slots - round.k - PANEL;
+    for (u32 turn = blockIdx.x; turn < total; turn += gridDim.x) {
+        const u32 query = crowded[turn];
+        const Scalar* asked =
+            queries + (u64)(query / PANEL) * round.dim * PANEL + query % PANEL;
+        Entry* list = entries + (u64)query * round.slots;
+        Entry last = list[round.k - 1];
+        if (threadIdx.x == 0) found = 0;
+        __syncthreads();
+        for (u32 visit = round.start; visit < round.end; ++visit) {
+            const u32 panel = panel_of_visit(round, visit);
+            const u32 row = base_row(panel, threadIdx.x, round.panels);
+            if (is_eligible(round, query, row)) {
+                const Entry entry = entry_of_pair(
+                    asked, base + (u64)panel * round.dim * PANEL + threadIdx.x, round.dim,
+                    round.first_base + row);
+                if (entry < last) list[round.k + atomicAdd(&found, 1u)] = entry;
+            }
+            __syncthreads();
+            const u32 count = found;
+            __syncthreads();
+            if (count <= room && visit + 1 < round.end) continue;
+            sort<Block>(list, round.k + count);
+            last = list[round.k - 1];
+            if (threadIdx.x == 0) found = 0;
+            __syncthreads();
+        }
+        if (threadIdx.x == 0) {
+            tighten(list, round.k, worst + query, reach + query);
+            atomicAdd(redone, 1ull);
+        }
+        __syncthreads();
+    }
+}
+
+// The first `per_query` entries of every list, taken apart. Grid: a block per query.
+extern "C" __global__ __launch_bounds__(128) void gather(const Entry* __restrict__ entries,
+                                                         u32* __restrict__ rows,
+                                                         Real* __restrict__ distances,
+                                                         u32 per_query, u32 slots) {
+    const Entry* list = entries + (u64)blockIdx.x * slots;
+    for (u32 i = threadIdx.x; i < per_query; i += blockDim.x) {
+        const u64 at = (u64)blockIdx.x * per_query + i;
+        rows[at] = list[i].number();
+        distances[at] = list[i].distance();
+    }
+}

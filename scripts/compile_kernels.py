@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Compile every kernel for every supported architecture, without a GPU.
+
+    pip install nvidia-cuda-nvrtc==13.0.88
+    python3 scripts/compile_kernels.py            # all; prints one line per variant
+    python3 scripts/compile_kernels.py --arch sm_90 --keep DIR [--quick]
+
+The sources, their order and the options are read from src/device/cuda/compile.rs, so that what is
+compiled here is what the crate compiles. Fails on the first compiler error and on any warning.
+"""
+
+import argparse
+import ctypes
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SPEC = ROOT / "src/device/cuda/compile.rs"
+ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
+REALS = ["L2", "SQEUCLIDEAN", "COSINE", "INNER_PRODUCT", "L1", "PEARSON"]
+# Element type, its metrics, and dims: run-time, odd, and the largest that is unrolled.
+VARIANTS = [
+    ("F32", REALS, [0, 1, 10, 32]),
+    ("F64", REALS, [0, 1, 16]),
+    ("BITS", ["HAMMING", "JACCARD"], [0, 2, 16, 32]),
+]
+ENTRIES = ["pack", "scan", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
+           "search_again", "gather"]
+
+
+def sources_and_options():
+    text = SPEC.read_text()
+    paths = re.findall(r'include_str!\("([^"]+)"\)', text)
+    options = re.search(r"const OPTIONS: \[&str; \d+\] = \[([^\]]*)\]", text)
+    if not paths or options is None:
+        sys.exit(f"{SPEC}: no include_str!() or no OPTIONS")
+    source = "".join((SPEC.parent / path).read_text() for path in paths)
+    return source, re.findall(r'"([^"]+)"', options.group(1))
+
+
+def load_nvrtc():
+    """The library of the PyPI wheel, or the system's. Its builtins are loaded first: NVRTC looks
+    for them by name, and the loader's path cannot be changed once the process runs."""
+    spec = importlib.util.find_spec("nvidia")
+    for base in spec.submodule_search_locations if spec else []:
+        found = sorted(pathlib.Path(base).rglob("libnvrtc.so*"))
+        if found:
+            for builtins in sorted(found[0].parent.glob("libnvrtc-builtins.so*")):
+                ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(found[0]))
+    return ctypes.CDLL("libnvrtc.so")
+
+
+class Compiler:
+    def __init__(self):
+        self.nvrtc = load_nvrtc()
+        self.nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    def version(self):
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.check(self.nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        return f"{major.value}.{minor.value}"
+
+    def check(self, code):
+        if code != 0:
+            raise RuntimeError(self.nvrtc.nvrtcGetErrorString(code).decode())
+
+    def text(self, program, size_call, get_call):
+        size = ctypes.c_size_t()
+        self.check(size_call(program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self.check(get_call(program, buffer))
+        return buffer.raw[: size.value]
+
+    def compile(self, source, options):
+        """The cubin and the compiler's log; the cubin is None if it was refused."""
+        program = ctypes.c_void_p()
+        self.check(self.nvrtc.nvrtcCreateProgram(
+            ctypes.byref(program), source.encode(), b"top_k.cu", 0, None, None))
+        try:
+            arguments = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
+            code = self.nvrtc.nvrtcCompileProgram(program, len(options), arguments)
+            log = self.text(program, self.nvrtc.nvrtcGetProgramLogSize, self.nvrtc.nvrtcGetProgramLog)
+            log = log.rstrip(b"\0").decode().strip()
+            if code != 0:
+                return None, log
+            return self.text(program, self.nvrtc.nvrtcGetCUBINSize, self.nvrtc.nvrtcGetCUBIN), log
+        finally:
+            self.nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def variants(quick):
+    for element, metrics, dims in VARIANTS:
+        for metric in metrics[:1] if quick else metrics:
+            for dim in dims[:1] if quick else dims:
+                yield element, metric, dim
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--arch", action="append", help="only this architecture (repeatable)")
+    parser.add_argument("--keep", type=pathlib.Path, help="write the cubins into this folder")
+    parser.add_argument("--quick", action="store_true", help="one metric and dim per element type")
+    arguments = parser.parse_args()
+
+    source, common = sources_and_options()
+    compiler = Compiler()
+    print(f"NVRTC {compiler.version()}, {len(source)} characters of source")
+    failures = 0
+    for arch in arguments.arch or ARCHS:
+        for element, metric, dim in variants(arguments.quick):
+            defines = [f"-DELEMENT={element}", f"-DMETRIC={metric}", f"-DDIM={dim}"]
+            start = time.monotonic()
+            cubin, log = compiler.compile(source, common + [f"-arch={arch}"] + defines)
+            seconds = time.monotonic() - start
+            missing = [e for e in ENTRIES if cubin is None or f".text.{e}\0".encode() not in cubin]
+            is_bad = cubin is None or bool(log) or bool(missing)
+            failures += is_bad
+            size = len(cubin) if cubin else 0
+            print(f"{arch:7} {element:5} {metric:14} dim {dim:3} {size:8} bytes {seconds:5.2f} s"
+                  + (f"  FAILED\n{log}\n{' '.join(missing)}" if is_bad else ""), flush=True)
+            if cubin and arguments.keep:
+                arguments.keep.mkdir(parents=True, exist_ok=True)
+                (arguments.keep / f"{arch}-{element}-{metric}-{dim}.cubin").write_bytes(cubin)
+    if failures:
+        sys.exit(f"{failures} variants failed")
+
+
+if __name__ == "__main__":
+    main()

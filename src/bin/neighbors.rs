@@ -1,0 +1,166 @@
+//! `neighbors`: SQL over Parquet files, with nearest neighbours. Runs the statements it is given,
+//! one after the other, and stops at the first error.
+//!
+//! Not a shell: DataFusion's own is made for typing, this is made for jobs.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::arrow::{csv, json};
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::sql::parser::DFParser;
+use datafusion::sql::sqlparser::dialect::dialect_from_str;
+use futures::TryStreamExt;
+
+/// Nearest neighbours and clusters of vectors, in SQL.
+///
+/// Files are tables: SELECT * FROM 'items.parquet'. DataFusion's settings are taken from the
+/// environment (DATAFUSION_EXECUTION_TARGET_PARTITIONS=4) or from SET statements.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true, args_conflicts_with_subcommands = true)]
+struct Cli {
+    /// Statements to run, separated by semicolons; before those of files
+    #[arg(short = 'c', long = "command", value_name = "SQL")]
+    commands: Vec<String>,
+    /// Files of statements to run
+    #[arg(short, long = "file", value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// How results are printed
+    #[arg(long, value_enum, default_value_t)]
+    output_format: Format,
+    #[command(subcommand)]
+    task: Option<Task>,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// List the devices of this machine
+    Devices,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Format {
+    /// A table drawn in text
+    #[default]
+    Table,
+    /// Comma-separated values with a header
+    Csv,
+    /// One JSON object a line
+    Json,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.task {
+        Some(Task::Devices) => print_devices(&mut io::stdout().lock()).map_err(Into::into),
+        None => run(&cli).await,
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads the output has seen enough.
+        Err(DataFusionError::IoError(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            let message = error.strip_backtrace();
+            let line = message.split('\n').map(str::trim).collect::<Vec<_>>().join(" ");
+            eprintln!("error: {}{}", line.trim(), sources(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What an error from outside was caused by; DataFusion's own messages say it all.
+fn sources(error: &DataFusionError) -> String {
+    let DataFusionError::External(external) = error.find_root() else {
+        return String::new();
+    };
+    let mut all = String::new();
+    let mut source = external.source();
+    while let Some(cause) = source {
+        all.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    all
+}
+
+async fn run(cli: &Cli) -> Result<()> {
+    let config = SessionConfig::from_env()?.with_information_schema(true);
+    let ctx = SessionContext::new_with_config(config).enable_url_table();
+    datafusion_neighbors::register_all(&ctx)?;
+    for sql in &cli.commands {
+        run_statements(&ctx, sql, cli.output_format).await?;
+    }
+    for file in &cli.files {
+        let sql = std::fs::read_to_string(file).map_err(|error| {
+            let message = format!("{}: {error}", file.display());
+            DataFusionError::IoError(io::Error::new(error.kind(), message))
+        })?;
+        run_statements(&ctx, &sql, cli.output_format).await?;
+    }
+    Ok(())
+}
+
+async fn run_statements(ctx: &SessionContext, sql: &str, format: Format) -> Result<()> {
+    let dialect = ctx.state().config_options().sql_parser.dialect.to_string();
+    let dialect = dialect_from_str(&dialect).ok_or_else(|| {
+        DataFusionError::Configuration(format!("unknown SQL dialect '{dialect}'"))
+    })?;
+    for statement in DFParser::parse_sql_with_dialect(sql, dialect.as_ref())? {
+        let plan = ctx.state().statement_to_plan(statement).await?;
+        let result = ctx.execute_logical_plan(plan).await?.execute_stream().await?;
+        print(result, format, &mut io::stdout().lock()).await?;
+    }
+    Ok(())
+}
+
+async fn print(
+    mut result: SendableRecordBatchStream,
+    format: Format,
+    out: &mut impl Write,
+) -> Result<()> {
+    let schema = result.schema();
+    match format {
+        Format::Table => {
+            let mut batches: Vec<RecordBatch> = result.try_collect().await?;
+            if !schema.fields().is_empty() {
+                if batches.is_empty() {
+                    batches.push(RecordBatch::new_empty(schema));
+                }
+                writeln!(out, "{}", pretty_format_batches(&batches)?)?;
+            }
+        }
+        Format::Csv if !schema.fields().is_empty() => {
+            let mut writer = csv::Writer::new(out);
+            writer.write(&RecordBatch::new_empty(schema))?;
+            while let Some(batch) = result.try_next().await? {
+                writer.write(&batch)?;
+            }
+        }
+        Format::Csv | Format::Json => {
+            let mut writer = json::LineDelimitedWriter::new(out);
+            while let Some(batch) = result.try_next().await? {
+                writer.write(&batch)?;
+            }
+            writer.finish()?;
+        }
+    }
+    Ok(())
+}
+
+fn print_devices(out: &mut impl Write) -> io::Result<()> {
+    for device in datafusion_neighbors::device::devices() {
+        writeln!(out, "{:8} {}", device.name, device.description)?;
+    }
+    if let Some(reason) = datafusion_neighbors::device::why_no_gpu() {
+        writeln!(out, "{:8} not available: {reason}", "cuda")?;
+    }
+    Ok(())
+}

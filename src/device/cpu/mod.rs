@@ -1,0 +1,197 @@
+//! The CPU: every core through rayon, every lane through SIMD chosen at run time.
+
+mod bits;
+mod bounds;
+mod lanes;
+mod panels;
+mod product;
+mod select;
+mod tasks;
+
+use std::time::Instant;
+
+use self::bits::Bits;
+use self::lanes::Lanes;
+use self::panels::Panels;
+use self::product::Product;
+use self::select::Selection;
+use crate::device::{
+    Capacity, Device, DeviceInfo, Distances, Neighbors, Pairing, Shape, Work, sealed,
+};
+use crate::error::Result;
+use crate::matrix::{ElementKind, Rows};
+use crate::metric::{Metric, Sum};
+
+/// From this dimension on, a matrix product with an exact second look beats direct differences.
+const PRODUCT_DIM: usize = 64;
+
+/// The CPU of this machine, with as many threads as rayon's current pool has.
+#[derive(Debug, Default)]
+pub struct CpuDevice {}
+
+impl CpuDevice {
+    /// The CPU.
+    pub fn new() -> Self {
+        Self {}
+    }
+}
+
+/// Base rows in the layout that suits their dimension and metric.
+#[derive(Debug)]
+pub struct CpuBase(BaseRows);
+
+#[derive(Debug)]
+enum BaseRows {
+    F32(Layout<f32>),
+    F64(Layout<f64>),
+    Bits(Bits),
+}
+
+#[derive(Debug)]
+enum Layout<T> {
+    Panels(Panels<T>),
+    Product(Product<T>),
+}
+
+impl<T: Lanes> Layout<T> {
+    fn new(rows: &Rows, values: &[T], metric: Metric) -> Self {
+        if rows.matrix().dim() >= PRODUCT_DIM && metric.sum() != Sum::Absolute {
+            if let Some(product) = Product::try_new(rows, values, metric) {
+                return Self::Product(product);
+            }
+        }
+        Self::Panels(Panels::new(rows, values))
+    }
+
+    fn top_k(
+        &self,
+        queries: &Rows,
+        pairing: &Pairing<'_>,
+        lists: &mut [Selection<T>],
+    ) -> Result<Work> {
+        match self {
+            Self::Panels(base) => tasks::run(base, queries, pairing, lists),
+            Self::Product(base) => tasks::run(base, queries, pairing, lists),
+        }
+    }
+}
+
+/// Query rows.
+#[derive(Debug)]
+pub struct CpuQueries {
+    rows: Rows,
+    metric: Metric,
+}
+
+/// One list per query.
+#[derive(Debug)]
+pub struct CpuNearest {
+    lists: Lists,
+    work: Work,
+}
+
+#[derive(Debug)]
+enum Lists {
+    F32(Vec<Selection<f32>>),
+    F64(Vec<Selection<f64>>),
+}
+
+impl sealed::Sealed for CpuDevice {}
+
+impl Device for CpuDevice {
+    type Base = CpuBase;
+    type Queries = CpuQueries;
+    type Nearest = CpuNearest;
+
+    fn info(&self) -> DeviceInfo {
+        let threads = rayon::current_num_threads();
+        let simd = format!("{:?}", pulp::Arch::new());
+        let simd = match simd.split('(').next() {
+            Some("V4") => "AVX-512",
+            Some("V3") => "AVX2",
+            Some("Neon") => "NEON",
+            _ => "no SIMD",
+        };
+        let plural = if threads == 1 { "" } else { "s" };
+        DeviceInfo {
+            name: "cpu".to_string(),
+            description: format!("{threads} thread{plural}, {simd}"),
+            memory: None,
+        }
+    }
+
+    fn capacity(&self, _shape: &Shape) -> Capacity {
+        Capacity { base: usize::MAX, queries: usize::MAX }
+    }
+
+    fn upload_base(&self, rows: &Rows, metric: Metric) -> Result<CpuBase> {
+        Ok(CpuBase(if let Some(values) = rows.reals::<f32>() {
+            BaseRows::F32(Layout::new(rows, values, metric))
+        } else if let Some(values) = rows.reals::<f64>() {
+            BaseRows::F64(Layout::new(rows, values, metric))
+        } else {
+            BaseRows::Bits(Bits(rows.clone()))
+        }))
+    }
+
+    fn upload_queries(&self, rows: &Rows, metric: Metric) -> Result<CpuQueries> {
+        Ok(CpuQueries { rows: rows.clone(), metric })
+    }
+
+    fn nearest(&self, queries: &CpuQueries, k: usize) -> Result<CpuNearest> {
+        let (count, metric) = (queries.rows.len(), queries.metric);
+        let lists = match queries.rows.matrix().kind() {
+            ElementKind::F64 => Lists::F64(vec![Selection::new(k, metric); count]),
+            ElementKind::F32 | ElementKind::Bits => {
+                Lists::F32(vec![Selection::new(k, metric); count])
+            }
+        };
+        Ok(CpuNearest { lists, work: Work::default() })
+    }
+
+    fn top_k(
+        &self,
+        queries: &CpuQueries,
+        base: &CpuBase,
+        pairing: &Pairing<'_>,
+        nearest: &mut CpuNearest,
+    ) -> Result<()> {
+        let start = Instant::now();
+        let rows = &queries.rows;
+        let work = match (&base.0, &mut nearest.lists) {
+            (BaseRows::F32(base), Lists::F32(lists)) => base.top_k(rows, pairing, lists)?,
+            (BaseRows::F64(base), Lists::F64(lists)) => base.top_k(rows, pairing, lists)?,
+            (BaseRows::Bits(base), Lists::F32(lists)) => tasks::run(base, rows, pairing, lists)?,
+            _ => unreachable!("both sides of a call have one element type"),
+        };
+        nearest.work += work;
+        nearest.work.kernel += start.elapsed();
+        Ok(())
+    }
+
+    fn download(&self, nearest: CpuNearest) -> Result<Neighbors> {
+        let work = nearest.work;
+        let (per_query, rows, distances) = match nearest.lists {
+            Lists::F32(lists) => {
+                let (per_query, rows, distances) = unzip(lists);
+                (per_query, rows, Distances::F32(distances))
+            }
+            Lists::F64(lists) => {
+                let (per_query, rows, distances) = unzip(lists);
+                (per_query, rows, Distances::F64(distances))
+            }
+        };
+        Ok(Neighbors { per_query, rows, distances, work })
+    }
+}
+
+/// Lists of equal length, end to end.
+fn unzip<T: Lanes>(lists: Vec<Selection<T>>) -> (usize, Vec<u32>, Vec<T>) {
+    use rayon::prelude::*;
+    let sorted: Vec<_> = lists.into_par_iter().map(Selection::into_sorted).collect();
+    let per_query = sorted.first().map_or(0, Vec::len);
+    debug_assert!(sorted.iter().all(|list| list.len() == per_query));
+    let rows = sorted.iter().flatten().map(|neighbor| neighbor.row).collect();
+    let distances = sorted.iter().flatten().map(|neighbor| neighbor.distance).collect();
+    (per_query, rows, distances)
+}

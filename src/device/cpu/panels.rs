@@ -1,0 +1,250 @@
+//! All distances by direct differences, in registers: for few dimensions, and for sums that are no
+//! product.
+//!
+//! Base rows are stored in *panels* of 32 rows, dimension by dimension, so that a register holds
+//! one coordinate of several rows. A step takes four queries through one panel; their sums never
+//! leave the registers unless one of them is within reach of its query's list.
+
+use pulp::{Simd, WithSimd};
+
+use super::lanes::Lanes;
+use super::select::Selection;
+use super::tasks::{Block, Scan, Visit};
+use crate::device::Work;
+use crate::error::Result;
+use crate::matrix::Rows;
+use crate::metric::Sum;
+
+/// Rows in a panel: two AVX-512 registers of f32.
+const PANEL: usize = 32;
+/// Queries that pass through a panel together.
+const QUERIES: usize = 4;
+/// Bytes of base rows that all queries of a task visit before the next ones: half of an L1 cache.
+const BLOCK_BYTES: usize = 24 * 1024;
+
+/// One coordinate of every row of a panel.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+struct Coordinates<T>([T; PANEL]);
+
+/// Base rows in panels.
+#[derive(Debug)]
+pub(super) struct Panels<T> {
+    coordinates: Vec<Coordinates<T>>,
+    rows: usize,
+    dim: usize,
+}
+
+impl<T: Lanes> Panels<T> {
+    pub fn new(rows: &Rows, values: &[T]) -> Self {
+        let dim = rows.matrix().dim();
+        let panels = rows.len().div_ceil(PANEL);
+        let mut coordinates = vec![Coordinates([T::ZERO; PANEL]); panels * dim];
+        for (row, values) in values.chunks_exact(dim.max(1)).enumerate() {
+            let panel = &mut coordinates[row / PANEL * dim..][..dim];
+            for (coordinate, value) in panel.iter_mut().zip(values) {
+                coordinate.0[row % PANEL] = *value;
+            }
+        }
+        Self { coordinates, rows: rows.len(), dim }
+    }
+
+    fn panel(&self, panel: usize) -> &[Coordinates<T>] {
+        &self.coordinates[panel * self.dim..][..self.dim]
+    }
+
+    fn panels_per_block(&self) -> usize {
+        (BLOCK_BYTES / (self.dim * size_of::<Coordinates<T>>()).max(1)).max(1)
+    }
+}
+
+impl<T: Lanes> Scan<T> for Panels<T> {
+    fn blocks(&self) -> usize {
+        self.rows.div_ceil(PANEL).div_ceil(self.panels_per_block())
+    }
+
+    fn scan(
+        &self,
+        queries: &Block<'_, T>,
+        visit: &Visit<'_>,
+        lists: &mut [Selection<T>],
+    ) -> Result<Work> {
+        let arch = pulp::Arch::new();
+        let negated: Vec<T>;
+        let values = if visit.metric.sum() == Sum::Products {
+            negated = queries.values.iter().map(|x| -*x).collect();
+            &negated
+        } else {
+            queries.values
+        };
+        let mut pairs = 0;
+        for block in visit.blocks() {
+            visit.cancel.check()?;
+            let per_block = self.panels_per_block();
+            let panels =
+                block * per_block..((block + 1) * per_block).min(self.rows.div_ceil(PANEL));
+            pairs += (panels.len() * PANEL * lists.len()) as u64;
+            let task = Sweep { base: self, panels, values, first: queries.first, visit, lists };
+            arch.dispatch(task);
+        }
+        Ok(Work { pairs, ..Work::default() })
+    }
+}
+
+/// All queries of a task through some panels.
+struct Sweep<'a, T> {
+    base: &'a Panels<T>,
+    panels: std::ops::Range<usize>,
+    values: &'a [T],
+    first: usize,
+    visit: &'a Visit<'a>,
+    lists: &'a mut [Selection<T>],
+}
+
+impl<T: Lanes> WithSimd for Sweep<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        for first in (0..self.lists.len()).step_by(QUERIES) {
+            match self.visit.metric.sum() {
+                Sum::Squares => self.queries::<S, Squares>(simd, first),
+                Sum::Absolute => self.queries::<S, Absolute>(simd, first),
+                _ => self.queries::<S, Products>(simd, first),
+            }
+        }
+    }
+}
+
+impl<T: Lanes> Sweep<'_, T> {
+    #[inline(always)]
+    fn queries<S: Simd, A: Accumulate>(&mut self, simd: S, first: usize) {
+        let dim = self.base.dim;
+        let count = (self.lists.len() - first).min(QUERIES);
+        // A group that is not full repeats its last query, which then never hits.
+        let rows: [&[T]; QUERIES] =
+            std::array::from_fn(|i| &self.values[(first + i.min(count - 1)) * dim..][..dim]);
+        let mut reach: [T; QUERIES] = std::array::from_fn(|i| {
+            if i < count { self.lists[first + i].reach() } else { -T::INFINITY }
+        });
+        let registers = T::vectors::<S>(&[T::ZERO; PANEL]).len();
+        for panel in self.panels.clone() {
+            let coordinates = self.base.panel(panel);
+            for register in (0..registers).step_by(2) {
+                let sums = sums::<S, T, A>(simd, coordinates, &rows, register);
+                let hit = sums.iter().zip(&reach).any(|(sum, reach)| {
+                    let least = T::lesser(simd, sum[0], sum[1]);
+                    T::any_at_most::<S>(simd, least, T::splat(simd, *reach))
+                });
+                if hit {
+                    let row = panel * PANEL + register * (PANEL / registers);
+                    self.collect(simd, &sums, row, first, count);
+                    for (reach, list) in reach.iter_mut().zip(&self.lists[first..first + count]) {
+                        *reach = list.reach();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Offer the sums within reach to their lists.
+    #[inline(never)]
+    fn collect<S: Simd>(
+        &mut self,
+        _simd: S,
+        sums: &[[T::Vector<S>; 2]; QUERIES],
+        row: usize,
+        first: usize,
+        count: usize,
+    ) {
+        let mut values = [T::ZERO; PANEL];
+        for (i, sum) in sums.iter().enumerate().take(count) {
+            let vectors = T::vectors_mut::<S>(&mut values);
+            vectors[0] = sum[0];
+            vectors[1] = sum[1];
+            let used = 2 * PANEL / T::vectors::<S>(&[T::ZERO; PANEL]).len();
+            let list = &mut self.lists[first + i];
+            for (j, value) in values.iter().enumerate().take(used) {
+                let base = row + j;
+                if *value <= list.reach()
+                    && base < self.base.rows
+                    && !self.visit.is_itself(self.first + first + i, base)
+                {
+                    list.offer(*value, self.visit.number(base));
+                }
+            }
+        }
+    }
+}
+
+/// The sums of four queries with the rows in two registers of a panel.
+#[inline(always)]
+fn sums<S: Simd, T: Lanes, A: Accumulate>(
+    simd: S,
+    panel: &[Coordinates<T>],
+    queries: &[&[T]; QUERIES],
+    register: usize,
+) -> [[T::Vector<S>; 2]; QUERIES] {
+    let mut sums = [[T::splat(simd, T::ZERO); 2]; QUERIES];
+    for (j, coordinate) in panel.iter().enumerate() {
+        let base = T::vectors::<S>(&coordinate.0);
+        let base = [base[register], base[register + 1]];
+        for (sum, query) in sums.iter_mut().zip(queries) {
+            let query = T::splat(simd, query[j]);
+            sum[0] = A::accumulate::<S, T>(simd, query, base[0], sum[0]);
+            sum[1] = A::accumulate::<S, T>(simd, query, base[1], sum[1]);
+        }
+    }
+    sums
+}
+
+/// One term of a [`Sum`], lane by lane.
+trait Accumulate {
+    fn accumulate<S: Simd, T: Lanes>(
+        simd: S,
+        query: T::Vector<S>,
+        base: T::Vector<S>,
+        sum: T::Vector<S>,
+    ) -> T::Vector<S>;
+}
+
+struct Squares;
+impl Accumulate for Squares {
+    #[inline(always)]
+    fn accumulate<S: Simd, T: Lanes>(
+        simd: S,
+        query: T::Vector<S>,
+        base: T::Vector<S>,
+        sum: T::Vector<S>,
+    ) -> T::Vector<S> {
+        let difference = T::minus(simd, query, base);
+        T::times_plus(simd, difference, difference, sum)
+    }
+}
+
+struct Absolute;
+impl Accumulate for Absolute {
+    #[inline(always)]
+    fn accumulate<S: Simd, T: Lanes>(
+        simd: S,
+        query: T::Vector<S>,
+        base: T::Vector<S>,
+        sum: T::Vector<S>,
+    ) -> T::Vector<S> {
+        T::plus(simd, sum, T::magnitude(simd, T::minus(simd, query, base)))
+    }
+}
+
+/// Queries are negated beforehand.
+struct Products;
+impl Accumulate for Products {
+    #[inline(always)]
+    fn accumulate<S: Simd, T: Lanes>(
+        simd: S,
+        query: T::Vector<S>,
+        base: T::Vector<S>,
+        sum: T::Vector<S>,
+    ) -> T::Vector<S> {
+        T::times_plus(simd, query, base, sum)
+    }
+}

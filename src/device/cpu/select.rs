@@ -1,0 +1,100 @@
+//! The k nearest so far, of one query.
+
+use std::cmp::Ordering;
+
+use crate::matrix::Real;
+use crate::metric::Metric;
+
+/// A base row at its distance.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Neighbor<T> {
+    pub distance: T,
+    pub row: u32,
+}
+
+impl<T: Real> Neighbor<T> {
+    /// Nearer first, then the earlier row. Distances are never NaN.
+    fn order(&self, other: &Self) -> Ordering {
+        let distance = self.distance.partial_cmp(&other.distance).unwrap_or(Ordering::Equal);
+        distance.then(self.row.cmp(&other.row))
+    }
+}
+
+/// Keeps the k smallest of what it is offered, in a buffer that is cut back to k whenever it fills.
+#[derive(Debug, Clone)]
+pub(super) struct Selection<T> {
+    k: usize,
+    metric: Metric,
+    entries: Vec<Neighbor<T>>,
+    /// The k-th smallest when the buffer was last cut back.
+    worst: Option<Neighbor<T>>,
+    reach: T,
+}
+
+impl<T: Real> Selection<T> {
+    pub fn new(k: usize, metric: Metric) -> Self {
+        Self { k, metric, entries: Vec::new(), worst: None, reach: T::INFINITY }
+    }
+
+    /// At most how many it keeps.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// An empty selection that takes what this one would still take.
+    pub fn sibling(&self) -> Self {
+        Self { entries: Vec::new(), ..*self }
+    }
+
+    /// No sum above this one can enter.
+    #[inline(always)]
+    pub fn reach(&self) -> T {
+        self.reach
+    }
+
+    /// Consider a base row with this sum.
+    #[inline]
+    pub fn offer(&mut self, sum: T, row: u32) {
+        self.insert(Neighbor { distance: self.metric.distance(sum), row });
+    }
+
+    /// Consider a base row at this distance.
+    #[inline]
+    pub fn insert(&mut self, candidate: Neighbor<T>) {
+        if self.worst.is_some_and(|worst| candidate.order(&worst) == Ordering::Greater) {
+            return;
+        }
+        self.entries.push(candidate);
+        if self.entries.len() >= self.k + self.k.clamp(8, 1024) {
+            self.cut();
+        }
+    }
+
+    /// Consider everything another selection kept.
+    pub fn absorb(&mut self, other: Self) {
+        other.entries.into_iter().for_each(|entry| self.insert(entry));
+    }
+
+    /// Drop all but the k smallest, if there are more.
+    pub fn cut(&mut self) {
+        if self.entries.len() < self.k {
+            return;
+        }
+        if self.entries.len() > self.k {
+            self.entries.select_nth_unstable_by(self.k - 1, Neighbor::order);
+            self.entries.truncate(self.k);
+        }
+        let worst = self.entries.iter().copied().max_by(Neighbor::order);
+        if let Some(worst) = worst {
+            self.reach = self.metric.reach(worst.distance);
+            self.worst = Some(worst);
+        }
+    }
+
+    /// The k smallest, ascending.
+    pub fn into_sorted(mut self) -> Vec<Neighbor<T>> {
+        self.cut();
+        self.entries.sort_unstable_by(Neighbor::order);
+        self.entries
+    }
+}

@@ -1,0 +1,146 @@
+//! How a top-k over many queries is cut into tasks for the threads.
+//!
+//! A task takes a block of queries through some blocks of base rows. Results do not depend on the
+//! cut: lists are ordered totally, and each pair is offered exactly once.
+
+use rayon::prelude::*;
+
+use super::select::Selection;
+use crate::device::{Cancel, Pairing, Work};
+use crate::error::Result;
+use crate::matrix::{Real, Rows};
+use crate::metric::Metric;
+
+/// Queries in a task.
+const TASK_QUERIES: usize = 128;
+
+/// A way to compare queries with the blocks of a base.
+pub(super) trait Scan<T>: Sync {
+    /// Number of blocks.
+    fn blocks(&self) -> usize;
+
+    /// Offer all pairs of the queries with the visited blocks to the queries' lists.
+    fn scan(
+        &self,
+        queries: &Block<'_, T>,
+        visit: &Visit<'_>,
+        lists: &mut [Selection<T>],
+    ) -> Result<Work>;
+}
+
+/// The queries of a task.
+pub(super) struct Block<'a, T> {
+    /// Their values, row by row; empty for rows of bits.
+    pub values: &'a [T],
+    /// Their words, row by row; empty for rows of numbers.
+    pub words: &'a [u64],
+    /// Position of the first among all queries of the call.
+    pub first: usize,
+}
+
+/// The blocks of base rows that a task visits.
+pub(super) struct Visit<'a> {
+    pub metric: Metric,
+    pub cancel: &'a Cancel,
+    first_base: u32,
+    first_query: Option<u32>,
+    positions: std::ops::Range<usize>,
+    blocks: usize,
+    stride: usize,
+}
+
+impl Visit<'_> {
+    /// The blocks, far apart one after the other: on sorted rows the first ones are already a
+    /// sample, so that lists tighten early.
+    pub fn blocks(&self) -> impl Iterator<Item = usize> {
+        let (blocks, stride) = (self.blocks, self.stride);
+        self.positions.clone().map(move |position| position * stride % blocks)
+    }
+
+    /// The number of the base row at this position.
+    #[inline(always)]
+    pub fn number(&self, base: usize) -> u32 {
+        self.first_base + base as u32
+    }
+
+    /// Whether query and base row are one and the same.
+    #[inline(always)]
+    pub fn is_itself(&self, query: usize, base: usize) -> bool {
+        self.first_query.is_some_and(|first| {
+            first as u64 + query as u64 == self.first_base as u64 + base as u64
+        })
+    }
+}
+
+/// Take all queries through all of the base.
+pub(super) fn run<T: Real>(
+    base: &impl Scan<T>,
+    queries: &Rows,
+    pairing: &Pairing<'_>,
+    lists: &mut [Selection<T>],
+) -> Result<Work> {
+    let blocks = base.blocks();
+    if lists.is_empty() || blocks == 0 {
+        return Ok(Work::default());
+    }
+    let threads = rayon::current_num_threads();
+    let tasks = lists.len().div_ceil(TASK_QUERIES);
+    // Few queries: cut the base as well, so that every thread has work.
+    let parts = if tasks >= 2 * threads { 1 } else { (2 * threads).div_ceil(tasks).min(blocks) };
+    let width = queries.matrix().width();
+    let stride = coprime_stride(blocks);
+    let task = |first: usize, part: usize, lists: &mut [Selection<T>]| {
+        let range = first * width..(first + lists.len()) * width;
+        let block = Block {
+            values: queries.reals().map_or(&[][..], |x| &x[range.clone()]),
+            words: queries.words().map_or(&[][..], |x| &x[range]),
+            first,
+        };
+        let visit = Visit {
+            metric: pairing.metric,
+            cancel: pairing.cancel,
+            first_base: pairing.first_base,
+            first_query: pairing.first_query,
+            positions: blocks * part / parts..blocks * (part + 1) / parts,
+            blocks,
+            stride,
+        };
+        base.scan(&block, &visit, lists)
+    };
+    let works = lists.par_chunks_mut(TASK_QUERIES).enumerate().map(|(chunk, lists)| {
+        let first = chunk * TASK_QUERIES;
+        if parts == 1 {
+            return task(first, 0, lists);
+        }
+        let found: Vec<_> = (0..parts)
+            .into_par_iter()
+            .map(|part| {
+                let mut found: Vec<_> = lists.iter().map(Selection::sibling).collect();
+                task(first, part, &mut found).map(|work| (found, work))
+            })
+            .collect::<Result<_>>()?;
+        let mut total = Work::default();
+        for (found, work) in found {
+            total += work;
+            lists.iter_mut().zip(found).for_each(|(list, found)| list.absorb(found));
+        }
+        Ok(total)
+    });
+    works.try_reduce(Work::default, |mut a, b| {
+        a += b;
+        Ok(a)
+    })
+}
+
+/// A step near the golden section of `blocks` that visits every block.
+fn coprime_stride(blocks: usize) -> usize {
+    let mut stride = ((blocks as f64 * 0.618) as usize).max(1);
+    while gcd(stride, blocks) != 1 {
+        stride += 1;
+    }
+    stride
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

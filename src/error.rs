@@ -1,0 +1,138 @@
+//! What can go wrong below SQL. Every variant is something a caller can act on; the exec layer
+//! maps each to the kind of DataFusion error that a SQL user expects.
+
+use std::fmt;
+
+/// The result of everything below the exec layer.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of the algorithms and the devices.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A parameter no data could make valid.
+    #[error("{0}")]
+    InvalidArgument(String),
+    /// A row that has no distance to anything.
+    #[error("row {row} of {input}, column \"{column}\": {problem}")]
+    BadRow {
+        /// `queries` or `base`, or the name of a function's only input.
+        input: &'static str,
+        /// The vector column, or the columns it is made of.
+        column: String,
+        /// Position in the input, from 0.
+        row: u64,
+        /// What is wrong with it.
+        problem: RowProblem,
+    },
+    /// Vectors of both sides must have one length.
+    #[error("dim mismatch: queries have {queries}, base has {base}")]
+    DimMismatch {
+        /// Length of the query vectors.
+        queries: usize,
+        /// Length of the base vectors.
+        base: usize,
+    },
+    /// More rows than row numbers can count.
+    #[error("{input} has {rows} rows, more than the {} this function can number", u32::MAX)]
+    TooManyRows {
+        /// `queries` or `base`.
+        input: &'static str,
+        /// How many it has.
+        rows: u64,
+    },
+    /// The device asked for is not on this machine.
+    #[error("no device '{asked}': {reason}; this machine has {available}")]
+    NoDevice {
+        /// The name as the user wrote it.
+        asked: String,
+        /// Why it cannot be had.
+        reason: String,
+        /// The devices there are.
+        available: String,
+    },
+    /// The device's memory, or the share of it that was allowed, does not hold the smallest tile.
+    #[error("out of device memory on {device}: {needed} bytes needed, {budget} allowed")]
+    DeviceMemory {
+        /// The device.
+        device: String,
+        /// Bytes of the allocation that failed.
+        needed: u64,
+        /// Bytes allowed in all.
+        budget: u64,
+    },
+    /// The query was cancelled; nobody is waiting for this answer.
+    #[error("cancelled")]
+    Cancelled,
+    /// A call into the CUDA driver failed.
+    #[cfg(feature = "cuda")]
+    #[error("{call} failed")]
+    Cuda {
+        /// The driver's function, or the kernel launched.
+        call: &'static str,
+        /// The driver's code and text.
+        #[source]
+        source: cudarc::driver::DriverError,
+    },
+    /// The runtime compiler refused a kernel.
+    #[cfg(feature = "cuda")]
+    #[error("{call} failed for {kernel} ({code}): {log}")]
+    Nvrtc {
+        /// The compiler's function.
+        call: &'static str,
+        /// The kernel and its parameters.
+        kernel: String,
+        /// The compiler's code.
+        code: String,
+        /// The compiler's log, empty if it gave none.
+        log: String,
+    },
+}
+
+/// Why a row cannot be compared.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum RowProblem {
+    /// An element is NULL while the vector is not.
+    NullElement {
+        /// Position in the vector, from 0.
+        at: usize,
+    },
+    /// An element is NaN or infinite.
+    NotFinite {
+        /// Position in the vector, from 0.
+        at: usize,
+        /// The element.
+        value: f64,
+    },
+    /// The vector is longer or shorter than the ones before it.
+    Dim {
+        /// Its length.
+        found: usize,
+        /// The others' length.
+        expected: usize,
+    },
+    /// A vector without elements.
+    Empty,
+    /// A zero vector has no direction.
+    ZeroVector,
+    /// A vector whose elements are all equal has no correlation.
+    ConstantVector,
+}
+
+impl fmt::Display for RowProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NullElement { at } => write!(f, "element {at} is NULL"),
+            Self::NotFinite { at, value } => write!(f, "element {at} is {value}"),
+            Self::Dim { found, expected } => {
+                write!(f, "dim mismatch: it has {found}, the others {expected}")
+            }
+            Self::Empty => write!(f, "the vector has no elements"),
+            Self::ZeroVector => write!(f, "a zero vector has no cosine distance"),
+            Self::ConstantVector => {
+                write!(f, "a vector of equal elements has no Pearson distance")
+            }
+        }
+    }
+}

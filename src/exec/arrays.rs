@@ -1,0 +1,150 @@
+//! Nearest neighbours of Arrow arrays, for programs that have no session.
+
+use std::sync::Arc;
+
+use datafusion::arrow::array::{
+    Array, ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch, UInt32Array, make_array,
+};
+use datafusion::arrow::datatypes::{DataType, Field, Schema};
+
+use super::vectors::{VectorColumn, VectorReader, common_kind, kind_of_vector};
+use crate::algo::knn::{KnnParams, prepare};
+use crate::device::{AnyDevice, Cancel, Distances};
+use crate::error::{Error, Result};
+use crate::matrix::{ElementKind, Rows};
+use crate::metric::Metric;
+
+/// What to ask of `knn_exact` in Rust: k, and what else differs from the defaults.
+///
+/// ```
+/// use datafusion_neighbors::{KnnExact, Metric};
+/// let ten_most_similar = KnnExact::k(10).metric(Metric::Cosine).vector("embedding");
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct KnnExact {
+    pub(crate) k: u64,
+    pub(crate) metric: Metric,
+    pub(crate) vector: Option<VectorColumn>,
+}
+
+impl KnnExact {
+    /// The k nearest, by Euclidean distance.
+    pub fn k(k: u64) -> Self {
+        Self { k, metric: Metric::default(), vector: None }
+    }
+
+    /// By another distance.
+    pub fn metric(self, metric: Metric) -> Self {
+        Self { metric, ..self }
+    }
+
+    /// The column of vectors, on both sides; without it, the only one there is.
+    pub fn vector(self, column: impl Into<String>) -> Self {
+        Self { vector: Some(VectorColumn::Whole(column.into())), ..self }
+    }
+
+    /// Numeric columns as the dimensions, on both sides.
+    pub fn dimensions<S: Into<String>>(self, columns: impl IntoIterator<Item = S>) -> Self {
+        let columns = columns.into_iter().map(Into::into).collect();
+        Self { vector: Some(VectorColumn::Dimensions(columns)), ..self }
+    }
+}
+
+/// The k nearest rows of `base` for every row of `queries`, or, without queries, for every row of
+/// `base` among the others.
+///
+/// The arrays hold vectors: lists of numbers of any Arrow list type, or binary strings for the
+/// metrics of bits. A NULL vector has no neighbours and is nobody's neighbour.
+///
+/// Returns a row for each neighbour: `query` and `base` (UInt32, positions in the arrays), `rank`
+/// (Int64, from 1) and `distance` (Float64 if either side has elements that f32 does not hold,
+/// else Float32), ordered by query and rank.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for arrays that hold no vectors or a metric that does not fit them,
+/// [`Error::BadRow`] for a vector without distance, [`Error::DimMismatch`], and what the device
+/// says.
+///
+/// # Example
+/// ```
+/// use datafusion::arrow::array::{AsArray, FixedSizeListArray};
+/// use datafusion::arrow::datatypes::{Float32Type, UInt32Type};
+/// use datafusion_neighbors::device::AnyDevice;
+/// use datafusion_neighbors::{KnnExact, knn_exact};
+///
+/// let points = [[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]].map(|p| Some(p.map(Some)));
+/// let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 2);
+/// let nearest = knn_exact(&AnyDevice::cpu(), &points, None, &KnnExact::k(1))?;
+/// let base = nearest.column_by_name("base").expect("a column");
+/// assert_eq!(base.as_primitive::<UInt32Type>().values(), &[2, 2, 0]);
+/// # Ok::<(), datafusion_neighbors::Error>(())
+/// ```
+pub fn knn_exact(
+    device: &AnyDevice,
+    base: &dyn Array,
+    queries: Option<&dyn Array>,
+    params: &KnnExact,
+) -> Result<RecordBatch> {
+    let metric = params.metric;
+    let mut kind = kind_of(base, "base", metric)?;
+    if let Some(queries) = queries {
+        kind = common_kind(kind, kind_of(queries, "queries", metric)?);
+    }
+    let (base, base_positions) = read("base", base, kind, metric, None)?;
+    let dim = (!base.is_empty()).then(|| base.matrix().dim());
+    let (queries, query_positions, first) = match queries {
+        Some(queries) => {
+            let (rows, positions) = read("queries", queries, kind, metric, dim)?;
+            (rows, positions, None)
+        }
+        None => (base.clone(), base_positions.clone(), Some(0)),
+    };
+    let search = prepare(device, base, KnnParams::try_new(params.k, metric)?)?;
+    let found = search.search(&queries, first, &Cancel::default())?;
+    let k = found.per_query.max(1);
+    let pairs = found.rows.len();
+    let query = UInt32Array::from_iter_values((0..pairs).map(|i| query_positions[i / k]));
+    let neighbor =
+        UInt32Array::from_iter_values(found.rows.iter().map(|row| base_positions[*row as usize]));
+    let rank = Int64Array::from_iter_values((0..pairs).map(|i| (i % k) as i64 + 1));
+    let distance: ArrayRef = match found.distances {
+        Distances::F32(distances) => Arc::new(Float32Array::from(distances)),
+        Distances::F64(distances) => Arc::new(Float64Array::from(distances)),
+    };
+    let schema = Schema::new(vec![
+        Field::new("query", DataType::UInt32, false),
+        Field::new("base", DataType::UInt32, false),
+        Field::new("rank", DataType::Int64, false),
+        Field::new("distance", distance.data_type().clone(), false),
+    ]);
+    let columns: Vec<ArrayRef> =
+        vec![Arc::new(query), Arc::new(neighbor), Arc::new(rank), distance];
+    match RecordBatch::try_new(Arc::new(schema), columns) {
+        Ok(batch) => Ok(batch),
+        Err(error) => unreachable!("columns have the lengths and types of their fields: {error}"),
+    }
+}
+
+fn kind_of(array: &dyn Array, input: &str, metric: Metric) -> Result<ElementKind> {
+    let found = array.data_type();
+    match kind_of_vector(found) {
+        Some(kind) if metric.accepts(kind) => Ok(kind),
+        Some(_) => Err(Error::InvalidArgument(format!(
+            "metric '{metric}' does not compare vectors of type {found} ({input})"
+        ))),
+        None => Err(Error::InvalidArgument(format!("{input} holds no vectors, but {found}"))),
+    }
+}
+
+fn read(
+    input: &'static str,
+    array: &dyn Array,
+    kind: ElementKind,
+    metric: Metric,
+    dim: Option<usize>,
+) -> Result<(Rows, Vec<u32>)> {
+    let column = VectorColumn::Whole("array".to_string());
+    let mut reader = VectorReader::new(input, column, kind, metric).continuing(0, dim);
+    reader.append(&[make_array(array.to_data())])?;
+    Ok(reader.finish())
+}

@@ -1,0 +1,470 @@
+//! The work of a [`KnnExec`](super::KnnExec), step by step.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use datafusion::arrow::array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch};
+use datafusion::arrow::compute::interleave;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::common::DataFusionError;
+use datafusion::common::runtime::SpawnedTask;
+use datafusion::error::Result;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::metrics::{
+    BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, Time,
+};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
+use futures::future::{BoxFuture, Shared};
+use futures::{FutureExt, StreamExt, TryStreamExt};
+use tokio::sync::{Mutex, OnceCell};
+
+use super::knn::{KnnSpec, Side};
+use super::vectors::VectorReader;
+use crate::algo::knn::{KnnSearch, prepare};
+use crate::device::{AnyDevice, Cancel, Distances, Neighbors, Work};
+use crate::matrix::{ElementKind, Rows};
+
+/// The base, collected once and shared by all partitions of the queries.
+pub(super) struct SharedBase {
+    collected: Shared<BoxFuture<'static, Result<Arc<Base>, Arc<DataFusionError>>>>,
+    kind: ElementKind,
+    search: OnceCell<Arc<dyn KnnSearch>>,
+    device: OnceLock<String>,
+    /// Partitions take turns on the device, which one of them already fills.
+    turn: Mutex<()>,
+}
+
+impl std::fmt::Debug for SharedBase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedBase").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// The rows of the base, and the columns carried along.
+struct Base {
+    rows: Rows,
+    carried: Carried,
+    _reservation: Arc<MemoryReservation>,
+}
+
+impl SharedBase {
+    /// Start all partitions of the base; nothing is read yet.
+    pub fn try_new(
+        spec: &KnnSpec,
+        side: &Side,
+        kind: ElementKind,
+        plan: &Arc<dyn ExecutionPlan>,
+        context: &Arc<TaskContext>,
+        metrics: &ExecutionPlanMetricsSet,
+    ) -> Result<Self> {
+        let partitions = plan.output_partitioning().partition_count();
+        let streams: Vec<_> = (0..partitions)
+            .map(|partition| plan.execute(partition, context.clone()))
+            .collect::<Result<_>>()?;
+        let reservation =
+            Arc::new(MemoryConsumer::new("KnnExec base").register(context.memory_pool()));
+        let reader =
+            VectorReader::new("base", spec.base_vector.clone(), kind, spec.params.metric());
+        let (side, rows) = (side.clone(), MetricBuilder::new(metrics).global_counter("base_rows"));
+        let collect = async move {
+            let base = collect_base(streams, side, reader, reservation).await.map_err(Arc::new)?;
+            rows.add(base.rows.len());
+            Ok(Arc::new(base))
+        };
+        Ok(Self {
+            collected: collect.boxed().shared(),
+            kind,
+            search: OnceCell::new(),
+            device: OnceLock::new(),
+            turn: Mutex::new(()),
+        })
+    }
+
+    /// The device, once one was chosen.
+    pub fn device_used(&self) -> Option<String> {
+        self.device.get().cloned()
+    }
+
+    async fn base(&self) -> Result<Arc<Base>> {
+        self.collected.clone().await.map_err(DataFusionError::Shared)
+    }
+
+    /// The base on its device, which is chosen for the first queries that come.
+    async fn search(
+        &self,
+        spec: &KnnSpec,
+        base: &Arc<Base>,
+        queries: usize,
+    ) -> Result<Arc<dyn KnnSearch>> {
+        let start = || async {
+            let width = base.rows.matrix().width().max(1) as f64;
+            let operations = 2.0 * width * base.rows.len() as f64 * queries as f64;
+            let (choice, memory, params) = (spec.device, spec.device_memory, spec.params);
+            let rows = base.rows.clone();
+            let (device, search) = blocking(move || {
+                let device = AnyDevice::choose(choice, memory, operations)?;
+                let search = prepare(&device, rows, params)?;
+                Ok((device.info().name, search))
+            })
+            .await?;
+            let _ = self.device.set(device);
+            Ok::<_, DataFusionError>(Arc::from(search))
+        };
+        self.search.get_or_try_init(start).await.cloned()
+    }
+}
+
+/// Read all partitions at the same time, then take them in order.
+async fn collect_base(
+    streams: Vec<SendableRecordBatchStream>,
+    side: Side,
+    mut reader: VectorReader,
+    reservation: Arc<MemoryReservation>,
+) -> Result<Base> {
+    let partitions: Vec<_> = streams
+        .into_iter()
+        .map(|mut stream| {
+            let reservation = reservation.clone();
+            SpawnedTask::spawn(async move {
+                let mut batches = Vec::new();
+                while let Some(batch) = stream.next().await.transpose()? {
+                    reservation.try_grow(batch.get_array_memory_size())?;
+                    batches.push(batch);
+                }
+                Ok::<_, DataFusionError>(batches)
+            })
+        })
+        .collect();
+    let mut batches = Vec::new();
+    for partition in partitions {
+        batches.extend(partition.join_unwind().await.map_err(join_error)??);
+    }
+    blocking(move || {
+        let mut carried = Carried::new(&side);
+        for batch in batches {
+            let before = reader.bytes();
+            reader.append(&columns(&batch, &side.vector))?;
+            // Rows and the device's copy of them.
+            reservation.try_grow(2 * (reader.bytes() - before))?;
+            let bytes = batch.get_array_memory_size();
+            let kept = carried.push(&batch, &side);
+            reservation.shrink(bytes.saturating_sub(kept).min(reservation.size()));
+        }
+        let (rows, positions) = reader.finish();
+        carried.positions = positions;
+        Ok(Base { rows, carried, _reservation: reservation })
+    })
+    .await
+}
+
+/// The columns carried along by an input, in as many pieces as there were batches.
+struct Carried {
+    /// For each column, its pieces.
+    columns: Vec<Vec<ArrayRef>>,
+    /// Where each piece begins.
+    starts: Vec<usize>,
+    rows: usize,
+    /// The position of each row that has a vector.
+    positions: Vec<u32>,
+}
+
+impl Carried {
+    fn new(side: &Side) -> Self {
+        let columns = vec![Vec::new(); side.carried.len()];
+        Self { columns, starts: Vec::new(), rows: 0, positions: Vec::new() }
+    }
+
+    /// Take the carried columns of a batch; returns their bytes.
+    fn push(&mut self, batch: &RecordBatch, side: &Side) -> usize {
+        self.starts.push(self.rows);
+        self.rows += batch.num_rows();
+        let mut bytes = 0;
+        for (pieces, array) in self.columns.iter_mut().zip(columns(batch, &side.carried)) {
+            bytes += array.get_array_memory_size();
+            pieces.push(array);
+        }
+        bytes
+    }
+
+    /// The values of all columns for these rows with vectors.
+    fn take(&self, rows: impl Iterator<Item = usize>) -> Result<Vec<ArrayRef>> {
+        let places: Vec<_> = rows
+            .map(|row| {
+                let position = self.positions[row] as usize;
+                let piece = self.starts.partition_point(|start| *start <= position) - 1;
+                (piece, position - self.starts[piece])
+            })
+            .collect();
+        self.columns
+            .iter()
+            .map(|pieces| {
+                let pieces: Vec<_> = pieces.iter().map(AsRef::as_ref).collect();
+                Ok(interleave(&pieces, &places)?)
+            })
+            .collect()
+    }
+}
+
+fn columns(batch: &RecordBatch, positions: &[usize]) -> Vec<ArrayRef> {
+    positions.iter().map(|i| batch.column(*i).clone()).collect()
+}
+
+/// Search every query of one partition.
+pub(super) fn run(
+    spec: Arc<KnnSpec>,
+    schema: SchemaRef,
+    shared: Arc<SharedBase>,
+    queries: Option<(Side, SendableRecordBatchStream)>,
+    partition: usize,
+    context: &Arc<TaskContext>,
+    metrics: &ExecutionPlanMetricsSet,
+) -> Result<SendableRecordBatchStream> {
+    let name = format!("KnnExec queries[{partition}]");
+    let state = Search {
+        spec,
+        schema: schema.clone(),
+        shared,
+        queries: queries.map(|(side, stream)| Queries { side, stream, seen: 0 }),
+        next: 0,
+        batch_size: context.session_config().batch_size(),
+        reservation: MemoryConsumer::new(name).register(context.memory_pool()),
+        metrics: Metrics::new(metrics, partition),
+    };
+    let blocks = futures::stream::try_unfold(state, |mut state| async move {
+        let block = state.next_block().await?;
+        Ok::<_, DataFusionError>(block.map(|batches| (batches, state)))
+    });
+    let batches = blocks.map_ok(|batches| futures::stream::iter(batches)).try_flatten();
+    Ok(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
+}
+
+/// The queries of a partition, as they come.
+struct Queries {
+    side: Side,
+    stream: SendableRecordBatchStream,
+    seen: u64,
+}
+
+/// One partition's state.
+struct Search {
+    spec: Arc<KnnSpec>,
+    schema: SchemaRef,
+    shared: Arc<SharedBase>,
+    /// `None` in a join of the base with itself.
+    queries: Option<Queries>,
+    /// In a join of the base with itself, the next row to search for.
+    next: usize,
+    batch_size: usize,
+    reservation: MemoryReservation,
+    metrics: Metrics,
+}
+
+/// Queries to be searched together.
+struct Block {
+    rows: Rows,
+    /// Of the queries; in a join of the base with itself, the base has them.
+    carried: Option<Carried>,
+    /// The number of the first one, in a join of the base with itself.
+    first: Option<u32>,
+}
+
+/// The fewest queries worth a search of their own when memory is short.
+const SMALLEST_BLOCK: usize = 64;
+
+impl Search {
+    /// Search the next queries; `None` after the last.
+    async fn next_block(&mut self) -> Result<Option<Batches>> {
+        let base = self.shared.base().await?;
+        let rows = self.reserve(&base)?;
+        let Some(block) = self.block(&base, rows).await? else {
+            self.reservation.resize(0);
+            self.metrics.baseline.done();
+            return Ok(None);
+        };
+        let search = self.shared.search(&self.spec, &base, block.rows.len()).await?;
+        let turn = self.shared.turn.lock().await;
+        let (queries, first) = (block.rows.clone(), block.first);
+        let cancel = Cancel::default();
+        let guard = CancelOnDrop(cancel.clone());
+        let neighbors = blocking(move || Ok(search.search(&queries, first, &cancel)?)).await?;
+        drop((guard, turn));
+        self.metrics.record(&neighbors.work, block.rows.len());
+        Ok(Some(Batches {
+            schema: self.schema.clone(),
+            base,
+            queries: block.carried,
+            first_query: block.first.unwrap_or(0) as usize,
+            neighbors,
+            next: 0,
+            batch_size: self.batch_size,
+            baseline: self.metrics.baseline.clone(),
+        }))
+    }
+
+    /// Reserve memory for a block of queries and its neighbours; returns how many fit.
+    fn reserve(&mut self, base: &Base) -> Result<usize> {
+        let k = self.spec.params.k().min(base.rows.len());
+        let matrix = base.rows.matrix();
+        // Lists hold up to twice k entries of 16 bytes while they grow, then rows and distances.
+        let per_query = matrix.width() * matrix.kind().bytes() + k * 44 + 64;
+        let mut rows = self.spec.batch_rows.max(1);
+        loop {
+            match self.reservation.try_resize(rows * per_query) {
+                Ok(()) => return Ok(rows),
+                Err(_) if rows > SMALLEST_BLOCK => rows = (rows / 2).max(SMALLEST_BLOCK),
+                Err(refused) => return Err(refused),
+            }
+        }
+    }
+
+    /// The next at least `rows` queries, or all that are left; `None` if none are.
+    async fn block(&mut self, base: &Base, rows: usize) -> Result<Option<Block>> {
+        let Some(queries) = &mut self.queries else {
+            let range = self.next..base.rows.len().min(self.next + rows);
+            self.next = range.end;
+            let first = Some(range.start as u32);
+            let block = Block { rows: base.rows.slice(range), carried: None, first };
+            return Ok((!block.rows.is_empty()).then_some(block));
+        };
+        let (mut batches, mut count) = (Vec::new(), 0);
+        while count < rows
+            && let Some(batch) = queries.stream.next().await.transpose()?
+        {
+            self.reservation.grow(batch.get_array_memory_size());
+            count += batch.num_rows();
+            batches.push(batch);
+        }
+        if count == 0 {
+            return Ok(None);
+        }
+        let vector = self.spec.query_vector.as_ref().unwrap_or(&self.spec.base_vector).clone();
+        let dim = (!base.rows.is_empty()).then(|| base.rows.matrix().dim());
+        let reader =
+            VectorReader::new("queries", vector, self.shared.kind, self.spec.params.metric());
+        let mut reader = reader.continuing(queries.seen, dim);
+        queries.seen += count as u64;
+        let side = queries.side.clone();
+        blocking(move || {
+            let mut carried = Carried::new(&side);
+            for batch in batches {
+                reader.append(&columns(&batch, &side.vector))?;
+                carried.push(&batch, &side);
+            }
+            let (rows, positions) = reader.finish();
+            carried.positions = positions;
+            Ok(Some(Block { rows, carried: Some(carried), first: None }))
+        })
+        .await
+    }
+}
+
+/// The neighbours of a block, turned into batches one at a time.
+struct Batches {
+    schema: SchemaRef,
+    base: Arc<Base>,
+    queries: Option<Carried>,
+    /// The row of the base that is the first query, in a join of the base with itself.
+    first_query: usize,
+    neighbors: Neighbors,
+    next: usize,
+    batch_size: usize,
+    baseline: BaselineMetrics,
+}
+
+impl Iterator for Batches {
+    type Item = Result<RecordBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let total = self.neighbors.rows.len();
+        let range = self.next..total.min(self.next + self.batch_size);
+        self.next = range.end;
+        (!range.is_empty()).then(|| {
+            let batch = self.batch(range)?;
+            self.baseline.record_output(batch.num_rows());
+            Ok(batch)
+        })
+    }
+}
+
+impl Batches {
+    fn batch(&self, range: Range<usize>) -> Result<RecordBatch> {
+        let k = self.neighbors.per_query;
+        let carried = self.queries.as_ref().unwrap_or(&self.base.carried);
+        let mut columns = carried.take(range.clone().map(|i| self.first_query + i / k))?;
+        let rows = &self.neighbors.rows[range.clone()];
+        columns.extend(self.base.carried.take(rows.iter().map(|row| *row as usize))?);
+        let ranks = range.clone().map(|i| (i % k) as i64 + 1);
+        columns.push(Arc::new(ranks.collect::<Int64Array>()));
+        columns.push(match &self.neighbors.distances {
+            Distances::F32(x) => Arc::new(Float32Array::from(x[range].to_vec())),
+            Distances::F64(x) => Arc::new(Float64Array::from(x[range].to_vec())),
+        });
+        Ok(RecordBatch::try_new(self.schema.clone(), columns)?)
+    }
+}
+
+/// What EXPLAIN ANALYZE shows.
+struct Metrics {
+    baseline: BaselineMetrics,
+    query_rows: Count,
+    pairs_computed: Count,
+    pairs_pruned: Count,
+    pairs_rechecked: Count,
+    rows_redone: Count,
+    bytes_sent: Count,
+    transfer_time: Time,
+    kernel_time: Time,
+}
+
+impl Metrics {
+    fn new(set: &ExecutionPlanMetricsSet, partition: usize) -> Self {
+        let count = |name: &'static str| MetricBuilder::new(set).counter(name, partition);
+        let time = |name: &'static str| MetricBuilder::new(set).subset_time(name, partition);
+        Self {
+            baseline: BaselineMetrics::new(set, partition),
+            query_rows: count("query_rows"),
+            pairs_computed: count("pairs_computed"),
+            pairs_pruned: count("pairs_pruned"),
+            pairs_rechecked: count("pairs_rechecked"),
+            rows_redone: count("rows_redone"),
+            bytes_sent: count("bytes_sent"),
+            transfer_time: time("transfer_time"),
+            kernel_time: time("kernel_time"),
+        }
+    }
+
+    fn record(&self, work: &Work, queries: usize) {
+        self.query_rows.add(queries);
+        self.pairs_computed.add(work.pairs as usize);
+        self.pairs_pruned.add(work.pruned as usize);
+        self.pairs_rechecked.add(work.rechecked as usize);
+        self.rows_redone.add(work.redone as usize);
+        self.bytes_sent.add(work.bytes_sent as usize);
+        self.transfer_time.add_duration(work.transfer);
+        self.kernel_time.add_duration(work.kernel);
+        self.baseline.elapsed_compute().add_duration(work.kernel);
+    }
+}
+
+/// Dropping the stream stops the search: a blocking closure that has started is not stopped by
+/// dropping its task.
+struct CancelOnDrop(Cancel);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// Long work on a thread where it blocks nobody.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    SpawnedTask::spawn_blocking(work).join_unwind().await.map_err(join_error)?
+}
+
+fn join_error(error: tokio::task::JoinError) -> DataFusionError {
+    DataFusionError::ExecutionJoin(Box::new(error))
+}

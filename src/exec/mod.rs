@@ -1,0 +1,31 @@
+//! Batches in, batches out: Arrow columns become rows, rows go to a device, neighbours become
+//! columns again, under DataFusion's rules for memory, cancellation and metrics.
+
+mod arrays;
+mod knn;
+mod knn_stream;
+mod order;
+mod vectors;
+
+use datafusion::common::DataFusionError;
+
+pub use arrays::{KnnExact, knn_exact};
+pub use knn::{KnnExec, KnnSpec, Side, knn_fields};
+pub use order::InputOrder;
+pub use vectors::{VectorColumn, VectorReader};
+pub(crate) use vectors::{common_kind, kind_of_vector};
+
+use crate::error::Error;
+
+impl From<Error> for DataFusionError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::InvalidArgument(_) | Error::NoDevice { .. } => Self::Plan(error.to_string()),
+            Error::BadRow { .. } | Error::DimMismatch { .. } | Error::TooManyRows { .. } => {
+                Self::Execution(error.to_string())
+            }
+            Error::DeviceMemory { .. } => Self::ResourcesExhausted(error.to_string()),
+            other => Self::External(Box::new(other)),
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Arrow columns to rows: every vector type there is, and what makes a row impossible.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, BinaryArray, BinaryViewArray, FixedSizeBinaryArray, LargeBinaryArray,
+    PrimitiveArray,
+};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::datatypes::{DataType, Float32Type, Float64Type};
+
+use crate::error::{Error, Result, RowProblem};
+use crate::matrix::{ElementKind, Elements, Matrix, Real, Rows};
+use crate::metric::Metric;
+
+/// Where the vectors of an input are: in one column of vectors, or one dimension a column.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
+pub enum VectorColumn {
+    /// A column of lists or of binary strings.
+    Whole(String),
+    /// Numeric columns, one for each dimension.
+    Dimensions(Vec<String>),
+}
+
+impl VectorColumn {
+    /// The names of the columns.
+    pub fn names(&self) -> &[String] {
+        match self {
+            Self::Whole(name) => std::slice::from_ref(name),
+            Self::Dimensions(names) => names,
+        }
+    }
+
+    /// The type of the rows' elements, if columns of these types hold vectors.
+    pub fn kind(&self, types: &[&DataType]) -> Option<ElementKind> {
+        match (self, types) {
+            (Self::Whole(_), [one]) => kind_of_vector(one),
+            (Self::Whole(_), _) => None,
+            (Self::Dimensions(_), types) => {
+                types.iter().try_fold(ElementKind::F32, |widest, one| {
+                    kind_of_number(one).map(|kind| common_kind(widest, kind))
+                })
+            }
+        }
+    }
+}
+
+/// The element type that holds both without loss.
+pub(crate) fn common_kind(a: ElementKind, b: ElementKind) -> ElementKind {
+    if a == ElementKind::F64 { a } else { b }
+}
+
+/// The type of the elements of a column of vectors; `None` if it holds none.
+pub(crate) fn kind_of_vector(column: &DataType) -> Option<ElementKind> {
+    match column {
+        DataType::FixedSizeList(item, _)
+        | DataType::List(item)
+        | DataType::LargeList(item)
+        | DataType::ListView(item)
+        | DataType::LargeListView(item) => kind_of_number(item.data_type()),
+        DataType::FixedSizeBinary(_)
+        | DataType::Binary
+        | DataType::LargeBinary
+        | DataType::BinaryView => Some(ElementKind::Bits),
+        _ => None,
+    }
+}
+
+/// Numbers that f32 holds exactly are computed in f32, others in f64.
+fn kind_of_number(number: &DataType) -> Option<ElementKind> {
+    use DataType::{
+        Float16, Float32, Float64, Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64,
+    };
+    match number {
+        Float16 | Float32 | Int8 | Int16 | UInt8 | UInt16 => Some(ElementKind::F32),
+        Float64 | Int32 | Int64 | UInt32 | UInt64 => Some(ElementKind::F64),
+        _ => None,
+    }
+}
+
+/// Collects the vectors of an input, batch by batch, checked and prepared for a metric.
+#[derive(Debug)]
+pub struct VectorReader {
+    input: &'static str,
+    column: VectorColumn,
+    metric: Metric,
+    elements: Elements,
+    dim: Option<usize>,
+    /// Rows of the input before the first read here.
+    first: u64,
+    /// Rows read so far.
+    seen: u64,
+    /// Positions of the rows that have a vector.
+    positions: Vec<u32>,
+}
+
+impl VectorReader {
+    /// Nothing read yet. `input` is what errors call the input, `kind` the type to convert to.
+    pub fn new(
+        input: &'static str,
+        column: VectorColumn,
+        kind: ElementKind,
+        metric: Metric,
+    ) -> Self {
+        let elements = match kind {
+            ElementKind::F32 => Elements::F32(Vec::new()),
+            ElementKind::F64 => Elements::F64(Vec::new()),
+            ElementKind::Bits => Elements::Bits(Vec::new()),
+        };
+        let positions = Vec::new();
+        Self { input, column, metric, elements, dim: None, first: 0, seen: 0, positions }
+    }
+
+    /// Read on in an input of which so many rows were read elsewhere, and of whose vectors the
+    /// length is known.
+    pub fn continuing(self, first: u64, dim: Option<usize>) -> Self {
+        Self { first, dim, ..self }
+    }
+
+    /// Read the vectors of a batch: the one column, or a column for each dimension.
+    ///
+    /// # Errors
+    /// [`Error::BadRow`] for the first row that cannot be compared, [`Error::TooManyRows`].
+    pub fn append(&mut self, columns: &[ArrayRef]) -> Result<()> {
+        let rows = columns.first().map_or(0, |c| c.len());
+        if self.seen + rows as u64 > u64::from(u32::MAX) {
+            let rows = self.seen + rows as u64;
+            return Err(Error::TooManyRows { input: self.input, rows });
+        }
+        let mut elements = std::mem::replace(&mut self.elements, Elements::Bits(Vec::new()));
+        let result = match &mut elements {
+            Elements::F32(values) => self.append_numbers::<f32>(columns, values),
+            Elements::F64(values) => self.append_numbers::<f64>(columns, values),
+            Elements::Bits(words) => self.append_bits(&columns[0], words),
+        };
+        self.elements = elements;
+        self.seen += rows as u64;
+        result
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.positions.capacity() * 4
+            + match &self.elements {
+                Elements::F32(x) => x.capacity() * 4,
+                Elements::F64(x) => x.capacity() * 8,
+                Elements::Bits(x) => x.capacity() * 8,
+            }
+    }
+
+    /// The rows that have a vector, and their positions among the rows read.
+    pub fn finish(self) -> (Rows, Vec<u32>) {
+        let matrix = Matrix::new(self.elements, self.positions.len(), self.dim.unwrap_or(0));
+        (Rows::all(Arc::new(matrix)), self.positions)
+    }
+
+    fn append_numbers<T: Number>(&mut self, columns: &[ArrayRef], out: &mut Vec<T>) -> Result<()> {
+        match self.column {
+            VectorColumn::Whole(_) => self.append_lists(&columns[0], out),
+            VectorColumn::Dimensions(_) => self.append_dimensions(columns, out),
+        }
+    }
+
+    fn append_lists<T: Number>(&mut self, column: &ArrayRef, out: &mut Vec<T>) -> Result<()> {
+        let (values, range) = list_ranges(column);
+        let values = T::numbers(values);
+        for row in (0..column.len()).filter(|row| column.is_valid(*row)) {
+            let range = range(row);
+            self.check_dim(row, range.len())?;
+            if values.null_count() > 0
+                && let Some(at) = range.clone().position(|i| values.is_null(i))
+            {
+                return Err(self.bad(row, RowProblem::NullElement { at }));
+            }
+            self.push(row, T::slice_of(&values, range).iter().copied(), out)?;
+        }
+        Ok(())
+    }
+
+    fn append_dimensions<T: Number>(
+        &mut self,
+        columns: &[ArrayRef],
+        out: &mut Vec<T>,
+    ) -> Result<()> {
+        let columns: Vec<_> = columns.iter().map(|column| T::numbers(column)).collect();
+        for row in 0..columns.first().map_or(0, |c| c.len()) {
+            match columns.iter().position(|column| column.is_null(row)) {
+                Some(_) if columns.iter().all(|column| column.is_null(row)) => continue,
+                Some(at) => return Err(self.bad(row, RowProblem::NullElement { at })),
+                None => {}
+            }
+            self.check_dim(row, columns.len())?;
+            let values = columns.iter().map(|column| T::slice_of(column, row..row + 1)[0]);
+            self.push(row, values, out)?;
+        }
+        Ok(())
+    }
+
+    /// Append a row's values, checked and prepared.
+    fn push<T: Real>(
+        &mut self,
+        row: usize,
+        values: impl Iterator<Item = T>,
+        out: &mut Vec<T>,
+    ) -> Result<()> {
+        let start = out.len();
+        out.extend(values);
+        if let Some(at) = out[start..].iter().position(|x| !x.is_finite()) {
+            let value = out[start + at].to_f64();
+            return Err(self.bad(row, RowProblem::NotFinite { at, value }));
+        }
+        self.metric.prepare(&mut out[start..]).map_err(|problem| self.bad(row, problem))?;
+        self.positions.push((self.seen + row as u64) as u32);
+        Ok(())
+    }
+
+    fn append_bits(&mut self, column: &ArrayRef, out: &mut Vec<u64>) -> Result<()> {
+        let bytes = bytes_of(column);
+        for row in (0..column.len()).filter(|row| column.is_valid(*row)) {
+            let bytes = bytes(row);
+            self.check_dim(row, bytes.len() * 8)?;
+            out.extend(bytes.chunks(8).map(|chunk| {
+                let mut word = [0; 8];
+                word[..chunk.len()].copy_from_slice(chunk);
+                u64::from_le_bytes(word)
+            }));
+            self.positions.push((self.seen + row as u64) as u32);
+        }
+        Ok(())
+    }
+
+    fn check_dim(&mut self, row: usize, found: usize) -> Result<()> {
+        if found == 0 {
+            return Err(self.bad(row, RowProblem::Empty));
+        }
+        let expected = *self.dim.get_or_insert(found);
+        if expected == found {
+            Ok(())
+        } else {
+            Err(self.bad(row, RowProblem::Dim { found, expected }))
+        }
+    }
+
+    fn bad(&self, row: usize, problem: RowProblem) -> Error {
+        let column = self.column.names().join(", ");
+        let row = self.first + self.seen + row as u64;
+        Error::BadRow { input: self.input, column, row, problem }
+    }
+}
+
+/// The values of a column of lists, and where each row's are.
+fn list_ranges(column: &ArrayRef) -> (&ArrayRef, Box<dyn Fn(usize) -> Range<usize> + '_>) {
+    match column.data_type() {
+        DataType::FixedSizeList(_, _) => {
+            let list = column.as_fixed_size_list();
+            let dim = list.value_length() as usize;
+            (
+                list.values(),
+                Box::new(move |row| {
+                    let start = list.value_offset(row) as usize;
+                    start..start + dim
+                }),
+            )
+        }
+        DataType::List(_) => {
+            let list = column.as_list::<i32>();
+            let offsets = list.value_offsets();
+            (list.values(), Box::new(|row| offsets[row] as usize..offsets[row + 1] as usize))
+        }
+        DataType::LargeList(_) => {
+            let list = column.as_list::<i64>();
+            let offsets = list.value_offsets();
+            (list.values(), Box::new(|row| offsets[row] as usize..offsets[row + 1] as usize))
+        }
+        DataType::ListView(_) => {
+            let list = column.as_list_view::<i32>();
+            (
+                list.values(),
+                Box::new(|row| {
+                    let start = list.value_offsets()[row] as usize;
+                    start..start + list.value_sizes()[row] as usize
+                }),
+            )
+        }
+        DataType::LargeListView(_) => {
+            let list = column.as_list_view::<i64>();
+            (
+                list.values(),
+                Box::new(|row| {
+                    let start = list.value_offsets()[row] as usize;
+                    start..start + list.value_sizes()[row] as usize
+                }),
+            )
+        }
+        other => unreachable!("planning accepts no vectors of type {other}"),
+    }
+}
+
+/// The bytes of each row of a column of binary strings.
+fn bytes_of<'a>(column: &'a ArrayRef) -> Box<dyn Fn(usize) -> &'a [u8] + 'a> {
+    let any = column.as_any();
+    if let Some(array) = any.downcast_ref::<FixedSizeBinaryArray>() {
+        return Box::new(|row| array.value(row));
+    }
+    if let Some(array) = any.downcast_ref::<BinaryArray>() {
+        return Box::new(|row| array.value(row));
+    }
+    if let Some(array) = any.downcast_ref::<LargeBinaryArray>() {
+        return Box::new(|row| array.value(row));
+    }
+    if let Some(array) = any.downcast_ref::<BinaryViewArray>() {
+        return Box::new(|row| array.value(row));
+    }
+    unreachable!("planning accepts no bits of type {}", column.data_type())
+}
+
+/// Reals as Arrow arrays hold them.
+trait Number: Real {
+    /// Numbers of any type, converted.
+    fn numbers(array: &ArrayRef) -> ArrayRef;
+    /// Some values of a converted array.
+    fn slice_of(array: &ArrayRef, range: Range<usize>) -> &[Self];
+}
+
+macro_rules! number {
+    ($type:ident, $arrow:ident, $data_type:ident) => {
+        impl Number for $type {
+            fn numbers(array: &ArrayRef) -> ArrayRef {
+                match cast(array, &DataType::$data_type) {
+                    Ok(array) => array,
+                    Err(error) => unreachable!("numbers convert to numbers: {error}"),
+                }
+            }
+            fn slice_of(array: &ArrayRef, range: Range<usize>) -> &[Self] {
+                let array: &PrimitiveArray<$arrow> = array.as_primitive();
+                &array.values()[range]
+            }
+        }
+    };
+}
+number!(f32, Float32Type, Float32);
+number!(f64, Float64Type, Float64);

@@ -1,0 +1,16 @@
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod algo;
+pub mod device;
+mod error;
+pub mod exec;
+pub mod matrix;
+mod metric;
+mod sql;
+
+pub use error::{Error, Result, RowProblem};
+pub use exec::{KnnExact, knn_exact};
+pub use metric::{Metric, Sum};
+pub use sql::{KnnNode, NeighborsExt, NeighborsOptions, NeighborsPlanner, install, register_all};

@@ -1,0 +1,272 @@
+//! Rows of equal length in one buffer: what the exec layer hands to the algorithms and the devices.
+
+use std::fmt;
+use std::ops::{Add, Mul, Neg, Range, Sub};
+use std::sync::Arc;
+
+/// A floating-point element, f32 or f64.
+pub trait Real:
+    Copy
+    + Send
+    + Sync
+    + fmt::Debug
+    + fmt::Display
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Neg<Output = Self>
+    + 'static
+{
+    /// 0.
+    const ZERO: Self;
+    /// 1.
+    const ONE: Self;
+    /// +∞.
+    const INFINITY: Self;
+    /// The gap after 1.
+    const EPSILON: Self;
+    /// The smallest normal number.
+    const MIN_POSITIVE: Self;
+    /// To float64, exactly.
+    fn to_f64(self) -> f64;
+    /// The nearest number of this type.
+    fn from_f64(x: f64) -> Self;
+    /// `self · a + b`, rounded once.
+    fn mul_add(self, a: Self, b: Self) -> Self;
+    /// The correctly rounded root.
+    fn sqrt(self) -> Self;
+    /// The magnitude.
+    fn abs(self) -> Self;
+    /// The smaller.
+    fn min(self, other: Self) -> Self;
+    /// The larger.
+    fn max(self, other: Self) -> Self;
+    /// Neither NaN nor infinite.
+    fn is_finite(self) -> bool;
+    /// The elements, if they are of this type.
+    fn slice(elements: &Elements) -> Option<&[Self]>;
+    /// Wrap elements of this type.
+    fn elements(values: Vec<Self>) -> Elements;
+}
+
+macro_rules! real {
+    ($type:ident, $variant:ident) => {
+        impl Real for $type {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const INFINITY: Self = $type::INFINITY;
+            const EPSILON: Self = $type::EPSILON;
+            const MIN_POSITIVE: Self = $type::MIN_POSITIVE;
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                self.into()
+            }
+            #[inline(always)]
+            fn from_f64(x: f64) -> Self {
+                x as Self
+            }
+            #[inline(always)]
+            fn mul_add(self, a: Self, b: Self) -> Self {
+                $type::mul_add(self, a, b)
+            }
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                $type::sqrt(self)
+            }
+            #[inline(always)]
+            fn abs(self) -> Self {
+                $type::abs(self)
+            }
+            #[inline(always)]
+            fn min(self, other: Self) -> Self {
+                $type::min(self, other)
+            }
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                $type::max(self, other)
+            }
+            #[inline(always)]
+            fn is_finite(self) -> bool {
+                $type::is_finite(self)
+            }
+            fn slice(elements: &Elements) -> Option<&[Self]> {
+                match elements {
+                    Elements::$variant(values) => Some(values),
+                    _ => None,
+                }
+            }
+            fn elements(values: Vec<Self>) -> Elements {
+                Elements::$variant(values)
+            }
+        }
+    };
+}
+real!(f32, F32);
+real!(f64, F64);
+
+/// The type of a matrix's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ElementKind {
+    /// 32-bit floats.
+    F32,
+    /// 64-bit floats.
+    F64,
+    /// Bits, in words of 64.
+    Bits,
+}
+
+impl ElementKind {
+    /// Elements in a row of `dim` dimensions.
+    pub fn width(self, dim: usize) -> usize {
+        if self == Self::Bits { dim.div_ceil(64) } else { dim }
+    }
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        if self == Self::F32 { 4 } else { 8 }
+    }
+}
+
+/// A matrix's elements, row by row.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Elements {
+    /// 32-bit floats.
+    F32(Vec<f32>),
+    /// 64-bit floats.
+    F64(Vec<f64>),
+    /// Bits; the last word of a row is padded with zeros.
+    Bits(Vec<u64>),
+}
+
+impl Elements {
+    /// The type of the elements.
+    pub fn kind(&self) -> ElementKind {
+        match self {
+            Self::F32(_) => ElementKind::F32,
+            Self::F64(_) => ElementKind::F64,
+            Self::Bits(_) => ElementKind::Bits,
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(x) => x.len(),
+            Self::F64(x) => x.len(),
+            Self::Bits(x) => x.len(),
+        }
+    }
+}
+
+/// Rows of equal length. All numbers are finite.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Matrix {
+    elements: Elements,
+    rows: usize,
+    dim: usize,
+}
+
+impl Matrix {
+    /// Wrap elements, row by row. `dim` counts numbers, or bits.
+    ///
+    /// # Panics
+    /// If the elements are not `rows` whole rows.
+    pub fn new(elements: Elements, rows: usize, dim: usize) -> Self {
+        let width = elements.kind().width(dim);
+        assert_eq!(elements.len(), rows * width, "{rows} rows of {width} elements");
+        Self { elements, rows, dim }
+    }
+
+    /// The elements, row by row.
+    pub fn elements(&self) -> &Elements {
+        &self.elements
+    }
+
+    /// The type of the elements.
+    pub fn kind(&self) -> ElementKind {
+        self.elements.kind()
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Numbers, or bits, in a row.
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// Elements in a row.
+    pub fn width(&self) -> usize {
+        self.kind().width(self.dim)
+    }
+
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> usize {
+        self.elements.len() * self.kind().bytes()
+    }
+}
+
+/// Some consecutive rows of a shared matrix.
+#[derive(Debug, Clone)]
+pub struct Rows {
+    matrix: Arc<Matrix>,
+    range: Range<usize>,
+}
+
+impl Rows {
+    /// All rows.
+    pub fn all(matrix: Arc<Matrix>) -> Self {
+        let range = 0..matrix.rows();
+        Self { matrix, range }
+    }
+
+    /// The rows at these positions of these rows.
+    ///
+    /// # Panics
+    /// If the range reaches past the end.
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {}", self.len());
+        let start = self.range.start;
+        Self { matrix: self.matrix.clone(), range: start + range.start..start + range.end }
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// The matrix they are rows of.
+    pub fn matrix(&self) -> &Matrix {
+        &self.matrix
+    }
+
+    /// Bytes of these rows.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.matrix.width() * self.matrix.kind().bytes()
+    }
+
+    /// Their numbers, row by row; `None` if the elements are of another type.
+    pub fn reals<T: Real>(&self) -> Option<&[T]> {
+        T::slice(&self.matrix.elements).map(|x| &x[self.elements()])
+    }
+
+    /// Their words of bits, row by row; `None` if they are numbers.
+    pub fn words(&self) -> Option<&[u64]> {
+        match &self.matrix.elements {
+            Elements::Bits(words) => Some(&words[self.elements()]),
+            _ => None,
+        }
+    }
+
+    fn elements(&self) -> Range<usize> {
+        let width = self.matrix.width();
+        self.range.start * width..self.range.end * width
+    }
+}

@@ -1,0 +1,292 @@
+//! What stands between the parentheses of a table function, named or by position.
+
+use datafusion::arrow::array::Array;
+use datafusion::arrow::datatypes::DataType;
+use datafusion::common::{DFSchema, ScalarValue, plan_err};
+use datafusion::error::Result;
+use datafusion::logical_expr::planner::RelationPlannerContext;
+use datafusion::logical_expr::{Expr, LogicalPlan};
+use datafusion::sql::sqlparser::ast;
+
+use super::relation;
+use crate::exec::VectorColumn;
+use crate::metric::Metric;
+
+/// The arguments a function takes.
+#[derive(Debug)]
+pub(super) struct Signature {
+    pub function: &'static str,
+    /// Relations. A single one given by position is the last of them.
+    pub inputs: &'static [&'static str],
+    /// Values, in the order of positions.
+    pub values: &'static [&'static str],
+}
+
+/// A value, before anybody knows its type.
+#[derive(Debug, Clone)]
+pub(super) enum Value {
+    Expr(Expr),
+    /// Names of columns: `v`, `'v'`, `['x', 'y']`.
+    Columns(VectorColumn),
+}
+
+/// The arguments of one call, checked against the signature.
+#[derive(Debug)]
+pub(super) struct Arguments {
+    signature: &'static Signature,
+    inputs: Vec<(&'static str, LogicalPlan)>,
+    values: Vec<(&'static str, Value)>,
+}
+
+impl Arguments {
+    /// Arguments as the SQL parser gives them.
+    pub fn from_sql(
+        signature: &'static Signature,
+        args: Vec<ast::FunctionArg>,
+        context: &mut dyn RelationPlannerContext,
+    ) -> Result<Self> {
+        let (mut positional, mut named) = (Vec::new(), Vec::new());
+        for arg in args {
+            match split(signature, arg, context)? {
+                (Some(name), arg) => named.push((name, arg)),
+                (None, arg) if named.is_empty() => positional.push(arg),
+                (None, arg) => {
+                    return plan_err!(
+                        "{}: argument {arg} by position after a named one",
+                        signature.function
+                    );
+                }
+            }
+        }
+        let is_relation = |arg: &ast::Expr| relation::is_relation(arg);
+        let names = signature.place(&positional, &named, is_relation)?;
+        let mut arguments = Self { signature, inputs: Vec::new(), values: Vec::new() };
+        for (name, arg) in names.into_iter().zip(positional).chain(named) {
+            arguments.check_new(name)?;
+            if signature.inputs.contains(&name) {
+                let plan = relation::plan(signature.function, name, arg, context)?;
+                arguments.inputs.push((name, plan));
+            } else {
+                arguments.values.push((name, value(signature.function, name, arg, context)?));
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// Arguments as a plain table function gets them: expressions, by position.
+    pub fn from_exprs(
+        signature: &'static Signature,
+        exprs: &[Expr],
+        table: impl Fn(&Expr) -> Result<LogicalPlan>,
+    ) -> Result<Self> {
+        let is_relation = |expr: &Expr| {
+            let name = matches!(expr, Expr::Literal(value, _) if value.try_as_str().is_some());
+            name || matches!(expr, Expr::Column(_) | Expr::ScalarSubquery(_))
+        };
+        let names = signature.place(exprs, &[], is_relation)?;
+        let mut arguments = Self { signature, inputs: Vec::new(), values: Vec::new() };
+        for (name, expr) in names.into_iter().zip(exprs) {
+            if signature.inputs.contains(&name) {
+                arguments.inputs.push((name, table(expr)?));
+            } else {
+                arguments.values.push((name, columns_of(name, expr)));
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// An input, if it was given.
+    pub fn input(&mut self, name: &str) -> Option<LogicalPlan> {
+        let position = self.inputs.iter().position(|(given, _)| *given == name)?;
+        Some(self.inputs.swap_remove(position).1)
+    }
+
+    /// An input that must be given.
+    pub fn required_input(&mut self, name: &str) -> Result<LogicalPlan> {
+        match self.input(name) {
+            Some(input) => Ok(input),
+            None => plan_err!("{}: argument '{name}' is missing", self.signature.describe()),
+        }
+    }
+
+    /// A value that must be given.
+    pub fn required_value(&self, name: &str) -> Result<Expr> {
+        match self.value(name)? {
+            Some(value) => Ok(value),
+            None => plan_err!("{}: argument '{name}' is missing", self.signature.describe()),
+        }
+    }
+
+    /// A value, if it was given.
+    pub fn value(&self, name: &str) -> Result<Option<Expr>> {
+        match self.values.iter().find(|(given, _)| *given == name) {
+            Some((_, Value::Expr(expr))) => Ok(Some(expr.clone())),
+            Some((_, Value::Columns(_))) => {
+                plan_err!("{}: argument '{name}' takes no columns", self.signature.function)
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Names of columns, if they were given.
+    pub fn columns(&self, name: &str) -> Result<Option<VectorColumn>> {
+        match self.values.iter().find(|(given, _)| *given == name) {
+            Some((_, Value::Columns(columns))) => Ok(Some(columns.clone())),
+            Some((_, Value::Expr(expr))) => plan_err!(
+                "{}: argument '{name}' is {expr}; accepted are a column's name, or an array of names",
+                self.signature.function
+            ),
+            None => Ok(None),
+        }
+    }
+
+    fn check_new(&self, name: &str) -> Result<()> {
+        let given = self.inputs.iter().map(|(given, _)| given);
+        if given.chain(self.values.iter().map(|(given, _)| given)).any(|given| *given == name) {
+            return plan_err!("{}: argument '{name}' is given twice", self.signature.function);
+        }
+        Ok(())
+    }
+}
+
+impl Signature {
+    /// The name of each positional argument.
+    fn place<T>(
+        &self,
+        positional: &[T],
+        named: &[(&'static str, ast::Expr)],
+        is_relation: impl Fn(&T) -> bool,
+    ) -> Result<Vec<&'static str>> {
+        let free: Vec<_> = self
+            .inputs
+            .iter()
+            .copied()
+            .filter(|input| named.iter().all(|(name, _)| name != input))
+            .collect();
+        let relations =
+            positional.iter().take(free.len()).take_while(|arg| is_relation(arg)).count();
+        let inputs = &free[free.len() - relations..];
+        let names: Vec<_> = inputs.iter().chain(self.values).copied().collect();
+        if positional.len() > names.len() {
+            return plan_err!("{}: too many arguments", self.describe());
+        }
+        Ok(names[..positional.len()].to_vec())
+    }
+
+    fn find(&self, name: &str) -> Result<&'static str> {
+        let lower = name.to_ascii_lowercase();
+        match self.inputs.iter().chain(self.values).find(|known| **known == lower) {
+            Some(known) => Ok(known),
+            None => plan_err!("{}: unknown argument '{name}'", self.describe()),
+        }
+    }
+
+    /// The function with its arguments, for errors.
+    fn describe(&self) -> String {
+        let names: Vec<_> = self.inputs.iter().chain(self.values).copied().collect();
+        format!("{}({})", self.function, names.join(", "))
+    }
+}
+
+/// The name, if there is one, and the expression of an argument.
+fn split(
+    signature: &Signature,
+    arg: ast::FunctionArg,
+    context: &dyn RelationPlannerContext,
+) -> Result<(Option<&'static str>, ast::Expr)> {
+    use ast::{FunctionArg, FunctionArgExpr};
+    let (name, arg) = match arg {
+        FunctionArg::Named { name, arg, .. } => (Some(context.normalize_ident(name)), arg),
+        FunctionArg::ExprNamed { name: ast::Expr::Identifier(name), arg, .. } => {
+            (Some(context.normalize_ident(name)), arg)
+        }
+        FunctionArg::Unnamed(arg) => (None, arg),
+        other => return plan_err!("{}: argument {other}", signature.describe()),
+    };
+    let FunctionArgExpr::Expr(expr) = arg else {
+        return plan_err!("{}: argument {arg}", signature.describe());
+    };
+    Ok((name.map(|name| signature.find(&name)).transpose()?, expr))
+}
+
+fn value(
+    function: &str,
+    name: &str,
+    arg: ast::Expr,
+    context: &mut dyn RelationPlannerContext,
+) -> Result<Value> {
+    if name == "vector" {
+        let column = |expr: &ast::Expr| match expr {
+            ast::Expr::Identifier(ident) => Some(context.normalize_ident(ident.clone())),
+            ast::Expr::Value(value) => value.value.clone().into_string(),
+            _ => None,
+        };
+        let columns = match &arg {
+            ast::Expr::Array(array) => array
+                .elem
+                .iter()
+                .map(column)
+                .collect::<Option<Vec<_>>>()
+                .filter(|names| !names.is_empty())
+                .map(VectorColumn::Dimensions),
+            other => column(other).map(VectorColumn::Whole),
+        };
+        if let Some(columns) = columns {
+            return Ok(Value::Columns(columns));
+        }
+    }
+    if let ast::Expr::Identifier(_) | ast::Expr::CompoundIdentifier(_) | ast::Expr::Subquery(_) =
+        arg
+    {
+        return plan_err!("{function}: argument '{name}' is {arg}; accepted is a constant or $1");
+    }
+    Ok(Value::Expr(context.sql_to_expr(arg, &DFSchema::empty())?))
+}
+
+/// The value of a positional expression; names of columns where the argument takes them.
+fn columns_of(name: &str, expr: &Expr) -> Value {
+    let Expr::Literal(value, _) = expr else {
+        return Value::Expr(expr.clone());
+    };
+    let one = value.try_as_str().flatten().map(|name| VectorColumn::Whole(name.to_string()));
+    match one.or_else(|| list_of_names(value)) {
+        Some(columns) if name == "vector" => Value::Columns(columns),
+        _ => Value::Expr(expr.clone()),
+    }
+}
+
+fn list_of_names(value: &ScalarValue) -> Option<VectorColumn> {
+    let ScalarValue::List(list) = value else {
+        return None;
+    };
+    let values = list.value(0);
+    let names = (0..values.len()).map(|i| {
+        let name = ScalarValue::try_from_array(&values, i).ok()?;
+        name.try_as_str().flatten().map(str::to_string)
+    });
+    names
+        .collect::<Option<Vec<_>>>()
+        .filter(|names| !names.is_empty())
+        .map(VectorColumn::Dimensions)
+}
+
+/// A whole number from 1, once the expression has a value.
+pub(super) fn positive(function: &str, name: &str, expr: &Expr) -> Result<u64> {
+    if let Expr::Literal(value, _) = expr
+        && value.data_type().is_integer()
+        && let Ok(ScalarValue::UInt64(Some(number @ 1..))) = value.cast_to(&DataType::UInt64)
+    {
+        return Ok(number);
+    }
+    plan_err!("{function}: argument '{name}' is {expr}; accepted are whole numbers from 1")
+}
+
+/// A metric's name, once the expression has a value.
+pub(super) fn metric(function: &str, expr: &Expr) -> Result<Metric> {
+    if let Expr::Literal(value, _) = expr
+        && let Some(Some(name)) = value.try_as_str()
+    {
+        return Ok(name.parse::<Metric>()?);
+    }
+    plan_err!("{function}: argument 'metric' is {expr}; accepted is a metric's name in quotes")
+}

@@ -1,0 +1,109 @@
+//! From SQL to a plan, and from the plan to operators.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use datafusion::catalog::Session;
+use datafusion::error::Result;
+use datafusion::execution::context::QueryPlanner;
+use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
+use datafusion::logical_expr::planner::{
+    PlannedRelation, RelationPlanner, RelationPlannerContext, RelationPlanning,
+};
+use datafusion::logical_expr::{LogicalPlan, UserDefinedLogicalNode};
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_planner::{DefaultPhysicalPlanner, ExtensionPlanner, PhysicalPlanner};
+use datafusion::sql::sqlparser::ast;
+
+use super::knn_exact;
+use super::node::KnnNode;
+use crate::exec::KnnExec;
+
+/// Plans calls of our table functions: named arguments, subqueries and CTEs, which DataFusion's
+/// own planning of table functions does not know.
+#[derive(Debug)]
+pub(super) struct Functions;
+
+impl RelationPlanner for Functions {
+    fn plan_relation(
+        &self,
+        relation: ast::TableFactor,
+        context: &mut dyn RelationPlannerContext,
+    ) -> Result<RelationPlanning> {
+        let (args, alias) = match relation {
+            ast::TableFactor::Table { name, args: Some(args), alias, .. } if is_ours(&name) => {
+                (args.args, alias)
+            }
+            // After LATERAL; DataFusion would drop the arguments' names.
+            ast::TableFactor::Function { name, args, alias, .. } if is_ours(&name) => (args, alias),
+            other => return Ok(RelationPlanning::Original(Box::new(other))),
+        };
+        let plan = knn_exact::plan(args, context)?;
+        Ok(RelationPlanning::Planned(Box::new(PlannedRelation::new(plan, alias))))
+    }
+}
+
+fn is_ours(name: &ast::ObjectName) -> bool {
+    name.to_string().eq_ignore_ascii_case(knn_exact::NAME)
+}
+
+/// Turns our nodes into operators. For sessions that have a query planner of their own: hand this
+/// to its `DefaultPhysicalPlanner::with_extension_planners`.
+#[derive(Debug, Default)]
+pub struct NeighborsPlanner;
+
+#[async_trait]
+impl ExtensionPlanner for NeighborsPlanner {
+    async fn plan_extension(
+        &self,
+        _planner: &dyn PhysicalPlanner,
+        node: &dyn UserDefinedLogicalNode,
+        _logical_inputs: &[&LogicalPlan],
+        physical_inputs: &[Arc<dyn ExecutionPlan>],
+        _session: &dyn Session,
+        _context: &PhysicalPlanningContext,
+    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        let Some(node) = node.as_any().downcast_ref::<KnnNode>() else {
+            return Ok(None);
+        };
+        let (queries, base) = match physical_inputs {
+            [queries, base] => (Some(queries.clone()), base),
+            [base] => (None, base),
+            _ => return Ok(None),
+        };
+        let exec = KnnExec::try_new(Arc::new(node.spec()?), queries, base.clone())?;
+        Ok(Some(Arc::new(exec)))
+    }
+}
+
+/// DataFusion's query planner, with our operators and others'.
+pub(super) struct NeighborsQueryPlanner {
+    others: Vec<Arc<dyn ExtensionPlanner + Send + Sync>>,
+}
+
+impl NeighborsQueryPlanner {
+    pub fn new(others: Vec<Arc<dyn ExtensionPlanner + Send + Sync>>) -> Self {
+        Self { others }
+    }
+}
+
+impl std::fmt::Debug for NeighborsQueryPlanner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NeighborsQueryPlanner").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl QueryPlanner for NeighborsQueryPlanner {
+    async fn create_physical_plan(
+        &self,
+        plan: &LogicalPlan,
+        session: &dyn Session,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let mut planners = self.others.clone();
+        planners.push(Arc::new(NeighborsPlanner));
+        DefaultPhysicalPlanner::with_extension_planners(planners)
+            .create_physical_plan(plan, session)
+            .await
+    }
+}

@@ -1,0 +1,290 @@
+//! Properties of the answers, against float64 and against what scikit-learn and FAISS answered
+//! (`tests/golden`, made by `scripts/make_goldens.py`).
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, FixedSizeListArray, Float32Array, Float64Array, RecordBatch,
+};
+use datafusion::arrow::compute::{cast, concat_batches};
+use datafusion::arrow::datatypes::{
+    DataType, Field, Float64Type, Int32Type, Int64Type, UInt32Type,
+};
+use datafusion::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use datafusion_neighbors::algo::knn::{KnnParams, prepare};
+use datafusion_neighbors::device::{AnyDevice, Cancel};
+use datafusion_neighbors::{Error, KnnExact, Metric, knn_exact};
+use proptest::prelude::*;
+use support::{Kind, matrix_f32};
+
+fn cpu() -> AnyDevice {
+    AnyDevice::cpu()
+}
+
+/// Rows of numbers as an Arrow array.
+fn vectors(rows: &[Vec<f64>], narrow: bool) -> ArrayRef {
+    let dim = rows.first().map_or(1, Vec::len) as i32;
+    let flat: Vec<f64> = rows.iter().flatten().copied().collect();
+    let values: ArrayRef = if narrow {
+        Arc::new(Float32Array::from_iter_values(flat.iter().map(|x| *x as f32)))
+    } else {
+        Arc::new(Float64Array::from(flat))
+    };
+    let field = Arc::new(Field::new("item", values.data_type().clone(), false));
+    Arc::new(FixedSizeListArray::new(field, dim, values, None))
+}
+
+/// A list of neighbours per query: positions in the base, and distances.
+type Lists = BTreeMap<u32, Vec<(u32, f64)>>;
+
+fn lists(found: &RecordBatch) -> Lists {
+    let column = |name: &str| found.column_by_name(name).expect("a column").clone();
+    let (query, base) = (column("query"), column("base"));
+    let distance = cast(&column("distance"), &DataType::Float64).expect("numbers");
+    let rank = column("rank");
+    let mut lists = Lists::new();
+    for row in 0..found.num_rows() {
+        let list = lists.entry(query.as_primitive::<UInt32Type>().value(row)).or_default();
+        let base = base.as_primitive::<UInt32Type>().value(row);
+        list.push((base, distance.as_primitive::<Float64Type>().value(row)));
+        assert_eq!(rank.as_primitive::<Int64Type>().value(row), list.len() as i64);
+    }
+    lists
+}
+
+/// Distances in float64, by their textbook definitions.
+fn distance(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
+    let sum = |f: fn(f64, f64) -> f64| x.iter().zip(y).map(|(a, b)| f(*a, *b)).sum::<f64>();
+    let cosine = |x: &[f64], y: &[f64]| {
+        let dot: f64 = x.iter().zip(y).map(|(a, b)| a * b).sum();
+        let norm = |v: &[f64]| v.iter().map(|a| a * a).sum::<f64>().sqrt();
+        1.0 - dot / (norm(x) * norm(y))
+    };
+    match metric {
+        Metric::L2 => sum(|a, b| (a - b) * (a - b)).sqrt(),
+        Metric::SqEuclidean => sum(|a, b| (a - b) * (a - b)),
+        Metric::L1 => sum(|a, b| (a - b).abs()),
+        Metric::InnerProduct => -sum(|a, b| a * b),
+        Metric::Cosine => cosine(x, y),
+        Metric::Pearson => {
+            let centred = |v: &[f64]| {
+                let mean = v.iter().sum::<f64>() / v.len() as f64;
+                v.iter().map(|a| a - mean).collect::<Vec<_>>()
+            };
+            cosine(&centred(x), &centred(y))
+        }
+        _ => unreachable!("{metric} is one of bits"),
+    }
+}
+
+/// How far a distance may be from its float64 value: d roundings of terms as large as `scale`.
+fn tolerance(metric: Metric, x: &[f64], y: &[f64], narrow: bool) -> f64 {
+    let unit = if narrow { f64::from(f32::EPSILON) } else { f64::EPSILON };
+    let largest = x.iter().chain(y).fold(0.0f64, |m, v| m.max(v.abs()));
+    let d = x.len() as f64;
+    let value = distance(metric, x, y).abs();
+    let scale = match metric {
+        Metric::L2 | Metric::SqEuclidean | Metric::L1 => value,
+        Metric::InnerProduct => d * largest * largest,
+        _ => 2.0,
+    };
+    (d + 8.0) * unit * scale + f64::from(f32::MIN_POSITIVE)
+}
+
+fn metrics_of_numbers() -> impl Strategy<Value = Metric> {
+    prop::sample::select(Metric::ALL[..6].to_vec())
+}
+
+fn kinds() -> impl Strategy<Value = Kind> {
+    // Sums of huge or subnormal rows leave f32's range, where no relative tolerance holds; the
+    // device tests compare those bit by bit.
+    let kinds = Kind::ALL.into_iter().filter(|k| !matches!(k, Kind::Huge | Kind::Subnormal));
+    prop::sample::select(kinds.collect::<Vec<_>>())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, rng_seed: prop::test_runner::RngSeed::Fixed(7), ..ProptestConfig::default() })]
+
+    /// Every list is sorted, has the right length, holds no base row twice, gives true distances,
+    /// and leaves out nothing that is clearly nearer.
+    #[test]
+    fn lists_are_the_nearest(
+        metric in metrics_of_numbers(),
+        kind in kinds(),
+        (queries, base, dim) in (1usize..6, 1usize..300, 2usize..90),
+        k in 1usize..40,
+        narrow: bool,
+        seed: u64,
+    ) {
+        let x = kind.rows(seed, queries, dim);
+        let y = kind.rows(seed ^ 1, base, dim);
+        let found = knn_exact(&cpu(), &vectors(&y, narrow), Some(&vectors(&x, narrow)),
+            &KnnExact::k(k as u64).metric(metric)).expect("an answer");
+        let lists = lists(&found);
+        prop_assert_eq!(lists.len(), queries);
+        for (q, list) in lists {
+            prop_assert_eq!(list.len(), k.min(base));
+            let x = &x[q as usize];
+            let mut inside = vec![false; base];
+            for (b, found) in &list {
+                prop_assert!(!std::mem::replace(&mut inside[*b as usize], true), "twice: {}", b);
+                let y = &y[*b as usize];
+                let wanted = distance(metric, x, y);
+                prop_assert!((found - wanted).abs() <= tolerance(metric, x, y, narrow), "{} is not {}", found, wanted);
+            }
+            for pair in list.windows(2) {
+                prop_assert!(pair[0].1 < pair[1].1 || (pair[0].1 == pair[1].1 && pair[0].0 < pair[1].0));
+            }
+            let worst = list.last().expect("k is not 0").1;
+            for (b, y) in y.iter().enumerate().filter(|(b, _)| !inside[*b]) {
+                prop_assert!(distance(metric, x, y) + tolerance(metric, x, y, narrow) >= worst, "{} is nearer", b);
+            }
+        }
+    }
+
+    /// A join of rows with themselves is the join with k + 1 neighbours less the row itself.
+    #[test]
+    fn a_row_is_never_its_own_neighbour(kind in kinds(), rows in 2usize..120, dim in 2usize..70, k in 1usize..9, seed: u64) {
+        let x = vectors(&kind.rows(seed, rows, dim), true);
+        let itself = lists(&knn_exact(&cpu(), &x, None, &KnnExact::k(k as u64)).expect("an answer"));
+        let all = lists(&knn_exact(&cpu(), &x, Some(&x), &KnnExact::k(rows as u64)).expect("an answer"));
+        for (q, list) in itself {
+            let mut others = all[&q].clone();
+            others.retain(|(b, _)| *b != q);
+            others.truncate(k);
+            prop_assert_eq!(list, others);
+        }
+    }
+
+    /// The order of the base decides ties and nothing else.
+    #[test]
+    fn a_permutation_of_the_base_changes_only_ties(rows in 1usize..200, dim in 2usize..80, k in 1usize..20, seed: u64) {
+        let x = Kind::Normal.rows(seed ^ 3, 4, dim);
+        let y = Kind::Normal.rows(seed, rows, dim);
+        let reversed: Vec<_> = y.iter().rev().cloned().collect();
+        let params = KnnExact::k(k as u64);
+        let forward = lists(&knn_exact(&cpu(), &vectors(&y, true), Some(&vectors(&x, true)), &params).expect("an answer"));
+        let backward = lists(&knn_exact(&cpu(), &vectors(&reversed, true), Some(&vectors(&x, true)), &params).expect("an answer"));
+        for (q, list) in forward {
+            let renumbered: Vec<_> = backward[&q].iter().map(|(b, d)| (rows as u32 - 1 - b, *d)).collect();
+            prop_assert_eq!(list, renumbered);
+        }
+    }
+}
+
+/// The same bits for any number of threads.
+#[test]
+fn threads_change_nothing() {
+    for dim in [5, 100] {
+        let rows = matrix_f32(&Kind::Lattice.rows(3, 3000, dim), dim, Metric::L2);
+        let params = KnnParams::try_new(12, Metric::L2).expect("valid");
+        let search = |threads: usize| {
+            let pool =
+                rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+            pool.install(|| {
+                let knn = prepare(&cpu(), rows.clone(), params).expect("a base");
+                let found = knn.search(&rows.slice(0..300), None, &Cancel::default());
+                let found = found.expect("an answer");
+                (found.rows, found.distances)
+            })
+        };
+        let one = search(1);
+        assert!([2, 3, 8].into_iter().all(|threads| search(threads) == one), "dim {dim}");
+    }
+}
+
+#[test]
+fn unequal_lengths_name_the_row() {
+    let (a, b) = (vectors(&[vec![1.0, 2.0]], true), vectors(&[vec![1.0, 2.0, 3.0]], true));
+    let error = knn_exact(&cpu(), &a, Some(&b), &KnnExact::k(1)).expect_err("dims differ");
+    assert!(matches!(error, Error::BadRow { input: "queries", row: 0, .. }), "{error}");
+}
+
+/// scikit-learn's and FAISS' neighbours, row by row; their distances to 1e-6.
+#[test]
+fn goldens() {
+    for set in ["uniform3", "gauss10", "gauss33", "ints16", "bits256"] {
+        let (base, queries) = (golden(set, "base"), golden(set, "query"));
+        let two = expected(set, "expected");
+        let itself = expected(set, "self");
+        for (metric, wanted) in two {
+            let found = golden_lists(&base, Some(&queries), metric, &wanted);
+            agree(set, metric, &found, &wanted);
+        }
+        for (metric, wanted) in itself {
+            let found = golden_lists(&base, None, metric, &wanted);
+            agree(set, metric, &found, &wanted);
+        }
+    }
+}
+
+fn agree(set: &str, metric: Metric, found: &Lists, wanted: &Lists) {
+    assert!(!wanted.is_empty());
+    for (query, wanted) in wanted {
+        let found = &found[query];
+        let rows = |list: &[(u32, f64)]| list.iter().map(|(b, _)| *b).collect::<Vec<_>>();
+        assert_eq!(rows(found), rows(wanted), "{set}, {metric}, query {query}");
+        for ((_, found), (_, wanted)) in found.iter().zip(wanted) {
+            let close = (found - wanted).abs() <= 1e-6 * wanted.abs().max(1.0);
+            assert!(close, "{set}, {metric}, query {query}: {found} is not {wanted}");
+        }
+    }
+}
+
+/// Our lists, by the ids of the files.
+fn golden_lists(
+    base: &RecordBatch,
+    queries: Option<&RecordBatch>,
+    metric: Metric,
+    wanted: &Lists,
+) -> Lists {
+    let k = wanted.values().next().map_or(1, Vec::len);
+    let column = |batch: &RecordBatch| batch.column_by_name("v").expect("vectors").clone();
+    let id = |batch: &RecordBatch, row: u32| {
+        let ids = batch.column_by_name("id").expect("ids");
+        ids.as_primitive::<Int32Type>().value(row as usize) as u32
+    };
+    let query_vectors = queries.map(column);
+    let params = KnnExact::k(k as u64).metric(metric);
+    let found = knn_exact(&cpu(), &column(base), query_vectors.as_deref(), &params);
+    let lists = lists(&found.expect("an answer"));
+    let renamed = lists.into_iter().map(|(query, list)| {
+        let list = list.into_iter().map(|(b, d)| (id(base, b), d)).collect();
+        (id(queries.unwrap_or(base), query), list)
+    });
+    renamed.collect()
+}
+
+fn golden(set: &str, part: &str) -> RecordBatch {
+    let path = support::root().join(format!("tests/golden/{set}-{part}.parquet"));
+    let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let reader = ParquetRecordBatchReaderBuilder::try_new(file).expect("Parquet");
+    let schema = reader.schema().clone();
+    let batches = reader.build().expect("Parquet").collect::<Result<Vec<_>, _>>().expect("batches");
+    concat_batches(&schema, &batches).expect("one batch")
+}
+
+fn expected(set: &str, part: &str) -> BTreeMap<Metric, Lists> {
+    let table = golden(set, part);
+    let column = |name: &str, to: &DataType| {
+        cast(table.column_by_name(name).expect("a column"), to).expect("a conversion")
+    };
+    let (metrics, query, base) = (
+        column("metric", &DataType::Utf8),
+        column("query_id", &DataType::UInt32),
+        column("base_id", &DataType::UInt32),
+    );
+    let distances = column("distance", &DataType::Float64);
+    let number = |array: &ArrayRef, row| array.as_primitive::<UInt32Type>().value(row);
+    let mut all = BTreeMap::<Metric, Lists>::new();
+    for row in 0..table.num_rows() {
+        let metric = metrics.as_string::<i32>().value(row).parse().expect("a metric");
+        let list = all.entry(metric).or_default().entry(number(&query, row)).or_default();
+        list.push((number(&base, row), distances.as_primitive::<Float64Type>().value(row)));
+    }
+    all
+}

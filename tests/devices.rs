@@ -1,0 +1,249 @@
+//! Every primitive, on every device of this machine, against its definition, bit by bit.
+//!
+//! A device that is not there shows as ignored.
+
+mod support;
+
+use std::sync::Arc;
+
+use datafusion_neighbors::Metric;
+use datafusion_neighbors::algo::knn::{Knn, KnnParams};
+use datafusion_neighbors::device::{AnyDevice, Cancel, Device, Neighbors, OnDevice, Pairing};
+use datafusion_neighbors::matrix::Rows;
+use libtest_mimic::{Arguments, Failed, Trial};
+use support::{Kind, matrix_bits, matrix_f32, matrix_f64, oracle};
+
+/// Rows of queries, rows of base, dim, k.
+type Shape = (usize, usize, usize, usize);
+
+/// The edges of tiles, panels, blocks and lists.
+const SHAPES: &[Shape] = &[
+    (1, 1, 1, 1),
+    (3, 2, 1, 5),
+    (4, 5, 2, 5),
+    (5, 31, 3, 4),
+    (7, 33, 7, 33),
+    (127, 127, 10, 3),
+    (129, 129, 10, 129),
+    (128, 257, 16, 10),
+    (2, 1025, 28, 100),
+    (33, 700, 31, 2),
+    (33, 700, 32, 2),
+    (33, 700, 33, 2),
+    (9, 1023, 63, 7),
+    (9, 1024, 64, 7),
+    (130, 1025, 65, 10),
+    (5, 2500, 128, 20),
+    (2, 300, 960, 10),
+    (1, 40, 4096, 3),
+    (1, 3000, 3, 1024),
+    (2, 6000, 5, 4096),
+    (2, 6000, 70, 4096),
+    (1, 9000, 2, 8000),
+];
+
+fn main() {
+    let mut trials = Vec::new();
+    for (name, device) in support::devices() {
+        let mut add = |test: String, run: Box<dyn Fn(&AnyDevice) -> Result<(), Failed> + Send>| {
+            let (missing, device) = (device.is_none(), device.clone());
+            let trial = Trial::test(format!("{name}::{test}"), move || match &device {
+                Some(device) => run(device),
+                None => Err("no such device".into()),
+            });
+            trials.push(trial.with_ignored_flag(missing));
+        };
+        for kind in Kind::ALL {
+            for metric in Metric::ALL.into_iter().filter(|m| !m.is_binary()) {
+                add(
+                    format!("top_k::{metric}::{kind:?}"),
+                    Box::new(move |device| numbers(device, metric, kind)),
+                );
+            }
+        }
+        for metric in [Metric::Hamming, Metric::Jaccard] {
+            add(format!("top_k::{metric}"), Box::new(move |device| bits(device, metric)));
+        }
+        add("top_k::no_queries_or_no_base".into(), Box::new(nothing));
+        add("top_k::chunks_in_any_order".into(), Box::new(chunks));
+        add("top_k::cancelled".into(), Box::new(cancelled));
+        add("top_k::far_more_ties_than_k".into(), Box::new(ties));
+    }
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+fn numbers(device: &AnyDevice, metric: Metric, kind: Kind) -> Result<(), Failed> {
+    for (i, &(queries, base, dim, k)) in SHAPES.iter().enumerate() {
+        // Rows of one number all have the same direction, and no correlation.
+        if dim == 1 && metric == Metric::Pearson {
+            continue;
+        }
+        let (x, y) = (kind.rows(i as u64, queries, dim), kind.rows(1000 + i as u64, base, dim));
+        let narrow = (matrix_f32(&x, dim, metric), matrix_f32(&y, dim, metric));
+        check(device, &narrow.0, &narrow.1, metric, k, None)?;
+        let last = base.saturating_sub(50)..base;
+        let themselves = narrow.1.slice(last.clone());
+        check(device, &themselves, &narrow.1, metric, k.min(40), Some(last.start))?;
+        if queries * base * dim < 1_000_000 {
+            let wide = (matrix_f64(&x, dim, metric), matrix_f64(&y, dim, metric));
+            check(device, &wide.0, &wide.1, metric, k, None)?;
+            let themselves = wide.1.slice(last.clone());
+            check(device, &themselves, &wide.1, metric, k.min(40), Some(last.start))?;
+        }
+    }
+    Ok(())
+}
+
+fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
+    for (i, &(queries, base, dim, k)) in SHAPES.iter().enumerate() {
+        let (x, y) = (matrix_bits(i as u64, queries, dim), matrix_bits(99 + i as u64, base, dim));
+        check(device, &x, &y, metric, k, None)?;
+        let last = base.saturating_sub(50)..base;
+        check(device, &y.slice(last.clone()), &y, metric, k.min(40), Some(last.start))?;
+    }
+    Ok(())
+}
+
+/// No pairs: lists without neighbours.
+fn nothing(device: &AnyDevice) -> Result<(), Failed> {
+    let some = matrix_f32(&Kind::Normal.rows(1, 5, 3), 3, Metric::L2);
+    let none = some.slice(0..0);
+    for (queries, base) in [(&some, &none), (&none, &some), (&none, &none)] {
+        check(device, queries, base, Metric::L2, 4, None)?;
+    }
+    let one = some.slice(0..1);
+    check(device, &one, &one, Metric::L2, 4, Some(0))
+}
+
+/// A base that arrives in pieces, in any order, gives the answer of the whole.
+fn chunks(device: &AnyDevice) -> Result<(), Failed> {
+    for dim in [3, 100] {
+        let base = matrix_f32(&Kind::Lattice.rows(5, 1500, dim), dim, Metric::L2);
+        let cuts: [&[usize]; 3] = [&[0, 1500], &[0, 1, 130, 777, 1500], &[0, 700, 1400, 1500]];
+        for cuts in cuts {
+            let mut pieces: Vec<_> = cuts.windows(2).map(|w| w[0]..w[1]).collect();
+            for _ in 0..2 {
+                pieces.reverse();
+                let task = InPieces { base: &base, pieces: &pieces, k: 9 };
+                let found = device.run(task)?;
+                compare(&found, &base, &base, Metric::L2, 9, Some(0))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+struct InPieces<'a> {
+    base: &'a Rows,
+    pieces: &'a [std::ops::Range<usize>],
+    k: usize,
+}
+
+impl OnDevice for InPieces<'_> {
+    type Output = Result<Neighbors, Failed>;
+
+    fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+        let queries = device.upload_queries(self.base, Metric::L2)?;
+        let mut nearest = device.nearest(&queries, self.k)?;
+        for piece in self.pieces {
+            let base = device.upload_base(&self.base.slice(piece.clone()), Metric::L2)?;
+            let pairing = Pairing {
+                metric: Metric::L2,
+                first_base: piece.start as u32,
+                first_query: Some(0),
+                cancel: &Cancel::default(),
+            };
+            device.top_k(&queries, &base, &pairing, &mut nearest)?;
+        }
+        Ok(device.download(nearest)?)
+    }
+}
+
+fn cancelled(device: &AnyDevice) -> Result<(), Failed> {
+    let base = matrix_f32(&Kind::Normal.rows(5, 1500, 8), 8, Metric::L2);
+    let cancel = Cancel::default();
+    cancel.cancel();
+    match device.run(Search {
+        queries: &base,
+        base: &base,
+        k: 3,
+        metric: Metric::L2,
+        first: None,
+        cancel,
+    }) {
+        Err(datafusion_neighbors::Error::Cancelled) => Ok(()),
+        other => Err(format!("expected a cancellation, found {other:?}").into()),
+    }
+}
+
+/// Thousands of rows at the distance of the k-th: the earliest ones win.
+fn ties(device: &AnyDevice) -> Result<(), Failed> {
+    for dim in [2, 80] {
+        let base: Vec<_> = (0..5000).map(|i| vec![(i % 2) as f64; dim]).collect();
+        let base = matrix_f32(&base, dim, Metric::L2);
+        let queries = base.slice(0..200);
+        check(device, &queries, &base, Metric::L2, 7, None)?;
+        check(device, &queries, &base, Metric::L2, 2600, None)?;
+    }
+    Ok(())
+}
+
+struct Search<'a> {
+    queries: &'a Rows,
+    base: &'a Rows,
+    k: usize,
+    metric: Metric,
+    first: Option<u32>,
+    cancel: Cancel,
+}
+
+impl OnDevice for Search<'_> {
+    type Output = datafusion_neighbors::Result<Neighbors>;
+
+    fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+        let params = KnnParams::try_new(self.k as u64, self.metric)?;
+        let knn = Knn::try_new(device.clone(), self.base.clone(), params)?;
+        knn.search(self.queries, self.first, &self.cancel)
+    }
+}
+
+fn check(
+    device: &AnyDevice,
+    queries: &Rows,
+    base: &Rows,
+    metric: Metric,
+    k: usize,
+    first: Option<usize>,
+) -> Result<(), Failed> {
+    let cancel = Cancel::default();
+    let found =
+        device.run(Search { queries, base, k, metric, first: first.map(|f| f as u32), cancel })?;
+    compare(&found, queries, base, metric, k, first)
+}
+
+fn compare(
+    found: &Neighbors,
+    queries: &Rows,
+    base: &Rows,
+    metric: Metric,
+    k: usize,
+    first: Option<usize>,
+) -> Result<(), Failed> {
+    let (rows, distances) = oracle(queries, base, metric, k, first);
+    let case = format!(
+        "{metric}, {} queries × {} base × dim {}, k = {k}, self-join: {}",
+        queries.len(),
+        base.len(),
+        base.matrix().dim(),
+        first.is_some()
+    );
+    if found.rows != rows {
+        let at = found.rows.iter().zip(&rows).position(|(a, b)| a != b);
+        let (a, b) = (found.rows.len(), rows.len());
+        return Err(format!("{case}: rows differ, first at {at:?} ({a} found, {b} wanted)").into());
+    }
+    if !queries.is_empty() && found.distances != distances {
+        return Err(format!("{case}: distances differ").into());
+    }
+    Ok(())
+}

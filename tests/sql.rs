@@ -1,0 +1,222 @@
+//! What users type: the contracts in `sql/*.slt` on every device of this machine, and the
+//! `neighbors` program.
+//!
+//! A device that is not there shows as ignored.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use async_trait::async_trait;
+use datafusion::arrow::array::{Array, AsArray, RecordBatch};
+use datafusion::arrow::datatypes::{DataType, Float16Type, Float32Type, Float64Type};
+use datafusion::arrow::util::display::array_value_to_string;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::prelude::{SessionConfig, SessionContext};
+use libtest_mimic::{Arguments, Failed, Trial};
+use sqllogictest::{AsyncDB, DBOutput, DefaultColumnType, Runner};
+use tempfile::TempDir;
+
+fn main() {
+    let mut trials = Vec::new();
+    for (device, found) in support::devices() {
+        for file in files_with("slt") {
+            let name = format!("{device}::{}", file_name(&file));
+            let trial = Trial::test(name, move || contract(&file, device));
+            trials.push(trial.with_ignored_flag(found.is_none()));
+        }
+        let trial = Trial::test(format!("{device}::tour"), move || tour(device));
+        trials.push(trial.with_ignored_flag(found.is_none()));
+    }
+    let program: [(&str, fn() -> Result<(), Failed>); 5] = [
+        ("stops_at_the_first_error", stops_at_the_first_error),
+        ("files_and_formats", files_and_formats),
+        ("copies_to_parquet", copies_to_parquet),
+        ("settings_of_the_environment", settings_of_the_environment),
+        ("lists_devices", lists_devices),
+    ];
+    trials.extend(program.map(|(name, run)| Trial::test(format!("program::{name}"), run)));
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+fn files_with(extension: &str) -> Vec<PathBuf> {
+    let folder = std::fs::read_dir(support::root().join("sql")).expect("sql/ is there");
+    let mut files: Vec<_> = folder.map(|entry| entry.expect("a readable entry").path()).collect();
+    files.retain(|path| path.extension().is_some_and(|found| found == extension));
+    files.sort();
+    files
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn contract(file: &Path, device: &'static str) -> Result<(), Failed> {
+    let runtime = tokio::runtime::Runtime::new()?;
+    let _entered = runtime.enter();
+    // On several and on one partition: answers do not depend on it.
+    for partitions in [4, 1] {
+        let mut runner = Runner::new(|| Session::connect(device, partitions));
+        let run = runner.run_file_async(file);
+        runtime.block_on(run).map_err(|error| format!("{partitions} partitions: {error}"))?;
+    }
+    Ok(())
+}
+
+struct Session(SessionContext);
+
+impl Session {
+    async fn connect(device: &str, partitions: usize) -> Result<Self> {
+        let config = SessionConfig::new()
+            .with_information_schema(true)
+            .with_target_partitions(partitions)
+            .with_batch_size(if partitions == 1 { 3 } else { 8192 });
+        let ctx = SessionContext::new_with_config(config).enable_url_table();
+        datafusion_neighbors::register_all(&ctx)?;
+        ctx.sql(&format!("SET neighbors.device = '{device}'")).await?.collect().await?;
+        Ok(Self(ctx))
+    }
+}
+
+#[async_trait]
+impl AsyncDB for Session {
+    type Error = DataFusionError;
+    type ColumnType = DefaultColumnType;
+
+    async fn run(&mut self, sql: &str) -> Result<DBOutput<DefaultColumnType>> {
+        let result = self.0.sql(sql).await?;
+        let types: Vec<_> =
+            result.schema().fields().iter().map(|f| column_type(f.data_type())).collect();
+        let batches = result.collect().await?;
+        if types.is_empty() {
+            return Ok(DBOutput::StatementComplete(0));
+        }
+        let mut rows = Vec::new();
+        for batch in &batches {
+            for row in 0..batch.num_rows() {
+                rows.push(cells(batch, row)?);
+            }
+        }
+        Ok(DBOutput::Rows { types, rows })
+    }
+
+    async fn shutdown(&mut self) {}
+
+    fn engine_name(&self) -> &str {
+        "datafusion"
+    }
+}
+
+fn column_type(found: &DataType) -> DefaultColumnType {
+    match found {
+        found if found.is_integer() => DefaultColumnType::Integer,
+        found if found.is_floating() => DefaultColumnType::FloatingPoint,
+        _ => DefaultColumnType::Text,
+    }
+}
+
+fn cells(batch: &RecordBatch, row: usize) -> Result<Vec<String>> {
+    let cell = |column: &dyn Array| {
+        if column.is_null(row) {
+            return Ok("NULL".to_string());
+        }
+        Ok(match column.data_type() {
+            DataType::Float16 => column.as_primitive::<Float16Type>().value(row).to_string(),
+            DataType::Float32 => column.as_primitive::<Float32Type>().value(row).to_string(),
+            DataType::Float64 => column.as_primitive::<Float64Type>().value(row).to_string(),
+            _ => match array_value_to_string(column, row)? {
+                empty if empty.is_empty() => "(empty)".to_string(),
+                text => text,
+            },
+        })
+    };
+    batch.columns().iter().map(|column| cell(column.as_ref())).collect()
+}
+
+/// The program, started in the folder of the package.
+fn neighbors(args: &[&str]) -> Command {
+    let program = std::env::var("CARGO_BIN_EXE_neighbors");
+    let mut command = Command::new(program.as_deref().unwrap_or(env!("CARGO_BIN_EXE_neighbors")));
+    command.args(args).current_dir(support::root());
+    command
+}
+
+fn succeed(mut command: Command) -> Result<String, Failed> {
+    let Output { status, stdout, stderr } = command.output()?;
+    if !status.success() {
+        return Err(format!("{status}: {}", String::from_utf8_lossy(&stderr)).into());
+    }
+    Ok(String::from_utf8(stdout)?)
+}
+
+fn expect(found: &str, wanted: &str) -> Result<(), Failed> {
+    if found == wanted { Ok(()) } else { Err(format!("found {found:?}, wanted {wanted:?}").into()) }
+}
+
+/// The digits, classified by their neighbours.
+fn tour(device: &str) -> Result<(), Failed> {
+    let device = format!("SET neighbors.device = '{device}'");
+    let printed = succeed(neighbors(&["-c", &device, "-f", "sql/tour.sql"]))?;
+    if printed.contains("98.61") { Ok(()) } else { Err("the accuracy is not 98.61%".into()) }
+}
+
+fn stops_at_the_first_error() -> Result<(), Failed> {
+    let Output { status, stdout, stderr } = neighbors(&[
+        "--output-format",
+        "csv",
+        "-c",
+        "SELECT 1 AS a; SELECT nothing; SELECT 2 AS b",
+    ])
+    .output()?;
+    expect(&String::from_utf8(stdout)?, "a\n1\n")?;
+    let stderr = String::from_utf8(stderr)?;
+    if status.success() || !stderr.starts_with("error: ") || stderr.lines().count() != 1 {
+        return Err(format!("{status}: {stderr}").into());
+    }
+    Ok(())
+}
+
+fn files_and_formats() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let job = folder.path().join("job.sql");
+    std::fs::write(
+        &job,
+        "CREATE TABLE t AS VALUES (1, [0, 0]), (2, [3, 4]);\nSELECT query_column1 AS q, base_column1 AS b, distance FROM knn_exact(t, k => 1) ORDER BY q;",
+    )?;
+    let job = job.to_string_lossy();
+    let csv = succeed(neighbors(&["-f", &job, "--output-format", "csv"]))?;
+    expect(&csv, "q,b,distance\n1,2,5.0\n2,1,5.0\n")?;
+    let json = succeed(neighbors(&["-f", &job, "--output-format", "json"]))?;
+    expect(&json, "{\"q\":1,\"b\":2,\"distance\":5.0}\n{\"q\":2,\"b\":1,\"distance\":5.0}\n")?;
+    let empty = succeed(neighbors(&["-c", "SELECT 1 AS a WHERE false", "--output-format", "csv"]))?;
+    expect(&empty, "a\n")
+}
+
+fn copies_to_parquet() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let out = folder.path().join("out.parquet");
+    let out = out.to_string_lossy();
+    let digits = "(SELECT id, pixels FROM 'sql/data/digits.parquet')";
+    let copy = format!("COPY (SELECT * FROM knn_exact({digits}, k => 3)) TO '{out}'");
+    succeed(neighbors(&["-c", &copy]))?;
+    let count = format!("SELECT count(*) AS n, min(rank) AS low, max(rank) AS high FROM '{out}'");
+    let printed = succeed(neighbors(&["-c", &count, "--output-format", "csv"]))?;
+    expect(&printed, "n,low,high\n5391,1,3\n")
+}
+
+fn settings_of_the_environment() -> Result<(), Failed> {
+    let show = ["-c", "SHOW datafusion.execution.target_partitions", "--output-format", "csv"];
+    let mut command = neighbors(&show);
+    command.env("DATAFUSION_EXECUTION_TARGET_PARTITIONS", "7");
+    expect(&succeed(command)?, "name,value\ndatafusion.execution.target_partitions,7\n")
+}
+
+fn lists_devices() -> Result<(), Failed> {
+    let printed = succeed(neighbors(&["devices"]))?;
+    let names: Vec<_> = printed.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    match names.as_slice() {
+        ["cpu", second, ..] if second.starts_with("cuda") => Ok(()),
+        _ => Err(format!("found {printed:?}").into()),
+    }
+}

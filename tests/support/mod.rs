@@ -1,0 +1,235 @@
+//! Seeded rows, and the definition of the answer: obvious, slow, and independent of the library.
+
+#![allow(dead_code)] // each test binary uses a part
+
+use std::sync::Arc;
+
+use datafusion_neighbors::Metric;
+use datafusion_neighbors::device::{AnyDevice, Distances};
+use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+
+/// A small seeded generator (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+/// generators").
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in [0, 1).
+    pub fn uniform(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Roughly normal: the sum of twelve uniform numbers.
+    pub fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// The devices of this machine; `None` for a GPU that is not there.
+pub fn devices() -> Vec<(&'static str, Option<AnyDevice>)> {
+    vec![("cpu", Some(AnyDevice::cpu())), ("cuda", AnyDevice::cuda(0, 0).ok())]
+}
+
+/// How the rows of a test are made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    Normal,
+    /// A few small integers: ties everywhere.
+    Lattice,
+    AllEqual,
+    /// Every row several times.
+    Duplicates,
+    /// Spread 1 around 1e6.
+    FarAway,
+    Subnormal,
+    /// Squares overflow f32.
+    Huge,
+    /// Zeros of both signs among small numbers.
+    SignedZeros,
+    /// Each row farther along a line than the one before.
+    Ascending,
+    /// Each row nearer to the origin than the one before.
+    Descending,
+}
+
+impl Kind {
+    pub const ALL: [Self; 10] = [
+        Self::Normal,
+        Self::Lattice,
+        Self::AllEqual,
+        Self::Duplicates,
+        Self::FarAway,
+        Self::Subnormal,
+        Self::Huge,
+        Self::SignedZeros,
+        Self::Ascending,
+        Self::Descending,
+    ];
+
+    /// A number that f32 holds.
+    fn value(self, rng: &mut Rng, row: usize, rows: usize) -> f64 {
+        let value = match self {
+            Self::Normal => rng.normal(),
+            Self::Lattice => rng.below(3) as f64,
+            Self::AllEqual => 1.5,
+            Self::Duplicates => Rng((row / 3) as u64 ^ (rng.0 & 0xffff_0000)).normal(),
+            Self::FarAway => 1e6 + rng.normal(),
+            Self::Subnormal => rng.normal() * 1e-41,
+            Self::Huge => rng.normal() * 1e25,
+            Self::SignedZeros => [0.0, -0.0, 1.0, -1.0][rng.below(4) as usize],
+            Self::Ascending => row as f64 + rng.uniform(),
+            Self::Descending => (rows - row) as f64 + rng.uniform(),
+        };
+        value as f32 as f64
+    }
+
+    /// Rows of numbers of this kind. No row is constant or zero, so that every metric is defined.
+    pub fn rows(self, seed: u64, rows: usize, dim: usize) -> Vec<Vec<f64>> {
+        let mut rng = Rng(seed);
+        (0..rows)
+            .map(|row| {
+                let mut values: Vec<_> =
+                    (0..dim).map(|_| self.value(&mut rng, row, rows)).collect();
+                if dim > 1 && values.iter().all(|x| *x == values[0]) {
+                    values[dim - 1] += if values[0] == 0.0 { 1.0 } else { values[0].abs() };
+                }
+                if dim == 1 && values[0] == 0.0 {
+                    values[0] = 1.0;
+                }
+                values
+            })
+            .collect()
+    }
+}
+
+/// Rows of f32, prepared for a metric.
+pub fn matrix_f32(rows: &[Vec<f64>], dim: usize, metric: Metric) -> Rows {
+    let mut values: Vec<f32> = rows.iter().flatten().map(|x| *x as f32).collect();
+    for row in values.chunks_exact_mut(dim) {
+        metric.prepare(row).expect("test rows have a direction");
+    }
+    Rows::all(Arc::new(Matrix::new(Elements::F32(values), rows.len(), dim)))
+}
+
+/// Rows of f64, prepared for a metric.
+pub fn matrix_f64(rows: &[Vec<f64>], dim: usize, metric: Metric) -> Rows {
+    let mut values: Vec<f64> = rows.iter().flatten().copied().collect();
+    for row in values.chunks_exact_mut(dim) {
+        metric.prepare(row).expect("test rows have a direction");
+    }
+    Rows::all(Arc::new(Matrix::new(Elements::F64(values), rows.len(), dim)))
+}
+
+/// Rows of random bits, some of them empty or repeated.
+pub fn matrix_bits(seed: u64, rows: usize, dim: usize) -> Rows {
+    let mut rng = Rng(seed);
+    let width = dim.div_ceil(64);
+    let mut words = Vec::new();
+    for row in 0..rows {
+        for word in 0..width {
+            let used = (dim - word * 64).min(64);
+            let mask = if used == 64 { u64::MAX } else { (1 << used) - 1 };
+            let bits = if row % 7 == 3 { 0 } else { rng.next() & rng.next() };
+            words.push(bits & mask);
+        }
+    }
+    Rows::all(Arc::new(Matrix::new(Elements::Bits(words), rows, dim)))
+}
+
+/// The answer by definition: every pair in the order of the contract, all of them sorted.
+pub fn oracle(
+    queries: &Rows,
+    base: &Rows,
+    metric: Metric,
+    k: usize,
+    first_query: Option<usize>,
+) -> (Vec<u32>, Distances) {
+    let width = queries.matrix().width();
+    let rows = |q: usize| (0..base.len()).filter(move |b| first_query.is_none_or(|f| f + q != *b));
+    if let (Some(x), Some(y)) = (queries.reals::<f64>(), base.reals::<f64>()) {
+        let (rows, distances) = nearest(queries.len(), k, rows, |q, b| {
+            distance_f64(metric, &x[q * width..][..width], &y[b * width..][..width])
+        });
+        return (rows, Distances::F64(distances));
+    }
+    if let (Some(x), Some(y)) = (queries.reals::<f32>(), base.reals::<f32>()) {
+        let (rows, distances) = nearest(queries.len(), k, rows, |q, b| {
+            distance_f32(metric, &x[q * width..][..width], &y[b * width..][..width]) as f64
+        });
+        return (rows, Distances::F32(distances.iter().map(|d| *d as f32).collect()));
+    }
+    let (x, y) = (queries.words().expect("bits"), base.words().expect("bits"));
+    let (rows, distances) = nearest(queries.len(), k, rows, |q, b| {
+        distance_bits(metric, &x[q * width..][..width], &y[b * width..][..width]) as f64
+    });
+    (rows, Distances::F32(distances.iter().map(|d| *d as f32).collect()))
+}
+
+fn nearest<I: Iterator<Item = usize>>(
+    queries: usize,
+    k: usize,
+    rows: impl Fn(usize) -> I,
+    distance: impl Fn(usize, usize) -> f64,
+) -> (Vec<u32>, Vec<f64>) {
+    let (mut found, mut distances) = (Vec::new(), Vec::new());
+    for q in 0..queries {
+        let mut all: Vec<(f64, usize)> = rows(q).map(|b| (distance(q, b), b)).collect();
+        all.sort_by(|a, b| a.0.partial_cmp(&b.0).expect("no NaN").then(a.1.cmp(&b.1)));
+        for (distance, row) in all.into_iter().take(k) {
+            found.push(row as u32);
+            distances.push(distance);
+        }
+    }
+    (found, distances)
+}
+
+macro_rules! distance {
+    ($name:ident, $type:ident) => {
+        fn $name(metric: Metric, q: &[$type], x: &[$type]) -> $type {
+            let mut s: $type = 0.0;
+            for j in 0..q.len() {
+                s = match metric {
+                    Metric::L2 | Metric::SqEuclidean => (q[j] - x[j]).mul_add(q[j] - x[j], s),
+                    Metric::L1 => s + (q[j] - x[j]).abs(),
+                    _ => (-q[j]).mul_add(x[j], s),
+                };
+            }
+            match metric {
+                Metric::L2 => s.sqrt(),
+                Metric::Cosine | Metric::Pearson => (1.0 + s).clamp(0.0, 2.0),
+                _ => s + 0.0,
+            }
+        }
+    };
+}
+distance!(distance_f32, f32);
+distance!(distance_f64, f64);
+
+fn distance_bits(metric: Metric, q: &[u64], x: &[u64]) -> f32 {
+    let count = |f: fn(u64, u64) -> u64| -> u32 {
+        q.iter().zip(x).map(|(a, b)| f(*a, *b).count_ones()).sum()
+    };
+    match metric {
+        Metric::Hamming => count(|a, b| a ^ b) as f32,
+        _ => match count(|a, b| a | b) {
+            0 => 0.0,
+            either => (either - count(|a, b| a & b)) as f32 / either as f32,
+        },
+    }
+}
+
+/// The folder that the files of tests are relative to: the package, or what was packed of it.
+pub fn root() -> std::path::PathBuf {
+    std::env::var_os("NEIGHBORS_ROOT").map_or(env!("CARGO_MANIFEST_DIR").into(), Into::into)
+}
