@@ -191,18 +191,10 @@ impl Metric {
     ///
     /// # Panics
     /// If the metric is one of bits.
-    pub fn distances<T: Real>(
-        self,
-        queries: &[T],
-        base: &[T],
-        dim: usize,
-        pairs: &[(usize, usize)],
-    ) -> Vec<T> {
+    pub fn distances<'a, T: Real>(self, pairs: impl Iterator<Item = (&'a [T], &'a [T])>) -> Vec<T> {
         // With the processor's own fused multiply-add, if it has one.
         pulp::Arch::new().dispatch(|| {
-            let rows =
-                pairs.iter().map(|(i, j)| (&queries[i * dim..][..dim], &base[j * dim..][..dim]));
-            rows.map(|(query, base)| self.distance(self.sum_of(query, base))).collect()
+            pairs.map(|(query, base)| self.distance(self.sum_of(query, base))).collect()
         })
     }
 

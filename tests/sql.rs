@@ -1,8 +1,9 @@
-//! What users type: the contracts in `sql/*.slt` on every device of this machine, and the
-//! `neighbors` program.
+//! What users type: the contracts in `sql/*.slt` on every device of this machine, the `neighbors`
+//! program, and how the functions behave in a session.
 //!
 //! A device that is not there shows as ignored.
 
+mod session;
 mod support;
 
 use std::path::{Path, PathBuf};
@@ -28,6 +29,9 @@ fn main() {
         }
         let trial = Trial::test(format!("{device}::tour"), move || tour(device));
         trials.push(trial.with_ignored_flag(found.is_none()));
+    }
+    for (name, run) in session::TESTS {
+        trials.push(Trial::test(format!("session::{name}"), run));
     }
     let program: [(&str, fn() -> Result<(), Failed>); 5] = [
         ("stops_at_the_first_error", stops_at_the_first_error),

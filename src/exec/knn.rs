@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! KnnExec: k=10, metric=l2, device=auto
-//!   queries   partition by partition, in blocks of `neighbors.batch_rows` rows
-//!   base      drained once, over all its partitions in order, shared by all query partitions
+//!   queries   one partition after the other, in blocks of `neighbors.batch_rows` rows
+//!   base      drained once, all its partitions at a time
 //! ```
 //!
 //! With one input, the rows are joined with themselves, and none is its own neighbour.
@@ -13,16 +13,17 @@
 //! blocking thread and its neighbours are turned into batches as they are asked for. Dropping the
 //! stream cancels the search between tiles.
 //!
-//! Memory: the base's batches and rows, and per partition one block of queries with its neighbours,
-//! all reserved in the session's pool. A block that the pool refuses is halved; a base that it
+//! Output: one partition, in the order of the queries, each with its neighbours by rank.
+//!
+//! Memory: the base's batches and rows, and one block of queries with its neighbours, all reserved in the session's pool. A block that the pool refuses is halved; a base that it
 //! refuses fails with `ResourcesExhausted`.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use datafusion::arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::common::{plan_datafusion_err, plan_err};
+use datafusion::common::{DataFusionError, internal_err, plan_datafusion_err, plan_err};
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{Distribution, EquivalenceProperties, PhysicalExpr};
@@ -35,7 +36,7 @@ use datafusion::physical_plan::{
     InputDistributionRequirements, Partitioning, PlanProperties,
 };
 
-use super::knn_stream::{self, SharedBase};
+use super::knn_stream;
 use super::vectors::{VectorColumn, common_kind};
 use crate::algo::knn::KnnParams;
 use crate::device::DeviceChoice;
@@ -75,7 +76,12 @@ impl Side {
     /// # Errors
     /// A column that is not there, or holds no vectors.
     pub fn try_new(input: &str, vector: &VectorColumn, fields: &Fields) -> Result<Self> {
-        let positions = vector.names().iter().map(|name| find(input, name, fields));
+        let names = vector.names();
+        let earlier = |(i, name): (usize, &String)| names[..i].contains(name).then(|| name.clone());
+        if let Some(twice) = names.iter().enumerate().find_map(earlier) {
+            return plan_err!("column '{twice}' of {input} is named twice as a dimension");
+        }
+        let positions = names.iter().map(|name| find(input, name, fields));
         let positions = positions.collect::<Result<Vec<_>>>()?;
         let types: Vec<_> = positions.iter().map(|i| fields[*i].data_type()).collect();
         let Some(kind) = vector.kind(&types) else {
@@ -154,8 +160,8 @@ pub struct KnnExec {
     schema: SchemaRef,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
-    /// Collected by the first partition that runs.
-    shared: Mutex<Option<Arc<SharedBase>>>,
+    /// The device, once one was chosen.
+    device: Arc<OnceLock<String>>,
 }
 
 impl KnnExec {
@@ -179,11 +185,9 @@ impl KnnExec {
             (&base_side, base.schema().fields()),
         )?;
         let schema = Arc::new(Schema::new(fields));
-        let partitions =
-            queries.as_ref().map_or(1, |(_, plan)| plan.output_partitioning().partition_count());
         let properties = PlanProperties::new(
             EquivalenceProperties::new(schema.clone()),
-            Partitioning::UnknownPartitioning(partitions),
+            Partitioning::UnknownPartitioning(1),
             EmissionType::Incremental,
             Boundedness::Bounded,
         );
@@ -194,36 +198,31 @@ impl KnnExec {
             schema,
             properties: Arc::new(properties),
             metrics: ExecutionPlanMetricsSet::new(),
-            shared: Mutex::new(None),
+            device: Arc::default(),
         })
-    }
-
-    fn shared(&self, context: &Arc<TaskContext>) -> Result<Arc<SharedBase>> {
-        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(base) = &*shared {
-            return Ok(base.clone());
-        }
-        let (side, plan) = &self.base;
-        let kind = self.queries.as_ref().map_or(side.kind, |(q, _)| common_kind(q.kind, side.kind));
-        let base = SharedBase::try_new(&self.spec, side, kind, plan, context, &self.metrics)?;
-        Ok(shared.insert(Arc::new(base)).clone())
     }
 }
 
 impl DisplayAs for KnnExec {
-    fn fmt_as(&self, _format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = &self.spec;
-        let params = spec.params;
-        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        let used = shared.as_ref().and_then(|base| base.device_used());
-        let device = used.unwrap_or_else(|| spec.device.to_string());
-        write!(f, "KnnExec: k={}, metric={}, device={device}", params.k(), params.metric())?;
-        let base = spec.base_vector.names().join(", ");
-        match &spec.query_vector {
-            Some(queries) => {
-                write!(f, ", queries=[{}], base=[{base}]", queries.names().join(", "))
-            }
-            None => write!(f, ", base=[{base}], self_join"),
+        let mut shown = vec![
+            ("k", spec.params.k().to_string()),
+            ("metric", spec.params.metric().to_string()),
+            ("device", self.device.get().cloned().unwrap_or_else(|| spec.device.to_string())),
+        ];
+        if let Some(vector) = &spec.query_vector {
+            shown.push(("queries", format!("[{}]", vector.names().join(", "))));
+        }
+        shown.push(("base", format!("[{}]", spec.base_vector.names().join(", "))));
+        let mut shown: Vec<_> =
+            shown.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        if spec.query_vector.is_none() {
+            shown.push("self_join".to_string());
+        }
+        match format {
+            DisplayFormatType::TreeRender => write!(f, "{}", shown.join("\n")),
+            _ => write!(f, "KnnExec: {}", shown.join(", ")),
         }
     }
 }
@@ -286,19 +285,24 @@ impl ExecutionPlan for KnnExec {
         partition: usize,
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
-        let shared = self.shared(&context)?;
-        let queries = match &self.queries {
-            Some((side, plan)) => Some((side.clone(), plan.execute(partition, context.clone())?)),
-            None => None,
+        if partition != 0 {
+            return internal_err!("KnnExec has one partition, not {partition}");
+        }
+        let start = |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| {
+            let partitions = 0..plan.output_partitioning().partition_count();
+            let streams = partitions.map(|partition| plan.execute(partition, context.clone()));
+            Ok::<_, DataFusionError>((side.clone(), streams.collect::<Result<Vec<_>>>()?))
         };
-        knn_stream::run(
-            self.spec.clone(),
-            self.schema.clone(),
-            shared,
-            queries,
-            partition,
-            &context,
-            &self.metrics,
-        )
+        let queries = self.queries.as_ref().map(start).transpose()?;
+        let base = start(&self.base)?;
+        let kind = self.base.0.kind;
+        let kind = queries.as_ref().map_or(kind, |(side, _)| common_kind(side.kind, kind));
+        let join = knn_stream::Join {
+            spec: self.spec.clone(),
+            schema: self.schema.clone(),
+            kind,
+            device: self.device.clone(),
+        };
+        Ok(knn_stream::run(join, base, queries, &context, &self.metrics))
     }
 }

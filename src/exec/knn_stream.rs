@@ -12,13 +12,12 @@ use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::metrics::{
-    BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, Time,
+    BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, RecordOutput, Time,
 };
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
-use futures::future::{BoxFuture, Shared};
-use futures::{FutureExt, StreamExt, TryStreamExt};
-use tokio::sync::{Mutex, OnceCell};
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use tokio::sync::OnceCell;
 
 use super::knn::{KnnSpec, Side};
 use super::vectors::VectorReader;
@@ -26,90 +25,42 @@ use crate::algo::knn::{KnnSearch, prepare};
 use crate::device::{AnyDevice, Cancel, Distances, Neighbors, Work};
 use crate::matrix::{ElementKind, Rows};
 
-/// The base, collected once and shared by all partitions of the queries.
-pub(super) struct SharedBase {
-    collected: Shared<BoxFuture<'static, Result<Arc<Base>, Arc<DataFusionError>>>>,
-    kind: ElementKind,
-    search: OnceCell<Arc<dyn KnnSearch>>,
-    device: OnceLock<String>,
-    /// Partitions take turns on the device, which one of them already fills.
-    turn: Mutex<()>,
+/// What is computed, and how it is shown.
+pub(super) struct Join {
+    pub spec: Arc<KnnSpec>,
+    pub schema: SchemaRef,
+    /// The type that holds the elements of both sides.
+    pub kind: ElementKind,
+    /// To be told which device was chosen.
+    pub device: Arc<OnceLock<String>>,
 }
 
-impl std::fmt::Debug for SharedBase {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedBase").field("device", &self.device).finish_non_exhaustive()
-    }
-}
+/// The columns of an input, and its partitions.
+type Input = (Side, Vec<SendableRecordBatchStream>);
 
-/// The rows of the base, and the columns carried along.
+/// The rows of the base, the columns carried along, and, once queries have come, the base on its
+/// device.
 struct Base {
     rows: Rows,
     carried: Carried,
+    search: OnceCell<Arc<dyn KnnSearch>>,
     _reservation: Arc<MemoryReservation>,
 }
 
-impl SharedBase {
-    /// Start all partitions of the base; nothing is read yet.
-    pub fn try_new(
-        spec: &KnnSpec,
-        side: &Side,
-        kind: ElementKind,
-        plan: &Arc<dyn ExecutionPlan>,
-        context: &Arc<TaskContext>,
-        metrics: &ExecutionPlanMetricsSet,
-    ) -> Result<Self> {
-        let partitions = plan.output_partitioning().partition_count();
-        let streams: Vec<_> = (0..partitions)
-            .map(|partition| plan.execute(partition, context.clone()))
-            .collect::<Result<_>>()?;
-        let reservation =
-            Arc::new(MemoryConsumer::new("KnnExec base").register(context.memory_pool()));
-        let reader =
-            VectorReader::new("base", spec.base_vector.clone(), kind, spec.params.metric());
-        let (side, rows) = (side.clone(), MetricBuilder::new(metrics).global_counter("base_rows"));
-        let collect = async move {
-            let base = collect_base(streams, side, reader, reservation).await.map_err(Arc::new)?;
-            rows.add(base.rows.len());
-            Ok(Arc::new(base))
-        };
-        Ok(Self {
-            collected: collect.boxed().shared(),
-            kind,
-            search: OnceCell::new(),
-            device: OnceLock::new(),
-            turn: Mutex::new(()),
-        })
-    }
-
-    /// The device, once one was chosen.
-    pub fn device_used(&self) -> Option<String> {
-        self.device.get().cloned()
-    }
-
-    async fn base(&self) -> Result<Arc<Base>> {
-        self.collected.clone().await.map_err(DataFusionError::Shared)
-    }
-
+impl Base {
     /// The base on its device, which is chosen for the first queries that come.
-    async fn search(
-        &self,
-        spec: &KnnSpec,
-        base: &Arc<Base>,
-        queries: usize,
-    ) -> Result<Arc<dyn KnnSearch>> {
+    async fn search(&self, join: &Join, queries: usize) -> Result<Arc<dyn KnnSearch>> {
         let start = || async {
-            let width = base.rows.matrix().width().max(1) as f64;
-            let operations = 2.0 * width * base.rows.len() as f64 * queries as f64;
-            let (choice, memory, params) = (spec.device, spec.device_memory, spec.params);
-            let rows = base.rows.clone();
-            let (device, search) = blocking(move || {
-                let device = AnyDevice::choose(choice, memory, operations)?;
-                let search = prepare(&device, rows, params)?;
-                Ok((device.info().name, search))
+            let width = self.rows.matrix().width().max(1) as f64;
+            let operations = 2.0 * width * self.rows.len() as f64 * queries as f64;
+            let KnnSpec { device, device_memory, params, .. } = *join.spec;
+            let rows = self.rows.clone();
+            let (name, search) = blocking(move || {
+                let device = AnyDevice::choose(device, device_memory, operations)?;
+                Ok((device.info().name, prepare(&device, rows, params)?))
             })
             .await?;
-            let _ = self.device.set(device);
+            join.device.get_or_init(|| name);
             Ok::<_, DataFusionError>(Arc::from(search))
         };
         self.search.get_or_try_init(start).await.cloned()
@@ -154,7 +105,7 @@ async fn collect_base(
         }
         let (rows, positions) = reader.finish();
         carried.positions = positions;
-        Ok(Base { rows, carried, _reservation: reservation })
+        Ok(Base { rows, carried, search: OnceCell::new(), _reservation: reservation })
     })
     .await
 }
@@ -211,47 +162,51 @@ fn columns(batch: &RecordBatch, positions: &[usize]) -> Vec<ArrayRef> {
     positions.iter().map(|i| batch.column(*i).clone()).collect()
 }
 
-/// Search every query of one partition.
+/// Search for every query.
 pub(super) fn run(
-    spec: Arc<KnnSpec>,
-    schema: SchemaRef,
-    shared: Arc<SharedBase>,
-    queries: Option<(Side, SendableRecordBatchStream)>,
-    partition: usize,
+    join: Join,
+    (base_side, base): Input,
+    queries: Option<Input>,
     context: &Arc<TaskContext>,
     metrics: &ExecutionPlanMetricsSet,
-) -> Result<SendableRecordBatchStream> {
-    let name = format!("KnnExec queries[{partition}]");
-    let state = Search {
-        spec,
-        schema: schema.clone(),
-        shared,
-        queries: queries.map(|(side, stream)| Queries { side, stream, seen: 0 }),
-        next: 0,
-        batch_size: context.session_config().batch_size(),
-        reservation: MemoryConsumer::new(name).register(context.memory_pool()),
-        metrics: Metrics::new(metrics, partition),
-    };
-    let blocks = futures::stream::try_unfold(state, |mut state| async move {
-        let block = state.next_block().await?;
-        Ok::<_, DataFusionError>(block.map(|batches| (batches, state)))
+) -> SendableRecordBatchStream {
+    let schema = join.schema.clone();
+    let metrics = Metrics::new(metrics);
+    let reserve = |name: &str| MemoryConsumer::new(name).register(context.memory_pool());
+    let (for_base, reservation) = (Arc::new(reserve("KnnExec base")), reserve("KnnExec queries"));
+    let vector = join.spec.base_vector.clone();
+    let reader = VectorReader::new("base", vector, join.kind, join.spec.params.metric());
+    let queries = queries.map(|(side, streams)| Queries {
+        side,
+        stream: futures::stream::iter(streams).flatten().boxed(),
+        seen: 0,
     });
-    let batches = blocks.map_ok(|batches| futures::stream::iter(batches)).try_flatten();
-    Ok(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
+    let batch_size = context.session_config().batch_size();
+    let start = async move {
+        let base = Arc::new(collect_base(base, base_side, reader, for_base).await?);
+        metrics.base_rows.add(base.rows.len());
+        let search = Search { join, base, queries, next: 0, batch_size, reservation, metrics };
+        let blocks = futures::stream::try_unfold(search, |mut search| async move {
+            let block = search.next_block().await?;
+            Ok::<_, DataFusionError>(block.map(|batches| (batches, search)))
+        });
+        Ok::<_, DataFusionError>(blocks.map_ok(futures::stream::iter).try_flatten())
+    };
+    let batches = futures::stream::once(start).try_flatten();
+    Box::pin(RecordBatchStreamAdapter::new(schema, batches))
 }
 
-/// The queries of a partition, as they come.
+/// The queries, as they come.
 struct Queries {
     side: Side,
-    stream: SendableRecordBatchStream,
+    stream: BoxStream<'static, Result<RecordBatch>>,
     seen: u64,
 }
 
-/// One partition's state.
+/// The state of a running join.
 struct Search {
-    spec: Arc<KnnSpec>,
-    schema: SchemaRef,
-    shared: Arc<SharedBase>,
+    join: Join,
+    base: Arc<Base>,
     /// `None` in a join of the base with itself.
     queries: Option<Queries>,
     /// In a join of the base with itself, the next row to search for.
@@ -276,23 +231,22 @@ const SMALLEST_BLOCK: usize = 64;
 impl Search {
     /// Search the next queries; `None` after the last.
     async fn next_block(&mut self) -> Result<Option<Batches>> {
-        let base = self.shared.base().await?;
+        let base = self.base.clone();
         let rows = self.reserve(&base)?;
         let Some(block) = self.block(&base, rows).await? else {
             self.reservation.resize(0);
             self.metrics.baseline.done();
             return Ok(None);
         };
-        let search = self.shared.search(&self.spec, &base, block.rows.len()).await?;
-        let turn = self.shared.turn.lock().await;
+        let search = base.search(&self.join, block.rows.len()).await?;
         let (queries, first) = (block.rows.clone(), block.first);
         let cancel = Cancel::default();
         let guard = CancelOnDrop(cancel.clone());
         let neighbors = blocking(move || Ok(search.search(&queries, first, &cancel)?)).await?;
-        drop((guard, turn));
+        drop(guard);
         self.metrics.record(&neighbors.work, block.rows.len());
         Ok(Some(Batches {
-            schema: self.schema.clone(),
+            schema: self.join.schema.clone(),
             base,
             queries: block.carried,
             first_query: block.first.unwrap_or(0) as usize,
@@ -305,11 +259,11 @@ impl Search {
 
     /// Reserve memory for a block of queries and its neighbours; returns how many fit.
     fn reserve(&mut self, base: &Base) -> Result<usize> {
-        let k = self.spec.params.k().min(base.rows.len());
+        let k = self.join.spec.params.k().min(base.rows.len());
         let matrix = base.rows.matrix();
         // Lists hold up to twice k entries of 16 bytes while they grow, then rows and distances.
         let per_query = matrix.width() * matrix.kind().bytes() + k * 44 + 64;
-        let mut rows = self.spec.batch_rows.max(1);
+        let mut rows = self.join.spec.batch_rows.max(1);
         loop {
             match self.reservation.try_resize(rows * per_query) {
                 Ok(()) => return Ok(rows),
@@ -339,10 +293,11 @@ impl Search {
         if count == 0 {
             return Ok(None);
         }
-        let vector = self.spec.query_vector.as_ref().unwrap_or(&self.spec.base_vector).clone();
+        let vector =
+            self.join.spec.query_vector.as_ref().unwrap_or(&self.join.spec.base_vector).clone();
         let dim = (!base.rows.is_empty()).then(|| base.rows.matrix().dim());
         let reader =
-            VectorReader::new("queries", vector, self.shared.kind, self.spec.params.metric());
+            VectorReader::new("queries", vector, self.join.kind, self.join.spec.params.metric());
         let mut reader = reader.continuing(queries.seen, dim);
         queries.seen += count as u64;
         let side = queries.side.clone();
@@ -380,11 +335,7 @@ impl Iterator for Batches {
         let total = self.neighbors.rows.len();
         let range = self.next..total.min(self.next + self.batch_size);
         self.next = range.end;
-        (!range.is_empty()).then(|| {
-            let batch = self.batch(range)?;
-            self.baseline.record_output(batch.num_rows());
-            Ok(batch)
-        })
+        (!range.is_empty()).then(|| Ok(self.batch(range)?.record_output(&self.baseline)))
     }
 }
 
@@ -408,6 +359,7 @@ impl Batches {
 /// What EXPLAIN ANALYZE shows.
 struct Metrics {
     baseline: BaselineMetrics,
+    base_rows: Count,
     query_rows: Count,
     pairs_computed: Count,
     pairs_pruned: Count,
@@ -419,11 +371,12 @@ struct Metrics {
 }
 
 impl Metrics {
-    fn new(set: &ExecutionPlanMetricsSet, partition: usize) -> Self {
-        let count = |name: &'static str| MetricBuilder::new(set).counter(name, partition);
-        let time = |name: &'static str| MetricBuilder::new(set).subset_time(name, partition);
+    fn new(set: &ExecutionPlanMetricsSet) -> Self {
+        let count = |name: &'static str| MetricBuilder::new(set).counter(name, 0);
+        let time = |name: &'static str| MetricBuilder::new(set).subset_time(name, 0);
         Self {
-            baseline: BaselineMetrics::new(set, partition),
+            baseline: BaselineMetrics::new(set, 0),
+            base_rows: count("base_rows"),
             query_rows: count("query_rows"),
             pairs_computed: count("pairs_computed"),
             pairs_pruned: count("pairs_pruned"),

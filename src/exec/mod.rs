@@ -5,6 +5,7 @@ mod arrays;
 mod knn;
 mod knn_stream;
 mod order;
+mod pairs;
 mod vectors;
 
 use datafusion::common::DataFusionError;
@@ -12,6 +13,7 @@ use datafusion::common::DataFusionError;
 pub use arrays::{KnnExact, knn_exact};
 pub use knn::{KnnExec, KnnSpec, Side, knn_fields};
 pub use order::InputOrder;
+pub use pairs::row_distances;
 pub use vectors::{VectorColumn, VectorReader};
 pub(crate) use vectors::{common_kind, kind_of_vector};
 

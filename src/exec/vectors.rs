@@ -70,11 +70,13 @@ pub(crate) fn kind_of_vector(column: &DataType) -> Option<ElementKind> {
 /// Numbers that f32 holds exactly are computed in f32, others in f64.
 fn kind_of_number(number: &DataType) -> Option<ElementKind> {
     use DataType::{
-        Float16, Float32, Float64, Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64,
+        Decimal32, Decimal64, Decimal128, Decimal256, Float16, Float32, Float64, Int8, Int16,
+        Int32, Int64, UInt8, UInt16, UInt32, UInt64,
     };
     match number {
         Float16 | Float32 | Int8 | Int16 | UInt8 | UInt16 => Some(ElementKind::F32),
         Float64 | Int32 | Int64 | UInt32 | UInt64 => Some(ElementKind::F64),
+        Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..) => Some(ElementKind::F64),
         _ => None,
     }
 }
@@ -87,6 +89,8 @@ pub struct VectorReader {
     metric: Metric,
     elements: Elements,
     dim: Option<usize>,
+    /// Whether rows may have different lengths, and then where each ends and how long it is.
+    ends: Option<Vec<(usize, usize)>>,
     /// Rows of the input before the first read here.
     first: u64,
     /// Rows read so far.
@@ -109,13 +113,28 @@ impl VectorReader {
             ElementKind::Bits => Elements::Bits(Vec::new()),
         };
         let positions = Vec::new();
-        Self { input, column, metric, elements, dim: None, first: 0, seen: 0, positions }
+        Self {
+            input,
+            column,
+            metric,
+            elements,
+            dim: None,
+            ends: None,
+            first: 0,
+            seen: 0,
+            positions,
+        }
     }
 
     /// Read on in an input of which so many rows were read elsewhere, and of whose vectors the
     /// length is known.
     pub fn continuing(self, first: u64, dim: Option<usize>) -> Self {
         Self { first, dim, ..self }
+    }
+
+    /// Let every row have a length of its own.
+    pub(super) fn of_any_length(self) -> Self {
+        Self { ends: Some(Vec::new()), ..self }
     }
 
     /// Read the vectors of a batch: the one column, or a column for each dimension.
@@ -153,6 +172,16 @@ impl VectorReader {
     pub fn finish(self) -> (Rows, Vec<u32>) {
         let matrix = Matrix::new(self.elements, self.positions.len(), self.dim.unwrap_or(0));
         (Rows::all(Arc::new(matrix)), self.positions)
+    }
+
+    /// Rows of any length, end to end; for each that has a vector, its position among the rows
+    /// read, where its elements are, and its length.
+    pub(super) fn finish_of_any_length(self) -> (Elements, Vec<(u32, Range<usize>, usize)>) {
+        let ends = self.ends.unwrap_or_default();
+        let starts = std::iter::once(0).chain(ends.iter().map(|(end, _)| *end));
+        let rows = self.positions.iter().zip(starts.zip(&ends));
+        let rows = rows.map(|(position, (start, (end, dim)))| (*position, start..*end, *dim));
+        (self.elements, rows.collect())
     }
 
     fn append_numbers<T: Number>(&mut self, columns: &[ArrayRef], out: &mut Vec<T>) -> Result<()> {
@@ -211,8 +240,16 @@ impl VectorReader {
             return Err(self.bad(row, RowProblem::NotFinite { at, value }));
         }
         self.metric.prepare(&mut out[start..]).map_err(|problem| self.bad(row, problem))?;
-        self.positions.push((self.seen + row as u64) as u32);
+        self.keep(row, out.len(), out.len() - start);
         Ok(())
+    }
+
+    /// The row has a vector, which ends here.
+    fn keep(&mut self, row: usize, end: usize, dim: usize) {
+        self.positions.push((self.seen + row as u64) as u32);
+        if let Some(ends) = &mut self.ends {
+            ends.push((end, dim));
+        }
     }
 
     fn append_bits(&mut self, column: &ArrayRef, out: &mut Vec<u64>) -> Result<()> {
@@ -225,7 +262,7 @@ impl VectorReader {
                 word[..chunk.len()].copy_from_slice(chunk);
                 u64::from_le_bytes(word)
             }));
-            self.positions.push((self.seen + row as u64) as u32);
+            self.keep(row, out.len(), bytes.len() * 8);
         }
         Ok(())
     }
@@ -235,7 +272,7 @@ impl VectorReader {
             return Err(self.bad(row, RowProblem::Empty));
         }
         let expected = *self.dim.get_or_insert(found);
-        if expected == found {
+        if expected == found || self.ends.is_some() {
             Ok(())
         } else {
             Err(self.bad(row, RowProblem::Dim { found, expected }))

@@ -3,17 +3,17 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, Float32Array, Float64Array};
+use datafusion::arrow::array::Float32Array;
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::plan_err;
+use datafusion::common::{exec_datafusion_err, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::{
     ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 
 use crate::error::Error;
-use crate::exec::{VectorColumn, VectorReader, common_kind, kind_of_vector};
-use crate::matrix::{ElementKind, Rows};
+use crate::exec::{common_kind, kind_of_vector, row_distances};
+use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
 /// Every distance that DataFusion has not already.
@@ -64,18 +64,6 @@ impl Distance {
         }
         Ok(kinds[0].zip(kinds[1]).map(|(a, b)| common_kind(a, b)))
     }
-
-    fn read(
-        &self,
-        input: &'static str,
-        array: &ArrayRef,
-        kind: ElementKind,
-    ) -> Result<(Rows, Vec<u32>), Error> {
-        let column = VectorColumn::Whole(self.name.to_string());
-        let mut reader = VectorReader::new(input, column, kind, self.metric);
-        reader.append(std::slice::from_ref(array))?;
-        Ok(reader.finish())
-    }
 }
 
 impl ScalarUDFImpl for Distance {
@@ -106,44 +94,16 @@ impl ScalarUDFImpl for Distance {
             return Ok(ColumnarValue::Array(Arc::new(Float32Array::new_null(rows))));
         };
         let [a, b] = [&args.args[0], &args.args[1]].map(|arg| arg.to_array(rows));
-        let (a, at_a) = self.read("the first vector", &a?, kind)?;
-        let (b, at_b) = self.read("the second vector", &b?, kind)?;
-        let dims = (a.matrix().dim(), b.matrix().dim());
-        if dims.0 != dims.1 && !a.is_empty() && !b.is_empty() {
-            return Err(Error::DimMismatch { queries: dims.0, base: dims.1 }.into());
-        }
-        let (at, pairs) = both(&at_a, &at_b);
-        let width = a.matrix().width();
-        let array: ArrayRef = if let (Some(a), Some(b)) = (a.reals::<f64>(), b.reals::<f64>()) {
-            let distances = self.metric.distances(a, b, width, &pairs);
-            Arc::new(Float64Array::from(scatter(rows, &at, distances)))
-        } else if let (Some(a), Some(b)) = (a.reals::<f32>(), b.reals::<f32>()) {
-            let distances = self.metric.distances(a, b, width, &pairs);
-            Arc::new(Float32Array::from(scatter(rows, &at, distances)))
-        } else {
-            let (a, b) = (a.words().unwrap_or_default(), b.words().unwrap_or_default());
-            let bits = |(i, j): &(usize, usize)| {
-                self.metric.distance_of_bits(&a[i * width..][..width], &b[j * width..][..width])
-            };
-            let distances = pairs.iter().map(bits).collect();
-            Arc::new(Float32Array::from(scatter(rows, &at, distances)))
-        };
-        Ok(ColumnarValue::Array(array))
+        let distances = row_distances(self.metric, kind, &a?, &b?).map_err(|error| match error {
+            Error::DimMismatch { queries, base } => exec_datafusion_err!(
+                "{}: dim mismatch: the first vector has {queries}, the second {base}",
+                self.name
+            ),
+            Error::BadRow { input, row, problem, .. } => {
+                exec_datafusion_err!("{}: row {row} of {input}: {problem}", self.name)
+            }
+            other => other.into(),
+        });
+        distances.map(ColumnarValue::Array)
     }
-}
-
-/// The rows in both ascending lists, and where in each they are.
-fn both(a: &[u32], b: &[u32]) -> (Vec<u32>, Vec<(usize, usize)>) {
-    let pairs =
-        a.iter().enumerate().filter_map(|(i, row)| Some((*row, (i, b.binary_search(row).ok()?))));
-    pairs.unzip()
-}
-
-/// Values at these rows, NULL elsewhere.
-fn scatter<T: Copy>(rows: usize, at: &[u32], values: Vec<T>) -> Vec<Option<T>> {
-    let mut all = vec![None; rows];
-    for (row, value) in at.iter().zip(values) {
-        all[*row as usize] = Some(value);
-    }
-    all
 }

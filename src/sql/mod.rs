@@ -86,8 +86,9 @@ pub fn install(
 ) -> SessionStateBuilder {
     let planner: Arc<dyn QueryPlanner + Send + Sync> =
         Arc::new(planner::NeighborsQueryPlanner::new(others));
-    let mut builder =
-        builder.with_query_planner(planner).with_physical_optimizer_rule(Arc::new(InputOrder));
+    let mut builder = builder.with_query_planner(planner);
+    let rules = builder.physical_optimizers().take().unwrap_or_default().rules;
+    let mut builder = builder.with_physical_optimizer_rules(InputOrder::around(rules));
     let config = builder.config().get_or_insert_with(SessionConfig::new);
     let extensions = &mut config.options_mut().extensions;
     if extensions.get::<NeighborsOptions>().is_none() {

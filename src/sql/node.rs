@@ -4,9 +4,10 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
-use datafusion::arrow::datatypes::{Fields, Schema};
+use datafusion::arrow::datatypes::{DataType, Field, Fields, Schema};
 use datafusion::common::{DFSchema, DFSchemaRef, plan_err};
 use datafusion::error::Result;
+use datafusion::logical_expr::expr::Placeholder;
 use datafusion::logical_expr::{Expr, Extension, LogicalPlan, UserDefinedLogicalNodeCore};
 
 use super::arguments::{metric, positive};
@@ -41,6 +42,7 @@ impl KnnNode {
         (k, metric): (Expr, Expr),
         options: NeighborsOptions,
     ) -> Result<Self> {
+        let (k, metric) = (argument(k, DataType::Int64), argument(metric, DataType::Utf8));
         let binary = is_binary(function, &metric)?;
         let queries = match queries {
             Some(plan) => Some((vector_column(function, "queries", vector, &plan, binary)?, plan)),
@@ -114,6 +116,18 @@ impl KnnNode {
     }
 }
 
+/// An argument without the name that DataFusion gives to what it has computed, and with the type
+/// that a parameter is to have.
+fn argument(expr: Expr, wanted: DataType) -> Expr {
+    match expr.unalias_nested().data {
+        Expr::Placeholder(Placeholder { id, field: None }) => {
+            let field = Arc::new(Field::new(&id, wanted, true));
+            Expr::Placeholder(Placeholder::new_with_field(id, Some(field)))
+        }
+        other => other,
+    }
+}
+
 /// The columns of an input, and the type of its vectors.
 fn side(name: &str, (vector, plan): &(VectorColumn, LogicalPlan)) -> Result<(Side, ElementKind)> {
     let side = Side::try_new(name, vector, plan.schema().fields())?;
@@ -176,9 +190,12 @@ fn vector_column(
             };
             let columns = fields.iter().map(|f| format!("{} {}", f.name(), f.data_type()));
             let columns = columns.collect::<Vec<_>>().join(", ");
+            let hint = match binary {
+                Some(true) => "",
+                _ => ". Numeric columns serve as dimensions with vector => ['x', 'y']",
+            };
             plan_err!(
-                "{function}: {input} has no column of {wants}; its columns are {columns}. \
-                 Numeric columns serve as dimensions with vector => ['x', 'y']"
+                "{function}: {input} has no column of {wants}; its columns are {columns}{hint}"
             )
         }
         several => {
@@ -243,6 +260,7 @@ impl UserDefinedLogicalNodeCore for KnnNode {
         let (Some(k), Some(metric)) = (exprs.next(), exprs.next()) else {
             return plan_err!("{} lost an argument", self.function);
         };
+        let (k, metric) = (argument(k, DataType::Int64), argument(metric, DataType::Utf8));
         let schema = schema(&queries, &base)?;
         let node = Self { queries, base, k, metric, schema, ..self.clone() };
         node.check()?;

@@ -19,7 +19,7 @@ pub(super) fn is_relation(arg: &ast::Expr) -> bool {
             true
         }
         ast::Expr::Value(value) => value.value.clone().into_string().is_some(),
-        ast::Expr::Function(function) => is_table_call(function),
+        ast::Expr::Function(_) => true,
         ast::Expr::Nested(inner) => is_relation(inner),
         _ => false,
     }
@@ -43,7 +43,7 @@ pub(super) fn plan(
         ast::Expr::CompoundIdentifier(names) => ast::ObjectName::from(names),
         ast::Expr::Value(value) if value.value.clone().into_string().is_some() => {
             let name = value.value.into_string().unwrap_or_default();
-            ast::ObjectName::from(vec![ast::Ident::with_quote('"', name)])
+            return from_string(name, context);
         }
         other => {
             return plan_err!(
@@ -61,6 +61,29 @@ pub(super) fn plan(
     let source = context
         .context_provider()
         .get_table_function_source(TableByName::NAME, vec![lit(reference.to_quoted_string())])?;
+    LogicalPlanBuilder::scan(reference, source, None)?.build()
+}
+
+/// A file, or a table whose name may be dotted.
+fn from_string(name: String, context: &mut dyn RelationPlannerContext) -> Result<LogicalPlan> {
+    let whole = ast::ObjectName::from(vec![ast::Ident::with_quote('"', name.as_str())]);
+    if let Ok(plan) = context.plan(table(whole, None)) {
+        return Ok(plan);
+    }
+    let provider = context.context_provider();
+    let find = |reference: &TableReference| {
+        let name = vec![lit(reference.to_quoted_string())];
+        provider.get_table_function_source(TableByName::NAME, name)
+    };
+    let whole = TableReference::bare(name.as_str());
+    let (reference, source) = match find(&whole) {
+        Ok(source) => (whole, source),
+        Err(error) => {
+            let parsed = TableReference::parse_str(&name);
+            let source = find(&parsed).map_err(|_| error)?;
+            (parsed, source)
+        }
+    };
     LogicalPlanBuilder::scan(reference, source, None)?.build()
 }
 

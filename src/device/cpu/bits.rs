@@ -9,21 +9,21 @@ use crate::error::Result;
 use crate::matrix::Rows;
 
 /// Bytes of base rows that all queries of a task visit before the next ones.
-const BLOCK_BYTES: usize = 24 * 1024;
+const STEP_BYTES: usize = 24 * 1024;
 
 /// Base rows of bits.
 #[derive(Debug)]
 pub(super) struct Bits(pub Rows);
 
 impl Bits {
-    fn rows_per_block(&self) -> usize {
-        (BLOCK_BYTES / (self.0.matrix().width() * 8).max(1)).max(1)
+    fn rows_per_step(&self) -> usize {
+        (STEP_BYTES / (self.0.matrix().width() * 8).max(1)).max(1)
     }
 }
 
 impl Scan<f32> for Bits {
-    fn blocks(&self) -> usize {
-        self.0.len().div_ceil(self.rows_per_block())
+    fn rows(&self) -> usize {
+        self.0.len()
     }
 
     fn scan(
@@ -33,13 +33,15 @@ impl Scan<f32> for Bits {
         lists: &mut [Selection<f32>],
     ) -> Result<Work> {
         let arch = pulp::Arch::new();
-        let per_block = self.rows_per_block();
         let mut pairs = 0;
         for block in visit.blocks() {
             visit.cancel.check()?;
-            let rows = block * per_block..((block + 1) * per_block).min(self.0.len());
-            pairs += (rows.len() * lists.len()) as u64;
-            arch.dispatch(Count { base: self, rows, queries, visit, lists });
+            let all = visit.rows_of(block);
+            pairs += (all.len() * lists.len()) as u64;
+            for start in all.clone().step_by(self.rows_per_step()) {
+                let rows = start..all.end.min(start + self.rows_per_step());
+                arch.dispatch(Count { base: self, rows, queries, visit, lists });
+            }
         }
         Ok(Work { pairs, ..Work::default() })
     }

@@ -2,11 +2,14 @@
 
 mod bits;
 mod bounds;
+mod exact;
 mod lanes;
 mod panels;
 mod product;
+mod quantised;
 mod select;
 mod tasks;
+mod vnni;
 
 use std::time::Instant;
 
@@ -14,7 +17,9 @@ use self::bits::Bits;
 use self::lanes::Lanes;
 use self::panels::Panels;
 use self::product::Product;
+use self::quantised::Quantised;
 use self::select::Selection;
+use self::tasks::{Block, Scan, Visit};
 use crate::device::{
     Capacity, Device, DeviceInfo, Distances, Neighbors, Pairing, Shape, Work, sealed,
 };
@@ -49,12 +54,20 @@ enum BaseRows {
 
 #[derive(Debug)]
 enum Layout<T> {
+    Quantised(Quantised<T>),
     Panels(Panels<T>),
     Product(Product<T>),
 }
 
 impl<T: Lanes> Layout<T> {
     fn new(rows: &Rows, values: &[T], metric: Metric) -> Self {
+        match Quantised::try_new(rows, values, metric) {
+            Some(quantised) => Self::Quantised(quantised),
+            None => Self::without_quantisation(rows, values, metric),
+        }
+    }
+
+    fn without_quantisation(rows: &Rows, values: &[T], metric: Metric) -> Self {
         if rows.matrix().dim() >= PRODUCT_DIM && metric.sum() != Sum::Absolute {
             if let Some(product) = Product::try_new(rows, values, metric) {
                 return Self::Product(product);
@@ -62,16 +75,27 @@ impl<T: Lanes> Layout<T> {
         }
         Self::Panels(Panels::new(rows, values))
     }
+}
 
-    fn top_k(
+impl<T: Lanes> Scan<T> for Layout<T> {
+    fn rows(&self) -> usize {
+        match self {
+            Self::Quantised(base) => base.rows(),
+            Self::Panels(base) => base.rows(),
+            Self::Product(base) => base.rows(),
+        }
+    }
+
+    fn scan(
         &self,
-        queries: &Rows,
-        pairing: &Pairing<'_>,
+        queries: &Block<'_, T>,
+        visit: &Visit<'_>,
         lists: &mut [Selection<T>],
     ) -> Result<Work> {
         match self {
-            Self::Panels(base) => tasks::run(base, queries, pairing, lists),
-            Self::Product(base) => tasks::run(base, queries, pairing, lists),
+            Self::Quantised(base) => base.scan(queries, visit, lists),
+            Self::Panels(base) => base.scan(queries, visit, lists),
+            Self::Product(base) => base.scan(queries, visit, lists),
         }
     }
 }
@@ -159,8 +183,8 @@ impl Device for CpuDevice {
         let start = Instant::now();
         let rows = &queries.rows;
         let work = match (&base.0, &mut nearest.lists) {
-            (BaseRows::F32(base), Lists::F32(lists)) => base.top_k(rows, pairing, lists)?,
-            (BaseRows::F64(base), Lists::F64(lists)) => base.top_k(rows, pairing, lists)?,
+            (BaseRows::F32(base), Lists::F32(lists)) => tasks::run(base, rows, pairing, lists)?,
+            (BaseRows::F64(base), Lists::F64(lists)) => tasks::run(base, rows, pairing, lists)?,
             (BaseRows::Bits(base), Lists::F32(lists)) => tasks::run(base, rows, pairing, lists)?,
             _ => unreachable!("both sides of a call have one element type"),
         };

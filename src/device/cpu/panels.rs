@@ -20,7 +20,7 @@ const PANEL: usize = 32;
 /// Queries that pass through a panel together.
 const QUERIES: usize = 4;
 /// Bytes of base rows that all queries of a task visit before the next ones: half of an L1 cache.
-const BLOCK_BYTES: usize = 24 * 1024;
+const STEP_BYTES: usize = 24 * 1024;
 
 /// One coordinate of every row of a panel.
 #[derive(Debug, Clone, Copy)]
@@ -53,14 +53,14 @@ impl<T: Lanes> Panels<T> {
         &self.coordinates[panel * self.dim..][..self.dim]
     }
 
-    fn panels_per_block(&self) -> usize {
-        (BLOCK_BYTES / (self.dim * size_of::<Coordinates<T>>()).max(1)).max(1)
+    fn panels_per_step(&self) -> usize {
+        (STEP_BYTES / (self.dim * size_of::<Coordinates<T>>()).max(1)).max(1)
     }
 }
 
 impl<T: Lanes> Scan<T> for Panels<T> {
-    fn blocks(&self) -> usize {
-        self.rows.div_ceil(PANEL).div_ceil(self.panels_per_block())
+    fn rows(&self) -> usize {
+        self.rows
     }
 
     fn scan(
@@ -80,12 +80,14 @@ impl<T: Lanes> Scan<T> for Panels<T> {
         let mut pairs = 0;
         for block in visit.blocks() {
             visit.cancel.check()?;
-            let per_block = self.panels_per_block();
-            let panels =
-                block * per_block..((block + 1) * per_block).min(self.rows.div_ceil(PANEL));
-            pairs += (panels.len() * PANEL * lists.len()) as u64;
-            let task = Sweep { base: self, panels, values, first: queries.first, visit, lists };
-            arch.dispatch(task);
+            let rows = visit.rows_of(block);
+            pairs += (rows.len() * lists.len()) as u64;
+            let end = rows.end.div_ceil(PANEL);
+            for start in (rows.start / PANEL..end).step_by(self.panels_per_step()) {
+                let panels = start..end.min(start + self.panels_per_step());
+                let first = queries.first;
+                arch.dispatch(Sweep { base: self, panels, values, first, visit, lists });
+            }
         }
         Ok(Work { pairs, ..Work::default() })
     }

@@ -21,14 +21,12 @@ use pulp::{Simd, WithSimd};
 use super::bounds::{Bounds, Candidates};
 use super::lanes::Lanes;
 use super::select::Selection;
-use super::tasks::{Block, Scan, Visit};
+use super::tasks::{BLOCK_ROWS, Block, Scan, Visit};
 use crate::device::Work;
 use crate::error::Result;
 use crate::matrix::{Real, Rows};
 use crate::metric::{Metric, Sum};
 
-/// Base rows in a block: with 128 queries, the product takes half of a 1 MiB L2 cache in f32.
-const BLOCK_ROWS: usize = 1024;
 /// Norms between these have squares and products that neither over- nor underflow, in f32 or f64.
 const SAFE_NORMS: std::ops::RangeInclusive<f64> = 1e-12..=1e15;
 
@@ -78,8 +76,8 @@ impl<T: Lanes> Product<T> {
 }
 
 impl<T: Lanes> Scan<T> for Product<T> {
-    fn blocks(&self) -> usize {
-        self.norms.len().div_ceil(BLOCK_ROWS)
+    fn rows(&self) -> usize {
+        self.rows.len()
     }
 
     fn scan(
@@ -112,7 +110,7 @@ impl<T: Lanes> Scan<T> for Product<T> {
         let mut work = Work::default();
         for block in visit.blocks() {
             visit.cancel.check()?;
-            let rows = block * BLOCK_ROWS..((block + 1) * BLOCK_ROWS).min(self.norms.len());
+            let rows = visit.rows_of(block);
             work.pairs += (rows.len() * lists.len()) as u64;
             matmul(
                 MatMut::from_column_major_slice_mut(

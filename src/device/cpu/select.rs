@@ -65,7 +65,7 @@ impl<T: Real> Selection<T> {
             return;
         }
         self.entries.push(candidate);
-        if self.entries.len() >= self.k + self.k.clamp(8, 1024) {
+        if self.entries.len() >= self.k + (self.k / 4).clamp(8, 1024) {
             self.cut();
         }
     }

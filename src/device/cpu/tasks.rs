@@ -3,6 +3,8 @@
 //! A task takes a block of queries through some blocks of base rows. Results do not depend on the
 //! cut: lists are ordered totally, and each pair is offered exactly once.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::select::Selection;
@@ -14,10 +16,14 @@ use crate::metric::Metric;
 /// Queries in a task.
 const TASK_QUERIES: usize = 128;
 
+/// Base rows in a block, the unit that tasks and layouts share. With 128 queries, their products in
+/// f32 take half of a 1 MiB L2 cache.
+pub(super) const BLOCK_ROWS: usize = 1024;
+
 /// A way to compare queries with the blocks of a base.
 pub(super) trait Scan<T>: Sync {
-    /// Number of blocks.
-    fn blocks(&self) -> usize;
+    /// Number of base rows.
+    fn rows(&self) -> usize;
 
     /// Offer all pairs of the queries with the visited blocks to the queries' lists.
     fn scan(
@@ -39,13 +45,14 @@ pub(super) struct Block<'a, T> {
 }
 
 /// The blocks of base rows that a task visits.
+#[derive(Clone)]
 pub(super) struct Visit<'a> {
     pub metric: Metric,
     pub cancel: &'a Cancel,
     first_base: u32,
     first_query: Option<u32>,
-    positions: std::ops::Range<usize>,
-    blocks: usize,
+    positions: Range<usize>,
+    rows: usize,
     stride: usize,
 }
 
@@ -53,8 +60,23 @@ impl Visit<'_> {
     /// The blocks, far apart one after the other: on sorted rows the first ones are already a
     /// sample, so that lists tighten early.
     pub fn blocks(&self) -> impl Iterator<Item = usize> {
-        let (blocks, stride) = (self.blocks, self.stride);
-        self.positions.clone().map(move |position| position * stride % blocks)
+        self.positions().map(|(_, block)| block)
+    }
+
+    /// The blocks, and how far the visit has come with each.
+    pub fn positions(&self) -> impl Iterator<Item = (usize, usize)> {
+        let (blocks, stride) = (self.rows.div_ceil(BLOCK_ROWS), self.stride);
+        self.positions.clone().map(move |position| (position, position * stride % blocks))
+    }
+
+    /// What is left of the visit after this position.
+    pub fn after(&self, position: usize) -> Self {
+        Self { positions: position + 1..self.positions.end, ..self.clone() }
+    }
+
+    /// The base rows of a block.
+    pub fn rows_of(&self, block: usize) -> Range<usize> {
+        block * BLOCK_ROWS..((block + 1) * BLOCK_ROWS).min(self.rows)
     }
 
     /// The number of the base row at this position.
@@ -79,7 +101,7 @@ pub(super) fn run<T: Real>(
     pairing: &Pairing<'_>,
     lists: &mut [Selection<T>],
 ) -> Result<Work> {
-    let blocks = base.blocks();
+    let blocks = base.rows().div_ceil(BLOCK_ROWS);
     if lists.is_empty() || blocks == 0 {
         return Ok(Work::default());
     }
@@ -102,7 +124,7 @@ pub(super) fn run<T: Real>(
             first_base: pairing.first_base,
             first_query: pairing.first_query,
             positions: blocks * part / parts..blocks * (part + 1) / parts,
-            blocks,
+            rows: base.rows(),
             stride,
         };
         base.scan(&block, &visit, lists)

@@ -1,0 +1,47 @@
+//! Nearest neighbours inside a Rust program: on DataFrames without SQL text, and on Arrow arrays
+//! without a session.
+//!
+//! ```text
+//! cargo run --example embed
+//! ```
+
+use datafusion::arrow::array::FixedSizeListArray;
+use datafusion::arrow::datatypes::Float32Type;
+use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::error::Result;
+use datafusion::prelude::*;
+use datafusion_neighbors::device::AnyDevice;
+use datafusion_neighbors::{KnnExact, Metric, NeighborsExt, knn_exact};
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    data_frames().await?;
+    arrays()
+}
+
+/// The three digits most like each of the first two, by the cosine of their pixels.
+async fn data_frames() -> Result<()> {
+    let ctx = SessionContext::new();
+    datafusion_neighbors::register_all(&ctx)?;
+    let digits = ctx.read_parquet("sql/data/digits.parquet", ParquetReadOptions::default()).await?;
+    let queries = digits.clone().filter(col("id").lt(lit(2)))?;
+    let base = digits.clone().filter(col("id").gt_eq(lit(2)))?;
+
+    let similar = queries.knn_exact(base, KnnExact::k(3).metric(Metric::Cosine))?;
+    similar.sort_by(vec![col("query_id"), col("rank")])?.show().await?;
+
+    // Among themselves; what comes out is a DataFrame like any other.
+    let nearest = digits.knn_exact_self(KnnExact::k(1))?;
+    let same = nearest.filter(col("query_label").eq(col("base_label")))?;
+    println!("{} digits have the nearest neighbour of their own kind", same.count().await?);
+    Ok(())
+}
+
+/// The nearest other point of each point.
+fn arrays() -> Result<()> {
+    let points = [[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]].map(|point| Some(point.map(Some)));
+    let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 2);
+    let nearest = knn_exact(&AnyDevice::cpu(), &points, None, &KnnExact::k(1))?;
+    println!("{}", pretty_format_batches(&[nearest])?);
+    Ok(())
+}

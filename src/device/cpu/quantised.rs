@@ -1,0 +1,396 @@
+//! Rows in 8 bits decide which pairs are worth computing; those are then computed exactly.
+//!
+//! With a centre c and a step t, a row x is `c + t x̂ + e`, x̂ being whole numbers from −127 to 127
+//! and e a rest of known length r. Products of such rows are exact in integers, four dimensions and
+//! sixteen rows to an instruction, and say nearly all about the real rows:
+//!
+//! - squares: `‖q − x‖ ≥ t ‖q̂ − x̂‖ − r_q − r_x` by the triangle inequality;
+//! - products (c = 0, the query with a step t_q of its own):
+//!   `|q·x − t_q t q̂·x̂| ≤ r_q ‖x‖ + ‖t_q q̂‖ r_x` by Cauchy and Schwarz.
+//!
+//! A pair whose bound is beyond the reach of its query's list is done with; every other one gets
+//! its sum in the contract's order. r_x is taken as the largest rest of all rows, so that the test
+//! is one comparison per pair; the few rows that stick out of the range that 8 bits cover are kept
+//! aside and always computed. Where the rests are not small beside the distances that matter, too
+//! many pairs pass: the rows still to be visited are then left to another layout.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use super::lanes::Lanes;
+use super::select::Selection;
+use super::tasks::{BLOCK_ROWS, Block, Scan, Visit};
+use super::vnni::{GROUP, Group, Hits, QUERIES, ROWS, Starts, Vnni};
+use super::{Layout, exact};
+use crate::device::Work;
+use crate::error::Result;
+use crate::matrix::{Real, Rows};
+use crate::metric::{Metric, Sum};
+
+/// Dimensions from which on this beats direct differences.
+const LEAST_DIM: usize = 5;
+/// Dimensions up to which sums stay within 32 bits.
+const MOST_DIM: usize = 1 << 15;
+/// Rows from which on the preparation pays.
+const LEAST_ROWS: usize = 256;
+/// The largest whole number a row is rounded to.
+const LARGEST: f64 = 127.0;
+/// In float64, sums of this and numbers below 2⁵¹ are whole.
+const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
+/// One in so many rows may stick out of the range that is covered.
+const ONE_OUTLIER_IN: usize = 8192;
+/// One in so many pairs may pass before another layout is the faster one.
+const ONE_PASSES_IN: u64 = 32;
+const PANELS_PER_BLOCK: usize = BLOCK_ROWS / ROWS;
+
+/// Base rows, and the same rounded to 8 bits.
+#[derive(Debug)]
+pub(super) struct Quantised<T> {
+    rows: Rows,
+    metric: Metric,
+    vnni: Vnni,
+    scale: Scale,
+    groups: Vec<Group>,
+    starts: Vec<Starts>,
+    /// For each panel, a bit for each row that its sum decides about.
+    decided: Vec<u64>,
+    /// Rows that are always computed, ascending.
+    outliers: Vec<u32>,
+    /// The longest rest and the longest row among the others.
+    rest: f64,
+    norm: f64,
+    otherwise: OnceLock<Box<Layout<T>>>,
+}
+
+/// How rows become whole numbers.
+#[derive(Debug)]
+struct Scale {
+    centre: Vec<f64>,
+    step: f64,
+}
+
+/// A row in whole numbers.
+struct Rounded {
+    values: Vec<i8>,
+    /// The length of what rounding took away.
+    rest: f64,
+    /// The length of the row, from the origin.
+    norm: f64,
+}
+
+impl Scale {
+    /// The range that all but a few rows fit into.
+    fn new<T: Real>(values: &[T], dim: usize, sum: Sum) -> Self {
+        let rows = values.len() / dim;
+        let mut centre = vec![0.0; dim];
+        if sum == Sum::Squares {
+            for row in values.chunks_exact(dim) {
+                centre.iter_mut().zip(row).for_each(|(c, x)| *c += x.to_f64() / rows as f64);
+            }
+        }
+        let reach = |row: &[T]| {
+            let apart = row.iter().zip(&centre).map(|(x, c)| (x.to_f64() - c).abs());
+            apart.fold(0.0, f64::max)
+        };
+        let mut reaches: Vec<f64> = values.chunks_exact(dim).map(reach).collect();
+        let kept = rows - 1 - rows / ONE_OUTLIER_IN;
+        let (_, most, _) = reaches.select_nth_unstable_by(kept, f64::total_cmp);
+        let step = if *most > 0.0 { *most / LARGEST } else { 1.0 };
+        Self { centre, step }
+    }
+
+    fn round<T: Real>(&self, row: &[T], step: f64) -> Rounded {
+        let (mut rest, mut square, mut size) = (0.0, 0.0, 0.0);
+        let inverse = 1.0 / step;
+        let values = row.iter().zip(&self.centre).map(|(x, c)| {
+            let x = x.to_f64();
+            let apart = x - c;
+            // Adding a number this large leaves no room for a fraction.
+            let rounded = (apart * inverse).clamp(-LARGEST, LARGEST) + NO_FRACTIONS - NO_FRACTIONS;
+            rest += (apart - rounded * step) * (apart - rounded * step);
+            square += x * x;
+            size += apart * apart;
+            rounded as i8
+        });
+        let values = values.collect();
+        // The float64 arithmetic of this file errs far less than this.
+        let slack = 1e-12 * (square.sqrt() + f64::sqrt(size));
+        Rounded {
+            values,
+            rest: f64::sqrt(rest) * (1.0 + 1e-9) + slack,
+            norm: f64::sqrt(square) * (1.0 + 1e-9),
+        }
+    }
+}
+
+impl<T: Lanes> Quantised<T> {
+    /// `None` if this is not the layout for these rows, or this processor.
+    pub fn try_new(rows: &Rows, values: &[T], metric: Metric) -> Option<Self> {
+        let (dim, sum) = (rows.matrix().dim(), metric.sum());
+        let fits = (LEAST_DIM..=MOST_DIM).contains(&dim) && rows.len() >= LEAST_ROWS;
+        if !fits || sum == Sum::Absolute {
+            return None;
+        }
+        let vnni = Vnni::detect()?;
+        let scale = Scale::new(values, dim, sum);
+        if !(1e-100..1e100).contains(&scale.step) {
+            return None;
+        }
+        let words = dim.div_ceil(GROUP);
+        let panels = rows.len().div_ceil(ROWS);
+        let mut quantised = Self {
+            rows: rows.clone(),
+            metric,
+            vnni,
+            groups: vec![Group([[0; GROUP]; ROWS]); panels * words],
+            starts: vec![Starts([0; ROWS]); panels],
+            decided: vec![0; panels],
+            outliers: Vec::new(),
+            rest: 0.0,
+            norm: 0.0,
+            scale,
+            otherwise: OnceLock::new(),
+        };
+        quantised.fill(values, dim, words);
+        let few = rows.len() / (ONE_OUTLIER_IN / 8) + 4;
+        (quantised.outliers.len() <= few).then_some(quantised)
+    }
+
+    fn fill(&mut self, values: &[T], dim: usize, words: usize) {
+        let usual = self.scale.step * (dim as f64).sqrt() * 0.5 * (1.0 + 1e-6);
+        for (row, values) in values.chunks_exact(dim).enumerate() {
+            let rounded = self.scale.round(values, self.scale.step);
+            let (panel, lane) = (row / ROWS, row % ROWS);
+            for (group, values) in
+                self.groups[panel * words..][..words].iter_mut().zip(rounded.values.chunks(GROUP))
+            {
+                for (slot, value) in group.0[lane].iter_mut().zip(values) {
+                    *slot = (i16::from(*value) + 128) as u8;
+                }
+            }
+            if self.metric.sum() == Sum::Squares {
+                self.starts[panel].0[lane] = -(square(&rounded.values) / 2);
+            }
+            if rounded.rest > usual + 1e-9 * rounded.norm {
+                self.outliers.push(row as u32);
+            } else {
+                self.decided[panel] |= 1 << lane;
+                self.rest = self.rest.max(rounded.rest);
+                self.norm = self.norm.max(rounded.norm);
+            }
+        }
+    }
+
+    /// The layout for rows that 8 bits tell too little about.
+    fn otherwise(&self) -> &Layout<T> {
+        let values = || self.rows.reals().unwrap_or_default();
+        let layout = || Box::new(Layout::without_quantisation(&self.rows, values(), self.metric));
+        self.otherwise.get_or_init(layout)
+    }
+
+    fn query(&self, values: &[T]) -> Query {
+        let squares = self.metric.sum() == Sum::Squares;
+        let largest = values.iter().fold(0.0f64, |m, x| m.max(x.to_f64().abs()));
+        let own = if largest > 0.0 { largest / LARGEST } else { 1.0 };
+        let step = if squares { self.scale.step } else { own };
+        let rounded = self.scale.round(values, step);
+        let square = f64::from(square(&rounded.values));
+        let sum: i32 = rounded.values.iter().map(|x| i32::from(*x)).sum();
+        let words = rounded.values.chunks(GROUP).map(|chunk| {
+            let mut word = [0; GROUP];
+            word.iter_mut().zip(chunk).for_each(|(slot, value)| *slot = *value as u8);
+            i32::from_le_bytes(word)
+        });
+        // How far the contract's own rounding moves a sum, relatively and near zero.
+        let d = values.len() as f64 + 8.0;
+        let relative = d * T::EPSILON.to_f64();
+        let absolute = 4.0 * d * T::MIN_POSITIVE.to_f64() * T::EPSILON.to_f64();
+        let bound = if squares {
+            Bound::Squares {
+                factor: 1.0 + relative,
+                apart: rounded.rest + self.rest + absolute.sqrt(),
+                inverse: 1.0 / step,
+                square,
+            }
+        } else {
+            let length = square.sqrt() * step * (1.0 + 1e-9);
+            let own = relative * rounded.norm * self.norm + absolute;
+            Bound::Products {
+                apart: rounded.rest * self.norm + length * self.rest + own,
+                inverse: 1.0 / (step * self.scale.step),
+            }
+        };
+        Query {
+            words: words.collect(),
+            offset: 128.0 * f64::from(sum),
+            bound,
+            far: rounded.rest > 4.0 * self.rest && squares,
+        }
+    }
+}
+
+/// A query in whole numbers.
+struct Query {
+    words: Vec<i32>,
+    /// What the unsigned base adds to every product.
+    offset: f64,
+    bound: Bound,
+    /// It lies far out of the range of the base: its bounds are loose.
+    far: bool,
+}
+
+enum Bound {
+    Squares { factor: f64, apart: f64, inverse: f64, square: f64 },
+    Products { apart: f64, inverse: f64 },
+}
+
+impl Query {
+    /// The least sum of a pair that may be within reach.
+    fn least(&self, reach: f64) -> i32 {
+        let least = match self.bound {
+            Bound::Squares { factor, apart, inverse, square } => {
+                let distance = (reach.max(0.0).sqrt() * factor + apart) * inverse;
+                (square - distance * distance * (1.0 + 1e-9)) / 2.0
+            }
+            Bound::Products { apart, inverse } => {
+                let least = -reach - apart;
+                (least - least.abs() * 1e-9) * inverse
+            }
+        };
+        // Saturates; then either all rows pass, or none is within reach.
+        // The cast rounds towards zero, by less than 1.
+        (least + self.offset - 3.0) as i32
+    }
+}
+
+fn square(values: &[i8]) -> i32 {
+    values.iter().map(|x| i32::from(*x) * i32::from(*x)).sum()
+}
+
+impl<T: Lanes> Scan<T> for Quantised<T> {
+    fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn scan(
+        &self,
+        queries: &Block<'_, T>,
+        visit: &Visit<'_>,
+        lists: &mut [Selection<T>],
+    ) -> Result<Work> {
+        let dim = self.rows.matrix().dim();
+        let rounded: Vec<_> = queries.values.chunks_exact(dim).map(|q| self.query(q)).collect();
+        if rounded.iter().filter(|query| query.far).count() > lists.len() / 16 {
+            return self.otherwise().scan(queries, visit, lists);
+        }
+        let (passed, hits) = (Vec::new(), Vec::new());
+        let mut search = Search { base: self, queries, visit, rounded, passed, hits, lists };
+        let mut work = Work::default();
+        let free = (search.lists.len() * (4 * search.lists[0].k() + 4 * BLOCK_ROWS)) as u64;
+        for (position, block) in visit.positions() {
+            visit.cancel.check()?;
+            work.pairs += (search.lists.len() * visit.rows_of(block).len()) as u64;
+            work.rechecked += search.block(block);
+            if work.rechecked > free + work.pairs / ONE_PASSES_IN {
+                work += self.otherwise().scan(queries, &visit.after(position), search.lists)?;
+                return Ok(work);
+            }
+        }
+        Ok(work)
+    }
+}
+
+/// The queries of a task on their way through the blocks.
+struct Search<'a, T> {
+    base: &'a Quantised<T>,
+    queries: &'a Block<'a, T>,
+    visit: &'a Visit<'a>,
+    rounded: Vec<Query>,
+    /// Pairs that passed in the present block: positions of the query in the task, of the row.
+    passed: Vec<(u32, u32)>,
+    hits: Vec<Hits>,
+    lists: &'a mut [Selection<T>],
+}
+
+impl<T: Lanes> Search<'_, T> {
+    /// Take all queries through a block; returns how many pairs were computed exactly.
+    fn block(&mut self, block: usize) -> u64 {
+        let panels = block * PANELS_PER_BLOCK..(block + 1) * PANELS_PER_BLOCK;
+        let panels = panels.start..panels.end.min(self.base.starts.len());
+        let (mut computed, mut next, mut step) = (0, panels.start, 1);
+        while next < panels.end {
+            // Lists that are not full let everything pass: a few panels at a time until they are.
+            let full = self.lists.iter().all(|list| list.reach() < T::INFINITY);
+            let end = if full && next == panels.start { panels.end } else { next + step };
+            computed += self.panels(next..end.min(panels.end));
+            (next, step) = (end, 2 * step);
+        }
+        computed
+    }
+
+    fn panels(&mut self, panels: Range<usize>) -> u64 {
+        self.passed.clear();
+        for first in (0..self.lists.len()).step_by(QUERIES) {
+            self.sweep(first, panels.clone());
+        }
+        self.outliers(panels.start * ROWS..panels.end * ROWS);
+        self.compute();
+        self.passed.len() as u64
+    }
+
+    /// Note the pairs of four queries with some panels that pass.
+    fn sweep(&mut self, first: usize, panels: Range<usize>) {
+        let base = self.base;
+        let words = base.groups.len() / base.starts.len();
+        let count = (self.lists.len() - first).min(QUERIES);
+        let mut least = [i32::MAX; QUERIES];
+        for (i, least) in least.iter_mut().enumerate().take(count) {
+            let reach = self.lists[first + i].reach();
+            *least = self.rounded[first + i].least(reach.to_f64());
+        }
+        // A group that is not full repeats its last query, whose hits are then not looked at.
+        let query = |i: usize| self.rounded[first + i.min(count - 1)].words.as_slice();
+        let queries: [&[i32]; QUERIES] = std::array::from_fn(query);
+        self.hits.clear();
+        let groups = &base.groups[panels.start * words..panels.end * words];
+        base.vnni.sweep(groups, &base.starts[panels.clone()], queries, least, &mut self.hits);
+        for hit in self.hits.iter().filter(|hit| hit.query < count) {
+            let panel = panels.start + hit.panel;
+            let mut rows = hit.rows & base.decided[panel];
+            while rows != 0 {
+                let row = (panel * ROWS) as u32 + rows.trailing_zeros();
+                self.passed.push(((first + hit.query) as u32, row));
+                rows &= rows - 1;
+            }
+        }
+    }
+
+    /// The rows kept aside pass for every query.
+    fn outliers(&mut self, rows: Range<usize>) {
+        let all = &self.base.outliers;
+        let start = all.partition_point(|row| (*row as usize) < rows.start);
+        let end = all.partition_point(|row| (*row as usize) < rows.end);
+        for query in 0..self.lists.len() as u32 {
+            self.passed.extend(all[start..end].iter().map(|row| (query, *row)));
+        }
+    }
+
+    /// Offer the pairs that passed to their lists, by their sums.
+    fn compute(&mut self) {
+        let (visit, first, lists) = (self.visit, self.queries.first, &mut self.lists);
+        pulp::Arch::new().dispatch(exact::Pairs {
+            metric: self.base.metric,
+            queries: self.queries.values,
+            base: self.base.rows.reals().unwrap_or_default(),
+            dim: self.base.rows.matrix().dim(),
+            pairs: &self.passed,
+            found: |(query, row), sum| {
+                let (query, row) = (query as usize, row as usize);
+                let list = &mut lists[query];
+                if sum <= list.reach() && !visit.is_itself(first + query, row) {
+                    list.offer(sum, visit.number(row));
+                }
+            },
+        });
+    }
+}

@@ -1,0 +1,258 @@
+//! How the functions behave in a session: other plug-ins, partitions, memory, cancellation, metrics.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use datafusion::arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch};
+use datafusion::arrow::datatypes::Float32Type;
+use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::catalog::Session;
+use datafusion::datasource::MemTable;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::SessionStateBuilder;
+use datafusion::execution::context::QueryPlanner;
+use datafusion::execution::memory_pool::FairSpillPool;
+use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::prelude::{SessionConfig, SessionContext, lit};
+use datafusion_neighbors::{KnnExact, Metric, NeighborsExt, register_all};
+use libtest_mimic::Failed;
+
+use crate::support::Rng;
+
+type Test = fn() -> Result<(), Failed>;
+
+/// The tests of this file.
+pub const TESTS: [(&str, Test); 9] = [
+    ("registering_twice_changes_nothing", || run(registering_twice())),
+    ("a_foreign_query_planner_is_refused", || run(foreign_planner())),
+    ("partitions_and_batches_change_nothing", || run(partitions())),
+    ("data_frames_give_what_sql_gives", || run(data_frames())),
+    ("a_base_larger_than_the_pool_is_refused", || run(large_base())),
+    ("queries_larger_than_the_pool_are_cut", || run(large_queries())),
+    ("a_dropped_stream_stops_the_search", || run(cancellation())),
+    ("a_bad_row_gives_no_output", || run(bad_row())),
+    ("explain_analyze_shows_the_work", || run(metrics())),
+];
+
+fn run(test: impl Future<Output = Result<(), Failed>>) -> Result<(), Failed> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(test)
+}
+
+fn check(holds: bool, otherwise: impl Into<String>) -> Result<(), Failed> {
+    if holds { Ok(()) } else { Err(otherwise.into().into()) }
+}
+
+/// Rows `id`, `v` in a table of so many partitions and rows per batch.
+fn table(
+    ctx: &SessionContext,
+    name: &str,
+    rows: usize,
+    dim: usize,
+    parts: usize,
+    batch: usize,
+) -> Result<()> {
+    let mut rng = Rng(11);
+    let v =
+        (0..rows).map(|_| Some((0..dim).map(|_| Some(rng.below(4) as f32)).collect::<Vec<_>>()));
+    let v = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(
+        v.collect::<Vec<_>>(),
+        dim as i32,
+    );
+    let id = Int64Array::from_iter_values(0..rows as i64);
+    let columns: [(&str, ArrayRef); 2] = [("id", Arc::new(id)), ("v", Arc::new(v))];
+    let all = RecordBatch::try_from_iter(columns)?;
+    let partitions = (0..parts).map(|part| {
+        let (start, end) = (rows * part / parts, rows * (part + 1) / parts);
+        (start..end).step_by(batch).map(|i| all.slice(i, batch.min(end - i))).collect()
+    });
+    ctx.register_table(name, Arc::new(MemTable::try_new(all.schema(), partitions.collect())?))?;
+    Ok(())
+}
+
+async fn text(ctx: &SessionContext, sql: &str) -> Result<String> {
+    Ok(pretty_format_batches(&ctx.sql(sql).await?.collect().await?)?.to_string())
+}
+
+fn session(config: SessionConfig) -> Result<SessionContext> {
+    let ctx =
+        SessionContext::new_with_config(config.set_str("datafusion.execution.batch_size", "100"));
+    register_all(&ctx)?;
+    Ok(ctx)
+}
+
+async fn registering_twice() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new())?;
+    ctx.sql("SET neighbors.batch_rows = 7").await?.collect().await?;
+    let before = ctx.state().relation_planners().len();
+    register_all(&ctx)?;
+    check(ctx.state().relation_planners().len() == before, "registered twice")?;
+    let shown = text(&ctx, "SELECT value FROM information_schema.df_settings").await;
+    check(shown.is_err(), "the session's own settings were changed")
+}
+
+#[derive(Debug)]
+struct Foreign;
+
+#[async_trait]
+impl QueryPlanner for Foreign {
+    async fn create_physical_plan(
+        &self,
+        _plan: &LogicalPlan,
+        _session: &dyn Session,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Err(DataFusionError::NotImplemented("nothing".into()))
+    }
+}
+
+async fn foreign_planner() -> Result<(), Failed> {
+    let builder = SessionStateBuilder::new().with_default_features();
+    let state = builder.with_query_planner(Arc::new(Foreign)).build();
+    let error = register_all(&SessionContext::new_with_state(state)).expect_err("refused");
+    check(error.to_string().contains("install"), error.to_string())
+}
+
+/// Every tie is decided by the order of the input, however it is read.
+async fn partitions() -> Result<(), Failed> {
+    let sql = "SELECT query_id, base_id, rank, distance \
+               FROM knn_exact(queries => (SELECT * FROM q WHERE id % 3 = 0), base => (SELECT * FROM b WHERE id % 2 = 0), k => 9) \
+               ORDER BY query_id, rank";
+    let mut wanted = None;
+    for (parts, batch, target, rows) in
+        [(1, 5000, 1, 1000), (1, 7, 8, 10), (5, 100, 3, 1), (3, 64, 8, 33)]
+    {
+        let ctx = session(SessionConfig::new().with_target_partitions(target))?;
+        ctx.sql(&format!("SET neighbors.batch_rows = {rows}")).await?.collect().await?;
+        table(&ctx, "q", 60, 3, parts, batch)?;
+        table(&ctx, "b", 3000, 3, parts, batch)?;
+        let found = text(&ctx, sql).await?;
+        let wanted = wanted.get_or_insert_with(|| found.clone());
+        check(
+            found == *wanted,
+            format!("{parts} partitions, batches of {batch}, target {target}"),
+        )?;
+    }
+    parquet_partitions().await
+}
+
+/// Likewise for a file that several partitions read.
+async fn parquet_partitions() -> Result<(), Failed> {
+    let folder = tempfile::TempDir::new()?;
+    let path = folder.path().join("b.parquet");
+    let path = path.to_string_lossy();
+    let writer = session(SessionConfig::new())?;
+    writer
+        .sql("SET datafusion.execution.parquet.max_row_group_size = 500")
+        .await?
+        .collect()
+        .await?;
+    table(&writer, "b", 20_000, 3, 1, 8192)?;
+    let copy = format!("COPY (SELECT * FROM b ORDER BY id) TO '{path}' STORED AS PARQUET");
+    writer.sql(&copy).await?.collect().await?;
+    let sql = format!(
+        "SELECT query_id, base_id, rank FROM knn_exact(queries => (SELECT * FROM '{path}' WHERE id < 20), \
+         base => (SELECT * FROM '{path}' WHERE id % 2 = 0), k => 5) ORDER BY query_id, rank"
+    );
+    let mut wanted = None;
+    for target in [1, 2, 7] {
+        let config = SessionConfig::new()
+            .with_target_partitions(target)
+            .set_u64("datafusion.optimizer.repartition_file_min_size", 1);
+        let ctx = session(config)?.enable_url_table();
+        for _ in 0..3 {
+            let found = text(&ctx, &sql).await?;
+            let wanted = wanted.get_or_insert_with(|| found.clone());
+            check(found == *wanted, format!("{target} partitions of a file"))?;
+        }
+    }
+    Ok(())
+}
+
+async fn data_frames() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new().with_target_partitions(1))?;
+    table(&ctx, "q", 20, 4, 1, 8)?;
+    table(&ctx, "b", 200, 4, 1, 50)?;
+    let params = KnnExact::k(4).metric(Metric::L1).vector("v");
+    let (q, b) = (ctx.table("q").await?, ctx.table("b").await?);
+    let two = q.knn_exact(b.clone(), params.clone())?.collect().await?;
+    let sql = text(&ctx, "SELECT * FROM knn_exact(q, b, 4, 'l1', 'v')").await?;
+    check(pretty_format_batches(&two)?.to_string() == sql, "two inputs")?;
+    let itself = b.filter(lit(true))?.knn_exact_self(params)?.collect().await?;
+    let sql = text(&ctx, "SELECT * FROM knn_exact(b, 4, 'l1')").await?;
+    check(pretty_format_batches(&itself)?.to_string() == sql, "one input")
+}
+
+fn limited(bytes: usize) -> Result<SessionContext> {
+    let pool = Arc::new(FairSpillPool::new(bytes));
+    let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool).build_arc()?;
+    let ctx =
+        SessionContext::new_with_config_rt(SessionConfig::new().with_target_partitions(1), runtime);
+    register_all(&ctx)?;
+    Ok(ctx)
+}
+
+async fn large_base() -> Result<(), Failed> {
+    let ctx = limited(1 << 20)?;
+    table(&ctx, "b", 20_000, 64, 1, 1000)?;
+    match text(&ctx, "SELECT count(*) FROM knn_exact(b, k => 3)").await {
+        Err(error) if matches!(error.find_root(), DataFusionError::ResourcesExhausted(_)) => Ok(()),
+        other => Err(format!("found {other:?}").into()),
+    }
+}
+
+async fn large_queries() -> Result<(), Failed> {
+    let ctx = limited(1 << 20)?;
+    table(&ctx, "b", 300, 4, 1, 100)?;
+    table(&ctx, "q", 20_000, 4, 1, 100)?;
+    let found = text(&ctx, "SELECT count(*) AS n FROM knn_exact(q, b, 20)").await?;
+    check(found.contains("400000"), found)
+}
+
+/// A search of many seconds ends soon after nobody waits for it.
+async fn cancellation() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new())?;
+    table(&ctx, "b", 400_000, 16, 1, 8192)?;
+    let start = Instant::now();
+    let search = text(&ctx, "SELECT count(*) FROM knn_exact(b, k => 3)");
+    let stopped = tokio::time::timeout(Duration::from_millis(300), search).await;
+    check(stopped.is_err(), "the search was too fast to be stopped")?;
+    // The next search would wait for the threads that a search left running.
+    table(&ctx, "few", 1000, 4, 1, 1000)?;
+    text(&ctx, "SELECT count(*) FROM knn_exact(few, k => 3)").await?;
+    check(start.elapsed() < Duration::from_secs(5), format!("stopped after {:?}", start.elapsed()))
+}
+
+async fn bad_row() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new())?;
+    let sql = "SELECT * FROM knn_exact(queries => (SELECT * FROM (VALUES (1, [1.0, 2.0]), (2, [1.0])) t(id, v)), \
+               base => (SELECT 7 AS id, [0.0, 0.0] AS v), k => 1)";
+    let error = ctx.sql(sql).await?.collect().await.expect_err("a row of another length");
+    let wanted = "row 1 of queries, column \"v\": dim mismatch: it has 1, the others 2";
+    check(error.to_string().contains(wanted), error.to_string())?;
+    check(matches!(error.find_root(), DataFusionError::Execution(_)), format!("{error:?}"))
+}
+
+async fn metrics() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new())?;
+    table(&ctx, "b", 500, 4, 1, 100)?;
+    ctx.sql("SET neighbors.device = 'cpu'").await?.collect().await?;
+    let shown = text(&ctx, "EXPLAIN ANALYZE SELECT * FROM knn_exact(b, k => 3)").await?;
+    let wanted = [
+        "KnnExec: k=3, metric=l2, device=cpu",
+        "base_rows=500",
+        "query_rows=500",
+        "pairs_computed=",
+        "pairs_pruned=",
+        "pairs_rechecked=",
+        "rows_redone=",
+        "bytes_sent=",
+        "transfer_time=",
+        "kernel_time=",
+        "output_rows=1.50 K",
+    ];
+    let missing: Vec<_> = wanted.into_iter().filter(|part| !shown.contains(part)).collect();
+    check(missing.is_empty(), format!("{missing:?} missing in {shown}"))
+}
