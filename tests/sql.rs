@@ -72,10 +72,8 @@ struct Session(SessionContext);
 
 impl Session {
     async fn connect(device: &str, partitions: usize) -> Result<Self> {
-        let config = SessionConfig::new()
-            .with_information_schema(true)
-            .with_target_partitions(partitions)
-            .with_batch_size(if partitions == 1 { 3 } else { 8192 });
+        let config =
+            SessionConfig::new().with_information_schema(true).with_target_partitions(partitions);
         let ctx = SessionContext::new_with_config(config).enable_url_table();
         datafusion_neighbors::register_all(&ctx)?;
         ctx.sql(&format!("SET neighbors.device = '{device}'")).await?.collect().await?;
