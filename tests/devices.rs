@@ -9,7 +9,7 @@ use std::sync::Arc;
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::algo::knn::{Knn, KnnParams};
 use datafusion_neighbors::device::{AnyDevice, Cancel, Device, Neighbors, OnDevice, Pairing};
-use datafusion_neighbors::matrix::Rows;
+use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use libtest_mimic::{Arguments, Failed, Trial};
 use support::{Kind, matrix_bits, matrix_f32, matrix_f64, oracle};
 
@@ -111,6 +111,11 @@ fn nothing(device: &AnyDevice) -> Result<(), Failed> {
     for (queries, base) in [(&some, &none), (&none, &some), (&none, &none)] {
         check(device, queries, base, Metric::L2, 4, None)?;
     }
+    // Rows that are all NULL leave a matrix without a dimension.
+    let unknown = Rows::all(Arc::new(Matrix::new(Elements::F32(vec![]), 0, 0)));
+    check(device, &unknown, &unknown, Metric::L2, 4, Some(0))?;
+    check(device, &unknown, &some, Metric::Cosine, 4, None)?;
+    check(device, &some, &unknown, Metric::Cosine, 4, None)?;
     let one = some.slice(0..1);
     check(device, &one, &one, Metric::L2, 4, Some(0))
 }
@@ -119,7 +124,7 @@ fn nothing(device: &AnyDevice) -> Result<(), Failed> {
 fn chunks(device: &AnyDevice) -> Result<(), Failed> {
     for dim in [3, 100] {
         let base = matrix_f32(&Kind::Lattice.rows(5, 1500, dim), dim, Metric::L2);
-        let cuts: [&[usize]; 3] = [&[0, 1500], &[0, 1, 130, 777, 1500], &[0, 700, 1400, 1500]];
+        let cuts: [&[usize]; 3] = [&[0, 1500], &[0, 0, 1, 130, 777, 1500], &[0, 700, 1400, 1500]];
         for cuts in cuts {
             let mut pieces: Vec<_> = cuts.windows(2).map(|w| w[0]..w[1]).collect();
             for _ in 0..2 {

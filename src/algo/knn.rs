@@ -7,9 +7,11 @@
 
 use std::sync::Arc;
 
-use crate::device::{AnyDevice, Cancel, Device, Distances, Neighbors, OnDevice, Pairing, Shape};
+use crate::device::{
+    AnyDevice, Cancel, Device, Distances, Neighbors, OnDevice, Pairing, Shape, Work,
+};
 use crate::error::{Error, Result};
-use crate::matrix::Rows;
+use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
 /// What is asked of [`Knn`].
@@ -65,7 +67,7 @@ impl<D: Device> Knn<D> {
         }
         let params = KnnParams { k: params.k.min(base.len().max(1)), ..params };
         let mut knn = Self { device, params, base, resident: None };
-        if knn.base.len() <= knn.device.capacity(&knn.shape()).base {
+        if !knn.base.is_empty() && knn.base.len() <= knn.device.capacity(&knn.shape()).base {
             match knn.device.upload_base(&knn.base, params.metric) {
                 Ok(resident) => knn.resident = Some(resident),
                 Err(Error::DeviceMemory { .. }) => {}
@@ -89,15 +91,18 @@ impl<D: Device> Knn<D> {
         first_query: Option<u32>,
         cancel: &Cancel,
     ) -> Result<Neighbors> {
+        if queries.is_empty() || self.base.is_empty() {
+            return Ok(self.nothing());
+        }
         let dims = (queries.matrix().dim(), self.base.matrix().dim());
-        if dims.0 != dims.1 && !queries.is_empty() && !self.base.is_empty() {
+        if dims.0 != dims.1 {
             return Err(Error::DimMismatch { queries: dims.0, base: dims.1 });
         }
         let capacity = self.device.capacity(&self.shape());
         let mut pieces = Pieces { base: capacity.base, queries: capacity.queries.max(1) };
         let mut found = Vec::new();
         let mut start = 0;
-        while start < queries.len() || found.is_empty() {
+        while start < queries.len() {
             let block =
                 queries.slice(start..queries.len().min(start.saturating_add(pieces.queries)));
             let first_query = first_query.map(|first| first + start as u32);
@@ -105,9 +110,6 @@ impl<D: Device> Knn<D> {
                 Ok(neighbors) => {
                     found.push(neighbors);
                     start += block.len();
-                    if queries.is_empty() {
-                        break;
-                    }
                 }
                 Err(error @ Error::DeviceMemory { .. }) => {
                     pieces = pieces.halved(block.len(), self.base.len()).ok_or(error)?;
@@ -116,6 +118,15 @@ impl<D: Device> Knn<D> {
             }
         }
         Ok(concat(found))
+    }
+
+    /// Lists without neighbours.
+    fn nothing(&self) -> Neighbors {
+        let distances = match self.base.matrix().kind() {
+            ElementKind::F64 => Distances::F64(vec![]),
+            ElementKind::F32 | ElementKind::Bits => Distances::F32(vec![]),
+        };
+        Neighbors { per_query: 0, rows: vec![], distances, work: Work::default() }
     }
 
     fn shape(&self) -> Shape {
