@@ -22,6 +22,8 @@ pub trait Real:
     const ZERO: Self;
     /// 1.
     const ONE: Self;
+    /// The largest finite number.
+    const MAX: Self;
     /// +∞.
     const INFINITY: Self;
     /// The gap after 1.
@@ -55,6 +57,7 @@ macro_rules! real {
         impl Real for $type {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
+            const MAX: Self = $type::MAX;
             const INFINITY: Self = $type::INFINITY;
             const EPSILON: Self = $type::EPSILON;
             const MIN_POSITIVE: Self = $type::MIN_POSITIVE;

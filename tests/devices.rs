@@ -66,6 +66,7 @@ fn main() {
         }
         add("top_k::no_queries_or_no_base".into(), Box::new(nothing));
         add("top_k::chunks_in_any_order".into(), Box::new(chunks));
+        add("top_k::sums_that_overflow_on_their_way".into(), Box::new(overflow));
         add("top_k::cancelled".into(), Box::new(cancelled));
         add("top_k::far_more_ties_than_k".into(), Box::new(ties));
     }
@@ -179,6 +180,30 @@ fn cancelled(device: &AnyDevice) -> Result<(), Failed> {
         Err(datafusion_neighbors::Error::Cancelled) => Ok(()),
         other => Err(format!("expected a cancellation, found {other:?}").into()),
     }
+}
+
+/// A sum that has become infinite stays so, however the rest of the products would cancel it.
+fn overflow(device: &AnyDevice) -> Result<(), Failed> {
+    let mut base: Vec<_> = (0..5000).map(|_| vec![1e18, 0.0, 0.0, 0.0, 0.0]).collect();
+    base[4321] = vec![1e20, -1e20, 0.0, 0.0, 0.0];
+    base[17] = vec![2e20, -2e20, 1.0, 0.0, 0.0];
+    let base = matrix_f32(&base, 5, Metric::InnerProduct);
+    let queries = [vec![1e20, 1e20, 0.0, 0.0, 0.0], vec![1e-20, 0.0, 0.0, 0.0, 1e20]];
+    let queries = matrix_f32(&queries, 5, Metric::InnerProduct);
+    for k in [1, 2, 3, 300] {
+        check(device, &queries, &base, Metric::InnerProduct, k, None)?;
+    }
+    for metric in [Metric::InnerProduct, Metric::L2] {
+        let wide = matrix_f64(&Kind::Normal.rows(4, 4000, 6), 6, metric);
+        for scale in [1e-308, 1e-200, 1e99, 1e200, 1e307] {
+            let rows: Vec<_> = Kind::Normal.rows(9, 3, 6).into_iter().collect();
+            let scaled: Vec<Vec<f64>> =
+                rows.iter().map(|row| row.iter().map(|x| x * scale / 10.0).collect()).collect();
+            check(device, &matrix_f64(&scaled, 6, metric), &wide, metric, 4, None)?;
+            check(device, &wide.slice(0..3), &matrix_f64(&scaled, 6, metric), metric, 2, None)?;
+        }
+    }
+    Ok(())
 }
 
 /// Thousands of rows at the distance of the k-th: the earliest ones win.

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::arrow::{csv, json};
 use datafusion::error::{DataFusionError, Result};
@@ -65,9 +66,7 @@ async fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads the output has seen enough.
-        Err(DataFusionError::IoError(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
-            ExitCode::SUCCESS
-        }
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let message = error.strip_backtrace();
             let line = message.split('\n').map(str::trim).collect::<Vec<_>>().join(" ");
@@ -75,6 +74,20 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn is_broken_pipe(error: &DataFusionError) -> bool {
+    let kind = match error {
+        DataFusionError::IoError(error) => error.kind(),
+        DataFusionError::ArrowError(error, _) => match error.as_ref() {
+            ArrowError::IoError(_, error) => error.kind(),
+            // The CSV writer keeps only the text.
+            ArrowError::CsvError(text) if text.contains("Broken pipe") => return true,
+            _ => return false,
+        },
+        _ => return false,
+    };
+    kind == io::ErrorKind::BrokenPipe
 }
 
 /// What an error from outside was caused by; DataFusion's own messages say it all.

@@ -1,13 +1,15 @@
 //! The work of a [`KnnExec`](super::KnnExec), step by step.
 
+use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use datafusion::arrow::array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch};
 use datafusion::arrow::compute::interleave;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::DataFusionError;
 use datafusion::common::runtime::SpawnedTask;
+use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -17,7 +19,7 @@ use datafusion::physical_plan::metrics::{
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, mpsc};
 
 use super::knn::{KnnSpec, Side};
 use super::vectors::VectorReader;
@@ -74,14 +76,18 @@ async fn collect_base(
     mut reader: VectorReader,
     reservation: Arc<MemoryReservation>,
 ) -> Result<Base> {
+    // Batches may share buffers, which are counted once.
+    let counter = Arc::new(Mutex::new(RecordBatchMemoryCounter::new()));
     let partitions: Vec<_> = streams
         .into_iter()
         .map(|mut stream| {
-            let reservation = reservation.clone();
+            let (reservation, counter) = (reservation.clone(), counter.clone());
             SpawnedTask::spawn(async move {
                 let mut batches = Vec::new();
                 while let Some(batch) = stream.next().await.transpose()? {
-                    reservation.try_grow(batch.get_array_memory_size())?;
+                    let bytes =
+                        counter.lock().unwrap_or_else(PoisonError::into_inner).count_batch(&batch);
+                    reservation.try_grow(bytes)?;
                     batches.push(batch);
                 }
                 Ok::<_, DataFusionError>(batches)
@@ -94,20 +100,50 @@ async fn collect_base(
     }
     blocking(move || {
         let mut carried = Carried::new(&side);
+        let mut kept = RecordBatchMemoryCounter::new();
         for batch in batches {
             let before = reader.bytes();
             reader.append(&columns(&batch, &side.vector))?;
-            // Rows and the device's copy of them.
+            // The rows, and the device's copy of them.
             reservation.try_grow(2 * (reader.bytes() - before))?;
-            let bytes = batch.get_array_memory_size();
-            let kept = carried.push(&batch, &side);
-            reservation.shrink(bytes.saturating_sub(kept).min(reservation.size()));
+            kept.count_batch(&batch.project(&side.carried)?);
+            carried.push(&batch, &side);
         }
+        // The columns of vectors are gone by now.
+        reservation.resize(2 * reader.bytes() + kept.memory_usage());
         let (rows, positions) = reader.finish();
         carried.positions = positions;
         Ok(Base { rows, carried, search: OnceCell::new(), _reservation: reservation })
     })
     .await
+}
+
+/// All partitions, one after the other. All of them run at the same time, each a little ahead:
+/// those of a join wait for each other.
+fn in_turn(streams: Vec<SendableRecordBatchStream>) -> BoxStream<'static, Result<RecordBatch>> {
+    let running: Vec<_> = streams
+        .into_iter()
+        .map(|mut stream| {
+            let (sender, receiver) = mpsc::channel(2);
+            let task = SpawnedTask::spawn(async move {
+                while let Some(batch) = stream.next().await {
+                    if sender.send(batch).await.is_err() {
+                        break;
+                    }
+                }
+            });
+            (receiver, task)
+        })
+        .collect();
+    let partition = |(receiver, task): (mpsc::Receiver<Result<RecordBatch>>, SpawnedTask<()>)| {
+        let batches = futures::stream::unfold(receiver, |mut receiver| async move {
+            receiver.recv().await.map(|batch| (batch, receiver))
+        });
+        // A panic in the task goes on here.
+        let end = async move { task.join_unwind().await.map_err(join_error).err() };
+        batches.chain(futures::stream::once(end).filter_map(|error| async { error.map(Err) }))
+    };
+    futures::stream::iter(running).flat_map(partition).boxed()
 }
 
 /// The columns carried along by an input, in as many pieces as there were batches.
@@ -127,16 +163,13 @@ impl Carried {
         Self { columns, starts: Vec::new(), rows: 0, positions: Vec::new() }
     }
 
-    /// Take the carried columns of a batch; returns their bytes.
-    fn push(&mut self, batch: &RecordBatch, side: &Side) -> usize {
+    /// Take the carried columns of a batch.
+    fn push(&mut self, batch: &RecordBatch, side: &Side) {
         self.starts.push(self.rows);
         self.rows += batch.num_rows();
-        let mut bytes = 0;
         for (pieces, array) in self.columns.iter_mut().zip(columns(batch, &side.carried)) {
-            bytes += array.get_array_memory_size();
             pieces.push(array);
         }
-        bytes
     }
 
     /// The values of all columns for these rows with vectors.
@@ -176,13 +209,15 @@ pub(super) fn run(
     let (for_base, reservation) = (Arc::new(reserve("KnnExec base")), reserve("KnnExec queries"));
     let vector = join.spec.base_vector.clone();
     let reader = VectorReader::new("base", vector, join.kind, join.spec.params.metric());
-    let queries = queries.map(|(side, streams)| Queries {
-        side,
-        stream: futures::stream::iter(streams).flatten().boxed(),
-        seen: 0,
-    });
     let batch_size = context.session_config().batch_size();
     let start = async move {
+        let queries = queries.map(|(side, streams)| Queries {
+            side,
+            stream: in_turn(streams),
+            waiting: VecDeque::new(),
+            rows: 0,
+            seen: 0,
+        });
         let base = Arc::new(collect_base(base, base_side, reader, for_base).await?);
         metrics.base_rows.add(base.rows.len());
         let search = Search { join, base, queries, next: 0, batch_size, reservation, metrics };
@@ -200,6 +235,11 @@ pub(super) fn run(
 struct Queries {
     side: Side,
     stream: BoxStream<'static, Result<RecordBatch>>,
+    /// Read, and not searched for yet.
+    waiting: VecDeque<RecordBatch>,
+    /// How many those are.
+    rows: usize,
+    /// How many were searched for.
     seen: u64,
 }
 
@@ -225,6 +265,25 @@ struct Block {
     first: Option<u32>,
 }
 
+impl Queries {
+    /// The next so many rows of those that wait.
+    fn take(&mut self, rows: usize) -> Vec<RecordBatch> {
+        let (mut batches, mut missing) = (Vec::new(), rows);
+        while missing > 0
+            && let Some(batch) = self.waiting.pop_front()
+        {
+            let taken = batch.num_rows().min(missing);
+            if taken < batch.num_rows() {
+                self.waiting.push_front(batch.slice(taken, batch.num_rows() - taken));
+            }
+            batches.push(batch.slice(0, taken));
+            missing -= taken;
+        }
+        self.rows -= rows - missing;
+        batches
+    }
+}
+
 /// The fewest queries worth a search of their own when memory is short.
 const SMALLEST_BLOCK: usize = 64;
 
@@ -232,8 +291,7 @@ impl Search {
     /// Search the next queries; `None` after the last.
     async fn next_block(&mut self) -> Result<Option<Batches>> {
         let base = self.base.clone();
-        let rows = self.reserve(&base)?;
-        let Some(block) = self.block(&base, rows).await? else {
+        let Some(block) = self.block(&base).await? else {
             self.reservation.resize(0);
             self.metrics.baseline.done();
             return Ok(None);
@@ -257,15 +315,15 @@ impl Search {
         }))
     }
 
-    /// Reserve memory for a block of queries and its neighbours; returns how many fit.
-    fn reserve(&mut self, base: &Base) -> Result<usize> {
+    /// Reserve memory for so many queries and their neighbours, or as many as fit.
+    fn reserve(&mut self, base: &Base, mut rows: usize, waiting: usize) -> Result<usize> {
         let k = self.join.spec.params.k().min(base.rows.len());
         let matrix = base.rows.matrix();
         // Lists hold up to twice k entries of 16 bytes while they grow, then rows and distances.
-        let per_query = matrix.width() * matrix.kind().bytes() + k * 44 + 64;
-        let mut rows = self.join.spec.batch_rows.max(1);
+        let per_query = (matrix.width() * matrix.kind().bytes()).saturating_add(k * 44 + 64);
         loop {
-            match self.reservation.try_resize(rows * per_query) {
+            let bytes = rows.saturating_mul(per_query).saturating_add(waiting);
+            match self.reservation.try_resize(bytes) {
                 Ok(()) => return Ok(rows),
                 Err(_) if rows > SMALLEST_BLOCK => rows = (rows / 2).max(SMALLEST_BLOCK),
                 Err(refused) => return Err(refused),
@@ -273,26 +331,39 @@ impl Search {
         }
     }
 
-    /// The next at least `rows` queries, or all that are left; `None` if none are.
-    async fn block(&mut self, base: &Base, rows: usize) -> Result<Option<Block>> {
+    /// The next queries, as many as memory allows; `None` if none are left.
+    async fn block(&mut self, base: &Base) -> Result<Option<Block>> {
+        let wanted = self.join.spec.batch_rows;
         let Some(queries) = &mut self.queries else {
-            let range = self.next..base.rows.len().min(self.next + rows);
+            let left = base.rows.len() - self.next;
+            if left == 0 {
+                return Ok(None);
+            }
+            let rows = self.reserve(base, left.min(wanted), 0)?;
+            let range = self.next..self.next + rows;
             self.next = range.end;
             let first = Some(range.start as u32);
-            let block = Block { rows: base.rows.slice(range), carried: None, first };
-            return Ok((!block.rows.is_empty()).then_some(block));
+            return Ok(Some(Block { rows: base.rows.slice(range), carried: None, first }));
         };
-        let (mut batches, mut count) = (Vec::new(), 0);
-        while count < rows
+        while queries.rows < wanted
             && let Some(batch) = queries.stream.next().await.transpose()?
         {
-            self.reservation.grow(batch.get_array_memory_size());
-            count += batch.num_rows();
-            batches.push(batch);
+            queries.rows += batch.num_rows();
+            queries.waiting.push_back(batch);
         }
-        if count == 0 {
+        let mut counter = RecordBatchMemoryCounter::new();
+        queries.waiting.iter().for_each(|batch| {
+            counter.count_batch(batch);
+        });
+        let available = queries.rows.min(wanted);
+        if available == 0 {
             return Ok(None);
         }
+        let count = self.reserve(base, available, counter.memory_usage())?;
+        let Some(queries) = &mut self.queries else {
+            return Ok(None);
+        };
+        let batches = queries.take(count);
         let vector =
             self.join.spec.query_vector.as_ref().unwrap_or(&self.join.spec.base_vector).clone();
         let dim = (!base.rows.is_empty()).then(|| base.rows.matrix().dim());

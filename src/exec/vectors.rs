@@ -295,7 +295,7 @@ fn list_ranges(column: &ArrayRef) -> (&ArrayRef, Box<dyn Fn(usize) -> Range<usiz
             (
                 list.values(),
                 Box::new(move |row| {
-                    let start = list.value_offset(row) as usize;
+                    let start = row * dim;
                     start..start + dim
                 }),
             )

@@ -28,7 +28,7 @@ pub use planner::NeighborsPlanner;
 use crate::exec::InputOrder;
 
 /// Add everything to a live session: functions, settings, planners. Calling it again changes
-/// nothing.
+/// nothing. Statements prepared before are forgotten.
 ///
 /// # Errors
 /// A plan error if the session has a query planner of its own, which would not know our operators;
@@ -63,7 +63,8 @@ pub fn register_all(ctx: &SessionContext) -> Result<()> {
              datafusion_neighbors::NeighborsPlanner to that planner's extension planners"
         );
     }
-    let builder = SessionStateBuilder::new_from_existing(state.clone());
+    let id = state.session_id().to_string();
+    let builder = SessionStateBuilder::new_from_existing(state.clone()).with_session_id(id);
     *state = install(builder, vec![]).build();
     Ok(())
 }

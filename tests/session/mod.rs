@@ -26,13 +26,15 @@ use crate::support::Rng;
 type Test = fn() -> Result<(), Failed>;
 
 /// The tests of this file.
-pub const TESTS: [(&str, Test); 9] = [
+pub const TESTS: [(&str, Test); 11] = [
     ("registering_twice_changes_nothing", || run(registering_twice())),
     ("a_foreign_query_planner_is_refused", || run(foreign_planner())),
     ("partitions_and_batches_change_nothing", || run(partitions())),
     ("data_frames_give_what_sql_gives", || run(data_frames())),
     ("a_base_larger_than_the_pool_is_refused", || run(large_base())),
     ("queries_larger_than_the_pool_are_cut", || run(large_queries())),
+    ("batches_that_share_buffers_are_counted_once", || run(shared_buffers())),
+    ("queries_from_a_join_do_not_hang", || run(joined_queries())),
     ("a_dropped_stream_stops_the_search", || run(cancellation())),
     ("a_bad_row_gives_no_output", || run(bad_row())),
     ("explain_analyze_shows_the_work", || run(metrics())),
@@ -206,9 +208,50 @@ async fn large_base() -> Result<(), Failed> {
 async fn large_queries() -> Result<(), Failed> {
     let ctx = limited(1 << 20)?;
     table(&ctx, "b", 300, 4, 1, 100)?;
-    table(&ctx, "q", 20_000, 4, 1, 100)?;
+    table(&ctx, "q", 20_000, 4, 1, 10_000)?;
     let found = text(&ctx, "SELECT count(*) AS n FROM knn_exact(q, b, 20)").await?;
     check(found.contains("400000"), found)
+}
+
+/// Slices of one large batch: the pool holds it once, not once for every slice.
+async fn shared_buffers() -> Result<(), Failed> {
+    let ctx = limited(16 << 20)?;
+    table(&ctx, "b", 20_000, 32, 1, 20_000)?;
+    let found = text(&ctx, "SELECT count(*) AS n FROM knn_exact((SELECT * FROM b LIMIT 3), b, 5)");
+    let found = found.await?;
+    check(found.contains("15"), found)
+}
+
+/// The partitions of a join wait for each other.
+async fn joined_queries() -> Result<(), Failed> {
+    let folder = tempfile::TempDir::new()?;
+    let config = SessionConfig::new()
+        .with_target_partitions(4)
+        .set_u64("datafusion.optimizer.repartition_file_min_size", 1);
+    let ctx = session(config)?.enable_url_table();
+    table(&ctx, "b", 5000, 4, 1, 1000)?;
+    for part in 0..3 {
+        let path = folder.path().join(format!("{part}.parquet"));
+        let copy = format!(
+            "COPY (SELECT * FROM b WHERE id % 3 = {part}) TO '{}' STORED AS PARQUET",
+            path.to_string_lossy()
+        );
+        ctx.sql(&copy).await?.collect().await?;
+    }
+    let files = folder.path().to_string_lossy();
+    ctx.sql(&format!("CREATE EXTERNAL TABLE files STORED AS PARQUET LOCATION '{files}/'"))
+        .await?
+        .collect()
+        .await?;
+    let sql = "SELECT count(*) AS n FROM knn_exact(queries => (SELECT f.id, f.v FROM \
+               (SELECT id FROM b WHERE id < 50) s JOIN files f ON f.id = s.id), base => files, k => 1)";
+    match tokio::time::timeout(Duration::from_secs(60), text(&ctx, sql)).await {
+        Ok(found) => {
+            let found = found?;
+            check(found.contains("50"), found)
+        }
+        Err(_) => Err("the search hangs".into()),
+    }
 }
 
 /// A search of many seconds ends soon after nobody waits for it.

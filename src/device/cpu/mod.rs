@@ -214,7 +214,8 @@ fn unzip<T: Lanes>(lists: Vec<Selection<T>>) -> (usize, Vec<u32>, Vec<T>) {
     use rayon::prelude::*;
     let sorted: Vec<_> = lists.into_par_iter().map(Selection::into_sorted).collect();
     let per_query = sorted.first().map_or(0, Vec::len);
-    debug_assert!(sorted.iter().all(|list| list.len() == per_query));
+    let equal = sorted.iter().all(|list| list.len() == per_query);
+    assert!(equal, "every query was offered the same number of rows");
     let rows = sorted.iter().flatten().map(|neighbor| neighbor.row).collect();
     let distances = sorted.iter().flatten().map(|neighbor| neighbor.distance).collect();
     (per_query, rows, distances)

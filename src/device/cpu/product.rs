@@ -52,7 +52,7 @@ impl<T: Lanes> Product<T> {
         let used = centred.as_ref().map_or(values, |(_, centred)| centred);
         let e = Bounds::<T>::unit(dim);
         let exact: Vec<f64> = used.chunks_exact(dim).map(norm).collect();
-        if exact.iter().any(|norm| *norm != 0.0 && !SAFE_NORMS.contains(norm)) {
+        if !used.chunks_exact(dim).zip(&exact).all(|(row, norm)| is_safe(row, *norm)) {
             return None;
         }
         let norms = exact.iter().map(|norm| round_up(*norm)).collect();
@@ -100,8 +100,7 @@ impl<T: Lanes> Scan<T> for Product<T> {
             .chunks_exact(dim)
             .map(|query| {
                 let norm = norm(query);
-                let safe = norm == 0.0 || SAFE_NORMS.contains(&norm);
-                safe.then(|| Bounds::<T>::new(self.metric, dim, norm))
+                is_safe(query, norm).then(|| Bounds::<T>::new(self.metric, dim, norm))
             })
             .collect();
         let mut candidates: Vec<_> =
@@ -304,6 +303,11 @@ fn less<'a, T: Real>(row: &'a [T], mean: &'a [T]) -> impl Iterator<Item = T> + '
 
 fn norm<T: Real>(row: &[T]) -> f64 {
     row.iter().map(|x| x.to_f64() * x.to_f64()).sum::<f64>().sqrt()
+}
+
+/// Whether a row of this norm has bounds. A norm of 0 may be one that is too small to be squared.
+fn is_safe<T: Real>(row: &[T], norm: f64) -> bool {
+    SAFE_NORMS.contains(&norm) || row.iter().all(|x| *x == T::ZERO)
 }
 
 /// The norm in the rows' precision, not smaller.

@@ -214,10 +214,14 @@ impl<T: Lanes> Quantised<T> {
             }
         } else {
             let length = square.sqrt() * step * (1.0 + 1e-9);
-            let own = relative * rounded.norm * self.norm + absolute;
-            Bound::Products {
-                apart: rounded.rest * self.norm + length * self.rest + own,
-                inverse: 1.0 / (step * self.scale.step),
+            let most = rounded.norm * self.norm;
+            let apart = rounded.rest * self.norm + length * self.rest + relative * most + absolute;
+            let inverse = 1.0 / (step * self.scale.step);
+            // A sum that may overflow on its way is bounded by nothing.
+            if most < T::MAX.to_f64() / 4.0 && apart.is_finite() && inverse.is_normal() {
+                Bound::Products { apart, inverse }
+            } else {
+                Bound::None
             }
         };
         Query {
@@ -240,8 +244,18 @@ struct Query {
 }
 
 enum Bound {
-    Squares { factor: f64, apart: f64, inverse: f64, square: f64 },
-    Products { apart: f64, inverse: f64 },
+    Squares {
+        factor: f64,
+        apart: f64,
+        inverse: f64,
+        square: f64,
+    },
+    Products {
+        apart: f64,
+        inverse: f64,
+    },
+    /// Every row passes.
+    None,
 }
 
 impl Query {
@@ -256,10 +270,11 @@ impl Query {
                 let least = -reach - apart;
                 (least - least.abs() * 1e-9) * inverse
             }
+            Bound::None => return i32::MIN,
         };
-        // Saturates; then either all rows pass, or none is within reach.
-        // The cast rounds towards zero, by less than 1.
-        (least + self.offset - 3.0) as i32
+        // The cast rounds towards zero, by less than 1, and saturates.
+        let least = least + self.offset - 3.0;
+        if least.is_nan() { i32::MIN } else { least as i32 }
     }
 }
 
