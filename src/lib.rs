@@ -7,7 +7,7 @@ pub mod device;
 mod error;
 pub mod exec;
 pub mod matrix;
-mod metric;
+pub mod metric;
 mod sql;
 
 pub use error::{Error, Result, RowProblem};

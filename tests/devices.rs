@@ -13,6 +13,9 @@ use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use libtest_mimic::{Arguments, Failed, Trial};
 use support::{Kind, matrix_bits, matrix_f32, matrix_f64, oracle};
 
+/// A check of one device.
+type Test = Box<dyn Fn(&AnyDevice) -> Result<(), Failed> + Send>;
+
 /// Rows of queries, rows of base, dim, k.
 type Shape = (usize, usize, usize, usize);
 
@@ -45,7 +48,7 @@ const SHAPES: &[Shape] = &[
 fn main() {
     let mut trials = Vec::new();
     for (name, device) in support::devices() {
-        let mut add = |test: String, run: Box<dyn Fn(&AnyDevice) -> Result<(), Failed> + Send>| {
+        let mut add = |test: String, run: Test| {
             let (missing, device) = (device.is_none(), device.clone());
             let trial = Trial::test(format!("{name}::{test}"), move || match &device {
                 Some(device) => run(device),

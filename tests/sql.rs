@@ -33,7 +33,7 @@ fn main() {
     for (name, run) in session::TESTS {
         trials.push(Trial::test(format!("session::{name}"), run));
     }
-    let program: [(&str, fn() -> Result<(), Failed>); 5] = [
+    let program: [(&str, session::Test); 5] = [
         ("stops_at_the_first_error", stops_at_the_first_error),
         ("files_and_formats", files_and_formats),
         ("copies_to_parquet", copies_to_parquet),

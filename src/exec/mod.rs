@@ -2,9 +2,9 @@
 //! columns again, under DataFusion's rules for memory, cancellation and metrics.
 
 mod arrays;
-mod knn;
+pub mod knn;
 mod knn_stream;
-mod order;
+pub mod order;
 mod pairs;
 mod vectors;
 

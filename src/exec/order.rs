@@ -7,7 +7,7 @@
 //! of partitions or on timing.
 //!
 //! Two rules undo this below our operators. The first comes before DataFusion's and puts a
-//! [`InOrderExec`] around every source that is not a file, so that nobody splits it. The second
+//! `InOrderExec` around every source that is not a file, so that nobody splits it. The second
 //! comes last: it takes those and the round-robins out again, and tells file scans to share no
 //! work. Partitions read one after the other are then the input order. Operators that make an order
 //! of their own, such as parallel aggregates, still do.

@@ -45,6 +45,9 @@ pub fn row_distances(
     })
 }
 
+/// Where the elements of both vectors of a row are.
+type Places = (Range<usize>, Range<usize>);
+
 /// Vectors of any lengths, end to end.
 struct Vectors {
     elements: Elements,
@@ -67,8 +70,7 @@ impl Vectors {
     }
 
     /// The rows that both have, and where the elements of each are.
-    #[allow(clippy::type_complexity)]
-    fn pairs(&self, other: &Self) -> Result<(Vec<u32>, Vec<(Range<usize>, Range<usize>)>)> {
+    fn pairs(&self, other: &Self) -> Result<(Vec<u32>, Vec<Places>)> {
         let (mut at, mut pairs) = (Vec::new(), Vec::new());
         let mut others = other.rows.iter().peekable();
         for (row, here, dim) in &self.rows {

@@ -286,8 +286,11 @@ impl VectorReader {
     }
 }
 
+/// Where each row's values are.
+type Ranges<'a> = Box<dyn Fn(usize) -> Range<usize> + 'a>;
+
 /// The values of a column of lists, and where each row's are.
-fn list_ranges(column: &ArrayRef) -> (&ArrayRef, Box<dyn Fn(usize) -> Range<usize> + '_>) {
+fn list_ranges(column: &ArrayRef) -> (&ArrayRef, Ranges<'_>) {
     match column.data_type() {
         DataType::FixedSizeList(_, _) => {
             let list = column.as_fixed_size_list();

@@ -58,7 +58,7 @@ impl ExtensionOptions for NeighborsOptions {
 
     fn set(&mut self, key: &str, value: &str) -> Result<()> {
         match key {
-            "device" => self.device = value.parse().map_err(crate::Error::from)?,
+            "device" => self.device = value.parse::<DeviceChoice>()?,
             "device_memory" => self.device_memory = parse_bytes(value)?,
             "batch_rows" => {
                 self.batch_rows = value.parse().ok().filter(|rows| *rows > 0).ok_or_else(|| {

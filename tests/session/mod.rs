@@ -23,7 +23,8 @@ use libtest_mimic::Failed;
 
 use crate::support::Rng;
 
-type Test = fn() -> Result<(), Failed>;
+/// A test.
+pub type Test = fn() -> Result<(), Failed>;
 
 /// The tests of this file.
 pub const TESTS: [(&str, Test); 11] = [

@@ -68,10 +68,11 @@ impl<T: Lanes> Layout<T> {
     }
 
     fn without_quantisation(rows: &Rows, values: &[T], metric: Metric) -> Self {
-        if rows.matrix().dim() >= PRODUCT_DIM && metric.sum() != Sum::Absolute {
-            if let Some(product) = Product::try_new(rows, values, metric) {
-                return Self::Product(product);
-            }
+        if rows.matrix().dim() >= PRODUCT_DIM
+            && metric.sum() != Sum::Absolute
+            && let Some(product) = Product::try_new(rows, values, metric)
+        {
+            return Self::Product(product);
         }
         Self::Panels(Panels::new(rows, values))
     }
