@@ -80,15 +80,12 @@ impl<T: Real> Selection<T> {
         if self.entries.len() < self.k {
             return;
         }
-        if self.entries.len() > self.k {
-            self.entries.select_nth_unstable_by(self.k - 1, Neighbor::order);
-            self.entries.truncate(self.k);
-        }
-        let worst = self.entries.iter().copied().max_by(Neighbor::order);
-        if let Some(worst) = worst {
-            self.reach = self.metric.reach(worst.distance);
-            self.worst = Some(worst);
-        }
+        let last = self.k - 1;
+        let (_, worst, _) = self.entries.select_nth_unstable_by(last, Neighbor::order);
+        let worst = *worst;
+        self.entries.truncate(self.k);
+        self.reach = self.metric.reach(worst.distance);
+        self.worst = Some(worst);
     }
 
     /// The k smallest, ascending.
