@@ -21,7 +21,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use tokio::sync::{OnceCell, mpsc};
 
-use super::knn::{KnnSpec, Side};
+use super::knn_spec::{KnnSpec, Side};
 use super::vectors::VectorReader;
 use crate::algo::knn::{KnnSearch, prepare};
 use crate::device::{AnyDevice, Cancel, Distances, Neighbors, Work};

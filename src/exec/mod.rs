@@ -3,6 +3,7 @@
 
 mod arrays;
 pub mod knn;
+mod knn_spec;
 mod knn_stream;
 pub mod order;
 mod pairs;
@@ -11,7 +12,8 @@ mod vectors;
 use datafusion::common::DataFusionError;
 
 pub use arrays::{KnnExact, knn_exact};
-pub use knn::{KnnExec, KnnSpec, Side, knn_fields};
+pub use knn::KnnExec;
+pub use knn_spec::{KnnSpec, Side, knn_fields};
 pub use order::InputOrder;
 pub use pairs::row_distances;
 pub use vectors::{VectorColumn, VectorReader};

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use datafusion::arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch};
-use datafusion::arrow::datatypes::Float32Type;
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, FixedSizeListArray, Int64Array, RecordBatch,
+};
+use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema};
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::catalog::Session;
 use datafusion::datasource::MemTable;
@@ -27,9 +29,11 @@ use crate::support::Rng;
 pub type Test = fn() -> Result<(), Failed>;
 
 /// The tests of this file.
-pub const TESTS: [(&str, Test); 11] = [
+pub const TESTS: [(&str, Test); 13] = [
     ("registering_twice_changes_nothing", || run(registering_twice())),
     ("a_foreign_query_planner_is_refused", || run(foreign_planner())),
+    ("a_host_without_relation_planners_calls_by_position", || run(by_position())),
+    ("tensors_are_vectors", || run(tensors())),
     ("partitions_and_batches_change_nothing", || run(partitions())),
     ("data_frames_give_what_sql_gives", || run(data_frames())),
     ("a_base_larger_than_the_pool_is_refused", || run(large_base())),
@@ -116,6 +120,56 @@ async fn foreign_planner() -> Result<(), Failed> {
     let state = builder.with_query_planner(Arc::new(Foreign)).build();
     let error = register_all(&SessionContext::new_with_state(state)).expect_err("refused");
     check(error.to_string().contains("install"), error.to_string())
+}
+
+/// Hosts that know only plain table functions get the same rows.
+async fn by_position() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new().with_target_partitions(1))?;
+    table(&ctx, "q", 20, 4, 1, 8)?;
+    table(&ctx, "b", 200, 4, 1, 50)?;
+    let plain = SessionStateBuilder::new_from_existing(ctx.state()).with_relation_planners(vec![]);
+    let plain = SessionContext::new_with_state(plain.build());
+    for call in [
+        "knn_exact('q', 'b', 3, 'l1', 'v')",
+        "knn_exact(q, public.b, 3)",
+        "knn_exact('b', 3, 'cosine')",
+        "knn_exact(b, 3, 'l2', ['id'])",
+    ] {
+        let sql = format!("SELECT * FROM {call} ORDER BY 1, rank");
+        // Rows of zeros have no direction: both must say so.
+        let (found, wanted) = (text(&plain, &sql).await, text(&ctx, &sql).await);
+        match (found, wanted) {
+            (Ok(found), Ok(wanted)) => check(found == wanted, format!("{call}: {found}"))?,
+            (Err(found), Err(wanted)) => {
+                check(found.to_string() == wanted.to_string(), format!("{call}: {found}"))?;
+            }
+            (found, wanted) => return Err(format!("{call}: {found:?}, not {wanted:?}").into()),
+        }
+    }
+    let error = text(&plain, "SELECT * FROM knn_exact(q, b)").await.expect_err("no k");
+    check(error.to_string().contains("argument 'k' is missing"), error.to_string())
+}
+
+/// A column of Arrow's fixed-shape tensors is a column of vectors.
+async fn tensors() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new())?;
+    let points = [[0.0, 0.0, 0.0, 0.0], [0.0, 3.0, 4.0, 0.0], [0.0, 0.0, 0.0, 1.0]];
+    let points = points.map(|point| Some(point.map(Some)));
+    let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 4);
+    let metadata = [
+        ("ARROW:extension:name", "arrow.fixed_shape_tensor"),
+        ("ARROW:extension:metadata", "{\"shape\":[2,2]}"),
+    ];
+    let metadata = metadata.map(|(key, value)| (key.to_string(), value.to_string()));
+    let field = Field::new("v", points.data_type().clone(), true).with_metadata(metadata.into());
+    let schema = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, false), field]));
+    let id = Int64Array::from_iter_values(0..3);
+    let batch = RecordBatch::try_new(schema.clone(), vec![Arc::new(id), Arc::new(points)])?;
+    ctx.register_table("t", Arc::new(MemTable::try_new(schema, vec![vec![batch]])?))?;
+    let sql = "SELECT query_id, base_id, distance FROM knn_exact(t, k => 1) ORDER BY query_id";
+    let found = ctx.sql(sql).await?.collect().await?;
+    let base = found[0].column(1).as_primitive::<Int64Type>().values().to_vec();
+    check(base == [2, 0, 0], format!("found {base:?}"))
 }
 
 /// Every tie is decided by the order of the input, however it is read.
