@@ -46,6 +46,10 @@ pub trait Real:
     fn max(self, other: Self) -> Self;
     /// Neither NaN nor infinite.
     fn is_finite(self) -> bool;
+    /// What orders numbers that are not NaN, and the earlier of two positions where they are equal.
+    type Key: Ord;
+    /// The key of a number at a position.
+    fn key(self, position: u32) -> Self::Key;
     /// The elements, if they are of this type.
     fn slice(elements: &Elements) -> Option<&[Self]>;
     /// Wrap elements of this type.
@@ -53,14 +57,24 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($type:ident, $variant:ident) => {
+    ($type:ident, $bits:ident, $key:ident, $variant:ident) => {
         impl Real for $type {
+            type Key = $key;
+
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const MAX: Self = $type::MAX;
             const INFINITY: Self = $type::INFINITY;
             const EPSILON: Self = $type::EPSILON;
             const MIN_POSITIVE: Self = $type::MIN_POSITIVE;
+            #[inline(always)]
+            fn key(self, position: u32) -> $key {
+                // Adding 0 makes -0 equal to it; negative numbers ascend with their bits reversed.
+                let bits = (self + 0.0).to_bits();
+                let sign = 1 << ($bits::BITS - 1);
+                let ascending = if bits & sign == 0 { bits | sign } else { !bits };
+                $key::from(ascending) << u32::BITS | $key::from(position)
+            }
             #[inline(always)]
             fn to_f64(self) -> f64 {
                 self.into()
@@ -105,8 +119,8 @@ macro_rules! real {
         }
     };
 }
-real!(f32, F32);
-real!(f64, F64);
+real!(f32, u32, u64, F32);
+real!(f64, u64, u128, F64);
 
 /// The type of a matrix's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -67,6 +67,7 @@ fn main() {
         for metric in [Metric::Hamming, Metric::Jaccard] {
             add(format!("top_k::{metric}"), Box::new(move |device| bits(device, metric)));
         }
+        add("top_k::whole_numbers_and_fractions".into(), Box::new(fractions));
         add("top_k::no_queries_or_no_base".into(), Box::new(nothing));
         add("top_k::chunks_in_any_order".into(), Box::new(chunks));
         add("top_k::sums_that_overflow_on_their_way".into(), Box::new(overflow));
@@ -104,6 +105,25 @@ fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
         check(device, &x, &y, metric, k, None)?;
         let last = base.saturating_sub(50)..base;
         check(device, &y.slice(last.clone()), &y, metric, k.min(40), Some(last.start))?;
+    }
+    Ok(())
+}
+
+/// A base of whole numbers, some of which 8 bits hold as they are, and queries between and beside
+/// them.
+fn fractions(device: &AnyDevice) -> Result<(), Failed> {
+    for (seed, range) in [(1, 100.0), (2, 255.0), (3, 300.0), (4, 5e4)] {
+        let (rows, dim) = (3000, 17);
+        let mut whole = Kind::Normal.rows(seed, rows, dim);
+        whole.iter_mut().flatten().for_each(|x| *x = (*x * range / 4.0).round().clamp(0.0, range));
+        let between = |row: &Vec<f64>| row.iter().map(|x| x * 1.5 + 0.3).collect();
+        let queries: Vec<_> = whole.iter().take(90).map(between).collect();
+        for metric in [Metric::L2, Metric::InnerProduct, Metric::Cosine] {
+            let base = matrix_f32(&whole, dim, metric);
+            check(device, &matrix_f32(&queries, dim, metric), &base, metric, 20, None)?;
+            let base = matrix_f64(&whole, dim, metric);
+            check(device, &matrix_f64(&queries, dim, metric), &base, metric, 20, None)?;
+        }
     }
     Ok(())
 }

@@ -1,19 +1,12 @@
-//! Sums of chosen pairs in the contract's order, several at a time: each is one long chain of
-//! additions, but the chains of different pairs run side by side.
+//! Sums of chosen pairs in the contract's order, a register of them at a time: each is one long
+//! chain of additions, but the chains of different pairs run side by side, one to a lane.
 
-use pulp::{Simd, WithSimd};
-
-use super::lanes::Lanes;
-use super::vnni;
-use crate::matrix::Real;
-use crate::metric::{Metric, Sum};
-
-/// Pairs whose sums are computed together: as many as an addition takes cycles.
-const TOGETHER: usize = 4;
+use super::vnni::{self, Chains, SLAB, Vnni};
+use crate::metric::Sum;
 
 /// Compute the sums of pairs of a query and a base row, by their positions, in this order.
 pub(super) struct Pairs<'a, T, F> {
-    pub metric: Metric,
+    pub sum: Sum,
     pub queries: &'a [T],
     pub base: &'a [T],
     pub dim: usize,
@@ -22,43 +15,34 @@ pub(super) struct Pairs<'a, T, F> {
     pub found: F,
 }
 
-impl<T: Lanes, F: FnMut((u32, u32), T)> WithSimd for Pairs<'_, T, F> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(mut self, _simd: S) {
-        let query = |pair: &(u32, u32)| &self.queries[pair.0 as usize * self.dim..][..self.dim];
-        let base = |pair: &(u32, u32)| &self.base[pair.1 as usize * self.dim..][..self.dim];
-        let mut chunks = self.pairs.chunks(TOGETHER).peekable();
+impl<T: Chains, F: FnMut((u32, u32), T)> Pairs<'_, T, F> {
+    pub fn compute(mut self, vnni: Vnni) {
+        let (queries, bases, dim) = (self.queries, self.base, self.dim);
+        let query = |pair: &(u32, u32)| &queries[pair.0 as usize * dim..][..dim];
+        let base = |pair: &(u32, u32)| &bases[pair.1 as usize * dim..][..dim];
+        let mut state = T::state();
+        let mut chunks = self.pairs.chunks(T::LANES).peekable();
         while let Some(chunk) = chunks.next() {
             if let Some(next) = chunks.peek() {
                 next.iter().for_each(|pair| vnni::prefetch(base(pair)));
             }
-            // A chunk that is not full repeats its last pair.
-            let at = |i: usize| &chunk[i.min(chunk.len() - 1)];
-            let rows = std::array::from_fn(|i| (query(at(i)), base(at(i))));
-            let sums = match self.metric.sum() {
-                Sum::Squares => chains(self.dim, rows, |q, x, s: T| Real::mul_add(q - x, q - x, s)),
-                Sum::Absolute => chains(self.dim, rows, |q, x, s: T| s + Real::abs(q - x)),
-                _ => chains(self.dim, rows, |q, x, s: T| Real::mul_add(-q, x, s)),
-            };
-            chunk.iter().zip(sums).for_each(|(pair, sum)| (self.found)(*pair, sum));
+            state.as_mut().fill(T::ZERO);
+            for first in (0..dim).step_by(SLAB) {
+                let slab = first..dim.min(first + SLAB);
+                let rows = |i: usize| {
+                    // A chunk that is not full repeats its last pair.
+                    let pair = &chunk[i.min(chunk.len() - 1)];
+                    (&query(pair)[slab.clone()], &base(pair)[slab.clone()])
+                };
+                match self.sum {
+                    Sum::Squares => T::add_squares(vnni, &mut state, rows),
+                    _ => T::add_products(vnni, &mut state, rows),
+                }
+            }
+            chunk
+                .iter()
+                .zip(state.as_mut().iter())
+                .for_each(|(pair, sum)| (self.found)(*pair, *sum));
         }
     }
-}
-
-#[inline(always)]
-fn chains<T: Real>(
-    dim: usize,
-    rows: [(&[T], &[T]); TOGETHER],
-    term: impl Fn(T, T, T) -> T,
-) -> [T; TOGETHER] {
-    let rows = rows.map(|(query, base)| (&query[..dim], &base[..dim]));
-    let mut sums = [T::ZERO; TOGETHER];
-    for j in 0..dim {
-        for (sum, (query, base)) in sums.iter_mut().zip(rows) {
-            *sum = term(query[j], base[j], *sum);
-        }
-    }
-    sums
 }

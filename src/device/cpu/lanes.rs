@@ -2,10 +2,10 @@
 
 use pulp::Simd;
 
-use crate::matrix::Real;
+use super::vnni::Chains;
 
 /// Elements that a [`Simd`] register holds several of.
-pub(super) trait Lanes: Real + faer::traits::ComplexField {
+pub(super) trait Lanes: Chains + faer::traits::ComplexField {
     /// A register.
     type Vector<S: Simd>: Copy;
 

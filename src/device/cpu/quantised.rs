@@ -9,9 +9,9 @@
 //!   `|q·x − t_q t q̂·x̂| ≤ r_q ‖x‖ + ‖t_q q̂‖ r_x` by Cauchy and Schwarz.
 //!
 //! A pair whose bound is beyond the reach of its query's list is done with; every other one gets
-//! its sum in the contract's order. r_x is taken as the largest rest of all rows, so that the test
-//! is one comparison per pair; the few rows that stick out of the range that 8 bits cover are kept
-//! aside and always computed. Where the rests are not small beside the distances that matter, too
+//! its sum in the contract's order. The test is one comparison per pair, with the largest rest of
+//! all rows; what a row's own rest is smaller by goes into the number that its sum starts from. The
+//! few rows that stick out of the range that 8 bits cover are kept aside and always computed. Where the rests are not small beside the distances that matter, too
 //! many pairs pass: the rows still to be visited are then left to another layout.
 
 use std::ops::Range;
@@ -33,7 +33,7 @@ const LEAST_DIM: usize = 5;
 const MOST_DIM: usize = 1 << 15;
 /// Rows from which on the preparation pays.
 const LEAST_ROWS: usize = 256;
-/// The largest whole number a row is rounded to.
+/// The whole numbers a row is rounded to: from −LARGEST − 1 to LARGEST.
 const LARGEST: f64 = 127.0;
 /// In float64, sums of this and numbers below 2⁵¹ are whole.
 const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
@@ -41,6 +41,11 @@ const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
 const ONE_OUTLIER_IN: usize = 8192;
 /// One in so many pairs may pass before another layout is the faster one.
 const ONE_PASSES_IN: u64 = 32;
+/// Steps and dimensions from which on it pays to look at the rest of each row.
+const LEAST_SPARE: f64 = 0.1;
+const LEAST_SPARE_DIM: usize = 16;
+/// What a start may be lowered by at most, for sums to stay within 32 bits.
+const MOST_TIGHTENED: f32 = 5e8;
 const PANELS_PER_BLOCK: usize = BLOCK_ROWS / ROWS;
 
 /// Base rows, and the same rounded to 8 bits.
@@ -52,8 +57,13 @@ pub(super) struct Quantised<T> {
     scale: Scale,
     groups: Vec<Group>,
     starts: Vec<Starts>,
+    /// How much smaller the rest of each row is than the longest, in steps.
+    spare: Vec<[f32; ROWS]>,
+    most_spare: f64,
     /// For each panel, a bit for each row that its sum decides about.
     decided: Vec<u64>,
+    /// For each panel, a bit for each row of odd square, half of which its start lost.
+    odd: Vec<u64>,
     /// Rows that are always computed, ascending.
     outliers: Vec<u32>,
     /// The longest rest and the longest row among the others.
@@ -67,6 +77,8 @@ pub(super) struct Quantised<T> {
 struct Scale {
     centre: Vec<f64>,
     step: f64,
+    /// All rows are whole numbers in range, and nothing is rounded.
+    whole: bool,
 }
 
 /// A row in whole numbers.
@@ -81,6 +93,11 @@ struct Rounded {
 impl Scale {
     /// The range that all but a few rows fit into.
     fn new<T: Real>(values: &[T], dim: usize, sum: Sum) -> Self {
+        if sum == Sum::Squares
+            && let Some(centre) = whole_centre(values, dim)
+        {
+            return Self { centre, step: 1.0, whole: true };
+        }
         let rows = values.len() / dim;
         let mut centre = vec![0.0; dim];
         if sum == Sum::Squares {
@@ -96,7 +113,12 @@ impl Scale {
         let kept = rows - 1 - rows / ONE_OUTLIER_IN;
         let (_, most, _) = reaches.select_nth_unstable_by(kept, f64::total_cmp);
         let step = if *most > 0.0 { *most / LARGEST } else { 1.0 };
-        Self { centre, step }
+        Self { centre, step, whole: false }
+    }
+
+    /// The longest rest of a row within the range.
+    fn usual_rest(&self) -> f64 {
+        self.step * (self.centre.len() as f64).sqrt() * 0.5 * (1.0 + 1e-6)
     }
 
     fn round<T: Real>(&self, row: &[T], step: f64) -> Rounded {
@@ -106,7 +128,8 @@ impl Scale {
             let x = x.to_f64();
             let apart = x - c;
             // Adding a number this large leaves no room for a fraction.
-            let rounded = (apart * inverse).clamp(-LARGEST, LARGEST) + NO_FRACTIONS - NO_FRACTIONS;
+            let rounded =
+                (apart * inverse).clamp(-LARGEST - 1.0, LARGEST) + NO_FRACTIONS - NO_FRACTIONS;
             rest += (apart - rounded * step) * (apart - rounded * step);
             square += x * x;
             size += apart * apart;
@@ -121,6 +144,26 @@ impl Scale {
             norm: f64::sqrt(square) * (1.0 + 1e-9),
         }
     }
+}
+
+/// The centre of rows of whole numbers that fit into 8 bits as they are, so that nothing is rounded:
+/// pixels, counts, SIFT descriptors, rows that were quantised before.
+fn whole_centre<T: Real>(values: &[T], dim: usize) -> Option<Vec<f64>> {
+    let mut ranges = vec![(f64::INFINITY, f64::NEG_INFINITY); dim];
+    for row in values.chunks_exact(dim) {
+        for ((least, most), x) in ranges.iter_mut().zip(row) {
+            let x = x.to_f64();
+            if x.trunc() != x {
+                return None;
+            }
+            (*least, *most) = (least.min(x), most.max(x));
+        }
+    }
+    let fits = |&(least, most): &(f64, f64)| most - least <= 2.0 * LARGEST + 1.0;
+    let middle = |(least, most): (f64, f64)| ((least + most) / 2.0).ceil();
+    let exact = |x: f64| x.abs() < 1e15;
+    (ranges.iter().all(|range| fits(range) && exact(range.0)))
+        .then(|| ranges.into_iter().map(middle).collect())
 }
 
 impl<T: Lanes> Quantised<T> {
@@ -144,7 +187,10 @@ impl<T: Lanes> Quantised<T> {
             vnni,
             groups: vec![Group([[0; GROUP]; ROWS]); panels * words],
             starts: vec![Starts([0; ROWS]); panels],
+            spare: vec![[0.0; ROWS]; panels],
+            most_spare: 0.0,
             decided: vec![0; panels],
+            odd: vec![0; panels],
             outliers: Vec::new(),
             rest: 0.0,
             norm: 0.0,
@@ -157,7 +203,8 @@ impl<T: Lanes> Quantised<T> {
     }
 
     fn fill(&mut self, values: &[T], dim: usize, words: usize) {
-        let usual = self.scale.step * (dim as f64).sqrt() * 0.5 * (1.0 + 1e-6);
+        let usual = self.scale.usual_rest();
+        let mut rests = vec![0.0; values.len() / dim];
         for (row, values) in values.chunks_exact(dim).enumerate() {
             let rounded = self.scale.round(values, self.scale.step);
             let (panel, lane) = (row / ROWS, row % ROWS);
@@ -169,15 +216,23 @@ impl<T: Lanes> Quantised<T> {
                 }
             }
             if self.metric.sum() == Sum::Squares {
-                self.starts[panel].0[lane] = -(square(&rounded.values) / 2);
+                let square = square(&rounded.values);
+                self.starts[panel].0[lane] = -(square / 2);
+                self.odd[panel] |= u64::from(square % 2 == 1) << lane;
             }
             if rounded.rest > usual + 1e-9 * rounded.norm {
                 self.outliers.push(row as u32);
             } else {
                 self.decided[panel] |= 1 << lane;
+                rests[row] = rounded.rest;
                 self.rest = self.rest.max(rounded.rest);
                 self.norm = self.norm.max(rounded.norm);
             }
+        }
+        for (row, rest) in rests.into_iter().enumerate().filter(|(_, rest)| *rest > 0.0) {
+            let spare = (self.rest - rest) / self.scale.step;
+            self.most_spare = self.most_spare.max(spare);
+            self.spare[row / ROWS][row % ROWS] = (spare * (1.0 - 1e-6)) as f32;
         }
     }
 
@@ -196,6 +251,9 @@ impl<T: Lanes> Quantised<T> {
         let rounded = self.scale.round(values, step);
         let square = f64::from(square(&rounded.values));
         let sum: i32 = rounded.values.iter().map(|x| i32::from(*x)).sum();
+        let as_is = |((value, x), c): ((&i8, &T), &f64)| f64::from(*value) == x.to_f64() - c;
+        let whole = self.scale.whole
+            && rounded.values.iter().zip(values).zip(&self.scale.centre).all(as_is);
         let words = rounded.values.chunks(GROUP).map(|chunk| {
             let mut word = [0; GROUP];
             word.iter_mut().zip(chunk).for_each(|(slot, value)| *slot = *value as u8);
@@ -208,7 +266,8 @@ impl<T: Lanes> Quantised<T> {
         let bound = if squares {
             Bound::Squares {
                 factor: 1.0 + relative,
-                apart: rounded.rest + self.rest + absolute.sqrt(),
+                apart: (rounded.rest + absolute.sqrt()) / step,
+                rest: self.rest / step,
                 inverse: 1.0 / step,
                 square,
             }
@@ -227,8 +286,9 @@ impl<T: Lanes> Quantised<T> {
         Query {
             words: words.collect(),
             offset: 128.0 * f64::from(sum),
+            whole: whole.then_some(square),
             bound,
-            far: rounded.rest > 4.0 * self.rest && squares,
+            far: rounded.rest > 4.0 * self.scale.usual_rest() && squares,
         }
     }
 }
@@ -238,15 +298,19 @@ struct Query {
     words: Vec<i32>,
     /// What the unsigned base adds to every product.
     offset: f64,
+    /// The square of a query that was not rounded, of a base that was not.
+    whole: Option<f64>,
     bound: Bound,
     /// It lies far out of the range of the base: its bounds are loose.
     far: bool,
 }
 
 enum Bound {
+    /// Lengths in steps.
     Squares {
         factor: f64,
         apart: f64,
+        rest: f64,
         inverse: f64,
         square: f64,
     },
@@ -258,13 +322,35 @@ enum Bound {
     None,
 }
 
+/// A distance that the sums of all rows have been tightened for.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tightened {
+    /// In steps, without the rest of the row.
+    distance: f64,
+    most_spare: f64,
+}
+
 impl Query {
+    /// The distance within which a row without a rest may be within reach, in steps.
+    fn distance(&self, reach: f64) -> f64 {
+        match self.bound {
+            Bound::Squares { factor, apart, inverse, .. } => {
+                reach.max(0.0).sqrt() * factor * inverse + apart
+            }
+            _ => f64::INFINITY,
+        }
+    }
+
     /// The least sum of a pair that may be within reach.
-    fn least(&self, reach: f64) -> i32 {
+    fn least(&self, reach: f64, tightened: Tightened) -> i32 {
         let least = match self.bound {
-            Bound::Squares { factor, apart, inverse, square } => {
-                let distance = (reach.max(0.0).sqrt() * factor + apart) * inverse;
-                (square - distance * distance * (1.0 + 1e-9)) / 2.0
+            Bound::Squares { rest, square, .. } => {
+                let own = self.distance(reach);
+                // For a row with s to spare: (own + rest − s)² = (own + rest)² − s (2 own + 2 rest − s),
+                // of which the row's start has taken s (2 tightened + 2 rest − s) away.
+                let too_much = 2.0 * tightened.most_spare * (tightened.distance - own).max(0.0);
+                let most = (own + rest) * (own + rest) + too_much;
+                (square - most * (1.0 + 1e-9)) / 2.0
             }
             Bound::Products { apart, inverse } => {
                 let least = -reach - apart;
@@ -298,8 +384,20 @@ impl<T: Lanes> Scan<T> for Quantised<T> {
         if rounded.iter().filter(|query| query.far).count() > lists.len() / 16 {
             return self.otherwise().scan(queries, visit, lists);
         }
-        let (passed, hits) = (Vec::new(), Vec::new());
-        let mut search = Search { base: self, queries, visit, rounded, passed, hits, lists };
+        let (passed, hits, sums) = (Vec::new(), Vec::new(), Vec::new());
+        let (starts, tightened) = (Vec::new(), Tightened::default());
+        let mut search = Search {
+            base: self,
+            queries,
+            visit,
+            rounded,
+            starts,
+            tightened,
+            passed,
+            hits,
+            sums,
+            lists,
+        };
         let mut work = Work::default();
         let free = (search.lists.len() * (4 * search.lists[0].k() + 4 * BLOCK_ROWS)) as u64;
         for (position, block) in visit.positions() {
@@ -321,9 +419,14 @@ struct Search<'a, T> {
     queries: &'a Block<'a, T>,
     visit: &'a Visit<'a>,
     rounded: Vec<Query>,
+    /// What the sums of the rows of the present block start from.
+    starts: Vec<Starts>,
+    tightened: Tightened,
     /// Pairs that passed in the present block: positions of the query in the task, of the row.
     passed: Vec<(u32, u32)>,
     hits: Vec<Hits>,
+    /// All sums of the panel of each hit, if the rows are whole.
+    sums: Vec<Starts>,
     lists: &'a mut [Selection<T>],
 }
 
@@ -332,6 +435,7 @@ impl<T: Lanes> Search<'_, T> {
     fn block(&mut self, block: usize) -> u64 {
         let panels = block * PANELS_PER_BLOCK..(block + 1) * PANELS_PER_BLOCK;
         let panels = panels.start..panels.end.min(self.base.starts.len());
+        self.tighten(panels.clone());
         let (mut computed, mut next, mut step) = (0, panels.start, 1);
         while next < panels.end {
             // Lists that are not full let everything pass: a few panels at a time until they are.
@@ -341,6 +445,40 @@ impl<T: Lanes> Search<'_, T> {
             (next, step) = (end, 2 * step);
         }
         computed
+    }
+
+    /// Let the sums of some panels start from what suits the lists as they are.
+    fn tighten(&mut self, panels: Range<usize>) {
+        let base = self.base;
+        self.starts.clear();
+        self.starts.extend_from_slice(&base.starts[panels.clone()]);
+        if base.most_spare < LEAST_SPARE || base.scale.centre.len() < LEAST_SPARE_DIM {
+            return;
+        }
+        let reaches = self.lists.iter().map(|list| list.reach().to_f64());
+        let distances =
+            self.rounded.iter().zip(reaches).map(|(query, reach)| query.distance(reach));
+        let mut distances: Vec<_> = distances.filter(|distance| distance.is_finite()).collect();
+        // Most queries use all that the starts take away, and none loses much.
+        let quarter = distances.len() / 4;
+        let distance = match distances.len() {
+            0 => 0.0,
+            _ => *distances.select_nth_unstable_by(quarter, f64::total_cmp).1,
+        };
+        self.tightened = Tightened { distance, most_spare: base.most_spare };
+        let twice = (2.0 * (distance + base.rest / base.scale.step) * (1.0 - 1e-6)).min(1e9) as f32;
+        let starts = &mut self.starts;
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                for (starts, spare) in starts.iter_mut().zip(&base.spare[panels]) {
+                    for (start, spare) in starts.0.iter_mut().zip(spare) {
+                        let less = spare * (twice - spare) * 0.499_999;
+                        *start -= less.min(MOST_TIGHTENED) as i32;
+                    }
+                }
+            },
+        );
     }
 
     fn panels(&mut self, panels: Range<usize>) -> u64 {
@@ -361,22 +499,53 @@ impl<T: Lanes> Search<'_, T> {
         let mut least = [i32::MAX; QUERIES];
         for (i, least) in least.iter_mut().enumerate().take(count) {
             let reach = self.lists[first + i].reach();
-            *least = self.rounded[first + i].least(reach.to_f64());
+            *least = self.rounded[first + i].least(reach.to_f64(), self.tightened);
         }
         // A group that is not full repeats its last query, whose hits are then not looked at.
         let query = |i: usize| self.rounded[first + i.min(count - 1)].words.as_slice();
         let queries: [&[i32]; QUERIES] = std::array::from_fn(query);
         self.hits.clear();
         let groups = &base.groups[panels.start * words..panels.end * words];
-        base.vnni.sweep(groups, &base.starts[panels.clone()], queries, least, &mut self.hits);
-        for hit in self.hits.iter().filter(|hit| hit.query < count) {
-            let panel = panels.start + hit.panel;
+        // The starts are those of a block.
+        let starts = panels.start % PANELS_PER_BLOCK..;
+        let starts = &self.starts[starts][..panels.len()];
+        self.sums.clear();
+        let sums = base.scale.whole.then_some(&mut self.sums);
+        base.vnni.sweep(groups, starts, queries, least, &mut self.hits, sums);
+        for i in 0..self.hits.len() {
+            let hit = self.hits[i];
+            if hit.query >= count {
+                continue;
+            }
+            let (query, panel) = (first + hit.query, panels.start + hit.panel);
             let mut rows = hit.rows & base.decided[panel];
             while rows != 0 {
-                let row = (panel * ROWS) as u32 + rows.trailing_zeros();
-                self.passed.push(((first + hit.query) as u32, row));
+                let lane = rows.trailing_zeros();
                 rows &= rows - 1;
+                let row = (panel * ROWS) as u32 + lane;
+                match self.whole_sum(query, panel, lane, i) {
+                    Some(sum) => self.offer(query, row, sum),
+                    None => self.passed.push((query as u32, row)),
+                }
             }
+        }
+    }
+
+    /// The sum of a pair of whole rows, if numbers of this type hold it and all on the way there, so
+    /// that the contract's order and any other come to the same.
+    fn whole_sum(&self, query: usize, panel: usize, lane: u32, hit: usize) -> Option<T> {
+        let query = &self.rounded[query];
+        let square = query.whole?;
+        let sum = f64::from(self.sums[hit].0[lane as usize]);
+        let odd = (self.base.odd[panel] >> lane & 1) as f64;
+        let squares = square - 2.0 * (sum - query.offset) + odd;
+        (squares * T::EPSILON.to_f64() <= 2.0).then(|| T::from_f64(squares))
+    }
+
+    fn offer(&mut self, query: usize, row: u32, sum: T) {
+        let (visit, first, list) = (self.visit, self.queries.first, &mut self.lists[query]);
+        if sum <= list.reach() && !visit.is_itself(first + query, row as usize) {
+            list.offer(sum, visit.number(row as usize));
         }
     }
 
@@ -393,8 +562,8 @@ impl<T: Lanes> Search<'_, T> {
     /// Offer the pairs that passed to their lists, by their sums.
     fn compute(&mut self) {
         let (visit, first, lists) = (self.visit, self.queries.first, &mut self.lists);
-        pulp::Arch::new().dispatch(exact::Pairs {
-            metric: self.base.metric,
+        exact::Pairs {
+            sum: self.base.metric.sum(),
             queries: self.queries.values,
             base: self.base.rows.reals().unwrap_or_default(),
             dim: self.base.rows.matrix().dim(),
@@ -406,6 +575,7 @@ impl<T: Lanes> Search<'_, T> {
                     list.offer(sum, visit.number(row));
                 }
             },
-        });
+        }
+        .compute(self.base.vnni);
     }
 }

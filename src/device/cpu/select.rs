@@ -1,7 +1,5 @@
 //! The k nearest so far, of one query.
 
-use std::cmp::Ordering;
-
 use crate::matrix::Real;
 use crate::metric::Metric;
 
@@ -14,9 +12,9 @@ pub(super) struct Neighbor<T> {
 
 impl<T: Real> Neighbor<T> {
     /// Nearer first, then the earlier row. Distances are never NaN.
-    fn order(&self, other: &Self) -> Ordering {
-        let distance = self.distance.partial_cmp(&other.distance).unwrap_or(Ordering::Equal);
-        distance.then(self.row.cmp(&other.row))
+    #[inline(always)]
+    fn key(&self) -> T::Key {
+        self.distance.key(self.row)
     }
 }
 
@@ -61,7 +59,7 @@ impl<T: Real> Selection<T> {
     /// Consider a base row at this distance.
     #[inline]
     pub fn insert(&mut self, candidate: Neighbor<T>) {
-        if self.worst.is_some_and(|worst| candidate.order(&worst) == Ordering::Greater) {
+        if self.worst.is_some_and(|worst| candidate.key() > worst.key()) {
             return;
         }
         self.entries.push(candidate);
@@ -81,7 +79,7 @@ impl<T: Real> Selection<T> {
             return;
         }
         let last = self.k - 1;
-        let (_, worst, _) = self.entries.select_nth_unstable_by(last, Neighbor::order);
+        let (_, worst, _) = self.entries.select_nth_unstable_by_key(last, Neighbor::key);
         let worst = *worst;
         self.entries.truncate(self.k);
         self.reach = self.metric.reach(worst.distance);
@@ -91,7 +89,7 @@ impl<T: Real> Selection<T> {
     /// The k smallest, ascending.
     pub fn into_sorted(mut self) -> Vec<Neighbor<T>> {
         self.cut();
-        self.entries.sort_unstable_by(Neighbor::order);
+        self.entries.sort_unstable_by_key(Neighbor::key);
         self.entries
     }
 }

@@ -14,10 +14,10 @@ use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
 
 /// Queries in a task.
-const TASK_QUERIES: usize = 128;
+const TASK_QUERIES: usize = 256;
 
-/// Base rows in a block, the unit that tasks and layouts share. With 128 queries, their products in
-/// f32 take half of a 1 MiB L2 cache.
+/// Base rows in a block, the unit that tasks and layouts share. With a task's queries, their products
+/// in f32 take 1 MiB, an L2 cache.
 pub(super) const BLOCK_ROWS: usize = 1024;
 
 /// A way to compare queries with the blocks of a base.

@@ -1,11 +1,11 @@
-//! Products of 8-bit rows, 64 to an instruction (AVX-512 VNNI). The CPU's only unsafe code.
+//! What AVX-512 with VNNI adds: products of 8-bit rows, 64 to an instruction, and sums of many pairs
+//! in the contract's order, one to a lane. The CPU's only unsafe code.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{
-    __m512i, _MM_HINT_T0, _mm_prefetch, _mm512_cmpge_epi32_mask, _mm512_dpbusd_epi32,
-    _mm512_load_si512, _mm512_max_epi32, _mm512_set1_epi32,
-};
+use std::arch::x86_64::*;
+
+use crate::matrix::Real;
 
 /// Base rows in a panel: four registers of 32-bit sums.
 pub(super) const ROWS: usize = 64;
@@ -19,7 +19,7 @@ pub(super) const GROUP: usize = 4;
 #[repr(C, align(64))]
 pub(super) struct Group(pub [[u8; GROUP]; ROWS]);
 
-/// What the sum of each row of a panel starts from.
+/// What the sum of each row of a panel starts from, or has come to.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Starts(pub [i32; ROWS]);
@@ -49,7 +49,7 @@ impl Vnni {
     /// The rows of all panels with `start + Σ base · query ≥ least`, for four queries.
     ///
     /// `groups` has as many groups for each of `starts` as a query has words; a word is a group of
-    /// signed 8-bit numbers.
+    /// signed 8-bit numbers. With `sums`, all sums of the panel of each hit are added there.
     pub fn sweep(
         self,
         groups: &[Group],
@@ -57,24 +57,265 @@ impl Vnni {
         queries: [&[i32]; QUERIES],
         least: [i32; QUERIES],
         hits: &mut Vec<Hits>,
+        sums: Option<&mut Vec<Starts>>,
     ) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `self` was made by `detect`, which found the features that the function enables.
         unsafe {
-            sweep_avx512(groups, starts, queries, least, hits);
+            sweep_avx512(groups, starts, queries, least, hits, sums);
         }
         #[cfg(not(target_arch = "x86_64"))]
         unreachable!(
-            "detected on another processor: {groups:?} {starts:?} {queries:?} {least:?} {hits:?}"
+            "detected on another processor: {groups:?} {starts:?} {queries:?} {least:?} {hits:?} {sums:?}"
         )
     }
 }
+
+/// Dimensions that `Chains` adds at a time, at most.
+pub(super) const SLAB: usize = 64;
+
+/// Numbers whose sums are formed one to a lane, each in the order of the dimensions.
+pub(super) trait Chains: Real {
+    /// Pairs whose sums are formed together.
+    const LANES: usize;
+    /// A slab of the rows of all pairs, and their sums so far.
+    type State: AsMut<[Self]>;
+
+    /// Sums of nothing.
+    fn state() -> Self::State;
+    /// For each pair: `sum = d · d + sum`, rounded once, with `d = q − x`, for each dimension of a
+    /// slab. `rows` gives the slab of the query and of the base row of a pair.
+    fn add_squares<'a>(
+        vnni: Vnni,
+        state: &mut Self::State,
+        rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
+    );
+    /// For each pair: `sum = −q · x + sum`, rounded once, for each dimension of a slab.
+    fn add_products<'a>(
+        vnni: Vnni,
+        state: &mut Self::State,
+        rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
+    );
+}
+
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct State<T, const LANES: usize> {
+    sums: [T; LANES],
+    queries: [[T; SLAB]; LANES],
+    bases: [[T; SLAB]; LANES],
+}
+
+impl<T, const LANES: usize> AsMut<[T]> for State<T, LANES> {
+    fn as_mut(&mut self) -> &mut [T] {
+        &mut self.sums
+    }
+}
+
+/// A few dimensions from j on of some slabs, end to end in a register.
+#[cfg(target_arch = "x86_64")]
+macro_rules! side_by_side {
+    ($load:ident, $slabs:expr, $j:expr, $count:literal, [$($slab:expr),*]) => {
+        // SAFETY: each slice has as many numbers as are loaded.
+        unsafe { [$($load($slabs[$slab][$j..$j + $count].as_ptr())),*] }
+    };
+}
+
+/// Four dimensions from j on of a slab and of the fourth, eighth and twelfth after it.
+#[cfg(target_arch = "x86_64")]
+macro_rules! quarters_f32 {
+    ($slabs:expr, $j:expr, $first:literal) => {{
+        let [a, b, c, d] = side_by_side!(
+            _mm_loadu_ps,
+            $slabs,
+            $j,
+            4,
+            [$first, $first + 4, $first + 8, $first + 12]
+        );
+        let half = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(a), b);
+        _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(half, c), d)
+    }};
+}
+
+/// Dimensions j to j + 3 of sixteen slabs, a register each. Macros, as functions that enable
+/// features are not always inlined.
+#[cfg(target_arch = "x86_64")]
+macro_rules! columns_f32 {
+    ($slabs:expr, $j:expr) => {{
+        let (a, b) = (quarters_f32!($slabs, $j, 0), quarters_f32!($slabs, $j, 1));
+        let (c, d) = (quarters_f32!($slabs, $j, 2), quarters_f32!($slabs, $j, 3));
+        let low = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
+        let high = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
+        let low = (_mm512_castps_pd(low.0), _mm512_castps_pd(low.1));
+        let high = (_mm512_castps_pd(high.0), _mm512_castps_pd(high.1));
+        [
+            _mm512_castpd_ps(_mm512_unpacklo_pd(low.0, low.1)),
+            _mm512_castpd_ps(_mm512_unpackhi_pd(low.0, low.1)),
+            _mm512_castpd_ps(_mm512_unpacklo_pd(high.0, high.1)),
+            _mm512_castpd_ps(_mm512_unpackhi_pd(high.0, high.1)),
+        ]
+    }};
+}
+
+/// Two dimensions from j on of a slab and of the second, fourth and sixth after it.
+#[cfg(target_arch = "x86_64")]
+macro_rules! quarters_f64 {
+    ($slabs:expr, $j:expr, $first:literal) => {{
+        let [a, b, c, d] = side_by_side!(
+            _mm_loadu_pd,
+            $slabs,
+            $j,
+            2,
+            [$first, $first + 2, $first + 4, $first + 6]
+        );
+        let low = _mm256_insertf128_pd::<1>(_mm256_castpd128_pd256(a), b);
+        let high = _mm256_insertf128_pd::<1>(_mm256_castpd128_pd256(c), d);
+        _mm512_insertf64x4::<1>(_mm512_castpd256_pd512(low), high)
+    }};
+}
+
+/// Dimensions j and j + 1 of eight slabs, a register each.
+#[cfg(target_arch = "x86_64")]
+macro_rules! columns_f64 {
+    ($slabs:expr, $j:expr) => {{
+        let (a, b) = (quarters_f64!($slabs, $j, 0), quarters_f64!($slabs, $j, 1));
+        [_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b)]
+    }};
+}
+
+macro_rules! chains {
+    ($type:ident, $lanes:literal, $at_once:literal, $columns:ident, $load:ident, $store:ident,
+     $fma:ident, $negated:ident) => {
+        impl Chains for $type {
+            const LANES: usize = $lanes;
+            type State = State<$type, $lanes>;
+
+            fn state() -> Self::State {
+                State {
+                    sums: [0.0; $lanes],
+                    queries: [[0.0; SLAB]; $lanes],
+                    bases: [[0.0; SLAB]; $lanes],
+                }
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            fn add_squares<'a>(
+                _: Vnni,
+                state: &mut Self::State,
+                rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
+            ) {
+                #[target_feature(enable = "avx512f")]
+                fn add<'a>(
+                    state: &mut State<$type, $lanes>,
+                    rows: impl Fn(usize) -> (&'a [$type], &'a [$type]),
+                ) {
+                    let mut dim = 0;
+                    for (i, apart) in state.bases.iter_mut().enumerate() {
+                        let (query, base) = rows(i);
+                        dim = query.len();
+                        for ((apart, q), x) in apart.iter_mut().zip(query).zip(base) {
+                            *apart = q - x;
+                        }
+                        apart[dim..dim.next_multiple_of($at_once)].fill(0.0);
+                    }
+                    // SAFETY: the pointer is to as many numbers as a register has.
+                    let mut sums = unsafe { $load(state.sums.as_ptr()) };
+                    for j in (0..dim).step_by($at_once) {
+                        for apart in $columns!(&state.bases, j) {
+                            sums = $fma(apart, apart, sums);
+                        }
+                    }
+                    // SAFETY: as above.
+                    unsafe { $store(state.sums.as_mut_ptr(), sums) };
+                }
+                // SAFETY: a `Vnni` was made by `detect`, which found the feature.
+                unsafe { add(state, rows) };
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            fn add_products<'a>(
+                _: Vnni,
+                state: &mut Self::State,
+                rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
+            ) {
+                #[target_feature(enable = "avx512f")]
+                fn add<'a>(
+                    state: &mut State<$type, $lanes>,
+                    rows: impl Fn(usize) -> (&'a [$type], &'a [$type]),
+                ) {
+                    let mut dim = 0;
+                    for (i, (to_query, to_base)) in
+                        state.queries.iter_mut().zip(&mut state.bases).enumerate()
+                    {
+                        let (query, base) = rows(i);
+                        dim = query.len();
+                        for (to, from) in [(to_query, query), (to_base, base)] {
+                            to[..dim].copy_from_slice(from);
+                            to[dim..dim.next_multiple_of($at_once)].fill(0.0);
+                        }
+                    }
+                    // SAFETY: the pointer is to as many numbers as a register has.
+                    let mut sums = unsafe { $load(state.sums.as_ptr()) };
+                    for j in (0..dim).step_by($at_once) {
+                        let queries = $columns!(&state.queries, j);
+                        for (query, base) in queries.into_iter().zip($columns!(&state.bases, j)) {
+                            sums = $negated(query, base, sums);
+                        }
+                    }
+                    // SAFETY: as above.
+                    unsafe { $store(state.sums.as_mut_ptr(), sums) };
+                }
+                // SAFETY: a `Vnni` was made by `detect`, which found the feature.
+                unsafe { add(state, rows) };
+            }
+
+            #[cfg(not(target_arch = "x86_64"))]
+            fn add_squares<'a>(
+                _: Vnni,
+                _: &mut Self::State,
+                _: impl Fn(usize) -> (&'a [Self], &'a [Self]),
+            ) {
+                unreachable!("detected on another processor")
+            }
+
+            #[cfg(not(target_arch = "x86_64"))]
+            fn add_products<'a>(
+                _: Vnni,
+                _: &mut Self::State,
+                _: impl Fn(usize) -> (&'a [Self], &'a [Self]),
+            ) {
+                unreachable!("detected on another processor")
+            }
+        }
+    };
+}
+
+chains!(
+    f32,
+    16,
+    4,
+    columns_f32,
+    _mm512_loadu_ps,
+    _mm512_storeu_ps,
+    _mm512_fmadd_ps,
+    _mm512_fnmadd_ps
+);
+chains!(
+    f64,
+    8,
+    2,
+    columns_f64,
+    _mm512_loadu_pd,
+    _mm512_storeu_pd,
+    _mm512_fmadd_pd,
+    _mm512_fnmadd_pd
+);
 
 /// Bring the beginning of a row near that will be read soon; the processor guesses the rest.
 #[inline(always)]
 pub(super) fn prefetch<T>(row: &[T]) {
     #[cfg(target_arch = "x86_64")]
-    for line in row.chunks((64 / size_of::<T>()).max(1)).take(4) {
+    for line in row.chunks((64 / size_of::<T>()).max(1)).take(16) {
         // SAFETY: a prefetch of any address has no effect that a program can see.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
     }
@@ -88,6 +329,7 @@ fn sweep_avx512(
     queries: [&[i32]; QUERIES],
     least: [i32; QUERIES],
     hits: &mut Vec<Hits>,
+    mut wanted: Option<&mut Vec<Starts>>,
 ) {
     let words = queries[0].len();
     let queries = queries.map(|query| &query[..words]);
@@ -119,6 +361,14 @@ fn sweep_avx512(
                 rows |= u64::from(_mm512_cmpge_epi32_mask(sum, least[query])) << (16 * i);
             }
             hits.push(Hits { query, panel, rows });
+            if let Some(wanted) = &mut wanted {
+                let mut all = Starts([0; ROWS]);
+                for (to, sum) in all.0.chunks_exact_mut(16).zip(sums[query]) {
+                    // SAFETY: the chunk has as many numbers as a register.
+                    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), sum) };
+                }
+                wanted.push(all);
+            }
         }
     }
 }
