@@ -6,6 +6,13 @@
     <set>-expected.parquet  metric utf8, query_id int32, rank int32 from 1, base_id int32, distance float64
     <set>-self.parquet      the same columns: neighbours of base rows among the other base rows
 
+    kmeans-<set>-rows.parquet       id int32, v, cluster int32: scikit-learn's labels
+    kmeans-<set>-centroids.parquet  cluster int32, start: where it began, v: where it ended
+
+k-means is scikit-learn's KMeans(init=start, n_init=1, algorithm="lloyd") in float64; the schema
+metadata of `-centroids` gives its `n_iter`, its `inertia`, and `median`, the median inertia of
+twenty seeds from k-means++.
+
 `id` is the row number. The distances are scikit-learn's, NearestNeighbors(algorithm="brute") in
 float64, except inner_product, which it lacks: there they are numpy's in float64, negated. FAISS'
 flat indexes must agree on every row they can compute (l2, sqeuclidean, inner_product, l1 and
@@ -26,6 +33,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import sklearn
+from sklearn.cluster import KMeans
+from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestNeighbors
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden")
@@ -94,6 +103,36 @@ def main():
         save(f"{name}-self", expected({m: (d[rows], i[rows]) for m, (d, i) in answers.items()}, rows, k))
 
 
+def blobs4(g):
+    """Five clouds of different width, and starts of which two are far from every row: empty clusters."""
+    centres = g.uniform(-10, 10, (5, 4))
+    x = np.concatenate([c + g.standard_normal((120, 4)) * w for c, w in zip(centres, (0.5, 1, 1.5, 2, 3))])
+    return x, np.concatenate([x[:4], [[500.0] * 4, [600.0] * 4]])
+
+
+def uniform2(g):
+    x = g.random((1000, 2))
+    return x, x[:12].copy()
+
+
+def digits64(g):
+    x = load_digits().data
+    return x, x[g.choice(len(x), 10, replace=False)].copy()
+
+
+def kmeans_goldens():
+    for seed, draw in enumerate([blobs4, uniform2, digits64]):
+        x, start = draw(np.random.default_rng(seed))
+        k = len(start)
+        fit = KMeans(k, init=start, n_init=1, algorithm="lloyd").fit(x)
+        median = np.median([KMeans(k, n_init=1, algorithm="lloyd", random_state=s).fit(x).inertia_ for s in range(20)])
+        name = f"kmeans-{draw.__name__}"
+        save(f"{name}-rows", vectors(x).append_column("cluster", pa.array(fit.labels_, pa.int32())))
+        centroids = pa.table({"cluster": pa.array(np.arange(k), pa.int32()), "start": vectors(start)["v"],
+                              "v": vectors(fit.cluster_centers_)["v"]})
+        save(f"{name}-centroids", centroids, n_iter=fit.n_iter_, inertia=fit.inertia_, median=median)
+
+
 def nearest(metric, base, query, k):
     """Distances and rows of the k + 1 nearest; no query: of each base row among the others."""
     if metric == "inner_product":
@@ -159,11 +198,12 @@ def expected(answers, query_ids, k):
     return pa.concat_tables(parts)
 
 
-def save(name, table):
+def save(name, table, **facts):
     path = os.path.join(FOLDER, f"{name}.parquet")
-    pq.write_table(table.replace_schema_metadata({"made_by": MADE_BY}), path, compression="zstd", compression_level=19)
+    pq.write_table(table.replace_schema_metadata({"made_by": MADE_BY} | {fact: repr(float(value)) for fact, value in facts.items()}), path, compression="zstd", compression_level=19)
     print(f"{name}.parquet: {table.num_rows} rows, {os.path.getsize(path):,} bytes")
 
 
 if __name__ == "__main__":
     main()
+    kmeans_goldens()

@@ -1,4 +1,4 @@
--- A tour of `knn_exact` on real data: 1,797 handwritten digits, each a picture of 8 x 8 pixels.
+-- A tour of `knn_exact` and `kmeans` on real data: 1,797 handwritten digits, each a picture of 8 x 8 pixels.
 -- Run it in the root of the repository:  neighbors -f sql/tour.sql
 
 -- 1. The data. `pixels` is the vector: 64 counts of ink from 0 to 16, row by row; here is one row of each picture.
@@ -50,3 +50,14 @@ SELECT query_label AS label,
 FROM knn_exact(base => digits, k => 1)
 GROUP BY query_label
 ORDER BY query_label;
+
+-- 7. Ten clusters of pictures, found without looking at the labels. How pure are they?
+CREATE TABLE clustered AS SELECT id, label, "cluster" FROM kmeans(digits, k => 10, seed => 7);
+
+SELECT cluster,
+       sum(n) AS pictures,
+       first_value(label ORDER BY n DESC, label) AS most_common_label,
+       round(100.0 * max(n) / sum(n), 1) AS purity_percent
+FROM (SELECT label, "cluster", count(*) AS n FROM clustered GROUP BY label, "cluster")
+GROUP BY cluster
+ORDER BY cluster;

@@ -13,6 +13,9 @@ pub enum Error {
     /// A parameter no data could make valid.
     #[error("{0}")]
     InvalidArgument(String),
+    /// A parameter that these data cannot meet.
+    #[error("{0}")]
+    Unsatisfiable(String),
     /// A row that has no distance to anything.
     #[error("row {row} of {input}, column \"{column}\": {problem}")]
     BadRow {

@@ -11,6 +11,9 @@ pub mod metric;
 mod sql;
 
 pub use error::{Error, Result, RowProblem};
-pub use exec::{KnnExact, knn_exact};
+pub use exec::{KMeans, KnnExact, kmeans, knn_exact};
 pub use metric::{Metric, Sum};
-pub use sql::{KnnNode, NeighborsExt, NeighborsOptions, NeighborsPlanner, install, register_all};
+pub use sql::{
+    ClustersExt, KMeansNode, KnnNode, NeighborsExt, NeighborsOptions, NeighborsPlanner, install,
+    register_all,
+};

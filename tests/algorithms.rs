@@ -1,6 +1,7 @@
 //! Properties of the answers, against float64 and against what scikit-learn and FAISS answered
 //! (`tests/golden`, made by `scripts/make_goldens.py`).
 
+mod clusters;
 mod support;
 
 use std::collections::BTreeMap;

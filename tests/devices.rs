@@ -39,11 +39,11 @@ const SHAPES: &[Shape] = &[
     (5, 2500, 128, 20),
     (2, 300, 960, 10),
     (1, 40, 4096, 3),
-    (1, 3000, 3, 1024),
-    (2, 6000, 5, 4096),
-    (2, 6000, 70, 4096),
-    (1, 9000, 2, 8000),
 ];
+
+/// Lists longer than a block of threads holds.
+const LONG_LISTS: &[Shape] =
+    &[(1, 3000, 3, 1024), (2, 6000, 5, 4096), (2, 6000, 70, 4096), (1, 9000, 2, 8000)];
 
 fn main() {
     let mut trials = Vec::new();
@@ -58,10 +58,12 @@ fn main() {
         };
         for kind in Kind::ALL {
             for metric in Metric::ALL.into_iter().filter(|m| !m.is_binary()) {
-                add(
-                    format!("top_k::{metric}::{kind:?}"),
-                    Box::new(move |device| numbers(device, metric, kind)),
-                );
+                for (lists, shapes) in [("", SHAPES), ("::long_lists", LONG_LISTS)] {
+                    add(
+                        format!("top_k::{metric}::{kind:?}{lists}"),
+                        Box::new(move |device| numbers(device, metric, kind, shapes)),
+                    );
+                }
             }
         }
         for metric in [Metric::Hamming, Metric::Jaccard] {
@@ -77,8 +79,8 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-fn numbers(device: &AnyDevice, metric: Metric, kind: Kind) -> Result<(), Failed> {
-    for (i, &(queries, base, dim, k)) in SHAPES.iter().enumerate() {
+fn numbers(device: &AnyDevice, metric: Metric, kind: Kind, shapes: &[Shape]) -> Result<(), Failed> {
+    for (i, &(queries, base, dim, k)) in shapes.iter().enumerate() {
         // Rows of one number all have the same direction, and no correlation.
         if dim == 1 && metric == Metric::Pearson {
             continue;
@@ -100,7 +102,7 @@ fn numbers(device: &AnyDevice, metric: Metric, kind: Kind) -> Result<(), Failed>
 }
 
 fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
-    for (i, &(queries, base, dim, k)) in SHAPES.iter().enumerate() {
+    for (i, &(queries, base, dim, k)) in SHAPES.iter().chain(LONG_LISTS).enumerate() {
         let (x, y) = (matrix_bits(i as u64, queries, dim), matrix_bits(99 + i as u64, base, dim));
         check(device, &x, &y, metric, k, None)?;
         let last = base.saturating_sub(50)..base;

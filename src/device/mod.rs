@@ -5,6 +5,7 @@
 //! once, above, in [`crate::algo`]. The contract of a primitive is on the trait and nowhere else:
 //! both implementations give the same bits.
 
+mod clusters;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -19,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
+pub use clusters::{Groups, Spread};
 pub use cpu::CpuDevice;
 #[cfg(feature = "cuda")]
 pub use cuda::CudaDevice;
@@ -85,6 +87,24 @@ pub trait Device: sealed::Sealed + Send + Sync + 'static {
     /// # Errors
     /// Whatever went wrong in the primitives before that returned early.
     fn download(&self, nearest: Self::Nearest) -> Result<Neighbors>;
+
+    /// Move the rows whose label changed from their old groups to their new ones; without old
+    /// labels, put all rows into groups.
+    fn regroup(
+        &self,
+        rows: &Rows,
+        weights: Option<&[f64]>,
+        labels: (Option<&[u32]>, &[u32]),
+        groups: &mut Groups,
+    ) {
+        cpu::regroup(rows, weights, labels, groups);
+    }
+
+    /// Choose, of some rows, the one that leaves the least of Σ weight · distance to the nearest
+    /// chosen row, the first of equals.
+    fn spread(&self, spread: &mut Spread, candidates: &[u32]) -> u32 {
+        cpu::spread(spread, candidates)
+    }
 }
 
 /// Which pairs of rows a call compares, and when to stop.

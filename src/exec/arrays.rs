@@ -8,6 +8,7 @@ use datafusion::arrow::array::{
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
 
 use super::vectors::{VectorColumn, VectorReader, common_kind, kind_of_vector};
+use crate::algo::kmeans::{Clustering, Init, KMeansParams, kmeans as cluster};
 use crate::algo::knn::{KnnParams, prepare};
 use crate::device::{AnyDevice, Cancel, Distances};
 use crate::error::{Error, Result};
@@ -123,6 +124,160 @@ pub fn knn_exact(
         Ok(batch) => Ok(batch),
         Err(error) => unreachable!("columns have the lengths and types of their fields: {error}"),
     }
+}
+
+/// What to ask of `kmeans` in Rust: k, and what else differs from the defaults.
+///
+/// ```
+/// use datafusion_neighbors::KMeans;
+/// let hundred = KMeans::k(100).seed(7).vector("embedding").weight("visits");
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct KMeans {
+    pub(crate) k: u64,
+    pub(crate) metric: Metric,
+    pub(crate) max_iterations: u64,
+    pub(crate) tolerance: f64,
+    pub(crate) init: Init,
+    pub(crate) runs: u64,
+    pub(crate) seed: u64,
+    pub(crate) vector: Option<VectorColumn>,
+    pub(crate) weight: Option<String>,
+}
+
+impl KMeans {
+    /// So many clusters by Euclidean distance: at most 300 rounds, tolerance 1e-4, one run from
+    /// greedy k-means++, seed 0.
+    pub fn k(k: u64) -> Self {
+        Self {
+            k,
+            metric: Metric::L2,
+            max_iterations: 300,
+            tolerance: 1e-4,
+            init: Init::PlusPlus,
+            runs: 1,
+            seed: 0,
+            vector: None,
+            weight: None,
+        }
+    }
+
+    /// By `l2` or `cosine`.
+    pub fn metric(self, metric: Metric) -> Self {
+        Self { metric, ..self }
+    }
+
+    /// Rounds at most.
+    pub fn max_iterations(self, max_iterations: u64) -> Self {
+        Self { max_iterations, ..self }
+    }
+
+    /// Rounds end when the squared distances that the centroids moved add up to at most this
+    /// multiple of the mean variance of the dimensions.
+    pub fn tolerance(self, tolerance: f64) -> Self {
+        Self { tolerance, ..self }
+    }
+
+    /// How the first centroids are chosen.
+    pub fn init(self, init: Init) -> Self {
+        Self { init, ..self }
+    }
+
+    /// How often to start; the run of least inertia counts.
+    pub fn runs(self, runs: u64) -> Self {
+        Self { runs, ..self }
+    }
+
+    /// Of everything drawn at random.
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// The column of vectors; without it, the only one there is.
+    pub fn vector(self, column: impl Into<String>) -> Self {
+        Self { vector: Some(VectorColumn::Whole(column.into())), ..self }
+    }
+
+    /// Numeric columns as the dimensions.
+    pub fn dimensions<S: Into<String>>(self, columns: impl IntoIterator<Item = S>) -> Self {
+        let columns = columns.into_iter().map(Into::into).collect();
+        Self { vector: Some(VectorColumn::Dimensions(columns)), ..self }
+    }
+
+    /// A numeric column by which rows count, from 0.
+    pub fn weight(self, column: impl Into<String>) -> Self {
+        Self { weight: Some(column.into()), ..self }
+    }
+
+    fn params(&self) -> Result<KMeansParams> {
+        let params = KMeansParams::try_new(self.k, self.metric)?;
+        let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        Ok(KMeansParams {
+            max_iterations: count(self.max_iterations),
+            tolerance: self.tolerance,
+            init: self.init,
+            runs: count(self.runs),
+            seed: self.seed,
+            ..params
+        })
+    }
+}
+
+/// The clusters of the vectors of an array, which may start from `init`, an array of centroids.
+///
+/// A NULL vector is in no cluster: labels and distances are those of the others, at `positions`.
+/// `weights`, if given, has one for each of the others.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for arrays that hold no numbers and parameters that nothing could meet,
+/// [`Error::Unsatisfiable`] for parameters that these do not, [`Error::BadRow`] for a vector without distance, and what the device says.
+///
+/// # Example
+/// ```
+/// use datafusion::arrow::array::FixedSizeListArray;
+/// use datafusion::arrow::datatypes::Float32Type;
+/// use datafusion_neighbors::device::AnyDevice;
+/// use datafusion_neighbors::{KMeans, kmeans};
+///
+/// let points = [0.0, 1.0, 9.0, 10.0].map(|x| Some([Some(x)]));
+/// let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 1);
+/// let (found, _positions) = kmeans(&AnyDevice::cpu(), &points, None, None, &KMeans::k(2))?;
+/// assert_eq!(found.labels[0], found.labels[1]);
+/// assert_eq!(found.inertia(), 1.0);
+/// # Ok::<(), datafusion_neighbors::Error>(())
+/// ```
+pub fn kmeans(
+    device: &AnyDevice,
+    vectors: &dyn Array,
+    weights: Option<&[f64]>,
+    init: Option<&dyn Array>,
+    params: &KMeans,
+) -> Result<(Clustering, Vec<u32>)> {
+    let mut asked = params.params()?;
+    let kind = kind_of(vectors, "input", params.metric)?;
+    let (rows, positions) = read("input", vectors, kind, params.metric, None)?;
+    let dim = (!rows.is_empty()).then(|| rows.matrix().dim());
+    let first = match init {
+        Some(init) => {
+            asked.init = Init::Given;
+            kind_of(init, "init", params.metric)?;
+            Some(read("init", init, kind, params.metric, dim)?.0)
+        }
+        None => None,
+    };
+    if let Some(weights) = weights {
+        let bad = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0));
+        if bad.is_some() || weights.len() != rows.len() {
+            let (found, rows) = (weights.len(), rows.len());
+            return Err(Error::InvalidArgument(format!(
+                "kmeans: {found} weights for {rows} vectors, the first bad one {bad:?}; wanted is \
+                 a number from 0 for each"
+            )));
+        }
+    }
+    let cancel = Cancel::default();
+    let found = cluster(device, &rows, weights, first.as_ref(), &asked, &cancel)?;
+    Ok((found, positions))
 }
 
 fn kind_of(array: &dyn Array, input: &str, metric: Metric) -> Result<ElementKind> {

@@ -62,7 +62,7 @@ impl Side {
     }
 
     /// The length of the vectors, where the type says it.
-    fn dim(&self, fields: &Fields) -> Option<i32> {
+    pub(super) fn dim(&self, fields: &Fields) -> Option<i32> {
         match (self.vector.len(), fields[self.vector[0]].data_type()) {
             (1, DataType::FixedSizeList(_, dim)) => Some(*dim),
             (1, DataType::FixedSizeBinary(bytes)) => Some(bytes * 8),

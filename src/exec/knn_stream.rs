@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use datafusion::arrow::array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch};
 use datafusion::arrow::compute::interleave;
@@ -23,6 +23,7 @@ use tokio::sync::{OnceCell, mpsc};
 
 use super::knn_spec::{KnnSpec, Side};
 use super::vectors::VectorReader;
+use super::work::{CancelOnDrop, blocking, collect, columns, join_error};
 use crate::algo::knn::{KnnSearch, prepare};
 use crate::device::{AnyDevice, Cancel, Distances, Neighbors, Work};
 use crate::matrix::{ElementKind, Rows};
@@ -69,35 +70,14 @@ impl Base {
     }
 }
 
-/// Read all partitions at the same time, then take them in order.
+/// The base's rows, and its columns that are carried along.
 async fn collect_base(
     streams: Vec<SendableRecordBatchStream>,
     side: Side,
     mut reader: VectorReader,
     reservation: Arc<MemoryReservation>,
 ) -> Result<Base> {
-    // Batches may share buffers, which are counted once.
-    let counter = Arc::new(Mutex::new(RecordBatchMemoryCounter::new()));
-    let partitions: Vec<_> = streams
-        .into_iter()
-        .map(|mut stream| {
-            let (reservation, counter) = (reservation.clone(), counter.clone());
-            SpawnedTask::spawn(async move {
-                let mut batches = Vec::new();
-                while let Some(batch) = stream.next().await.transpose()? {
-                    let bytes =
-                        counter.lock().unwrap_or_else(PoisonError::into_inner).count_batch(&batch);
-                    reservation.try_grow(bytes)?;
-                    batches.push(batch);
-                }
-                Ok::<_, DataFusionError>(batches)
-            })
-        })
-        .collect();
-    let mut batches = Vec::new();
-    for partition in partitions {
-        batches.extend(partition.join_unwind().await.map_err(join_error)??);
-    }
+    let batches = collect(streams, &reservation).await?;
     blocking(move || {
         let mut carried = Carried::new(&side);
         let mut kept = RecordBatchMemoryCounter::new();
@@ -189,10 +169,6 @@ impl Carried {
             })
             .collect()
     }
-}
-
-fn columns(batch: &RecordBatch, positions: &[usize]) -> Vec<ArrayRef> {
-    positions.iter().map(|i| batch.column(*i).clone()).collect()
 }
 
 /// Search for every query.
@@ -470,25 +446,4 @@ impl Metrics {
         self.kernel_time.add_duration(work.kernel);
         self.baseline.elapsed_compute().add_duration(work.kernel);
     }
-}
-
-/// Dropping the stream stops the search: a blocking closure that has started is not stopped by
-/// dropping its task.
-struct CancelOnDrop(Cancel);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.cancel();
-    }
-}
-
-/// Long work on a thread where it blocks nobody.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    SpawnedTask::spawn_blocking(work).join_unwind().await.map_err(join_error)?
-}
-
-fn join_error(error: tokio::task::JoinError) -> DataFusionError {
-    DataFusionError::ExecutionJoin(Box::new(error))
 }

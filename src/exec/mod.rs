@@ -2,16 +2,19 @@
 //! columns again, under DataFusion's rules for memory, cancellation and metrics.
 
 mod arrays;
+mod kmeans_exec;
 pub mod knn;
 mod knn_spec;
 mod knn_stream;
 pub mod order;
 mod pairs;
 mod vectors;
+mod work;
 
 use datafusion::common::DataFusionError;
 
-pub use arrays::{KnnExact, knn_exact};
+pub use arrays::{KMeans, KnnExact, kmeans, knn_exact};
+pub use kmeans_exec::{KMeansExec, KMeansOutput, KMeansSpec, kmeans_fields};
 pub use knn::KnnExec;
 pub use knn_spec::{KnnSpec, Side, knn_fields};
 pub use order::InputOrder;
@@ -25,9 +28,10 @@ impl From<Error> for DataFusionError {
     fn from(error: Error) -> Self {
         match error {
             Error::InvalidArgument(_) | Error::NoDevice { .. } => Self::Plan(error.to_string()),
-            Error::BadRow { .. } | Error::DimMismatch { .. } | Error::TooManyRows { .. } => {
-                Self::Execution(error.to_string())
-            }
+            Error::Unsatisfiable(_)
+            | Error::BadRow { .. }
+            | Error::DimMismatch { .. }
+            | Error::TooManyRows { .. } => Self::Execution(error.to_string()),
             Error::DeviceMemory { .. } => Self::ResourcesExhausted(error.to_string()),
             other => Self::External(Box::new(other)),
         }

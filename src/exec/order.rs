@@ -1,6 +1,7 @@
 //! Keeps the rows of our inputs in input order.
 //!
-//! Equal distances go to the earlier base row, so the order of the base is part of the answer.
+//! Equal distances go to the earlier base row, and what is drawn at random is drawn by position, so
+//! the order of an input is part of the answer.
 //! DataFusion treats the rows of a relation as a bag: it deals batches out round-robin to parallel
 //! filters, sorts the batches of tables in memory into partitions of equal size, and lets the
 //! partitions of a file scan take work from each other. After that the order depends on the number
@@ -30,7 +31,7 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties,
 };
 
-use super::KnnExec;
+use super::{KMeansExec, KnnExec};
 
 /// The two rules of the [module](self).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +69,9 @@ impl PhysicalOptimizerRule for InputOrder {
         _config: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let rewrite = |plan: Arc<dyn ExecutionPlan>| {
-            if plan.downcast_ref::<KnnExec>().is_none() {
+            let ours = plan.downcast_ref::<KnnExec>().is_some()
+                || plan.downcast_ref::<KMeansExec>().is_some();
+            if !ours {
                 return Ok(Transformed::no(plan));
             }
             let inputs = plan.children().into_iter().map(|input| self.apply(input));

@@ -8,7 +8,7 @@ use datafusion::logical_expr::planner::RelationPlannerContext;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::sql::sqlparser::ast;
 
-use super::relation;
+use super::{kmeans, relation};
 use crate::exec::VectorColumn;
 use crate::metric::Metric;
 
@@ -28,6 +28,8 @@ pub(super) enum Value {
     Expr(Expr),
     /// Names of columns: `v`, `'v'`, `['x', 'y']`.
     Columns(VectorColumn),
+    /// A relation, where a value is also accepted.
+    Relation(Box<LogicalPlan>),
 }
 
 /// The arguments of one call, checked against the signature.
@@ -124,8 +126,19 @@ impl Arguments {
             Some((_, Value::Columns(_))) => {
                 plan_err!("{}: argument '{name}' takes no columns", self.signature.function)
             }
+            Some((_, Value::Relation(_))) => {
+                plan_err!("{}: argument '{name}' takes no relation", self.signature.function)
+            }
             None => Ok(None),
         }
+    }
+
+    /// A relation given for a value.
+    pub fn relation(&self, name: &str) -> Option<LogicalPlan> {
+        self.values.iter().find(|(given, _)| *given == name).and_then(|(_, value)| match value {
+            Value::Relation(plan) => Some(plan.as_ref().clone()),
+            _ => None,
+        })
     }
 
     /// Names of columns, if they were given.
@@ -136,7 +149,7 @@ impl Arguments {
                 "{}: argument '{name}' is {expr}; accepted are a column's name, or an array of names",
                 self.signature.function
             ),
-            None => Ok(None),
+            Some((_, Value::Relation(_))) | None => Ok(None),
         }
     }
 
@@ -215,7 +228,18 @@ fn value(
     arg: ast::Expr,
     context: &mut dyn RelationPlannerContext,
 ) -> Result<Value> {
-    if name == "vector" {
+    if name == "init" && relation::is_relation(&arg) && !kmeans::is_method(&arg) {
+        let shown = arg.to_string();
+        return match relation::plan(function, name, arg, context) {
+            Ok(plan) => Ok(Value::Relation(Box::new(plan))),
+            Err(error) => plan_err!(
+                "{function}: argument 'init' is {shown}; accepted are 'k-means++', 'k-means||', \
+                 'random' or a relation of centroids ({})",
+                error.strip_backtrace()
+            ),
+        };
+    }
+    if name == "vector" || name == "weight" {
         let column = |expr: &ast::Expr| match expr {
             ast::Expr::Identifier(ident) => Some(context.normalize_ident(ident.clone())),
             ast::Expr::Value(value) => value.value.clone().into_string(),
@@ -250,7 +274,7 @@ fn columns_of(name: &str, expr: &Expr) -> Value {
     };
     let one = value.try_as_str().flatten().map(|name| VectorColumn::Whole(name.to_string()));
     match one.or_else(|| list_of_names(value)) {
-        Some(columns) if name == "vector" => Value::Columns(columns),
+        Some(columns) if name == "vector" || name == "weight" => Value::Columns(columns),
         _ => Value::Expr(expr.clone()),
     }
 }
@@ -279,6 +303,30 @@ pub(super) fn positive(function: &str, name: &str, expr: &Expr) -> Result<u64> {
         return Ok(number);
     }
     plan_err!("{function}: argument '{name}' is {expr}; accepted are whole numbers from 1")
+}
+
+/// A whole number from 0, once the expression has a value.
+pub(super) fn seed(function: &str, expr: &Expr) -> Result<u64> {
+    if let Expr::Literal(value, _) = expr
+        && value.data_type().is_integer()
+        && let Ok(ScalarValue::UInt64(Some(number))) = value.cast_to(&DataType::UInt64)
+    {
+        return Ok(number);
+    }
+    plan_err!("{function}: argument 'seed' is {expr}; accepted are whole numbers from 0")
+}
+
+/// A number from 0, once the expression has a value.
+pub(super) fn not_negative(function: &str, name: &str, expr: &Expr) -> Result<f64> {
+    if let Expr::Literal(value, _) = expr
+        && value.data_type().is_numeric()
+        && let Ok(ScalarValue::Float64(Some(number))) = value.cast_to(&DataType::Float64)
+        && number >= 0.0
+        && number.is_finite()
+    {
+        return Ok(number);
+    }
+    plan_err!("{function}: argument '{name}' is {expr}; accepted are numbers from 0")
 }
 
 /// A metric's name, once the expression has a value.

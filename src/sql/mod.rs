@@ -2,6 +2,7 @@
 
 mod arguments;
 mod distance;
+mod kmeans;
 mod knn_exact;
 mod node;
 mod options;
@@ -20,6 +21,7 @@ use datafusion::execution::context::QueryPlanner;
 use datafusion::physical_planner::ExtensionPlanner;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
+pub use kmeans::{ClustersExt, KMeansNode};
 pub use knn_exact::NeighborsExt;
 pub use node::KnnNode;
 pub use options::NeighborsOptions;
@@ -104,6 +106,10 @@ pub fn install(
             Arc::new(relation::TableByName),
         ),
     ];
+    let clusters = kmeans::FUNCTIONS.map(|(name, output)| {
+        TableFunction::new(name.to_string(), Arc::new(kmeans::KMeansFunction(output)))
+    });
+    let ours = ours.into_iter().chain(clusters);
     tables.extend(ours.map(|function| (function.name().to_string(), Arc::new(function))));
     let scalars = builder.scalar_functions().get_or_insert_with(Vec::new);
     scalars.extend(distance::functions().map(Arc::new));

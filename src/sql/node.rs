@@ -118,7 +118,7 @@ impl KnnNode {
 
 /// An argument without the name that DataFusion gives to what it has computed, and with the type
 /// that a parameter is to have.
-fn argument(expr: Expr, wanted: DataType) -> Expr {
+pub(super) fn argument(expr: Expr, wanted: DataType) -> Expr {
     match expr.unalias_nested().data {
         Expr::Placeholder(Placeholder { id, field: None }) => {
             let field = Arc::new(Field::new(&id, wanted, true));
@@ -159,7 +159,7 @@ fn is_binary(function: &str, expr: &Expr) -> Result<Option<bool>> {
 }
 
 /// The column asked for, or the only one that holds vectors for the metric.
-fn vector_column(
+pub(super) fn vector_column(
     function: &str,
     input: &str,
     asked: Option<&VectorColumn>,

@@ -15,9 +15,10 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_planner::{DefaultPhysicalPlanner, ExtensionPlanner, PhysicalPlanner};
 use datafusion::sql::sqlparser::ast;
 
+use super::kmeans::{self, KMeansNode};
 use super::knn_exact;
 use super::node::KnnNode;
-use crate::exec::KnnExec;
+use crate::exec::{KMeansExec, KMeansOutput, KnnExec};
 
 /// Plans calls of our table functions: named arguments, subqueries and CTEs, which DataFusion's
 /// own planning of table functions does not know.
@@ -30,21 +31,33 @@ impl RelationPlanner for Functions {
         relation: ast::TableFactor,
         context: &mut dyn RelationPlannerContext,
     ) -> Result<RelationPlanning> {
-        let (args, alias) = match relation {
+        let (name, args, alias) = match relation {
             ast::TableFactor::Table { name, args: Some(args), alias, .. } if is_ours(&name) => {
-                (args.args, alias)
+                (name, args.args, alias)
             }
             // After LATERAL; DataFusion would drop the arguments' names.
-            ast::TableFactor::Function { name, args, alias, .. } if is_ours(&name) => (args, alias),
+            ast::TableFactor::Function { name, args, alias, .. } if is_ours(&name) => {
+                (name, args, alias)
+            }
             other => return Ok(RelationPlanning::Original(Box::new(other))),
         };
-        let plan = knn_exact::plan(args, context)?;
+        let plan = match clusters(&name) {
+            Some(output) => kmeans::plan(output, args, context)?,
+            None => knn_exact::plan(args, context)?,
+        };
         Ok(RelationPlanning::Planned(Box::new(PlannedRelation::new(plan, alias))))
     }
 }
 
 fn is_ours(name: &ast::ObjectName) -> bool {
-    name.to_string().eq_ignore_ascii_case(knn_exact::NAME)
+    name.to_string().eq_ignore_ascii_case(knn_exact::NAME) || clusters(name).is_some()
+}
+
+/// What a function of k-means gives, if it is one.
+fn clusters(name: &ast::ObjectName) -> Option<KMeansOutput> {
+    let name = name.to_string();
+    let found = kmeans::FUNCTIONS.iter().find(|(known, _)| name.eq_ignore_ascii_case(known));
+    found.map(|(_, output)| *output)
 }
 
 /// Turns our nodes into operators. For sessions that have a query planner of their own: hand this
@@ -63,6 +76,15 @@ impl ExtensionPlanner for NeighborsPlanner {
         _session: &dyn Session,
         _context: &PhysicalPlanningContext,
     ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        if let Some(node) = node.as_any().downcast_ref::<KMeansNode>() {
+            let (input, init) = match physical_inputs {
+                [input] => (input, None),
+                [input, init] => (input, Some(init.clone())),
+                _ => return Ok(None),
+            };
+            let exec = KMeansExec::try_new(Arc::new(node.spec()?), input.clone(), init)?;
+            return Ok(Some(Arc::new(exec)));
+        }
         let Some(node) = node.as_any().downcast_ref::<KnnNode>() else {
             return Ok(None);
         };

@@ -2,6 +2,7 @@
 
 mod bits;
 mod bounds;
+mod clusters;
 mod exact;
 mod lanes;
 mod panels;
@@ -12,6 +13,8 @@ mod tasks;
 mod vnni;
 
 use std::time::Instant;
+
+pub(super) use self::clusters::{regroup, spread};
 
 use self::bits::Bits;
 use self::lanes::Lanes;

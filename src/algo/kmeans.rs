@@ -1,0 +1,543 @@
+//! k-means: Lloyd's rounds of assigning every row to its nearest centroid and moving every centroid
+//! to the mean of its rows.
+//!
+//! The answer depends on the rows, their order and the parameters alone: rows are assigned by the
+//! exact search, which gives the same bits on every device, and means are taken of sums in whole
+//! numbers, which come out the same in whatever order they are added up. A round that moves few rows
+//! changes the sums by those rows only, without an error that builds up.
+//!
+//! Stopping, the tolerance and what becomes of empty clusters are those of scikit-learn's
+//! `KMeans(algorithm="lloyd")`; so is the greedy k-means++ (Arthur and Vassilvitskii 2007, with
+//! 2 + ⌊ln k⌋ candidates a step). k-means|| is Bahmani et al. 2012, with five rounds of 2 k
+//! candidates.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::knn::{Knn, KnnParams};
+use crate::device::{AnyDevice, Cancel, Device, Distances, Groups, OnDevice, Spread, Work};
+use crate::error::{Error, Result};
+use crate::matrix::{ElementKind, Matrix, Real, Rows};
+use crate::metric::Metric;
+
+/// What is asked of [`kmeans`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct KMeansParams {
+    pub(crate) k: usize,
+    pub(crate) metric: Metric,
+    /// Rounds at most.
+    pub max_iterations: usize,
+    /// Rounds end when the squared distances that the centroids moved add up to at most this
+    /// multiple of the mean variance of the dimensions.
+    pub tolerance: f64,
+    /// Where the centroids start.
+    pub init: Init,
+    /// How often to start; the run of least inertia counts, the earlier one of equals.
+    pub runs: usize,
+    /// Of everything drawn at random.
+    pub seed: u64,
+}
+
+/// How the first centroids are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Hash, Default)]
+pub enum Init {
+    /// Greedy k-means++.
+    #[default]
+    PlusPlus,
+    /// k-means||.
+    Parallel,
+    /// Rows at random.
+    Random,
+    /// The rows of another matrix.
+    Given,
+}
+
+impl Init {
+    /// What SQL calls the methods that need no table.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("k-means++", Self::PlusPlus), ("k-means||", Self::Parallel), ("random", Self::Random)];
+}
+
+impl KMeansParams {
+    /// scikit-learn's defaults but for `runs`: 300 rounds, tolerance 1e-4, greedy k-means++, one
+    /// run.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if `k` is 0 or too large to number clusters, or the metric is
+    /// neither `l2` nor `cosine`.
+    pub fn try_new(k: u64, metric: Metric) -> Result<Self> {
+        if !matches!(metric, Metric::L2 | Metric::Cosine) {
+            return Err(Error::InvalidArgument(format!(
+                "kmeans: metric '{metric}'; accepted are l2, cosine"
+            )));
+        }
+        let k = match usize::try_from(k) {
+            Ok(k @ 1..) if u32::try_from(k).is_ok() => k,
+            _ => {
+                return Err(Error::InvalidArgument(format!(
+                    "kmeans: k is {k}; accepted are 1 to {}",
+                    u32::MAX
+                )));
+            }
+        };
+        let (max_iterations, tolerance) = (300, 1e-4);
+        Ok(Self { k, metric, max_iterations, tolerance, init: Init::PlusPlus, runs: 1, seed: 0 })
+    }
+
+    /// Number of clusters.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// `l2` or `cosine`.
+    pub fn metric(&self) -> Metric {
+        self.metric
+    }
+
+    /// What is added up: its inertia is that of the metric.
+    fn cost(&self) -> Metric {
+        if self.metric == Metric::L2 { Metric::SqEuclidean } else { self.metric }
+    }
+}
+
+/// Rows in clusters.
+#[derive(Debug, Clone)]
+pub struct Clustering {
+    /// The cluster of every row: that of the nearest centroid, the lower number of equals.
+    pub labels: Vec<u32>,
+    /// The distance of every row to that centroid.
+    pub distances: Distances,
+    /// The centroids, in the type of the rows.
+    pub centroids: Arc<Matrix>,
+    /// Rows in each cluster.
+    pub sizes: Vec<u64>,
+    /// For each cluster, weight times squared distance (`l2`) or times distance (`cosine`) of its
+    /// rows, added up in their order.
+    pub inertias: Vec<f64>,
+    /// What it took.
+    pub rounds: Rounds,
+}
+
+/// What the rounds took, for EXPLAIN ANALYZE.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Rounds {
+    /// Rounds of the run that counts.
+    pub iterations: usize,
+    /// Rows that changed their cluster in its last round.
+    pub moved: usize,
+    /// Rows that were assigned, over all rounds and runs.
+    pub assigned: u64,
+    /// The sum of all inertias.
+    pub inertia: f64,
+    /// Time spent choosing the first centroids.
+    pub seeding: Duration,
+    /// Time spent assigning rows.
+    pub assigning: Duration,
+    /// Time spent on sums and means.
+    pub updating: Duration,
+    /// What the searches took.
+    pub work: Work,
+}
+
+impl Clustering {
+    /// The sum of all inertias.
+    pub fn inertia(&self) -> f64 {
+        self.inertias.iter().sum()
+    }
+}
+
+/// Divide rows, prepared for the metric, into clusters.
+///
+/// `weights` has a weight from 0 for each row; without it, all weigh 1. `start` has the first
+/// centroids, prepared as well, if the parameters say so.
+///
+/// # Errors
+/// [`Error::Unsatisfiable`] if there are fewer distinct rows than clusters, or first centroids of
+/// another number or dimension; [`Error::Cancelled`]; what the device says.
+pub fn kmeans(
+    device: &AnyDevice,
+    rows: &Rows,
+    weights: Option<&[f64]>,
+    start: Option<&Rows>,
+    params: &KMeansParams,
+    cancel: &Cancel,
+) -> Result<Clustering> {
+    struct Run<'a>(&'a Rows, Option<&'a [f64]>, Option<&'a Rows>, &'a KMeansParams, &'a Cancel);
+    impl OnDevice for Run<'_> {
+        type Output = Result<Clustering>;
+        fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+            let Self(rows, weights, start, params, cancel) = self;
+            match rows.matrix().kind() {
+                ElementKind::F32 => {
+                    Lloyd::<D, f32>::try_new(device, rows, weights, params, cancel)?.best(start)
+                }
+                ElementKind::F64 => {
+                    Lloyd::<D, f64>::try_new(device, rows, weights, params, cancel)?.best(start)
+                }
+                ElementKind::Bits => {
+                    Err(Error::InvalidArgument("kmeans: bits have no mean".to_string()))
+                }
+            }
+        }
+    }
+    device.run(Run(rows, weights, start, params, cancel))
+}
+
+/// One input on its way through all runs.
+struct Lloyd<'a, D, T> {
+    device: &'a Arc<D>,
+    rows: &'a Rows,
+    values: &'a [T],
+    dim: usize,
+    weights: Option<&'a [f64]>,
+    params: &'a KMeansParams,
+    cancel: &'a Cancel,
+    /// Squared distances that the centroids may still move in the last round.
+    tolerance: f64,
+    /// Sums of no rows.
+    empty: Groups,
+    rounds: Rounds,
+}
+
+/// The nearest centroid of every row, and what it costs to be there.
+struct Assigned<T> {
+    labels: Vec<u32>,
+    costs: Vec<T>,
+}
+
+impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
+    fn try_new(
+        device: &'a Arc<D>,
+        rows: &'a Rows,
+        weights: Option<&'a [f64]>,
+        params: &'a KMeansParams,
+        cancel: &'a Cancel,
+    ) -> Result<Self> {
+        let dim = rows.matrix().dim();
+        let values = rows.reals::<T>().unwrap_or_default();
+        if params.max_iterations == 0 || params.runs == 0 {
+            let message = "kmeans: max_iterations and runs are counted from 1";
+            return Err(Error::InvalidArgument(message.to_string()));
+        }
+        let needed = params.k;
+        let bits = |row: &[T]| row.iter().map(|x| (*x + T::ZERO).to_f64().to_bits()).collect();
+        let mut distinct: HashSet<Vec<u64>> = HashSet::new();
+        for row in values.chunks_exact(dim.max(1)) {
+            distinct.insert(bits(row));
+            if distinct.len() == needed {
+                break;
+            }
+        }
+        if distinct.len() < needed {
+            let found = distinct.len();
+            return Err(Error::Unsatisfiable(format!(
+                "kmeans: k is {needed}, but the input has only {found} distinct vectors"
+            )));
+        }
+        if let Some(weights) = weights
+            && weights.iter().all(|w| *w == 0.0)
+        {
+            return Err(Error::Unsatisfiable("kmeans: all weights are 0".to_string()));
+        }
+        let (means, variance) = moments(values, dim);
+        let empty = Groups::try_new(values, weights, means, params.k)?;
+        let (tolerance, rounds) = (params.tolerance * variance, Rounds::default());
+        Ok(Self { device, rows, values, dim, weights, params, cancel, tolerance, empty, rounds })
+    }
+
+    /// The run of least inertia.
+    fn best(mut self, start: Option<&Rows>) -> Result<Clustering> {
+        let runs = if self.params.init == Init::Given { 1 } else { self.params.runs };
+        let mut best: Option<Clustering> = None;
+        for run in 0..runs {
+            let clock = Instant::now();
+            let seed =
+                self.params.seed.wrapping_add((run as u64).wrapping_mul(0xa076_1d64_78bd_642f));
+            let centroids = match self.params.init {
+                Init::Given => self.given(start)?,
+                Init::Random => self.at_random(&mut Random(seed)),
+                Init::PlusPlus => self.plus_plus(self.rows, self.weights, &mut Random(seed))?,
+                Init::Parallel => self.parallel(&mut Random(seed))?,
+            };
+            self.rounds.seeding += clock.elapsed();
+            let found = self.lloyd(centroids)?;
+            if best.as_ref().is_none_or(|best| found.inertia() < best.inertia()) {
+                best = Some(found);
+            }
+        }
+        let Some(mut best) = best else { unreachable!("there is at least one run") };
+        let (iterations, moved) = (best.rounds.iterations, best.rounds.moved);
+        best.rounds = Rounds { iterations, moved, inertia: best.inertia(), ..self.rounds };
+        Ok(best)
+    }
+
+    /// Rounds from these centroids on.
+    fn lloyd(&mut self, mut centroids: Vec<T>) -> Result<Clustering> {
+        let k = self.params.k;
+        let mut groups = self.empty.clone();
+        let mut before: Option<Assigned<T>> = None;
+        let (mut iterations, mut moved) = (0, self.rows.len());
+        let last = loop {
+            let now = self.assign(&centroids)?;
+            if iterations == self.params.max_iterations {
+                break now;
+            }
+            iterations += 1;
+            let clock = Instant::now();
+            let old = before.as_ref().map(|before| before.labels.as_slice());
+            moved = match old {
+                Some(old) => old.iter().zip(&now.labels).filter(|(a, b)| a != b).count(),
+                None => self.rows.len(),
+            };
+            if moved == 0 {
+                break now;
+            }
+            self.device.regroup(self.rows, self.weights, (old, &now.labels), &mut groups);
+            let next = self.means(&groups, &now, &centroids);
+            let shift: f64 =
+                (next.iter().zip(&centroids)).map(|(a, b)| (a.to_f64() - b.to_f64()).powi(2)).sum();
+            centroids = next;
+            before = Some(now);
+            self.rounds.updating += clock.elapsed();
+            if shift <= self.tolerance {
+                break self.assign(&centroids)?;
+            }
+        };
+        let (mut sizes, mut inertias) = (vec![0; k], vec![0.0; k]);
+        for (row, (label, cost)) in last.labels.iter().zip(&last.costs).enumerate() {
+            sizes[*label as usize] += 1;
+            inertias[*label as usize] += self.weight(row) * cost.to_f64();
+        }
+        let distance = |cost: T| if self.params.metric == Metric::L2 { cost.sqrt() } else { cost };
+        let distances = Distances::of(last.costs.into_iter().map(distance).collect());
+        let centroids = Arc::new(Matrix::new(T::elements(centroids), k, self.dim));
+        let rounds = Rounds { iterations, moved, ..Rounds::default() };
+        Ok(Clustering { labels: last.labels, distances, centroids, sizes, inertias, rounds })
+    }
+
+    fn weight(&self, row: usize) -> f64 {
+        self.weights.map_or(1.0, |weights| weights[row])
+    }
+
+    /// The nearest of these centroids for every row.
+    fn assign(&mut self, centroids: &[T]) -> Result<Assigned<T>> {
+        self.cancel.check()?;
+        let clock = Instant::now();
+        let count = centroids.len() / self.dim;
+        let matrix = Matrix::new(T::elements(centroids.to_vec()), count, self.dim);
+        let params = KnnParams::try_new(1, self.params.cost())?;
+        let search = Knn::try_new(self.device.clone(), Rows::all(Arc::new(matrix)), params)?;
+        let found = search.search(self.rows, None, self.cancel)?;
+        self.rounds.assigned += self.rows.len() as u64;
+        self.rounds.work += found.work;
+        self.rounds.assigning += clock.elapsed();
+        let costs = found.distances.reals().unwrap_or_default();
+        Ok(Assigned { labels: found.rows, costs })
+    }
+
+    /// The mean of every cluster. An empty one takes the row that is farthest from its own centroid,
+    /// the earlier of equals, out of that cluster.
+    fn means(&self, groups: &Groups, now: &Assigned<T>, before: &[T]) -> Vec<T> {
+        let empty = groups.empty();
+        let mut alike = self.alike(&now.labels);
+        let mut changed;
+        let mut groups = groups;
+        if !empty.is_empty() {
+            changed = groups.clone();
+            let mut farthest: Vec<usize> =
+                (0..self.rows.len()).filter(|row| self.weight(*row) > 0.0).collect();
+            let key = |row: &usize| std::cmp::Reverse(now.costs[*row].key(u32::MAX - *row as u32));
+            let wanted = empty.len().min(farthest.len());
+            if wanted < farthest.len() {
+                farthest.select_nth_unstable_by_key(wanted - 1, key);
+            }
+            farthest.truncate(wanted);
+            farthest.sort_unstable_by_key(key);
+            for (cluster, row) in empty.into_iter().zip(farthest) {
+                let values = &self.values[row * self.dim..][..self.dim];
+                let from = now.labels[row];
+                changed.shift(values, self.weight(row), Some(from), cluster as u32);
+                alike[cluster] = Some(row);
+            }
+            groups = &changed;
+        }
+        let mut centroids = before.to_vec();
+        for (cluster, centroid) in centroids.chunks_exact_mut(self.dim).enumerate() {
+            let Some(mean) = groups.mean(cluster) else { continue };
+            if let Some(row) = alike[cluster] {
+                centroid.copy_from_slice(self.row(row));
+                continue;
+            }
+            let old = centroid.to_vec();
+            for (to, x) in centroid.iter_mut().zip(mean) {
+                *to = T::from_f64(x);
+            }
+            // Directions that cancel out have no mean: the cluster stays where it was.
+            if self.params.metric.prepare(centroid).is_err() {
+                centroid.copy_from_slice(&old);
+            }
+        }
+        centroids
+    }
+
+    /// For each cluster of one vector, however often it is there, the first row that is it: its mean
+    /// is the vector, without rounding.
+    fn alike(&self, labels: &[u32]) -> Vec<Option<usize>> {
+        let mut first = vec![None; self.params.k];
+        let mut mixed = vec![false; self.params.k];
+        for (row, label) in labels.iter().map(|label| *label as usize).enumerate() {
+            if !mixed[label] {
+                let first = *first[label].get_or_insert(row);
+                mixed[label] = self.row(first) != self.row(row);
+            }
+        }
+        first.into_iter().zip(mixed).map(|(first, mixed)| first.filter(|_| !mixed)).collect()
+    }
+
+    fn row(&self, row: usize) -> &[T] {
+        &self.values[row * self.dim..][..self.dim]
+    }
+
+    fn given(&self, start: Option<&Rows>) -> Result<Vec<T>> {
+        let Some(values) = start.and_then(|start| start.reals::<T>()) else {
+            let message = "kmeans: first centroids of another type than the rows";
+            return Err(Error::InvalidArgument(message.to_string()));
+        };
+        let (found, dim) = start.map_or((0, 0), |start| (start.len(), start.matrix().dim()));
+        if found != self.params.k || dim != self.dim {
+            let (k, own) = (self.params.k, self.dim);
+            return Err(Error::Unsatisfiable(format!(
+                "kmeans: init has {found} centroids of dimension {dim}; wanted are {k} of {own}"
+            )));
+        }
+        Ok(values.to_vec())
+    }
+
+    /// Different vectors at random.
+    fn at_random(&self, random: &mut Random) -> Vec<T> {
+        let mut left: Vec<u32> = (0..self.rows.len() as u32).collect();
+        let mut chosen: Vec<T> = Vec::with_capacity(self.params.k * self.dim);
+        let mut distinct: HashSet<Vec<u64>> = HashSet::new();
+        while chosen.len() < self.params.k * self.dim {
+            let at = random.below(left.len() as u64) as usize;
+            let row = self.row(left.swap_remove(at) as usize);
+            if distinct.insert(row.iter().map(|x| (*x + T::ZERO).to_f64().to_bits()).collect()) {
+                chosen.extend_from_slice(row);
+            }
+        }
+        chosen
+    }
+
+    /// Greedy k-means++ among some rows.
+    fn plus_plus(
+        &self,
+        rows: &Rows,
+        weights: Option<&[f64]>,
+        random: &mut Random,
+    ) -> Result<Vec<T>> {
+        let values = rows.reals::<T>().unwrap_or_default();
+        let metric = self.params.cost();
+        let trials = 2 + (self.params.k as f64).ln() as usize;
+        let mut spread = Spread::new(rows, weights, metric);
+        let mut chosen: Vec<T> = Vec::with_capacity(self.params.k * self.dim);
+        while chosen.len() < self.params.k * self.dim {
+            self.cancel.check()?;
+            let first = chosen.is_empty();
+            let candidates: Vec<u32> = if first {
+                vec![spread.draw(random.unit())]
+            } else {
+                (0..trials).map(|_| spread.draw(random.unit())).collect()
+            };
+            let best = self.device.spread(&mut spread, &candidates);
+            chosen.extend_from_slice(&values[best as usize * self.dim..][..self.dim]);
+        }
+        Ok(chosen)
+    }
+
+    /// k-means||: a few rounds that draw many rows each, thinned out by k-means++.
+    fn parallel(&mut self, random: &mut Random) -> Result<Vec<T>> {
+        const ROUNDS: usize = 5;
+        let wanted = 2.0 * self.params.k as f64;
+        let spread = Spread::new(self.rows, self.weights, self.params.cost());
+        let mut candidates = vec![spread.draw(random.unit())];
+        let mut costs = self.assign(&self.at(&candidates))?.costs;
+        for _ in 0..ROUNDS {
+            let total: f64 =
+                costs.iter().enumerate().map(|(row, x)| self.weight(row) * x.to_f64()).sum();
+            if total <= 0.0 {
+                break;
+            }
+            let drawn: Vec<u32> = (costs.iter().enumerate())
+                .filter(|(row, cost)| {
+                    random.unit() < wanted * self.weight(*row) * cost.to_f64() / total
+                })
+                .map(|(row, _)| row as u32)
+                .collect();
+            if drawn.is_empty() {
+                continue;
+            }
+            let nearer = self.assign(&self.at(&drawn))?.costs;
+            costs.iter_mut().zip(nearer).for_each(|(cost, nearer)| *cost = cost.min(nearer));
+            candidates.extend(drawn);
+        }
+        let labels = self.assign(&self.at(&candidates))?.labels;
+        let mut weights = vec![0.0; candidates.len()];
+        for (row, label) in labels.into_iter().enumerate() {
+            weights[label as usize] += self.weight(row);
+        }
+        let distinct = weights.iter().filter(|weight| **weight > 0.0).count();
+        if distinct < self.params.k {
+            // Too few were drawn: choose among all rows instead.
+            return self.plus_plus(self.rows, self.weights, random);
+        }
+        let matrix = Matrix::new(T::elements(self.at(&candidates)), candidates.len(), self.dim);
+        self.plus_plus(&Rows::all(Arc::new(matrix)), Some(&weights), random)
+    }
+
+    fn at(&self, rows: &[u32]) -> Vec<T> {
+        rows.iter().flat_map(|row| self.row(*row as usize).iter().copied()).collect()
+    }
+}
+
+/// The mean of every dimension, and the mean of their variances, in float64 and in order of the
+/// rows.
+fn moments<T: Real>(values: &[T], dim: usize) -> (Vec<f64>, f64) {
+    let rows = (values.len() / dim.max(1)).max(1) as f64;
+    let mut means = vec![0.0; dim];
+    for row in values.chunks_exact(dim.max(1)) {
+        means.iter_mut().zip(row).for_each(|(mean, x)| *mean += x.to_f64());
+    }
+    means.iter_mut().for_each(|mean| *mean /= rows);
+    let mut squares = vec![0.0; dim];
+    for row in values.chunks_exact(dim.max(1)) {
+        for ((square, x), mean) in squares.iter_mut().zip(row).zip(&means) {
+            *square += (x.to_f64() - mean).powi(2);
+        }
+    }
+    let variance = squares.iter().map(|square| square / rows).sum::<f64>() / dim.max(1) as f64;
+    (means, variance)
+}
+
+/// Steele, Lea and Flood's SplitMix64: the same numbers for a seed for ever.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to below 1.
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// From 0 to below a bound.
+    fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+}

@@ -1,0 +1,199 @@
+//! What clustering keeps about rows: the sums of groups of them, and how far each is from what was
+//! chosen so far.
+
+use crate::error::{Error, Result};
+use crate::matrix::{Elements, Real, Rows};
+use crate::metric::Metric;
+
+use super::Distances;
+
+/// Sums of rows in groups, in whole numbers: they come out the same in whatever order rows are added
+/// and taken away.
+///
+/// A coordinate counts in steps of a power of two, from the mean of all rows on, so that the sum of
+/// all of them takes 62 bits. A mean errs by at most a step: the largest coordinate times the number
+/// of rows times 2⁻⁶¹.
+#[derive(Debug, Clone)]
+pub struct Groups {
+    origin: Vec<f64>,
+    per_unit: f64,
+    per_weight: f64,
+    sums: Vec<i64>,
+    weights: Vec<i64>,
+}
+
+impl Groups {
+    /// `k` groups without rows, for sums of these values, row by row, with these weights, from this
+    /// origin on.
+    ///
+    /// # Errors
+    /// [`Error::Unsatisfiable`] if values are so large that float64 cannot hold their sum.
+    pub fn try_new<T: Real>(
+        values: &[T],
+        weights: Option<&[f64]>,
+        origin: Vec<f64>,
+        k: usize,
+    ) -> Result<Self> {
+        let dim = origin.len();
+        let rows = values.len() / dim.max(1);
+        let mut largest = 0.0f64;
+        for (row, values) in values.chunks_exact(dim.max(1)).enumerate() {
+            let weight = weights.map_or(1.0, |weights| weights[row]);
+            let far = values.iter().zip(&origin).map(|(x, o)| (x.to_f64() - o).abs());
+            largest = largest.max(weight * far.fold(0.0, f64::max));
+        }
+        let heaviest = weights.map_or(1.0, |weights| weights.iter().copied().fold(0.0, f64::max));
+        let steps = |largest: f64| {
+            let bits = (largest * rows as f64).log2().ceil();
+            if largest == 0.0 { 1.0 } else { 2f64.powi(61 - bits.clamp(-900.0, 900.0) as i32) }
+        };
+        if !largest.is_finite() || largest > 1e270 || heaviest > 1e270 {
+            let message = "kmeans: vectors or weights too large to be added up";
+            return Err(Error::Unsatisfiable(message.to_string()));
+        }
+        Ok(Self {
+            origin,
+            per_unit: steps(largest),
+            per_weight: steps(heaviest),
+            sums: vec![0; k * dim],
+            weights: vec![0; k],
+        })
+    }
+
+    /// The same groups without rows.
+    pub fn cleared(&self) -> Self {
+        let (sums, weights) = (vec![0; self.sums.len()], vec![0; self.weights.len()]);
+        Self { origin: self.origin.clone(), sums, weights, ..*self }
+    }
+
+    /// Move a row from one group, if it was in any, to another.
+    #[inline(always)]
+    pub fn shift<T: Real>(&mut self, row: &[T], weight: f64, from: Option<u32>, to: u32) {
+        let heavy = (weight * self.per_weight).round_ties_even() as i64;
+        self.weights[to as usize] += heavy;
+        if let Some(from) = from {
+            self.weights[from as usize] -= heavy;
+        }
+        let (dim, steps) = (self.origin.len(), weight * self.per_unit);
+        let whole =
+            |(x, origin): (&T, &f64)| ((x.to_f64() - origin) * steps).round_ties_even() as i64;
+        for (sum, pair) in
+            self.sums[to as usize * dim..][..dim].iter_mut().zip(row.iter().zip(&self.origin))
+        {
+            *sum += whole(pair);
+        }
+        if let Some(from) = from {
+            for (sum, pair) in
+                self.sums[from as usize * dim..][..dim].iter_mut().zip(row.iter().zip(&self.origin))
+            {
+                *sum -= whole(pair);
+            }
+        }
+    }
+
+    /// Add what another one has.
+    pub fn absorb(&mut self, other: &Self) {
+        self.sums.iter_mut().zip(&other.sums).for_each(|(a, b)| *a += b);
+        self.weights.iter_mut().zip(&other.weights).for_each(|(a, b)| *a += b);
+    }
+
+    /// The groups of no weight, ascending.
+    pub fn empty(&self) -> Vec<usize> {
+        (0..self.weights.len()).filter(|group| self.weights[*group] == 0).collect()
+    }
+
+    /// The weighted mean of a group's rows; `None` if they have no weight.
+    pub fn mean(&self, group: usize) -> Option<impl Iterator<Item = f64>> {
+        let (dim, weight) = (self.origin.len(), self.weights[group]);
+        let total = weight as f64 / self.per_weight * self.per_unit;
+        let sums = self.sums[group * dim..][..dim].iter().zip(&self.origin);
+        (weight != 0).then(|| sums.map(move |(sum, origin)| origin + *sum as f64 / total))
+    }
+}
+
+/// How far every row is from the nearest of those chosen so far.
+#[derive(Debug, Clone)]
+pub struct Spread {
+    pub(super) rows: Rows,
+    pub(super) weights: Option<Vec<f64>>,
+    pub(super) metric: Metric,
+    /// Nothing before the first one was chosen.
+    pub(super) costs: Option<Distances>,
+    /// For each block of rows, weight times cost, added up in order.
+    pub(super) totals: Vec<f64>,
+}
+
+/// Rows whose costs are added up one after the other.
+pub(super) const SPREAD_BLOCK: usize = 1024;
+
+impl Spread {
+    /// Nothing chosen yet. The metric's distances are added up.
+    pub fn new(rows: &Rows, weights: Option<&[f64]>, metric: Metric) -> Self {
+        let weights = weights.map(<[f64]>::to_vec);
+        let blocks = (0..rows.len()).step_by(SPREAD_BLOCK);
+        let total = |start: usize| match &weights {
+            Some(weights) => weights[start..].iter().take(SPREAD_BLOCK).sum(),
+            None => (rows.len() - start).min(SPREAD_BLOCK) as f64,
+        };
+        let totals = blocks.map(total).collect();
+        Self { rows: rows.clone(), weights, metric, costs: None, totals }
+    }
+
+    /// The weight of a row times its cost.
+    fn share(&self, row: usize) -> f64 {
+        let weight = self.weights.as_ref().map_or(1.0, |weights| weights[row]);
+        match &self.costs {
+            None => weight,
+            Some(Distances::F32(costs)) => weight * f64::from(costs[row]),
+            Some(Distances::F64(costs)) => weight * costs[row],
+        }
+    }
+
+    /// A row, with a probability in proportion to weight times cost, for a number from 0 to 1.
+    pub fn draw(&self, unit: f64) -> u32 {
+        let total: f64 = self.totals.iter().sum();
+        let mut left = unit * total;
+        let mut last = 0;
+        for (block, sum) in self.totals.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
+            let rows = block * SPREAD_BLOCK..self.rows.len().min((block + 1) * SPREAD_BLOCK);
+            if left >= *sum {
+                left -= sum;
+                last = rows.end - 1;
+                continue;
+            }
+            for row in rows {
+                let share = self.share(row);
+                if share > 0.0 {
+                    last = row;
+                    if left < share {
+                        return row as u32;
+                    }
+                    left -= share;
+                }
+            }
+        }
+        // Rounding has eaten up the end, or nothing costs anything.
+        let any = (unit * self.rows.len() as f64) as usize;
+        if total > 0.0 { last as u32 } else { any.min(self.rows.len() - 1) as u32 }
+    }
+}
+
+impl Distances {
+    /// Distances of one type.
+    pub fn of<T: Real>(values: Vec<T>) -> Self {
+        match T::elements(values) {
+            Elements::F32(values) => Self::F32(values),
+            Elements::F64(values) => Self::F64(values),
+            Elements::Bits(_) => unreachable!("distances are numbers"),
+        }
+    }
+
+    /// The distances, if they are of this type.
+    pub fn reals<T: Real>(self) -> Option<Vec<T>> {
+        let elements = match self {
+            Self::F32(values) => Elements::F32(values),
+            Self::F64(values) => Elements::F64(values),
+        };
+        T::slice(&elements).map(<[T]>::to_vec)
+    }
+}

@@ -1,0 +1,219 @@
+//! k-means: what holds for any rows, and what scikit-learn found (`tests/golden/kmeans-*`).
+
+use std::collections::HashMap;
+
+use datafusion::arrow::array::{ArrayRef, AsArray, FixedSizeListArray};
+use datafusion::arrow::datatypes::{Float32Type, Float64Type, Int32Type};
+use datafusion_neighbors::algo::kmeans::{Clustering, Init};
+use datafusion_neighbors::device::AnyDevice;
+use datafusion_neighbors::matrix::Elements;
+use datafusion_neighbors::{KMeans, kmeans};
+use proptest::prelude::*;
+
+use super::support::{Kind, Rng};
+use super::{golden, vectors};
+
+const SETS: [&str; 3] = ["kmeans-blobs4", "kmeans-uniform2", "kmeans-digits64"];
+
+fn run(rows: &ArrayRef, params: &KMeans) -> Clustering {
+    kmeans(&AnyDevice::cpu(), rows, None, None, params).expect("clusters").0
+}
+
+fn centroids(found: &Clustering) -> Vec<Vec<f64>> {
+    let flat: Vec<f64> = match found.centroids.elements() {
+        Elements::F32(values) => values.iter().map(|x| f64::from(*x)).collect(),
+        Elements::F64(values) => values.clone(),
+        Elements::Bits(_) => unreachable!("centroids are numbers"),
+    };
+    flat.chunks(found.centroids.dim()).map(<[f64]>::to_vec).collect()
+}
+
+fn fact(set: &str, name: &str) -> f64 {
+    golden(set, "centroids").schema().metadata()[name].parse().expect("a number")
+}
+
+/// scikit-learn's labels and number of rounds, and its centroids and inertia to 1e-6.
+#[test]
+fn from_the_same_start_as_scikit_learn() {
+    for set in SETS {
+        let (rows, wanted) = (golden(set, "rows"), golden(set, "centroids"));
+        let column = |name: &str| wanted.column_by_name(name).expect("a column").clone();
+        let k = wanted.num_rows() as u64;
+        let vectors = rows.column_by_name("v").expect("vectors");
+        let params = KMeans::k(k);
+        let start = column("start");
+        let found = kmeans(&AnyDevice::cpu(), vectors, None, Some(&start), &params);
+        let (found, _) = found.expect("clusters");
+        assert_eq!(found.rounds.iterations as f64, fact(set, "n_iter"), "{set}");
+        let labels = rows.column_by_name("cluster").expect("labels").as_primitive::<Int32Type>();
+        let labels: Vec<_> = labels.values().iter().map(|label| *label as u32).collect();
+        assert_eq!(found.labels, labels, "{set}");
+        let inertia = fact(set, "inertia");
+        assert!((found.inertia() - inertia).abs() <= 1e-6 * inertia, "{set}: {inertia}");
+        let wanted = column("v");
+        let wanted = wanted.as_fixed_size_list().values().as_primitive::<Float64Type>().values();
+        for (found, wanted) in centroids(&found).iter().flatten().zip(wanted) {
+            assert!((found - wanted).abs() <= 1e-6, "{set}: {found} is not {wanted}");
+        }
+    }
+}
+
+/// The median inertia of twenty seeds is within 1 % of scikit-learn's; k-means|| is as good.
+#[test]
+fn as_good_as_scikit_learn_from_any_seed() {
+    for set in SETS {
+        let rows = golden(set, "rows");
+        let rows = rows.column_by_name("v").expect("vectors");
+        let k = golden(set, "centroids").num_rows() as u64;
+        for init in [Init::PlusPlus, Init::Parallel] {
+            let params = KMeans::k(k).init(init);
+            let mut inertias: Vec<f64> =
+                (0..20).map(|seed| run(rows, &params.clone().seed(seed)).inertia()).collect();
+            inertias.sort_by(f64::total_cmp);
+            let (median, wanted) = ((inertias[9] + inertias[10]) / 2.0, fact(set, "median"));
+            let limit = if init == Init::PlusPlus { 1.01 } else { 1.05 };
+            assert!(median <= limit * wanted, "{set}, {init:?}: {median} against {wanted}");
+        }
+    }
+}
+
+/// No round makes it worse, but for rounding.
+#[test]
+fn inertia_never_rises() {
+    for (kind, narrow) in [(Kind::Normal, true), (Kind::Duplicates, false), (Kind::FarAway, false)]
+    {
+        let rows = vectors(&kind.rows(11, 700, 5), narrow);
+        let after = |rounds| {
+            let params = KMeans::k(25).tolerance(0.0).max_iterations(rounds).init(Init::Random);
+            run(&rows, &params).inertia()
+        };
+        let inertias: Vec<f64> = (1..20).map(after).collect();
+        let unit = if narrow { 1e-6 } else { 1e-12 };
+        assert!(inertias.is_sorted_by(|a, b| *b <= a * (1.0 + unit)), "{kind:?}: {inertias:?}");
+    }
+}
+
+#[test]
+fn threads_change_no_cluster() {
+    for narrow in [true, false] {
+        let rows = vectors(&Kind::Normal.rows(5, 20_000, 7), narrow);
+        let run = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            let found = pool.expect("a pool").install(|| run(&rows, &KMeans::k(40).seed(3)));
+            (found.labels, found.distances, found.centroids, found.inertias)
+        };
+        let one = run(1);
+        assert!([2, 3, 8].into_iter().all(|threads| run(threads) == one));
+    }
+}
+
+/// One cluster is the mean; as many as there are vectors leave nothing over.
+#[test]
+fn one_cluster_and_as_many_as_vectors() {
+    let rows = Kind::Normal.rows(2, 90, 4);
+    let one = run(&vectors(&rows, false), &KMeans::k(1));
+    for (j, found) in centroids(&one)[0].iter().enumerate() {
+        let mean = rows.iter().map(|row| row[j]).sum::<f64>() / rows.len() as f64;
+        assert!((found - mean).abs() < 1e-12, "{found} is not {mean}");
+    }
+    for init in [Init::PlusPlus, Init::Parallel, Init::Random] {
+        let all = run(&vectors(&rows, false), &KMeans::k(90).init(init));
+        assert_eq!(all.inertia(), 0.0, "{init:?}");
+        assert!(all.sizes.iter().all(|size| *size == 1));
+    }
+    let error = kmeans(&AnyDevice::cpu(), &vectors(&rows, false), None, None, &KMeans::k(91));
+    let error = error.expect_err("too few vectors").to_string();
+    assert!(error.contains("91") && error.contains("90 distinct"), "{error}");
+}
+
+/// Cosine clusters are by direction: the length of a row does not matter, and centroids have
+/// length 1.
+#[test]
+fn cosine_looks_at_directions() {
+    let mut rng = Rng(4);
+    let rows = Kind::Normal.rows(6, 300, 6);
+    let scaled: Vec<Vec<f64>> = rows
+        .iter()
+        .map(|row| {
+            let factor = 2f64.powi((rng.next() % 9) as i32 - 4);
+            row.iter().map(|x| x * factor).collect()
+        })
+        .collect();
+    let params = KMeans::k(8).metric(datafusion_neighbors::Metric::Cosine).seed(1);
+    let (one, other) =
+        (run(&vectors(&rows, false), &params), run(&vectors(&scaled, false), &params));
+    assert_eq!(one.labels, other.labels);
+    for centroid in centroids(&one) {
+        let length = centroid.iter().map(|x| x * x).sum::<f64>().sqrt();
+        assert!((length - 1.0).abs() < 1e-12, "{length}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, rng_seed: prop::test_runner::RngSeed::Fixed(7), ..ProptestConfig::default() })]
+
+    /// From the same start, the order of the rows changes nothing; a row that weighs 2 is the row
+    /// twice.
+    #[test]
+    fn order_and_weight(rows in 12usize..120, dim in 1usize..9, k in 1usize..9, seed: u64) {
+        let x = Kind::Normal.rows(seed, rows, dim);
+        let start = vectors(&x[..k], false);
+        let go = |rows: &[Vec<f64>], weights: Option<&[f64]>| {
+            let array = vectors(rows, false);
+            kmeans(&AnyDevice::cpu(), &array, weights, Some(&start), &KMeans::k(k as u64)).expect("clusters").0
+        };
+        let plain = go(&x, None);
+        let reversed: Vec<_> = x.iter().rev().cloned().collect();
+        let mut labels = go(&reversed, None).labels;
+        labels.reverse();
+        prop_assert_eq!(&labels, &plain.labels);
+
+        let weights: Vec<f64> = (0..rows).map(|row| if row % 3 == 0 { 2.0 } else { 1.0 }).collect();
+        let twice: Vec<_> = x.iter().chain(x.iter().step_by(3)).cloned().collect();
+        let (weighted, twice) = (go(&x, Some(&weights)), go(&twice, None));
+        prop_assert_eq!(&weighted.labels[..], &twice.labels[..rows]);
+        prop_assert!((weighted.inertia() - twice.inertia()).abs() <= 1e-9 * twice.inertia().max(1e-9));
+    }
+
+    /// Every row is in the cluster of its nearest centroid, every centroid is the mean of its rows,
+    /// sizes and inertias are those of the labels.
+    #[test]
+    fn clusters_are_what_they_say(rows in 2usize..300, dim in 1usize..20, k in 1usize..12, seed: u64) {
+        let k = k.min(rows);
+        let x = Kind::Normal.rows(seed, rows, dim);
+        let params = KMeans::k(k as u64).seed(seed).tolerance(0.0);
+        let found = run(&vectors(&x, false), &params);
+        let means = centroids(&found);
+        let square = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum::<f64>();
+        let mut of: HashMap<usize, Vec<&Vec<f64>>> = HashMap::new();
+        for (row, label) in x.iter().zip(&found.labels) {
+            let own = square(row, &means[*label as usize]);
+            prop_assert!(means.iter().all(|mean| own <= square(row, mean) * (1.0 + 1e-12)));
+            of.entry(*label as usize).or_default().push(row);
+        }
+        for (cluster, mean) in means.iter().enumerate() {
+            let own = of.remove(&cluster).unwrap_or_default();
+            prop_assert_eq!(found.sizes[cluster], own.len() as u64);
+            let inertia: f64 = own.iter().map(|row| square(row, mean)).sum();
+            prop_assert!((found.inertias[cluster] - inertia).abs() <= 1e-9 * (1.0 + inertia));
+            for (j, found) in mean.iter().enumerate() {
+                let wanted = own.iter().map(|row| row[j]).sum::<f64>() / own.len() as f64;
+                prop_assert!((found - wanted).abs() <= 1e-9, "{} is not {}", found, wanted);
+            }
+        }
+    }
+}
+
+/// NULL vectors are left out, and weights are checked.
+#[test]
+fn nulls_and_weights() {
+    let some = [Some([Some(1.0)]), None, Some([Some(2.0)]), Some([Some(9.0)])];
+    let array = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(some, 1);
+    let (found, positions) =
+        kmeans(&AnyDevice::cpu(), &array, None, None, &KMeans::k(2)).expect("clusters");
+    assert_eq!((found.labels.len(), positions), (3, vec![0, 2, 3]));
+    for weights in [[1.0, -1.0, 1.0], [1.0, f64::NAN, 1.0], [0.0, 0.0, 0.0]] {
+        let found = kmeans(&AnyDevice::cpu(), &array, Some(&weights), None, &KMeans::k(2));
+        assert!(found.is_err(), "{weights:?}");
+    }
+}
