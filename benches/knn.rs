@@ -9,21 +9,19 @@
 //! `kernel` is the part of it spent computing. Sampled queries are compared with their definition,
 //! computed one pair at a time; a wrong row or distance ends the run.
 
+mod common;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Parser;
-use datafusion::arrow::array::{Array, ArrayRef};
-use datafusion::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use common::load;
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::algo::knn::{KnnParams, prepare};
 use datafusion_neighbors::device::{AnyDevice, Cancel, DeviceChoice, Distances, Neighbors};
-use datafusion_neighbors::exec::{VectorColumn, VectorReader};
-use datafusion_neighbors::matrix::{ElementKind, Rows};
+use datafusion_neighbors::matrix::Rows;
 
 /// Workload, k, metric, whether rows are joined with themselves.
 type Task = (&'static str, usize, Metric, bool);
@@ -119,25 +117,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     Ok(())
-}
-
-fn load(path: &Path, rows: usize, metric: Metric) -> Result<Rows, Box<dyn std::error::Error>> {
-    let kind = if metric.is_binary() { ElementKind::Bits } else { ElementKind::F32 };
-    let column = VectorColumn::Whole("v".to_string());
-    let mut reader = VectorReader::new("base", column, kind, metric);
-    let mut left = rows;
-    let batches = ParquetRecordBatchReaderBuilder::try_new(File::open(path)?)?.build()?;
-    for batch in batches {
-        let batch = batch?;
-        let column: &ArrayRef = batch.column_by_name("v").ok_or("no column v")?;
-        let column = column.slice(0, column.len().min(left));
-        left -= column.len();
-        reader.append(&[column])?;
-        if left == 0 {
-            break;
-        }
-    }
-    Ok(reader.finish().0)
 }
 
 fn measure(

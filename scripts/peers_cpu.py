@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time FAISS' flat index and scikit-learn's brute force on the named workloads, on the CPU.
+"""Time FAISS' flat index and scikit-learn's brute force and k-means on the named workloads, on the CPU.
 
     peers_cpu.py --dir DIR [--only TASK,...] [--peers PEER,...] [--threads N] [--k K] [--queries N]
                  [--runs N] [--write]
@@ -10,6 +10,9 @@ first rows of the base and leaves each row out of its own answer. FAISS is timed
 by a matrix product and, up to 32 dimensions, pair by pair (`faiss-direct`). One line per task and peer:
 seconds (the median of the runs, after one warm-up, everything in memory), pairs of rows per second,
 and GFLOP/s, counted as 2 · dim operations a pair whatever the peer does.
+
+The tasks of k-means are scikit-learn's KMeans(algorithm="lloyd") for a fixed number of rounds from every
+(n / K)-th row, as `benches/kmeans.rs` does it.
 
 `--write` leaves the neighbours in DIR/TASK-expected-PEER.parquet: query_id and base_id int64, rank
 int32 from 1, distance float32, not squared. Equal distances stand in the order the peer gave them.
@@ -29,6 +32,8 @@ TASKS = {  # task: workload, k, queries taken
     "sift128-k1024": ("sift128", 1024, 2_000),
     "gist960-k10": ("gist960", 10, 1_000),
 }
+
+KMEANS = {"balls8-K256x50": ("balls8", 256, 50), "sift128-K1024x20": ("sift128", 1024, 20)}  # task: workload, clusters, rounds
 
 
 def main():
@@ -63,6 +68,20 @@ def main():
                 if self_join:
                     distances, ids = without_self(distances, ids)
                 write(f"{o.dir}/{task}-expected-{peer}.parquet", distances, ids)
+    for task, (workload, k, rounds) in KMEANS.items():
+        path = f"{o.dir}/{workload}-base.parquet"
+        wanted = not o.only or any(task.startswith(p) for p in o.only.split(","))
+        if wanted and os.path.exists(path) and (not o.peers or "sklearn" in o.peers.split(",")):
+            base = matrix(path)
+            seconds, fit = timed(lambda: sklearn_kmeans(base, k, rounds), o.runs)
+            print(f"{task}  sklearn  rows={len(base)}  rounds={fit.n_iter_}  seconds={seconds:.4f}  "
+                  f"ms/round={1000 * seconds / fit.n_iter_:.3f}  inertia={fit.inertia_:.6e}", flush=True)
+
+
+def sklearn_kmeans(base, k, rounds):
+    from sklearn.cluster import KMeans
+    start = base[:len(base) // k * k:len(base) // k].copy()
+    return KMeans(k, init=start, n_init=1, max_iter=rounds, tol=0, algorithm="lloyd").fit(base)
 
 
 def load_peers(threads):

@@ -6,10 +6,11 @@ mod support;
 
 use std::sync::Arc;
 
-use datafusion_neighbors::Metric;
+use datafusion_neighbors::algo::kmeans::{Clustering, KMeansParams, kmeans};
 use datafusion_neighbors::algo::knn::{Knn, KnnParams};
 use datafusion_neighbors::device::{AnyDevice, Cancel, Device, Neighbors, OnDevice, Pairing};
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::{Arguments, Failed, Trial};
 use support::{Kind, matrix_bits, matrix_f32, matrix_f64, oracle};
 
@@ -73,6 +74,9 @@ fn main() {
         add("top_k::no_queries_or_no_base".into(), Box::new(nothing));
         add("top_k::chunks_in_any_order".into(), Box::new(chunks));
         add("top_k::sums_that_overflow_on_their_way".into(), Box::new(overflow));
+        for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Huge) {
+            add(format!("kmeans::{kind:?}"), Box::new(move |device| clusters(device, kind)));
+        }
         add("top_k::cancelled".into(), Box::new(cancelled));
         add("top_k::far_more_ties_than_k".into(), Box::new(ties));
     }
@@ -130,6 +134,44 @@ fn fractions(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Labels are those of the nearest centroid by definition, and everything is bit by bit what the CPU
+/// finds.
+fn clusters(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
+    let shapes = [(40, 1, 3), (300, 3, 7), (1100, 8, 33), (500, 33, 20), (700, 130, 300)];
+    for (i, (rows, dim, k)) in shapes.into_iter().enumerate() {
+        let values = kind.rows(i as u64, rows, dim);
+        for metric in [Metric::L2, Metric::Cosine] {
+            for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
+                let mut params = KMeansParams::try_new(k, metric)?;
+                (params.max_iterations, params.seed) = (12, 5);
+                let run = |device: &AnyDevice| {
+                    kmeans(device, &rows, None, None, &params, &Cancel::default())
+                };
+                let found = match run(device) {
+                    Err(Error::Unsatisfiable(_)) => continue,
+                    other => other?,
+                };
+                let cpu = run(&AnyDevice::cpu())?;
+                let bits =
+                    |x: &Clustering| (x.labels.clone(), x.distances.clone(), x.sizes.clone());
+                if bits(&found) != bits(&cpu) || found.centroids != cpu.centroids {
+                    return Err(
+                        format!("{metric}, dim {dim}, k {k}: not what the CPU finds").into()
+                    );
+                }
+                let centroids = Rows::all(found.centroids);
+                // Where distances are equal, roots may be equal that squares tell apart.
+                let cost = if metric == Metric::L2 { Metric::SqEuclidean } else { metric };
+                let (labels, _) = oracle(&rows, &centroids, cost, 1, None);
+                if labels != found.labels {
+                    return Err(format!("{metric}, dim {dim}, k {k}: not the nearest").into());
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// No pairs: lists without neighbours.
 fn nothing(device: &AnyDevice) -> Result<(), Failed> {
     let some = matrix_f32(&Kind::Normal.rows(1, 5, 3), 3, Metric::L2);
@@ -182,6 +224,7 @@ impl OnDevice for InPieces<'_> {
                 metric: Metric::L2,
                 first_base: piece.start as u32,
                 first_query: Some(0),
+                near: None,
                 cancel: &Cancel::default(),
             };
             device.top_k(&queries, &base, &pairing, &mut nearest)?;

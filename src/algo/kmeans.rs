@@ -279,7 +279,8 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
         let mut before: Option<Assigned<T>> = None;
         let (mut iterations, mut moved) = (0, self.rows.len());
         let last = loop {
-            let now = self.assign(&centroids)?;
+            let near = before.as_ref().map(|before| before.labels.as_slice());
+            let now = self.assign(&centroids, near)?;
             if iterations == self.params.max_iterations {
                 break now;
             }
@@ -298,11 +299,11 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
             let shift: f64 =
                 (next.iter().zip(&centroids)).map(|(a, b)| (a.to_f64() - b.to_f64()).powi(2)).sum();
             centroids = next;
-            before = Some(now);
             self.rounds.updating += clock.elapsed();
             if shift <= self.tolerance {
-                break self.assign(&centroids)?;
+                break self.assign(&centroids, Some(&now.labels))?;
             }
+            before = Some(now);
         };
         let (mut sizes, mut inertias) = (vec![0; k], vec![0.0; k]);
         for (row, (label, cost)) in last.labels.iter().zip(&last.costs).enumerate() {
@@ -320,15 +321,15 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
         self.weights.map_or(1.0, |weights| weights[row])
     }
 
-    /// The nearest of these centroids for every row.
-    fn assign(&mut self, centroids: &[T]) -> Result<Assigned<T>> {
+    /// The nearest of these centroids for every row, which may have been near one of them before.
+    fn assign(&mut self, centroids: &[T], near: Option<&[u32]>) -> Result<Assigned<T>> {
         self.cancel.check()?;
         let clock = Instant::now();
         let count = centroids.len() / self.dim;
         let matrix = Matrix::new(T::elements(centroids.to_vec()), count, self.dim);
         let params = KnnParams::try_new(1, self.params.cost())?;
         let search = Knn::try_new(self.device.clone(), Rows::all(Arc::new(matrix)), params)?;
-        let found = search.search(self.rows, None, self.cancel)?;
+        let found = search.search_near(self.rows, None, near, self.cancel)?;
         self.rounds.assigned += self.rows.len() as u64;
         self.rounds.work += found.work;
         self.rounds.assigning += clock.elapsed();
@@ -461,7 +462,7 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
         let wanted = 2.0 * self.params.k as f64;
         let spread = Spread::new(self.rows, self.weights, self.params.cost());
         let mut candidates = vec![spread.draw(random.unit())];
-        let mut costs = self.assign(&self.at(&candidates))?.costs;
+        let mut costs = self.assign(&self.at(&candidates), None)?.costs;
         for _ in 0..ROUNDS {
             let total: f64 =
                 costs.iter().enumerate().map(|(row, x)| self.weight(row) * x.to_f64()).sum();
@@ -477,11 +478,11 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
             if drawn.is_empty() {
                 continue;
             }
-            let nearer = self.assign(&self.at(&drawn))?.costs;
+            let nearer = self.assign(&self.at(&drawn), None)?.costs;
             costs.iter_mut().zip(nearer).for_each(|(cost, nearer)| *cost = cost.min(nearer));
             candidates.extend(drawn);
         }
-        let labels = self.assign(&self.at(&candidates))?.labels;
+        let labels = self.assign(&self.at(&candidates), None)?.labels;
         let mut weights = vec![0.0; candidates.len()];
         for (row, label) in labels.into_iter().enumerate() {
             weights[label as usize] += self.weight(row);

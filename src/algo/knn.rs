@@ -91,6 +91,21 @@ impl<D: Device> Knn<D> {
         first_query: Option<u32>,
         cancel: &Cancel,
     ) -> Result<Neighbors> {
+        self.search_near(queries, first_query, None, cancel)
+    }
+
+    /// As [`search`](Self::search), with the number of a base row for each query that is probably
+    /// near: the answer is the same, and found sooner.
+    ///
+    /// # Errors
+    /// Those of [`search`](Self::search).
+    pub fn search_near(
+        &self,
+        queries: &Rows,
+        first_query: Option<u32>,
+        near: Option<&[u32]>,
+        cancel: &Cancel,
+    ) -> Result<Neighbors> {
         if queries.is_empty() || self.base.is_empty() {
             return Ok(self.nothing());
         }
@@ -106,7 +121,8 @@ impl<D: Device> Knn<D> {
             let block =
                 queries.slice(start..queries.len().min(start.saturating_add(pieces.queries)));
             let first_query = first_query.map(|first| first + start as u32);
-            match self.search_block(&block, first_query, pieces.base, cancel) {
+            let near = near.map(|near| &near[start..start + block.len()]);
+            match self.search_block(&block, (first_query, near), pieces.base, cancel) {
                 Ok(neighbors) => {
                     found.push(neighbors);
                     start += block.len();
@@ -137,16 +153,20 @@ impl<D: Device> Knn<D> {
     fn search_block(
         &self,
         queries: &Rows,
-        first_query: Option<u32>,
+        (first_query, near): (Option<u32>, Option<&[u32]>),
         base_rows: usize,
         cancel: &Cancel,
     ) -> Result<Neighbors> {
         let metric = self.params.metric;
         let resident = self.device.upload_queries(queries, metric)?;
+        if let (Some(base), 1, None) = (&self.resident, self.params.k, first_query) {
+            let pairing = Pairing { metric, first_base: 0, first_query, near, cancel };
+            return self.device.nearest_one(&resident, base, &pairing);
+        }
         let mut nearest = self.device.nearest(&resident, self.params.k)?;
         let mut compare = |base: &D::Base, first: usize| {
             let first_base = first as u32;
-            let pairing = Pairing { metric, first_base, first_query, cancel };
+            let pairing = Pairing { metric, first_base, first_query, near, cancel };
             self.device.top_k(&resident, base, &pairing, &mut nearest)
         };
         if let Some(base) = &self.resident {

@@ -88,6 +88,22 @@ pub trait Device: sealed::Sealed + Send + Sync + 'static {
     /// Whatever went wrong in the primitives before that returned early.
     fn download(&self, nearest: Self::Nearest) -> Result<Neighbors>;
 
+    /// The nearest base row of every query: `top_k` of 1, with nothing before.
+    ///
+    /// # Errors
+    /// Those of [`nearest`](Self::nearest), [`top_k`](Self::top_k) and
+    /// [`download`](Self::download).
+    fn nearest_one(
+        &self,
+        queries: &Self::Queries,
+        base: &Self::Base,
+        pairing: &Pairing<'_>,
+    ) -> Result<Neighbors> {
+        let mut nearest = self.nearest(queries, 1)?;
+        self.top_k(queries, base, pairing, &mut nearest)?;
+        self.download(nearest)
+    }
+
     /// Move the rows whose label changed from their old groups to their new ones; without old
     /// labels, put all rows into groups.
     fn regroup(
@@ -117,6 +133,9 @@ pub struct Pairing<'a> {
     /// In a join of rows with themselves, the number of the first query row: a query is never
     /// paired with the base row of its own number.
     pub first_query: Option<u32>,
+    /// For each query, the number of a base row that is probably near. A device may use it to rule
+    /// others out; the answer is the same.
+    pub near: Option<&'a [u32]>,
     /// Checked between tiles.
     pub cancel: &'a Cancel,
 }

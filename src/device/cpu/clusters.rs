@@ -1,10 +1,12 @@
-//! Sums of groups and distances from chosen rows, on all cores.
+//! Sums of groups, distances from chosen rows and the nearest of few rows, on all cores.
 
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::lanes::Lanes;
-use crate::device::Distances;
 use crate::device::clusters::{Groups, SPREAD_BLOCK, Spread};
+use crate::device::{Distances, Neighbors, Pairing, Work};
+use crate::error::Result;
 use crate::matrix::Rows;
 use crate::metric::{Metric, Sum};
 
@@ -121,23 +123,160 @@ fn spread_reals<T: Lanes>(spread: &mut Spread, candidates: &[u32]) -> u32 {
     best
 }
 
+/// Up to so many dimensions and base rows, looking at every pair is the fastest way to the nearest.
+const FEW_DIMENSIONS: usize = 32;
+const FEW_ROWS: usize = 4096;
+/// Queries of a task.
+const TASK_QUERIES: usize = 2048;
+
+/// See [`Device::nearest_one`](crate::device::Device::nearest_one). `None` if this is not the way.
+pub(super) fn nearest_one(
+    queries: &Rows,
+    base: &Rows,
+    pairing: &Pairing<'_>,
+) -> Option<Result<Neighbors>> {
+    let few = queries.matrix().dim() <= FEW_DIMENSIONS && base.len() <= FEW_ROWS;
+    // Roots of different squares may be equal, and the earlier row then counts.
+    let plain = pairing.metric == Metric::SqEuclidean && pairing.first_query.is_none();
+    if !few || !plain || base.is_empty() {
+        return None;
+    }
+    if let (Some(from), Some(to)) = (queries.reals::<f32>(), base.reals::<f32>()) {
+        return Some(nearest_reals(from, to, queries.matrix().dim(), pairing));
+    }
+    let (from, to) = (queries.reals::<f64>()?, base.reals::<f64>()?);
+    Some(nearest_reals(from, to, queries.matrix().dim(), pairing))
+}
+
+fn nearest_reals<T: Lanes>(
+    queries: &[T],
+    base: &[T],
+    dim: usize,
+    pairing: &Pairing<'_>,
+) -> Result<Neighbors> {
+    let count = queries.len() / dim;
+    let (mut rows, mut distances) = (vec![0; count], vec![T::ZERO; count]);
+    queries
+        .par_chunks(TASK_QUERIES * dim)
+        .zip(rows.par_chunks_mut(TASK_QUERIES).zip(distances.par_chunks_mut(TASK_QUERIES)))
+        .try_for_each(|(queries, (rows, distances))| {
+            pairing.cancel.check()?;
+            let queries = Transposed::new(queries, dim);
+            pulp::Arch::new().dispatch(Nearest { queries: &queries, base, rows, distances });
+            rows.iter_mut().for_each(|row| *row += pairing.first_base);
+            Ok::<_, crate::error::Error>(())
+        })?;
+    let pairs = count as u64 * (base.len() / dim) as u64;
+    let work = Work { pairs, ..Work::default() };
+    Ok(Neighbors { per_query: 1, rows, distances: Distances::of(distances), work })
+}
+
+/// The first of the nearest base rows of every query, and the square of its distance.
+struct Nearest<'a, T> {
+    queries: &'a Transposed<T>,
+    base: &'a [T],
+    rows: &'a mut [u32],
+    distances: &'a mut [T],
+}
+
+/// Base rows that pass by together.
+const PASSING: usize = 4;
+
+impl<T: Lanes> WithSimd for Nearest<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let dim = self.queries.dim;
+        let groups = self.queries.columns.chunks_exact(dim);
+        let out = self.rows.chunks_mut(SIDE_BY_SIDE).zip(self.distances.chunks_mut(SIDE_BY_SIDE));
+        for (group, (rows, distances)) in groups.zip(out) {
+            let mut best = [T::INFINITY; SIDE_BY_SIDE];
+            // Numbers of few rows are exact in any type.
+            let mut number = [T::ZERO; SIDE_BY_SIDE];
+            let registers = T::vectors_mut::<S>(&mut best).iter_mut();
+            for (register, (best, number)) in
+                registers.zip(T::vectors_mut::<S>(&mut number)).enumerate()
+            {
+                let mut found = (*best, *number);
+                let mut passing = self.base.chunks_exact(PASSING * dim);
+                for (i, base) in passing.by_ref().enumerate() {
+                    let sums = squares::<S, T, PASSING>(simd, group, register, base);
+                    found = nearer::<S, T, PASSING>(simd, i * PASSING, sums, found);
+                }
+                let done = self.base.len() / dim / PASSING * PASSING;
+                for (i, base) in passing.remainder().chunks_exact(dim).enumerate() {
+                    let sums = squares::<S, T, 1>(simd, group, register, base);
+                    found = nearer::<S, T, 1>(simd, done + i, sums, found);
+                }
+                (*best, *number) = found;
+            }
+            for (row, number) in rows.iter_mut().zip(number) {
+                *row = number.to_f64() as u32;
+            }
+            distances.copy_from_slice(&best[..distances.len()]);
+        }
+    }
+}
+
+/// The least so far and its number, after some more from this number on.
+#[inline(always)]
+fn nearer<S: Simd, T: Lanes, const BASE: usize>(
+    simd: S,
+    first: usize,
+    sums: [T::Vector<S>; BASE],
+    (mut best, mut number): (T::Vector<S>, T::Vector<S>),
+) -> (T::Vector<S>, T::Vector<S>) {
+    for (i, sum) in sums.into_iter().enumerate() {
+        let own = T::splat(simd, T::from_f64((first + i) as f64));
+        number = T::where_less(simd, (sum, best), own, number);
+        best = T::lesser(simd, sum, best);
+    }
+    (best, number)
+}
+
+/// Squares of the distances of a register of queries from some base rows.
+#[inline(always)]
+fn squares<S: Simd, T: Lanes, const BASE: usize>(
+    simd: S,
+    queries: &[Column<T>],
+    register: usize,
+    base: &[T],
+) -> [T::Vector<S>; BASE] {
+    let dim = queries.len();
+    let mut sums = [T::splat(simd, T::ZERO); BASE];
+    for (j, column) in queries.iter().enumerate() {
+        let query = T::vectors::<S>(&column.0)[register];
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let apart = T::minus(simd, query, T::splat(simd, base[i * dim + j]));
+            *sum = T::times_plus(simd, apart, apart, *sum);
+        }
+    }
+    sums
+}
+
 /// Rows side by side whose sums are formed together.
 const SIDE_BY_SIDE: usize = 32;
 
+/// One dimension of rows side by side.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Column<T>([T; SIDE_BY_SIDE]);
+
 /// Rows, `SIDE_BY_SIDE` at a time and dimension by dimension.
 struct Transposed<T> {
-    columns: Vec<[T; SIDE_BY_SIDE]>,
+    columns: Vec<Column<T>>,
     dim: usize,
 }
 
 impl<T: Lanes> Transposed<T> {
     fn new(values: &[T], dim: usize) -> Self {
         let rows = values.len() / dim;
-        let mut columns = vec![[T::ZERO; SIDE_BY_SIDE]; rows.div_ceil(SIDE_BY_SIDE) * dim];
+        let mut columns = vec![Column([T::ZERO; SIDE_BY_SIDE]); rows.div_ceil(SIDE_BY_SIDE) * dim];
         for (row, values) in values.chunks_exact(dim).enumerate() {
             let group = &mut columns[row / SIDE_BY_SIDE * dim..][..dim];
             for (column, value) in group.iter_mut().zip(values) {
-                column[row % SIDE_BY_SIDE] = *value;
+                column.0[row % SIDE_BY_SIDE] = *value;
             }
         }
         Self { columns, dim }
@@ -154,7 +293,7 @@ impl<T: Lanes> Transposed<T> {
                 {
                     let mut sums = [T::ZERO; SIDE_BY_SIDE];
                     for (column, q) in group.iter().zip(query) {
-                        for (sum, x) in sums.iter_mut().zip(column) {
+                        for (sum, x) in sums.iter_mut().zip(&column.0) {
                             *sum = if squares {
                                 (*q - *x).mul_add(*q - *x, *sum)
                             } else {

@@ -24,14 +24,21 @@ pub(super) trait Lanes: Chains + faer::traits::ComplexField {
         b: Self::Vector<S>,
         c: Self::Vector<S>,
     ) -> Self::Vector<S>;
+    /// The lanes of `x` where `a` is less than `b`, and those of `y` elsewhere.
+    fn where_less<S: Simd>(
+        simd: S,
+        less: (Self::Vector<S>, Self::Vector<S>),
+        x: Self::Vector<S>,
+        y: Self::Vector<S>,
+    ) -> Self::Vector<S>;
     /// Whether any lane of `a` is at most the same lane of `b`.
     fn any_at_most<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> bool;
 }
 
 macro_rules! lanes {
     ($type:ident, $register:ident, $as_simd:ident, $as_mut_simd:ident, $splat:ident, $add:ident,
-     $sub:ident, $abs:ident, $min:ident, $mul_add:ident, $at_most:ident, $first_true:ident,
-     $lanes:ident) => {
+     $sub:ident, $abs:ident, $min:ident, $mul_add:ident, $less:ident, $select:ident,
+     $at_most:ident, $first_true:ident, $lanes:ident) => {
         impl Lanes for $type {
             type Vector<S: Simd> = S::$register;
 
@@ -73,6 +80,15 @@ macro_rules! lanes {
                 simd.$mul_add(a, b, c)
             }
             #[inline(always)]
+            fn where_less<S: Simd>(
+                simd: S,
+                (a, b): (S::$register, S::$register),
+                x: S::$register,
+                y: S::$register,
+            ) -> S::$register {
+                simd.$select(simd.$less(a, b), x, y)
+            }
+            #[inline(always)]
             fn any_at_most<S: Simd>(simd: S, a: S::$register, b: S::$register) -> bool {
                 simd.$first_true(simd.$at_most(a, b)) < S::$lanes
             }
@@ -90,6 +106,8 @@ lanes!(
     abs_f32s,
     min_f32s,
     mul_add_f32s,
+    less_than_f32s,
+    select_f32s,
     less_than_or_equal_f32s,
     first_true_m32s,
     F32_LANES
@@ -105,6 +123,8 @@ lanes!(
     abs_f64s,
     min_f64s,
     mul_add_f64s,
+    less_than_f64s,
+    select_f64s,
     less_than_or_equal_f64s,
     first_true_m64s,
     F64_LANES

@@ -21,7 +21,7 @@ use self::lanes::Lanes;
 use self::panels::Panels;
 use self::product::Product;
 use self::quantised::Quantised;
-use self::select::Selection;
+use self::select::{Neighbor, Selection};
 use self::tasks::{Block, Scan, Visit};
 use crate::device::{
     Capacity, Device, DeviceInfo, Distances, Neighbors, Pairing, Shape, Work, sealed,
@@ -46,7 +46,10 @@ impl CpuDevice {
 
 /// Base rows in the layout that suits their dimension and metric.
 #[derive(Debug)]
-pub struct CpuBase(BaseRows);
+pub struct CpuBase {
+    rows: Rows,
+    layout: BaseRows,
+}
 
 #[derive(Debug)]
 enum BaseRows {
@@ -153,13 +156,14 @@ impl Device for CpuDevice {
     }
 
     fn upload_base(&self, rows: &Rows, metric: Metric) -> Result<CpuBase> {
-        Ok(CpuBase(if let Some(values) = rows.reals::<f32>() {
+        let layout = if let Some(values) = rows.reals::<f32>() {
             BaseRows::F32(Layout::new(rows, values, metric))
         } else if let Some(values) = rows.reals::<f64>() {
             BaseRows::F64(Layout::new(rows, values, metric))
         } else {
             BaseRows::Bits(Bits(rows.clone()))
-        }))
+        };
+        Ok(CpuBase { rows: rows.clone(), layout })
     }
 
     fn upload_queries(&self, rows: &Rows, metric: Metric) -> Result<CpuQueries> {
@@ -186,15 +190,44 @@ impl Device for CpuDevice {
     ) -> Result<()> {
         let start = Instant::now();
         let rows = &queries.rows;
-        let work = match (&base.0, &mut nearest.lists) {
-            (BaseRows::F32(base), Lists::F32(lists)) => tasks::run(base, rows, pairing, lists)?,
-            (BaseRows::F64(base), Lists::F64(lists)) => tasks::run(base, rows, pairing, lists)?,
-            (BaseRows::Bits(base), Lists::F32(lists)) => tasks::run(base, rows, pairing, lists)?,
+        let work = match (&base.layout, &mut nearest.lists) {
+            (BaseRows::F32(layout), Lists::F32(lists)) => {
+                narrow(&base.rows, rows, pairing, lists);
+                tasks::run(layout, rows, pairing, lists)?
+            }
+            (BaseRows::F64(layout), Lists::F64(lists)) => {
+                narrow(&base.rows, rows, pairing, lists);
+                tasks::run(layout, rows, pairing, lists)?
+            }
+            (BaseRows::Bits(layout), Lists::F32(lists)) => {
+                tasks::run(layout, rows, pairing, lists)?
+            }
             _ => unreachable!("both sides of a call have one element type"),
         };
         nearest.work += work;
         nearest.work.kernel += start.elapsed();
         Ok(())
+    }
+
+    fn nearest_one(
+        &self,
+        queries: &CpuQueries,
+        base: &CpuBase,
+        pairing: &Pairing<'_>,
+    ) -> Result<Neighbors> {
+        let start = Instant::now();
+        match clusters::nearest_one(&queries.rows, &base.rows, pairing) {
+            Some(found) => {
+                let mut found = found?;
+                found.work.kernel = start.elapsed();
+                Ok(found)
+            }
+            None => {
+                let mut nearest = self.nearest(queries, 1)?;
+                self.top_k(queries, base, pairing, &mut nearest)?;
+                self.download(nearest)
+            }
+        }
     }
 
     fn download(&self, nearest: CpuNearest) -> Result<Neighbors> {
@@ -211,6 +244,37 @@ impl Device for CpuDevice {
         };
         Ok(Neighbors { per_query, rows, distances, work })
     }
+}
+
+/// Let lists of one neighbour take nothing farther than the row that is said to be near.
+fn narrow<T: Lanes>(
+    base: &Rows,
+    queries: &Rows,
+    pairing: &Pairing<'_>,
+    lists: &mut [Selection<T>],
+) {
+    use rayon::prelude::*;
+    const TOGETHER: usize = 1024;
+    let (Some(near), None) = (pairing.near, pairing.first_query) else { return };
+    let (Some(from), Some(to)) = (queries.reals::<T>(), base.reals::<T>()) else { return };
+    let (dim, metric) = (queries.matrix().dim(), pairing.metric);
+    let position = |number: u32| number.checked_sub(pairing.first_base).map(|p| p as usize);
+    lists.par_chunks_mut(TOGETHER).enumerate().for_each(|(chunk, lists)| {
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                let first = chunk * TOGETHER;
+                for (query, list) in (first..).zip(lists).filter(|(_, list)| list.k() == 1) {
+                    let number = near[query];
+                    let base = position(number).and_then(|p| to.get(p * dim..(p + 1) * dim));
+                    if let Some(base) = base {
+                        let sum = metric.sum_of(&from[query * dim..][..dim], base);
+                        list.narrow(Neighbor { distance: metric.distance(sum), row: number });
+                    }
+                }
+            },
+        );
+    });
 }
 
 /// Lists of equal length, end to end.

@@ -50,6 +50,15 @@ impl<T: Real> Selection<T> {
         self.reach
     }
 
+    /// Take nothing that comes after this neighbour, which will be offered itself.
+    pub fn narrow(&mut self, neighbor: Neighbor<T>) {
+        if self.worst.is_some_and(|worst| worst.key() <= neighbor.key()) {
+            return;
+        }
+        self.reach = self.metric.reach(neighbor.distance);
+        self.worst = Some(neighbor);
+    }
+
     /// Consider a base row with this sum.
     #[inline]
     pub fn offer(&mut self, sum: T, row: u32) {

@@ -1,0 +1,137 @@
+//! Times `kmeans` on the named workloads, on any device: a fixed number of rounds from given rows.
+//!
+//! ```text
+//! python3 benches/workloads.py balls8 target/workloads
+//! cargo bench --profile dev --bench kmeans -- --dir target/workloads --only balls8
+//! ```
+//!
+//! The start is every (n / K)-th row. `assign` and `update` are the time of all rounds, of which
+//! there is one more to assign than to update: labels belong to the centroids that are returned.
+//! The inertia is computed again in float64 from the labels and the centroids, and every sampled
+//! row must be in the cluster of its nearest centroid; otherwise the run ends.
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::Parser;
+use common::load;
+use datafusion_neighbors::Metric;
+use datafusion_neighbors::algo::kmeans::{Clustering, Init, KMeansParams, kmeans};
+use datafusion_neighbors::device::{AnyDevice, Cancel, DeviceChoice};
+use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+
+/// Workload, clusters, rounds.
+const TASKS: &[(&str, usize, usize)] =
+    &[("balls8", 256, 50), ("sift128", 1024, 20), ("deep96", 4096, 20)];
+
+/// Time kmeans on named workloads.
+#[derive(Parser)]
+struct Options {
+    /// Where the Parquet files are
+    #[arg(long, default_value = "target/workloads")]
+    dir: PathBuf,
+    /// Workloads to run, separated by commas; all that are there
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// cpu, cuda or cuda:N
+    #[arg(long, default_value = "cpu")]
+    device: DeviceChoice,
+    /// Bytes of the GPU's memory to use
+    #[arg(long, default_value_t = 0)]
+    device_memory: u64,
+    /// At most so many rows
+    #[arg(long, default_value_t = usize::MAX)]
+    rows: usize,
+    /// Timed runs, of which the median is shown
+    #[arg(long, default_value_t = 3)]
+    runs: usize,
+    /// Given by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let options = Options::parse();
+    let device = AnyDevice::choose(options.device, options.device_memory, 0.0)?;
+    let info = device.info();
+    println!("{}: {}", info.name, info.description);
+    println!(
+        "{:8} {:>9} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>14}",
+        "workload", "rows", "K", "rounds", "seconds", "assign", "update", "ms/round", "inertia"
+    );
+    for (name, k, rounds) in TASKS {
+        let path = options.dir.join(format!("{name}-base.parquet"));
+        let wanted = options.only.is_empty() || options.only.iter().any(|only| only == name);
+        if wanted && path.exists() {
+            let rows = load(&path, options.rows, Metric::L2)?;
+            measure(name, &device, &rows, (*k, *rounds), &options)?;
+        }
+    }
+    Ok(())
+}
+
+fn measure(
+    name: &str,
+    device: &AnyDevice,
+    rows: &Rows,
+    (k, rounds): (usize, usize),
+    options: &Options,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let (dim, step) = (rows.matrix().dim(), rows.len() / k);
+    let values = rows.reals::<f32>().ok_or("vectors of f32")?;
+    let start: Vec<f32> = (0..k).flat_map(|i| &values[i * step * dim..][..dim]).copied().collect();
+    let start = Rows::all(Arc::new(Matrix::new(Elements::F32(start), k, dim)));
+    let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+    (params.init, params.max_iterations, params.tolerance) = (Init::Given, rounds, 0.0);
+    let run = || {
+        let clock = Instant::now();
+        let found = kmeans(device, rows, None, Some(&start), &params, &Cancel::default())?;
+        Ok::<_, datafusion_neighbors::Error>((clock.elapsed().as_secs_f64(), found))
+    };
+    run()?;
+    let mut runs = (0..options.runs.max(1)).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
+    runs.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (seconds, found) = &runs[runs.len() / 2];
+    let inertia = check(values, dim, found)?;
+    println!(
+        "{name:8} {:>9} {k:>5} {:>6} {seconds:>9.4} {:>9.4} {:>9.4} {:>9.3} {inertia:>14.6e}",
+        rows.len(),
+        found.rounds.iterations,
+        found.rounds.assigning.as_secs_f64(),
+        found.rounds.updating.as_secs_f64(),
+        1000.0 * seconds / found.rounds.iterations as f64,
+    );
+    Ok(())
+}
+
+/// The inertia, computed again.
+fn check(
+    values: &[f32],
+    dim: usize,
+    found: &Clustering,
+) -> Result<f64, Box<dyn std::error::Error>> {
+    let Elements::F32(centroids) = found.centroids.elements() else {
+        return Err("centroids of f32".into());
+    };
+    let square = |row: &[f32], label: u32| -> f64 {
+        let centroid = &centroids[label as usize * dim..][..dim];
+        row.iter().zip(centroid).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum()
+    };
+    let rows = values.chunks_exact(dim);
+    let inertia: f64 = rows.clone().zip(&found.labels).map(|(row, l)| square(row, *l)).sum();
+    if (inertia - found.inertia()).abs() > 1e-5 * inertia {
+        return Err(format!("inertia {} is not {inertia}", found.inertia()).into());
+    }
+    let sample = rows.zip(&found.labels).step_by((found.labels.len() / 1000).max(1));
+    for (row, label) in sample {
+        let own = square(row, *label);
+        let nearer = (0..found.centroids.rows() as u32).find(|l| square(row, *l) < own * 0.99999);
+        if let Some(nearer) = nearer {
+            return Err(format!("a row of cluster {label} is nearer to {nearer}").into());
+        }
+    }
+    Ok(inertia)
+}
