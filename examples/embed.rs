@@ -1,4 +1,4 @@
-//! Nearest neighbours inside a Rust program: on DataFrames without SQL text, and on Arrow arrays
+//! Nearest neighbours and clusters inside a Rust program: on DataFrames without SQL text, and on Arrow arrays
 //! without a session.
 //!
 //! ```text
@@ -11,7 +11,9 @@ use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::error::Result;
 use datafusion::prelude::*;
 use datafusion_neighbors::device::AnyDevice;
-use datafusion_neighbors::{KnnExact, Metric, NeighborsExt, knn_exact};
+use datafusion_neighbors::{
+    ClustersExt, KMeans, KnnExact, Metric, NeighborsExt, kmeans, knn_exact,
+};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -31,17 +33,25 @@ async fn data_frames() -> Result<()> {
     similar.sort_by(vec![col("query_id"), col("rank")])?.show().await?;
 
     // Among themselves; what comes out is a DataFrame like any other.
-    let nearest = digits.knn_exact_self(KnnExact::k(1))?;
+    let nearest = digits.clone().knn_exact_self(KnnExact::k(1))?;
     let same = nearest.filter(col("query_label").eq(col("base_label")))?;
     println!("{} digits have the nearest neighbour of their own kind", same.count().await?);
+
+    // The ten clusters that a seed leads to.
+    let clusters = digits.kmeans_centroids(KMeans::k(10).seed(7))?;
+    let sizes = clusters.select_columns(&["cluster", "size", "inertia"])?;
+    sizes.sort_by(vec![col("cluster")])?.show().await?;
     Ok(())
 }
 
-/// The nearest other point of each point.
+/// The nearest other point of each point, and the points in two clusters.
 fn arrays() -> Result<()> {
     let points = [[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]].map(|point| Some(point.map(Some)));
     let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 2);
     let nearest = knn_exact(&AnyDevice::cpu(), &points, None, &KnnExact::k(1))?;
     println!("{}", pretty_format_batches(&[nearest])?);
+
+    let (clusters, _) = kmeans(&AnyDevice::cpu(), &points, None, None, &KMeans::k(2))?;
+    println!("labels {:?}, inertia {}", clusters.labels, clusters.inertia());
     Ok(())
 }

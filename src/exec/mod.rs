@@ -2,7 +2,7 @@
 //! columns again, under DataFusion's rules for memory, cancellation and metrics.
 
 mod arrays;
-mod kmeans_exec;
+pub mod kmeans_exec;
 pub mod knn;
 mod knn_spec;
 mod knn_stream;
