@@ -39,14 +39,14 @@ use datafusion::physical_plan::metrics::{
 };
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties,
-    InputDistributionRequirements, Partitioning, PlanProperties,
+    DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, Partitioning,
+    PlanProperties,
 };
 use futures::TryStreamExt;
 
 use super::knn_spec::Side;
 use super::vectors::{VectorColumn, VectorReader};
-use super::work::{CancelOnDrop, blocking, collect, columns};
+use super::work::{CancelOnDrop, blocking, collect, columns, execute_all};
 use crate::algo::kmeans::{Clustering, KMeansParams, Rounds, kmeans};
 use crate::device::{AnyDevice, Cancel, DeviceChoice, Distances};
 use crate::matrix::{ElementKind, Elements, Rows};
@@ -252,9 +252,7 @@ impl ExecutionPlan for KMeansExec {
             return internal_err!("KMeansExec has one partition, not {partition}");
         }
         let start = |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| {
-            let partitions = 0..plan.output_partitioning().partition_count();
-            let streams = partitions.map(|partition| plan.execute(partition, context.clone()));
-            Ok::<_, DataFusionError>((side.clone(), streams.collect::<Result<Vec<_>>>()?))
+            Ok::<_, DataFusionError>((side.clone(), execute_all(plan, &context)?))
         };
         let input = start(&self.input)?;
         let init = self.init.as_ref().map(start).transpose()?;

@@ -32,13 +32,14 @@ use datafusion::physical_plan::execution_plan::{
 };
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties,
-    InputDistributionRequirements, Partitioning, PlanProperties,
+    DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, Partitioning,
+    PlanProperties,
 };
 
 use super::knn_spec::{KnnSpec, Side, knn_fields};
 use super::knn_stream;
 use super::vectors::common_kind;
+use super::work::execute_all;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -178,9 +179,7 @@ impl ExecutionPlan for KnnExec {
             return internal_err!("KnnExec has one partition, not {partition}");
         }
         let start = |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| {
-            let partitions = 0..plan.output_partitioning().partition_count();
-            let streams = partitions.map(|partition| plan.execute(partition, context.clone()));
-            Ok::<_, DataFusionError>((side.clone(), streams.collect::<Result<Vec<_>>>()?))
+            Ok::<_, DataFusionError>((side.clone(), execute_all(plan, &context)?))
         };
         let queries = self.queries.as_ref().map(start).transpose()?;
         let base = start(&self.base)?;

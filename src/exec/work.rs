@@ -7,11 +7,21 @@ use datafusion::common::DataFusionError;
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
-use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::MemoryReservation;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use futures::StreamExt;
 
 use crate::device::Cancel;
+
+/// The streams of all partitions.
+pub(super) fn execute_all(
+    plan: &Arc<dyn ExecutionPlan>,
+    context: &Arc<TaskContext>,
+) -> Result<Vec<SendableRecordBatchStream>> {
+    let partitions = 0..plan.output_partitioning().partition_count();
+    partitions.map(|partition| plan.execute(partition, context.clone())).collect()
+}
 
 /// Read all partitions at the same time, then take them in order.
 pub(super) async fn collect(

@@ -8,7 +8,7 @@ use datafusion::logical_expr::planner::RelationPlannerContext;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::sql::sqlparser::ast;
 
-use super::{kmeans, relation};
+use super::relation;
 use crate::exec::VectorColumn;
 use crate::metric::Metric;
 
@@ -20,6 +20,8 @@ pub(super) struct Signature {
     pub inputs: &'static [&'static str],
     /// Values, in the order of positions.
     pub values: &'static [&'static str],
+    /// What `init` may be besides a relation.
+    pub methods: &'static [&'static str],
 }
 
 /// A value, before anybody knows its type.
@@ -69,7 +71,7 @@ impl Arguments {
                 let plan = relation::plan(signature.function, name, arg, context)?;
                 arguments.inputs.push((name, plan));
             } else {
-                arguments.values.push((name, value(signature.function, name, arg, context)?));
+                arguments.values.push((name, value(signature, name, arg, context)?));
             }
         }
         Ok(arguments)
@@ -186,6 +188,13 @@ impl Signature {
         Ok(names[..positional.len()].to_vec())
     }
 
+    /// Whether an argument names a method rather than a relation.
+    fn is_method(&self, arg: &ast::Expr) -> bool {
+        let ast::Expr::Value(value) = arg else { return false };
+        let name = value.value.clone().into_string();
+        name.is_some_and(|name| self.methods.iter().any(|m| m.eq_ignore_ascii_case(&name)))
+    }
+
     fn find(&self, name: &str) -> Result<&'static str> {
         let lower = name.to_ascii_lowercase();
         match self.inputs.iter().chain(self.values).find(|known| **known == lower) {
@@ -223,18 +232,21 @@ fn split(
 }
 
 fn value(
-    function: &str,
+    signature: &Signature,
     name: &str,
     arg: ast::Expr,
     context: &mut dyn RelationPlannerContext,
 ) -> Result<Value> {
-    if name == "init" && relation::is_relation(&arg) && !kmeans::is_method(&arg) {
+    let function = signature.function;
+    if name == "init" && relation::is_relation(&arg) && !signature.is_method(&arg) {
         let shown = arg.to_string();
+        let methods: Vec<_> = signature.methods.iter().map(|name| format!("'{name}'")).collect();
         return match relation::plan(function, name, arg, context) {
             Ok(plan) => Ok(Value::Relation(Box::new(plan))),
             Err(error) => plan_err!(
-                "{function}: argument 'init' is {shown}; accepted are 'k-means++', 'k-means||', \
-                 'random' or a relation of centroids ({})",
+                "{function}: argument 'init' is {shown}; accepted are {} or a relation of centroids \
+                 ({})",
+                methods.join(", "),
                 error.strip_backtrace()
             ),
         };

@@ -29,9 +29,15 @@ pub(super) const FUNCTIONS: [(&str, KMeansOutput); 2] =
 
 const VALUES: &[&str] =
     &["k", "metric", "vector", "max_iterations", "tolerance", "init", "runs", "seed", "weight"];
+const METHODS: &[&str] = &[Init::NAMES[0].0, Init::NAMES[1].0, Init::NAMES[2].0];
 static SIGNATURES: [Signature; 2] = [
-    Signature { function: "kmeans", inputs: &["input"], values: VALUES },
-    Signature { function: "kmeans_centroids", inputs: &["input"], values: VALUES },
+    Signature { function: "kmeans", inputs: &["input"], values: VALUES, methods: METHODS },
+    Signature {
+        function: "kmeans_centroids",
+        inputs: &["input"],
+        values: VALUES,
+        methods: METHODS,
+    },
 ];
 
 fn signature(output: KMeansOutput) -> &'static Signature {
@@ -248,29 +254,14 @@ impl Values {
 fn method(function: &str, expr: &Expr) -> Result<Init> {
     if let Expr::Literal(value, _) = expr
         && let Some(Some(name)) = value.try_as_str()
-        && let Some(init) = named(name)
+        && let Some((_, init)) = Init::NAMES.iter().find(|(m, _)| m.eq_ignore_ascii_case(name))
     {
-        return Ok(init);
+        return Ok(*init);
     }
     plan_err!(
         "{function}: argument 'init' is {expr}; accepted are 'k-means++', 'k-means||', 'random' or \
          a relation of centroids"
     )
-}
-
-fn named(name: &str) -> Option<Init> {
-    let found = Init::NAMES.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
-    found.map(|(_, init)| *init)
-}
-
-/// Whether an argument `init` names a method rather than a relation.
-pub(super) fn is_method(arg: &ast::Expr) -> bool {
-    match arg {
-        ast::Expr::Value(value) => {
-            value.value.clone().into_string().is_some_and(|name| named(&name).is_some())
-        }
-        _ => false,
-    }
 }
 
 /// k-means in a logical plan. Its inputs are its children; the arguments that a parameter may give

@@ -21,8 +21,12 @@ use crate::metric::Metric;
 /// The name in SQL.
 pub(super) const NAME: &str = "knn_exact";
 
-static SIGNATURE: Signature =
-    Signature { function: NAME, inputs: &["queries", "base"], values: &["k", "metric", "vector"] };
+static SIGNATURE: Signature = Signature {
+    function: NAME,
+    inputs: &["queries", "base"],
+    values: &["k", "metric", "vector"],
+    methods: &[],
+};
 
 /// Plan a call in SQL.
 pub(super) fn plan(
