@@ -153,6 +153,7 @@ impl Clustering {
 /// centroids, prepared as well, if the parameters say so.
 ///
 /// # Errors
+/// [`Error::InvalidArgument`] for parameters and weights that no rows could make valid,
 /// [`Error::Unsatisfiable`] if there are fewer distinct rows than clusters, or first centroids of
 /// another number or dimension; [`Error::Cancelled`]; what the device says.
 pub fn kmeans(
@@ -220,6 +221,13 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
             let message = "kmeans: max_iterations and runs are counted from 1";
             return Err(Error::InvalidArgument(message.to_string()));
         }
+        if !(params.tolerance >= 0.0 && params.tolerance.is_finite()) {
+            let found = params.tolerance;
+            return Err(Error::InvalidArgument(format!(
+                "kmeans: tolerance is {found}; accepted are numbers from 0"
+            )));
+        }
+        check_weights(weights, rows.len())?;
         let needed = params.k;
         let bits = |row: &[T]| row.iter().map(|x| (*x + T::ZERO).to_f64().to_bits()).collect();
         let mut distinct: HashSet<Vec<u64>> = HashSet::new();
@@ -235,11 +243,6 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
                 "kmeans: k is {needed}, but the input has only {found} distinct vectors"
             )));
         }
-        if let Some(weights) = weights
-            && weights.iter().all(|w| *w == 0.0)
-        {
-            return Err(Error::Unsatisfiable("kmeans: all weights are 0".to_string()));
-        }
         let (means, variance) = moments(values, dim);
         let empty = Groups::try_new(values, weights, means, params.k)?;
         let (tolerance, rounds) = (params.tolerance * variance, Rounds::default());
@@ -251,7 +254,7 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
         let runs = if self.params.init == Init::Given { 1 } else { self.params.runs };
         let mut best: Option<Clustering> = None;
         for run in 0..runs {
-            let clock = Instant::now();
+            let (clock, assigning) = (Instant::now(), self.rounds.assigning);
             let seed =
                 self.params.seed.wrapping_add((run as u64).wrapping_mul(0xa076_1d64_78bd_642f));
             let centroids = match self.params.init {
@@ -260,6 +263,8 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
                 Init::PlusPlus => self.plus_plus(self.rows, self.weights, &mut Random(seed))?,
                 Init::Parallel => self.parallel(&mut Random(seed))?,
             };
+            // k-means|| assigns rows as well; that is no round.
+            self.rounds.assigning = assigning;
             self.rounds.seeding += clock.elapsed();
             let found = self.lloyd(centroids)?;
             if best.as_ref().is_none_or(|best| found.inertia() < best.inertia()) {
@@ -402,7 +407,7 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
 
     fn given(&self, start: Option<&Rows>) -> Result<Vec<T>> {
         let Some(values) = start.and_then(|start| start.reals::<T>()) else {
-            let message = "kmeans: first centroids of another type than the rows";
+            let message = "kmeans: no first centroids, or of another type than the rows";
             return Err(Error::InvalidArgument(message.to_string()));
         };
         let (found, dim) = start.map_or((0, 0), |start| (start.len(), start.matrix().dim()));
@@ -499,6 +504,24 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
     fn at(&self, rows: &[u32]) -> Vec<T> {
         rows.iter().flat_map(|row| self.row(*row as usize).iter().copied()).collect()
     }
+}
+
+/// A weight from 0 for each row, and not all of them 0.
+fn check_weights(weights: Option<&[f64]>, rows: usize) -> Result<()> {
+    let Some(weights) = weights else { return Ok(()) };
+    if weights.len() != rows {
+        let found = weights.len();
+        return Err(Error::InvalidArgument(format!("kmeans: {found} weights for {rows} vectors")));
+    }
+    if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
+        return Err(Error::InvalidArgument(format!(
+            "kmeans: a weight is {bad}; accepted are numbers from 0"
+        )));
+    }
+    if weights.iter().all(|w| *w == 0.0) {
+        return Err(Error::Unsatisfiable("kmeans: all weights are 0".to_string()));
+    }
+    Ok(())
 }
 
 /// The mean of every dimension, and the mean of their variances, in float64 and in order of the

@@ -47,7 +47,7 @@ impl Groups {
             let bits = (largest * rows as f64).log2().ceil();
             if largest == 0.0 { 1.0 } else { 2f64.powi(61 - bits.clamp(-900.0, 900.0) as i32) }
         };
-        if !largest.is_finite() || largest > 1e270 || heaviest > 1e270 {
+        if !(largest * rows as f64 <= 1e270 && heaviest * rows as f64 <= 1e270) {
             let message = "kmeans: vectors or weights too large to be added up";
             return Err(Error::Unsatisfiable(message.to_string()));
         }

@@ -230,7 +230,8 @@ impl KMeans {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for arrays that hold no numbers and parameters that nothing could meet,
-/// [`Error::Unsatisfiable`] for parameters that these do not, [`Error::BadRow`] for a vector without distance, and what the device says.
+/// [`Error::Unsatisfiable`] for parameters that these do not, [`Error::BadRow`] for a vector without
+/// distance, and what the device says.
 ///
 /// # Example
 /// ```
@@ -265,16 +266,6 @@ pub fn kmeans(
         }
         None => None,
     };
-    if let Some(weights) = weights {
-        let bad = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0));
-        if bad.is_some() || weights.len() != rows.len() {
-            let (found, rows) = (weights.len(), rows.len());
-            return Err(Error::InvalidArgument(format!(
-                "kmeans: {found} weights for {rows} vectors, the first bad one {bad:?}; wanted is \
-                 a number from 0 for each"
-            )));
-        }
-    }
     let cancel = Cancel::default();
     let found = cluster(device, &rows, weights, first.as_ref(), &asked, &cancel)?;
     Ok((found, positions))

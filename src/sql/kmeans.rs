@@ -168,6 +168,12 @@ impl ClustersExt for DataFrame {
 }
 
 fn from_params(frame: DataFrame, output: KMeansOutput, params: &KMeans) -> Result<DataFrame> {
+    if params.init == Init::Given {
+        return plan_err!(
+            "{}: on a DataFrame, init is a method; SQL and arrays take centroids",
+            signature(output).function
+        );
+    }
     let (state, input) = frame.into_parts();
     let options = NeighborsOptions::of(state.config_options());
     let columns = (params.vector.as_ref(), params.weight.clone());

@@ -11,8 +11,9 @@
 //! A pair whose bound is beyond the reach of its query's list is done with; every other one gets
 //! its sum in the contract's order. The test is one comparison per pair, with the largest rest of
 //! all rows; what a row's own rest is smaller by goes into the number that its sum starts from. The
-//! few rows that stick out of the range that 8 bits cover are kept aside and always computed. Where the rests are not small beside the distances that matter, too
-//! many pairs pass: the rows still to be visited are then left to another layout.
+//! few rows that stick out of the range that 8 bits cover are kept aside and always computed. Where
+//! the rests are not small beside the distances that matter, too many pairs pass: the rows still to be
+//! visited are then left to another layout.
 
 use std::ops::Range;
 use std::sync::OnceLock;
