@@ -59,8 +59,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let info = device.info();
     println!("{}: {}", info.name, info.description);
     println!(
-        "{:8} {:>9} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>14}",
-        "workload", "rows", "K", "rounds", "seconds", "assign", "update", "ms/round", "inertia"
+        "{:8} {:>9} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>14}",
+        "workload", "rows", "K", "rounds", "seconds", "assign", "update", "kernels", "ms/round", "inertia"
     );
     for (name, k, rounds) in TASKS {
         let path = options.dir.join(format!("{name}-base.parquet"));
@@ -97,11 +97,12 @@ fn measure(
     let (seconds, found) = &runs[runs.len() / 2];
     let inertia = check(values, dim, found)?;
     println!(
-        "{name:8} {:>9} {k:>5} {:>6} {seconds:>9.4} {:>9.4} {:>9.4} {:>9.3} {inertia:>14.6e}",
+        "{name:8} {:>9} {k:>5} {:>6} {seconds:>9.4} {:>9.4} {:>9.4} {:>9.5} {:>9.3} {inertia:>14.6e}",
         rows.len(),
         found.rounds.iterations,
         found.rounds.assigning.as_secs_f64(),
         found.rounds.updating.as_secs_f64(),
+        found.rounds.work.kernel.as_secs_f64(),
         1000.0 * seconds / found.rounds.iterations as f64,
     );
     Ok(())

@@ -6,7 +6,7 @@ mod support;
 
 use std::sync::Arc;
 
-use datafusion_neighbors::algo::kmeans::{Clustering, KMeansParams, kmeans};
+use datafusion_neighbors::algo::kmeans::{Clustering, Init, KMeansParams, kmeans};
 use datafusion_neighbors::algo::knn::{Knn, KnnParams};
 use datafusion_neighbors::device::{AnyDevice, Cancel, Device, Neighbors, OnDevice, Pairing};
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
@@ -136,38 +136,89 @@ fn fractions(device: &AnyDevice) -> Result<(), Failed> {
 
 /// Labels are those of the nearest centroid by definition, and everything is bit by bit what the CPU
 /// finds.
+/// Rows, dimension, clusters: of every way in which a device assigns rows, and around its limits.
+const CLUSTER_SHAPES: [(usize, usize, u64); 11] = [
+    (40, 1, 3),
+    (300, 3, 7),
+    (9000, 2, 130),
+    (1100, 8, 33),
+    (800, 10, 65),
+    (700, 11, 64),
+    (500, 33, 20),
+    (900, 96, 129),
+    (600, 128, 70),
+    (400, 129, 9),
+    (700, 130, 300),
+];
+
 fn clusters(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
-    let shapes = [(40, 1, 3), (300, 3, 7), (1100, 8, 33), (500, 33, 20), (700, 130, 300)];
-    for (i, (rows, dim, k)) in shapes.into_iter().enumerate() {
+    for (i, (rows, dim, k)) in CLUSTER_SHAPES.into_iter().enumerate() {
         let values = kind.rows(i as u64, rows, dim);
         for metric in [Metric::L2, Metric::Cosine] {
             for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
-                let mut params = KMeansParams::try_new(k, metric)?;
-                (params.max_iterations, params.seed) = (12, 5);
-                let run = |device: &AnyDevice| {
-                    kmeans(device, &rows, None, None, &params, &Cancel::default())
-                };
-                let found = match run(device) {
-                    Err(Error::Unsatisfiable(_)) => continue,
-                    other => other?,
-                };
-                let cpu = run(&AnyDevice::cpu())?;
-                let bits =
-                    |x: &Clustering| (x.labels.clone(), x.distances.clone(), x.sizes.clone());
-                if bits(&found) != bits(&cpu) || found.centroids != cpu.centroids {
-                    return Err(
-                        format!("{metric}, dim {dim}, k {k}: not what the CPU finds").into()
-                    );
-                }
-                let centroids = Rows::all(found.centroids);
-                // Where distances are equal, roots may be equal that squares tell apart.
-                let cost = if metric == Metric::L2 { Metric::SqEuclidean } else { metric };
-                let (labels, _) = oracle(&rows, &centroids, cost, 1, None);
-                if labels != found.labels {
-                    return Err(format!("{metric}, dim {dim}, k {k}: not the nearest").into());
+                // Every other centroid starts where another one does, and is left without rows.
+                let copies = rows.slice(0..k as usize / 2);
+                let copies = doubled(&copies, k as usize);
+                for start in [None, Some(&copies)] {
+                    let mut params = KMeansParams::try_new(k, metric)?;
+                    (params.max_iterations, params.seed) = (12, 5);
+                    if start.is_some() {
+                        params.init = Init::Given;
+                    }
+                    let context = format!("{metric}, dim {dim}, k {k}, given {}", start.is_some());
+                    same_clusters(device, &rows, start, &params)
+                        .map_err(|e| format!("{context}: {e:?}"))?;
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// So many rows, of which two and two are equal.
+fn doubled(rows: &Rows, count: usize) -> Rows {
+    let dim = rows.matrix().dim();
+    let twice = |i: usize| (i / 2 % rows.len().max(1)) * dim;
+    let elements = match (rows.reals::<f32>(), rows.reals::<f64>()) {
+        (Some(x), _) => {
+            Elements::F32((0..count).flat_map(|i| &x[twice(i)..][..dim]).copied().collect())
+        }
+        (_, Some(x)) => {
+            Elements::F64((0..count).flat_map(|i| &x[twice(i)..][..dim]).copied().collect())
+        }
+        _ => unreachable!("numbers"),
+    };
+    Rows::all(Arc::new(Matrix::new(elements, count, dim)))
+}
+
+fn same_clusters(
+    device: &AnyDevice,
+    rows: &Rows,
+    start: Option<&Rows>,
+    params: &KMeansParams,
+) -> Result<(), Failed> {
+    let run = |device: &AnyDevice| kmeans(device, rows, None, start, params, &Cancel::default());
+    let found = match run(device) {
+        Err(Error::Unsatisfiable(_)) => return Ok(()),
+        other => other?,
+    };
+    let cpu = run(&AnyDevice::cpu())?;
+    let rounds = |x: &Clustering| (x.rounds.iterations, x.rounds.moved);
+    if rounds(&found) != rounds(&cpu) {
+        return Err(format!("rounds {:?}, on the CPU {:?}", rounds(&found), rounds(&cpu)).into());
+    }
+    let bits = |x: &Clustering| {
+        (x.labels.clone(), x.distances.clone(), x.sizes.clone(), x.inertias.clone())
+    };
+    if bits(&found) != bits(&cpu) || found.centroids != cpu.centroids {
+        return Err("not what the CPU finds".into());
+    }
+    let centroids = Rows::all(found.centroids);
+    // Where distances are equal, roots may be equal that squares tell apart.
+    let cost = if params.metric() == Metric::L2 { Metric::SqEuclidean } else { params.metric() };
+    let (labels, _) = oracle(rows, &centroids, cost, 1, None);
+    if labels != found.labels {
+        return Err("not the nearest".into());
     }
     Ok(())
 }

@@ -16,7 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::knn::{Knn, KnnParams};
-use crate::device::{AnyDevice, Cancel, Device, Distances, Groups, OnDevice, Spread, Work};
+use crate::device::{
+    AnyDevice, Cancel, Device, Distances, End, Groups, OnDevice, Resident, Spread, Work, shift,
+};
 use crate::error::{Error, Result};
 use crate::matrix::{ElementKind, Matrix, Real, Rows};
 use crate::metric::Metric;
@@ -198,7 +200,17 @@ struct Lloyd<'a, D, T> {
     tolerance: f64,
     /// Sums of no rows.
     empty: Groups,
+    /// The rows on the device, if rounds run there.
+    resident: Option<Box<dyn Resident>>,
     rounds: Rounds,
+}
+
+/// Centroids to which all rows are assigned, at the end of the rounds.
+struct Settled<T> {
+    centroids: Vec<T>,
+    last: Assigned<T>,
+    iterations: usize,
+    moved: usize,
 }
 
 /// The nearest centroid of every row, and what it costs to be there.
@@ -246,7 +258,13 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
         let (means, variance) = moments(values, dim);
         let empty = Groups::try_new(values, weights, means, params.k)?;
         let (tolerance, rounds) = (params.tolerance * variance, Rounds::default());
-        Ok(Self { device, rows, values, dim, weights, params, cancel, tolerance, empty, rounds })
+        let resident = match (weights, params.cost()) {
+            (None, Metric::SqEuclidean) => device.reside(rows, &empty, tolerance)?,
+            _ => None,
+        };
+        Ok(Self {
+            device, rows, values, dim, weights, params, cancel, tolerance, empty, resident, rounds,
+        })
     }
 
     /// The run of least inertia.
@@ -278,8 +296,34 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
     }
 
     /// Rounds from these centroids on.
-    fn lloyd(&mut self, mut centroids: Vec<T>) -> Result<Clustering> {
+    fn lloyd(&mut self, centroids: Vec<T>) -> Result<Clustering> {
+        let settled = match self.resident.take() {
+            Some(mut resident) => {
+                let settled = self.rounds_on_device(resident.as_mut(), &centroids)?;
+                self.resident = Some(resident);
+                settled
+            }
+            None => None,
+        };
+        let Settled { centroids, last, iterations, moved } = match settled {
+            Some(settled) => settled,
+            None => self.rounds_by_search(centroids)?,
+        };
         let k = self.params.k;
+        let (mut sizes, mut inertias) = (vec![0; k], vec![0.0; k]);
+        for (row, (label, cost)) in last.labels.iter().zip(&last.costs).enumerate() {
+            sizes[*label as usize] += 1;
+            inertias[*label as usize] += self.weight(row) * cost.to_f64();
+        }
+        let distance = |cost: T| if self.params.metric == Metric::L2 { cost.sqrt() } else { cost };
+        let distances = Distances::of(last.costs.into_iter().map(distance).collect());
+        let centroids = Arc::new(Matrix::new(T::elements(centroids), k, self.dim));
+        let rounds = Rounds { iterations, moved, ..Rounds::default() };
+        Ok(Clustering { labels: last.labels, distances, centroids, sizes, inertias, rounds })
+    }
+
+    /// Rounds in which every row is searched for on the device, and centroids move on the host.
+    fn rounds_by_search(&mut self, mut centroids: Vec<T>) -> Result<Settled<T>> {
         let mut groups = self.empty.clone();
         let mut before: Option<Assigned<T>> = None;
         let (mut iterations, mut moved) = (0, self.rows.len());
@@ -301,25 +345,63 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
             }
             self.device.regroup(self.rows, self.weights, (old, &now.labels), &mut groups);
             let next = self.means(&groups, &now, &centroids);
-            let shift: f64 =
-                (next.iter().zip(&centroids)).map(|(a, b)| (a.to_f64() - b.to_f64()).powi(2)).sum();
+            let moved_by = shift(&centroids, &next, self.dim);
             centroids = next;
             self.rounds.updating += clock.elapsed();
-            if shift <= self.tolerance {
+            if moved_by <= self.tolerance {
                 break self.assign(&centroids, Some(&now.labels))?;
             }
             before = Some(now);
         };
-        let (mut sizes, mut inertias) = (vec![0; k], vec![0.0; k]);
-        for (row, (label, cost)) in last.labels.iter().zip(&last.costs).enumerate() {
-            sizes[*label as usize] += 1;
-            inertias[*label as usize] += self.weight(row) * cost.to_f64();
+        Ok(Settled { centroids, last, iterations, moved })
+    }
+
+    /// Rounds that stay on the device, but for those that leave a cluster empty. `None` if the
+    /// device gives up.
+    fn rounds_on_device(
+        &mut self,
+        resident: &mut dyn Resident,
+        start: &[T],
+    ) -> Result<Option<Settled<T>>> {
+        let singles = |centroids: &[T]| centroids.iter().map(|x| x.to_f64() as f32).collect();
+        let reals = |singles: Vec<f32>| -> Vec<T> {
+            singles.into_iter().map(|x| T::from_f64(f64::from(x))).collect()
+        };
+        let clock = Instant::now();
+        let start: Vec<f32> = singles(start);
+        resident.start(&start)?;
+        let (mut iterations, mut moved) = (0, self.rows.len());
+        while iterations < self.params.max_iterations {
+            let stretch = resident.run(self.params.max_iterations - iterations, self.cancel)?;
+            iterations += stretch.rounds;
+            moved = stretch.moved;
+            match stretch.end {
+                End::Crowded => return Ok(None),
+                End::EmptyCluster => {
+                    let (labels, costs) = resident.assigned()?;
+                    let now = Assigned { labels, costs: reals(costs) };
+                    let centroids = reals(resident.centroids()?);
+                    let next = self.means(&resident.groups()?, &now, &centroids);
+                    let moved_by = shift(&centroids, &next, self.dim);
+                    let next: Vec<f32> = singles(&next);
+                    resident.go_on(&next)?;
+                    if moved_by <= self.tolerance {
+                        break;
+                    }
+                }
+                End::Limit | End::Stable | End::Converged => break,
+            }
         }
-        let distance = |cost: T| if self.params.metric == Metric::L2 { cost.sqrt() } else { cost };
-        let distances = Distances::of(last.costs.into_iter().map(distance).collect());
-        let centroids = Arc::new(Matrix::new(T::elements(centroids), k, self.dim));
-        let rounds = Rounds { iterations, moved, ..Rounds::default() };
-        Ok(Clustering { labels: last.labels, distances, centroids, sizes, inertias, rounds })
+        if !resident.assign()? {
+            return Ok(None);
+        }
+        let (labels, costs) = resident.assigned()?;
+        let last = Assigned { labels, costs: reals(costs) };
+        let centroids = reals(resident.centroids()?);
+        self.rounds.assigned += self.rows.len() as u64 * (iterations as u64 + 1);
+        self.rounds.work += resident.take_work()?;
+        self.rounds.assigning += clock.elapsed();
+        Ok(Some(Settled { centroids, last, iterations, moved }))
     }
 
     fn weight(&self, row: usize) -> f64 {

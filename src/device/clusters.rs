@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::matrix::{Elements, Real, Rows};
 use crate::metric::Metric;
 
-use super::Distances;
+use super::{Cancel, Distances, Work};
 
 /// Sums of rows in groups, in whole numbers: they come out the same in whatever order rows are added
 /// and taken away.
@@ -15,11 +15,11 @@ use super::Distances;
 /// of rows times 2⁻⁶¹.
 #[derive(Debug, Clone)]
 pub struct Groups {
-    origin: Vec<f64>,
-    per_unit: f64,
-    per_weight: f64,
-    sums: Vec<i64>,
-    weights: Vec<i64>,
+    pub(super) origin: Vec<f64>,
+    pub(super) per_unit: f64,
+    pub(super) per_weight: f64,
+    pub(super) sums: Vec<i64>,
+    pub(super) weights: Vec<i64>,
 }
 
 impl Groups {
@@ -109,6 +109,106 @@ impl Groups {
         let sums = self.sums[group * dim..][..dim].iter().zip(&self.origin);
         (weight != 0).then(|| sums.map(move |(sum, origin)| origin + *sum as f64 / total))
     }
+}
+
+/// The squared distances that centroids moved, added up: in each centroid and then over all of them
+/// by 32 sums that take turns, added up in pairs.
+pub fn shift<T: Real>(before: &[T], after: &[T], dim: usize) -> f64 {
+    let pairs = before.chunks_exact(dim.max(1)).zip(after.chunks_exact(dim.max(1)));
+    add_in_turns(pairs.map(|(before, after)| {
+        let ways = before.iter().zip(after).map(|(a, b)| b.to_f64() - a.to_f64());
+        add_in_turns(ways.map(|way| way * way))
+    }))
+}
+
+fn add_in_turns(values: impl Iterator<Item = f64>) -> f64 {
+    let mut sums = [0.0; 32];
+    values.enumerate().for_each(|(i, value)| sums[i % 32] += value);
+    for apart in [16, 8, 4, 2, 1] {
+        (0..apart).for_each(|i| sums[i] += sums[i + apart]);
+    }
+    sums[0]
+}
+
+/// Rows that stay on a device, with what Lloyd's rounds know about them: the cluster of each, and
+/// the sums of [`Groups`]. Everything comes out as it would on the host, bit by bit.
+pub trait Resident: Send {
+    /// Begin with these centroids; no row is in a cluster.
+    ///
+    /// # Errors
+    /// What the device says; so for all others.
+    fn start(&mut self, centroids: &[f32]) -> Result<()>;
+
+    /// Go on with other centroids; rows are in the clusters they are in.
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    fn go_on(&mut self, centroids: &[f32]) -> Result<()>;
+
+    /// Rounds of assigning all rows and moving all centroids, `limit` of them unless one of
+    /// [`End`] comes first.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] if the flag is raised, between some rounds and others.
+    fn run(&mut self, limit: usize, cancel: &Cancel) -> Result<Stretch>;
+
+    /// Put every row into the cluster of its nearest centroid. False if that cannot be done here.
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    fn assign(&mut self) -> Result<bool>;
+
+    /// The cluster of every row, and its squared distance to that centroid.
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    fn assigned(&mut self) -> Result<(Vec<u32>, Vec<f32>)>;
+
+    /// The centroids.
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    fn centroids(&mut self) -> Result<Vec<f32>>;
+
+    /// The sums of all clusters.
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    fn groups(&mut self) -> Result<Groups>;
+
+    /// What it took since the last time somebody asked.
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    fn take_work(&mut self) -> Result<Work>;
+}
+
+/// Some rounds on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stretch {
+    /// How many.
+    pub rounds: usize,
+    /// Rows that changed their cluster in the last one.
+    pub moved: usize,
+    /// Why there were no more.
+    pub end: End,
+}
+
+/// Why rounds ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// There were as many as asked for.
+    Limit,
+    /// No row moved.
+    Stable,
+    /// Centroids moved no more than the tolerance.
+    Converged,
+    /// Rows were assigned and added up in a last round, after which a cluster is empty; the
+    /// centroids are those of before.
+    EmptyCluster,
+    /// Too many centroids are equally near to rows. What the device has is useless; start again
+    /// elsewhere.
+    Crowded,
 }
 
 /// How far every row is from the nearest of those chosen so far.

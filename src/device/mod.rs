@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
-pub use clusters::{Groups, Spread};
+pub use clusters::{End, Groups, Resident, Spread, Stretch, shift};
 pub use cpu::CpuDevice;
 #[cfg(feature = "cuda")]
 pub use cuda::CudaDevice;
@@ -114,6 +114,23 @@ pub trait Device: sealed::Sealed + Send + Sync + 'static {
         groups: &mut Groups,
     ) {
         cpu::regroup(rows, weights, labels, groups);
+    }
+
+    /// Keep rows of equal weight, prepared for squared Euclidean distances, on the device, to be put
+    /// into groups like these in Lloyd's rounds, which end when the centroids move by no more than
+    /// the tolerance. `None` if searching in every round is the way on this device, or for these
+    /// rows.
+    ///
+    /// # Errors
+    /// What the device says, but for a lack of memory.
+    fn reside(
+        &self,
+        rows: &Rows,
+        empty: &Groups,
+        tolerance: f64,
+    ) -> Result<Option<Box<dyn Resident>>> {
+        let _ = (rows, empty, tolerance);
+        Ok(None)
     }
 
     /// Choose, of some rows, the one that leaves the least of Σ weight · distance to the nearest

@@ -2,7 +2,7 @@
 //! does not hold.
 //!
 //! Everything that distinguishes one compiled module from another is in [`Spec`] and the device's
-//! architecture. `scripts/compile_kernels.py` reads [`SOURCES`] and [`OPTIONS`] from this file and
+//! architecture. `scripts/compile_kernels.py` reads [`SEARCH`], [`CLUSTERS`] and [`OPTIONS`] from this file and
 //! compiles the same text for every architecture, without a GPU.
 
 use std::fmt;
@@ -14,13 +14,22 @@ use crate::error::Result;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
-/// The kernels, in the order in which they are concatenated: NVRTC sees no include files.
-const SOURCES: [&str; 5] = [
+/// The kernels of a search, in the order in which they are concatenated: NVRTC sees no include files.
+const SEARCH: [&str; 5] = [
     include_str!("../../../kernels/arithmetic.cuh"),
     include_str!("../../../kernels/lists.cuh"),
     include_str!("../../../kernels/pack.cu"),
     include_str!("../../../kernels/scan.cu"),
     include_str!("../../../kernels/merge.cu"),
+];
+
+/// The kernels of Lloyd's rounds.
+const CLUSTERS: [&str; 5] = [
+    include_str!("../../../kernels/arithmetic.cuh"),
+    include_str!("../../../kernels/clusters.cuh"),
+    include_str!("../../../kernels/clusters.cu"),
+    include_str!("../../../kernels/assign_near.cu"),
+    include_str!("../../../kernels/assign_tiles.cu"),
 ];
 
 /// Options of every compilation. Without fused multiply-adds of the compiler's own making: the
@@ -73,6 +82,11 @@ impl Spec {
         if self.fixed_dim == 0 { 4 } else { 3 }
     }
 
+    /// What to compile.
+    pub(super) fn program(&self) -> Program {
+        Program { name: self.to_string(), sources: &SEARCH, defines: self.defines() }
+    }
+
     fn defines(&self) -> [String; 3] {
         let element = match self.kind {
             ElementKind::F32 => "F32",
@@ -93,26 +107,46 @@ impl fmt::Display for Spec {
     }
 }
 
-/// The cubin of a module for an architecture, such as `sm_90`.
-///
-/// # Errors
-/// [`crate::Error::Nvrtc`] with the compiler's log.
-pub(super) fn cubin(spec: &Spec, arch: &str, cache: &Cache) -> Result<Vec<u8>> {
-    let source = SOURCES.concat();
-    let mut options: Vec<String> = OPTIONS.map(str::to_string).to_vec();
-    options.push(format!("-arch={arch}"));
-    options.extend(spec.defines());
+/// A module: its sources and its compile-time parameters.
+pub(super) struct Program {
+    name: String,
+    sources: &'static [&'static str],
+    defines: [String; 3],
+}
 
-    let (major, minor) = sys::nvrtc_version()?;
-    let key = Key::of(&[&source, &options.join(" "), &format!("nvrtc {major}.{minor}")]);
-    if let Some(cubin) = cache.load(key) {
-        return Ok(cubin);
+impl Program {
+    /// Lloyd's rounds on rows of this many f32.
+    pub(super) fn clusters(dim: usize) -> Self {
+        let metric = Metric::SqEuclidean.name().to_uppercase();
+        let defines = [
+            "-DELEMENT=F32".to_string(),
+            format!("-DMETRIC={metric}"),
+            format!("-DDIM={dim}"),
+        ];
+        Self { name: format!("clusters -DDIM={dim}"), sources: &CLUSTERS, defines }
     }
-    let start = Instant::now();
-    let cubin = sys::nvrtc_compile(&spec.to_string(), &source, &options)?;
-    log::debug!("compiled {spec} for {arch} in {:.2?}", start.elapsed());
-    cache.store(key, &cubin);
-    Ok(cubin)
+
+    /// The cubin for an architecture, such as `sm_90`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Nvrtc`] with the compiler's log.
+    pub(super) fn cubin(&self, arch: &str, cache: &Cache) -> Result<Vec<u8>> {
+        let source = self.sources.concat();
+        let mut options: Vec<String> = OPTIONS.map(str::to_string).to_vec();
+        options.push(format!("-arch={arch}"));
+        options.extend_from_slice(&self.defines);
+
+        let (major, minor) = sys::nvrtc_version()?;
+        let key = Key::of(&[&source, &options.join(" "), &format!("nvrtc {major}.{minor}")]);
+        if let Some(cubin) = cache.load(key) {
+            return Ok(cubin);
+        }
+        let start = Instant::now();
+        let cubin = sys::nvrtc_compile(&self.name, &source, &options)?;
+        log::debug!("compiled {} for {arch} in {:.2?}", self.name, start.elapsed());
+        cache.store(key, &cubin);
+        Ok(cubin)
+    }
 }
 
 #[cfg(test)]
@@ -136,6 +170,6 @@ mod tests {
 
     #[test]
     fn sources_have_no_includes() {
-        assert!(!SOURCES.concat().contains("#include"));
+        assert!([SEARCH, CLUSTERS].iter().flatten().all(|source| !source.contains("#include")));
     }
 }

@@ -11,8 +11,9 @@ use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaContext, CudaStream};
 
 use super::cache::Cache;
-use super::compile::{self, Spec};
+use super::compile::{Program, Spec};
 use super::launch::{Kernels, Limits};
+use super::launch_rounds::RoundKernels;
 use super::sys::{self, Properties, failed};
 use super::upload::Uploader;
 use crate::device::DeviceInfo;
@@ -29,9 +30,10 @@ pub(super) struct Gpu {
     pub(super) compute: Arc<CudaStream>,
     pub(super) uploader: Uploader,
     arch: String,
-    limits: Limits,
+    pub(super) limits: Limits,
     cache: Cache,
     kernels: Mutex<HashMap<Spec, Arc<Kernels>>>,
+    rounds: Mutex<HashMap<usize, Arc<RoundKernels>>>,
 }
 
 impl fmt::Debug for Gpu {
@@ -61,6 +63,7 @@ impl Gpu {
             context.attribute(which).map(|x| x as usize).map_err(failed("cuDeviceGetAttribute"))
         };
         let limits = Limits {
+            capability: properties.capability,
             shared: attribute(
                 CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
@@ -79,6 +82,7 @@ impl Gpu {
             limits,
             cache: Cache::from_environment(),
             kernels: Mutex::default(),
+            rounds: Mutex::default(),
             context,
         })
     }
@@ -89,9 +93,21 @@ impl Gpu {
         if let Some(kernels) = loaded.get(&spec) {
             return Ok(kernels.clone());
         }
-        let cubin = compile::cubin(&spec, &self.arch, &self.cache)?;
+        let cubin = spec.program().cubin(&self.arch, &self.cache)?;
         let kernels = Arc::new(Kernels::load(&self.context, spec, cubin, self.limits)?);
         loaded.insert(spec, kernels.clone());
+        Ok(kernels)
+    }
+
+    /// The kernels of Lloyd's rounds for rows of this many f32.
+    pub(super) fn round_kernels(&self, dim: usize) -> Result<Arc<RoundKernels>> {
+        let mut loaded = self.rounds.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernels) = loaded.get(&dim) {
+            return Ok(kernels.clone());
+        }
+        let cubin = Program::clusters(dim).cubin(&self.arch, &self.cache)?;
+        let kernels = Arc::new(RoundKernels::load(&self.context, dim, cubin, self.limits)?);
+        loaded.insert(dim, kernels.clone());
         Ok(kernels)
     }
 }

@@ -1,4 +1,4 @@
-//! Every kernel launch of the crate: one function per kernel, which checks the sizes that the
+//! Every kernel launch of a search: one function per kernel, which checks the sizes that the
 //! kernel relies on and picks its grid.
 //!
 //! What all launches share: buffers are borrowed for the call, kernels run later. A buffer outlives
@@ -49,6 +49,8 @@ pub(super) struct Kernels {
 /// What launching needs to know about a device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
+    /// Compute capability.
+    pub(super) capability: (i32, i32),
     /// Shared memory of a block that asks for it.
     pub(super) shared: usize,
     /// Streaming multiprocessors.
@@ -360,7 +362,7 @@ impl Kernels {
 }
 
 /// A grid of one side.
-fn config(blocks: usize, threads: usize, shared: usize) -> LaunchConfig {
+pub(super) fn config(blocks: usize, threads: usize, shared: usize) -> LaunchConfig {
     let blocks = u32::try_from(blocks).expect("a grid has fewer than 2^31 blocks");
     LaunchConfig {
         grid_dim: (blocks, 1, 1),
@@ -369,13 +371,13 @@ fn config(blocks: usize, threads: usize, shared: usize) -> LaunchConfig {
     }
 }
 
-fn check_size(buffer: &Buffer, count: usize, bytes: usize) {
+pub(super) fn check_size(buffer: &Buffer, count: usize, bytes: usize) {
     let (needed, held) = (count * bytes, buffer.slice().len());
     assert!(needed <= held, "a kernel needs {needed} bytes where there are {held}");
 }
 
 /// Let a kernel have more shared memory than the default.
-fn allow_shared(function: &CudaFunction, bytes: usize) -> Result<()> {
+pub(super) fn allow_shared(function: &CudaFunction, bytes: usize) -> Result<()> {
     let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     let set = || -> Result<(), DriverError> {
         if bytes > DEFAULT_SHARED {

@@ -12,12 +12,15 @@
 //! | [`memory`] | buffers under a budget |
 //! | [`gpu`] | what a process keeps per GPU |
 //! | [`compile`], [`cache`] | kernels from source, and on disk |
-//! | [`launch`], [`sys`] | the only unsafe code: launches; calls that cudarc leaves unsafe |
+//! | [`lloyd`] | Lloyd's rounds on rows that stay on the device |
+//! | [`launch`], [`launch_rounds`], [`sys`] | the only unsafe code: launches of searches and of Lloyd's rounds; calls that cudarc leaves unsafe |
 
 mod cache;
 mod compile;
 mod gpu;
 mod launch;
+mod launch_rounds;
+mod lloyd;
 mod memory;
 mod rounds;
 mod search;
@@ -30,11 +33,12 @@ use std::sync::Arc;
 use self::compile::Spec;
 use self::gpu::Gpu;
 use self::launch::{Kernels, scalar_bytes};
+use self::lloyd::Lloyd;
 use self::memory::Memory;
 use self::rounds::PANEL;
 use self::search::Search;
 use self::upload::{Panels, Side, device_dim};
-use super::{Capacity, Device, DeviceInfo, Neighbors, Pairing, Shape};
+use super::{Capacity, Device, DeviceInfo, Groups, Neighbors, Pairing, Resident, Shape};
 use crate::error::{Error, Result};
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::{Metric, Sum};
@@ -142,6 +146,19 @@ impl Device for CudaDevice {
 
     fn download(&self, nearest: CudaNearest) -> Result<Neighbors> {
         nearest.0.finish(&self.gpu, &self.memory)
+    }
+
+    fn reside(
+        &self,
+        rows: &Rows,
+        empty: &Groups,
+        tolerance: f64,
+    ) -> Result<Option<Box<dyn Resident>>> {
+        match Lloyd::try_new(&self.gpu, &self.memory, rows, empty, tolerance) {
+            Ok(lloyd) => Ok(lloyd.map(|lloyd| Box::new(lloyd) as Box<dyn Resident>)),
+            Err(Error::DeviceMemory { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 

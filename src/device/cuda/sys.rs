@@ -143,11 +143,38 @@ pub(super) fn copy_to_device(
     sent.record(stream).map_err(failed("cuEventRecord"))
 }
 
-/// Numbers as the bytes they are made of.
+/// Numbers, or structs of numbers without padding, as the bytes they are made of.
 pub(super) fn bytes_of<T: DeviceRepr>(numbers: &[T]) -> &[u8] {
-    // SAFETY: `DeviceRepr` types used here (f32, f64, u64) have no padding, u8 has no alignment, and
+    // SAFETY: `DeviceRepr` types used here (numbers, and `Status`) have no padding, u8 has no alignment, and
     // the slice borrows `numbers` for as long as it lives.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
+}
+
+/// Values to the beginning of a device buffer, in the order of a stream.
+///
+/// # Panics
+/// If they do not fit.
+pub(super) fn write<T: DeviceRepr>(
+    stream: &Arc<CudaStream>,
+    to: &mut CudaSlice<u8>,
+    values: &[T],
+) -> Result<()> {
+    let bytes = bytes_of(values);
+    let mut place = to.slice_mut(..bytes.len());
+    stream.memcpy_htod(bytes, &mut place).map_err(failed("cuMemcpyHtoDAsync"))
+}
+
+/// Set all bytes of a device buffer, in the order of a stream.
+pub(super) fn fill(
+    stream: &Arc<CudaStream>,
+    buffer: &mut CudaSlice<u8>,
+    byte: u8,
+) -> Result<(), DriverError> {
+    stream.context().bind_to_thread()?;
+    let bytes = buffer.len();
+    let (pointer, _guard) = buffer.device_ptr_mut(stream);
+    // SAFETY: the buffer has as many bytes, and every byte is a u8.
+    unsafe { result::memset_d8_async(pointer, byte, bytes, stream.cu_stream()) }
 }
 
 /// The first `count` values of a device buffer, after everything in the stream before.

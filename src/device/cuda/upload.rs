@@ -144,6 +144,33 @@ impl Uploader {
         Ok(Panels { kernels, buffer, rows: rows.len(), stored_dim, ready, transfer })
     }
 
+    /// Put rows on the device as they are, one after the other. Returns as
+    /// [`upload`](Self::upload) does, with an event that passes when all are there.
+    pub(super) fn upload_plain(
+        &self,
+        memory: &Arc<Memory>,
+        rows: &Rows,
+    ) -> Result<(Buffer, CudaEvent, Transfer)> {
+        let event = || {
+            let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
+            self.stream.record_event(timed).map_err(failed("cuEventRecord"))
+        };
+        let begin = event()?;
+        let bytes = bytes_of(rows)?;
+        let mut buffer = memory.allocate(&self.stream, bytes.len())?;
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        for (i, piece) in bytes.chunks(PIECE_BYTES).enumerate() {
+            staging.send(&self.stream, piece)?;
+            let start = i * PIECE_BYTES;
+            let mut place = buffer.slice_mut().slice_mut(start..start + piece.len());
+            (self.stream.memcpy_dtod(&staging.landed.slice(..piece.len()), &mut place))
+                .map_err(failed("cuMemcpyDtoDAsync"))?;
+        }
+        drop(staging);
+        let (end, ready) = (event()?, event()?);
+        Ok((buffer, ready, Transfer { bytes: bytes.len() as u64, begin, end }))
+    }
+
     fn send(
         &self,
         kernels: &Kernels,

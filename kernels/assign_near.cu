@@ -1,0 +1,151 @@
+// Assigning rows of few elements: a row looks at centroids in the order of their distance from the
+// one it was near, until the triangle inequality rules out the rest. Rows are sorted by cluster now
+// and then, so that the lanes of a warp look at the same centroids.
+
+constexpr bool IS_LOW = DIM <= 32;
+
+// Triangle inequalities hold for distances, not for their roundings, whose relative error is below
+// (DIM + 4) 2^-24 plus what is lost to underflow, below 1e-20.
+constexpr float WIDER = 1.00001f, UNDERFLOW = 1e-18f;
+
+// For each centroid, the others in order of their distance, as (bits of a distance that is not too
+// large) << 32 | number. A block per centroid; shared memory for `size` entries, a power of two and
+// at least k.
+extern "C" __global__ __launch_bounds__(256) void list_centroids(Job job, u32 size) {
+    if (job.status->end != GOING_ON && job.status->end != CONVERGED) return;
+    u64* entries = reinterpret_cast<u64*>(shared);
+    const float* centroids = current_centroids(job);
+    const u32 own = blockIdx.x;
+    if constexpr (IS_LOW) {
+        float values[DIM];
+        load_row(values, centroids + (u64)own * DIM);
+        for (u32 i = threadIdx.x; i < size; i += blockDim.x) {
+            u64 entry = ~0ull;
+            if (i < job.k && i != own) {
+                const float distance =
+                    __fsqrt_rn(square_distance(values, centroids + (u64)i * DIM));
+                entry = (u64)__float_as_uint(__fdiv_rn(distance, WIDER)) << 32 | i;
+            }
+            entries[i] = entry;
+        }
+    }
+    __syncthreads();
+    for (u32 run = 2; run <= size; run *= 2) {
+        for (u32 apart = run / 2; apart > 0; apart /= 2) {
+            for (u32 i = threadIdx.x; i < size / 2; i += blockDim.x) {
+                const u32 low = i / apart * apart * 2 + i % apart, high = low + apart;
+                const u64 a = entries[low], b = entries[high];
+                if ((a > b) == ((low & run) == 0)) entries[low] = b, entries[high] = a;
+            }
+            __syncthreads();
+        }
+    }
+    for (u32 i = threadIdx.x; i + 1 < job.k; i += blockDim.x) {
+        job.lists[(u64)own * job.k + i] = entries[i];
+    }
+}
+
+// The nearest centroid of every row. A thread per row. `is_last`: rounds have ended, and labels are
+// to be those of the centroids.
+extern "C" __global__ __launch_bounds__(256) void assign_near(Job job, u32 is_last) {
+    if (job.status->end != GOING_ON && !is_last) return;
+    const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 before = NO_CLUSTER, cluster = NO_CLUSTER;
+    if constexpr (IS_LOW) {
+        if (row < job.count) {
+            const float* centroids = current_centroids(job);
+            float values[DIM];
+            load_row(values, job.rows + (u64)row * DIM);
+            before = job.labels[row];
+            if (before == NO_CLUSTER) {
+                float least = Limits<float>::infinity();
+                cluster = 0;
+                for (u32 i = 0; i < job.k; i++) {
+                    const float distance = square_distance(values, centroids + (u64)i * DIM);
+                    if (distance < least) least = distance, cluster = i;
+                }
+            } else {
+                float least = square_distance(values, centroids + (u64)before * DIM);
+                cluster = before;
+                const float own = __fsqrt_rn(least);
+                float reach = __fmaf_rn(add(own, own), WIDER, UNDERFLOW);
+                const u64* list = job.lists + (u64)before * job.k;
+                for (u32 i = 0; i + 1 < job.k; i++) {
+                    const u64 entry = __ldg(list + i);
+                    if (__uint_as_float(entry >> 32) > reach) break;
+                    const u32 other = (u32)entry;
+                    const float distance = square_distance(values, centroids + (u64)other * DIM);
+                    if (distance < least || (distance == least && other < cluster)) {
+                        least = distance, cluster = other;
+                        reach = __fmaf_rn(add(own, __fsqrt_rn(least)), WIDER, UNDERFLOW);
+                    }
+                }
+            }
+        }
+    }
+    move_row(job, cluster != before, row, before, cluster);
+}
+
+// Sorting rows by cluster: count, add up, move. Rows of a block.
+constexpr u32 SORTED_ROWS = 8192;
+
+// Rows in each cluster. Shared memory for k counts. `sorted_counts` is zero before.
+extern "C" __global__ __launch_bounds__(1024) void sort_count(Job job) {
+    u32* counts = reinterpret_cast<u32*>(shared);
+    for (u32 i = threadIdx.x; i < job.k; i += blockDim.x) counts[i] = 0;
+    __syncthreads();
+    const u32 first = blockIdx.x * SORTED_ROWS;
+    for (u32 i = threadIdx.x; i < SORTED_ROWS && first + i < job.count; i += blockDim.x) {
+        atomicAdd(&counts[job.labels[first + i]], 1u);
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < job.k; i += blockDim.x) {
+        if (counts[i] > 0) atomicAdd(&job.sorted_counts[i], counts[i]);
+    }
+}
+
+// Counts into positions. One block of 1024 threads, each of which adds up a run.
+extern "C" __global__ __launch_bounds__(1024) void sort_add_up(Job job) {
+    __shared__ u32 sums[1024];
+    const u32 run = (job.k + 1023) / 1024, first = threadIdx.x * run;
+    u32 sum = 0;
+    for (u32 i = first; i < first + run && i < job.k; i++) sum += job.sorted_counts[i];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    for (u32 apart = 1; apart < 1024; apart *= 2) {
+        const u32 before = threadIdx.x >= apart ? sums[threadIdx.x - apart] : 0;
+        __syncthreads();
+        sums[threadIdx.x] += before;
+        __syncthreads();
+    }
+    u32 position = sums[threadIdx.x] - sum;
+    for (u32 i = first; i < first + run && i < job.k; i++) {
+        const u32 count = job.sorted_counts[i];
+        job.sorted_counts[i] = position;
+        position += count;
+    }
+}
+
+// Rows, numbers and labels to their new positions. Blocks and shared memory as for `sort_count`.
+extern "C" __global__ __launch_bounds__(1024) void sort_move(Job job, float* rows, u32* numbers,
+                                                             u32* labels) {
+    u32* positions = reinterpret_cast<u32*>(shared);
+    for (u32 i = threadIdx.x; i < job.k; i += blockDim.x) positions[i] = 0;
+    __syncthreads();
+    const u32 first = blockIdx.x * SORTED_ROWS;
+    for (u32 i = threadIdx.x; i < SORTED_ROWS && first + i < job.count; i += blockDim.x) {
+        atomicAdd(&positions[job.labels[first + i]], 1u);
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < job.k; i += blockDim.x) {
+        if (positions[i] > 0) positions[i] = atomicAdd(&job.sorted_counts[i], positions[i]);
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < SORTED_ROWS && first + i < job.count; i += blockDim.x) {
+        const u32 row = first + i, label = job.labels[row];
+        const u32 to = atomicAdd(&positions[label], 1u);
+        for (u32 j = 0; j < DIM; j++) rows[(u64)to * DIM + j] = job.rows[(u64)row * DIM + j];
+        numbers[to] = job.numbers == nullptr ? row : job.numbers[row];
+        labels[to] = label;
+    }
+}

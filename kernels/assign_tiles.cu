@@ -1,0 +1,392 @@
+// Assigning rows of many elements on tensor cores. Rows and centroids are rounded to half precision;
+// their products, with sums in float32, put the centroids of a row in order up to a known error.
+// Where the best is ahead of the second by more than that, the row's cluster is certain; for the few
+// other rows every centroid that may be the nearest is compared exactly.
+//
+// With x and c a row and a centroid from the origin on, |x - c|^2 = |x|^2 - 2 (x.c - |c|^2 / 2). A
+// product is BIAS + h(x).h(c) - |c|^2 / 2, where h rounds and BIAS makes it positive, so that bits
+// compare as integers. It errs, but for BIAS, by at most
+//     |x - h(x)| |c| + |h(x)| |c - h(c)|   (Cauchy and Schwarz)
+// and by what the tensor cores lose in adding up: they cut 17 numbers off to 25 bits of the largest
+// for every 16 elements, 10 units of 2^-24 of it (shared measurements say at most 6).
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+constexpr bool HAS_TILES = DIM <= 128;
+#else
+constexpr bool HAS_TILES = false;
+#endif
+
+constexpr u32 STEPS = HAS_TILES ? (DIM + 15) / 16 : 1;  // of 16 elements
+constexpr u32 HALF_DIM = (DIM + 15) / 16 * 16;
+constexpr u32 TILE = 64;   // centroids of a tile
+constexpr u32 WARPS = 6;   // of a block, with 32 rows each
+constexpr u32 STAGES = 3;  // tiles in shared memory
+constexpr u32 STRIDE = HALF_DIM + 8;  // of a centroid there; odd in units of 16 bytes
+constexpr u32 STAGE_BYTES = TILE * STRIDE * 2 + TILE * 4;
+
+constexpr float UNIT = 5.9604645e-8f;  // 2^-24
+constexpr u32 PLACES = 15;             // low bits of a product that say where in a tile it is
+
+__device__ __forceinline__ unsigned short to_half(float x) {
+    unsigned short h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+}
+__device__ __forceinline__ float from_half(unsigned short h) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+}
+
+// A row or centroid from the origin on, scaled and rounded, by a warp; padding is zero. Lengths are
+// rounded up, `square` is not.
+__device__ __forceinline__ Rounded round_row(const Job& job, const float* from,
+                                             unsigned short* to, double& square) {
+    double length = 0, error = 0;
+    square = 0;
+    for (u32 j = threadIdx.x % 32; j < HALF_DIM; j += 32) {
+        double x = 0;
+        if (j < DIM) x = ((double)from[j] - job.origin[j]) * job.scale;
+        // Rows are below 256; centroids that are given may be anywhere.
+        const float near = fminf(fmaxf((float)x, -32768.0f), 32768.0f);
+        const unsigned short half = to_half(near);
+        const double rounded = from_half(half);
+        to[j] = half;
+        length += rounded * rounded;
+        error += (x - rounded) * (x - rounded);
+        square += x * x;
+    }
+    square = add_lanes(square);
+    return {__fmul_ru(__double2float_ru(__dsqrt_ru(add_lanes(length))), 1.000001f),
+            __fmul_ru(__double2float_ru(__dsqrt_ru(add_lanes(error))), 1.000001f)};
+}
+
+// All rows, once. A warp per row.
+extern "C" __global__ __launch_bounds__(256) void round_rows(Job job) {
+    const u32 row = blockIdx.x * 8 + threadIdx.x / 32;
+    if (row >= job.count) return;
+    double square;
+    const Rounded rounded = round_row(job, job.rows + (u64)row * DIM,
+                                      job.half_rows + (u64)row * HALF_DIM, square);
+    if (threadIdx.x % 32 > 0) return;
+    job.rounded[row] = rounded;
+    atomicMax(&job.status->largest_row, __float_as_uint(rounded.length));
+}
+
+// All centroids, every round. A warp per centroid of whole tiles; the ones that fill up the last
+// tile are never the nearest.
+extern "C" __global__ __launch_bounds__(256) void round_centroids(Job job, u32 is_last) {
+    if (job.status->end != GOING_ON && !is_last) return;
+    const u32 cluster = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    unsigned short* to = job.half_centroids + (u64)cluster * HALF_DIM;
+    if (cluster >= job.k) {
+        if (cluster >= (job.k + TILE - 1) / TILE * TILE) return;
+        for (u32 j = lane; j < HALF_DIM; j += 32) to[j] = 0;
+        if (lane == 0) job.half_squares[cluster] = -Limits<float>::infinity();
+        return;
+    }
+    double square;
+    const Rounded rounded =
+        round_row(job, current_centroids(job) + (u64)cluster * DIM, to, square);
+    if (lane > 0) return;
+    job.half_squares[cluster] = (float)(-0.5 * square);
+    const float length = __fmul_ru(__double2float_ru(__dsqrt_ru(square)), 1.000001f);
+    atomicMax(&job.status->largest_centroid, __float_as_uint(length));
+    atomicMax(&job.status->largest_error, __float_as_uint(rounded.error));
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+__device__ __forceinline__ void copy_16(void* shared_to, const void* from) {
+    const u32 to = (u32)__cvta_generic_to_shared(shared_to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most `LATE` groups of copies are under way.
+template <u32 LATE> __device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LATE) : "memory");
+}
+
+// Four 8 x 8 matrices of halves, whose rows the lanes point to.
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], const unsigned short* from) {
+    const u32 address = (u32)__cvta_generic_to_shared(from);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// 16 rows x 16 elements times 16 elements x 8 centroids.
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#else
+__device__ __forceinline__ void copy_16(void*, const void*) {}
+__device__ __forceinline__ void commit_copies() {}
+template <u32 LATE> __device__ __forceinline__ void wait_for_copies() {}
+__device__ __forceinline__ void load_matrices(u32 (&)[4], const unsigned short*) {}
+__device__ __forceinline__ void multiply_add(float (&)[4], const u32 (&)[4], u32, u32) {}
+#endif
+
+// What products may be off by, and what is added to make them positive.
+struct Errors {
+    float bias, adding_up, largest_centroid, largest_error, underflow;
+
+    explicit __device__ __forceinline__ Errors(const Job& job) {
+        const Status* status = job.status;
+        underflow = (float)job.underflow;
+        largest_centroid = __uint_as_float(status->largest_centroid);
+        largest_error = __uint_as_float(status->largest_error);
+        const float row = __uint_as_float(status->largest_row);
+        bias = 1.01f * (row + largest_centroid) * largest_centroid + 1.0f;
+        adding_up = (40 * STEPS + 8) * UNIT * bias;
+    }
+
+    // How far ahead of all others the best product must be for its centroid to be the nearest in
+    // exact sums, whose own relative error is DIM + 4 units at most, but for underflow.
+    __device__ __forceinline__ float margin(const Rounded& row, float best) const {
+        const float product = row.error * largest_centroid + row.length * largest_error + adding_up;
+        const float length = row.length + row.error;
+        const float square = fmaxf(length * length - 2 * (best - bias) + 2 * product, 0.0f);
+        const float places = 4 * (PLACES + 1) * UNIT * bias;
+        return 1.001f * (2 * product + places + 1.1f * (DIM + 4) * UNIT * square + underflow) +
+               1e-30f;
+    }
+};
+
+// The best two products of a row so far, as bits, and the tile of the best.
+struct Best {
+    int first, second;
+    u32 tile;
+};
+
+__device__ __forceinline__ void bring_tile(const Job& job, unsigned char* stage, u32 tile) {
+    constexpr u32 CHUNKS = HALF_DIM / 8;
+    const unsigned short* from = job.half_centroids + (u64)tile * TILE * HALF_DIM;
+    unsigned short* to = reinterpret_cast<unsigned short*>(stage);
+    for (u32 i = threadIdx.x; i < TILE * CHUNKS; i += 32 * WARPS) {
+        copy_16(to + i / CHUNKS * STRIDE + i % CHUNKS * 8, from + (u64)i * 8);
+    }
+    unsigned char* squares = stage + TILE * STRIDE * 2;
+    if (threadIdx.x < TILE / 4) {
+        copy_16(squares + threadIdx.x * 16, job.half_squares + tile * TILE + threadIdx.x * 4);
+    }
+}
+
+// Every product of 32 rows per warp. `rows` are this thread's: lane / 4 + 8 i. For each tile, `use`
+// gets its number and the products: [i][centroid], 16 of the tile's per lane.
+template <typename Use>
+__device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)[4], float bias,
+                                               Use&& use) {
+    unsigned char* stages = reinterpret_cast<unsigned char*>(shared);
+    const u32 lane = threadIdx.x % 32;
+    const u32 tiles = (job.k + TILE - 1) / TILE;
+    bring_tile(job, stages, 0);
+    commit_copies();
+    if (tiles > 1) bring_tile(job, stages + STAGE_BYTES, 1);
+    commit_copies();
+    u32 a[2][STEPS][4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        const u32* row =
+            reinterpret_cast<const u32*>(job.half_rows + (u64)rows[i] * HALF_DIM) + lane % 4;
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) {
+            a[i / 2][step][i % 2] = __ldg(row + step * 8);
+            a[i / 2][step][i % 2 + 2] = __ldg(row + step * 8 + 4);
+        }
+    }
+    for (u32 tile = 0; tile < tiles; tile++) {
+        wait_for_copies<1>();
+        __syncthreads();
+        const unsigned char* stage = stages + tile % STAGES * STAGE_BYTES;
+        if (tile + 2 < tiles) bring_tile(job, stages + (tile + 2) % STAGES * STAGE_BYTES, tile + 2);
+        commit_copies();
+        const float2* squares = reinterpret_cast<const float2*>(stage + TILE * STRIDE * 2);
+        float sums[2][TILE / 8][4];
+#pragma unroll
+        for (u32 n = 0; n < TILE / 8; n++) {
+            const float2 square = squares[n * 4 + lane % 4];
+#pragma unroll
+            for (u32 m = 0; m < 2; m++) {
+                sums[m][n][0] = sums[m][n][2] = add(bias, square.x);
+                sums[m][n][1] = sums[m][n][3] = add(bias, square.y);
+            }
+        }
+        // Lanes 0 to 7 point to centroids 0 to 7, elements 0 to 7; the next eight to elements 8 to
+        // 15; the others to centroids 8 to 15.
+        const unsigned short* centroids = reinterpret_cast<const unsigned short*>(stage) +
+                                          (lane % 8 + lane / 16 * 8) * STRIDE + lane / 8 % 2 * 8;
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) {
+#pragma unroll
+            for (u32 n = 0; n < TILE / 8; n += 2) {
+                u32 b[4];
+                load_matrices(b, centroids + n * 8 * STRIDE + step * 16);
+#pragma unroll
+                for (u32 m = 0; m < 2; m++) {
+                    multiply_add(sums[m][n], a[m][step], b[0], b[1]);
+                    multiply_add(sums[m][n + 1], a[m][step], b[2], b[3]);
+                }
+            }
+        }
+        use(tile, sums);
+    }
+}
+
+// The centroid at a place of a tile, as a lane sees it.
+__device__ __forceinline__ u32 centroid_at(u32 tile, u32 place) {
+    return tile * TILE + place / 2 * 8 + threadIdx.x % 4 * 2 + place % 2;
+}
+
+__device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
+__device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
+
+// The cluster of every row that products make certain; the others are listed. A block per
+// 32 * WARPS rows.
+extern "C" __global__ __launch_bounds__(32 * WARPS, 2) void assign_tiles(Job job, u32 is_last) {
+    if (!HAS_TILES || (job.status->end != GOING_ON && !is_last)) return;
+    const Errors errors(job);
+    const u32 lane = threadIdx.x % 32;
+    const u32 first = (blockIdx.x * WARPS + threadIdx.x / 32) * 32 + lane / 4;
+    u32 rows[4];
+    Best best[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        rows[i] = first + 8 * i < job.count ? first + 8 * i : 0;
+        best[i] = {(int)0x80000000, (int)0x80000000, 0};
+    }
+    multiply_tiles(job, rows, errors.bias, [&](u32 tile, const float (&sums)[2][TILE / 8][4]) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            int one = 0x80000000, two = 0x80000000;
+#pragma unroll
+            for (u32 n = 0; n < TILE / 8; n++) {
+                const int a = (__float_as_int(sums[i / 2][n][i % 2 * 2]) & ~PLACES) | (2 * n);
+                const int b =
+                    (__float_as_int(sums[i / 2][n][i % 2 * 2 + 1]) & ~PLACES) | (2 * n + 1);
+                const int high = larger(a, b), low = smaller(a, b);
+                two = larger(larger(two, low), smaller(one, high));
+                one = larger(one, high);
+            }
+            if (one > best[i].first) {
+                best[i] = {one, larger(best[i].first, two), tile};
+            } else {
+                best[i].second = larger(best[i].second, one);
+            }
+        }
+    });
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        int one = best[i].first, two = best[i].second;
+        u32 cluster = centroid_at(best[i].tile, one & PLACES);
+#pragma unroll
+        for (u32 apart = 1; apart < 4; apart *= 2) {
+            const int other_one = __shfl_xor_sync(0xffffffffu, one, apart);
+            const int other_two = __shfl_xor_sync(0xffffffffu, two, apart);
+            const u32 other = __shfl_xor_sync(0xffffffffu, cluster, apart);
+            two = larger(smaller(one, other_one), larger(two, other_two));
+            if (other_one > one) one = other_one, cluster = other;
+        }
+        const u32 row = first + 8 * i;
+        bool is_new = false;
+        u32 before = NO_CLUSTER;
+        if (lane % 4 == 0 && row < job.count) {
+            before = job.labels[row];
+            const float high = __int_as_float(one);
+            const float margin = errors.margin(job.rounded[row], high);
+            // The other way round, what is not a number is not certain.
+            if (job.k == 1 || add(high, -__int_as_float(two)) > margin) {
+                is_new = cluster != before;
+            } else {
+                const u32 at = atomicAdd(&job.status->uncertain, 1u);
+                job.uncertain[at] = row;
+                job.least[at] = fmaxf(add(high, -margin), 0.0f);
+                job.nearest[at] = ~0ull;
+            }
+        }
+        move_row(job, is_new, row, before, cluster);
+    }
+}
+
+// The pairs of uncertain rows and the centroids that may be their nearest. Blocks as above, any
+// number of them.
+extern "C" __global__ __launch_bounds__(32 * WARPS, 2) void find_candidates(Job job, u32 is_last) {
+    if (!HAS_TILES || (job.status->end != GOING_ON && !is_last)) return;
+    const Errors errors(job);
+    const u32 lane = threadIdx.x % 32, count = job.status->uncertain;
+    for (u32 start = blockIdx.x * WARPS * 32; start < count; start += gridDim.x * WARPS * 32) {
+        const u32 first = start + threadIdx.x / 32 * 32 + lane / 4;
+        u32 rows[4];
+        int least[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 at = first + 8 * i;
+            rows[i] = at < count ? job.uncertain[at] : 0;
+            least[i] = at < count ? __float_as_int(job.least[at]) : 0x7fffffff;
+        }
+        multiply_tiles(job, rows, errors.bias, [&](u32 tile, const float (&sums)[2][TILE / 8][4]) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                int most = 0x80000000;
+#pragma unroll
+                for (u32 n = 0; n < TILE / 8; n++) {
+                    most = larger(most, __float_as_int(sums[i / 2][n][i % 2 * 2]));
+                    most = larger(most, __float_as_int(sums[i / 2][n][i % 2 * 2 + 1]));
+                }
+                if (most < least[i]) continue;
+#pragma unroll
+                for (u32 place = 0; place < 16; place++) {
+                    const float product = sums[i / 2][place / 2][i % 2 * 2 + place % 2];
+                    if (__float_as_int(product) < least[i]) continue;
+                    const u32 at = atomicAdd(&job.status->pairs, 1u);
+                    if (at < job.room_for_pairs) {
+                        job.pairs[at] = {first + 8 * i, centroid_at(tile, place)};
+                    }
+                }
+            }
+        });
+        __syncthreads();
+    }
+}
+
+// Exact distances of the pairs. Any grid.
+extern "C" __global__ __launch_bounds__(128) void compare_candidates(Job job, u32 is_last) {
+    if (job.status->end != GOING_ON && !is_last) return;
+    const u32 count = job.status->pairs;
+    if (count > job.room_for_pairs) {
+        if (threadIdx.x == 0 && blockIdx.x == 0) job.status->end = CROWDED;
+        return;
+    }
+    const float* centroids = current_centroids(job);
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+        const Moved pair = job.pairs[i];
+        const float* row = job.rows + (u64)job.uncertain[pair.row] * DIM;
+        const float* centroid = centroids + (u64)pair.before * DIM;
+        float total = 0;
+#pragma unroll 16
+        for (u32 j = 0; j < DIM; j++) {
+            total = Step<SQUARES>::of(__ldg(row + j), __ldg(centroid + j), total);
+        }
+        atomicMin(&job.nearest[pair.row], (u64)__float_as_uint(total) << 32 | pair.before);
+    }
+}
+
+// The clusters of uncertain rows. A thread per row of the list, any grid of whole warps.
+extern "C" __global__ __launch_bounds__(256) void settle(Job job, u32 is_last) {
+    if (job.status->end != GOING_ON && !is_last) return;
+    if (job.status->end == CROWDED) return;
+    const u32 count = job.status->uncertain, step = gridDim.x * blockDim.x;
+    for (u32 start = blockIdx.x * blockDim.x; start < count; start += step) {
+        const u32 at = start + threadIdx.x;
+        u32 row = 0, before = NO_CLUSTER, cluster = NO_CLUSTER;
+        if (at < count) {
+            row = job.uncertain[at];
+            before = job.labels[row];
+            cluster = (u32)job.nearest[at];
+        }
+        move_row(job, cluster != before, row, before, cluster);
+    }
+}

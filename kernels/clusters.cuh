@@ -1,0 +1,127 @@
+// Lloyd's rounds on rows that stay on the device: what its kernels share.
+//
+// A round is a row of launches without a word from the host: assign (`assign_near.cu` or
+// `assign_tiles.cu`), `add_moved`, `means`, `find_alike`, `compare_alike`, `finish_round`. What
+// happened is in a Status; once it says that rounds have ended, the launches behind it do nothing.
+// DIM is the number of elements in a row. Sums are those of `Groups` in src/device/clusters.rs, bit
+// for bit, and so are means.
+
+// Shared memory of the size that a launch asks for.
+extern __shared__ uint4 shared[];
+
+constexpr u32 NO_CLUSTER = 0xffffffffu;
+
+// Why rounds ended. The same numbers as in src/device/cuda/lloyd.rs.
+enum End : u32 { GOING_ON, STABLE, CONVERGED, EMPTY_CLUSTER, CROWDED };
+
+struct Status {
+    u32 end;
+    u32 iterations;
+    u32 current;           // which of the two sets of centroids is valid
+    u32 moved_last;        // rows that changed their cluster in the last whole round
+    u32 moved;             // … and in this one so far: the length of the list
+    u32 uncertain;         // rows whose cluster the products left open: the length of the list
+    u32 pairs;             // of uncertain rows and centroids to look at
+    u32 suspects;          // clusters that may hold one vector only
+    u32 empty;             // clusters without rows
+    u32 arrived;           // blocks that are done with `finish_round`
+    u32 largest_row;       // lengths, as the bits of floats: of a rounded row, …
+    u32 largest_centroid;  // … of a centroid, …
+    u32 largest_error;     // … and of what rounding takes from a centroid
+    u32 padding;
+    u64 rechecked;
+};
+
+// A row that changed its cluster: its position, and the cluster it was in.
+struct Moved {
+    u32 row, before;
+};
+
+// Rounding of a row to half precision: lengths of what is left and of what is lost.
+struct Rounded {
+    float length, error;
+};
+
+// The same struct as in src/device/cuda/lloyd.rs, which documents sizes.
+struct Job {
+    Status* status;
+    const float* rows;
+    const u32* numbers;  // of the rows, where they have been sorted
+    float* centroids;    // two sets
+    u32* labels;
+    Moved* moved;
+    long long* sums;
+    long long* weights;
+    const double* origin;
+    u64* first_alike;  // for each cluster: number and position of a row, …
+    u32* alike;        // … and whether all are equal to it, as far as is known
+    double* shifts;    // squared distance that each centroid moved
+    u64* lists;        // for each centroid, distances to the others, ascending, and which
+    u32* sorted_counts;
+    unsigned short* half_rows;  // rows, and centroids, scaled and rounded to half precision
+    unsigned short* half_centroids;
+    Rounded* rounded;
+    float* half_squares;  // for each centroid, minus half its squared length
+    u32* uncertain;       // positions of rows, …
+    float* least;         // … the least product that a candidate has, …
+    u64* nearest;         // … and distance and number of the nearest candidate
+    Moved* pairs;         // entry in `uncertain`, centroid
+    double per_unit, per_weight, tolerance;
+    double scale;      // of halves
+    double underflow;  // what exact squared distances may lose to it, scaled
+    long long weight;  // of a row
+    u32 count, k, room_for_pairs, padding;
+};
+
+__device__ __forceinline__ float* current_centroids(const Job& job) {
+    return job.centroids + (u64)job.status->current * job.k * DIM;
+}
+
+// A row into registers.
+__device__ __forceinline__ void load_row(float (&to)[DIM], const float* from) {
+    if constexpr (DIM % 4 == 0) {
+#pragma unroll
+        for (u32 j = 0; j < DIM; j += 4) {
+            const float4 part = __ldg(reinterpret_cast<const float4*>(from + j));
+            to[j] = part.x, to[j + 1] = part.y, to[j + 2] = part.z, to[j + 3] = part.w;
+        }
+    } else {
+#pragma unroll
+        for (u32 j = 0; j < DIM; j++) to[j] = __ldg(from + j);
+    }
+}
+
+__device__ __forceinline__ float square_distance(const float (&row)[DIM], const float* centroid) {
+    float other[DIM];
+    load_row(other, centroid);
+    float total = 0;
+#pragma unroll
+    for (u32 j = 0; j < DIM; j++) total = Step<SQUARES>::of(row[j], other[j], total);
+    return total;
+}
+
+// Note that a row is now in a cluster. All threads of a warp call it; `is_new` says for which of
+// them there is something to note.
+__device__ __forceinline__ void move_row(const Job& job, bool is_new, u32 row, u32 before,
+                                         u32 cluster) {
+    const u32 lanes = __ballot_sync(0xffffffffu, is_new);
+    if (lanes == 0) return;
+    const u32 lane = threadIdx.x % 32, leader = __ffs(lanes) - 1;
+    u32 start = 0;
+    if (lane == leader) start = atomicAdd(&job.status->moved, __popc(lanes));
+    start = __shfl_sync(0xffffffffu, start, leader);
+    if (!is_new) return;
+    job.moved[start + __popc(lanes & ((1u << lane) - 1))] = {row, before};
+    job.labels[row] = cluster;
+}
+
+// The sum of 32 lanes in a fixed order, in all of them.
+__device__ __forceinline__ double add_lanes(double value) {
+#pragma unroll
+    for (u32 apart = 16; apart > 0; apart /= 2) {
+        value = __dadd_rn(value, __shfl_xor_sync(0xffffffffu, value, apart));
+    }
+    return value;
+}
+
+__device__ __forceinline__ bool all_lanes(bool value) { return __all_sync(0xffffffffu, value); }

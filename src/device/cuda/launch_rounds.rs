@@ -1,0 +1,481 @@
+//! Every kernel launch of Lloyd's rounds, and the memory that they share.
+//!
+//! The kernels of a round work on one set of buffers, which a [`Workspace`] allocates in the sizes
+//! that they rely on and keeps until it is dropped; [`Job`] is how kernels see it. Kernels run in
+//! the order of one stream.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DevicePtr, DeviceRepr, LaunchConfig};
+use cudarc::driver::{CudaSlice, PushKernelArg};
+use cudarc::nvrtc::Ptx;
+
+use super::launch::{Limits, allow_shared, check_size, config};
+use super::memory::{Buffer, Memory};
+use super::sys::{self, failed};
+use crate::device::Groups;
+use crate::error::Result;
+
+/// Most elements of a row, and most clusters, for which looking at near centroids first pays: the
+/// triangle inequality rules out little in high dimensions.
+const NEAR_DIM: usize = 10;
+const NEAR_CLUSTERS: usize = 4096;
+
+/// Most elements of a row that fit into registers as halves.
+const TILES_DIM: usize = 128;
+
+/// Names in `kernels/assign_tiles.cu` and `kernels/assign_near.cu`.
+const TILE: usize = 64;
+const WARPS: usize = 6;
+const STAGES: usize = 3;
+const SORTED_ROWS: usize = 8192;
+
+/// How rows find their nearest centroid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By `kernels/assign_near.cu`.
+    Near,
+    /// By `kernels/assign_tiles.cu`.
+    Tiles,
+}
+
+/// The kernels for rows of one dimension, loaded on a device.
+#[derive(Debug)]
+pub(super) struct RoundKernels {
+    dim: usize,
+    limits: Limits,
+    add_moved: CudaFunction,
+    means: CudaFunction,
+    find_alike: CudaFunction,
+    compare_alike: CudaFunction,
+    finish_round: CudaFunction,
+    costs: CudaFunction,
+    list_centroids: CudaFunction,
+    assign_near: CudaFunction,
+    sort_count: CudaFunction,
+    sort_add_up: CudaFunction,
+    sort_move: CudaFunction,
+    round_rows: CudaFunction,
+    round_centroids: CudaFunction,
+    assign_tiles: CudaFunction,
+    find_candidates: CudaFunction,
+    compare_candidates: CudaFunction,
+    settle: CudaFunction,
+}
+
+/// The same struct as in `kernels/clusters.cuh`, which documents it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Status {
+    pub(super) end: u32,
+    pub(super) iterations: u32,
+    pub(super) current: u32,
+    pub(super) moved_last: u32,
+    pub(super) moved: u32,
+    pub(super) uncertain: u32,
+    pub(super) pairs: u32,
+    pub(super) suspects: u32,
+    pub(super) empty: u32,
+    pub(super) arrived: u32,
+    pub(super) largest_row: u32,
+    pub(super) largest_centroid: u32,
+    pub(super) largest_error: u32,
+    pub(super) padding: u32,
+    pub(super) rechecked: u64,
+}
+
+// SAFETY: a C struct of integers without padding, laid out as the kernels declare it.
+unsafe impl DeviceRepr for Status {}
+
+/// The same struct as in `kernels/clusters.cuh`: addresses on the device, and numbers.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Job {
+    status: u64,
+    rows: u64,
+    /// `count` of u32, or null.
+    numbers: u64,
+    /// 2 × k × dim of f32.
+    centroids: u64,
+    /// `count` of u32.
+    labels: u64,
+    /// `count` of two u32.
+    moved: u64,
+    /// k × dim, and k, of i64.
+    sums: u64,
+    weights: u64,
+    /// dim of f64.
+    origin: u64,
+    /// k of u64, u32 and f64.
+    first_alike: u64,
+    alike: u64,
+    shifts: u64,
+    /// k × k of u64, and k of u32, on the way [`Way::Near`].
+    lists: u64,
+    sorted_counts: u64,
+    /// `count`, and whole tiles of centroids, in whole steps of 16 elements; and what follows, on
+    /// the way [`Way::Tiles`].
+    half_rows: u64,
+    half_centroids: u64,
+    /// `count` of two f32.
+    rounded: u64,
+    /// Whole tiles of f32.
+    half_squares: u64,
+    /// `count` of u32, f32 and u64.
+    uncertain: u64,
+    least: u64,
+    nearest: u64,
+    /// `room_for_pairs` of two u32.
+    pairs: u64,
+    per_unit: f64,
+    per_weight: f64,
+    tolerance: f64,
+    scale: f64,
+    underflow: f64,
+    weight: i64,
+    count: u32,
+    k: u32,
+    room_for_pairs: u32,
+    padding: u32,
+}
+
+// SAFETY: a C struct of integers and floats without padding, laid out as the kernels declare it.
+unsafe impl DeviceRepr for Job {}
+
+impl RoundKernels {
+    /// Load a cubin.
+    pub(super) fn load(
+        context: &Arc<CudaContext>,
+        dim: usize,
+        cubin: Vec<u8>,
+        limits: Limits,
+    ) -> Result<Self> {
+        let module =
+            context.load_module(Ptx::from_binary(cubin)).map_err(failed("cuModuleLoadData"))?;
+        let function = |name| module.load_function(name).map_err(failed("cuModuleGetFunction"));
+        let kernels = Self {
+            dim,
+            limits,
+            add_moved: function("add_moved")?,
+            means: function("means")?,
+            find_alike: function("find_alike")?,
+            compare_alike: function("compare_alike")?,
+            finish_round: function("finish_round")?,
+            costs: function("costs")?,
+            list_centroids: function("list_centroids")?,
+            assign_near: function("assign_near")?,
+            sort_count: function("sort_count")?,
+            sort_add_up: function("sort_add_up")?,
+            sort_move: function("sort_move")?,
+            round_rows: function("round_rows")?,
+            round_centroids: function("round_centroids")?,
+            assign_tiles: function("assign_tiles")?,
+            find_candidates: function("find_candidates")?,
+            compare_candidates: function("compare_candidates")?,
+            settle: function("settle")?,
+        };
+        if way(dim, 1, limits) == Some(Way::Tiles) || dim <= NEAR_DIM {
+            let shared = stages_bytes(dim).min(limits.shared);
+            allow_shared(&kernels.assign_tiles, shared)?;
+            allow_shared(&kernels.find_candidates, shared)?;
+        }
+        Ok(kernels)
+    }
+}
+
+/// Which way there is for rows of this dimension and so many clusters, if any.
+pub(super) fn way(dim: usize, k: usize, limits: Limits) -> Option<Way> {
+    if dim <= NEAR_DIM && k <= NEAR_CLUSTERS {
+        Some(Way::Near)
+    } else if dim <= TILES_DIM && limits.capability.0 >= 8 && stages_bytes(dim) <= limits.shared {
+        Some(Way::Tiles)
+    } else {
+        None
+    }
+}
+
+fn half_dim(dim: usize) -> usize {
+    dim.next_multiple_of(16)
+}
+
+fn stages_bytes(dim: usize) -> usize {
+    STAGES * (TILE * (half_dim(dim) + 8) * 2 + TILE * 4)
+}
+
+/// Rows on a device and all that rounds need.
+pub(super) struct Workspace {
+    kernels: Arc<RoundKernels>,
+    stream: Arc<CudaStream>,
+    way: Way,
+    count: usize,
+    k: usize,
+    job: Job,
+    status: Buffer,
+    centroids: Buffer,
+    labels: Buffer,
+    sums: Buffer,
+    weights: Buffer,
+    rows: Buffer,
+    /// Where sorted rows, their numbers and labels go.
+    sorted: Option<Sorted>,
+    /// The memory behind the other addresses of the job.
+    _kept: Vec<Buffer>,
+}
+
+struct Sorted {
+    counts: Buffer,
+    rows: Buffer,
+    labels: Buffer,
+    numbers: [Buffer; 2],
+}
+
+impl Workspace {
+    /// Memory for rounds over `rows`, which `ready` has already been waited for.
+    pub(super) fn new(
+        kernels: Arc<RoundKernels>,
+        stream: &Arc<CudaStream>,
+        memory: &Arc<Memory>,
+        rows: Buffer,
+        (count, way): (usize, Way),
+        empty: &Groups,
+        tolerance: f64,
+    ) -> Result<Self> {
+        let (dim, k) = (kernels.dim, empty.weights.len());
+        check_size(&rows, count * dim, 4);
+        let allocate = |bytes: usize| memory.allocate(stream, bytes);
+        let mut kept = Vec::new();
+        let mut place = |bytes: usize| -> Result<u64> {
+            let buffer = allocate(bytes)?;
+            let place = address(stream, &buffer);
+            kept.push(buffer);
+            Ok(place)
+        };
+        let scale = scale(empty.per_unit, count);
+        let mut job = Job {
+            rows: address(stream, &rows),
+            moved: place(count * 8)?,
+            first_alike: place(k * 8)?,
+            alike: place(k * 4)?,
+            shifts: place(k * 8)?,
+            per_unit: empty.per_unit,
+            per_weight: empty.per_weight,
+            weight: empty.per_weight.round_ties_even() as i64,
+            tolerance,
+            scale,
+            // A unit of the smallest number for each of dim sums, on both sides of a comparison.
+            underflow: 2.0 * (dim + 4) as f64 * 2f64.powi(-149) * scale * scale,
+            count: count as u32,
+            k: k as u32,
+            ..Job::default()
+        };
+        let (status, centroids) = (allocate(size_of::<Status>())?, allocate(2 * k * dim * 4)?);
+        let (labels, sums, weights) = (allocate(count * 4)?, allocate(k * dim * 8)?, allocate(k * 8)?);
+        (job.status, job.centroids) = (address(stream, &status), address(stream, &centroids));
+        (job.labels, job.sums) = (address(stream, &labels), address(stream, &sums));
+        job.weights = address(stream, &weights);
+        let mut origin = allocate(dim * 8)?;
+        sys::write(stream, origin.slice_mut(), &empty.origin)?;
+        job.origin = address(stream, &origin);
+        let mut sorted = None;
+        match way {
+            Way::Near => {
+                job.lists = place(k * k * 8)?;
+                let counts = allocate(k * 4)?;
+                job.sorted_counts = address(stream, &counts);
+                sorted = Some(Sorted {
+                    counts,
+                    rows: allocate(count * dim * 4)?,
+                    labels: allocate(count * 4)?,
+                    numbers: [allocate(count * 4)?, allocate(count * 4)?],
+                });
+            }
+            Way::Tiles => {
+                let (tiles, half) = (k.next_multiple_of(TILE), half_dim(dim));
+                job.half_rows = place(count * half * 2)?;
+                job.half_centroids = place(tiles * half * 2)?;
+                job.rounded = place(count * 8)?;
+                job.half_squares = place(tiles * 4)?;
+                job.uncertain = place(count * 4)?;
+                job.least = place(count * 4)?;
+                job.nearest = place(count * 8)?;
+                job.room_for_pairs = count.max(4096) as u32;
+                job.pairs = place(job.room_for_pairs as usize * 8)?;
+            }
+        }
+        kept.push(origin);
+        let (kernels, stream) = (kernels, stream.clone());
+        let mut workspace = Self {
+            kernels, stream, way, count, k, job, status, centroids, labels, sums, weights, rows,
+            sorted, _kept: kept,
+        };
+        workspace.set_status(&Status::default())?;
+        if way == Way::Tiles {
+            let kernels = &workspace.kernels;
+            workspace.launch(&kernels.round_rows, "round_rows", config(count.div_ceil(8), 256, 0))?;
+        }
+        Ok(workspace)
+    }
+
+    /// What rounds have come to. Waits for them.
+    pub(super) fn status(&self) -> Result<Status> {
+        let read = sys::read::<Status>(&self.stream, self.status.slice(), 1);
+        Ok(read.map_err(failed("cuMemcpyDtoHAsync"))?[0])
+    }
+
+    /// Change what the next launches find.
+    pub(super) fn set_status(&mut self, status: &Status) -> Result<()> {
+        sys::write(&self.stream, self.status.slice_mut(), std::slice::from_ref(status))
+    }
+
+    /// The valid centroids; `current` says which they are.
+    pub(super) fn centroids(&self, current: u32) -> Result<Vec<f32>> {
+        let size = self.k * self.kernels.dim;
+        let both = sys::read::<f32>(&self.stream, self.centroids.slice(), 2 * size);
+        let both = both.map_err(failed("cuMemcpyDtoHAsync"))?;
+        Ok(both[current as usize * size..][..size].to_vec())
+    }
+
+    /// Make these the first of the two sets.
+    pub(super) fn set_centroids(&mut self, centroids: &[f32]) -> Result<()> {
+        assert_eq!(centroids.len(), self.k * self.kernels.dim);
+        sys::write(&self.stream, self.centroids.slice_mut(), centroids)
+    }
+
+    /// No row is in a cluster.
+    pub(super) fn clear(&mut self) -> Result<()> {
+        let call = || failed("cuMemsetD8Async");
+        let labels = sys::fill(&self.stream, self.labels.slice_mut(), 0xff);
+        labels.map_err(call())?;
+        self.stream.memset_zeros(self.sums.slice_mut()).map_err(call())?;
+        self.stream.memset_zeros(self.weights.slice_mut()).map_err(call())
+    }
+
+    /// Sums and weights of all clusters.
+    pub(super) fn sums(&self) -> Result<(Vec<i64>, Vec<i64>)> {
+        let home = failed("cuMemcpyDtoHAsync");
+        let sums = sys::read(&self.stream, self.sums.slice(), self.k * self.kernels.dim);
+        let weights = sys::read(&self.stream, self.weights.slice(), self.k);
+        Ok((sums.map_err(&home)?, weights.map_err(&home)?))
+    }
+
+    /// Find every row's nearest centroid, and list the rows that it is new for. `is_last`: also if
+    /// rounds have ended.
+    pub(super) fn assign(&self, is_last: bool) -> Result<()> {
+        let (kernels, is_last) = (&self.kernels, u32::from(is_last));
+        match self.way {
+            Way::Near => {
+                let size = self.k.next_power_of_two();
+                let lists = config(self.k, size.clamp(64, 512) / 2, size * 8);
+                self.launch_with(&kernels.list_centroids, "list_centroids", lists, size as u32)?;
+                let rows = config(self.count.div_ceil(256), 256, 0);
+                self.launch_with(&kernels.assign_near, "assign_near", rows, is_last)
+            }
+            Way::Tiles => {
+                let tiles = self.k.next_multiple_of(TILE).div_ceil(8);
+                let centroids = config(tiles, 256, 0);
+                self.launch_with(&kernels.round_centroids, "round_centroids", centroids, is_last)?;
+                let (rows, shared) = (32 * WARPS, stages_bytes(kernels.dim));
+                let all = config(self.count.div_ceil(rows), rows, shared);
+                self.launch_with(&kernels.assign_tiles, "assign_tiles", all, is_last)?;
+                let some = config(self.count.div_ceil(rows).min(self.blocks(2)), rows, shared);
+                self.launch_with(&kernels.find_candidates, "find_candidates", some, is_last)?;
+                let pairs = config(self.blocks(8), 128, 0);
+                self.launch_with(&kernels.compare_candidates, "compare_candidates", pairs, is_last)?;
+                self.launch_with(&kernels.settle, "settle", config(self.blocks(2), 256, 0), is_last)
+            }
+        }
+    }
+
+    /// Move every centroid to the mean of its rows, unless rounds end.
+    pub(super) fn update(&self) -> Result<()> {
+        let kernels = &self.kernels;
+        let rows = config(self.count.div_ceil(256), 256, 0);
+        let clusters = config(self.k.div_ceil(8), 256, 0);
+        self.launch(&kernels.add_moved, "add_moved", config(self.blocks(8), 256, 0))?;
+        self.launch(&kernels.means, "means", clusters)?;
+        self.launch(&kernels.find_alike, "find_alike", rows)?;
+        self.launch(&kernels.compare_alike, "compare_alike", rows)?;
+        self.launch(&kernels.finish_round, "finish_round", clusters)
+    }
+
+    /// Put rows of a cluster next to each other, if that makes assigning them faster. All rows are
+    /// in a cluster.
+    pub(super) fn sort(&mut self) -> Result<()> {
+        let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
+        let kernels = &self.kernels;
+        self.stream.memset_zeros(sorted.counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
+        let blocks = config(self.count.div_ceil(SORTED_ROWS), 1024, self.k * 4);
+        self.launch(&kernels.sort_count, "sort_count", blocks)?;
+        self.launch(&kernels.sort_add_up, "sort_add_up", config(1, 1024, 0))?;
+        let [numbers, _] = &mut sorted.numbers;
+        let mut launch = self.stream.launch_builder(&kernels.sort_move);
+        launch.arg(&self.job).arg(sorted.rows.slice_mut()).arg(numbers.slice_mut());
+        launch.arg(sorted.labels.slice_mut());
+        // SAFETY: as for `launch`; positions are below `count`, for which the targets have room.
+        unsafe { launch.launch(blocks) }.map_err(failed("sort_move"))?;
+        std::mem::swap(&mut self.rows, &mut sorted.rows);
+        std::mem::swap(&mut self.labels, &mut sorted.labels);
+        self.job.rows = address(&self.stream, &self.rows);
+        self.job.labels = address(&self.stream, &self.labels);
+        self.job.numbers = address(&self.stream, &sorted.numbers[0]);
+        sorted.numbers.swap(0, 1);
+        self.sorted = Some(sorted);
+        Ok(())
+    }
+
+    /// Labels and costs of all rows, in their original order.
+    pub(super) fn assigned(&self, memory: &Arc<Memory>) -> Result<(Vec<u32>, Vec<f32>)> {
+        let mut labels = memory.allocate(&self.stream, self.count * 4)?;
+        let mut costs = memory.allocate(&self.stream, self.count * 4)?;
+        let mut launch = self.stream.launch_builder(&self.kernels.costs);
+        launch.arg(&self.job).arg(labels.slice_mut()).arg(costs.slice_mut());
+        // SAFETY: as for `launch`; numbers are below `count`, for which both targets have room.
+        unsafe { launch.launch(config(self.count.div_ceil(128), 128, 0)) }
+            .map_err(failed("costs"))?;
+        let home = failed("cuMemcpyDtoHAsync");
+        let labels = sys::read(&self.stream, labels.slice(), self.count).map_err(&home)?;
+        Ok((labels, sys::read(&self.stream, costs.slice(), self.count).map_err(&home)?))
+    }
+
+    fn blocks(&self, per_multiprocessor: usize) -> usize {
+        per_multiprocessor * self.kernels.limits.multiprocessors
+    }
+
+    fn launch(&self, function: &CudaFunction, name: &'static str, grid: LaunchConfig) -> Result<()> {
+        let mut launch = self.stream.launch_builder(function);
+        launch.arg(&self.job);
+        // SAFETY: the job's buffers live as long as this workspace, have the sizes that are written
+        // at its fields, and are used on this stream only; kernels touch positions of rows below
+        // `count`, clusters below `k` and elements below `dim`, for which they were compiled. Lists
+        // of rows hold each row once at most.
+        unsafe { launch.launch(grid) }.map_err(failed(name))?;
+        Ok(())
+    }
+
+    fn launch_with(
+        &self,
+        function: &CudaFunction,
+        name: &'static str,
+        grid: LaunchConfig,
+        number: u32,
+    ) -> Result<()> {
+        let mut launch = self.stream.launch_builder(function);
+        launch.arg(&self.job).arg(&number);
+        // SAFETY: as for `launch`.
+        unsafe { launch.launch(grid) }.map_err(failed(name))?;
+        Ok(())
+    }
+}
+
+fn address(stream: &Arc<CudaStream>, buffer: &Buffer) -> u64 {
+    let slice: &CudaSlice<u8> = buffer.slice();
+    slice.device_ptr(stream).0
+}
+
+/// A power of two that brings elements, counted from the origin, below 256: the steps in which they
+/// are added up say how large they are at most.
+fn scale(per_unit: f64, rows: usize) -> f64 {
+    let largest = 61.0 - per_unit.log2() - (rows as f64).log2();
+    2f64.powi((8.0 - largest).floor().clamp(-1000.0, 1000.0) as i32)
+}

@@ -1,0 +1,162 @@
+//! Lloyd's rounds on rows that stay on the device: launches run ahead of the host, which looks at
+//! how far they have come now and then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::CudaEvent;
+use cudarc::driver::sys::CUevent_flags;
+
+use super::gpu::Gpu;
+use super::launch_rounds::{Status, Workspace, way};
+use super::memory::Memory;
+use super::sys::failed;
+use super::upload::elapsed;
+use crate::device::{Cancel, End, Groups, Resident, Stretch, Work};
+use crate::error::Result;
+use crate::matrix::Rows;
+
+/// Rounds between two looks at the device.
+const STRETCH: usize = 16;
+
+/// Names in `kernels/clusters.cuh`.
+const GOING_ON: u32 = 0;
+const STABLE: u32 = 1;
+const CONVERGED: u32 = 2;
+const EMPTY_CLUSTER: u32 = 3;
+const CROWDED: u32 = 4;
+
+/// Rows on a GPU.
+pub(super) struct Lloyd {
+    gpu: Arc<Gpu>,
+    memory: Arc<Memory>,
+    workspace: Workspace,
+    empty: Groups,
+    rows: usize,
+    /// Rounds since the start.
+    rounds: usize,
+    work: Work,
+    computing: Vec<(CudaEvent, CudaEvent)>,
+}
+
+impl Lloyd {
+    /// `None` if these rows have no way of their own.
+    pub(super) fn try_new(
+        gpu: &Arc<Gpu>,
+        memory: &Arc<Memory>,
+        rows: &Rows,
+        empty: &Groups,
+        tolerance: f64,
+    ) -> Result<Option<Self>> {
+        let (dim, k) = (rows.matrix().dim(), empty.weights.len());
+        let way = way(dim, k, gpu.limits).filter(|_| rows.reals::<f32>().is_some());
+        let Some(way) = way else { return Ok(None) };
+        let kernels = gpu.round_kernels(dim)?;
+        let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, rows)?;
+        gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
+        let shape = (rows.len(), way);
+        let workspace =
+            Workspace::new(kernels, &gpu.compute, memory, buffer, shape, empty, tolerance)?;
+        let work =
+            Work { bytes_sent: transfer.bytes, transfer: transfer.time()?, ..Work::default() };
+        let (gpu, memory, empty) = (gpu.clone(), memory.clone(), empty.clone());
+        let (rows, rounds, computing) = (rows.len(), 0, Vec::new());
+        Ok(Some(Self { gpu, memory, workspace, empty, rows, rounds, work, computing }))
+    }
+
+    fn timestamp(&self) -> Result<CudaEvent> {
+        let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
+        self.gpu.compute.record_event(timed).map_err(failed("cuEventRecord"))
+    }
+
+    fn timed<T>(&mut self, task: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let begin = self.timestamp()?;
+        let done = task(self)?;
+        let end = self.timestamp()?;
+        self.computing.push((begin, end));
+        Ok(done)
+    }
+
+    /// Centroids of another origin; the length of the longest row stays known.
+    fn set(&mut self, centroids: &[f32]) -> Result<()> {
+        let Status { largest_row, .. } = self.workspace.status()?;
+        self.workspace.set_centroids(centroids)?;
+        self.workspace.set_status(&Status { largest_row, ..Status::default() })
+    }
+}
+
+impl Resident for Lloyd {
+    fn start(&mut self, centroids: &[f32]) -> Result<()> {
+        self.rounds = 0;
+        self.workspace.clear()?;
+        self.set(centroids)
+    }
+
+    fn go_on(&mut self, centroids: &[f32]) -> Result<()> {
+        self.set(centroids)
+    }
+
+    fn run(&mut self, limit: usize, cancel: &Cancel) -> Result<Stretch> {
+        let before = self.workspace.status()?;
+        let mut ordered = 0;
+        let status = loop {
+            cancel.check()?;
+            let stretch = STRETCH.min(limit - ordered);
+            self.timed(|lloyd| {
+                for _ in 0..stretch {
+                    lloyd.workspace.assign(false)?;
+                    lloyd.workspace.update()?;
+                    lloyd.rounds += 1;
+                    if lloyd.rounds.is_power_of_two() {
+                        lloyd.workspace.sort()?;
+                    }
+                }
+                Ok(())
+            })?;
+            ordered += stretch;
+            let status = self.workspace.status()?;
+            if status.end != GOING_ON || ordered == limit {
+                break status;
+            }
+        };
+        let rounds = (status.iterations - before.iterations) as usize;
+        self.work.rechecked += status.rechecked - before.rechecked;
+        self.work.pairs += rounds as u64 * self.rows as u64 * self.empty.weights.len() as u64;
+        let end = match status.end {
+            STABLE => End::Stable,
+            CONVERGED => End::Converged,
+            EMPTY_CLUSTER => End::EmptyCluster,
+            CROWDED => End::Crowded,
+            _ => End::Limit,
+        };
+        Ok(Stretch { rounds, moved: status.moved_last as usize, end })
+    }
+
+    fn assign(&mut self) -> Result<bool> {
+        self.timed(|lloyd| lloyd.workspace.assign(true))?;
+        self.work.pairs += self.rows as u64 * self.empty.weights.len() as u64;
+        Ok(self.workspace.status()?.end != CROWDED)
+    }
+
+    fn assigned(&mut self) -> Result<(Vec<u32>, Vec<f32>)> {
+        let memory = self.memory.clone();
+        self.workspace.assigned(&memory)
+    }
+
+    fn centroids(&mut self) -> Result<Vec<f32>> {
+        let current = self.workspace.status()?.current;
+        self.workspace.centroids(current)
+    }
+
+    fn groups(&mut self) -> Result<Groups> {
+        let (sums, weights) = self.workspace.sums()?;
+        Ok(Groups { sums, weights, ..self.empty.clone() })
+    }
+
+    fn take_work(&mut self) -> Result<Work> {
+        let times = self.computing.iter().map(|(begin, end)| elapsed(begin, end));
+        self.work.kernel = times.sum::<Result<Duration>>()?;
+        self.computing.clear();
+        Ok(std::mem::take(&mut self.work))
+    }
+}
