@@ -249,6 +249,24 @@ impl Rows {
         Self { matrix: self.matrix.clone(), range: start + range.start..start + range.end }
     }
 
+    /// A matrix of the rows at these positions.
+    ///
+    /// # Panics
+    /// If a position is past the end.
+    pub fn gather(&self, positions: &[u32]) -> Matrix {
+        fn rows<T: Copy>(from: &[T], width: usize, positions: &[u32]) -> Vec<T> {
+            let row = |position: &u32| &from[*position as usize * width..][..width];
+            positions.iter().flat_map(row).copied().collect()
+        }
+        let width = self.matrix.width();
+        let elements = match &self.matrix.elements {
+            Elements::F32(x) => Elements::F32(rows(&x[self.elements()], width, positions)),
+            Elements::F64(x) => Elements::F64(rows(&x[self.elements()], width, positions)),
+            Elements::Bits(x) => Elements::Bits(rows(&x[self.elements()], width, positions)),
+        };
+        Matrix::new(elements, positions.len(), self.matrix.dim())
+    }
+
     /// Number of rows.
     pub fn len(&self) -> usize {
         self.range.len()

@@ -12,15 +12,17 @@
 //! candidates.
 
 use std::collections::HashSet;
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::knn::{Knn, KnnParams};
 use crate::device::{
-    AnyDevice, Cancel, Device, Distances, End, Groups, OnDevice, Resident, Spread, Work, shift,
+    AnyDevice, Cancel, Device, Distances, End, Groups, OnDevice, Resident, Spread, Work,
+    in_parallel, shift,
 };
 use crate::error::{Error, Result};
-use crate::matrix::{ElementKind, Matrix, Real, Rows};
+use crate::matrix::{ElementKind, Elements, Matrix, Real, Rows};
 use crate::metric::Metric;
 
 /// What is asked of [`kmeans`].
@@ -142,7 +144,37 @@ pub struct Rounds {
     pub work: Work,
 }
 
+impl AddAssign for Rounds {
+    /// Of clusterings side by side: the most rounds, the sum of everything else.
+    fn add_assign(&mut self, other: Self) {
+        self.iterations = self.iterations.max(other.iterations);
+        self.moved += other.moved;
+        self.assigned += other.assigned;
+        self.inertia += other.inertia;
+        self.seeding += other.seeding;
+        self.assigning += other.assigning;
+        self.updating += other.updating;
+        self.work += other.work;
+    }
+}
+
 impl Clustering {
+    fn of_nothing(rows: &Rows) -> Self {
+        let (kind, dim) = (rows.matrix().kind(), rows.matrix().dim());
+        let (elements, distances) = match kind {
+            ElementKind::F64 => (Elements::F64(vec![]), Distances::F64(vec![])),
+            _ => (Elements::F32(vec![]), Distances::F32(vec![])),
+        };
+        Self {
+            labels: vec![],
+            distances,
+            centroids: Arc::new(Matrix::new(elements, 0, dim)),
+            sizes: vec![],
+            inertias: vec![],
+            rounds: Rounds::default(),
+        }
+    }
+
     /// The sum of all inertias.
     pub fn inertia(&self) -> f64 {
         self.inertias.iter().sum()
@@ -185,6 +217,48 @@ pub fn kmeans(
         }
     }
     device.run(Run(rows, weights, start, params, cancel))
+}
+
+/// Divide each of many groups of rows into clusters by itself, as [`kmeans`] would, but into no more
+/// than it has distinct rows. A group without rows has no clusters.
+///
+/// # Errors
+/// Those of [`kmeans`]; parameters may not ask for given centroids.
+pub fn kmeans_groups(
+    device: &AnyDevice,
+    groups: &[Rows],
+    params: &KMeansParams,
+    cancel: &Cancel,
+) -> Result<Vec<Clustering>> {
+    if params.init == Init::Given {
+        let message = "kmeans: groups of rows have no given centroids";
+        return Err(Error::InvalidArgument(message.to_string()));
+    }
+    let one = |device: &AnyDevice, rows: &Rows| {
+        let found = match rows.matrix().kind() {
+            ElementKind::F32 => distinct_rows::<f32>(
+                rows.reals().unwrap_or_default(),
+                rows.matrix().dim(),
+                params.k,
+            ),
+            ElementKind::F64 => distinct_rows::<f64>(
+                rows.reals().unwrap_or_default(),
+                rows.matrix().dim(),
+                params.k,
+            ),
+            ElementKind::Bits => params.k,
+        };
+        if found == 0 {
+            return Ok(Clustering::of_nothing(rows));
+        }
+        kmeans(device, rows, None, None, &KMeansParams { k: found, ..params.clone() }, cancel)
+    };
+    if let [rows] = groups {
+        return Ok(vec![one(device, rows)?]);
+    }
+    // A group is small, and a task on one thread.
+    let cpu = AnyDevice::cpu();
+    in_parallel(groups.len(), |group| one(&cpu, &groups[group])).into_iter().collect()
 }
 
 /// One input on its way through all runs.
@@ -240,17 +314,8 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
             )));
         }
         check_weights(weights, rows.len())?;
-        let needed = params.k;
-        let bits = |row: &[T]| row.iter().map(|x| (*x + T::ZERO).to_f64().to_bits()).collect();
-        let mut distinct: HashSet<Vec<u64>> = HashSet::new();
-        for row in values.chunks_exact(dim.max(1)) {
-            distinct.insert(bits(row));
-            if distinct.len() == needed {
-                break;
-            }
-        }
-        if distinct.len() < needed {
-            let found = distinct.len();
+        let (needed, found) = (params.k, distinct_rows(values, dim, params.k));
+        if found < needed {
             return Err(Error::Unsatisfiable(format!(
                 "kmeans: k is {needed}, but the input has only {found} distinct vectors"
             )));
@@ -586,6 +651,19 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
     fn at(&self, rows: &[u32]) -> Vec<T> {
         rows.iter().flat_map(|row| self.row(*row as usize).iter().copied()).collect()
     }
+}
+
+/// How many different rows there are, counted up to `most`. Zeros of both signs are equal.
+fn distinct_rows<T: Real>(values: &[T], dim: usize, most: usize) -> usize {
+    let bits = |row: &[T]| row.iter().map(|x| (*x + T::ZERO).to_f64().to_bits()).collect();
+    let mut distinct: HashSet<Vec<u64>> = HashSet::new();
+    for row in values.chunks_exact(dim.max(1)) {
+        distinct.insert(bits(row));
+        if distinct.len() == most {
+            break;
+        }
+    }
+    distinct.len()
 }
 
 /// A weight from 0 for each row, and not all of them 0.

@@ -21,7 +21,7 @@ use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
 pub use clusters::{End, Groups, Resident, Spread, Stretch, shift};
-pub use cpu::CpuDevice;
+pub use cpu::{CpuDevice, in_parallel};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaDevice;
 

@@ -6,6 +6,9 @@
 //!   init      the first centroids, if a relation gives them
 //! ```
 //!
+//! As a window function, rows are put into groups by the values of columns, and every group has
+//! clusters of its own.
+//!
 //! Phases: (1) the inputs are collected and their vectors become rows; (2) a device is chosen and
 //! all rounds run on a blocking thread, which dropping the stream cancels; (3) the input's batches
 //! come out again, with `cluster` and `distance`, or the centroids do.
@@ -15,6 +18,7 @@
 //! Memory: the input's batches, its vectors twice, and a label and a distance for each row, reserved
 //! in the session's pool; more than it allows fails with `ResourcesExhausted`.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -25,6 +29,7 @@ use datafusion::arrow::array::{
 use datafusion::arrow::buffer::OffsetBuffer;
 use datafusion::arrow::compute::{cast, take};
 use datafusion::arrow::datatypes::{DataType, Field, Fields, Float64Type, Schema, SchemaRef};
+use datafusion::arrow::row::{RowConverter, SortField};
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{DataFusionError, exec_err, internal_err, plan_datafusion_err, plan_err};
 use datafusion::error::Result;
@@ -47,7 +52,7 @@ use futures::TryStreamExt;
 use super::knn_spec::Side;
 use super::vectors::{VectorColumn, VectorReader};
 use super::work::{CancelOnDrop, blocking, collect, columns, execute_all};
-use crate::algo::kmeans::{Clustering, KMeansParams, Rounds, kmeans};
+use crate::algo::kmeans::{Clustering, KMeansParams, Rounds, kmeans, kmeans_groups};
 use crate::device::{AnyDevice, Cancel, DeviceChoice, Distances};
 use crate::matrix::{ElementKind, Elements, Rows};
 
@@ -62,6 +67,8 @@ pub struct KMeansSpec {
     pub vector: VectorColumn,
     /// The column of weights.
     pub weight: Option<String>,
+    /// For [`KMeansOutput::Labels`], the columns that put rows into groups.
+    pub groups: Vec<String>,
     /// Where the first centroids are in their relation, if one gives them.
     pub init_vector: Option<VectorColumn>,
     /// The device asked for.
@@ -75,9 +82,14 @@ pub struct KMeansSpec {
 pub enum KMeansOutput {
     /// The rows, with their cluster and the distance from its centroid.
     Rows,
+    /// The rows, with their cluster in [`LABEL`] among those of their group.
+    Labels,
     /// The clusters: centroid, size and inertia.
     Centroids,
 }
+
+/// The column that [`KMeansOutput::Labels`] adds.
+pub const LABEL: &str = "__cluster";
 
 /// The columns that come out for an input of these.
 ///
@@ -101,6 +113,10 @@ pub fn kmeans_fields(output: KMeansOutput, side: &Side, fields: &Fields) -> Resu
                 );
             }
             Ok(fields.iter().map(|field| field.as_ref().clone()).chain(new).collect())
+        }
+        KMeansOutput::Labels => {
+            let label = Field::new(LABEL, DataType::Int64, true);
+            Ok(fields.iter().map(|field| field.as_ref().clone()).chain([label]).collect())
         }
         KMeansOutput::Centroids => {
             let item = Arc::new(Field::new("item", float, false));
@@ -178,6 +194,9 @@ impl DisplayAs for KMeansExec {
         ];
         if let Some(weight) = &spec.weight {
             shown.push(("weight", weight.clone()));
+        }
+        if spec.output == KMeansOutput::Labels {
+            shown.push(("groups", format!("[{}]", spec.groups.join(", "))));
         }
         if let Some((_, inertia)) = found {
             shown.push(("inertia", inertia.to_string()));
@@ -275,13 +294,19 @@ impl ExecutionPlan for KMeansExec {
             let (batches, rounds) = blocking(move || {
                 let problem = Problem::read(&spec, kind, &input.0, &batches, first)?;
                 reservation.try_grow(problem.bytes())?;
-                let (clustering, device) = problem.solve(&spec, &cancel)?;
-                found.get_or_init(|| (device, clustering.rounds.inertia));
-                let rounds = clustering.rounds;
-                let batches = match spec.output {
-                    KMeansOutput::Rows => problem.label(batches, clustering, &out)?,
-                    KMeansOutput::Centroids => vec![centroids(clustering, &out)?],
+                let (batches, rounds, device) = match spec.output {
+                    KMeansOutput::Labels => problem.label_groups(&spec, batches, &cancel, &out)?,
+                    output => {
+                        let (clustering, device) = problem.solve(&spec, &cancel)?;
+                        let rounds = clustering.rounds;
+                        let batches = match output {
+                            KMeansOutput::Centroids => vec![centroids(clustering, &out)?],
+                            _ => problem.label(batches, clustering, &out)?,
+                        };
+                        (batches, rounds, device)
+                    }
                 };
+                found.get_or_init(|| (device, rounds.inertia));
                 drop(reservation);
                 Ok((batches, rounds))
             })
@@ -366,17 +391,21 @@ impl Problem {
         2 * self.rows.bytes() + self.rows.len() * 48
     }
 
-    fn solve(&self, spec: &KMeansSpec, cancel: &Cancel) -> Result<(Clustering, String)> {
+    fn device(&self, spec: &KMeansSpec) -> Result<AnyDevice> {
         let rounds = spec.params.max_iterations.min(20) as f64;
         let pairs = self.rows.len() as f64 * spec.params.k() as f64;
         let operations = 2.0 * self.rows.matrix().width() as f64 * pairs * rounds;
-        let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
+        Ok(AnyDevice::choose(spec.device, spec.device_memory, operations)?)
+    }
+
+    fn solve(&self, spec: &KMeansSpec, cancel: &Cancel) -> Result<(Clustering, String)> {
+        let device = self.device(spec)?;
         let (weights, first) = (self.weights.as_deref(), self.first.as_ref());
         let found = kmeans(&device, &self.rows, weights, first, &spec.params, cancel)?;
         Ok((found, device.info().name))
     }
 
-    /// The batches with two more columns.
+    /// The batches with `cluster` and `distance`.
     fn label(
         &self,
         batches: Vec<RecordBatch>,
@@ -387,7 +416,79 @@ impl Problem {
             Distances::F32(distances) => Arc::new(Float32Array::from(distances)),
             Distances::F64(distances) => Arc::new(Float64Array::from(distances)),
         };
-        let clusters = Int64Array::from_iter_values(found.labels.iter().map(|x| i64::from(*x)));
+        self.add(batches, &[labels(&found.labels), distances], schema)
+    }
+
+    /// The batches with the clusters that their rows have within their groups.
+    fn label_groups(
+        &self,
+        spec: &KMeansSpec,
+        batches: Vec<RecordBatch>,
+        cancel: &Cancel,
+        schema: &SchemaRef,
+    ) -> Result<(Vec<RecordBatch>, Rounds, String)> {
+        let members = self.members(&spec.groups, &batches)?;
+        let order: Vec<u32> = members.iter().flatten().copied().collect();
+        let sorted = Rows::all(Arc::new(self.rows.gather(&order)));
+        let groups = members.iter().scan(0, |end, members| {
+            let start = *end;
+            *end += members.len();
+            Some(sorted.slice(start..*end))
+        });
+        let groups: Vec<Rows> = groups.collect();
+        let device = self.device(spec)?;
+        let found = kmeans_groups(&device, &groups, &spec.params, cancel)?;
+        let mut clusters = vec![0; order.len()];
+        let mut rounds = Rounds::default();
+        for (members, found) in members.iter().zip(&found) {
+            members.iter().zip(&found.labels).for_each(|(row, l)| clusters[*row as usize] = *l);
+            rounds += found.rounds;
+        }
+        Ok((self.add(batches, &[labels(&clusters)], schema)?, rounds, device.info().name))
+    }
+
+    /// The rows of every group, by the values of some columns. NULLs are a group.
+    fn members(&self, groups: &[String], batches: &[RecordBatch]) -> Result<Vec<Vec<u32>>> {
+        let all = || (0..self.rows.len() as u32).collect();
+        let Some(first) = batches.first().filter(|_| !groups.is_empty()) else {
+            return Ok(vec![all()]);
+        };
+        let side = |batch: &RecordBatch| -> Result<Vec<ArrayRef>> {
+            let column = |name: &String| match batch.column_by_name(name) {
+                Some(column) => Ok(column.clone()),
+                None => internal_err!("input lost its column '{name}'"),
+            };
+            groups.iter().map(column).collect()
+        };
+        let fields = side(first)?;
+        let fields = fields.iter().map(|column| SortField::new(column.data_type().clone()));
+        let converter = RowConverter::new(fields.collect())?;
+        let (mut numbers, mut members) = (HashMap::new(), Vec::<Vec<u32>>::new());
+        let (mut start, mut next) = (0, 0);
+        for batch in batches {
+            let keys = converter.convert_columns(&side(batch)?)?;
+            let end = start + batch.num_rows();
+            while let Some(position) = self.positions.get(next).filter(|p| (**p as usize) < end) {
+                let key = keys.row(*position as usize - start).as_ref().to_vec();
+                let number = *numbers.entry(key).or_insert_with(|| {
+                    members.push(Vec::new());
+                    members.len() - 1
+                });
+                members[number].push(next as u32);
+                next += 1;
+            }
+            start = end;
+        }
+        Ok(members)
+    }
+
+    /// The batches with more columns, which have a value for each row that has a vector.
+    fn add(
+        &self,
+        batches: Vec<RecordBatch>,
+        new: &[ArrayRef],
+        schema: &SchemaRef,
+    ) -> Result<Vec<RecordBatch>> {
         let (mut start, mut next) = (0, 0);
         let mut labelled = Vec::with_capacity(batches.len());
         for batch in batches {
@@ -403,8 +504,9 @@ impl Problem {
                 })
                 .collect();
             let mut columns = batch.columns().to_vec();
-            columns.push(take(&clusters, &places, None)?);
-            columns.push(take(&distances, &places, None)?);
+            for new in new {
+                columns.push(take(new, &places, None)?);
+            }
             labelled.push(RecordBatch::try_new(schema.clone(), columns)?);
             start = end;
         }
@@ -443,6 +545,10 @@ fn read_weights(
         );
     }
     Ok(())
+}
+
+fn labels(labels: &[u32]) -> ArrayRef {
+    Arc::new(Int64Array::from_iter_values(labels.iter().map(|label| i64::from(*label))))
 }
 
 /// One row for each cluster.

@@ -30,7 +30,7 @@ pub(super) const FUNCTIONS: [(&str, KMeansOutput); 2] =
 const VALUES: &[&str] =
     &["k", "metric", "vector", "max_iterations", "tolerance", "init", "runs", "seed", "weight"];
 const METHODS: &[&str] = &[Init::NAMES[0].0, Init::NAMES[1].0, Init::NAMES[2].0];
-static SIGNATURES: [Signature; 2] = [
+static SIGNATURES: [Signature; 3] = [
     Signature { function: "kmeans", inputs: &["input"], values: VALUES, methods: METHODS },
     Signature {
         function: "kmeans_centroids",
@@ -38,12 +38,14 @@ static SIGNATURES: [Signature; 2] = [
         values: VALUES,
         methods: METHODS,
     },
+    Signature { function: "kmeans", inputs: &["v"], values: &["k", "seed"], methods: &[] },
 ];
 
 fn signature(output: KMeansOutput) -> &'static Signature {
     match output {
         KMeansOutput::Rows => &SIGNATURES[0],
         KMeansOutput::Centroids => &SIGNATURES[1],
+        KMeansOutput::Labels => &SIGNATURES[2],
     }
 }
 
@@ -105,6 +107,25 @@ fn build(
     let node = KMeansNode::try_new(output, input, init, vector, weight, values, options)?;
     let plan = LogicalPlan::Extension(Extension { node: Arc::new(node) });
     LogicalPlanBuilder::from(plan).alias(function)?.build()
+}
+
+/// The input with one more column, [`LABEL`](crate::exec::LABEL): for each row its cluster among
+/// those whose values in the columns `groups` are the same.
+pub(super) fn label_groups(
+    input: LogicalPlan,
+    vector: String,
+    groups: Vec<String>,
+    (k, seed): (Expr, Option<Expr>),
+    options: NeighborsOptions,
+) -> Result<LogicalPlan> {
+    let mut values = Values::from_params(&KMeans::k(1));
+    values.k = k;
+    values.seed = seed.unwrap_or(values.seed);
+    let input = (VectorColumn::Whole(vector), input);
+    let columns = Columns { weight: None, groups };
+    let node =
+        KMeansNode::checked(KMeansOutput::Labels, input, None, columns, values.typed(), options)?;
+    Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }))
 }
 
 /// The functions by position, for hosts that see plain table functions only:
@@ -277,10 +298,17 @@ pub struct KMeansNode {
     output: KMeansOutput,
     input: (VectorColumn, LogicalPlan),
     init: Option<(VectorColumn, LogicalPlan)>,
-    weight: Option<String>,
+    columns: Columns,
     values: Values,
     options: NeighborsOptions,
     schema: DFSchemaRef,
+}
+
+/// Columns of the input beside the vectors.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Columns {
+    weight: Option<String>,
+    groups: Vec<String>,
 }
 
 impl KMeansNode {
@@ -306,21 +334,22 @@ impl KMeansNode {
             }
             None => None,
         };
-        Self::checked(output, input, init, weight, values.typed(), options)
+        let columns = Columns { weight, groups: vec![] };
+        Self::checked(output, input, init, columns, values.typed(), options)
     }
 
     fn checked(
         output: KMeansOutput,
         input: (VectorColumn, LogicalPlan),
         init: Option<(VectorColumn, LogicalPlan)>,
-        weight: Option<String>,
+        columns: Columns,
         values: Values,
         options: NeighborsOptions,
     ) -> Result<Self> {
         let function = signature(output).function;
         let fields = input.1.schema().fields();
         let side = Side::try_new("input", &input.0, fields)?;
-        if let Some(name) = &weight {
+        if let Some(name) = &columns.weight {
             let weight = VectorColumn::Dimensions(vec![name.clone()]);
             if Side::try_new("input", &weight, fields).is_err() {
                 return plan_err!(
@@ -338,7 +367,7 @@ impl KMeansNode {
         }
         let schema = Schema::new(kmeans_fields(output, &side, fields)?);
         let schema = Arc::new(DFSchema::try_from(schema)?);
-        let node = Self { output, input, init, weight, values, options, schema };
+        let node = Self { output, input, init, columns, values, options, schema };
         if node.values.all().iter().all(|(_, expr, _)| matches!(expr, Expr::Literal(_, _))) {
             node.spec()?;
         }
@@ -355,7 +384,8 @@ impl KMeansNode {
             params: self.values.params(function, self.init.is_some())?,
             output: self.output,
             vector: self.input.0.clone(),
-            weight: self.weight.clone(),
+            weight: self.columns.weight.clone(),
+            groups: self.columns.groups.clone(),
             init_vector: self.init.as_ref().map(|(vector, _)| vector.clone()),
             device: self.options.device,
             device_memory: self.options.device_memory,
@@ -398,8 +428,11 @@ impl UserDefinedLogicalNodeCore for KMeansNode {
         if let Some((vector, _)) = &self.init {
             write!(f, ", init=[{}]", vector.names().join(", "))?;
         }
-        if let Some(weight) = &self.weight {
+        if let Some(weight) = &self.columns.weight {
             write!(f, ", weight={weight}")?;
+        }
+        if self.output == KMeansOutput::Labels {
+            write!(f, ", groups=[{}]", self.columns.groups.join(", "))?;
         }
         let vector = self.input.0.names().join(", ");
         write!(f, ", device={}, vector=[{vector}]", self.options.device)
@@ -423,16 +456,17 @@ impl UserDefinedLogicalNodeCore for KMeansNode {
             _ => return plan_err!("{function} lost an input"),
         };
         let input = (self.input.0.clone(), input);
-        let (weight, options) = (self.weight.clone(), self.options.clone());
-        Self::checked(self.output, input, init, weight, values.typed(), options)
+        let (columns, options) = (self.columns.clone(), self.options.clone());
+        Self::checked(self.output, input, init, columns, values.typed(), options)
     }
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {
         let fields = self.input.1.schema().fields();
         let side = Side::try_new("input", &self.input.0, fields).ok()?;
-        let is_weight = |i: &usize| self.weight.as_ref() == Some(fields[*i].name());
-        let asked = |i: &usize| self.output == KMeansOutput::Rows && output.contains(i);
-        let needed = |i: &usize| side.vector.contains(i) || is_weight(i) || asked(i);
+        let Columns { weight, groups } = &self.columns;
+        let used = |i: &usize| weight.iter().chain(groups).any(|name| name == fields[*i].name());
+        let asked = |i: &usize| self.output != KMeansOutput::Centroids && output.contains(i);
+        let needed = |i: &usize| side.vector.contains(i) || used(i) || asked(i);
         let mut all = vec![(0..fields.len()).filter(needed).collect()];
         if let Some((vector, plan)) = &self.init {
             let mut needed = Side::try_new("init", vector, plan.schema().fields()).ok()?.vector;

@@ -8,6 +8,7 @@ mod node;
 mod options;
 mod planner;
 mod relation;
+mod window;
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use datafusion::common::plan_err;
 use datafusion::error::Result;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::context::QueryPlanner;
+use datafusion::logical_expr::WindowUDF;
 use datafusion::physical_planner::ExtensionPlanner;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
@@ -111,6 +113,9 @@ pub fn install(
     });
     let ours = ours.into_iter().chain(clusters);
     tables.extend(ours.map(|function| (function.name().to_string(), Arc::new(function))));
+    let windows = builder.window_functions().get_or_insert_with(Vec::new);
+    windows.push(Arc::new(WindowUDF::from(window::KMeansWindow::new())));
+    builder.analyzer_rules().get_or_insert_with(Vec::new).push(Arc::new(window::WindowForm));
     let scalars = builder.scalar_functions().get_or_insert_with(Vec::new);
     scalars.extend(distance::functions().map(Arc::new));
     builder
