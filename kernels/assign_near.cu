@@ -86,30 +86,61 @@ extern "C" __global__ __launch_bounds__(256) void assign_near(Job job, u32 is_la
     move_row(job, cluster != before, row, before, cluster);
 }
 
-// Sorting rows by cluster: count, add up, move. Rows of a block.
+// Sorting rows by cluster, and in it by how many centroids they look at: count, add up, move. Rows of
+// a block.
 constexpr u32 SORTED_ROWS = 8192;
 
-// Rows in each cluster. Shared memory for k counts. `sorted_counts` is zero before.
-extern "C" __global__ __launch_bounds__(1024) void sort_count(Job job) {
+// The place of a row in the order: `ranks` for each cluster, by the logarithm of how many centroids
+// the row looks at.
+__device__ __forceinline__ u32 place_of(const Job& job, u32 row, u32 ranks) {
+    const u32 cluster = job.labels[row];
+    u32 rank = 0;
+    if constexpr (IS_LOW) {
+        if (ranks > 1) {
+            float values[DIM];
+            load_row(values, job.rows + (u64)row * DIM);
+            const float* centroid = current_centroids(job) + (u64)cluster * DIM;
+            const float reach = 2 * __fsqrt_rn(square_distance(values, centroid));
+            const u64* list = job.lists + (u64)cluster * job.k;
+            u32 low = 0, high = job.k - 1;
+            while (low < high) {
+                const u32 middle = (low + high) / 2;
+                if (__uint_as_float(list[middle] >> 32) > reach) {
+                    high = middle;
+                } else {
+                    low = middle + 1;
+                }
+            }
+            // Two for each octave: bits of a float, read as an integer, are a logarithm.
+            rank = min((__float_as_uint(low + 1.0f) - __float_as_uint(1.0f)) >> 22, ranks - 1);
+        }
+    }
+    return cluster * ranks + rank;
+}
+
+// Rows at each place. Shared memory for k * ranks counts. `sorted_counts` is zero before.
+extern "C" __global__ __launch_bounds__(1024) void sort_count(Job job, u32 ranks) {
     u32* counts = reinterpret_cast<u32*>(shared);
-    for (u32 i = threadIdx.x; i < job.k; i += blockDim.x) counts[i] = 0;
+    const u32 places = job.k * ranks;
+    for (u32 i = threadIdx.x; i < places; i += blockDim.x) counts[i] = 0;
     __syncthreads();
     const u32 first = blockIdx.x * SORTED_ROWS;
     for (u32 i = threadIdx.x; i < SORTED_ROWS && first + i < job.count; i += blockDim.x) {
-        atomicAdd(&counts[job.labels[first + i]], 1u);
+        atomicAdd(&counts[place_of(job, first + i, ranks)], 1u);
     }
     __syncthreads();
-    for (u32 i = threadIdx.x; i < job.k; i += blockDim.x) {
+    for (u32 i = threadIdx.x; i < places; i += blockDim.x) {
         if (counts[i] > 0) atomicAdd(&job.sorted_counts[i], counts[i]);
     }
 }
 
 // Counts into positions. One block of 1024 threads, each of which adds up a run.
-extern "C" __global__ __launch_bounds__(1024) void sort_add_up(Job job) {
+extern "C" __global__ __launch_bounds__(1024) void sort_add_up(Job job, u32 ranks) {
     __shared__ u32 sums[1024];
-    const u32 run = (job.k + 1023) / 1024, first = threadIdx.x * run;
+    const u32 places = job.k * ranks;
+    const u32 run = (places + 1023) / 1024, first = threadIdx.x * run;
     u32 sum = 0;
-    for (u32 i = first; i < first + run && i < job.k; i++) sum += job.sorted_counts[i];
+    for (u32 i = first; i < first + run && i < places; i++) sum += job.sorted_counts[i];
     sums[threadIdx.x] = sum;
     __syncthreads();
     for (u32 apart = 1; apart < 1024; apart *= 2) {
@@ -119,7 +150,7 @@ extern "C" __global__ __launch_bounds__(1024) void sort_add_up(Job job) {
         __syncthreads();
     }
     u32 position = sums[threadIdx.x] - sum;
-    for (u32 i = first; i < first + run && i < job.k; i++) {
+    for (u32 i = first; i < first + run && i < places; i++) {
         const u32 count = job.sorted_counts[i];
         job.sorted_counts[i] = position;
         position += count;
@@ -127,25 +158,37 @@ extern "C" __global__ __launch_bounds__(1024) void sort_add_up(Job job) {
 }
 
 // Rows, numbers and labels to their new positions. Blocks and shared memory as for `sort_count`.
-extern "C" __global__ __launch_bounds__(1024) void sort_move(Job job, float* rows, u32* numbers,
-                                                             u32* labels) {
+extern "C" __global__ __launch_bounds__(1024) void sort_move(Job job, u32 ranks, float* rows,
+                                                             u32* numbers, u32* labels) {
     u32* positions = reinterpret_cast<u32*>(shared);
-    for (u32 i = threadIdx.x; i < job.k; i += blockDim.x) positions[i] = 0;
+    const u32 all = job.k * ranks;
+    for (u32 i = threadIdx.x; i < all; i += blockDim.x) positions[i] = 0;
     __syncthreads();
     const u32 first = blockIdx.x * SORTED_ROWS;
-    for (u32 i = threadIdx.x; i < SORTED_ROWS && first + i < job.count; i += blockDim.x) {
-        atomicAdd(&positions[job.labels[first + i]], 1u);
+    u32 places[SORTED_ROWS / 1024];
+#pragma unroll
+    for (u32 i = 0; i < SORTED_ROWS / 1024; i++) {
+        const u32 row = first + i * 1024 + threadIdx.x;
+        if (row >= job.count) continue;
+        places[i] = place_of(job, row, ranks);
+        atomicAdd(&positions[places[i]], 1u);
     }
     __syncthreads();
-    for (u32 i = threadIdx.x; i < job.k; i += blockDim.x) {
+    for (u32 i = threadIdx.x; i < all; i += blockDim.x) {
         if (positions[i] > 0) positions[i] = atomicAdd(&job.sorted_counts[i], positions[i]);
     }
     __syncthreads();
-    for (u32 i = threadIdx.x; i < SORTED_ROWS && first + i < job.count; i += blockDim.x) {
-        const u32 row = first + i, label = job.labels[row];
-        const u32 to = atomicAdd(&positions[label], 1u);
-        for (u32 j = 0; j < DIM; j++) rows[(u64)to * DIM + j] = job.rows[(u64)row * DIM + j];
+#pragma unroll
+    for (u32 i = 0; i < SORTED_ROWS / 1024; i++) {
+        const u32 row = first + i * 1024 + threadIdx.x;
+        if (row >= job.count) continue;
+        const u32 to = atomicAdd(&positions[places[i]], 1u);
+        if constexpr (IS_LOW) {
+            float values[DIM];
+            load_row(values, job.rows + (u64)row * DIM);
+            store_row(rows + (u64)to * DIM, values);
+        }
         numbers[to] = job.numbers == nullptr ? row : job.numbers[row];
-        labels[to] = label;
+        labels[to] = job.labels[row];
     }
 }

@@ -18,14 +18,15 @@ constexpr bool HAS_TILES = false;
 
 constexpr u32 STEPS = HAS_TILES ? (DIM + 15) / 16 : 1;  // of 16 elements
 constexpr u32 HALF_DIM = (DIM + 15) / 16 * 16;
-constexpr u32 TILE = 64;   // centroids of a tile
-constexpr u32 WARPS = 6;   // of a block, with 32 rows each
+constexpr u32 TILE = 64;   // centroids that are brought to shared memory at a time
+constexpr u32 PART = 32;   // … and multiplied at a time
+constexpr u32 WARPS = 8;   // of a block, with 32 rows each
 constexpr u32 STAGES = 3;  // tiles in shared memory
 constexpr u32 STRIDE = HALF_DIM + 8;  // of a centroid there; odd in units of 16 bytes
 constexpr u32 STAGE_BYTES = TILE * STRIDE * 2 + TILE * 4;
 
 constexpr float UNIT = 5.9604645e-8f;  // 2^-24
-constexpr u32 PLACES = 15;             // low bits of a product that say where in a tile it is
+constexpr u32 PLACES = PART / 4 - 1;   // low bits of a product that say where in a part it is
 
 __device__ __forceinline__ unsigned short to_half(float x) {
     unsigned short h;
@@ -39,35 +40,34 @@ __device__ __forceinline__ float from_half(unsigned short h) {
 }
 
 // A row or centroid from the origin on, scaled and rounded, by a warp; padding is zero. Lengths are
-// rounded up, `square` is not.
+// rounded up: sums of 128 squares err by less than 1e-6 of themselves, differences of x and h(x) by
+// 2^-24 of x. `use` gets each element.
+template <typename Use>
 __device__ __forceinline__ Rounded round_row(const Job& job, const float* from,
-                                             unsigned short* to, double& square) {
-    double length = 0, error = 0;
-    square = 0;
+                                             unsigned short* to, Use&& use) {
+    float length = 0, error = 0;
     for (u32 j = threadIdx.x % 32; j < HALF_DIM; j += 32) {
-        double x = 0;
-        if (j < DIM) x = ((double)from[j] - job.origin[j]) * job.scale;
+        double exact = 0;
+        if (j < DIM) exact = ((double)from[j] - job.origin[j]) * job.scale;
         // Rows are below 256; centroids that are given may be anywhere.
-        const float near = fminf(fmaxf((float)x, -32768.0f), 32768.0f);
-        const unsigned short half = to_half(near);
-        const double rounded = from_half(half);
+        const float x = (float)exact;
+        const unsigned short half = to_half(fminf(fmaxf(x, -32768.0f), 32768.0f));
+        const float rounded = from_half(half);
         to[j] = half;
-        length += rounded * rounded;
-        error += (x - rounded) * (x - rounded);
-        square += x * x;
+        length = __fmaf_rn(rounded, rounded, length);
+        error = __fmaf_rn(x - rounded, x - rounded, error);
+        use(exact);
     }
-    square = add_lanes(square);
-    return {__fmul_ru(__double2float_ru(__dsqrt_ru(add_lanes(length))), 1.000001f),
-            __fmul_ru(__double2float_ru(__dsqrt_ru(add_lanes(error))), 1.000001f)};
+    length = __fsqrt_ru(add_lanes(length)) * 1.000002f;
+    return {length, __fmaf_ru(__fsqrt_ru(add_lanes(error)), 1.000002f, length * 2 * UNIT)};
 }
 
 // All rows, once. A warp per row.
 extern "C" __global__ __launch_bounds__(256) void round_rows(Job job) {
     const u32 row = blockIdx.x * 8 + threadIdx.x / 32;
     if (row >= job.count) return;
-    double square;
     const Rounded rounded = round_row(job, job.rows + (u64)row * DIM,
-                                      job.half_rows + (u64)row * HALF_DIM, square);
+                                      job.half_rows + (u64)row * HALF_DIM, [](double) {});
     if (threadIdx.x % 32 > 0) return;
     job.rounded[row] = rounded;
     atomicMax(&job.status->largest_row, __float_as_uint(rounded.length));
@@ -85,9 +85,10 @@ extern "C" __global__ __launch_bounds__(256) void round_centroids(Job job, u32 i
         if (lane == 0) job.half_squares[cluster] = -Limits<float>::infinity();
         return;
     }
-    double square;
-    const Rounded rounded =
-        round_row(job, current_centroids(job) + (u64)cluster * DIM, to, square);
+    double square = 0;
+    const Rounded rounded = round_row(job, current_centroids(job) + (u64)cluster * DIM, to,
+                                      [&](double x) { square += x * x; });
+    square = add_lanes(square);
     if (lane > 0) return;
     job.half_squares[cluster] = (float)(-0.5 * square);
     const float length = __fmul_ru(__double2float_ru(__dsqrt_ru(square)), 1.000001f);
@@ -156,10 +157,10 @@ struct Errors {
     }
 };
 
-// The best two products of a row so far, as bits, and the tile of the best.
+// The best two products of a row so far, as bits, and the part of the best.
 struct Best {
     int first, second;
-    u32 tile;
+    u32 part;
 };
 
 __device__ __forceinline__ void bring_tile(const Job& job, unsigned char* stage, u32 tile) {
@@ -175,17 +176,17 @@ __device__ __forceinline__ void bring_tile(const Job& job, unsigned char* stage,
     }
 }
 
-// Every product of 32 rows per warp. `rows` are this thread's: lane / 4 + 8 i. For each tile, `use`
-// gets its number and the products: [i][centroid], 16 of the tile's per lane.
+// Products of 32 rows per warp with the centroids of tiles `begin` to `end`. `rows` are this thread's:
+// lane / 4 + 8 i. For each part of a tile, `use` gets its number and the products of these rows with
+// 8 of the part's centroids.
 template <typename Use>
 __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)[4], float bias,
-                                               Use&& use) {
+                                               u32 begin, u32 end, Use&& use) {
     unsigned char* stages = reinterpret_cast<unsigned char*>(shared);
     const u32 lane = threadIdx.x % 32;
-    const u32 tiles = (job.k + TILE - 1) / TILE;
-    bring_tile(job, stages, 0);
+    bring_tile(job, stages, begin);
     commit_copies();
-    if (tiles > 1) bring_tile(job, stages + STAGE_BYTES, 1);
+    if (begin + 1 < end) bring_tile(job, stages + STAGE_BYTES, begin + 1);
     commit_copies();
     u32 a[2][STEPS][4];
 #pragma unroll
@@ -198,47 +199,52 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)
             a[i / 2][step][i % 2 + 2] = __ldg(row + step * 8 + 4);
         }
     }
-    for (u32 tile = 0; tile < tiles; tile++) {
+    for (u32 tile = begin; tile < end; tile++) {
         wait_for_copies<1>();
         __syncthreads();
-        const unsigned char* stage = stages + tile % STAGES * STAGE_BYTES;
-        if (tile + 2 < tiles) bring_tile(job, stages + (tile + 2) % STAGES * STAGE_BYTES, tile + 2);
-        commit_copies();
-        const float2* squares = reinterpret_cast<const float2*>(stage + TILE * STRIDE * 2);
-        float sums[2][TILE / 8][4];
-#pragma unroll
-        for (u32 n = 0; n < TILE / 8; n++) {
-            const float2 square = squares[n * 4 + lane % 4];
-#pragma unroll
-            for (u32 m = 0; m < 2; m++) {
-                sums[m][n][0] = sums[m][n][2] = add(bias, square.x);
-                sums[m][n][1] = sums[m][n][3] = add(bias, square.y);
-            }
+        const unsigned char* stage = stages + (tile - begin) % STAGES * STAGE_BYTES;
+        if (tile + 2 < end) {
+            bring_tile(job, stages + (tile + 2 - begin) % STAGES * STAGE_BYTES, tile + 2);
         }
+        commit_copies();
         // Lanes 0 to 7 point to centroids 0 to 7, elements 0 to 7; the next eight to elements 8 to
         // 15; the others to centroids 8 to 15.
         const unsigned short* centroids = reinterpret_cast<const unsigned short*>(stage) +
                                           (lane % 8 + lane / 16 * 8) * STRIDE + lane / 8 % 2 * 8;
+        const float2* squares = reinterpret_cast<const float2*>(stage + TILE * STRIDE * 2);
 #pragma unroll
-        for (u32 step = 0; step < STEPS; step++) {
+        for (u32 part = 0; part < TILE / PART; part++) {
+            float sums[2][PART / 8][4];
 #pragma unroll
-            for (u32 n = 0; n < TILE / 8; n += 2) {
-                u32 b[4];
-                load_matrices(b, centroids + n * 8 * STRIDE + step * 16);
+            for (u32 n = 0; n < PART / 8; n++) {
+                const float2 square = squares[(part * PART / 8 + n) * 4 + lane % 4];
 #pragma unroll
                 for (u32 m = 0; m < 2; m++) {
-                    multiply_add(sums[m][n], a[m][step], b[0], b[1]);
-                    multiply_add(sums[m][n + 1], a[m][step], b[2], b[3]);
+                    sums[m][n][0] = sums[m][n][2] = add(bias, square.x);
+                    sums[m][n][1] = sums[m][n][3] = add(bias, square.y);
                 }
             }
+#pragma unroll
+            for (u32 step = 0; step < STEPS; step++) {
+#pragma unroll
+                for (u32 n = 0; n < PART / 8; n += 2) {
+                    u32 b[4];
+                    load_matrices(b, centroids + (part * PART + n * 8) * STRIDE + step * 16);
+#pragma unroll
+                    for (u32 m = 0; m < 2; m++) {
+                        multiply_add(sums[m][n], a[m][step], b[0], b[1]);
+                        multiply_add(sums[m][n + 1], a[m][step], b[2], b[3]);
+                    }
+                }
+            }
+            use(tile * (TILE / PART) + part, sums);
         }
-        use(tile, sums);
     }
 }
 
-// The centroid at a place of a tile, as a lane sees it.
-__device__ __forceinline__ u32 centroid_at(u32 tile, u32 place) {
-    return tile * TILE + place / 2 * 8 + threadIdx.x % 4 * 2 + place % 2;
+// The centroid at a place of a part, as a lane sees it.
+__device__ __forceinline__ u32 centroid_at(u32 part, u32 place) {
+    return part * PART + place / 2 * 8 + threadIdx.x % 4 * 2 + place % 2;
 }
 
 __device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
@@ -258,12 +264,12 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, 2) void assign_tiles(Job job
         rows[i] = first + 8 * i < job.count ? first + 8 * i : 0;
         best[i] = {(int)0x80000000, (int)0x80000000, 0};
     }
-    multiply_tiles(job, rows, errors.bias, [&](u32 tile, const float (&sums)[2][TILE / 8][4]) {
+    const auto look = [&](u32 part, const float (&sums)[2][PART / 8][4]) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             int one = 0x80000000, two = 0x80000000;
 #pragma unroll
-            for (u32 n = 0; n < TILE / 8; n++) {
+            for (u32 n = 0; n < PART / 8; n++) {
                 const int a = (__float_as_int(sums[i / 2][n][i % 2 * 2]) & ~PLACES) | (2 * n);
                 const int b =
                     (__float_as_int(sums[i / 2][n][i % 2 * 2 + 1]) & ~PLACES) | (2 * n + 1);
@@ -272,16 +278,17 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, 2) void assign_tiles(Job job
                 one = larger(one, high);
             }
             if (one > best[i].first) {
-                best[i] = {one, larger(best[i].first, two), tile};
+                best[i] = {one, larger(best[i].first, two), part};
             } else {
                 best[i].second = larger(best[i].second, one);
             }
         }
-    });
+    };
+    multiply_tiles(job, rows, errors.bias, 0, (job.k + TILE - 1) / TILE, look);
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         int one = best[i].first, two = best[i].second;
-        u32 cluster = centroid_at(best[i].tile, one & PLACES);
+        u32 cluster = centroid_at(best[i].part, one & PLACES);
 #pragma unroll
         for (u32 apart = 1; apart < 4; apart *= 2) {
             const int other_one = __shfl_xor_sync(0xffffffffu, one, apart);
@@ -312,11 +319,14 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, 2) void assign_tiles(Job job
 }
 
 // The pairs of uncertain rows and the centroids that may be their nearest. Blocks as above, any
-// number of them.
+// number of them; they share the tiles along the grid's second side.
 extern "C" __global__ __launch_bounds__(32 * WARPS, 2) void find_candidates(Job job, u32 is_last) {
     if (!HAS_TILES || (job.status->end != GOING_ON && !is_last)) return;
     const Errors errors(job);
     const u32 lane = threadIdx.x % 32, count = job.status->uncertain;
+    const u32 tiles = (job.k + TILE - 1) / TILE;
+    const u32 begin = blockIdx.y * tiles / gridDim.y, end = (blockIdx.y + 1) * tiles / gridDim.y;
+    if (begin == end) return;
     for (u32 start = blockIdx.x * WARPS * 32; start < count; start += gridDim.x * WARPS * 32) {
         const u32 first = start + threadIdx.x / 32 * 32 + lane / 4;
         u32 rows[4];
@@ -327,27 +337,28 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, 2) void find_candidates(Job 
             rows[i] = at < count ? job.uncertain[at] : 0;
             least[i] = at < count ? __float_as_int(job.least[at]) : 0x7fffffff;
         }
-        multiply_tiles(job, rows, errors.bias, [&](u32 tile, const float (&sums)[2][TILE / 8][4]) {
+        const auto look = [&](u32 part, const float (&sums)[2][PART / 8][4]) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 int most = 0x80000000;
 #pragma unroll
-                for (u32 n = 0; n < TILE / 8; n++) {
+                for (u32 n = 0; n < PART / 8; n++) {
                     most = larger(most, __float_as_int(sums[i / 2][n][i % 2 * 2]));
                     most = larger(most, __float_as_int(sums[i / 2][n][i % 2 * 2 + 1]));
                 }
                 if (most < least[i]) continue;
 #pragma unroll
-                for (u32 place = 0; place < 16; place++) {
+                for (u32 place = 0; place <= PLACES; place++) {
                     const float product = sums[i / 2][place / 2][i % 2 * 2 + place % 2];
                     if (__float_as_int(product) < least[i]) continue;
                     const u32 at = atomicAdd(&job.status->pairs, 1u);
                     if (at < job.room_for_pairs) {
-                        job.pairs[at] = {first + 8 * i, centroid_at(tile, place)};
+                        job.pairs[at] = {first + 8 * i, centroid_at(part, place)};
                     }
                 }
             }
-        });
+        };
+        multiply_tiles(job, rows, errors.bias, begin, end, look);
         __syncthreads();
     }
 }
@@ -366,9 +377,22 @@ extern "C" __global__ __launch_bounds__(128) void compare_candidates(Job job, u3
         const float* row = job.rows + (u64)job.uncertain[pair.row] * DIM;
         const float* centroid = centroids + (u64)pair.before * DIM;
         float total = 0;
-#pragma unroll 16
-        for (u32 j = 0; j < DIM; j++) {
-            total = Step<SQUARES>::of(__ldg(row + j), __ldg(centroid + j), total);
+        if constexpr (DIM % 4 == 0) {
+            const float4* xs = reinterpret_cast<const float4*>(row);
+            const float4* cs = reinterpret_cast<const float4*>(centroid);
+#pragma unroll 8
+            for (u32 j = 0; j < DIM / 4; j++) {
+                const float4 x = __ldg(xs + j), c = __ldg(cs + j);
+                total = Step<SQUARES>::of(x.x, c.x, total);
+                total = Step<SQUARES>::of(x.y, c.y, total);
+                total = Step<SQUARES>::of(x.z, c.z, total);
+                total = Step<SQUARES>::of(x.w, c.w, total);
+            }
+        } else {
+#pragma unroll 8
+            for (u32 j = 0; j < DIM; j++) {
+                total = Step<SQUARES>::of(__ldg(row + j), __ldg(centroid + j), total);
+            }
         }
         atomicMin(&job.nearest[pair.row], (u64)__float_as_uint(total) << 32 | pair.before);
     }

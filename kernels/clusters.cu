@@ -23,6 +23,33 @@ extern "C" __global__ __launch_bounds__(256) void add_moved(Job job) {
     }
 }
 
+// Add all rows to their clusters, which have no others; rows of a cluster are next to each other. A
+// thread adds up an element of 64 rows, and passes the sum on where the cluster changes.
+extern "C" __global__ __launch_bounds__(256) void add_sorted(Job job) {
+    if (job.status->end != GOING_ON) return;
+    const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 j = thread % DIM;
+    const u64 first = thread / DIM * 64, last = first + 64 < job.count ? first + 64 : job.count;
+    if (first >= job.count) return;
+    const double origin = job.origin[j];
+    u32 cluster = job.labels[first];
+    u64 sum = 0, weight = 0;
+    const auto pass_on = [&] {
+        atomicAdd(reinterpret_cast<u64*>(job.sums + (u64)cluster * DIM + j), sum);
+        if (j == 0) atomicAdd(reinterpret_cast<u64*>(job.weights + cluster), weight);
+        sum = weight = 0;
+    };
+    for (u64 row = first; row < last; row++) {
+        const u32 next = job.labels[row];
+        if (next != cluster) pass_on();
+        cluster = next;
+        const double far = __dadd_rn(job.rows[row * DIM + j], -origin);
+        sum += (u64)__double2ll_rn(__dmul_rn(far, job.per_unit));
+        weight += (u64)job.weight;
+    }
+    pass_on();
+}
+
 // The means of all clusters, into the set of centroids that is not valid. A cluster of equal rows
 // has sums that are multiples of its count, and few others have: they are suspects. A warp per
 // cluster.
@@ -53,28 +80,32 @@ extern "C" __global__ __launch_bounds__(256) void means(Job job) {
     if (is_multiple) atomicAdd(&job.status->suspects, 1u);
 }
 
-// The first row of every suspect. A thread per row.
+// The first row of every suspect. Any grid.
 extern "C" __global__ __launch_bounds__(256) void find_alike(Job job) {
-    const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
-    if (job.status->end != GOING_ON || job.status->suspects == 0 || row >= job.count) return;
-    const u32 cluster = job.labels[row];
-    if (!job.alike[cluster]) return;
-    const u64 number = job.numbers == nullptr ? row : job.numbers[row];
-    atomicMin(&job.first_alike[cluster], number << 32 | row);
+    if (job.status->end != GOING_ON || job.status->suspects == 0) return;
+    const u32 step = gridDim.x * blockDim.x;
+    for (u32 row = blockIdx.x * blockDim.x + threadIdx.x; row < job.count; row += step) {
+        const u32 cluster = job.labels[row];
+        if (!job.alike[cluster]) continue;
+        const u64 number = job.numbers == nullptr ? row : job.numbers[row];
+        atomicMin(&job.first_alike[cluster], number << 32 | row);
+    }
 }
 
-// Suspects that hold two different rows are none. A thread per row.
+// Suspects that hold two different rows are none. Any grid.
 extern "C" __global__ __launch_bounds__(256) void compare_alike(Job job) {
-    const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
-    if (job.status->end != GOING_ON || job.status->suspects == 0 || row >= job.count) return;
-    const u32 cluster = job.labels[row];
-    if (!job.alike[cluster]) return;
-    const float* one = job.rows + (u64)row * DIM;
-    const float* first = job.rows + (u64)(u32)job.first_alike[cluster] * DIM;
-    for (u32 j = 0; j < DIM; j++) {
-        if (one[j] != first[j]) {
-            job.alike[cluster] = 0;
-            return;
+    if (job.status->end != GOING_ON || job.status->suspects == 0) return;
+    const u32 step = gridDim.x * blockDim.x;
+    for (u32 row = blockIdx.x * blockDim.x + threadIdx.x; row < job.count; row += step) {
+        const u32 cluster = job.labels[row];
+        if (!job.alike[cluster]) continue;
+        const float* one = job.rows + (u64)row * DIM;
+        const float* first = job.rows + (u64)(u32)job.first_alike[cluster] * DIM;
+        for (u32 j = 0; j < DIM; j++) {
+            if (one[j] != first[j]) {
+                job.alike[cluster] = 0;
+                break;
+            }
         }
     }
 }

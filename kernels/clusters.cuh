@@ -91,6 +91,18 @@ __device__ __forceinline__ void load_row(float (&to)[DIM], const float* from) {
     }
 }
 
+__device__ __forceinline__ void store_row(float* to, const float (&from)[DIM]) {
+    if constexpr (DIM % 4 == 0) {
+#pragma unroll
+        for (u32 j = 0; j < DIM; j += 4) {
+            *reinterpret_cast<float4*>(to + j) = {from[j], from[j + 1], from[j + 2], from[j + 3]};
+        }
+    } else {
+#pragma unroll
+        for (u32 j = 0; j < DIM; j++) to[j] = from[j];
+    }
+}
+
 __device__ __forceinline__ float square_distance(const float (&row)[DIM], const float* centroid) {
     float other[DIM];
     load_row(other, centroid);
@@ -116,10 +128,10 @@ __device__ __forceinline__ void move_row(const Job& job, bool is_new, u32 row, u
 }
 
 // The sum of 32 lanes in a fixed order, in all of them.
-__device__ __forceinline__ double add_lanes(double value) {
+template <typename T> __device__ __forceinline__ T add_lanes(T value) {
 #pragma unroll
     for (u32 apart = 16; apart > 0; apart /= 2) {
-        value = __dadd_rn(value, __shfl_xor_sync(0xffffffffu, value, apart));
+        value = add(value, __shfl_xor_sync(0xffffffffu, value, apart));
     }
     return value;
 }

@@ -27,9 +27,15 @@ const TILES_DIM: usize = 128;
 
 /// Names in `kernels/assign_tiles.cu` and `kernels/assign_near.cu`.
 const TILE: usize = 64;
-const WARPS: usize = 6;
+const WARPS: usize = 8;
 const STAGES: usize = 3;
 const SORTED_ROWS: usize = 8192;
+/// Rows that a thread of `add_sorted` adds up.
+const ADDED_ROWS: usize = 64;
+
+/// Counts that sorting keeps in shared memory, and the most for each cluster.
+const PLACES: usize = 4096;
+const RANKS: usize = 16;
 
 /// How rows find their nearest centroid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +52,7 @@ pub(super) struct RoundKernels {
     dim: usize,
     limits: Limits,
     add_moved: CudaFunction,
+    add_sorted: CudaFunction,
     means: CudaFunction,
     find_alike: CudaFunction,
     compare_alike: CudaFunction,
@@ -111,7 +118,7 @@ struct Job {
     first_alike: u64,
     alike: u64,
     shifts: u64,
-    /// k × k of u64, and k of u32, on the way [`Way::Near`].
+    /// k × k of u64, and a u32 for each place in the order, on the way [`Way::Near`].
     lists: u64,
     sorted_counts: u64,
     /// `count`, and whole tiles of centroids, in whole steps of 16 elements; and what follows, on
@@ -158,6 +165,7 @@ impl RoundKernels {
             dim,
             limits,
             add_moved: function("add_moved")?,
+            add_sorted: function("add_sorted")?,
             means: function("means")?,
             find_alike: function("find_alike")?,
             compare_alike: function("compare_alike")?,
@@ -193,6 +201,11 @@ pub(super) fn way(dim: usize, k: usize, limits: Limits) -> Option<Way> {
     } else {
         None
     }
+}
+
+/// Kinds of rows in a cluster that sorting tells apart.
+fn ranks(k: usize) -> usize {
+    (PLACES / k).clamp(1, RANKS)
 }
 
 fn half_dim(dim: usize) -> usize {
@@ -281,7 +294,7 @@ impl Workspace {
         match way {
             Way::Near => {
                 job.lists = place(k * k * 8)?;
-                let counts = allocate(k * 4)?;
+                let counts = allocate(k * ranks(k) * 4)?;
                 job.sorted_counts = address(stream, &counts);
                 sorted = Some(Sorted {
                     counts,
@@ -378,7 +391,8 @@ impl Workspace {
                 let (rows, shared) = (32 * WARPS, stages_bytes(kernels.dim));
                 let all = config(self.count.div_ceil(rows), rows, shared);
                 self.launch_with(&kernels.assign_tiles, "assign_tiles", all, is_last)?;
-                let some = config(self.count.div_ceil(rows).min(self.blocks(2)), rows, shared);
+                let mut some = config(self.count.div_ceil(rows).min(self.blocks(1)), rows, shared);
+                some.grid_dim.1 = 4;
                 self.launch_with(&kernels.find_candidates, "find_candidates", some, is_last)?;
                 let pairs = config(self.blocks(8), 128, 0);
                 self.launch_with(&kernels.compare_candidates, "compare_candidates", pairs, is_last)?;
@@ -387,30 +401,43 @@ impl Workspace {
         }
     }
 
+    /// Add the listed rows to their clusters, or, in the first round, all rows, if they are sorted.
+    pub(super) fn add(&mut self, is_first: bool) -> Result<()> {
+        if is_first && self.way == Way::Near {
+            self.sort()?;
+            let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.dim;
+            let all = config(threads.div_ceil(256), 256, 0);
+            return self.launch(&self.kernels.add_sorted, "add_sorted", all);
+        }
+        let some = config(self.blocks(8), 256, 0);
+        self.launch(&self.kernels.add_moved, "add_moved", some)
+    }
+
     /// Move every centroid to the mean of its rows, unless rounds end.
     pub(super) fn update(&self) -> Result<()> {
         let kernels = &self.kernels;
-        let rows = config(self.count.div_ceil(256), 256, 0);
+        let rows = config(self.count.div_ceil(256).min(self.blocks(4)), 256, 0);
         let clusters = config(self.k.div_ceil(8), 256, 0);
-        self.launch(&kernels.add_moved, "add_moved", config(self.blocks(8), 256, 0))?;
         self.launch(&kernels.means, "means", clusters)?;
         self.launch(&kernels.find_alike, "find_alike", rows)?;
         self.launch(&kernels.compare_alike, "compare_alike", rows)?;
         self.launch(&kernels.finish_round, "finish_round", clusters)
     }
 
-    /// Put rows of a cluster next to each other, if that makes assigning them faster. All rows are
-    /// in a cluster.
+    /// Put rows of a cluster next to each other, and in it those that look at as many others, if
+    /// that makes assigning them faster. All rows are in a cluster.
     pub(super) fn sort(&mut self) -> Result<()> {
         let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
         let kernels = &self.kernels;
         self.stream.memset_zeros(sorted.counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
-        let blocks = config(self.count.div_ceil(SORTED_ROWS), 1024, self.k * 4);
-        self.launch(&kernels.sort_count, "sort_count", blocks)?;
-        self.launch(&kernels.sort_add_up, "sort_add_up", config(1, 1024, 0))?;
+        let ranks = ranks(self.k);
+        let blocks = config(self.count.div_ceil(SORTED_ROWS), 1024, self.k * ranks * 4);
+        let ranks = ranks as u32;
+        self.launch_with(&kernels.sort_count, "sort_count", blocks, ranks)?;
+        self.launch_with(&kernels.sort_add_up, "sort_add_up", config(1, 1024, 0), ranks)?;
         let [numbers, _] = &mut sorted.numbers;
         let mut launch = self.stream.launch_builder(&kernels.sort_move);
-        launch.arg(&self.job).arg(sorted.rows.slice_mut()).arg(numbers.slice_mut());
+        launch.arg(&self.job).arg(&ranks).arg(sorted.rows.slice_mut()).arg(numbers.slice_mut());
         launch.arg(sorted.labels.slice_mut());
         // SAFETY: as for `launch`; positions are below `count`, for which the targets have room.
         unsafe { launch.launch(blocks) }.map_err(failed("sort_move"))?;

@@ -105,9 +105,10 @@ impl Resident for Lloyd {
             self.timed(|lloyd| {
                 for _ in 0..stretch {
                     lloyd.workspace.assign(false)?;
+                    lloyd.workspace.add(lloyd.rounds == 0)?;
                     lloyd.workspace.update()?;
                     lloyd.rounds += 1;
-                    if lloyd.rounds.is_power_of_two() {
+                    if lloyd.rounds.is_power_of_two() && lloyd.rounds > 1 {
                         lloyd.workspace.sort()?;
                     }
                 }
