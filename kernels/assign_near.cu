@@ -8,6 +8,18 @@ constexpr bool IS_LOW = DIM <= 32;
 // (DIM + 4) 2^-24 plus what is lost to underflow, below 1e-20.
 constexpr float WIDER = 1.00001f, UNDERFLOW = 1e-18f;
 
+// The nearest of all centroids, the first of equals.
+__device__ __forceinline__ u32 nearest_of_all(const Job& job, const float (&row)[DIM],
+                                              const float* centroids, float& least) {
+    u32 cluster = 0;
+    least = Limits<float>::infinity();
+    for (u32 i = 0; i < job.k; i++) {
+        const float distance = square_distance(row, centroids + (u64)i * DIM);
+        if (distance < least) least = distance, cluster = i;
+    }
+    return cluster;
+}
+
 // For each centroid, the others in order of their distance, as (bits of a distance that is not too
 // large) << 32 | number. A block per centroid; shared memory for `size` entries, a power of two and
 // at least k.
@@ -58,20 +70,17 @@ extern "C" __global__ __launch_bounds__(256) void assign_near(Job job, u32 is_la
             load_row(values, job.rows + (u64)row * DIM);
             before = job.labels[row];
             if (before == NO_CLUSTER) {
-                float least = Limits<float>::infinity();
-                cluster = 0;
-                for (u32 i = 0; i < job.k; i++) {
-                    const float distance = square_distance(values, centroids + (u64)i * DIM);
-                    if (distance < least) least = distance, cluster = i;
-                }
+                float least;
+                cluster = nearest_of_all(job, values, centroids, least);
             } else {
                 float least = square_distance(values, centroids + (u64)before * DIM);
                 cluster = before;
                 const float own = __fsqrt_rn(least);
                 float reach = __fmaf_rn(add(own, own), WIDER, UNDERFLOW);
                 const u64* list = job.lists + (u64)before * job.k;
-                for (u32 i = 0; i + 1 < job.k; i++) {
-                    const u64 entry = __ldg(list + i);
+                u64 entry = list[0], next = entry;
+                for (u32 i = 0; i + 1 < job.k; i++, entry = next) {
+                    next = list[i + 1];
                     if (__uint_as_float(entry >> 32) > reach) break;
                     const u32 other = (u32)entry;
                     const float distance = square_distance(values, centroids + (u64)other * DIM);

@@ -2,12 +2,10 @@
 // last one.
 
 // Add the rows that moved to their clusters, and take them from the ones they were in. Neighbouring
-// threads add neighbouring elements. Any grid.
-extern "C" __global__ __launch_bounds__(256) void add_moved(Job job) {
-    if (job.status->end != GOING_ON) return;
+// threads, of which there are `step`, add neighbouring elements.
+__device__ __forceinline__ void add_moved_rows(const Job& job, u64 first, u64 step) {
     const u64 elements = (u64)job.status->moved * DIM;
-    const u64 step = (u64)gridDim.x * blockDim.x;
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += step) {
+    for (u64 i = first; i < elements; i += step) {
         const u32 j = i % DIM;
         const Moved moved = job.moved[i / DIM];
         const u32 to = job.labels[moved.row];
@@ -21,6 +19,12 @@ extern "C" __global__ __launch_bounds__(256) void add_moved(Job job) {
             atomicAdd(reinterpret_cast<u64*>(job.weights + moved.before), 0 - (u64)job.weight);
         }
     }
+}
+
+// Any grid.
+extern "C" __global__ __launch_bounds__(256) void add_moved(Job job) {
+    if (job.status->end != GOING_ON) return;
+    add_moved_rows(job, (u64)blockIdx.x * blockDim.x + threadIdx.x, (u64)gridDim.x * blockDim.x);
 }
 
 // Add all rows to their clusters, which have no others; rows of a cluster are next to each other. A
@@ -50,13 +54,10 @@ extern "C" __global__ __launch_bounds__(256) void add_sorted(Job job) {
     pass_on();
 }
 
-// The means of all clusters, into the set of centroids that is not valid. A cluster of equal rows
-// has sums that are multiples of its count, and few others have: they are suspects. A warp per
-// cluster.
-extern "C" __global__ __launch_bounds__(256) void means(Job job) {
-    if (job.status->end != GOING_ON) return;
-    const u32 cluster = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    if (cluster >= job.k) return;
+// The mean of a cluster, into the set of centroids that is not valid, by a warp. A cluster of equal
+// rows has sums that are multiples of its count, and few others have: they are suspects.
+__device__ __forceinline__ void take_mean(const Job& job, u32 cluster) {
+    const u32 lane = threadIdx.x % 32;
     const long long weight = job.weights[cluster];
     if (weight == 0) {
         if (lane == 0) atomicAdd(&job.status->empty, 1u);
@@ -80,11 +81,16 @@ extern "C" __global__ __launch_bounds__(256) void means(Job job) {
     if (is_multiple) atomicAdd(&job.status->suspects, 1u);
 }
 
-// The first row of every suspect. Any grid.
-extern "C" __global__ __launch_bounds__(256) void find_alike(Job job) {
-    if (job.status->end != GOING_ON || job.status->suspects == 0) return;
-    const u32 step = gridDim.x * blockDim.x;
-    for (u32 row = blockIdx.x * blockDim.x + threadIdx.x; row < job.count; row += step) {
+// A warp per cluster.
+extern "C" __global__ __launch_bounds__(256) void means(Job job) {
+    if (job.status->end != GOING_ON) return;
+    const u32 cluster = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (cluster < job.k) take_mean(job, cluster);
+}
+
+// The first row of every suspect.
+__device__ __forceinline__ void find_alike_rows(const Job& job, u32 first, u32 step) {
+    for (u32 row = first; row < job.count; row += step) {
         const u32 cluster = job.labels[row];
         if (!job.alike[cluster]) continue;
         const u64 number = job.numbers == nullptr ? row : job.numbers[row];
@@ -92,11 +98,9 @@ extern "C" __global__ __launch_bounds__(256) void find_alike(Job job) {
     }
 }
 
-// Suspects that hold two different rows are none. Any grid.
-extern "C" __global__ __launch_bounds__(256) void compare_alike(Job job) {
-    if (job.status->end != GOING_ON || job.status->suspects == 0) return;
-    const u32 step = gridDim.x * blockDim.x;
-    for (u32 row = blockIdx.x * blockDim.x + threadIdx.x; row < job.count; row += step) {
+// Suspects that hold two different rows are none.
+__device__ __forceinline__ void compare_alike_rows(const Job& job, u32 start, u32 step) {
+    for (u32 row = start; row < job.count; row += step) {
         const u32 cluster = job.labels[row];
         if (!job.alike[cluster]) continue;
         const float* one = job.rows + (u64)row * DIM;
@@ -110,36 +114,44 @@ extern "C" __global__ __launch_bounds__(256) void compare_alike(Job job) {
     }
 }
 
-// The mean of equal rows is the row. How far all centroids moved, and what that means: the last
-// block to get there decides. A warp per cluster.
-extern "C" __global__ __launch_bounds__(256) void finish_round(Job job) {
-    if (job.status->end != GOING_ON) return;
-    const u32 cluster = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    const bool is_whole = job.status->empty == 0 && job.status->moved != 0;
-    if (cluster < job.k && is_whole) {
-        const u32 current = job.status->current;
-        const float* old = job.centroids + ((u64)current * job.k + cluster) * DIM;
-        float* next = job.centroids + ((u64)(1 - current) * job.k + cluster) * DIM;
-        const bool is_alike = job.alike[cluster];
-        const float* row = is_alike ? job.rows + (u64)(u32)job.first_alike[cluster] * DIM : next;
-        double shift = 0;
-        for (u32 j = lane; j < DIM; j += 32) {
-            const float to = row[j];
-            if (is_alike) next[j] = to;
-            const double way = __dadd_rn((double)to, -(double)old[j]);
-            shift = __dadd_rn(shift, __dmul_rn(way, way));
-        }
-        shift = add_lanes(shift);
-        if (lane == 0) job.shifts[cluster] = shift;
-    }
-    __shared__ bool is_last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(&job.status->arrived, 1u) == gridDim.x - 1;
-    __syncthreads();
-    if (!is_last || threadIdx.x >= 32) return;
+// Any grid, both.
+extern "C" __global__ __launch_bounds__(256) void find_alike(Job job) {
+    if (job.status->end != GOING_ON || job.status->suspects == 0) return;
+    find_alike_rows(job, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+}
+extern "C" __global__ __launch_bounds__(256) void compare_alike(Job job) {
+    if (job.status->end != GOING_ON || job.status->suspects == 0) return;
+    compare_alike_rows(job, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+}
+
+// Whether all clusters have means, and they are new.
+__device__ __forceinline__ bool is_whole(const Job& job) {
+    return job.status->empty == 0 && job.status->moved != 0;
+}
+
+// The mean of equal rows is the row. How far the centroid moved, by a warp.
+__device__ __forceinline__ void take_shift(const Job& job, u32 cluster) {
+    const u32 current = job.status->current, lane = threadIdx.x % 32;
+    const float* old = job.centroids + ((u64)current * job.k + cluster) * DIM;
+    float* next = job.centroids + ((u64)(1 - current) * job.k + cluster) * DIM;
+    const bool is_alike = job.alike[cluster];
+    const float* row = is_alike ? job.rows + (u64)(u32)job.first_alike[cluster] * DIM : next;
     double shift = 0;
-    if (is_whole) {
+    for (u32 j = lane; j < DIM; j += 32) {
+        const float to = row[j];
+        if (is_alike) next[j] = to;
+        const double way = __dadd_rn((double)to, -(double)old[j]);
+        shift = __dadd_rn(shift, __dmul_rn(way, way));
+    }
+    shift = add_lanes(shift);
+    if (lane == 0) job.shifts[cluster] = shift;
+}
+
+// How far all centroids moved, and what that means; by a warp.
+__device__ __forceinline__ void end_round(const Job& job) {
+    const u32 lane = threadIdx.x % 32;
+    double shift = 0;
+    if (is_whole(job)) {
         for (u32 i = lane; i < job.k; i += 32) shift = __dadd_rn(shift, __ldcg(&job.shifts[i]));
     }
     shift = add_lanes(shift);
@@ -159,6 +171,19 @@ extern "C" __global__ __launch_bounds__(256) void finish_round(Job job) {
     status->moved = status->uncertain = status->pairs = 0;
     status->suspects = status->empty = status->arrived = 0;
     status->largest_centroid = status->largest_error = 0;
+}
+
+// A warp per cluster; the last block to get there ends the round.
+extern "C" __global__ __launch_bounds__(256) void finish_round(Job job) {
+    if (job.status->end != GOING_ON) return;
+    const u32 cluster = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (cluster < job.k && is_whole(job)) take_shift(job, cluster);
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(&job.status->arrived, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (is_last && threadIdx.x < 32) end_round(job);
 }
 
 // For each row, by its number: its cluster, and the squared distance to that centroid. A thread per

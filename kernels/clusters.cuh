@@ -82,12 +82,12 @@ __device__ __forceinline__ void load_row(float (&to)[DIM], const float* from) {
     if constexpr (DIM % 4 == 0) {
 #pragma unroll
         for (u32 j = 0; j < DIM; j += 4) {
-            const float4 part = __ldg(reinterpret_cast<const float4*>(from + j));
+            const float4 part = *reinterpret_cast<const float4*>(from + j);
             to[j] = part.x, to[j + 1] = part.y, to[j + 2] = part.z, to[j + 3] = part.w;
         }
     } else {
 #pragma unroll
-        for (u32 j = 0; j < DIM; j++) to[j] = __ldg(from + j);
+        for (u32 j = 0; j < DIM; j++) to[j] = from[j];
     }
 }
 

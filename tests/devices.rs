@@ -6,7 +6,7 @@ mod support;
 
 use std::sync::Arc;
 
-use datafusion_neighbors::algo::kmeans::{Clustering, Init, KMeansParams, kmeans};
+use datafusion_neighbors::algo::kmeans::{Clustering, Init, KMeansParams, kmeans, kmeans_groups};
 use datafusion_neighbors::algo::knn::{Knn, KnnParams};
 use datafusion_neighbors::device::{AnyDevice, Cancel, Device, Neighbors, OnDevice, Pairing};
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
@@ -77,6 +77,7 @@ fn main() {
         for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Huge) {
             add(format!("kmeans::{kind:?}"), Box::new(move |device| clusters(device, kind)));
         }
+        add("kmeans::groups".into(), Box::new(groups));
         add("top_k::cancelled".into(), Box::new(cancelled));
         add("top_k::far_more_ties_than_k".into(), Box::new(ties));
     }
@@ -171,6 +172,77 @@ fn clusters(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// Groups of many sizes, in one job: what each would be by itself.
+fn groups(device: &AnyDevice) -> Result<(), Failed> {
+    for (i, (kind, dim, k)) in [
+        (Kind::Normal, 2, 5),
+        (Kind::Lattice, 3, 9),
+        (Kind::Duplicates, 8, 4),
+        (Kind::FarAway, 32, 7),
+        (Kind::SignedZeros, 1, 3),
+        (Kind::Normal, 40, 3),
+        (Kind::AllEqual, 4, 2),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        // One of them is large enough for the device alone.
+        let sizes = (0..300).map(|i| i * 7 % 41).chain([0, 30_000, 1]);
+        let sizes: Vec<usize> = if i == 0 { sizes.collect() } else { sizes.take(300).collect() };
+        let ends: Vec<usize> = sizes
+            .iter()
+            .scan(0, |end, size| {
+                *end += size;
+                Some(*end)
+            })
+            .collect();
+        let values = kind.rows(i as u64, *ends.last().unwrap_or(&0), dim);
+        for metric in [Metric::L2, Metric::Cosine] {
+            for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
+                for init in [Init::PlusPlus, Init::Random] {
+                    let mut params = KMeansParams::try_new(k, metric)?;
+                    (params.seed, params.init) = (3, init);
+                    let found = kmeans_groups(device, &rows, &ends, &params, &Cancel::default())?;
+                    if found.len() != ends.len() {
+                        return Err(format!("{} of {} groups", found.len(), ends.len()).into());
+                    }
+                    for ((size, end), found) in sizes.iter().zip(&ends).zip(found) {
+                        let own = rows.slice(end - size..*end);
+                        same_group(&own, &params, &found)
+                            .map_err(|e| format!("{metric} {kind:?} dim {dim}, {size}: {e:?}"))?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn same_group(rows: &Rows, params: &KMeansParams, found: &Clustering) -> Result<(), Failed> {
+    let k = found.sizes.len() as u64;
+    if k == 0 {
+        return if rows.is_empty() { Ok(()) } else { Err("rows without clusters".into()) };
+    }
+    let mut alone = KMeansParams::try_new(k, params.metric())?;
+    (alone.seed, alone.init) = (params.seed, params.init);
+    let cancel = Cancel::default();
+    if let Ok(more) = KMeansParams::try_new(k + 1, params.metric())
+        && k < params.k() as u64
+        && kmeans(&AnyDevice::cpu(), rows, None, None, &more, &cancel).is_ok()
+    {
+        return Err(format!("{k} clusters where there are more distinct rows").into());
+    }
+    let alone = kmeans(&AnyDevice::cpu(), rows, None, None, &alone, &cancel)?;
+    let bits = |x: &Clustering| {
+        let rounds = (x.rounds.iterations, x.rounds.moved);
+        (x.labels.clone(), x.distances.clone(), x.sizes.clone(), x.inertias.clone(), rounds)
+    };
+    if bits(&alone) != bits(found) || alone.centroids != found.centroids {
+        return Err("not what it is alone".into());
     }
     Ok(())
 }

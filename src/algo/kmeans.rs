@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use super::knn::{Knn, KnnParams};
 use crate::device::{
-    AnyDevice, Cancel, Device, Distances, End, Groups, OnDevice, Resident, Spread, Work,
-    in_parallel, shift,
+    AnyDevice, Cancel, CpuDevice, Device, Distances, End, GroupEnd, GroupStart, Groups, OnDevice,
+    Resident, Spread, Work, in_parallel, shift,
 };
 use crate::error::{Error, Result};
 use crate::matrix::{ElementKind, Elements, Matrix, Real, Rows};
@@ -219,46 +219,121 @@ pub fn kmeans(
     device.run(Run(rows, weights, start, params, cancel))
 }
 
-/// Divide each of many groups of rows into clusters by itself, as [`kmeans`] would, but into no more
-/// than it has distinct rows. A group without rows has no clusters.
+/// Divide each of many groups of consecutive rows into clusters by itself, as [`kmeans`] would, but
+/// into no more than it has distinct rows. A group without rows has no clusters.
+///
+/// `ends` says where groups end; the first starts at 0, the last ends with the rows. Small groups are
+/// started side by side on the host and go through their rounds in one job of the device.
 ///
 /// # Errors
-/// Those of [`kmeans`]; parameters may not ask for given centroids.
+/// Those of [`kmeans`]; parameters may ask for one run, and not for given centroids.
 pub fn kmeans_groups(
     device: &AnyDevice,
-    groups: &[Rows],
+    rows: &Rows,
+    ends: &[usize],
     params: &KMeansParams,
     cancel: &Cancel,
 ) -> Result<Vec<Clustering>> {
-    if params.init == Init::Given {
-        let message = "kmeans: groups of rows have no given centroids";
+    struct Run<'a>(&'a Rows, &'a [usize], &'a KMeansParams, &'a Cancel);
+    impl OnDevice for Run<'_> {
+        type Output = Result<Vec<Clustering>>;
+        fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+            let Self(rows, ends, params, cancel) = self;
+            match rows.matrix().kind() {
+                ElementKind::F32 => groups_of_reals::<D, f32>(device, rows, ends, params, cancel),
+                ElementKind::F64 => groups_of_reals::<D, f64>(device, rows, ends, params, cancel),
+                ElementKind::Bits => {
+                    Err(Error::InvalidArgument("kmeans: bits have no mean".to_string()))
+                }
+            }
+        }
+    }
+    if params.init == Init::Given || params.runs != 1 {
+        let message = "kmeans: groups of rows take one run, and no given centroids";
         return Err(Error::InvalidArgument(message.to_string()));
     }
-    let one = |device: &AnyDevice, rows: &Rows| {
-        let found = match rows.matrix().kind() {
-            ElementKind::F32 => distinct_rows::<f32>(
-                rows.reals().unwrap_or_default(),
-                rows.matrix().dim(),
-                params.k,
-            ),
-            ElementKind::F64 => distinct_rows::<f64>(
-                rows.reals().unwrap_or_default(),
-                rows.matrix().dim(),
-                params.k,
-            ),
-            ElementKind::Bits => params.k,
-        };
-        if found == 0 {
-            return Ok(Clustering::of_nothing(rows));
+    device.run(Run(rows, ends, params, cancel))
+}
+
+/// Operations of a round from which a group has the device for itself.
+const LARGE_GROUP: usize = 1 << 24;
+
+fn groups_of_reals<D: Device, T: Real>(
+    device: &Arc<D>,
+    rows: &Rows,
+    ends: &[usize],
+    params: &KMeansParams,
+    cancel: &Cancel,
+) -> Result<Vec<Clustering>> {
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let groups: Vec<_> = starts.zip(ends).map(|(start, end)| rows.slice(start..*end)).collect();
+    let dim = rows.matrix().dim();
+    let params = in_parallel(groups.iter().collect(), |rows: &Rows| {
+        let k = distinct_rows::<T>(rows.reals().unwrap_or_default(), dim, params.k);
+        KMeansParams { k, ..params.clone() }
+    });
+    let is_large = |rows: &Rows, k: usize| rows.len() * k * dim >= LARGE_GROUP;
+    let cpu = Arc::new(CpuDevice::new());
+    let mut small = Vec::new();
+    let mut found: Vec<Option<Clustering>> = vec![None; groups.len()];
+    for (group, (rows, params)) in groups.iter().zip(&params).enumerate() {
+        if params.k == 0 {
+            found[group] = Some(Clustering::of_nothing(rows));
+        } else if is_large(rows, params.k) {
+            let lloyd = Lloyd::<D, T>::try_new(device, rows, None, params, cancel)?;
+            found[group] = Some(lloyd.best(None)?);
+        } else {
+            small.push(group);
         }
-        kmeans(device, rows, None, None, &KMeansParams { k: found, ..params.clone() }, cancel)
-    };
-    if let [rows] = groups {
-        return Ok(vec![one(device, rows)?]);
     }
-    // A group is small, and a task on one thread.
-    let cpu = AnyDevice::cpu();
-    in_parallel(groups.len(), |group| one(&cpu, &groups[group])).into_iter().collect()
+    let started = in_parallel(small.clone(), |group| {
+        let mut lloyd =
+            Lloyd::<CpuDevice, T>::try_new(&cpu, &groups[group], None, &params[group], cancel)?;
+        let centroids = lloyd.start(0, None)?;
+        Ok::<_, Error>((lloyd, centroids))
+    });
+    let started = started.into_iter().collect::<Result<Vec<_>>>()?;
+    let limit = params.first().map_or(1, |params| params.max_iterations);
+    let (done, work) = if params.first().is_some_and(|p| p.cost() == Metric::SqEuclidean) {
+        let starts = started.iter().zip(&small).map(|((lloyd, centroids), group)| GroupStart {
+            rows: ends[*group] - groups[*group].len()..ends[*group],
+            empty: lloyd.empty.clone(),
+            tolerance: lloyd.tolerance,
+            centroids: singles(centroids),
+        });
+        device.rounds_of_groups(rows, &starts.collect::<Vec<_>>(), limit)?
+    } else {
+        (vec![None; small.len()], Work::default())
+    };
+    let finish = |((mut lloyd, centroids), done): ((Lloyd<'_, CpuDevice, T>, Vec<T>), _)| {
+        let settled = match done {
+            Some(GroupEnd { centroids, labels, costs, iterations, moved }) => {
+                lloyd.rounds.assigned += (iterations as u64 + 1) * labels.len() as u64;
+                let last = Assigned { labels, costs: reals(costs) };
+                Settled { centroids: reals(centroids), last, iterations, moved }
+            }
+            None => lloyd.rounds_by_search(centroids)?,
+        };
+        Ok::<_, Error>(lloyd.clusters(settled))
+    };
+    let finished = in_parallel(started.into_iter().zip(done).collect(), finish);
+    for (group, clustering) in small.iter().zip(finished) {
+        found[*group] = Some(clustering?);
+    }
+    let mut found: Vec<Clustering> = found.into_iter().flatten().collect();
+    if let Some(first) = small.first() {
+        found[*first].rounds.work += work;
+    }
+    Ok(found)
+}
+
+/// Numbers as a device that computes in float32 has them: no others get there.
+fn singles<T: Real>(values: &[T]) -> Vec<f32> {
+    values.iter().map(|x| x.to_f64() as f32).collect()
+}
+
+fn reals<T: Real>(values: Vec<f32>) -> Vec<T> {
+    values.into_iter().map(|x| T::from_f64(f64::from(x))).collect()
 }
 
 /// One input on its way through all runs.
@@ -337,27 +412,33 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
         let runs = if self.params.init == Init::Given { 1 } else { self.params.runs };
         let mut best: Option<Clustering> = None;
         for run in 0..runs {
-            let (clock, assigning) = (Instant::now(), self.rounds.assigning);
-            let seed =
-                self.params.seed.wrapping_add((run as u64).wrapping_mul(0xa076_1d64_78bd_642f));
-            let centroids = match self.params.init {
-                Init::Given => self.given(start)?,
-                Init::Random => self.at_random(&mut Random(seed)),
-                Init::PlusPlus => self.plus_plus(self.rows, self.weights, &mut Random(seed))?,
-                Init::Parallel => self.parallel(&mut Random(seed))?,
-            };
-            // k-means|| assigns rows as well; that is no round.
-            self.rounds.assigning = assigning;
-            self.rounds.seeding += clock.elapsed();
+            let centroids = self.start(run, start)?;
             let found = self.lloyd(centroids)?;
-            if best.as_ref().is_none_or(|best| found.inertia() < best.inertia()) {
-                best = Some(found);
-            }
+            let all = found.rounds;
+            let best = match &mut best {
+                Some(best) if best.inertia() <= found.inertia() => best,
+                other => other.insert(found),
+            };
+            let Rounds { iterations, moved, inertia, .. } = best.rounds;
+            best.rounds = Rounds { iterations, moved, inertia, ..all };
         }
-        let Some(mut best) = best else { unreachable!("there is at least one run") };
-        let (iterations, moved) = (best.rounds.iterations, best.rounds.moved);
-        best.rounds = Rounds { iterations, moved, inertia: best.inertia(), ..self.rounds };
-        Ok(best)
+        best.ok_or_else(|| Error::InvalidArgument("kmeans: no runs".to_string()))
+    }
+
+    /// The first centroids of a run.
+    fn start(&mut self, run: usize, given: Option<&Rows>) -> Result<Vec<T>> {
+        let (clock, assigning) = (Instant::now(), self.rounds.assigning);
+        let seed = self.params.seed.wrapping_add((run as u64).wrapping_mul(0xa076_1d64_78bd_642f));
+        let centroids = match self.params.init {
+            Init::Given => self.given(given)?,
+            Init::Random => self.at_random(&mut Random(seed)),
+            Init::PlusPlus => self.plus_plus(self.rows, self.weights, &mut Random(seed))?,
+            Init::Parallel => self.parallel(&mut Random(seed))?,
+        };
+        // k-means|| assigns rows as well; that is no round.
+        self.rounds.assigning = assigning;
+        self.rounds.seeding += clock.elapsed();
+        Ok(centroids)
     }
 
     /// Rounds from these centroids on.
@@ -370,10 +451,16 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
             }
             None => None,
         };
-        let Settled { centroids, last, iterations, moved } = match settled {
+        let settled = match settled {
             Some(settled) => settled,
             None => self.rounds_by_search(centroids)?,
         };
+        Ok(self.clusters(settled))
+    }
+
+    /// What a run has found. Times and counts are those of all runs so far.
+    fn clusters(&self, settled: Settled<T>) -> Clustering {
+        let Settled { centroids, last, iterations, moved } = settled;
         let k = self.params.k;
         let (mut sizes, mut inertias) = (vec![0; k], vec![0.0; k]);
         for (row, (label, cost)) in last.labels.iter().zip(&last.costs).enumerate() {
@@ -383,8 +470,9 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
         let distance = |cost: T| if self.params.metric == Metric::L2 { cost.sqrt() } else { cost };
         let distances = Distances::of(last.costs.into_iter().map(distance).collect());
         let centroids = Arc::new(Matrix::new(T::elements(centroids), k, self.dim));
-        let rounds = Rounds { iterations, moved, ..Rounds::default() };
-        Ok(Clustering { labels: last.labels, distances, centroids, sizes, inertias, rounds })
+        let inertia = inertias.iter().sum();
+        let rounds = Rounds { iterations, moved, inertia, ..self.rounds };
+        Clustering { labels: last.labels, distances, centroids, sizes, inertias, rounds }
     }
 
     /// Rounds in which every row is searched for on the device, and centroids move on the host.
@@ -428,13 +516,8 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
         resident: &mut dyn Resident,
         start: &[T],
     ) -> Result<Option<Settled<T>>> {
-        let singles = |centroids: &[T]| centroids.iter().map(|x| x.to_f64() as f32).collect();
-        let reals = |singles: Vec<f32>| -> Vec<T> {
-            singles.into_iter().map(|x| T::from_f64(f64::from(x))).collect()
-        };
         let clock = Instant::now();
-        let start: Vec<f32> = singles(start);
-        resident.start(&start)?;
+        resident.start(&singles(start))?;
         let (mut iterations, mut moved) = (0, self.rows.len());
         while iterations < self.params.max_iterations {
             let stretch = resident.run(self.params.max_iterations - iterations, self.cancel)?;
@@ -445,11 +528,10 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
                 End::EmptyCluster => {
                     let (labels, costs) = resident.assigned()?;
                     let now = Assigned { labels, costs: reals(costs) };
-                    let centroids = reals(resident.centroids()?);
+                    let centroids: Vec<T> = reals(resident.centroids()?);
                     let next = self.means(&resident.groups()?, &now, &centroids);
                     let moved_by = shift(&centroids, &next, self.dim);
-                    let next: Vec<f32> = singles(&next);
-                    resident.go_on(&next)?;
+                    resident.go_on(&singles(&next))?;
                     if moved_by <= self.tolerance {
                         break;
                     }

@@ -1,6 +1,8 @@
 //! What clustering keeps about rows: the sums of groups of them, and how far each is from what was
 //! chosen so far.
 
+use std::ops::Range;
+
 use crate::error::{Error, Result};
 use crate::matrix::{Elements, Real, Rows};
 use crate::metric::Metric;
@@ -181,6 +183,34 @@ pub trait Resident: Send {
     /// # Errors
     /// See [`start`](Self::start).
     fn take_work(&mut self) -> Result<Work>;
+}
+
+/// A group of rows that is to be divided into clusters by itself.
+#[derive(Debug, Clone)]
+pub struct GroupStart {
+    /// Which of all rows it has.
+    pub rows: Range<usize>,
+    /// Sums of no rows, as many as there are clusters.
+    pub empty: Groups,
+    /// Squared distances that the centroids may still move in the last round.
+    pub tolerance: f64,
+    /// The first centroids.
+    pub centroids: Vec<f32>,
+}
+
+/// A group of rows after all rounds.
+#[derive(Debug, Clone)]
+pub struct GroupEnd {
+    /// The centroids.
+    pub centroids: Vec<f32>,
+    /// For each row, the cluster of the nearest one, …
+    pub labels: Vec<u32>,
+    /// … and its squared distance.
+    pub costs: Vec<f32>,
+    /// Rounds.
+    pub iterations: usize,
+    /// Rows that changed their cluster in the last one.
+    pub moved: usize,
 }
 
 /// Some rounds on a device.

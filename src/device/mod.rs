@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
-pub use clusters::{End, Groups, Resident, Spread, Stretch, shift};
+pub use clusters::{End, GroupEnd, GroupStart, Groups, Resident, Spread, Stretch, shift};
 pub use cpu::{CpuDevice, in_parallel};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaDevice;
@@ -131,6 +131,21 @@ pub trait Device: sealed::Sealed + Send + Sync + 'static {
     ) -> Result<Option<Box<dyn Resident>>> {
         let _ = (rows, empty, tolerance);
         Ok(None)
+    }
+
+    /// Lloyd's rounds on many groups of rows in one job, at most `limit` each. A group that has to be
+    /// finished elsewhere, because a cluster is empty or the device is not made for it, has `None`.
+    ///
+    /// # Errors
+    /// What the device says, but for a lack of memory.
+    fn rounds_of_groups(
+        &self,
+        rows: &Rows,
+        groups: &[GroupStart],
+        limit: usize,
+    ) -> Result<(Vec<Option<GroupEnd>>, Work)> {
+        let _ = (rows, limit);
+        Ok((vec![None; groups.len()], Work::default()))
     }
 
     /// Choose, of some rows, the one that leaves the least of Σ weight · distance to the nearest

@@ -430,14 +430,13 @@ impl Problem {
         let members = self.members(&spec.groups, &batches)?;
         let order: Vec<u32> = members.iter().flatten().copied().collect();
         let sorted = Rows::all(Arc::new(self.rows.gather(&order)));
-        let groups = members.iter().scan(0, |end, members| {
-            let start = *end;
+        let ends = members.iter().scan(0, |end, members| {
             *end += members.len();
-            Some(sorted.slice(start..*end))
+            Some(*end)
         });
-        let groups: Vec<Rows> = groups.collect();
+        let ends: Vec<usize> = ends.collect();
         let device = self.device(spec)?;
-        let found = kmeans_groups(&device, &groups, &spec.params, cancel)?;
+        let found = kmeans_groups(&device, &sorted, &ends, &spec.params, cancel)?;
         let mut clusters = vec![0; order.len()];
         let mut rounds = Rounds::default();
         for (members, found) in members.iter().zip(&found) {

@@ -44,10 +44,10 @@ impl CpuDevice {
     }
 }
 
-/// The results of tasks that run on all cores, in order of their numbers.
-pub fn in_parallel<T: Send>(tasks: usize, run: impl Fn(usize) -> T + Sync + Send) -> Vec<T> {
+/// The results of tasks that run on all cores, in the tasks' order.
+pub fn in_parallel<I: Send, T: Send>(tasks: Vec<I>, run: impl Fn(I) -> T + Sync + Send) -> Vec<T> {
     use rayon::prelude::*;
-    (0..tasks).into_par_iter().map(run).collect()
+    tasks.into_par_iter().map(run).collect()
 }
 
 /// Base rows in the layout that suits their dimension and metric.

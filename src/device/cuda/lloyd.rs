@@ -8,11 +8,11 @@ use cudarc::driver::CudaEvent;
 use cudarc::driver::sys::CUevent_flags;
 
 use super::gpu::Gpu;
-use super::launch_rounds::{Status, Workspace, way};
+use super::launch_rounds::{GROUPS_DIM, GroupsWorkspace, Status, Workspace, way};
 use super::memory::Memory;
 use super::sys::failed;
 use super::upload::elapsed;
-use crate::device::{Cancel, End, Groups, Resident, Stretch, Work};
+use crate::device::{Cancel, End, GroupEnd, GroupStart, Groups, Resident, Stretch, Work};
 use crate::error::Result;
 use crate::matrix::Rows;
 
@@ -25,6 +25,50 @@ const STABLE: u32 = 1;
 const CONVERGED: u32 = 2;
 const EMPTY_CLUSTER: u32 = 3;
 const CROWDED: u32 = 4;
+
+/// All rounds of many groups in one launch. `None` if these rows have no such way.
+pub(super) fn rounds_of_groups(
+    gpu: &Gpu,
+    memory: &Arc<Memory>,
+    rows: &Rows,
+    groups: &[GroupStart],
+    limit: usize,
+) -> Result<Option<(Vec<Option<GroupEnd>>, Work)>> {
+    let dim = rows.matrix().dim();
+    if dim > GROUPS_DIM || rows.reals::<f32>().is_none() || groups.is_empty() {
+        return Ok(None);
+    }
+    let kernels = gpu.round_kernels(dim)?;
+    let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, rows)?;
+    gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
+    let rows = (buffer, rows.len());
+    let begin = timestamp(gpu)?;
+    let workspace =
+        GroupsWorkspace::start(&kernels, &gpu.compute, memory, rows, groups, limit)?;
+    let end = timestamp(gpu)?;
+    let (found, labels, costs) = workspace.finish()?;
+    let ends = groups.iter().zip(found).map(|(group, (status, centroids))| {
+        (status.end != EMPTY_CLUSTER).then(|| GroupEnd {
+            centroids,
+            labels: labels[group.rows.clone()].to_vec(),
+            costs: costs[group.rows.clone()].to_vec(),
+            iterations: status.iterations as usize,
+            moved: status.moved_last as usize,
+        })
+    });
+    let work = Work {
+        bytes_sent: transfer.bytes,
+        transfer: transfer.time()?,
+        kernel: elapsed(&begin, &end)?,
+        ..Work::default()
+    };
+    Ok(Some((ends.collect(), work)))
+}
+
+fn timestamp(gpu: &Gpu) -> Result<CudaEvent> {
+    let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
+    gpu.compute.record_event(timed).map_err(failed("cuEventRecord"))
+}
 
 /// Rows on a GPU.
 pub(super) struct Lloyd {
@@ -64,15 +108,10 @@ impl Lloyd {
         Ok(Some(Self { gpu, memory, workspace, empty, rows, rounds, work, computing }))
     }
 
-    fn timestamp(&self) -> Result<CudaEvent> {
-        let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
-        self.gpu.compute.record_event(timed).map_err(failed("cuEventRecord"))
-    }
-
     fn timed<T>(&mut self, task: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        let begin = self.timestamp()?;
+        let begin = timestamp(&self.gpu)?;
         let done = task(self)?;
-        let end = self.timestamp()?;
+        let end = timestamp(&self.gpu)?;
         self.computing.push((begin, end));
         Ok(done)
     }

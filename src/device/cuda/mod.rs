@@ -38,7 +38,10 @@ use self::memory::Memory;
 use self::rounds::PANEL;
 use self::search::Search;
 use self::upload::{Panels, Side, device_dim};
-use super::{Capacity, Device, DeviceInfo, Groups, Neighbors, Pairing, Resident, Shape};
+use super::{
+    Capacity, Device, DeviceInfo, GroupEnd, GroupStart, Groups, Neighbors, Pairing, Resident, Shape,
+    Work,
+};
 use crate::error::{Error, Result};
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::{Metric, Sum};
@@ -157,6 +160,20 @@ impl Device for CudaDevice {
         match Lloyd::try_new(&self.gpu, &self.memory, rows, empty, tolerance) {
             Ok(lloyd) => Ok(lloyd.map(|lloyd| Box::new(lloyd) as Box<dyn Resident>)),
             Err(Error::DeviceMemory { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn rounds_of_groups(
+        &self,
+        rows: &Rows,
+        groups: &[GroupStart],
+        limit: usize,
+    ) -> Result<(Vec<Option<GroupEnd>>, Work)> {
+        let elsewhere = (vec![None; groups.len()], Work::default());
+        match lloyd::rounds_of_groups(&self.gpu, &self.memory, rows, groups, limit) {
+            Ok(done) => Ok(done.unwrap_or(elsewhere)),
+            Err(Error::DeviceMemory { .. }) => Ok(elsewhere),
             Err(error) => Err(error),
         }
     }
