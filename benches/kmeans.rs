@@ -60,7 +60,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}: {}", info.name, info.description);
     println!(
         "{:8} {:>9} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>14}",
-        "workload", "rows", "K", "rounds", "seconds", "assign", "update", "kernels", "ms/round", "inertia"
+        "workload",
+        "rows",
+        "K",
+        "rounds",
+        "seconds",
+        "assign",
+        "update",
+        "kernels",
+        "ms/round",
+        "inertia"
     );
     for (name, k, rounds) in TASKS {
         let path = options.dir.join(format!("{name}-base.parquet"));

@@ -45,7 +45,8 @@ extern "C" __global__ __launch_bounds__(256) void list_centroids(Job job, u32 si
     for (u32 run = 2; run <= size; run *= 2) {
         for (u32 apart = run / 2; apart > 0; apart /= 2) {
             for (u32 i = threadIdx.x; i < size / 2; i += blockDim.x) {
-                const u32 low = i / apart * apart * 2 + i % apart, high = low + apart;
+                // `apart` is a power of two.
+                const u32 low = 2 * (i & ~(apart - 1)) + (i & (apart - 1)), high = low + apart;
                 const u64 a = entries[low], b = entries[high];
                 if ((a > b) == ((low & run) == 0)) entries[low] = b, entries[high] = a;
             }

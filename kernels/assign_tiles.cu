@@ -177,12 +177,11 @@ __device__ __forceinline__ void bring_tile(const Job& job, unsigned char* stage,
 }
 
 // Products of 32 rows per warp with the centroids of tiles `begin` to `end`. `rows` are this thread's:
-// lane / 4 + 8 i. `look` gets, for each part of a tile, each of these rows, i, and each n below
-// PART / 8, the products with two centroids: places 2 n and 2 n + 1 of the part. It looks at a part
-// while the next one is multiplied, which other units of a multiprocessor do.
-template <typename Look>
+// lane / 4 + 8 i. For each part of a tile, `use` gets its number and the products of these rows with
+// 8 of the part's centroids.
+template <typename Use>
 __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)[4], float bias,
-                                               u32 begin, u32 end, Look&& look) {
+                                               u32 begin, u32 end, Use&& use) {
     unsigned char* stages = reinterpret_cast<unsigned char*>(shared);
     const u32 lane = threadIdx.x % 32;
     bring_tile(job, stages, begin);
@@ -200,19 +199,6 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)
             a[i / 2][step][i % 2 + 2] = __ldg(row + step * 8 + 4);
         }
     }
-    constexpr u32 PARTS = TILE / PART, LOOKS = 4 * (PART / 8);
-    static_assert(PARTS == 2, "sets of sums take turns");
-    // Before the first part there was one with nothing near.
-    float sums[PARTS][2][PART / 8][4];
-#pragma unroll
-    for (u32 i = 0; i < 8 * PART / 8; i++) {
-        sums[1][i / PART][i / 4 % (PART / 8)][i % 4] = -Limits<float>::infinity();
-    }
-    const auto look_at = [&](u32 part, u32 index) {
-        const u32 i = index % 4, n = index / 4;
-        const float(&pair)[4] = sums[part % PARTS][i / 2][n];
-        look(part, i, n, pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
-    };
     for (u32 tile = begin; tile < end; tile++) {
         wait_for_copies<1>();
         __syncthreads();
@@ -227,15 +213,15 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)
                                           (lane % 8 + lane / 16 * 8) * STRIDE + lane / 8 % 2 * 8;
         const float2* squares = reinterpret_cast<const float2*>(stage + TILE * STRIDE * 2);
 #pragma unroll
-        for (u32 part = 0; part < PARTS; part++) {
-            auto& set = sums[part];
+        for (u32 part = 0; part < TILE / PART; part++) {
+            float sums[2][PART / 8][4];
 #pragma unroll
             for (u32 n = 0; n < PART / 8; n++) {
                 const float2 square = squares[(part * PART / 8 + n) * 4 + lane % 4];
 #pragma unroll
                 for (u32 m = 0; m < 2; m++) {
-                    set[m][n][0] = set[m][n][2] = add(bias, square.x);
-                    set[m][n][1] = set[m][n][3] = add(bias, square.y);
+                    sums[m][n][0] = sums[m][n][2] = add(bias, square.x);
+                    sums[m][n][1] = sums[m][n][3] = add(bias, square.y);
                 }
             }
 #pragma unroll
@@ -246,19 +232,14 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)
                     load_matrices(b, centroids + (part * PART + n * 8) * STRIDE + step * 16);
 #pragma unroll
                     for (u32 m = 0; m < 2; m++) {
-                        multiply_add(set[m][n], a[m][step], b[0], b[1]);
-                        multiply_add(set[m][n + 1], a[m][step], b[2], b[3]);
+                        multiply_add(sums[m][n], a[m][step], b[0], b[1]);
+                        multiply_add(sums[m][n + 1], a[m][step], b[2], b[3]);
                     }
                 }
-#pragma unroll
-                for (u32 i = step * LOOKS / STEPS; i < (step + 1) * LOOKS / STEPS; i++) {
-                    look_at(tile * PARTS + part - 1, i);
-                }
             }
+            use(tile * (TILE / PART) + part, sums);
         }
     }
-#pragma unroll
-    for (u32 i = 0; i < LOOKS; i++) look_at(end * PARTS - 1, i);
 }
 
 // The centroid at a place of a part, as a lane sees it.
@@ -271,7 +252,7 @@ __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 
 // The cluster of every row that products make certain; the others are listed. A block per
 // 32 * WARPS rows.
-extern "C" __global__ __launch_bounds__(32 * WARPS, 3) void assign_tiles(Job job, u32 is_last) {
+extern "C" __global__ __launch_bounds__(32 * WARPS, 4) void assign_tiles(Job job, u32 is_last) {
     if (!HAS_TILES || (job.status->end != GOING_ON && !is_last)) return;
     const Errors errors(job);
     const u32 lane = threadIdx.x % 32;
@@ -283,43 +264,48 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, 3) void assign_tiles(Job job
         rows[i] = first + 8 * i < job.count ? first + 8 * i : 0;
         best[i] = {(int)0x80000000, (int)0x80000000, 0};
     }
-    int one[4] = {}, two[4] = {};
-    const auto look = [&](u32 part, u32 i, u32 n, float first_product, float second_product) {
-        const int a = (__float_as_int(first_product) & ~PLACES) | (2 * n);
-        const int b = (__float_as_int(second_product) & ~PLACES) | (2 * n + 1);
-        const int high = larger(a, b), low = smaller(a, b);
-        two[i] = n == 0 ? low : larger(larger(two[i], low), smaller(one[i], high));
-        one[i] = n == 0 ? high : larger(one[i], high);
-        if (n + 1 < PART / 8) return;
-        if (one[i] > best[i].first) {
-            best[i] = {one[i], larger(best[i].first, two[i]), part};
-        } else {
-            best[i].second = larger(best[i].second, one[i]);
+    const auto look = [&](u32 part, const float (&sums)[2][PART / 8][4]) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            int one = 0x80000000, two = 0x80000000;
+#pragma unroll
+            for (u32 n = 0; n < PART / 8; n++) {
+                const int a = (__float_as_int(sums[i / 2][n][i % 2 * 2]) & ~PLACES) | (2 * n);
+                const int b =
+                    (__float_as_int(sums[i / 2][n][i % 2 * 2 + 1]) & ~PLACES) | (2 * n + 1);
+                const int high = larger(a, b), low = smaller(a, b);
+                two = larger(larger(two, low), smaller(one, high));
+                one = larger(one, high);
+            }
+            if (one > best[i].first) {
+                best[i] = {one, larger(best[i].first, two), part};
+            } else {
+                best[i].second = larger(best[i].second, one);
+            }
         }
     };
     multiply_tiles(job, rows, errors.bias, 0, (job.k + TILE - 1) / TILE, look);
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        int first_best = best[i].first, second_best = best[i].second;
-        u32 cluster = centroid_at(best[i].part, first_best & PLACES);
+        int one = best[i].first, two = best[i].second;
+        u32 cluster = centroid_at(best[i].part, one & PLACES);
 #pragma unroll
         for (u32 apart = 1; apart < 4; apart *= 2) {
-            const int other_first = __shfl_xor_sync(0xffffffffu, first_best, apart);
-            const int other_second = __shfl_xor_sync(0xffffffffu, second_best, apart);
+            const int other_one = __shfl_xor_sync(0xffffffffu, one, apart);
+            const int other_two = __shfl_xor_sync(0xffffffffu, two, apart);
             const u32 other = __shfl_xor_sync(0xffffffffu, cluster, apart);
-            second_best =
-                larger(smaller(first_best, other_first), larger(second_best, other_second));
-            if (other_first > first_best) first_best = other_first, cluster = other;
+            two = larger(smaller(one, other_one), larger(two, other_two));
+            if (other_one > one) one = other_one, cluster = other;
         }
         const u32 row = first + 8 * i;
         bool is_new = false;
         u32 before = NO_CLUSTER;
         if (lane % 4 == 0 && row < job.count) {
             before = job.labels[row];
-            const float high = __int_as_float(first_best);
+            const float high = __int_as_float(one);
             const float margin = errors.margin(job.rounded[row], high);
             // The other way round, what is not a number is not certain.
-            if (job.k == 1 || add(high, -__int_as_float(second_best)) > margin) {
+            if (job.k == 1 || add(high, -__int_as_float(two)) > margin) {
                 is_new = cluster != before;
             } else {
                 const u32 at = atomicAdd(&job.status->uncertain, 1u);
@@ -334,7 +320,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, 3) void assign_tiles(Job job
 
 // The pairs of uncertain rows and the centroids that may be their nearest. Blocks as above, any
 // number of them; they share the tiles along the grid's second side.
-extern "C" __global__ __launch_bounds__(32 * WARPS, 3) void find_candidates(Job job, u32 is_last) {
+extern "C" __global__ __launch_bounds__(32 * WARPS, 4) void find_candidates(Job job, u32 is_last) {
     if (!HAS_TILES || (job.status->end != GOING_ON && !is_last)) return;
     const Errors errors(job);
     const u32 lane = threadIdx.x % 32, count = job.status->uncertain;
@@ -351,15 +337,24 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, 3) void find_candidates(Job 
             rows[i] = at < count ? job.uncertain[at] : 0;
             least[i] = at < count ? __float_as_int(job.least[at]) : 0x7fffffff;
         }
-        const auto look = [&](u32 part, u32 i, u32 n, float first_product, float second_product) {
-            const int products[2] = {__float_as_int(first_product), __float_as_int(second_product)};
-            if (larger(products[0], products[1]) < least[i]) return;
+        const auto look = [&](u32 part, const float (&sums)[2][PART / 8][4]) {
 #pragma unroll
-            for (u32 one = 0; one < 2; one++) {
-                if (products[one] < least[i]) continue;
-                const u32 at = atomicAdd(&job.status->pairs, 1u);
-                if (at < job.room_for_pairs) {
-                    job.pairs[at] = {first + 8 * i, centroid_at(part, 2 * n + one)};
+            for (u32 i = 0; i < 4; i++) {
+                int most = 0x80000000;
+#pragma unroll
+                for (u32 n = 0; n < PART / 8; n++) {
+                    most = larger(most, __float_as_int(sums[i / 2][n][i % 2 * 2]));
+                    most = larger(most, __float_as_int(sums[i / 2][n][i % 2 * 2 + 1]));
+                }
+                if (most < least[i]) continue;
+#pragma unroll
+                for (u32 place = 0; place <= PLACES; place++) {
+                    const float product = sums[i / 2][place / 2][i % 2 * 2 + place % 2];
+                    if (__float_as_int(product) < least[i]) continue;
+                    const u32 at = atomicAdd(&job.status->pairs, 1u);
+                    if (at < job.room_for_pairs) {
+                        job.pairs[at] = {first + 8 * i, centroid_at(part, place)};
+                    }
                 }
             }
         };
@@ -383,11 +378,10 @@ extern "C" __global__ __launch_bounds__(128) void compare_candidates(Job job, u3
         const float* centroid = centroids + (u64)pair.before * DIM;
         float total = 0;
         if constexpr (DIM % 4 == 0) {
-            const float4* xs = reinterpret_cast<const float4*>(row);
-            const float4* cs = reinterpret_cast<const float4*>(centroid);
 #pragma unroll 8
-            for (u32 j = 0; j < DIM / 4; j++) {
-                const float4 x = __ldg(xs + j), c = __ldg(cs + j);
+            for (u32 j = 0; j < DIM; j += 4) {
+                const float4 x = *reinterpret_cast<const float4*>(row + j);
+                const float4 c = *reinterpret_cast<const float4*>(centroid + j);
                 total = Step<SQUARES>::of(x.x, c.x, total);
                 total = Step<SQUARES>::of(x.y, c.y, total);
                 total = Step<SQUARES>::of(x.z, c.z, total);
@@ -396,7 +390,7 @@ extern "C" __global__ __launch_bounds__(128) void compare_candidates(Job job, u3
         } else {
 #pragma unroll 8
             for (u32 j = 0; j < DIM; j++) {
-                total = Step<SQUARES>::of(__ldg(row + j), __ldg(centroid + j), total);
+                total = Step<SQUARES>::of(row[j], centroid[j], total);
             }
         }
         atomicMin(&job.nearest[pair.row], (u64)__float_as_uint(total) << 32 | pair.before);

@@ -22,24 +22,43 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SPEC = ROOT / "src/device/cuda/compile.rs"
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 REALS = ["L2", "SQEUCLIDEAN", "COSINE", "INNER_PRODUCT", "L1", "PEARSON"]
-# Element type, its metrics, and dims: run-time, odd, and the largest that is unrolled.
-VARIANTS = [
-    ("F32", REALS, [0, 1, 10, 32]),
-    ("F64", REALS, [0, 1, 16]),
-    ("BITS", ["HAMMING", "JACCARD"], [0, 2, 16, 32]),
-]
-ENTRIES = ["pack", "scan", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
-           "search_again", "gather"]
+# For each list of sources: element types, their metrics, and dims; and the kernels that are there.
+# Of a search, dims are run-time, odd, and the largest that is unrolled; of clusters, the ones around
+# the limits of each way to assign rows.
+MODULES = {
+    "SEARCH": (
+        [
+            ("F32", REALS, [0, 1, 10, 32]),
+            ("F64", REALS, [0, 1, 16]),
+            ("BITS", ["HAMMING", "JACCARD"], [0, 2, 16, 32]),
+        ],
+        ["pack", "scan", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
+         "search_again", "gather"],
+    ),
+    "CLUSTERS": (
+        [("F32", ["SQEUCLIDEAN"], [1, 8, 10, 11, 32, 33, 96, 128, 129])],
+        ["add_moved", "add_sorted", "means", "find_alike", "compare_alike", "finish_round", "costs",
+         "list_centroids", "assign_near", "sort_count", "sort_add_up", "sort_move", "round_rows",
+         "round_centroids", "assign_tiles", "find_candidates", "compare_candidates", "settle",
+         "cluster_groups"],
+    ),
+}
 
 
 def sources_and_options():
+    """The text of every module, by the name of its list of sources, and the common options."""
     text = SPEC.read_text()
-    paths = re.findall(r'include_str!\("([^"]+)"\)', text)
-    options = re.search(r"const OPTIONS: \[&str; \d+\] = \[([^\]]*)\]", text)
-    if not paths or options is None:
-        sys.exit(f"{SPEC}: no include_str!() or no OPTIONS")
-    source = "".join((SPEC.parent / path).read_text() for path in paths)
-    return source, re.findall(r'"([^"]+)"', options.group(1))
+    lists = re.findall(r"const (\w+): \[&str; \d+\] = \[([^\]]*)\];", text)
+    sources, options = {}, None
+    for name, items in lists:
+        paths = re.findall(r'include_str!\("([^"]+)"\)', items)
+        if name == "OPTIONS":
+            options = re.findall(r'"([^"]+)"', items)
+        elif paths:
+            sources[name] = "".join((SPEC.parent / path).read_text() for path in paths)
+    if sources.keys() != MODULES.keys() or not options:
+        sys.exit(f"{SPEC}: found {sorted(sources)} and options {options}")
+    return sources, options
 
 
 def load_nvrtc():
@@ -94,10 +113,11 @@ class Compiler:
 
 
 def variants(quick):
-    for element, metrics, dims in VARIANTS:
-        for metric in metrics[:1] if quick else metrics:
-            for dim in dims[:1] if quick else dims:
-                yield element, metric, dim
+    for module, (elements, entries) in MODULES.items():
+        for element, metrics, dims in elements:
+            for metric in metrics[:1] if quick else metrics:
+                for dim in dims[:1] if quick else dims:
+                    yield module, entries, element, metric, dim
 
 
 def main():
@@ -107,25 +127,25 @@ def main():
     parser.add_argument("--quick", action="store_true", help="one metric and dim per element type")
     arguments = parser.parse_args()
 
-    source, common = sources_and_options()
+    sources, common = sources_and_options()
     compiler = Compiler()
-    print(f"NVRTC {compiler.version()}, {len(source)} characters of source")
+    print(f"NVRTC {compiler.version()}, {sum(map(len, sources.values()))} characters of source")
     failures = 0
     for arch in arguments.arch or ARCHS:
-        for element, metric, dim in variants(arguments.quick):
+        for module, entries, element, metric, dim in variants(arguments.quick):
             defines = [f"-DELEMENT={element}", f"-DMETRIC={metric}", f"-DDIM={dim}"]
             start = time.monotonic()
-            cubin, log = compiler.compile(source, common + [f"-arch={arch}"] + defines)
+            cubin, log = compiler.compile(sources[module], common + [f"-arch={arch}"] + defines)
             seconds = time.monotonic() - start
-            missing = [e for e in ENTRIES if cubin is None or f".text.{e}\0".encode() not in cubin]
+            missing = [e for e in entries if cubin is None or f".text.{e}\0".encode() not in cubin]
             is_bad = cubin is None or bool(log) or bool(missing)
             failures += is_bad
             size = len(cubin) if cubin else 0
-            print(f"{arch:7} {element:5} {metric:14} dim {dim:3} {size:8} bytes {seconds:5.2f} s"
+            print(f"{arch:7} {module:8} {element:5} {metric:14} dim {dim:3} {size:8} bytes {seconds:5.2f} s"
                   + (f"  FAILED\n{log}\n{' '.join(missing)}" if is_bad else ""), flush=True)
             if cubin and arguments.keep:
                 arguments.keep.mkdir(parents=True, exist_ok=True)
-                (arguments.keep / f"{arch}-{element}-{metric}-{dim}.cubin").write_bytes(cubin)
+                (arguments.keep / f"{arch}-{module}-{element}-{metric}-{dim}.cubin").write_bytes(cubin)
     if failures:
         sys.exit(f"{failures} variants failed")
 

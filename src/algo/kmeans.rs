@@ -403,7 +403,17 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
             _ => None,
         };
         Ok(Self {
-            device, rows, values, dim, weights, params, cancel, tolerance, empty, resident, rounds,
+            device,
+            rows,
+            values,
+            dim,
+            weights,
+            params,
+            cancel,
+            tolerance,
+            empty,
+            resident,
+            rounds,
         })
     }
 

@@ -66,7 +66,10 @@ impl WindowUDFImpl for KMeansWindow {
         Ok(Arc::new(Field::new(args.name(), DataType::Int64, true)))
     }
 
-    fn partition_evaluator(&self, _: PartitionEvaluatorArgs) -> Result<Box<dyn PartitionEvaluator>> {
+    fn partition_evaluator(
+        &self,
+        _: PartitionEvaluatorArgs,
+    ) -> Result<Box<dyn PartitionEvaluator>> {
         plan_err!("kmeans(…) OVER (…) needs the rules of datafusion_neighbors::register_all")
     }
 }
@@ -116,10 +119,8 @@ fn rewrite(window: Window, options: &NeighborsOptions) -> Result<LogicalPlan> {
         plan = LogicalPlanBuilder::from(plan).window(others)?.build()?;
     }
     // Labels go by numbers until the end: two may have one name.
-    let mut labels = 0;
-    for params in window_expr.iter().filter_map(ours) {
-        plan = label(plan, params, &format!("{LABEL}{labels}"), options)?;
-        labels += 1;
+    for (i, params) in window_expr.iter().filter_map(ours).enumerate() {
+        plan = label(plan, params, &format!("{LABEL}{i}"), options)?;
     }
     let mut next = 0;
     let computed = window_expr.iter().zip(schema.iter().skip(carried.len()));
@@ -180,8 +181,7 @@ fn label(
     let vector = names(vector);
     let groups = partition_by.iter().map(names).collect();
     let input = LogicalPlanBuilder::from(plan).project(below)?.build()?;
-    let labelled =
-        kmeans::label_groups(input, vector, groups, (k.clone(), seed), options.clone())?;
+    let labelled = kmeans::label_groups(input, vector, groups, (k.clone(), seed), options.clone())?;
     let above = columns.into_iter().enumerate().map(|(i, column)| {
         let below = Expr::Column(Column::from_name(number(i)));
         below.alias_qualified(column.relation, column.name)

@@ -119,11 +119,8 @@ impl Program {
     /// Lloyd's rounds on rows of this many f32.
     pub(super) fn clusters(dim: usize) -> Self {
         let metric = Metric::SqEuclidean.name().to_uppercase();
-        let defines = [
-            "-DELEMENT=F32".to_string(),
-            format!("-DMETRIC={metric}"),
-            format!("-DDIM={dim}"),
-        ];
+        let defines =
+            ["-DELEMENT=F32".to_string(), format!("-DMETRIC={metric}"), format!("-DDIM={dim}")];
         Self { name: format!("clusters -DDIM={dim}"), sources: &CLUSTERS, defines }
     }
 

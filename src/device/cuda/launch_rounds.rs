@@ -1,4 +1,4 @@
-//! Every kernel launch of Lloyd's rounds, and the memory that they share.
+//! Every kernel launch of Lloyd's rounds over one set of rows, and the memory that they share.
 //!
 //! The kernels of a round work on one set of buffers, which a [`Workspace`] allocates in the sizes
 //! that they rely on and keeps until it is dropped; [`Job`] is how kernels see it. Kernels run in
@@ -14,7 +14,7 @@ use cudarc::nvrtc::Ptx;
 use super::launch::{Limits, allow_shared, check_size, config};
 use super::memory::{Buffer, Memory};
 use super::sys::{self, failed};
-use crate::device::{GroupStart, Groups};
+use crate::device::Groups;
 use crate::error::Result;
 
 /// Most elements of a row, and most clusters, for which looking at near centroids first pays: the
@@ -49,7 +49,7 @@ pub(super) enum Way {
 /// The kernels for rows of one dimension, loaded on a device.
 #[derive(Debug)]
 pub(super) struct RoundKernels {
-    dim: usize,
+    pub(super) dim: usize,
     limits: Limits,
     add_moved: CudaFunction,
     add_sorted: CudaFunction,
@@ -69,7 +69,7 @@ pub(super) struct RoundKernels {
     find_candidates: CudaFunction,
     compare_candidates: CudaFunction,
     settle: CudaFunction,
-    cluster_groups: CudaFunction,
+    pub(super) cluster_groups: CudaFunction,
 }
 
 /// The same struct as in `kernels/clusters.cuh`, which documents it.
@@ -99,53 +99,53 @@ unsafe impl DeviceRepr for Status {}
 /// The same struct as in `kernels/clusters.cuh`: addresses on the device, and numbers.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-struct Job {
-    status: u64,
-    rows: u64,
+pub(super) struct Job {
+    pub(super) status: u64,
+    pub(super) rows: u64,
     /// `count` of u32, or null.
-    numbers: u64,
+    pub(super) numbers: u64,
     /// 2 × k × dim of f32.
-    centroids: u64,
+    pub(super) centroids: u64,
     /// `count` of u32.
-    labels: u64,
+    pub(super) labels: u64,
     /// `count` of two u32.
-    moved: u64,
+    pub(super) moved: u64,
     /// k × dim, and k, of i64.
-    sums: u64,
-    weights: u64,
+    pub(super) sums: u64,
+    pub(super) weights: u64,
     /// dim of f64.
-    origin: u64,
+    pub(super) origin: u64,
     /// k of u64, u32 and f64.
-    first_alike: u64,
-    alike: u64,
-    shifts: u64,
+    pub(super) first_alike: u64,
+    pub(super) alike: u64,
+    pub(super) shifts: u64,
     /// k × k of u64, and a u32 for each place in the order, on the way [`Way::Near`].
-    lists: u64,
-    sorted_counts: u64,
+    pub(super) lists: u64,
+    pub(super) sorted_counts: u64,
     /// `count`, and whole tiles of centroids, in whole steps of 16 elements; and what follows, on
     /// the way [`Way::Tiles`].
-    half_rows: u64,
-    half_centroids: u64,
+    pub(super) half_rows: u64,
+    pub(super) half_centroids: u64,
     /// `count` of two f32.
-    rounded: u64,
+    pub(super) rounded: u64,
     /// Whole tiles of f32.
-    half_squares: u64,
+    pub(super) half_squares: u64,
     /// `count` of u32, f32 and u64.
-    uncertain: u64,
-    least: u64,
-    nearest: u64,
+    pub(super) uncertain: u64,
+    pub(super) least: u64,
+    pub(super) nearest: u64,
     /// `room_for_pairs` of two u32.
-    pairs: u64,
-    per_unit: f64,
-    per_weight: f64,
-    tolerance: f64,
-    scale: f64,
-    underflow: f64,
-    weight: i64,
-    count: u32,
-    k: u32,
-    room_for_pairs: u32,
-    padding: u32,
+    pub(super) pairs: u64,
+    pub(super) per_unit: f64,
+    pub(super) per_weight: f64,
+    pub(super) tolerance: f64,
+    pub(super) scale: f64,
+    pub(super) underflow: f64,
+    pub(super) weight: i64,
+    pub(super) count: u32,
+    pub(super) k: u32,
+    pub(super) room_for_pairs: u32,
+    pub(super) padding: u32,
 }
 
 // SAFETY: a C struct of integers and floats without padding, laid out as the kernels declare it.
@@ -285,7 +285,8 @@ impl Workspace {
             ..Job::default()
         };
         let (status, centroids) = (allocate(size_of::<Status>())?, allocate(2 * k * dim * 4)?);
-        let (labels, sums, weights) = (allocate(count * 4)?, allocate(k * dim * 8)?, allocate(k * 8)?);
+        let (labels, sums, weights) =
+            (allocate(count * 4)?, allocate(k * dim * 8)?, allocate(k * 8)?);
         (job.status, job.centroids) = (address(stream, &status), address(stream, &centroids));
         (job.labels, job.sums) = (address(stream, &labels), address(stream, &sums));
         job.weights = address(stream, &weights);
@@ -321,13 +322,29 @@ impl Workspace {
         kept.push(origin);
         let (kernels, stream) = (kernels, stream.clone());
         let mut workspace = Self {
-            kernels, stream, way, count, k, job, status, centroids, labels, sums, weights, rows,
-            sorted, _kept: kept,
+            kernels,
+            stream,
+            way,
+            count,
+            k,
+            job,
+            status,
+            centroids,
+            labels,
+            sums,
+            weights,
+            rows,
+            sorted,
+            _kept: kept,
         };
         workspace.set_status(&Status::default())?;
         if way == Way::Tiles {
             let kernels = &workspace.kernels;
-            workspace.launch(&kernels.round_rows, "round_rows", config(count.div_ceil(8), 256, 0))?;
+            workspace.launch(
+                &kernels.round_rows,
+                "round_rows",
+                config(count.div_ceil(8), 256, 0),
+            )?;
         }
         Ok(workspace)
     }
@@ -397,7 +414,12 @@ impl Workspace {
                 some.grid_dim.1 = 4;
                 self.launch_with(&kernels.find_candidates, "find_candidates", some, is_last)?;
                 let pairs = config(self.blocks(8), 128, 0);
-                self.launch_with(&kernels.compare_candidates, "compare_candidates", pairs, is_last)?;
+                self.launch_with(
+                    &kernels.compare_candidates,
+                    "compare_candidates",
+                    pairs,
+                    is_last,
+                )?;
                 self.launch_with(&kernels.settle, "settle", config(self.blocks(2), 256, 0), is_last)
             }
         }
@@ -411,7 +433,7 @@ impl Workspace {
             let all = config(threads.div_ceil(256), 256, 0);
             return self.launch(&self.kernels.add_sorted, "add_sorted", all);
         }
-        let some = config(self.blocks(8), 256, 0);
+        let some = config(self.blocks(4), 256, 0);
         self.launch(&self.kernels.add_moved, "add_moved", some)
     }
 
@@ -471,7 +493,12 @@ impl Workspace {
         per_multiprocessor * self.kernels.limits.multiprocessors
     }
 
-    fn launch(&self, function: &CudaFunction, name: &'static str, grid: LaunchConfig) -> Result<()> {
+    fn launch(
+        &self,
+        function: &CudaFunction,
+        name: &'static str,
+        grid: LaunchConfig,
+    ) -> Result<()> {
         let mut launch = self.stream.launch_builder(function);
         launch.arg(&self.job);
         // SAFETY: the job's buffers live as long as this workspace, have the sizes that are written
@@ -497,131 +524,7 @@ impl Workspace {
     }
 }
 
-/// Most elements of a row in a job of groups.
-pub(super) const GROUPS_DIM: usize = 32;
-
-/// Many groups of rows and all that their rounds need: one job for each, in shared buffers.
-pub(super) struct GroupsWorkspace {
-    stream: Arc<CudaStream>,
-    /// For each group, how many clusters.
-    clusters: Vec<usize>,
-    dim: usize,
-    rows: usize,
-    status: Buffer,
-    centroids: Buffer,
-    labels: Buffer,
-    costs: Buffer,
-    /// The memory behind the other addresses of the jobs.
-    _kept: Vec<Buffer>,
-}
-
-impl GroupsWorkspace {
-    /// Start all rounds, at most `limit` for each group. `rows` has been waited for, and holds
-    /// `count` of them, row after row.
-    pub(super) fn start(
-        kernels: &RoundKernels,
-        stream: &Arc<CudaStream>,
-        memory: &Arc<Memory>,
-        (rows, count): (Buffer, usize),
-        groups: &[GroupStart],
-        limit: usize,
-    ) -> Result<Self> {
-        let dim = kernels.dim;
-        assert!(dim <= GROUPS_DIM && groups.iter().all(|group| group.rows.end <= count));
-        check_size(&rows, count * dim, 4);
-        let clusters: Vec<usize> = groups.iter().map(|group| group.empty.weights.len()).collect();
-        let all: usize = clusters.iter().sum();
-        let allocate = |bytes: usize| memory.allocate(stream, bytes);
-        let mut kept = Vec::new();
-        let mut place = |bytes: usize, byte: u8| -> Result<u64> {
-            let mut buffer = allocate(bytes)?;
-            sys::fill(stream, buffer.slice_mut(), byte).map_err(failed("cuMemsetD8Async"))?;
-            let place = address(stream, &buffer);
-            kept.push(buffer);
-            Ok(place)
-        };
-        let (moved, sums) = (place(count * 8, 0)?, place(all * dim * 8, 0)?);
-        let (weights, first_alike) = (place(all * 8, 0)?, place(all * 8, 0)?);
-        let (alike, shifts) = (place(all * 4, 0)?, place(all * 8, 0)?);
-        let mut status = allocate(groups.len() * size_of::<Status>())?;
-        let mut centroids = allocate(2 * all * dim * 4)?;
-        let (mut labels, mut costs) = (allocate(count * 4)?, allocate(count * 4)?);
-        for (buffer, byte) in [(&mut status, 0), (&mut labels, 0xff), (&mut costs, 0)] {
-            sys::fill(stream, buffer.slice_mut(), byte).map_err(failed("cuMemsetD8Async"))?;
-        }
-        let origins: Vec<f64> = groups.iter().flat_map(|g| g.empty.origin.clone()).collect();
-        let mut origin = allocate(origins.len() * 8)?;
-        sys::write(stream, origin.slice_mut(), &origins)?;
-        // The two sets of a group's centroids are next to each other.
-        let both = groups.iter().flat_map(|g| [g.centroids.as_slice(), &g.centroids].concat());
-        sys::write(stream, centroids.slice_mut(), &both.collect::<Vec<f32>>())?;
-        let at = |buffer: &Buffer| address(stream, buffer);
-        let bases = (at(&status), at(&rows), at(&centroids), at(&labels), at(&origin));
-        let mut first = 0;
-        let jobs = groups.iter().zip(&clusters).enumerate().map(|(i, (group, k))| {
-            assert!(group.centroids.len() == k * dim && group.empty.origin.len() == dim);
-            let (row, cluster) = (group.rows.start as u64, first as u64);
-            first += k;
-            let dim = dim as u64;
-            Job {
-                status: bases.0 + (i * size_of::<Status>()) as u64,
-                rows: bases.1 + row * dim * 4,
-                centroids: bases.2 + 2 * cluster * dim * 4,
-                labels: bases.3 + row * 4,
-                moved: moved + row * 8,
-                sums: sums + cluster * dim * 8,
-                weights: weights + cluster * 8,
-                origin: bases.4 + i as u64 * dim * 8,
-                first_alike: first_alike + cluster * 8,
-                alike: alike + cluster * 4,
-                shifts: shifts + cluster * 8,
-                per_unit: group.empty.per_unit,
-                per_weight: group.empty.per_weight,
-                tolerance: group.tolerance,
-                weight: group.empty.per_weight.round_ties_even() as i64,
-                count: group.rows.len() as u32,
-                k: *k as u32,
-                ..Job::default()
-            }
-        });
-        let jobs: Vec<Job> = jobs.collect();
-        let mut list = allocate(jobs.len() * size_of::<Job>())?;
-        sys::write(stream, list.slice_mut(), &jobs)?;
-        let limit = limit.min(u32::MAX as usize) as u32;
-        let mut launch = stream.launch_builder(&kernels.cluster_groups);
-        launch.arg(list.slice()).arg(&limit).arg(rows.slice()).arg(costs.slice_mut());
-        // SAFETY: each job's addresses point to as many elements as the fields of `Job` say, inside
-        // buffers that are dropped after the launch and freed behind it; groups have rows and
-        // clusters of their own.
-        unsafe { launch.launch(config(groups.len(), 128, 0)) }.map_err(failed("cluster_groups"))?;
-        kept.extend([rows, origin, list]);
-        let stream = stream.clone();
-        Ok(Self { stream, clusters, dim, rows: count, status, centroids, labels, costs, _kept: kept })
-    }
-
-    /// What came out for each group: its status, the centroids that are valid, and of all rows
-    /// labels and costs. Waits for the rounds.
-    pub(super) fn finish(self) -> Result<(Vec<(Status, Vec<f32>)>, Vec<u32>, Vec<f32>)> {
-        let home = failed("cuMemcpyDtoHAsync");
-        let (stream, all) = (&self.stream, self.clusters.iter().sum::<usize>());
-        let status = sys::read::<Status>(stream, self.status.slice(), self.clusters.len());
-        let centroids = sys::read::<f32>(stream, self.centroids.slice(), 2 * all * self.dim);
-        let (status, centroids) = (status.map_err(&home)?, centroids.map_err(&home)?);
-        let mut start = 0;
-        let groups = status.into_iter().zip(&self.clusters).map(|(status, k)| {
-            let size = k * self.dim;
-            let valid = start + status.current as usize * size;
-            start += 2 * size;
-            (status, centroids[valid..valid + size].to_vec())
-        });
-        let groups = groups.collect();
-        let labels = sys::read(stream, self.labels.slice(), self.rows).map_err(&home)?;
-        let costs = sys::read(stream, self.costs.slice(), self.rows).map_err(&home)?;
-        Ok((groups, labels, costs))
-    }
-}
-
-fn address(stream: &Arc<CudaStream>, buffer: &Buffer) -> u64 {
+pub(super) fn address(stream: &Arc<CudaStream>, buffer: &Buffer) -> u64 {
     let slice: &CudaSlice<u8> = buffer.slice();
     slice.device_ptr(stream).0
 }

@@ -8,7 +8,8 @@ use cudarc::driver::CudaEvent;
 use cudarc::driver::sys::CUevent_flags;
 
 use super::gpu::Gpu;
-use super::launch_rounds::{GROUPS_DIM, GroupsWorkspace, Status, Workspace, way};
+use super::launch_groups::{GROUPS_DIM, GroupsWorkspace};
+use super::launch_rounds::{Status, Workspace, way};
 use super::memory::Memory;
 use super::sys::failed;
 use super::upload::elapsed;
@@ -43,19 +44,11 @@ pub(super) fn rounds_of_groups(
     gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
     let rows = (buffer, rows.len());
     let begin = timestamp(gpu)?;
-    let workspace =
-        GroupsWorkspace::start(&kernels, &gpu.compute, memory, rows, groups, limit)?;
+    let workspace = GroupsWorkspace::start(&kernels, &gpu.compute, memory, rows, groups, limit)?;
     let end = timestamp(gpu)?;
-    let (found, labels, costs) = workspace.finish()?;
-    let ends = groups.iter().zip(found).map(|(group, (status, centroids))| {
-        (status.end != EMPTY_CLUSTER).then(|| GroupEnd {
-            centroids,
-            labels: labels[group.rows.clone()].to_vec(),
-            costs: costs[group.rows.clone()].to_vec(),
-            iterations: status.iterations as usize,
-            moved: status.moved_last as usize,
-        })
-    });
+    let found = workspace.finish(groups)?;
+    let ends =
+        found.into_iter().map(|(status, group)| (status.end != EMPTY_CLUSTER).then_some(group));
     let work = Work {
         bytes_sent: transfer.bytes,
         transfer: transfer.time()?,
@@ -63,6 +56,11 @@ pub(super) fn rounds_of_groups(
         ..Work::default()
     };
     Ok(Some((ends.collect(), work)))
+}
+
+/// After so many rounds rows are sorted again: ever fewer of them move.
+fn is_power_of_four(rounds: usize) -> bool {
+    rounds.is_power_of_two() && rounds.trailing_zeros().is_multiple_of(2)
 }
 
 fn timestamp(gpu: &Gpu) -> Result<CudaEvent> {
@@ -147,7 +145,7 @@ impl Resident for Lloyd {
                     lloyd.workspace.add(lloyd.rounds == 0)?;
                     lloyd.workspace.update()?;
                     lloyd.rounds += 1;
-                    if lloyd.rounds.is_power_of_two() && lloyd.rounds > 1 {
+                    if is_power_of_four(lloyd.rounds) && lloyd.rounds > 1 {
                         lloyd.workspace.sort()?;
                     }
                 }

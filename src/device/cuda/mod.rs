@@ -13,12 +13,13 @@
 //! | [`gpu`] | what a process keeps per GPU |
 //! | [`compile`], [`cache`] | kernels from source, and on disk |
 //! | [`lloyd`] | Lloyd's rounds on rows that stay on the device |
-//! | [`launch`], [`launch_rounds`], [`sys`] | the only unsafe code: launches of searches and of Lloyd's rounds; calls that cudarc leaves unsafe |
+//! | [`launch`], [`launch_rounds`], [`launch_groups`], [`sys`] | the only unsafe code: launches of searches, of Lloyd's rounds, and of those of many groups; calls that cudarc leaves unsafe |
 
 mod cache;
 mod compile;
 mod gpu;
 mod launch;
+mod launch_groups;
 mod launch_rounds;
 mod lloyd;
 mod memory;
@@ -39,8 +40,8 @@ use self::rounds::PANEL;
 use self::search::Search;
 use self::upload::{Panels, Side, device_dim};
 use super::{
-    Capacity, Device, DeviceInfo, GroupEnd, GroupStart, Groups, Neighbors, Pairing, Resident, Shape,
-    Work,
+    Capacity, Device, DeviceInfo, GroupEnd, GroupStart, Groups, Neighbors, Pairing, Resident,
+    Shape, Work,
 };
 use crate::error::{Error, Result};
 use crate::matrix::{ElementKind, Rows};
