@@ -223,7 +223,8 @@ pub struct Work {
     pub pruned: u64,
     /// Pairs computed a second time in the exact order, because a product could not decide.
     pub rechecked: u64,
-    /// Query rows whose candidates overflowed and were searched again.
+    /// Query rows that were looked at again: in a search, because their candidates overflowed; in
+    /// Lloyd's rounds, because products left open which centroid is the nearest.
     pub redone: u64,
     /// Bytes sent to the device.
     pub bytes_sent: u64,

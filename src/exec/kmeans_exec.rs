@@ -331,6 +331,7 @@ fn record(set: &ExecutionPlanMetricsSet, rounds: &Rounds) {
     count("rows_assigned", rounds.assigned as usize);
     count("pairs_computed", rounds.work.pairs as usize);
     count("pairs_rechecked", rounds.work.rechecked as usize);
+    count("rows_rechecked", rounds.work.redone as usize);
     count("bytes_sent", rounds.work.bytes_sent as usize);
     let time = |name: &'static str, spent| {
         MetricBuilder::new(set).subset_time(name, 0).add_duration(spent);

@@ -451,9 +451,10 @@ impl<T: Lanes> Search<'_, T> {
     /// Let the sums of some panels start from what suits the lists as they are.
     fn tighten(&mut self, panels: Range<usize>) {
         let base = self.base;
-        self.starts.clear();
-        self.starts.extend_from_slice(&base.starts[panels.clone()]);
+        let starts = &base.starts[panels.clone()];
         if base.most_spare < LEAST_SPARE || base.scale.centre.len() < LEAST_SPARE_DIM {
+            self.starts.clear();
+            self.starts.extend_from_slice(starts);
             return;
         }
         let reaches = self.lists.iter().map(|list| list.reach().to_f64());
@@ -468,18 +469,8 @@ impl<T: Lanes> Search<'_, T> {
         };
         self.tightened = Tightened { distance, most_spare: base.most_spare };
         let twice = (2.0 * (distance + base.rest / base.scale.step) * (1.0 - 1e-6)).min(1e9) as f32;
-        let starts = &mut self.starts;
-        pulp::Arch::new().dispatch(
-            #[inline(always)]
-            || {
-                for (starts, spare) in starts.iter_mut().zip(&base.spare[panels]) {
-                    for (start, spare) in starts.0.iter_mut().zip(spare) {
-                        let less = spare * (twice - spare) * 0.499_999;
-                        *start -= less.min(MOST_TIGHTENED) as i32;
-                    }
-                }
-            },
-        );
+        let most = (twice, MOST_TIGHTENED);
+        base.vnni.tighten(starts, &base.spare[panels], most, &mut self.starts);
     }
 
     fn panels(&mut self, panels: Range<usize>) -> u64 {

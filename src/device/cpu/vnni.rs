@@ -71,6 +71,28 @@ impl Vnni {
     }
 }
 
+impl Vnni {
+    /// For each row, `start − spare (twice − spare) / 2`, a little less of which is taken away, and
+    /// `most` at most.
+    pub fn tighten(
+        self,
+        starts: &[Starts],
+        spare: &[[f32; ROWS]],
+        (twice, most): (f32, f32),
+        tightened: &mut Vec<Starts>,
+    ) {
+        tightened.clear();
+        tightened.resize(starts.len(), Starts([0; ROWS]));
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as for `sweep`.
+        unsafe {
+            tighten_avx512(starts, spare, (twice, most), tightened);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        unreachable!("detected on another processor: {starts:?} {spare:?} {twice:?} {most:?}")
+    }
+}
+
 /// Dimensions that `Chains` adds at a time, at most.
 pub(super) const SLAB: usize = 64;
 
@@ -332,29 +354,32 @@ fn sweep_avx512(
     mut wanted: Option<&mut Vec<Starts>>,
 ) {
     let words = queries[0].len();
-    let queries = queries.map(|query| &query[..words]);
+    assert!(groups.len() == starts.len() * words && queries.iter().all(|q| q.len() == words));
+    let [q0, q1, q2, q3] = queries;
     let least = least.map(|least| _mm512_set1_epi32(least));
-    for (panel, start) in starts.iter().enumerate() {
-        let first = registers(start);
-        let mut sums = [first; QUERIES];
-        for (word, group) in groups[panel * words..][..words].iter().enumerate() {
+    for (panel, (start, groups)) in starts.iter().zip(groups.chunks_exact(words)).enumerate() {
+        let mut sums = [registers(start); QUERIES];
+        // Nothing here is looked at by a number, whose check would cost as much as the products.
+        for ((((group, a), b), c), d) in groups.iter().zip(q0).zip(q1).zip(q2).zip(q3) {
             let base = registers(group);
-            for (sum, query) in sums.iter_mut().zip(queries) {
-                let query = _mm512_set1_epi32(query[word]);
+            for (sum, query) in sums.iter_mut().zip([a, b, c, d]) {
+                let query = _mm512_set1_epi32(*query);
                 for (sum, base) in sum.iter_mut().zip(base) {
                     *sum = _mm512_dpbusd_epi32(*sum, base, query);
                 }
             }
         }
         // One comparison a query while no row passes, which is nearly always.
-        let mut passed = [0; QUERIES];
-        for ((passed, [a, b, c, d]), least) in passed.iter_mut().zip(sums).zip(least) {
-            let most = _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d));
-            *passed = _mm512_cmpge_epi32_mask(most, least);
-        }
-        if passed == [0; QUERIES] {
+        let most = sums.map(|[a, b, c, d]| {
+            _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d))
+        });
+        let passes = |query: usize| _mm512_cmpge_epi32_mask(most[query], least[query]);
+        let passed = [passes(0), passes(1), passes(2), passes(3)];
+        if (passed[0] | passed[1]) | (passed[2] | passed[3]) == 0 {
             continue;
         }
+        // A copy for what follows, which needs it in memory: the sums themselves stay in registers.
+        let sums = std::hint::black_box(sums);
         for query in (0..QUERIES).filter(|query| passed[*query] != 0) {
             let mut rows = 0;
             for (i, sum) in sums[query].into_iter().enumerate() {
@@ -369,6 +394,29 @@ fn sweep_avx512(
                 }
                 wanted.push(all);
             }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn tighten_avx512(
+    starts: &[Starts],
+    spare: &[[f32; ROWS]],
+    (twice, most): (f32, f32),
+    tightened: &mut [Starts],
+) {
+    let (twice, most) = (_mm512_set1_ps(twice), _mm512_set1_ps(most));
+    let half = _mm512_set1_ps(0.499_999);
+    for ((start, spare), to) in starts.iter().zip(spare).zip(tightened) {
+        let spares = spare.chunks_exact(16).zip(to.0.chunks_exact_mut(16));
+        for (start, (spare, to)) in registers(start).into_iter().zip(spares) {
+            // SAFETY: the chunk has as many numbers as a register.
+            let spare = unsafe { _mm512_loadu_ps(spare.as_ptr()) };
+            let less = _mm512_mul_ps(_mm512_mul_ps(spare, _mm512_sub_ps(twice, spare)), half);
+            let less = _mm512_cvttps_epi32(_mm512_min_ps(less, most));
+            // SAFETY: as above.
+            unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_sub_epi32(start, less)) };
         }
     }
 }

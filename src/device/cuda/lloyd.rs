@@ -158,7 +158,7 @@ impl Resident for Lloyd {
             }
         };
         let rounds = (status.iterations - before.iterations) as usize;
-        self.work.rechecked += status.rechecked - before.rechecked;
+        self.work.redone += status.rechecked - before.rechecked;
         self.work.pairs += rounds as u64 * self.rows as u64 * self.empty.weights.len() as u64;
         let end = match status.end {
             STABLE => End::Stable,
