@@ -47,6 +47,8 @@ const LEAST_SPARE: f64 = 0.1;
 const LEAST_SPARE_DIM: usize = 16;
 /// What a start may be lowered by at most, for sums to stay within 32 bits.
 const MOST_TIGHTENED: f32 = 5e8;
+/// Queries of which one is asked what starts to take away.
+const SAMPLED: usize = 4;
 const PANELS_PER_BLOCK: usize = BLOCK_ROWS / ROWS;
 
 /// Base rows, and the same rounded to 8 bits.
@@ -289,6 +291,7 @@ impl<T: Lanes> Quantised<T> {
             offset: 128.0 * f64::from(sum),
             whole: whole.then_some(square),
             bound,
+            known: (f64::NAN, f64::NAN),
             far: rounded.rest > 4.0 * self.scale.usual_rest() && squares,
         }
     }
@@ -302,6 +305,8 @@ struct Query {
     /// The square of a query that was not rounded, of a base that was not.
     whole: Option<f64>,
     bound: Bound,
+    /// A reach, and the distance it means: reaches change seldom.
+    known: (f64, f64),
     /// It lies far out of the range of the base: its bounds are loose.
     far: bool,
 }
@@ -333,17 +338,21 @@ struct Tightened {
 
 impl Query {
     /// The distance within which a row without a rest may be within reach, in steps.
-    fn distance(&self, reach: f64) -> f64 {
-        match self.bound {
-            Bound::Squares { factor, apart, inverse, .. } => {
-                reach.max(0.0).sqrt() * factor * inverse + apart
-            }
-            _ => f64::INFINITY,
+    fn distance(&mut self, reach: f64) -> f64 {
+        if self.known.0 != reach {
+            let distance = match self.bound {
+                Bound::Squares { factor, apart, inverse, .. } => {
+                    reach.max(0.0).sqrt() * factor * inverse + apart
+                }
+                _ => f64::INFINITY,
+            };
+            self.known = (reach, distance);
         }
+        self.known.1
     }
 
     /// The least sum of a pair that may be within reach.
-    fn least(&self, reach: f64, tightened: Tightened) -> i32 {
+    fn least(&mut self, reach: f64, tightened: Tightened) -> i32 {
         let least = match self.bound {
             Bound::Squares { rest, square, .. } => {
                 let own = self.distance(reach);
@@ -457,9 +466,8 @@ impl<T: Lanes> Search<'_, T> {
             self.starts.extend_from_slice(starts);
             return;
         }
-        let reaches = self.lists.iter().map(|list| list.reach().to_f64());
-        let distances =
-            self.rounded.iter().zip(reaches).map(|(query, reach)| query.distance(reach));
+        let sample = self.rounded.iter_mut().zip(self.lists.iter()).step_by(SAMPLED);
+        let distances = sample.map(|(query, list)| query.distance(list.reach().to_f64()));
         let mut distances: Vec<_> = distances.filter(|distance| distance.is_finite()).collect();
         // Most queries use all that the starts take away, and none loses much.
         let quarter = distances.len() / 4;

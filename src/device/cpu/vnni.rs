@@ -206,8 +206,8 @@ macro_rules! columns_f64 {
 }
 
 macro_rules! chains {
-    ($type:ident, $lanes:literal, $at_once:literal, $columns:ident, $load:ident, $store:ident,
-     $fma:ident, $negated:ident) => {
+    ($type:ident, $mask:ident, $lanes:literal, $at_once:literal, $columns:ident, $load:ident,
+     $masked:ident, $store:ident, $sub:ident, $fma:ident, $negated:ident) => {
         impl Chains for $type {
             const LANES: usize = $lanes;
             type State = State<$type, $lanes>;
@@ -235,10 +235,18 @@ macro_rules! chains {
                     for (i, apart) in state.bases.iter_mut().enumerate() {
                         let (query, base) = rows(i);
                         dim = query.len();
-                        for ((apart, q), x) in apart.iter_mut().zip(query).zip(base) {
-                            *apart = q - x;
+                        let base = &base[..dim];
+                        for (j, apart) in apart.chunks_exact_mut($lanes).enumerate() {
+                            let Some(left @ 1..) = dim.checked_sub(j * $lanes) else { break };
+                            let mask = <$mask>::MAX >> ($lanes - left.min($lanes));
+                            // SAFETY: the mask lets only numbers of the slab be read; the chunk has as
+                            // many as a register.
+                            unsafe {
+                                let query = $masked(mask, query.as_ptr().add(j * $lanes));
+                                let base = $masked(mask, base.as_ptr().add(j * $lanes));
+                                $store(apart.as_mut_ptr(), $sub(query, base));
+                            }
                         }
-                        apart[dim..dim.next_multiple_of($at_once)].fill(0.0);
                     }
                     // SAFETY: the pointer is to as many numbers as a register has.
                     let mut sums = unsafe { $load(state.sums.as_ptr()) };
@@ -314,21 +322,27 @@ macro_rules! chains {
 
 chains!(
     f32,
+    u16,
     16,
     4,
     columns_f32,
     _mm512_loadu_ps,
+    _mm512_maskz_loadu_ps,
     _mm512_storeu_ps,
+    _mm512_sub_ps,
     _mm512_fmadd_ps,
     _mm512_fnmadd_ps
 );
 chains!(
     f64,
+    u8,
     8,
     2,
     columns_f64,
     _mm512_loadu_pd,
+    _mm512_maskz_loadu_pd,
     _mm512_storeu_pd,
+    _mm512_sub_pd,
     _mm512_fmadd_pd,
     _mm512_fnmadd_pd
 );
