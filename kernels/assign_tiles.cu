@@ -10,23 +10,10 @@
 // and by what the tensor cores lose in adding up: they cut 17 numbers off to 25 bits of the largest
 // for every 16 elements, 10 units of 2^-24 of it (shared measurements say at most 6).
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-constexpr bool HAS_TILES = DIM <= 128;
-#else
-constexpr bool HAS_TILES = false;
-#endif
-
-constexpr u32 STEPS = HAS_TILES ? (DIM + 15) / 16 : 1;  // of 16 elements
-constexpr u32 HALF_DIM = (DIM + 15) / 16 * 16;
-constexpr u32 TILE = 64;   // centroids that are brought to shared memory at a time
-constexpr u32 PART = 32;   // … and multiplied at a time
-constexpr u32 WARPS = 4;   // of a block, with 32 rows each
-constexpr u32 STAGES = 3;  // tiles in shared memory
-constexpr u32 STRIDE = HALF_DIM + 8;  // of a centroid there; odd in units of 16 bytes
-constexpr u32 STAGE_BYTES = TILE * STRIDE * 2 + TILE * 4;
-
-constexpr float UNIT = 5.9604645e-8f;  // 2^-24
-constexpr u32 PLACES = PART / 4 - 1;   // low bits of a product that say where in a part it is
+constexpr float UNIT = 5.9604645e-8f;         // 2^-24
+constexpr u32 PLACES = PART / 4 - 1;          // low bits of a product that say where in a part it is
+constexpr u32 WARP_ROWS = 8 * SLOTS;          // rows of a warp
+constexpr u32 BLOCK_ROWS = WARPS * WARP_ROWS;
 
 __device__ __forceinline__ unsigned short to_half(float x) {
     unsigned short h;
@@ -41,10 +28,10 @@ __device__ __forceinline__ float from_half(unsigned short h) {
 
 // A row or centroid from the origin on, scaled and rounded, by a warp; padding is zero. Lengths are
 // rounded up: sums of 128 squares err by less than 1e-6 of themselves, differences of x and h(x) by
-// 2^-24 of x. `use` gets each element.
+// 2^-24 of x. `use` gets the number of each element, what it is rounded to, and what it is.
 template <typename Use>
 __device__ __forceinline__ Rounded round_row(const Job& job, const float* from,
-                                             unsigned short* to, Use&& use) {
+                                             Use&& use) {
     float length = 0, error = 0;
     for (u32 j = threadIdx.x % 32; j < HALF_DIM; j += 32) {
         double exact = 0;
@@ -53,10 +40,9 @@ __device__ __forceinline__ Rounded round_row(const Job& job, const float* from,
         const float x = (float)exact;
         const unsigned short half = to_half(fminf(fmaxf(x, -32768.0f), 32768.0f));
         const float rounded = from_half(half);
-        to[j] = half;
         length = __fmaf_rn(rounded, rounded, length);
         error = __fmaf_rn(x - rounded, x - rounded, error);
-        use(exact);
+        use(j, half, exact);
     }
     length = __fsqrt_ru(add_lanes(length)) * 1.000002f;
     return {length, __fmaf_ru(__fsqrt_ru(add_lanes(error)), 1.000002f, length * 2 * UNIT)};
@@ -66,8 +52,9 @@ __device__ __forceinline__ Rounded round_row(const Job& job, const float* from,
 extern "C" __global__ __launch_bounds__(256) void round_rows(Job job) {
     const u32 row = blockIdx.x * 8 + threadIdx.x / 32;
     if (row >= job.count) return;
+    unsigned short* to = job.half_rows + (u64)row * HALF_DIM;
     const Rounded rounded = round_row(job, job.rows + (u64)row * DIM,
-                                      job.half_rows + (u64)row * HALF_DIM, [](double) {});
+                                      [&](u32 j, unsigned short half, double) { to[j] = half; });
     if (threadIdx.x % 32 > 0) return;
     job.rounded[row] = rounded;
     atomicMax(&job.status->largest_row, __float_as_uint(rounded.length));
@@ -78,16 +65,19 @@ extern "C" __global__ __launch_bounds__(256) void round_rows(Job job) {
 extern "C" __global__ __launch_bounds__(256) void round_centroids(Job job, u32 is_last) {
     if (job.status->end != GOING_ON && !is_last) return;
     const u32 cluster = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-    unsigned short* to = job.half_centroids + (u64)cluster * HALF_DIM;
+    unsigned short* to = job.half_centroids;
     if (cluster >= job.k) {
         if (cluster >= (job.k + TILE - 1) / TILE * TILE) return;
-        for (u32 j = lane; j < HALF_DIM; j += 32) to[j] = 0;
+        for (u32 j = lane; j < HALF_DIM; j += 32) to[half_place(cluster, j)] = 0;
         if (lane == 0) job.half_squares[cluster] = -Limits<float>::infinity();
         return;
     }
     double square = 0;
-    const Rounded rounded = round_row(job, current_centroids(job) + (u64)cluster * DIM, to,
-                                      [&](double x) { square += x * x; });
+    const Rounded rounded = round_row(job, current_centroids(job) + (u64)cluster * DIM,
+                                      [&](u32 j, unsigned short half, double x) {
+                                          to[half_place(cluster, j)] = half;
+                                          square += x * x;
+                                      });
     square = add_lanes(square);
     if (lane > 0) return;
     job.half_squares[cluster] = (float)(-0.5 * square);
@@ -95,41 +85,6 @@ extern "C" __global__ __launch_bounds__(256) void round_centroids(Job job, u32 i
     atomicMax(&job.status->largest_centroid, __float_as_uint(length));
     atomicMax(&job.status->largest_error, __float_as_uint(rounded.error));
 }
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-__device__ __forceinline__ void copy_16(void* shared_to, const void* from) {
-    const u32 to = (u32)__cvta_generic_to_shared(shared_to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most `LATE` groups of copies are under way.
-template <u32 LATE> __device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LATE) : "memory");
-}
-
-// Four 8 x 8 matrices of halves, whose rows the lanes point to.
-__device__ __forceinline__ void load_matrices(u32 (&to)[4], const unsigned short* from) {
-    const u32 address = (u32)__cvta_generic_to_shared(from);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-// 16 rows x 16 elements times 16 elements x 8 centroids.
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-#else
-__device__ __forceinline__ void copy_16(void*, const void*) {}
-__device__ __forceinline__ void commit_copies() {}
-template <u32 LATE> __device__ __forceinline__ void wait_for_copies() {}
-__device__ __forceinline__ void load_matrices(u32 (&)[4], const unsigned short*) {}
-__device__ __forceinline__ void multiply_add(float (&)[4], const u32 (&)[4], u32, u32) {}
-#endif
 
 // What products may be off by, and what is added to make them positive.
 struct Errors {
@@ -163,85 +118,6 @@ struct Best {
     u32 part;
 };
 
-__device__ __forceinline__ void bring_tile(const Job& job, unsigned char* stage, u32 tile) {
-    constexpr u32 CHUNKS = HALF_DIM / 8;
-    const unsigned short* from = job.half_centroids + (u64)tile * TILE * HALF_DIM;
-    unsigned short* to = reinterpret_cast<unsigned short*>(stage);
-    for (u32 i = threadIdx.x; i < TILE * CHUNKS; i += 32 * WARPS) {
-        copy_16(to + i / CHUNKS * STRIDE + i % CHUNKS * 8, from + (u64)i * 8);
-    }
-    unsigned char* squares = stage + TILE * STRIDE * 2;
-    if (threadIdx.x < TILE / 4) {
-        copy_16(squares + threadIdx.x * 16, job.half_squares + tile * TILE + threadIdx.x * 4);
-    }
-}
-
-// Products of 32 rows per warp with the centroids of tiles `begin` to `end`. `rows` are this thread's:
-// lane / 4 + 8 i. For each part of a tile, `use` gets its number and the products of these rows with
-// 8 of the part's centroids.
-template <typename Use>
-__device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)[4], float bias,
-                                               u32 begin, u32 end, Use&& use) {
-    unsigned char* stages = reinterpret_cast<unsigned char*>(shared);
-    const u32 lane = threadIdx.x % 32;
-    bring_tile(job, stages, begin);
-    commit_copies();
-    if (begin + 1 < end) bring_tile(job, stages + STAGE_BYTES, begin + 1);
-    commit_copies();
-    u32 a[2][STEPS][4];
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        const u32* row =
-            reinterpret_cast<const u32*>(job.half_rows + (u64)rows[i] * HALF_DIM) + lane % 4;
-#pragma unroll
-        for (u32 step = 0; step < STEPS; step++) {
-            a[i / 2][step][i % 2] = __ldg(row + step * 8);
-            a[i / 2][step][i % 2 + 2] = __ldg(row + step * 8 + 4);
-        }
-    }
-    for (u32 tile = begin; tile < end; tile++) {
-        wait_for_copies<1>();
-        __syncthreads();
-        const unsigned char* stage = stages + (tile - begin) % STAGES * STAGE_BYTES;
-        if (tile + 2 < end) {
-            bring_tile(job, stages + (tile + 2 - begin) % STAGES * STAGE_BYTES, tile + 2);
-        }
-        commit_copies();
-        // Lanes 0 to 7 point to centroids 0 to 7, elements 0 to 7; the next eight to elements 8 to
-        // 15; the others to centroids 8 to 15.
-        const unsigned short* centroids = reinterpret_cast<const unsigned short*>(stage) +
-                                          (lane % 8 + lane / 16 * 8) * STRIDE + lane / 8 % 2 * 8;
-        const float2* squares = reinterpret_cast<const float2*>(stage + TILE * STRIDE * 2);
-#pragma unroll
-        for (u32 part = 0; part < TILE / PART; part++) {
-            float sums[2][PART / 8][4];
-#pragma unroll
-            for (u32 n = 0; n < PART / 8; n++) {
-                const float2 square = squares[(part * PART / 8 + n) * 4 + lane % 4];
-#pragma unroll
-                for (u32 m = 0; m < 2; m++) {
-                    sums[m][n][0] = sums[m][n][2] = add(bias, square.x);
-                    sums[m][n][1] = sums[m][n][3] = add(bias, square.y);
-                }
-            }
-#pragma unroll
-            for (u32 step = 0; step < STEPS; step++) {
-#pragma unroll
-                for (u32 n = 0; n < PART / 8; n += 2) {
-                    u32 b[4];
-                    load_matrices(b, centroids + (part * PART + n * 8) * STRIDE + step * 16);
-#pragma unroll
-                    for (u32 m = 0; m < 2; m++) {
-                        multiply_add(sums[m][n], a[m][step], b[0], b[1]);
-                        multiply_add(sums[m][n + 1], a[m][step], b[2], b[3]);
-                    }
-                }
-            }
-            use(tile * (TILE / PART) + part, sums);
-        }
-    }
-}
-
 // The centroid at a place of a part, as a lane sees it.
 __device__ __forceinline__ u32 centroid_at(u32 part, u32 place) {
     return part * PART + place / 2 * 8 + threadIdx.x % 4 * 2 + place % 2;
@@ -251,22 +127,22 @@ __device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
 __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 
 // The cluster of every row that products make certain; the others are listed. A block per
-// 32 * WARPS rows.
-extern "C" __global__ __launch_bounds__(32 * WARPS, 4) void assign_tiles(Job job, u32 is_last) {
+// BLOCK_ROWS rows.
+extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(Job job, u32 is_last) {
     if (!HAS_TILES || (job.status->end != GOING_ON && !is_last)) return;
     const Errors errors(job);
     const u32 lane = threadIdx.x % 32;
-    const u32 first = (blockIdx.x * WARPS + threadIdx.x / 32) * 32 + lane / 4;
-    u32 rows[4];
-    Best best[4];
+    const u32 first = (blockIdx.x * WARPS + threadIdx.x / 32) * WARP_ROWS + lane / 4;
+    u32 rows[SLOTS];
+    Best best[SLOTS];
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) {
+    for (u32 i = 0; i < SLOTS; i++) {
         rows[i] = first + 8 * i < job.count ? first + 8 * i : 0;
         best[i] = {(int)0x80000000, (int)0x80000000, 0};
     }
-    const auto look = [&](u32 part, const float (&sums)[2][PART / 8][4]) {
+    const auto look = [&](u32 part, const Sums& sums) {
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
+        for (u32 i = 0; i < SLOTS; i++) {
             int one = 0x80000000, two = 0x80000000;
 #pragma unroll
             for (u32 n = 0; n < PART / 8; n++) {
@@ -286,7 +162,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, 4) void assign_tiles(Job job
     };
     multiply_tiles(job, rows, errors.bias, 0, (job.k + TILE - 1) / TILE, look);
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) {
+    for (u32 i = 0; i < SLOTS; i++) {
         int one = best[i].first, two = best[i].second;
         u32 cluster = centroid_at(best[i].part, one & PLACES);
 #pragma unroll
@@ -320,26 +196,26 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, 4) void assign_tiles(Job job
 
 // The pairs of uncertain rows and the centroids that may be their nearest. Blocks as above, any
 // number of them; they share the tiles along the grid's second side.
-extern "C" __global__ __launch_bounds__(32 * WARPS, 4) void find_candidates(Job job, u32 is_last) {
+extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates(Job job, u32 is_last) {
     if (!HAS_TILES || (job.status->end != GOING_ON && !is_last)) return;
     const Errors errors(job);
     const u32 lane = threadIdx.x % 32, count = job.status->uncertain;
     const u32 tiles = (job.k + TILE - 1) / TILE;
     const u32 begin = blockIdx.y * tiles / gridDim.y, end = (blockIdx.y + 1) * tiles / gridDim.y;
     if (begin == end) return;
-    for (u32 start = blockIdx.x * WARPS * 32; start < count; start += gridDim.x * WARPS * 32) {
-        const u32 first = start + threadIdx.x / 32 * 32 + lane / 4;
-        u32 rows[4];
-        int least[4];
+    for (u32 start = blockIdx.x * BLOCK_ROWS; start < count; start += gridDim.x * BLOCK_ROWS) {
+        const u32 first = start + threadIdx.x / 32 * WARP_ROWS + lane / 4;
+        u32 rows[SLOTS];
+        int least[SLOTS];
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
+        for (u32 i = 0; i < SLOTS; i++) {
             const u32 at = first + 8 * i;
             rows[i] = at < count ? job.uncertain[at] : 0;
             least[i] = at < count ? __float_as_int(job.least[at]) : 0x7fffffff;
         }
-        const auto look = [&](u32 part, const float (&sums)[2][PART / 8][4]) {
+        const auto look = [&](u32 part, const Sums& sums) {
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
+            for (u32 i = 0; i < SLOTS; i++) {
                 int most = 0x80000000;
 #pragma unroll
                 for (u32 n = 0; n < PART / 8; n++) {

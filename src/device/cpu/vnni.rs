@@ -351,9 +351,15 @@ chains!(
 #[inline(always)]
 pub(super) fn prefetch<T>(row: &[T]) {
     #[cfg(target_arch = "x86_64")]
-    for line in row.chunks((64 / size_of::<T>()).max(1)).take(16) {
-        // SAFETY: a prefetch of any address has no effect that a program can see.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    {
+        const LINE: usize = 64;
+        // Rows begin anywhere in a line, and so may end in one line more than they fill.
+        let row = &row[..row.len().min(16 * LINE / size_of::<T>())];
+        let lines = row.chunks((LINE / size_of::<T>()).max(1)).filter_map(<[T]>::first);
+        for place in lines.chain(row.last()) {
+            // SAFETY: a prefetch of any address has no effect that a program can see.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast()) };
+        }
     }
 }
 
