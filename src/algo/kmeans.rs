@@ -776,23 +776,37 @@ fn check_weights(weights: Option<&[f64]>, rows: usize) -> Result<()> {
     Ok(())
 }
 
-/// The mean of every dimension, and the mean of their variances, in float64 and in order of the
-/// rows.
+/// The mean of every dimension, and the mean of their variances.
 fn moments<T: Real>(values: &[T], dim: usize) -> (Vec<f64>, f64) {
-    let rows = (values.len() / dim.max(1)).max(1) as f64;
-    let mut means = vec![0.0; dim];
-    for row in values.chunks_exact(dim.max(1)) {
-        means.iter_mut().zip(row).for_each(|(mean, x)| *mean += x.to_f64());
-    }
-    means.iter_mut().for_each(|mean| *mean /= rows);
-    let mut squares = vec![0.0; dim];
-    for row in values.chunks_exact(dim.max(1)) {
-        for ((square, x), mean) in squares.iter_mut().zip(row).zip(&means) {
-            *square += (x.to_f64() - mean).powi(2);
+    let means = mean_of(values, dim, |x, _| x);
+    let variances = mean_of(values, dim, |x, j| (x - means[j]).powi(2));
+    (means, variances.iter().sum::<f64>() / dim.max(1) as f64)
+}
+
+/// For every dimension, the mean of what `share` makes of the elements, in float64: added up in order
+/// within blocks of rows, and block by block.
+fn mean_of<T: Real>(
+    values: &[T],
+    dim: usize,
+    share: impl Fn(f64, usize) -> f64 + Sync + Send,
+) -> Vec<f64> {
+    const BLOCK: usize = 4096;
+    let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)).collect(), |block: &[T]| {
+        let mut sums = vec![0.0; dim];
+        for row in block.chunks_exact(dim.max(1)) {
+            for (j, (sum, x)) in sums.iter_mut().zip(row).enumerate() {
+                *sum += share(x.to_f64(), j);
+            }
         }
+        sums
+    });
+    let mut means = vec![0.0; dim];
+    for sums in blocks {
+        means.iter_mut().zip(sums).for_each(|(mean, sum)| *mean += sum);
     }
-    let variance = squares.iter().map(|square| square / rows).sum::<f64>() / dim.max(1) as f64;
-    (means, variance)
+    let rows = (values.len() / dim.max(1)).max(1) as f64;
+    means.iter_mut().for_each(|mean| *mean /= rows);
+    means
 }
 
 /// Steele, Lea and Flood's SplitMix64: the same numbers for a seed for ever.

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::matrix::{Elements, Real, Rows};
 use crate::metric::Metric;
 
-use super::{Cancel, Distances, Work};
+use super::{Cancel, Distances, Work, in_parallel};
 
 /// Sums of rows in groups, in whole numbers: they come out the same in whatever order rows are added
 /// and taken away.
@@ -38,12 +38,17 @@ impl Groups {
     ) -> Result<Self> {
         let dim = origin.len();
         let rows = values.len() / dim.max(1);
-        let mut largest = 0.0f64;
-        for (row, values) in values.chunks_exact(dim.max(1)).enumerate() {
-            let weight = weights.map_or(1.0, |weights| weights[row]);
-            let far = values.iter().zip(&origin).map(|(x, o)| (x.to_f64() - o).abs());
-            largest = largest.max(weight * far.fold(0.0, f64::max));
-        }
+        const BLOCK: usize = 4096;
+        let blocks = values.chunks(BLOCK * dim.max(1)).enumerate().collect();
+        let largest = in_parallel(blocks, |(block, values): (usize, &[T])| {
+            let reach = |(i, row): (usize, &[T])| {
+                let weight = weights.map_or(1.0, |weights| weights[block * BLOCK + i]);
+                let far = row.iter().zip(&origin).map(|(x, o)| (x.to_f64() - o).abs());
+                weight * far.fold(0.0, f64::max)
+            };
+            values.chunks_exact(dim.max(1)).enumerate().map(reach).fold(0.0, f64::max)
+        });
+        let largest = largest.into_iter().fold(0.0, f64::max);
         let heaviest = weights.map_or(1.0, |weights| weights.iter().copied().fold(0.0, f64::max));
         let steps = |largest: f64| {
             let bits = (largest * rows as f64).log2().ceil();

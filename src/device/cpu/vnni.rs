@@ -390,9 +390,8 @@ fn sweep_avx512(
             }
         }
         // One comparison a query while no row passes, which is nearly always.
-        let most = sums.map(|[a, b, c, d]| {
-            _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d))
-        });
+        let most = sums
+            .map(|[a, b, c, d]| _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d)));
         let passes = |query: usize| _mm512_cmpge_epi32_mask(most[query], least[query]);
         let passed = [passes(0), passes(1), passes(2), passes(3)];
         if (passed[0] | passed[1]) | (passed[2] | passed[3]) == 0 {

@@ -24,11 +24,13 @@ const SEARCH: [&str; 5] = [
 ];
 
 /// The kernels of Lloyd's rounds.
-const CLUSTERS: [&str; 6] = [
+const CLUSTERS: [&str; 8] = [
     include_str!("../../../kernels/arithmetic.cuh"),
     include_str!("../../../kernels/clusters.cuh"),
     include_str!("../../../kernels/clusters.cu"),
     include_str!("../../../kernels/assign_near.cu"),
+    include_str!("../../../kernels/tiles.cuh"),
+    include_str!("../../../kernels/tiles_sm90a.cuh"),
     include_str!("../../../kernels/assign_tiles.cu"),
     include_str!("../../../kernels/groups.cu"),
 ];
@@ -131,7 +133,9 @@ impl Program {
     pub(super) fn cubin(&self, arch: &str, cache: &Cache) -> Result<Vec<u8>> {
         let source = self.sources.concat();
         let mut options: Vec<String> = OPTIONS.map(str::to_string).to_vec();
-        options.push(format!("-arch={arch}"));
+        // What only Hopper has is left out of code that is to run on others as well.
+        let own = if arch == "sm_90" { "sm_90a" } else { arch };
+        options.push(format!("-arch={own}"));
         options.extend_from_slice(&self.defines);
 
         let (major, minor) = sys::nvrtc_version()?;

@@ -25,10 +25,7 @@ const NEAR_CLUSTERS: usize = 4096;
 /// Most elements of a row that fit into registers as halves.
 const TILES_DIM: usize = 128;
 
-/// Names in `kernels/assign_tiles.cu` and `kernels/assign_near.cu`.
-const TILE: usize = 64;
-const WARPS: usize = 4;
-const STAGES: usize = 3;
+/// A name in `kernels/assign_near.cu`.
 const SORTED_ROWS: usize = 8192;
 /// Rows that a thread of `add_sorted` adds up.
 const ADDED_ROWS: usize = 64;
@@ -122,8 +119,8 @@ pub(super) struct Job {
     /// k × k of u64, and a u32 for each place in the order, on the way [`Way::Near`].
     pub(super) lists: u64,
     pub(super) sorted_counts: u64,
-    /// `count`, and whole tiles of centroids, in whole steps of 16 elements; and what follows, on
-    /// the way [`Way::Tiles`].
+    /// `count` rows of [`half_dim`], and whole tiles of centroids of [`Tiling::width`]; and what
+    /// follows, on the way [`Way::Tiles`].
     pub(super) half_rows: u64,
     pub(super) half_centroids: u64,
     /// `count` of two f32.
@@ -185,8 +182,8 @@ impl RoundKernels {
             settle: function("settle")?,
             cluster_groups: function("cluster_groups")?,
         };
-        if way(dim, 1, limits) == Some(Way::Tiles) || dim <= NEAR_DIM {
-            let shared = stages_bytes(dim).min(limits.shared);
+        if has_tiles(dim, limits) {
+            let shared = Tiling::new(dim, limits).shared;
             allow_shared(&kernels.assign_tiles, shared)?;
             allow_shared(&kernels.find_candidates, shared)?;
         }
@@ -198,11 +195,16 @@ impl RoundKernels {
 pub(super) fn way(dim: usize, k: usize, limits: Limits) -> Option<Way> {
     if dim <= NEAR_DIM && k <= NEAR_CLUSTERS {
         Some(Way::Near)
-    } else if dim <= TILES_DIM && limits.capability.0 >= 8 && stages_bytes(dim) <= limits.shared {
+    } else if has_tiles(dim, limits) {
         Some(Way::Tiles)
     } else {
         None
     }
+}
+
+fn has_tiles(dim: usize, limits: Limits) -> bool {
+    let fits = || Tiling::new(dim, limits).shared <= limits.shared;
+    dim <= TILES_DIM && limits.capability.0 >= 8 && fits()
 }
 
 /// Kinds of rows in a cluster that sorting tells apart.
@@ -214,8 +216,34 @@ fn half_dim(dim: usize) -> usize {
     dim.next_multiple_of(16)
 }
 
-fn stages_bytes(dim: usize) -> usize {
-    STAGES * (TILE * (half_dim(dim) + 8) * 2 + TILE * 4)
+/// The sizes of `kernels/tiles.cuh`, or of `kernels/tiles_sm90a.cuh` where that is compiled.
+#[derive(Debug, Clone, Copy)]
+struct Tiling {
+    /// Centroids of a tile.
+    tile: usize,
+    /// Halves that a centroid of a tile takes.
+    width: usize,
+    /// Rows, and threads, of a block.
+    rows: usize,
+    threads: usize,
+    /// Shared memory of a block.
+    shared: usize,
+}
+
+impl Tiling {
+    fn new(dim: usize, limits: Limits) -> Self {
+        const STAGES: usize = 3;
+        if limits.capability == (9, 0) {
+            let (tile, width) = (128, half_dim(dim).next_multiple_of(64));
+            // Stages, their squares and barriers, and room to begin at a multiple of 1024.
+            let shared = STAGES * (tile * width * 2 + tile * 4 + 16) + 1024;
+            Self { tile, width, rows: 256, threads: 512, shared }
+        } else {
+            let (tile, width) = (64, half_dim(dim));
+            let shared = STAGES * (tile * (width + 8) * 2 + tile * 4);
+            Self { tile, width, rows: 128, threads: 128, shared }
+        }
+    }
 }
 
 /// Rows on a device and all that rounds need.
@@ -307,9 +335,10 @@ impl Workspace {
                 });
             }
             Way::Tiles => {
-                let (tiles, half) = (k.next_multiple_of(TILE), half_dim(dim));
-                job.half_rows = place(count * half * 2)?;
-                job.half_centroids = place(tiles * half * 2)?;
+                let Tiling { tile, width, .. } = Tiling::new(dim, kernels.limits);
+                let tiles = k.next_multiple_of(tile);
+                job.half_rows = place(count * half_dim(dim) * 2)?;
+                job.half_centroids = place(tiles * width * 2)?;
                 job.rounded = place(count * 8)?;
                 job.half_squares = place(tiles * 4)?;
                 job.uncertain = place(count * 4)?;
@@ -404,13 +433,14 @@ impl Workspace {
                 self.launch_with(&kernels.assign_near, "assign_near", rows, is_last)
             }
             Way::Tiles => {
-                let tiles = self.k.next_multiple_of(TILE).div_ceil(8);
-                let centroids = config(tiles, 256, 0);
+                let Tiling { tile, rows, threads, shared, .. } =
+                    Tiling::new(kernels.dim, kernels.limits);
+                let centroids = config(self.k.next_multiple_of(tile).div_ceil(8), 256, 0);
                 self.launch_with(&kernels.round_centroids, "round_centroids", centroids, is_last)?;
-                let (rows, shared) = (32 * WARPS, stages_bytes(kernels.dim));
-                let all = config(self.count.div_ceil(rows), rows, shared);
+                let blocks = self.count.div_ceil(rows);
+                let all = config(blocks, threads, shared);
                 self.launch_with(&kernels.assign_tiles, "assign_tiles", all, is_last)?;
-                let mut some = config(self.count.div_ceil(rows).min(self.blocks(1)), rows, shared);
+                let mut some = config(blocks.min(self.blocks(1)), threads, shared);
                 some.grid_dim.1 = 4;
                 self.launch_with(&kernels.find_candidates, "find_candidates", some, is_last)?;
                 let pairs = config(self.blocks(8), 128, 0);
