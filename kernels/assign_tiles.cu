@@ -33,7 +33,10 @@ template <typename Use>
 __device__ __forceinline__ Rounded round_row(const Job& job, const float* from,
                                              Use&& use) {
     float length = 0, error = 0;
-    for (u32 j = threadIdx.x % 32; j < HALF_DIM; j += 32) {
+#pragma unroll
+    for (u32 start = 0; start < HALF_DIM; start += 32) {
+        const u32 j = start + threadIdx.x % 32;
+        if (HALF_DIM % 32 > 0 && j >= HALF_DIM) continue;
         double exact = 0;
         if (j < DIM) exact = ((double)from[j] - job.origin[j]) * job.scale;
         // Rows are below 256; centroids that are given may be anywhere.

@@ -1,0 +1,82 @@
+//! Many groups of rows, each with clusters of its own: small ones side by side.
+
+use std::sync::Arc;
+
+use super::lloyd::{self, Assigned, Lloyd, Settled, reals, singles};
+use super::{Clustering, KMeansParams};
+use crate::device::{Cancel, CpuDevice, Device, GroupEnd, GroupStart, Work, in_parallel};
+use crate::error::{Error, Result};
+use crate::matrix::{Real, Rows};
+use crate::metric::Metric;
+
+/// Operations of a round from which a group has the device for itself.
+const LARGE_GROUP: usize = 1 << 24;
+
+pub(super) fn groups_of_reals<D: Device, T: Real>(
+    device: &Arc<D>,
+    rows: &Rows,
+    ends: &[usize],
+    params: &KMeansParams,
+    cancel: &Cancel,
+) -> Result<Vec<Clustering>> {
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let groups: Vec<_> = starts.zip(ends).map(|(start, end)| rows.slice(start..*end)).collect();
+    let dim = rows.matrix().dim();
+    let params = in_parallel(groups.iter().collect(), |rows: &Rows| {
+        let k = lloyd::distinct_rows::<T>(rows.reals().unwrap_or_default(), dim, params.k);
+        KMeansParams { k, ..params.clone() }
+    });
+    let is_large = |rows: &Rows, k: usize| rows.len() * k * dim >= LARGE_GROUP;
+    let cpu = Arc::new(CpuDevice::new());
+    let mut small = Vec::new();
+    let mut found: Vec<Option<Clustering>> = vec![None; groups.len()];
+    for (group, (rows, params)) in groups.iter().zip(&params).enumerate() {
+        if params.k == 0 {
+            found[group] = Some(Clustering::of_nothing(rows));
+        } else if is_large(rows, params.k) {
+            let lloyd = Lloyd::<D, T>::try_new(device, rows, None, params, cancel)?;
+            found[group] = Some(lloyd.best(None)?);
+        } else {
+            small.push(group);
+        }
+    }
+    let started = in_parallel(small.clone(), |group| {
+        let mut lloyd =
+            Lloyd::<CpuDevice, T>::try_new(&cpu, &groups[group], None, &params[group], cancel)?;
+        let centroids = lloyd.start(0, None)?;
+        Ok::<_, Error>((lloyd, centroids))
+    });
+    let started = started.into_iter().collect::<Result<Vec<_>>>()?;
+    let limit = params.first().map_or(1, |params| params.max_iterations);
+    let (done, work) = if params.first().is_some_and(|p| p.cost() == Metric::SqEuclidean) {
+        let starts = started.iter().zip(&small).map(|((lloyd, centroids), group)| GroupStart {
+            rows: ends[*group] - groups[*group].len()..ends[*group],
+            empty: lloyd.empty.clone(),
+            tolerance: lloyd.tolerance,
+            centroids: singles(centroids),
+        });
+        device.rounds_of_groups(rows, &starts.collect::<Vec<_>>(), limit)?
+    } else {
+        (vec![None; small.len()], Work::default())
+    };
+    let finish = |((mut lloyd, centroids), done): ((Lloyd<'_, CpuDevice, T>, Vec<T>), _)| {
+        let settled = match done {
+            Some(GroupEnd { centroids, labels, costs, iterations, moved }) => {
+                lloyd.rounds.assigned += (iterations as u64 + 1) * labels.len() as u64;
+                let last = Assigned { labels, costs: reals(costs) };
+                Settled { centroids: reals(centroids), last, iterations, moved }
+            }
+            None => lloyd.rounds_by_search(centroids)?,
+        };
+        Ok::<_, Error>(lloyd.clusters(settled))
+    };
+    let finished = in_parallel(started.into_iter().zip(done).collect(), finish);
+    for (group, clustering) in small.iter().zip(finished) {
+        found[*group] = Some(clustering?);
+    }
+    let mut found: Vec<Clustering> = found.into_iter().flatten().collect();
+    if let Some(first) = small.first() {
+        found[*first].rounds.work += work;
+    }
+    Ok(found)
+}
