@@ -126,6 +126,14 @@ __device__ __forceinline__ u32 centroid_at(u32 part, u32 place) {
     return part * PART + place / 2 * 8 + threadIdx.x % 4 * 2 + place % 2;
 }
 
+// The bits of a product, the lowest of which are the place: (product & high_bits) | place.
+__device__ __forceinline__ int placed(float product, u32 high_bits, u32 place) {
+    int bits;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;"
+        : "=r"(bits) : "r"(__float_as_int(product)), "r"(high_bits), "r"(place));
+    return bits;
+}
+
 __device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
 __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 
@@ -143,15 +151,17 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(Jo
         rows[i] = first + 8 * i < job.count ? first + 8 * i : 0;
         best[i] = {(int)0x80000000, (int)0x80000000, 0};
     }
+    // In a register, as an instruction has room for one constant only: the place.
+    u32 high_bits = ~PLACES;
+    asm volatile("" : "+r"(high_bits));
     const auto look = [&](u32 part, const Sums& sums) {
 #pragma unroll
         for (u32 i = 0; i < SLOTS; i++) {
             int one = 0x80000000, two = 0x80000000;
 #pragma unroll
             for (u32 n = 0; n < PART / 8; n++) {
-                const int a = (__float_as_int(sums[i / 2][n][i % 2 * 2]) & ~PLACES) | (2 * n);
-                const int b =
-                    (__float_as_int(sums[i / 2][n][i % 2 * 2 + 1]) & ~PLACES) | (2 * n + 1);
+                const int a = placed(sums[i / 2][n][i % 2 * 2], high_bits, 2 * n);
+                const int b = placed(sums[i / 2][n][i % 2 * 2 + 1], high_bits, 2 * n + 1);
                 const int high = larger(a, b), low = smaller(a, b);
                 two = larger(larger(two, low), smaller(one, high));
                 one = larger(one, high);

@@ -54,35 +54,63 @@ __device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, 
             "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
-// 64 rows of four warps x 16 elements times 16 elements x 128 centroids. The descriptor says: at this
-// address in panels of 128-byte rows, 8 of which take 1024 bytes, swizzled.
+// 64 rows of four warps x 16 elements times 16 elements x 128 centroids, added to `d` unless it is the
+// first step. The descriptor says: at this address in panels of 128-byte rows, 8 of which take 1024
+// bytes, swizzled.
+template <bool IS_FIRST>
 __device__ __forceinline__ void multiply_add(float (&d)[PART / 8][4], const u32 (&a)[4],
                                              u32 centroids) {
     const u64 descriptor =
         (u64)(centroids >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-          "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
-          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
-          "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
-          "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
-          "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
-          "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-          "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
-          "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor));
+    if constexpr (IS_FIRST) {
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+            "{%64, %65, %66, %67}, %68, 0, 1, 1, 0;"
+            : "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]),
+              "=f"(d[1][0]), "=f"(d[1][1]), "=f"(d[1][2]), "=f"(d[1][3]),
+              "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+              "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3]),
+              "=f"(d[4][0]), "=f"(d[4][1]), "=f"(d[4][2]), "=f"(d[4][3]),
+              "=f"(d[5][0]), "=f"(d[5][1]), "=f"(d[5][2]), "=f"(d[5][3]),
+              "=f"(d[6][0]), "=f"(d[6][1]), "=f"(d[6][2]), "=f"(d[6][3]),
+              "=f"(d[7][0]), "=f"(d[7][1]), "=f"(d[7][2]), "=f"(d[7][3]),
+              "=f"(d[8][0]), "=f"(d[8][1]), "=f"(d[8][2]), "=f"(d[8][3]),
+              "=f"(d[9][0]), "=f"(d[9][1]), "=f"(d[9][2]), "=f"(d[9][3]),
+              "=f"(d[10][0]), "=f"(d[10][1]), "=f"(d[10][2]), "=f"(d[10][3]),
+              "=f"(d[11][0]), "=f"(d[11][1]), "=f"(d[11][2]), "=f"(d[11][3]),
+              "=f"(d[12][0]), "=f"(d[12][1]), "=f"(d[12][2]), "=f"(d[12][3]),
+              "=f"(d[13][0]), "=f"(d[13][1]), "=f"(d[13][2]), "=f"(d[13][3]),
+              "=f"(d[14][0]), "=f"(d[14][1]), "=f"(d[14][2]), "=f"(d[14][3]),
+              "=f"(d[15][0]), "=f"(d[15][1]), "=f"(d[15][2]), "=f"(d[15][3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor));
+    } else {
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+            "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+            : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+              "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+              "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+              "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+              "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+              "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+              "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+              "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+              "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
+              "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+              "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
+              "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+              "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
+              "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+              "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
+              "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor));
+    }
 }
 
 template <typename Use>
@@ -133,15 +161,7 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)
     for (u32 tile = 0; tile < tiles; tile++) {
         const u32 stage = tile % STAGES;
         barrier_wait(full(stage), tile / STAGES % 2);
-        const u32 squares = base + SQUARES_START + stage * SQUARES_BYTES + lane % 4 * 8;
-        Sums sums;
-#pragma unroll
-        for (u32 n = 0; n < PART / 8; n++) {
-            float x, y;
-            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(squares + n * 32));
-            sums[0][n][0] = sums[0][n][2] = add(bias, x);
-            sums[0][n][1] = sums[0][n][3] = add(bias, y);
-        }
+        Sums products;
         // The first group begins without having been given its turn.
         const u32 turns = tile + (group > 0 ? 1 : 0);
         if (turns > 0) barrier_wait(turn(group), (turns - 1) % 2);
@@ -149,7 +169,11 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) {
             const u32 panel = base + (stage * PANELS + step / 4) * PANEL_BYTES;
-            multiply_add(sums[0], a[step], panel + step % 4 * 32);
+            if (step == 0) {
+                multiply_add<true>(products[0], a[step], panel);
+            } else {
+                multiply_add<false>(products[0], a[step], panel + step % 4 * 32);
+            }
             if (step == STEPS / 2) asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -157,9 +181,22 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
         if (lane == 0) barrier_arrive(turn((group + 1) % GROUPS));
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-        // The sums are there now, and not before, which the compiler is told by seeming to change them.
+        // The products are there now, and not before, which the compiler is told by seeming to change
+        // them.
 #pragma unroll
-        for (u32 i = 0; i < PART / 2; i++) asm volatile("" : "+f"(sums[0][i / 4][i % 4])::"memory");
+        for (u32 i = 0; i < PART / 2; i++) {
+            asm volatile("" : "+f"(products[0][i / 4][i % 4])::"memory");
+        }
+        const u32 squares = base + SQUARES_START + stage * SQUARES_BYTES + lane % 4 * 8;
+        Sums sums;
+#pragma unroll
+        for (u32 n = 0; n < PART / 8; n++) {
+            float x, y;
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(squares + n * 32));
+            x = add(bias, x), y = add(bias, y);
+            sums[0][n][0] = add(products[0][n][0], x), sums[0][n][1] = add(products[0][n][1], y);
+            sums[0][n][2] = add(products[0][n][2], x), sums[0][n][3] = add(products[0][n][3], y);
+        }
         if (lane == 0) barrier_arrive(empty(stage));
         // The tile before last has been read by all but the slowest: its place is filled again.
         if (is_first && tile > 0 && tile - 1 + STAGES < tiles) {

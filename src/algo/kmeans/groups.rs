@@ -1,10 +1,11 @@
-//! Many groups of rows, each with clusters of its own: small ones side by side.
+//! Many groups of rows, each with clusters of its own: small ones side by side on the host, but for
+//! their rounds, which a device may do in one job.
 
 use std::sync::Arc;
 
 use super::lloyd::{self, Assigned, Lloyd, Settled, reals, singles};
 use super::{Clustering, KMeansParams};
-use crate::device::{Cancel, CpuDevice, Device, GroupEnd, GroupStart, Work, in_parallel};
+use crate::device::{Cancel, Device, GroupEnd, GroupStart, Work, in_parallel};
 use crate::error::{Error, Result};
 use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
@@ -12,8 +13,8 @@ use crate::metric::Metric;
 /// Operations of a round from which a group has the device for itself.
 const LARGE_GROUP: usize = 1 << 24;
 
-pub(super) fn groups_of_reals<D: Device, T: Real>(
-    device: &Arc<D>,
+pub(super) fn groups_of_reals<D: Device, H: Device, T: Real>(
+    (device, host): (&Arc<D>, &Arc<H>),
     rows: &Rows,
     ends: &[usize],
     params: &KMeansParams,
@@ -27,7 +28,6 @@ pub(super) fn groups_of_reals<D: Device, T: Real>(
         KMeansParams { k, ..params.clone() }
     });
     let is_large = |rows: &Rows, k: usize| rows.len() * k * dim >= LARGE_GROUP;
-    let cpu = Arc::new(CpuDevice::new());
     let mut small = Vec::new();
     let mut found: Vec<Option<Clustering>> = vec![None; groups.len()];
     for (group, (rows, params)) in groups.iter().zip(&params).enumerate() {
@@ -41,8 +41,7 @@ pub(super) fn groups_of_reals<D: Device, T: Real>(
         }
     }
     let started = in_parallel(small.clone(), |group| {
-        let mut lloyd =
-            Lloyd::<CpuDevice, T>::try_new(&cpu, &groups[group], None, &params[group], cancel)?;
+        let mut lloyd = Lloyd::<H, T>::try_new(host, &groups[group], None, &params[group], cancel)?;
         let centroids = lloyd.start(0, None)?;
         Ok::<_, Error>((lloyd, centroids))
     });
@@ -59,7 +58,7 @@ pub(super) fn groups_of_reals<D: Device, T: Real>(
     } else {
         (vec![None; small.len()], Work::default())
     };
-    let finish = |((mut lloyd, centroids), done): ((Lloyd<'_, CpuDevice, T>, Vec<T>), _)| {
+    let finish = |((mut lloyd, centroids), done): ((Lloyd<'_, H, T>, Vec<T>), _)| {
         let settled = match done {
             Some(GroupEnd { centroids, labels, costs, iterations, moved }) => {
                 lloyd.rounds.assigned += (iterations as u64 + 1) * labels.len() as u64;

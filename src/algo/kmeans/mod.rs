@@ -235,14 +235,27 @@ pub fn kmeans_groups(
     params: &KMeansParams,
     cancel: &Cancel,
 ) -> Result<Vec<Clustering>> {
-    struct Run<'a>(&'a Rows, &'a [usize], &'a KMeansParams, &'a Cancel);
-    impl OnDevice for Run<'_> {
+    #[derive(Clone, Copy)]
+    struct Task<'a>(&'a Rows, &'a [usize], &'a KMeansParams, &'a Cancel);
+    struct WithHost<'a, D>(&'a Arc<D>, Task<'a>);
+    impl OnDevice for Task<'_> {
         type Output = Result<Vec<Clustering>>;
         fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
-            let Self(rows, ends, params, cancel) = self;
+            AnyDevice::cpu().run(WithHost(device, self))
+        }
+    }
+    impl<D: Device> OnDevice for WithHost<'_, D> {
+        type Output = Result<Vec<Clustering>>;
+        fn run<H: Device>(self, host: &Arc<H>) -> Self::Output {
+            let Self(device, Task(rows, ends, params, cancel)) = self;
+            let devices = (device, host);
             match rows.matrix().kind() {
-                ElementKind::F32 => groups_of_reals::<D, f32>(device, rows, ends, params, cancel),
-                ElementKind::F64 => groups_of_reals::<D, f64>(device, rows, ends, params, cancel),
+                ElementKind::F32 => {
+                    groups_of_reals::<D, H, f32>(devices, rows, ends, params, cancel)
+                }
+                ElementKind::F64 => {
+                    groups_of_reals::<D, H, f64>(devices, rows, ends, params, cancel)
+                }
                 ElementKind::Bits => {
                     Err(Error::InvalidArgument("kmeans: bits have no mean".to_string()))
                 }
@@ -253,5 +266,5 @@ pub fn kmeans_groups(
         let message = "kmeans: groups of rows take one run, and no given centroids";
         return Err(Error::InvalidArgument(message.to_string()));
     }
-    device.run(Run(rows, ends, params, cancel))
+    device.run(Task(rows, ends, params, cancel))
 }
