@@ -144,11 +144,9 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(Jo
     const Errors errors(job);
     const u32 lane = threadIdx.x % 32;
     const u32 first = (blockIdx.x * WARPS + threadIdx.x / 32) * WARP_ROWS + lane / 4;
-    u32 rows[SLOTS];
     Best best[SLOTS];
 #pragma unroll
     for (u32 i = 0; i < SLOTS; i++) {
-        rows[i] = first + 8 * i < job.count ? first + 8 * i : 0;
         best[i] = {(int)0x80000000, (int)0x80000000, 0};
     }
     // In a register, as an instruction has room for one constant only: the place.
@@ -173,7 +171,11 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(Jo
             }
         }
     };
-    multiply_tiles(job, rows, errors.bias, 0, (job.k + TILE - 1) / TILE, look);
+    const auto row_of = [&](u32 i) {
+        const u32 row = blockIdx.x * BLOCK_ROWS + i;
+        return row < job.count ? row : 0;
+    };
+    multiply_tiles(job, row_of, errors.bias, 0, (job.k + TILE - 1) / TILE, look);
 #pragma unroll
     for (u32 i = 0; i < SLOTS; i++) {
         int one = best[i].first, two = best[i].second;
@@ -218,12 +220,10 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
     if (begin == end) return;
     for (u32 start = blockIdx.x * BLOCK_ROWS; start < count; start += gridDim.x * BLOCK_ROWS) {
         const u32 first = start + threadIdx.x / 32 * WARP_ROWS + lane / 4;
-        u32 rows[SLOTS];
         int least[SLOTS];
 #pragma unroll
         for (u32 i = 0; i < SLOTS; i++) {
             const u32 at = first + 8 * i;
-            rows[i] = at < count ? job.uncertain[at] : 0;
             least[i] = at < count ? __float_as_int(job.least[at]) : 0x7fffffff;
         }
         const auto look = [&](u32 part, const Sums& sums) {
@@ -247,7 +247,8 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
                 }
             }
         };
-        multiply_tiles(job, rows, errors.bias, begin, end, look);
+        const auto row_of = [&](u32 i) { return start + i < count ? job.uncertain[start + i] : 0; };
+        multiply_tiles(job, row_of, errors.bias, begin, end, look);
         __syncthreads();
     }
 }

@@ -77,12 +77,12 @@ __device__ __forceinline__ void bring_tile(const Job& job, unsigned char* stage,
     }
 }
 
-// Products of 32 rows per warp with the centroids of tiles `begin` to `end`. `rows` are this thread's:
-// lane / 4 + 8 i. For each part of a tile, `use` gets its number and the products of these rows with
-// 8 of the part's centroids.
-template <typename Use>
-__device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)[SLOTS], float bias,
-                                               u32 begin, u32 end, Use&& use) {
+// Products of the rows of a block with the centroids of tiles `begin` to `end`. `row_of` says where the
+// rows are that the block counts from 0; a thread's are 8 SLOTS warp + lane / 4 + 8 i. For each part of
+// a tile, `use` gets its number and the products of the thread's rows with its share of the part.
+template <typename RowOf, typename Use>
+__device__ __forceinline__ void multiply_tiles(const Job& job, RowOf&& row_of, float bias, u32 begin,
+                                               u32 end, Use&& use) {
     unsigned char* stages = reinterpret_cast<unsigned char*>(shared);
     const u32 lane = threadIdx.x % 32;
     bring_tile(job, stages, begin);
@@ -92,8 +92,9 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)
     u32 a[2][STEPS][4];
 #pragma unroll
     for (u32 i = 0; i < SLOTS; i++) {
+        const u32 own = row_of(threadIdx.x / 32 * 8 * SLOTS + lane / 4 + 8 * i);
         const u32* row =
-            reinterpret_cast<const u32*>(job.half_rows + (u64)rows[i] * HALF_DIM) + lane % 4;
+            reinterpret_cast<const u32*>(job.half_rows + (u64)own * HALF_DIM) + lane % 4;
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) {
             a[i / 2][step][i % 2] = __ldg(row + step * 8);

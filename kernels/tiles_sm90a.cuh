@@ -1,5 +1,6 @@
-// The products of `tiles.cuh` as Hopper multiplies: four warps at a time, with centroids read from shared
-// memory by the tensor cores, where a copy engine has put them.
+// The products of `tiles.cuh` as Hopper multiplies: four warps at a time, with rows and centroids read from
+// shared memory by the tensor cores; a copy engine puts the centroids there. (Rows in registers are
+// multiplied half as fast.)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -15,7 +16,9 @@ constexpr u32 STAGES = 3;   // tiles in shared memory
 constexpr u32 PANELS = (HALF_DIM + 63) / 64;
 constexpr u32 PANEL_BYTES = TILE * 128;
 constexpr u32 SQUARES_BYTES = TILE * 4;
-constexpr u32 SQUARES_START = STAGES * PANELS * PANEL_BYTES;
+constexpr u32 ROWS_PANEL_BYTES = 8 * SLOTS * WARPS * 128;
+constexpr u32 ROWS_START = STAGES * PANELS * PANEL_BYTES;
+constexpr u32 SQUARES_START = ROWS_START + PANELS * ROWS_PANEL_BYTES;
 constexpr u32 BARRIERS_START = SQUARES_START + STAGES * SQUARES_BYTES;
 
 typedef float Sums[1][PART / 8][4];
@@ -54,21 +57,23 @@ __device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, 
             "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
+// Halves in shared memory, as the tensor cores are told: from this address on, in panels of 128-byte
+// rows, 8 of which take 1024 bytes, swizzled.
+__device__ __forceinline__ u64 descriptor(u32 address) {
+    return (u64)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
 // 64 rows of four warps x 16 elements times 16 elements x 128 centroids, added to `d` unless it is the
-// first step. The descriptor says: at this address in panels of 128-byte rows, 8 of which take 1024
-// bytes, swizzled.
+// first step.
 template <bool IS_FIRST>
-__device__ __forceinline__ void multiply_add(float (&d)[PART / 8][4], const u32 (&a)[4],
-                                             u32 centroids) {
-    const u64 descriptor =
-        (u64)(centroids >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+__device__ __forceinline__ void multiply_add(float (&d)[PART / 8][4], u32 rows, u32 centroids) {
     if constexpr (IS_FIRST) {
         asm volatile(
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-            "{%64, %65, %66, %67}, %68, 0, 1, 1, 0;"
+            "%64, %65, 0, 1, 1, 0, 0;"
             : "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]),
               "=f"(d[1][0]), "=f"(d[1][1]), "=f"(d[1][2]), "=f"(d[1][3]),
               "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
@@ -85,14 +90,14 @@ __device__ __forceinline__ void multiply_add(float (&d)[PART / 8][4], const u32 
               "=f"(d[13][0]), "=f"(d[13][1]), "=f"(d[13][2]), "=f"(d[13][3]),
               "=f"(d[14][0]), "=f"(d[14][1]), "=f"(d[14][2]), "=f"(d[14][3]),
               "=f"(d[15][0]), "=f"(d[15][1]), "=f"(d[15][2]), "=f"(d[15][3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor));
+            : "l"(descriptor(rows)), "l"(descriptor(centroids)));
     } else {
         asm volatile(
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-            "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+            "%64, %65, 1, 1, 1, 0, 0;"
             : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
               "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
               "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
@@ -109,13 +114,13 @@ __device__ __forceinline__ void multiply_add(float (&d)[PART / 8][4], const u32 
               "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
               "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
               "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor));
+            : "l"(descriptor(rows)), "l"(descriptor(centroids)));
     }
 }
 
-template <typename Use>
-__device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)[SLOTS], float bias,
-                                               u32 begin, u32 end, Use&& use) {
+template <typename RowOf, typename Use>
+__device__ __forceinline__ void multiply_tiles(const Job& job, RowOf&& row_of, float bias, u32 begin,
+                                               u32 end, Use&& use) {
     // Panels begin at multiples of 1024 bytes.
     const u32 base = ((u32)__cvta_generic_to_shared(shared) + 1023) / 1024 * 1024;
     const auto full = [&](u32 stage) { return base + BARRIERS_START + stage * 8; };
@@ -147,17 +152,21 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)
     if (is_first) {
         for (u32 tile = 0; tile < STAGES && tile < tiles; tile++) bring(tile);
     }
-    u32 a[STEPS][4];
-#pragma unroll
-    for (u32 i = 0; i < SLOTS; i++) {
-        const u32* row =
-            reinterpret_cast<const u32*>(job.half_rows + (u64)rows[i] * HALF_DIM) + lane % 4;
-#pragma unroll
-        for (u32 step = 0; step < STEPS; step++) {
-            a[step][i] = __ldg(row + step * 8);
-            a[step][i + 2] = __ldg(row + step * 8 + 4);
-        }
+    // All rows of the block, swizzled like the centroids. What threads have written is then shown to
+    // the tensor cores.
+    constexpr u32 CHUNKS = HALF_DIM / 8;
+    for (u32 i = threadIdx.x; i < 8 * SLOTS * WARPS * CHUNKS; i += 32 * WARPS) {
+        const u32 row = i / CHUNKS, chunk = i % CHUNKS;
+        const u32 to = base + ROWS_START + chunk / 8 * ROWS_PANEL_BYTES + row * 128 +
+                       (chunk % 8 ^ row % 8) * 16;
+        const uint4 halves = __ldg(
+            reinterpret_cast<const uint4*>(job.half_rows + (u64)row_of(row) * HALF_DIM) + chunk);
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(halves.x),
+                     "r"(halves.y), "r"(halves.z), "r"(halves.w) : "memory");
     }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    const u32 rows = base + ROWS_START + group * (64 * 128);
     for (u32 tile = 0; tile < tiles; tile++) {
         const u32 stage = tile % STAGES;
         barrier_wait(full(stage), tile / STAGES % 2);
@@ -168,11 +177,12 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) {
+            const u32 own = rows + step / 4 * ROWS_PANEL_BYTES + step % 4 * 32;
             const u32 panel = base + (stage * PANELS + step / 4) * PANEL_BYTES;
             if (step == 0) {
-                multiply_add<true>(products[0], a[step], panel);
+                multiply_add<true>(products[0], own, panel);
             } else {
-                multiply_add<false>(products[0], a[step], panel + step % 4 * 32);
+                multiply_add<false>(products[0], own, panel + step % 4 * 32);
             }
             if (step == STEPS / 2) asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         }
@@ -197,6 +207,7 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const u32 (&rows)
             sums[0][n][0] = add(products[0][n][0], x), sums[0][n][1] = add(products[0][n][1], y);
             sums[0][n][2] = add(products[0][n][2], x), sums[0][n][3] = add(products[0][n][3], y);
         }
+        __syncwarp();
         if (lane == 0) barrier_arrive(empty(stage));
         // The tile before last has been read by all but the slowest: its place is filled again.
         if (is_first && tile > 0 && tile - 1 + STAGES < tiles) {

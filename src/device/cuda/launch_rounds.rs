@@ -235,9 +235,11 @@ impl Tiling {
         const STAGES: usize = 3;
         if limits.capability == (9, 0) {
             let (tile, width) = (128, half_dim(dim).next_multiple_of(64));
-            // Stages, their squares and barriers, four turns, room to begin at a multiple of 1024.
-            let shared = STAGES * (tile * width * 2 + tile * 4 + 16) + 32 + 1024;
-            Self { tile, width, rows: 256, threads: 512, shared }
+            // Rows; stages, their squares and barriers; four turns; room to begin at a multiple of
+            // 1024.
+            let (rows, stage) = (256, tile * width * 2 + tile * 4 + 16);
+            let shared = rows * width * 2 + STAGES * stage + 32 + 1024;
+            Self { tile, width, rows, threads: 512, shared }
         } else {
             let (tile, width) = (64, half_dim(dim));
             let shared = STAGES * (tile * (width + 8) * 2 + tile * 4);
