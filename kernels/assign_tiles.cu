@@ -189,26 +189,23 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(Jo
             if (other_one > one) one = other_one, cluster = other;
         }
         const u32 row = first + 8 * i;
-        bool is_new = false, is_uncertain = false;
-        float least = 0;
+        bool is_new = false;
         u32 before = NO_CLUSTER;
         if (lane % 4 == 0 && row < job.count) {
             before = job.labels[row];
             const float high = __int_as_float(one);
             const float margin = errors.margin(job.rounded[row], high);
             // The other way round, what is not a number is not certain.
-            const bool is_certain =
-                job.k == 1 || add(high, -__int_as_float(two)) > margin;
-            is_new = is_certain && cluster != before;
-            is_uncertain = !is_certain;
-            least = fmaxf(add(high, -margin), 0.0f);
+            if (job.k == 1 || add(high, -__int_as_float(two)) > margin) {
+                is_new = cluster != before;
+            } else {
+                const u32 at = atomicAdd(&job.status->uncertain, 1u);
+                job.uncertain[at] = row;
+                job.least[at] = fmaxf(add(high, -margin), 0.0f);
+                job.nearest[at] = ~0ull;
+            }
         }
         move_row(job, is_new, row, before, cluster);
-        const u32 at = place_in(&job.status->uncertain, is_uncertain);
-        if (!is_uncertain) continue;
-        job.uncertain[at] = row;
-        job.least[at] = least;
-        job.nearest[at] = ~0ull;
     }
 }
 

@@ -112,32 +112,18 @@ __device__ __forceinline__ float square_distance(const float (&row)[DIM], const 
     return total;
 }
 
-// Places in a list of which `count` is the length, for the threads of a block that want one. All threads
-// of the block call it. One of them asks for all: a word of memory that all warps of a device add to is
-// a queue that they wait in.
-__device__ __forceinline__ u32 place_in(u32* count, bool is_wanted) {
-    __shared__ u32 wanted, first;
-    __syncthreads();
-    if (threadIdx.x == 0) wanted = 0;
-    __syncthreads();
-    const u32 lanes = __ballot_sync(0xffffffffu, is_wanted);
-    const u32 lane = threadIdx.x % 32;
-    u32 own = 0;
-    if (lane == 0 && lanes != 0) own = atomicAdd(&wanted, __popc(lanes));
-    own = __shfl_sync(0xffffffffu, own, 0) + __popc(lanes & ((1u << lane) - 1));
-    __syncthreads();
-    if (threadIdx.x == 0 && wanted > 0) first = atomicAdd(count, wanted);
-    __syncthreads();
-    return first + own;
-}
-
-// Note that a row is now in a cluster. All threads of a block call it; `is_new` says for which of them
-// there is something to note.
+// Note that a row is now in a cluster. All threads of a warp call it; `is_new` says for which of
+// them there is something to note.
 __device__ __forceinline__ void move_row(const Job& job, bool is_new, u32 row, u32 before,
                                          u32 cluster) {
-    const u32 place = place_in(&job.status->moved, is_new);
+    const u32 lanes = __ballot_sync(0xffffffffu, is_new);
+    if (lanes == 0) return;
+    const u32 lane = threadIdx.x % 32, leader = __ffs(lanes) - 1;
+    u32 start = 0;
+    if (lane == leader) start = atomicAdd(&job.status->moved, __popc(lanes));
+    start = __shfl_sync(0xffffffffu, start, leader);
     if (!is_new) return;
-    job.moved[place] = {row, before};
+    job.moved[start + __popc(lanes & ((1u << lane) - 1))] = {row, before};
     job.labels[row] = cluster;
 }
 

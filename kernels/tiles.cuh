@@ -1,5 +1,5 @@
 // Products of rows and centroids in half precision on tensor cores, as every architecture from sm_80 on
-// has them: what `assign_tiles.cu` is made of. `tiles_sm90a.cuh` is the same for sm_90a.
+// has them: what `assign_tiles.cu` is made of.
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 constexpr bool HAS_TILES = DIM <= 128;
@@ -9,8 +9,6 @@ constexpr bool HAS_TILES = false;
 
 constexpr u32 STEPS = HAS_TILES ? (DIM + 15) / 16 : 1;  // of 16 elements
 constexpr u32 HALF_DIM = (DIM + 15) / 16 * 16;
-
-#if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 constexpr u32 TILE = 64;   // centroids that are brought to shared memory at a time
 constexpr u32 PART = 32;   // … and multiplied at a time
@@ -143,5 +141,3 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, RowOf&& row_of, f
         }
     }
 }
-
-#endif

@@ -24,13 +24,12 @@ const SEARCH: [&str; 5] = [
 ];
 
 /// The kernels of Lloyd's rounds.
-const CLUSTERS: [&str; 8] = [
+const CLUSTERS: [&str; 7] = [
     include_str!("../../../kernels/arithmetic.cuh"),
     include_str!("../../../kernels/clusters.cuh"),
     include_str!("../../../kernels/clusters.cu"),
     include_str!("../../../kernels/assign_near.cu"),
     include_str!("../../../kernels/tiles.cuh"),
-    include_str!("../../../kernels/tiles_sm90a.cuh"),
     include_str!("../../../kernels/assign_tiles.cu"),
     include_str!("../../../kernels/groups.cu"),
 ];
@@ -133,9 +132,7 @@ impl Program {
     pub(super) fn cubin(&self, arch: &str, cache: &Cache) -> Result<Vec<u8>> {
         let source = self.sources.concat();
         let mut options: Vec<String> = OPTIONS.map(str::to_string).to_vec();
-        // What only Hopper has is left out of code that is to run on others as well.
-        let own = if arch == "sm_90" { "sm_90a" } else { arch };
-        options.push(format!("-arch={own}"));
+        options.push(format!("-arch={arch}"));
         options.extend_from_slice(&self.defines);
 
         let (major, minor) = sys::nvrtc_version()?;

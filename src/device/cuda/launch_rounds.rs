@@ -25,7 +25,10 @@ const NEAR_CLUSTERS: usize = 4096;
 /// Most elements of a row that fit into registers as halves.
 const TILES_DIM: usize = 128;
 
-/// A name in `kernels/assign_near.cu`.
+/// Names in `kernels/tiles.cuh` and `kernels/assign_near.cu`.
+const TILE: usize = 64;
+const WARPS: usize = 4;
+const STAGES: usize = 3;
 const SORTED_ROWS: usize = 8192;
 /// Rows that a thread of `add_sorted` adds up.
 const ADDED_ROWS: usize = 64;
@@ -119,8 +122,8 @@ pub(super) struct Job {
     /// k × k of u64, and a u32 for each place in the order, on the way [`Way::Near`].
     pub(super) lists: u64,
     pub(super) sorted_counts: u64,
-    /// `count` rows of [`half_dim`], and whole tiles of centroids of [`Tiling::width`]; and what
-    /// follows, on the way [`Way::Tiles`].
+    /// `count` rows, and whole tiles of centroids, of [`half_dim`]; and what follows, on the way
+    /// [`Way::Tiles`].
     pub(super) half_rows: u64,
     pub(super) half_centroids: u64,
     /// `count` of two f32.
@@ -183,7 +186,7 @@ impl RoundKernels {
             cluster_groups: function("cluster_groups")?,
         };
         if has_tiles(dim, limits) {
-            let shared = Tiling::new(dim, limits).shared;
+            let shared = stages_bytes(dim);
             allow_shared(&kernels.assign_tiles, shared)?;
             allow_shared(&kernels.find_candidates, shared)?;
         }
@@ -203,8 +206,7 @@ pub(super) fn way(dim: usize, k: usize, limits: Limits) -> Option<Way> {
 }
 
 fn has_tiles(dim: usize, limits: Limits) -> bool {
-    let fits = || Tiling::new(dim, limits).shared <= limits.shared;
-    dim <= TILES_DIM && limits.capability.0 >= 8 && fits()
+    dim <= TILES_DIM && limits.capability.0 >= 8 && stages_bytes(dim) <= limits.shared
 }
 
 /// Kinds of rows in a cluster that sorting tells apart.
@@ -216,36 +218,9 @@ fn half_dim(dim: usize) -> usize {
     dim.next_multiple_of(16)
 }
 
-/// The sizes of `kernels/tiles.cuh`, or of `kernels/tiles_sm90a.cuh` where that is compiled.
-#[derive(Debug, Clone, Copy)]
-struct Tiling {
-    /// Centroids of a tile.
-    tile: usize,
-    /// Halves that a centroid of a tile takes.
-    width: usize,
-    /// Rows, and threads, of a block.
-    rows: usize,
-    threads: usize,
-    /// Shared memory of a block.
-    shared: usize,
-}
-
-impl Tiling {
-    fn new(dim: usize, limits: Limits) -> Self {
-        const STAGES: usize = 3;
-        if limits.capability == (9, 0) {
-            let (tile, width) = (128, half_dim(dim).next_multiple_of(64));
-            // Rows; stages, their squares and barriers; four turns; room to begin at a multiple of
-            // 1024.
-            let (rows, stage) = (256, tile * width * 2 + tile * 4 + 16);
-            let shared = rows * width * 2 + STAGES * stage + 32 + 1024;
-            Self { tile, width, rows, threads: 512, shared }
-        } else {
-            let (tile, width) = (64, half_dim(dim));
-            let shared = STAGES * (tile * (width + 8) * 2 + tile * 4);
-            Self { tile, width, rows: 128, threads: 128, shared }
-        }
-    }
+/// Shared memory of a block that multiplies tiles.
+fn stages_bytes(dim: usize) -> usize {
+    STAGES * (TILE * (half_dim(dim) + 8) * 2 + TILE * 4)
 }
 
 /// Rows on a device and all that rounds need.
@@ -337,10 +312,9 @@ impl Workspace {
                 });
             }
             Way::Tiles => {
-                let Tiling { tile, width, .. } = Tiling::new(dim, kernels.limits);
-                let tiles = k.next_multiple_of(tile);
+                let tiles = k.next_multiple_of(TILE);
                 job.half_rows = place(count * half_dim(dim) * 2)?;
-                job.half_centroids = place(tiles * width * 2)?;
+                job.half_centroids = place(tiles * half_dim(dim) * 2)?;
                 job.rounded = place(count * 8)?;
                 job.half_squares = place(tiles * 4)?;
                 job.uncertain = place(count * 4)?;
@@ -435,9 +409,9 @@ impl Workspace {
                 self.launch_with(&kernels.assign_near, "assign_near", rows, is_last)
             }
             Way::Tiles => {
-                let Tiling { tile, rows, threads, shared, .. } =
-                    Tiling::new(kernels.dim, kernels.limits);
-                let centroids = config(self.k.next_multiple_of(tile).div_ceil(8), 256, 0);
+                let (rows, threads) = (32 * WARPS, 32 * WARPS);
+                let shared = stages_bytes(kernels.dim);
+                let centroids = config(self.k.next_multiple_of(TILE).div_ceil(8), 256, 0);
                 self.launch_with(&kernels.round_centroids, "round_centroids", centroids, is_last)?;
                 let blocks = self.count.div_ceil(rows);
                 let all = config(blocks, threads, shared);
