@@ -8,7 +8,7 @@
 // compare as integers. It errs, but for BIAS, by at most
 //     |x - h(x)| |c| + |h(x)| |c - h(c)|   (Cauchy and Schwarz)
 // and by what the tensor cores lose in adding up: they cut 17 numbers off to 25 bits of the largest
-// for every 16 elements, 10 units of 2^-24 of it (shared measurements say at most 6).
+// for every 16 elements, at most 10 units of 2^-24 of it; twice that is allowed for.
 
 constexpr float UNIT = 5.9604645e-8f;         // 2^-24
 constexpr u32 PLACES = PART / 4 - 1;          // low bits of a product that say where in a part it is
