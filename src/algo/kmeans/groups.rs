@@ -76,6 +76,7 @@ pub(super) fn groups_of_reals<D: Device, H: Device, T: Real>(
     let mut found: Vec<Clustering> = found.into_iter().flatten().collect();
     if let Some(first) = small.first() {
         found[*first].rounds.work += work;
+        found[*first].rounds.assigning += work.kernel;
     }
     Ok(found)
 }
