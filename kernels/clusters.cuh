@@ -42,7 +42,7 @@ struct Rounded {
     float length, error;
 };
 
-// The same struct as in src/device/cuda/lloyd.rs, which documents sizes.
+// The same struct as in src/device/cuda/launch_rounds.rs, which documents sizes.
 struct Job {
     Status* status;
     const float* rows;

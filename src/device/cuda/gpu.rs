@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use cudarc::driver::sys::CUdevice_attribute;
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
 use super::cache::Cache;
 use super::compile::{Program, Spec};
@@ -85,6 +85,12 @@ impl Gpu {
             rounds: Mutex::default(),
             context,
         })
+    }
+
+    /// An event of the compute stream that knows when it passed.
+    pub(super) fn timestamp(&self) -> Result<CudaEvent> {
+        let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
+        self.compute.record_event(timed).map_err(failed("cuEventRecord"))
     }
 
     /// The kernels for a spec, from memory, from disk or from the compiler.

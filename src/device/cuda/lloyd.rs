@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::CudaEvent;
-use cudarc::driver::sys::CUevent_flags;
 
 use super::gpu::Gpu;
 use super::launch_groups::{GROUPS_DIM, GroupsWorkspace};
@@ -43,9 +42,9 @@ pub(super) fn rounds_of_groups(
     let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, rows)?;
     gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
     let rows = (buffer, rows.len());
-    let begin = timestamp(gpu)?;
+    let begin = gpu.timestamp()?;
     let workspace = GroupsWorkspace::start(&kernels, &gpu.compute, memory, rows, groups, limit)?;
-    let end = timestamp(gpu)?;
+    let end = gpu.timestamp()?;
     let found = workspace.finish(groups)?;
     let ends =
         found.into_iter().map(|(status, group)| (status.end != EMPTY_CLUSTER).then_some(group));
@@ -61,11 +60,6 @@ pub(super) fn rounds_of_groups(
 /// After so many rounds rows are sorted again: ever fewer of them move.
 fn is_power_of_four(rounds: usize) -> bool {
     rounds.is_power_of_two() && rounds.trailing_zeros().is_multiple_of(2)
-}
-
-fn timestamp(gpu: &Gpu) -> Result<CudaEvent> {
-    let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
-    gpu.compute.record_event(timed).map_err(failed("cuEventRecord"))
 }
 
 /// Rows on a GPU.
@@ -107,9 +101,9 @@ impl Lloyd {
     }
 
     fn timed<T>(&mut self, task: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        let begin = timestamp(&self.gpu)?;
+        let begin = self.gpu.timestamp()?;
         let done = task(self)?;
-        let end = timestamp(&self.gpu)?;
+        let end = self.gpu.timestamp()?;
         self.computing.push((begin, end));
         Ok(done)
     }

@@ -104,9 +104,9 @@ impl Search {
         }
         self.is_self_join |= pairing.first_query.is_some();
         if queries.rows > 0 && base.rows > 0 {
-            let begin = timestamp(gpu)?;
+            let begin = gpu.timestamp()?;
             self.run_rounds(gpu, queries, base, pairing)?;
-            self.account.computing.push((begin, timestamp(gpu)?));
+            self.account.computing.push((begin, gpu.timestamp()?));
             self.account.pairs += queries.rows as u64 * base.rows as u64;
         }
         self.offered += base.rows as u64;
@@ -215,9 +215,4 @@ impl Pace {
         }
         Ok(())
     }
-}
-
-fn timestamp(gpu: &Gpu) -> Result<CudaEvent> {
-    let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
-    gpu.compute.record_event(timed).map_err(failed("cuEventRecord"))
 }

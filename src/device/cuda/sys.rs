@@ -145,8 +145,8 @@ pub(super) fn copy_to_device(
 
 /// Numbers, or structs of numbers without padding, as the bytes they are made of.
 pub(super) fn bytes_of<T: DeviceRepr>(numbers: &[T]) -> &[u8] {
-    // SAFETY: `DeviceRepr` types used here (numbers, and `Status`) have no padding, u8 has no alignment, and
-    // the slice borrows `numbers` for as long as it lives.
+    // SAFETY: `DeviceRepr` types used here (numbers, `Status` and `Job`) have no padding, u8 has no
+    // alignment, and the slice borrows `numbers` for as long as it lives.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 

@@ -128,20 +128,22 @@ impl Uploader {
         let dim = device_dim(rows.matrix().kind(), rows.matrix().dim());
         let stored_dim = kernels.spec().stored_dim(dim as u32) as usize;
         let scalar = scalar_bytes(rows.matrix().kind());
-        let event = || {
-            let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
-            self.stream.record_event(timed).map_err(failed("cuEventRecord"))
-        };
-        let begin = event()?;
+        let begin = self.timestamp()?;
         let size = panels(rows.len()) * PANEL * stored_dim * scalar;
         let mut buffer = memory.allocate(&self.stream, size)?;
         // Padding rows and dimensions are zero.
         self.stream.memset_zeros(buffer.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
         self.send(kernels, rows, &mut buffer, side, (dim, stored_dim))?;
-        let (end, ready) = (event()?, event()?);
+        let (end, ready) = (self.timestamp()?, self.timestamp()?);
         let transfer = Mutex::new(Some(Transfer { bytes: rows.bytes() as u64, begin, end }));
         let kernels = kernels.clone();
         Ok(Panels { kernels, buffer, rows: rows.len(), stored_dim, ready, transfer })
+    }
+
+    /// An event of the copy stream that knows when it passed.
+    fn timestamp(&self) -> Result<CudaEvent> {
+        let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
+        self.stream.record_event(timed).map_err(failed("cuEventRecord"))
     }
 
     /// Put rows on the device as they are, one after the other. Returns as
@@ -151,11 +153,7 @@ impl Uploader {
         memory: &Arc<Memory>,
         rows: &Rows,
     ) -> Result<(Buffer, CudaEvent, Transfer)> {
-        let event = || {
-            let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
-            self.stream.record_event(timed).map_err(failed("cuEventRecord"))
-        };
-        let begin = event()?;
+        let begin = self.timestamp()?;
         let bytes = bytes_of(rows)?;
         let mut buffer = memory.allocate(&self.stream, bytes.len())?;
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,7 +165,7 @@ impl Uploader {
                 .map_err(failed("cuMemcpyDtoDAsync"))?;
         }
         drop(staging);
-        let (end, ready) = (event()?, event()?);
+        let (end, ready) = (self.timestamp()?, self.timestamp()?);
         Ok((buffer, ready, Transfer { bytes: bytes.len() as u64, begin, end }))
     }
 
