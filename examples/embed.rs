@@ -39,8 +39,8 @@ async fn data_frames() -> Result<()> {
 
     // The ten clusters that a seed leads to.
     let clusters = digits.kmeans_centroids(KMeans::k(10).seed(7))?;
-    let sizes = clusters.select_columns(&["cluster", "size", "inertia"])?;
-    sizes.sort_by(vec![col("cluster")])?.show().await?;
+    let sizes = clusters.select_columns(&["cluster_id", "size", "inertia"])?;
+    sizes.sort_by(vec![col("cluster_id")])?.show().await?;
     Ok(())
 }
 

@@ -52,12 +52,12 @@ GROUP BY query_label
 ORDER BY query_label;
 
 -- 7. Ten clusters of pictures, found without looking at the labels. How pure are they?
-CREATE TABLE clustered AS SELECT id, label, "cluster" FROM kmeans(digits, k => 10, seed => 7);
+CREATE TABLE clustered AS SELECT id, label, cluster_id FROM kmeans(digits, k => 10, seed => 7);
 
-SELECT cluster,
+SELECT cluster_id,
        sum(n) AS pictures,
        first_value(label ORDER BY n DESC, label) AS most_common_label,
        round(100.0 * max(n) / sum(n), 1) AS purity_percent
-FROM (SELECT label, "cluster", count(*) AS n FROM clustered GROUP BY label, "cluster")
-GROUP BY cluster
-ORDER BY cluster;
+FROM (SELECT label, cluster_id, count(*) AS n FROM clustered GROUP BY label, cluster_id)
+GROUP BY cluster_id
+ORDER BY cluster_id;

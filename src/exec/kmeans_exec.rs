@@ -11,7 +11,7 @@
 //!
 //! Phases: (1) the inputs are collected and their vectors become rows; (2) a device is chosen and
 //! all rounds run on a blocking thread, which dropping the stream cancels; (3) the input's batches
-//! come out again, with `cluster` and `distance`, or the centroids do.
+//! come out again, with `cluster_id` and `distance`, or the centroids do.
 //!
 //! Output: one partition, in the order of the input, or of the clusters.
 //!
@@ -103,7 +103,7 @@ pub fn kmeans_fields(output: KMeansOutput, side: &Side, fields: &Fields) -> Resu
     match output {
         KMeansOutput::Rows => {
             let new =
-                [Field::new("cluster", DataType::Int64, true), Field::new("distance", float, true)];
+                [Field::new("cluster_id", DataType::Int64, true), Field::new("distance", float, true)];
             if let Some(field) =
                 new.iter().find(|new| fields.iter().any(|f| f.name() == new.name()))
             {
@@ -125,7 +125,7 @@ pub fn kmeans_fields(output: KMeansOutput, side: &Side, fields: &Fields) -> Resu
                 None => DataType::List(item),
             };
             Ok(vec![
-                Field::new("cluster", DataType::Int64, false),
+                Field::new("cluster_id", DataType::Int64, false),
                 Field::new("centroid", centroid, false),
                 Field::new("size", DataType::Int64, false),
                 Field::new("inertia", DataType::Float64, false),
@@ -406,7 +406,7 @@ impl Problem {
         Ok((found, device.info().name))
     }
 
-    /// The batches with `cluster` and `distance`.
+    /// The batches with `cluster_id` and `distance`.
     fn label(
         &self,
         batches: Vec<RecordBatch>,

@@ -147,7 +147,7 @@ impl TableFunctionImpl for KMeansFunction {
 ///
 /// The session must have been given to [`register_all`](crate::register_all).
 pub trait ClustersExt: Sized {
-    /// Every row of this with its `cluster` (Int64, from 0; NULL for a NULL vector) and the
+    /// Every row of this with its `cluster_id` (Int64, from 0; NULL for a NULL vector) and the
     /// `distance` to that cluster's centroid.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ pub trait ClustersExt: Sized {
     /// ```
     fn kmeans(self, params: KMeans) -> Result<Self>;
 
-    /// The clusters of this: `cluster`, `centroid`, `size` and `inertia`.
+    /// The clusters of this: `cluster_id`, `centroid`, `size` and `inertia`.
     ///
     /// # Errors
     /// As for [`kmeans`](Self::kmeans).
