@@ -3,6 +3,7 @@
 //!
 //! A device that is not there shows as ignored.
 
+mod pages;
 mod session;
 mod support;
 
@@ -27,18 +28,27 @@ fn main() {
             let trial = Trial::test(name, move || contract(&file, device));
             trials.push(trial.with_ignored_flag(found.is_none()));
         }
+        for page in files_with("md").into_iter().chain([support::root().join("README.md")]) {
+            let name = format!("{device}::{}", file_name(&page));
+            let trial = Trial::test(name, move || {
+                tokio::runtime::Runtime::new()?.block_on(pages::run(&page, device))
+            });
+            trials.push(trial.with_ignored_flag(found.is_none()));
+        }
         let trial = Trial::test(format!("{device}::tour"), move || tour(device));
         trials.push(trial.with_ignored_flag(found.is_none()));
     }
     for (name, run) in session::TESTS {
-        trials.push(Trial::test(format!("session::{name}"), run));
+        trials.push(Trial::test(format!("session::{name}"), *run));
     }
-    let program: [(&str, session::Test); 5] = [
+    let program: [(&str, session::Test); 7] = [
         ("stops_at_the_first_error", stops_at_the_first_error),
         ("files_and_formats", files_and_formats),
         ("copies_to_parquet", copies_to_parquet),
         ("settings_of_the_environment", settings_of_the_environment),
         ("lists_devices", lists_devices),
+        ("resets_settings", resets_settings),
+        ("nested_columns_in_csv", nested_columns_in_csv),
     ];
     trials.extend(program.map(|(name, run)| Trial::test(format!("program::{name}"), run)));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
@@ -211,7 +221,29 @@ fn settings_of_the_environment() -> Result<(), Failed> {
     let show = ["-c", "SHOW datafusion.execution.target_partitions", "--output-format", "csv"];
     let mut command = neighbors(&show);
     command.env("DATAFUSION_EXECUTION_TARGET_PARTITIONS", "7");
-    expect(&succeed(command)?, "name,value\ndatafusion.execution.target_partitions,7\n")
+    expect(&succeed(command)?, "name,value\ndatafusion.execution.target_partitions,7\n")?;
+    let show = ["-c", "SHOW neighbors.device", "--output-format", "csv"];
+    let mut command = neighbors(&show);
+    command.env("NEIGHBORS_DEVICE", "cpu");
+    expect(&succeed(command)?, "name,value\nneighbors.device,cpu\n")?;
+    let Output { status, stderr, .. } = neighbors(&show).env("NEIGHBORS_DEVICE", "tpu").output()?;
+    let stderr = String::from_utf8(stderr)?;
+    if status.success() || !stderr.contains("NEIGHBORS_DEVICE") || !stderr.contains("tpu") {
+        return Err(format!("{status}: {stderr}").into());
+    }
+    Ok(())
+}
+
+fn resets_settings() -> Result<(), Failed> {
+    let sql = "SET neighbors.seed = 9; RESET neighbors.seed; SHOW neighbors.seed";
+    let found = succeed(neighbors(&["-c", sql, "--output-format", "csv"]))?;
+    expect(&found, "name,value\nneighbors.seed,0\n")
+}
+
+fn nested_columns_in_csv() -> Result<(), Failed> {
+    let sql = "SELECT 1 AS a, [1.5, 2.5] AS v, named_struct('b', 2) AS s, NULL::INT[] AS n";
+    let found = succeed(neighbors(&["-c", sql, "--output-format", "csv"]))?;
+    expect(&found, "a,v,s,n\n1,\"[1.5, 2.5]\",{b: 2},\n")
 }
 
 fn lists_devices() -> Result<(), Failed> {

@@ -6,23 +6,28 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::array::{Array, RecordBatch, StringArray};
+use datafusion::arrow::datatypes::{DataType, Field, Schema};
 use datafusion::arrow::error::ArrowError;
+use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::arrow::{csv, json};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
-use datafusion::sql::parser::DFParser;
+use datafusion::sql::parser::{DFParser, ResetStatement, Statement};
 use datafusion::sql::sqlparser::dialect::dialect_from_str;
+use datafusion_neighbors::NeighborsOptions;
 use futures::TryStreamExt;
 
 /// Nearest neighbours and clusters of vectors, in SQL.
 ///
 /// Files are tables: SELECT * FROM 'items.parquet'. DataFusion's settings are taken from the
-/// environment (DATAFUSION_EXECUTION_TARGET_PARTITIONS=4) or from SET statements.
+/// environment (DATAFUSION_EXECUTION_TARGET_PARTITIONS=4) or from SET statements, and so are those of
+/// neighbors (NEIGHBORS_DEVICE=cpu).
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true, args_conflicts_with_subcommands = true)]
 struct Cli {
@@ -105,7 +110,9 @@ fn sources(error: &DataFusionError) -> String {
 }
 
 async fn run(cli: &Cli) -> Result<()> {
-    let config = SessionConfig::from_env()?.with_information_schema(true);
+    let config = SessionConfig::from_env()?
+        .with_information_schema(true)
+        .with_option_extension(NeighborsOptions::from_env()?);
     let ctx = SessionContext::new_with_config(config).enable_url_table();
     datafusion_neighbors::register_all(&ctx)?;
     for sql in &cli.commands {
@@ -127,6 +134,13 @@ async fn run_statements(ctx: &SessionContext, sql: &str, format: Format) -> Resu
         DataFusionError::Configuration(format!("unknown SQL dialect '{dialect}'"))
     })?;
     for statement in DFParser::parse_sql_with_dialect(sql, dialect.as_ref())? {
+        if let Statement::Reset(ResetStatement::Variable(name)) = &statement
+            && name.to_string().starts_with("neighbors.")
+        {
+            // DataFusion resets settings of its own only.
+            ctx.sql(&format!("SET {name} = DEFAULT")).await?.collect().await?;
+            continue;
+        }
         let plan = ctx.state().statement_to_plan(statement).await?;
         let result = ctx.execute_logical_plan(plan).await?.execute_stream().await?;
         print(result, format, &mut io::stdout().lock()).await?;
@@ -152,9 +166,9 @@ async fn print(
         }
         Format::Csv if !schema.fields().is_empty() => {
             let mut writer = csv::Writer::new(out);
-            writer.write(&RecordBatch::new_empty(schema))?;
+            writer.write(&with_nested_as_text(&RecordBatch::new_empty(schema))?)?;
             while let Some(batch) = result.try_next().await? {
-                writer.write(&batch)?;
+                writer.write(&with_nested_as_text(&batch)?)?;
             }
         }
         Format::Csv | Format::Json => {
@@ -166,6 +180,25 @@ async fn print(
         }
     }
     Ok(())
+}
+
+/// CSV has no lists, structs or maps: they are written as they look in a table.
+fn with_nested_as_text(batch: &RecordBatch) -> Result<RecordBatch> {
+    let (mut fields, mut columns) = (Vec::new(), Vec::new());
+    for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
+        if !field.data_type().is_nested() {
+            fields.push(field.clone());
+            columns.push(column.clone());
+            continue;
+        }
+        let options = FormatOptions::default();
+        let formatter = ArrayFormatter::try_new(column, &options)?;
+        let text = (0..column.len())
+            .map(|row| column.is_valid(row).then(|| formatter.value(row).to_string()));
+        fields.push(Arc::new(Field::new(field.name(), DataType::Utf8, true)));
+        columns.push(Arc::new(text.collect::<StringArray>()));
+    }
+    Ok(RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)?)
 }
 
 fn print_devices(out: &mut impl Write) -> io::Result<()> {

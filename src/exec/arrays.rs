@@ -140,14 +140,14 @@ pub struct KMeans {
     pub(crate) tolerance: f64,
     pub(crate) init: Init,
     pub(crate) runs: u64,
-    pub(crate) seed: u64,
+    pub(crate) seed: Option<u64>,
     pub(crate) vector: Option<VectorColumn>,
     pub(crate) weight: Option<String>,
 }
 
 impl KMeans {
     /// So many clusters by Euclidean distance: at most 300 rounds, tolerance 1e-4, one run from
-    /// greedy k-means++, seed 0.
+    /// greedy k-means++.
     pub fn k(k: u64) -> Self {
         Self {
             k,
@@ -156,7 +156,7 @@ impl KMeans {
             tolerance: 1e-4,
             init: Init::PlusPlus,
             runs: 1,
-            seed: 0,
+            seed: None,
             vector: None,
             weight: None,
         }
@@ -188,9 +188,9 @@ impl KMeans {
         Self { runs, ..self }
     }
 
-    /// Of everything drawn at random.
+    /// Of everything drawn at random; without it, `neighbors.seed` of the session, or 0.
     pub fn seed(self, seed: u64) -> Self {
-        Self { seed, ..self }
+        Self { seed: Some(seed), ..self }
     }
 
     /// The column of vectors; without it, the only one there is.
@@ -217,7 +217,7 @@ impl KMeans {
             tolerance: self.tolerance,
             init: self.init,
             runs: count(self.runs),
-            seed: self.seed,
+            seed: self.seed.unwrap_or(0),
             ..params
         })
     }

@@ -78,32 +78,31 @@ pub struct KMeansSpec {
 }
 
 /// What comes out of k-means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
 pub enum KMeansOutput {
     /// The rows, with their cluster and the distance from its centroid.
     Rows,
-    /// The rows, with their cluster in [`LABEL`] among those of their group.
-    Labels,
+    /// The rows, with their cluster among those of their group in a column of this name.
+    Labels(String),
     /// The clusters: centroid, size and inertia.
     Centroids,
 }
-
-/// The column that [`KMeansOutput::Labels`] adds.
-pub const LABEL: &str = "__cluster";
 
 /// The columns that come out for an input of these.
 ///
 /// # Errors
 /// A column of the input already has the name of a new one.
-pub fn kmeans_fields(output: KMeansOutput, side: &Side, fields: &Fields) -> Result<Vec<Field>> {
+pub fn kmeans_fields(output: &KMeansOutput, side: &Side, fields: &Fields) -> Result<Vec<Field>> {
     let float = match side.kind {
         ElementKind::F64 => DataType::Float64,
         ElementKind::F32 | ElementKind::Bits => DataType::Float32,
     };
     match output {
         KMeansOutput::Rows => {
-            let new =
-                [Field::new("cluster_id", DataType::Int64, true), Field::new("distance", float, true)];
+            let new = [
+                Field::new("cluster_id", DataType::Int64, true),
+                Field::new("distance", float, true),
+            ];
             if let Some(field) =
                 new.iter().find(|new| fields.iter().any(|f| f.name() == new.name()))
             {
@@ -114,8 +113,8 @@ pub fn kmeans_fields(output: KMeansOutput, side: &Side, fields: &Fields) -> Resu
             }
             Ok(fields.iter().map(|field| field.as_ref().clone()).chain(new).collect())
         }
-        KMeansOutput::Labels => {
-            let label = Field::new(LABEL, DataType::Int64, true);
+        KMeansOutput::Labels(name) => {
+            let label = Field::new(name, DataType::Int64, true);
             Ok(fields.iter().map(|field| field.as_ref().clone()).chain([label]).collect())
         }
         KMeansOutput::Centroids => {
@@ -162,7 +161,7 @@ impl KMeansExec {
             }
             _ => None,
         };
-        let fields = kmeans_fields(spec.output, &side, input.schema().fields())?;
+        let fields = kmeans_fields(&spec.output, &side, input.schema().fields())?;
         let schema = Arc::new(Schema::new(fields));
         let properties = PlanProperties::new(
             EquivalenceProperties::new(schema.clone()),
@@ -195,7 +194,7 @@ impl DisplayAs for KMeansExec {
         if let Some(weight) = &spec.weight {
             shown.push(("weight", weight.clone()));
         }
-        if spec.output == KMeansOutput::Labels {
+        if let KMeansOutput::Labels(_) = spec.output {
             shown.push(("groups", format!("[{}]", spec.groups.join(", "))));
         }
         if let Some((_, inertia)) = found {
@@ -294,8 +293,10 @@ impl ExecutionPlan for KMeansExec {
             let (batches, rounds) = blocking(move || {
                 let problem = Problem::read(&spec, kind, &input.0, &batches, first)?;
                 reservation.try_grow(problem.bytes())?;
-                let (batches, rounds, device) = match spec.output {
-                    KMeansOutput::Labels => problem.label_groups(&spec, batches, &cancel, &out)?,
+                let (batches, rounds, device) = match &spec.output {
+                    KMeansOutput::Labels(_) => {
+                        problem.label_groups(&spec, batches, &cancel, &out)?
+                    }
                     output => {
                         let (clustering, device) = problem.solve(&spec, &cancel)?;
                         let rounds = clustering.rounds;

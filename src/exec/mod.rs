@@ -14,7 +14,7 @@ mod work;
 use datafusion::common::DataFusionError;
 
 pub use arrays::{KMeans, KnnExact, kmeans, knn_exact};
-pub use kmeans_exec::{KMeansExec, KMeansOutput, KMeansSpec, LABEL, kmeans_fields};
+pub use kmeans_exec::{KMeansExec, KMeansOutput, KMeansSpec, kmeans_fields};
 pub use knn::KnnExec;
 pub use knn_spec::{KnnSpec, Side, knn_fields};
 pub use order::InputOrder;

@@ -1,6 +1,5 @@
 //! What stands between the parentheses of a table function, named or by position.
 
-use datafusion::arrow::array::Array;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DFSchema, ScalarValue, plan_err};
 use datafusion::error::Result;
@@ -8,8 +7,8 @@ use datafusion::logical_expr::planner::RelationPlannerContext;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::sql::sqlparser::ast;
 
+use super::columns::ColumnArgument;
 use super::relation;
-use crate::exec::VectorColumn;
 use crate::metric::Metric;
 
 /// The arguments a function takes.
@@ -20,6 +19,8 @@ pub(super) struct Signature {
     pub inputs: &'static [&'static str],
     /// Values, in the order of positions.
     pub values: &'static [&'static str],
+    /// Those of the values that speak of columns of an input.
+    pub columns: &'static [&'static str],
     /// What `init` may be besides a relation.
     pub methods: &'static [&'static str],
 }
@@ -28,8 +29,8 @@ pub(super) struct Signature {
 #[derive(Debug, Clone)]
 pub(super) enum Value {
     Expr(Expr),
-    /// Names of columns: `v`, `'v'`, `['x', 'y']`.
-    Columns(VectorColumn),
+    /// Columns: `v`, `'v'`, `['x', 'y + 1']`.
+    Columns(ColumnArgument),
     /// A relation, where a value is also accepted.
     Relation(Box<LogicalPlan>),
 }
@@ -62,7 +63,7 @@ impl Arguments {
                 }
             }
         }
-        let is_relation = |arg: &ast::Expr| relation::is_relation(arg);
+        let is_relation = |arg: &ast::Expr| relation::is_relation(arg, context);
         let names = signature.place(&positional, &named, is_relation)?;
         let mut arguments = Self { signature, inputs: Vec::new(), values: Vec::new() };
         for (name, arg) in names.into_iter().zip(positional).chain(named) {
@@ -93,7 +94,7 @@ impl Arguments {
             if signature.inputs.contains(&name) {
                 arguments.inputs.push((name, table(expr)?));
             } else {
-                arguments.values.push((name, columns_of(name, expr)));
+                arguments.values.push((name, columns_of(signature, name, expr)));
             }
         }
         Ok(arguments)
@@ -143,12 +144,12 @@ impl Arguments {
         })
     }
 
-    /// Names of columns, if they were given.
-    pub fn columns(&self, name: &str) -> Result<Option<VectorColumn>> {
+    /// Columns of an input, if they were given.
+    pub fn columns(&self, name: &str) -> Result<Option<ColumnArgument>> {
         match self.values.iter().find(|(given, _)| *given == name) {
             Some((_, Value::Columns(columns))) => Ok(Some(columns.clone())),
             Some((_, Value::Expr(expr))) => plan_err!(
-                "{}: argument '{name}' is {expr}; accepted are a column's name, or an array of names",
+                "{}: argument '{name}' is {expr}; accepted are a column, an expression over columns, or an array of them",
                 self.signature.function
             ),
             Some((_, Value::Relation(_))) | None => Ok(None),
@@ -238,7 +239,7 @@ fn value(
     context: &mut dyn RelationPlannerContext,
 ) -> Result<Value> {
     let function = signature.function;
-    if name == "init" && relation::is_relation(&arg) && !signature.is_method(&arg) {
+    if name == "init" && relation::is_relation(&arg, context) && !signature.is_method(&arg) {
         let shown = arg.to_string();
         let methods: Vec<_> = signature.methods.iter().map(|name| format!("'{name}'")).collect();
         return match relation::plan(function, name, arg, context) {
@@ -251,25 +252,10 @@ fn value(
             ),
         };
     }
-    if name == "vector" || name == "weight" {
-        let column = |expr: &ast::Expr| match expr {
-            ast::Expr::Identifier(ident) => Some(context.normalize_ident(ident.clone())),
-            ast::Expr::Value(value) => value.value.clone().into_string(),
-            _ => None,
-        };
-        let columns = match &arg {
-            ast::Expr::Array(array) => array
-                .elem
-                .iter()
-                .map(column)
-                .collect::<Option<Vec<_>>>()
-                .filter(|names| !names.is_empty())
-                .map(VectorColumn::Dimensions),
-            other => column(other).map(VectorColumn::Whole),
-        };
-        if let Some(columns) = columns {
-            return Ok(Value::Columns(columns));
-        }
+    if signature.columns.contains(&name)
+        && let Some(columns) = ColumnArgument::from_sql(&arg)
+    {
+        return Ok(Value::Columns(columns));
     }
     if let ast::Expr::Identifier(_) | ast::Expr::CompoundIdentifier(_) | ast::Expr::Subquery(_) =
         arg
@@ -280,30 +266,24 @@ fn value(
 }
 
 /// The value of a positional expression; names of columns where the argument takes them.
-fn columns_of(name: &str, expr: &Expr) -> Value {
-    let Expr::Literal(value, _) = expr else {
-        return Value::Expr(expr.clone());
-    };
-    let one = value.try_as_str().flatten().map(|name| VectorColumn::Whole(name.to_string()));
-    match one.or_else(|| list_of_names(value)) {
-        Some(columns) if name == "vector" || name == "weight" => Value::Columns(columns),
+fn columns_of(signature: &Signature, name: &str, expr: &Expr) -> Value {
+    match expr {
+        Expr::Literal(value, _) if signature.columns.contains(&name) => {
+            match ColumnArgument::from_literal(value) {
+                Some(columns) => Value::Columns(columns),
+                None => Value::Expr(expr.clone()),
+            }
+        }
         _ => Value::Expr(expr.clone()),
     }
 }
 
-fn list_of_names(value: &ScalarValue) -> Option<VectorColumn> {
-    let ScalarValue::List(list) = value else {
-        return None;
-    };
-    let values = list.value(0);
-    let names = (0..values.len()).map(|i| {
-        let name = ScalarValue::try_from_array(&values, i).ok()?;
-        name.try_as_str().flatten().map(str::to_string)
-    });
-    names
-        .collect::<Option<Vec<_>>>()
-        .filter(|names| !names.is_empty())
-        .map(VectorColumn::Dimensions)
+/// True or false.
+pub(super) fn boolean(function: &str, name: &str, expr: &Expr) -> Result<bool> {
+    match expr {
+        Expr::Literal(ScalarValue::Boolean(Some(value)), _) => Ok(*value),
+        _ => plan_err!("{function}: argument '{name}' is {expr}; accepted are true and false"),
+    }
 }
 
 /// A whole number from 1, once the expression has a value.

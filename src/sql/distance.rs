@@ -8,7 +8,8 @@ use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{exec_datafusion_err, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::{
-    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+    ColumnarValue, DocSection, Documentation, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl,
+    Signature, Volatility,
 };
 
 use crate::error::Error;
@@ -31,6 +32,7 @@ pub(super) fn functions() -> impl Iterator<Item = ScalarUDF> {
         ScalarUDF::from(Distance {
             metric,
             name,
+            documentation: documentation(metric, name),
             signature: Signature::user_defined(Volatility::Immutable),
         })
     })
@@ -41,7 +43,18 @@ pub(super) fn functions() -> impl Iterator<Item = ScalarUDF> {
 struct Distance {
     metric: Metric,
     name: &'static str,
+    documentation: Documentation,
     signature: Signature,
+}
+
+fn documentation(metric: Metric, name: &str) -> Documentation {
+    let section = DocSection { include: true, label: "Vector Functions", description: None };
+    let what = format!("The {metric} distance of two vectors, as knn_exact computes it.");
+    let wants = if metric.is_binary() { "Binary string" } else { "List of numbers" };
+    Documentation::builder(section, what, format!("{name}(a, b)"))
+        .with_argument("a", wants)
+        .with_argument("b", format!("{wants} of the same length"))
+        .build()
 }
 
 impl Distance {
@@ -78,6 +91,10 @@ impl ScalarUDFImpl for Distance {
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
         self.kind(types)?;
         Ok(types.to_vec())
+    }
+
+    fn documentation(&self) -> Option<&Documentation> {
+        Some(&self.documentation)
     }
 
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {

@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 
+use datafusion::arrow::datatypes::DataType;
 use datafusion::catalog::{TableFunctionArgs, TableFunctionImpl, TableProvider};
-use datafusion::common::plan_datafusion_err;
+use datafusion::common::{DataFusionError, plan_datafusion_err, plan_err};
 use datafusion::datasource::ViewTable;
 use datafusion::error::Result;
+use datafusion::execution::SessionState;
 use datafusion::logical_expr::planner::RelationPlannerContext;
-use datafusion::logical_expr::{LogicalPlan, LogicalPlanBuilder, lit};
+use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, lit};
 use datafusion::prelude::DataFrame;
 use datafusion::sql::sqlparser::ast;
 
-use super::arguments::{Arguments, Signature};
-use super::node::KnnNode;
-use super::options::NeighborsOptions;
+use super::arguments::{Arguments, Signature, boolean};
+use super::columns::{ColumnArgument, InputColumns, Resolve, VectorUse, resolve_in, resolve_with};
+use super::node::{KnnNode, argument, is_binary};
 use super::relation;
 use crate::exec::KnnExact;
 use crate::metric::Metric;
@@ -24,7 +26,8 @@ pub(super) const NAME: &str = "knn_exact";
 static SIGNATURE: Signature = Signature {
     function: NAME,
     inputs: &["queries", "base"],
-    values: &["k", "metric", "vector"],
+    values: &["k", "metric", "vector", "query_vector", "base_vector", "keep_vector"],
+    columns: &["vector", "query_vector", "base_vector"],
     methods: &[],
 };
 
@@ -33,17 +36,60 @@ pub(super) fn plan(
     args: Vec<ast::FunctionArg>,
     context: &mut dyn RelationPlannerContext,
 ) -> Result<LogicalPlan> {
-    let options = NeighborsOptions::of(context.context_provider().options());
-    node(Arguments::from_sql(&SIGNATURE, args, context)?, options)
+    let arguments = Arguments::from_sql(&SIGNATURE, args, context)?;
+    node(arguments, &mut |expr, schema| context.sql_to_expr(expr, schema))
 }
 
-fn node(mut arguments: Arguments, options: NeighborsOptions) -> Result<LogicalPlan> {
+fn node(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPlan> {
     let base = arguments.required_input("base")?;
     let queries = arguments.input("queries");
     let k = arguments.required_value("k")?;
     let metric = arguments.value("metric")?.unwrap_or_else(|| lit(Metric::default().name()));
-    let vector = arguments.columns("vector")?;
-    let node = KnnNode::try_new(NAME, queries, base, vector.as_ref(), (k, metric), options)?;
+    let keep = match arguments.value("keep_vector")? {
+        Some(expr) => boolean(NAME, "keep_vector", &expr)?,
+        None => false,
+    };
+    let both = arguments.columns("vector")?;
+    let of_queries = arguments.columns("query_vector")?;
+    if of_queries.is_some() && queries.is_none() {
+        return plan_err!("{NAME}: argument 'query_vector' is given, but 'queries' is not");
+    }
+    let vectors = Vectors {
+        queries: of_queries.or_else(|| both.clone()),
+        base: arguments.columns("base_vector")?.or(both),
+        keep,
+    };
+    build(queries, base, &vectors, (k, metric), resolve)
+}
+
+/// Where the vectors are, as asked for.
+struct Vectors {
+    queries: Option<ColumnArgument>,
+    base: Option<ColumnArgument>,
+    keep: bool,
+}
+
+fn build(
+    queries: Option<LogicalPlan>,
+    base: LogicalPlan,
+    vectors: &Vectors,
+    (k, metric): (Expr, Expr),
+    resolve: &mut Resolve<'_>,
+) -> Result<LogicalPlan> {
+    let metric = argument(metric, DataType::Utf8);
+    let binary = is_binary(NAME, &metric)?;
+    let use_of = if vectors.keep { VectorUse::Copied } else { VectorUse::Taken };
+    let mut side = |input: &str, plan: LogicalPlan, asked: Option<&ColumnArgument>| {
+        let mut columns = InputColumns::try_new(NAME, input, plan, resolve)?;
+        let vector = columns.vector(asked, binary, use_of)?;
+        Ok::<_, DataFusionError>((vector, columns.into_plan()?))
+    };
+    let queries = match queries {
+        Some(plan) => Some(side("queries", plan, vectors.queries.as_ref())?),
+        None => None,
+    };
+    let base = side("base", base, vectors.base.as_ref())?;
+    let node = KnnNode::try_new(queries, base, k, metric)?;
     LogicalPlanBuilder::from(node.into_plan()).alias(NAME)?.build()
 }
 
@@ -54,10 +100,13 @@ pub(super) struct KnnExactFunction;
 
 impl TableFunctionImpl for KnnExactFunction {
     fn call_with_args(&self, args: TableFunctionArgs<'_, '_>) -> Result<Arc<dyn TableProvider>> {
-        let options = NeighborsOptions::of(args.session().config_options());
+        if let Some(table) = relation::table_by_name(&args)? {
+            return Ok(table);
+        }
         let table = |expr: &_| relation::from_expr(NAME, expr, args.session());
         let arguments = Arguments::from_exprs(&SIGNATURE, args.exprs(), table)?;
-        Ok(Arc::new(ViewTable::new(node(arguments, options)?, None)))
+        let plan = node(arguments, &mut resolve_in(args.session()))?;
+        Ok(Arc::new(ViewTable::new(plan, None)))
     }
 }
 
@@ -102,28 +151,27 @@ pub trait NeighborsExt: Sized {
 impl NeighborsExt for DataFrame {
     fn knn_exact(self, base: Self, params: KnnExact) -> Result<Self> {
         let (state, queries) = self.into_parts();
-        let options = NeighborsOptions::of(state.config_options());
-        let plan = from_params(Some(queries), base.into_unoptimized_plan(), params, options)?;
+        let plan = from_params(&state, Some(queries), base.into_unoptimized_plan(), params)?;
         Ok(Self::new(state, plan))
     }
 
     fn knn_exact_self(self, params: KnnExact) -> Result<Self> {
         let (state, base) = self.into_parts();
-        let options = NeighborsOptions::of(state.config_options());
-        let plan = from_params(None, base, params, options)?;
+        let plan = from_params(&state, None, base, params)?;
         Ok(Self::new(state, plan))
     }
 }
 
 fn from_params(
+    state: &SessionState,
     queries: Option<LogicalPlan>,
     base: LogicalPlan,
     params: KnnExact,
-    options: NeighborsOptions,
 ) -> Result<LogicalPlan> {
     let KnnExact { k, metric, vector } = params;
     let k = i64::try_from(k).map_err(|_| plan_datafusion_err!("k is {k}, which is too large"))?;
+    let vector = vector.as_ref().map(ColumnArgument::from_names);
+    let vectors = Vectors { queries: vector.clone(), base: vector, keep: false };
     let values = (lit(k), lit(metric.name()));
-    let node = KnnNode::try_new(NAME, queries, base, vector.as_ref(), values, options)?;
-    LogicalPlanBuilder::from(node.into_plan()).alias(NAME)?.build()
+    build(queries, base, &vectors, values, &mut resolve_with(state))
 }

@@ -1,6 +1,7 @@
 //! What users type: functions, settings, and how a session learns of them.
 
 mod arguments;
+mod columns;
 mod distance;
 mod kmeans;
 mod knn_exact;
@@ -14,7 +15,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use datafusion::catalog::TableFunction;
+use datafusion::catalog::{TableFunction, TableFunctionImpl};
 use datafusion::common::plan_err;
 use datafusion::error::Result;
 use datafusion::execution::SessionStateBuilder;
@@ -23,7 +24,7 @@ use datafusion::logical_expr::WindowUDF;
 use datafusion::physical_planner::ExtensionPlanner;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
-pub use kmeans::{ClustersExt, KMeansNode};
+pub use kmeans::{ClustersExt, KMeansArguments, KMeansNode};
 pub use knn_exact::NeighborsExt;
 pub use node::KnnNode;
 pub use options::NeighborsOptions;
@@ -58,13 +59,13 @@ pub fn register_all(ctx: &SessionContext) -> Result<()> {
     if planner.is::<planner::NeighborsQueryPlanner>() {
         return Ok(());
     }
-    // The default planner's type is private; its name is not.
-    let name = format!("{:?}", state.query_planner());
-    if !name.starts_with("DefaultQueryPlanner") {
+    if !has_default_planner(state.query_planner()) {
         return plan_err!(
-            "this session has a query planner of its own ({name}): build the session with \
-             datafusion_neighbors::install, which takes other extension planners along, or add \
-             datafusion_neighbors::NeighborsPlanner to that planner's extension planners"
+            "this session has a query planner of its own ({:?}), which does not know our operators: \
+             hand datafusion_neighbors::NeighborsPlanner to its DefaultPhysicalPlanner \
+             (with_extension_planners) and call datafusion_neighbors::register_functions, or build \
+             the session with datafusion_neighbors::install, which takes extension planners along",
+            state.query_planner()
         );
     }
     let id = state.session_id().to_string();
@@ -73,8 +74,35 @@ pub fn register_all(ctx: &SessionContext) -> Result<()> {
     Ok(())
 }
 
+/// Add functions, settings and rules to a live session, and leave its query planner alone: for sessions
+/// whose planner has been given [`NeighborsPlanner`]. Calling it again changes nothing.
+///
+/// # Example
+/// ```
+/// use datafusion::prelude::SessionContext;
+///
+/// let ctx = SessionContext::new();
+/// datafusion_neighbors::register_functions(&ctx);
+/// // Plans are made, but only a planner that knows the operators can run them.
+/// ```
+pub fn register_functions(ctx: &SessionContext) {
+    let state = ctx.state_ref();
+    let mut state = state.write();
+    if state.table_functions().contains_key(knn_exact::NAME) {
+        return;
+    }
+    let id = state.session_id().to_string();
+    let builder = SessionStateBuilder::new_from_existing(state.clone()).with_session_id(id);
+    *state = functions(builder).build();
+}
+
+/// The default planner's type is private; its name is not.
+fn has_default_planner(planner: &Arc<dyn QueryPlanner + Send + Sync>) -> bool {
+    format!("{planner:?}").starts_with("DefaultQueryPlanner")
+}
+
 /// Add everything while a session is being built, together with other plug-ins' extension planners:
-/// a session has one query planner, and this sets it.
+/// a session has one query planner, and this sets it. A second call adds its planners to the first's.
 ///
 /// # Example
 /// ```
@@ -89,9 +117,19 @@ pub fn install(
     builder: SessionStateBuilder,
     others: Vec<Arc<dyn ExtensionPlanner + Send + Sync>>,
 ) -> SessionStateBuilder {
-    let planner: Arc<dyn QueryPlanner + Send + Sync> =
-        Arc::new(planner::NeighborsQueryPlanner::new(others));
-    let mut builder = builder.with_query_planner(planner);
+    let mut builder = functions(builder);
+    let mut all = others;
+    if let Some(before) = builder.query_planner() {
+        let before: &dyn Any = before.as_ref();
+        if let Some(before) = before.downcast_ref::<planner::NeighborsQueryPlanner>() {
+            all.extend(before.others());
+        }
+    }
+    builder.with_query_planner(Arc::new(planner::NeighborsQueryPlanner::new(all)))
+}
+
+/// Everything but the query planner.
+fn functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     let rules = builder.physical_optimizers().take().unwrap_or_default().rules;
     let mut builder = builder.with_physical_optimizer_rules(InputOrder::around(rules));
     let config = builder.config().get_or_insert_with(SessionConfig::new);
@@ -101,15 +139,10 @@ pub fn install(
     }
     builder.relation_planners().get_or_insert_with(Vec::new).push(Arc::new(planner::Functions));
     let tables = builder.table_functions().get_or_insert_with(HashMap::new);
-    let ours = [
-        TableFunction::new(knn_exact::NAME.to_string(), Arc::new(knn_exact::KnnExactFunction)),
-        TableFunction::new(
-            relation::TableByName::NAME.to_string(),
-            Arc::new(relation::TableByName),
-        ),
-    ];
-    let clusters = kmeans::FUNCTIONS.map(|(name, output)| {
-        TableFunction::new(name.to_string(), Arc::new(kmeans::KMeansFunction(output)))
+    let knn: Arc<dyn TableFunctionImpl> = Arc::new(knn_exact::KnnExactFunction);
+    let ours = [TableFunction::new(knn_exact::NAME.to_string(), knn)];
+    let clusters = kmeans::FUNCTIONS.iter().map(|(name, output)| {
+        TableFunction::new((*name).to_string(), Arc::new(kmeans::KMeansFunction(output.clone())))
     });
     let ours = ours.into_iter().chain(clusters);
     tables.extend(ours.map(|function| (function.name().to_string(), Arc::new(function))));

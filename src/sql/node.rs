@@ -4,53 +4,46 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
-use datafusion::arrow::datatypes::{DataType, Field, Fields, Schema};
+use datafusion::arrow::datatypes::{DataType, Field, Schema};
 use datafusion::common::{DFSchema, DFSchemaRef, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::expr::Placeholder;
 use datafusion::logical_expr::{Expr, Extension, LogicalPlan, UserDefinedLogicalNodeCore};
 
 use super::arguments::{metric, positive};
+use super::knn_exact::NAME;
 use super::options::NeighborsOptions;
 use crate::algo::knn::KnnParams;
 use crate::exec::{KnnSpec, Side, VectorColumn, knn_fields};
 use crate::matrix::ElementKind;
 
 /// Nearest neighbours in a logical plan. Its inputs are its children; the arguments that a
-/// parameter may give stay expressions; the session's settings are part of it, so that it means the
-/// same wherever it is planned.
+/// parameter may give stay expressions. Settings are read when the plan becomes operators.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KnnNode {
-    function: &'static str,
     queries: Option<(VectorColumn, LogicalPlan)>,
     base: (VectorColumn, LogicalPlan),
     k: Expr,
     metric: Expr,
-    options: NeighborsOptions,
     schema: DFSchemaRef,
 }
 
 impl KnnNode {
+    /// The `k` nearest rows of `base` for every row of `queries`, or, without queries, for every
+    /// row of `base` among the others. Inputs come with the columns that hold their vectors.
+    ///
     /// # Errors
-    /// Inputs without vectors, or with several columns of them and none named; values that can
-    /// already be seen to be wrong.
+    /// Columns that are not there or hold no vectors; values that can already be seen to be wrong.
     pub fn try_new(
-        function: &'static str,
-        queries: Option<LogicalPlan>,
-        base: LogicalPlan,
-        vector: Option<&VectorColumn>,
-        (k, metric): (Expr, Expr),
-        options: NeighborsOptions,
+        queries: Option<(VectorColumn, LogicalPlan)>,
+        base: (VectorColumn, LogicalPlan),
+        k: Expr,
+        metric: Expr,
     ) -> Result<Self> {
         let (k, metric) = (argument(k, DataType::Int64), argument(metric, DataType::Utf8));
-        let binary = is_binary(function, &metric)?;
-        let queries = match queries {
-            Some(plan) => Some((vector_column(function, "queries", vector, &plan, binary)?, plan)),
-            None => None,
-        };
-        let base = (vector_column(function, "base", vector, &base, binary)?, base);
+        is_binary(NAME, &metric)?;
         let schema = schema(&queries, &base)?;
-        let node = Self { function, queries, base, k, metric, options, schema };
+        let node = Self { queries, base, k, metric, schema };
         node.check()?;
         Ok(node)
     }
@@ -60,30 +53,54 @@ impl KnnNode {
         LogicalPlan::Extension(Extension { node: Arc::new(self) })
     }
 
+    /// The queries and the columns of their vectors; `None` in a join of the base with itself.
+    pub fn queries(&self) -> Option<&(VectorColumn, LogicalPlan)> {
+        self.queries.as_ref()
+    }
+
+    /// The base and the columns of its vectors.
+    pub fn base(&self) -> &(VectorColumn, LogicalPlan) {
+        &self.base
+    }
+
+    /// Neighbours for each query: a literal or a parameter.
+    pub fn k(&self) -> &Expr {
+        &self.k
+    }
+
+    /// The metric's name: a literal or a parameter.
+    pub fn metric(&self) -> &Expr {
+        &self.metric
+    }
+
     /// What the operator computes, once every argument has a value.
     ///
     /// # Errors
     /// Arguments without a value, or with a wrong one.
-    pub fn spec(&self) -> Result<KnnSpec> {
-        let k = positive(self.function, "k", &self.k)?;
-        let metric = metric(self.function, &self.metric)?;
+    pub fn spec(&self, options: &NeighborsOptions) -> Result<KnnSpec> {
+        let params = self.params()?;
+        Ok(KnnSpec {
+            params,
+            query_vector: self.queries.as_ref().map(|(vector, _)| vector.clone()),
+            base_vector: self.base.0.clone(),
+            device: options.device,
+            device_memory: options.device_memory,
+            batch_rows: options.batch_rows,
+        })
+    }
+
+    fn params(&self) -> Result<KnnParams> {
+        let k = positive(NAME, "k", &self.k)?;
+        let metric = metric(NAME, &self.metric)?;
         let (_, kind) = side("base", &self.base)?;
         if !metric.accepts(kind) {
             let wants = if metric.is_binary() { "binary strings" } else { "lists of numbers" };
             let column = self.base.0.names().join(", ");
             return plan_err!(
-                "{}: metric '{metric}' compares {wants}, which column {column} does not hold",
-                self.function
+                "{NAME}: metric '{metric}' compares {wants}, which column {column} does not hold"
             );
         }
-        Ok(KnnSpec {
-            params: KnnParams::try_new(k, metric)?,
-            query_vector: self.queries.as_ref().map(|(vector, _)| vector.clone()),
-            base_vector: self.base.0.clone(),
-            device: self.options.device,
-            device_memory: self.options.device_memory,
-            batch_rows: self.options.batch_rows,
-        })
+        Ok(KnnParams::try_new(k, metric)?)
     }
 
     /// Refuse what no parameter can mend.
@@ -92,15 +109,14 @@ impl KnnNode {
         for (name, expr) in values {
             if !expr.column_refs().is_empty() {
                 return plan_err!(
-                    "{}: argument '{name}' is {expr}; accepted is a constant or $1",
-                    self.function
+                    "{NAME}: argument '{name}' is {expr}; accepted is a constant or $1"
                 );
             }
         }
         if let Expr::Literal(_, _) = self.k {
-            positive(self.function, "k", &self.k)?;
+            positive(NAME, "k", &self.k)?;
             if let Expr::Literal(_, _) = self.metric {
-                self.spec()?;
+                self.params()?;
             }
         }
         Ok(())
@@ -151,60 +167,10 @@ fn schema(
 }
 
 /// Whether the metric compares bits; `None` if a parameter will say.
-fn is_binary(function: &str, expr: &Expr) -> Result<Option<bool>> {
+pub(super) fn is_binary(function: &str, expr: &Expr) -> Result<Option<bool>> {
     match expr {
         Expr::Literal(_, _) => Ok(Some(metric(function, expr)?.is_binary())),
         _ => Ok(None),
-    }
-}
-
-/// The column asked for, or the only one that holds vectors for the metric.
-pub(super) fn vector_column(
-    function: &str,
-    input: &str,
-    asked: Option<&VectorColumn>,
-    plan: &LogicalPlan,
-    binary: Option<bool>,
-) -> Result<VectorColumn> {
-    let fields: &Fields = plan.schema().fields();
-    if let Some(asked) = asked {
-        Side::try_new(input, asked, fields)?;
-        return Ok(asked.clone());
-    }
-    let candidates: Vec<_> = fields
-        .iter()
-        .filter(|field| {
-            let column = VectorColumn::Whole(field.name().clone());
-            let kind = column.kind(&[field.data_type()]);
-            kind.is_some_and(|kind| binary.is_none_or(|b| b == (kind == ElementKind::Bits)))
-        })
-        .map(|field| field.name().as_str())
-        .collect();
-    match candidates.as_slice() {
-        [only] => Ok(VectorColumn::Whole((*only).to_string())),
-        [] => {
-            let wants = match binary {
-                Some(true) => "binary strings",
-                Some(false) => "lists of numbers",
-                None => "lists of numbers or binary strings",
-            };
-            let columns = fields.iter().map(|f| format!("{} {}", f.name(), f.data_type()));
-            let columns = columns.collect::<Vec<_>>().join(", ");
-            let hint = match binary {
-                Some(true) => "",
-                _ => ". Numeric columns serve as dimensions with vector => ['x', 'y']",
-            };
-            plan_err!(
-                "{function}: {input} has no column of {wants}; its columns are {columns}{hint}"
-            )
-        }
-        several => {
-            let several = several.join(", ");
-            plan_err!(
-                "{function}: {input} has several columns of vectors: {several}; \
-                 name one with vector => '…'"
-            )
-        }
     }
 }
 
@@ -234,11 +200,7 @@ impl UserDefinedLogicalNodeCore for KnnNode {
 
     fn fmt_for_explain(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { k, metric, .. } = self;
-        write!(
-            f,
-            "Knn: {}, k={k}, metric={metric}, device={}",
-            self.function, self.options.device
-        )?;
+        write!(f, "Knn: {NAME}, k={k}, metric={metric}")?;
         if let Some((vector, _)) = &self.queries {
             write!(f, ", queries=[{}]", vector.names().join(", "))?;
         }
@@ -250,7 +212,7 @@ impl UserDefinedLogicalNodeCore for KnnNode {
         let mut exprs = exprs.into_iter();
         let mut next = |column: &VectorColumn| match inputs.next() {
             Some(plan) => Ok((column.clone(), plan)),
-            None => plan_err!("{} lost an input", self.function),
+            None => plan_err!("{NAME} lost an input"),
         };
         let queries = match &self.queries {
             Some((column, _)) => Some(next(column)?),
@@ -258,13 +220,9 @@ impl UserDefinedLogicalNodeCore for KnnNode {
         };
         let base = next(&self.base.0)?;
         let (Some(k), Some(metric)) = (exprs.next(), exprs.next()) else {
-            return plan_err!("{} lost an argument", self.function);
+            return plan_err!("{NAME} lost an argument");
         };
-        let (k, metric) = (argument(k, DataType::Int64), argument(metric, DataType::Utf8));
-        let schema = schema(&queries, &base)?;
-        let node = Self { queries, base, k, metric, schema, ..self.clone() };
-        node.check()?;
-        Ok(node)
+        Self::try_new(queries, base, k, metric)
     }
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {

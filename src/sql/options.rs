@@ -1,10 +1,13 @@
 //! `SET neighbors.…`: the settings of a session.
 
 use std::any::Any;
+use std::env::VarError;
+use std::str::FromStr;
 
 use datafusion::common::{plan_datafusion_err, plan_err};
 use datafusion::config::{ConfigEntry, ConfigExtension, ConfigOptions, ExtensionOptions};
 use datafusion::error::Result;
+use datafusion::prelude::SessionContext;
 
 use crate::device::DeviceChoice;
 
@@ -17,19 +20,22 @@ pub struct NeighborsOptions {
     pub device_memory: u64,
     /// `neighbors.batch_rows`.
     pub batch_rows: usize,
+    /// `neighbors.seed`.
+    pub seed: u64,
 }
 
 impl Default for NeighborsOptions {
     fn default() -> Self {
-        Self { device: DeviceChoice::Auto, device_memory: 0, batch_rows: 131_072 }
+        Self { device: DeviceChoice::Auto, device_memory: 0, batch_rows: 131_072, seed: 0 }
     }
 }
 
 const DEVICE: &str = "where to compute: auto (a GPU if there is one and the work is worth it), \
                       cpu, cuda, cuda:1";
-const DEVICE_MEMORY: &str = "bytes of a GPU's memory to use, also as 512M or 8G; \
-                             0 for nearly all that is free";
+const DEVICE_MEMORY: &str = "how much of a GPU's memory to use: 512M, 1.5G, or 0 for nearly all that \
+                             is free";
 const BATCH_ROWS: &str = "query rows searched together";
+const SEED: &str = "of what is drawn at random where a call names no seed";
 
 impl NeighborsOptions {
     /// The settings of a session; the defaults if it has none.
@@ -57,22 +63,15 @@ impl ExtensionOptions for NeighborsOptions {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        if value.eq_ignore_ascii_case("default") {
+            return self.reset(key);
+        }
         match key {
             "device" => self.device = value.parse::<DeviceChoice>()?,
             "device_memory" => self.device_memory = parse_bytes(value)?,
-            "batch_rows" => {
-                self.batch_rows = value.parse().ok().filter(|rows| *rows > 0).ok_or_else(|| {
-                    plan_datafusion_err!(
-                        "neighbors.batch_rows is '{value}'; accepted are whole numbers from 1"
-                    )
-                })?;
-            }
-            _ => {
-                return plan_err!(
-                    "no setting 'neighbors.{key}'; there are neighbors.device, \
-                     neighbors.device_memory, neighbors.batch_rows"
-                );
-            }
+            "batch_rows" => self.batch_rows = parse_number(key, value, 1)?,
+            "seed" => self.seed = parse_number(key, value, 0)?,
+            _ => return self.unknown(key),
         }
         Ok(())
     }
@@ -87,30 +86,77 @@ impl ExtensionOptions for NeighborsOptions {
             entry("device", self.device.to_string(), DEVICE),
             entry("device_memory", self.device_memory.to_string(), DEVICE_MEMORY),
             entry("batch_rows", self.batch_rows.to_string(), BATCH_ROWS),
+            entry("seed", self.seed.to_string(), SEED),
         ]
     }
 }
 
-/// Bytes, plainly or in units of 1024, 1024², 1024³.
+impl NeighborsOptions {
+    /// Set from the environment: `NEIGHBORS_DEVICE` for `neighbors.device`, and so on.
+    ///
+    /// # Errors
+    /// Names the variable whose value is not accepted.
+    pub fn from_env() -> Result<Self> {
+        let mut options = Self::default();
+        for entry in Self::default().entries() {
+            let variable = entry.key.replace('.', "_").to_ascii_uppercase();
+            let key = entry.key.trim_start_matches("neighbors.");
+            match std::env::var(&variable) {
+                Ok(value) => options
+                    .set(key, &value)
+                    .map_err(|error| error.context(format!("environment variable {variable}")))?,
+                Err(VarError::NotPresent) => {}
+                Err(error) => return plan_err!("environment variable {variable}: {error}"),
+            }
+        }
+        Ok(options)
+    }
+
+    fn reset(&mut self, key: &str) -> Result<()> {
+        let Self { device, device_memory, batch_rows, seed } = Self::default();
+        match key {
+            "device" => self.device = device,
+            "device_memory" => self.device_memory = device_memory,
+            "batch_rows" => self.batch_rows = batch_rows,
+            "seed" => self.seed = seed,
+            _ => return self.unknown(key),
+        }
+        Ok(())
+    }
+
+    fn unknown<T>(&self, key: &str) -> Result<T> {
+        let known: Vec<_> = self.entries().into_iter().map(|entry| entry.key).collect();
+        plan_err!("no setting 'neighbors.{key}'; there are {}", known.join(", "))
+    }
+}
+
+fn parse_number<T: FromStr + PartialOrd + From<u8>>(
+    key: &str,
+    value: &str,
+    least: u8,
+) -> Result<T> {
+    let number = value.parse::<T>().ok().filter(|number| *number >= T::from(least));
+    number.ok_or_else(|| {
+        plan_datafusion_err!(
+            "neighbors.{key} is '{value}'; accepted are whole numbers from {least}"
+        )
+    })
+}
+
+/// A size as DataFusion writes its own, `512M` or `1.5G`; or 0.
 fn parse_bytes(value: &str) -> Result<u64> {
-    let upper = value.trim().to_ascii_uppercase();
-    let (digits, unit) = match upper.trim_end_matches('B').split_at_checked(
-        upper.trim_end_matches('B').find(|c: char| !c.is_ascii_digit()).unwrap_or(upper.len()),
-    ) {
-        Some(parts) => parts,
-        None => (upper.as_str(), ""),
+    if value.trim() == "0" {
+        return Ok(0);
+    }
+    let bytes = match value.trim().parse::<u64>() {
+        Ok(bytes) => Some(bytes),
+        Err(_) => SessionContext::parse_capacity_limit("neighbors.device_memory", value.trim())
+            .ok()
+            .and_then(|bytes| u64::try_from(bytes).ok()),
     };
-    let factor = match unit.trim() {
-        "" => Some(1u64),
-        "K" => Some(1 << 10),
-        "M" => Some(1 << 20),
-        "G" => Some(1 << 30),
-        _ => None,
-    };
-    let bytes = digits.parse::<u64>().ok().zip(factor).and_then(|(n, f)| n.checked_mul(f));
     bytes.ok_or_else(|| {
         plan_datafusion_err!(
-            "neighbors.device_memory is '{value}'; accepted are bytes, or numbers with K, M, G"
+            "neighbors.device_memory is '{value}'; accepted are bytes, or numbers with K, M or G"
         )
     })
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use datafusion::catalog::Session;
+use datafusion::common::plan_err;
 use datafusion::error::Result;
 use datafusion::execution::context::QueryPlanner;
 use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
@@ -18,6 +19,7 @@ use datafusion::sql::sqlparser::ast;
 use super::kmeans::{self, KMeansNode};
 use super::knn_exact;
 use super::node::KnnNode;
+use super::options::NeighborsOptions;
 use crate::exec::{KMeansExec, KMeansOutput, KnnExec};
 
 /// Plans calls of our table functions: named arguments, subqueries and CTEs, which DataFusion's
@@ -32,15 +34,30 @@ impl RelationPlanner for Functions {
         context: &mut dyn RelationPlannerContext,
     ) -> Result<RelationPlanning> {
         let (name, args, alias) = match relation {
-            ast::TableFactor::Table { name, args: Some(args), alias, .. } if is_ours(&name) => {
+            ast::TableFactor::Table {
+                name,
+                args: Some(args),
+                alias,
+                with_ordinality,
+                sample,
+                ..
+            } if is_ours(&name) => {
+                let refused =
+                    [("WITH ORDINALITY", with_ordinality), ("TABLESAMPLE", sample.is_some())];
+                if let Some((what, _)) = refused.into_iter().find(|(_, is_there)| *is_there) {
+                    return plan_err!("{name}(…) takes no {what}; put the call into a subquery");
+                }
                 (name, args.args, alias)
             }
-            // After LATERAL; DataFusion would drop the arguments' names.
-            ast::TableFactor::Function { name, args, alias, .. } if is_ours(&name) => {
-                (name, args, alias)
+            ast::TableFactor::Function { name, .. } if is_ours(&name) => {
+                return plan_err!(
+                    "{name}(…) after LATERAL is not supported: its inputs are relations of their own \
+                     and cannot refer to others in FROM; leave LATERAL out"
+                );
             }
             other => return Ok(RelationPlanning::Original(Box::new(other))),
         };
+        let name = plain_name(&name)?;
         let plan = match clusters(&name) {
             Some(output) => kmeans::plan(output, args, context)?,
             None => knn_exact::plan(args, context)?,
@@ -49,15 +66,32 @@ impl RelationPlanner for Functions {
     }
 }
 
+/// Whether a call is for us to plan: by its last name, since the others can only be wrong.
 fn is_ours(name: &ast::ObjectName) -> bool {
-    name.to_string().eq_ignore_ascii_case(knn_exact::NAME) || clusters(name).is_some()
+    last_name(name).is_some_and(|name| name == knn_exact::NAME || clusters(&name).is_some())
+}
+
+/// The function's name as written if it is quoted, else in lower case.
+fn last_name(name: &ast::ObjectName) -> Option<String> {
+    let last = name.0.last()?.as_ident()?;
+    let is_quoted = last.quote_style.is_some();
+    Some(if is_quoted { last.value.clone() } else { last.value.to_ascii_lowercase() })
+}
+
+fn plain_name(name: &ast::ObjectName) -> Result<String> {
+    match last_name(name) {
+        Some(last) if name.0.len() == 1 => Ok(last),
+        last => {
+            let last = last.unwrap_or_default();
+            plan_err!("{name}(…): table functions are in no schema; write {last}(…)")
+        }
+    }
 }
 
 /// What a function of k-means gives, if it is one.
-fn clusters(name: &ast::ObjectName) -> Option<KMeansOutput> {
-    let name = name.to_string();
-    let found = kmeans::FUNCTIONS.iter().find(|(known, _)| name.eq_ignore_ascii_case(known));
-    found.map(|(_, output)| *output)
+fn clusters(name: &str) -> Option<KMeansOutput> {
+    let found = kmeans::FUNCTIONS.iter().find(|(known, _)| name == *known);
+    found.map(|(_, output)| output.clone())
 }
 
 /// Turns our nodes into operators. For sessions that have a query planner of their own: hand this
@@ -73,16 +107,17 @@ impl ExtensionPlanner for NeighborsPlanner {
         node: &dyn UserDefinedLogicalNode,
         _logical_inputs: &[&LogicalPlan],
         physical_inputs: &[Arc<dyn ExecutionPlan>],
-        _session: &dyn Session,
+        session: &dyn Session,
         _context: &PhysicalPlanningContext,
     ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        let options = NeighborsOptions::of(session.config_options());
         if let Some(node) = node.as_any().downcast_ref::<KMeansNode>() {
             let (input, init) = match physical_inputs {
                 [input] => (input, None),
                 [input, init] => (input, Some(init.clone())),
                 _ => return Ok(None),
             };
-            let exec = KMeansExec::try_new(Arc::new(node.spec()?), input.clone(), init)?;
+            let exec = KMeansExec::try_new(Arc::new(node.spec(&options)?), input.clone(), init)?;
             return Ok(Some(Arc::new(exec)));
         }
         let Some(node) = node.as_any().downcast_ref::<KnnNode>() else {
@@ -93,7 +128,7 @@ impl ExtensionPlanner for NeighborsPlanner {
             [base] => (None, base),
             _ => return Ok(None),
         };
-        let exec = KnnExec::try_new(Arc::new(node.spec()?), queries, base.clone())?;
+        let exec = KnnExec::try_new(Arc::new(node.spec(&options)?), queries, base.clone())?;
         Ok(Some(Arc::new(exec)))
     }
 }
@@ -106,6 +141,11 @@ pub(super) struct NeighborsQueryPlanner {
 impl NeighborsQueryPlanner {
     pub fn new(others: Vec<Arc<dyn ExtensionPlanner + Send + Sync>>) -> Self {
         Self { others }
+    }
+
+    /// The extension planners beside ours.
+    pub fn others(&self) -> impl Iterator<Item = Arc<dyn ExtensionPlanner + Send + Sync>> {
+        self.others.iter().cloned()
     }
 }
 

@@ -1,26 +1,36 @@
 //! Relations as arguments: tables, views, CTEs, files and subqueries.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use datafusion::catalog::{Session, TableFunctionArgs, TableFunctionImpl, TableProvider};
+use datafusion::catalog::{Session, TableFunctionArgs, TableProvider};
+use datafusion::common::metadata::FieldMetadata;
 use datafusion::common::{
-    Column, DataFusionError, TableReference, exec_datafusion_err, plan_datafusion_err, plan_err,
+    Column, DataFusionError, ScalarValue, TableReference, exec_datafusion_err, plan_datafusion_err,
+    plan_err,
 };
 use datafusion::datasource::provider_as_source;
 use datafusion::error::Result;
 use datafusion::logical_expr::planner::RelationPlannerContext;
-use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, lit};
+use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
 use datafusion::sql::sqlparser::ast;
 
+use super::knn_exact;
+
 /// Whether an argument by position is a relation rather than a value.
-pub(super) fn is_relation(arg: &ast::Expr) -> bool {
+pub(super) fn is_relation(arg: &ast::Expr, context: &dyn RelationPlannerContext) -> bool {
     match arg {
         ast::Expr::Identifier(_) | ast::Expr::CompoundIdentifier(_) | ast::Expr::Subquery(_) => {
             true
         }
         ast::Expr::Value(value) => value.value.clone().into_string().is_some(),
-        ast::Expr::Function(_) => true,
-        ast::Expr::Nested(inner) => is_relation(inner),
+        ast::Expr::Function(call) => {
+            // `abs(1)` is a value. Some names, like `generate_series`, are functions of both kinds.
+            let name = function_name(call);
+            let is_scalar = context.context_provider().get_function_meta(&name).is_some();
+            !is_scalar || is_table_function(&name, context)
+        }
+        ast::Expr::Nested(inner) => is_relation(inner, context),
         _ => false,
     }
 }
@@ -60,7 +70,7 @@ pub(super) fn plan(
     // DataFusion looks up the tables of a statement beforehand, but not those in arguments.
     let source = context
         .context_provider()
-        .get_table_function_source(TableByName::NAME, vec![lit(reference.to_quoted_string())])?;
+        .get_table_function_source(knn_exact::NAME, vec![by_name(&reference)])?;
     LogicalPlanBuilder::scan(reference, source, None)?.build()
 }
 
@@ -72,8 +82,7 @@ fn from_string(name: String, context: &mut dyn RelationPlannerContext) -> Result
     }
     let provider = context.context_provider();
     let find = |reference: &TableReference| {
-        let name = vec![lit(reference.to_quoted_string())];
-        provider.get_table_function_source(TableByName::NAME, name)
+        provider.get_table_function_source(knn_exact::NAME, vec![by_name(reference)])
     };
     let whole = TableReference::bare(name.as_str());
     let (reference, source) = match find(&whole) {
@@ -107,7 +116,21 @@ fn table(name: ast::ObjectName, args: Option<Vec<ast::FunctionArg>>) -> ast::Tab
 }
 
 fn is_table_call(function: &ast::Function) -> bool {
-    function.name.to_string().eq_ignore_ascii_case("table")
+    function_name(function) == "table"
+}
+
+/// Whether there is a table function of this name. DataFusion only says so by how it refuses a call.
+fn is_table_function(name: &str, context: &dyn RelationPlannerContext) -> bool {
+    match context.context_provider().get_table_function_source(name, vec![]) {
+        Ok(_) => true,
+        Err(error) => {
+            !error.strip_backtrace().contains(&format!("table function '{name}' not found"))
+        }
+    }
+}
+
+fn function_name(function: &ast::Function) -> String {
+    function.name.to_string().to_ascii_lowercase()
 }
 
 /// What stands in `TABLE(…)`.
@@ -147,24 +170,27 @@ pub(super) fn from_expr(function: &str, expr: &Expr, session: &dyn Session) -> R
     LogicalPlanBuilder::scan(reference, provider_as_source(provider), None)?.build()
 }
 
-/// `__neighbors_table('name')`: a table of the session, for the planner of relations, which has no
-/// session.
-#[derive(Debug)]
-pub(super) struct TableByName;
+/// The key of the metadata that tells a table's name from what a user may write.
+const BY_NAME: &str = "neighbors.table";
 
-impl TableByName {
-    pub const NAME: &'static str = "__neighbors_table";
+/// Asks `knn_exact` for a table of the session: the planner of relations has no session, and the
+/// functions that it can call have.
+fn by_name(reference: &TableReference) -> Expr {
+    let metadata = [(BY_NAME.to_string(), String::new())].into_iter().collect::<BTreeMap<_, _>>();
+    let name = ScalarValue::from(reference.to_quoted_string());
+    Expr::Literal(name, Some(FieldMetadata::new(metadata)))
 }
 
-impl TableFunctionImpl for TableByName {
-    fn call_with_args(&self, args: TableFunctionArgs<'_, '_>) -> Result<Arc<dyn TableProvider>> {
-        match args.exprs() {
-            [Expr::Literal(value, _)] if value.try_as_str().flatten().is_some() => {
-                let name = value.try_as_str().flatten().unwrap_or_default();
-                find(args.session(), &TableReference::parse_str(name))
-            }
-            _ => plan_err!("{} takes a table's name", Self::NAME),
+/// The table that [`by_name`] asks for, if this is such a call.
+pub(super) fn table_by_name(
+    args: &TableFunctionArgs<'_, '_>,
+) -> Result<Option<Arc<dyn TableProvider>>> {
+    match args.exprs() {
+        [Expr::Literal(name, Some(metadata))] if metadata.inner().contains_key(BY_NAME) => {
+            let name = name.try_as_str().flatten().unwrap_or_default();
+            find(args.session(), &TableReference::parse_str(name)).map(Some)
         }
+        _ => Ok(None),
     }
 }
 

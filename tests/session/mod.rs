@@ -1,5 +1,7 @@
 //! How the functions behave in a session: other plug-ins, partitions, memory, cancellation, metrics.
 
+mod surface;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,8 +31,12 @@ use crate::support::Rng;
 pub type Test = fn() -> Result<(), Failed>;
 
 /// The tests of this file.
-pub const TESTS: [(&str, Test); 13] = [
+pub const TESTS: &[(&str, Test)] = &[
     ("registering_twice_changes_nothing", || run(registering_twice())),
+    ("dictionaries_of_vectors", || run(surface::dictionaries())),
+    ("a_planner_of_their_own", || run(surface::a_planner_of_their_own())),
+    ("installing_twice_keeps_all_planners", || run(surface::installing_twice_keeps_all_planners())),
+    ("paths_need_url_tables", || run(surface::paths_need_url_tables())),
     ("a_foreign_query_planner_is_refused", || run(foreign_planner())),
     ("a_host_without_relation_planners_calls_by_position", || run(by_position())),
     ("tensors_are_vectors", || run(tensors())),

@@ -185,7 +185,7 @@ impl Clustering {
 /// Divide rows, prepared for the metric, into clusters.
 ///
 /// `weights` has a weight from 0 for each row; without it, all weigh 1. `start` has the first
-/// centroids, prepared as well, if the parameters say so.
+/// centroids, prepared as well, if the parameters say so. Without rows, there are no clusters.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for parameters and weights that no rows could make valid,
@@ -216,6 +216,9 @@ pub fn kmeans(
                 }
             }
         }
+    }
+    if rows.is_empty() {
+        return Ok(Clustering::of_nothing(rows));
     }
     device.run(Run(rows, weights, start, params, cancel))
 }

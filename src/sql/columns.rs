@@ -1,0 +1,356 @@
+//! Arguments that speak of an input's columns: `vector => v`, `weight => n * 2`,
+//! `vector => ['x', 'y + 1']`.
+//!
+//! They are expressions over the input. A column as it is serves directly; everything else becomes a
+//! column of a projection below the node, under a name that the input does not have. So a node finds
+//! its columns by names that are unique, whatever the user calls his own.
+
+use std::collections::HashSet;
+
+use datafusion::arrow::array::Array;
+use datafusion::arrow::datatypes::DataType;
+use datafusion::catalog::Session;
+use datafusion::common::{Column, DFSchema, ScalarValue, plan_err};
+use datafusion::error::Result;
+use datafusion::execution::SessionState;
+use datafusion::logical_expr::{Cast, Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder};
+use datafusion::sql::sqlparser::ast;
+use datafusion::sql::sqlparser::dialect::GenericDialect;
+use datafusion::sql::sqlparser::parser::Parser;
+use datafusion::sql::sqlparser::tokenizer::Token;
+
+use crate::exec::{VectorColumn, kind_of_vector};
+use crate::matrix::ElementKind;
+
+/// Turns SQL into an expression over a schema.
+pub(super) type Resolve<'a> = dyn FnMut(ast::Expr, &DFSchema) -> Result<Expr> + 'a;
+
+/// Resolves expressions with a session's own functions.
+pub(super) fn resolve_with(
+    state: &SessionState,
+) -> impl FnMut(ast::Expr, &DFSchema) -> Result<Expr> {
+    |expr, schema| state.create_logical_expr(&expr.to_string(), schema)
+}
+
+/// Resolves expressions in a session that may live elsewhere; then, names of columns only.
+pub(super) fn resolve_in(
+    session: &dyn Session,
+) -> impl FnMut(ast::Expr, &DFSchema) -> Result<Expr> {
+    let state = session.as_any().downcast_ref::<SessionState>().cloned();
+    move |expr, schema| match &state {
+        Some(state) => state.create_logical_expr(&expr.to_string(), schema),
+        None => plan_err!("{expr} is no column's name"),
+    }
+}
+
+/// What an argument says before its input is known: one column, or a column for each dimension.
+#[derive(Debug, Clone)]
+pub(super) struct ColumnArgument {
+    columns: Vec<ast::Expr>,
+    is_list: bool,
+}
+
+impl ColumnArgument {
+    /// `None` if this cannot be a column.
+    pub fn from_sql(arg: &ast::Expr) -> Option<Self> {
+        match arg {
+            ast::Expr::Array(array) if array.elem.is_empty() => None,
+            ast::Expr::Array(array) => Some(Self { columns: array.elem.clone(), is_list: true }),
+            ast::Expr::Value(value) if value.value.clone().into_string().is_none() => None,
+            one => Some(Self { columns: vec![one.clone()], is_list: false }),
+        }
+    }
+
+    /// A name, or a list of names.
+    pub fn from_literal(value: &ScalarValue) -> Option<Self> {
+        if let Some(name) = value.try_as_str().flatten() {
+            return Some(Self { columns: vec![text(name)], is_list: false });
+        }
+        let ScalarValue::List(list) = value else { return None };
+        let values = list.value(0);
+        let names = (0..values.len()).map(|i| {
+            let name = ScalarValue::try_from_array(&values, i).ok()?;
+            name.try_as_str().flatten().map(text)
+        });
+        let columns = names.collect::<Option<Vec<_>>>().filter(|names| !names.is_empty())?;
+        Some(Self { columns, is_list: true })
+    }
+
+    /// The columns of these names.
+    pub fn from_names(column: &VectorColumn) -> Self {
+        let columns = column.names().iter().map(|name| text(name)).collect();
+        Self { columns, is_list: matches!(column, VectorColumn::Dimensions(_)) }
+    }
+
+    /// The expressions, with what errors and EXPLAIN call them.
+    fn resolve(
+        &self,
+        input: &str,
+        schema: &DFSchema,
+        resolve: &mut Resolve<'_>,
+    ) -> Result<Vec<(String, Expr)>> {
+        self.columns.iter().map(|column| one_column(column, input, schema, resolve)).collect()
+    }
+}
+
+fn text(name: &str) -> ast::Expr {
+    ast::Expr::Value(ast::Value::SingleQuotedString(name.to_string()).into())
+}
+
+/// A string names a column, or else is an expression.
+fn one_column(
+    column: &ast::Expr,
+    input: &str,
+    schema: &DFSchema,
+    resolve: &mut Resolve<'_>,
+) -> Result<(String, Expr)> {
+    let ast::Expr::Value(value) = column else {
+        let label = column.to_string();
+        return match resolve(column.clone(), schema) {
+            Ok(expr) => Ok((name_of(&expr).unwrap_or(label), expr)),
+            Err(error) => match column {
+                ast::Expr::Identifier(name) => no_column(&name.value, input, schema),
+                _ => Err(error),
+            },
+        };
+    };
+    let Some(name) = value.value.clone().into_string() else {
+        return plan_err!("column {column} of {input} is no name of a column, and no expression");
+    };
+    let found = schema.iter().find(|(_, field)| *field.name() == name);
+    if let Some((qualifier, field)) = found {
+        let column = Column::new(qualifier.cloned(), field.name());
+        return Ok((name, Expr::Column(column)));
+    }
+    let parsed = Parser::new(&GenericDialect {}).try_with_sql(&name).and_then(|mut parser| {
+        let expr = parser.parse_expr()?;
+        parser.expect_token(&Token::EOF)?;
+        Ok(expr)
+    });
+    match parsed {
+        Ok(ast::Expr::Identifier(_)) | Err(_) => no_column(&name, input, schema),
+        Ok(expr) => Ok((name, resolve(expr, schema)?)),
+    }
+}
+
+fn name_of(expr: &Expr) -> Option<String> {
+    if let Expr::Column(column) = expr { Some(column.name.clone()) } else { None }
+}
+
+fn no_column<T>(name: &str, input: &str, schema: &DFSchema) -> Result<T> {
+    let names = schema.fields().iter().map(|f| f.name().as_str()).collect::<Vec<_>>().join(", ");
+    plan_err!("no column '{name}' in {input}; it has {names}")
+}
+
+/// What becomes of the vector columns of an input in the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum VectorUse {
+    /// They go into the node and do not come out.
+    Taken,
+    /// The node takes copies, which share their memory, and the columns are carried like others.
+    Copied,
+    /// The node passes all columns of its input on.
+    Shared,
+}
+
+/// An input of a call, while its columns are found.
+pub(super) struct InputColumns<'a, 'b> {
+    function: &'a str,
+    input: &'a str,
+    plan: LogicalPlan,
+    resolve: &'a mut Resolve<'b>,
+    names: HashSet<String>,
+    taken: Vec<Column>,
+    added: Vec<Expr>,
+}
+
+impl<'a, 'b> InputColumns<'a, 'b> {
+    /// # Errors
+    /// Two columns of one name: the output could not tell them apart.
+    pub fn try_new(
+        function: &'a str,
+        input: &'a str,
+        plan: LogicalPlan,
+        resolve: &'a mut Resolve<'b>,
+    ) -> Result<Self> {
+        let mut names = HashSet::new();
+        for (qualifier, field) in plan.schema().iter() {
+            if !names.insert(field.name().clone()) {
+                let columns: Vec<_> = (plan.schema().columns().into_iter())
+                    .filter(|column| column.name == *field.name())
+                    .map(|column| column.flat_name())
+                    .collect();
+                let from = if qualifier.is_some() { columns.join(" and ") } else { String::new() };
+                let from = if from.is_empty() { from } else { format!(" ({from})") };
+                return plan_err!(
+                    "{function}: {input} has several columns called '{}'{from}; give them different \
+                     names in a subquery",
+                    field.name()
+                );
+            }
+        }
+        Ok(Self { function, input, plan, resolve, names, taken: vec![], added: vec![] })
+    }
+
+    /// The column of vectors asked for, or the only one that fits.
+    pub fn vector(
+        &mut self,
+        asked: Option<&ColumnArgument>,
+        binary: Option<bool>,
+        use_of: VectorUse,
+    ) -> Result<VectorColumn> {
+        let schema = self.plan.schema().clone();
+        let (exprs, is_list) = match asked {
+            Some(asked) => {
+                let exprs = asked.resolve(self.input, &schema, self.resolve)?;
+                (exprs, asked.is_list)
+            }
+            None => {
+                let column = only_vector(self.function, self.input, &schema, binary)?;
+                (vec![(column.name.clone(), Expr::Column(column))], false)
+            }
+        };
+        let labels = exprs.iter().map(|(label, _)| label.clone()).collect();
+        let mut types = Vec::new();
+        let mut decoded = Vec::new();
+        for (label, expr) in exprs {
+            let found = expr.get_type(schema.as_ref())?;
+            let (expr, found) = decode(expr, found);
+            types.push(found);
+            decoded.push((label, expr));
+        }
+        let whole = |names: Vec<String>| match (is_list, <[String; 1]>::try_from(names)) {
+            (false, Ok([name])) => VectorColumn::Whole(name),
+            (_, Ok(names)) => VectorColumn::Dimensions(names.to_vec()),
+            (_, Err(names)) => VectorColumn::Dimensions(names),
+        };
+        let labels = whole(labels);
+        if labels.kind(&types.iter().collect::<Vec<_>>()).is_none() {
+            let (input, names) = (self.input, labels.names().join(", "));
+            let types = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            return plan_err!("column {names} of {input} holds no vectors, but {types}");
+        }
+        let names = decoded.into_iter().map(|(label, expr)| self.place(expr, &label, use_of));
+        Ok(whole(names.collect()))
+    }
+
+    /// The column of numbers that an argument says.
+    pub fn number(&mut self, argument: &str, asked: &ColumnArgument) -> Result<String> {
+        let schema = self.plan.schema().clone();
+        let (function, input) = (self.function, self.input);
+        let [column] = asked.columns.as_slice() else {
+            return plan_err!("{function}: argument '{argument}' takes one column");
+        };
+        let found = one_column(column, input, &schema, self.resolve);
+        if let Ok((label, expr)) = found {
+            let (expr, found) = decode(expr.clone(), expr.get_type(schema.as_ref())?);
+            let numbers = VectorColumn::Dimensions(vec![label.clone()]);
+            if !asked.is_list && numbers.kind(&[&found]).is_some() {
+                return Ok(self.place(expr, &label, VectorUse::Shared));
+            }
+        }
+        plan_err!(
+            "{function}: argument '{argument}' is {column}; accepted is a column of numbers of \
+             {input}, or an expression over its columns"
+        )
+    }
+
+    /// The name of the column that holds an expression.
+    fn place(&mut self, expr: Expr, label: &str, use_of: VectorUse) -> String {
+        match (&expr, use_of) {
+            (Expr::Column(column), VectorUse::Taken | VectorUse::Shared) => {
+                return column.name.clone();
+            }
+            (Expr::Cast(Cast { expr, .. }), VectorUse::Taken) => {
+                if let Expr::Column(column) = expr.as_ref() {
+                    self.taken.push(column.clone());
+                }
+            }
+            (Expr::Column(_) | Expr::Cast(_), _) => {}
+            (_, VectorUse::Copied) => {
+                let kept = self.new_name(label, label);
+                self.added.push(expr.clone().alias(kept));
+            }
+            _ => {}
+        }
+        let name = self.new_name(&format!("{label} (vector)"), label);
+        self.added.push(expr.alias(name.clone()));
+        name
+    }
+
+    fn new_name(&mut self, wanted: &str, label: &str) -> String {
+        let mut name = wanted.to_string();
+        let mut next = 2;
+        while !self.names.insert(name.clone()) {
+            name = format!("{label} ({next})");
+            next += 1;
+        }
+        name
+    }
+
+    /// The input with these columns.
+    pub fn into_plan(self) -> Result<LogicalPlan> {
+        if self.added.is_empty() {
+            return Ok(self.plan);
+        }
+        let columns = self.plan.schema().columns().into_iter();
+        let columns = columns.filter(|column| !self.taken.contains(column)).map(Expr::Column);
+        let columns: Vec<_> = columns.chain(self.added).collect();
+        LogicalPlanBuilder::from(self.plan).project(columns)?.build()
+    }
+}
+
+/// An expression whose values are not encoded by a dictionary, and their type.
+fn decode(expr: Expr, found: DataType) -> (Expr, DataType) {
+    match found {
+        DataType::Dictionary(_, values) => {
+            let decoded = values.as_ref().clone();
+            (datafusion::logical_expr::cast(expr, decoded.clone()), decoded)
+        }
+        found => (expr, found),
+    }
+}
+
+/// The only column that holds vectors for the metric.
+fn only_vector(
+    function: &str,
+    input: &str,
+    schema: &DFSchema,
+    binary: Option<bool>,
+) -> Result<Column> {
+    let holds_vectors = |found: &DataType| {
+        let found = if let DataType::Dictionary(_, values) = found { values } else { found };
+        let kind = kind_of_vector(found);
+        kind.is_some_and(|kind| binary.is_none_or(|b| b == (kind == ElementKind::Bits)))
+    };
+    let candidates: Vec<_> = (schema.iter())
+        .filter(|(_, field)| holds_vectors(field.data_type()))
+        .map(|(qualifier, field)| Column::new(qualifier.cloned(), field.name()))
+        .collect();
+    match candidates.as_slice() {
+        [only] => Ok(only.clone()),
+        [] => {
+            let wants = match binary {
+                Some(true) => "binary strings",
+                Some(false) => "lists of numbers",
+                None => "lists of numbers or binary strings",
+            };
+            let columns = schema.fields().iter().map(|f| format!("{} {}", f.name(), f.data_type()));
+            let columns = columns.collect::<Vec<_>>().join(", ");
+            let hint = match binary {
+                Some(true) => "",
+                _ => ". Numeric columns serve as dimensions with vector => ['x', 'y']",
+            };
+            plan_err!(
+                "{function}: {input} has no column of {wants}; its columns are {columns}{hint}"
+            )
+        }
+        several => {
+            let several = several.iter().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
+            plan_err!(
+                "{function}: {input} has several columns of vectors: {several}; \
+                 name one with vector => '…'"
+            )
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The pages' examples: every ```sql block of a page runs, in order, in one session; what the
+//! ```text block behind it shows must come out. Statements in a comment, `<!-- sql`, make tables that a
+//! page need not show. With `UPDATE_PAGES=1` in the environment, what comes out is written to the page.
+
+use std::path::Path;
+
+use datafusion::arrow::record_batch::RecordBatch;
+use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::error::Result;
+use datafusion::prelude::{SessionConfig, SessionContext};
+use libtest_mimic::Failed;
+
+/// An example: statements, and what the last one shows.
+struct Example {
+    sql: String,
+    shown: Option<String>,
+    line: usize,
+}
+
+/// Run a page on a device.
+pub async fn run(page: &Path, device: &str) -> Result<(), Failed> {
+    let text = std::fs::read_to_string(page)?;
+    let config = SessionConfig::new().with_information_schema(true);
+    let ctx = SessionContext::new_with_config(config).enable_url_table();
+    datafusion_neighbors::register_all(&ctx)?;
+    ctx.sql(&format!("SET neighbors.device = '{device}'")).await?.collect().await?;
+    let examples = examples(&text);
+    if examples.iter().all(|example| example.shown.is_none()) {
+        return Err("no example shows what comes out".into());
+    }
+    let is_update = std::env::var_os("UPDATE_PAGES").is_some();
+    let mut updated = text.clone();
+    for Example { sql, shown, line } in examples {
+        let at = |error: String| Failed::from(format!("{}:{line}: {error}", page.display()));
+        let mut found = String::new();
+        for statement in sql.split_inclusive(";\n").filter(|sql| !sql.trim().is_empty()) {
+            found = output(&ctx, statement).await.map_err(|error| at(error.to_string()))?;
+        }
+        if let Some(shown) = shown.filter(|shown| *shown != found) {
+            if is_update {
+                let example = format!("{sql}```\n```text\n{shown}\n```");
+                updated =
+                    updated.replacen(&example, &format!("{sql}```\n```text\n{found}\n```"), 1);
+                continue;
+            }
+            return Err(at(format!("the page shows\n{shown}\nbut this comes out\n{found}")));
+        }
+    }
+    if updated != text {
+        std::fs::write(page, updated)?;
+    }
+    Ok(())
+}
+
+async fn output(ctx: &SessionContext, sql: &str) -> Result<String> {
+    let result = ctx.sql(sql.trim().trim_end_matches(';')).await?;
+    let schema = result.schema().inner().clone();
+    let mut batches = result.collect().await?;
+    if batches.is_empty() {
+        batches.push(RecordBatch::new_empty(schema));
+    }
+    Ok(pretty_format_batches(&batches)?.to_string())
+}
+
+fn examples(page: &str) -> Vec<Example> {
+    let mut examples: Vec<Example> = Vec::new();
+    let mut open: Option<(String, usize, Vec<&str>)> = None;
+    for (number, line) in page.lines().enumerate() {
+        let fence = match line {
+            "<!-- sql" => Some("sql"),
+            "-->" => Some(""),
+            _ => line.strip_prefix("```"),
+        };
+        match (&mut open, fence) {
+            (None, Some(language)) => open = Some((language.to_string(), number + 1, vec![])),
+            (Some((language, line, lines)), Some(_)) => {
+                let text = lines.join("\n");
+                match language.as_str() {
+                    "sql" => {
+                        examples.push(Example { sql: text + "\n", shown: None, line: *line });
+                    }
+                    "text" if text.starts_with('+') => {
+                        if let Some(last) = examples.last_mut() {
+                            last.shown = Some(text);
+                        }
+                    }
+                    _ => {}
+                }
+                open = None;
+            }
+            (Some((_, _, lines)), None) => lines.push(line),
+            (None, None) => {}
+        }
+    }
+    examples
+}

@@ -1,0 +1,149 @@
+//! What a program or a user can say: encoded columns, sessions with planners of their own, files.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use datafusion::arrow::array::{
+    ArrayRef, DictionaryArray, FixedSizeListArray, Int32Array, Int64Array, RecordBatch,
+};
+use datafusion::arrow::datatypes::{Field, Float32Type, Schema};
+use datafusion::catalog::Session;
+use datafusion::datasource::MemTable;
+use datafusion::error::Result;
+use datafusion::execution::SessionStateBuilder;
+use datafusion::execution::context::QueryPlanner;
+use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
+use datafusion::logical_expr::{LogicalPlan, UserDefinedLogicalNode};
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_planner::{DefaultPhysicalPlanner, ExtensionPlanner, PhysicalPlanner};
+use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion_neighbors::{NeighborsPlanner, install, register_all, register_functions};
+use libtest_mimic::Failed;
+
+use super::{check, text};
+
+/// Three vectors for four rows: a dictionary with a vector that is there twice.
+fn encoded() -> Result<MemTable> {
+    let points = [[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]].map(|point| Some(point.map(Some)));
+    let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 2);
+    let keys = Int32Array::from(vec![Some(0), Some(1), None, Some(2), Some(1)]);
+    let vectors: ArrayRef = Arc::new(DictionaryArray::new(keys, Arc::new(points)));
+    let id: ArrayRef = Arc::new(Int64Array::from_iter_values(0..5));
+    let field = |name: &str, array: &ArrayRef| Field::new(name, array.data_type().clone(), true);
+    let schema = Arc::new(Schema::new(vec![field("id", &id), field("v", &vectors)]));
+    let batch = RecordBatch::try_new(schema.clone(), vec![id, vectors])?;
+    MemTable::try_new(schema, vec![vec![batch]])
+}
+
+pub async fn dictionaries() -> Result<(), Failed> {
+    let ctx = SessionContext::new();
+    register_all(&ctx)?;
+    ctx.register_table("t", Arc::new(encoded()?))?;
+    let cases = [
+        (
+            "SELECT query_id, base_id, distance FROM knn_exact(t, k => 1) ORDER BY query_id",
+            "0 3 1.0, 1 4 0.0, 3 0 1.0, 4 1 0.0",
+        ),
+        (
+            "SELECT query_id, query_v, base_v FROM knn_exact(t, k => 1, keep_vector => true) \
+             WHERE query_id = 3",
+            "3 [0.0, 1.0] [0.0, 0.0]",
+        ),
+        (
+            "SELECT id, cluster_id FROM kmeans(t, k => 2, init => (SELECT v FROM t WHERE id < 2)) \
+             ORDER BY id",
+            "0 0, 1 1, 2 , 3 0, 4 1",
+        ),
+        ("SELECT count(DISTINCT c) FROM (SELECT kmeans(v, 3) OVER () AS c FROM t)", "3"),
+    ];
+    for (sql, wanted) in cases {
+        let found = rows(&ctx, sql).await?;
+        check(found == wanted, format!("{sql}: found {found}, wanted {wanted}"))?;
+    }
+    Ok(())
+}
+
+/// Values separated by blanks, rows by commas.
+async fn rows(ctx: &SessionContext, sql: &str) -> Result<String> {
+    use datafusion::arrow::util::display::array_value_to_string;
+    let mut rows = Vec::new();
+    for batch in ctx.sql(sql).await?.collect().await? {
+        for row in 0..batch.num_rows() {
+            let values = batch.columns().iter().map(|column| array_value_to_string(column, row));
+            rows.push(values.collect::<std::result::Result<Vec<_>, _>>()?.join(" "));
+        }
+    }
+    Ok(rows.join(", "))
+}
+
+/// A query planner of somebody else that knows our operators.
+#[derive(Debug)]
+struct TheirPlanner;
+
+#[async_trait]
+impl QueryPlanner for TheirPlanner {
+    async fn create_physical_plan(
+        &self,
+        plan: &LogicalPlan,
+        session: &dyn Session,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        DefaultPhysicalPlanner::with_extension_planners(vec![Arc::new(NeighborsPlanner)])
+            .create_physical_plan(plan, session)
+            .await
+    }
+}
+
+/// What `register_all` advises where a foreign planner is there.
+pub async fn a_planner_of_their_own() -> Result<(), Failed> {
+    let builder = SessionStateBuilder::new().with_default_features();
+    let state = builder.with_query_planner(Arc::new(TheirPlanner)).build();
+    let ctx = SessionContext::new_with_state(state);
+    let error = register_all(&ctx).expect_err("refused").to_string();
+    check(error.contains("register_functions"), error)?;
+    register_functions(&ctx);
+    register_functions(&ctx);
+    ctx.register_table("t", Arc::new(encoded()?))?;
+    let found = rows(&ctx, "SELECT base_id FROM knn_exact(t, k => 1) WHERE query_id = 0").await?;
+    check(found == "3", found)
+}
+
+/// An extension planner that only says that it was asked.
+struct Asked;
+
+#[async_trait]
+impl ExtensionPlanner for Asked {
+    async fn plan_extension(
+        &self,
+        _planner: &dyn PhysicalPlanner,
+        _node: &dyn UserDefinedLogicalNode,
+        _logical_inputs: &[&LogicalPlan],
+        _physical_inputs: &[Arc<dyn ExecutionPlan>],
+        _session: &dyn Session,
+        _context: &PhysicalPlanningContext,
+    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        datafusion::common::plan_err!("the first call's planner was asked")
+    }
+}
+
+pub async fn installing_twice_keeps_all_planners() -> Result<(), Failed> {
+    let builder = SessionStateBuilder::new().with_default_features();
+    let builder = install(install(builder, vec![Arc::new(Asked)]), vec![]);
+    let ctx = SessionContext::new_with_state(builder.build());
+    ctx.register_table("t", Arc::new(encoded()?))?;
+    let error = text(&ctx, "SELECT * FROM knn_exact(t, k => 1)").await.expect_err("asked");
+    check(error.to_string().contains("the first call's planner was asked"), error.to_string())
+}
+
+/// A path is a table only where the session says so.
+pub async fn paths_need_url_tables() -> Result<(), Failed> {
+    let call = "SELECT count(*) FROM knn_exact('sql/data/digits.parquet', k => 1)";
+    let config = || SessionConfig::new().with_target_partitions(2);
+    let ctx = SessionContext::new_with_config(config());
+    register_all(&ctx)?;
+    let error = text(&ctx, call).await.expect_err("no such table").to_string();
+    check(error.contains("not found"), error)?;
+    let ctx = SessionContext::new_with_config(config()).enable_url_table();
+    register_all(&ctx)?;
+    let found = rows(&ctx, call).await?;
+    check(found == "1797", found)
+}
