@@ -373,6 +373,24 @@ impl AnyDevice {
         }
     }
 
+    /// What [`choose`](Self::choose) would say for about so many operations, if anybody knows how
+    /// many, for EXPLAIN: `cpu`, `auto (cuda:0)`, or `auto`. Asks the driver, but wakes no GPU up.
+    pub fn foresee(choice: DeviceChoice, operations: Option<f64>) -> String {
+        if choice != DeviceChoice::Auto {
+            return choice.to_string();
+        }
+        let worth = operations.map(|operations| operations >= WORTH_A_GPU);
+        let gpu = || devices().into_iter().nth(1).map(|gpu| gpu.name);
+        match worth {
+            Some(false) => "auto (cpu)".to_string(),
+            worth => match (gpu(), worth) {
+                (Some(gpu), Some(_)) => format!("auto ({gpu})"),
+                (Some(_), None) => "auto".to_string(),
+                (None, _) => "auto (cpu)".to_string(),
+            },
+        }
+    }
+
     /// What the device is.
     pub fn info(&self) -> DeviceInfo {
         struct Info;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use datafusion::arrow::array::{
     Array, ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch, UInt32Array, make_array,
 };
+use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
 
 use super::vectors::{VectorColumn, VectorReader, common_kind, kind_of_vector};
@@ -55,7 +56,7 @@ impl KnnExact {
 /// `base` among the others.
 ///
 /// The arrays hold vectors: lists of numbers of any Arrow list type, or binary strings for the
-/// metrics of bits. A NULL vector has no neighbours and is nobody's neighbour.
+/// metrics of bits; dictionaries of such vectors as well. A NULL vector has no neighbours and is nobody's neighbour.
 ///
 /// Returns a row for each neighbour: `query` and `base` (UInt32, positions in the arrays), `rank`
 /// (Int64, from 1) and `distance` (Float64 if either side has elements that f32 does not hold,
@@ -273,7 +274,8 @@ pub fn kmeans(
 
 fn kind_of(array: &dyn Array, input: &str, metric: Metric) -> Result<ElementKind> {
     let found = array.data_type();
-    match kind_of_vector(found) {
+    let vectors = if let DataType::Dictionary(_, values) = found { values } else { found };
+    match kind_of_vector(vectors) {
         Some(kind) if metric.accepts(kind) => Ok(kind),
         Some(_) => Err(Error::InvalidArgument(format!(
             "metric '{metric}' does not compare vectors of type {found} ({input})"
@@ -291,6 +293,12 @@ fn read(
 ) -> Result<(Rows, Vec<u32>)> {
     let column = VectorColumn::Whole("array".to_string());
     let mut reader = VectorReader::new(input, column, kind, metric).continuing(0, dim);
-    reader.append(&[make_array(array.to_data())])?;
+    let vectors = match array.data_type() {
+        DataType::Dictionary(_, values) => cast(array, values).map_err(|error| {
+            Error::InvalidArgument(format!("{input}: a dictionary that cannot be decoded: {error}"))
+        })?,
+        _ => make_array(array.to_data()),
+    };
+    reader.append(&[vectors])?;
     Ok(reader.finish())
 }

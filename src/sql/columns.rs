@@ -230,33 +230,34 @@ impl<'a, 'b> InputColumns<'a, 'b> {
             let types = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             return plan_err!("column {names} of {input} holds no vectors, but {types}");
         }
-        let names = decoded.into_iter().map(|(label, expr)| self.place(expr, &label, use_of));
+        let names =
+            decoded.into_iter().map(|(label, expr)| self.place(expr, &label, "vector", use_of));
         Ok(whole(names.collect()))
     }
 
-    /// The column of numbers that an argument says.
-    pub fn number(&mut self, argument: &str, asked: &ColumnArgument) -> Result<String> {
+    /// The column of weights that an argument says.
+    pub fn weight(&mut self, asked: &ColumnArgument) -> Result<String> {
         let schema = self.plan.schema().clone();
         let (function, input) = (self.function, self.input);
         let [column] = asked.columns.as_slice() else {
-            return plan_err!("{function}: argument '{argument}' takes one column");
+            return plan_err!("{function}: argument 'weight' takes one column");
         };
         let found = one_column(column, input, &schema, self.resolve);
         if let Ok((label, expr)) = found {
             let (expr, found) = decode(expr.clone(), expr.get_type(schema.as_ref())?);
             let numbers = VectorColumn::Dimensions(vec![label.clone()]);
             if !asked.is_list && numbers.kind(&[&found]).is_some() {
-                return Ok(self.place(expr, &label, VectorUse::Shared));
+                return Ok(self.place(expr, &label, "weight", VectorUse::Shared));
             }
         }
         plan_err!(
-            "{function}: argument '{argument}' is {column}; accepted is a column of numbers of \
+            "{function}: argument 'weight' is {column}; accepted is a column of numbers of \
              {input}, or an expression over its columns"
         )
     }
 
     /// The name of the column that holds an expression.
-    fn place(&mut self, expr: Expr, label: &str, use_of: VectorUse) -> String {
+    fn place(&mut self, expr: Expr, label: &str, what: &str, use_of: VectorUse) -> String {
         match (&expr, use_of) {
             (Expr::Column(column), VectorUse::Taken | VectorUse::Shared) => {
                 return column.name.clone();
@@ -273,7 +274,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
             }
             _ => {}
         }
-        let name = self.new_name(&format!("{label} (vector)"), label);
+        let name = self.new_name(&format!("{label} ({what})"), label);
         self.added.push(expr.alias(name.clone()));
         name
     }

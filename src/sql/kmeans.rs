@@ -122,7 +122,7 @@ fn build(
     let mut columns = InputColumns::try_new(function, "input", input, resolve)?;
     let vector = columns.vector(asked.vector.as_ref(), Some(false), VectorUse::Shared)?;
     let weight = match &asked.weight {
-        Some(weight) => Some(columns.number("weight", weight)?),
+        Some(weight) => Some(columns.weight(weight)?),
         None => None,
     };
     let input = (vector, columns.into_plan()?);
