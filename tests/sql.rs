@@ -41,6 +41,9 @@ fn main() {
     for (name, run) in session::TESTS {
         trials.push(Trial::test(format!("session::{name}"), *run));
     }
+    for (name, run) in session::waiting::TESTS {
+        trials.push(Trial::test(format!("waiting::{name}"), run));
+    }
     let program: [(&str, session::Test); 7] = [
         ("stops_at_the_first_error", stops_at_the_first_error),
         ("files_and_formats", files_and_formats),

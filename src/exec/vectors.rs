@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{
-    Array, ArrayRef, AsArray, BinaryArray, BinaryViewArray, FixedSizeBinaryArray, LargeBinaryArray,
-    PrimitiveArray,
+    Array, ArrayRef, AsArray, BinaryArray, BinaryViewArray, FixedSizeBinaryArray, GenericListArray,
+    GenericListViewArray, LargeBinaryArray, OffsetSizeTrait, PrimitiveArray,
 };
-use datafusion::arrow::compute::cast;
+use datafusion::arrow::compute::{cast, concat};
 use datafusion::arrow::datatypes::{DataType, Float32Type, Float64Type};
 
 use crate::error::{Error, Result, RowProblem};
@@ -158,6 +158,24 @@ impl VectorReader {
         result
     }
 
+    /// Rows with a vector.
+    pub(super) fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// Make room for so many rows with vectors in all, if their length is known.
+    pub(super) fn reserve(&mut self, rows: usize) {
+        let more = rows.saturating_sub(self.len());
+        self.positions.reserve_exact(more);
+        let Some(dim) = self.dim else { return };
+        let more = more * self.elements.kind().width(dim);
+        match &mut self.elements {
+            Elements::F32(x) => x.reserve_exact(more),
+            Elements::F64(x) => x.reserve_exact(more),
+            Elements::Bits(x) => x.reserve_exact(more),
+        }
+    }
+
     /// Bytes held.
     pub fn bytes(&self) -> usize {
         self.positions.capacity() * 4
@@ -193,7 +211,7 @@ impl VectorReader {
 
     fn append_lists<T: Number>(&mut self, column: &ArrayRef, out: &mut Vec<T>) -> Result<()> {
         let (values, range) = list_ranges(column);
-        let values = T::numbers(values);
+        let values = T::numbers(&values);
         for row in (0..column.len()).filter(|row| column.is_valid(*row)) {
             let range = range(row);
             self.check_dim(row, range.len())?;
@@ -289,51 +307,70 @@ impl VectorReader {
 /// Where each row's values are.
 type Ranges<'a> = Box<dyn Fn(usize) -> Range<usize> + 'a>;
 
-/// The values of a column of lists, and where each row's are.
-fn list_ranges(column: &ArrayRef) -> (&ArrayRef, Ranges<'_>) {
+/// The values of the rows of a column of lists, and where each row's are among them. A slice of a
+/// longer array has its own values only, so that nobody converts those of the others.
+fn list_ranges(column: &ArrayRef) -> (ArrayRef, Ranges<'_>) {
     match column.data_type() {
         DataType::FixedSizeList(_, _) => {
             let list = column.as_fixed_size_list();
             let dim = list.value_length() as usize;
-            (
-                list.values(),
-                Box::new(move |row| {
-                    let start = row * dim;
-                    start..start + dim
-                }),
-            )
+            (list.values().clone(), Box::new(move |row| row * dim..(row + 1) * dim))
         }
-        DataType::List(_) => {
-            let list = column.as_list::<i32>();
-            let offsets = list.value_offsets();
-            (list.values(), Box::new(|row| offsets[row] as usize..offsets[row + 1] as usize))
-        }
-        DataType::LargeList(_) => {
-            let list = column.as_list::<i64>();
-            let offsets = list.value_offsets();
-            (list.values(), Box::new(|row| offsets[row] as usize..offsets[row + 1] as usize))
-        }
-        DataType::ListView(_) => {
-            let list = column.as_list_view::<i32>();
-            (
-                list.values(),
-                Box::new(|row| {
-                    let start = list.value_offsets()[row] as usize;
-                    start..start + list.value_sizes()[row] as usize
-                }),
-            )
-        }
-        DataType::LargeListView(_) => {
-            let list = column.as_list_view::<i64>();
-            (
-                list.values(),
-                Box::new(|row| {
-                    let start = list.value_offsets()[row] as usize;
-                    start..start + list.value_sizes()[row] as usize
-                }),
-            )
-        }
+        DataType::List(_) => list(column.as_list::<i32>()),
+        DataType::LargeList(_) => list(column.as_list::<i64>()),
+        DataType::ListView(_) => list_view(column.as_list_view::<i32>()),
+        DataType::LargeListView(_) => list_view(column.as_list_view::<i64>()),
         other => unreachable!("planning accepts no vectors of type {other}"),
+    }
+}
+
+fn list<O: OffsetSizeTrait>(list: &GenericListArray<O>) -> (ArrayRef, Ranges<'_>) {
+    let offsets = list.value_offsets();
+    let (first, end) = (offsets[0].as_usize(), offsets[list.len()].as_usize());
+    let range =
+        move |row: usize| offsets[row].as_usize() - first..offsets[row + 1].as_usize() - first;
+    (list.values().slice(first, end - first), Box::new(range))
+}
+
+fn list_view<O: OffsetSizeTrait>(list: &GenericListViewArray<O>) -> (ArrayRef, Ranges<'_>) {
+    let (offsets, sizes) = (list.value_offsets(), list.value_sizes());
+    let absolute = move |row: usize| {
+        let start = offsets[row].as_usize();
+        start..start + sizes[row].as_usize()
+    };
+    // Views may be anywhere and in any order; those of NULLs need not be within the values.
+    let used = || (0..list.len()).filter(|row| list.is_valid(*row)).map(absolute);
+    let first = used().map(|range| range.start).min().unwrap_or(0);
+    let end = used().map(|range| range.end).max().unwrap_or(first);
+    if used().map(|range| range.len()).sum::<usize>() < (end - first) / 2 {
+        return gathered(
+            list.values(),
+            (0..list.len()).map(|row| list.is_valid(row).then(|| absolute(row))),
+        );
+    }
+    let range = move |row: usize| {
+        let range = absolute(row);
+        range.start - first..range.end - first
+    };
+    (list.values().slice(first, end - first), Box::new(range))
+}
+
+/// The values in some ranges, end to end, and where each range is then. A filter leaves views far
+/// apart, with the values of all other rows between them.
+fn gathered<'a>(
+    values: &ArrayRef,
+    ranges: impl Iterator<Item = Option<Range<usize>>>,
+) -> (ArrayRef, Ranges<'a>) {
+    let (mut pieces, mut ends) = (Vec::new(), vec![0]);
+    for range in ranges {
+        let range = range.unwrap_or(0..0);
+        ends.push(ends[ends.len() - 1] + range.len());
+        pieces.push(values.slice(range.start, range.len()));
+    }
+    let pieces: Vec<_> = pieces.iter().map(AsRef::as_ref).collect();
+    match concat(&pieces) {
+        Ok(values) => (values, Box::new(move |row| ends[row]..ends[row + 1])),
+        Err(error) => unreachable!("slices of one array have one type: {error}"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! How the functions behave in a session: other plug-ins, partitions, memory, cancellation, metrics.
 
 mod surface;
+pub mod waiting;
 
 use std::future::Future;
 use std::sync::Arc;
