@@ -1,14 +1,10 @@
 //! The work of a [`KnnExec`](super::KnnExec), step by step.
 
-use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use datafusion::arrow::array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch};
-use datafusion::arrow::compute::interleave;
+use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::DataFusionError;
-use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
@@ -17,15 +13,16 @@ use datafusion::physical_plan::metrics::{
     BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, RecordOutput, Time,
 };
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use futures::stream::BoxStream;
-use futures::{StreamExt, TryStreamExt};
-use tokio::sync::{OnceCell, mpsc};
+use futures::TryStreamExt;
+use tokio::sync::OnceCell;
 
+use super::knn_output::{Batches, Carried};
+use super::knn_queries::{Queries, reserve};
 use super::knn_spec::{KnnSpec, Side};
 use super::vectors::VectorReader;
-use super::work::{CancelOnDrop, blocking, collect, columns, join_error};
+use super::work::{CancelOnDrop, blocking, collect, columns};
 use crate::algo::knn::{KnnSearch, prepare};
-use crate::device::{AnyDevice, Cancel, Distances, Neighbors, Work};
+use crate::device::{AnyDevice, Cancel, Work};
 use crate::matrix::{ElementKind, Rows};
 
 /// What is computed, and how it is shown.
@@ -98,79 +95,6 @@ async fn collect_base(
     .await
 }
 
-/// All partitions, one after the other. All of them run at the same time, each a little ahead:
-/// those of a join wait for each other.
-fn in_turn(streams: Vec<SendableRecordBatchStream>) -> BoxStream<'static, Result<RecordBatch>> {
-    let running: Vec<_> = streams
-        .into_iter()
-        .map(|mut stream| {
-            let (sender, receiver) = mpsc::channel(2);
-            let task = SpawnedTask::spawn(async move {
-                while let Some(batch) = stream.next().await {
-                    if sender.send(batch).await.is_err() {
-                        break;
-                    }
-                }
-            });
-            (receiver, task)
-        })
-        .collect();
-    let partition = |(receiver, task): (mpsc::Receiver<Result<RecordBatch>>, SpawnedTask<()>)| {
-        let batches = futures::stream::unfold(receiver, |mut receiver| async move {
-            receiver.recv().await.map(|batch| (batch, receiver))
-        });
-        // A panic in the task goes on here.
-        let end = async move { task.join_unwind().await.map_err(join_error).err() };
-        batches.chain(futures::stream::once(end).filter_map(|error| async { error.map(Err) }))
-    };
-    futures::stream::iter(running).flat_map(partition).boxed()
-}
-
-/// The columns carried along by an input, in as many pieces as there were batches.
-struct Carried {
-    /// For each column, its pieces.
-    columns: Vec<Vec<ArrayRef>>,
-    /// Where each piece begins.
-    starts: Vec<usize>,
-    rows: usize,
-    /// The position of each row that has a vector.
-    positions: Vec<u32>,
-}
-
-impl Carried {
-    fn new(side: &Side) -> Self {
-        let columns = vec![Vec::new(); side.carried.len()];
-        Self { columns, starts: Vec::new(), rows: 0, positions: Vec::new() }
-    }
-
-    /// Take the carried columns of a batch.
-    fn push(&mut self, batch: &RecordBatch, side: &Side) {
-        self.starts.push(self.rows);
-        self.rows += batch.num_rows();
-        for (pieces, array) in self.columns.iter_mut().zip(columns(batch, &side.carried)) {
-            pieces.push(array);
-        }
-    }
-
-    /// The values of all columns for these rows with vectors.
-    fn take(&self, rows: impl Iterator<Item = usize>) -> Result<Vec<ArrayRef>> {
-        let places: Vec<_> = rows
-            .map(|row| {
-                let position = self.positions[row] as usize;
-                let piece = self.starts.partition_point(|start| *start <= position) - 1;
-                (piece, position - self.starts[piece])
-            })
-            .collect();
-        self.columns
-            .iter()
-            .map(|pieces| {
-                let pieces: Vec<_> = pieces.iter().map(AsRef::as_ref).collect();
-                Ok(interleave(&pieces, &places)?)
-            })
-            .collect()
-    }
-}
-
 /// Search for every query.
 pub(super) fn run(
     join: Join,
@@ -187,49 +111,39 @@ pub(super) fn run(
     let reader = VectorReader::new("base", vector, join.kind, join.spec.params.metric());
     let batch_size = context.session_config().batch_size();
     let start = async move {
-        let queries = queries.map(|(side, streams)| Queries {
-            side,
-            stream: in_turn(streams),
-            waiting: VecDeque::new(),
-            rows: 0,
-            seen: 0,
-        });
+        let queries = match queries {
+            Some((side, streams)) => Source::Input(Queries::new(side, streams, &reservation)),
+            None => Source::Base(0),
+        };
         let base = Arc::new(collect_base(base, base_side, reader, for_base).await?);
         metrics.base_rows.add(base.rows.len());
-        let search = Search { join, base, queries, next: 0, batch_size, reservation, metrics };
-        let blocks = futures::stream::try_unfold(search, |mut search| async move {
-            let block = search.next_block().await?;
-            Ok::<_, DataFusionError>(block.map(|batches| (batches, search)))
-        });
-        Ok::<_, DataFusionError>(blocks.map_ok(futures::stream::iter).try_flatten())
+        let search = Search { join, base, queries, batch_size, reservation, found: None, metrics };
+        Ok::<_, DataFusionError>(futures::stream::try_unfold(search, |mut search| async move {
+            let batch = search.next().await?;
+            Ok(batch.map(|batch| (batch, search)))
+        }))
     };
     let batches = futures::stream::once(start).try_flatten();
     Box::pin(RecordBatchStreamAdapter::new(schema, batches))
-}
-
-/// The queries, as they come.
-struct Queries {
-    side: Side,
-    stream: BoxStream<'static, Result<RecordBatch>>,
-    /// Read, and not searched for yet.
-    waiting: VecDeque<RecordBatch>,
-    /// How many those are.
-    rows: usize,
-    /// How many were searched for.
-    seen: u64,
 }
 
 /// The state of a running join.
 struct Search {
     join: Join,
     base: Arc<Base>,
-    /// `None` in a join of the base with itself.
-    queries: Option<Queries>,
-    /// In a join of the base with itself, the next row to search for.
-    next: usize,
+    queries: Source,
     batch_size: usize,
     reservation: MemoryReservation,
+    /// What the last block found and is not out yet.
+    found: Option<Batches>,
     metrics: Metrics,
+}
+
+/// Where the queries come from.
+enum Source {
+    Input(Queries),
+    /// In a join of the base with itself, the next row to search for.
+    Base(usize),
 }
 
 /// Queries to be searched together.
@@ -239,168 +153,104 @@ struct Block {
     carried: Option<Carried>,
     /// The number of the first one, in a join of the base with itself.
     first: Option<u32>,
+    reservations: Vec<MemoryReservation>,
 }
-
-impl Queries {
-    /// The next so many rows of those that wait.
-    fn take(&mut self, rows: usize) -> Vec<RecordBatch> {
-        let (mut batches, mut missing) = (Vec::new(), rows);
-        while missing > 0
-            && let Some(batch) = self.waiting.pop_front()
-        {
-            let taken = batch.num_rows().min(missing);
-            if taken < batch.num_rows() {
-                self.waiting.push_front(batch.slice(taken, batch.num_rows() - taken));
-            }
-            batches.push(batch.slice(0, taken));
-            missing -= taken;
-        }
-        self.rows -= rows - missing;
-        batches
-    }
-}
-
-/// The fewest queries worth a search of their own when memory is short.
-const SMALLEST_BLOCK: usize = 64;
 
 impl Search {
-    /// Search the next queries; `None` after the last.
-    async fn next_block(&mut self) -> Result<Option<Batches>> {
-        let base = self.base.clone();
-        let Some(block) = self.block(&base).await? else {
-            self.reservation.resize(0);
-            self.metrics.baseline.done();
-            return Ok(None);
-        };
-        let search = base.search(&self.join, block.rows.len()).await?;
+    /// The next batch; `None` after the last.
+    async fn next(&mut self) -> Result<Option<RecordBatch>> {
+        loop {
+            if let Some(found) = &mut self.found
+                && let Some(batch) = found.next(&self.base.carried)?
+            {
+                return Ok(Some(batch.record_output(&self.metrics.baseline)));
+            }
+            // Its memory is for the next block.
+            self.found = None;
+            match self.block().await? {
+                Some(block) => self.found = Some(self.search(block).await?),
+                None => {
+                    self.metrics.baseline.done();
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// The neighbours of a block.
+    async fn search(&mut self, block: Block) -> Result<Batches> {
+        let search = self.base.search(&self.join, block.rows.len()).await?;
         let (queries, first) = (block.rows.clone(), block.first);
         let cancel = Cancel::default();
         let guard = CancelOnDrop(cancel.clone());
         let neighbors = blocking(move || Ok(search.search(&queries, first, &cancel)?)).await?;
         drop(guard);
         self.metrics.record(&neighbors.work, block.rows.len());
-        Ok(Some(Batches {
+        Ok(Batches {
             schema: self.join.schema.clone(),
-            base,
             queries: block.carried,
             first_query: block.first.unwrap_or(0) as usize,
             neighbors,
             next: 0,
             batch_size: self.batch_size,
-            baseline: self.metrics.baseline.clone(),
-        }))
-    }
-
-    /// Reserve memory for so many queries and their neighbours, or as many as fit.
-    fn reserve(&mut self, base: &Base, mut rows: usize, waiting: usize) -> Result<usize> {
-        let k = self.join.spec.params.k().min(base.rows.len());
-        let matrix = base.rows.matrix();
-        // Lists hold up to twice k entries of 16 bytes while they grow, then rows and distances.
-        let per_query = (matrix.width() * matrix.kind().bytes()).saturating_add(k * 44 + 64);
-        loop {
-            let bytes = rows.saturating_mul(per_query).saturating_add(waiting);
-            match self.reservation.try_resize(bytes) {
-                Ok(()) => return Ok(rows),
-                Err(_) if rows > SMALLEST_BLOCK => rows = (rows / 2).max(SMALLEST_BLOCK),
-                Err(refused) => return Err(refused),
-            }
-        }
+            _reservations: block.reservations,
+        })
     }
 
     /// The next queries, as many as memory allows; `None` if none are left.
-    async fn block(&mut self, base: &Base) -> Result<Option<Block>> {
-        let wanted = self.join.spec.batch_rows;
-        let Some(queries) = &mut self.queries else {
-            let left = base.rows.len() - self.next;
-            if left == 0 {
-                return Ok(None);
+    async fn block(&mut self) -> Result<Option<Block>> {
+        let base = &self.base.rows;
+        let k = self.join.spec.params.k().min(base.len());
+        // Lists hold up to twice k entries of 16 bytes while they grow, then rows and distances.
+        let list = k.saturating_mul(44).saturating_add(64);
+        let target = self.join.spec.batch_rows;
+        match &mut self.queries {
+            Source::Base(next) => {
+                let left = base.len() - *next;
+                if left == 0 {
+                    return Ok(None);
+                }
+                let reservation = self.reservation.new_empty();
+                let rows = reserve(&reservation, list, left.min(target))?;
+                let range = *next..*next + rows;
+                *next = range.end;
+                Ok(Some(Block {
+                    first: Some(range.start as u32),
+                    rows: base.slice(range),
+                    carried: None,
+                    reservations: vec![reservation],
+                }))
             }
-            let rows = self.reserve(base, left.min(wanted), 0)?;
-            let range = self.next..self.next + rows;
-            self.next = range.end;
-            let first = Some(range.start as u32);
-            return Ok(Some(Block { rows: base.rows.slice(range), carried: None, first }));
-        };
-        while queries.rows < wanted
-            && let Some(batch) = queries.stream.next().await.transpose()?
-        {
-            queries.rows += batch.num_rows();
-            queries.waiting.push_back(batch);
-        }
-        let mut counter = RecordBatchMemoryCounter::new();
-        queries.waiting.iter().for_each(|batch| {
-            counter.count_batch(batch);
-        });
-        let available = queries.rows.min(wanted);
-        if available == 0 {
-            return Ok(None);
-        }
-        let count = self.reserve(base, available, counter.memory_usage())?;
-        let Some(queries) = &mut self.queries else {
-            return Ok(None);
-        };
-        let batches = queries.take(count);
-        let vector =
-            self.join.spec.query_vector.as_ref().unwrap_or(&self.join.spec.base_vector).clone();
-        let dim = (!base.rows.is_empty()).then(|| base.rows.matrix().dim());
-        let reader =
-            VectorReader::new("queries", vector, self.join.kind, self.join.spec.params.metric());
-        let mut reader = reader.continuing(queries.seen, dim);
-        queries.seen += count as u64;
-        let side = queries.side.clone();
-        blocking(move || {
-            let mut carried = Carried::new(&side);
-            for batch in batches {
-                reader.append(&columns(&batch, &side.vector))?;
-                carried.push(&batch, &side);
+            Source::Input(queries) => {
+                let width = base.matrix().width() * base.matrix().kind().bytes();
+                let block = loop {
+                    let reader = reader(&self.join, base, queries.seen);
+                    let block = queries.begin(reader, list.saturating_add(width));
+                    let block = queries.fill(block, target).await?;
+                    match block.len() {
+                        0 if queries.ended => return Ok(None),
+                        // Memory ended before the first row that has a vector.
+                        0 => {}
+                        _ => break block,
+                    }
+                };
+                block.settle();
+                let (reader, mut carried, reservations) = block.into_parts();
+                let (rows, positions) = reader.finish();
+                carried.positions = positions;
+                let (carried, reservations) = (Some(carried), reservations.into());
+                Ok(Some(Block { rows, carried, first: None, reservations }))
             }
-            let (rows, positions) = reader.finish();
-            carried.positions = positions;
-            Ok(Some(Block { rows, carried: Some(carried), first: None }))
-        })
-        .await
+        }
     }
 }
 
-/// The neighbours of a block, turned into batches one at a time.
-struct Batches {
-    schema: SchemaRef,
-    base: Arc<Base>,
-    queries: Option<Carried>,
-    /// The row of the base that is the first query, in a join of the base with itself.
-    first_query: usize,
-    neighbors: Neighbors,
-    next: usize,
-    batch_size: usize,
-    baseline: BaselineMetrics,
-}
-
-impl Iterator for Batches {
-    type Item = Result<RecordBatch>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let total = self.neighbors.rows.len();
-        let range = self.next..total.min(self.next + self.batch_size);
-        self.next = range.end;
-        (!range.is_empty()).then(|| Ok(self.batch(range)?.record_output(&self.baseline)))
-    }
-}
-
-impl Batches {
-    fn batch(&self, range: Range<usize>) -> Result<RecordBatch> {
-        let k = self.neighbors.per_query;
-        let carried = self.queries.as_ref().unwrap_or(&self.base.carried);
-        let mut columns = carried.take(range.clone().map(|i| self.first_query + i / k))?;
-        let rows = &self.neighbors.rows[range.clone()];
-        columns.extend(self.base.carried.take(rows.iter().map(|row| *row as usize))?);
-        let ranks = range.clone().map(|i| (i % k) as i64 + 1);
-        columns.push(Arc::new(ranks.collect::<Int64Array>()));
-        columns.push(match &self.neighbors.distances {
-            Distances::F32(x) => Arc::new(Float32Array::from(x[range].to_vec())),
-            Distances::F64(x) => Arc::new(Float64Array::from(x[range].to_vec())),
-        });
-        Ok(RecordBatch::try_new(self.schema.clone(), columns)?)
-    }
+/// Reads queries, from this row of their input on, which have as many dimensions as the base.
+fn reader(join: &Join, base: &Rows, first: u64) -> VectorReader {
+    let spec = &join.spec;
+    let vector = spec.query_vector.as_ref().unwrap_or(&spec.base_vector).clone();
+    let dim = (!base.is_empty()).then(|| base.matrix().dim());
+    VectorReader::new("queries", vector, join.kind, spec.params.metric()).continuing(first, dim)
 }
 
 /// What EXPLAIN ANALYZE shows.

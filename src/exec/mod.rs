@@ -4,6 +4,8 @@
 mod arrays;
 pub mod kmeans_exec;
 pub mod knn;
+mod knn_output;
+mod knn_queries;
 mod knn_spec;
 mod knn_stream;
 pub mod order;
