@@ -4,15 +4,22 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch};
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, Float32Array, Float64Array, Int64Array, OffsetSizeTrait, RecordBatch,
+};
 use datafusion::arrow::compute::interleave;
-use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::arrow::datatypes::{DataType, SchemaRef};
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::MemoryReservation;
 
 use super::knn_spec::Side;
 use super::work::columns;
 use crate::device::{Distances, Neighbors};
+
+/// Bytes of carried columns in a batch, unless one row has more. A text that many rows carry is
+/// there once in the input, and in the output as often: without a bound, a batch of long texts
+/// exceeds memory, and the 2 GiB that offsets of 32 bits reach.
+const BATCH_BYTES: usize = 32 << 20;
 
 /// The columns carried along by an input, in as many pieces as there were batches.
 pub(super) struct Carried {
@@ -21,6 +28,8 @@ pub(super) struct Carried {
     /// Where each piece begins.
     starts: Vec<usize>,
     rows: usize,
+    /// At least the bytes of any row.
+    largest: usize,
     /// The position of each row that has a vector.
     pub positions: Vec<u32>,
 }
@@ -28,7 +37,7 @@ pub(super) struct Carried {
 impl Carried {
     pub fn new(side: &Side) -> Self {
         let columns = vec![Vec::new(); side.carried.len()];
-        Self { columns, starts: Vec::new(), rows: 0, positions: Vec::new() }
+        Self { columns, starts: Vec::new(), rows: 0, largest: 0, positions: Vec::new() }
     }
 
     /// Whether nothing was taken yet.
@@ -40,9 +49,19 @@ impl Carried {
     pub fn push(&mut self, batch: &RecordBatch, side: &Side) {
         self.starts.push(self.rows);
         self.rows += batch.num_rows();
+        let mut largest = 0;
         for (pieces, array) in self.columns.iter_mut().zip(columns(batch, &side.carried)) {
+            let rows = if is_fixed(array.data_type()) { array.len().min(1) } else { array.len() };
+            largest += (0..rows).map(|row| bytes(array.as_ref(), row..row + 1)).max().unwrap_or(0);
             pieces.push(array);
         }
+        self.largest = self.largest.max(largest);
+    }
+
+    /// The bytes of a row with a vector in all columns.
+    fn row_bytes(&self, row: usize) -> usize {
+        let (piece, row) = self.place(row);
+        self.columns.iter().map(|pieces| bytes(pieces[piece].as_ref(), row..row + 1)).sum()
     }
 
     /// Where a row with a vector is: the piece, and the row in it.
@@ -65,6 +84,74 @@ impl Carried {
     }
 }
 
+/// Whether all rows of a column of this type have as many bytes.
+fn is_fixed(column: &DataType) -> bool {
+    column.is_primitive()
+        || matches!(
+            column,
+            DataType::Boolean
+                | DataType::FixedSizeBinary(_)
+                | DataType::Utf8View
+                | DataType::BinaryView
+                | DataType::Dictionary(..)
+        )
+}
+
+/// The bytes that some rows of a column add to a copy. Those of views and dictionaries are shared.
+fn bytes(array: &dyn Array, rows: Range<usize>) -> usize {
+    fn between<O: OffsetSizeTrait>(offsets: &[O], rows: Range<usize>) -> Range<usize> {
+        offsets[rows.start].as_usize()..offsets[rows.end].as_usize()
+    }
+    match array.data_type() {
+        DataType::Utf8 => between(array.as_string::<i32>().value_offsets(), rows).len(),
+        DataType::LargeUtf8 => between(array.as_string::<i64>().value_offsets(), rows).len(),
+        DataType::Binary => between(array.as_binary::<i32>().value_offsets(), rows).len(),
+        DataType::LargeBinary => between(array.as_binary::<i64>().value_offsets(), rows).len(),
+        DataType::List(_) => {
+            let list = array.as_list::<i32>();
+            bytes(list.values().as_ref(), between(list.value_offsets(), rows))
+        }
+        DataType::LargeList(_) => {
+            let list = array.as_list::<i64>();
+            bytes(list.values().as_ref(), between(list.value_offsets(), rows))
+        }
+        DataType::Map(..) => {
+            let map = array.as_map();
+            bytes(map.entries(), between(map.value_offsets(), rows))
+        }
+        DataType::FixedSizeList(_, dim) => {
+            let (list, dim) = (array.as_fixed_size_list(), *dim as usize);
+            bytes(list.values().as_ref(), rows.start * dim..rows.end * dim)
+        }
+        DataType::Struct(_) => {
+            let fields = array.as_struct().columns();
+            fields.iter().map(|field| bytes(field.as_ref(), rows.clone())).sum()
+        }
+        DataType::ListView(_) => {
+            let list = array.as_list_view::<i32>();
+            let row = |row| {
+                bytes(list.values().as_ref(), view(list.value_offsets(), list.value_sizes(), row))
+            };
+            rows.filter(|row| list.is_valid(*row)).map(row).sum()
+        }
+        DataType::LargeListView(_) => {
+            let list = array.as_list_view::<i64>();
+            let row = |row| {
+                bytes(list.values().as_ref(), view(list.value_offsets(), list.value_sizes(), row))
+            };
+            rows.filter(|row| list.is_valid(*row)).map(row).sum()
+        }
+        DataType::FixedSizeBinary(width) => rows.len() * *width as usize,
+        other => rows.len() * other.primitive_width().unwrap_or(16),
+    }
+}
+
+/// Where the values of a row of a list view are.
+fn view<O: OffsetSizeTrait>(offsets: &[O], sizes: &[O], row: usize) -> Range<usize> {
+    let start = offsets[row].as_usize();
+    start..start + sizes[row].as_usize()
+}
+
 /// The neighbours of a block of queries, turned into batches one at a time.
 pub(super) struct Batches {
     pub schema: SchemaRef,
@@ -83,10 +170,28 @@ pub(super) struct Batches {
 impl Batches {
     /// The next batch; `None` after the last.
     pub fn next(&mut self, base: &Carried) -> Result<Option<RecordBatch>> {
-        let total = self.neighbors.rows.len();
-        let range = self.next..total.min(self.next + self.batch_size);
+        let range = self.next..self.end(base);
         self.next = range.end;
         (!range.is_empty()).then(|| self.batch(base, range)).transpose()
+    }
+
+    /// Where the next batch ends.
+    fn end(&self, base: &Carried) -> usize {
+        let end = self.neighbors.rows.len().min(self.next + self.batch_size);
+        let queries = self.queries.as_ref().unwrap_or(base);
+        let most = (queries.largest + base.largest).saturating_mul(end - self.next);
+        if most <= BATCH_BYTES {
+            return end;
+        }
+        let mut bytes = 0;
+        for i in self.next..end {
+            bytes += queries.row_bytes(self.first_query + i / self.neighbors.per_query);
+            bytes += base.row_bytes(self.neighbors.rows[i] as usize);
+            if bytes > BATCH_BYTES && i > self.next {
+                return i;
+            }
+        }
+        end
     }
 
     fn batch(&self, base: &Carried, range: Range<usize>) -> Result<RecordBatch> {
