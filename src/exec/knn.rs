@@ -31,6 +31,7 @@ use datafusion::physical_plan::execution_plan::{
     Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
 };
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
+use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, Partitioning,
     PlanProperties,
@@ -52,6 +53,8 @@ pub struct KnnExec {
     metrics: ExecutionPlanMetricsSet,
     /// The device, once one was chosen.
     device: Arc<OnceLock<String>>,
+    /// How many rows are asked for.
+    fetch: Option<usize>,
 }
 
 impl KnnExec {
@@ -89,7 +92,12 @@ impl KnnExec {
             properties: Arc::new(properties),
             metrics: ExecutionPlanMetricsSet::new(),
             device: Arc::default(),
+            fetch: None,
         })
+    }
+
+    fn fetching(self, fetch: Option<usize>) -> Self {
+        Self { fetch, ..self }
     }
 }
 
@@ -110,6 +118,7 @@ impl DisplayAs for KnnExec {
         if spec.query_vector.is_none() {
             shown.push("self_join".to_string());
         }
+        shown.extend(self.fetch.map(|fetch| format!("fetch={fetch}")));
         match format {
             DisplayFormatType::TreeRender => write!(f, "{}", shown.join("\n")),
             _ => write!(f, "KnnExec: {}", shown.join(", ")),
@@ -156,7 +165,8 @@ impl ExecutionPlan for KnnExec {
         _options: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let base = children.pop().ok_or_else(|| plan_datafusion_err!("KnnExec has no base"))?;
-        Ok(Arc::new(Self::try_new(self.spec.clone(), children.pop(), base)?))
+        let queries = children.pop();
+        Ok(Arc::new(Self::try_new(self.spec.clone(), queries, base)?.fetching(self.fetch)))
     }
 
     fn apply_expressions(
@@ -164,6 +174,17 @@ impl ExecutionPlan for KnnExec {
         _f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
     ) -> Result<TreeNodeRecursion> {
         Ok(TreeNodeRecursion::Continue)
+    }
+
+    /// With a limit, it searches for as many queries as have so many neighbours.
+    fn with_fetch(&self, fetch: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
+        let queries = self.queries.as_ref().map(|(_, plan)| plan.clone());
+        let same = Self::try_new(self.spec.clone(), queries, self.base.1.clone()).ok()?;
+        Some(Arc::new(same.fetching(fetch)))
+    }
+
+    fn fetch(&self) -> Option<usize> {
+        self.fetch
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
@@ -185,11 +206,17 @@ impl ExecutionPlan for KnnExec {
         let base = start(&self.base)?;
         let kind = self.base.0.kind;
         let kind = queries.as_ref().map_or(kind, |(side, _)| common_kind(side.kind, kind));
+        let expected = self.queries.as_ref().and_then(|(_, plan)| {
+            let found = StatisticsContext::new().compute(plan.as_ref(), &StatisticsArgs::new());
+            found.ok()?.num_rows.get_value().copied()
+        });
         let join = knn_stream::Join {
             spec: self.spec.clone(),
             schema: self.schema.clone(),
             kind,
             device: self.device.clone(),
+            fetch: self.fetch,
+            expected,
         };
         Ok(knn_stream::run(join, base, queries, &context, &self.metrics))
     }

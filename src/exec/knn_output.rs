@@ -168,16 +168,16 @@ pub(super) struct Batches {
 }
 
 impl Batches {
-    /// The next batch; `None` after the last.
-    pub fn next(&mut self, base: &Carried) -> Result<Option<RecordBatch>> {
-        let range = self.next..self.end(base);
+    /// The next batch, of so many rows at most; `None` after the last.
+    pub fn next(&mut self, base: &Carried, most: usize) -> Result<Option<RecordBatch>> {
+        let range = self.next..self.end(base, most);
         self.next = range.end;
         (!range.is_empty()).then(|| self.batch(base, range)).transpose()
     }
 
     /// Where the next batch ends.
-    fn end(&self, base: &Carried) -> usize {
-        let end = self.neighbors.rows.len().min(self.next + self.batch_size);
+    fn end(&self, base: &Carried, most: usize) -> usize {
+        let end = self.neighbors.rows.len().min(self.next + self.batch_size.min(most));
         let queries = self.queries.as_ref().unwrap_or(base);
         let most = (queries.largest + base.largest).saturating_mul(end - self.next);
         if most <= BATCH_BYTES {

@@ -18,11 +18,12 @@ use tokio::sync::mpsc;
 
 use super::knn_output::Carried;
 use super::knn_spec::Side;
+use super::phases::{Phase, Phases};
 use super::vectors::VectorReader;
 use super::work::{blocking, columns, join_error};
 
 /// The fewest queries worth a search of their own when memory is short.
-const SMALLEST_BLOCK: usize = 64;
+pub(super) const SMALLEST_BLOCK: usize = 64;
 
 /// Rows for which a block reserves memory at first, if it is to have as many.
 const FIRST_ROWS: usize = 1024;
@@ -53,6 +54,7 @@ pub(super) struct Queries {
     rest: Option<RecordBatch>,
     /// The vectors of that batch, while the pool grants them.
     in_hand: MemoryReservation,
+    phases: Phases,
     /// Whether the last batch was read.
     pub ended: bool,
     /// Rows read into blocks.
@@ -80,9 +82,10 @@ impl Queries {
         side: Side,
         streams: Vec<SendableRecordBatchStream>,
         reservation: &MemoryReservation,
+        phases: Phases,
     ) -> Self {
         let (stream, in_hand) = (in_turn(streams), reservation.new_empty());
-        Self { side, stream, rest: None, in_hand, ended: false, seen: 0 }
+        Self { side, stream, rest: None, in_hand, phases, ended: false, seen: 0 }
     }
 
     /// Begin a block, of which each row takes so many bytes with its list.
@@ -103,7 +106,10 @@ impl Queries {
     /// allows.
     pub async fn fill(&mut self, mut block: Filling, target: usize) -> Result<Filling> {
         while block.reader.len() < target && !block.full {
-            let Some(batch) = self.next_batch().await? else {
+            self.phases.enter(Phase::Read);
+            let batch = self.next_batch().await;
+            self.phases.enter(Phase::Prepare);
+            let Some(batch) = batch? else {
                 break;
             };
             let room = match self.hold(&mut block, &batch)? {

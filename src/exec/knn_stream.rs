@@ -1,11 +1,14 @@
 //! The work of a [`KnnExec`](super::KnnExec), step by step.
+//!
+//! Blocks of queries grow, so that the first rows come soon; with a limit, no more queries are
+//! searched for than have so many neighbours. What the output waits for is booked to phases.
 
 use std::sync::{Arc, OnceLock};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::common::DataFusionError;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
+use datafusion::common::{DataFusionError, internal_err};
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -13,12 +16,13 @@ use datafusion::physical_plan::metrics::{
     BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, RecordOutput, Time,
 };
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use tokio::sync::OnceCell;
 
 use super::knn_output::{Batches, Carried};
-use super::knn_queries::{Queries, reserve};
+use super::knn_queries::{Queries, SMALLEST_BLOCK, reserve};
 use super::knn_spec::{KnnSpec, Side};
+use super::phases::{Phase, Phases};
 use super::vectors::VectorReader;
 use super::work::{CancelOnDrop, blocking, collect, columns};
 use crate::algo::knn::{KnnSearch, prepare};
@@ -33,7 +37,19 @@ pub(super) struct Join {
     pub kind: ElementKind,
     /// To be told which device was chosen.
     pub device: Arc<OnceLock<String>>,
+    /// How many rows are asked for.
+    pub fetch: Option<usize>,
+    /// How many queries statistics expect.
+    pub expected: Option<usize>,
 }
+
+/// Queries of the first block; each block has twice those of the one before, up to
+/// `neighbors.batch_rows`. Whoever reads the first rows only waits for a small block, and who reads
+/// all waits for a few more.
+const FIRST_BLOCK: usize = 1024;
+
+/// The same on a device with its own memory, which is slow on few queries.
+const FIRST_BLOCK_UPLOADED: usize = 16_384;
 
 /// The columns of an input, and its partitions.
 type Input = (Side, Vec<SendableRecordBatchStream>);
@@ -43,25 +59,41 @@ type Input = (Side, Vec<SendableRecordBatchStream>);
 struct Base {
     rows: Rows,
     carried: Carried,
-    search: OnceCell<Arc<dyn KnnSearch>>,
+    search: OnceCell<OnDevice>,
     _reservation: Arc<MemoryReservation>,
 }
 
+/// A base on its device.
+#[derive(Clone)]
+struct OnDevice {
+    search: Arc<dyn KnnSearch>,
+    /// Whether the device has memory of its own.
+    uploaded: bool,
+}
+
 impl Base {
-    /// The base on its device, which is chosen for the first queries that come.
-    async fn search(&self, join: &Join, queries: usize) -> Result<Arc<dyn KnnSearch>> {
+    /// The base on its device, which is chosen for as many queries as are expected.
+    async fn on_device(&self, join: &Join, phases: &Phases, queries: usize) -> Result<OnDevice> {
         let start = || async {
+            phases.enter(Phase::Prepare);
             let width = self.rows.matrix().width().max(1) as f64;
             let operations = 2.0 * width * self.rows.len() as f64 * queries as f64;
             let KnnSpec { device, device_memory, params, .. } = *join.spec;
-            let rows = self.rows.clone();
-            let (name, search) = blocking(move || {
+            let (device, info) = blocking(move || {
                 let device = AnyDevice::choose(device, device_memory, operations)?;
-                Ok((device.info().name, prepare(&device, rows, params)?))
+                let info = device.info();
+                Ok((device, info))
             })
             .await?;
-            join.device.get_or_init(|| name);
-            Ok::<_, DataFusionError>(Arc::from(search))
+            let uploaded = info.memory.is_some();
+            if uploaded {
+                phases.enter(Phase::Upload);
+            }
+            let rows = self.rows.clone();
+            let search = blocking(move || Ok(prepare(&device, rows, params)?)).await?;
+            phases.enter(Phase::Prepare);
+            join.device.get_or_init(|| info.name);
+            Ok::<_, DataFusionError>(OnDevice { search: Arc::from(search), uploaded })
         };
         self.search.get_or_try_init(start).await.cloned()
     }
@@ -73,8 +105,10 @@ async fn collect_base(
     side: Side,
     mut reader: VectorReader,
     reservation: Arc<MemoryReservation>,
+    phases: &Phases,
 ) -> Result<Base> {
     let batches = collect(streams, &reservation).await?;
+    phases.enter(Phase::Prepare);
     blocking(move || {
         let mut carried = Carried::new(&side);
         let mut kept = RecordBatchMemoryCounter::new();
@@ -105,6 +139,7 @@ pub(super) fn run(
 ) -> SendableRecordBatchStream {
     let schema = join.schema.clone();
     let metrics = Metrics::new(metrics);
+    let phases = metrics.phases.clone();
     let reserve = |name: &str| MemoryConsumer::new(name).register(context.memory_pool());
     let (for_base, reservation) = (Arc::new(reserve("KnnExec base")), reserve("KnnExec queries"));
     let vector = join.spec.base_vector.clone();
@@ -112,19 +147,32 @@ pub(super) fn run(
     let batch_size = context.session_config().batch_size();
     let start = async move {
         let queries = match queries {
-            Some((side, streams)) => Source::Input(Queries::new(side, streams, &reservation)),
+            Some((side, streams)) => {
+                let phases = metrics.phases.clone();
+                Source::Input(Queries::new(side, streams, &reservation, phases))
+            }
             None => Source::Base(0),
         };
-        let base = Arc::new(collect_base(base, base_side, reader, for_base).await?);
+        let base = collect_base(base, base_side, reader, for_base, &metrics.phases).await?;
         metrics.base_rows.add(base.rows.len());
-        let search = Search { join, base, queries, batch_size, reservation, found: None, metrics };
+        let search = Search {
+            target: FIRST_BLOCK.min(join.spec.batch_rows),
+            left: join.fetch.unwrap_or(usize::MAX),
+            join,
+            base: Arc::new(base),
+            queries,
+            batch_size,
+            reservation,
+            found: None,
+            metrics,
+        };
         Ok::<_, DataFusionError>(futures::stream::try_unfold(search, |mut search| async move {
             let batch = search.next().await?;
             Ok(batch.map(|batch| (batch, search)))
         }))
     };
-    let batches = futures::stream::once(start).try_flatten();
-    Box::pin(RecordBatchStreamAdapter::new(schema, batches))
+    let batches = futures::stream::once(start).try_flatten().boxed();
+    Box::pin(RecordBatchStreamAdapter::new(schema, phases.watch(batches)))
 }
 
 /// The state of a running join.
@@ -132,6 +180,10 @@ struct Search {
     join: Join,
     base: Arc<Base>,
     queries: Source,
+    /// Queries of the next block.
+    target: usize,
+    /// Rows that are still asked for.
+    left: usize,
     batch_size: usize,
     reservation: MemoryReservation,
     /// What the last block found and is not out yet.
@@ -159,33 +211,39 @@ struct Block {
 impl Search {
     /// The next batch; `None` after the last.
     async fn next(&mut self) -> Result<Option<RecordBatch>> {
-        loop {
+        while self.left > 0 {
+            self.metrics.phases.enter(Phase::Emit);
             if let Some(found) = &mut self.found
-                && let Some(batch) = found.next(&self.base.carried)?
+                && let Some(batch) = found.next(&self.base.carried, self.left)?
             {
+                self.left -= batch.num_rows();
                 return Ok(Some(batch.record_output(&self.metrics.baseline)));
             }
             // Its memory is for the next block.
             self.found = None;
+            self.metrics.phases.enter(Phase::Prepare);
             match self.block().await? {
                 Some(block) => self.found = Some(self.search(block).await?),
-                None => {
-                    self.metrics.baseline.done();
-                    return Ok(None);
-                }
+                None => break,
             }
         }
+        self.metrics.baseline.done();
+        Ok(None)
     }
 
     /// The neighbours of a block.
     async fn search(&mut self, block: Block) -> Result<Batches> {
-        let search = self.base.search(&self.join, block.rows.len()).await?;
+        let OnDevice { search, .. } = self.on_device(block.rows.len()).await?;
+        self.metrics.phases.enter(Phase::Search);
         let (queries, first) = (block.rows.clone(), block.first);
         let cancel = Cancel::default();
         let guard = CancelOnDrop(cancel.clone());
         let neighbors = blocking(move || Ok(search.search(&queries, first, &cancel)?)).await?;
         drop(guard);
         self.metrics.record(&neighbors.work, block.rows.len());
+        if !self.base.rows.is_empty() {
+            self.target = self.target.saturating_mul(2).min(self.join.spec.batch_rows);
+        }
         Ok(Batches {
             schema: self.join.schema.clone(),
             queries: block.carried,
@@ -197,50 +255,96 @@ impl Search {
         })
     }
 
+    /// The base on the device for so many queries; a device that is slow on few gets more at first.
+    async fn on_device(&mut self, expected: usize) -> Result<OnDevice> {
+        let found = self.base.on_device(&self.join, &self.metrics.phases, expected).await?;
+        if found.uploaded {
+            self.target = self.target.max(FIRST_BLOCK_UPLOADED).min(self.join.spec.batch_rows);
+        }
+        Ok(found)
+    }
+
+    /// Neighbours of each query.
+    fn per_query(&self) -> usize {
+        let itself = usize::from(matches!(self.queries, Source::Base(_)));
+        self.join.spec.params.k().min(self.base.rows.len().saturating_sub(itself))
+    }
+
+    /// Queries whose neighbours make up the rows that are still asked for.
+    fn needed(&self) -> usize {
+        self.left.div_ceil(self.per_query().max(1))
+    }
+
     /// The next queries, as many as memory allows; `None` if none are left.
     async fn block(&mut self) -> Result<Option<Block>> {
-        let base = &self.base.rows;
-        let k = self.join.spec.params.k().min(base.len());
-        // Lists hold up to twice k entries of 16 bytes while they grow, then rows and distances.
-        let list = k.saturating_mul(44).saturating_add(64);
-        let target = self.join.spec.batch_rows;
-        match &mut self.queries {
-            Source::Base(next) => {
-                let left = base.len() - *next;
-                if left == 0 {
+        match self.queries {
+            Source::Base(next) => self.block_of_base(next).await,
+            Source::Input(_) => self.block_of_queries().await,
+        }
+    }
+
+    /// Bytes of a query's list: it holds up to twice k entries of 16 bytes while it grows, then rows
+    /// and distances.
+    fn list_bytes(&self) -> usize {
+        self.per_query().saturating_mul(44).saturating_add(64)
+    }
+
+    async fn block_of_base(&mut self, next: usize) -> Result<Option<Block>> {
+        let left = (self.base.rows.len() - next).min(self.needed());
+        if left == 0 {
+            return Ok(None);
+        }
+        self.on_device(left).await?;
+        let reservation = self.reservation.new_empty();
+        let rows = reserve(&reservation, self.list_bytes(), left.min(self.target))?;
+        self.queries = Source::Base(next + rows);
+        Ok(Some(Block {
+            first: Some(next as u32),
+            rows: self.base.rows.slice(next..next + rows),
+            carried: None,
+            reservations: vec![reservation],
+        }))
+    }
+
+    async fn block_of_queries(&mut self) -> Result<Option<Block>> {
+        let base = self.base.rows.clone();
+        let row_bytes = base.matrix().width() * base.matrix().kind().bytes();
+        let (needed, bytes) = (self.needed(), self.list_bytes().saturating_add(row_bytes));
+        // Some more than are needed: the first may have no vectors.
+        let wanted = |target: usize| target.min(needed.max(SMALLEST_BLOCK));
+        loop {
+            let target = wanted(self.target);
+            let Source::Input(queries) = &mut self.queries else {
+                return internal_err!("a join of the base with itself has no other queries");
+            };
+            let reader = reader(&self.join, &base, queries.seen);
+            let block = queries.begin(reader, bytes);
+            let block = queries.fill(block, target).await?;
+            if block.len() == 0 {
+                if queries.ended {
                     return Ok(None);
                 }
-                let reservation = self.reservation.new_empty();
-                let rows = reserve(&reservation, list, left.min(target))?;
-                let range = *next..*next + rows;
-                *next = range.end;
-                Ok(Some(Block {
-                    first: Some(range.start as u32),
-                    rows: base.slice(range),
-                    carried: None,
-                    reservations: vec![reservation],
-                }))
+                // Memory ended before the first row that has a vector.
+                continue;
             }
-            Source::Input(queries) => {
-                let width = base.matrix().width() * base.matrix().kind().bytes();
-                let block = loop {
-                    let reader = reader(&self.join, base, queries.seen);
-                    let block = queries.begin(reader, list.saturating_add(width));
-                    let block = queries.fill(block, target).await?;
-                    match block.len() {
-                        0 if queries.ended => return Ok(None),
-                        // Memory ended before the first row that has a vector.
-                        0 => {}
-                        _ => break block,
-                    }
-                };
-                block.settle();
-                let (reader, mut carried, reservations) = block.into_parts();
-                let (rows, positions) = reader.finish();
-                carried.positions = positions;
-                let (carried, reservations) = (Some(carried), reservations.into());
-                Ok(Some(Block { rows, carried, first: None, reservations }))
-            }
+            let expected = match (queries.ended, self.join.expected) {
+                (true, _) => block.len(),
+                (false, expected) => expected.unwrap_or(self.join.spec.batch_rows).max(block.len()),
+            };
+            self.on_device(expected.min(needed)).await?;
+            let target = wanted(self.target);
+            let Source::Input(queries) = &mut self.queries else { continue };
+            let block = queries.fill(block, target).await?;
+            block.settle();
+            let (reader, mut carried, reservations) = block.into_parts();
+            let (rows, positions) = reader.finish();
+            carried.positions = positions;
+            return Ok(Some(Block {
+                rows: rows.slice(0..rows.len().min(needed)),
+                carried: Some(carried),
+                first: None,
+                reservations: reservations.into(),
+            }));
         }
     }
 }
@@ -256,6 +360,7 @@ fn reader(join: &Join, base: &Rows, first: u64) -> VectorReader {
 /// What EXPLAIN ANALYZE shows.
 struct Metrics {
     baseline: BaselineMetrics,
+    phases: Phases,
     base_rows: Count,
     query_rows: Count,
     pairs_computed: Count,
@@ -271,8 +376,10 @@ impl Metrics {
     fn new(set: &ExecutionPlanMetricsSet) -> Self {
         let count = |name: &'static str| MetricBuilder::new(set).counter(name, 0);
         let time = |name: &'static str| MetricBuilder::new(set).subset_time(name, 0);
+        let baseline = BaselineMetrics::new(set, 0);
         Self {
-            baseline: BaselineMetrics::new(set, 0),
+            phases: Phases::new(set, Phase::KNN, &baseline),
+            baseline,
             base_rows: count("base_rows"),
             query_rows: count("query_rows"),
             pairs_computed: count("pairs_computed"),
@@ -294,6 +401,5 @@ impl Metrics {
         self.bytes_sent.add(work.bytes_sent as usize);
         self.transfer_time.add_duration(work.transfer);
         self.kernel_time.add_duration(work.kernel);
-        self.baseline.elapsed_compute().add_duration(work.kernel);
     }
 }
