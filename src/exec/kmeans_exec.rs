@@ -30,8 +30,12 @@ use datafusion::arrow::buffer::OffsetBuffer;
 use datafusion::arrow::compute::{cast, take};
 use datafusion::arrow::datatypes::{DataType, Field, Fields, Float64Type, Schema, SchemaRef};
 use datafusion::arrow::row::{RowConverter, SortField};
+use datafusion::common::stats::Precision;
 use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::common::{DataFusionError, exec_err, internal_err, plan_datafusion_err, plan_err};
+use datafusion::common::{
+    ColumnStatistics, DataFusionError, ScalarValue, Statistics, exec_err, internal_err,
+    plan_datafusion_err, plan_err,
+};
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::MemoryConsumer;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -42,14 +46,16 @@ use datafusion::physical_plan::execution_plan::{
 use datafusion::physical_plan::metrics::{
     BaselineMetrics, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet, RecordOutput,
 };
+use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, Partitioning,
     PlanProperties,
 };
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 
 use super::knn_spec::Side;
+use super::phases::{Phase, Phases};
 use super::vectors::{VectorColumn, VectorReader};
 use super::work::{CancelOnDrop, blocking, collect, columns, execute_all};
 use crate::algo::kmeans::{Clustering, KMeansParams, Rounds, kmeans, kmeans_groups};
@@ -257,6 +263,43 @@ impl ExecutionPlan for KMeansExec {
         Ok(TreeNodeRecursion::Continue)
     }
 
+    fn child_stats_requests(&self, _partition: Option<usize>) -> Vec<ChildStats> {
+        let init = self.init.iter().map(|_| ChildStats::Skip);
+        std::iter::once(ChildStats::At(None)).chain(init).collect()
+    }
+
+    /// A row for each of the input, or for each cluster. Never exact: a count taken from statistics
+    /// would hide the error that clustering ends in.
+    fn statistics_from_inputs(
+        &self,
+        inputs: &[Arc<Statistics>],
+        _args: &StatisticsArgs,
+    ) -> Result<Arc<Statistics>> {
+        let unknown = Statistics::new_unknown(&self.schema);
+        let k = self.spec.params.k();
+        let cluster = ColumnStatistics::new_unknown()
+            .with_min_value(Precision::Inexact(ScalarValue::Int64(Some(0))))
+            .with_max_value(Precision::Inexact(ScalarValue::Int64(
+                i64::try_from(k).ok().map(|k| k - 1),
+            )))
+            .with_distinct_count(Precision::Inexact(k));
+        let input = inputs.first().filter(|_| self.spec.output != KMeansOutput::Centroids);
+        let (rows, known) = match input {
+            Some(input) => {
+                let input = input.as_ref().clone().to_inexact();
+                (input.num_rows, input.column_statistics)
+            }
+            None => (Precision::Inexact(k), vec![]),
+        };
+        let added = known.len();
+        let rest = unknown.column_statistics.into_iter().skip(added + 1);
+        let column_statistics = known.into_iter().chain([cluster]).chain(rest).collect();
+        let mut found =
+            Statistics { num_rows: rows, total_byte_size: Precision::Absent, column_statistics };
+        found.calculate_total_byte_size(&self.schema);
+        Ok(Arc::new(found))
+    }
+
     fn metrics(&self) -> Option<MetricsSet> {
         Some(self.metrics.clone_inner())
     }
@@ -280,6 +323,8 @@ impl ExecutionPlan for KMeansExec {
             (self.spec.clone(), self.schema.clone(), self.metrics.clone());
         let found = self.found.clone();
         let baseline = BaselineMetrics::new(&metrics, 0);
+        let phases = Phases::new(&metrics, Phase::KMEANS, &baseline);
+        let watched = phases.clone();
         let work = async move {
             let kind = input.0.kind;
             let first = match init {
@@ -287,6 +332,7 @@ impl ExecutionPlan for KMeansExec {
                 None => None,
             };
             let batches = collect(input.1, &reservation).await?;
+            phases.enter(Phase::Prepare);
             let cancel = Cancel::default();
             let guard = CancelOnDrop(cancel.clone());
             let out = schema.clone();
@@ -295,11 +341,13 @@ impl ExecutionPlan for KMeansExec {
                 reservation.try_grow(problem.bytes())?;
                 let (batches, rounds, device) = match &spec.output {
                     KMeansOutput::Labels(_) => {
-                        problem.label_groups(&spec, batches, &cancel, &out)?
+                        problem.label_groups(&spec, batches, &cancel, &out, &phases)?
                     }
                     output => {
+                        phases.enter(Phase::Prepare);
                         let (clustering, device) = problem.solve(&spec, &cancel)?;
                         let rounds = clustering.rounds;
+                        book(&phases, &rounds);
                         let batches = match output {
                             KMeansOutput::Centroids => vec![centroids(clustering, &out)?],
                             _ => problem.label(batches, clustering, &out)?,
@@ -314,12 +362,11 @@ impl ExecutionPlan for KMeansExec {
             .await?;
             drop(guard);
             record(&metrics, &rounds);
-            baseline.elapsed_compute().add_duration(rounds.assigning + rounds.updating);
             baseline.done();
             let batches = batches.into_iter().map(move |batch| Ok(batch.record_output(&baseline)));
             Ok::<_, DataFusionError>(futures::stream::iter(batches))
         };
-        let stream = futures::stream::once(work).try_flatten();
+        let stream = watched.watch(futures::stream::once(work).try_flatten().boxed());
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema.clone(), stream)))
     }
 }
@@ -334,12 +381,16 @@ fn record(set: &ExecutionPlanMetricsSet, rounds: &Rounds) {
     count("pairs_rechecked", rounds.work.rechecked as usize);
     count("rows_rechecked", rounds.work.redone as usize);
     count("bytes_sent", rounds.work.bytes_sent as usize);
-    let time = |name: &'static str, spent| {
-        MetricBuilder::new(set).subset_time(name, 0).add_duration(spent);
-    };
-    time("seeding_time", rounds.seeding);
-    time("assign_time", rounds.assigning);
-    time("update_time", rounds.updating);
+}
+
+/// Book what has passed since the clustering began: to its parts, and to preparing what they leave.
+fn book(phases: &Phases, rounds: &Rounds) {
+    phases.divide(&[
+        (Phase::Seed, rounds.seeding),
+        (Phase::Assign, rounds.assigning),
+        (Phase::Update, rounds.updating),
+    ]);
+    phases.enter(Phase::Emit);
 }
 
 /// An input, read.
@@ -428,6 +479,7 @@ impl Problem {
         batches: Vec<RecordBatch>,
         cancel: &Cancel,
         schema: &SchemaRef,
+        phases: &Phases,
     ) -> Result<(Vec<RecordBatch>, Rounds, String)> {
         let members = self.members(&spec.groups, &batches)?;
         let order: Vec<u32> = members.iter().flatten().copied().collect();
@@ -438,12 +490,14 @@ impl Problem {
         });
         let ends: Vec<usize> = ends.collect();
         let device = self.device(spec)?;
+        phases.enter(Phase::Prepare);
         let found = kmeans_groups(&device, &sorted, &ends, &spec.params, cancel)?;
-        let mut clusters = vec![0; order.len()];
         let mut rounds = Rounds::default();
+        found.iter().for_each(|found| rounds += found.rounds);
+        book(phases, &rounds);
+        let mut clusters = vec![0; order.len()];
         for (members, found) in members.iter().zip(&found) {
             members.iter().zip(&found.labels).for_each(|(row, l)| clusters[*row as usize] = *l);
-            rounds += found.rounds;
         }
         Ok((self.add(batches, &[labels(&clusters)], schema)?, rounds, device.info().name))
     }

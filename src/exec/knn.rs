@@ -22,8 +22,11 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use datafusion::arrow::datatypes::{Schema, SchemaRef};
+use datafusion::common::stats::Precision;
 use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::common::{DataFusionError, internal_err, plan_datafusion_err};
+use datafusion::common::{
+    ColumnStatistics, DataFusionError, ScalarValue, Statistics, internal_err, plan_datafusion_err,
+};
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{Distribution, EquivalenceProperties, PhysicalExpr};
@@ -31,7 +34,7 @@ use datafusion::physical_plan::execution_plan::{
     Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
 };
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
-use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
+use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, Partitioning,
     PlanProperties,
@@ -185,6 +188,51 @@ impl ExecutionPlan for KnnExec {
 
     fn fetch(&self) -> Option<usize> {
         self.fetch
+    }
+
+    fn child_stats_requests(&self, _partition: Option<usize>) -> Vec<ChildStats> {
+        vec![ChildStats::At(None); self.children().len()]
+    }
+
+    /// As many neighbours for each query as there are, or are asked for. Never exact: NULL vectors
+    /// have none, and a count taken from statistics would hide the error of a bad row.
+    fn statistics_from_inputs(
+        &self,
+        inputs: &[Arc<Statistics>],
+        _args: &StatisticsArgs,
+    ) -> Result<Arc<Statistics>> {
+        let (Some(queries), Some(base)) = (inputs.first(), inputs.last()) else {
+            return internal_err!("KnnExec has no base");
+        };
+        let (k, itself) = (self.spec.params.k(), usize::from(self.queries.is_none()));
+        let others = base.num_rows.get_value().map(|rows| rows.saturating_sub(itself));
+        let list = others.map_or(k, |others| others.min(k));
+        let carried = |side: &Side, input: &Statistics| {
+            let known = side.carried.iter().map(|i| input.column_statistics.get(*i).cloned());
+            let known = known.map(|column| column.unwrap_or_else(ColumnStatistics::new_unknown));
+            // Rows come several times or not at all: what adds up over them is not known.
+            let known = known.map(|column| ColumnStatistics {
+                null_count: Precision::Absent,
+                sum_value: Precision::Absent,
+                byte_size: Precision::Absent,
+                ..column.to_inexact()
+            });
+            known.collect::<Vec<_>>()
+        };
+        let (query_side, _) = self.queries.as_ref().unwrap_or(&self.base);
+        let mut columns = carried(query_side, queries);
+        columns.extend(carried(&self.base.0, base));
+        let rank = |rank: usize| Precision::Inexact(ScalarValue::Int64(i64::try_from(rank).ok()));
+        let ranks =
+            ColumnStatistics::new_unknown().with_min_value(rank(1)).with_max_value(rank(list));
+        columns.extend([ranks, ColumnStatistics::new_unknown()]);
+        let mut found = Statistics {
+            num_rows: queries.num_rows.multiply(&Precision::Inexact(list)),
+            total_byte_size: Precision::Absent,
+            column_statistics: columns,
+        };
+        found.calculate_total_byte_size(&self.schema);
+        Ok(Arc::new(found.with_fetch(self.fetch, 0, 1)?.to_inexact()))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {

@@ -10,6 +10,7 @@ mod knn_spec;
 mod knn_stream;
 pub mod order;
 mod pairs;
+mod phases;
 mod vectors;
 mod work;
 

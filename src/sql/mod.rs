@@ -8,6 +8,7 @@ mod knn_exact;
 mod node;
 mod options;
 mod planner;
+mod pushdown;
 mod relation;
 mod window;
 
@@ -132,6 +133,8 @@ pub fn install(
 fn functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     let rules = builder.physical_optimizers().take().unwrap_or_default().rules;
     let mut builder = builder.with_physical_optimizer_rules(InputOrder::around(rules));
+    let rules = builder.optimizer().take().unwrap_or_default().rules;
+    let mut builder = builder.with_optimizer_rules(pushdown::PushIntoKnn::among(rules));
     let config = builder.config().get_or_insert_with(SessionConfig::new);
     let extensions = &mut config.options_mut().extensions;
     if extensions.get::<NeighborsOptions>().is_none() {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
-use datafusion::common::{DFSchema, DFSchemaRef, plan_err};
+use datafusion::common::{Column, DFSchema, DFSchemaRef, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::expr::Placeholder;
 use datafusion::logical_expr::{Expr, Extension, LogicalPlan, UserDefinedLogicalNodeCore};
@@ -101,6 +101,15 @@ impl KnnNode {
             );
         }
         Ok(KnnParams::try_new(k, metric)?)
+    }
+
+    /// For each of the first output columns, the column of the queries that it carries along; none
+    /// in a join of the base with itself.
+    pub(super) fn query_columns(&self) -> Result<Vec<Column>> {
+        let Some(queries) = &self.queries else { return Ok(vec![]) };
+        let (side, _) = side("queries", queries)?;
+        let columns = queries.1.schema().columns();
+        Ok(side.carried.iter().map(|i| columns[*i].clone()).collect())
     }
 
     /// Refuse what no parameter can mend.

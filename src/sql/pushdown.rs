@@ -1,0 +1,201 @@
+//! Filters above nearest neighbours: what only the queries or the rank decide is decided before the
+//! search.
+//!
+//! `WHERE query_…` filters the queries, and `rank <= n` lowers k. DataFusion moves filters down to
+//! our node and no farther, as it does not know which input a column comes from; this rule comes
+//! next. A filter above a LIMIT or a window function stays there and so is never seen here. Filters
+//! on the base and on the distance come after the search, by their meaning. In a join of the base
+//! with itself, the queries are the base, which has to keep all rows.
+
+use std::sync::Arc;
+
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::common::{Column, DFSchema, ScalarValue};
+use datafusion::error::Result;
+use datafusion::logical_expr::expr::{Between, InList};
+use datafusion::logical_expr::utils::{conjunction, split_conjunction_owned};
+use datafusion::logical_expr::{
+    BinaryExpr, Expr, Filter, LogicalPlan, Operator, UserDefinedLogicalNodeCore, lit,
+};
+use datafusion::optimizer::{ApplyOrder, OptimizerConfig, OptimizerRule};
+
+use super::node::KnnNode;
+
+/// The rule of the [module](self).
+#[derive(Debug)]
+pub(super) struct PushIntoKnn;
+
+impl PushIntoKnn {
+    const NAME: &'static str = "neighbors_push_into_knn";
+
+    /// The rules of a session, with this one after the one that moves filters down.
+    pub fn among(
+        mut rules: Vec<Arc<dyn OptimizerRule + Send + Sync>>,
+    ) -> Vec<Arc<dyn OptimizerRule + Send + Sync>> {
+        if rules.iter().all(|rule| rule.name() != Self::NAME) {
+            let filters = rules.iter().position(|rule| rule.name() == "push_down_filter");
+            rules.insert(filters.map_or(rules.len(), |at| at + 1), Arc::new(Self));
+        }
+        rules
+    }
+}
+
+impl OptimizerRule for PushIntoKnn {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn apply_order(&self) -> Option<ApplyOrder> {
+        Some(ApplyOrder::TopDown)
+    }
+
+    fn rewrite(
+        &self,
+        plan: LogicalPlan,
+        _config: &dyn OptimizerConfig,
+    ) -> Result<Transformed<LogicalPlan>> {
+        if let LogicalPlan::Filter(filter) = &plan
+            && let LogicalPlan::Extension(extension) = filter.input.as_ref()
+            && let Some(node) = extension.node.as_any().downcast_ref::<KnnNode>()
+            && let Some(pushed) = push(&filter.predicate, node)?
+        {
+            return Ok(Transformed::yes(pushed));
+        }
+        Ok(Transformed::no(plan))
+    }
+}
+
+/// A filter above a node, with all in it that can be decided earlier; `None` if nothing can.
+fn push(predicate: &Expr, node: &KnnNode) -> Result<Option<LogicalPlan>> {
+    let mut k = literal(node.k());
+    let columns = node.query_columns()?;
+    let (mut of_queries, mut kept) = (Vec::new(), Vec::new());
+    for part in split_conjunction_owned(predicate.clone()) {
+        if part.is_volatile() || has_subquery(&part) {
+            kept.push(part);
+        } else if let Some(moved) = moved(&part, node.schema(), &columns)? {
+            of_queries.push(moved);
+        } else if let (Some(most), Some(bound)) = (k, rank_bound(&part)) {
+            k = Some(most.min(bound.most.max(1)));
+            if !bound.is_all || bound.most < 1 {
+                kept.push(part);
+            }
+        } else {
+            kept.push(part);
+        }
+    }
+    let parts = split_conjunction_owned(predicate.clone()).len();
+    if kept.len() == parts && k == literal(node.k()) {
+        return Ok(None);
+    }
+    let mut arguments = node.expressions();
+    if let (Some(k), Some(argument)) = (k, arguments.first_mut()) {
+        *argument = lit(k);
+    }
+    let mut inputs: Vec<_> = node.inputs().into_iter().cloned().collect();
+    if let (Some(predicate), Some(queries)) = (conjunction(of_queries), inputs.first_mut()) {
+        *queries = LogicalPlan::Filter(Filter::try_new(predicate, Arc::new(queries.clone()))?);
+    }
+    let plan = node.with_exprs_and_inputs(arguments, inputs)?.into_plan();
+    Ok(Some(match conjunction(kept) {
+        Some(predicate) => LogicalPlan::Filter(Filter::try_new(predicate, Arc::new(plan))?),
+        None => plan,
+    }))
+}
+
+/// A condition on output columns as one on the queries, if it reads nothing else. `columns` has the
+/// column of the queries for each of the first output columns.
+fn moved(condition: &Expr, schema: &DFSchema, columns: &[Column]) -> Result<Option<Expr>> {
+    let column = |output: &Column| columns.get(schema.maybe_index_of_column(output)?);
+    let reads = condition.column_refs();
+    if reads.is_empty() || reads.iter().any(|output| column(output).is_none()) {
+        return Ok(None);
+    }
+    let moved = condition.clone().transform(|expr| match &expr {
+        Expr::Column(output) => Ok(match column(output) {
+            Some(column) => Transformed::yes(Expr::Column(column.clone())),
+            None => Transformed::no(expr),
+        }),
+        _ => Ok(Transformed::no(expr)),
+    });
+    moved.data().map(Some)
+}
+
+fn has_subquery(expr: &Expr) -> bool {
+    let found = expr.exists(|expr| {
+        Ok(matches!(
+            expr,
+            Expr::ScalarSubquery(_)
+                | Expr::Exists(_)
+                | Expr::InSubquery(_)
+                | Expr::SetComparison(_)
+                | Expr::OuterReferenceColumn(..)
+        ))
+    });
+    found.unwrap_or(true)
+}
+
+/// What a condition says about the rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Bound {
+    /// It never holds beyond this rank.
+    most: i64,
+    /// It holds for every rank from 1 up to it.
+    is_all: bool,
+}
+
+fn rank_bound(condition: &Expr) -> Option<Bound> {
+    match condition {
+        Expr::BinaryExpr(BinaryExpr { left, op: Operator::And, right }) => {
+            match (rank_bound(left), rank_bound(right)) {
+                (Some(a), Some(b)) => Some(Bound { most: a.most.min(b.most), is_all: false }),
+                (one, other) => Some(Bound { is_all: false, ..one.or(other)? }),
+            }
+        }
+        Expr::BinaryExpr(BinaryExpr { left, op: Operator::Or, right }) => {
+            let (a, b) = (rank_bound(left)?, rank_bound(right)?);
+            Some(Bound { most: a.most.max(b.most), is_all: false })
+        }
+        Expr::BinaryExpr(BinaryExpr { left, op, right }) if is_rank(left) => {
+            compared(*op, literal(right)?)
+        }
+        Expr::BinaryExpr(BinaryExpr { left, op, right }) if is_rank(right) => {
+            compared(op.swap()?, literal(left)?)
+        }
+        Expr::Between(Between { expr, negated: false, low, high }) if is_rank(expr) => {
+            let (low, high) = (literal(low)?, literal(high)?);
+            Some(Bound { most: high, is_all: low <= 1 })
+        }
+        Expr::InList(InList { expr, list, negated: false }) if is_rank(expr) => {
+            let values = list.iter().map(literal).collect::<Option<Vec<_>>>()?;
+            Some(Bound { most: values.into_iter().max()?, is_all: false })
+        }
+        _ => None,
+    }
+}
+
+/// The rank compared with a number.
+fn compared(op: Operator, number: i64) -> Option<Bound> {
+    match op {
+        Operator::LtEq => Some(Bound { most: number, is_all: true }),
+        Operator::Lt => Some(Bound { most: number.saturating_sub(1), is_all: true }),
+        Operator::Eq => Some(Bound { most: number, is_all: number == 1 }),
+        _ => None,
+    }
+}
+
+fn is_rank(expr: &Expr) -> bool {
+    matches!(expr, Expr::Column(column) if column.name == "rank")
+}
+
+fn literal(expr: &Expr) -> Option<i64> {
+    match expr {
+        Expr::Literal(value, _) if value.data_type().is_integer() => {
+            match value.cast_to(&datafusion::arrow::datatypes::DataType::Int64).ok()? {
+                ScalarValue::Int64(value) => value,
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
