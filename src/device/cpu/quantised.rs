@@ -254,7 +254,9 @@ impl<T: Lanes> Quantised<T> {
         let rounded = self.scale.round(values, step);
         let square = f64::from(square(&rounded.values));
         let sum: i32 = rounded.values.iter().map(|x| i32::from(*x)).sum();
-        let as_is = |((value, x), c): ((&i8, &T), &f64)| f64::from(*value) == x.to_f64() - c;
+        // Whole numbers below 2⁵³ add up exactly; x − c would be rounded, and a hair beside a whole
+        // number be lost.
+        let as_is = |((value, x), c): ((&i8, &T), &f64)| c + f64::from(*value) == x.to_f64();
         let whole = self.scale.whole
             && rounded.values.iter().zip(values).zip(&self.scale.centre).all(as_is);
         let words = rounded.values.chunks(GROUP).map(|chunk| {
