@@ -7,8 +7,10 @@
 // product is BIAS + h(x).h(c) - |c|^2 / 2, where h rounds and BIAS makes it positive, so that bits
 // compare as integers. It errs, but for BIAS, by at most
 //     |x - h(x)| |c| + |h(x)| |c - h(c)|   (Cauchy and Schwarz)
-// and by what the tensor cores lose in adding up: they cut 17 numbers off to 25 bits of the largest
-// for every 16 elements, at most 10 units of 2^-24 of it; twice that is allowed for.
+// and by what the tensor cores lose in adding up. How they add is not documented: on Hopper, 17
+// numbers are cut off to 25 bits of the largest for every 16 elements, which loses at most 10 units
+// of 2^-24 of it. Allowed for are 32 units, two for each product: the loss if all numbers are cut off
+// to 24 bits of the largest. That largest is below 2 BIAS.
 
 constexpr float UNIT = 5.9604645e-8f;         // 2^-24
 constexpr u32 PLACES = PART / 4 - 1;          // low bits of a product that say where in a part it is
@@ -100,7 +102,7 @@ struct Errors {
         largest_error = __uint_as_float(status->largest_error);
         const float row = __uint_as_float(status->largest_row);
         bias = 1.01f * (row + largest_centroid) * largest_centroid + 1.0f;
-        adding_up = (40 * STEPS + 8) * UNIT * bias;
+        adding_up = (64 * STEPS + 8) * UNIT * bias;
     }
 
     // How far ahead of all others the best product must be for its centroid to be the nearest in
@@ -109,7 +111,8 @@ struct Errors {
         const float product = row.error * largest_centroid + row.length * largest_error + adding_up;
         const float length = row.length + row.error;
         const float square = fmaxf(length * length - 2 * (best - bias) + 2 * product, 0.0f);
-        const float places = 4 * (PLACES + 1) * UNIT * bias;
+        // The place takes up to PLACES units of 2^-23 of 2 BIAS from each of two products.
+        const float places = 8 * (PLACES + 1) * UNIT * bias;
         return 1.001f * (2 * product + places + 1.1f * (DIM + 4) * UNIT * square + underflow) +
                1e-30f;
     }
@@ -179,7 +182,8 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(Jo
 #pragma unroll
     for (u32 i = 0; i < SLOTS; i++) {
         int one = best[i].first, two = best[i].second;
-        u32 cluster = centroid_at(best[i].part, one & PLACES);
+        // One centroid is certain, and its product may be no number.
+        u32 cluster = job.k == 1 ? 0 : centroid_at(best[i].part, one & PLACES);
 #pragma unroll
         for (u32 apart = 1; apart < 4; apart *= 2) {
             const int other_one = __shfl_xor_sync(0xffffffffu, one, apart);
@@ -239,10 +243,13 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
 #pragma unroll
                 for (u32 place = 0; place <= PLACES; place++) {
                     const float product = sums[i / 2][place / 2][i % 2 * 2 + place % 2];
-                    if (__float_as_int(product) < least[i]) continue;
+                    // Centroids that fill up the last tile have products that are no numbers if
+                    // BIAS is infinite.
+                    const u32 centroid = centroid_at(part, place);
+                    if (__float_as_int(product) < least[i] || centroid >= job.k) continue;
                     const u32 at = atomicAdd(&job.status->pairs, 1u);
                     if (at < job.room_for_pairs) {
-                        job.pairs[at] = {first + 8 * i, centroid_at(part, place)};
+                        job.pairs[at] = {first + 8 * i, centroid};
                     }
                 }
             }
