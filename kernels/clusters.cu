@@ -1,6 +1,47 @@
 // What every round of Lloyd's does after rows were assigned: sums, means, and whether it was the
 // last one.
 
+// An element in steps. False if it is no whole number of them, or too many.
+__device__ __forceinline__ bool in_steps(const Job& job, u32 j, float x, long long& whole) {
+    const double steps = __dmul_rn((double)x, job.inverse[j]);
+    whole = __double2ll_rn(steps);
+    return fabs(steps) <= job.limit && __ll2double_rn(whole) == steps;
+}
+
+// Bins of 32 bits, which hold multiples of 2^-149 of any float32, and of any sum of 2^32 of them with
+// what is carried out of the last one.
+constexpr u32 BINS = 9;
+
+// Add an element to a wide sum, or take it away: its 24 bits lie in two bins.
+__device__ __noinline__ void add_wide(const Job& job, u32 cluster, u32 j, float x, bool is_minus) {
+    const u32 bits = __float_as_uint(x), exponent = bits >> 23 & 0xff;
+    const u64 mantissa = (bits & 0x7fffff) | (exponent > 0 ? 0x800000 : 0);
+    const u32 position = exponent > 0 ? exponent - 1 : 0;
+    const u64 shifted = mantissa << position % 32;
+    const u64 low = shifted & 0xffffffff, high = shifted >> 32;
+    const bool is_negative = (bits >> 31 != 0) != is_minus;
+    u64* bins = reinterpret_cast<u64*>(job.wide) + ((u64)cluster * DIM + j) * BINS + position / 32;
+    atomicAdd(&bins[0], is_negative ? 0 - low : low);
+    atomicAdd(&bins[1], is_negative ? 0 - high : high);
+    job.is_wide[cluster] = 1;
+}
+
+// Add an element to the sum of a cluster, or take it away.
+__device__ __forceinline__ void add_element(const Job& job, u32 cluster, u32 j, float x,
+                                            bool is_minus) {
+    long long whole;
+    if (in_steps(job, j, x, whole)) {
+        atomicAdd(reinterpret_cast<u64*>(job.sums + (u64)cluster * DIM + j),
+                  is_minus ? 0 - (u64)whole : (u64)whole);
+    } else {
+        add_wide(job, cluster, j, x, is_minus);
+    }
+}
+
+__device__ __forceinline__ void add_count(const Job& job, u32 cluster, u64 rows) {
+    atomicAdd(reinterpret_cast<u64*>(job.counts + cluster), rows);
+}
+
 // Add the rows that moved to their clusters, and take them from the ones they were in. Neighbouring
 // threads, of which there are `step`, add neighbouring elements.
 __device__ __forceinline__ void add_moved_rows(const Job& job, u64 first, u64 step) {
@@ -9,15 +50,12 @@ __device__ __forceinline__ void add_moved_rows(const Job& job, u64 first, u64 st
         const u32 j = i % DIM;
         const Moved moved = job.moved[i / DIM];
         const u32 to = job.labels[moved.row];
-        const double far = __dadd_rn(job.rows[(u64)moved.row * DIM + j], -job.origin[j]);
-        const u64 whole = __double2ll_rn(__dmul_rn(far, job.per_unit));
-        atomicAdd(reinterpret_cast<u64*>(job.sums + (u64)to * DIM + j), whole);
-        if (j == 0) atomicAdd(reinterpret_cast<u64*>(job.weights + to), (u64)job.weight);
+        const float x = job.rows[(u64)moved.row * DIM + j];
+        add_element(job, to, j, x, false);
+        if (j == 0) add_count(job, to, 1);
         if (moved.before == NO_CLUSTER) continue;
-        atomicAdd(reinterpret_cast<u64*>(job.sums + (u64)moved.before * DIM + j), 0 - whole);
-        if (j == 0) {
-            atomicAdd(reinterpret_cast<u64*>(job.weights + moved.before), 0 - (u64)job.weight);
-        }
+        add_element(job, moved.before, j, x, true);
+        if (j == 0) add_count(job, moved.before, 0 - 1ull);
     }
 }
 
@@ -35,50 +73,94 @@ extern "C" __global__ __launch_bounds__(256) void add_sorted(Job job) {
     const u32 j = thread % DIM;
     const u64 first = thread / DIM * 64, last = first + 64 < job.count ? first + 64 : job.count;
     if (first >= job.count) return;
-    const double origin = job.origin[j];
     u32 cluster = job.labels[first];
-    u64 sum = 0, weight = 0;
+    u64 sum = 0, rows = 0;
     const auto pass_on = [&] {
         atomicAdd(reinterpret_cast<u64*>(job.sums + (u64)cluster * DIM + j), sum);
-        if (j == 0) atomicAdd(reinterpret_cast<u64*>(job.weights + cluster), weight);
-        sum = weight = 0;
+        if (j == 0) add_count(job, cluster, rows);
+        sum = rows = 0;
     };
     for (u64 row = first; row < last; row++) {
         const u32 next = job.labels[row];
         if (next != cluster) pass_on();
         cluster = next;
-        const double far = __dadd_rn(job.rows[row * DIM + j], -origin);
-        sum += (u64)__double2ll_rn(__dmul_rn(far, job.per_unit));
-        weight += (u64)job.weight;
+        const float x = job.rows[row * DIM + j];
+        long long whole;
+        if (in_steps(job, j, x, whole)) {
+            sum += (u64)whole;
+        } else {
+            add_wide(job, cluster, j, x, false);
+        }
+        rows++;
     }
     pass_on();
 }
 
-// The mean of a cluster, into the set of centroids that is not valid, by a warp. A cluster of equal
-// rows has sums that are multiples of its count, and few others have: they are suspects.
+// A sum of steps and a wide one, rounded once: what `Wide::rounded` in src/device/sums.rs gives. Their
+// magnitude is below 2^160, which is 2^309 times 2^-149 and lies in ten digits of 32 bits.
+__device__ __noinline__ double wide_total(const long long* bins, long long sum, double inverse) {
+    constexpr u32 DIGITS = BINS + 1;
+    // Steps are multiples of 2^-149, and no multiples of more than 2^104: three digits hold them.
+    const u32 position = 149 + 1023 - (u32)(__double_as_longlong(inverse) >> 52);
+    const u32 shift = position % 32, first = position / 32;
+    const u64 steps = sum < 0 ? 0 - (u64)sum : (u64)sum;
+    const u64 low = steps << shift, high = shift == 0 ? 0 : steps >> (64 - shift);
+    u32 digits[DIGITS];
+    long long carry = 0;
+    for (u32 i = 0; i < DIGITS; i++) {
+        const long long own = (long long)(i == first       ? low & 0xffffffff
+                                          : i == first + 1 ? low >> 32
+                                          : i == first + 2 ? high
+                                                           : 0);
+        const long long digit = (i < BINS ? bins[i] : 0) + carry + (sum < 0 ? -own : own);
+        digits[i] = (u32)digit;
+        carry = digit >> 32;
+    }
+    const bool is_negative = carry < 0;
+    if (is_negative) {
+        u32 one = 1;
+        for (u32 i = 0; i < DIGITS; i++) {
+            digits[i] = ~digits[i] + one;
+            if (digits[i] != 0) one = 0;
+        }
+    }
+    u32 top = DIGITS;
+    while (top > 0 && digits[top - 1] == 0) top--;
+    if (top == 0) return 0;
+    // 64 bits from the first that is set on; the last of them stands for all that follow.
+    const u32 a = digits[top - 1], b = top > 1 ? digits[top - 2] : 0, c = top > 2 ? digits[top - 3] : 0;
+    const u32 zeros = __clz(a);
+    u64 highest = ((u64)a << 32 | b) << zeros;
+    bool is_more = (u32)(c << zeros) != 0;
+    if (zeros > 0) highest |= c >> (32 - zeros);
+    for (u32 i = 0; i + 3 < top; i++) is_more |= digits[i] != 0;
+    if (is_more) highest |= 1;
+    const int exponent = 32 * ((int)top - 2) - (int)zeros - 149;
+    const double unit = __longlong_as_double((long long)(exponent + 1023) << 52);
+    const double magnitude = __dmul_rn(__ull2double_rn(highest), unit);
+    return is_negative ? -magnitude : magnitude;
+}
+
+// The mean of a cluster, into the set of centroids that is not valid, by a warp: the sum and the
+// quotient are rounded to float64, and that to float32. Equal rows have their own values as mean.
 __device__ __forceinline__ void take_mean(const Job& job, u32 cluster) {
     const u32 lane = threadIdx.x % 32;
-    const long long weight = job.weights[cluster];
-    if (weight == 0) {
+    const long long count = job.counts[cluster];
+    if (count == 0) {
         if (lane == 0) atomicAdd(&job.status->empty, 1u);
         return;
     }
-    const long long count = weight / job.weight;
-    const double total =
-        __dmul_rn(__ddiv_rn(__ll2double_rn(weight), job.per_weight), job.per_unit);
+    const bool is_wide = job.is_wide[cluster] != 0;
     float* next = job.centroids + ((u64)(1 - job.status->current) * job.k + cluster) * DIM;
-    bool is_multiple = true;
     for (u32 j = lane; j < DIM; j += 32) {
-        const long long sum = job.sums[(u64)cluster * DIM + j];
-        is_multiple &= sum % count == 0;
-        const double offset = __ddiv_rn(__ll2double_rn(sum), total);
-        next[j] = __double2float_rn(__dadd_rn(job.origin[j], offset));
+        const u64 place = (u64)cluster * DIM + j;
+        const long long sum = job.sums[place];
+        const double inverse = job.inverse[j];
+        // The inverse of a power of two, and the product with it, are exact.
+        const double total = is_wide ? wide_total(job.wide + place * BINS, sum, inverse)
+                                     : __dmul_rn(__ll2double_rn(sum), __drcp_rn(inverse));
+        next[j] = __double2float_rn(__ddiv_rn(total, __ll2double_rn(count)));
     }
-    is_multiple = all_lanes(is_multiple);
-    if (lane > 0) return;
-    job.alike[cluster] = is_multiple;
-    job.first_alike[cluster] = ~0ull;
-    if (is_multiple) atomicAdd(&job.status->suspects, 1u);
 }
 
 // A warp per cluster.
@@ -88,59 +170,19 @@ extern "C" __global__ __launch_bounds__(256) void means(Job job) {
     if (cluster < job.k) take_mean(job, cluster);
 }
 
-// The first row of every suspect.
-__device__ __forceinline__ void find_alike_rows(const Job& job, u32 first, u32 step) {
-    for (u32 row = first; row < job.count; row += step) {
-        const u32 cluster = job.labels[row];
-        if (!job.alike[cluster]) continue;
-        const u64 number = job.numbers == nullptr ? row : job.numbers[row];
-        atomicMin(&job.first_alike[cluster], number << 32 | row);
-    }
-}
-
-// Suspects that hold two different rows are none.
-__device__ __forceinline__ void compare_alike_rows(const Job& job, u32 start, u32 step) {
-    for (u32 row = start; row < job.count; row += step) {
-        const u32 cluster = job.labels[row];
-        if (!job.alike[cluster]) continue;
-        const float* one = job.rows + (u64)row * DIM;
-        const float* first = job.rows + (u64)(u32)job.first_alike[cluster] * DIM;
-        for (u32 j = 0; j < DIM; j++) {
-            if (one[j] != first[j]) {
-                job.alike[cluster] = 0;
-                break;
-            }
-        }
-    }
-}
-
-// Any grid, both.
-extern "C" __global__ __launch_bounds__(256) void find_alike(Job job) {
-    if (job.status->end != GOING_ON || job.status->suspects == 0) return;
-    find_alike_rows(job, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
-}
-extern "C" __global__ __launch_bounds__(256) void compare_alike(Job job) {
-    if (job.status->end != GOING_ON || job.status->suspects == 0) return;
-    compare_alike_rows(job, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
-}
-
 // Whether all clusters have means, and they are new.
 __device__ __forceinline__ bool is_whole(const Job& job) {
     return job.status->empty == 0 && job.status->moved != 0;
 }
 
-// The mean of equal rows is the row. How far the centroid moved, by a warp.
+// How far a centroid moved, by a warp.
 __device__ __forceinline__ void take_shift(const Job& job, u32 cluster) {
     const u32 current = job.status->current, lane = threadIdx.x % 32;
     const float* old = job.centroids + ((u64)current * job.k + cluster) * DIM;
-    float* next = job.centroids + ((u64)(1 - current) * job.k + cluster) * DIM;
-    const bool is_alike = job.alike[cluster];
-    const float* row = is_alike ? job.rows + (u64)(u32)job.first_alike[cluster] * DIM : next;
+    const float* next = job.centroids + ((u64)(1 - current) * job.k + cluster) * DIM;
     double shift = 0;
     for (u32 j = lane; j < DIM; j += 32) {
-        const float to = row[j];
-        if (is_alike) next[j] = to;
-        const double way = __dadd_rn((double)to, -(double)old[j]);
+        const double way = __dadd_rn((double)next[j], -(double)old[j]);
         shift = __dadd_rn(shift, __dmul_rn(way, way));
     }
     shift = add_lanes(shift);
@@ -169,7 +211,7 @@ __device__ __forceinline__ void end_round(const Job& job) {
     status->moved_last = status->moved;
     status->rechecked += status->uncertain;
     status->moved = status->uncertain = status->pairs = 0;
-    status->suspects = status->empty = status->arrived = 0;
+    status->empty = status->arrived = 0;
     status->largest_centroid = status->largest_error = 0;
 }
 

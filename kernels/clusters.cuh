@@ -1,10 +1,9 @@
 // Lloyd's rounds on rows that stay on the device: what its kernels share.
 //
 // A round is a row of launches without a word from the host: assign (`assign_near.cu` or
-// `assign_tiles.cu`), `add_moved`, `means`, `find_alike`, `compare_alike`, `finish_round`. What
-// happened is in a Status; once it says that rounds have ended, the launches behind it do nothing.
-// DIM is the number of elements in a row. Sums are those of `Groups` in src/device/clusters.rs, bit
-// for bit, and so are means.
+// `assign_tiles.cu`), `add_moved`, `means`, `finish_round`. What happened is in a Status; once it says
+// that rounds have ended, the launches behind it do nothing. DIM is the number of elements in a row.
+// Sums are exact, as those of `ClusterSums` in src/device/clusters.rs are, and means the same bits.
 
 // Shared memory of the size that a launch asks for.
 extern __shared__ uint4 shared[];
@@ -22,13 +21,11 @@ struct Status {
     u32 moved;             // … and in this one so far: the length of the list
     u32 uncertain;         // rows whose cluster the products left open: the length of the list
     u32 pairs;             // of uncertain rows and centroids to look at
-    u32 suspects;          // clusters that may hold one vector only
     u32 empty;             // clusters without rows
     u32 arrived;           // blocks that are done with `finish_round`
     u32 largest_row;       // lengths, as the bits of floats: of a rounded row, …
     u32 largest_centroid;  // … of a centroid, …
     u32 largest_error;     // … and of what rounding takes from a centroid
-    u32 padding;
     u64 rechecked;
 };
 
@@ -50,12 +47,13 @@ struct Job {
     float* centroids;    // two sets
     u32* labels;
     Moved* moved;
-    long long* sums;
-    long long* weights;
-    const double* origin;
-    u64* first_alike;  // for each cluster: number and position of a row, …
-    u32* alike;        // … and whether all are equal to it, as far as is known
-    double* shifts;    // squared distance that each centroid moved
+    long long* sums;       // of the elements of each cluster, in steps …
+    long long* counts;     // … and how many rows it has
+    long long* wide;       // BINS for each sum: of the elements that are no whole number of steps
+    u32* is_wide;          // whether a cluster ever had such an element
+    const double* inverse; // of the step of each element, a power of two
+    const double* origin;  // a point amid the rows
+    double* shifts;        // squared distance that each centroid moved
     u64* lists;        // for each centroid, distances to the others, ascending, and which
     u32* sorted_counts;
     unsigned short* half_rows;  // rows, and centroids, scaled and rounded to half precision
@@ -66,10 +64,10 @@ struct Job {
     float* least;         // … the least product that a candidate has, …
     u64* nearest;         // … and distance and number of the nearest candidate
     Moved* pairs;         // entry in `uncertain`, centroid
-    double per_unit, per_weight, tolerance;
+    double limit;      // the most steps of an element
+    double tolerance;  // squared distances that the centroids may still move in the last round
     double scale;      // of halves
     double underflow;  // what exact squared distances may lose to it, scaled
-    long long weight;  // of a row
     u32 count, k, room_for_pairs, padding;
 };
 
@@ -135,5 +133,3 @@ template <typename T> __device__ __forceinline__ T add_lanes(T value) {
     }
     return value;
 }
-
-__device__ __forceinline__ bool all_lanes(bool value) { return __all_sync(0xffffffffu, value); }

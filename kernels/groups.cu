@@ -35,12 +35,6 @@ extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Job* jobs
         __syncthreads();
         for (u32 i = warp; i < job.k; i += warps) take_mean(job, i);
         __syncthreads();
-        if (status->suspects > 0) {
-            find_alike_rows(job, threadIdx.x, blockDim.x);
-            __syncthreads();
-            compare_alike_rows(job, threadIdx.x, blockDim.x);
-            __syncthreads();
-        }
         if (is_whole(job)) {
             for (u32 i = warp; i < job.k; i += warps) take_shift(job, i);
         }

@@ -37,8 +37,8 @@ MODULES = {
     ),
     "CLUSTERS": (
         [("F32", ["SQEUCLIDEAN"], [1, 8, 10, 11, 32, 33, 96, 128, 129])],
-        ["add_moved", "add_sorted", "means", "find_alike", "compare_alike", "finish_round", "costs",
-         "list_centroids", "assign_near", "sort_count", "sort_add_up", "sort_move", "round_rows",
+        ["add_moved", "add_sorted", "means", "finish_round", "costs", "list_centroids",
+         "assign_near", "sort_count", "sort_add_up", "sort_move", "round_rows",
          "round_centroids", "assign_tiles", "find_candidates", "compare_candidates", "settle",
          "cluster_groups"],
     ),

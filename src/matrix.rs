@@ -30,6 +30,8 @@ pub trait Real:
     const EPSILON: Self;
     /// The smallest normal number.
     const MIN_POSITIVE: Self;
+    /// Bits of a number, without sign and exponent.
+    const MANTISSA: u32;
     /// To float64, exactly.
     fn to_f64(self) -> f64;
     /// The nearest number of this type.
@@ -67,6 +69,7 @@ macro_rules! real {
             const INFINITY: Self = $type::INFINITY;
             const EPSILON: Self = $type::EPSILON;
             const MIN_POSITIVE: Self = $type::MIN_POSITIVE;
+            const MANTISSA: u32 = $type::MANTISSA_DIGITS;
             #[inline(always)]
             fn key(self, position: u32) -> $key {
                 // Adding 0 makes -0 equal to it; negative numbers ascend with their bits reversed.

@@ -225,7 +225,7 @@ fn jaccard(both: u32, either: u32) -> f32 {
 }
 
 /// A power of two that brings a number of this size near 1; 1 for 0.
-fn power_of_two_near_inverse(largest: f64) -> f64 {
+pub(crate) fn power_of_two_near_inverse(largest: f64) -> f64 {
     if largest == 0.0 {
         return 1.0;
     }

@@ -198,6 +198,14 @@ fn threads_change_nothing() {
     }
 }
 
+/// Random inputs against the definition; `cargo run --example fuzz` tries more.
+#[test]
+fn random_inputs() {
+    for seed in 0..150 {
+        support::fuzz::try_seed(seed, &cpu()).unwrap_or_else(|text| panic!("{text}"));
+    }
+}
+
 #[test]
 fn unequal_lengths_name_the_row() {
     let (a, b) = (vectors(&[vec![1.0, 2.0]], true), vectors(&[vec![1.0, 2.0, 3.0]], true));

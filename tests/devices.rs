@@ -8,11 +8,14 @@ use std::sync::Arc;
 
 use datafusion_neighbors::algo::kmeans::{Clustering, Init, KMeansParams, kmeans, kmeans_groups};
 use datafusion_neighbors::algo::knn::{Knn, KnnParams};
-use datafusion_neighbors::device::{AnyDevice, Cancel, Device, Neighbors, OnDevice, Pairing};
+use datafusion_neighbors::device::{
+    AnyDevice, Cancel, ClusterSums, Device, Neighbors, OnDevice, Pairing, Spread,
+};
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::{Arguments, Failed, Trial};
-use support::{Kind, matrix_bits, matrix_f32, matrix_f64, oracle};
+use support::lloyd::{choose, exact_mean, lloyd, unit_of, values_of};
+use support::{Kind, Rng, matrix_bits, matrix_f32, matrix_f64, oracle};
 
 /// A check of one device.
 type Test = Box<dyn Fn(&AnyDevice) -> Result<(), Failed> + Send>;
@@ -71,13 +74,20 @@ fn main() {
             add(format!("top_k::{metric}"), Box::new(move |device| bits(device, metric)));
         }
         add("top_k::whole_numbers_and_fractions".into(), Box::new(fractions));
+        add("top_k::a_hair_beside_whole_numbers".into(), Box::new(hairs));
         add("top_k::no_queries_or_no_base".into(), Box::new(nothing));
         add("top_k::chunks_in_any_order".into(), Box::new(chunks));
         add("top_k::sums_that_overflow_on_their_way".into(), Box::new(overflow));
-        for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Huge) {
+        for kind in Kind::ALL {
             add(format!("kmeans::{kind:?}"), Box::new(move |device| clusters(device, kind)));
         }
         add("kmeans::groups".into(), Box::new(groups));
+        add("kmeans::means_are_exact".into(), Box::new(exact_means));
+        add("kmeans::rounds_by_definition".into(), Box::new(rounds_by_definition));
+        add("kmeans::sums_by_definition".into(), Box::new(sums_by_definition));
+        add("kmeans::seeds_by_definition".into(), Box::new(seeds_by_definition));
+        add("kmeans::given_centroids_far_away".into(), Box::new(far_centroids));
+        add("kmeans::rows_without_weight".into(), Box::new(weightless));
         add("top_k::cancelled".into(), Box::new(cancelled));
         add("top_k::far_more_ties_than_k".into(), Box::new(ties));
     }
@@ -135,8 +145,44 @@ fn fractions(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Labels are those of the nearest centroid by definition, and everything is bit by bit what the CPU
-/// finds.
+/// Queries that differ from whole numbers by less than float64 has room for beside the centre of a
+/// base of whole numbers: they are no whole numbers, and break ties among the rows around them.
+fn hairs(device: &AnyDevice) -> Result<(), Failed> {
+    let next = |x: f64| f64::from_bits(x.to_bits() + 1);
+    for (rows, dim) in [(290, 6), (310, 6), (1000, 9), (600, 33)] {
+        for middle in [0.0, 12.0, -40.0, 1000.0] {
+            let mut rng = Rng(rows as u64 + dim as u64);
+            let mut whole = |_| middle + rng.below(7) as f64 - 3.0;
+            let base: Vec<Vec<f64>> =
+                (0..rows).map(|_| (0..dim).map(&mut whole).collect()).collect();
+            let on: Vec<Vec<f64>> = (0..60).map(|_| (0..dim).map(&mut whole).collect()).collect();
+            let beside = |(i, row): (usize, &Vec<f64>)| {
+                let mut row = row.clone();
+                let x = &mut row[i % dim];
+                *x = match (*x == 0.0, i % 4) {
+                    (true, 0) => 1e-16,
+                    (true, 1) => -1e-30,
+                    (true, 2) => 1e-38,
+                    (true, _) => f64::from(f32::from_bits(1)),
+                    (false, 0) => next(*x),
+                    (false, 1) => next(next(*x)),
+                    (false, 2) => f64::from(f32::from_bits((*x as f32).to_bits() + 1)),
+                    (false, _) => -next(-*x),
+                };
+                row
+            };
+            let queries: Vec<_> = on.iter().enumerate().map(beside).collect();
+            for metric in [Metric::L2, Metric::SqEuclidean, Metric::InnerProduct] {
+                let wide = (matrix_f64(&queries, dim, metric), matrix_f64(&base, dim, metric));
+                check(device, &wide.0, &wide.1, metric, 12, None)?;
+                let narrow = (matrix_f32(&queries, dim, metric), matrix_f32(&base, dim, metric));
+                check(device, &narrow.0, &narrow.1, metric, 12, None)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Rows, dimension, clusters: of every way in which a device assigns rows, and around its limits.
 const CLUSTER_SHAPES: [(usize, usize, u64); 11] = [
     (40, 1, 3),
@@ -152,6 +198,8 @@ const CLUSTER_SHAPES: [(usize, usize, u64); 11] = [
     (700, 130, 300),
 ];
 
+/// Labels are those of the nearest centroid by definition, and everything is bit by bit what the CPU
+/// finds.
 fn clusters(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
     for (i, (rows, dim, k)) in CLUSTER_SHAPES.into_iter().enumerate() {
         let values = kind.rows(i as u64, rows, dim);
@@ -186,6 +234,8 @@ fn groups(device: &AnyDevice) -> Result<(), Failed> {
         (Kind::SignedZeros, 1, 3),
         (Kind::Normal, 40, 3),
         (Kind::AllEqual, 4, 2),
+        (Kind::Huge, 6, 5),
+        (Kind::Subnormal, 5, 3),
     ]
     .into_iter()
     .enumerate()
@@ -215,6 +265,292 @@ fn groups(device: &AnyDevice) -> Result<(), Failed> {
                         same_group(&own, &params, &found)
                             .map_err(|e| format!("{metric} {kind:?} dim {dim}, {size}: {e:?}"))?;
                     }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows of many sizes: what a cluster's mean must not lose.
+fn mixed_rows(case: u64, dim: usize) -> Vec<Vec<f64>> {
+    let mut rng = Rng(case * 100 + dim as u64);
+    let mut rows: Vec<Vec<f64>> =
+        (0..400).map(|_| (0..dim).map(|_| rng.normal()).collect()).collect();
+    for (i, row) in rows.iter_mut().enumerate() {
+        for (j, x) in row.iter_mut().enumerate() {
+            *x *= match case {
+                // One huge row beside tiny ones.
+                0 if i == 77 => 1e17,
+                0 => 1e-5,
+                // In one dimension.
+                1 if i % 50 == 3 && j == 0 => 1e12,
+                1 => 1e-9,
+                // Of every size, by row, by dimension, by element.
+                2 => 2f64.powi(rng.below(90) as i32 - 60),
+                3 => 2f64.powi((i % 80) as i32 - 40),
+                4 => 10f64.powi(j as i32 % 30 - 20),
+                // Far apart, and with a common offset.
+                5 => 1.0 + 1e6 * (i % 3) as f64,
+                // Subnormal beside normal ones.
+                _ => [1.0, 1e-41, 1e-30][i % 3],
+            };
+            *x = f64::from(*x as f32);
+        }
+    }
+    if case == 5 {
+        rows.iter_mut().flatten().for_each(|x| *x = f64::from((*x + 1e7) as f32));
+    }
+    rows
+}
+
+/// After rounds that came to rest, centroids are the means of their rows, within 4 units in the last
+/// place of float64 of what is added up; those of float32 are that rounded once.
+fn exact_means(device: &AnyDevice) -> Result<(), Failed> {
+    for case in 0..7 {
+        for (dim, k) in [(1, 1), (3, 4), (8, 9), (40, 5), (130, 3)] {
+            let values = mixed_rows(case, dim);
+            let mut wide = values.clone();
+            if case == 0 {
+                // What float32 does not hold.
+                wide[77].iter_mut().for_each(|x| *x *= 1e23);
+            }
+            for rows in [matrix_f32(&values, dim, Metric::L2), matrix_f64(&wide, dim, Metric::L2)] {
+                let mut rng = Rng(case);
+                let tiny = (0..rows.len()).map(|i| [1.0, 1e-25, 0.0, 3e-7][i % 4]);
+                let any = (0..rows.len()).map(|_| 2f64.powi(-(rng.below(200) as i32)));
+                for weights in [None, Some(tiny.collect::<Vec<_>>()), Some(any.collect())] {
+                    let mut params = KMeansParams::try_new(k, Metric::L2)?;
+                    (params.tolerance, params.init) = (0.0, Init::Random);
+                    let cancel = Cancel::default();
+                    let weights = weights.as_deref();
+                    let found = kmeans(device, &rows, weights, None, &params, &cancel)?;
+                    if found.rounds.moved != 0 || found.sizes.contains(&0) {
+                        continue;
+                    }
+                    check_means(&rows, weights, &found)
+                        .map_err(|e| format!("case {case}, dim {dim}, k {k}: {e:?}"))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_means(rows: &Rows, weights: Option<&[f64]>, found: &Clustering) -> Result<(), Failed> {
+    let (x, means) = (values_of(rows), values_of(&Rows::all(found.centroids.clone())));
+    let weight = |row: usize| weights.map_or(1.0, |weights| weights[row]);
+    for (cluster, mean) in means.iter().enumerate() {
+        let own = || (0..x.len()).filter(|row| found.labels[*row] as usize == cluster);
+        if own().all(|row| weight(row) == 0.0) {
+            continue;
+        }
+        for (j, mean) in mean.iter().enumerate() {
+            let (wanted, size) = exact_mean(own().map(|row| (x[row][j], weight(row))));
+            let is_right = if rows.reals::<f32>().is_some() {
+                *mean == f64::from(wanted as f32)
+            } else {
+                (mean - wanted).abs() <= 4.0 * unit_of(size)
+            };
+            if !is_right {
+                return Err(
+                    format!("cluster {cluster}, dim {j}: {mean:e} is not {wanted:e}").into()
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whole runs against the same written down as plainly as can be.
+fn rounds_by_definition(device: &AnyDevice) -> Result<(), Failed> {
+    for (i, kind) in Kind::ALL.into_iter().enumerate() {
+        for (count, dim, k) in [(60, 1, 4), (300, 5, 12), (150, 12, 20), (120, 70, 6)] {
+            let values = kind.rows(i as u64, count, dim);
+            let weights: Vec<f64> = (0..count).map(|row| [1.0, 0.25, 0.0, 7.5][row % 4]).collect();
+            for rows in [matrix_f32(&values, dim, Metric::L2), matrix_f64(&values, dim, Metric::L2)]
+            {
+                // Half of the centroids are there twice, and lose their rows.
+                for start in [rows.slice(0..k), doubled(&rows.slice(0..k), k)] {
+                    for weights in [None, Some(weights.as_slice())] {
+                        let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+                        (params.tolerance, params.init) = (0.0, Init::Given);
+                        params.max_iterations = 15;
+                        let cancel = Cancel::default();
+                        let found =
+                            match kmeans(device, &rows, weights, Some(&start), &params, &cancel) {
+                                Err(Error::Unsatisfiable(_)) => continue,
+                                found => found?,
+                            };
+                        let (labels, centroids, rounds) = lloyd(&rows, weights, &start, 15);
+                        let context = format!(
+                            "{kind:?}, dim {dim}, k {k}, weights {}, f32 {}",
+                            weights.is_some(),
+                            rows.reals::<f32>().is_some()
+                        );
+                        if found.rounds.iterations != rounds {
+                            let found = found.rounds.iterations;
+                            return Err(format!("{context}: {found} rounds of {rounds}").into());
+                        }
+                        if values_of(&Rows::all(found.centroids.clone())) != centroids {
+                            return Err(format!("{context}: other centroids").into());
+                        }
+                        if found.labels != labels {
+                            return Err(format!("{context}: other labels").into());
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows put into clusters and moved between them: means are those of who is left.
+fn sums_by_definition(device: &AnyDevice) -> Result<(), Failed> {
+    struct Regroup<'a>(&'a Rows, Option<&'a [f64]>, [&'a [u32]; 2], &'a mut ClusterSums);
+    impl OnDevice for Regroup<'_> {
+        type Output = ();
+        fn run<D: Device>(self, device: &Arc<D>) {
+            let Self(rows, weights, [old, new], sums) = self;
+            device.regroup(rows, weights, (None, old), sums);
+            device.regroup(rows, weights, (Some(old), new), sums);
+        }
+    }
+    const K: usize = 5;
+    for case in 0..7 {
+        for (copies, dim) in [(1, 3), (1, 17), (30, 2)] {
+            let values = vec![mixed_rows(case, dim); copies].concat();
+            let mut rng = Rng(case);
+            let mut labels =
+                || (0..values.len()).map(|_| rng.below(K as u64) as u32).collect::<Vec<_>>();
+            let (old, mut new) = (labels(), labels());
+            // A cluster loses all its rows.
+            new.iter_mut().filter(|label| **label == 3).for_each(|label| *label = 0);
+            let weights: Vec<f64> =
+                (0..values.len()).map(|row| [1.0, 1e-25, 0.0, 0.3][row % 4]).collect();
+            for rows in [matrix_f32(&values, dim, Metric::L2), matrix_f64(&values, dim, Metric::L2)]
+            {
+                for weights in [None, Some(weights.as_slice())] {
+                    let mut sums = match rows.reals::<f32>() {
+                        Some(values) => ClusterSums::new(values, weights, dim, K),
+                        None => {
+                            let values = rows.reals::<f64>().ok_or("numbers")?;
+                            ClusterSums::new(values, weights, dim, K)
+                        }
+                    };
+                    device.run(Regroup(&rows, weights, [&old, &new], &mut sums));
+                    if sums.empty() != [3] {
+                        return Err(format!("case {case}: empty are {:?}", sums.empty()).into());
+                    }
+                    let x = values_of(&rows);
+                    for cluster in [0, 1, 2, 4] {
+                        let mean = sums.mean(cluster).ok_or("no mean")?;
+                        for (j, mean) in mean.enumerate() {
+                            let own = (0..x.len()).filter(|row| new[*row] as usize == cluster);
+                            let weight = |row| weights.map_or(1.0, |weights: &[f64]| weights[row]);
+                            let wanted = exact_mean(own.map(|row| (x[row][j], weight(row)))).0;
+                            if mean != wanted {
+                                let at = format!("case {case}, cluster {cluster}, dim {j}");
+                                return Err(format!("{at}: {mean:e} is not {wanted:e}").into());
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows chosen one after the other, as k-means++ does.
+fn seeds_by_definition(device: &AnyDevice) -> Result<(), Failed> {
+    struct Choose<'a>(&'a mut Spread, &'a [u32]);
+    impl OnDevice for Choose<'_> {
+        type Output = u32;
+        fn run<D: Device>(self, device: &Arc<D>) -> u32 {
+            device.spread(self.0, self.1)
+        }
+    }
+    for (i, kind) in Kind::ALL.into_iter().enumerate() {
+        for (count, dim, metric) in [
+            (1, 2, Metric::SqEuclidean),
+            (1025, 3, Metric::SqEuclidean),
+            (2500, 33, Metric::Cosine),
+        ] {
+            let values = kind.rows(i as u64, count, dim);
+            let weights: Vec<f64> = (0..count).map(|row| [1.0, 0.5, 3.0][row % 3]).collect();
+            for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
+                for weights in [None, Some(weights.as_slice())] {
+                    let mut rng = Rng(i as u64);
+                    let mut spread = Spread::new(&rows, weights, metric);
+                    let mut costs = vec![f64::INFINITY; count];
+                    for step in 0..4 {
+                        let trials = if step == 0 { 1 } else { 5 };
+                        let candidates: Vec<u32> =
+                            (0..trials).map(|_| rng.below(count as u64) as u32).collect();
+                        let found = device.run(Choose(&mut spread, &candidates));
+                        let wanted = choose(&rows, weights, metric, &mut costs, &candidates);
+                        if found != wanted {
+                            let found = format!("row {found} is chosen, not {wanted}");
+                            return Err(format!("{kind:?}, {metric}, step {step}: {found}").into());
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// First centroids that are so far away that squares overflow, or that halves do not hold.
+fn far_centroids(device: &AnyDevice) -> Result<(), Failed> {
+    for (size, far) in [(1.0, 3e19), (1.0, 1e25), (1e-30, 1e15), (1e-3, 1e8), (1e-38, 1e-2)] {
+        for (dim, k) in [(3, 1), (3, 6), (20, 1), (20, 70), (128, 5)] {
+            let mut values = Kind::Normal.rows(dim as u64, 500, dim);
+            values.iter_mut().flatten().for_each(|x| *x *= size);
+            let rows = matrix_f32(&values, dim, Metric::L2);
+            let mut first = values[..k].to_vec();
+            first.iter_mut().step_by(2).flatten().for_each(|x| *x = (*x / size).signum() * far);
+            let first = matrix_f32(&first, dim, Metric::L2);
+            let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+            (params.init, params.max_iterations) = (Init::Given, 5);
+            same_clusters(device, &rows, Some(&first), &params)
+                .map_err(|e| format!("{far:e} beside {size:e}, dim {dim}, k {k}: {e:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows of weight 0 are in clusters, but make none: only distinct vectors of positive weight count,
+/// and only they are first centroids.
+fn weightless(device: &AnyDevice) -> Result<(), Failed> {
+    let values = Kind::Normal.rows(8, 200, 3);
+    for rows in [matrix_f32(&values, 3, Metric::L2), matrix_f64(&values, 3, Metric::L2)] {
+        for heavy in [1, 2, 9] {
+            // The vectors of positive weight are there twice.
+            let weight = |row: usize| if row % 100 < heavy { 2.0 } else { 0.0 };
+            let weights: Vec<f64> = (0..400).map(weight).collect();
+            let twice = rows.gather(&(0..400).map(|row| row % 100).collect::<Vec<u32>>());
+            let twice = Rows::all(Arc::new(twice));
+            for init in [Init::PlusPlus, Init::Parallel, Init::Random] {
+                let run = |k: usize| {
+                    let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+                    params.init = init;
+                    kmeans(device, &twice, Some(&weights), None, &params, &Cancel::default())
+                };
+                let found = run(heavy)?;
+                let mut centroids = values_of(&Rows::all(found.centroids.clone()));
+                let mut wanted = values_of(&rows.slice(0..heavy));
+                centroids.sort_by(|a, b| a[0].total_cmp(&b[0]));
+                wanted.sort_by(|a, b| a[0].total_cmp(&b[0]));
+                if centroids != wanted {
+                    return Err(format!("{init:?}: the centroids are not the heavy rows").into());
+                }
+                match run(heavy + 1) {
+                    Err(Error::Unsatisfiable(text))
+                        if text.contains(&format!("{heavy} distinct")) => {}
+                    other => return Err(format!("{init:?}: {other:?} for too many").into()),
                 }
             }
         }

@@ -2,128 +2,100 @@
 //! chosen so far.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use super::sums::{ExactSums, Scaled, Steps};
+use super::{Cancel, Distances, Work};
+use crate::error::Result;
 use crate::matrix::{Elements, Real, Rows};
 use crate::metric::Metric;
 
-use super::{Cancel, Distances, Work, in_parallel};
-
-/// Sums of rows in groups, in whole numbers: they come out the same in whatever order rows are added
-/// and taken away.
+/// The rows of clusters added up, exactly: nothing depends on the order in which rows are added and
+/// taken away, and what other clusters and dimensions hold makes no difference.
 ///
-/// A coordinate counts in steps of a power of two, from the mean of all rows on, so that the sum of
-/// all of them takes 62 bits. A mean errs by at most a step: the largest coordinate times the number
-/// of rows times 2⁻⁶¹.
+/// A mean is the sum of weight times coordinate, each product rounded once to the 53 bits of float64,
+/// over the sum of the weights: sums are exact until each is rounded to float64, and so is the
+/// quotient. It errs by at most 4 units in the last place (float64) of Σ w |x| / Σ w.
 #[derive(Debug, Clone)]
-pub struct Groups {
-    pub(super) origin: Vec<f64>,
-    pub(super) per_unit: f64,
-    pub(super) per_weight: f64,
-    pub(super) sums: Vec<i64>,
-    pub(super) weights: Vec<i64>,
+pub struct ClusterSums {
+    /// Rows that weigh anything.
+    pub(super) counts: Vec<i64>,
+    pub(super) sums: ExactSums,
+    /// Where rows do not all weigh 1.
+    weights: Option<ExactSums>,
 }
 
-impl Groups {
-    /// `k` groups without rows, for sums of these values, row by row, with these weights, from this
-    /// origin on.
-    ///
-    /// # Errors
-    /// [`Error::Unsatisfiable`] if values are so large that float64 cannot hold their sum.
-    pub fn try_new<T: Real>(
-        values: &[T],
-        weights: Option<&[f64]>,
-        origin: Vec<f64>,
-        k: usize,
-    ) -> Result<Self> {
-        let dim = origin.len();
-        let rows = values.len() / dim.max(1);
-        const BLOCK: usize = 4096;
-        let blocks = values.chunks(BLOCK * dim.max(1)).enumerate().collect();
-        let largest = in_parallel(blocks, |(block, values): (usize, &[T])| {
-            let reach = |(i, row): (usize, &[T])| {
-                let weight = weights.map_or(1.0, |weights| weights[block * BLOCK + i]);
-                let far = row.iter().zip(&origin).map(|(x, o)| (x.to_f64() - o).abs());
-                weight * far.fold(0.0, f64::max)
-            };
-            values.chunks_exact(dim.max(1)).enumerate().map(reach).fold(0.0, f64::max)
-        });
-        let largest = largest.into_iter().fold(0.0, f64::max);
-        let heaviest = weights.map_or(1.0, |weights| weights.iter().copied().fold(0.0, f64::max));
-        let steps = |largest: f64| {
-            let bits = (largest * rows as f64).log2().ceil();
-            if largest == 0.0 { 1.0 } else { 2f64.powi(61 - bits.clamp(-900.0, 900.0) as i32) }
-        };
-        if !(largest * rows as f64 <= 1e270 && heaviest * rows as f64 <= 1e270) {
-            let message = "kmeans: vectors or weights too large to be added up";
-            return Err(Error::Unsatisfiable(message.to_string()));
-        }
-        Ok(Self {
-            origin,
-            per_unit: steps(largest),
-            per_weight: steps(heaviest),
-            sums: vec![0; k * dim],
-            weights: vec![0; k],
-        })
+impl ClusterSums {
+    /// `k` clusters without rows, for these values, row by row, with these weights.
+    pub fn new<T: Real>(values: &[T], weights: Option<&[f64]>, dim: usize, k: usize) -> Self {
+        let sums = ExactSums::new(Arc::new(Steps::choose(values, dim, weights)), k);
+        let weights =
+            weights.map(|weights| ExactSums::new(Arc::new(Steps::choose(weights, 1, None)), k));
+        Self { counts: vec![0; k], sums, weights }
     }
 
-    /// The same groups without rows.
+    /// The same clusters without rows.
     pub fn cleared(&self) -> Self {
-        let (sums, weights) = (vec![0; self.sums.len()], vec![0; self.weights.len()]);
-        Self { origin: self.origin.clone(), sums, weights, ..*self }
+        let weights = self.weights.as_ref().map(ExactSums::cleared);
+        Self { counts: vec![0; self.counts.len()], sums: self.sums.cleared(), weights }
     }
 
-    /// Move a row from one group, if it was in any, to another.
+    /// Move a row from one cluster, if it was in any, to another.
     #[inline(always)]
     pub fn shift<T: Real>(&mut self, row: &[T], weight: f64, from: Option<u32>, to: u32) {
-        let heavy = (weight * self.per_weight).round_ties_even() as i64;
-        self.weights[to as usize] += heavy;
-        if let Some(from) = from {
-            self.weights[from as usize] -= heavy;
+        if weight == 0.0 {
+            return;
         }
-        let (dim, steps) = (self.origin.len(), weight * self.per_unit);
-        let whole =
-            |(x, origin): (&T, &f64)| ((x.to_f64() - origin) * steps).round_ties_even() as i64;
-        for (sum, pair) in
-            self.sums[to as usize * dim..][..dim].iter_mut().zip(row.iter().zip(&self.origin))
-        {
-            *sum += whole(pair);
-        }
+        let (from, to) = (from.map(|from| from as usize), to as usize);
+        self.counts[to] += 1;
         if let Some(from) = from {
-            for (sum, pair) in
-                self.sums[from as usize * dim..][..dim].iter_mut().zip(row.iter().zip(&self.origin))
-            {
-                *sum -= whole(pair);
-            }
+            self.counts[from] -= 1;
+        }
+        self.sums.shift(row, weight, from, to);
+        if let Some(weights) = &mut self.weights {
+            weights.shift(&[weight], 1.0, from, to);
         }
     }
 
     /// Add what another one has.
     pub fn absorb(&mut self, other: &Self) {
-        self.sums.iter_mut().zip(&other.sums).for_each(|(a, b)| *a += b);
-        self.weights.iter_mut().zip(&other.weights).for_each(|(a, b)| *a += b);
+        self.counts.iter_mut().zip(&other.counts).for_each(|(a, b)| *a += b);
+        self.sums.absorb(&other.sums);
+        if let (Some(weights), Some(other)) = (&mut self.weights, &other.weights) {
+            weights.absorb(other);
+        }
     }
 
-    /// The groups of no weight, ascending.
+    /// The clusters of no weight, ascending.
     pub fn empty(&self) -> Vec<usize> {
-        (0..self.weights.len()).filter(|group| self.weights[*group] == 0).collect()
+        (0..self.counts.len()).filter(|cluster| self.counts[*cluster] == 0).collect()
     }
 
-    /// The weighted mean of a group's rows; `None` if they have no weight.
-    pub fn mean(&self, group: usize) -> Option<impl Iterator<Item = f64>> {
-        let (dim, weight) = (self.origin.len(), self.weights[group]);
-        let total = weight as f64 / self.per_weight * self.per_unit;
-        let sums = self.sums[group * dim..][..dim].iter().zip(&self.origin);
-        (weight != 0).then(|| sums.map(move |(sum, origin)| origin + *sum as f64 / total))
+    /// The weighted mean of a cluster's rows; `None` if they have no weight.
+    pub fn mean(&self, cluster: usize) -> Option<impl Iterator<Item = f64>> {
+        let count = self.counts[cluster];
+        let weight = match &self.weights {
+            Some(weights) => weights.total(cluster, 0),
+            None => Scaled::whole(count),
+        };
+        let mean = move |column| self.sums.total(cluster, column).over(weight);
+        (count != 0).then(|| (0..self.sums.width()).map(mean))
     }
 }
 
+/// Whether no squared distance overflows float32 between vectors of elements up to `largest`: sums
+/// stay below half of the largest number, which leaves room for their rounding.
+pub fn squares_are_finite(dim: usize, largest: f64) -> bool {
+    dim as f64 * (2.0 * largest).powi(2) < f64::from(f32::MAX) / 2.0
+}
+
 /// The squared distances that centroids moved, added up: in each centroid and then over all of them
-/// by 32 sums that take turns, added up in pairs.
-pub fn shift<T: Real>(before: &[T], after: &[T], dim: usize) -> f64 {
+/// by 32 sums that take turns, added up in pairs. Coordinates are multiplied by a power of two first,
+/// so that squares of float64 do not overflow.
+pub fn shift<T: Real>(before: &[T], after: &[T], dim: usize, unit: f64) -> f64 {
     let pairs = before.chunks_exact(dim.max(1)).zip(after.chunks_exact(dim.max(1)));
     add_in_turns(pairs.map(|(before, after)| {
-        let ways = before.iter().zip(after).map(|(a, b)| b.to_f64() - a.to_f64());
+        let ways = before.iter().zip(after).map(|(a, b)| b.to_f64() * unit - a.to_f64() * unit);
         add_in_turns(ways.map(|way| way * way))
     }))
 }
@@ -137,8 +109,21 @@ fn add_in_turns(values: impl Iterator<Item = f64>) -> f64 {
     sums[0]
 }
 
+/// What is known about rows before they stay on a device.
+#[derive(Debug, Clone, Copy)]
+pub struct LloydStart<'a> {
+    /// Sums of no rows, as many as there are clusters.
+    pub empty: &'a ClusterSums,
+    /// A point amid the rows, …
+    pub origin: &'a [f64],
+    /// … and the largest difference of an element from its own.
+    pub farthest: f64,
+    /// Squared distances that the centroids may still move in the last round.
+    pub tolerance: f64,
+}
+
 /// Rows that stay on a device, with what Lloyd's rounds know about them: the cluster of each, and
-/// the sums of [`Groups`]. Everything comes out as it would on the host, bit by bit.
+/// the [`ClusterSums`]. Everything comes out as it would on the host, bit by bit.
 pub trait Resident: Send {
     /// Begin with these centroids; no row is in a cluster.
     ///
@@ -181,7 +166,7 @@ pub trait Resident: Send {
     ///
     /// # Errors
     /// See [`start`](Self::start).
-    fn groups(&mut self) -> Result<Groups>;
+    fn sums(&mut self) -> Result<ClusterSums>;
 
     /// What it took since the last time somebody asked.
     ///
@@ -196,7 +181,7 @@ pub struct GroupStart {
     /// Which of all rows it has.
     pub rows: Range<usize>,
     /// Sums of no rows, as many as there are clusters.
-    pub empty: Groups,
+    pub empty: ClusterSums,
     /// Squared distances that the centroids may still move in the last round.
     pub tolerance: f64,
     /// The first centroids.
@@ -274,13 +259,17 @@ impl Spread {
         Self { rows: rows.clone(), weights, metric, costs: None, totals }
     }
 
+    fn weight(&self, row: usize) -> f64 {
+        self.weights.as_ref().map_or(1.0, |weights| weights[row])
+    }
+
     /// The weight of a row times its cost.
     fn share(&self, row: usize) -> f64 {
-        let weight = self.weights.as_ref().map_or(1.0, |weights| weights[row]);
+        let weight = self.weight(row);
         match &self.costs {
             None => weight,
-            Some(Distances::F32(costs)) => weight * f64::from(costs[row]),
-            Some(Distances::F64(costs)) => weight * costs[row],
+            Some(Distances::F32(costs)) => share(weight, f64::from(costs[row])),
+            Some(Distances::F64(costs)) => share(weight, costs[row]),
         }
     }
 
@@ -288,29 +277,45 @@ impl Spread {
     pub fn draw(&self, unit: f64) -> u32 {
         let total: f64 = self.totals.iter().sum();
         let mut left = unit * total;
-        let mut last = 0;
+        let mut last = None;
         for (block, sum) in self.totals.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
-            let rows = block * SPREAD_BLOCK..self.rows.len().min((block + 1) * SPREAD_BLOCK);
+            last = Some(block);
             if left >= *sum {
                 left -= sum;
-                last = rows.end - 1;
                 continue;
             }
-            for row in rows {
+            for row in self.block(block) {
                 let share = self.share(row);
-                if share > 0.0 {
-                    last = row;
-                    if left < share {
-                        return row as u32;
-                    }
-                    left -= share;
+                if share > 0.0 && left < share {
+                    return row as u32;
                 }
+                left -= share;
             }
         }
         // Rounding has eaten up the end, or nothing costs anything.
-        let any = (unit * self.rows.len() as f64) as usize;
-        if total > 0.0 { last as u32 } else { any.min(self.rows.len() - 1) as u32 }
+        let of_block = |block| self.block(block).rev().find(|row| self.share(*row) > 0.0);
+        last.and_then(of_block).map_or_else(|| self.any(unit), |row| row as u32)
     }
+
+    fn block(&self, block: usize) -> Range<usize> {
+        block * SPREAD_BLOCK..self.rows.len().min((block + 1) * SPREAD_BLOCK)
+    }
+
+    /// A row that weighs something, all with the same probability.
+    fn any(&self, unit: f64) -> u32 {
+        let all = self.rows.len();
+        let of = |count: usize| ((unit * count as f64) as usize).min(count.saturating_sub(1));
+        if self.weights.is_none() {
+            return of(all) as u32;
+        }
+        let heavy = || (0..all).filter(|row| self.weight(*row) > 0.0);
+        heavy().nth(of(heavy().count())).unwrap_or(0) as u32
+    }
+}
+
+/// Weight times cost; a row without weight costs nothing, however far it is.
+pub(super) fn share(weight: f64, cost: f64) -> f64 {
+    if weight == 0.0 { 0.0 } else { weight * cost }
 }
 
 impl Distances {

@@ -9,6 +9,7 @@ mod clusters;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod sums;
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -20,7 +21,10 @@ use crate::error::{Error, Result};
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
-pub use clusters::{End, GroupEnd, GroupStart, Groups, Resident, Spread, Stretch, shift};
+pub use clusters::{
+    ClusterSums, End, GroupEnd, GroupStart, LloydStart, Resident, Spread, Stretch, shift,
+    squares_are_finite,
+};
 pub use cpu::{CpuDevice, in_parallel};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaDevice;
@@ -104,32 +108,26 @@ pub trait Device: sealed::Sealed + Send + Sync + 'static {
         self.download(nearest)
     }
 
-    /// Move the rows whose label changed from their old groups to their new ones; without old
-    /// labels, put all rows into groups.
+    /// Move the rows whose label changed from their old clusters to their new ones; without old
+    /// labels, put all rows into clusters.
     fn regroup(
         &self,
         rows: &Rows,
         weights: Option<&[f64]>,
         labels: (Option<&[u32]>, &[u32]),
-        groups: &mut Groups,
+        sums: &mut ClusterSums,
     ) {
-        cpu::regroup(rows, weights, labels, groups);
+        cpu::regroup(rows, weights, labels, sums);
     }
 
-    /// Keep rows of equal weight, prepared for squared Euclidean distances, on the device, to be put
-    /// into groups like these in Lloyd's rounds, which end when the centroids move by no more than
-    /// the tolerance. `None` if searching in every round is the way on this device, or for these
-    /// rows.
+    /// Keep rows of equal weight, prepared for squared Euclidean distances, on the device for
+    /// Lloyd's rounds. No squared distance between two of them overflows. `None` if searching in
+    /// every round is the way on this device, or for these rows.
     ///
     /// # Errors
     /// What the device says, but for a lack of memory.
-    fn reside(
-        &self,
-        rows: &Rows,
-        empty: &Groups,
-        tolerance: f64,
-    ) -> Result<Option<Box<dyn Resident>>> {
-        let _ = (rows, empty, tolerance);
+    fn reside(&self, rows: &Rows, start: &LloydStart<'_>) -> Result<Option<Box<dyn Resident>>> {
+        let _ = (rows, start);
         Ok(None)
     }
 

@@ -2,6 +2,9 @@
 
 #![allow(dead_code)] // each test binary uses a part
 
+pub mod fuzz;
+pub mod lloyd;
+
 use std::sync::Arc;
 
 use datafusion_neighbors::Metric;

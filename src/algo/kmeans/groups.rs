@@ -24,7 +24,7 @@ pub(super) fn groups_of_reals<D: Device, H: Device, T: Real>(
     let groups: Vec<_> = starts.zip(ends).map(|(start, end)| rows.slice(start..*end)).collect();
     let dim = rows.matrix().dim();
     let params = in_parallel(groups.iter().collect(), |rows: &Rows| {
-        let k = lloyd::distinct_rows::<T>(rows.reals().unwrap_or_default(), dim, params.k);
+        let k = lloyd::distinct_rows::<T>(rows.reals().unwrap_or_default(), dim, None, params.k);
         KMeansParams { k, ..params.clone() }
     });
     let is_large = |rows: &Rows, k: usize| rows.len() * k * dim >= LARGE_GROUP;
@@ -48,13 +48,21 @@ pub(super) fn groups_of_reals<D: Device, H: Device, T: Real>(
     let started = started.into_iter().collect::<Result<Vec<_>>>()?;
     let limit = params.first().map_or(1, |params| params.max_iterations);
     let (done, work) = if params.first().is_some_and(|p| p.cost() == Metric::SqEuclidean) {
-        let starts = started.iter().zip(&small).map(|((lloyd, centroids), group)| GroupStart {
+        // Squares that overflow are compared by search, which knows what comes first.
+        let fits: Vec<_> = started.iter().map(|(l, start)| l.squares_are_finite(start)).collect();
+        let some = started.iter().zip(&small).zip(&fits).filter(|(_, fits)| **fits);
+        let starts = some.map(|(((lloyd, centroids), group), _)| GroupStart {
             rows: ends[*group] - groups[*group].len()..ends[*group],
             empty: lloyd.empty.clone(),
             tolerance: lloyd.tolerance,
             centroids: singles(centroids),
         });
-        device.rounds_of_groups(rows, &starts.collect::<Vec<_>>(), limit)?
+        let (done, work) = device.rounds_of_groups(rows, &starts.collect::<Vec<_>>(), limit)?;
+        let mut done = done.into_iter();
+        (
+            fits.into_iter().map(|fits| if fits { done.next().flatten() } else { None }).collect(),
+            work,
+        )
     } else {
         (vec![None; small.len()], Work::default())
     };

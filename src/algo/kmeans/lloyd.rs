@@ -7,10 +7,13 @@ use std::time::Instant;
 use super::start::Random;
 use super::{Clustering, Init, KMeansParams, Rounds};
 use crate::algo::knn::{Knn, KnnParams};
-use crate::device::{Cancel, Device, Distances, End, Groups, Resident, in_parallel, shift};
+use crate::device::{
+    Cancel, ClusterSums, Device, Distances, End, LloydStart, Resident, in_parallel, shift,
+    squares_are_finite,
+};
 use crate::error::{Error, Result};
 use crate::matrix::{Matrix, Real, Rows};
-use crate::metric::Metric;
+use crate::metric::{Metric, power_of_two_near_inverse};
 
 /// One input on its way through all runs.
 pub(super) struct Lloyd<'a, D, T> {
@@ -21,10 +24,14 @@ pub(super) struct Lloyd<'a, D, T> {
     pub(super) weights: Option<&'a [f64]>,
     pub(super) params: &'a KMeansParams,
     pub(super) cancel: &'a Cancel,
-    /// Squared distances that the centroids may still move in the last round.
+    /// Squared distances that the centroids may still move in the last round, …
     pub(super) tolerance: f64,
+    /// … of coordinates times this power of two.
+    unit: f64,
+    /// The largest magnitude of an element.
+    largest: f64,
     /// Sums of no rows.
-    pub(super) empty: Groups,
+    pub(super) empty: ClusterSums,
     /// The rows on the device, if rounds run there.
     pub(super) resident: Option<Box<dyn Resident>>,
     pub(super) rounds: Rounds,
@@ -65,17 +72,23 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
             )));
         }
         check_weights(weights, rows.len())?;
-        let (needed, found) = (params.k, distinct_rows(values, dim, params.k));
+        let (needed, found) = (params.k, distinct_rows(values, dim, weights, params.k));
         if found < needed {
+            let weighing = if weights.is_some() { " of positive weight" } else { "" };
             return Err(Error::Unsatisfiable(format!(
-                "kmeans: k is {needed}, but the input has only {found} distinct vectors"
+                "kmeans: k is {needed}, but the input has only {found} distinct vectors{weighing}"
             )));
         }
-        let (means, variance) = moments(values, dim);
-        let empty = Groups::try_new(values, weights, means, params.k)?;
+        let largest = largest(values);
+        let Moments { means, variance, unit } = moments(values, dim, largest);
+        let empty = ClusterSums::new(values, weights, dim, params.k);
         let (tolerance, rounds) = (params.tolerance * variance, Rounds::default());
         let resident = match (weights, params.cost()) {
-            (None, Metric::SqEuclidean) => device.reside(rows, &empty, tolerance)?,
+            (None, Metric::SqEuclidean) if squares_are_finite(dim, largest) => {
+                let farthest = farthest(values, &means);
+                let start = LloydStart { empty: &empty, origin: &means, farthest, tolerance };
+                device.reside(rows, &start)?
+            }
             _ => None,
         };
         Ok(Self {
@@ -87,6 +100,8 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
             params,
             cancel,
             tolerance,
+            unit,
+            largest,
             empty,
             resident,
             rounds,
@@ -151,7 +166,10 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
         let (mut sizes, mut inertias) = (vec![0; k], vec![0.0; k]);
         for (row, (label, cost)) in last.labels.iter().zip(&last.costs).enumerate() {
             sizes[*label as usize] += 1;
-            inertias[*label as usize] += self.weight(row) * cost.to_f64();
+            // A row without weight costs nothing, however far it is.
+            if self.weight(row) > 0.0 {
+                inertias[*label as usize] += self.weight(row) * cost.to_f64();
+            }
         }
         let distance = |cost: T| if self.params.metric == Metric::L2 { cost.sqrt() } else { cost };
         let distances = Distances::of(last.costs.into_iter().map(distance).collect());
@@ -163,7 +181,7 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
 
     /// Rounds in which every row is searched for on the device, and centroids move on the host.
     pub(super) fn rounds_by_search(&mut self, mut centroids: Vec<T>) -> Result<Settled<T>> {
-        let mut groups = self.empty.clone();
+        let mut sums = self.empty.clone();
         let mut before: Option<Assigned<T>> = None;
         let (mut iterations, mut moved) = (0, self.rows.len());
         let last = loop {
@@ -182,9 +200,9 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
             if moved == 0 {
                 break now;
             }
-            self.device.regroup(self.rows, self.weights, (old, &now.labels), &mut groups);
-            let next = self.means(&groups, &now, &centroids);
-            let moved_by = shift(&centroids, &next, self.dim);
+            self.device.regroup(self.rows, self.weights, (old, &now.labels), &mut sums);
+            let next = self.means(&sums, &now, &centroids);
+            let moved_by = shift(&centroids, &next, self.dim, self.unit);
             centroids = next;
             self.rounds.updating += clock.elapsed();
             if moved_by <= self.tolerance {
@@ -195,14 +213,23 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
         Ok(Settled { centroids, last, iterations, moved })
     }
 
-    /// Rounds that stay on the device, but for those that leave a cluster empty. `None` if the
-    /// device gives up.
+    /// Whether no squared distance between rows, and these first centroids, overflows float32. Means
+    /// of rows are among them, so all later centroids are.
+    pub(super) fn squares_are_finite(&self, start: &[T]) -> bool {
+        squares_are_finite(self.dim, largest(start).max(self.largest))
+    }
+
+    /// Rounds that stay on the device, except those that leave a cluster empty. `None` if the
+    /// device gives up, or distances from these centroids are more than it can compare.
     fn rounds_on_device(
         &mut self,
         resident: &mut dyn Resident,
         start: &[T],
     ) -> Result<Option<Settled<T>>> {
         let clock = Instant::now();
+        if !self.squares_are_finite(start) {
+            return Ok(None);
+        }
         resident.start(&singles(start))?;
         let (mut iterations, mut moved) = (0, self.rows.len());
         while iterations < self.params.max_iterations {
@@ -215,8 +242,8 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
                     let (labels, costs) = resident.assigned()?;
                     let now = Assigned { labels, costs: reals(costs) };
                     let centroids: Vec<T> = reals(resident.centroids()?);
-                    let next = self.means(&resident.groups()?, &now, &centroids);
-                    let moved_by = shift(&centroids, &next, self.dim);
+                    let next = self.means(&resident.sums()?, &now, &centroids);
+                    let moved_by = shift(&centroids, &next, self.dim, self.unit);
                     resident.go_on(&singles(&next))?;
                     if moved_by <= self.tolerance {
                         break;
@@ -259,13 +286,13 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
 
     /// The mean of every cluster. An empty one takes the row that is farthest from its own centroid,
     /// the earlier of equals, out of that cluster.
-    fn means(&self, groups: &Groups, now: &Assigned<T>, before: &[T]) -> Vec<T> {
-        let empty = groups.empty();
+    fn means(&self, sums: &ClusterSums, now: &Assigned<T>, before: &[T]) -> Vec<T> {
+        let empty = sums.empty();
         let mut alike = self.alike(&now.labels);
         let mut changed;
-        let mut groups = groups;
+        let mut sums = sums;
         if !empty.is_empty() {
-            changed = groups.clone();
+            changed = sums.clone();
             let mut farthest: Vec<usize> =
                 (0..self.rows.len()).filter(|row| self.weight(*row) > 0.0).collect();
             let key = |row: &usize| std::cmp::Reverse(now.costs[*row].key(u32::MAX - *row as u32));
@@ -281,11 +308,11 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
                 changed.shift(values, self.weight(row), Some(from), cluster as u32);
                 alike[cluster] = Some(row);
             }
-            groups = &changed;
+            sums = &changed;
         }
         let mut centroids = before.to_vec();
         for (cluster, centroid) in centroids.chunks_exact_mut(self.dim).enumerate() {
-            let Some(mean) = groups.mean(cluster) else { continue };
+            let Some(mean) = sums.mean(cluster) else { continue };
             if let Some(row) = alike[cluster] {
                 centroid.copy_from_slice(self.row(row));
                 continue;
@@ -304,8 +331,16 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
 
     /// For each cluster of one vector, however often it is there, the first row that is it: its mean
     /// is the vector, without rounding.
+    ///
+    /// Nobody needs to look for them where means come out as the vector anyway: in float32, unless
+    /// directions are scaled to length 1 again. There the sum S of n rows x of weights w is Σ fl(w x),
+    /// within 2⁻⁵³ of x Σ w; rounding S, Σ w and their quotient adds three times that. An error of 2⁻⁵¹
+    /// is far below 2⁻²⁶, the least that x would have to change by to be rounded to another float32.
     fn alike(&self, labels: &[u32]) -> Vec<Option<usize>> {
         let mut first = vec![None; self.params.k];
+        if T::MANTISSA <= f32::MANTISSA_DIGITS && self.params.metric == Metric::L2 {
+            return first;
+        }
         let mut mixed = vec![false; self.params.k];
         for (row, label) in labels.iter().map(|label| *label as usize).enumerate() {
             if !mixed[label] {
@@ -330,11 +365,20 @@ pub(super) fn reals<T: Real>(values: Vec<f32>) -> Vec<T> {
     values.into_iter().map(|x| T::from_f64(f64::from(x))).collect()
 }
 
-/// How many different rows there are, counted up to `most`. Zeros of both signs are equal.
-pub(super) fn distinct_rows<T: Real>(values: &[T], dim: usize, most: usize) -> usize {
+/// How many different rows of positive weight there are, counted up to `most`. Zeros of both signs
+/// are equal.
+pub(super) fn distinct_rows<T: Real>(
+    values: &[T],
+    dim: usize,
+    weights: Option<&[f64]>,
+    most: usize,
+) -> usize {
     let bits = |row: &[T]| row.iter().map(|x| (*x + T::ZERO).to_f64().to_bits()).collect();
     let mut distinct: HashSet<Vec<u64>> = HashSet::new();
-    for row in values.chunks_exact(dim.max(1)) {
+    for (i, row) in values.chunks_exact(dim.max(1)).enumerate() {
+        if weights.is_some_and(|weights| weights[i] == 0.0) {
+            continue;
+        }
         distinct.insert(bits(row));
         if distinct.len() == most {
             break;
@@ -361,11 +405,52 @@ fn check_weights(weights: Option<&[f64]>, rows: usize) -> Result<()> {
     Ok(())
 }
 
-/// The mean of every dimension, and the mean of their variances.
-fn moments<T: Real>(values: &[T], dim: usize) -> (Vec<f64>, f64) {
-    let means = mean_of(values, dim, |x, _| x);
-    let variances = mean_of(values, dim, |x, j| (x - means[j]).powi(2));
-    (means, variances.iter().sum::<f64>() / dim.max(1) as f64)
+/// What is known about rows from one look at all of them.
+struct Moments {
+    /// The mean of every dimension.
+    means: Vec<f64>,
+    /// The mean of the dimensions' variances, of coordinates times …
+    variance: f64,
+    /// … this power of two. Squares of float32 neither overflow nor vanish in float64, so that theirs
+    /// is 1; float64 is brought near 1, which changes nothing else.
+    unit: f64,
+}
+
+fn moments<T: Real>(values: &[T], dim: usize, largest: f64) -> Moments {
+    let is_narrow = T::MANTISSA <= f32::MANTISSA_DIGITS;
+    let unit = if is_narrow { 1.0 } else { power_of_two_near_inverse(largest) };
+    let means = mean_of(values, dim, |x, _| x * unit);
+    let variances = mean_of(values, dim, |x, j| (x * unit - means[j]).powi(2));
+    let variance = variances.iter().sum::<f64>() / dim.max(1) as f64;
+    Moments { means: means.into_iter().map(|mean| mean / unit).collect(), variance, unit }
+}
+
+/// The largest difference of an element from that of a point.
+fn farthest<T: Real>(values: &[T], origin: &[f64]) -> f64 {
+    let dim = origin.len().max(1);
+    largest_of(values, dim, |row| {
+        row.iter().zip(origin).fold(0.0, |most: f64, (x, o)| most.max((x.to_f64() - o).abs()))
+    })
+}
+
+/// The largest magnitude of an element.
+fn largest<T: Real>(values: &[T]) -> f64 {
+    largest_of(values, 1024, |some| {
+        some.iter().fold(0.0, |most: f64, x| most.max(x.to_f64().abs()))
+    })
+}
+
+/// The largest of what comes out for some elements at a time.
+fn largest_of<T: Real>(
+    values: &[T],
+    together: usize,
+    most: impl Fn(&[T]) -> f64 + Sync + Send,
+) -> f64 {
+    const BLOCK: usize = 1 << 18;
+    let blocks = values.chunks(BLOCK.next_multiple_of(together)).collect();
+    let found =
+        in_parallel(blocks, |block: &[T]| block.chunks(together).map(&most).fold(0.0, f64::max));
+    found.into_iter().fold(0.0, f64::max)
 }
 
 /// For every dimension, the mean of what `share` makes of the elements, in float64: added up in order

@@ -2,9 +2,9 @@
 //! to the mean of its rows.
 //!
 //! The answer depends on the rows, their order and the parameters alone: rows are assigned by the
-//! exact search, which gives the same bits on every device, and means are taken of sums in whole
-//! numbers, which come out the same in whatever order they are added up. A round that moves few rows
-//! changes the sums by those rows only, without an error that builds up.
+//! exact search, which gives the same bits on every device, and means are taken of exact sums, which
+//! come out the same in whatever order they are added up. A round that moves few rows changes the
+//! sums by those rows only, without an error that builds up.
 //!
 //! Stopping, the tolerance and what becomes of empty clusters are those of scikit-learn's
 //! `KMeans(algorithm="lloyd")`; so is the greedy k-means++ (Arthur and Vassilvitskii 2007, with

@@ -24,9 +24,10 @@ impl<D: Device, T: Real> Lloyd<'_, D, T> {
         Ok(values.to_vec())
     }
 
-    /// Different vectors at random.
+    /// Different vectors of positive weight at random, of which there are enough.
     pub(super) fn at_random(&self, random: &mut Random) -> Vec<T> {
-        let mut left: Vec<u32> = (0..self.rows.len() as u32).collect();
+        let all = 0..self.rows.len() as u32;
+        let mut left: Vec<u32> = all.filter(|row| self.weight(*row as usize) > 0.0).collect();
         let mut chosen: Vec<T> = Vec::with_capacity(self.params.k * self.dim);
         let mut distinct: HashSet<Vec<u64>> = HashSet::new();
         while chosen.len() < self.params.k * self.dim {
@@ -73,15 +74,17 @@ impl<D: Device, T: Real> Lloyd<'_, D, T> {
         let mut candidates = vec![spread.draw(random.unit())];
         let mut costs = self.assign(&self.at(&candidates), None)?.costs;
         for _ in 0..ROUNDS {
-            let total: f64 =
-                costs.iter().enumerate().map(|(row, x)| self.weight(row) * x.to_f64()).sum();
+            // A row without weight costs nothing, however far it is.
+            let share = |row: usize, cost: &T| match self.weight(row) {
+                0.0 => 0.0,
+                weight => weight * cost.to_f64(),
+            };
+            let total: f64 = costs.iter().enumerate().map(|(row, cost)| share(row, cost)).sum();
             if total <= 0.0 {
                 break;
             }
             let drawn: Vec<u32> = (costs.iter().enumerate())
-                .filter(|(row, cost)| {
-                    random.unit() < wanted * self.weight(*row) * cost.to_f64() / total
-                })
+                .filter(|(row, cost)| random.unit() < wanted * share(*row, cost) / total)
                 .map(|(row, _)| row as u32)
                 .collect();
             if drawn.is_empty() {

@@ -1,10 +1,10 @@
-//! Sums of groups, distances from chosen rows and the nearest of few rows, on all cores.
+//! Sums of clusters, distances from chosen rows and the nearest of few rows, on all cores.
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::lanes::Lanes;
-use crate::device::clusters::{Groups, SPREAD_BLOCK, Spread};
+use crate::device::clusters::{ClusterSums, SPREAD_BLOCK, Spread, share};
 use crate::device::{Distances, Neighbors, Pairing, Work};
 use crate::error::Result;
 use crate::matrix::Rows;
@@ -18,12 +18,12 @@ pub(in crate::device) fn regroup(
     rows: &Rows,
     weights: Option<&[f64]>,
     labels: (Option<&[u32]>, &[u32]),
-    groups: &mut Groups,
+    sums: &mut ClusterSums,
 ) {
     if let Some(values) = rows.reals::<f32>() {
-        regroup_reals(values, rows.matrix().dim(), weights, labels, groups);
+        regroup_reals(values, rows.matrix().dim(), weights, labels, sums);
     } else if let Some(values) = rows.reals::<f64>() {
-        regroup_reals(values, rows.matrix().dim(), weights, labels, groups);
+        regroup_reals(values, rows.matrix().dim(), weights, labels, sums);
     }
 }
 
@@ -32,34 +32,34 @@ fn regroup_reals<T: Lanes>(
     dim: usize,
     weights: Option<&[f64]>,
     (old, new): (Option<&[u32]>, &[u32]),
-    groups: &mut Groups,
+    sums: &mut ClusterSums,
 ) {
     let before = |row: usize| old.map(|old| old[row]);
     let moved: Vec<u32> =
         (0..new.len() as u32).filter(|r| before(*r as usize) != Some(new[*r as usize])).collect();
-    let shift = |groups: &mut Groups, moved: &[u32]| {
+    let shift = |sums: &mut ClusterSums, moved: &[u32]| {
         pulp::Arch::new().dispatch(
             #[inline(always)]
             || {
                 for row in moved.iter().map(|row| *row as usize) {
                     let weight = weights.map_or(1.0, |weights| weights[row]);
-                    groups.shift(&values[row * dim..][..dim], weight, before(row), new[row]);
+                    sums.shift(&values[row * dim..][..dim], weight, before(row), new[row]);
                 }
             },
         );
     };
     if moved.len() < FEW_MOVED {
-        return shift(groups, &moved);
+        return shift(sums, &moved);
     }
     let parts: Vec<_> = moved
         .par_chunks(moved.len().div_ceil(rayon::current_num_threads()))
         .map(|moved| {
-            let mut part = groups.cleared();
+            let mut part = sums.cleared();
             shift(&mut part, moved);
             part
         })
         .collect();
-    parts.iter().for_each(|part| groups.absorb(part));
+    parts.iter().for_each(|part| sums.absorb(part));
 }
 
 /// See [`Device::spread`](crate::device::Device::spread).
@@ -84,7 +84,7 @@ fn spread_reals<T: Lanes>(spread: &mut Spread, candidates: &[u32]) -> u32 {
     let total = |block: usize, costs: &mut dyn Iterator<Item = T>| -> f64 {
         let first = block * SPREAD_BLOCK;
         let weight = |i: usize| weights.map_or(1.0, |weights| weights[first + i]);
-        costs.enumerate().map(|(i, cost)| weight(i) * cost.to_f64()).sum()
+        costs.enumerate().map(|(i, cost)| share(weight(i), cost.to_f64())).sum()
     };
     let mut best = candidates[0];
     if candidates.len() > 1 {

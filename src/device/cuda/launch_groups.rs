@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, PushKernelArg};
 
 use super::launch::{check_size, config};
-use super::launch_rounds::{Job, RoundKernels, Status, address};
+use super::launch_rounds::{BINS, Job, MOST_ROWS, RoundKernels, Status, address};
 use super::memory::{Buffer, Memory};
 use super::sys::{self, failed};
 use crate::device::{GroupEnd, GroupStart};
@@ -42,9 +42,10 @@ impl GroupsWorkspace {
         limit: usize,
     ) -> Result<Self> {
         let dim = kernels.dim;
-        assert!(dim <= GROUPS_DIM && groups.iter().all(|group| group.rows.end <= count));
+        assert!(dim <= GROUPS_DIM && count <= MOST_ROWS);
+        assert!(groups.iter().all(|group| group.rows.end <= count));
         check_size(&rows, count * dim, 4);
-        let clusters: Vec<usize> = groups.iter().map(|group| group.empty.weights.len()).collect();
+        let clusters: Vec<usize> = groups.iter().map(|group| group.empty.counts.len()).collect();
         let all: usize = clusters.iter().sum();
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
         let mut kept = Vec::new();
@@ -56,25 +57,26 @@ impl GroupsWorkspace {
             Ok(place)
         };
         let (moved, sums) = (place(count * 8, 0)?, place(all * dim * 8, 0)?);
-        let (weights, first_alike) = (place(all * 8, 0)?, place(all * 8, 0)?);
-        let (alike, shifts) = (place(all * 4, 0)?, place(all * 8, 0)?);
+        let (wide, is_wide) = (place(all * dim * BINS * 8, 0)?, place(all * 4, 0)?);
+        let (counts, shifts) = (place(all * 8, 0)?, place(all * 8, 0)?);
         let mut status = allocate(groups.len() * size_of::<Status>())?;
         let mut centroids = allocate(2 * all * dim * 4)?;
         let (mut labels, mut costs) = (allocate(count * 4)?, allocate(count * 4)?);
         for (buffer, byte) in [(&mut status, 0), (&mut labels, 0xff), (&mut costs, 0)] {
             sys::fill(stream, buffer.slice_mut(), byte).map_err(failed("cuMemsetD8Async"))?;
         }
-        let origins: Vec<f64> = groups.iter().flat_map(|g| g.empty.origin.clone()).collect();
-        let mut origin = allocate(origins.len() * 8)?;
-        sys::write(stream, origin.slice_mut(), &origins)?;
+        let all_steps = groups.iter().flat_map(|group| &group.empty.sums.steps.inverse);
+        let mut inverse = allocate(groups.len() * dim * 8)?;
+        sys::write(stream, inverse.slice_mut(), &all_steps.copied().collect::<Vec<f64>>())?;
         // The two sets of a group's centroids are next to each other.
         let both = groups.iter().flat_map(|g| [g.centroids.as_slice(), &g.centroids].concat());
         sys::write(stream, centroids.slice_mut(), &both.collect::<Vec<f32>>())?;
         let at = |buffer: &Buffer| address(stream, buffer);
-        let bases = (at(&status), at(&rows), at(&centroids), at(&labels), at(&origin));
+        let bases = (at(&status), at(&rows), at(&centroids), at(&labels), at(&inverse));
         let mut first = 0;
         let jobs = groups.iter().zip(&clusters).enumerate().map(|(i, (group, k))| {
-            assert!(group.centroids.len() == k * dim && group.empty.origin.len() == dim);
+            let steps = &group.empty.sums.steps;
+            assert!(group.centroids.len() == k * dim && steps.inverse.len() == dim);
             let (row, cluster) = (group.rows.start as u64, first as u64);
             first += k;
             let dim = dim as u64;
@@ -85,15 +87,13 @@ impl GroupsWorkspace {
                 labels: bases.3 + row * 4,
                 moved: moved + row * 8,
                 sums: sums + cluster * dim * 8,
-                weights: weights + cluster * 8,
-                origin: bases.4 + i as u64 * dim * 8,
-                first_alike: first_alike + cluster * 8,
-                alike: alike + cluster * 4,
+                counts: counts + cluster * 8,
+                wide: wide + cluster * dim * BINS as u64 * 8,
+                is_wide: is_wide + cluster * 4,
+                inverse: bases.4 + i as u64 * dim * 8,
                 shifts: shifts + cluster * 8,
-                per_unit: group.empty.per_unit,
-                per_weight: group.empty.per_weight,
+                limit: steps.limit(),
                 tolerance: group.tolerance,
-                weight: group.empty.per_weight.round_ties_even() as i64,
                 count: group.rows.len() as u32,
                 k: *k as u32,
                 ..Job::default()
@@ -109,7 +109,7 @@ impl GroupsWorkspace {
         // buffers that are dropped after the launch and freed behind it; groups have rows and
         // clusters of their own.
         unsafe { launch.launch(config(groups.len(), 128, 0)) }.map_err(failed("cluster_groups"))?;
-        kept.extend([rows, origin, list]);
+        kept.extend([rows, inverse, list]);
         let stream = stream.clone();
         Ok(Self {
             stream,

@@ -14,7 +14,7 @@ use cudarc::nvrtc::Ptx;
 use super::launch::{Limits, allow_shared, check_size, config};
 use super::memory::{Buffer, Memory};
 use super::sys::{self, failed};
-use crate::device::Groups;
+use crate::device::{ClusterSums, LloydStart};
 use crate::error::Result;
 
 /// Most elements of a row, and most clusters, for which looking at near centroids first pays: the
@@ -30,8 +30,13 @@ const TILE: usize = 64;
 const WARPS: usize = 4;
 const STAGES: usize = 3;
 const SORTED_ROWS: usize = 8192;
-/// Rows that a thread of `add_sorted` adds up.
+/// Rows that a thread of `add_sorted` adds up, and bins of a wide sum: names in
+/// `kernels/clusters.cu`.
 const ADDED_ROWS: usize = 64;
+pub(super) const BINS: usize = 9;
+
+/// Rows that bins have room for: each adds less than 2³².
+pub(super) const MOST_ROWS: usize = 1 << 30;
 
 /// Counts that sorting keeps in shared memory, and the most for each cluster.
 const PLACES: usize = 4096;
@@ -54,8 +59,6 @@ pub(super) struct RoundKernels {
     add_moved: CudaFunction,
     add_sorted: CudaFunction,
     means: CudaFunction,
-    find_alike: CudaFunction,
-    compare_alike: CudaFunction,
     finish_round: CudaFunction,
     costs: CudaFunction,
     list_centroids: CudaFunction,
@@ -83,13 +86,11 @@ pub(super) struct Status {
     pub(super) moved: u32,
     pub(super) uncertain: u32,
     pub(super) pairs: u32,
-    pub(super) suspects: u32,
     pub(super) empty: u32,
     pub(super) arrived: u32,
     pub(super) largest_row: u32,
     pub(super) largest_centroid: u32,
     pub(super) largest_error: u32,
-    pub(super) padding: u32,
     pub(super) rechecked: u64,
 }
 
@@ -112,12 +113,14 @@ pub(super) struct Job {
     pub(super) moved: u64,
     /// k × dim, and k, of i64.
     pub(super) sums: u64,
-    pub(super) weights: u64,
-    /// dim of f64.
+    pub(super) counts: u64,
+    /// k × dim × [`BINS`] of i64, and k of u32.
+    pub(super) wide: u64,
+    pub(super) is_wide: u64,
+    /// dim of f64, both.
+    pub(super) inverse: u64,
     pub(super) origin: u64,
-    /// k of u64, u32 and f64.
-    pub(super) first_alike: u64,
-    pub(super) alike: u64,
+    /// k of f64.
     pub(super) shifts: u64,
     /// k × k of u64, and a u32 for each place in the order, on the way [`Way::Near`].
     pub(super) lists: u64,
@@ -136,12 +139,10 @@ pub(super) struct Job {
     pub(super) nearest: u64,
     /// `room_for_pairs` of two u32.
     pub(super) pairs: u64,
-    pub(super) per_unit: f64,
-    pub(super) per_weight: f64,
+    pub(super) limit: f64,
     pub(super) tolerance: f64,
     pub(super) scale: f64,
     pub(super) underflow: f64,
-    pub(super) weight: i64,
     pub(super) count: u32,
     pub(super) k: u32,
     pub(super) room_for_pairs: u32,
@@ -168,8 +169,6 @@ impl RoundKernels {
             add_moved: function("add_moved")?,
             add_sorted: function("add_sorted")?,
             means: function("means")?,
-            find_alike: function("find_alike")?,
-            compare_alike: function("compare_alike")?,
             finish_round: function("finish_round")?,
             costs: function("costs")?,
             list_centroids: function("list_centroids")?,
@@ -234,13 +233,20 @@ pub(super) struct Workspace {
     status: Buffer,
     centroids: Buffer,
     labels: Buffer,
-    sums: Buffer,
-    weights: Buffer,
+    /// What there is of rows in clusters: all zero without rows.
+    sums: Sums,
     rows: Buffer,
     /// Where sorted rows, their numbers and labels go.
     sorted: Option<Sorted>,
     /// The memory behind the other addresses of the job.
     _kept: Vec<Buffer>,
+}
+
+struct Sums {
+    sums: Buffer,
+    counts: Buffer,
+    wide: Buffer,
+    is_wide: Buffer,
 }
 
 struct Sorted {
@@ -258,10 +264,11 @@ impl Workspace {
         memory: &Arc<Memory>,
         rows: Buffer,
         (count, way): (usize, Way),
-        empty: &Groups,
-        tolerance: f64,
+        start: &LloydStart<'_>,
     ) -> Result<Self> {
-        let (dim, k) = (kernels.dim, empty.weights.len());
+        let (dim, k) = (kernels.dim, start.empty.counts.len());
+        let steps = &start.empty.sums.steps;
+        assert!(count <= MOST_ROWS && start.origin.len() == dim && steps.inverse.len() == dim);
         check_size(&rows, count * dim, 4);
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
         let mut kept = Vec::new();
@@ -271,17 +278,13 @@ impl Workspace {
             kept.push(buffer);
             Ok(place)
         };
-        let scale = scale(empty.per_unit, count);
+        let scale = scale(start.farthest);
         let mut job = Job {
             rows: address(stream, &rows),
             moved: place(count * 8)?,
-            first_alike: place(k * 8)?,
-            alike: place(k * 4)?,
             shifts: place(k * 8)?,
-            per_unit: empty.per_unit,
-            per_weight: empty.per_weight,
-            weight: empty.per_weight.round_ties_even() as i64,
-            tolerance,
+            limit: steps.limit(),
+            tolerance: start.tolerance,
             scale,
             // A unit of the smallest number for each of dim sums, on both sides of a comparison.
             underflow: 2.0 * (dim + 4) as f64 * 2f64.powi(-149) * scale * scale,
@@ -290,14 +293,21 @@ impl Workspace {
             ..Job::default()
         };
         let (status, centroids) = (allocate(size_of::<Status>())?, allocate(2 * k * dim * 4)?);
-        let (labels, sums, weights) =
-            (allocate(count * 4)?, allocate(k * dim * 8)?, allocate(k * 8)?);
+        let labels = allocate(count * 4)?;
+        let sums = Sums {
+            sums: allocate(k * dim * 8)?,
+            counts: allocate(k * 8)?,
+            wide: allocate(k * dim * BINS * 8)?,
+            is_wide: allocate(k * 4)?,
+        };
         (job.status, job.centroids) = (address(stream, &status), address(stream, &centroids));
-        (job.labels, job.sums) = (address(stream, &labels), address(stream, &sums));
-        job.weights = address(stream, &weights);
-        let mut origin = allocate(dim * 8)?;
-        sys::write(stream, origin.slice_mut(), &empty.origin)?;
-        job.origin = address(stream, &origin);
+        (job.labels, job.sums) = (address(stream, &labels), address(stream, &sums.sums));
+        (job.counts, job.wide) = (address(stream, &sums.counts), address(stream, &sums.wide));
+        job.is_wide = address(stream, &sums.is_wide);
+        let (mut origin, mut inverse) = (allocate(dim * 8)?, allocate(dim * 8)?);
+        sys::write(stream, origin.slice_mut(), start.origin)?;
+        sys::write(stream, inverse.slice_mut(), &steps.inverse)?;
+        (job.origin, job.inverse) = (address(stream, &origin), address(stream, &inverse));
         let mut sorted = None;
         match way {
             Way::Near => {
@@ -324,7 +334,7 @@ impl Workspace {
                 job.pairs = place(job.room_for_pairs as usize * 8)?;
             }
         }
-        kept.push(origin);
+        kept.extend([origin, inverse]);
         let (kernels, stream) = (kernels, stream.clone());
         let mut workspace = Self {
             kernels,
@@ -337,7 +347,6 @@ impl Workspace {
             centroids,
             labels,
             sums,
-            weights,
             rows,
             sorted,
             _kept: kept,
@@ -384,16 +393,32 @@ impl Workspace {
         let call = || failed("cuMemsetD8Async");
         let labels = sys::fill(&self.stream, self.labels.slice_mut(), 0xff);
         labels.map_err(call())?;
-        self.stream.memset_zeros(self.sums.slice_mut()).map_err(call())?;
-        self.stream.memset_zeros(self.weights.slice_mut()).map_err(call())
+        let Sums { sums, counts, wide, is_wide } = &mut self.sums;
+        for buffer in [sums, counts, wide, is_wide] {
+            self.stream.memset_zeros(buffer.slice_mut()).map_err(call())?;
+        }
+        Ok(())
     }
 
-    /// Sums and weights of all clusters.
-    pub(super) fn sums(&self) -> Result<(Vec<i64>, Vec<i64>)> {
+    /// Sums of all clusters, in steps of `empty`.
+    pub(super) fn sums(&self, empty: &ClusterSums) -> Result<ClusterSums> {
+        let (stream, k, dim) = (&self.stream, self.k, self.kernels.dim);
         let home = failed("cuMemcpyDtoHAsync");
-        let sums = sys::read(&self.stream, self.sums.slice(), self.k * self.kernels.dim);
-        let weights = sys::read(&self.stream, self.weights.slice(), self.k);
-        Ok((sums.map_err(&home)?, weights.map_err(&home)?))
+        let Sums { sums, counts, wide, is_wide } = &self.sums;
+        let mut found = empty.cleared();
+        found.sums.high = sys::read(stream, sums.slice(), k * dim).map_err(&home)?;
+        found.counts = sys::read(stream, counts.slice(), k).map_err(&home)?;
+        let is_wide: Vec<u32> = sys::read(stream, is_wide.slice(), k).map_err(&home)?;
+        if is_wide.iter().all(|is_wide| *is_wide == 0) {
+            return Ok(found);
+        }
+        let bins: Vec<i64> = sys::read(stream, wide.slice(), k * dim * BINS).map_err(&home)?;
+        for (place, bins) in bins.chunks_exact(BINS).enumerate() {
+            if bins.iter().any(|bin| *bin != 0) {
+                found.sums.add_digits(place, bins);
+            }
+        }
+        Ok(found)
     }
 
     /// Find every row's nearest centroid, and list the rows that it is new for. `is_last`: also if
@@ -446,11 +471,8 @@ impl Workspace {
     /// Move every centroid to the mean of its rows, unless rounds end.
     pub(super) fn update(&self) -> Result<()> {
         let kernels = &self.kernels;
-        let rows = config(self.count.div_ceil(256).min(self.blocks(4)), 256, 0);
         let clusters = config(self.k.div_ceil(8), 256, 0);
         self.launch(&kernels.means, "means", clusters)?;
-        self.launch(&kernels.find_alike, "find_alike", rows)?;
-        self.launch(&kernels.compare_alike, "compare_alike", rows)?;
         self.launch(&kernels.finish_round, "finish_round", clusters)
     }
 
@@ -535,9 +557,10 @@ pub(super) fn address(stream: &Arc<CudaStream>, buffer: &Buffer) -> u64 {
     slice.device_ptr(stream).0
 }
 
-/// A power of two that brings elements, counted from the origin, below 256: the steps in which they
-/// are added up say how large they are at most.
-fn scale(per_unit: f64, rows: usize) -> f64 {
-    let largest = 61.0 - per_unit.log2() - (rows as f64).log2();
-    2f64.powi((8.0 - largest).floor().clamp(-1000.0, 1000.0) as i32)
+/// A power of two that brings elements, of which this one is the farthest from the origin, below 256.
+fn scale(farthest: f64) -> f64 {
+    if farthest == 0.0 {
+        return 1.0;
+    }
+    2f64.powi((7.0 - farthest.log2().floor()).clamp(-1000.0, 1000.0) as i32)
 }

@@ -8,11 +8,13 @@ use cudarc::driver::CudaEvent;
 
 use super::gpu::Gpu;
 use super::launch_groups::{GROUPS_DIM, GroupsWorkspace};
-use super::launch_rounds::{Status, Workspace, way};
+use super::launch_rounds::{MOST_ROWS, Status, Workspace, way};
 use super::memory::Memory;
 use super::sys::failed;
 use super::upload::elapsed;
-use crate::device::{Cancel, End, GroupEnd, GroupStart, Groups, Resident, Stretch, Work};
+use crate::device::{
+    Cancel, ClusterSums, End, GroupEnd, GroupStart, LloydStart, Resident, Stretch, Work,
+};
 use crate::error::Result;
 use crate::matrix::Rows;
 
@@ -35,7 +37,8 @@ pub(super) fn rounds_of_groups(
     limit: usize,
 ) -> Result<Option<(Vec<Option<GroupEnd>>, Work)>> {
     let dim = rows.matrix().dim();
-    if dim > GROUPS_DIM || rows.reals::<f32>().is_none() || groups.is_empty() {
+    let fits = dim <= GROUPS_DIM && rows.len() <= MOST_ROWS;
+    if !fits || rows.reals::<f32>().is_none() || groups.is_empty() {
         return Ok(None);
     }
     let kernels = gpu.round_kernels(dim)?;
@@ -67,7 +70,7 @@ pub(super) struct Lloyd {
     gpu: Arc<Gpu>,
     memory: Arc<Memory>,
     workspace: Workspace,
-    empty: Groups,
+    empty: ClusterSums,
     rows: usize,
     /// Rounds since the start.
     rounds: usize,
@@ -81,21 +84,20 @@ impl Lloyd {
         gpu: &Arc<Gpu>,
         memory: &Arc<Memory>,
         rows: &Rows,
-        empty: &Groups,
-        tolerance: f64,
+        start: &LloydStart<'_>,
     ) -> Result<Option<Self>> {
-        let (dim, k) = (rows.matrix().dim(), empty.weights.len());
-        let way = way(dim, k, gpu.limits).filter(|_| rows.reals::<f32>().is_some());
+        let (dim, k) = (rows.matrix().dim(), start.empty.counts.len());
+        let fits = rows.reals::<f32>().is_some() && rows.len() <= MOST_ROWS;
+        let way = way(dim, k, gpu.limits).filter(|_| fits);
         let Some(way) = way else { return Ok(None) };
         let kernels = gpu.round_kernels(dim)?;
         let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, rows)?;
         gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
         let shape = (rows.len(), way);
-        let workspace =
-            Workspace::new(kernels, &gpu.compute, memory, buffer, shape, empty, tolerance)?;
+        let workspace = Workspace::new(kernels, &gpu.compute, memory, buffer, shape, start)?;
         let work =
             Work { bytes_sent: transfer.bytes, transfer: transfer.time()?, ..Work::default() };
-        let (gpu, memory, empty) = (gpu.clone(), memory.clone(), empty.clone());
+        let (gpu, memory, empty) = (gpu.clone(), memory.clone(), start.empty.clone());
         let (rows, rounds, computing) = (rows.len(), 0, Vec::new());
         Ok(Some(Self { gpu, memory, workspace, empty, rows, rounds, work, computing }))
     }
@@ -153,7 +155,7 @@ impl Resident for Lloyd {
         };
         let rounds = (status.iterations - before.iterations) as usize;
         self.work.redone += status.rechecked - before.rechecked;
-        self.work.pairs += rounds as u64 * self.rows as u64 * self.empty.weights.len() as u64;
+        self.work.pairs += rounds as u64 * self.rows as u64 * self.empty.counts.len() as u64;
         let end = match status.end {
             STABLE => End::Stable,
             CONVERGED => End::Converged,
@@ -166,7 +168,7 @@ impl Resident for Lloyd {
 
     fn assign(&mut self) -> Result<bool> {
         self.timed(|lloyd| lloyd.workspace.assign(true))?;
-        self.work.pairs += self.rows as u64 * self.empty.weights.len() as u64;
+        self.work.pairs += self.rows as u64 * self.empty.counts.len() as u64;
         Ok(self.workspace.status()?.end != CROWDED)
     }
 
@@ -180,9 +182,8 @@ impl Resident for Lloyd {
         self.workspace.centroids(current)
     }
 
-    fn groups(&mut self) -> Result<Groups> {
-        let (sums, weights) = self.workspace.sums()?;
-        Ok(Groups { sums, weights, ..self.empty.clone() })
+    fn sums(&mut self) -> Result<ClusterSums> {
+        self.workspace.sums(&self.empty)
     }
 
     fn take_work(&mut self) -> Result<Work> {

@@ -40,7 +40,7 @@ use self::rounds::PANEL;
 use self::search::Search;
 use self::upload::{Panels, Side, device_dim};
 use super::{
-    Capacity, Device, DeviceInfo, GroupEnd, GroupStart, Groups, Neighbors, Pairing, Resident,
+    Capacity, Device, DeviceInfo, GroupEnd, GroupStart, LloydStart, Neighbors, Pairing, Resident,
     Shape, Work,
 };
 use crate::error::{Error, Result};
@@ -152,13 +152,8 @@ impl Device for CudaDevice {
         nearest.0.finish(&self.gpu, &self.memory)
     }
 
-    fn reside(
-        &self,
-        rows: &Rows,
-        empty: &Groups,
-        tolerance: f64,
-    ) -> Result<Option<Box<dyn Resident>>> {
-        match Lloyd::try_new(&self.gpu, &self.memory, rows, empty, tolerance) {
+    fn reside(&self, rows: &Rows, start: &LloydStart<'_>) -> Result<Option<Box<dyn Resident>>> {
+        match Lloyd::try_new(&self.gpu, &self.memory, rows, start) {
             Ok(lloyd) => Ok(lloyd.map(|lloyd| Box::new(lloyd) as Box<dyn Resident>)),
             Err(Error::DeviceMemory { .. }) => Ok(None),
             Err(error) => Err(error),

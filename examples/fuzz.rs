@@ -1,0 +1,61 @@
+//! Tries random inputs of `knn_exact` and `kmeans` until the time is up, and compares every answer
+//! with the definition, bit by bit.
+//!
+//! ```text
+//! cargo run --example fuzz -- --seconds 600 --device cpu --seed 1
+//! ```
+//!
+//! Inputs are those of consecutive seeds. The first answer that is wrong is printed with its input,
+//! as code, and ends the run.
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use datafusion_neighbors::device::{AnyDevice, DeviceChoice};
+
+/// Try random inputs.
+#[derive(Parser)]
+struct Options {
+    /// How long
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// cpu, cuda or cuda:N
+    #[arg(long, default_value = "cpu")]
+    device: DeviceChoice,
+    /// The first input's
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let device = match AnyDevice::choose(options.device, 0, 0.0) {
+        Ok(device) => device,
+        Err(error) => {
+            eprintln!("fuzz: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let info = device.info();
+    println!("{}: {}", info.name, info.description);
+    let (start, mut tried) = (Instant::now(), 0u64);
+    let mut next_word = Duration::from_secs(60);
+    while start.elapsed() < Duration::from_secs(options.seconds) {
+        if let Err(text) = support::fuzz::try_seed(options.seed.wrapping_add(tried), &device) {
+            println!("{text}");
+            println!("{tried} inputs were right before this one");
+            return ExitCode::FAILURE;
+        }
+        tried += 1;
+        if start.elapsed() >= next_word {
+            println!("{tried} inputs in {} s", start.elapsed().as_secs());
+            next_word += Duration::from_secs(60);
+        }
+    }
+    println!("{tried} inputs, every answer right");
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,188 @@
+//! k-means by its definition: exact means by an expansion of floats, every distance in the contract's
+//! order, and nothing kept from one round to the next.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use datafusion_neighbors::Metric;
+use datafusion_neighbors::device::Distances;
+use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+
+use super::oracle;
+
+/// A sum of floats as floats of which none overlaps another (Shewchuk 1997), so exact if nothing
+/// overflows.
+#[derive(Default)]
+pub struct ExactSum(Vec<f64>);
+
+impl ExactSum {
+    pub fn add(&mut self, mut x: f64) {
+        let mut kept = Vec::with_capacity(self.0.len() + 1);
+        for mut y in self.0.drain(..) {
+            if x.abs() < y.abs() {
+                std::mem::swap(&mut x, &mut y);
+            }
+            let high = x + y;
+            let low = y - (high - x);
+            if low != 0.0 {
+                kept.push(low);
+            }
+            x = high;
+        }
+        kept.push(x);
+        self.0 = kept;
+    }
+
+    /// The nearest float64.
+    pub fn rounded(&self) -> f64 {
+        let mut parts = self.0.iter().rev().copied();
+        let mut high = parts.next().unwrap_or(0.0);
+        let mut low = 0.0;
+        let mut next = None;
+        for part in parts.by_ref() {
+            let sum = high + part;
+            low = part - (sum - high);
+            high = sum;
+            if low != 0.0 {
+                next = parts.next();
+                break;
+            }
+        }
+        // Half a unit is left, and what follows says to which side it goes.
+        if next.is_some_and(|next| (low > 0.0) == (next > 0.0) && next != 0.0) {
+            let up = high + 2.0 * low;
+            if 2.0 * low == up - high {
+                high = up;
+            }
+        }
+        high
+    }
+}
+
+/// The mean of weight times value over the sum of weights, each sum and the quotient rounded once; and
+/// the same of magnitudes.
+pub fn exact_mean(values: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
+    let (mut sum, mut size, mut weight) = Default::default();
+    let parts: (&mut ExactSum, &mut ExactSum, &mut ExactSum) = (&mut sum, &mut size, &mut weight);
+    for (x, w) in values {
+        parts.0.add(w * x);
+        parts.1.add(w * x.abs());
+        parts.2.add(w);
+    }
+    let weight = parts.2.rounded();
+    (parts.0.rounded() / weight, parts.1.rounded() / weight)
+}
+
+/// The gap between float64 numbers of this size.
+pub fn unit_of(x: f64) -> f64 {
+    f64::from_bits(x.abs().to_bits() + 1) - x.abs()
+}
+
+/// The elements of rows.
+pub fn values_of(rows: &Rows) -> Vec<Vec<f64>> {
+    let dim = rows.matrix().dim().max(1);
+    let flat: Vec<f64> = match rows.reals::<f32>() {
+        Some(values) => values.iter().map(|x| f64::from(*x)).collect(),
+        None => rows.reals::<f64>().expect("numbers").to_vec(),
+    };
+    flat.chunks(dim).map(<[f64]>::to_vec).collect()
+}
+
+pub fn distances_of(distances: &Distances) -> Vec<f64> {
+    match distances {
+        Distances::F32(values) => values.iter().map(|x| f64::from(*x)).collect(),
+        Distances::F64(values) => values.clone(),
+    }
+}
+
+/// Rows of the same type as others.
+pub fn rows_like(like: &Rows, values: &[Vec<f64>]) -> Rows {
+    let flat = values.iter().flatten();
+    let elements = match like.reals::<f32>() {
+        Some(_) => Elements::F32(flat.map(|x| *x as f32).collect()),
+        None => Elements::F64(flat.copied().collect()),
+    };
+    Rows::all(Arc::new(Matrix::new(elements, values.len(), like.matrix().dim())))
+}
+
+/// Labels, centroids and rounds of Lloyd's algorithm by `l2` until no row moves or no centroid does.
+pub fn lloyd(
+    rows: &Rows,
+    weights: Option<&[f64]>,
+    start: &Rows,
+    rounds: usize,
+) -> (Vec<u32>, Vec<Vec<f64>>, usize) {
+    let (x, k, dim) = (values_of(rows), start.len(), rows.matrix().dim());
+    let weight = |row: usize| weights.map_or(1.0, |weights| weights[row]);
+    let mut centroids = values_of(start);
+    let mut before: Option<Vec<u32>> = None;
+    let mut done = 0;
+    loop {
+        let now = rows_like(rows, &centroids);
+        let (labels, costs) = oracle(rows, &now, Metric::SqEuclidean, 1, None);
+        let costs = distances_of(&costs);
+        if done == rounds {
+            return (labels, centroids, done);
+        }
+        done += 1;
+        if before.as_ref() == Some(&labels) {
+            return (labels, centroids, done);
+        }
+        let members = |labels: &[u32], cluster: usize| -> Vec<usize> {
+            (0..x.len()).filter(|r| labels[*r] as usize == cluster && weight(*r) > 0.0).collect()
+        };
+        let mut moved = labels.clone();
+        let empty: Vec<usize> = (0..k).filter(|c| members(&labels, *c).is_empty()).collect();
+        let mut farthest: Vec<usize> = (0..x.len()).filter(|row| weight(*row) > 0.0).collect();
+        farthest.sort_by(|a, b| costs[*b].total_cmp(&costs[*a]).then(a.cmp(b)));
+        empty.iter().zip(&farthest).for_each(|(cluster, row)| moved[*row] = *cluster as u32);
+        let old = centroids.clone();
+        for (cluster, centroid) in centroids.iter_mut().enumerate() {
+            let own = members(&moved, cluster);
+            let Some(first) = own.first() else { continue };
+            if own.iter().all(|row| x[*row] == x[*first]) {
+                centroid.clone_from(&x[*first]);
+                continue;
+            }
+            for j in 0..dim {
+                let mean = exact_mean(own.iter().map(|row| (x[*row][j], weight(*row)))).0;
+                centroid[j] =
+                    if rows.reals::<f32>().is_some() { f64::from(mean as f32) } else { mean };
+            }
+        }
+        if old == centroids {
+            let now = rows_like(rows, &centroids);
+            let labels = oracle(rows, &now, Metric::SqEuclidean, 1, None).0;
+            return (labels, centroids, done);
+        }
+        before = Some(labels);
+    }
+}
+
+/// Which of some candidates leaves the least of the sum of weight times distance to the nearest chosen
+/// row, added up by blocks of 1024 rows; the first of equals. `costs` becomes what it leaves.
+pub fn choose(
+    rows: &Rows,
+    weights: Option<&[f64]>,
+    metric: Metric,
+    costs: &mut Vec<f64>,
+    candidates: &[u32],
+) -> u32 {
+    let left = |candidate: &u32| {
+        let at = *candidate as usize;
+        let chosen = rows.slice(at..at + 1);
+        let found = distances_of(&oracle(rows, &chosen, metric, 1, None).1);
+        let left: Vec<f64> = costs.iter().zip(found).map(|(a, b)| a.min(b)).collect();
+        let shares: Vec<f64> = (left.iter().enumerate())
+            .map(|(row, cost)| weights.map_or(1.0, |weights| weights[row]) * cost)
+            .collect();
+        let blocks: Vec<f64> = shares.chunks(1024).map(|block| block.iter().sum()).collect();
+        (blocks.iter().sum::<f64>(), left)
+    };
+    let all: Vec<(f64, Vec<f64>)> = candidates.iter().map(left).collect();
+    let best = (0..all.len())
+        .min_by(|a, b| all[*a].0.total_cmp(&all[*b].0).then(Reverse(*b).cmp(&Reverse(*a))))
+        .expect("a candidate");
+    *costs = all[best].1.clone();
+    candidates[best]
+}
