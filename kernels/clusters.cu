@@ -12,18 +12,23 @@ __device__ __forceinline__ bool in_steps(const Job& job, u32 j, float x, long lo
 // what is carried out of the last one.
 constexpr u32 BINS = 9;
 
-// Add an element to a wide sum, or take it away: its 24 bits lie in two bins.
-__device__ __noinline__ void add_wide(const Job& job, u32 cluster, u32 j, float x, bool is_minus) {
+// Add an element to the bins of a sum, or take it away: its 24 bits lie in two of them.
+__device__ __noinline__ void add_to_bins(u64* bins, float x, bool is_minus) {
     const u32 bits = __float_as_uint(x), exponent = bits >> 23 & 0xff;
     const u64 mantissa = (bits & 0x7fffff) | (exponent > 0 ? 0x800000 : 0);
     const u32 position = exponent > 0 ? exponent - 1 : 0;
     const u64 shifted = mantissa << position % 32;
     const u64 low = shifted & 0xffffffff, high = shifted >> 32;
     const bool is_negative = (bits >> 31 != 0) != is_minus;
-    u64* bins = reinterpret_cast<u64*>(job.wide) + ((u64)cluster * DIM + j) * BINS + position / 32;
-    atomicAdd(&bins[0], is_negative ? 0 - low : low);
-    atomicAdd(&bins[1], is_negative ? 0 - high : high);
+    atomicAdd(&bins[position / 32], is_negative ? 0 - low : low);
+    atomicAdd(&bins[position / 32 + 1], is_negative ? 0 - high : high);
+}
+
+// Add an element to a wide sum, or take it away.
+__device__ __forceinline__ void add_wide(const Job& job, u32 cluster, u32 j, float x,
+                                         bool is_minus) {
     job.is_wide[cluster] = 1;
+    add_to_bins(reinterpret_cast<u64*>(job.wide) + ((u64)cluster * DIM + j) * BINS, x, is_minus);
 }
 
 // Add an element to the sum of a cluster, or take it away.
