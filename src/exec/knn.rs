@@ -10,13 +10,16 @@
 //!
 //! Phases: (1) the base is collected and its vectors become rows; (2) when the first queries are
 //! there, a device is chosen and the base put on it; (3) every block of queries is searched on a
-//! blocking thread and its neighbours are turned into batches as they are asked for. Dropping the
-//! stream cancels the search between tiles.
+//! blocking thread and its neighbours are turned into batches as they are asked for. The first block
+//! is small and each has twice the queries of the one before. Dropping the stream cancels the search
+//! between tiles.
 //!
-//! Output: one partition, in the order of the queries, each with its neighbours by rank.
+//! Output: one partition, in the order of the queries, each with its neighbours by rank. With a
+//! limit (`fetch`), no more queries are searched than have so many neighbours.
 //!
-//! Memory: the base's batches and rows, and one block of queries with its neighbours, all reserved in the session's pool. A block that the pool refuses is halved; a base that it
-//! refuses fails with `ResourcesExhausted`.
+//! Memory: the base's batches and rows, and one block of queries with its neighbours, all reserved
+//! in the session's pool. A block ends where the pool refuses more, from 64 queries on; a base that
+//! it refuses fails with `ResourcesExhausted`.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};

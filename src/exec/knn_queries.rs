@@ -116,7 +116,11 @@ impl Queries {
                 true => self.room(&mut block, target, batch.num_rows())?,
                 false => 0,
             };
-            block.full = room == 0;
+            if room == 0 {
+                block.full = true;
+                self.rest = Some(batch);
+                break;
+            }
             let taken = batch.slice(0, room.min(batch.num_rows()));
             let left = batch.num_rows() - taken.num_rows();
             self.rest = (left > 0).then(|| batch.slice(taken.num_rows(), left));

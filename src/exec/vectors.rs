@@ -418,3 +418,45 @@ macro_rules! number {
 }
 number!(f32, Float32Type, Float32);
 number!(f64, Float64Type, Float64);
+
+#[cfg(test)]
+mod tests {
+    use datafusion::arrow::array::{BooleanArray, ListArray};
+    use datafusion::arrow::compute::filter;
+    use datafusion::arrow::datatypes::{Field, Int32Type};
+
+    use super::*;
+
+    /// A slice is read without the values of the rows around it, wherever views have them.
+    #[test]
+    fn slices_have_their_own_values() {
+        let rows = (0..100).map(|row| (row % 10 != 3).then(|| vec![Some(row), Some(-row)]));
+        let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>(rows));
+        let item = Arc::new(Field::new_list_field(DataType::Int32, true));
+        for to in [
+            DataType::List(item.clone()),
+            DataType::LargeList(item.clone()),
+            DataType::ListView(item.clone()),
+            DataType::LargeListView(item.clone()),
+        ] {
+            let all = cast(&lists, &to).expect("lists convert to lists");
+            let every_seventh: BooleanArray = (0..100).map(|row| Some(row % 7 == 0)).collect();
+            let far_apart = filter(&all, &every_seventh).expect("as long as the lists");
+            let few = (0..100).filter(|row| row % 7 == 0).collect::<Vec<_>>();
+            for (part, wanted) in [
+                (all.slice(0, 0), vec![]),
+                (all.slice(3, 1), vec![3]),
+                (all.slice(40, 10), (40..50).collect()),
+                (far_apart, few),
+            ] {
+                let (values, range) = list_ranges(&part);
+                assert!(values.len() <= 2 * part.len(), "{to}: {} values", values.len());
+                let values = f64::numbers(&values);
+                for (row, number) in wanted.into_iter().enumerate().filter(|(_, n)| n % 10 != 3) {
+                    let number = f64::from(number);
+                    assert_eq!(f64::slice_of(&values, range(row)), [number, -number], "{to}");
+                }
+            }
+        }
+    }
+}
