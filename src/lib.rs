@@ -14,6 +14,6 @@ pub use error::{Error, Result, RowProblem};
 pub use exec::{KMeans, KnnExact, kmeans, knn_exact};
 pub use metric::{Metric, Sum};
 pub use sql::{
-    ClustersExt, KMeansArguments, KMeansNode, KnnNode, NeighborsExt, NeighborsOptions,
+    ClustersExt, InputOrder, KMeansArguments, KMeansNode, KnnNode, NeighborsExt, NeighborsOptions,
     NeighborsPlanner, install, register_all, register_functions,
 };

@@ -3,6 +3,7 @@
 //!
 //! A device that is not there shows as ignored.
 
+mod order;
 mod pages;
 mod session;
 mod support;
@@ -43,6 +44,9 @@ fn main() {
     }
     for (name, run) in session::waiting::TESTS {
         trials.push(Trial::test(format!("waiting::{name}"), run));
+    }
+    for (name, run) in order::TESTS {
+        trials.push(Trial::test(format!("order::{name}"), run));
     }
     let program: [(&str, session::Test); 7] = [
         ("stops_at_the_first_error", stops_at_the_first_error),

@@ -2,13 +2,13 @@
 //! columns again, under DataFusion's rules for memory, cancellation and metrics.
 
 mod arrays;
+mod inputs;
 pub mod kmeans_exec;
 pub mod knn;
 mod knn_output;
 mod knn_queries;
 mod knn_spec;
 mod knn_stream;
-pub mod order;
 mod pairs;
 mod phases;
 mod vectors;
@@ -17,10 +17,11 @@ mod work;
 use datafusion::common::DataFusionError;
 
 pub use arrays::{KMeans, KnnExact, kmeans, knn_exact};
+pub use inputs::{InputExec, ShowInputs};
+pub(crate) use inputs::{check_bounded, plan_input};
 pub use kmeans_exec::{KMeansExec, KMeansOutput, KMeansSpec, kmeans_fields};
 pub use knn::KnnExec;
 pub use knn_spec::{KnnSpec, Side, knn_fields};
-pub use order::InputOrder;
 pub use pairs::row_distances;
 pub use vectors::{VectorColumn, VectorReader};
 pub(crate) use vectors::{common_kind, kind_of_vector};

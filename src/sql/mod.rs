@@ -10,6 +10,7 @@ mod options;
 mod planner;
 mod pushdown;
 mod relation;
+mod sealed;
 mod window;
 
 use std::any::Any;
@@ -22,16 +23,17 @@ use datafusion::error::Result;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::context::QueryPlanner;
 use datafusion::logical_expr::WindowUDF;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_planner::ExtensionPlanner;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
 pub use kmeans::{ClustersExt, KMeansArguments, KMeansNode};
 pub use knn_exact::NeighborsExt;
 pub use node::KnnNode;
-pub use options::NeighborsOptions;
+pub use options::{InputOrder, NeighborsOptions};
 pub use planner::NeighborsPlanner;
 
-use crate::exec::InputOrder;
+use crate::exec::ShowInputs;
 
 /// Add everything to a live session: functions, settings, planners. Calling it again changes
 /// nothing. Statements prepared before are forgotten.
@@ -131,11 +133,15 @@ pub fn install(
 
 /// Everything but the query planner.
 fn functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
-    let rules = builder.physical_optimizers().take().unwrap_or_default().rules;
-    let mut builder = builder.with_physical_optimizer_rules(InputOrder::around(rules));
     let rules = builder.optimizer().take().unwrap_or_default().rules;
     let mut builder = builder.with_optimizer_rules(pushdown::PushIntoKnn::among(rules));
+    let rules = builder.physical_optimizers().get_or_insert_default();
+    if !rules.rules.iter().any(|rule| rule.name() == ShowInputs.name()) {
+        rules.rules.push(Arc::new(ShowInputs));
+    }
     let config = builder.config().get_or_insert_with(SessionConfig::new);
+    // The order of a subquery, a CTE or a view that ends an input is part of the input.
+    config.options_mut().sql_parser.enable_subquery_sort_elimination = false;
     let extensions = &mut config.options_mut().extensions;
     if extensions.get::<NeighborsOptions>().is_none() {
         extensions.insert(NeighborsOptions::default());

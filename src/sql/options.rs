@@ -22,11 +22,28 @@ pub struct NeighborsOptions {
     pub batch_rows: usize,
     /// `neighbors.seed`.
     pub seed: u64,
+    /// `neighbors.input_order`.
+    pub input_order: InputOrder,
+}
+
+/// What the order of an input's rows goes by, and with it ties, seeds and labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Hash)]
+pub enum InputOrder {
+    /// By the query and its data alone, as one thread reads them.
+    Exact,
+    /// By DataFusion's own plan.
+    Any,
 }
 
 impl Default for NeighborsOptions {
     fn default() -> Self {
-        Self { device: DeviceChoice::Auto, device_memory: 0, batch_rows: 131_072, seed: 0 }
+        Self {
+            device: DeviceChoice::Auto,
+            device_memory: 0,
+            batch_rows: 131_072,
+            seed: 0,
+            input_order: InputOrder::Exact,
+        }
     }
 }
 
@@ -36,6 +53,8 @@ const DEVICE_MEMORY: &str = "how much of a GPU's memory to use: 512M, 1.5G, or 0
                              is free";
 const BATCH_ROWS: &str = "query rows searched together";
 const SEED: &str = "of what is drawn at random where a call names no seed";
+const INPUT_ORDER: &str = "the order of inputs: exact (as one thread reads them) or any (as \
+                           DataFusion plans them; ties, seeds and labels may then vary)";
 
 impl NeighborsOptions {
     /// The settings of a session; the defaults if it has none.
@@ -71,6 +90,17 @@ impl ExtensionOptions for NeighborsOptions {
             "device_memory" => self.device_memory = parse_bytes(value)?,
             "batch_rows" => self.batch_rows = parse_number(key, value, 1)?,
             "seed" => self.seed = parse_number(key, value, 0)?,
+            "input_order" => {
+                self.input_order = match value.trim().to_ascii_lowercase().as_str() {
+                    "exact" => InputOrder::Exact,
+                    "any" => InputOrder::Any,
+                    _ => {
+                        return plan_err!(
+                            "neighbors.input_order is '{value}'; accepted are exact and any"
+                        );
+                    }
+                };
+            }
             _ => return self.unknown(key),
         }
         Ok(())
@@ -82,11 +112,16 @@ impl ExtensionOptions for NeighborsOptions {
             value: Some(value),
             description,
         };
+        let order = match self.input_order {
+            InputOrder::Exact => "exact",
+            InputOrder::Any => "any",
+        };
         vec![
             entry("device", self.device.to_string(), DEVICE),
             entry("device_memory", self.device_memory.to_string(), DEVICE_MEMORY),
             entry("batch_rows", self.batch_rows.to_string(), BATCH_ROWS),
             entry("seed", self.seed.to_string(), SEED),
+            entry("input_order", order.to_string(), INPUT_ORDER),
         ]
     }
 }
@@ -113,12 +148,13 @@ impl NeighborsOptions {
     }
 
     fn reset(&mut self, key: &str) -> Result<()> {
-        let Self { device, device_memory, batch_rows, seed } = Self::default();
+        let Self { device, device_memory, batch_rows, seed, input_order } = Self::default();
         match key {
             "device" => self.device = device,
             "device_memory" => self.device_memory = device_memory,
             "batch_rows" => self.batch_rows = batch_rows,
             "seed" => self.seed = seed,
+            "input_order" => self.input_order = input_order,
             _ => return self.unknown(key),
         }
         Ok(())

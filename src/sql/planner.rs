@@ -19,8 +19,9 @@ use datafusion::sql::sqlparser::ast;
 use super::kmeans::{self, KMeansNode};
 use super::knn_exact;
 use super::node::KnnNode;
-use super::options::NeighborsOptions;
-use crate::exec::{KMeansExec, KMeansOutput, KnnExec};
+use super::options::{InputOrder, NeighborsOptions};
+use super::sealed::{Sealed, input_names, seal};
+use crate::exec::{InputExec, KMeansExec, KMeansOutput, KnnExec, check_bounded, plan_input};
 
 /// Plans calls of our table functions: named arguments, subqueries and CTEs, which DataFusion's
 /// own planning of table functions does not know.
@@ -103,14 +104,29 @@ pub struct NeighborsPlanner;
 impl ExtensionPlanner for NeighborsPlanner {
     async fn plan_extension(
         &self,
-        _planner: &dyn PhysicalPlanner,
+        planner: &dyn PhysicalPlanner,
         node: &dyn UserDefinedLogicalNode,
-        _logical_inputs: &[&LogicalPlan],
+        logical_inputs: &[&LogicalPlan],
         physical_inputs: &[Arc<dyn ExecutionPlan>],
         session: &dyn Session,
         _context: &PhysicalPlanningContext,
     ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        if let Some(Sealed { input, .. }) = node.as_any().downcast_ref() {
+            return plan_input(planner, seal(input.clone())?, session).await.map(Some);
+        }
+        let Some(names) = input_names(node) else {
+            return Ok(None);
+        };
         let options = NeighborsOptions::of(session.config_options());
+        let mut inputs = physical_inputs.to_vec();
+        for ((name, input), logical) in names.iter().zip(&mut inputs).zip(logical_inputs) {
+            // A query planner that is not ours has planned the input as any other.
+            if options.input_order == InputOrder::Exact && !input.is::<InputExec>() {
+                *input = plan_input(planner, seal((*logical).clone())?, session).await?;
+            }
+            check_bounded(name, input)?;
+        }
+        let physical_inputs = inputs.as_slice();
         if let Some(node) = node.as_any().downcast_ref::<KMeansNode>() {
             let (input, init) = match physical_inputs {
                 [input] => (input, None),
@@ -164,8 +180,10 @@ impl QueryPlanner for NeighborsQueryPlanner {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let mut planners = self.others.clone();
         planners.push(Arc::new(NeighborsPlanner));
-        DefaultPhysicalPlanner::with_extension_planners(planners)
-            .create_physical_plan(plan, session)
-            .await
+        let planner = DefaultPhysicalPlanner::with_extension_planners(planners);
+        match NeighborsOptions::of(session.config_options()).input_order {
+            InputOrder::Exact => planner.create_physical_plan(&seal(plan.clone())?, session).await,
+            InputOrder::Any => planner.create_physical_plan(plan, session).await,
+        }
     }
 }

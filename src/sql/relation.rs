@@ -43,7 +43,7 @@ pub(super) fn plan(
     context: &mut dyn RelationPlannerContext,
 ) -> Result<LogicalPlan> {
     let name = match arg {
-        ast::Expr::Subquery(query) => return context.plan(derived(query)),
+        ast::Expr::Subquery(query) => return context.plan(derived(keeping_order(query))),
         ast::Expr::Nested(inner) => return plan(function, argument, *inner, context),
         ast::Expr::Function(call) if is_table_call(&call) => {
             return plan(function, argument, inside_table_call(call)?, context);
@@ -94,6 +94,23 @@ fn from_string(name: String, context: &mut dyn RelationPlannerContext) -> Result
         }
     };
     LogicalPlanBuilder::scan(reference, source, None)?.build()
+}
+
+/// A query whose trailing ORDER BY DataFusion does not drop: it keeps the sorts below a limit, and
+/// takes a limit that limits nothing out when it optimises.
+fn keeping_order(mut query: Box<ast::Query>) -> Box<ast::Query> {
+    if query.order_by.is_some() && query.limit_clause.is_none() {
+        let zero = ast::Value::Number("0".to_string(), false);
+        query.limit_clause = Some(ast::LimitClause::LimitOffset {
+            limit: None,
+            offset: Some(ast::Offset {
+                value: ast::Expr::Value(zero.into()),
+                rows: ast::OffsetRows::None,
+            }),
+            limit_by: vec![],
+        });
+    }
+    query
 }
 
 fn derived(subquery: Box<ast::Query>) -> ast::TableFactor {

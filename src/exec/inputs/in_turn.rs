@@ -1,0 +1,455 @@
+//! `InTurnExec`: partitions one after the other, in batches of equal size.
+//!
+//! ```text
+//! InTurnExec: partitions=4, batch_rows=8192
+//! ```
+//!
+//! Partitions are read at the same time, and handed on in their order. What comes
+//! ahead of its turn waits: at most [`AHEAD_BYTES`], or a sixteenth of the session's pool, and
+//! [`AHEAD_BATCHES`] for each partition, all of it reserved. Beyond that, every partition keeps one
+//! batch, as any operator does. Below a limit, one partition is read at first, and then twice as many each time one
+//! has not been enough.
+//!
+//! Batches are cut to [`BATCH_ROWS`], so that operators which go batch by batch do not see where files
+//! and partitions end.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{Array, RecordBatch};
+use datafusion::arrow::compute::BatchCoalescer;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::runtime::SpawnedTask;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{Statistics, internal_err};
+use datafusion::error::Result;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryLimit, MemoryReservation};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{
+    CardinalityEffect, ChildrenPropertiesMode, ReplaceChildrenOptions,
+};
+use datafusion::physical_plan::filter_pushdown::{
+    ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation,
+};
+use datafusion::physical_plan::metrics::{
+    BaselineMetrics, ExecutionPlanMetricsSet, Gauge, MetricBuilder, MetricsSet, RecordOutput,
+};
+use datafusion::physical_plan::projection::ProjectionExec;
+use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning,
+    PlanProperties,
+};
+use futures::StreamExt;
+use futures::future::{Either, select};
+use futures::stream::BoxStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use super::BATCH_ROWS;
+use crate::exec::work::join_error;
+
+/// Bytes that all partitions of one operator may be ahead of their turns.
+const AHEAD_BYTES: usize = 256 << 20;
+
+/// Batches that one partition may be ahead of its turn.
+const AHEAD_BATCHES: usize = 64;
+
+/// See the [module](self).
+#[derive(Debug, Clone)]
+pub(super) struct InTurnExec {
+    input: Arc<dyn ExecutionPlan>,
+    fetch: Option<usize>,
+    /// Whether it tells of the order of its one partition.
+    tells: bool,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl InTurnExec {
+    pub fn new(input: Arc<dyn ExecutionPlan>, fetch: Option<usize>, tells: bool) -> Arc<Self> {
+        let one = Partitioning::UnknownPartitioning(1);
+        let mut properties = PlanProperties::clone(input.properties()).with_partitioning(one);
+        if !tells {
+            properties = properties.with_eq_properties(EquivalenceProperties::new(input.schema()));
+        }
+        let metrics = ExecutionPlanMetricsSet::new();
+        Arc::new(Self { input, fetch, tells, properties: Arc::new(properties), metrics })
+    }
+
+    /// All rows of a plan, whose declared order is forgotten.
+    pub fn over(input: Arc<dyn ExecutionPlan>) -> Arc<Self> {
+        Self::new(input, None, false)
+    }
+
+    /// The rows of a plan in batches of equal size. Operators choose how to work by the order they
+    /// are told, so one partition's stays declared.
+    pub fn recut(input: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
+        match input.output_partitioning().partition_count() {
+            1 => Self::new(input, None, true),
+            _ => Self::over(input),
+        }
+    }
+
+    pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
+        &self.input
+    }
+}
+
+impl DisplayAs for InTurnExec {
+    fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let partitions = self.input.output_partitioning().partition_count();
+        let fetch = self.fetch.map(|fetch| format!("fetch={fetch}"));
+        let shown = [format!("partitions={partitions}"), format!("batch_rows={BATCH_ROWS}")];
+        let shown: Vec<_> = shown.into_iter().chain(fetch).collect();
+        match format {
+            DisplayFormatType::TreeRender => write!(f, "{}", shown.join("\n")),
+            _ => write!(f, "InTurnExec: {}", shown.join(", ")),
+        }
+    }
+}
+
+impl ExecutionPlan for InTurnExec {
+    fn name(&self) -> &str {
+        "InTurnExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![self.tells]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let mode = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+        self.replace_children(children, mode)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+        _options: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let Ok([input]) = <[_; 1]>::try_from(children) else {
+            return internal_err!("InTurnExec has one input");
+        };
+        Ok(Self::new(input, self.fetch, self.tells))
+    }
+
+    fn apply_expressions(
+        &self,
+        _f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn fetch(&self) -> Option<usize> {
+        self.fetch
+    }
+
+    fn with_fetch(&self, fetch: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
+        Some(Self::new(self.input.clone(), fetch, self.tells))
+    }
+
+    fn cardinality_effect(&self) -> CardinalityEffect {
+        match self.fetch {
+            Some(_) => CardinalityEffect::LowerEqual,
+            None => CardinalityEffect::Equal,
+        }
+    }
+
+    fn child_stats_requests(&self, _partition: Option<usize>) -> Vec<ChildStats> {
+        vec![ChildStats::At(None)]
+    }
+
+    fn statistics_from_inputs(
+        &self,
+        inputs: &[Arc<Statistics>],
+        _args: &StatisticsArgs,
+    ) -> Result<Arc<Statistics>> {
+        match self.fetch {
+            Some(_) => Ok(Arc::new(inputs[0].as_ref().clone().with_fetch(self.fetch, 0, 1)?)),
+            None => Ok(inputs[0].clone()),
+        }
+    }
+
+    fn try_swapping_with_projection(
+        &self,
+        projection: &ProjectionExec,
+    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        let input = self.input.try_swapping_with_projection(projection)?;
+        Ok(input.map(|input| Self::new(input, self.fetch, self.tells) as Arc<dyn ExecutionPlan>))
+    }
+
+    fn gather_filters_for_pushdown(
+        &self,
+        _phase: FilterPushdownPhase,
+        filters: Vec<Arc<dyn PhysicalExpr>>,
+        _config: &ConfigOptions,
+    ) -> Result<FilterDescription> {
+        match self.fetch {
+            // The first rows are counted before a filter takes some.
+            Some(_) => Ok(FilterDescription::all_unsupported(&filters, &self.children())),
+            None => FilterDescription::from_children(filters, &self.children()),
+        }
+    }
+
+    fn handle_child_pushdown_result(
+        &self,
+        _phase: FilterPushdownPhase,
+        result: ChildPushdownResult,
+        _config: &ConfigOptions,
+    ) -> Result<FilterPushdownPropagation<Arc<dyn ExecutionPlan>>> {
+        Ok(FilterPushdownPropagation::if_all(result))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        if partition != 0 {
+            return internal_err!("InTurnExec has one partition, not number {partition}");
+        }
+        let memory = MemoryConsumer::new("InTurnExec").register(context.memory_pool());
+        let rows = match self.input.output_partitioning().partition_count() {
+            1 => self.input.execute(0, context)?.boxed(),
+            partitions => {
+                let peak = MetricBuilder::new(&self.metrics).gauge("peak_bytes_ahead", 0);
+                let ahead = Ahead::new(self, partitions, context, memory.new_empty(), peak);
+                futures::stream::unfold(ahead, |mut ahead| async move {
+                    ahead.next().await.map(|batch| (batch, ahead))
+                })
+                .boxed()
+            }
+        };
+        let cut = Cut {
+            rows,
+            left: self.fetch.unwrap_or(usize::MAX),
+            rest: None,
+            coalescer: BatchCoalescer::new(self.schema(), BATCH_ROWS),
+            memory,
+            ended: false,
+        };
+        let baseline = BaselineMetrics::new(&self.metrics, 0);
+        let batches = futures::stream::try_unfold((cut, baseline), |(mut cut, baseline)| async {
+            let batch = cut.next().await?;
+            Ok(batch.map(|batch| (batch.record_output(&baseline), (cut, baseline))))
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), batches)))
+    }
+}
+
+/// Rows in batches of equal size.
+struct Cut {
+    rows: BoxStream<'static, Result<RecordBatch>>,
+    /// How many rows are still to be taken.
+    left: usize,
+    /// What is left of a large batch.
+    rest: Option<RecordBatch>,
+    /// Copies of small batches, and what is reserved for them.
+    coalescer: BatchCoalescer,
+    memory: MemoryReservation,
+    ended: bool,
+}
+
+impl Cut {
+    async fn next(&mut self) -> Result<Option<RecordBatch>> {
+        loop {
+            if let Some(batch) = self.coalescer.next_completed_batch() {
+                if self.coalescer.is_empty() {
+                    self.memory.free();
+                }
+                return Ok(Some(batch));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            let next = match self.rest.take() {
+                Some(rest) => Some(rest),
+                None => self.rows.next().await.transpose()?.map(|batch| self.counted(batch)),
+            };
+            match next {
+                // Whole batches are not copied.
+                Some(batch) if batch.num_rows() >= BATCH_ROWS && self.coalescer.is_empty() => {
+                    return Ok(Some(self.front(batch, BATCH_ROWS)));
+                }
+                Some(batch) => {
+                    let wanted = BATCH_ROWS - self.coalescer.get_buffered_rows() % BATCH_ROWS;
+                    let batch = self.front(batch, wanted);
+                    self.memory.try_grow(slice_bytes(&batch)?)?;
+                    self.coalescer.push_batch(batch)?;
+                }
+                None => self.ended = true,
+            }
+            self.ended |= self.left == 0 && self.rest.is_none();
+            if self.ended {
+                self.coalescer.finish_buffered_batch()?;
+            }
+        }
+    }
+
+    /// A batch without the rows that are not wanted any more.
+    fn counted(&mut self, batch: RecordBatch) -> RecordBatch {
+        let rows = batch.num_rows().min(self.left);
+        self.left -= rows;
+        if rows == batch.num_rows() { batch } else { batch.slice(0, rows) }
+    }
+
+    /// The first rows of a batch; the others come next.
+    fn front(&mut self, batch: RecordBatch, rows: usize) -> RecordBatch {
+        if batch.num_rows() <= rows {
+            return batch;
+        }
+        self.rest = Some(batch.slice(rows, batch.num_rows() - rows));
+        batch.slice(0, rows)
+    }
+}
+
+/// The bytes of the rows of a batch, whatever else is in its buffers.
+fn slice_bytes(batch: &RecordBatch) -> Result<usize> {
+    let bytes = batch.columns().iter().map(|column| column.to_data().get_slice_memory_size());
+    Ok(bytes.sum::<Result<usize, _>>()?)
+}
+
+/// A batch, the bytes reserved for it, and its place among those of its partition.
+type Sent = (Result<RecordBatch>, usize, [Option<OwnedSemaphorePermit>; 2]);
+
+/// A partition that is being read.
+type Running = (mpsc::UnboundedReceiver<Sent>, SpawnedTask<()>);
+
+/// The rows of all partitions in their order, while several are read.
+struct Ahead {
+    input: Arc<dyn ExecutionPlan>,
+    context: Arc<TaskContext>,
+    /// Partitions that have not been started.
+    waiting: std::ops::Range<usize>,
+    /// Those that have, the first in front.
+    running: VecDeque<Running>,
+    /// As many may be read as have places here.
+    places: Arc<Semaphore>,
+    /// How many more places there are to be if the first partitions are not enough.
+    growth: usize,
+    memory: Arc<MemoryReservation>,
+    bytes: Arc<Semaphore>,
+    peak: Gauge,
+}
+
+impl Ahead {
+    fn new(
+        plan: &InTurnExec,
+        partitions: usize,
+        context: Arc<TaskContext>,
+        memory: MemoryReservation,
+        peak: Gauge,
+    ) -> Self {
+        let most = match context.memory_pool().memory_limit() {
+            MemoryLimit::Finite(limit) => AHEAD_BYTES.min(limit / 16),
+            _ => AHEAD_BYTES,
+        };
+        let places = if plan.fetch.is_some() { 1 } else { partitions };
+        Self {
+            input: plan.input.clone(),
+            context,
+            waiting: 0..partitions,
+            running: VecDeque::new(),
+            places: Arc::new(Semaphore::new(places)),
+            growth: places,
+            memory: Arc::new(memory),
+            bytes: Arc::new(Semaphore::new(most)),
+            peak,
+        }
+    }
+
+    async fn next(&mut self) -> Option<Result<RecordBatch>> {
+        loop {
+            while !self.waiting.is_empty()
+                && let Ok(place) = self.places.clone().try_acquire_owned()
+            {
+                if let Err(error) = self.start(place) {
+                    self.waiting = 0..0;
+                    return Some(Err(error));
+                }
+            }
+            let Some((receiver, _)) = self.running.front_mut() else {
+                return None;
+            };
+            let received = if self.waiting.is_empty() {
+                receiver.recv().await
+            } else {
+                // Places become free while nobody asks for rows of those partitions.
+                let free = std::pin::pin!(self.places.acquire());
+                match select(std::pin::pin!(receiver.recv()), free).await {
+                    Either::Left((received, _)) => received,
+                    Either::Right(_) => continue,
+                }
+            };
+            if let Some((batch, bytes, _places)) = received {
+                self.memory.shrink(bytes);
+                return Some(batch);
+            }
+            if let Some((_, task)) = self.running.pop_front()
+                // A panic in the task goes on here.
+                && let Err(error) = task.join_unwind().await
+            {
+                return Some(Err(join_error(error)));
+            }
+            self.places.add_permits(self.growth.min(self.waiting.len()));
+            self.growth *= 2;
+        }
+    }
+
+    /// Starts the next partition.
+    fn start(&mut self, place: OwnedSemaphorePermit) -> Result<()> {
+        let Some(partition) = self.waiting.next() else {
+            return Ok(());
+        };
+        let mut stream = self.input.execute(partition, self.context.clone())?;
+        let (sender, receiver) = mpsc::unbounded_channel::<Sent>();
+        let (memory, bytes_left, peak) =
+            (self.memory.clone(), self.bytes.clone(), self.peak.clone());
+        let (one, many) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(AHEAD_BATCHES)));
+        let task = SpawnedTask::spawn(async move {
+            let _place = place;
+            while let Some(batch) = stream.next().await {
+                let bytes = batch.as_ref().map_or(0, RecordBatch::get_array_memory_size);
+                let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+                let places = (
+                    many.clone().try_acquire_owned(),
+                    bytes_left.clone().try_acquire_many_owned(permits),
+                );
+                let sent = match places {
+                    (Ok(place), Ok(room)) if memory.try_grow(bytes).is_ok() => {
+                        peak.set_max(memory.size());
+                        (batch, bytes, [Some(place), Some(room)])
+                    }
+                    _ => (batch, 0, [one.clone().acquire_owned().await.ok(), None]),
+                };
+                if sender.send(sent).is_err() {
+                    break;
+                }
+            }
+        });
+        self.running.push_back((receiver, task));
+        Ok(())
+    }
+}

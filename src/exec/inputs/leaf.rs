@@ -1,0 +1,219 @@
+//! `InputExec`: an input as one leaf of a plan, with the plan of the input inside.
+//!
+//! ```text
+//! KMeansExec: …
+//!   InputExec: partitions=2
+//!     FilterExec: id@0 % 2 = 0
+//!       DataSourceExec: file_groups={2 groups: …}
+//! ```
+//!
+//! It has no children, so that no rule looks inside, and shows its plan itself.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use datafusion::common::Statistics;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::error::Result;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::display::DisplayableExecutionPlan;
+use datafusion::physical_plan::execution_plan::{
+    ChildrenPropertiesMode, ReplaceChildrenOptions, SchedulingType,
+};
+use datafusion::physical_plan::metrics::MetricsSet;
+use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
+};
+
+use super::fix_execution;
+use super::in_turn::InTurnExec;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct InputExec {
+    plan: Arc<dyn ExecutionPlan>,
+    properties: Arc<PlanProperties>,
+    /// Whether it has run, so that there are metrics to show.
+    ran: AtomicBool,
+    /// How far below the root it stands, for those who look at it.
+    depth: AtomicUsize,
+}
+
+impl InputExec {
+    pub(super) fn new(plan: Arc<dyn ExecutionPlan>) -> Self {
+        // Our operators take partitions in turn themselves.
+        let plan = match plan.downcast_ref::<InTurnExec>() {
+            Some(turn) if turn.fetch().is_none() => turn.input().clone(),
+            _ => plan,
+        };
+        tell(&plan, 0);
+        // Sources inside give way to other tasks already.
+        let properties = PlanProperties::clone(plan.properties())
+            .with_scheduling_type(SchedulingType::Cooperative);
+        Self {
+            plan,
+            properties: Arc::new(properties),
+            ran: AtomicBool::new(false),
+            depth: AtomicUsize::new(1),
+        }
+    }
+
+    /// The plan of the input.
+    pub fn plan(&self) -> &Arc<dyn ExecutionPlan> {
+        &self.plan
+    }
+
+    /// The operator whose line is the last.
+    fn last(&self) -> &Arc<dyn ExecutionPlan> {
+        let mut last = &self.plan;
+        while let Some(child) = last.children().pop() {
+            last = child;
+        }
+        last
+    }
+
+    /// The names of what is inside, with their depths.
+    fn names(plan: &dyn ExecutionPlan, depth: usize, names: &mut Vec<(usize, String)>) {
+        names.push((depth, plan.name().trim_end_matches("Exec").to_string()));
+        plan.children().into_iter().for_each(|child| Self::names(child.as_ref(), depth + 1, names));
+    }
+}
+
+impl DisplayAs for InputExec {
+    fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if matches!(format, DisplayFormatType::TreeRender) {
+            let mut names = Vec::new();
+            Self::names(self.plan.as_ref(), 0, &mut names);
+            let mut lines = names.iter().enumerate();
+            return lines.try_for_each(|(i, (depth, name))| {
+                writeln!(f, "{i:02}={}{name}", "·".repeat(*depth))
+            });
+        }
+        let partitions = self.plan.output_partitioning().partition_count();
+        write!(f, "InputExec: partitions={partitions}")?;
+        let ran = self.ran.load(Ordering::Relaxed);
+        let shown = match ran {
+            true => DisplayableExecutionPlan::with_metrics(self.plan.as_ref()),
+            false => DisplayableExecutionPlan::new(self.plan.as_ref()),
+        };
+        let shown = shown.indent(matches!(format, DisplayFormatType::Verbose)).to_string();
+        // Whoever shows this puts our metrics at the end, which are those of the last operator.
+        let shown = match shown.rfind(", metrics=[").filter(|_| ran) {
+            Some(end) => &shown[..end],
+            None => shown.trim_end(),
+        };
+        let indent = 2 * (self.depth.load(Ordering::Relaxed) + 1);
+        shown.lines().try_for_each(|line| write!(f, "\n{:indent$}{line}", ""))
+    }
+}
+
+impl ExecutionPlan for InputExec {
+    fn name(&self) -> &str {
+        "InputExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    /// None, so that no rule looks inside.
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![]
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let mode = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+        self.replace_children(children, mode)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        _children: Vec<Arc<dyn ExecutionPlan>>,
+        _options: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
+        let reset = |plan: Arc<dyn ExecutionPlan>| plan.reset_state().map(Transformed::yes);
+        Ok(Arc::new(Self::new(self.plan.clone().transform_up(reset).data()?)))
+    }
+
+    fn apply_expressions(
+        &self,
+        _f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn statistics_from_inputs(
+        &self,
+        _inputs: &[Arc<Statistics>],
+        args: &StatisticsArgs,
+    ) -> Result<Arc<Statistics>> {
+        StatisticsContext::new().compute(self.plan.as_ref(), args)
+    }
+
+    /// Those of the operator whose line is shown last.
+    fn metrics(&self) -> Option<MetricsSet> {
+        self.last().metrics()
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        self.ran.store(true, Ordering::Relaxed);
+        let inside = TaskContext::new(
+            context.task_id(),
+            context.session_id(),
+            fix_execution(context.session_config().clone()),
+            context.scalar_functions().clone(),
+            context.higher_order_functions().clone(),
+            context.aggregate_functions().clone(),
+            context.window_functions().clone(),
+            context.runtime_env(),
+        );
+        self.plan.execute(partition, Arc::new(inside))
+    }
+}
+
+/// A rule that changes nothing: it tells inputs how deep they stand, so that EXPLAIN shows what is
+/// inside them below them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShowInputs;
+
+impl PhysicalOptimizerRule for ShowInputs {
+    fn optimize(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        _config: &ConfigOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        tell(&plan, 0);
+        Ok(plan)
+    }
+
+    fn name(&self) -> &str {
+        "neighbors_show_inputs"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
+fn tell(plan: &Arc<dyn ExecutionPlan>, depth: usize) {
+    if let Some(input) = plan.downcast_ref::<InputExec>() {
+        input.depth.store(depth, Ordering::Relaxed);
+    }
+    plan.children().into_iter().for_each(|child| tell(child, depth + 1));
+}

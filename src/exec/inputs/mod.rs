@@ -1,0 +1,121 @@
+//! Inputs planned and run as for one thread: their rows come in one order, whatever the session.
+//!
+//! DataFusion treats the rows of a relation as a bag: what comes first depends on the number of
+//! partitions, on the sizes of files and on timing. Ties, seeds and labels of our operators go by
+//! position, so an input is planned by itself, on a session of one partition, between two rules:
+//!
+//! - [`Isolate`](rules::Isolate) puts an [`InTurnExec`](in_turn::InTurnExec) over every source and union, so that nothing
+//!   above knows of partitions or of declared orders;
+//! - [`Finish`](rules::Finish) re-cuts batches below every operator that is not row-local, makes
+//!   sorts stable, reads files by consecutive ranges at the same time, and replaces what is left of
+//!   gathering by arrival.
+//!
+//! The result is an [`InputExec`], a leaf, so that no outer rule can touch it.
+
+mod in_turn;
+mod leaf;
+mod numbered;
+mod rules;
+
+use std::sync::Arc;
+
+use datafusion::catalog::Session;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::plan_err;
+use datafusion::common::tree_node::{Transformed, TransformedResult};
+use datafusion::error::Result;
+use datafusion::execution::{SessionState, SessionStateBuilder};
+use datafusion::logical_expr::{LogicalPlan, TableScan};
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
+use datafusion::physical_planner::PhysicalPlanner;
+use datafusion::prelude::SessionConfig;
+
+pub use leaf::{InputExec, ShowInputs};
+use rules::{Finish, Isolate};
+
+/// The rows of every batch that comes to an operator which is not row-local.
+const BATCH_ROWS: usize = 8192;
+
+/// Marks a session that plans inputs.
+struct OneThread;
+
+/// The plan of an input, in one order.
+pub(crate) async fn plan_input(
+    planner: &dyn PhysicalPlanner,
+    logical: LogicalPlan,
+    session: &dyn Session,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let Some(state) = session.as_any().downcast_ref::<SessionState>() else {
+        return plan_err!(
+            "the order of an input can be kept in sessions of this process only; \
+             set neighbors.input_order = 'any' elsewhere"
+        );
+    };
+    let logical = logical.transform_up_with_subqueries(unlimited).data()?;
+    // Inside an input, the session is the right one already.
+    let plan = match state.config().get_extension::<OneThread>() {
+        Some(_) => planner.create_physical_plan(&logical, state).await?,
+        None => planner.create_physical_plan(&logical, &one_thread(state)).await?,
+    };
+    Ok(Arc::new(InputExec::new(plan)))
+}
+
+/// Refuses inputs that never end: every row must be seen before the first answer.
+pub(crate) fn check_bounded(name: &str, input: &Arc<dyn ExecutionPlan>) -> Result<()> {
+    if input.boundedness().is_unbounded() {
+        return plan_err!("argument '{name}' is unbounded; accepted are inputs that end");
+    }
+    Ok(())
+}
+
+/// A limit handed to a table lets it leave out whole files, in the order they were listed.
+fn unlimited(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
+    Ok(match plan {
+        LogicalPlan::TableScan(scan) if scan.fetch.is_some() => {
+            Transformed::yes(LogicalPlan::TableScan(TableScan { fetch: None, ..scan }))
+        }
+        other => Transformed::no(other),
+    })
+}
+
+/// The same session for one partition. What the user may set of the optimizer does not count.
+fn one_thread(state: &SessionState) -> SessionState {
+    let mut config = state.config().clone().with_extension(Arc::new(OneThread));
+    let threads = config.target_partitions();
+    let options = config.options_mut();
+    let min_size = options.optimizer.repartition_file_min_size;
+    options.optimizer = ConfigOptions::new().optimizer;
+    // Statistics say which side of a join is smaller, and depend on files and settings.
+    options.optimizer.join_reordering = false;
+    // When a filter that grows reaches a scan depends on time.
+    options.optimizer.enable_topk_dynamic_filter_pushdown = false;
+    let config = fix_execution(config);
+    let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![Arc::new(Isolate)];
+    rules.extend(state.physical_optimizers().iter().cloned());
+    rules.push(Arc::new(Finish { threads, min_size }));
+    SessionStateBuilder::new_from_existing(state.clone())
+        .with_session_id(state.session_id().to_string())
+        .with_config(config)
+        .with_physical_optimizer_rules(rules)
+        .build()
+}
+
+/// The settings that an input runs with: those that an order may depend on have one value.
+fn fix_execution(config: SessionConfig) -> SessionConfig {
+    let mut config = config.with_batch_size(BATCH_ROWS).with_target_partitions(1);
+    let own = ConfigOptions::new().execution;
+    let options = &mut config.options_mut().execution;
+    options.split_file_groups_by_statistics = false;
+    options.coalesce_batches = own.coalesce_batches;
+    options.enforce_batch_size_in_joins = own.enforce_batch_size_in_joins;
+    options.enable_migration_aggregate = own.enable_migration_aggregate;
+    options.hash_join_buffering_capacity = own.hash_join_buffering_capacity;
+    options.perfect_hash_join_small_build_threshold = own.perfect_hash_join_small_build_threshold;
+    options.perfect_hash_join_min_key_density = own.perfect_hash_join_min_key_density;
+    options.skip_partial_aggregation_probe_ratio_threshold =
+        own.skip_partial_aggregation_probe_ratio_threshold;
+    options.skip_partial_aggregation_probe_rows_threshold =
+        own.skip_partial_aggregation_probe_rows_threshold;
+    config
+}

@@ -1,0 +1,106 @@
+//! Inputs closed to DataFusion's physical planner: they are planned by themselves, for one thread,
+//! and only once.
+
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion::common::DFSchemaRef;
+use datafusion::common::tree_node::{
+    Transformed, TransformedResult, TreeNodeRecursion, TreeNodeRewriter,
+};
+use datafusion::error::Result;
+use datafusion::logical_expr::{
+    Expr, Extension, LogicalPlan, UserDefinedLogicalNode, UserDefinedLogicalNodeCore,
+};
+
+use super::kmeans::KMeansNode;
+use super::node::KnnNode;
+
+/// An input, without children.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
+pub(super) struct Sealed {
+    pub input: LogicalPlan,
+    /// How far below the root it stands: EXPLAIN shows the input in its place.
+    depth: usize,
+}
+
+/// The same plan, in which the inputs of our nodes are sealed.
+pub(super) fn seal(plan: LogicalPlan) -> Result<LogicalPlan> {
+    plan.rewrite_with_subqueries(&mut Seal { depth: 0 }).data()
+}
+
+struct Seal {
+    depth: usize,
+}
+
+impl TreeNodeRewriter for Seal {
+    type Node = LogicalPlan;
+
+    fn f_down(&mut self, plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
+        // Plans that show others do not indent them.
+        let shows = matches!(plan, LogicalPlan::Explain(_) | LogicalPlan::Analyze(_));
+        self.depth += usize::from(!shows);
+        match plan {
+            LogicalPlan::Extension(Extension { node }) if input_names(node.as_ref()).is_some() => {
+                let depth = self.depth;
+                let inputs = node.inputs().into_iter().map(|input| match input {
+                    LogicalPlan::Extension(known) if known.node.as_any().is::<Sealed>() => {
+                        input.clone()
+                    }
+                    _ => {
+                        let node = Arc::new(Sealed { input: input.clone(), depth });
+                        LogicalPlan::Extension(Extension { node })
+                    }
+                });
+                let node = node.with_exprs_and_inputs(node.expressions(), inputs.collect())?;
+                let plan = LogicalPlan::Extension(Extension { node });
+                Ok(Transformed::new(plan, true, TreeNodeRecursion::Jump))
+            }
+            other => Ok(Transformed::no(other)),
+        }
+    }
+
+    fn f_up(&mut self, plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
+        self.depth = self.depth.saturating_sub(1);
+        Ok(Transformed::no(plan))
+    }
+}
+
+/// What the inputs of one of our nodes are called; `None` for others.
+pub(super) fn input_names(node: &dyn UserDefinedLogicalNode) -> Option<&'static [&'static str]> {
+    if node.as_any().is::<KMeansNode>() {
+        return Some(&["input", "init"]);
+    }
+    let names: &[_] = if node.inputs().len() == 1 { &["base"] } else { &["queries", "base"] };
+    node.as_any().is::<KnnNode>().then_some(names)
+}
+
+impl UserDefinedLogicalNodeCore for Sealed {
+    fn name(&self) -> &str {
+        "Input"
+    }
+
+    fn inputs(&self) -> Vec<&LogicalPlan> {
+        vec![]
+    }
+
+    fn schema(&self) -> &DFSchemaRef {
+        self.input.schema()
+    }
+
+    fn expressions(&self) -> Vec<Expr> {
+        vec![]
+    }
+
+    fn fmt_for_explain(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = self.input.display_indent().to_string();
+        let mut lines = shown.lines();
+        write!(f, "{}", lines.next().unwrap_or_default())?;
+        let indent = 2 * self.depth;
+        lines.try_for_each(|line| write!(f, "\n{:indent$}{line}", ""))
+    }
+
+    fn with_exprs_and_inputs(&self, _: Vec<Expr>, _: Vec<LogicalPlan>) -> Result<Self> {
+        Ok(self.clone())
+    }
+}

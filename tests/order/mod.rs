@@ -1,0 +1,585 @@
+//! The order of inputs: one answer for every setting, number of files, declared order and run.
+//!
+//! Labels of k-means come in the order of the input, so that one query shows both. The data has few
+//! distinct vectors, few groups and sums that rounding changes: ties are everywhere.
+
+mod kinds;
+mod random;
+
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{
+    ArrayRef, AsArray, FixedSizeListArray, Float64Array, Int64Array, RecordBatch,
+};
+use datafusion::arrow::compute::concat_batches;
+use datafusion::arrow::datatypes::{Float32Type, Int64Type};
+use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::datasource::MemTable;
+use datafusion::error::Result;
+use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool};
+use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::parquet::arrow::ArrowWriter;
+use datafusion::parquet::file::properties::WriterProperties;
+use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion_neighbors::register_all;
+use libtest_mimic::Failed;
+use tempfile::TempDir;
+
+use crate::session::Test;
+use crate::support::Rng;
+
+/// The tests of this folder.
+pub const TESTS: [(&str, Test); 14] = [
+    ("every_kind_of_input_has_one_order", || run(kinds::all())),
+    ("random_inputs_have_one_order", || run(random::all())),
+    ("sorted_files_are_read_in_turn", || run(sorted_files())),
+    ("distinct_rows_have_one_order", || run(distinct())),
+    ("other_windows_change_no_labels", || run(windows())),
+    ("statistics_reach_joins_and_counts", || run(statistics())),
+    ("a_trailing_order_by_is_kept", || run(trailing_order())),
+    ("equal_rows_stay_in_order", || run(stable())),
+    ("joins_stream_their_left_side", || run(joins())),
+    ("limits_read_no_more_than_they_need", || run(limits())),
+    ("waiting_batches_are_reserved", || run(memory())),
+    ("unbounded_inputs_are_refused", || run(unbounded())),
+    ("explain_shows_what_is_inside", || run(explain())),
+    ("any_order_leaves_the_plan_alone", || run(any())),
+];
+
+fn run(test: impl Future<Output = Result<(), Failed>>) -> Result<(), Failed> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(test)
+}
+
+fn check(holds: bool, otherwise: impl Into<String>) -> Result<(), Failed> {
+    if holds { Ok(()) } else { Err(otherwise.into().into()) }
+}
+
+/// More than one batch of 8192 rows.
+const ROWS: usize = 10_000;
+
+/// Rows `id`, `g` (5 groups), `f` (numbers whose sum depends on their order) and `v`.
+fn rows(seed: u64, rows: usize) -> Result<RecordBatch> {
+    let mut rng = Rng(seed);
+    let mut below = |n: u64| rng.below(n);
+    let g = Int64Array::from_iter_values((0..rows).map(|_| below(5) as i64));
+    let f = Float64Array::from_iter_values((0..rows).map(|_| match below(3) {
+        0 => 1e15,
+        1 => -1e15,
+        _ => below(1000) as f64 / 7.0,
+    }));
+    let v = (0..rows).map(|_| Some([below(3), below(3), below(3)].map(|x| Some(x as f32))));
+    let v = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(v.collect::<Vec<_>>(), 3);
+    let id = Int64Array::from_iter_values(0..rows as i64);
+    let columns: [(&str, ArrayRef); 4] =
+        [("id", Arc::new(id)), ("g", Arc::new(g)), ("f", Arc::new(f)), ("v", Arc::new(v))];
+    Ok(RecordBatch::try_from_iter(columns)?)
+}
+
+/// Consecutive parts of a batch, one much larger than the others.
+fn parts(batch: &RecordBatch, parts: usize) -> Vec<RecordBatch> {
+    let rows = batch.num_rows();
+    let start = |part: usize| match part {
+        0 => 0,
+        part => rows / 2 + (rows - rows / 2) * (part - 1) / (parts - 1).max(1),
+    };
+    let end = |part: usize| if part + 1 == parts { rows } else { start(part + 1) };
+    (0..parts).map(|part| batch.slice(start(part), end(part) - start(part))).collect()
+}
+
+/// Files of consecutive rows, named in their order.
+fn write(folder: &Path, batch: &RecordBatch, files: usize) -> Result<(), Failed> {
+    std::fs::create_dir_all(folder)?;
+    for (i, part) in parts(batch, files).iter().enumerate() {
+        let properties = WriterProperties::builder().set_max_row_group_row_count(Some(700));
+        let file = std::fs::File::create(folder.join(format!("part-{i:02}.parquet")))?;
+        let mut writer = ArrowWriter::try_new(file, part.schema(), Some(properties.build()))?;
+        writer.write(part)?;
+        writer.close()?;
+    }
+    Ok(())
+}
+
+/// How the tables are stored and a query is run.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    /// Files of each table; 0 for tables in memory.
+    files: usize,
+    sorted: bool,
+    settings: &'static [(&'static str, &'static str)],
+}
+
+const TARGET: &str = "datafusion.execution.target_partitions";
+const BATCH: &str = "datafusion.execution.batch_size";
+const MIN_SIZE: &str = "datafusion.optimizer.repartition_file_min_size";
+
+/// The first is the one that the others are compared with.
+const LAYOUTS: [Layout; 6] = [
+    Layout { files: 1, sorted: false, settings: &[(TARGET, "1")] },
+    Layout { files: 4, sorted: false, settings: &[(TARGET, "4"), (BATCH, "100"), (MIN_SIZE, "1")] },
+    Layout {
+        files: 11,
+        sorted: false,
+        settings: &[
+            (TARGET, "7"),
+            (MIN_SIZE, "1"),
+            ("datafusion.optimizer.prefer_hash_join", "false"),
+            ("datafusion.execution.collect_statistics", "false"),
+        ],
+    },
+    Layout { files: 5, sorted: true, settings: &[(TARGET, "4"), (MIN_SIZE, "1")] },
+    Layout {
+        files: 1,
+        sorted: false,
+        settings: &[
+            (TARGET, "3"),
+            (BATCH, "1000"),
+            (MIN_SIZE, "1"),
+            ("datafusion.execution.parquet.pushdown_filters", "true"),
+            ("datafusion.execution.sort_in_place_threshold_bytes", "100"),
+        ],
+    },
+    Layout { files: 0, sorted: false, settings: &[(TARGET, "5"), (BATCH, "77")] },
+];
+
+/// A session with tables `t` and `s`, whose files are in a folder.
+struct Stored {
+    ctx: SessionContext,
+    layout: Layout,
+    _folder: TempDir,
+}
+
+impl Stored {
+    async fn new(layout: Layout) -> Result<Self, Failed> {
+        Self::with(layout, Arc::default()).await
+    }
+
+    async fn with(layout: Layout, runtime: Arc<RuntimeEnv>) -> Result<Self, Failed> {
+        let mut config = SessionConfig::new();
+        for (name, value) in layout.settings {
+            config = config.set_str(name, value);
+        }
+        let ctx = SessionContext::new_with_config_rt(config, runtime);
+        register_all(&ctx)?;
+        let folder = TempDir::new()?;
+        for (name, batch) in [("t", rows(1, ROWS)?), ("s", rows(2, 300)?)] {
+            if layout.files == 0 {
+                let partitions = parts(&batch, 3).into_iter().map(|part| {
+                    let rows = part.num_rows();
+                    let cut = (0..rows).step_by(999);
+                    cut.map(|start| part.slice(start, 999.min(rows - start))).collect()
+                });
+                let table = MemTable::try_new(batch.schema(), partitions.collect())?;
+                ctx.register_table(name, Arc::new(table))?;
+                continue;
+            }
+            let path = folder.path().join(name);
+            write(&path, &batch, layout.files)?;
+            let path = path.to_string_lossy();
+            let order = if layout.sorted { "WITH ORDER (id)" } else { "" };
+            let create = format!(
+                "CREATE EXTERNAL TABLE {name} STORED AS PARQUET {order} LOCATION '{path}/'"
+            );
+            ctx.sql(&create).await?.collect().await?;
+        }
+        ctx.sql("CREATE VIEW near AS SELECT * FROM t WHERE g < 2 ORDER BY g").await?;
+        Ok(Self { ctx, layout, _folder: folder })
+    }
+
+    async fn all() -> Result<Vec<Self>, Failed> {
+        let mut all = Vec::new();
+        for layout in LAYOUTS {
+            all.push(Self::new(layout).await?);
+        }
+        Ok(all)
+    }
+
+    async fn batches(&self, sql: &str) -> Result<Vec<RecordBatch>, Failed> {
+        let failed = |error| format!("{sql}: {error}");
+        Ok(self.ctx.sql(sql).await.map_err(failed)?.collect().await.map_err(failed)?)
+    }
+
+    async fn text(&self, sql: &str) -> Result<String, Failed> {
+        Ok(pretty_format_batches(&self.batches(sql).await?)?.to_string())
+    }
+
+    async fn whole(&self, sql: &str) -> Result<Option<RecordBatch>, Failed> {
+        let batches = self.batches(sql).await?;
+        let Some(first) = batches.first() else { return Ok(None) };
+        Ok(Some(concat_batches(&first.schema(), &batches)?))
+    }
+
+    /// A column of whole numbers.
+    async fn numbers(&self, sql: &str) -> Result<Vec<i64>, Failed> {
+        let batches = self.batches(sql).await?;
+        let columns = batches.iter().map(|b| b.column(0).as_primitive::<Int64Type>().values());
+        Ok(columns.flat_map(|values| values.to_vec()).collect())
+    }
+}
+
+/// Fails if the rows of an input, their order, their labels or its neighbours differ between
+/// layouts or runs. `with` stands before the query.
+async fn compare(stored: &[Stored], with: &str, input: &str) -> Result<(), Failed> {
+    let labels = format!(
+        "{with} SELECT * FROM kmeans(({input}), k => 4, seed => 7, max_iterations => 2, \
+         vector => 'v')"
+    );
+    let neighbors = format!(
+        "{with} SELECT query_id, rank, distance, base_id FROM knn_exact(queries => \
+         (SELECT id, v FROM s LIMIT 3), base => ({input}), k => 9, vector => 'v')"
+    );
+    // Those whose vectors have three dimensions.
+    let searched = ["t.id, t.v FROM", "SELECT * FROM t", "DISTINCT g, v"]
+        .iter()
+        .any(|part| input.contains(part));
+    for sql in [labels].into_iter().chain(searched.then_some(neighbors)) {
+        let wanted = stored[0].whole(&sql).await?;
+        for other in &stored[1..] {
+            let found = other.whole(&sql).await?;
+            check(found == wanted, format!("{sql}\n{:?}", other.layout))?;
+        }
+    }
+    Ok(())
+}
+
+/// Files that are known to be sorted are dealt out by size.
+async fn sorted_files() -> Result<(), Failed> {
+    let sorted = Stored::new(LAYOUTS[3]).await?;
+    let ids = sorted.numbers("SELECT id FROM kmeans(t, k => 3, seed => 1)").await?;
+    check(ids == (0..ROWS as i64).collect::<Vec<_>>(), "rows are not in the order of files")?;
+    // Likewise if the files themselves say so.
+    let folder = TempDir::new()?;
+    let folder = folder.path().to_string_lossy();
+    for file in 0..5 {
+        let (low, high) = (2000 * file, 2000 * file + 2000);
+        let copy = format!(
+            "COPY (SELECT * FROM t WHERE id >= {low} AND id < {high} ORDER BY id) \
+             TO '{folder}/{file}.parquet'"
+        );
+        sorted.batches(&copy).await?;
+    }
+    let create = format!("CREATE EXTERNAL TABLE c STORED AS PARQUET LOCATION '{folder}/'");
+    sorted.batches(&create).await?;
+    let ids = sorted.numbers("SELECT id FROM kmeans(c, k => 3, seed => 1)").await?;
+    check(ids == (0..ROWS as i64).collect::<Vec<_>>(), "rows are not in the order of copies")
+}
+
+/// The same answer on every run, from both functions.
+async fn distinct() -> Result<(), Failed> {
+    let stored = Stored::new(LAYOUTS[1]).await?;
+    let input = "(SELECT DISTINCT id, v FROM t), k => 5, seed => 7";
+    let labels = "SELECT cluster_id, count(*) AS size";
+    let labels = format!("{labels} FROM kmeans({input}) GROUP BY cluster_id ORDER BY cluster_id");
+    let centroids = format!("SELECT cluster_id, size FROM kmeans_centroids({input}) ORDER BY 1");
+    let wanted = stored.text(&labels).await?;
+    for _ in 0..3 {
+        check(stored.text(&labels).await? == wanted, "labels differ between runs")?;
+        check(stored.text(&centroids).await? == wanted, "centroids differ from labels")?;
+    }
+    Ok(())
+}
+
+/// Labels are those of the input, whatever other functions stand beside.
+async fn windows() -> Result<(), Failed> {
+    let ours = "kmeans(v, 4, 7) OVER () AS label";
+    for stored in [Stored::new(LAYOUTS[0]).await?, Stored::new(LAYOUTS[1]).await?] {
+        let alone = format!("SELECT id, {ours} FROM t ORDER BY id");
+        let alone = stored.text(&alone).await?;
+        for beside in [
+            "count(*) OVER (PARTITION BY g)",
+            "row_number() OVER (ORDER BY g, id DESC)",
+            "sum(f) OVER (PARTITION BY g ORDER BY id), lag(id) OVER (ORDER BY v[1], id)",
+            "kmeans(v, 3, 5) OVER (PARTITION BY g), count(*) OVER (PARTITION BY g)",
+        ] {
+            for columns in [format!("{ours}, {beside}"), format!("{beside}, {ours}")] {
+                let sql =
+                    format!("SELECT id, label FROM (SELECT id, {columns} FROM t) ORDER BY id");
+                check(stored.text(&sql).await? == alone, format!("{sql}: other labels"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn statistics() -> Result<(), Failed> {
+    let stored = Stored::new(LAYOUTS[1]).await?;
+    let plan = stored
+        .text("EXPLAIN FORMAT INDENT SELECT * FROM kmeans((SELECT count(*) AS n, [1.0] AS v FROM t), k => 1)")
+        .await?;
+    check(plan.contains("PlaceholderRowExec"), format!("count(*) scans:\n{plan}"))?;
+    stored.batches("SET datafusion.explain.show_statistics = true").await?;
+    let plan = stored.text("EXPLAIN FORMAT INDENT SELECT * FROM kmeans(t, k => 3)").await?;
+    let input = plan.lines().find(|line| line.contains("DataSourceExec")).unwrap_or_default();
+    check(input.contains("Rows=Exact(10000)"), format!("no statistics:\n{plan}"))
+}
+
+/// The ids of an input, by the order of its rows.
+async fn ids(stored: &Stored, with: &str, input: &str) -> Result<Vec<i64>, Failed> {
+    let sql = format!("{with} SELECT id FROM kmeans({input}, k => 3, seed => 1, vector => 'v')");
+    stored.numbers(&sql).await
+}
+
+/// The ids of `t` in the order of a key, equal ones in the order of files.
+fn sorted_by<K: Ord>(key: impl Fn(i64, i64) -> Option<K>) -> Result<Vec<i64>, Failed> {
+    let all = rows(1, ROWS)?;
+    let g = all.column(1).as_primitive::<Int64Type>().values().to_vec();
+    let keys = g.iter().enumerate().filter_map(|(id, g)| Some((key(*g, id as i64)?, id as i64)));
+    let mut keys: Vec<_> = keys.collect();
+    keys.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(keys.into_iter().map(|(_, id)| id).collect())
+}
+
+async fn trailing_order() -> Result<(), Failed> {
+    let wanted = sorted_by(|g, id| Some((g, -id)))?;
+    let near = sorted_by(|g, _| (g < 2).then_some(g))?;
+    for layout in [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3]] {
+        let stored = Stored::new(layout).await?;
+        stored.ctx.sql("CREATE VIEW sorted AS SELECT * FROM t ORDER BY g, id DESC").await?;
+        for (with, input) in [
+            ("", "(SELECT * FROM t ORDER BY g, id DESC)"),
+            ("", "(SELECT id, v FROM t ORDER BY g, id DESC)"),
+            ("", "(SELECT id, v FROM (SELECT * FROM t ORDER BY g, id DESC))"),
+            ("", "(SELECT * FROM (SELECT * FROM t ORDER BY g, id DESC) WHERE id >= 0)"),
+            ("", "(SELECT * FROM (SELECT id, v FROM (SELECT * FROM t ORDER BY g, id DESC)))"),
+            ("WITH c AS (SELECT * FROM t ORDER BY g, id DESC)", "c"),
+            ("WITH c AS (SELECT id, v FROM t ORDER BY g, id DESC)", "(SELECT * FROM c)"),
+            ("", "sorted"),
+            ("", "(SELECT id, v FROM sorted)"),
+        ] {
+            let found = ids(&stored, with, input).await?;
+            check(found == wanted, format!("{with} {input}: the order is lost, {layout:?}"))?;
+        }
+        check(ids(&stored, "", "near").await? == near, "the order of a view is lost")?;
+        let window =
+            "SELECT id, kmeans(v, 3, 1) OVER () AS l FROM (SELECT * FROM t ORDER BY g, id DESC)";
+        check(stored.numbers(window).await? == wanted, "the order is lost below a window")?;
+    }
+    Ok(())
+}
+
+/// Rows with equal keys stay in the order in which they come.
+async fn stable() -> Result<(), Failed> {
+    let all = sorted_by(|g, _| Some(-g))?;
+    for layout in LAYOUTS {
+        let stored = Stored::new(layout).await?;
+        let found = ids(&stored, "", "(SELECT * FROM t ORDER BY g DESC)").await?;
+        check(found == all, format!("ORDER BY is not stable, {layout:?}"))?;
+        let found = ids(&stored, "", "(SELECT * FROM t ORDER BY g DESC LIMIT 3000)").await?;
+        check(found == all[..3000], format!("LIMIT is not stable, {layout:?}"))?;
+        let numbered = "(SELECT * FROM (SELECT *, row_number() OVER (ORDER BY g DESC) AS n FROM t) \
+                        ORDER BY n)";
+        let found = ids(&stored, "", numbered).await?;
+        check(found == all, format!("row_number() is not stable, {layout:?}"))?;
+    }
+    Ok(())
+}
+
+/// Pairs come by rows of the left side, whichever is larger.
+async fn joins() -> Result<(), Failed> {
+    for layout in [LAYOUTS[0], LAYOUTS[2]] {
+        let stored = Stored::new(layout).await?;
+        for (join, wanted) in [
+            ("SELECT t.id, t.v FROM t JOIN s ON t.id = s.id", 300),
+            ("SELECT t.id, t.v FROM s JOIN t ON t.id = s.id", 300),
+            ("SELECT t.id, t.v FROM t LEFT JOIN s ON t.id = s.id", ROWS),
+            ("SELECT t.id, t.v FROM s RIGHT JOIN t ON t.id = s.id", ROWS),
+            ("SELECT t.id, t.v FROM t WHERE id IN (SELECT id FROM s)", 300),
+            ("SELECT t.id, t.v FROM t WHERE id % 3000 IN (SELECT id FROM s)", 1200),
+        ] {
+            let found = ids(&stored, "", &format!("({join})")).await?;
+            check(found.is_sorted() && found.len() == wanted, format!("{join}: other pairs"))?;
+        }
+        let plan = stored.text("EXPLAIN FORMAT INDENT SELECT * FROM kmeans((SELECT t.* FROM t JOIN s USING (id)), k => 3)");
+        let plan = plan.await?;
+        let scans: Vec<_> = plan.lines().filter(|line| line.contains("DataSourceExec")).collect();
+        check(scans.len() == 2 && scans[0].contains("/s/"), format!("built on t:\n{plan}"))?;
+    }
+    Ok(())
+}
+
+async fn limits() -> Result<(), Failed> {
+    let stored = Stored::new(LAYOUTS[2]).await?;
+    for (input, most) in [
+        ("SELECT * FROM t LIMIT 1", 2000),
+        ("SELECT * FROM t WHERE g < 3 LIMIT 5", 2000),
+        ("SELECT g AS id, v FROM t WHERE g < 3 LIMIT 5 OFFSET 2", 2000),
+    ] {
+        let sql = format!("EXPLAIN ANALYZE SELECT id FROM kmeans(({input}), k => 1)");
+        let plan = stored.text(&sql).await?;
+        let scan = plan.lines().find(|line| line.contains("DataSourceExec")).unwrap_or_default();
+        let read = scan.split("output_rows=").nth(1).unwrap_or_default();
+        let read = read.split([',', ' ']).next().unwrap_or_default().parse::<f64>();
+        check(read.is_ok_and(|read| read <= most as f64), format!("{input}: {plan}"))?;
+    }
+    Ok(())
+}
+
+/// What is read ahead of its turn is reserved, and a small part of the pool.
+async fn memory() -> Result<(), Failed> {
+    let input = "SELECT min(id) AS id, count(*) AS n, [sum(f)] AS v FROM t GROUP BY id % 7";
+    let sql = format!("EXPLAIN ANALYZE SELECT id FROM kmeans(({input}), k => 2)");
+    for bytes in [64 << 20, 1 << 20] {
+        let pool = Arc::new(GreedyMemoryPool::new(bytes));
+        let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool.clone()).build_arc()?;
+        let stored = Stored::with(LAYOUTS[2], runtime).await?;
+        let plan = stored.text(&sql).await?;
+        check(pool.reserved() == 0, "bytes stay reserved")?;
+        let peak = plan.split("peak_bytes_ahead=").nth(1).unwrap_or_default();
+        let peak = peak.split([',', ']']).next().unwrap_or_default();
+        let bounded = match peak.strip_suffix(" K") {
+            Some(thousands) => {
+                thousands.parse().is_ok_and(|k: f64| k * 1000.0 < bytes as f64 / 16.0)
+            }
+            None => peak == "0",
+        };
+        check(bounded, format!("{peak} bytes are ahead of {bytes}"))?;
+    }
+    Ok(())
+}
+
+async fn unbounded() -> Result<(), Failed> {
+    let stored = Stored::new(LAYOUTS[1]).await?;
+    let folder = TempDir::new()?;
+    let path = folder.path().join("u.csv");
+    std::fs::write(&path, "1,2\n3,4\n")?;
+    let path = path.to_string_lossy();
+    let create = format!(
+        "CREATE UNBOUNDED EXTERNAL TABLE u (x DOUBLE, y DOUBLE) STORED AS CSV LOCATION '{path}'"
+    );
+    stored.batches(&create).await?;
+    for order in ["exact", "any"] {
+        stored.batches(&format!("SET neighbors.input_order = '{order}'")).await?;
+        for (call, name) in [
+            ("kmeans(u, k => 1, vector => ['x', 'y'])", "input"),
+            ("knn_exact(u, k => 1, vector => ['x', 'y'])", "base"),
+            ("knn_exact(u, (SELECT 1.0 AS x, 2.0 AS y), k => 1, vector => ['x', 'y'])", "queries"),
+        ] {
+            let sql = format!("SELECT * FROM {call}");
+            let error = match stored.text(&sql).await {
+                Ok(plan) => return Err(format!("{call} is planned: {plan}").into()),
+                Err(error) => format!("{error:?}"),
+            };
+            let wanted = format!("argument '{name}' is unbounded");
+            check(error.contains(&wanted), format!("{call}: {error}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The operators of a plan, how deep they stand, and how many partitions are read at a time.
+fn shape(plan: &str) -> Vec<String> {
+    let operators = || plan.lines().filter(|line| line.contains("Exec"));
+    let least = operators().map(indent).min().unwrap_or_default();
+    let shown = operators().map(|line| {
+        let name = line.rsplit_once('|').map_or(line, |(line, _)| line);
+        let start = indent(line);
+        let rest = &name[start..];
+        let operator = rest.split([':', ' ', ',']).next().unwrap_or_default();
+        let groups = rest.split("file_groups={").nth(1).and_then(|g| g.split(':').next());
+        let partitions = rest.split("partitions=").nth(1).filter(|_| !rest.contains("groups"));
+        let partitions = partitions.and_then(|p| p.split([',', ' ']).next());
+        let note = groups.or(partitions).map(|note| format!(" {note}")).unwrap_or_default();
+        format!("{}{operator}{note}", " ".repeat(start - least))
+    });
+    shown.collect()
+}
+
+/// Where the text of a line of a plan begins.
+fn indent(line: &str) -> usize {
+    let cell = line.rfind("| ").filter(|_| line.starts_with('|') && line.ends_with('|'));
+    let cell = match cell {
+        Some(_) => line[1..].find('|').map_or(0, |bar| bar + 2),
+        None => 0,
+    };
+    cell + line[cell..].len() - line[cell..].trim_start().len()
+}
+
+/// What runs in parallel, and where it is shown.
+async fn explain() -> Result<(), Failed> {
+    let stored = Stored::new(LAYOUTS[1]).await?;
+    let plans: [(&str, &[&str]); 4] = [
+        (
+            "SELECT * FROM kmeans((SELECT id + 1 AS id, v FROM t WHERE g < 3), k => 2)",
+            &[
+                "KMeansExec",
+                "  InputExec 4",
+                "    ProjectionExec",
+                "      FilterExec",
+                "        DataSourceExec 4 groups",
+            ],
+        ),
+        (
+            "SELECT * FROM kmeans((SELECT min(id) AS id, [sum(f)] AS v FROM t WHERE g < 3 \
+             GROUP BY g), k => 2)",
+            &[
+                "KMeansExec",
+                "  InputExec 1",
+                "    ProjectionExec",
+                "      AggregateExec",
+                "        InTurnExec 4",
+                "          FilterExec",
+                "            DataSourceExec 4 groups",
+            ],
+        ),
+        (
+            "SELECT * FROM kmeans((SELECT t.id, t.v FROM t JOIN s ON t.id = s.id), k => 2)",
+            &[
+                "KMeansExec",
+                "  InputExec 1",
+                "    HashJoinExec",
+                "      InTurnExec 4",
+                "        DataSourceExec 4 groups",
+                "      InTurnExec 4",
+                "        DataSourceExec 4 groups",
+            ],
+        ),
+        (
+            "SELECT * FROM knn_exact(queries => (SELECT * FROM s WHERE g > (SELECT min(g) FROM s)), \
+             base => (SELECT id, v FROM t UNION ALL SELECT id, v FROM s ORDER BY id), k => 2)",
+            &[
+                "KnnExec",
+                "  InputExec 4",
+                "    ScalarSubqueryExec",
+                "      FilterExec",
+                "        DataSourceExec 4 groups",
+                "      ProjectionExec",
+                "        PlaceholderRowExec",
+                "  InputExec 1",
+                "    ProjectionExec",
+                "      SortExec",
+                "        NumberedExec",
+                "          InTurnExec 8",
+                "            UnionExec",
+                "              DataSourceExec 4 groups",
+                "              DataSourceExec 4 groups",
+            ],
+        ),
+    ];
+    for (sql, wanted) in plans {
+        let plan = stored.text(&format!("EXPLAIN FORMAT INDENT {sql}")).await?;
+        let found = shape(&plan);
+        check(found == wanted, format!("{sql}: {found:#?}"))?;
+    }
+    let (sql, _) = plans[1];
+    let plan = stored.text(&format!("EXPLAIN ANALYZE {sql}")).await?;
+    for operator in ["InTurnExec", "FilterExec", "DataSourceExec", "AggregateExec"] {
+        let line = plan.lines().find(|line| line.contains(operator)).unwrap_or_default();
+        let metrics = line.matches("metrics=[output_rows=").count();
+        check(metrics == 1, format!("{operator} shows no metrics:\n{plan}"))?;
+    }
+    let tree = stored.text(&format!("EXPLAIN FORMAT TREE {sql}")).await?;
+    check(tree.contains("01: ·Aggregate") && tree.contains("InTurn"), tree)
+}
+
+async fn any() -> Result<(), Failed> {
+    let stored = Stored::new(LAYOUTS[1]).await?;
+    let sql = "EXPLAIN FORMAT INDENT SELECT * FROM kmeans((SELECT * FROM t WHERE g < 3), k => 3)";
+    check(stored.text(sql).await?.contains("InputExec"), "the input is not planned by itself")?;
+    stored.batches("SET neighbors.input_order = 'any'").await?;
+    let plan = stored.text(sql).await?;
+    check(!plan.contains("InputExec") && !plan.contains("InTurnExec"), plan)?;
+    let count =
+        stored.numbers("SELECT count(*) FROM kmeans((SELECT * FROM t WHERE g < 3), k => 3)");
+    check(count.await?[0] > 0, "no rows")
+}
