@@ -229,8 +229,9 @@ async fn filters() -> Result<(), Failed> {
     ] {
         let sql = format!("SELECT {columns} FROM {call} WHERE {condition} ORDER BY 1, 3");
         // Below a limit, nothing moves.
-        let whole =
-            format!("SELECT {columns} FROM (SELECT * FROM {call} LIMIT 1000000) WHERE {condition}");
+        let whole = format!(
+            "SELECT {columns} FROM (SELECT * FROM {call} LIMIT 1000000) WHERE {condition} ORDER BY 1, 3"
+        );
         let (found, wanted) = (text(&ctx, &sql).await?, text(&ctx, &whole).await?);
         check(found == wanted, format!("{call} WHERE {condition}: {found} {wanted}"))?;
         let shown = text(&ctx, &format!("EXPLAIN {sql}")).await?;
