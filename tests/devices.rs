@@ -720,14 +720,19 @@ fn overflow(device: &AnyDevice) -> Result<(), Failed> {
     for k in [1, 2, 3, 300] {
         check(device, &queries, &base, Metric::InnerProduct, k, None)?;
     }
+    let scaled = |seed, rows, scale: f64| -> Vec<Vec<f64>> {
+        let mut rows = Kind::Normal.rows(seed, rows, 6);
+        rows.iter_mut().flatten().for_each(|x| *x *= scale);
+        rows
+    };
     for metric in [Metric::InnerProduct, Metric::L2] {
-        let wide = matrix_f64(&Kind::Normal.rows(4, 4000, 6), 6, metric);
-        for scale in [1e-308, 1e-200, 1e99, 1e200, 1e307] {
-            let rows: Vec<_> = Kind::Normal.rows(9, 3, 6).into_iter().collect();
-            let scaled: Vec<Vec<f64>> =
-                rows.iter().map(|row| row.iter().map(|x| x * scale / 10.0).collect()).collect();
-            check(device, &matrix_f64(&scaled, 6, metric), &wide, metric, 4, None)?;
-            check(device, &wide.slice(0..3), &matrix_f64(&scaled, 6, metric), metric, 2, None)?;
+        for size in [1.0, 1e6, 1e90] {
+            let wide = matrix_f64(&scaled(4, 4000, size), 6, metric);
+            for scale in [1e-310, 1e-308, 1e-200, 1e-160, 1e99, 1e200, 1e307] {
+                let some = matrix_f64(&scaled(9, 3, scale / 10.0), 6, metric);
+                check(device, &some, &wide, metric, 4, None)?;
+                check(device, &wide.slice(0..3), &some, metric, 2, None)?;
+            }
         }
     }
     Ok(())

@@ -281,8 +281,14 @@ impl<T: Lanes> Quantised<T> {
             let most = rounded.norm * self.norm;
             let apart = rounded.rest * self.norm + length * self.rest + relative * most + absolute;
             let inverse = 1.0 / (step * self.scale.step);
-            // A sum that may overflow on its way is bounded by nothing.
-            if most < T::MAX.to_f64() / 4.0 && apart.is_finite() && inverse.is_normal() {
+            // A sum that may overflow on its way is bounded by nothing, nor is one of a query whose
+            // length was lost because its squares vanish in float64.
+            let has_length = (1e-100..1e100).contains(&step);
+            if has_length
+                && most < T::MAX.to_f64() / 4.0
+                && apart.is_finite()
+                && inverse.is_normal()
+            {
                 Bound::Products { apart, inverse }
             } else {
                 Bound::None
