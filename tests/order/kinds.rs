@@ -88,10 +88,13 @@ const KINDS: &[(&str, &str)] = &[
         "SELECT r.id, r.v FROM r JOIN s ON r.id % 7 = s.g",
     ),
     ("", "SELECT unnest([id, -id]) AS id, v FROM t WHERE g = 0"),
-    ("", "SELECT id, v, cluster_id FROM kmeans((SELECT DISTINCT id, v FROM t), k => 3, seed => 2)"),
     (
         "",
-        "SELECT base_id AS id, base_v AS v FROM (SELECT base_id, [distance] AS base_v FROM knn_exact(queries => (SELECT id, v FROM s LIMIT 200), base => t, k => 7, vector => 'v'))",
+        "SELECT id, v, cluster_id AS c FROM kmeans((SELECT DISTINCT id, v FROM t), k => 3, seed => 2)",
+    ),
+    (
+        "",
+        "SELECT base_id AS id, base_v AS v FROM (SELECT base_id, [base_id * 1.0, distance] AS base_v FROM knn_exact(queries => (SELECT id, v FROM s LIMIT 200), base => t, k => 7, vector => 'v'))",
     ),
     (
         "",
@@ -106,7 +109,9 @@ const KINDS: &[(&str, &str)] = &[
 pub async fn all() -> Result<(), Failed> {
     let stored = Stored::all().await?;
     for (with, input) in KINDS {
+        let t = std::time::Instant::now();
         compare(&stored, with, input).await?;
+        eprintln!("{:?} {input}", t.elapsed());
     }
     Ok(())
 }

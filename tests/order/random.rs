@@ -56,7 +56,7 @@ const TWO: &[&str] = &[
 pub async fn all() -> Result<(), Failed> {
     let stored = Stored::all().await?;
     let config =
-        Config { cases: 24, max_shrink_iters: 60, failure_persistence: None, ..Config::default() };
+        Config { cases: 16, max_shrink_iters: 60, failure_persistence: None, ..Config::default() };
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(config, rng);
     let handle = Handle::current();
