@@ -239,7 +239,8 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
                     most = larger(most, __float_as_int(sums[i / 2][n][i % 2 * 2]));
                     most = larger(most, __float_as_int(sums[i / 2][n][i % 2 * 2 + 1]));
                 }
-                if (most < least[i]) continue;
+                // A product that is not a number exceeds any limit, also that of no row.
+                if (most < least[i] || first + 8 * i >= count) continue;
 #pragma unroll
                 for (u32 place = 0; place <= PLACES; place++) {
                     const float product = sums[i / 2][place / 2][i % 2 * 2 + place % 2];
@@ -306,6 +307,11 @@ extern "C" __global__ __launch_bounds__(256) void settle(Job job, u32 is_last) {
             row = job.uncertain[at];
             before = job.labels[row];
             cluster = (u32)job.nearest[at];
+            if (cluster >= job.k) {
+                // No product was large enough, which only overflow can bring about.
+                job.status->end = CROWDED;
+                cluster = before;
+            }
         }
         move_row(job, cluster != before, row, before, cluster);
     }

@@ -57,7 +57,7 @@ use futures::{StreamExt, TryStreamExt};
 use super::knn_spec::Side;
 use super::phases::{Phase, Phases};
 use super::vectors::{VectorColumn, VectorReader};
-use super::work::{CancelOnDrop, blocking, collect, columns, execute_all};
+use super::work::{CancelOnDrop, blocking, collect, columns, execute_all, expected_rows};
 use crate::algo::kmeans::{Clustering, KMeansParams, Rounds, kmeans, kmeans_groups};
 use crate::device::{AnyDevice, Cancel, DeviceChoice, Distances};
 use crate::matrix::{ElementKind, Elements, Rows};
@@ -81,6 +81,14 @@ pub struct KMeansSpec {
     pub device: DeviceChoice,
     /// Bytes of the device's memory to use; 0: nearly all that is free.
     pub device_memory: u64,
+}
+
+impl KMeansSpec {
+    /// About how many operations it takes.
+    fn operations(&self, rows: usize, width: usize) -> f64 {
+        let rounds = self.params.max_iterations.min(20) as f64;
+        2.0 * width as f64 * rows as f64 * self.params.k() as f64 * rounds
+    }
 }
 
 /// What comes out of k-means.
@@ -187,6 +195,22 @@ impl KMeansExec {
     }
 }
 
+impl KMeansExec {
+    /// What computes, and how its inputs are read.
+    pub fn spec(&self) -> &KMeansSpec {
+        &self.spec
+    }
+
+    /// The device that statistics let expect.
+    fn expected_device(&self) -> String {
+        let (side, input) = &self.input;
+        let width = side.dim(input.schema().fields()).map(|dim| side.kind.width(dim as usize));
+        let operations = expected_rows(input).zip(width);
+        let operations = operations.map(|(rows, width)| self.spec.operations(rows, width));
+        AnyDevice::foresee(self.spec.device, operations)
+    }
+}
+
 impl DisplayAs for KMeansExec {
     fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { spec, found, .. } = self;
@@ -194,7 +218,7 @@ impl DisplayAs for KMeansExec {
         let mut shown = vec![
             ("k", spec.params.k().to_string()),
             ("metric", spec.params.metric().to_string()),
-            ("device", found.map_or_else(|| spec.device.to_string(), |(device, _)| device.clone())),
+            ("device", found.map_or_else(|| self.expected_device(), |(device, _)| device.clone())),
             ("vector", format!("[{}]", spec.vector.names().join(", "))),
         ];
         if let Some(weight) = &spec.weight {
@@ -445,9 +469,7 @@ impl Problem {
     }
 
     fn device(&self, spec: &KMeansSpec) -> Result<AnyDevice> {
-        let rounds = spec.params.max_iterations.min(20) as f64;
-        let pairs = self.rows.len() as f64 * spec.params.k() as f64;
-        let operations = 2.0 * self.rows.matrix().width() as f64 * pairs * rounds;
+        let operations = spec.operations(self.rows.len(), self.rows.matrix().width());
         Ok(AnyDevice::choose(spec.device, spec.device_memory, operations)?)
     }
 

@@ -37,7 +37,7 @@ use datafusion::physical_plan::execution_plan::{
     Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
 };
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
-use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs, StatisticsContext};
+use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, Partitioning,
     PlanProperties,
@@ -46,7 +46,8 @@ use datafusion::physical_plan::{
 use super::knn_spec::{KnnSpec, Side, knn_fields};
 use super::knn_stream;
 use super::vectors::common_kind;
-use super::work::execute_all;
+use super::work::{execute_all, expected_rows};
+use crate::device::AnyDevice;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -105,6 +106,25 @@ impl KnnExec {
     fn fetching(self, fetch: Option<usize>) -> Self {
         Self { fetch, ..self }
     }
+
+    /// What computes, and how its inputs are read.
+    pub fn spec(&self) -> &KnnSpec {
+        &self.spec
+    }
+
+    /// The device that was chosen, or what statistics let expect before one is.
+    fn shown_device(&self) -> String {
+        self.device.get().cloned().unwrap_or_else(|| {
+            let (side, base) = &self.base;
+            let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
+            let pairs = expected_rows(base).zip(expected_rows(queries));
+            let width = side.dim(base.schema().fields()).map(|dim| side.kind.width(dim as usize));
+            let operations = pairs.zip(width);
+            let operations = operations
+                .map(|((base, queries), width)| 2.0 * width as f64 * base as f64 * queries as f64);
+            AnyDevice::foresee(self.spec.device, operations)
+        })
+    }
 }
 
 impl DisplayAs for KnnExec {
@@ -113,7 +133,7 @@ impl DisplayAs for KnnExec {
         let mut shown = vec![
             ("k", spec.params.k().to_string()),
             ("metric", spec.params.metric().to_string()),
-            ("device", self.device.get().cloned().unwrap_or_else(|| spec.device.to_string())),
+            ("device", self.shown_device()),
         ];
         if let Some(vector) = &spec.query_vector {
             shown.push(("queries", format!("[{}]", vector.names().join(", "))));
@@ -257,10 +277,7 @@ impl ExecutionPlan for KnnExec {
         let base = start(&self.base)?;
         let kind = self.base.0.kind;
         let kind = queries.as_ref().map_or(kind, |(side, _)| common_kind(side.kind, kind));
-        let expected = self.queries.as_ref().and_then(|(_, plan)| {
-            let found = StatisticsContext::new().compute(plan.as_ref(), &StatisticsArgs::new());
-            found.ok()?.num_rows.get_value().copied()
-        });
+        let expected = self.queries.as_ref().and_then(|(_, plan)| expected_rows(plan));
         let join = knn_stream::Join {
             spec: self.spec.clone(),
             schema: self.schema.clone(),

@@ -9,6 +9,7 @@ use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::MemoryReservation;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use futures::StreamExt;
 
@@ -21,6 +22,12 @@ pub(super) fn execute_all(
 ) -> Result<Vec<SendableRecordBatchStream>> {
     let partitions = 0..plan.output_partitioning().partition_count();
     partitions.map(|partition| plan.execute(partition, context.clone())).collect()
+}
+
+/// How many rows statistics say that a plan has, exactly or not.
+pub(super) fn expected_rows(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
+    let found = StatisticsContext::new().compute(plan.as_ref(), &StatisticsArgs::new());
+    found.ok()?.num_rows.get_value().copied()
 }
 
 /// Read all partitions at the same time, then take them in order.

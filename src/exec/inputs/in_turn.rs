@@ -390,9 +390,7 @@ impl Ahead {
                     return Some(Err(error));
                 }
             }
-            let Some((receiver, _)) = self.running.front_mut() else {
-                return None;
-            };
+            let (receiver, _) = self.running.front_mut()?;
             let received = if self.waiting.is_empty() {
                 receiver.recv().await
             } else {
