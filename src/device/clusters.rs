@@ -141,7 +141,7 @@ pub trait Resident: Send {
     /// [`End`] comes first.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] if the flag is raised, between some rounds and others.
+    /// [`Error::Cancelled`](crate::Error::Cancelled) if the flag is raised, between some rounds and others.
     fn run(&mut self, limit: usize, cancel: &Cancel) -> Result<Stretch>;
 
     /// Put every row into the cluster of its nearest centroid. False if that cannot be done here.

@@ -33,7 +33,7 @@ use datafusion::physical_plan::{
 use super::fix_execution;
 use super::in_turn::InTurnExec;
 
-/// See the [module](self).
+/// An input as one leaf of a plan: no rule looks inside, and it shows the plan of the input itself.
 #[derive(Debug)]
 pub struct InputExec {
     plan: Arc<dyn ExecutionPlan>,

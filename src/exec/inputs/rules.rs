@@ -13,7 +13,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::physical_plan::execution_plan::replace_children_if_necessary;
-use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
+use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec};
 use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
@@ -163,19 +163,18 @@ impl Finish {
             return Ok(None);
         };
         inputs[0] = self.in_parallel(turn.input())?;
-        // A limit is one over all partitions.
-        let (plan, fetch) = match plan.downcast_ref::<FilterExec>() {
-            Some(filter) if filter.fetch().is_some() => {
-                let unlimited = FilterExecBuilder::from(filter).with_fetch(None).build()?;
-                (Arc::new(unlimited) as Arc<dyn ExecutionPlan>, filter.fetch())
-            }
-            _ => (plan.clone(), None),
-        };
-        Ok(Some(InTurnExec::new(replace_children_if_necessary(plan, inputs)?, fetch, false)))
+        // A filter's limit holds for each partition, and then for all of them.
+        let plan = replace_children_if_necessary(plan.clone(), inputs)?;
+        let fetch = plan.fetch();
+        Ok(Some(InTurnExec::new(plan, fetch, false)))
     }
 
     fn turn_in_parallel(&self, turn: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = self.in_parallel(turn.children()[0])?;
+        let mut input = self.in_parallel(turn.children()[0])?;
+        // No partition needs to give more rows than all of them.
+        if turn.fetch().is_some() && input.is::<DataSourceExec>() {
+            input = input.with_fetch(turn.fetch()).unwrap_or(input);
+        }
         replace_children_if_necessary(turn.clone(), vec![input])
     }
 
