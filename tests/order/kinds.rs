@@ -17,6 +17,23 @@ const KINDS: &[(&str, &str)] = &[
     ("", "SELECT count(DISTINCT g) AS id, [count(*) * 1.0, sum(f)] AS v FROM t GROUP BY id % 500"),
     ("", "SELECT max(id) AS id, last_value(v) AS v FROM t GROUP BY GROUPING SETS ((g), (id % 7))"),
     ("", "SELECT min(id) AS id, v FROM t GROUP BY v HAVING count(*) > 3"),
+    ("", "SELECT g AS id, [count(*) * 1.0, count(f) * 0.5, sum(id) * 0.1] AS v FROM t GROUP BY g"),
+    (
+        "",
+        "SELECT max(id) AS id, [sum(g) FILTER (WHERE f > 0) * 1.0, 2.0] AS v FROM t GROUP BY id % 999",
+    ),
+    ("", "SELECT row_number() OVER () AS id, v FROM (SELECT DISTINCT v FROM t)"),
+    ("", "SELECT row_number() OVER () AS id, [min(f), max(f)] AS v FROM t GROUP BY f * g"),
+    ("", "SELECT id, v FROM t WHERE id > (SELECT min(id) + count(*) / 2 + sum(g) / 99 FROM t)"),
+    (
+        "",
+        "SELECT count(*) AS id, a.v FROM t AS a JOIN s AS b ON a.g = b.g AND b.id < 9 GROUP BY a.v",
+    ),
+    ("", "SELECT t.id, s.v FROM t JOIN s ON t.id % 300 = s.id WHERE t.f > s.f AND s.id < 50"),
+    (
+        "",
+        "SELECT id, v FROM (SELECT t.id, t.v FROM t JOIN s ON t.id = s.id UNION ALL SELECT id, v FROM s) LIMIT 400",
+    ),
     ("", "SELECT t.id, t.v FROM t JOIN s ON t.id % 300 = s.id"),
     ("", "SELECT t.id, s.v FROM s JOIN t ON t.id % 150 = s.id / 2"),
     ("", "SELECT t.id, t.v FROM t LEFT JOIN s ON t.id = s.id * 2 AND s.g < 3"),

@@ -363,6 +363,8 @@ async fn trailing_order() -> Result<(), Failed> {
 /// Rows with equal keys stay in the order in which they come.
 async fn stable() -> Result<(), Failed> {
     let all = sorted_by(|g, _| Some(-g))?;
+    let g = rows(1, ROWS)?.column(1).as_primitive::<Int64Type>().clone();
+    let key = |id: i64| g.value(id as usize);
     for layout in LAYOUTS {
         let stored = Stored::new(layout).await?;
         let found = ids(&stored, "", "(SELECT * FROM t ORDER BY g DESC)").await?;
@@ -373,6 +375,32 @@ async fn stable() -> Result<(), Failed> {
                         ORDER BY n)";
         let found = ids(&stored, "", numbered).await?;
         check(found == all, format!("row_number() is not stable, {layout:?}"))?;
+        // A limit takes the first rows, whatever happens to them later.
+        let first = |from, to| sorted_by(|g, id| (from..to).contains(&id).then_some(-g));
+        let mut topped = sorted_by(|g, _| Some(g))?;
+        topped.truncate(2100);
+        topped.sort_by_key(|id| (key(*id), -id));
+        for (limited, wanted) in [
+            (
+                "(SELECT * FROM (SELECT * FROM t LIMIT 100 OFFSET 1) ORDER BY g DESC)",
+                first(1, 101)?,
+            ),
+            ("(SELECT * FROM (SELECT * FROM t LIMIT 9000) ORDER BY g DESC)", first(0, 9000)?),
+            ("(SELECT * FROM (SELECT * FROM t OFFSET 9900) ORDER BY g DESC)", first(9900, 10_000)?),
+            (
+                "(SELECT * FROM (SELECT * FROM t WHERE id > 10 LIMIT 70) ORDER BY g DESC)",
+                first(11, 81)?,
+            ),
+            (
+                "(SELECT * FROM (SELECT *, row_number() OVER (ORDER BY g DESC) AS n \
+                 FROM (SELECT * FROM t LIMIT 100 OFFSET 1)) ORDER BY n)",
+                first(1, 101)?,
+            ),
+            ("(SELECT * FROM (SELECT * FROM t ORDER BY g LIMIT 2100) ORDER BY g, id DESC)", topped),
+        ] {
+            let found = ids(&stored, "", limited).await?;
+            check(found == wanted, format!("{limited}: other rows, {layout:?}"))?;
+        }
     }
     Ok(())
 }
@@ -406,6 +434,16 @@ async fn limits() -> Result<(), Failed> {
         ("SELECT * FROM t LIMIT 1", 2000),
         ("SELECT * FROM t WHERE g < 3 LIMIT 5", 2000),
         ("SELECT g AS id, v FROM t WHERE g < 3 LIMIT 5 OFFSET 2", 2000),
+        // All parts of a join are started, whatever a limit needs.
+        ("SELECT t.id, t.v FROM t JOIN s ON t.id = s.id LIMIT 2", 20_000),
+        (
+            "SELECT * FROM (SELECT t.id, t.v FROM t JOIN s ON t.id = s.id) WHERE id > 1 LIMIT 2",
+            20_000,
+        ),
+        (
+            "SELECT t.id, t.v FROM t JOIN s ON t.id = s.id UNION ALL SELECT id, v FROM t LIMIT 3",
+            20_000,
+        ),
     ] {
         let sql = format!("EXPLAIN ANALYZE SELECT id FROM kmeans(({input}), k => 1)");
         let plan = stored.text(&sql).await?;
@@ -500,7 +538,7 @@ fn indent(line: &str) -> usize {
 /// What runs in parallel, and where it is shown.
 async fn explain() -> Result<(), Failed> {
     let stored = Stored::new(LAYOUTS[1]).await?;
-    let plans: [(&str, &[&str]); 4] = [
+    let plans: [(&str, &[&str]); 6] = [
         (
             "SELECT * FROM kmeans((SELECT id + 1 AS id, v FROM t WHERE g < 3), k => 2)",
             &[
@@ -529,11 +567,37 @@ async fn explain() -> Result<(), Failed> {
             &[
                 "KMeansExec",
                 "  InputExec 1",
+                "    InTurnExec 4",
+                "      HashJoinExec",
+                "        InTurnExec 4",
+                "          DataSourceExec 4 groups",
+                "        DataSourceExec 4 groups",
+            ],
+        ),
+        (
+            "SELECT * FROM kmeans((SELECT t.id, t.v FROM t LEFT JOIN s ON t.id = s.id), k => 2)",
+            &[
+                "KMeansExec",
+                "  InputExec 1",
                 "    HashJoinExec",
                 "      InTurnExec 4",
                 "        DataSourceExec 4 groups",
                 "      InTurnExec 4",
                 "        DataSourceExec 4 groups",
+            ],
+        ),
+        (
+            "SELECT * FROM kmeans((SELECT min(id) AS id, [sum(id) * 1.0] AS v, count(*) AS n \
+             FROM t WHERE g < 3 GROUP BY g), k => 2)",
+            &[
+                "KMeansExec",
+                "  InputExec 1",
+                "    ProjectionExec",
+                "      AggregateExec",
+                "        InTurnExec 4",
+                "          AggregateExec",
+                "            FilterExec",
+                "              DataSourceExec 4 groups",
             ],
         ),
         (

@@ -30,6 +30,7 @@ const ONE: &[&str] = &[
     "SELECT DISTINCT id, g, f, v FROM ({a})",
     "SELECT min(id) AS id, g, sum(f) AS f, first_value(v) AS v FROM ({a}) GROUP BY g, id % {n}0",
     "SELECT max(id) AS id, count(*) AS g, avg(f) AS f, v FROM ({a}) GROUP BY v",
+    "SELECT max(id) AS id, count(*) AS g, sum(g) * 0.3 AS f, [max(id) * 0.5, min(g), 1.0] AS v FROM ({a}) GROUP BY id % {n}0",
     "SELECT id, row_number() OVER (PARTITION BY g ORDER BY id % {n}) AS g, f, v FROM ({a})",
     "SELECT id, g, sum(f) OVER (ORDER BY g ROWS {n} PRECEDING) AS f, v FROM ({a})",
     "SELECT * FROM ({a}) LIMIT {n}00 OFFSET {n}",
@@ -55,8 +56,10 @@ const TWO: &[&str] = &[
 
 pub async fn all() -> Result<(), Failed> {
     let stored = Stored::all().await?;
+    // More of them on request.
+    let cases = std::env::var("PROPTEST_CASES").map_or(Ok(64), |cases| cases.parse())?;
     let config =
-        Config { cases: 16, max_shrink_iters: 60, failure_persistence: None, ..Config::default() };
+        Config { cases, max_shrink_iters: 60, failure_persistence: None, ..Config::default() };
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(config, rng);
     let handle = Handle::current();

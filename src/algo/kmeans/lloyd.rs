@@ -79,13 +79,11 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
                 "kmeans: k is {needed}, but the input has only {found} distinct vectors{weighing}"
             )));
         }
-        let largest = largest(values);
-        let Moments { means, variance, unit } = moments(values, dim, largest);
+        let Moments { means, variance, unit, largest, farthest } = moments(values, dim);
         let empty = ClusterSums::new(values, weights, dim, params.k);
         let (tolerance, rounds) = (params.tolerance * variance, Rounds::default());
         let resident = match (weights, params.cost()) {
             (None, Metric::SqEuclidean) if squares_are_finite(dim, largest) => {
-                let farthest = farthest(values, &means);
                 let start = LloydStart { empty: &empty, origin: &means, farthest, tolerance };
                 device.reside(rows, &start)?
             }
@@ -216,7 +214,8 @@ impl<'a, D: Device, T: Real> Lloyd<'a, D, T> {
     /// Whether no squared distance between rows, and these first centroids, overflows float32. Means
     /// of rows are among them, so all later centroids are.
     pub(super) fn squares_are_finite(&self, start: &[T]) -> bool {
-        squares_are_finite(self.dim, largest(start).max(self.largest))
+        let largest = start.iter().fold(self.largest, |most, x| most.max(x.to_f64().abs()));
+        squares_are_finite(self.dim, largest)
     }
 
     /// Rounds that stay on the device, except those that leave a cluster empty. `None` if the
@@ -405,76 +404,92 @@ fn check_weights(weights: Option<&[f64]>, rows: usize) -> Result<()> {
     Ok(())
 }
 
-/// What is known about rows from one look at all of them.
+/// What is known about rows before they are put into clusters.
 struct Moments {
     /// The mean of every dimension.
     means: Vec<f64>,
     /// The mean of the dimensions' variances, of coordinates times …
     variance: f64,
-    /// … this power of two. Squares of float32 neither overflow nor vanish in float64, so that theirs
-    /// is 1; float64 is brought near 1, which changes nothing else.
+    /// … this power of two, with which squares neither overflow nor vanish in float64.
     unit: f64,
+    /// The largest magnitude of an element, …
+    largest: f64,
+    /// … and the largest difference of one from its dimension's mean.
+    farthest: f64,
 }
 
-fn moments<T: Real>(values: &[T], dim: usize, largest: f64) -> Moments {
-    let is_narrow = T::MANTISSA <= f32::MANTISSA_DIGITS;
-    let unit = if is_narrow { 1.0 } else { power_of_two_near_inverse(largest) };
-    let means = mean_of(values, dim, |x, _| x * unit);
-    let variances = mean_of(values, dim, |x, j| (x * unit - means[j]).powi(2));
-    let variance = variances.iter().sum::<f64>() / dim.max(1) as f64;
-    Moments { means: means.into_iter().map(|mean| mean / unit).collect(), variance, unit }
+fn moments<T: Real>(values: &[T], dim: usize) -> Moments {
+    let rows = (values.len() / dim.max(1)).max(1) as f64;
+    let mut columns = columns(values, dim, 1.0);
+    let largest = columns.ends.iter().fold(0.0, |most: f64, (a, b)| most.max(b.max(-a)));
+    // Always 1 for float32.
+    let is_near_1 = (1e-60..1e60).contains(&largest);
+    let unit = if is_near_1 { 1.0 } else { power_of_two_near_inverse(largest) };
+    if unit != 1.0 {
+        columns = self::columns(values, dim, unit);
+    }
+    let means: Vec<f64> = columns.sums.iter().map(|sum| sum / rows).collect();
+    let variance = variances(values, &means, unit).iter().sum::<f64>() / dim.max(1) as f64;
+    let means: Vec<f64> = means.into_iter().map(|mean| mean / unit).collect();
+    let from_mean = columns.ends.iter().zip(&means).map(|((a, b), mean)| (b - mean).max(mean - a));
+    let farthest = from_mean.fold(0.0, f64::max);
+    Moments { means, variance, unit, largest, farthest }
 }
 
-/// The largest difference of an element from that of a point.
-fn farthest<T: Real>(values: &[T], origin: &[f64]) -> f64 {
-    let dim = origin.len().max(1);
-    largest_of(values, dim, |row| {
-        row.iter().zip(origin).fold(0.0, |most: f64, (x, o)| most.max((x.to_f64() - o).abs()))
-    })
+/// Rows whose numbers are added up in order; then sums are, block by block.
+const BLOCK: usize = 4096;
+
+/// All elements of each dimension.
+struct Columns {
+    /// Added up, times a power of two.
+    sums: Vec<f64>,
+    /// The least and the largest one.
+    ends: Vec<(f64, f64)>,
 }
 
-/// The largest magnitude of an element.
-fn largest<T: Real>(values: &[T]) -> f64 {
-    largest_of(values, 1024, |some| {
-        some.iter().fold(0.0, |most: f64, x| most.max(x.to_f64().abs()))
-    })
+fn columns<T: Real>(values: &[T], dim: usize, unit: f64) -> Columns {
+    let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)).collect(), |block: &[T]| {
+        let mut sums = vec![0.0; dim];
+        let (mut low, mut high) = (block[..dim].to_vec(), block[..dim].to_vec());
+        for row in block.chunks_exact(dim.max(1)) {
+            let ends = low.iter_mut().zip(&mut high);
+            for ((x, sum), (low, high)) in row.iter().zip(&mut sums).zip(ends) {
+                *sum += x.to_f64() * unit;
+                *low = if x < low { *x } else { *low };
+                *high = if x > high { *x } else { *high };
+            }
+        }
+        (sums, low, high)
+    });
+    let mut all = Columns { sums: vec![0.0; dim], ends: vec![(f64::MAX, f64::MIN); dim] };
+    for (sums, low, high) in blocks {
+        let ends = low.iter().zip(&high).map(|(low, high)| (low.to_f64(), high.to_f64()));
+        for ((to, from), (sum, more)) in
+            all.ends.iter_mut().zip(ends).zip(all.sums.iter_mut().zip(sums))
+        {
+            *to = (to.0.min(from.0), to.1.max(from.1));
+            *sum += more;
+        }
+    }
+    all
 }
 
-/// The largest of what comes out for some elements at a time.
-fn largest_of<T: Real>(
-    values: &[T],
-    together: usize,
-    most: impl Fn(&[T]) -> f64 + Sync + Send,
-) -> f64 {
-    const BLOCK: usize = 1 << 18;
-    let blocks = values.chunks(BLOCK.next_multiple_of(together)).collect();
-    let found =
-        in_parallel(blocks, |block: &[T]| block.chunks(together).map(&most).fold(0.0, f64::max));
-    found.into_iter().fold(0.0, f64::max)
-}
-
-/// For every dimension, the mean of what `share` makes of the elements, in float64: added up in order
-/// within blocks of rows, and block by block.
-fn mean_of<T: Real>(
-    values: &[T],
-    dim: usize,
-    share: impl Fn(f64, usize) -> f64 + Sync + Send,
-) -> Vec<f64> {
-    const BLOCK: usize = 4096;
+/// The variance of each dimension, around these means of elements times a power of two.
+fn variances<T: Real>(values: &[T], means: &[f64], unit: f64) -> Vec<f64> {
+    let dim = means.len();
     let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)).collect(), |block: &[T]| {
         let mut sums = vec![0.0; dim];
         for row in block.chunks_exact(dim.max(1)) {
-            for (j, (sum, x)) in sums.iter_mut().zip(row).enumerate() {
-                *sum += share(x.to_f64(), j);
+            for ((x, mean), sum) in row.iter().zip(means).zip(&mut sums) {
+                *sum += (x.to_f64() * unit - mean).powi(2);
             }
         }
         sums
     });
-    let mut means = vec![0.0; dim];
+    let mut all = vec![0.0; dim];
     for sums in blocks {
-        means.iter_mut().zip(sums).for_each(|(mean, sum)| *mean += sum);
+        all.iter_mut().zip(sums).for_each(|(sum, more)| *sum += more);
     }
     let rows = (values.len() / dim.max(1)).max(1) as f64;
-    means.iter_mut().for_each(|mean| *mean /= rows);
-    means
+    all.into_iter().map(|sum| sum / rows).collect()
 }

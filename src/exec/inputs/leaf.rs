@@ -30,6 +30,7 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
 };
 
+use super::apart::start_together;
 use super::fix_execution;
 use super::in_turn::InTurnExec;
 
@@ -46,9 +47,11 @@ pub struct InputExec {
 
 impl InputExec {
     pub(super) fn new(plan: Arc<dyn ExecutionPlan>) -> Self {
-        // Our operators take partitions in turn themselves.
+        // Our operators take partitions in turn themselves, one after the other.
         let plan = match plan.downcast_ref::<InTurnExec>() {
-            Some(turn) if turn.fetch().is_none() => turn.input().clone(),
+            Some(turn) if turn.fetch().is_none() && !start_together(turn.input()) => {
+                turn.input().clone()
+            }
             _ => plan,
         };
         tell(&plan, 0);

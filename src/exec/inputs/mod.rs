@@ -12,6 +12,7 @@
 //!
 //! The result is an [`InputExec`], a leaf, so that no outer rule can touch it.
 
+mod apart;
 mod in_turn;
 mod leaf;
 mod numbered;

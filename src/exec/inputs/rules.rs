@@ -9,24 +9,28 @@ use datafusion::datasource::physical_plan::FileScanConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::error::Result;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::aggregates::AggregateExec;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::physical_plan::execution_plan::replace_children_if_necessary;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec};
+use datafusion::physical_plan::limit::GlobalLimitExec;
 use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::union::UnionExec;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 
+use super::apart::{goes_row_by_row, in_two_steps, start_together};
 use super::in_turn::InTurnExec;
 use super::leaf::InputExec;
 use super::numbered::stable;
 
-/// First: one partition over each source and union, and joins whose sides go by the query alone.
+/// First: one partition over each source and union, limits that stay where they are, and joins whose
+/// sides go by the query alone.
 #[derive(Debug)]
 pub(super) struct Isolate;
 
@@ -38,7 +42,7 @@ impl PhysicalOptimizerRule for Isolate {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let isolate = |plan: Arc<dyn ExecutionPlan>| {
             let source = plan.children().is_empty() && !plan.is::<InputExec>();
-            if source || plan.is::<UnionExec>() {
+            if source || plan.is::<UnionExec>() || takes_first_rows(&plan) {
                 return Ok(Transformed::yes(InTurnExec::over(plan) as Arc<dyn ExecutionPlan>));
             }
             Ok(match streaming_left(&plan)? {
@@ -56,6 +60,15 @@ impl PhysicalOptimizerRule for Isolate {
     fn schema_check(&self) -> bool {
         true
     }
+}
+
+/// Whether an operator leaves out rows by their place. DataFusion sorts below it if somebody wants
+/// rows in another order, and takes one sort with a limit and one above together: all right where
+/// any rows do.
+fn takes_first_rows(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    let limit = plan.downcast_ref::<GlobalLimitExec>();
+    let is_cut = limit.is_some_and(|limit| limit.skip() > 0 || limit.fetch().is_some());
+    is_cut || plan.downcast_ref::<SortExec>().is_some_and(|sort| sort.fetch().is_some())
 }
 
 /// A join that keeps the rows of its right side in memory and streams those of its left, so that
@@ -110,7 +123,13 @@ impl Finish {
         if plan.is::<DataSourceExec>() {
             return Ok(plan.with_preserve_order(true).unwrap_or(plan));
         }
-        if plan.is::<InTurnExec>() || plan.children().is_empty() {
+        if let Some(turn) = plan.downcast_ref::<InTurnExec>() {
+            // A limit between the two has gone into the lower one.
+            let below = turn.input();
+            let is_double = below.is::<InTurnExec>() && turn.fetch().is_none();
+            return Ok(if is_double { below.clone() } else { plan });
+        }
+        if plan.children().is_empty() {
             return Ok(plan);
         }
         if let Some(gather) = plan.downcast_ref::<CoalescePartitionsExec>() {
@@ -127,8 +146,8 @@ impl Finish {
         if plan.is::<UnionExec>() {
             // Branch by branch, and partition by partition in each.
             let inputs = plan.children().into_iter().map(|input| match unlimited_turn(input) {
-                Some(turn) => self.in_parallel(turn.input()),
-                None => Ok(input.clone()),
+                Some(turn) if !start_together(turn.input()) => self.in_parallel(turn.input()),
+                _ => Ok(input.clone()),
             });
             let inputs = inputs.collect::<Result<_>>()?;
             return replace_children_if_necessary(plan, inputs);
@@ -139,11 +158,10 @@ impl Finish {
         if row_local(&plan) {
             return Ok(plan);
         }
-        let inputs = plan.children().into_iter().map(|input| match input {
-            input if input.is::<InTurnExec>() => self.turn_in_parallel(input),
-            input if input.is::<InputExec>() => Ok(input.clone()),
-            input => Ok(InTurnExec::recut(input.clone())),
-        });
+        if let Some(apart) = self.taken_apart(&plan)? {
+            return Ok(apart);
+        }
+        let inputs = plan.children().into_iter().map(|input| self.whole(input));
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
         let plan = replace_children_if_necessary(plan, inputs)?;
         match plan.downcast_ref::<SortExec>() {
@@ -162,11 +180,46 @@ impl Finish {
         let Some(turn) = unlimited_turn(&inputs[0]) else {
             return Ok(None);
         };
+        if plan.fetch().is_some() && start_together(turn.input()) {
+            return Ok(None);
+        }
         inputs[0] = self.in_parallel(turn.input())?;
         // A filter's limit holds for each partition, and then for all of them.
         let plan = replace_children_if_necessary(plan.clone(), inputs)?;
         let fetch = plan.fetch();
         Ok(Some(InTurnExec::new(plan, fetch, false)))
+    }
+
+    /// An operator that works on every partition of its input by itself.
+    fn taken_apart(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        let partitions = |input: &Arc<dyn ExecutionPlan>| match unlimited_turn(input) {
+            Some(turn) => self.in_parallel(turn.input()).map(Some),
+            None => Ok(None),
+        };
+        if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
+            let partitions = partitions(aggregate.input())?;
+            return partitions.map_or(Ok(None), |input| in_two_steps(aggregate, input));
+        }
+        let Some(join) = plan.downcast_ref::<HashJoinExec>().filter(|join| goes_row_by_row(join))
+        else {
+            return Ok(None);
+        };
+        let Some(right) = partitions(join.right())? else { return Ok(None) };
+        if right.output_partitioning().partition_count() == 1 {
+            return Ok(None);
+        }
+        let left = self.whole(join.left())?;
+        let apart = replace_children_if_necessary(plan.clone(), vec![left, right])?;
+        Ok(Some(InTurnExec::over(apart)))
+    }
+
+    /// An input of an operator that is not row-local.
+    fn whole(&self, input: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+        match input {
+            input if input.is::<InTurnExec>() => self.turn_in_parallel(input),
+            input if input.is::<InputExec>() => Ok(input.clone()),
+            input => Ok(InTurnExec::recut(input.clone())),
+        }
     }
 
     fn turn_in_parallel(&self, turn: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {

@@ -1,0 +1,90 @@
+//! Operators that may work on each partition of a concatenation by itself: what they put out for one
+//! after the other is what they put out for all rows, bit by bit and in the same order.
+
+use std::sync::Arc;
+
+use datafusion::arrow::datatypes::DataType;
+use datafusion::common::JoinType;
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::error::Result;
+use datafusion::functions_aggregate::count::Count;
+use datafusion::functions_aggregate::min_max::{Max, Min};
+use datafusion::functions_aggregate::sum::Sum;
+use datafusion::physical_expr::aggregate::AggregateFunctionExpr;
+use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
+use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
+
+use super::in_turn::InTurnExec;
+
+/// Whether a join, which has all rows of its left side in memory, goes through the right side row
+/// by row.
+///
+/// One that keeps rows of the left side for the end does not, and neither does an outer join: it
+/// puts rows without a partner behind the others of their batch.
+pub(super) fn goes_row_by_row(join: &HashJoinExec) -> bool {
+    use JoinType::{Inner, RightAnti, RightMark, RightSemi};
+    let by_row = matches!(join.join_type(), Inner | RightSemi | RightAnti | RightMark);
+    let is_whole = *join.partition_mode() == PartitionMode::CollectLeft;
+    by_row && is_whole && !join.null_aware && join.fetch().is_none()
+}
+
+/// Whether partitions must all be started before one of them can end: joins wait until each has
+/// seen the keys, from which they make a filter for the scan.
+pub(super) fn start_together(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    let mut found = false;
+    let look = |plan: &Arc<dyn ExecutionPlan>| {
+        let partitions = plan.output_partitioning().partition_count();
+        found |= plan.is::<HashJoinExec>() && partitions > 1;
+        let below = !found && !plan.is::<InTurnExec>();
+        Ok(if below { TreeNodeRecursion::Continue } else { TreeNodeRecursion::Jump })
+    };
+    // Looking cannot fail.
+    plan.apply(look).is_ok() && found
+}
+
+/// An aggregate of all rows of these partitions from aggregates of each. `None` if that may change a
+/// number, or the order of groups.
+///
+/// Groups come in the order of their first rows. That holds for one key: groups of several keys with
+/// the same hash come in an order that depends on batches.
+pub(super) fn in_two_steps(
+    aggregate: &AggregateExec,
+    partitions: Arc<dyn ExecutionPlan>,
+) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+    let keys = aggregate.group_expr();
+    let is_plain = *aggregate.mode() == AggregateMode::Single
+        && aggregate.limit_options().is_none()
+        && keys.is_single()
+        && keys.num_group_exprs() <= 1
+        && aggregate.aggr_expr().iter().all(|function| is_exact(function));
+    if !is_plain || partitions.output_partitioning().partition_count() == 1 {
+        return Ok(None);
+    }
+    let step = |mode, keys, input| {
+        let functions = aggregate.aggr_expr().to_vec();
+        let filters = aggregate.filter_expr().to_vec();
+        AggregateExec::try_new(mode, keys, functions, filters, input, aggregate.input_schema())
+    };
+    let parts = step(AggregateMode::Partial, keys.clone(), partitions)?;
+    let keys = parts.group_expr().as_final();
+    let all = step(AggregateMode::Final, keys, InTurnExec::over(Arc::new(parts)))?;
+    let is_same = all.schema() == aggregate.schema();
+    Ok(is_same.then(|| Arc::new(all) as Arc<dyn ExecutionPlan>))
+}
+
+/// Whether a function of parts gives the same, bit by bit, wherever rows are divided.
+fn is_exact(function: &AggregateFunctionExpr) -> bool {
+    let of = function.fun().inner();
+    let numbers = function.field().data_type().clone();
+    // Sums of whole numbers wrap around; the least of floats depends on zeros and NaN.
+    let whole = numbers.is_integer() || numbers.is_decimal();
+    let ordered = whole
+        || numbers.is_temporal()
+        || numbers.is_string()
+        || matches!(numbers, DataType::Boolean);
+    let exact = of.is::<Count>()
+        || (of.is::<Sum>() && whole)
+        || ((of.is::<Min>() || of.is::<Max>()) && ordered);
+    exact && !function.is_distinct() && function.order_bys().is_empty()
+}
