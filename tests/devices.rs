@@ -87,6 +87,7 @@ fn main() {
         add("kmeans::sums_by_definition".into(), Box::new(sums_by_definition));
         add("kmeans::seeds_by_definition".into(), Box::new(seeds_by_definition));
         add("kmeans::given_centroids_far_away".into(), Box::new(far_centroids));
+        add("kmeans::products_that_hide_others".into(), Box::new(hidden_products));
         add("kmeans::rows_without_weight".into(), Box::new(weightless));
         add("top_k::cancelled".into(), Box::new(cancelled));
         add("top_k::far_more_ties_than_k".into(), Box::new(ties));
@@ -517,6 +518,39 @@ fn far_centroids(device: &AnyDevice) -> Result<(), Failed> {
             (params.init, params.max_iterations) = (Init::Given, 5);
             same_clusters(device, &rows, Some(&first), &params)
                 .map_err(|e| format!("{far:e} beside {size:e}, dim {dim}, k {k}: {e:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows and centroids whose products are large and cancel out, or are the same for all centroids, so
+/// that the nearest one is decided by products of up to 2⁻²⁸ of them. Whatever is cut off while
+/// they are added up, and in whatever order, must not decide.
+fn hidden_products(device: &AnyDevice) -> Result<(), Failed> {
+    let mut rng = Rng(5);
+    for (dim, k) in [(20, 8), (33, 3), (64, 8), (128, 8)] {
+        for small in (0..15).map(|places| 2f64.powi(-places)) {
+            for cancels in [false, true] {
+                let large: Vec<f64> = (0..dim / 4).map(|_| 64.0 + rng.below(64) as f64).collect();
+                let mut row = |sign: f64, is_centroid: bool| -> Vec<f64> {
+                    let large = large.iter().flat_map(|x| match is_centroid && cancels {
+                        true => [*x, -*x],
+                        false => [sign * x, sign * x],
+                    });
+                    let large: Vec<f64> = large.collect();
+                    let small =
+                        (large.len()..dim).map(|_| (rng.uniform() * 64.0).round() * small / 64.0);
+                    large.into_iter().chain(small.collect::<Vec<_>>()).collect()
+                };
+                let values: Vec<_> = (0..500).map(|i| row([1.0, -1.0][i % 2], false)).collect();
+                let first: Vec<_> = (0..k).map(|_| row(1.0, true)).collect();
+                let rows = matrix_f32(&values, dim, Metric::L2);
+                let first = matrix_f32(&first, dim, Metric::L2);
+                let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+                (params.init, params.max_iterations) = (Init::Given, 2);
+                same_clusters(device, &rows, Some(&first), &params)
+                    .map_err(|e| format!("dim {dim}, {small:e}, cancels {cancels}: {e:?}"))?;
+            }
         }
     }
     Ok(())
