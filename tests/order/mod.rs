@@ -264,7 +264,28 @@ async fn sorted_files() -> Result<(), Failed> {
     let create = format!("CREATE EXTERNAL TABLE c STORED AS PARQUET LOCATION '{folder}/'");
     sorted.batches(&create).await?;
     let ids = sorted.numbers("SELECT id FROM kmeans(c, k => 3, seed => 1)").await?;
-    check(ids == (0..ROWS as i64).collect::<Vec<_>>(), "rows are not in the order of copies")
+    check(ids == (0..ROWS as i64).collect::<Vec<_>>(), "rows are not in the order of copies")?;
+    // Folders that tell a column are read in the order of their paths too.
+    let folder = TempDir::new()?;
+    let folder = folder.path().to_string_lossy();
+    let copy = format!("COPY t TO '{folder}/' STORED AS PARQUET PARTITIONED BY (g)");
+    sorted.batches(&copy).await?;
+    let create = format!(
+        "CREATE EXTERNAL TABLE h STORED AS PARQUET PARTITIONED BY (g) LOCATION '{folder}/'"
+    );
+    for input in
+        ["h", "(SELECT * FROM h WHERE g <> '2' AND f > 0)", "(SELECT DISTINCT id, v FROM h)"]
+    {
+        let mut wanted = None;
+        for layout in &LAYOUTS[..3] {
+            let stored = Stored::new(*layout).await?;
+            stored.batches(&create).await?;
+            let found = stored.whole(&format!("SELECT * FROM kmeans({input}, k => 3)")).await?;
+            let first = wanted.get_or_insert_with(|| found.clone());
+            check(found == *first, format!("{input}: folders are not read in turn, {layout:?}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// The same answer on every run, from both functions.

@@ -59,7 +59,7 @@ async fn queries_twenty_times_the_pool() -> Result<(), Failed> {
     let queries = parquet(&folder, "q", 60_000, 128).await?;
     let base = parquet(&folder, "b", 300, 128).await?;
     let sql = format!(
-        "SELECT count(*) AS n, sum(query_id * base_id % 1009) AS pairs, sum(distance) AS far, \
+        "SELECT count(*) AS n, sum(query_id * base_id % 1009) AS pairs, sum(CAST(distance * 1024 AS BIGINT)) AS far, \
          max(rank) AS last FROM knn_exact(queries => '{queries}', base => '{base}', k => 10)"
     );
     let mut wanted = None;
@@ -100,7 +100,7 @@ async fn slices_of_lists() -> Result<(), Failed> {
         let all = RecordBatch::try_from_iter(columns)?;
         ctx.register_table("q", Arc::new(MemTable::try_new(all.schema(), vec![vec![all]])?))?;
         ctx.sql("SET neighbors.batch_rows = 64").await?.collect().await?;
-        let sql = "SELECT sum(query_id * base_id % 1009), sum(distance), count(*) \
+        let sql = "SELECT sum(query_id * base_id % 1009), sum(CAST(distance * 1024 AS BIGINT)), count(*) \
                    FROM knn_exact(q, (SELECT * FROM q WHERE id % 100 = 7), 3)";
         let found = text(&ctx, sql).await?;
         let wanted = wanted.get_or_insert_with(|| found.clone());
@@ -337,7 +337,7 @@ async fn phases() -> Result<(), Failed> {
         let sum = Duration::from_nanos(times.iter().flatten().sum());
         let off = sum.abs_diff(waited);
         let times: Vec<_> = phases.iter().zip(times).collect();
-        check(waited >= Duration::from_millis(100), format!("{call} took {waited:?}"))?;
+        check(waited >= Duration::from_millis(20), format!("{call} took {waited:?}"))?;
         check(
             !missing && off * 10 <= waited,
             format!("{call} took {waited:?}, its phases {sum:?}: {times:?}"),
