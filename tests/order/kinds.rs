@@ -101,6 +101,14 @@ const KINDS: &[(&str, &str)] = &[
         "SELECT t.id, [c.f] AS v FROM t JOIN c USING (g)",
     ),
     (
+        "WITH RECURSIVE r AS (SELECT id, v, 0 AS n FROM s UNION ALL SELECT id, v, n + 1 FROM kmeans(r, k => 2, vector => 'v') WHERE cluster_id = 0 AND n < 3)",
+        "SELECT id + 1000 * n AS id, v FROM r",
+    ),
+    (
+        "",
+        "SELECT id, s['v'] AS v FROM (SELECT id, named_struct('v', v, 'g', g) AS s FROM t LIMIT 5000)",
+    ),
+    (
         "WITH RECURSIVE r AS (SELECT 1 AS id, [1.0, 2.0] AS v UNION ALL SELECT id + 1, [id * 0.7, 3.0] FROM r WHERE id < 60)",
         "SELECT r.id, r.v FROM r JOIN s ON r.id % 7 = s.g",
     ),

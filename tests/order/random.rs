@@ -36,10 +36,19 @@ const ONE: &[&str] = &[
     "SELECT * FROM ({a}) LIMIT {n}00 OFFSET {n}",
     "SELECT * FROM ({a}) ORDER BY g LIMIT {n}00",
     "SELECT * FROM ({a}) ORDER BY g, id % {n}",
+    "SELECT * FROM ({a}) OFFSET {n}0",
+    "SELECT id, g + {n} AS g, f * g AS f, v FROM ({a}) LIMIT 5{n}0",
+    "SELECT id, s['g'] AS g, s['f'] AS f, s['v'] AS v FROM \
+     (SELECT id, named_struct('g', g, 'f', f, 'v', v) AS s FROM ({a}) LIMIT {n}000)",
+    "SELECT id, g, f, v FROM (SELECT *, lag(f) OVER (PARTITION BY g ORDER BY id) AS before \
+     FROM ({a})) WHERE before IS NOT NULL",
     "SELECT id, g, f, v FROM kmeans(({a}), k => 2, seed => {n}, vector => 'v')",
 ];
 
 const TWO: &[&str] = &[
+    "SELECT * FROM ({a}) EXCEPT SELECT * FROM ({b})",
+    "SELECT a.id, b.g, a.f, b.v FROM (SELECT * FROM ({a}) LIMIT 30) AS a, \
+     (SELECT * FROM ({b}) LIMIT 40) AS b WHERE a.g <= b.g",
     "SELECT * FROM ({a}) UNION ALL SELECT * FROM ({b})",
     "SELECT * FROM (SELECT a.id, a.g, b.f, b.v FROM ({a}) AS a JOIN ({b}) AS b \
      ON a.id % 500 = b.id) LIMIT 9000",
@@ -65,7 +74,13 @@ pub async fn all() -> Result<(), Failed> {
     let handle = Handle::current();
     let holds = |input: String| {
         let compared = block_in_place(|| handle.block_on(compare(&stored, "", &input)));
-        compared.map_err(|failed| TestCaseError::fail(format!("{failed:?}")))
+        let Err(failed) = compared.map_err(|failed| format!("{failed:?}")) else { return Ok(()) };
+        // Some inputs have too few rows to be divided into clusters, and some DataFusion cannot plan.
+        let alone = block_in_place(|| handle.block_on(stored[0].whole(&input)));
+        match failed.contains("distinct vectors") || alone.is_err() {
+            true => Ok(()),
+            false => Err(TestCaseError::fail(failed)),
+        }
     };
     match runner.run(&inputs(), holds) {
         Ok(()) => Ok(()),

@@ -192,7 +192,10 @@ impl ExecutionPlan for InTurnExec {
         &self,
         projection: &ProjectionExec,
     ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
-        let input = self.input.try_swapping_with_projection(projection)?;
+        // What comes back may hold what the projection stands on.
+        let projection =
+            ProjectionExec::try_new(projection.expr().iter().cloned(), self.input.clone())?;
+        let input = self.input.try_swapping_with_projection(&projection)?;
         Ok(input.map(|input| Self::new(input, self.fetch, self.tells) as Arc<dyn ExecutionPlan>))
     }
 

@@ -9,6 +9,7 @@
 //!
 //! It has no children, so that no rule looks inside, and shows its plan itself.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -148,6 +149,17 @@ impl ExecutionPlan for InputExec {
     fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
         let reset = |plan: Arc<dyn ExecutionPlan>| plan.reset_state().map(Transformed::yes);
         Ok(Arc::new(Self::new(self.plan.clone().transform_up(reset).data()?)))
+    }
+
+    /// For the recursive term of a query: what it reads is inside.
+    fn with_new_state(&self, state: Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn ExecutionPlan>> {
+        let give = |plan: Arc<dyn ExecutionPlan>| match plan.with_new_state(state.clone()) {
+            Some(given) => Ok(Transformed::yes(given)),
+            None => Ok(Transformed::no(plan)),
+        };
+        // Giving cannot fail.
+        let given = self.plan.clone().transform_down(give).ok()?;
+        given.transformed.then(|| Arc::new(Self::new(given.data)) as Arc<dyn ExecutionPlan>)
     }
 
     fn apply_expressions(
