@@ -23,6 +23,10 @@ const KINDS: &[(&str, &str)] = &[
         "SELECT max(id) AS id, [sum(g) FILTER (WHERE f > 0) * 1.0, 2.0] AS v FROM t GROUP BY id % 999",
     ),
     ("", "SELECT row_number() OVER () AS id, v FROM (SELECT DISTINCT v FROM t)"),
+    (
+        "",
+        "SELECT row_number() OVER () AS id, v FROM (SELECT DISTINCT CASE WHEN id > 9000 THEN [id * 1.0] WHEN id % 3 = 0 THEN [0.0] WHEN id % 3 = 1 THEN [-0.0] ELSE [1.0 / 3] END AS v FROM t)",
+    ),
     ("", "SELECT row_number() OVER () AS id, [min(f), max(f)] AS v FROM t GROUP BY f * g"),
     ("", "SELECT id, v FROM t WHERE id > (SELECT min(id) + count(*) / 2 + sum(g) / 99 FROM t)"),
     (

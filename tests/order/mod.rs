@@ -334,7 +334,24 @@ async fn statistics() -> Result<(), Failed> {
     stored.batches("SET datafusion.explain.show_statistics = true").await?;
     let plan = stored.text("EXPLAIN FORMAT INDENT SELECT * FROM kmeans(t, k => 3)").await?;
     let input = plan.lines().find(|line| line.contains("DataSourceExec")).unwrap_or_default();
-    check(input.contains("Rows=Exact(10000)"), format!("no statistics:\n{plan}"))
+    check(input.contains("Rows=Exact(10000)"), format!("no statistics:\n{plan}"))?;
+    // Files say nothing about NaN.
+    let folder = TempDir::new()?;
+    let folder = folder.path().to_string_lossy();
+    let numbers = "SELECT value AS id, CASE WHEN value % 9 = 4 THEN 'NaN'::DOUBLE ELSE value * 1.0 \
+                   END AS f FROM generate_series(0, 999)";
+    stored.batches(&format!("COPY ({numbers}) TO '{folder}/n.parquet'")).await?;
+    let path = format!("'{folder}/n.parquet'");
+    stored.batches(&format!("CREATE EXTERNAL TABLE n STORED AS PARQUET LOCATION {path}")).await?;
+    stored.batches(&format!("CREATE TABLE in_memory AS {numbers}")).await?;
+    let mut rows = Vec::new();
+    for table in ["n", "in_memory"] {
+        let input = format!(
+            "(SELECT id, [id * 1.0] AS v FROM {table} WHERE (SELECT max(f) FROM {table}) > 1000)"
+        );
+        rows.push(ids(&stored, "", &input).await?.len());
+    }
+    check(rows[0] == rows[1], format!("{rows:?} rows, by where the column is stored"))
 }
 
 /// The ids of an input, by the order of its rows.

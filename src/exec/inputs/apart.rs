@@ -46,8 +46,8 @@ pub(super) fn start_together(plan: &Arc<dyn ExecutionPlan>) -> bool {
 /// An aggregate of all rows of these partitions from aggregates of each. `None` if that may change a
 /// number, or the order of groups.
 ///
-/// Groups come in the order of their first rows. That holds for one key: groups of several keys with
-/// the same hash come in an order that depends on batches.
+/// Groups come in the order of their first rows. That holds for one plain key: groups of several
+/// keys, or of lists, with the same hash come in an order that depends on batches.
 pub(super) fn in_two_steps(
     aggregate: &AggregateExec,
     partitions: Arc<dyn ExecutionPlan>,
@@ -57,6 +57,9 @@ pub(super) fn in_two_steps(
         && aggregate.limit_options().is_none()
         && keys.is_single()
         && keys.num_group_exprs() <= 1
+        && keys.input_exprs().iter().all(|key| {
+            key.data_type(&aggregate.input().schema()).is_ok_and(|key| is_plain_key(&key))
+        })
         && aggregate.aggr_expr().iter().all(|function| is_exact(function));
     if !is_plain || partitions.output_partitioning().partition_count() == 1 {
         return Ok(None);
@@ -73,11 +76,24 @@ pub(super) fn in_two_steps(
     Ok(is_same.then(|| Arc::new(all) as Arc<dyn ExecutionPlan>))
 }
 
+/// Whether groups of this type are found row by row.
+fn is_plain_key(key: &DataType) -> bool {
+    use DataType::{Binary, BinaryView, Boolean, LargeBinary};
+    let bytes = key.is_string() || matches!(key, Binary | LargeBinary | BinaryView);
+    key.is_primitive() || bytes || *key == Boolean
+}
+
+/// Whether a function is the least or largest of floats, which depends on zeros and NaN.
+pub(super) fn is_end_of_floats(function: &AggregateFunctionExpr) -> bool {
+    let of = function.fun().inner();
+    (of.is::<Min>() || of.is::<Max>()) && function.field().data_type().is_floating()
+}
+
 /// Whether a function of parts gives the same, bit by bit, wherever rows are divided.
 fn is_exact(function: &AggregateFunctionExpr) -> bool {
     let of = function.fun().inner();
     let numbers = function.field().data_type().clone();
-    // Sums of whole numbers wrap around; the least of floats depends on zeros and NaN.
+    // Sums of whole numbers wrap around.
     let whole = numbers.is_integer() || numbers.is_decimal();
     let ordered = whole
         || numbers.is_temporal()

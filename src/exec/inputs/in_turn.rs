@@ -64,19 +64,36 @@ pub(super) struct InTurnExec {
     fetch: Option<usize>,
     /// Whether it tells of the order of its one partition.
     tells: bool,
+    /// Whether rows below have been counted, so that no filter may take some before.
+    counted: bool,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl InTurnExec {
     pub fn new(input: Arc<dyn ExecutionPlan>, fetch: Option<usize>, tells: bool) -> Arc<Self> {
+        Arc::new(Self::plain(input, fetch, tells))
+    }
+
+    /// The rows that an operator has taken by their place.
+    pub fn over_counted(input: Arc<dyn ExecutionPlan>) -> Arc<Self> {
+        Arc::new(Self { counted: true, ..Self::plain(input, None, false) })
+    }
+
+    /// The same with another input or limit.
+    fn with(&self, input: Arc<dyn ExecutionPlan>, fetch: Option<usize>) -> Arc<Self> {
+        Arc::new(Self { counted: self.counted, ..Self::plain(input, fetch, self.tells) })
+    }
+
+    fn plain(input: Arc<dyn ExecutionPlan>, fetch: Option<usize>, tells: bool) -> Self {
         let one = Partitioning::UnknownPartitioning(1);
         let mut properties = PlanProperties::clone(input.properties()).with_partitioning(one);
         if !tells {
             properties = properties.with_eq_properties(EquivalenceProperties::new(input.schema()));
         }
         let metrics = ExecutionPlanMetricsSet::new();
-        Arc::new(Self { input, fetch, tells, properties: Arc::new(properties), metrics })
+        let properties = Arc::new(properties);
+        Self { input, fetch, tells, counted: false, properties, metrics }
     }
 
     /// All rows of a plan, whose declared order is forgotten.
@@ -148,7 +165,7 @@ impl ExecutionPlan for InTurnExec {
         let Ok([input]) = <[_; 1]>::try_from(children) else {
             return internal_err!("InTurnExec has one input");
         };
-        Ok(Self::new(input, self.fetch, self.tells))
+        Ok(self.with(input, self.fetch))
     }
 
     fn apply_expressions(
@@ -163,7 +180,7 @@ impl ExecutionPlan for InTurnExec {
     }
 
     fn with_fetch(&self, fetch: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
-        Some(Self::new(self.input.clone(), fetch, self.tells))
+        Some(self.with(self.input.clone(), fetch))
     }
 
     fn cardinality_effect(&self) -> CardinalityEffect {
@@ -196,7 +213,7 @@ impl ExecutionPlan for InTurnExec {
         let projection =
             ProjectionExec::try_new(projection.expr().iter().cloned(), self.input.clone())?;
         let input = self.input.try_swapping_with_projection(&projection)?;
-        Ok(input.map(|input| Self::new(input, self.fetch, self.tells) as Arc<dyn ExecutionPlan>))
+        Ok(input.map(|input| self.with(input, self.fetch) as Arc<dyn ExecutionPlan>))
     }
 
     fn gather_filters_for_pushdown(
@@ -205,11 +222,11 @@ impl ExecutionPlan for InTurnExec {
         filters: Vec<Arc<dyn PhysicalExpr>>,
         _config: &ConfigOptions,
     ) -> Result<FilterDescription> {
-        match self.fetch {
-            // The first rows are counted before a filter takes some.
-            Some(_) => Ok(FilterDescription::all_unsupported(&filters, &self.children())),
-            None => FilterDescription::from_children(filters, &self.children()),
+        // The first rows are counted before a filter takes some.
+        if self.counted || self.fetch.is_some() {
+            return Ok(FilterDescription::all_unsupported(&filters, &self.children()));
         }
+        FilterDescription::from_children(filters, &self.children())
     }
 
     fn handle_child_pushdown_result(

@@ -4,8 +4,8 @@
 //! partitions, on the sizes of files and on timing. Ties, seeds and labels of our operators go by
 //! position, so an input is planned by itself, on a session of one partition, between two rules:
 //!
-//! - [`Isolate`](rules::Isolate) puts an [`InTurnExec`](in_turn::InTurnExec) over every source and union, so that nothing
-//!   above knows of partitions or of declared orders;
+//! - [`Isolate`](rules::Isolate) puts an [`InTurnExec`](in_turn::InTurnExec) over every source, union and limit, so that
+//!   nothing above knows of partitions or of declared orders, or takes rows that a limit counts;
 //! - [`Finish`](rules::Finish) re-cuts batches below every operator that is not row-local, makes
 //!   sorts stable, reads files by consecutive ranges at the same time, and replaces what is left of
 //!   gathering by arrival.
@@ -33,7 +33,7 @@ use datafusion::physical_planner::PhysicalPlanner;
 use datafusion::prelude::SessionConfig;
 
 pub use leaf::{InputExec, ShowInputs};
-use rules::{Finish, Isolate};
+use rules::{EndsOfRows, Finish, Isolate};
 
 /// The rows of every batch that comes to an operator which is not row-local.
 const BATCH_ROWS: usize = 8192;
@@ -91,9 +91,15 @@ fn one_thread(state: &SessionState) -> SessionState {
     options.optimizer.join_reordering = false;
     // When a filter that grows reaches a scan depends on time.
     options.optimizer.enable_topk_dynamic_filter_pushdown = false;
+    // It prefers later groups among equals.
+    options.optimizer.enable_topk_aggregation = false;
     let config = fix_execution(config);
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![Arc::new(Isolate)];
-    rules.extend(state.physical_optimizers().iter().cloned());
+    let own = state.physical_optimizers().iter().cloned();
+    rules.extend(own.map(|rule| match rule.name() {
+        EndsOfRows::INSTEAD_OF => Arc::new(EndsOfRows(rule)),
+        _ => rule,
+    }));
     rules.push(Arc::new(Finish { threads, min_size }));
     SessionStateBuilder::new_from_existing(state.clone())
         .with_session_id(state.session_id().to_string())

@@ -24,7 +24,7 @@ use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMerge
 use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 
-use super::apart::{goes_row_by_row, in_two_steps, start_together};
+use super::apart::{goes_row_by_row, in_two_steps, is_end_of_floats, start_together};
 use super::in_turn::InTurnExec;
 use super::leaf::InputExec;
 use super::numbered::stable;
@@ -42,7 +42,12 @@ impl PhysicalOptimizerRule for Isolate {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let isolate = |plan: Arc<dyn ExecutionPlan>| {
             let source = plan.children().is_empty() && !plan.is::<InputExec>();
-            if source || plan.is::<UnionExec>() || takes_first_rows(&plan) {
+            if takes_first_rows(&plan) {
+                return Ok(Transformed::yes(
+                    InTurnExec::over_counted(plan) as Arc<dyn ExecutionPlan>
+                ));
+            }
+            if source || plan.is::<UnionExec>() {
                 return Ok(Transformed::yes(InTurnExec::over(plan) as Arc<dyn ExecutionPlan>));
             }
             Ok(match streaming_left(&plan)? {
@@ -87,6 +92,38 @@ fn streaming_left(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn Execut
         return by_left(join.join_type()).then(|| join.swap_inputs()).transpose();
     }
     plan.downcast_ref::<CrossJoinExec>().map(CrossJoinExec::swap_inputs).transpose()
+}
+
+/// In place of the rule that reads counts and ends of columns from statistics: files do not tell of
+/// NaN, and of one zero only, so that their ends are not those of the rows of a column of floats.
+#[derive(Debug)]
+pub(super) struct EndsOfRows(pub Arc<dyn PhysicalOptimizerRule + Send + Sync>);
+
+impl EndsOfRows {
+    /// The name of that rule.
+    pub const INSTEAD_OF: &str = "aggregate_statistics";
+}
+
+impl PhysicalOptimizerRule for EndsOfRows {
+    fn optimize(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        config: &ConfigOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let looks_for_floats = plan.exists(|plan| {
+            let aggregate = plan.downcast_ref::<AggregateExec>();
+            Ok(aggregate.is_some_and(|plan| plan.aggr_expr().iter().any(|f| is_end_of_floats(f))))
+        })?;
+        if looks_for_floats { Ok(plan) } else { self.0.optimize(plan, config) }
+    }
+
+    fn name(&self) -> &str {
+        Self::INSTEAD_OF
+    }
+
+    fn schema_check(&self) -> bool {
+        self.0.schema_check()
+    }
 }
 
 /// Last: batches, stable sorts, parallel reading, and what gathers by arrival.
