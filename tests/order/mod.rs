@@ -435,6 +435,27 @@ async fn stable() -> Result<(), Failed> {
                 first(1, 101)?,
             ),
             ("(SELECT * FROM (SELECT * FROM t ORDER BY g LIMIT 2100) ORDER BY g, id DESC)", topped),
+            (
+                "(SELECT q AS id, [q * 1.0, m] AS v FROM (SELECT id % 50 AS q, min(id % 2) AS m \
+                 FROM t GROUP BY id % 50 ORDER BY m LIMIT 20))",
+                (0..20).map(|i| 2 * i).collect(),
+            ),
+            // What a join looks for reaches no row that a limit counts.
+            (
+                "(SELECT a.id, a.v FROM (SELECT * FROM t WHERE g <> 1 LIMIT 100) AS a \
+                 JOIN (SELECT id + 5000 AS far FROM s) AS b ON a.id = b.far)",
+                vec![],
+            ),
+            (
+                "(SELECT a.id, a.v FROM (SELECT t.id, t.v FROM t JOIN s ON t.g = s.g LIMIT 10) AS a \
+                 JOIN (SELECT id + 5000 AS far FROM s) AS b ON a.id = b.far)",
+                vec![],
+            ),
+            (
+                "(SELECT * FROM (SELECT * FROM t WHERE g <> 1 LIMIT 100) \
+                 WHERE id IN (SELECT id + 5000 FROM s))",
+                vec![],
+            ),
         ] {
             let found = ids(&stored, "", limited).await?;
             check(found == wanted, format!("{limited}: other rows, {layout:?}"))?;
