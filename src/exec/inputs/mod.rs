@@ -4,8 +4,9 @@
 //! partitions, on the sizes of files and on timing. Ties, seeds and labels of our operators go by
 //! position, so an input is planned by itself, on a session of one partition, between two rules:
 //!
-//! - [`Isolate`](rules::Isolate) puts an [`InTurnExec`](in_turn::InTurnExec) over every source, union and limit, so that
-//!   nothing above knows of partitions or of declared orders, or takes rows that a limit counts;
+//! - [`Isolate`](rules::Isolate) puts an [`InTurnExec`](in_turn::InTurnExec) over every source,
+//!   union and limit, so that nothing above knows of partitions or of declared orders, or takes
+//!   rows that a limit counts;
 //! - [`Finish`](rules::Finish) re-cuts batches below every operator that is not row-local, makes
 //!   sorts stable, reads files by consecutive ranges at the same time, and replaces what is left of
 //!   gathering by arrival.
