@@ -18,14 +18,22 @@ use datafusion::physical_expr::{
 use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
 use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
+};
 use futures::StreamExt;
 
-/// The same sort, where equal rows stay in their order.
-pub(super) fn stable(sort: &SortExec) -> Result<Arc<dyn ExecutionPlan>> {
-    let numbered = NumberedExec::try_new(sort.input().clone())?;
+/// The same sort of an input, where equal rows stay in their order. Partitions are sorted at the same
+/// time and then merged.
+pub(super) fn stable(
+    sort: &SortExec,
+    input: Arc<dyn ExecutionPlan>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let is_divided = input.output_partitioning().partition_count() > 1;
+    let numbered = NumberedExec::try_new(input)?;
     let number = numbered.schema().fields().len() - 1;
     let last = PhysicalSortExpr::new(
         Arc::new(Column::new(NumberedExec::NUMBER, number)),
@@ -34,16 +42,23 @@ pub(super) fn stable(sort: &SortExec) -> Result<Arc<dyn ExecutionPlan>> {
     let Some(keys) = LexOrdering::new(sort.expr().iter().cloned().chain([last])) else {
         return internal_err!("a sort has keys");
     };
-    let sorted = SortExec::new(keys, Arc::new(numbered)).with_fetch(sort.fetch());
+    let sorted = SortExec::new(keys.clone(), Arc::new(numbered))
+        .with_fetch(sort.fetch())
+        .with_preserve_partitioning(is_divided);
+    let mut sorted: Arc<dyn ExecutionPlan> = Arc::new(sorted);
+    if is_divided {
+        let merged = SortPreservingMergeExec::new(keys, sorted).with_fetch(sort.fetch());
+        sorted = Arc::new(merged.with_round_robin_repartition(false));
+    }
     let fields = sort.schema().fields().clone();
     let columns = fields.iter().enumerate().map(|(i, field)| ProjectionExpr {
         expr: Arc::new(Column::new(field.name(), i)),
         alias: field.name().clone(),
     });
-    Ok(Arc::new(ProjectionExec::try_new(columns, Arc::new(sorted))?))
+    Ok(Arc::new(ProjectionExec::try_new(columns, sorted)?))
 }
 
-/// The rows of one partition, with their numbers as a last column.
+/// Rows with their numbers as a last column, those of later partitions larger.
 #[derive(Debug)]
 struct NumberedExec {
     input: Arc<dyn ExecutionPlan>,
@@ -52,6 +67,9 @@ struct NumberedExec {
 
 impl NumberedExec {
     const NUMBER: &str = "__neighbors_row";
+
+    /// Bits of a row's number within its partition.
+    const ROWS_BITS: u32 = 40;
 
     fn try_new(input: Arc<dyn ExecutionPlan>) -> Result<Self> {
         let schema = input.schema();
@@ -137,7 +155,7 @@ impl ExecutionPlan for NumberedExec {
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
         let schema = self.schema();
-        let mut next = 0;
+        let mut next = (partition as u64) << Self::ROWS_BITS;
         let numbered = self.input.execute(partition, context)?.map(move |batch| {
             let batch = batch?;
             let numbers = next..next + batch.num_rows() as u64;

@@ -200,11 +200,7 @@ impl Finish {
         }
         let inputs = plan.children().into_iter().map(|input| self.whole(input));
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
-        let plan = replace_children_if_necessary(plan, inputs)?;
-        match plan.downcast_ref::<SortExec>() {
-            Some(sort) => stable(sort),
-            None => Ok(plan),
-        }
+        replace_children_if_necessary(plan, inputs)
     }
 
     /// A row-local operator below the place where partitions meet: row by row it makes no
@@ -233,6 +229,10 @@ impl Finish {
             Some(turn) => self.in_parallel(turn.input()).map(Some),
             None => Ok(None),
         };
+        if let Some(sort) = plan.downcast_ref::<SortExec>() {
+            let input = partitions(sort.input())?.map_or_else(|| self.whole(sort.input()), Ok)?;
+            return stable(sort, input).map(Some);
+        }
         if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
             let partitions = partitions(aggregate.input())?;
             return partitions.map_or(Ok(None), |input| in_two_steps(aggregate, input));
