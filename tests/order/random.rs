@@ -37,6 +37,11 @@ const ONE: &[&str] = &[
     "SELECT * FROM ({a}) ORDER BY g LIMIT {n}00",
     "SELECT * FROM ({a}) ORDER BY g, id % {n}",
     "SELECT * FROM ({a}) OFFSET {n}0",
+    "SELECT * FROM ({a}) WHERE g <> {n} LIMIT {n}00",
+    "SELECT k AS id, m AS g, m * 0.5 AS f, [m, k, 1.0] AS v FROM (SELECT id % 40 AS k, \
+     min(id % 3) AS m FROM ({a}) GROUP BY id % 40 ORDER BY m LIMIT 1{n})",
+    "SELECT min(id) AS id, min(g) AS g, max(f) AS f, v FROM (SELECT id, g, f, \
+     CASE WHEN id % {n} = 0 THEN [0.0, g, 1.0] ELSE [-0.0, g, 1.0] END AS v FROM ({a})) GROUP BY v",
     "SELECT id, g + {n} AS g, f * g AS f, v FROM ({a}) LIMIT 5{n}0",
     "SELECT id, s['g'] AS g, s['f'] AS f, s['v'] AS v FROM \
      (SELECT id, named_struct('g', g, 'f', f, 'v', v) AS s FROM ({a}) LIMIT {n}000)",
@@ -46,6 +51,8 @@ const ONE: &[&str] = &[
 ];
 
 const TWO: &[&str] = &[
+    "SELECT a.id, a.g, b.f, a.v FROM ({a}) AS a JOIN ({b}) AS b ON a.id = b.id + 5000",
+    "SELECT * FROM ({a}) WHERE id IN (SELECT id * 20 FROM ({b}))",
     "SELECT * FROM ({a}) EXCEPT SELECT * FROM ({b})",
     "SELECT a.id, b.g, a.f, b.v FROM (SELECT * FROM ({a}) LIMIT 30) AS a, \
      (SELECT * FROM ({b}) LIMIT 40) AS b WHERE a.g <= b.g",
