@@ -533,6 +533,10 @@ async fn memory() -> Result<(), Failed> {
             None => peak == "0",
         };
         check(bounded, format!("{peak} bytes are ahead of {bytes}"))?;
+        // Seven sorts would set more aside than there is.
+        let sorted = "EXPLAIN SELECT * FROM kmeans((SELECT id, v FROM t ORDER BY g), k => 2)";
+        let plan = stored.text(sorted).await?;
+        check(!plan.contains("SortPreservingMerge"), plan)?;
     }
     Ok(())
 }

@@ -4,11 +4,11 @@
 //! InTurnExec: partitions=4, batch_rows=8192
 //! ```
 //!
-//! Partitions are read at the same time, and handed on in their order. What comes
-//! ahead of its turn waits: at most [`AHEAD_BYTES`], or a sixteenth of the session's pool, and
-//! [`AHEAD_BATCHES`] for each partition, all of it reserved. Beyond that, every partition keeps one
-//! batch, as any operator does. Below a limit, one partition is read at first, and then twice as many each time one
-//! has not been enough.
+//! Partitions are read at the same time, and handed on in their order. What comes ahead of its turn
+//! waits: at most [`AHEAD_BYTES`], or a sixteenth of the session's pool, and [`AHEAD_BATCHES`] for
+//! each partition, all of it reserved. Beyond that, every partition keeps one batch, as any operator
+//! does. Below a limit, one partition is read at first, and then twice as many each time one has not
+//! been enough.
 //!
 //! Batches are cut to [`BATCH_ROWS`], so that operators which go batch by batch do not see where files
 //! and partitions end.

@@ -26,6 +26,7 @@ use datafusion::common::config::ConfigOptions;
 use datafusion::common::plan_err;
 use datafusion::common::tree_node::{Transformed, TransformedResult};
 use datafusion::error::Result;
+use datafusion::execution::memory_pool::MemoryLimit;
 use datafusion::execution::{SessionState, SessionStateBuilder};
 use datafusion::logical_expr::{LogicalPlan, TableScan};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
@@ -101,7 +102,14 @@ fn one_thread(state: &SessionState) -> SessionState {
         EndsOfRows::INSTEAD_OF => Arc::new(EndsOfRows(rule)),
         _ => rule,
     }));
-    rules.push(Arc::new(Finish { threads, min_size }));
+    // Each sort sets memory aside before it begins.
+    let sorters = match state.runtime_env().memory_pool.memory_limit() {
+        MemoryLimit::Finite(limit) => {
+            limit / 4 / config.options().execution.sort_spill_reservation_bytes.max(1)
+        }
+        _ => usize::MAX,
+    };
+    rules.push(Arc::new(Finish { threads, min_size, sorters }));
     SessionStateBuilder::new_from_existing(state.clone())
         .with_session_id(state.session_id().to_string())
         .with_config(config)

@@ -133,6 +133,8 @@ pub(super) struct Finish {
     pub threads: usize,
     /// Files of fewer bytes are not divided.
     pub min_size: usize,
+    /// As many partitions at most are sorted at the same time.
+    pub sorters: usize,
 }
 
 impl PhysicalOptimizerRule for Finish {
@@ -230,7 +232,11 @@ impl Finish {
             None => Ok(None),
         };
         if let Some(sort) = plan.downcast_ref::<SortExec>() {
-            let input = partitions(sort.input())?.map_or_else(|| self.whole(sort.input()), Ok)?;
+            let fits = |parts: &Arc<dyn ExecutionPlan>| {
+                parts.output_partitioning().partition_count() <= self.sorters
+            };
+            let input = partitions(sort.input())?.filter(fits);
+            let input = input.map_or_else(|| self.whole(sort.input()), Ok)?;
             return stable(sort, input).map(Some);
         }
         if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
