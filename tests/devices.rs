@@ -81,6 +81,7 @@ fn main() {
         for kind in Kind::ALL {
             add(format!("kmeans::{kind:?}"), Box::new(move |device| clusters(device, kind)));
         }
+        add("kmeans::many_rounds".into(), Box::new(many_rounds));
         add("kmeans::groups".into(), Box::new(groups));
         add("kmeans::means_are_exact".into(), Box::new(exact_means));
         add("kmeans::rounds_by_definition".into(), Box::new(rounds_by_definition));
@@ -220,6 +221,28 @@ fn clusters(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
                         .map_err(|e| format!("{context}: {e:?}"))?;
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// A few long runs, which reach the kernels that only later rounds launch, and are short enough for
+/// tools that slow every access down.
+fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
+    for (count, dim, k) in [(1500, 3, 9), (1200, 20, 12)] {
+        for outlier in [1.0, 1e15] {
+            let mut values = Kind::Normal.rows(1, count, dim);
+            values[count - 1].iter_mut().for_each(|x| *x *= outlier);
+            let rows = matrix_f32(&values, dim, Metric::L2);
+            let start = rows.slice(0..k as usize);
+            let mut params = KMeansParams::try_new(k, Metric::L2)?;
+            (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 20);
+            let found = kmeans(device, &rows, None, Some(&start), &params, &Cancel::default())?;
+            if found.rounds.iterations <= 16 {
+                return Err(format!("{} rounds are too few", found.rounds.iterations).into());
+            }
+            same_clusters(device, &rows, Some(&start), &params)
+                .map_err(|e| format!("dim {dim}, outlier {outlier:e}: {e:?}"))?;
         }
     }
     Ok(())
