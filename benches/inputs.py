@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time statements over inputs, with their order kept and by DataFusion's own plan, in turns.
 
-    inputs.py PROGRAM DIR [--rows N] [--turns N]
+    inputs.py PROGRAM DIR [--rows N] [--turns N] [--only NAME ...]
 
 PROGRAM is `neighbors`; each statement is a process of its own, from Parquet to the answer. DIR gets
 the tables, `big` with N rows of 64 Float32 in 8 files, and `small` with a fiftieth of them. Needs
@@ -48,6 +48,7 @@ def main():
     options.add_argument("dir")
     options.add_argument("--rows", type=int, default=1_000_000)
     options.add_argument("--turns", type=int, default=5)
+    options.add_argument("--only", nargs="+", choices=INPUTS, default=list(INPUTS))
     options = options.parse_args()
     write(f"{options.dir}/big", options.rows, 8)
     write(f"{options.dir}/small", options.rows // 50, 1)
@@ -64,7 +65,8 @@ def main():
         return time.perf_counter() - start, done.stdout
 
     print(f"{options.rows} rows, {os.cpu_count()} cores, seconds, medians of {options.turns} turns")
-    for name, input in INPUTS.items():
+    for name in options.only:
+        input = INPUTS[name]
         times = {"exact": [], "any": []}
         answers = set()
         for turn in range(options.turns + 1):
