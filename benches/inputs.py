@@ -70,10 +70,10 @@ def main():
         times = {"exact": [], "any": []}
         answers = set()
         for turn in range(options.turns + 1):
-            for order, list in times.items():
-                taken, answer = seconds(order, input)
+            for order, taken in times.items():
+                seconds_taken, answer = seconds(order, input)
                 answers.add(answer)
-                list += [taken] if turn else []
+                taken += [seconds_taken] if turn else []
         if len(answers) > 1:
             raise SystemExit(f"{name}: other numbers of rows\n" + "\n".join(answers))
         exact, any = (statistics.median(times[order]) for order in ("exact", "any"))
