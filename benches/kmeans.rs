@@ -12,15 +12,17 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use common::load;
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::algo::kmeans::{Clustering, Init, KMeansParams, kmeans};
-use datafusion_neighbors::device::{AnyDevice, Cancel, DeviceChoice};
+use datafusion_neighbors::device::{AnyDevice, DeviceChoice};
+use datafusion_neighbors::job::{Job, Phase, Watch};
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 
 /// Workload, clusters, rounds.
@@ -82,6 +84,33 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+/// The time that work spends in its phases.
+#[derive(Default)]
+struct Phases(Mutex<Spent>);
+
+#[derive(Default)]
+struct Spent {
+    now: Option<(Phase, Instant)>,
+    times: HashMap<Phase, Duration>,
+}
+
+impl Watch for Phases {
+    fn enter(&self, phase: Phase) {
+        let mut spent = self.0.lock().expect("no panic");
+        let last = spent.now.replace((phase, Instant::now()));
+        if let Some((phase, since)) = last {
+            *spent.times.entry(phase).or_default() += since.elapsed();
+        }
+    }
+}
+
+impl Phases {
+    fn seconds(&self, phase: Phase) -> f64 {
+        self.enter(Phase::Emit);
+        self.0.lock().expect("no panic").times.get(&phase).map_or(0.0, Duration::as_secs_f64)
+    }
+}
+
 fn measure(
     name: &str,
     device: &AnyDevice,
@@ -96,21 +125,24 @@ fn measure(
     let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
     (params.init, params.max_iterations, params.tolerance) = (Init::Given, rounds, 0.0);
     let run = || {
+        let phases = Arc::new(Phases::default());
+        let job = Job::default().with_watch(phases.clone());
         let clock = Instant::now();
-        let found = kmeans(device, rows, None, Some(&start), &params, &Cancel::default())?;
-        Ok::<_, datafusion_neighbors::Error>((clock.elapsed().as_secs_f64(), found))
+        let found = kmeans(device, rows, None, Some(&start), &params, &job)?;
+        let seconds = clock.elapsed().as_secs_f64();
+        Ok::<_, datafusion_neighbors::Error>((seconds, found, phases))
     };
     run()?;
     let mut runs = (0..options.runs.max(1)).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
     runs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (seconds, found) = &runs[runs.len() / 2];
+    let (seconds, found, phases) = &runs[runs.len() / 2];
     let inertia = check(values, dim, found)?;
     println!(
         "{name:8} {:>9} {k:>5} {:>6} {seconds:>9.4} {:>9.4} {:>9.4} {:>9.5} {:>9.3} {inertia:>14.6e}",
         rows.len(),
         found.rounds.iterations,
-        found.rounds.assigning.as_secs_f64(),
-        found.rounds.updating.as_secs_f64(),
+        phases.seconds(Phase::Assign),
+        phases.seconds(Phase::Update),
         found.rounds.work.kernel.as_secs_f64(),
         1000.0 * seconds / found.rounds.iterations as f64,
     );

@@ -19,8 +19,9 @@ use std::time::Instant;
 use clap::Parser;
 use common::load;
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::algo::knn::{KnnParams, prepare};
-use datafusion_neighbors::device::{AnyDevice, Cancel, DeviceChoice, Distances, Neighbors};
+use datafusion_neighbors::algo::knn::{KnnParams, open_base};
+use datafusion_neighbors::device::{AnyDevice, DeviceChoice, Distances, Neighbors};
+use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::Rows;
 
 /// Workload, k, metric, whether rows are joined with themselves.
@@ -126,9 +127,10 @@ fn measure(
     queries: &Rows,
     options: &Options,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let search = prepare(device, base.clone(), KnnParams::try_new(k as u64, metric)?)?;
+    let params = KnnParams::try_new(k as u64, metric)?;
+    let search = open_base(device, base.clone(), params, &Job::default())?;
     let first = itself.then_some(0);
-    let run = || search.search(queries, first, &Cancel::default());
+    let run = || search.search(queries, first, &Job::default());
     let mut found = run()?;
     let mut times = Vec::new();
     for _ in 0..options.runs {

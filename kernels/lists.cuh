@@ -58,9 +58,9 @@ template <> struct __align__(16) EntryOf<double> {
 };
 typedef EntryOf<Real> Entry;
 
-// One round of a search: some panels of the base, against all queries. The same struct as in
+// One pass of a search: some panels of the base, against all queries. The same struct as in
 // src/device/cuda/launch.rs.
-struct Round {
+struct Pass {
     u64 first_query;  // number of the first query in a join with itself, else 2^32: no row has it
     u32 first_base;   // number of the first base row
     u32 queries;      // query rows, without padding
@@ -68,20 +68,20 @@ struct Round {
     u32 dim;          // elements in a row
     u32 panels;       // base panels; visit i looks at panel i * stride % panels
     u32 stride;       // coprime to panels
-    u32 start;        // the round's first visit
+    u32 start;        // the pass's first visit
     u32 begin;        // this launch's visits
     u32 end;
     u32 k;            // neighbours per list
     u32 slots;        // entries per query, a power of two: k neighbours, then candidates
-    u32 dense;        // candidates per query if every pair of the round is one, else 0
+    u32 dense;        // candidates per query if every pair of the pass is one, else 0
 };
 
-__device__ __forceinline__ u32 panel_of_visit(const Round& round, u32 visit) {
-    return (u32)((u64)visit * round.stride % round.panels);
+__device__ __forceinline__ u32 panel_of_visit(const Pass& pass, u32 visit) {
+    return (u32)((u64)visit * pass.stride % pass.panels);
 }
 
-__device__ __forceinline__ bool is_eligible(const Round& round, u32 query, u32 row) {
-    return row < round.rows && (u64)round.first_base + row != round.first_query + query;
+__device__ __forceinline__ bool is_eligible(const Pass& pass, u32 query, u32 row) {
+    return row < pass.rows && (u64)pass.first_base + row != pass.first_query + query;
 }
 
 // The threads that work on one list.

@@ -1,7 +1,7 @@
-// Lists between rounds: empty ones, merging a round's candidates into them, and searching again for
+// Lists between passes: empty ones, merging a pass's candidates into them, and searching again for
 // the queries whose candidates did not fit.
 
-// The worst entry of a list decides what the next round offers it.
+// The worst entry of a list decides what the next pass offers it.
 __device__ __forceinline__ void tighten(const Entry* list, u32 k, Entry* worst, Reach* reach) {
     const Entry last = list[k - 1];
     *worst = last;
@@ -38,11 +38,11 @@ struct Lists {
 // The candidates of a query, whose counter starts again from 0; 0 also if there are too many, and
 // then the query is noted for `search_again`.
 template <typename Group>
-__device__ __forceinline__ u32 take_candidates(const Lists& lists, const Round& round, u32 query) {
-    if (round.dense) return round.dense;
+__device__ __forceinline__ u32 take_candidates(const Lists& lists, const Pass& pass, u32 query) {
+    if (pass.dense) return pass.dense;
     const u32 count = lists.counts[query];
     Group::sync();
-    const bool is_crowded = count > round.slots - round.k;
+    const bool is_crowded = count > pass.slots - pass.k;
     if (Group::rank() == 0 && count > 0) {
         lists.counts[query] = 0;
         if (is_crowded) lists.crowded[atomicAdd(lists.crowded_count, 1u)] = query;
@@ -52,35 +52,35 @@ __device__ __forceinline__ u32 take_candidates(const Lists& lists, const Round& 
 
 // Merge one query's candidates in shared memory.
 template <typename Group>
-__device__ __forceinline__ void merge_in(Entry* work, const Lists& lists, const Round& round,
+__device__ __forceinline__ void merge_in(Entry* work, const Lists& lists, const Pass& pass,
                                          u32 query) {
-    const u32 count = take_candidates<Group>(lists, round, query);
+    const u32 count = take_candidates<Group>(lists, pass, query);
     if (count == 0) return;
-    Entry* list = lists.entries + (u64)query * round.slots;
-    for (u32 i = Group::rank(); i < round.k + count; i += Group::size()) work[i] = list[i];
-    sort<Group>(work, round.k + count);
-    for (u32 i = Group::rank(); i < round.k; i += Group::size()) list[i] = work[i];
-    if (Group::rank() == 0) tighten(work, round.k, lists.worst + query, lists.reach + query);
+    Entry* list = lists.entries + (u64)query * pass.slots;
+    for (u32 i = Group::rank(); i < pass.k + count; i += Group::size()) work[i] = list[i];
+    sort<Group>(work, pass.k + count);
+    for (u32 i = Group::rank(); i < pass.k; i += Group::size()) list[i] = work[i];
+    if (Group::rank() == 0) tighten(work, pass.k, lists.worst + query, lists.reach + query);
 }
 
 // A warp per query. Shared: `slots` entries per warp.
 extern "C" __global__ __launch_bounds__(256) void merge_by_warp(Entry* entries, Entry* worst,
                                                                 Reach* reach, u32* counts,
                                                                 u32* crowded, u32* crowded_count,
-                                                                Round round) {
+                                                                Pass pass) {
     const u32 warp = threadIdx.x / 32;
     const u32 query = blockIdx.x * (blockDim.x / 32) + warp;
-    if (query >= round.queries) return;
-    merge_in<Warp>((Entry*)shared + warp * round.slots,
-                   {entries, worst, reach, counts, crowded, crowded_count}, round, query);
+    if (query >= pass.queries) return;
+    merge_in<Warp>((Entry*)shared + warp * pass.slots,
+                   {entries, worst, reach, counts, crowded, crowded_count}, pass, query);
 }
 
 // A block per query. Shared: `slots` entries.
 extern "C" __global__ __launch_bounds__(512) void merge_by_block(Entry* entries, Entry* worst,
                                                                  Reach* reach, u32* counts,
                                                                  u32* crowded, u32* crowded_count,
-                                                                 Round round) {
-    merge_in<Block>((Entry*)shared, {entries, worst, reach, counts, crowded, crowded_count}, round,
+                                                                 Pass pass) {
+    merge_in<Block>((Entry*)shared, {entries, worst, reach, counts, crowded, crowded_count}, pass,
                     blockIdx.x);
 }
 
@@ -88,14 +88,14 @@ extern "C" __global__ __launch_bounds__(512) void merge_by_block(Entry* entries,
 extern "C" __global__ __launch_bounds__(1024) void merge_in_place(Entry* entries, Entry* worst,
                                                                   Reach* reach, u32* counts,
                                                                   u32* crowded, u32* crowded_count,
-                                                                  Round round) {
+                                                                  Pass pass) {
     const u32 query = blockIdx.x;
     const u32 count = take_candidates<Block>(
-        {entries, worst, reach, counts, crowded, crowded_count}, round, query);
+        {entries, worst, reach, counts, crowded, crowded_count}, pass, query);
     if (count == 0) return;
-    Entry* list = entries + (u64)query * round.slots;
-    sort<Block>(list, round.k + count);
-    if (threadIdx.x == 0) tighten(list, round.k, worst + query, reach + query);
+    Entry* list = entries + (u64)query * pass.slots;
+    sort<Block>(list, pass.k + count);
+    if (threadIdx.x == 0) tighten(list, pass.k, worst + query, reach + query);
 }
 
 // The entry of one pair, computed alone, in the order of the scan.
@@ -113,44 +113,44 @@ __device__ Entry entry_of_pair(const Scalar* query, const Scalar* row, u32 dim, 
     return Entry::of(distance_of(total, bits), number);
 }
 
-// Search a round again for the crowded queries, which keep the list they had before it. Blocks of
-// PANEL threads take queries in turn and walk the round's panels, a row per thread, merging whenever
+// Search a pass again for the crowded queries, which keep the list they had before it. Blocks of
+// PANEL threads take queries in turn and walk the pass's panels, a row per thread, merging whenever
 // the next panel might not fit; so this always ends with the exact list, however the rows lie.
 extern "C" __global__ __launch_bounds__(PANEL) void search_again(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base, Entry* entries,
     Entry* worst, Reach* reach, const u32* crowded, const u32* crowded_count, u64* redone,
-    Round round) {
+    Pass pass) {
     __shared__ u32 found;
     const u32 total = *crowded_count;
-    const u32 room = round.slots - round.k - PANEL;
+    const u32 room = pass.slots - pass.k - PANEL;
     for (u32 turn = blockIdx.x; turn < total; turn += gridDim.x) {
         const u32 query = crowded[turn];
         const Scalar* asked =
-            queries + (u64)(query / PANEL) * round.dim * PANEL + query % PANEL;
-        Entry* list = entries + (u64)query * round.slots;
-        Entry last = list[round.k - 1];
+            queries + (u64)(query / PANEL) * pass.dim * PANEL + query % PANEL;
+        Entry* list = entries + (u64)query * pass.slots;
+        Entry last = list[pass.k - 1];
         if (threadIdx.x == 0) found = 0;
         __syncthreads();
-        for (u32 visit = round.start; visit < round.end; ++visit) {
-            const u32 panel = panel_of_visit(round, visit);
-            const u32 row = base_row(panel, threadIdx.x, round.panels);
-            if (is_eligible(round, query, row)) {
+        for (u32 visit = pass.start; visit < pass.end; ++visit) {
+            const u32 panel = panel_of_visit(pass, visit);
+            const u32 row = base_row(panel, threadIdx.x, pass.panels);
+            if (is_eligible(pass, query, row)) {
                 const Entry entry = entry_of_pair(
-                    asked, base + (u64)panel * round.dim * PANEL + threadIdx.x, round.dim,
-                    round.first_base + row);
-                if (entry < last) list[round.k + atomicAdd(&found, 1u)] = entry;
+                    asked, base + (u64)panel * pass.dim * PANEL + threadIdx.x, pass.dim,
+                    pass.first_base + row);
+                if (entry < last) list[pass.k + atomicAdd(&found, 1u)] = entry;
             }
             __syncthreads();
             const u32 count = found;
             __syncthreads();
-            if (count <= room && visit + 1 < round.end) continue;
-            sort<Block>(list, round.k + count);
-            last = list[round.k - 1];
+            if (count <= room && visit + 1 < pass.end) continue;
+            sort<Block>(list, pass.k + count);
+            last = list[pass.k - 1];
             if (threadIdx.x == 0) found = 0;
             __syncthreads();
         }
         if (threadIdx.x == 0) {
-            tighten(list, round.k, worst + query, reach + query);
+            tighten(list, pass.k, worst + query, reach + query);
             atomicAdd(redone, 1ull);
         }
         __syncthreads();

@@ -148,24 +148,24 @@ struct Candidates {
     u32* counts;
     Entry* entries;
 
-    // In a dense round every pair has a slot of its own, so no counter is needed.
-    __device__ __forceinline__ void put_dense(const Round& round, u32 query, u32 row, u32 slot,
+    // In a dense pass every pair has a slot of its own, so no counter is needed.
+    __device__ __forceinline__ void put_dense(const Pass& pass, u32 query, u32 row, u32 slot,
                                               Real distance) const {
-        entries[(u64)query * round.slots + round.k + slot] =
-            is_eligible(round, query, row) ? Entry::of(distance, round.first_base + row)
+        entries[(u64)query * pass.slots + pass.k + slot] =
+            is_eligible(pass, query, row) ? Entry::of(distance, pass.first_base + row)
                                            : Entry::none();
     }
 
     // The whole entry is compared, not its distance, so that ties do not fill the list. Counting
     // goes on past the last slot: the merge sees that there were too many.
-    __device__ __forceinline__ void put(const Round& round, u32 query, u32 row,
+    __device__ __forceinline__ void put(const Pass& pass, u32 query, u32 row,
                                         Real distance) const {
-        if (!is_eligible(round, query, row)) return;
-        const Entry entry = Entry::of(distance, round.first_base + row);
+        if (!is_eligible(pass, query, row)) return;
+        const Entry entry = Entry::of(distance, pass.first_base + row);
         if (!(entry < worst[query])) return;
         const u32 slot = atomicAdd(counts + query, 1u);
-        if (slot < round.slots - round.k) {
-            entries[(u64)query * round.slots + round.k + slot] = entry;
+        if (slot < pass.slots - pass.k) {
+            entries[(u64)query * pass.slots + pass.k + slot] = entry;
         }
     }
 };
@@ -173,37 +173,37 @@ struct Candidates {
 // Offer one query's pairs. A loop that turns the totals: unrolled, it would be 64 copies of a path
 // that is rarely taken.
 __device__ __forceinline__ void offer(Tile& tile, u32 q, Reach reach, u32 query, u32 panel,
-                                      u32 slot, Place place, const Round& round,
+                                      u32 slot, Place place, const Pass& pass,
                                       const Candidates& candidates) {
 #pragma unroll 1
     for (u32 x = 0; x < ROWS; ++x, tile.turn(q)) {
         const u32 lane = place.row_lane(x);
-        const u32 row = base_row(panel, lane, round.panels);
+        const u32 row = base_row(panel, lane, pass.panels);
         const Bits bits = tile.bits(q, 0);
-        if (round.dense) {
-            candidates.put_dense(round, query, row, slot + lane, distance_of(tile.totals[q][0], bits));
+        if (pass.dense) {
+            candidates.put_dense(pass, query, row, slot + lane, distance_of(tile.totals[q][0], bits));
         } else if (within(tile.totals[q][0], bits, reach)) {
-            candidates.put(round, query, row, distance_of(tile.totals[q][0], bits));
+            candidates.put(pass, query, row, distance_of(tile.totals[q][0], bits));
         }
     }
 }
 
 // Look at a finished tile: one test for all its pairs, then one per query, then one per pair.
 __device__ __forceinline__ void examine(Tile& tile, const Reach* reaches, u32 first_query,
-                                        u32 panel, u32 slot, Place place, const Round& round,
+                                        u32 panel, u32 slot, Place place, const Pass& pass,
                                         const Candidates& candidates) {
     u32 hits = 0;
 #pragma unroll
     for (u32 q = 0; q < QUERIES; ++q) {
         hits |= tile.any_within(q, reaches[place.query_lane(q)]) ? 1u << q : 0u;
     }
-    if (round.dense) hits = ~0u;
+    if (pass.dense) hits = ~0u;
     if (hits == 0) return;
 #pragma unroll
     for (u32 q = 0; q < QUERIES; ++q) {
         const u32 query = first_query + place.query_lane(q);
-        if ((hits >> q & 1) && query < round.queries) {
-            offer(tile, q, reaches[place.query_lane(q)], query, panel, slot, place, round,
+        if ((hits >> q & 1) && query < pass.queries) {
+            offer(tile, q, reaches[place.query_lane(q)], query, panel, slot, place, pass,
                   candidates);
         }
     }
@@ -213,21 +213,21 @@ __device__ __forceinline__ void examine(Tile& tile, const Reach* reaches, u32 fi
 struct Walk {
     u32 visit, panel, step, dim_done;
 
-    __device__ __forceinline__ Walk(const Round& round) {
-        visit = round.begin + blockIdx.y;
-        panel = panel_of_visit(round, visit);
-        step = panel_of_visit(round, gridDim.y);
+    __device__ __forceinline__ Walk(const Pass& pass) {
+        visit = pass.begin + blockIdx.y;
+        panel = panel_of_visit(pass, visit);
+        step = panel_of_visit(pass, gridDim.y);
         dim_done = 0;
     }
-    __device__ __forceinline__ bool is_over(const Round& round) const { return visit >= round.end; }
+    __device__ __forceinline__ bool is_over(const Pass& pass) const { return visit >= pass.end; }
     __device__ __forceinline__ u32 dims(u32 dim) const {
         return RESIDENT ? SLICE : min(SLICE, dim - dim_done);
     }
     __device__ __forceinline__ bool ends_panel(u32 dim) const {
         return RESIDENT || dim_done + SLICE >= dim;
     }
-    __device__ __forceinline__ void advance(const Round& round) {
-        if (!ends_panel(round.dim)) {
+    __device__ __forceinline__ void advance(const Pass& pass) {
+        if (!ends_panel(pass.dim)) {
             dim_done += SLICE;
             return;
         }
@@ -235,7 +235,7 @@ struct Walk {
         visit += gridDim.y;
         // Without overflow: both are below panels, which is below 2^26.
         panel += step;
-        if (panel >= round.panels) panel -= round.panels;
+        if (panel >= pass.panels) panel -= pass.panels;
     }
 };
 
@@ -250,11 +250,11 @@ struct Walk {
 extern "C" __global__ __launch_bounds__(SCAN_THREADS, SCAN_BLOCKS_PER_SM) void scan(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base,
     const Reach* __restrict__ reach, const Entry* __restrict__ worst, u32* counts, Entry* entries,
-    Round round) {
+    Pass pass) {
     Reach* reaches = (Reach*)shared;
     Scalar* base_stages = (Scalar*)(reaches + PANEL);
     Scalar* query_stages = base_stages + 2 * SLICE_SCALARS;
-    const u32 dim = RESIDENT ? DIM : round.dim;
+    const u32 dim = RESIDENT ? DIM : pass.dim;
     const u32 first_query = blockIdx.x * PANEL;
     const Scalar* query_panel = queries + (u64)first_query * dim;
     const Place place;
@@ -269,19 +269,19 @@ extern "C" __global__ __launch_bounds__(SCAN_THREADS, SCAN_BLOCKS_PER_SM) void s
         }
     };
 
-    Walk now(round);
-    if (now.is_over(round)) return;
+    Walk now(pass);
+    if (now.is_over(pass)) return;
     Walk next = now;
     for (u32 i = threadIdx.x; i < PANEL; i += SCAN_THREADS) reaches[i] = reach[first_query + i];
     if (RESIDENT) stage(query_stages, query_panel, SLICE);
     fill(next, 0);
     Tile tile;
     tile.clear();
-    for (u32 stage_index = 0; !now.is_over(round); stage_index ^= 1) {
+    for (u32 stage_index = 0; !now.is_over(pass); stage_index ^= 1) {
         wait_for_copies();
         __syncthreads();
-        next.advance(round);
-        if (!next.is_over(round)) fill(next, stage_index ^ 1);
+        next.advance(pass);
+        if (!next.is_over(pass)) fill(next, stage_index ^ 1);
 
         const Scalar* rows = base_stages + stage_index * SLICE_SCALARS;
         const Scalar* asked = query_stages + (RESIDENT ? 0 : stage_index * SLICE_SCALARS);
@@ -294,8 +294,8 @@ extern "C" __global__ __launch_bounds__(SCAN_THREADS, SCAN_BLOCKS_PER_SM) void s
             }
         }
         if (now.ends_panel(dim)) {
-            examine(tile, reaches, first_query, now.panel, (now.visit - round.start) * PANEL, place,
-                    round, candidates);
+            examine(tile, reaches, first_query, now.panel, (now.visit - pass.start) * PANEL, place,
+                    pass, candidates);
             tile.clear();
         }
         now = next;

@@ -5,7 +5,7 @@
     python3 scripts/compile_kernels.py            # all; prints one line per variant
     python3 scripts/compile_kernels.py --arch sm_90 --keep DIR [--quick]
 
-The sources, their order and the options are read from src/device/cuda/compile.rs, so that what is
+The sources, their order and the options are read from src/device/cuda/driver/compile.rs, so that what is
 compiled here is what the crate compiles. Fails on the first compiler error and on any warning.
 """
 
@@ -19,7 +19,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SPEC = ROOT / "src/device/cuda/compile.rs"
+SPEC = ROOT / "src/device/cuda/driver/compile.rs"
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 REALS = ["L2", "SQEUCLIDEAN", "COSINE", "INNER_PRODUCT", "L1", "PEARSON"]
 # For each list of sources: element types, their metrics, and dims; and the kernels that are there.

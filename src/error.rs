@@ -64,6 +64,16 @@ pub enum Error {
         /// Bytes allowed in all.
         budget: u64,
     },
+    /// The session's memory does not hold what the work needs on the host.
+    #[error("out of memory for {what}: {bytes} bytes needed; {reason}")]
+    HostMemory {
+        /// What the bytes are for.
+        what: &'static str,
+        /// How many are needed.
+        bytes: usize,
+        /// What the budget says.
+        reason: String,
+    },
     /// The query was cancelled; nobody is waiting for this answer.
     #[error("cancelled")]
     Cancelled,

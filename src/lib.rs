@@ -6,8 +6,11 @@ pub mod algo;
 pub mod device;
 mod error;
 pub mod exec;
+pub mod job;
 pub mod matrix;
 pub mod metric;
+mod parallel;
+pub mod random;
 mod sql;
 
 pub use error::{Error, Result, RowProblem};

@@ -56,6 +56,8 @@ pub trait Real:
     fn slice(elements: &Elements) -> Option<&[Self]>;
     /// Wrap elements of this type.
     fn elements(values: Vec<Self>) -> Elements;
+    /// Unwrap elements, if they are of this type.
+    fn values(elements: Elements) -> Option<Vec<Self>>;
 }
 
 macro_rules! real {
@@ -118,6 +120,12 @@ macro_rules! real {
             }
             fn elements(values: Vec<Self>) -> Elements {
                 Elements::$variant(values)
+            }
+            fn values(elements: Elements) -> Option<Vec<Self>> {
+                match elements {
+                    Elements::$variant(values) => Some(values),
+                    _ => None,
+                }
             }
         }
     };

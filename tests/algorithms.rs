@@ -16,8 +16,9 @@ use datafusion::arrow::datatypes::{
     DataType, Field, Float64Type, Int32Type, Int64Type, UInt32Type,
 };
 use datafusion::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use datafusion_neighbors::algo::knn::{KnnParams, prepare};
-use datafusion_neighbors::device::{AnyDevice, Cancel};
+use datafusion_neighbors::algo::knn::{KnnParams, open_base};
+use datafusion_neighbors::device::AnyDevice;
+use datafusion_neighbors::job::Job;
 use datafusion_neighbors::{Error, KnnExact, Metric, knn_exact};
 use proptest::prelude::*;
 use support::{Kind, matrix_f32};
@@ -187,8 +188,8 @@ fn threads_change_nothing() {
             let pool =
                 rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
             pool.install(|| {
-                let knn = prepare(&cpu(), rows.clone(), params).expect("a base");
-                let found = knn.search(&rows.slice(0..300), None, &Cancel::default());
+                let knn = open_base(&cpu(), rows.clone(), params, &Job::default()).expect("a base");
+                let found = knn.search(&rows.slice(0..300), None, &Job::default());
                 let found = found.expect("an answer");
                 (found.rows, found.distances)
             })

@@ -1,31 +1,38 @@
-//! Where the arithmetic happens: a sealed trait of coarse, fused primitives, and its two
-//! implementations, SIMD code on the CPU and CUDA kernels on a GPU.
+//! Where the arithmetic happens: coarse, fused primitives, on the CPU by SIMD code and on a GPU by
+//! CUDA kernels.
 //!
-//! What is O(rows × rows) lives in a primitive; everything else (tiling, retries, numbering) lives
-//! once, above, in [`crate::algo`]. The contract of a primitive is on the trait and nowhere else:
-//! both implementations give the same bits.
+//! | module | job |
+//! |---|---|
+//! | `contract` | what every device does: a trait for each family of functions, whose methods define their answers bit by bit |
+//! | `compose` | primitives made of others, the same on every device: searches larger than memory, k-means by search |
+//! | `cpu`, `cuda` | the devices |
+//! | `sums`, `cluster_sums` | exact sums, which any order of adding leaves the same |
+//!
+//! What is O(rows × rows) lives here; the rest of an algorithm lives once, in [`crate::algo`].
 
-mod clusters;
+mod cluster_sums;
+mod compose;
+mod contract;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod moments;
 mod sums;
 
 use std::fmt;
-use std::ops::AddAssign;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::matrix::{ElementKind, Rows};
-use crate::metric::Metric;
 
-pub use clusters::{
-    ClusterSums, End, GroupEnd, GroupStart, LloydStart, Resident, Spread, Stretch, shift,
-    squares_are_finite,
+pub use cluster_sums::ClusterSums;
+pub use compose::{Means, StreamedSearch};
+pub use contract::{
+    Assignment, Capacity, Distances, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
+    Neighbors, Pairing, RoundsRun, SearchDevice, Shape, StopReason, Work, centroid_shift,
+    squares_are_finite, stop_reason,
 };
-pub use cpu::{CpuDevice, in_parallel};
+pub use cpu::CpuDevice;
+pub(crate) use cpu::seeding::plus_plus as seed_plus_plus;
 #[cfg(feature = "cuda")]
 pub use cuda::CudaDevice;
 
@@ -33,232 +40,10 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// The primitives that algorithms are made of.
-///
-/// Rows live on the device between primitives, in whatever layout suits it. A primitive may return
-/// before the device has finished, except the ones that return values to the host.
-pub trait Device: sealed::Sealed + Send + Sync + 'static {
-    /// Base rows on the device.
-    type Base: Send + Sync;
-    /// Query rows on the device.
-    type Queries: Send + Sync;
-    /// The neighbours found so far, one list per query.
-    type Nearest: Send;
-
+/// A device: the primitives of every family of functions.
+pub trait Device: SearchDevice + KMeansDevice + sealed::Sealed {
     /// What the device is.
     fn info(&self) -> DeviceInfo;
-
-    /// How much fits at a time.
-    fn capacity(&self, shape: &Shape) -> Capacity;
-
-    /// Put base rows, prepared for the metric, on the device.
-    ///
-    /// # Errors
-    /// [`Error::DeviceMemory`] if they do not fit.
-    fn upload_base(&self, rows: &Rows, metric: Metric) -> Result<Self::Base>;
-
-    /// Put query rows, prepared for the metric, on the device.
-    ///
-    /// # Errors
-    /// [`Error::DeviceMemory`] if they do not fit.
-    fn upload_queries(&self, rows: &Rows, metric: Metric) -> Result<Self::Queries>;
-
-    /// Empty lists for these queries, of at most `k` neighbours each.
-    ///
-    /// # Errors
-    /// [`Error::DeviceMemory`] if they do not fit.
-    fn nearest(&self, queries: &Self::Queries, k: usize) -> Result<Self::Nearest>;
-
-    /// Merge base rows into the lists: afterwards each list holds the `k` smallest of
-    /// `(distance, number of the base row)` among its entries before and all pairs of its query
-    /// with `base`, ascending. Distances are those of [`crate::metric`], bit by bit.
-    ///
-    /// All base rows of the calls on one set of lists have distinct numbers; the calls may come in
-    /// any order.
-    ///
-    /// # Errors
-    /// [`Error::Cancelled`] if the flag is raised; the lists are then useless.
-    fn top_k(
-        &self,
-        queries: &Self::Queries,
-        base: &Self::Base,
-        pairing: &Pairing<'_>,
-        nearest: &mut Self::Nearest,
-    ) -> Result<()>;
-
-    /// Bring the lists to the host.
-    ///
-    /// # Errors
-    /// Whatever went wrong in the primitives before that returned early.
-    fn download(&self, nearest: Self::Nearest) -> Result<Neighbors>;
-
-    /// The nearest base row of every query: `top_k` of 1, with nothing before.
-    ///
-    /// # Errors
-    /// Those of [`nearest`](Self::nearest), [`top_k`](Self::top_k) and
-    /// [`download`](Self::download).
-    fn nearest_one(
-        &self,
-        queries: &Self::Queries,
-        base: &Self::Base,
-        pairing: &Pairing<'_>,
-    ) -> Result<Neighbors> {
-        let mut nearest = self.nearest(queries, 1)?;
-        self.top_k(queries, base, pairing, &mut nearest)?;
-        self.download(nearest)
-    }
-
-    /// Move the rows whose label changed from their old clusters to their new ones; without old
-    /// labels, put all rows into clusters.
-    fn regroup(
-        &self,
-        rows: &Rows,
-        weights: Option<&[f64]>,
-        labels: (Option<&[u32]>, &[u32]),
-        sums: &mut ClusterSums,
-    ) {
-        cpu::regroup(rows, weights, labels, sums);
-    }
-
-    /// Keep rows of equal weight, prepared for squared Euclidean distances, on the device for
-    /// Lloyd's rounds. No squared distance between two of them overflows. `None` if searching in
-    /// every round is the way on this device, or for these rows.
-    ///
-    /// # Errors
-    /// What the device says, but for a lack of memory.
-    fn reside(&self, rows: &Rows, start: &LloydStart<'_>) -> Result<Option<Box<dyn Resident>>> {
-        let _ = (rows, start);
-        Ok(None)
-    }
-
-    /// Lloyd's rounds on many groups of rows in one job, at most `limit` each. A group that has to be
-    /// finished elsewhere, because a cluster is empty or the device is not made for it, has `None`.
-    ///
-    /// # Errors
-    /// What the device says, but for a lack of memory.
-    fn rounds_of_groups(
-        &self,
-        rows: &Rows,
-        groups: &[GroupStart],
-        limit: usize,
-    ) -> Result<(Vec<Option<GroupEnd>>, Work)> {
-        let _ = (rows, limit);
-        Ok((vec![None; groups.len()], Work::default()))
-    }
-
-    /// Choose, of some rows, the one that leaves the least of Σ weight · distance to the nearest
-    /// chosen row, the first of equals.
-    fn spread(&self, spread: &mut Spread, candidates: &[u32]) -> u32 {
-        cpu::spread(spread, candidates)
-    }
-}
-
-/// Which pairs of rows a call compares, and when to stop.
-#[derive(Debug)]
-pub struct Pairing<'a> {
-    /// The metric both sides were prepared for.
-    pub metric: Metric,
-    /// Number of the first base row; the others follow.
-    pub first_base: u32,
-    /// In a join of rows with themselves, the number of the first query row: a query is never
-    /// paired with the base row of its own number.
-    pub first_query: Option<u32>,
-    /// For each query, the number of a base row that is probably near. A device may use it to rule
-    /// others out; the answer is the same.
-    pub near: Option<&'a [u32]>,
-    /// Checked between tiles.
-    pub cancel: &'a Cancel,
-}
-
-/// The sizes that decide how much memory a call needs.
-#[derive(Debug, Clone, Copy)]
-pub struct Shape {
-    /// Type of the elements of both sides.
-    pub kind: ElementKind,
-    /// Numbers, or bits, in a row.
-    pub dim: usize,
-    /// Neighbours per query.
-    pub k: usize,
-}
-
-/// Rows that fit on a device together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Capacity {
-    /// Base rows.
-    pub base: usize,
-    /// Query rows, with their lists.
-    pub queries: usize,
-}
-
-/// The neighbours of a block of queries.
-#[derive(Debug, Clone)]
-pub struct Neighbors {
-    /// Length of every query's list.
-    pub per_query: usize,
-    /// Numbers of the base rows, list after list, nearest first.
-    pub rows: Vec<u32>,
-    /// Their distances.
-    pub distances: Distances,
-    /// What it took.
-    pub work: Work,
-}
-
-/// Distances, in the precision of the rows. Distances between strings of bits are f32.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Distances {
-    /// 32-bit floats.
-    F32(Vec<f32>),
-    /// 64-bit floats.
-    F64(Vec<f64>),
-}
-
-/// What a computation took, for EXPLAIN ANALYZE.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Work {
-    /// Pairs of rows whose sum was computed, or bounded by one product.
-    pub pairs: u64,
-    /// Pairs ruled out in groups, without looking at them.
-    pub pruned: u64,
-    /// Pairs computed a second time in the exact order, because a product could not decide.
-    pub rechecked: u64,
-    /// Query rows that were looked at again: in a search, because their candidates overflowed; in
-    /// Lloyd's rounds, because products left open which centroid is the nearest.
-    pub redone: u64,
-    /// Bytes sent to the device.
-    pub bytes_sent: u64,
-    /// Time spent sending them.
-    pub transfer: Duration,
-    /// Time spent computing.
-    pub kernel: Duration,
-}
-
-impl AddAssign for Work {
-    fn add_assign(&mut self, other: Self) {
-        self.pairs += other.pairs;
-        self.pruned += other.pruned;
-        self.rechecked += other.rechecked;
-        self.redone += other.redone;
-        self.bytes_sent += other.bytes_sent;
-        self.transfer += other.transfer;
-        self.kernel += other.kernel;
-    }
-}
-
-/// A flag that stops work nobody waits for any more.
-#[derive(Debug, Clone, Default)]
-pub struct Cancel(Arc<AtomicBool>);
-
-impl Cancel {
-    /// Ask the work to stop.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// # Errors
-    /// [`Error::Cancelled`] if the flag is raised.
-    pub fn check(&self) -> Result<()> {
-        if self.0.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
-    }
 }
 
 /// What a device is, for people.

@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::in_parallel;
 use crate::matrix::Real;
+use crate::parallel::in_parallel;
 
 /// Sums of rows in cells: `width` numbers each, of rows that are multiplied by a weight.
 ///
@@ -205,13 +205,18 @@ impl ExactSums {
         Self::new(self.steps.clone(), self.high.len() / self.steps.steps.len().max(1))
     }
 
+    /// Bytes of memory, without the wide sums.
+    pub(super) fn bytes(&self) -> usize {
+        (self.high.len() + self.low.len()) * size_of::<i64>()
+    }
+
     pub(super) fn width(&self) -> usize {
         self.steps.steps.len()
     }
 
     /// Add a row to a cell, and take it out of another one.
     #[inline(always)]
-    pub(super) fn shift<T: Real>(
+    pub(super) fn move_row<T: Real>(
         &mut self,
         row: &[T],
         weight: f64,
@@ -225,7 +230,7 @@ impl ExactSums {
             self.steps.whole(row, high)
         };
         if !fits {
-            return self.shift_slowly(row, weight, from, to);
+            return self.move_row_slowly(row, weight, from, to);
         }
         move_whole(&mut self.high, high, from, to);
         if self.steps.has_parts {
@@ -236,7 +241,7 @@ impl ExactSums {
     /// The same, element by element.
     #[cold]
     #[inline(never)]
-    fn shift_slowly<T: Real>(&mut self, row: &[T], weight: f64, from: Option<usize>, to: usize) {
+    fn move_row_slowly<T: Real>(&mut self, row: &[T], weight: f64, from: Option<usize>, to: usize) {
         let (steps, width) = (self.steps.clone(), self.width());
         for (column, x) in row.iter().map(|x| x.to_f64()).enumerate() {
             let (inverse, step) = (steps.inverse[column], steps.steps[column]);
@@ -463,7 +468,7 @@ mod tests {
         let steps = Arc::new(Steps::choose(rows, 1, weights));
         let mut sums = ExactSums::new(steps, 1);
         for (i, row) in rows.iter().enumerate() {
-            sums.shift(&[*row], weights.map_or(1.0, |weights| weights[i]), None, 0);
+            sums.move_row(&[*row], weights.map_or(1.0, |weights| weights[i]), None, 0);
         }
         sums
     }
@@ -485,7 +490,7 @@ mod tests {
         let weights = [1e-300, 1e-300, 1e300];
         let sums = sums_of(&[1e-30, 2e-30, 1e300], Some(&weights));
         let mut sums = sums;
-        sums.shift(&[-1e300], 1e300, None, 0);
+        sums.move_row(&[-1e300], 1e300, None, 0);
         let weight = sums_of(&[1e-300], None).total(0, 0);
         let mean = sums.total(0, 0).over(weight);
         assert!((mean - 3e-30).abs() <= 1e-45, "{mean}");
@@ -506,8 +511,8 @@ mod tests {
         let rows = [1e30, 1.5, -7e-20, 3e5, 1e-310, 2.0];
         let steps = Arc::new(Steps::choose(&rows, 1, None));
         let mut sums = ExactSums::new(steps, 2);
-        rows.iter().for_each(|row| sums.shift(&[*row], 1.0, None, 0));
-        rows.iter().filter(|x| **x != 1.5).for_each(|row| sums.shift(&[*row], 1.0, Some(0), 1));
+        rows.iter().for_each(|row| sums.move_row(&[*row], 1.0, None, 0));
+        rows.iter().filter(|x| **x != 1.5).for_each(|row| sums.move_row(&[*row], 1.0, Some(0), 1));
         assert_eq!(sums.total(0, 0).over(Scaled::whole(1)), 1.5);
         assert_eq!(sums.total(1, 0).over(Scaled::whole(1)), 1e30);
     }

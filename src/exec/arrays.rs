@@ -10,9 +10,10 @@ use datafusion::arrow::datatypes::{DataType, Field, Schema};
 
 use super::vectors::{VectorColumn, VectorReader, common_kind, kind_of_vector};
 use crate::algo::kmeans::{Clustering, Init, KMeansParams, kmeans as cluster};
-use crate::algo::knn::{KnnParams, prepare};
-use crate::device::{AnyDevice, Cancel, Distances};
+use crate::algo::knn::{KnnParams, open_base};
+use crate::device::{AnyDevice, Distances};
 use crate::error::{Error, Result};
+use crate::job::Job;
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
@@ -101,8 +102,9 @@ pub fn knn_exact(
         }
         None => (base.clone(), base_positions.clone(), Some(0)),
     };
-    let search = prepare(device, base, KnnParams::try_new(params.k, metric)?)?;
-    let found = search.search(&queries, first, &Cancel::default())?;
+    let job = Job::default();
+    let search = open_base(device, base, KnnParams::try_new(params.k, metric)?, &job)?;
+    let found = search.search(&queries, first, &Job::default())?;
     let k = found.per_query.max(1);
     let pairs = found.rows.len();
     let query = UInt32Array::from_iter_values((0..pairs).map(|i| query_positions[i / k]));
@@ -267,8 +269,8 @@ pub fn kmeans(
         }
         None => None,
     };
-    let cancel = Cancel::default();
-    let found = cluster(device, &rows, weights, first.as_ref(), &asked, &cancel)?;
+    let job = Job::default();
+    let found = cluster(device, &rows, weights, first.as_ref(), &asked, &job)?;
     Ok((found, positions))
 }
 

@@ -2,27 +2,26 @@
 //! columns again, under DataFusion's rules for memory, cancellation and metrics.
 
 mod arrays;
+mod collect;
+mod groups;
 mod inputs;
-pub mod kmeans_exec;
+pub mod kmeans;
 pub mod knn;
-mod knn_output;
-mod knn_queries;
-mod knn_spec;
-mod knn_stream;
+mod output;
 mod pairs;
 mod phases;
+mod side;
 mod vectors;
-mod work;
 
 use datafusion::common::DataFusionError;
 
 pub use arrays::{KMeans, KnnExact, kmeans, knn_exact};
 pub use inputs::{InputExec, ShowInputs};
 pub(crate) use inputs::{check_bounded, plan_input};
-pub use kmeans_exec::{KMeansExec, KMeansOutput, KMeansSpec, kmeans_fields};
-pub use knn::KnnExec;
-pub use knn_spec::{KnnSpec, Side, knn_fields};
+pub use kmeans::{KMeansExec, KMeansOutput, KMeansSpec, kmeans_fields};
+pub use knn::{KnnExec, KnnSpec, knn_fields};
 pub use pairs::row_distances;
+pub use side::Side;
 pub use vectors::{VectorColumn, VectorReader};
 pub(crate) use vectors::{common_kind, kind_of_vector};
 
@@ -36,7 +35,9 @@ impl From<Error> for DataFusionError {
             | Error::BadRow { .. }
             | Error::DimMismatch { .. }
             | Error::TooManyRows { .. } => Self::Execution(error.to_string()),
-            Error::DeviceMemory { .. } => Self::ResourcesExhausted(error.to_string()),
+            Error::DeviceMemory { .. } | Error::HostMemory { .. } => {
+                Self::ResourcesExhausted(error.to_string())
+            }
             other => Self::External(Box::new(other)),
         }
     }

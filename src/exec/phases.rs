@@ -17,45 +17,26 @@ use datafusion::physical_plan::metrics::{
 use futures::Stream;
 use futures::stream::BoxStream;
 
-/// Something an output stream is waited for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// Batches of the inputs.
-    Read,
-    /// Rows, checks, the device and its layouts.
-    Prepare,
-    /// The base on its way to a device with its own memory.
-    Upload,
-    /// Neighbours.
-    Search,
-    /// The first centroids.
-    Seed,
-    /// Rows assigned to centroids.
-    Assign,
-    /// Means.
-    Update,
-    /// Batches made of what was found.
-    Emit,
-}
+use crate::job::{Phase, Watch};
 
-impl Phase {
-    /// Those of a search for neighbours.
-    pub const KNN: &[Self] = &[Self::Read, Self::Prepare, Self::Upload, Self::Search, Self::Emit];
-    /// Those of k-means.
-    pub const KMEANS: &[Self] =
-        &[Self::Read, Self::Prepare, Self::Seed, Self::Assign, Self::Update, Self::Emit];
+/// Those of a search for neighbours.
+pub(super) const KNN: &[Phase] =
+    &[Phase::Read, Phase::Prepare, Phase::Upload, Phase::Search, Phase::Emit];
 
-    fn metric(self) -> &'static str {
-        match self {
-            Self::Read => "read_time",
-            Self::Prepare => "prepare_time",
-            Self::Upload => "upload_time",
-            Self::Search => "search_time",
-            Self::Seed => "seeding_time",
-            Self::Assign => "assign_time",
-            Self::Update => "update_time",
-            Self::Emit => "emit_time",
-        }
+/// Those of k-means.
+pub(super) const KMEANS: &[Phase] =
+    &[Phase::Read, Phase::Prepare, Phase::Seed, Phase::Assign, Phase::Update, Phase::Emit];
+
+fn metric(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Read => "read_time",
+        Phase::Prepare => "prepare_time",
+        Phase::Upload => "upload_time",
+        Phase::Search => "search_time",
+        Phase::Seed => "seeding_time",
+        Phase::Assign => "assign_time",
+        Phase::Update => "update_time",
+        Phase::Emit => "emit_time",
     }
 }
 
@@ -79,35 +60,10 @@ impl Phases {
         phases: &[Phase],
         baseline: &BaselineMetrics,
     ) -> Self {
-        let time = |phase: &Phase| (*phase, MetricBuilder::new(set).subset_time(phase.metric(), 0));
+        let time = |phase: &Phase| (*phase, MetricBuilder::new(set).subset_time(metric(*phase), 0));
         let times = phases.iter().map(time).collect();
         let compute = baseline.elapsed_compute().clone();
         Self(Arc::new(Mutex::new(Booking { times, compute, now: Phase::Read, since: None })))
-    }
-
-    /// The output waits for this from now on.
-    pub fn enter(&self, phase: Phase) {
-        let mut booking = self.lock();
-        booking.book();
-        booking.now = phase;
-    }
-
-    /// The present phase was made of others, and of itself for what they leave. Those that ran side
-    /// by side for longer than it share its time.
-    pub fn divide(&self, parts: &[(Phase, Duration)]) {
-        let mut booking = self.lock();
-        let Some(since) = booking.since.replace(Instant::now()) else { return };
-        let spent = since.elapsed();
-        let sum: Duration = parts.iter().map(|(_, part)| *part).sum();
-        let share = (spent.as_secs_f64() / sum.as_secs_f64().max(f64::MIN_POSITIVE)).min(1.0);
-        let mut left = spent;
-        for (phase, part) in parts {
-            let part = part.mul_f64(share).min(left);
-            left -= part;
-            booking.add(*phase, part);
-        }
-        let now = booking.now;
-        booking.add(now, left);
     }
 
     /// A stream that is waited for while it is polled until it is ready.
@@ -117,6 +73,14 @@ impl Phases {
 
     fn lock(&self) -> MutexGuard<'_, Booking> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watch for Phases {
+    fn enter(&self, phase: Phase) {
+        let mut booking = self.lock();
+        booking.book();
+        booking.now = phase;
     }
 }
 

@@ -350,7 +350,6 @@ async fn metrics() -> Result<(), Failed> {
         "base_rows=500",
         "query_rows=500",
         "pairs_computed=",
-        "pairs_pruned=",
         "pairs_rechecked=",
         "rows_redone=",
         "bytes_sent=",

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::device::Distances;
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::random::Random;
 
 use super::oracle;
 
@@ -159,9 +160,54 @@ pub fn lloyd(
     }
 }
 
+/// The rows that greedy k-means++ chooses with these random numbers.
+pub fn plus_plus(
+    rows: &Rows,
+    weights: Option<&[f64]>,
+    metric: Metric,
+    k: usize,
+    mut random: Random,
+) -> Vec<usize> {
+    let weight = |row: usize| weights.map_or(1.0, |weights| weights[row]);
+    let mut costs = vec![f64::INFINITY; rows.len()];
+    let mut chosen = Vec::new();
+    while chosen.len() < k {
+        let shares: Vec<f64> = (0..rows.len())
+            .map(|row| if chosen.is_empty() { weight(row) } else { weight(row) * costs[row] })
+            .collect();
+        let candidates = if chosen.is_empty() { 1 } else { 2 + (k as f64).ln() as usize };
+        let drawn: Vec<u32> = (0..candidates).map(|_| draw(&shares, random.unit())).collect();
+        chosen.push(choose(rows, weights, metric, &mut costs, &drawn) as usize);
+    }
+    chosen
+}
+
+/// A row, with a probability proportional to its share. Shares are added up by blocks of 1024 rows.
+fn draw(shares: &[f64], unit: f64) -> u32 {
+    let blocks: Vec<f64> = shares.chunks(1024).map(|block| block.iter().sum()).collect();
+    let mut left = unit * blocks.iter().sum::<f64>();
+    for (block, sum) in blocks.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
+        if left >= *sum {
+            left -= sum;
+            continue;
+        }
+        for (row, share) in shares.iter().enumerate().skip(block * 1024).take(1024) {
+            if *share > 0.0 && left < *share {
+                return row as u32;
+            }
+            left -= share;
+        }
+    }
+    // Rounding has eaten up the end, or nothing has a share.
+    match shares.iter().rposition(|share| *share > 0.0) {
+        Some(last) => last as u32,
+        None => ((unit * shares.len() as f64) as usize).min(shares.len() - 1) as u32,
+    }
+}
+
 /// Which of some candidates leaves the least of the sum of weight times distance to the nearest chosen
 /// row, added up by blocks of 1024 rows; the first of equals. `costs` becomes what it leaves.
-pub fn choose(
+fn choose(
     rows: &Rows,
     weights: Option<&[f64]>,
     metric: Metric,

@@ -4,7 +4,7 @@ use pulp::{Simd, WithSimd};
 
 use super::select::{Neighbor, Selection};
 use super::tasks::{Block, Scan, Visit};
-use crate::device::Work;
+use crate::device::contract::Work;
 use crate::error::Result;
 use crate::matrix::Rows;
 
@@ -35,7 +35,7 @@ impl Scan<f32> for Bits {
         let arch = pulp::Arch::new();
         let mut pairs = 0;
         for block in visit.blocks() {
-            visit.cancel.check()?;
+            visit.job.check()?;
             let all = visit.rows_of(block);
             pairs += (all.len() * lists.len()) as u64;
             for start in all.clone().step_by(self.rows_per_step()) {

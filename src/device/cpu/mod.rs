@@ -2,19 +2,21 @@
 
 mod bits;
 mod bounds;
-mod clusters;
+pub(in crate::device) mod cluster_sums;
 mod exact;
 mod lanes;
+mod nearest;
 mod panels;
 mod product;
 mod quantised;
+pub(in crate::device) mod seeding;
 mod select;
 mod tasks;
+mod transposed;
 mod vnni;
 
+use std::sync::Arc;
 use std::time::Instant;
-
-pub(super) use self::clusters::{regroup, spread};
 
 use self::bits::Bits;
 use self::lanes::Lanes;
@@ -22,12 +24,16 @@ use self::panels::Panels;
 use self::product::Product;
 use self::quantised::Quantised;
 use self::select::{Neighbor, Selection};
-use self::tasks::{Block, Scan, Visit};
-use crate::device::{
-    Capacity, Device, DeviceInfo, Distances, Neighbors, Pairing, Shape, Work, sealed,
+use self::tasks::{Block, Call, Scan, Visit};
+use crate::device::compose::BySearch;
+use crate::device::contract::{
+    Capacity, Distances, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, Neighbors,
+    Pairing, SearchDevice, Shape, Work,
 };
+use crate::device::{Device, DeviceInfo, sealed};
 use crate::error::Result;
-use crate::matrix::{ElementKind, Rows};
+use crate::job::Job;
+use crate::matrix::{ElementKind, Real, Rows};
 use crate::metric::{Metric, Sum};
 
 /// From this dimension on, a matrix product with an exact second look beats direct differences.
@@ -42,12 +48,6 @@ impl CpuDevice {
     pub fn new() -> Self {
         Self {}
     }
-}
-
-/// The results of tasks that run on all cores, in the tasks' order.
-pub fn in_parallel<I: Send, T: Send>(tasks: Vec<I>, run: impl Fn(I) -> T + Sync + Send) -> Vec<T> {
-    use rayon::prelude::*;
-    tasks.into_par_iter().map(run).collect()
 }
 
 /// Base rows in the layout that suits their dimension and metric.
@@ -122,7 +122,7 @@ pub struct CpuQueries {
 
 /// One list per query.
 #[derive(Debug)]
-pub struct CpuNearest {
+pub struct CpuLists {
     lists: Lists,
     work: Work,
 }
@@ -136,10 +136,6 @@ enum Lists {
 impl sealed::Sealed for CpuDevice {}
 
 impl Device for CpuDevice {
-    type Base = CpuBase;
-    type Queries = CpuQueries;
-    type Nearest = CpuNearest;
-
     fn info(&self) -> DeviceInfo {
         let threads = rayon::current_num_threads();
         let simd = format!("{:?}", pulp::Arch::new());
@@ -156,12 +152,18 @@ impl Device for CpuDevice {
             memory: None,
         }
     }
+}
+
+impl SearchDevice for CpuDevice {
+    type Base = CpuBase;
+    type Queries = CpuQueries;
+    type Lists = CpuLists;
 
     fn capacity(&self, _shape: &Shape) -> Capacity {
         Capacity { base: usize::MAX, queries: usize::MAX }
     }
 
-    fn upload_base(&self, rows: &Rows, metric: Metric) -> Result<CpuBase> {
+    fn upload_base(&self, rows: &Rows, metric: Metric, _job: &Job) -> Result<CpuBase> {
         let layout = if let Some(values) = rows.reals::<f32>() {
             BaseRows::F32(Layout::new(rows, values, metric))
         } else if let Some(values) = rows.reals::<f64>() {
@@ -172,11 +174,11 @@ impl Device for CpuDevice {
         Ok(CpuBase { rows: rows.clone(), layout })
     }
 
-    fn upload_queries(&self, rows: &Rows, metric: Metric) -> Result<CpuQueries> {
+    fn upload_queries(&self, rows: &Rows, metric: Metric, _job: &Job) -> Result<CpuQueries> {
         Ok(CpuQueries { rows: rows.clone(), metric })
     }
 
-    fn nearest(&self, queries: &CpuQueries, k: usize) -> Result<CpuNearest> {
+    fn new_lists(&self, queries: &CpuQueries, k: usize) -> Result<CpuLists> {
         let (count, metric) = (queries.rows.len(), queries.metric);
         let lists = match queries.rows.matrix().kind() {
             ElementKind::F64 => Lists::F64(vec![Selection::new(k, metric); count]),
@@ -184,7 +186,7 @@ impl Device for CpuDevice {
                 Lists::F32(vec![Selection::new(k, metric); count])
             }
         };
-        Ok(CpuNearest { lists, work: Work::default() })
+        Ok(CpuLists { lists, work: Work::default() })
     }
 
     fn top_k(
@@ -192,26 +194,26 @@ impl Device for CpuDevice {
         queries: &CpuQueries,
         base: &CpuBase,
         pairing: &Pairing<'_>,
-        nearest: &mut CpuNearest,
+        lists: &mut CpuLists,
+        job: &Job,
     ) -> Result<()> {
         let start = Instant::now();
         let rows = &queries.rows;
-        let work = match (&base.layout, &mut nearest.lists) {
+        let call = Call { metric: queries.metric, pairing, job };
+        let work = match (&base.layout, &mut lists.lists) {
             (BaseRows::F32(layout), Lists::F32(lists)) => {
-                narrow(&base.rows, rows, pairing, lists);
-                tasks::run(layout, rows, pairing, lists)?
+                narrow(&base.rows, rows, &call, lists);
+                tasks::run(layout, rows, &call, lists)?
             }
             (BaseRows::F64(layout), Lists::F64(lists)) => {
-                narrow(&base.rows, rows, pairing, lists);
-                tasks::run(layout, rows, pairing, lists)?
+                narrow(&base.rows, rows, &call, lists);
+                tasks::run(layout, rows, &call, lists)?
             }
-            (BaseRows::Bits(layout), Lists::F32(lists)) => {
-                tasks::run(layout, rows, pairing, lists)?
-            }
+            (BaseRows::Bits(layout), Lists::F32(lists)) => tasks::run(layout, rows, &call, lists)?,
             _ => unreachable!("both sides of a call have one element type"),
         };
-        nearest.work += work;
-        nearest.work.kernel += start.elapsed();
+        lists.work += work;
+        lists.work.kernel += start.elapsed();
         Ok(())
     }
 
@@ -220,25 +222,26 @@ impl Device for CpuDevice {
         queries: &CpuQueries,
         base: &CpuBase,
         pairing: &Pairing<'_>,
+        job: &Job,
     ) -> Result<Neighbors> {
         let start = Instant::now();
-        match clusters::nearest_one(&queries.rows, &base.rows, pairing) {
+        match nearest::nearest_one(&queries.rows, &base.rows, queries.metric, pairing, job) {
             Some(found) => {
                 let mut found = found?;
                 found.work.kernel = start.elapsed();
                 Ok(found)
             }
             None => {
-                let mut nearest = self.nearest(queries, 1)?;
-                self.top_k(queries, base, pairing, &mut nearest)?;
-                self.download(nearest)
+                let mut lists = self.new_lists(queries, 1)?;
+                self.top_k(queries, base, pairing, &mut lists, job)?;
+                self.download(lists)
             }
         }
     }
 
-    fn download(&self, nearest: CpuNearest) -> Result<Neighbors> {
-        let work = nearest.work;
-        let (per_query, rows, distances) = match nearest.lists {
+    fn download(&self, lists: CpuLists) -> Result<Neighbors> {
+        let work = lists.work;
+        let (per_query, rows, distances) = match lists.lists {
             Lists::F32(lists) => {
                 let (per_query, rows, distances) = unzip(lists);
                 (per_query, rows, Distances::F32(distances))
@@ -252,18 +255,29 @@ impl Device for CpuDevice {
     }
 }
 
+impl KMeansDevice for CpuDevice {
+    fn open_kmeans<'a, T: Real>(
+        self: &Arc<Self>,
+        input: KMeansInput<'a>,
+        problems: Vec<KMeansProblem>,
+        _job: &Job,
+    ) -> Result<Box<dyn KMeansSession<T> + 'a>> {
+        Ok(Box::new(BySearch::open(self, input, problems)))
+    }
+}
+
 /// Let lists of one neighbour take nothing farther than the row that is said to be near.
 fn narrow<T: Lanes>(
     base: &Rows,
     queries: &Rows,
-    pairing: &Pairing<'_>,
+    &Call { metric, pairing, .. }: &Call<'_>,
     lists: &mut [Selection<T>],
 ) {
     use rayon::prelude::*;
     const TOGETHER: usize = 1024;
     let (Some(near), None) = (pairing.near, pairing.first_query) else { return };
     let (Some(from), Some(to)) = (queries.reals::<T>(), base.reals::<T>()) else { return };
-    let (dim, metric) = (queries.matrix().dim(), pairing.metric);
+    let dim = queries.matrix().dim();
     let position = |number: u32| number.checked_sub(pairing.first_base).map(|p| p as usize);
     lists.par_chunks_mut(TOGETHER).enumerate().for_each(|(chunk, lists)| {
         pulp::Arch::new().dispatch(

@@ -10,7 +10,7 @@ use pulp::{Simd, WithSimd};
 use super::lanes::Lanes;
 use super::select::Selection;
 use super::tasks::{Block, Scan, Visit};
-use crate::device::Work;
+use crate::device::contract::Work;
 use crate::error::Result;
 use crate::matrix::Rows;
 use crate::metric::Sum;
@@ -79,7 +79,7 @@ impl<T: Lanes> Scan<T> for Panels<T> {
         };
         let mut pairs = 0;
         for block in visit.blocks() {
-            visit.cancel.check()?;
+            visit.job.check()?;
             let rows = visit.rows_of(block);
             pairs += (rows.len() * lists.len()) as u64;
             let end = rows.end.div_ceil(PANEL);

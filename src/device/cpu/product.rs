@@ -22,7 +22,7 @@ use super::bounds::{Bounds, Candidates};
 use super::lanes::Lanes;
 use super::select::Selection;
 use super::tasks::{BLOCK_ROWS, Block, Scan, Visit};
-use crate::device::Work;
+use crate::device::contract::Work;
 use crate::error::Result;
 use crate::matrix::{Real, Rows};
 use crate::metric::{Metric, Sum};
@@ -108,7 +108,7 @@ impl<T: Lanes> Scan<T> for Product<T> {
         let mut products = vec![T::ZERO; BLOCK_ROWS * lists.len()];
         let mut work = Work::default();
         for block in visit.blocks() {
-            visit.cancel.check()?;
+            visit.job.check()?;
             let rows = visit.rows_of(block);
             work.pairs += (rows.len() * lists.len()) as u64;
             matmul(

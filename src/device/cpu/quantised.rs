@@ -23,7 +23,7 @@ use super::select::Selection;
 use super::tasks::{BLOCK_ROWS, Block, Scan, Visit};
 use super::vnni::{GROUP, Group, Hits, QUERIES, ROWS, Starts, Vnni};
 use super::{Layout, exact};
-use crate::device::Work;
+use crate::device::contract::Work;
 use crate::error::Result;
 use crate::matrix::{Real, Rows};
 use crate::metric::{Metric, Sum};
@@ -419,7 +419,7 @@ impl<T: Lanes> Scan<T> for Quantised<T> {
         let mut work = Work::default();
         let free = (search.lists.len() * (4 * search.lists[0].k() + 4 * BLOCK_ROWS)) as u64;
         for (position, block) in visit.positions() {
-            visit.cancel.check()?;
+            visit.job.check()?;
             work.pairs += (search.lists.len() * visit.rows_of(block).len()) as u64;
             work.rechecked += search.block(block);
             if work.rechecked > free + work.pairs / ONE_PASSES_IN {

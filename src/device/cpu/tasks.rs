@@ -8,8 +8,9 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::select::Selection;
-use crate::device::{Cancel, Pairing, Work};
+use crate::device::contract::{Pairing, Work};
 use crate::error::Result;
+use crate::job::Job;
 use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
 
@@ -19,6 +20,15 @@ const TASK_QUERIES: usize = 256;
 /// Base rows in a block, the unit that tasks and layouts share. With a task's queries, their products
 /// in f32 take 1 MiB, an L2 cache.
 pub(super) const BLOCK_ROWS: usize = 1024;
+
+/// What all tasks of a call share.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'a> {
+    /// The metric that both sides were prepared for.
+    pub metric: Metric,
+    pub pairing: &'a Pairing<'a>,
+    pub job: &'a Job,
+}
 
 /// A way to compare queries with the blocks of a base.
 pub(super) trait Scan<T>: Sync {
@@ -48,7 +58,7 @@ pub(super) struct Block<'a, T> {
 #[derive(Clone)]
 pub(super) struct Visit<'a> {
     pub metric: Metric,
-    pub cancel: &'a Cancel,
+    pub job: &'a Job,
     first_base: u32,
     first_query: Option<u32>,
     positions: Range<usize>,
@@ -98,7 +108,7 @@ impl Visit<'_> {
 pub(super) fn run<T: Real>(
     base: &impl Scan<T>,
     queries: &Rows,
-    pairing: &Pairing<'_>,
+    &Call { metric, pairing, job }: &Call<'_>,
     lists: &mut [Selection<T>],
 ) -> Result<Work> {
     let blocks = base.rows().div_ceil(BLOCK_ROWS);
@@ -119,8 +129,8 @@ pub(super) fn run<T: Real>(
             first,
         };
         let visit = Visit {
-            metric: pairing.metric,
-            cancel: pairing.cancel,
+            metric,
+            job,
             first_base: pairing.first_base,
             first_query: pairing.first_query,
             positions: blocks * part / parts..blocks * (part + 1) / parts,

@@ -6,45 +6,36 @@
 //! | module | job |
 //! |---|---|
 //! | this one | handles: which GPU, how much of its memory; the primitives |
-//! | [`search`] | a block of queries: lists, rounds of launches, the way home |
-//! | [`rounds`] | how a search is cut up; no CUDA |
-//! | [`upload`] | rows into panels, beside running kernels |
-//! | [`memory`] | buffers under a budget |
-//! | [`gpu`] | what a process keeps per GPU |
-//! | [`compile`], [`cache`] | kernels from source, and on disk |
-//! | [`lloyd`] | Lloyd's rounds on rows that stay on the device |
-//! | [`launch`], [`launch_rounds`], [`launch_groups`], [`sys`] | the only unsafe code: launches of searches, of Lloyd's rounds, and of those of many groups; calls that cudarc leaves unsafe |
+//! | [`search`] | a block of queries: lists, passes of launches, the way home |
+//! | [`kmeans`] | sessions of k-means: rows that stay on the GPU, many groups in one launch |
+//! | [`driver`] | what a process keeps per GPU: buffers under a budget, uploads beside running kernels, kernels from source and on disk |
+//!
+//! Unsafe code is in the `launch` modules, one for each family, and in `driver::sys`.
 
-mod cache;
-mod compile;
-mod gpu;
-mod launch;
-mod launch_groups;
-mod launch_rounds;
-mod lloyd;
-mod memory;
-mod rounds;
+mod driver;
+mod kmeans;
 mod search;
-mod sys;
-mod upload;
 
 use std::error::Error as _;
 use std::sync::Arc;
 
-use self::compile::Spec;
-use self::gpu::Gpu;
-use self::launch::{Kernels, scalar_bytes};
-use self::lloyd::Lloyd;
-use self::memory::Memory;
-use self::rounds::PANEL;
+use self::driver::compile::Spec;
+use self::driver::gpu::{self, Gpu};
+use self::driver::memory::Memory;
+use self::driver::sys;
+use self::driver::upload::{Panels, Side, device_dim};
+use self::kmeans::CudaKMeans;
 use self::search::Search;
-use self::upload::{Panels, Side, device_dim};
-use super::{
-    Capacity, Device, DeviceInfo, GroupEnd, GroupStart, LloydStart, Neighbors, Pairing, Resident,
-    Shape, Work,
+use self::search::launch::{Kernels, scalar_bytes};
+use self::search::passes::PANEL;
+use super::contract::{
+    Capacity, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, Neighbors, Pairing,
+    SearchDevice, Shape,
 };
+use super::{Device, DeviceInfo};
 use crate::error::{Error, Result};
-use crate::matrix::{ElementKind, Rows};
+use crate::job::Job;
+use crate::matrix::{ElementKind, Real, Rows};
 use crate::metric::{Metric, Sum};
 
 /// Query rows that are enough to keep any GPU busy.
@@ -67,7 +58,7 @@ pub struct CudaBase(Panels);
 pub struct CudaQueries(Panels);
 
 /// Lists of neighbours on a GPU.
-pub struct CudaNearest(Search);
+pub struct CudaLists(Search);
 
 impl CudaDevice {
     /// The GPU of this number, with at most `memory` bytes of its memory (0: 90% of what is free).
@@ -105,13 +96,15 @@ impl CudaDevice {
 impl super::sealed::Sealed for CudaDevice {}
 
 impl Device for CudaDevice {
-    type Base = CudaBase;
-    type Queries = CudaQueries;
-    type Nearest = CudaNearest;
-
     fn info(&self) -> DeviceInfo {
         self.gpu.info.clone()
     }
+}
+
+impl SearchDevice for CudaDevice {
+    type Base = CudaBase;
+    type Queries = CudaQueries;
+    type Lists = CudaLists;
 
     /// Two chunks of base rows, so that one can arrive while the other is searched, and two blocks
     /// of queries with their lists, in at most a quarter of the memory.
@@ -119,23 +112,23 @@ impl Device for CudaDevice {
         capacity(self.memory.limit() as usize, shape)
     }
 
-    fn upload_base(&self, rows: &Rows, metric: Metric) -> Result<CudaBase> {
+    fn upload_base(&self, rows: &Rows, metric: Metric, _job: &Job) -> Result<CudaBase> {
         self.upload(rows, metric, Side::Base).map(CudaBase)
     }
 
-    fn upload_queries(&self, rows: &Rows, metric: Metric) -> Result<CudaQueries> {
+    fn upload_queries(&self, rows: &Rows, metric: Metric, _job: &Job) -> Result<CudaQueries> {
         let negate = metric.sum() == Sum::Products;
         self.upload(rows, metric, Side::Queries { negate }).map(CudaQueries)
     }
 
-    fn nearest(&self, queries: &CudaQueries, k: usize) -> Result<CudaNearest> {
+    fn new_lists(&self, queries: &CudaQueries, k: usize) -> Result<CudaLists> {
         if k == 0 || k > MOST_NEIGHBORS {
             return Err(Error::InvalidArgument(format!(
                 "k must be 1…{MOST_NEIGHBORS} on {}, not {k}",
                 self.gpu.info.name
             )));
         }
-        Search::new(&self.gpu, &self.memory, &queries.0, k).map(CudaNearest)
+        Search::new(&self.gpu, &self.memory, &queries.0, k).map(CudaLists)
     }
 
     fn top_k(
@@ -143,35 +136,25 @@ impl Device for CudaDevice {
         queries: &CudaQueries,
         base: &CudaBase,
         pairing: &Pairing<'_>,
-        nearest: &mut CudaNearest,
+        lists: &mut CudaLists,
+        job: &Job,
     ) -> Result<()> {
-        nearest.0.add(&self.gpu, &queries.0, &base.0, pairing)
+        lists.0.add(&self.gpu, &queries.0, &base.0, pairing, job)
     }
 
-    fn download(&self, nearest: CudaNearest) -> Result<Neighbors> {
-        nearest.0.finish(&self.gpu, &self.memory)
+    fn download(&self, lists: CudaLists) -> Result<Neighbors> {
+        lists.0.finish(&self.gpu, &self.memory)
     }
+}
 
-    fn reside(&self, rows: &Rows, start: &LloydStart<'_>) -> Result<Option<Box<dyn Resident>>> {
-        match Lloyd::try_new(&self.gpu, &self.memory, rows, start) {
-            Ok(lloyd) => Ok(lloyd.map(|lloyd| Box::new(lloyd) as Box<dyn Resident>)),
-            Err(Error::DeviceMemory { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn rounds_of_groups(
-        &self,
-        rows: &Rows,
-        groups: &[GroupStart],
-        limit: usize,
-    ) -> Result<(Vec<Option<GroupEnd>>, Work)> {
-        let elsewhere = (vec![None; groups.len()], Work::default());
-        match lloyd::rounds_of_groups(&self.gpu, &self.memory, rows, groups, limit) {
-            Ok(done) => Ok(done.unwrap_or(elsewhere)),
-            Err(Error::DeviceMemory { .. }) => Ok(elsewhere),
-            Err(error) => Err(error),
-        }
+impl KMeansDevice for CudaDevice {
+    fn open_kmeans<'a, T: Real>(
+        self: &Arc<Self>,
+        input: KMeansInput<'a>,
+        problems: Vec<KMeansProblem>,
+        _job: &Job,
+    ) -> Result<Box<dyn KMeansSession<T> + 'a>> {
+        Ok(Box::new(CudaKMeans::open(self, input, problems)))
     }
 }
 

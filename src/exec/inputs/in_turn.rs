@@ -49,7 +49,7 @@ use futures::stream::BoxStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::BATCH_ROWS;
-use crate::exec::work::join_error;
+use crate::exec::collect::join_error;
 
 /// Bytes that all partitions of one operator may be ahead of their turns.
 const AHEAD_BYTES: usize = 256 << 20;

@@ -1,0 +1,100 @@
+//! What is asked of k-means.
+
+use crate::error::{Error, Result};
+use crate::metric::Metric;
+
+/// What is asked of [`kmeans`](super::kmeans).
+#[derive(Debug, Clone, PartialEq)]
+pub struct KMeansParams {
+    pub(crate) k: usize,
+    pub(crate) metric: Metric,
+    /// Rounds at most.
+    pub max_iterations: usize,
+    /// Rounds end when the squared distances that the centroids moved add up to at most this
+    /// multiple of the mean variance of the dimensions.
+    pub tolerance: f64,
+    /// Where the centroids start.
+    pub init: Init,
+    /// How often to start; the run of least inertia counts, the earlier one of equals.
+    pub runs: usize,
+    /// Of everything drawn at random.
+    pub seed: u64,
+}
+
+/// How the first centroids are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Hash, Default)]
+pub enum Init {
+    /// Greedy k-means++.
+    #[default]
+    PlusPlus,
+    /// k-means||.
+    Parallel,
+    /// Rows at random.
+    Random,
+    /// The rows of another matrix.
+    Given,
+}
+
+impl Init {
+    /// What SQL calls the methods that need no table.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("k-means++", Self::PlusPlus), ("k-means||", Self::Parallel), ("random", Self::Random)];
+}
+
+impl KMeansParams {
+    /// scikit-learn's defaults except `runs`: 300 rounds, tolerance 1e-4, greedy k-means++, one
+    /// run.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if `k` is 0 or too large to number clusters, or the metric is
+    /// neither `l2` nor `cosine`.
+    pub fn try_new(k: u64, metric: Metric) -> Result<Self> {
+        if !matches!(metric, Metric::L2 | Metric::Cosine) {
+            return Err(Error::InvalidArgument(format!(
+                "kmeans: metric '{metric}'; accepted are l2, cosine"
+            )));
+        }
+        let k = match usize::try_from(k) {
+            Ok(k @ 1..) if u32::try_from(k).is_ok() => k,
+            _ => {
+                return Err(Error::InvalidArgument(format!(
+                    "kmeans: k is {k}; accepted are 1 to {}",
+                    u32::MAX
+                )));
+            }
+        };
+        let (max_iterations, tolerance) = (300, 1e-4);
+        Ok(Self { k, metric, max_iterations, tolerance, init: Init::PlusPlus, runs: 1, seed: 0 })
+    }
+
+    /// Number of clusters.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// `l2` or `cosine`.
+    pub fn metric(&self) -> Metric {
+        self.metric
+    }
+
+    /// # Errors
+    /// [`Error::InvalidArgument`] for numbers that no rows could make valid.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.max_iterations == 0 || self.runs == 0 {
+            let message = "kmeans: max_iterations and runs are counted from 1";
+            return Err(Error::InvalidArgument(message.to_string()));
+        }
+        if !(self.tolerance >= 0.0 && self.tolerance.is_finite()) {
+            let found = self.tolerance;
+            return Err(Error::InvalidArgument(format!(
+                "kmeans: tolerance is {found}; accepted are numbers from 0"
+            )));
+        }
+        Ok(())
+    }
+
+    /// What is added up: its inertia is that of the metric.
+    pub(super) fn cost(&self) -> Metric {
+        if self.metric == Metric::L2 { Metric::SqEuclidean } else { self.metric }
+    }
+}

@@ -1,0 +1,210 @@
+//! Problems on their way through runs and rounds, all in one session of a device.
+
+use std::sync::Arc;
+
+use super::distinct::distinct_rows;
+use super::initial::initial;
+use super::{Clustering, Init, KMeansParams, Rounds};
+use crate::device::{
+    Assignment, Device, Distances, KMeansInput, KMeansProblem, KMeansSession, Means, StopReason,
+    centroid_shift,
+};
+use crate::error::{Error, Result};
+use crate::job::{Job, Phase};
+use crate::matrix::{Matrix, Real, Rows};
+use crate::metric::Metric;
+use crate::parallel::in_parallel;
+
+/// Rows that get clusters of their own.
+pub(super) struct Input<'a, T> {
+    pub rows: Rows,
+    values: &'a [T],
+    pub dim: usize,
+    pub weights: Option<&'a [f64]>,
+    pub params: KMeansParams,
+    /// See [`KMeansProblem`].
+    unit: f64,
+    tolerance: f64,
+}
+
+/// Where a run of a problem has come to.
+struct Progress {
+    iterations: usize,
+    moved: usize,
+    is_done: bool,
+}
+
+/// The best run of each problem.
+///
+/// `ends` says where problems end among the rows: the first starts at 0, the last ends with the
+/// rows. A problem gets `params.k` clusters, or as many as it has distinct rows of positive weight
+/// if `clamps`.
+pub(super) fn best_runs<D: Device, T: Real>(
+    device: &Arc<D>,
+    (rows, weights): (&Rows, Option<&[f64]>),
+    ends: &[usize],
+    given: Option<&Rows>,
+    (params, clamps): (&KMeansParams, bool),
+    job: &Job,
+) -> Result<Vec<Clustering>> {
+    params.check()?;
+    let wrong_type = || Error::InvalidArgument("kmeans: bits have no mean".to_string());
+    let values = rows.reals::<T>().ok_or_else(wrong_type)?;
+    let dim = rows.matrix().dim();
+    let input = KMeansInput { rows, weights, metric: params.cost() };
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let ranges: Vec<_> = starts.zip(ends).map(|(start, end)| start..*end).collect();
+    let inputs = in_parallel(ranges, |range| {
+        let own = &values[range.start * dim..range.end * dim];
+        let weights = weights.map(|weights| &weights[range.clone()]);
+        let found = distinct_rows(own, dim, weights, params.k);
+        if found < params.k && !clamps {
+            let (k, weighing) =
+                (params.k, if weights.is_some() { " of positive weight" } else { "" });
+            return Err(Error::Unsatisfiable(format!(
+                "kmeans: k is {k}, but the input has only {found} distinct vectors{weighing}"
+            )));
+        }
+        let params = KMeansParams { k: found, ..params.clone() };
+        let problem = KMeansProblem::new::<T>(input, range.clone(), found, params.tolerance);
+        let (unit, tolerance) = (problem.unit, problem.tolerance);
+        let rows = rows.slice(range);
+        Ok((problem, Input { rows, values: own, dim, weights, params, unit, tolerance }))
+    });
+    let inputs = inputs.into_iter().collect::<Result<Vec<_>>>()?;
+    let inputs = inputs.into_iter().filter(|(problem, _)| problem.k > 0);
+    let (problems, inputs): (Vec<_>, Vec<_>) = inputs.unzip();
+    job.check()?;
+    let mut session = device.open_kmeans::<T>(input, problems, job)?;
+    let runs = if params.init == Init::Given { 1 } else { params.runs };
+    let mut best: Vec<Option<Clustering>> = vec![None; inputs.len()];
+    for run in 0..runs {
+        job.enter(Phase::Seed);
+        let centroids = initial(&inputs, session.as_ref(), given, run, job)?;
+        for (found, best) in
+            lloyd(&inputs, session.as_mut(), centroids, job)?.into_iter().zip(&mut best)
+        {
+            let assigned =
+                best.as_ref().map_or(0, |best| best.rounds.assigned) + found.rounds.assigned;
+            let best = match best {
+                Some(best) if best.inertia() <= found.inertia() => best,
+                other => other.insert(found),
+            };
+            best.rounds.assigned = assigned;
+        }
+    }
+    let mut best = best.into_iter().flatten();
+    let mut found: Vec<Clustering> = std::iter::once(0)
+        .chain(ends.iter().copied())
+        .zip(ends)
+        .map(|(start, end)| if start == *end { None } else { best.next() })
+        .map(|found| found.unwrap_or_else(|| Clustering::of_nothing(rows)))
+        .collect();
+    if let Some(first) = found.first_mut() {
+        first.rounds.work += session.take_work()?;
+    }
+    Ok(found)
+}
+
+/// Lloyd's rounds of all problems, from these centroids on.
+fn lloyd<T: Real>(
+    inputs: &[Input<'_, T>],
+    session: &mut (dyn KMeansSession<T> + '_),
+    centroids: Vec<Vec<T>>,
+    job: &Job,
+) -> Result<Vec<Clustering>> {
+    job.enter(Phase::Assign);
+    for (problem, centroids) in centroids.into_iter().enumerate() {
+        session.start(problem, centroids, job)?;
+    }
+    let progress =
+        |input: &Input<'_, T>| Progress { iterations: 0, moved: input.rows.len(), is_done: false };
+    let mut all: Vec<_> = inputs.iter().map(progress).collect();
+    loop {
+        let open = all.iter().enumerate().filter(|(_, progress)| !progress.is_done);
+        let limit = |(i, progress): (usize, &Progress)| {
+            (i, inputs[i].params.max_iterations - progress.iterations)
+        };
+        let open: Vec<_> = open.map(limit).collect();
+        if open.is_empty() {
+            break;
+        }
+        for ((i, limit), run) in open.iter().zip(session.run(&open, job)?) {
+            let progress = &mut all[*i];
+            progress.iterations += run.rounds;
+            progress.moved = run.moved;
+            progress.is_done = match run.stop {
+                StopReason::EmptyCluster => {
+                    let is_done = inputs[*i].fill_empty_clusters(*i, session)?;
+                    is_done || run.rounds == *limit
+                }
+                StopReason::Limit | StopReason::Stable | StopReason::Converged => true,
+            };
+        }
+    }
+    job.enter(Phase::Assign);
+    let clustering = |(i, progress): (usize, &Progress)| {
+        session.assign(i, job)?;
+        let (last, centroids) = (session.assignment(i)?, session.centroids(i)?);
+        Ok(inputs[i].clustering(last, centroids, progress))
+    };
+    all.iter().enumerate().map(clustering).collect()
+}
+
+impl<T: Real> Input<'_, T> {
+    pub fn weight(&self, row: usize) -> f64 {
+        self.weights.map_or(1.0, |weights| weights[row])
+    }
+
+    pub fn row(&self, row: usize) -> &[T] {
+        &self.values[row * self.dim..][..self.dim]
+    }
+
+    /// Moves all centroids, those of empty clusters to rows that are far from theirs; whether they
+    /// moved no more than the tolerance.
+    fn fill_empty_clusters(
+        &self,
+        problem: usize,
+        session: &mut (dyn KMeansSession<T> + '_),
+    ) -> Result<bool> {
+        let before = session.centroids(problem)?;
+        let (sums, now) = (session.sums(problem)?, session.assignment(problem)?);
+        let Self { values, dim, weights, .. } = *self;
+        let metric = self.params.cost();
+        let means = Means { values, dim, weights, metric };
+        let next = means.with_empty_filled(&sums, &now, &before);
+        let shift = centroid_shift(&before, &next, dim, self.unit);
+        session.resume_from(problem, next)?;
+        Ok(shift <= self.tolerance)
+    }
+
+    /// What a run has found.
+    fn clustering(
+        &self,
+        last: Assignment<T>,
+        centroids: Vec<T>,
+        progress: &Progress,
+    ) -> Clustering {
+        let k = self.params.k;
+        let (mut sizes, mut inertias) = (vec![0; k], vec![0.0; k]);
+        for (row, (label, cost)) in last.labels.iter().zip(&last.costs).enumerate() {
+            sizes[*label as usize] += 1;
+            // A row without weight costs nothing, however far it is.
+            if self.weight(row) > 0.0 {
+                inertias[*label as usize] += self.weight(row) * cost.to_f64();
+            }
+        }
+        let is_l2 = self.params.metric == Metric::L2;
+        let distance = |cost: T| if is_l2 { cost.sqrt() } else { cost };
+        let distances = Distances::of(last.costs.into_iter().map(distance).collect());
+        let rounds = Rounds {
+            iterations: progress.iterations,
+            moved: progress.moved,
+            assigned: self.rows.len() as u64 * (progress.iterations as u64 + 1),
+            inertia: inertias.iter().sum(),
+            ..Rounds::default()
+        };
+        let centroids = Arc::new(Matrix::new(T::elements(centroids), k, self.dim));
+        Clustering { labels: last.labels, distances, centroids, sizes, inertias, rounds }
+    }
+}

@@ -1,0 +1,283 @@
+//! k-means by search: in every round all rows are queries, and the centroids are the base. Sums and
+//! means are the host's.
+//!
+//! Serves the CPU, and on other devices whatever they have no better way for.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Means, StreamedSearch};
+use crate::device::contract::{
+    Assignment, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, SearchDevice, StopReason,
+    Work, centroid_shift, stop_reason,
+};
+use crate::device::cpu::{cluster_sums, seeding};
+use crate::device::{ClusterSums, Device};
+use crate::error::{Error, Result};
+use crate::job::{Job, Phase, Reserved};
+use crate::matrix::{Matrix, Real, Rows};
+use crate::metric::Metric;
+use crate::parallel::{in_parallel, threads};
+use crate::random::Random;
+
+/// Operations of a round from which a problem uses all threads by itself.
+pub const LARGE_PROBLEM: usize = 1 << 24;
+
+/// See the [module](self).
+pub struct BySearch<'a, D: SearchDevice, T> {
+    search: Search<D>,
+    problems: Vec<Problem<'a, T>>,
+}
+
+/// How rows find their nearest centroid.
+struct Search<D> {
+    device: Arc<D>,
+    metric: Metric,
+    work: Mutex<Work>,
+}
+
+/// The rows of a problem, and its state.
+struct Problem<'a, T> {
+    rows: Rows,
+    weights: Option<&'a [f64]>,
+    given: KMeansProblem,
+    state: Option<State<T>>,
+}
+
+struct State<T> {
+    centroids: Vec<T>,
+    sums: ClusterSums,
+    /// The clusters that rows are in, if they are in any.
+    assignment: Option<Assignment<T>>,
+    /// Whether rows were assigned to these very centroids.
+    is_assigned: bool,
+    _reserved: Reserved,
+}
+
+impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
+    /// A session whose searches run on a device.
+    pub fn open(device: &Arc<D>, input: KMeansInput<'a>, problems: Vec<KMeansProblem>) -> Self {
+        let KMeansInput { rows, weights, metric } = input;
+        let problems = problems.into_iter().map(|given| Problem {
+            rows: rows.slice(given.rows.clone()),
+            weights: weights.map(|weights| &weights[given.rows.clone()]),
+            given,
+            state: None,
+        });
+        let search = Search { device: device.clone(), metric, work: Mutex::default() };
+        Self { search, problems: problems.collect() }
+    }
+
+    /// Puts a problem into the state that another session left it in.
+    ///
+    /// # Errors
+    /// As for [`KMeansSession::start`].
+    pub fn restore(
+        &mut self,
+        problem: usize,
+        centroids: Vec<T>,
+        assignment: Assignment<T>,
+        sums: ClusterSums,
+        job: &Job,
+    ) -> Result<()> {
+        self.problems[problem].start(centroids, job)?;
+        let state = self.problems[problem].state_mut()?;
+        (state.assignment, state.sums) = (Some(assignment), sums);
+        Ok(())
+    }
+}
+
+impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
+    fn seed(&self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>> {
+        let alone = problems.len() == 1;
+        let seed = |(problem, mut random): (usize, Random), job: &Job| {
+            let Problem { rows, weights, given, .. } = &self.problems[problem];
+            seeding::plus_plus(rows, *weights, self.search.metric, given.k, &mut random, job)
+        };
+        if alone {
+            return problems.into_iter().map(|problem| seed(problem, job)).collect();
+        }
+        let job = job.part();
+        in_parallel(problems, |problem| seed(problem, &job)).into_iter().collect()
+    }
+
+    fn assign_to(&self, problem: usize, centroids: &[T], job: &Job) -> Result<Assignment<T>> {
+        self.search.nearest(&self.problems[problem].rows, centroids, None, job)
+    }
+
+    fn start(&mut self, problem: usize, centroids: Vec<T>, job: &Job) -> Result<()> {
+        self.problems[problem].start(centroids, job)
+    }
+
+    fn resume_from(&mut self, problem: usize, centroids: Vec<T>) -> Result<()> {
+        let state = self.problems[problem].state_mut()?;
+        (state.centroids, state.is_assigned) = (centroids, false);
+        Ok(())
+    }
+
+    fn run(&mut self, problems: &[(usize, usize)], job: &Job) -> Result<Vec<RoundsRun>> {
+        let Self { search, problems: all } = self;
+        let limits: HashMap<usize, usize> = problems.iter().copied().collect();
+        let chosen = all.iter_mut().enumerate();
+        let chosen = chosen.filter_map(|(i, problem)| Some((i, problem, *limits.get(&i)?)));
+        let (large, small): (Vec<_>, Vec<_>) =
+            chosen.partition(|(_, problem, _)| limits.len() == 1 || problem.is_large());
+        let mut runs = HashMap::new();
+        for (i, problem, limit) in large {
+            runs.insert(i, problem.run(search, limit, job)?);
+        }
+        let part = job.part();
+        let ran = in_parallel(small, |(i, problem, limit)| {
+            Ok::<_, Error>((i, problem.run(search, limit, &part)?))
+        });
+        for ran in ran {
+            let (i, run) = ran?;
+            runs.insert(i, run);
+        }
+        Ok(problems.iter().filter_map(|(problem, _)| runs.get(problem).copied()).collect())
+    }
+
+    fn assign(&mut self, problem: usize, job: &Job) -> Result<()> {
+        let Self { search, problems } = self;
+        problems[problem].assign(search, job).map(drop)
+    }
+
+    fn assignment(&mut self, problem: usize) -> Result<Assignment<T>> {
+        let state = self.problems[problem].state_mut()?;
+        state.assignment.clone().ok_or_else(not_started)
+    }
+
+    fn centroids(&mut self, problem: usize) -> Result<Vec<T>> {
+        Ok(self.problems[problem].state_mut()?.centroids.clone())
+    }
+
+    fn sums(&mut self, problem: usize) -> Result<ClusterSums> {
+        Ok(self.problems[problem].state_mut()?.sums.clone())
+    }
+
+    fn take_work(&mut self) -> Result<Work> {
+        Ok(std::mem::take(&mut self.search.lock()))
+    }
+}
+
+fn not_started() -> Error {
+    Error::InvalidArgument("kmeans: a problem was not started".to_string())
+}
+
+impl<D: Device> Search<D> {
+    /// The nearest of some vectors for every row, which may have been near one of them before.
+    fn nearest<T: Real>(
+        &self,
+        rows: &Rows,
+        centroids: &[T],
+        near: Option<&[u32]>,
+        job: &Job,
+    ) -> Result<Assignment<T>> {
+        job.check()?;
+        let dim = rows.matrix().dim();
+        let matrix = Matrix::new(T::elements(centroids.to_vec()), centroids.len() / dim, dim);
+        let base = Rows::all(Arc::new(matrix));
+        let search = StreamedSearch::open(self.device.clone(), base, self.metric, 1, job)?;
+        let found = search.search(rows, None, near, job)?;
+        *self.lock() += found.work;
+        let costs = found.distances.reals().ok_or_else(not_started)?;
+        Ok(Assignment { labels: found.rows, costs })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Real> Problem<'_, T> {
+    fn is_large(&self) -> bool {
+        self.rows.len() * self.given.k * self.rows.matrix().dim() >= LARGE_PROBLEM
+    }
+
+    fn values(&self) -> &[T] {
+        self.rows.reals().expect("a session has rows of its own type")
+    }
+
+    fn state_mut(&mut self) -> Result<&mut State<T>> {
+        self.state.as_mut().ok_or_else(not_started)
+    }
+
+    fn start(&mut self, centroids: Vec<T>, job: &Job) -> Result<()> {
+        let (k, dim, rows) = (self.given.k, self.rows.matrix().dim(), self.rows.len());
+        let sums = match self.state.take() {
+            Some(state) => state.sums.cleared(),
+            None => ClusterSums::new(self.values(), self.weights, dim, k),
+        };
+        // Labels and distances before and after a round, and sums of each thread.
+        let assignments = 2 * rows * (size_of::<u32>() + size_of::<T>());
+        let sums_bytes = sums.bytes() * (2 + if self.is_large() { threads() } else { 0 });
+        let bytes = assignments + sums_bytes + 3 * size_of_val(centroids.as_slice());
+        let reserved = job.reserve("clusters of k-means", bytes)?;
+        let (assignment, is_assigned) = (None, false);
+        self.state = Some(State { centroids, sums, assignment, is_assigned, _reserved: reserved });
+        Ok(())
+    }
+
+    /// Assigns every row to the nearest centroid; the labels so far.
+    fn assign<D: Device>(&mut self, search: &Search<D>, job: &Job) -> Result<Option<Vec<u32>>> {
+        let Self { rows, state, .. } = self;
+        let state = state.as_mut().ok_or_else(not_started)?;
+        if state.is_assigned {
+            return Ok(state.assignment.as_ref().map(|now| now.labels.clone()));
+        }
+        job.enter(Phase::Assign);
+        let near = state.assignment.as_ref().map(|before| before.labels.as_slice());
+        let now = search.nearest(rows, &state.centroids, near, job)?;
+        state.is_assigned = true;
+        Ok(state.assignment.replace(now).map(|before| before.labels))
+    }
+
+    fn run<D: Device>(&mut self, search: &Search<D>, limit: usize, job: &Job) -> Result<RoundsRun> {
+        let mut moved = self.rows.len();
+        for round in 1..=limit {
+            let before = self.assign(search, job)?;
+            job.enter(Phase::Update);
+            let stop;
+            (moved, stop) = self.update(before.as_deref(), search.metric)?;
+            if let Some(stop) = stop {
+                return Ok(RoundsRun { rounds: round, moved, stop });
+            }
+        }
+        Ok(RoundsRun { rounds: limit, moved, stop: StopReason::Limit })
+    }
+
+    /// Moves centroids to the means of their rows, which had these labels before; how many rows have
+    /// another one, and why there is no further round, if there is none.
+    fn update(
+        &mut self,
+        before: Option<&[u32]>,
+        metric: Metric,
+    ) -> Result<(usize, Option<StopReason>)> {
+        let (rows, weights, dim) = (self.rows.clone(), self.weights, self.rows.matrix().dim());
+        let (tolerance, unit) = (self.given.tolerance, self.given.unit);
+        let state = self.state_mut()?;
+        let labels = &state.assignment.as_ref().ok_or_else(not_started)?.labels;
+        let moved = match before {
+            Some(before) => before.iter().zip(labels).filter(|(a, b)| a != b).count(),
+            None => rows.len(),
+        };
+        if moved > 0 {
+            cluster_sums::move_rows(&rows, weights, (before, labels), &mut state.sums);
+        }
+        let has_empty = !state.sums.empty().is_empty();
+        let mut next = None;
+        let shift = || {
+            let values = rows.reals::<T>().expect("a session has rows of its own type");
+            let means =
+                Means { values, dim, weights, metric }.of(&state.sums, labels, &state.centroids);
+            let shift = centroid_shift(&state.centroids, &means, dim, unit);
+            next = Some(means);
+            shift
+        };
+        let stop = stop_reason(moved, has_empty, shift, tolerance);
+        if let Some(next) = next {
+            (state.centroids, state.is_assigned) = (next, false);
+        }
+        Ok((moved, stop))
+    }
+}

@@ -1,0 +1,107 @@
+//! The means of clusters, as centroids.
+
+use std::cmp::Reverse;
+
+use crate::device::ClusterSums;
+use crate::device::contract::Assignment;
+use crate::matrix::Real;
+use crate::metric::Metric;
+
+/// Rows whose clusters have means.
+#[derive(Debug, Clone, Copy)]
+pub struct Means<'a, T> {
+    /// The rows, one after the other.
+    pub values: &'a [T],
+    /// Elements of a row.
+    pub dim: usize,
+    /// The weight of each row, if they do not all weigh 1.
+    pub weights: Option<&'a [f64]>,
+    /// What is added up. Centroids are prepared for it.
+    pub metric: Metric,
+}
+
+impl<T: Real> Means<'_, T> {
+    /// The mean of every cluster, each of which has rows that weigh something. `before` has the
+    /// centroids so far.
+    pub fn of(&self, sums: &ClusterSums, labels: &[u32], before: &[T]) -> Vec<T> {
+        self.centroids(sums, self.single_vectors(labels, sums.clusters()), before)
+    }
+
+    /// The same, where clusters may be empty. An empty one takes the row that is farthest from its
+    /// own centroid, the earlier of equals, out of that row's cluster.
+    pub fn with_empty_filled(
+        &self,
+        sums: &ClusterSums,
+        now: &Assignment<T>,
+        before: &[T],
+    ) -> Vec<T> {
+        let empty = sums.empty();
+        let mut singles = self.single_vectors(&now.labels, sums.clusters());
+        let mut sums = sums.clone();
+        let mut farthest: Vec<usize> =
+            (0..now.labels.len()).filter(|row| self.weight(*row) > 0.0).collect();
+        let key = |row: &usize| Reverse(now.costs[*row].key(u32::MAX - *row as u32));
+        let wanted = empty.len().min(farthest.len());
+        if 0 < wanted && wanted < farthest.len() {
+            farthest.select_nth_unstable_by_key(wanted - 1, key);
+        }
+        farthest.truncate(wanted);
+        farthest.sort_unstable_by_key(key);
+        for (cluster, row) in empty.into_iter().zip(farthest) {
+            let from = Some(now.labels[row]);
+            sums.move_row(self.row(row), self.weight(row), from, cluster as u32);
+            singles[cluster] = Some(row);
+        }
+        self.centroids(&sums, singles, before)
+    }
+
+    fn centroids(&self, sums: &ClusterSums, singles: Vec<Option<usize>>, before: &[T]) -> Vec<T> {
+        let mut centroids = before.to_vec();
+        for (cluster, centroid) in centroids.chunks_exact_mut(self.dim).enumerate() {
+            let Some(mean) = sums.mean(cluster) else { continue };
+            if let Some(row) = singles[cluster] {
+                centroid.copy_from_slice(self.row(row));
+                continue;
+            }
+            let old = centroid.to_vec();
+            for (to, x) in centroid.iter_mut().zip(mean) {
+                *to = T::from_f64(x);
+            }
+            // Directions that cancel out have no mean: the cluster stays where it was.
+            if self.metric.prepare(centroid).is_err() {
+                centroid.copy_from_slice(&old);
+            }
+        }
+        centroids
+    }
+
+    /// For each cluster of one vector, however often it is there, the first row that is it: its mean
+    /// is the vector, without rounding.
+    ///
+    /// Nobody needs to look for them where means come out as the vector anyway: in float32, unless
+    /// directions are scaled to length 1 again. There the sum S of n rows x of weights w is Σ fl(w x),
+    /// within 2⁻⁵³ of x Σ w; rounding S, Σ w and their quotient adds three times that. An error of 2⁻⁵¹
+    /// is far below 2⁻²⁶, the least that x would have to change by to be rounded to another float32.
+    fn single_vectors(&self, labels: &[u32], k: usize) -> Vec<Option<usize>> {
+        let mut first = vec![None; k];
+        if T::MANTISSA <= f32::MANTISSA_DIGITS && self.metric == Metric::SqEuclidean {
+            return first;
+        }
+        let mut mixed = vec![false; k];
+        for (row, label) in labels.iter().map(|label| *label as usize).enumerate() {
+            if !mixed[label] {
+                let first = *first[label].get_or_insert(row);
+                mixed[label] = self.row(first) != self.row(row);
+            }
+        }
+        first.into_iter().zip(mixed).map(|(first, mixed)| first.filter(|_| !mixed)).collect()
+    }
+
+    fn weight(&self, row: usize) -> f64 {
+        self.weights.map_or(1.0, |weights| weights[row])
+    }
+
+    fn row(&self, row: usize) -> &[T] {
+        &self.values[row * self.dim..][..self.dim]
+    }
+}

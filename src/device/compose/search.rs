@@ -1,0 +1,190 @@
+//! A search of any size, fed to a device piece by piece.
+//!
+//! The base is put on the device once if it fits, and otherwise streamed through it in chunks for
+//! every block of queries, the next chunk on its way while the present one is compared. A block of
+//! queries keeps its lists on the device until it has met all of the base. When the device runs out
+//! of memory all the same, the pieces are halved.
+
+use std::sync::Arc;
+
+use crate::device::contract::{Distances, Neighbors, Pairing, SearchDevice, Shape, Work};
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::matrix::{ElementKind, Rows};
+use crate::metric::Metric;
+
+/// A base, ready to be searched on a device.
+///
+/// Memory: on a device with its own memory, the base or two chunks of it, and the lists of a block
+/// of queries; on the host, the rows.
+pub struct StreamedSearch<D: SearchDevice> {
+    device: Arc<D>,
+    metric: Metric,
+    /// Neighbours of each query, at most as many as there are base rows.
+    k: usize,
+    base: Rows,
+    resident: Option<D::Base>,
+}
+
+/// Fewer rows than this are never halved: the device is then out of memory for good.
+const SMALLEST_PIECE: usize = 128;
+
+/// The queries of one call.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    first: Option<u32>,
+    near: Option<&'a [u32]>,
+}
+
+impl<D: SearchDevice> StreamedSearch<D> {
+    /// Brings the base to the device, if it fits.
+    ///
+    /// # Errors
+    /// Whatever the device says, and [`Error::TooManyRows`].
+    pub fn open(device: Arc<D>, base: Rows, metric: Metric, k: usize, job: &Job) -> Result<Self> {
+        if u32::try_from(base.len()).is_err() {
+            return Err(Error::TooManyRows { input: "base", rows: base.len() as u64 });
+        }
+        let k = k.min(base.len().max(1));
+        let mut search = Self { device, metric, k, base, resident: None };
+        let base = &search.base;
+        if !base.is_empty() && base.len() <= search.device.capacity(&search.shape()).base {
+            match search.device.upload_base(base, metric, job) {
+                Ok(resident) => search.resident = Some(resident),
+                Err(Error::DeviceMemory { .. }) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(search)
+    }
+
+    /// The neighbours of the queries among the base.
+    ///
+    /// With `first`, the queries are base rows themselves, from this number on, and none is its own
+    /// neighbour. `near` has the number of a base row for each query that is probably near: the
+    /// answer is the same, and found sooner.
+    ///
+    /// # Errors
+    /// [`Error::DimMismatch`], [`Error::Cancelled`], [`Error::DeviceMemory`] if not even the
+    /// smallest pieces fit, and whatever else the device says.
+    pub fn search(
+        &self,
+        queries: &Rows,
+        first: Option<u32>,
+        near: Option<&[u32]>,
+        job: &Job,
+    ) -> Result<Neighbors> {
+        if queries.is_empty() || self.base.is_empty() {
+            return Ok(self.nothing());
+        }
+        let dims = (queries.matrix().dim(), self.base.matrix().dim());
+        if dims.0 != dims.1 {
+            return Err(Error::DimMismatch { queries: dims.0, base: dims.1 });
+        }
+        let capacity = self.device.capacity(&self.shape());
+        let mut pieces = Pieces { base: capacity.base, queries: capacity.queries.max(1) };
+        let mut found = Vec::new();
+        let mut start = 0;
+        while start < queries.len() {
+            let end = queries.len().min(start.saturating_add(pieces.queries));
+            let asked = Asked {
+                first: first.map(|first| first + start as u32),
+                near: near.map(|near| &near[start..end]),
+            };
+            match self.search_block(&queries.slice(start..end), asked, pieces.base, job) {
+                Ok(neighbors) => {
+                    found.push(neighbors);
+                    start = end;
+                }
+                Err(error @ Error::DeviceMemory { .. }) => {
+                    pieces = pieces.halved(end - start, self.base.len()).ok_or(error)?;
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(concat(found))
+    }
+
+    /// Lists without neighbours.
+    fn nothing(&self) -> Neighbors {
+        let distances = match self.base.matrix().kind() {
+            ElementKind::F64 => Distances::F64(vec![]),
+            ElementKind::F32 | ElementKind::Bits => Distances::F32(vec![]),
+        };
+        Neighbors { per_query: 0, rows: vec![], distances, work: Work::default() }
+    }
+
+    fn shape(&self) -> Shape {
+        let matrix = self.base.matrix();
+        Shape { kind: matrix.kind(), dim: matrix.dim(), k: self.k }
+    }
+
+    fn search_block(
+        &self,
+        queries: &Rows,
+        Asked { first, near }: Asked<'_>,
+        base_rows: usize,
+        job: &Job,
+    ) -> Result<Neighbors> {
+        let (device, metric) = (&self.device, self.metric);
+        let queries = device.upload_queries(queries, metric, job)?;
+        let pairing = |first_base| Pairing { first_base, first_query: first, near };
+        if let (Some(base), 1, None) = (&self.resident, self.k, first) {
+            return device.nearest_one(&queries, base, &pairing(0), job);
+        }
+        let mut lists = device.new_lists(&queries, self.k)?;
+        if let Some(base) = &self.resident {
+            device.top_k(&queries, base, &pairing(0), &mut lists, job)?;
+            return device.download(lists);
+        }
+        let mut chunks = (0..self.base.len()).step_by(base_rows.max(1)).map(|first| {
+            let end = self.base.len().min(first.saturating_add(base_rows));
+            let chunk = device.upload_base(&self.base.slice(first..end), metric, job);
+            chunk.map(|chunk| (first as u32, chunk))
+        });
+        let mut next = chunks.next().transpose()?;
+        while let Some((first, chunk)) = next {
+            device.top_k(&queries, &chunk, &pairing(first), &mut lists, job)?;
+            job.check()?;
+            next = chunks.next().transpose()?;
+        }
+        device.download(lists)
+    }
+}
+
+/// Rows that are put on the device together.
+#[derive(Clone, Copy)]
+struct Pieces {
+    base: usize,
+    queries: usize,
+}
+
+impl Pieces {
+    /// Half of what was just tried; `None` if that is too little to be of use.
+    fn halved(self, tried_queries: usize, tried_base: usize) -> Option<Self> {
+        let queries = self.queries.min(tried_queries);
+        let base = self.base.min(tried_base);
+        (queries > SMALLEST_PIECE || base > SMALLEST_PIECE).then(|| Self {
+            queries: (queries / 2).max(SMALLEST_PIECE.min(queries)),
+            base: (base / 2).max(SMALLEST_PIECE.min(base)),
+        })
+    }
+}
+
+/// The lists of consecutive blocks of queries, end to end.
+fn concat(blocks: Vec<Neighbors>) -> Neighbors {
+    let mut blocks = blocks.into_iter();
+    let Some(mut all) = blocks.next() else {
+        unreachable!("a search returns the lists of at least one block");
+    };
+    for block in blocks {
+        all.rows.extend(block.rows);
+        match (&mut all.distances, block.distances) {
+            (Distances::F32(all), Distances::F32(block)) => all.extend(block),
+            (Distances::F64(all), Distances::F64(block)) => all.extend(block),
+            _ => unreachable!("one device returns one type of distance"),
+        }
+        all.work += block.work;
+    }
+    all
+}

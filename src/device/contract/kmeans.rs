@@ -1,0 +1,233 @@
+//! k-means: first centroids, Lloyd's rounds, and what they leave behind.
+//!
+//! A session holds rows, and any number of *problems*: ranges of them that get clusters of their
+//! own. Rows are uploaded once, however many runs and rounds follow.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::super::cluster_sums::ClusterSums;
+use super::{SearchDevice, Work};
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::{Real, Rows};
+use crate::metric::Metric;
+use crate::random::Random;
+
+/// Devices that k-means runs on.
+pub trait KMeansDevice: SearchDevice {
+    /// Makes rows ready for k-means.
+    ///
+    /// # Errors
+    /// [`HostMemory`](crate::Error::HostMemory), and what the device says. A lack of device memory
+    /// is no error: rows are then sent again in every round.
+    fn open_kmeans<'a, T: Real>(
+        self: &Arc<Self>,
+        input: KMeansInput<'a>,
+        problems: Vec<KMeansProblem>,
+        job: &Job,
+    ) -> Result<Box<dyn KMeansSession<T> + 'a>>;
+}
+
+/// Rows that are to be put into clusters.
+#[derive(Debug, Clone, Copy)]
+pub struct KMeansInput<'a> {
+    /// The rows of all problems, prepared for the metric.
+    pub rows: &'a Rows,
+    /// For each of them, its weight, from 0; if all weigh 1, `None`.
+    pub weights: Option<&'a [f64]>,
+    /// What is added up: `sqeuclidean`, or `cosine`.
+    pub metric: Metric,
+}
+
+/// Rows that get clusters of their own, and what is known about them.
+#[derive(Debug, Clone)]
+pub struct KMeansProblem {
+    /// Which of all rows they are.
+    pub rows: Range<usize>,
+    /// Number of clusters.
+    pub k: usize,
+    /// Rounds end when [`centroid_shift`] is at most this.
+    pub tolerance: f64,
+    /// A power of two. Squared differences of coordinates times this neither overflow nor vanish
+    /// in float64.
+    pub unit: f64,
+    /// The mean of the rows.
+    pub origin: Vec<f64>,
+    /// The largest difference of an element from its own of `origin`.
+    pub farthest: f64,
+    /// The largest magnitude of an element.
+    pub largest: f64,
+}
+
+/// k-means under way. Elements are of the rows' type, `T`; problems have the numbers of the list
+/// that the session was opened with.
+///
+/// Everything has the same bits on every device.
+pub trait KMeansSession<T>: Send + Sync {
+    /// First centroids by greedy k-means++ (Arthur and Vassilvitskii 2007): rows are drawn with a
+    /// probability proportional to weight times distance from the nearest one chosen so far, 2 +
+    /// ⌊ln k⌋ of them at a time, of which the one counts that leaves the smallest sum of those, the
+    /// first of equals. What is summed over rows is added up in blocks of 1,024 of them, and then
+    /// over blocks. One list of centroids for each problem of the call.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory), and what
+    /// the device says; so for the others.
+    fn seed(&self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>>;
+
+    /// The nearest of these vectors, any number of them, for every row of a problem. Changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// See [`seed`](Self::seed).
+    fn assign_to(&self, problem: usize, centroids: &[T], job: &Job) -> Result<Assignment<T>>;
+
+    /// Sets the centroids of a problem. No row is in a cluster.
+    ///
+    /// # Errors
+    /// See [`seed`](Self::seed).
+    fn start(&mut self, problem: usize, centroids: Vec<T>, job: &Job) -> Result<()>;
+
+    /// Sets the centroids of a problem. Rows stay in their clusters.
+    ///
+    /// # Errors
+    /// See [`seed`](Self::seed).
+    fn resume_from(&mut self, problem: usize, centroids: Vec<T>) -> Result<()>;
+
+    /// Lloyd's rounds for some problems, at most as many as it says beside each: assign every row
+    /// to its nearest centroid, the first of equals; move every centroid to the mean of its rows;
+    /// stop as [`stop_reason`] says. One result for each problem of the call.
+    ///
+    /// A problem whose rounds an empty cluster stopped may be resumed; any other is done, and is only
+    /// asked for what it found, or started again.
+    ///
+    /// # Errors
+    /// See [`seed`](Self::seed).
+    fn run(&mut self, problems: &[(usize, usize)], job: &Job) -> Result<Vec<RoundsRun>>;
+
+    /// Puts every row of a problem into the cluster of its nearest centroid.
+    ///
+    /// # Errors
+    /// See [`seed`](Self::seed).
+    fn assign(&mut self, problem: usize, job: &Job) -> Result<()>;
+
+    /// The cluster of every row of a problem, with its distance from the centroid it was put there
+    /// for. The session may forget them.
+    ///
+    /// # Errors
+    /// See [`seed`](Self::seed).
+    fn assignment(&mut self, problem: usize) -> Result<Assignment<T>>;
+
+    /// The centroids of a problem, one after the other.
+    ///
+    /// # Errors
+    /// See [`seed`](Self::seed).
+    fn centroids(&mut self, problem: usize) -> Result<Vec<T>>;
+
+    /// The sums of a problem's clusters, as its last round left them.
+    ///
+    /// # Errors
+    /// See [`seed`](Self::seed).
+    fn sums(&mut self, problem: usize) -> Result<ClusterSums>;
+
+    /// What it took since the last time somebody asked.
+    ///
+    /// # Errors
+    /// See [`seed`](Self::seed).
+    fn take_work(&mut self) -> Result<Work>;
+}
+
+/// The nearest centroid of every row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Assignment<T> {
+    /// Its number.
+    pub labels: Vec<u32>,
+    /// Its distance, by the metric that is added up.
+    pub costs: Vec<T>,
+}
+
+/// Some rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoundsRun {
+    /// How many.
+    pub rounds: usize,
+    /// Rows that changed their cluster in the last one.
+    pub moved: usize,
+    /// Why there were no more.
+    pub stop: StopReason,
+}
+
+/// Why rounds stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// There were as many as asked for.
+    Limit,
+    /// No row moved.
+    Stable,
+    /// Centroids moved no more than the tolerance.
+    Converged,
+    /// After the last round's assignment a cluster has no row that weighs anything. Rows are in
+    /// their new clusters; centroids are those before the round.
+    EmptyCluster,
+}
+
+/// Why rounds stop after one in which this many rows moved, if they do. `shift` is asked only where
+/// it decides.
+pub fn stop_reason(
+    moved: usize,
+    has_empty_cluster: bool,
+    shift: impl FnOnce() -> f64,
+    tolerance: f64,
+) -> Option<StopReason> {
+    if moved == 0 {
+        Some(StopReason::Stable)
+    } else if has_empty_cluster {
+        Some(StopReason::EmptyCluster)
+    } else if shift() <= tolerance {
+        Some(StopReason::Converged)
+    } else {
+        None
+    }
+}
+
+/// The squared distances that centroids moved, added up: in each centroid and then over all of them
+/// by 32 sums that take turns, added up in pairs. Coordinates are multiplied by a power of two first,
+/// so that squares of float64 do not overflow.
+pub fn centroid_shift<T: Real>(before: &[T], after: &[T], dim: usize, unit: f64) -> f64 {
+    let pairs = before.chunks_exact(dim.max(1)).zip(after.chunks_exact(dim.max(1)));
+    add_in_turns(pairs.map(|(before, after)| {
+        let ways = before.iter().zip(after).map(|(a, b)| b.to_f64() * unit - a.to_f64() * unit);
+        add_in_turns(ways.map(|way| way * way))
+    }))
+}
+
+fn add_in_turns(values: impl Iterator<Item = f64>) -> f64 {
+    let mut sums = [0.0; 32];
+    values.enumerate().for_each(|(i, value)| sums[i % 32] += value);
+    for distance in [16, 8, 4, 2, 1] {
+        (0..distance).for_each(|i| sums[i] += sums[i + distance]);
+    }
+    sums[0]
+}
+
+/// Whether no squared distance overflows float32 between vectors of elements up to `largest`: sums
+/// stay below half of the largest number, which leaves room for their rounding.
+pub fn squares_are_finite(dim: usize, largest: f64) -> bool {
+    dim as f64 * (2.0 * largest).powi(2) < f64::from(f32::MAX) / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_stop_for_the_first_reason_there_is() {
+        let shift = || 1.0;
+        assert_eq!(stop_reason(0, true, shift, 1.0), Some(StopReason::Stable));
+        assert_eq!(stop_reason(1, true, shift, 1.0), Some(StopReason::EmptyCluster));
+        assert_eq!(stop_reason(1, false, shift, 1.0), Some(StopReason::Converged));
+        assert_eq!(stop_reason(1, false, shift, 0.9), None);
+        assert_eq!(stop_reason(1, false, || f64::NAN, 0.9), None);
+    }
+}

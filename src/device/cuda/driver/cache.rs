@@ -1,0 +1,215 @@
+//! Compiled kernels on disk, so that only the first process on a machine waits for the compiler.
+//!
+//! An entry is one file, named by the hash of everything that went into it. A reader trusts nothing:
+//! an entry that is truncated, corrupt or of another format is a miss, and is written anew. Writers
+//! write a file of their own and rename it, so readers and other writers never see half an entry.
+//! No failure here is an error: without a cache, kernels are compiled.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// First bytes of an entry; the digit is the format's.
+const MAGIC: &[u8; 8] = b"NBRCUBN1";
+
+/// Magic, payload length, payload hash.
+const HEADER: usize = 8 + 8 + 16;
+
+/// The identity of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::device::cuda) struct Key(u128);
+
+impl Key {
+    /// The key of these texts, in this order.
+    pub(in crate::device::cuda) fn of(parts: &[&str]) -> Self {
+        let mut bytes = Vec::new();
+        for part in parts {
+            bytes.extend((part.len() as u64).to_le_bytes());
+            bytes.extend(part.as_bytes());
+        }
+        Self(fnv1a(&bytes))
+    }
+}
+
+/// A folder of entries, or none.
+#[derive(Debug, Clone)]
+pub(in crate::device::cuda) struct Cache {
+    dir: Option<PathBuf>,
+}
+
+impl Cache {
+    /// `$NEIGHBORS_CACHE_DIR`, else `datafusion-neighbors` in `$XDG_CACHE_HOME` or `~/.cache`.
+    pub(in crate::device::cuda) fn from_environment() -> Self {
+        let path = |name: &str| std::env::var_os(name).filter(|x| !x.is_empty()).map(PathBuf::from);
+        let dir = path("NEIGHBORS_CACHE_DIR").or_else(|| {
+            let caches = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")))?;
+            Some(caches.join("datafusion-neighbors"))
+        });
+        Self { dir }
+    }
+
+    /// The payload stored under a key, if it is there and whole.
+    pub(in crate::device::cuda) fn load(&self, key: Key) -> Option<Vec<u8>> {
+        let path = self.path(key)?;
+        let entry = fs::read(&path).ok()?;
+        let payload = payload_of(&entry);
+        if payload.is_none() {
+            log::warn!("ignoring damaged cache entry {}", path.display());
+        }
+        payload.map(<[u8]>::to_vec)
+    }
+
+    /// Store a payload under a key.
+    pub(in crate::device::cuda) fn store(&self, key: Key, payload: &[u8]) {
+        let Some(path) = self.path(key) else { return };
+        if let Err(error) = write_entry(&path, payload) {
+            log::warn!("cannot keep compiled kernels in {}: {error}", path.display());
+        }
+    }
+
+    fn path(&self, key: Key) -> Option<PathBuf> {
+        Some(self.dir.as_ref()?.join(format!("{:032x}.cubin", key.0)))
+    }
+}
+
+fn payload_of(entry: &[u8]) -> Option<&[u8]> {
+    let (header, payload) = entry.split_at_checked(HEADER)?;
+    (header == header_of(payload)).then_some(payload)
+}
+
+fn header_of(payload: &[u8]) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..8].copy_from_slice(MAGIC);
+    header[8..16].copy_from_slice(&(payload.len() as u64).to_le_bytes());
+    header[16..].copy_from_slice(&fnv1a(payload).to_le_bytes());
+    header
+}
+
+fn write_entry(path: &Path, payload: &[u8]) -> io::Result<()> {
+    static WRITERS: AtomicU64 = AtomicU64::new(0);
+    let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
+    let own = path.with_extension(format!("{}-{writer}.tmp", process::id()));
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    let written = fs::File::create(&own)
+        .and_then(|mut file| {
+            file.write_all(&header_of(payload))?;
+            file.write_all(payload)
+        })
+        .and_then(|()| fs::rename(&own, path));
+    if written.is_err() {
+        // Best effort: the error that matters is already in hand.
+        let _ = fs::remove_file(&own);
+    }
+    written
+}
+
+/// FNV-1a with 128 bits: the standard library's hashes may change between releases.
+/// <https://datatracker.ietf.org/doc/html/draft-eastlake-fnv>
+fn fnv1a(bytes: &[u8]) -> u128 {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    bytes.iter().fold(OFFSET, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cache in a folder of its own, removed at the end.
+    struct Scratch(Cache);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("neighbors-{name}-{}", process::id()));
+            Self(Cache { dir: Some(dir) })
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(self.0.dir.as_ref().unwrap());
+        }
+    }
+
+    #[test]
+    fn keys_depend_on_every_part_and_its_end() {
+        assert_eq!(Key::of(&["a", "b"]), Key::of(&["a", "b"]));
+        assert_ne!(Key::of(&["a", "b"]), Key::of(&["ab", ""]));
+        assert_ne!(Key::of(&["a", "b"]), Key::of(&["b", "a"]));
+    }
+
+    #[test]
+    fn the_hash_is_fnv1a() {
+        assert_eq!(fnv1a(b""), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
+        assert_eq!(fnv1a(b"a"), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
+    }
+
+    #[test]
+    fn what_was_stored_is_loaded() {
+        let scratch = Scratch::new("round-trip");
+        let key = Key::of(&["kernel"]);
+        assert_eq!(scratch.0.load(key), None);
+        scratch.0.store(key, b"cubin");
+        assert_eq!(scratch.0.load(key).as_deref(), Some(&b"cubin"[..]));
+        assert_eq!(scratch.0.load(Key::of(&["another"])), None);
+    }
+
+    #[test]
+    fn damage_is_a_miss_and_is_repaired() {
+        let scratch = Scratch::new("damage");
+        let key = Key::of(&["kernel"]);
+        scratch.0.store(key, b"cubin");
+        let path = scratch.0.path(key).unwrap();
+        let whole = fs::read(&path).unwrap();
+        for length in 0..whole.len() {
+            fs::write(&path, &whole[..length]).unwrap();
+            assert_eq!(scratch.0.load(key), None, "{length} of {} bytes", whole.len());
+        }
+        for at in 0..whole.len() {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1;
+            fs::write(&path, &flipped).unwrap();
+            assert_eq!(scratch.0.load(key), None, "byte {at} flipped");
+        }
+        fs::write(&path, [&whole[..], b"more"].concat()).unwrap();
+        assert_eq!(scratch.0.load(key), None);
+        scratch.0.store(key, b"cubin");
+        assert_eq!(scratch.0.load(key).as_deref(), Some(&b"cubin"[..]));
+    }
+
+    #[test]
+    fn concurrent_writers_leave_one_whole_entry() {
+        let scratch = Scratch::new("writers");
+        let key = Key::of(&["kernel"]);
+        let payload = vec![7u8; 1 << 16];
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        scratch.0.store(key, &payload);
+                        assert_eq!(scratch.0.load(key).as_ref(), Some(&payload));
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(scratch.0.dir.as_ref().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_no_error() {
+        let scratch = Scratch::new("unwritable");
+        let file = scratch.0.dir.clone().unwrap();
+        fs::create_dir_all(&file).unwrap();
+        fs::write(file.join("file"), b"").unwrap();
+        let cache = Cache { dir: Some(file.join("file")) };
+        cache.store(Key::of(&["kernel"]), b"cubin");
+        assert_eq!(cache.load(Key::of(&["kernel"])), None);
+        let none = Cache { dir: None };
+        none.store(Key::of(&["kernel"]), b"cubin");
+        assert_eq!(none.load(Key::of(&["kernel"])), None);
+    }
+}

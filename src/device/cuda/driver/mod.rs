@@ -1,0 +1,8 @@
+//! The CUDA driver and compiler, and what a process keeps per GPU.
+
+pub(super) mod cache;
+pub(super) mod compile;
+pub(super) mod gpu;
+pub(super) mod memory;
+pub(super) mod sys;
+pub(super) mod upload;

@@ -1,0 +1,408 @@
+//! k-means on a GPU: each problem goes the way that suits its rows.
+//!
+//! | way | for | how |
+//! |---|---|---|
+//! | [`Resident`] | rows of f32 and equal weight, up to 128 dimensions | rows stay on the GPU, which runs all rounds |
+//! | groups | the same, up to 32 dimensions, small problems beside others | all rounds of all of them in one launch |
+//! | by search | all else | rows are sent in every round, sums are the host's |
+//! | on the host | small problems beside others that are no groups | the CPU |
+//!
+//! A problem changes over to the general ways where its own one gives up: centroids so far away that
+//! squares overflow, too many of them equally near, too little memory.
+
+pub(super) mod launch;
+mod launch_groups;
+mod resident;
+
+use std::sync::Arc;
+
+use self::launch::{MOST_ROWS, Way as ResidentWay, way};
+use self::launch_groups::{GROUPS_DIM, GroupJob, GroupsWorkspace};
+use self::resident::Resident;
+use super::CudaDevice;
+use super::driver::sys::failed;
+use super::driver::upload::elapsed;
+use crate::device::ClusterSums;
+use crate::device::compose::{BySearch, KMeansOnHost, LARGE_PROBLEM, host_session, sums_of};
+use crate::device::contract::{
+    Assignment, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, StopReason, Work,
+    squares_are_finite,
+};
+use crate::error::{Error, Result};
+use crate::job::{Job, Phase};
+use crate::matrix::{Real, Rows};
+use crate::metric::Metric;
+use crate::random::Random;
+
+/// A session on a GPU.
+pub(super) struct CudaKMeans<'a, T> {
+    device: Arc<CudaDevice>,
+    rows: &'a Rows,
+    problems: Vec<Problem<T>>,
+    by_search: BySearch<'a, CudaDevice, T>,
+    on_host: KMeansOnHost<'a, T>,
+    /// Of ways that are gone.
+    work: Work,
+}
+
+struct Problem<T> {
+    given: KMeansProblem,
+    rows: Rows,
+    /// The way that suits the rows, and the one that is gone now.
+    suits: Way,
+    way: Way,
+    /// What rounds began with last: centroids, and clusters with their sums if rows were in any.
+    begun: (Vec<T>, Option<(Assignment<T>, ClusterSums)>),
+    empty: Option<ClusterSums>,
+    resident: Option<Resident>,
+    /// Centroids and clusters of a problem that is done, and off the GPU.
+    done: Option<(Vec<T>, Assignment<T>)>,
+}
+
+/// See the [module](self).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Resident(ResidentWay),
+    Group,
+    BySearch,
+    OnHost,
+}
+
+impl<'a, T: Real> CudaKMeans<'a, T> {
+    pub(super) fn open(
+        device: &Arc<CudaDevice>,
+        input: KMeansInput<'a>,
+        problems: Vec<KMeansProblem>,
+    ) -> Self {
+        let is_plain = input.rows.reals::<f32>().is_some()
+            && input.weights.is_none()
+            && input.metric == Metric::SqEuclidean;
+        let (dim, is_alone) = (input.rows.matrix().dim(), problems.len() == 1);
+        let suits = |problem: &KMeansProblem| {
+            let (rows, k) = (problem.rows.len(), problem.k);
+            let fits = is_plain && rows <= MOST_ROWS && squares_are_finite(dim, problem.largest);
+            let resident = way(dim, k, device.gpu.limits).filter(|_| fits);
+            match (is_alone || rows * k * dim >= LARGE_PROBLEM, resident) {
+                (true, Some(way)) => Way::Resident(way),
+                (true, None) => Way::BySearch,
+                (false, _) if fits && dim <= GROUPS_DIM => Way::Group,
+                (false, _) => Way::OnHost,
+            }
+        };
+        let all = problems.iter().map(|given| Problem {
+            given: given.clone(),
+            rows: input.rows.slice(given.rows.clone()),
+            suits: suits(given),
+            way: suits(given),
+            begun: (Vec::new(), None),
+            empty: None,
+            resident: None,
+            done: None,
+        });
+        Self {
+            device: device.clone(),
+            rows: input.rows,
+            problems: all.collect(),
+            by_search: BySearch::open(device, input, problems.clone()),
+            on_host: host_session(input, problems.clone()),
+            work: Work::default(),
+        }
+    }
+
+    /// The session of a problem that goes a general way.
+    fn general(&mut self, problem: usize) -> &mut dyn KMeansSession<T> {
+        match self.problems[problem].way {
+            Way::OnHost => &mut self.on_host,
+            _ => &mut self.by_search,
+        }
+    }
+
+    /// Leaves a problem's own way for the general one, where its last rounds begin again.
+    fn give_up(&mut self, problem: usize, job: &Job) -> Result<()> {
+        let state = &mut self.problems[problem];
+        let is_group = state.way == Way::Group;
+        state.way = if is_group { Way::OnHost } else { Way::BySearch };
+        let (centroids, clusters) = (state.begun.0.clone(), state.begun.1.take());
+        self.forget(problem)?;
+        match clusters {
+            Some((assignment, sums)) => {
+                self.by_search.restore(problem, centroids, assignment, sums, job)
+            }
+            None => self.general(problem).start(problem, centroids, job),
+        }
+    }
+
+    /// Takes a problem off the GPU.
+    fn forget(&mut self, problem: usize) -> Result<()> {
+        if let Some(mut resident) = self.problems[problem].resident.take() {
+            self.work += resident.take_work()?;
+        }
+        Ok(())
+    }
+
+    /// Rounds of a problem that stays on the GPU.
+    fn run_resident(
+        &mut self,
+        problem: usize,
+        way: ResidentWay,
+        limit: usize,
+        job: &Job,
+    ) -> Result<RoundsRun> {
+        job.enter(Phase::Assign);
+        let is_alone = self.problems.len() == 1;
+        let run = match self.problems[problem].resident(&self.device, way) {
+            Ok(resident) => resident.run(limit, job)?,
+            Err(Error::DeviceMemory { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let Some(run) = run else {
+            self.give_up(problem, job)?;
+            return self.run_general(problem, limit, job);
+        };
+        if run.stop == StopReason::EmptyCluster {
+            let (assignment, sums) = (self.assignment(problem)?, self.sums(problem)?);
+            self.problems[problem].begun.1 = Some((assignment, sums));
+        } else if !is_alone {
+            // The next one may need the memory.
+            self.assign(problem, job)?;
+            let done = (self.centroids(problem)?, self.assignment(problem)?);
+            self.forget(problem)?;
+            self.problems[problem].done = Some(done);
+        }
+        Ok(run)
+    }
+
+    fn run_general(&mut self, problem: usize, limit: usize, job: &Job) -> Result<RoundsRun> {
+        let run = self.general(problem).run(&[(problem, limit)], job)?;
+        run.first().copied().ok_or_else(not_started)
+    }
+
+    /// All rounds of some groups in one launch; `None` for those that the GPU is not made for.
+    fn run_groups(&mut self, groups: &[(usize, usize)]) -> Result<Vec<Option<RoundsRun>>> {
+        let limit = groups.iter().map(|(_, limit)| *limit).max().unwrap_or(0);
+        let jobs = groups.iter().map(|(problem, _)| self.problems[*problem].group_job());
+        let jobs: Vec<GroupJob> = jobs.collect();
+        let CudaDevice { gpu, memory } = self.device.as_ref();
+        let kernels = gpu.round_kernels(self.rows.matrix().dim())?;
+        let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, self.rows)?;
+        gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
+        let rows = (buffer, self.rows.len());
+        let begin = gpu.timestamp()?;
+        let workspace = GroupsWorkspace::start(&kernels, &gpu.compute, memory, rows, &jobs, limit)?;
+        let end = gpu.timestamp()?;
+        let found = workspace.finish(&jobs)?;
+        self.work += Work {
+            bytes_sent: transfer.bytes,
+            transfer: transfer.time()?,
+            kernel: elapsed(&begin, &end)?,
+            ..Work::default()
+        };
+        let runs = groups.iter().zip(found).map(|((problem, _), (status, group))| {
+            let stop = status.stop_reason().unwrap_or(StopReason::Limit);
+            if stop == StopReason::EmptyCluster {
+                return None;
+            }
+            let (labels, costs) = (group.labels, reals(group.costs));
+            let assignment = Assignment { labels, costs };
+            self.problems[*problem].done = Some((reals(group.centroids), assignment));
+            let (rounds, moved) = (status.iterations as usize, status.moved_last as usize);
+            Some(RoundsRun { rounds, moved, stop })
+        });
+        Ok(runs.collect())
+    }
+}
+
+impl<T: Real> Problem<T> {
+    /// The problem on the GPU.
+    fn resident(&mut self, device: &CudaDevice, way: ResidentWay) -> Result<&mut Resident> {
+        if self.resident.is_none() {
+            let empty = self.empty();
+            let CudaDevice { gpu, memory } = device;
+            let start = (&empty, way);
+            let mut resident = Resident::open(gpu, memory, &self.rows, &self.given, start)?;
+            resident.start(&singles(&self.begun.0))?;
+            self.resident = Some(resident);
+        }
+        self.resident.as_mut().ok_or_else(not_started)
+    }
+
+    /// Sums of no rows.
+    fn empty(&mut self) -> ClusterSums {
+        let (k, dim) = (self.given.k, self.rows.matrix().dim());
+        let values: &[T] = self.rows.reals().expect("a session has rows of its own type");
+        self.empty.get_or_insert_with(|| ClusterSums::new(values, None, dim, k)).clone()
+    }
+
+    fn group_job(&mut self) -> GroupJob {
+        GroupJob {
+            rows: self.given.rows.clone(),
+            empty: self.empty(),
+            tolerance: self.given.tolerance,
+            centroids: singles(&self.begun.0),
+        }
+    }
+}
+
+impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
+    fn seed(&self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>> {
+        self.on_host.seed(problems, job)
+    }
+
+    fn assign_to(&self, problem: usize, centroids: &[T], job: &Job) -> Result<Assignment<T>> {
+        match self.problems[problem].suits {
+            Way::OnHost | Way::Group => self.on_host.assign_to(problem, centroids, job),
+            _ => self.by_search.assign_to(problem, centroids, job),
+        }
+    }
+
+    fn start(&mut self, problem: usize, centroids: Vec<T>, job: &Job) -> Result<()> {
+        let state = &mut self.problems[problem];
+        // Means of rows are among them, so all later centroids are.
+        let largest =
+            centroids.iter().map(|x| x.to_f64().abs()).fold(state.given.largest, f64::max);
+        let fits = squares_are_finite(state.rows.matrix().dim(), largest);
+        state.way = match state.suits {
+            Way::Resident(_) if !fits => Way::BySearch,
+            Way::Group if !fits => Way::OnHost,
+            suits => suits,
+        };
+        (state.begun, state.done) = ((centroids, None), None);
+        match state.way {
+            Way::Resident(_) => match &mut state.resident {
+                Some(resident) => resident.start(&singles(&state.begun.0)),
+                None => Ok(()),
+            },
+            Way::Group => Ok(()),
+            Way::BySearch | Way::OnHost => {
+                let centroids = state.begun.0.clone();
+                self.general(problem).start(problem, centroids, job)
+            }
+        }
+    }
+
+    fn resume_from(&mut self, problem: usize, centroids: Vec<T>) -> Result<()> {
+        let state = &mut self.problems[problem];
+        match (state.way, &mut state.resident) {
+            (Way::Resident(_), Some(resident)) => {
+                resident.resume_from(&singles(&centroids))?;
+                state.begun.0 = centroids;
+                Ok(())
+            }
+            _ => self.general(problem).resume_from(problem, centroids),
+        }
+    }
+
+    fn run(&mut self, problems: &[(usize, usize)], job: &Job) -> Result<Vec<RoundsRun>> {
+        let mut runs = vec![None; problems.len()];
+        let all = |way: Way, session: &Self| -> Vec<usize> {
+            let has = |i: &usize| session.problems[problems[*i].0].way == way;
+            (0..problems.len()).filter(has).collect()
+        };
+        let groups = all(Way::Group, self);
+        if !groups.is_empty() {
+            job.check()?;
+            let asked: Vec<_> = groups.iter().map(|i| problems[*i]).collect();
+            let ran = match self.run_groups(&asked) {
+                Err(Error::DeviceMemory { .. }) => vec![None; asked.len()],
+                ran => ran?,
+            };
+            for ((i, (problem, _)), run) in groups.iter().zip(asked).zip(ran) {
+                runs[*i] = run;
+                if run.is_none() {
+                    self.give_up(problem, job)?;
+                }
+            }
+        }
+        let hosted: Vec<_> = all(Way::OnHost, self);
+        let asked: Vec<_> = hosted.iter().map(|i| problems[*i]).collect();
+        for (i, run) in hosted.iter().zip(self.on_host.run(&asked, job)?) {
+            runs[*i] = Some(run);
+        }
+        for (i, (problem, limit)) in problems.iter().enumerate() {
+            match self.problems[*problem].way {
+                Way::Resident(way) => {
+                    runs[i] = Some(self.run_resident(*problem, way, *limit, job)?);
+                }
+                Way::BySearch => runs[i] = Some(self.run_general(*problem, *limit, job)?),
+                Way::Group | Way::OnHost => {}
+            }
+        }
+        runs.into_iter().map(|run| run.ok_or_else(not_started)).collect()
+    }
+
+    fn assign(&mut self, problem: usize, job: &Job) -> Result<()> {
+        let state = &mut self.problems[problem];
+        if state.done.is_some() {
+            return Ok(());
+        }
+        if let (Way::Resident(_), Some(resident)) = (state.way, &mut state.resident) {
+            if resident.assign()? {
+                return Ok(());
+            }
+            state.begun = (reals(resident.centroids()?), None);
+            self.give_up(problem, job)?;
+        }
+        self.general(problem).assign(problem, job)
+    }
+
+    fn assignment(&mut self, problem: usize) -> Result<Assignment<T>> {
+        let state = &mut self.problems[problem];
+        if let Some((_, assignment)) = &state.done {
+            return Ok(assignment.clone());
+        }
+        match (state.way, &mut state.resident) {
+            (Way::Resident(_), Some(resident)) => {
+                let Assignment { labels, costs } = resident.assignment()?;
+                Ok(Assignment { labels, costs: reals(costs) })
+            }
+            _ => self.general(problem).assignment(problem),
+        }
+    }
+
+    fn centroids(&mut self, problem: usize) -> Result<Vec<T>> {
+        let state = &mut self.problems[problem];
+        if let Some((centroids, _)) = &state.done {
+            return Ok(centroids.clone());
+        }
+        match (state.way, &mut state.resident) {
+            (Way::Resident(_), Some(resident)) => Ok(reals(resident.centroids()?)),
+            _ => self.general(problem).centroids(problem),
+        }
+    }
+
+    fn sums(&mut self, problem: usize) -> Result<ClusterSums> {
+        let state = &mut self.problems[problem];
+        if state.done.is_some() {
+            let empty = state.empty();
+            let labels = state.done.as_ref().map_or(&[][..], |(_, done)| &done.labels);
+            return Ok(sums_of(&state.rows, labels, empty));
+        }
+        match (state.way, &mut state.resident) {
+            (Way::Resident(_), Some(resident)) => resident.sums(),
+            _ => self.general(problem).sums(problem),
+        }
+    }
+
+    fn take_work(&mut self) -> Result<Work> {
+        let mut work = std::mem::take(&mut self.work);
+        work += self.by_search.take_work()?;
+        work += self.on_host.take_work()?;
+        for resident in self.problems.iter_mut().filter_map(|problem| problem.resident.as_mut()) {
+            work += resident.take_work()?;
+        }
+        Ok(work)
+    }
+}
+
+fn not_started() -> Error {
+    Error::InvalidArgument("kmeans: a problem was not started".to_string())
+}
+
+/// Numbers as the GPU has them: no others get there.
+fn singles<T: Real>(values: &[T]) -> Vec<f32> {
+    values.iter().map(|x| x.to_f64() as f32).collect()
+}
+
+fn reals<T: Real>(values: Vec<f32>) -> Vec<T> {
+    values.into_iter().map(|x| T::from_f64(f64::from(x))).collect()
+}

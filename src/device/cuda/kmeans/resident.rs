@@ -1,0 +1,159 @@
+//! Lloyd's rounds on rows that stay on the device: launches run ahead of the host, which looks at
+//! how far they have come now and then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::CudaEvent;
+
+use super::launch::{MOST_ROWS, Status, Way, Workspace};
+use crate::device::ClusterSums;
+use crate::device::contract::{Assignment, KMeansProblem, RoundsRun, StopReason, Work};
+use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::memory::Memory;
+use crate::device::cuda::driver::sys::failed;
+use crate::device::cuda::driver::upload::elapsed;
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::Rows;
+
+/// Rounds between two looks at the device.
+const STRETCH: usize = 16;
+
+/// After so many rounds rows are sorted again: ever fewer of them move.
+fn is_power_of_four(rounds: usize) -> bool {
+    rounds.is_power_of_two() && rounds.trailing_zeros().is_multiple_of(2)
+}
+
+/// The rows of one problem on a GPU, with all that its rounds need.
+pub(super) struct Resident {
+    gpu: Arc<Gpu>,
+    memory: Arc<Memory>,
+    workspace: Workspace,
+    empty: ClusterSums,
+    rows: usize,
+    /// Rounds since the start.
+    rounds: usize,
+    work: Work,
+    computing: Vec<(CudaEvent, CudaEvent)>,
+}
+
+impl Resident {
+    /// Sends rows of f32, of which no squared distance overflows. `empty` has the sums of no rows.
+    pub(super) fn open(
+        gpu: &Arc<Gpu>,
+        memory: &Arc<Memory>,
+        rows: &Rows,
+        problem: &KMeansProblem,
+        (empty, way): (&ClusterSums, Way),
+    ) -> Result<Self> {
+        assert!(rows.len() <= MOST_ROWS);
+        let kernels = gpu.round_kernels(rows.matrix().dim())?;
+        let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, rows)?;
+        gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
+        let (shape, start) = ((rows.len(), way), (problem, empty));
+        let workspace = Workspace::new(kernels, &gpu.compute, memory, buffer, shape, start)?;
+        let work =
+            Work { bytes_sent: transfer.bytes, transfer: transfer.time()?, ..Work::default() };
+        let (gpu, memory, empty) = (gpu.clone(), memory.clone(), empty.clone());
+        let (rows, rounds, computing) = (rows.len(), 0, Vec::new());
+        Ok(Self { gpu, memory, workspace, empty, rows, rounds, work, computing })
+    }
+
+    fn timed<T>(&mut self, task: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let begin = self.gpu.timestamp()?;
+        let done = task(self)?;
+        let end = self.gpu.timestamp()?;
+        self.computing.push((begin, end));
+        Ok(done)
+    }
+
+    /// Centroids of another origin; the length of the longest row stays known.
+    fn set(&mut self, centroids: &[f32]) -> Result<()> {
+        let Status { largest_row, .. } = self.workspace.status()?;
+        self.workspace.set_centroids(centroids)?;
+        self.workspace.set_status(&Status { largest_row, ..Status::default() })
+    }
+
+    /// Begins with these centroids; no row is in a cluster.
+    pub(super) fn start(&mut self, centroids: &[f32]) -> Result<()> {
+        self.rounds = 0;
+        self.workspace.clear()?;
+        self.set(centroids)
+    }
+
+    /// Goes on with other centroids; rows are in the clusters they are in.
+    pub(super) fn resume_from(&mut self, centroids: &[f32]) -> Result<()> {
+        self.set(centroids)
+    }
+
+    /// Rounds until one of [`StopReason`] comes. `None` if too many centroids are equally near to
+    /// rows; what the device has is then useless, except for the centroids.
+    pub(super) fn run(&mut self, limit: usize, job: &Job) -> Result<Option<RoundsRun>> {
+        let before = self.workspace.status()?;
+        let mut ordered = 0;
+        let status = loop {
+            job.check()?;
+            let stretch = STRETCH.min(limit - ordered);
+            self.timed(|resident| {
+                for _ in 0..stretch {
+                    resident.workspace.assign(false)?;
+                    resident.workspace.add(resident.rounds == 0)?;
+                    resident.workspace.update()?;
+                    resident.rounds += 1;
+                    if is_power_of_four(resident.rounds) && resident.rounds > 1 {
+                        resident.workspace.sort()?;
+                    }
+                }
+                Ok(())
+            })?;
+            ordered += stretch;
+            let status = self.workspace.status()?;
+            if !status.is_going_on() || ordered == limit {
+                break status;
+            }
+        };
+        let rounds = (status.iterations - before.iterations) as usize;
+        self.work.redone += status.rechecked - before.rechecked;
+        self.work.pairs += rounds as u64 * self.rows as u64 * self.empty.clusters() as u64;
+        if status.is_crowded() {
+            return Ok(None);
+        }
+        let stop = status.stop_reason().unwrap_or(StopReason::Limit);
+        Ok(Some(RoundsRun { rounds, moved: status.moved_last as usize, stop }))
+    }
+
+    /// Puts every row into the cluster of its nearest centroid. False if too many centroids are
+    /// equally near.
+    pub(super) fn assign(&mut self) -> Result<bool> {
+        self.timed(|resident| resident.workspace.assign(true))?;
+        self.work.pairs += self.rows as u64 * self.empty.clusters() as u64;
+        Ok(!self.workspace.status()?.is_crowded())
+    }
+
+    /// The cluster of every row, and its squared distance from that centroid.
+    pub(super) fn assignment(&mut self) -> Result<Assignment<f32>> {
+        let memory = self.memory.clone();
+        let (labels, costs) = self.workspace.assigned(&memory)?;
+        Ok(Assignment { labels, costs })
+    }
+
+    /// The centroids.
+    pub(super) fn centroids(&mut self) -> Result<Vec<f32>> {
+        let current = self.workspace.status()?.current;
+        self.workspace.centroids(current)
+    }
+
+    /// The sums of all clusters.
+    pub(super) fn sums(&mut self) -> Result<ClusterSums> {
+        self.workspace.sums(&self.empty)
+    }
+
+    /// What it took since the last time somebody asked.
+    pub(super) fn take_work(&mut self) -> Result<Work> {
+        let times = self.computing.iter().map(|(begin, end)| elapsed(begin, end));
+        self.work.kernel = times.sum::<Result<Duration>>()?;
+        self.computing.clear();
+        Ok(std::mem::take(&mut self.work))
+    }
+}

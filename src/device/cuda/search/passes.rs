@@ -1,0 +1,202 @@
+//! How a search is cut up: the size of a query's list, and which base panels are looked at when.
+//!
+//! A pass compares every query with some panels against a threshold that stands still; the
+//! candidates it finds are merged, which tightens the threshold for the next. Passes grow with what
+//! has been seen: k of the rows seen are within the threshold, so a pass `growth` times as large
+//! finds about k · growth candidates per query, half of what there is room for. The order of the
+//! panels is a stride near the golden ratio, so that what has been seen is spread evenly. A base
+//! that defeats all this costs time (crowded queries are searched again), never an answer.
+//!
+//! No CUDA here: this is arithmetic, and is tested as such.
+
+use std::ops::Range;
+
+/// Rows in a panel. The same in `kernels/lists.cuh`.
+pub(in crate::device::cuda) const PANEL: usize = 128;
+
+/// Pairs × dimensions in one launch: about 40 ms on an H100, so that a cancelled search stops soon.
+pub(in crate::device::cuda) const LAUNCH_OPERATIONS: f64 = 5e11;
+
+/// A pass is at most this many times what was seen before it.
+const MOST_GROWTH: usize = 8;
+
+/// Entries of a query's list: k neighbours and at least three times as many candidates; a power of
+/// two, because that is what is sorted.
+pub(in crate::device::cuda) fn slots(k: usize) -> usize {
+    (4 * k).max(2 * PANEL).next_power_of_two()
+}
+
+/// Panels that hold this many rows.
+pub(in crate::device::cuda) fn panels(rows: usize) -> usize {
+    rows.div_ceil(PANEL)
+}
+
+/// A step through panels that visits each once and spreads any first few of them.
+pub(in crate::device::cuda) fn stride(panels: usize) -> usize {
+    let golden = (panels as f64 * 0.618_033_988_749_895) as usize;
+    (golden.max(1)..).find(|candidate| gcd(*candidate, panels) == 1).unwrap_or(1)
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Some of the visits to panels, and how their candidates are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::device::cuda) struct SearchPass {
+    /// Visits, each to one panel.
+    pub(in crate::device::cuda) visits: Range<usize>,
+    /// Every pair is a candidate, because lists may not be full yet.
+    pub(in crate::device::cuda) is_dense: bool,
+}
+
+/// The passes of one call.
+#[derive(Debug)]
+pub(in crate::device::cuda) struct SearchPasses {
+    panels: usize,
+    /// Places in panels that hold no row.
+    padding: usize,
+    k: usize,
+    /// Candidates per query that there is room for.
+    room: usize,
+    /// Rows that the lists were offered before this call.
+    offered: usize,
+    next: usize,
+}
+
+impl SearchPasses {
+    /// Passes over `rows` base rows, for lists that were offered `offered` rows before.
+    pub(in crate::device::cuda) fn new(rows: usize, k: usize, offered: usize) -> Self {
+        let panels = panels(rows);
+        let padding = panels * PANEL - rows;
+        Self { panels, padding, k, room: slots(k) - k, offered, next: 0 }
+    }
+
+    /// Whether lists may not be full yet: all padding may lie in the panels seen, and one row may
+    /// be the query itself. A pass that is dense without need is only slower.
+    fn may_be_short(&self) -> bool {
+        self.offered + (self.next * PANEL).saturating_sub(self.padding) <= self.k
+    }
+}
+
+impl Iterator for SearchPasses {
+    type Item = SearchPass;
+
+    fn next(&mut self) -> Option<SearchPass> {
+        let left = self.panels - self.next;
+        if left == 0 {
+            return None;
+        }
+        let fits = self.room / PANEL;
+        let is_dense = self.may_be_short();
+        let size = if is_dense || self.next == 0 {
+            // Just enough to fill the lists; as many candidates as rows, so they always fit.
+            (self.k + 1 + self.padding).div_ceil(PANEL).clamp(1, fits)
+        } else {
+            let growth = (self.room as f64 / (2 * self.k) as f64).min(MOST_GROWTH as f64);
+            ((self.next as f64 * growth) as usize).max(1)
+        };
+        let visits = self.next..self.next + size.min(left);
+        self.next = visits.end;
+        Some(SearchPass { visits, is_dense })
+    }
+}
+
+/// Cut a pass into launches of bounded work.
+pub(in crate::device::cuda) fn launches(
+    visits: &Range<usize>,
+    queries: usize,
+    dim: usize,
+) -> impl Iterator<Item = Range<usize>> + use<> {
+    let per_panel = operations(1, queries, dim);
+    let size = ((LAUNCH_OPERATIONS / per_panel) as usize).max(1);
+    let end = visits.end;
+    visits.clone().step_by(size).map(move |begin| begin..(begin + size).min(end))
+}
+
+/// Pairs × dimensions of some panels; every pair costs about two more in the epilogue.
+pub(in crate::device::cuda) fn operations(panels: usize, queries: usize, dim: usize) -> f64 {
+    panels as f64 * PANEL as f64 * queries as f64 * (dim + 2) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_have_room_for_a_panel_of_candidates() {
+        for k in [1, 2, 5, 31, 32, 33, 63, 64, 65, 100, 1000, 1024, 4096, 20_000, 1_000_000] {
+            assert!(slots(k).is_power_of_two());
+            assert!(slots(k) - k >= PANEL && slots(k) - k >= 2 * k, "k = {k}");
+        }
+    }
+
+    #[test]
+    fn a_stride_visits_every_panel_once() {
+        for panels in 1..300 {
+            let stride = stride(panels);
+            let mut seen = vec![false; panels];
+            (0..panels).for_each(|visit| seen[visit * stride % panels] = true);
+            assert!(seen.iter().all(|x| *x), "{panels} panels");
+        }
+    }
+
+    #[test]
+    fn rounds_cover_every_visit_in_order() {
+        for rows in [0, 1, 127, 128, 129, 1000, 100_000, 3_000_000] {
+            for k in [1, 5, 100, 4096, 20_000] {
+                for offered in [0, 3, k, k + 1, 10 * k] {
+                    let mut next = 0;
+                    for round in SearchPasses::new(rows, k, offered) {
+                        assert_eq!(round.visits.start, next);
+                        assert!(round.visits.end > next);
+                        next = round.visits.end;
+                    }
+                    assert_eq!(next, panels(rows));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn candidates_of_first_and_dense_rounds_always_fit() {
+        for k in [1, 5, 64, 100, 4096, 20_000] {
+            for (i, round) in SearchPasses::new(1_000_000, k, 0).enumerate() {
+                if i == 0 || round.is_dense {
+                    assert!(round.visits.len() * PANEL <= slots(k) - k, "k = {k}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rounds_are_dense_until_the_lists_are_full() {
+        for (k, offered) in [(1, 0), (5, 0), (127, 0), (128, 0), (4096, 0), (4096, 4000)] {
+            for base in [1_000_000, 999_937, 129] {
+                for round in SearchPasses::new(base, k, offered) {
+                    let padding = panels(base) * PANEL - base;
+                    let rows = offered + (round.visits.start * PANEL).saturating_sub(padding);
+                    assert!(round.is_dense || rows > k, "k = {k}, {rows} rows");
+                }
+            }
+        }
+        assert!(SearchPasses::new(1000, 2000, 0).all(|round| round.is_dense));
+        assert!(SearchPasses::new(1000, 5, 6).all(|round| !round.is_dense));
+    }
+
+    #[test]
+    fn few_rounds_suffice() {
+        assert!(SearchPasses::new(1_000_000, 10, 0).count() <= 6);
+        assert!(SearchPasses::new(1_000_000, 1024, 0).count() <= 10);
+    }
+
+    #[test]
+    fn launches_are_bounded_and_whole() {
+        let cut: Vec<_> = launches(&(10..1000), 131_072, 1024).collect();
+        assert_eq!(cut.first().map(|x| x.start), Some(10));
+        assert_eq!(cut.last().map(|x| x.end), Some(1000));
+        assert!(cut.windows(2).all(|pair| pair[0].end == pair[1].start));
+        assert!(cut.iter().all(|x| operations(x.len(), 131_072, 1024) <= LAUNCH_OPERATIONS));
+        assert_eq!(launches(&(0..2), 131_072, 1 << 20).count(), 2);
+    }
+}

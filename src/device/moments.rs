@@ -1,0 +1,115 @@
+//! Where rows are, and how far apart.
+
+use std::ops::Range;
+
+use super::contract::{KMeansInput, KMeansProblem};
+use crate::matrix::Real;
+use crate::metric::power_of_two_near_inverse;
+use crate::parallel::in_parallel;
+
+/// What is known about rows before they are put into clusters.
+struct Moments {
+    /// The mean of every dimension.
+    means: Vec<f64>,
+    /// The mean of the dimensions' variances, of coordinates times …
+    variance: f64,
+    /// … this power of two, with which squares neither overflow nor vanish in float64.
+    unit: f64,
+    /// The largest magnitude of an element, …
+    largest: f64,
+    /// … and the largest difference of one from its dimension's mean.
+    farthest: f64,
+}
+
+impl KMeansProblem {
+    /// A problem of some rows of an input. Rounds end when the squared distances that the centroids
+    /// moved add up to at most `tolerance` times the mean variance of the dimensions.
+    pub fn new<T: Real>(
+        input: KMeansInput<'_>,
+        rows: Range<usize>,
+        k: usize,
+        tolerance: f64,
+    ) -> Self {
+        let dim = input.rows.matrix().dim();
+        let values: &[T] = input.rows.reals().unwrap_or_default();
+        let moments = moments(&values[rows.start * dim..rows.end * dim], dim);
+        let Moments { means: origin, variance, unit, largest, farthest } = moments;
+        Self { rows, k, tolerance: tolerance * variance, unit, origin, farthest, largest }
+    }
+}
+
+fn moments<T: Real>(values: &[T], dim: usize) -> Moments {
+    let rows = (values.len() / dim.max(1)).max(1) as f64;
+    let mut columns = columns(values, dim, 1.0);
+    let largest = columns.ends.iter().fold(0.0, |most: f64, (a, b)| most.max(b.max(-a)));
+    // Always 1 for float32.
+    let is_near_1 = (1e-60..1e60).contains(&largest);
+    let unit = if is_near_1 { 1.0 } else { power_of_two_near_inverse(largest) };
+    if unit != 1.0 {
+        columns = self::columns(values, dim, unit);
+    }
+    let means: Vec<f64> = columns.sums.iter().map(|sum| sum / rows).collect();
+    let variance = variances(values, &means, unit).iter().sum::<f64>() / dim.max(1) as f64;
+    let means: Vec<f64> = means.into_iter().map(|mean| mean / unit).collect();
+    let from_mean = columns.ends.iter().zip(&means).map(|((a, b), mean)| (b - mean).max(mean - a));
+    let farthest = from_mean.fold(0.0, f64::max);
+    Moments { means, variance, unit, largest, farthest }
+}
+
+/// Rows whose numbers are added up in order; then sums are, block by block.
+const BLOCK: usize = 4096;
+
+/// All elements of each dimension.
+struct Columns {
+    /// Added up, times a power of two.
+    sums: Vec<f64>,
+    /// The least and the largest one.
+    ends: Vec<(f64, f64)>,
+}
+
+fn columns<T: Real>(values: &[T], dim: usize, unit: f64) -> Columns {
+    let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)).collect(), |block: &[T]| {
+        let mut sums = vec![0.0; dim];
+        let (mut low, mut high) = (block[..dim].to_vec(), block[..dim].to_vec());
+        for row in block.chunks_exact(dim.max(1)) {
+            let ends = low.iter_mut().zip(&mut high);
+            for ((x, sum), (low, high)) in row.iter().zip(&mut sums).zip(ends) {
+                *sum += x.to_f64() * unit;
+                *low = if x < low { *x } else { *low };
+                *high = if x > high { *x } else { *high };
+            }
+        }
+        (sums, low, high)
+    });
+    let mut all = Columns { sums: vec![0.0; dim], ends: vec![(f64::MAX, f64::MIN); dim] };
+    for (sums, low, high) in blocks {
+        let ends = low.iter().zip(&high).map(|(low, high)| (low.to_f64(), high.to_f64()));
+        for ((to, from), (sum, more)) in
+            all.ends.iter_mut().zip(ends).zip(all.sums.iter_mut().zip(sums))
+        {
+            *to = (to.0.min(from.0), to.1.max(from.1));
+            *sum += more;
+        }
+    }
+    all
+}
+
+/// The variance of each dimension, around these means of elements times a power of two.
+fn variances<T: Real>(values: &[T], means: &[f64], unit: f64) -> Vec<f64> {
+    let dim = means.len();
+    let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)).collect(), |block: &[T]| {
+        let mut sums = vec![0.0; dim];
+        for row in block.chunks_exact(dim.max(1)) {
+            for ((x, mean), sum) in row.iter().zip(means).zip(&mut sums) {
+                *sum += (x.to_f64() * unit - mean).powi(2);
+            }
+        }
+        sums
+    });
+    let mut all = vec![0.0; dim];
+    for sums in blocks {
+        all.iter_mut().zip(sums).for_each(|(sum, more)| *sum += more);
+    }
+    let rows = (values.len() / dim.max(1)).max(1) as f64;
+    all.into_iter().map(|sum| sum / rows).collect()
+}

@@ -1,0 +1,47 @@
+//! Rows in groups, by the values of columns.
+
+use std::collections::HashMap;
+
+use datafusion::arrow::array::{ArrayRef, RecordBatch};
+use datafusion::arrow::row::{RowConverter, SortField};
+use datafusion::common::internal_err;
+use datafusion::error::Result;
+
+/// The rows of every group, by the values of some columns; all rows without any. `positions` says
+/// where each row is in the batches. NULLs are a group.
+pub(super) fn groups_of(
+    columns: &[String],
+    batches: &[RecordBatch],
+    positions: &[u32],
+) -> Result<Vec<Vec<u32>>> {
+    let Some(first) = batches.first().filter(|_| !columns.is_empty()) else {
+        return Ok(vec![(0..positions.len() as u32).collect()]);
+    };
+    let keys_of = |batch: &RecordBatch| -> Result<Vec<ArrayRef>> {
+        let column = |name: &String| match batch.column_by_name(name) {
+            Some(column) => Ok(column.clone()),
+            None => internal_err!("input lost its column '{name}'"),
+        };
+        columns.iter().map(column).collect()
+    };
+    let fields = keys_of(first)?;
+    let fields = fields.iter().map(|column| SortField::new(column.data_type().clone()));
+    let converter = RowConverter::new(fields.collect())?;
+    let (mut numbers, mut groups) = (HashMap::new(), Vec::<Vec<u32>>::new());
+    let (mut start, mut next) = (0, 0);
+    for batch in batches {
+        let keys = converter.convert_columns(&keys_of(batch)?)?;
+        let end = start + batch.num_rows();
+        while let Some(position) = positions.get(next).filter(|p| (**p as usize) < end) {
+            let key = keys.row(*position as usize - start).as_ref().to_vec();
+            let number = *numbers.entry(key).or_insert_with(|| {
+                groups.push(Vec::new());
+                groups.len() - 1
+            });
+            groups[number].push(next as u32);
+            next += 1;
+        }
+        start = end;
+    }
+    Ok(groups)
+}

@@ -1,0 +1,252 @@
+//! `KMeansExec`: rows in clusters, or the clusters.
+//!
+//! ```text
+//! KMeansExec: k=100, metric=l2, device=auto
+//!   input     drained once, all its partitions at a time
+//!   init      the first centroids, if a relation gives them
+//! ```
+//!
+//! As a window function, rows are put into groups by the values of columns, and every group has
+//! clusters of its own.
+//!
+//! Phases: (1) the inputs are collected and their vectors become rows; (2) a device is chosen and
+//! all rounds run on a blocking thread, which dropping the stream cancels; (3) the input's batches
+//! come out again, with `cluster_id` and `distance`, or the centroids do.
+//!
+//! Output: one partition, in the order of the input, or of the clusters.
+//!
+//! Memory: the input's batches, its vectors twice, and labels, distances and sums, reserved in the
+//! session's pool; more than it allows fails with `ResourcesExhausted`.
+
+mod input;
+mod output;
+mod run;
+mod spec;
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use datafusion::arrow::datatypes::{Schema, SchemaRef};
+use datafusion::common::stats::Precision;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{
+    ColumnStatistics, DataFusionError, ScalarValue, Statistics, internal_err, plan_datafusion_err,
+};
+use datafusion::error::Result;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{Distribution, EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{
+    Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
+};
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
+use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, Partitioning,
+    PlanProperties,
+};
+
+use self::run::Call;
+pub use self::spec::{KMeansOutput, KMeansSpec, kmeans_fields};
+use super::collect::{execute_all, expected_rows};
+use super::side::Side;
+use crate::device::AnyDevice;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct KMeansExec {
+    spec: Arc<KMeansSpec>,
+    input: (Side, Arc<dyn ExecutionPlan>),
+    init: Option<(Side, Arc<dyn ExecutionPlan>)>,
+    schema: SchemaRef,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+    /// The device and the inertia, once they are known.
+    found: Arc<OnceLock<(String, f64)>>,
+}
+
+impl KMeansExec {
+    /// # Errors
+    /// Inputs without the columns the spec names.
+    pub fn try_new(
+        spec: Arc<KMeansSpec>,
+        input: Arc<dyn ExecutionPlan>,
+        init: Option<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Self> {
+        let side = Side::try_new("input", &spec.vector, input.schema().fields())?;
+        let init = match (init, &spec.init_vector) {
+            (Some(plan), Some(vector)) => {
+                Some((Side::try_new("init", vector, plan.schema().fields())?, plan))
+            }
+            _ => None,
+        };
+        let fields = kmeans_fields(&spec.output, &side, input.schema().fields())?;
+        let schema = Arc::new(Schema::new(fields));
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(schema.clone()),
+            Partitioning::UnknownPartitioning(1),
+            EmissionType::Final,
+            Boundedness::Bounded,
+        );
+        Ok(Self {
+            spec,
+            input: (side, input),
+            init,
+            schema,
+            properties: Arc::new(properties),
+            metrics: ExecutionPlanMetricsSet::new(),
+            found: Arc::default(),
+        })
+    }
+}
+
+impl KMeansExec {
+    /// What computes, and how its inputs are read.
+    pub fn spec(&self) -> &KMeansSpec {
+        &self.spec
+    }
+
+    /// The device that statistics let expect.
+    fn expected_device(&self) -> String {
+        let (side, input) = &self.input;
+        let width = side.dim(input.schema().fields()).map(|dim| side.kind.width(dim as usize));
+        let operations = expected_rows(input).zip(width);
+        let operations = operations.map(|(rows, width)| self.spec.operations(rows, width));
+        AnyDevice::foresee(self.spec.device, operations)
+    }
+}
+
+impl DisplayAs for KMeansExec {
+    fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { spec, found, .. } = self;
+        let found = found.get();
+        let mut shown = vec![
+            ("k", spec.params.k().to_string()),
+            ("metric", spec.params.metric().to_string()),
+            ("device", found.map_or_else(|| self.expected_device(), |(device, _)| device.clone())),
+            ("vector", format!("[{}]", spec.vector.names().join(", "))),
+        ];
+        if let Some(weight) = &spec.weight {
+            shown.push(("weight", weight.clone()));
+        }
+        if let KMeansOutput::Labels(_) = spec.output {
+            shown.push(("groups", format!("[{}]", spec.groups.join(", "))));
+        }
+        if let Some((_, inertia)) = found {
+            shown.push(("inertia", inertia.to_string()));
+        }
+        let shown: Vec<_> = shown.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        match format {
+            DisplayFormatType::TreeRender => write!(f, "{}", shown.join("\n")),
+            _ => write!(f, "KMeansExec: {}", shown.join(", ")),
+        }
+    }
+}
+
+impl ExecutionPlan for KMeansExec {
+    fn name(&self) -> &str {
+        "KMeansExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        [&self.input.1].into_iter().chain(self.init.iter().map(|(_, plan)| plan)).collect()
+    }
+
+    /// Any partitioning will do: the inputs are read over all of their partitions.
+    fn input_distribution_requirements(&self) -> InputDistributionRequirements {
+        let any = vec![Distribution::UnspecifiedDistribution; self.children().len()];
+        InputDistributionRequirements::new(any)
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false; self.children().len()]
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let mode = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+        self.replace_children(children, mode)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+        _options: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let mut children = children.into_iter();
+        let input =
+            children.next().ok_or_else(|| plan_datafusion_err!("KMeansExec has no input"))?;
+        Ok(Arc::new(Self::try_new(self.spec.clone(), input, children.next())?))
+    }
+
+    fn apply_expressions(
+        &self,
+        _f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn child_stats_requests(&self, _partition: Option<usize>) -> Vec<ChildStats> {
+        let init = self.init.iter().map(|_| ChildStats::Skip);
+        std::iter::once(ChildStats::At(None)).chain(init).collect()
+    }
+
+    /// A row for each of the input, or for each cluster. Never exact: a count taken from statistics
+    /// would hide the error that clustering ends in.
+    fn statistics_from_inputs(
+        &self,
+        inputs: &[Arc<Statistics>],
+        _args: &StatisticsArgs,
+    ) -> Result<Arc<Statistics>> {
+        let unknown = Statistics::new_unknown(&self.schema);
+        let k = self.spec.params.k();
+        let cluster = ColumnStatistics::new_unknown()
+            .with_min_value(Precision::Inexact(ScalarValue::Int64(Some(0))))
+            .with_max_value(Precision::Inexact(ScalarValue::Int64(
+                i64::try_from(k).ok().map(|k| k - 1),
+            )))
+            .with_distinct_count(Precision::Inexact(k));
+        let input = inputs.first().filter(|_| self.spec.output != KMeansOutput::Centroids);
+        let (rows, known) = match input {
+            Some(input) => {
+                let input = input.as_ref().clone().to_inexact();
+                (input.num_rows, input.column_statistics)
+            }
+            None => (Precision::Inexact(k), vec![]),
+        };
+        let added = known.len();
+        let rest = unknown.column_statistics.into_iter().skip(added + 1);
+        let column_statistics = known.into_iter().chain([cluster]).chain(rest).collect();
+        let mut found =
+            Statistics { num_rows: rows, total_byte_size: Precision::Absent, column_statistics };
+        found.calculate_total_byte_size(&self.schema);
+        Ok(Arc::new(found))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        if partition != 0 {
+            return internal_err!("KMeansExec has one partition, not {partition}");
+        }
+        let start = |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| {
+            Ok::<_, DataFusionError>((side.clone(), execute_all(plan, &context)?))
+        };
+        let input = start(&self.input)?;
+        let init = self.init.as_ref().map(start).transpose()?;
+        let Self { spec, schema, found, .. } = self;
+        let call = Call { spec: spec.clone(), schema: schema.clone(), found: found.clone() };
+        Ok(run::run(call, input, init, &context, &self.metrics))
+    }
+}

@@ -1,0 +1,46 @@
+//! What comes out of k-means, as batches.
+
+use std::sync::Arc;
+
+use datafusion::arrow::array::{
+    ArrayRef, FixedSizeListArray, Float32Array, Float64Array, Int64Array, ListArray, RecordBatch,
+};
+use datafusion::arrow::buffer::OffsetBuffer;
+use datafusion::arrow::datatypes::{DataType, SchemaRef};
+use datafusion::common::internal_err;
+use datafusion::error::Result;
+
+use crate::algo::kmeans::Clustering;
+use crate::matrix::Elements;
+
+/// Clusters as a column.
+pub(super) fn labels(labels: &[u32]) -> ArrayRef {
+    Arc::new(Int64Array::from_iter_values(labels.iter().map(|label| i64::from(*label))))
+}
+
+/// One row for each cluster.
+pub(super) fn centroids(found: Clustering, schema: &SchemaRef) -> Result<RecordBatch> {
+    let (k, dim) = (found.centroids.rows(), found.centroids.dim());
+    let values: ArrayRef = match found.centroids.elements() {
+        Elements::F32(values) => Arc::new(Float32Array::from(values.clone())),
+        Elements::F64(values) => Arc::new(Float64Array::from(values.clone())),
+        Elements::Bits(_) => return internal_err!("centroids are numbers"),
+    };
+    let centroid: ArrayRef = match schema.field(1).data_type() {
+        DataType::FixedSizeList(item, dim) => {
+            Arc::new(FixedSizeListArray::try_new(item.clone(), *dim, values, None)?)
+        }
+        DataType::List(item) => {
+            let offsets = OffsetBuffer::from_repeated_length(dim, k);
+            Arc::new(ListArray::try_new(item.clone(), offsets, values, None)?)
+        }
+        other => return internal_err!("centroids are lists, not {other}"),
+    };
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(Int64Array::from_iter_values(0..k as i64)),
+        centroid,
+        Arc::new(Int64Array::from_iter_values(found.sizes.iter().map(|size| *size as i64))),
+        Arc::new(Float64Array::from(found.inertias)),
+    ];
+    Ok(RecordBatch::try_new(schema.clone(), columns)?)
+}

@@ -1,0 +1,99 @@
+//! What k-means computes: its parameters, its inputs' columns, its output's. Shared by the logical
+//! plan, which announces the columns, and the operator, which makes them.
+
+use std::sync::Arc;
+
+use datafusion::arrow::datatypes::{DataType, Field, Fields};
+use datafusion::common::plan_err;
+use datafusion::error::Result;
+
+use crate::algo::kmeans::KMeansParams;
+use crate::device::DeviceChoice;
+use crate::exec::side::Side;
+use crate::exec::vectors::VectorColumn;
+use crate::matrix::ElementKind;
+
+/// What a [`KMeansExec`](super::KMeansExec) computes, independent of its inputs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KMeansSpec {
+    /// k, the metric, and how the rounds go.
+    pub params: KMeansParams,
+    /// What comes out.
+    pub output: KMeansOutput,
+    /// Where the vectors are.
+    pub vector: VectorColumn,
+    /// The column of weights.
+    pub weight: Option<String>,
+    /// For [`KMeansOutput::Labels`], the columns that put rows into groups.
+    pub groups: Vec<String>,
+    /// Where the first centroids are in their relation, if one gives them.
+    pub init_vector: Option<VectorColumn>,
+    /// The device asked for.
+    pub device: DeviceChoice,
+    /// Bytes of the device's memory to use; 0: nearly all that is free.
+    pub device_memory: u64,
+}
+
+impl KMeansSpec {
+    /// About how many operations it takes.
+    pub(super) fn operations(&self, rows: usize, width: usize) -> f64 {
+        let rounds = self.params.max_iterations.min(20) as f64;
+        2.0 * width as f64 * rows as f64 * self.params.k() as f64 * rounds
+    }
+}
+
+/// What comes out of k-means.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
+pub enum KMeansOutput {
+    /// The rows, with their cluster and the distance from its centroid.
+    Rows,
+    /// The rows, with their cluster among those of their group in a column of this name.
+    Labels(String),
+    /// The clusters: centroid, size and inertia.
+    Centroids,
+}
+
+/// The columns that come out for an input of these.
+///
+/// # Errors
+/// A column of the input already has the name of a new one.
+pub fn kmeans_fields(output: &KMeansOutput, side: &Side, fields: &Fields) -> Result<Vec<Field>> {
+    let float = match side.kind {
+        ElementKind::F64 => DataType::Float64,
+        ElementKind::F32 | ElementKind::Bits => DataType::Float32,
+    };
+    match output {
+        KMeansOutput::Rows => {
+            let new = [
+                Field::new("cluster_id", DataType::Int64, true),
+                Field::new("distance", float, true),
+            ];
+            if let Some(field) =
+                new.iter().find(|new| fields.iter().any(|f| f.name() == new.name()))
+            {
+                let name = field.name();
+                return plan_err!(
+                    "kmeans adds a column '{name}', and input already has one; rename it there"
+                );
+            }
+            Ok(fields.iter().map(|field| field.as_ref().clone()).chain(new).collect())
+        }
+        KMeansOutput::Labels(name) => {
+            let label = Field::new(name, DataType::Int64, true);
+            Ok(fields.iter().map(|field| field.as_ref().clone()).chain([label]).collect())
+        }
+        KMeansOutput::Centroids => {
+            let item = Arc::new(Field::new("item", float, false));
+            let centroid = match side.dim(fields) {
+                Some(dim) => DataType::FixedSizeList(item, dim),
+                None => DataType::List(item),
+            };
+            Ok(vec![
+                Field::new("cluster_id", DataType::Int64, false),
+                Field::new("centroid", centroid, false),
+                Field::new("size", DataType::Int64, false),
+                Field::new("inertia", DataType::Float64, false),
+            ])
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! `KnnExec`: the k nearest base rows of every query row.
+//!
+//! ```text
+//! KnnExec: k=10, metric=l2, device=auto
+//!   queries   one partition after the other, in blocks of `neighbors.batch_rows` rows
+//!   base      drained once, all its partitions at a time
+//! ```
+//!
+//! With one input, the rows are joined with themselves, and none is its own neighbour.
+//!
+//! Phases: (1) the base is collected and its vectors become rows; (2) when the first queries are
+//! there, a device is chosen and the base put on it; (3) every block of queries is searched on a
+//! blocking thread and its neighbours are turned into batches as they are asked for. The first block
+//! is small and each has twice the queries of the one before. Dropping the stream cancels the search
+//! between tiles.
+//!
+//! Output: one partition, in the order of the queries, each with its neighbours by rank. With a
+//! limit (`fetch`), no more queries are searched than have so many neighbours.
+//!
+//! Memory: the base's batches and rows, and one block of queries with its neighbours, all reserved
+//! in the session's pool. A block ends where the pool refuses more, from 64 queries on; a base that
+//! it refuses fails with `ResourcesExhausted`.
+
+mod output;
+mod queries;
+mod spec;
+mod stream;
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use datafusion::arrow::datatypes::{Schema, SchemaRef};
+use datafusion::common::stats::Precision;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{
+    ColumnStatistics, DataFusionError, ScalarValue, Statistics, internal_err, plan_datafusion_err,
+};
+use datafusion::error::Result;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{Distribution, EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{
+    Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
+};
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
+use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, Partitioning,
+    PlanProperties,
+};
+
+pub use self::spec::{KnnSpec, knn_fields};
+use crate::device::AnyDevice;
+use crate::exec::collect::{execute_all, expected_rows};
+use crate::exec::side::Side;
+use crate::exec::vectors::common_kind;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct KnnExec {
+    spec: Arc<KnnSpec>,
+    queries: Option<(Side, Arc<dyn ExecutionPlan>)>,
+    base: (Side, Arc<dyn ExecutionPlan>),
+    schema: SchemaRef,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+    /// The device, once one was chosen.
+    device: Arc<OnceLock<String>>,
+    /// How many rows are asked for.
+    fetch: Option<usize>,
+}
+
+impl KnnExec {
+    /// # Errors
+    /// Inputs without the columns the spec names.
+    pub fn try_new(
+        spec: Arc<KnnSpec>,
+        queries: Option<Arc<dyn ExecutionPlan>>,
+        base: Arc<dyn ExecutionPlan>,
+    ) -> Result<Self> {
+        let base_side = Side::try_new("base", &spec.base_vector, base.schema().fields())?;
+        let queries = match (queries, &spec.query_vector) {
+            (Some(plan), Some(vector)) => {
+                Some((Side::try_new("queries", vector, plan.schema().fields())?, plan))
+            }
+            _ => None,
+        };
+        let query_schema = queries.as_ref().map(|(side, plan)| (side, plan.schema()));
+        let fields = knn_fields(
+            query_schema.as_ref().map(|(side, schema)| (*side, schema.fields())),
+            (&base_side, base.schema().fields()),
+        )?;
+        let schema = Arc::new(Schema::new(fields));
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(schema.clone()),
+            Partitioning::UnknownPartitioning(1),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        );
+        Ok(Self {
+            spec,
+            queries,
+            base: (base_side, base),
+            schema,
+            properties: Arc::new(properties),
+            metrics: ExecutionPlanMetricsSet::new(),
+            device: Arc::default(),
+            fetch: None,
+        })
+    }
+
+    fn fetching(self, fetch: Option<usize>) -> Self {
+        Self { fetch, ..self }
+    }
+
+    /// What computes, and how its inputs are read.
+    pub fn spec(&self) -> &KnnSpec {
+        &self.spec
+    }
+
+    /// The device that was chosen, or what statistics let expect before one is.
+    fn shown_device(&self) -> String {
+        self.device.get().cloned().unwrap_or_else(|| {
+            let (side, base) = &self.base;
+            let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
+            let pairs = expected_rows(base).zip(expected_rows(queries));
+            let width = side.dim(base.schema().fields()).map(|dim| side.kind.width(dim as usize));
+            let operations = pairs.zip(width);
+            let operations = operations
+                .map(|((base, queries), width)| 2.0 * width as f64 * base as f64 * queries as f64);
+            AnyDevice::foresee(self.spec.device, operations)
+        })
+    }
+}
+
+impl DisplayAs for KnnExec {
+    fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let spec = &self.spec;
+        let mut shown = vec![
+            ("k", spec.params.k().to_string()),
+            ("metric", spec.params.metric().to_string()),
+            ("device", self.shown_device()),
+        ];
+        if let Some(vector) = &spec.query_vector {
+            shown.push(("queries", format!("[{}]", vector.names().join(", "))));
+        }
+        shown.push(("base", format!("[{}]", spec.base_vector.names().join(", "))));
+        let mut shown: Vec<_> =
+            shown.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        if spec.query_vector.is_none() {
+            shown.push("self_join".to_string());
+        }
+        shown.extend(self.fetch.map(|fetch| format!("fetch={fetch}")));
+        match format {
+            DisplayFormatType::TreeRender => write!(f, "{}", shown.join("\n")),
+            _ => write!(f, "KnnExec: {}", shown.join(", ")),
+        }
+    }
+}
+
+impl ExecutionPlan for KnnExec {
+    fn name(&self) -> &str {
+        "KnnExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        self.queries.iter().map(|(_, plan)| plan).chain([&self.base.1]).collect()
+    }
+
+    /// Any partitioning will do: the base is read over all of its partitions.
+    fn input_distribution_requirements(&self) -> InputDistributionRequirements {
+        let any = vec![Distribution::UnspecifiedDistribution; self.children().len()];
+        InputDistributionRequirements::new(any)
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false; self.children().len()]
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        self.replace_children(
+            children,
+            ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute),
+        )
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        mut children: Vec<Arc<dyn ExecutionPlan>>,
+        _options: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let base = children.pop().ok_or_else(|| plan_datafusion_err!("KnnExec has no base"))?;
+        let queries = children.pop();
+        Ok(Arc::new(Self::try_new(self.spec.clone(), queries, base)?.fetching(self.fetch)))
+    }
+
+    fn apply_expressions(
+        &self,
+        _f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    /// With a limit, it searches for as many queries as have so many neighbours.
+    fn with_fetch(&self, fetch: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
+        let queries = self.queries.as_ref().map(|(_, plan)| plan.clone());
+        let same = Self::try_new(self.spec.clone(), queries, self.base.1.clone()).ok()?;
+        Some(Arc::new(same.fetching(fetch)))
+    }
+
+    fn fetch(&self) -> Option<usize> {
+        self.fetch
+    }
+
+    fn child_stats_requests(&self, _partition: Option<usize>) -> Vec<ChildStats> {
+        vec![ChildStats::At(None); self.children().len()]
+    }
+
+    /// As many neighbours for each query as there are, or are asked for. Never exact: NULL vectors
+    /// have none, and a count taken from statistics would hide the error of a bad row.
+    fn statistics_from_inputs(
+        &self,
+        inputs: &[Arc<Statistics>],
+        _args: &StatisticsArgs,
+    ) -> Result<Arc<Statistics>> {
+        let (Some(queries), Some(base)) = (inputs.first(), inputs.last()) else {
+            return internal_err!("KnnExec has no base");
+        };
+        let (k, itself) = (self.spec.params.k(), usize::from(self.queries.is_none()));
+        let others = base.num_rows.get_value().map(|rows| rows.saturating_sub(itself));
+        let list = others.map_or(k, |others| others.min(k));
+        let carried = |side: &Side, input: &Statistics| {
+            let known = side.carried.iter().map(|i| input.column_statistics.get(*i).cloned());
+            let known = known.map(|column| column.unwrap_or_else(ColumnStatistics::new_unknown));
+            // Rows come several times or not at all: what adds up over them is not known.
+            let known = known.map(|column| ColumnStatistics {
+                null_count: Precision::Absent,
+                sum_value: Precision::Absent,
+                byte_size: Precision::Absent,
+                ..column.to_inexact()
+            });
+            known.collect::<Vec<_>>()
+        };
+        let (query_side, _) = self.queries.as_ref().unwrap_or(&self.base);
+        let mut columns = carried(query_side, queries);
+        columns.extend(carried(&self.base.0, base));
+        let rank = |rank: usize| Precision::Inexact(ScalarValue::Int64(i64::try_from(rank).ok()));
+        let ranks =
+            ColumnStatistics::new_unknown().with_min_value(rank(1)).with_max_value(rank(list));
+        columns.extend([ranks, ColumnStatistics::new_unknown()]);
+        let mut found = Statistics {
+            num_rows: queries.num_rows.multiply(&Precision::Inexact(list)),
+            total_byte_size: Precision::Absent,
+            column_statistics: columns,
+        };
+        found.calculate_total_byte_size(&self.schema);
+        Ok(Arc::new(found.with_fetch(self.fetch, 0, 1)?.to_inexact()))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        if partition != 0 {
+            return internal_err!("KnnExec has one partition, not {partition}");
+        }
+        let start = |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| {
+            Ok::<_, DataFusionError>((side.clone(), execute_all(plan, &context)?))
+        };
+        let queries = self.queries.as_ref().map(start).transpose()?;
+        let base = start(&self.base)?;
+        let kind = self.base.0.kind;
+        let kind = queries.as_ref().map_or(kind, |(side, _)| common_kind(side.kind, kind));
+        let expected = self.queries.as_ref().and_then(|(_, plan)| expected_rows(plan));
+        let join = stream::Join {
+            spec: self.spec.clone(),
+            schema: self.schema.clone(),
+            kind,
+            device: self.device.clone(),
+            fetch: self.fetch,
+            expected,
+        };
+        Ok(stream::run(join, base, queries, &context, &self.metrics))
+    }
+}

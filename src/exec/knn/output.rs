@@ -1,0 +1,211 @@
+//! The output of a [`KnnExec`](super::KnnExec): lists of neighbours, and the columns that both
+//! inputs carry along, as batches.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, Float32Array, Float64Array, Int64Array, OffsetSizeTrait, RecordBatch,
+};
+use datafusion::arrow::compute::interleave;
+use datafusion::arrow::datatypes::{DataType, SchemaRef};
+use datafusion::error::Result;
+use datafusion::execution::memory_pool::MemoryReservation;
+
+use crate::device::{Distances, Neighbors};
+use crate::exec::collect::columns;
+use crate::exec::side::Side;
+
+/// Bytes of carried columns in a batch, unless one row has more. A text that many rows carry is
+/// there once in the input, and in the output as often: without a bound, a batch of long texts
+/// exceeds memory, and the 2 GiB that offsets of 32 bits reach.
+const BATCH_BYTES: usize = 32 << 20;
+
+/// The columns carried along by an input, in as many pieces as there were batches.
+pub(super) struct Carried {
+    /// For each column, its pieces.
+    columns: Vec<Vec<ArrayRef>>,
+    /// Where each piece begins.
+    starts: Vec<usize>,
+    rows: usize,
+    /// At least the bytes of any row.
+    largest: usize,
+    /// The position of each row that has a vector.
+    pub positions: Vec<u32>,
+}
+
+impl Carried {
+    pub fn new(side: &Side) -> Self {
+        let columns = vec![Vec::new(); side.carried.len()];
+        Self { columns, starts: Vec::new(), rows: 0, largest: 0, positions: Vec::new() }
+    }
+
+    /// Whether nothing was taken yet.
+    pub fn is_empty(&self) -> bool {
+        self.starts.is_empty()
+    }
+
+    /// Take the carried columns of a batch.
+    pub fn push(&mut self, batch: &RecordBatch, side: &Side) {
+        self.starts.push(self.rows);
+        self.rows += batch.num_rows();
+        let mut largest = 0;
+        for (pieces, array) in self.columns.iter_mut().zip(columns(batch, &side.carried)) {
+            let rows = if is_fixed(array.data_type()) { array.len().min(1) } else { array.len() };
+            largest += (0..rows).map(|row| bytes(array.as_ref(), row..row + 1)).max().unwrap_or(0);
+            pieces.push(array);
+        }
+        self.largest = self.largest.max(largest);
+    }
+
+    /// The bytes of a row with a vector in all columns.
+    fn row_bytes(&self, row: usize) -> usize {
+        let (piece, row) = self.place(row);
+        self.columns.iter().map(|pieces| bytes(pieces[piece].as_ref(), row..row + 1)).sum()
+    }
+
+    /// Where a row with a vector is: the piece, and the row in it.
+    fn place(&self, row: usize) -> (usize, usize) {
+        let position = self.positions[row] as usize;
+        let piece = self.starts.partition_point(|start| *start <= position) - 1;
+        (piece, position - self.starts[piece])
+    }
+
+    /// The values of all columns for these rows with vectors.
+    fn take(&self, rows: impl Iterator<Item = usize>) -> Result<Vec<ArrayRef>> {
+        let places: Vec<_> = rows.map(|row| self.place(row)).collect();
+        self.columns
+            .iter()
+            .map(|pieces| {
+                let pieces: Vec<_> = pieces.iter().map(AsRef::as_ref).collect();
+                Ok(interleave(&pieces, &places)?)
+            })
+            .collect()
+    }
+}
+
+/// Whether all rows of a column of this type have as many bytes.
+fn is_fixed(column: &DataType) -> bool {
+    column.is_primitive()
+        || matches!(
+            column,
+            DataType::Boolean
+                | DataType::FixedSizeBinary(_)
+                | DataType::Utf8View
+                | DataType::BinaryView
+                | DataType::Dictionary(..)
+        )
+}
+
+/// The bytes that some rows of a column add to a copy. Those of views and dictionaries are shared.
+fn bytes(array: &dyn Array, rows: Range<usize>) -> usize {
+    fn between<O: OffsetSizeTrait>(offsets: &[O], rows: Range<usize>) -> Range<usize> {
+        offsets[rows.start].as_usize()..offsets[rows.end].as_usize()
+    }
+    match array.data_type() {
+        DataType::Utf8 => between(array.as_string::<i32>().value_offsets(), rows).len(),
+        DataType::LargeUtf8 => between(array.as_string::<i64>().value_offsets(), rows).len(),
+        DataType::Binary => between(array.as_binary::<i32>().value_offsets(), rows).len(),
+        DataType::LargeBinary => between(array.as_binary::<i64>().value_offsets(), rows).len(),
+        DataType::List(_) => {
+            let list = array.as_list::<i32>();
+            bytes(list.values().as_ref(), between(list.value_offsets(), rows))
+        }
+        DataType::LargeList(_) => {
+            let list = array.as_list::<i64>();
+            bytes(list.values().as_ref(), between(list.value_offsets(), rows))
+        }
+        DataType::Map(..) => {
+            let map = array.as_map();
+            bytes(map.entries(), between(map.value_offsets(), rows))
+        }
+        DataType::FixedSizeList(_, dim) => {
+            let (list, dim) = (array.as_fixed_size_list(), *dim as usize);
+            bytes(list.values().as_ref(), rows.start * dim..rows.end * dim)
+        }
+        DataType::Struct(_) => {
+            let fields = array.as_struct().columns();
+            fields.iter().map(|field| bytes(field.as_ref(), rows.clone())).sum()
+        }
+        DataType::ListView(_) => {
+            let list = array.as_list_view::<i32>();
+            let row = |row| {
+                bytes(list.values().as_ref(), view(list.value_offsets(), list.value_sizes(), row))
+            };
+            rows.filter(|row| list.is_valid(*row)).map(row).sum()
+        }
+        DataType::LargeListView(_) => {
+            let list = array.as_list_view::<i64>();
+            let row = |row| {
+                bytes(list.values().as_ref(), view(list.value_offsets(), list.value_sizes(), row))
+            };
+            rows.filter(|row| list.is_valid(*row)).map(row).sum()
+        }
+        DataType::FixedSizeBinary(width) => rows.len() * *width as usize,
+        other => rows.len() * other.primitive_width().unwrap_or(16),
+    }
+}
+
+/// Where the values of a row of a list view are.
+fn view<O: OffsetSizeTrait>(offsets: &[O], sizes: &[O], row: usize) -> Range<usize> {
+    let start = offsets[row].as_usize();
+    start..start + sizes[row].as_usize()
+}
+
+/// The neighbours of a block of queries, turned into batches one at a time.
+pub(super) struct Batches {
+    pub schema: SchemaRef,
+    /// The columns of the queries; in a join of the base with itself, the base has them.
+    pub queries: Option<Carried>,
+    /// The row of the base that is the first query, in a join of the base with itself.
+    pub first_query: usize,
+    pub neighbors: Neighbors,
+    /// The neighbours that are out already.
+    pub next: usize,
+    pub batch_size: usize,
+    /// Of the queries' columns and of the lists.
+    pub _reservations: Vec<MemoryReservation>,
+}
+
+impl Batches {
+    /// The next batch, of so many rows at most; `None` after the last.
+    pub fn next(&mut self, base: &Carried, most: usize) -> Result<Option<RecordBatch>> {
+        let range = self.next..self.end(base, most);
+        self.next = range.end;
+        (!range.is_empty()).then(|| self.batch(base, range)).transpose()
+    }
+
+    /// Where the next batch ends.
+    fn end(&self, base: &Carried, most: usize) -> usize {
+        let end = self.neighbors.rows.len().min(self.next + self.batch_size.min(most));
+        let queries = self.queries.as_ref().unwrap_or(base);
+        let most = (queries.largest + base.largest).saturating_mul(end - self.next);
+        if most <= BATCH_BYTES {
+            return end;
+        }
+        let mut bytes = 0;
+        for i in self.next..end {
+            bytes += queries.row_bytes(self.first_query + i / self.neighbors.per_query);
+            bytes += base.row_bytes(self.neighbors.rows[i] as usize);
+            if bytes > BATCH_BYTES && i > self.next {
+                return i;
+            }
+        }
+        end
+    }
+
+    fn batch(&self, base: &Carried, range: Range<usize>) -> Result<RecordBatch> {
+        let k = self.neighbors.per_query;
+        let queries = self.queries.as_ref().unwrap_or(base);
+        let mut columns = queries.take(range.clone().map(|i| self.first_query + i / k))?;
+        let rows = &self.neighbors.rows[range.clone()];
+        columns.extend(base.take(rows.iter().map(|row| *row as usize))?);
+        let ranks = range.clone().map(|i| (i % k) as i64 + 1);
+        columns.push(Arc::new(ranks.collect::<Int64Array>()));
+        columns.push(match &self.neighbors.distances {
+            Distances::F32(x) => Arc::new(Float32Array::from(x[range].to_vec())),
+            Distances::F64(x) => Arc::new(Float64Array::from(x[range].to_vec())),
+        });
+        Ok(RecordBatch::try_new(self.schema.clone(), columns)?)
+    }
+}

@@ -1,0 +1,258 @@
+//! The queries of a [`KnnExec`](super::KnnExec): batches as they come, cut into blocks that memory
+//! holds.
+//!
+//! A block reserves memory for its rows and their lists before it reads them, and ends where the
+//! session's pool refuses more. So queries may be larger than the pool: what a block needs at least
+//! is [`SMALLEST_BLOCK`] rows. The batch that is being read is there already, whatever the pool
+//! says; it is reserved while the pool has room for it.
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::common::runtime::SpawnedTask;
+use datafusion::common::utils::memory::RecordBatchMemoryCounter;
+use datafusion::error::Result;
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::execution::memory_pool::MemoryReservation;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use tokio::sync::mpsc;
+
+use super::output::Carried;
+use crate::exec::collect::{blocking, columns, join_error};
+use crate::exec::phases::Phases;
+use crate::exec::side::Side;
+use crate::exec::vectors::VectorReader;
+use crate::job::{Phase, Watch};
+
+/// The fewest queries worth a search of their own when memory is short.
+pub(super) const SMALLEST_BLOCK: usize = 64;
+
+/// Rows for which a block reserves memory at first, if it is to have as many.
+const FIRST_ROWS: usize = 1024;
+
+/// Memory for as many rows as were asked for, or as the pool grants, at least so many.
+///
+/// # Errors
+/// That of the pool if it refuses even the least.
+pub(super) fn reserve(
+    reservation: &MemoryReservation,
+    bytes_per_row: usize,
+    mut rows: usize,
+) -> Result<usize> {
+    loop {
+        match reservation.try_resize(rows.saturating_mul(bytes_per_row)) {
+            Ok(()) => return Ok(rows),
+            Err(_) if rows > SMALLEST_BLOCK => rows = (rows / 2).max(SMALLEST_BLOCK),
+            Err(refused) => return Err(refused),
+        }
+    }
+}
+
+/// The queries, as they come.
+pub(super) struct Queries {
+    side: Side,
+    stream: BoxStream<'static, Result<RecordBatch>>,
+    /// The rows of the last batch that no block has taken yet.
+    rest: Option<RecordBatch>,
+    /// The vectors of that batch, while the pool grants them.
+    in_hand: MemoryReservation,
+    phases: Phases,
+    /// Whether the last batch was read.
+    pub ended: bool,
+    /// Rows read into blocks.
+    pub seen: u64,
+}
+
+/// Queries to be searched together, while they are collected.
+pub(super) struct Filling {
+    pub reader: VectorReader,
+    pub carried: Carried,
+    /// The buffers of the columns that are carried along.
+    kept: RecordBatchMemoryCounter,
+    columns: MemoryReservation,
+    rows: MemoryReservation,
+    /// Bytes of a row and of its list.
+    bytes_per_row: usize,
+    /// Rows that memory is reserved for.
+    capacity: usize,
+    /// The pool refuses to let it grow.
+    full: bool,
+}
+
+impl Queries {
+    pub fn new(
+        side: Side,
+        streams: Vec<SendableRecordBatchStream>,
+        reservation: &MemoryReservation,
+        phases: Phases,
+    ) -> Self {
+        let (stream, in_hand) = (in_turn(streams), reservation.new_empty());
+        Self { side, stream, rest: None, in_hand, phases, ended: false, seen: 0 }
+    }
+
+    /// Begin a block, of which each row takes so many bytes with its list.
+    pub fn begin(&self, reader: VectorReader, bytes_per_row: usize) -> Filling {
+        Filling {
+            reader,
+            carried: Carried::new(&self.side),
+            kept: RecordBatchMemoryCounter::new(),
+            columns: self.in_hand.new_empty(),
+            rows: self.in_hand.new_empty(),
+            bytes_per_row,
+            capacity: 0,
+            full: false,
+        }
+    }
+
+    /// Read on until the block has so many rows with vectors, or all there are, or all that memory
+    /// allows.
+    pub async fn fill(&mut self, mut block: Filling, target: usize) -> Result<Filling> {
+        while block.reader.len() < target && !block.full {
+            self.phases.enter(Phase::Read);
+            let batch = self.next_batch().await;
+            self.phases.enter(Phase::Prepare);
+            let Some(batch) = batch? else {
+                break;
+            };
+            let room = match self.hold(&mut block, &batch)? {
+                true => self.room(&mut block, target, batch.num_rows())?,
+                false => 0,
+            };
+            if room == 0 {
+                block.full = true;
+                self.rest = Some(batch);
+                break;
+            }
+            let taken = batch.slice(0, room.min(batch.num_rows()));
+            let left = batch.num_rows() - taken.num_rows();
+            self.rest = (left > 0).then(|| batch.slice(taken.num_rows(), left));
+            drop(batch);
+            self.seen += taken.num_rows() as u64;
+            let side = self.side.clone();
+            block = blocking(move || {
+                block.reader.reserve(block.capacity);
+                block.reader.append(&columns(&taken, &side.vector))?;
+                block.carried.push(&taken, &side);
+                // The memory from which the rows have moved.
+                block.rows.resize(block.capacity.saturating_mul(block.bytes_per_row));
+                Ok(block)
+            })
+            .await?;
+            if self.rest.is_none() {
+                self.in_hand.free();
+            }
+        }
+        Ok(block)
+    }
+
+    /// What is left of the last batch, or the next one that has rows.
+    async fn next_batch(&mut self) -> Result<Option<RecordBatch>> {
+        if let Some(rest) = self.rest.take() {
+            return Ok(Some(rest));
+        }
+        while !self.ended {
+            match self.stream.next().await.transpose()? {
+                Some(batch) if batch.num_rows() == 0 => {}
+                Some(batch) => {
+                    let vectors = batch.project(&self.side.vector)?;
+                    let bytes = RecordBatchMemoryCounter::new().count_batch(&vectors);
+                    // It is there, granted or not.
+                    if self.in_hand.try_resize(bytes).is_err() {
+                        self.in_hand.free();
+                    }
+                    return Ok(Some(batch));
+                }
+                None => self.ended = true,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the block may hold on to the columns that a batch carries along. Those of its first
+    /// batch are there anyway, and cannot be had in part.
+    fn hold(&self, block: &mut Filling, batch: &RecordBatch) -> Result<bool> {
+        let bytes = block.kept.count_batch(&batch.project(&self.side.carried)?);
+        Ok(block.columns.try_grow(bytes).is_ok() || block.carried.is_empty())
+    }
+
+    /// How many rows of a batch of so many the block has memory for.
+    fn room(&self, block: &mut Filling, target: usize, batch: usize) -> Result<usize> {
+        let held = block.reader.len();
+        let wanted = target.min(held.saturating_add(batch));
+        if wanted > block.capacity {
+            let more = wanted.max(2 * block.capacity).max(FIRST_ROWS).min(target);
+            if let Err(refused) = block.grow(more) {
+                // What is there anyway must not stand in the way.
+                self.in_hand.free();
+                if block.grow(more).is_err() && block.capacity == 0 {
+                    return Err(refused);
+                }
+            }
+        }
+        Ok(block.capacity.min(target).saturating_sub(held))
+    }
+}
+
+impl Filling {
+    /// Reserve memory for so many rows, or for fewer if the pool refuses.
+    ///
+    /// # Errors
+    /// That of the pool if it does not even grant [`SMALLEST_BLOCK`] more.
+    fn grow(&mut self, rows: usize) -> Result<()> {
+        let mut more = rows - self.capacity;
+        loop {
+            // Rows move when there are more of them: for a moment they are there twice.
+            let bytes = (2 * self.capacity + more).saturating_mul(self.bytes_per_row);
+            match self.rows.try_resize(bytes) {
+                Ok(()) => break,
+                Err(_) if more > SMALLEST_BLOCK => more = (more / 2).max(SMALLEST_BLOCK),
+                Err(refused) => return Err(refused),
+            }
+        }
+        self.capacity += more;
+        Ok(())
+    }
+
+    /// Rows with vectors.
+    pub fn len(&self) -> usize {
+        self.reader.len()
+    }
+
+    /// What the block keeps reserved while it is searched and put out.
+    pub fn settle(&self) {
+        self.rows.resize(self.len().saturating_mul(self.bytes_per_row));
+    }
+
+    /// What stays reserved as long as the block is there.
+    pub fn into_parts(self) -> (VectorReader, Carried, [MemoryReservation; 2]) {
+        (self.reader, self.carried, [self.columns, self.rows])
+    }
+}
+
+/// All partitions, one after the other. All of them run at the same time, each a batch ahead: those
+/// of a join wait for each other.
+fn in_turn(streams: Vec<SendableRecordBatchStream>) -> BoxStream<'static, Result<RecordBatch>> {
+    let running: Vec<_> = streams
+        .into_iter()
+        .map(|mut stream| {
+            let (sender, receiver) = mpsc::channel(1);
+            let task = SpawnedTask::spawn(async move {
+                // The next batch is made when there is a place for it.
+                while let Ok(place) = sender.reserve().await
+                    && let Some(batch) = stream.next().await
+                {
+                    place.send(batch);
+                }
+            });
+            (receiver, task)
+        })
+        .collect();
+    let partition = |(receiver, task): (mpsc::Receiver<Result<RecordBatch>>, SpawnedTask<()>)| {
+        let batches = futures::stream::unfold(receiver, |mut receiver| async move {
+            receiver.recv().await.map(|batch| (batch, receiver))
+        });
+        // A panic in the task goes on here.
+        let end = async move { task.join_unwind().await.map_err(join_error).err() };
+        batches.chain(futures::stream::once(end).filter_map(|error| async { error.map(Err) }))
+    };
+    futures::stream::iter(running).flat_map(partition).boxed()
+}

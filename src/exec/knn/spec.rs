@@ -1,0 +1,64 @@
+//! What a join of nearest neighbours computes: its parameters, its inputs' columns, its output's.
+//! Shared by the logical plan, which announces the columns, and the operator, which makes them.
+
+use datafusion::arrow::datatypes::{DataType, Field, Fields};
+use datafusion::common::plan_err;
+use datafusion::error::Result;
+
+use crate::algo::knn::KnnParams;
+use crate::device::DeviceChoice;
+use crate::exec::side::Side;
+use crate::exec::vectors::{VectorColumn, common_kind};
+use crate::matrix::ElementKind;
+
+/// What a [`KnnExec`](super::KnnExec) computes, independent of its inputs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KnnSpec {
+    /// k and the metric.
+    pub params: KnnParams,
+    /// Where the vectors of the queries are; `None` in a join of the base with itself.
+    pub query_vector: Option<VectorColumn>,
+    /// Where the vectors of the base are.
+    pub base_vector: VectorColumn,
+    /// The device asked for.
+    pub device: DeviceChoice,
+    /// Bytes of the device's memory to use; 0: nearly all that is free.
+    pub device_memory: u64,
+    /// Queries searched together.
+    pub batch_rows: usize,
+}
+
+/// The output columns: those of the queries with prefix `query_`, those of the base with prefix
+/// `base_`, `rank` and `distance`.
+///
+/// # Errors
+/// Vectors that cannot be compared.
+pub fn knn_fields(queries: Option<(&Side, &Fields)>, base: (&Side, &Fields)) -> Result<Vec<Field>> {
+    let (query_side, query_fields) = queries.unwrap_or(base);
+    let kinds = (query_side.kind, base.0.kind);
+    if (kinds.0 == ElementKind::Bits) != (kinds.1 == ElementKind::Bits) {
+        return plan_err!("queries and base must both hold numbers or both hold bits");
+    }
+    if let (Some(q), Some(b)) = (query_side.dim(query_fields), base.0.dim(base.1))
+        && q != b
+    {
+        return plan_err!("dim mismatch: queries have {q}, base has {b}");
+    }
+    let distance = match common_kind(kinds.0, kinds.1) {
+        ElementKind::F64 => DataType::Float64,
+        ElementKind::F32 | ElementKind::Bits => DataType::Float32,
+    };
+    let carried = |prefix: &str, side: &Side, fields: &Fields| {
+        let rename = |i: &usize| {
+            let field = fields[*i].as_ref().clone();
+            let name = format!("{prefix}_{}", field.name());
+            field.with_name(name)
+        };
+        side.carried.iter().map(rename).collect::<Vec<_>>()
+    };
+    let mut fields = carried("query", query_side, query_fields);
+    fields.extend(carried("base", base.0, base.1));
+    fields.push(Field::new("rank", DataType::Int64, false));
+    fields.push(Field::new("distance", distance, false));
+    Ok(fields)
+}

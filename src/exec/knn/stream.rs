@@ -1,0 +1,406 @@
+//! The work of a [`KnnExec`](super::KnnExec), step by step.
+//!
+//! Blocks of queries grow, so that the first rows come soon; with a limit, no more queries are
+//! searched for than have so many neighbours. What the output waits for is booked to phases.
+
+use std::sync::{Arc, OnceLock};
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::common::utils::memory::RecordBatchMemoryCounter;
+use datafusion::common::{DataFusionError, internal_err};
+use datafusion::error::Result;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::metrics::{
+    BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, RecordOutput, Time,
+};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::{StreamExt, TryStreamExt};
+use tokio::sync::OnceCell;
+
+use super::output::{Batches, Carried};
+use super::queries::{Queries, SMALLEST_BLOCK, reserve};
+use super::spec::KnnSpec;
+use crate::algo::knn::{KnnSearch, open_base};
+use crate::device::{AnyDevice, Work};
+use crate::exec::collect::{CancelOnDrop, blocking, collect, columns};
+use crate::exec::phases::{self, Phases};
+use crate::exec::side::Side;
+use crate::exec::vectors::VectorReader;
+use crate::job::{Cancel, Job, Phase, Watch};
+use crate::matrix::{ElementKind, Rows};
+
+/// What is computed, and how it is shown.
+pub(super) struct Join {
+    pub spec: Arc<KnnSpec>,
+    pub schema: SchemaRef,
+    /// The type that holds the elements of both sides.
+    pub kind: ElementKind,
+    /// To be told which device was chosen.
+    pub device: Arc<OnceLock<String>>,
+    /// How many rows are asked for.
+    pub fetch: Option<usize>,
+    /// How many queries statistics expect.
+    pub expected: Option<usize>,
+}
+
+/// Queries of the first block; each block has twice those of the one before, up to
+/// `neighbors.batch_rows`. Whoever reads the first rows only waits for a small block, and who reads
+/// all waits for a few more.
+const FIRST_BLOCK: usize = 1024;
+
+/// The same on a device with its own memory, which is slow on few queries.
+const FIRST_BLOCK_UPLOADED: usize = 16_384;
+
+/// The columns of an input, and its partitions.
+type Input = (Side, Vec<SendableRecordBatchStream>);
+
+/// The rows of the base, the columns carried along, and, once queries have come, the base on its
+/// device.
+struct Base {
+    rows: Rows,
+    carried: Carried,
+    search: OnceCell<OnDevice>,
+    _reservation: Arc<MemoryReservation>,
+}
+
+/// A base on its device.
+#[derive(Clone)]
+struct OnDevice {
+    search: Arc<dyn KnnSearch>,
+    /// Whether the device has memory of its own.
+    uploaded: bool,
+}
+
+impl Base {
+    /// The base on its device, which is chosen for as many queries as are expected.
+    async fn on_device(&self, join: &Join, phases: &Phases, queries: usize) -> Result<OnDevice> {
+        let start = || async {
+            phases.enter(Phase::Prepare);
+            let width = self.rows.matrix().width().max(1) as f64;
+            let operations = 2.0 * width * self.rows.len() as f64 * queries as f64;
+            let KnnSpec { device, device_memory, params, .. } = *join.spec;
+            let (device, info) = blocking(move || {
+                let device = AnyDevice::choose(device, device_memory, operations)?;
+                let info = device.info();
+                Ok((device, info))
+            })
+            .await?;
+            let uploaded = info.memory.is_some();
+            if uploaded {
+                phases.enter(Phase::Upload);
+            }
+            let rows = self.rows.clone();
+            let search =
+                blocking(move || Ok(open_base(&device, rows, params, &Job::default())?)).await?;
+            phases.enter(Phase::Prepare);
+            join.device.get_or_init(|| info.name);
+            Ok::<_, DataFusionError>(OnDevice { search: Arc::from(search), uploaded })
+        };
+        self.search.get_or_try_init(start).await.cloned()
+    }
+}
+
+/// The base's rows, and its columns that are carried along.
+async fn collect_base(
+    streams: Vec<SendableRecordBatchStream>,
+    side: Side,
+    mut reader: VectorReader,
+    reservation: Arc<MemoryReservation>,
+    phases: &Phases,
+) -> Result<Base> {
+    let batches = collect(streams, &reservation).await?;
+    phases.enter(Phase::Prepare);
+    blocking(move || {
+        let mut carried = Carried::new(&side);
+        let mut kept = RecordBatchMemoryCounter::new();
+        for batch in batches {
+            let before = reader.bytes();
+            reader.append(&columns(&batch, &side.vector))?;
+            // The rows, and the device's copy of them.
+            reservation.try_grow(2 * (reader.bytes() - before))?;
+            kept.count_batch(&batch.project(&side.carried)?);
+            carried.push(&batch, &side);
+        }
+        // The columns of vectors are gone by now.
+        reservation.resize(2 * reader.bytes() + kept.memory_usage());
+        let (rows, positions) = reader.finish();
+        carried.positions = positions;
+        Ok(Base { rows, carried, search: OnceCell::new(), _reservation: reservation })
+    })
+    .await
+}
+
+/// Search for every query.
+pub(super) fn run(
+    join: Join,
+    (base_side, base): Input,
+    queries: Option<Input>,
+    context: &Arc<TaskContext>,
+    metrics: &ExecutionPlanMetricsSet,
+) -> SendableRecordBatchStream {
+    let schema = join.schema.clone();
+    let metrics = Metrics::new(metrics);
+    let phases = metrics.phases.clone();
+    let reserve = |name: &str| MemoryConsumer::new(name).register(context.memory_pool());
+    let (for_base, reservation) = (Arc::new(reserve("KnnExec base")), reserve("KnnExec queries"));
+    let vector = join.spec.base_vector.clone();
+    let reader = VectorReader::new("base", vector, join.kind, join.spec.params.metric());
+    let batch_size = context.session_config().batch_size();
+    let start = async move {
+        let queries = match queries {
+            Some((side, streams)) => {
+                let phases = metrics.phases.clone();
+                Source::Input(Queries::new(side, streams, &reservation, phases))
+            }
+            None => Source::Base(0),
+        };
+        let base = collect_base(base, base_side, reader, for_base, &metrics.phases).await?;
+        metrics.base_rows.add(base.rows.len());
+        let search = Search {
+            target: FIRST_BLOCK.min(join.spec.batch_rows),
+            left: join.fetch.unwrap_or(usize::MAX),
+            join,
+            base: Arc::new(base),
+            queries,
+            batch_size,
+            reservation,
+            found: None,
+            metrics,
+        };
+        Ok::<_, DataFusionError>(futures::stream::try_unfold(search, |mut search| async move {
+            let batch = search.next().await?;
+            Ok(batch.map(|batch| (batch, search)))
+        }))
+    };
+    let batches = futures::stream::once(start).try_flatten().boxed();
+    Box::pin(RecordBatchStreamAdapter::new(schema, phases.watch(batches)))
+}
+
+/// The state of a running join.
+struct Search {
+    join: Join,
+    base: Arc<Base>,
+    queries: Source,
+    /// Queries of the next block.
+    target: usize,
+    /// Rows that are still asked for.
+    left: usize,
+    batch_size: usize,
+    reservation: MemoryReservation,
+    /// What the last block found and is not out yet.
+    found: Option<Batches>,
+    metrics: Metrics,
+}
+
+/// Where the queries come from.
+enum Source {
+    Input(Queries),
+    /// In a join of the base with itself, the next row to search for.
+    Base(usize),
+}
+
+/// Queries to be searched together.
+struct Block {
+    rows: Rows,
+    /// Of the queries; in a join of the base with itself, the base has them.
+    carried: Option<Carried>,
+    /// The number of the first one, in a join of the base with itself.
+    first: Option<u32>,
+    reservations: Vec<MemoryReservation>,
+}
+
+impl Search {
+    /// The next batch; `None` after the last.
+    async fn next(&mut self) -> Result<Option<RecordBatch>> {
+        while self.left > 0 {
+            self.metrics.phases.enter(Phase::Emit);
+            if let Some(found) = &mut self.found
+                && let Some(batch) = found.next(&self.base.carried, self.left)?
+            {
+                self.left -= batch.num_rows();
+                return Ok(Some(batch.record_output(&self.metrics.baseline)));
+            }
+            // Its memory is for the next block.
+            self.found = None;
+            self.metrics.phases.enter(Phase::Prepare);
+            match self.block().await? {
+                Some(block) => self.found = Some(self.search(block).await?),
+                None => break,
+            }
+        }
+        self.metrics.baseline.done();
+        Ok(None)
+    }
+
+    /// The neighbours of a block.
+    async fn search(&mut self, block: Block) -> Result<Batches> {
+        let OnDevice { search, .. } = self.on_device(block.rows.len()).await?;
+        self.metrics.phases.enter(Phase::Search);
+        let (queries, first) = (block.rows.clone(), block.first);
+        let cancel = Cancel::default();
+        let guard = CancelOnDrop(cancel.clone());
+        let job = Job::new(cancel);
+        let neighbors = blocking(move || Ok(search.search(&queries, first, &job)?)).await?;
+        drop(guard);
+        self.metrics.record(&neighbors.work, block.rows.len());
+        if !self.base.rows.is_empty() {
+            self.target = self.target.saturating_mul(2).min(self.join.spec.batch_rows);
+        }
+        Ok(Batches {
+            schema: self.join.schema.clone(),
+            queries: block.carried,
+            first_query: block.first.unwrap_or(0) as usize,
+            neighbors,
+            next: 0,
+            batch_size: self.batch_size,
+            _reservations: block.reservations,
+        })
+    }
+
+    /// The base on the device for so many queries; a device that is slow on few gets more at first.
+    async fn on_device(&mut self, expected: usize) -> Result<OnDevice> {
+        let found = self.base.on_device(&self.join, &self.metrics.phases, expected).await?;
+        if found.uploaded {
+            self.target = self.target.max(FIRST_BLOCK_UPLOADED).min(self.join.spec.batch_rows);
+        }
+        Ok(found)
+    }
+
+    /// Neighbours of each query.
+    fn per_query(&self) -> usize {
+        let itself = usize::from(matches!(self.queries, Source::Base(_)));
+        self.join.spec.params.k().min(self.base.rows.len().saturating_sub(itself))
+    }
+
+    /// Queries whose neighbours make up the rows that are still asked for.
+    fn needed(&self) -> usize {
+        self.left.div_ceil(self.per_query().max(1))
+    }
+
+    /// The next queries, as many as memory allows; `None` if none are left.
+    async fn block(&mut self) -> Result<Option<Block>> {
+        match self.queries {
+            Source::Base(next) => self.block_of_base(next).await,
+            Source::Input(_) => self.block_of_queries().await,
+        }
+    }
+
+    /// Bytes of a query's list: it holds up to twice k entries of 16 bytes while it grows, then rows
+    /// and distances.
+    fn list_bytes(&self) -> usize {
+        self.per_query().saturating_mul(44).saturating_add(64)
+    }
+
+    async fn block_of_base(&mut self, next: usize) -> Result<Option<Block>> {
+        let left = (self.base.rows.len() - next).min(self.needed());
+        if left == 0 {
+            return Ok(None);
+        }
+        self.on_device(left).await?;
+        let reservation = self.reservation.new_empty();
+        let rows = reserve(&reservation, self.list_bytes(), left.min(self.target))?;
+        self.queries = Source::Base(next + rows);
+        Ok(Some(Block {
+            first: Some(next as u32),
+            rows: self.base.rows.slice(next..next + rows),
+            carried: None,
+            reservations: vec![reservation],
+        }))
+    }
+
+    async fn block_of_queries(&mut self) -> Result<Option<Block>> {
+        let base = self.base.rows.clone();
+        let row_bytes = base.matrix().width() * base.matrix().kind().bytes();
+        let (needed, bytes) = (self.needed(), self.list_bytes().saturating_add(row_bytes));
+        // Some more than are needed: the first may have no vectors.
+        let wanted = |target: usize| target.min(needed.max(SMALLEST_BLOCK));
+        loop {
+            let target = wanted(self.target);
+            let Source::Input(queries) = &mut self.queries else {
+                return internal_err!("a join of the base with itself has no other queries");
+            };
+            let reader = reader(&self.join, &base, queries.seen);
+            let block = queries.begin(reader, bytes);
+            let block = queries.fill(block, target).await?;
+            if block.len() == 0 {
+                if queries.ended {
+                    return Ok(None);
+                }
+                // Memory ended before the first row that has a vector.
+                continue;
+            }
+            let expected = match (queries.ended, self.join.expected) {
+                (true, _) => block.len(),
+                (false, expected) => expected.unwrap_or(self.join.spec.batch_rows).max(block.len()),
+            };
+            self.on_device(expected.min(needed)).await?;
+            let target = wanted(self.target);
+            let Source::Input(queries) = &mut self.queries else { continue };
+            let block = queries.fill(block, target).await?;
+            block.settle();
+            let (reader, mut carried, reservations) = block.into_parts();
+            let (rows, positions) = reader.finish();
+            carried.positions = positions;
+            return Ok(Some(Block {
+                rows: rows.slice(0..rows.len().min(needed)),
+                carried: Some(carried),
+                first: None,
+                reservations: reservations.into(),
+            }));
+        }
+    }
+}
+
+/// Reads queries, from this row of their input on, which have as many dimensions as the base.
+fn reader(join: &Join, base: &Rows, first: u64) -> VectorReader {
+    let spec = &join.spec;
+    let vector = spec.query_vector.as_ref().unwrap_or(&spec.base_vector).clone();
+    let dim = (!base.is_empty()).then(|| base.matrix().dim());
+    VectorReader::new("queries", vector, join.kind, spec.params.metric()).continuing(first, dim)
+}
+
+/// What EXPLAIN ANALYZE shows.
+struct Metrics {
+    baseline: BaselineMetrics,
+    phases: Phases,
+    base_rows: Count,
+    query_rows: Count,
+    pairs_computed: Count,
+    pairs_rechecked: Count,
+    rows_redone: Count,
+    bytes_sent: Count,
+    transfer_time: Time,
+    kernel_time: Time,
+}
+
+impl Metrics {
+    fn new(set: &ExecutionPlanMetricsSet) -> Self {
+        let count = |name: &'static str| MetricBuilder::new(set).counter(name, 0);
+        let time = |name: &'static str| MetricBuilder::new(set).subset_time(name, 0);
+        let baseline = BaselineMetrics::new(set, 0);
+        Self {
+            phases: Phases::new(set, phases::KNN, &baseline),
+            baseline,
+            base_rows: count("base_rows"),
+            query_rows: count("query_rows"),
+            pairs_computed: count("pairs_computed"),
+            pairs_rechecked: count("pairs_rechecked"),
+            rows_redone: count("rows_redone"),
+            bytes_sent: count("bytes_sent"),
+            transfer_time: time("transfer_time"),
+            kernel_time: time("kernel_time"),
+        }
+    }
+
+    fn record(&self, work: &Work, queries: usize) {
+        self.query_rows.add(queries);
+        self.pairs_computed.add(work.pairs as usize);
+        self.pairs_rechecked.add(work.rechecked as usize);
+        self.rows_redone.add(work.redone as usize);
+        self.bytes_sent.add(work.bytes_sent as usize);
+        self.transfer_time.add_duration(work.transfer);
+        self.kernel_time.add_duration(work.kernel);
+    }
+}

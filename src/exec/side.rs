@@ -1,0 +1,65 @@
+//! The columns of an input: those that make up vectors, and those carried along.
+
+use datafusion::arrow::datatypes::{DataType, Fields};
+use datafusion::common::plan_err;
+use datafusion::error::Result;
+
+use super::vectors::VectorColumn;
+use crate::matrix::ElementKind;
+
+/// One input: the vector columns and the ones carried to the output.
+#[derive(Debug, Clone)]
+pub struct Side {
+    /// Positions of the vector columns.
+    pub vector: Vec<usize>,
+    /// Positions of the other columns.
+    pub carried: Vec<usize>,
+    /// Type of the vectors' elements.
+    pub kind: ElementKind,
+}
+
+impl Side {
+    /// Find the columns in an input's fields.
+    ///
+    /// # Errors
+    /// A column that is not there, or holds no vectors.
+    pub fn try_new(input: &str, vector: &VectorColumn, fields: &Fields) -> Result<Self> {
+        let names = vector.names();
+        let earlier = |(i, name): (usize, &String)| names[..i].contains(name).then(|| name.clone());
+        if let Some(twice) = names.iter().enumerate().find_map(earlier) {
+            return plan_err!("column '{twice}' of {input} is named twice as a dimension");
+        }
+        let positions = names.iter().map(|name| find(input, name, fields));
+        let positions = positions.collect::<Result<Vec<_>>>()?;
+        let types: Vec<_> = positions.iter().map(|i| fields[*i].data_type()).collect();
+        let Some(kind) = vector.kind(&types) else {
+            let names = vector.names().join(", ");
+            let types = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            return plan_err!("column {names} of {input} holds no vectors, but {types}");
+        };
+        let carried = (0..fields.len()).filter(|i| !positions.contains(i)).collect();
+        Ok(Self { vector: positions, carried, kind })
+    }
+
+    /// The length of the vectors, where the type says it.
+    pub(super) fn dim(&self, fields: &Fields) -> Option<i32> {
+        match (self.vector.len(), fields[self.vector[0]].data_type()) {
+            (1, DataType::FixedSizeList(_, dim)) => Some(*dim),
+            (1, DataType::FixedSizeBinary(bytes)) => Some(bytes * 8),
+            (1, _) => None,
+            (dimensions, _) => i32::try_from(dimensions).ok(),
+        }
+    }
+}
+
+fn find(input: &str, name: &str, fields: &Fields) -> Result<usize> {
+    let mut found = fields.iter().enumerate().filter(|(_, f)| f.name() == name).map(|(i, _)| i);
+    match (found.next(), found.next()) {
+        (Some(position), None) => Ok(position),
+        (Some(_), Some(_)) => plan_err!("column '{name}' of {input} is ambiguous"),
+        (None, _) => {
+            let names = fields.iter().map(|f| f.name().as_str()).collect::<Vec<_>>().join(", ");
+            plan_err!("no column '{name}' in {input}; it has {names}")
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What long work is done under: who may stop it, whose memory it takes, who watches its phases.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::{Error, Result};
+
+/// One piece of long work, as those see it who wait for it. Every loop over chunks takes one.
+///
+/// The default is never cancelled, may use any amount of memory, and is watched by nobody.
+#[derive(Clone, Default)]
+pub struct Job {
+    cancel: Cancel,
+    budget: Option<Arc<dyn Budget>>,
+    watch: Option<Arc<dyn Watch>>,
+}
+
+/// A flag that stops work nobody waits for any more.
+#[derive(Debug, Clone, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+/// Host memory that is counted, and limited.
+pub trait Budget: Send + Sync {
+    /// Counts bytes as used.
+    ///
+    /// # Errors
+    /// Says why they may not be.
+    fn grow(&self, bytes: usize) -> Result<(), String>;
+
+    /// Counts bytes as free again.
+    fn shrink(&self, bytes: usize);
+}
+
+/// Is told what work is doing.
+pub trait Watch: Send + Sync {
+    /// The work is in this phase from now on.
+    fn enter(&self, phase: Phase);
+}
+
+/// What work may be doing while somebody waits for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Phase {
+    /// Reading the batches of the inputs.
+    Read,
+    /// Making rows, checking them, choosing the device and building its layouts.
+    Prepare,
+    /// Sending the base to a device with its own memory.
+    Upload,
+    /// Searching for neighbours.
+    Search,
+    /// Choosing the first centroids.
+    Seed,
+    /// Assigning rows to centroids.
+    Assign,
+    /// Moving centroids to the means of their rows.
+    Update,
+    /// Making batches of what was found.
+    Emit,
+}
+
+/// Bytes that are counted until this is dropped.
+#[must_use]
+pub struct Reserved {
+    budget: Option<Arc<dyn Budget>>,
+    bytes: usize,
+}
+
+impl Cancel {
+    /// Asks the work to stop.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// # Errors
+    /// [`Error::Cancelled`] if the flag is raised.
+    pub fn check(&self) -> Result<()> {
+        if self.0.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
+    }
+}
+
+impl Job {
+    /// Work that this flag stops.
+    pub fn new(cancel: Cancel) -> Self {
+        Self { cancel, ..Self::default() }
+    }
+
+    /// The same work, within this budget.
+    pub fn with_budget(self, budget: Arc<dyn Budget>) -> Self {
+        Self { budget: Some(budget), ..self }
+    }
+
+    /// The same work, watched.
+    pub fn with_watch(self, watch: Arc<dyn Watch>) -> Self {
+        Self { watch: Some(watch), ..self }
+    }
+
+    /// A part of this work that runs beside others of its kind: it enters no phases.
+    pub fn part(&self) -> Self {
+        Self { watch: None, ..self.clone() }
+    }
+
+    /// The flag.
+    pub fn cancel(&self) -> &Cancel {
+        &self.cancel
+    }
+
+    /// # Errors
+    /// [`Error::Cancelled`] if nobody waits any more.
+    pub fn check(&self) -> Result<()> {
+        self.cancel.check()
+    }
+
+    /// The work is in this phase from now on.
+    pub fn enter(&self, phase: Phase) {
+        if let Some(watch) = &self.watch {
+            watch.enter(phase);
+        }
+    }
+
+    /// Counts bytes that are about to be allocated.
+    ///
+    /// # Errors
+    /// [`Error::HostMemory`] if the budget does not hold them.
+    pub fn reserve(&self, what: &'static str, bytes: usize) -> Result<Reserved> {
+        if let Some(budget) = &self.budget {
+            budget.grow(bytes).map_err(|reason| Error::HostMemory { what, bytes, reason })?;
+        }
+        Ok(Reserved { budget: self.budget.clone(), bytes })
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some(budget) = &self.budget {
+            budget.shrink(self.bytes);
+        }
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("cancel", &self.cancel).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Reserved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reserved").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    struct Hundred(AtomicUsize);
+
+    impl Budget for Hundred {
+        fn grow(&self, bytes: usize) -> Result<(), String> {
+            let used = self.0.fetch_add(bytes, Ordering::Relaxed) + bytes;
+            if used > 100 {
+                self.shrink(bytes);
+                return Err("there are 100".to_string());
+            }
+            Ok(())
+        }
+
+        fn shrink(&self, bytes: usize) {
+            self.0.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn memory_is_counted_while_it_is_held() {
+        let budget = Arc::new(Hundred(AtomicUsize::new(0)));
+        let job = Job::default().with_budget(budget.clone());
+        let held = job.reserve("rows", 60).unwrap();
+        let refused = job.reserve("labels", 50).unwrap_err().to_string();
+        assert!(refused.contains("labels") && refused.contains("there are 100"), "{refused}");
+        drop(held);
+        assert_eq!(budget.0.load(Ordering::Relaxed), 0);
+        assert!(job.reserve("labels", 50).is_ok());
+    }
+
+    #[test]
+    fn a_cancelled_job_says_so() {
+        let job = Job::default();
+        assert!(job.check().is_ok());
+        job.clone().part().cancel().cancel();
+        assert!(matches!(job.check(), Err(Error::Cancelled)));
+    }
+}

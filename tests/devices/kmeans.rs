@@ -1,0 +1,439 @@
+//! k-means, whole runs.
+
+use std::sync::Arc;
+
+use datafusion_neighbors::algo::kmeans::{Clustering, Init, KMeansParams, kmeans, kmeans_groups};
+use datafusion_neighbors::device::AnyDevice;
+use datafusion_neighbors::job::Job;
+use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::{Error, Metric};
+use libtest_mimic::Failed;
+
+use crate::Test;
+use crate::support::lloyd::{exact_mean, lloyd, unit_of, values_of};
+use crate::support::{Kind, Rng, matrix_f32, matrix_f64, oracle};
+
+/// All trials.
+pub fn trials() -> Vec<(String, Test)> {
+    let mut all: Vec<(String, Test)> = Vec::new();
+    for kind in Kind::ALL {
+        all.push((format!("kmeans::{kind:?}"), Box::new(move |device| clusters(device, kind))));
+    }
+    let others: [(&str, fn(&AnyDevice) -> Result<(), Failed>); 7] = [
+        ("many_rounds", many_rounds),
+        ("groups", groups),
+        ("means_are_exact", exact_means),
+        ("rounds_by_definition", rounds_by_definition),
+        ("given_centroids_far_away", far_centroids),
+        ("products_that_hide_others", hidden_products),
+        ("rows_without_weight", weightless),
+    ];
+    all.extend(others.map(|(name, run)| (format!("kmeans::{name}"), Box::new(run) as Test)));
+    all
+}
+
+/// Rows, dimension, clusters: of every way in which a device assigns rows, and around its limits.
+const CLUSTER_SHAPES: [(usize, usize, u64); 11] = [
+    (40, 1, 3),
+    (300, 3, 7),
+    (9000, 2, 130),
+    (1100, 8, 33),
+    (800, 10, 65),
+    (700, 11, 64),
+    (500, 33, 20),
+    (900, 96, 129),
+    (600, 128, 70),
+    (400, 129, 9),
+    (700, 130, 300),
+];
+
+/// Labels are those of the nearest centroid by definition, and everything is bit by bit what the CPU
+/// finds.
+fn clusters(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
+    for (i, (rows, dim, k)) in CLUSTER_SHAPES.into_iter().enumerate() {
+        let values = kind.rows(i as u64, rows, dim);
+        for metric in [Metric::L2, Metric::Cosine] {
+            for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
+                // Every other centroid starts where another one does, and is left without rows.
+                let copies = rows.slice(0..k as usize / 2);
+                let copies = doubled(&copies, k as usize);
+                for start in [None, Some(&copies)] {
+                    let mut params = KMeansParams::try_new(k, metric)?;
+                    (params.max_iterations, params.seed) = (12, 5);
+                    if start.is_some() {
+                        params.init = Init::Given;
+                    }
+                    let context = format!("{metric}, dim {dim}, k {k}, given {}", start.is_some());
+                    same_clusters(device, &rows, start, &params)
+                        .map_err(|e| format!("{context}: {e:?}"))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A few long runs, which reach the kernels that only later rounds launch, and are short enough for
+/// tools that slow every access down.
+fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
+    for (count, dim, k) in [(1500, 3, 9), (1200, 20, 12)] {
+        for outlier in [1.0, 1e15] {
+            let mut values = Kind::Normal.rows(1, count, dim);
+            values[count - 1].iter_mut().for_each(|x| *x *= outlier);
+            let rows = matrix_f32(&values, dim, Metric::L2);
+            let start = rows.slice(0..k as usize);
+            let mut params = KMeansParams::try_new(k, Metric::L2)?;
+            (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 20);
+            let found = kmeans(device, &rows, None, Some(&start), &params, &Job::default())?;
+            if found.rounds.iterations <= 16 {
+                return Err(format!("{} rounds are too few", found.rounds.iterations).into());
+            }
+            same_clusters(device, &rows, Some(&start), &params)
+                .map_err(|e| format!("dim {dim}, outlier {outlier:e}: {e:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Groups of many sizes, in one job: what each would be by itself.
+fn groups(device: &AnyDevice) -> Result<(), Failed> {
+    for (i, (kind, dim, k)) in [
+        (Kind::Normal, 2, 5),
+        (Kind::Lattice, 3, 9),
+        (Kind::Duplicates, 8, 4),
+        (Kind::FarAway, 32, 7),
+        (Kind::SignedZeros, 1, 3),
+        (Kind::Normal, 40, 3),
+        (Kind::AllEqual, 4, 2),
+        (Kind::Huge, 6, 5),
+        (Kind::Subnormal, 5, 3),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        // One of them is large enough for the device alone.
+        let sizes = (0..300).map(|i| i * 7 % 41).chain([0, 30_000, 1]);
+        let sizes: Vec<usize> = if i == 0 { sizes.collect() } else { sizes.take(300).collect() };
+        let ends: Vec<usize> = sizes
+            .iter()
+            .scan(0, |end, size| {
+                *end += size;
+                Some(*end)
+            })
+            .collect();
+        let values = kind.rows(i as u64, *ends.last().unwrap_or(&0), dim);
+        for metric in [Metric::L2, Metric::Cosine] {
+            for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
+                for init in [Init::PlusPlus, Init::Random] {
+                    let mut params = KMeansParams::try_new(k, metric)?;
+                    (params.seed, params.init) = (3, init);
+                    let found = kmeans_groups(device, &rows, &ends, &params, &Job::default())?;
+                    if found.len() != ends.len() {
+                        return Err(format!("{} of {} groups", found.len(), ends.len()).into());
+                    }
+                    for ((size, end), found) in sizes.iter().zip(&ends).zip(found) {
+                        let own = rows.slice(end - size..*end);
+                        same_group(&own, &params, &found)
+                            .map_err(|e| format!("{metric} {kind:?} dim {dim}, {size}: {e:?}"))?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows of many sizes: what a cluster's mean must not lose.
+pub fn mixed_rows(case: u64, dim: usize) -> Vec<Vec<f64>> {
+    let mut rng = Rng(case * 100 + dim as u64);
+    let mut rows: Vec<Vec<f64>> =
+        (0..400).map(|_| (0..dim).map(|_| rng.normal()).collect()).collect();
+    for (i, row) in rows.iter_mut().enumerate() {
+        for (j, x) in row.iter_mut().enumerate() {
+            *x *= match case {
+                // One huge row beside tiny ones.
+                0 if i == 77 => 1e17,
+                0 => 1e-5,
+                // In one dimension.
+                1 if i % 50 == 3 && j == 0 => 1e12,
+                1 => 1e-9,
+                // Of every size, by row, by dimension, by element.
+                2 => 2f64.powi(rng.below(90) as i32 - 60),
+                3 => 2f64.powi((i % 80) as i32 - 40),
+                4 => 10f64.powi(j as i32 % 30 - 20),
+                // Far apart, and with a common offset.
+                5 => 1.0 + 1e6 * (i % 3) as f64,
+                // Subnormal beside normal ones.
+                _ => [1.0, 1e-41, 1e-30][i % 3],
+            };
+            *x = f64::from(*x as f32);
+        }
+    }
+    if case == 5 {
+        rows.iter_mut().flatten().for_each(|x| *x = f64::from((*x + 1e7) as f32));
+    }
+    rows
+}
+
+/// After rounds that came to rest, centroids are the means of their rows, within 4 units in the last
+/// place of float64 of what is added up; those of float32 are that rounded once.
+fn exact_means(device: &AnyDevice) -> Result<(), Failed> {
+    for case in 0..7 {
+        for (dim, k) in [(1, 1), (3, 4), (8, 9), (40, 5), (130, 3)] {
+            let values = mixed_rows(case, dim);
+            let mut wide = values.clone();
+            if case == 0 {
+                // What float32 does not hold.
+                wide[77].iter_mut().for_each(|x| *x *= 1e23);
+            }
+            for rows in [matrix_f32(&values, dim, Metric::L2), matrix_f64(&wide, dim, Metric::L2)] {
+                let mut rng = Rng(case);
+                let tiny = (0..rows.len()).map(|i| [1.0, 1e-25, 0.0, 3e-7][i % 4]);
+                let any = (0..rows.len()).map(|_| 2f64.powi(-(rng.below(200) as i32)));
+                for weights in [None, Some(tiny.collect::<Vec<_>>()), Some(any.collect())] {
+                    let mut params = KMeansParams::try_new(k, Metric::L2)?;
+                    (params.tolerance, params.init) = (0.0, Init::Random);
+                    let job = Job::default();
+                    let weights = weights.as_deref();
+                    let found = kmeans(device, &rows, weights, None, &params, &job)?;
+                    if found.rounds.moved != 0 || found.sizes.contains(&0) {
+                        continue;
+                    }
+                    check_means(&rows, weights, &found)
+                        .map_err(|e| format!("case {case}, dim {dim}, k {k}: {e:?}"))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_means(rows: &Rows, weights: Option<&[f64]>, found: &Clustering) -> Result<(), Failed> {
+    let (x, means) = (values_of(rows), values_of(&Rows::all(found.centroids.clone())));
+    let weight = |row: usize| weights.map_or(1.0, |weights| weights[row]);
+    for (cluster, mean) in means.iter().enumerate() {
+        let own = || (0..x.len()).filter(|row| found.labels[*row] as usize == cluster);
+        if own().all(|row| weight(row) == 0.0) {
+            continue;
+        }
+        for (j, mean) in mean.iter().enumerate() {
+            let (wanted, size) = exact_mean(own().map(|row| (x[row][j], weight(row))));
+            let is_right = if rows.reals::<f32>().is_some() {
+                *mean == f64::from(wanted as f32)
+            } else {
+                (mean - wanted).abs() <= 4.0 * unit_of(size)
+            };
+            if !is_right {
+                return Err(
+                    format!("cluster {cluster}, dim {j}: {mean:e} is not {wanted:e}").into()
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whole runs against the same written down as plainly as can be.
+fn rounds_by_definition(device: &AnyDevice) -> Result<(), Failed> {
+    for (i, kind) in Kind::ALL.into_iter().enumerate() {
+        for (count, dim, k) in [(60, 1, 4), (300, 5, 12), (150, 12, 20), (120, 70, 6)] {
+            let values = kind.rows(i as u64, count, dim);
+            let weights: Vec<f64> = (0..count).map(|row| [1.0, 0.25, 0.0, 7.5][row % 4]).collect();
+            for rows in [matrix_f32(&values, dim, Metric::L2), matrix_f64(&values, dim, Metric::L2)]
+            {
+                // Half of the centroids are there twice, and lose their rows.
+                for start in [rows.slice(0..k), doubled(&rows.slice(0..k), k)] {
+                    for weights in [None, Some(weights.as_slice())] {
+                        let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+                        (params.tolerance, params.init) = (0.0, Init::Given);
+                        params.max_iterations = 15;
+                        let job = Job::default();
+                        let found =
+                            match kmeans(device, &rows, weights, Some(&start), &params, &job) {
+                                Err(Error::Unsatisfiable(_)) => continue,
+                                found => found?,
+                            };
+                        let (labels, centroids, rounds) = lloyd(&rows, weights, &start, 15);
+                        let context = format!(
+                            "{kind:?}, dim {dim}, k {k}, weights {}, f32 {}",
+                            weights.is_some(),
+                            rows.reals::<f32>().is_some()
+                        );
+                        if found.rounds.iterations != rounds {
+                            let found = found.rounds.iterations;
+                            return Err(format!("{context}: {found} rounds of {rounds}").into());
+                        }
+                        if values_of(&Rows::all(found.centroids.clone())) != centroids {
+                            return Err(format!("{context}: other centroids").into());
+                        }
+                        if found.labels != labels {
+                            return Err(format!("{context}: other labels").into());
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// First centroids that are so far away that squares overflow, or that halves do not hold.
+fn far_centroids(device: &AnyDevice) -> Result<(), Failed> {
+    for (size, far) in [(1.0, 3e19), (1.0, 1e25), (1e-30, 1e15), (1e-3, 1e8), (1e-38, 1e-2)] {
+        for (dim, k) in [(3, 1), (3, 6), (20, 1), (20, 70), (128, 5)] {
+            let mut values = Kind::Normal.rows(dim as u64, 500, dim);
+            values.iter_mut().flatten().for_each(|x| *x *= size);
+            let rows = matrix_f32(&values, dim, Metric::L2);
+            let mut first = values[..k].to_vec();
+            first.iter_mut().step_by(2).flatten().for_each(|x| *x = (*x / size).signum() * far);
+            let first = matrix_f32(&first, dim, Metric::L2);
+            let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+            (params.init, params.max_iterations) = (Init::Given, 5);
+            same_clusters(device, &rows, Some(&first), &params)
+                .map_err(|e| format!("{far:e} beside {size:e}, dim {dim}, k {k}: {e:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows and centroids whose products are large and cancel out, or are the same for all centroids, so
+/// that the nearest one is decided by products of up to 2⁻²⁸ of them. Whatever is cut off while
+/// they are added up, and in whatever order, must not decide.
+fn hidden_products(device: &AnyDevice) -> Result<(), Failed> {
+    let mut rng = Rng(5);
+    for (dim, k) in [(20, 8), (33, 3), (64, 8), (128, 8)] {
+        for small in (0..15).map(|places| 2f64.powi(-places)) {
+            for cancels in [false, true] {
+                let large: Vec<f64> = (0..dim / 4).map(|_| 64.0 + rng.below(64) as f64).collect();
+                let mut row = |sign: f64, is_centroid: bool| -> Vec<f64> {
+                    let large = large.iter().flat_map(|x| match is_centroid && cancels {
+                        true => [*x, -*x],
+                        false => [sign * x, sign * x],
+                    });
+                    let large: Vec<f64> = large.collect();
+                    let small =
+                        (large.len()..dim).map(|_| (rng.uniform() * 64.0).round() * small / 64.0);
+                    large.into_iter().chain(small.collect::<Vec<_>>()).collect()
+                };
+                let values: Vec<_> = (0..500).map(|i| row([1.0, -1.0][i % 2], false)).collect();
+                let first: Vec<_> = (0..k).map(|_| row(1.0, true)).collect();
+                let rows = matrix_f32(&values, dim, Metric::L2);
+                let first = matrix_f32(&first, dim, Metric::L2);
+                let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+                (params.init, params.max_iterations) = (Init::Given, 2);
+                same_clusters(device, &rows, Some(&first), &params)
+                    .map_err(|e| format!("dim {dim}, {small:e}, cancels {cancels}: {e:?}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows of weight 0 are in clusters, but make none: only distinct vectors of positive weight count,
+/// and only they are first centroids.
+fn weightless(device: &AnyDevice) -> Result<(), Failed> {
+    let values = Kind::Normal.rows(8, 200, 3);
+    for rows in [matrix_f32(&values, 3, Metric::L2), matrix_f64(&values, 3, Metric::L2)] {
+        for heavy in [1, 2, 9] {
+            // The vectors of positive weight are there twice.
+            let weight = |row: usize| if row % 100 < heavy { 2.0 } else { 0.0 };
+            let weights: Vec<f64> = (0..400).map(weight).collect();
+            let twice = rows.gather(&(0..400).map(|row| row % 100).collect::<Vec<u32>>());
+            let twice = Rows::all(Arc::new(twice));
+            for init in [Init::PlusPlus, Init::Parallel, Init::Random] {
+                let run = |k: usize| {
+                    let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+                    params.init = init;
+                    kmeans(device, &twice, Some(&weights), None, &params, &Job::default())
+                };
+                let found = run(heavy)?;
+                let mut centroids = values_of(&Rows::all(found.centroids.clone()));
+                let mut wanted = values_of(&rows.slice(0..heavy));
+                centroids.sort_by(|a, b| a[0].total_cmp(&b[0]));
+                wanted.sort_by(|a, b| a[0].total_cmp(&b[0]));
+                if centroids != wanted {
+                    return Err(format!("{init:?}: the centroids are not the heavy rows").into());
+                }
+                match run(heavy + 1) {
+                    Err(Error::Unsatisfiable(text))
+                        if text.contains(&format!("{heavy} distinct")) => {}
+                    other => return Err(format!("{init:?}: {other:?} for too many").into()),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn same_group(rows: &Rows, params: &KMeansParams, found: &Clustering) -> Result<(), Failed> {
+    let k = found.sizes.len() as u64;
+    if k == 0 {
+        return if rows.is_empty() { Ok(()) } else { Err("rows without clusters".into()) };
+    }
+    let mut alone = KMeansParams::try_new(k, params.metric())?;
+    (alone.seed, alone.init) = (params.seed, params.init);
+    let job = Job::default();
+    if let Ok(more) = KMeansParams::try_new(k + 1, params.metric())
+        && k < params.k() as u64
+        && kmeans(&AnyDevice::cpu(), rows, None, None, &more, &job).is_ok()
+    {
+        return Err(format!("{k} clusters where there are more distinct rows").into());
+    }
+    let alone = kmeans(&AnyDevice::cpu(), rows, None, None, &alone, &job)?;
+    let bits = |x: &Clustering| {
+        let rounds = (x.rounds.iterations, x.rounds.moved);
+        (x.labels.clone(), x.distances.clone(), x.sizes.clone(), x.inertias.clone(), rounds)
+    };
+    if bits(&alone) != bits(found) || alone.centroids != found.centroids {
+        return Err("not what it is alone".into());
+    }
+    Ok(())
+}
+
+/// So many rows, of which two and two are equal.
+fn doubled(rows: &Rows, count: usize) -> Rows {
+    let dim = rows.matrix().dim();
+    let twice = |i: usize| (i / 2 % rows.len().max(1)) * dim;
+    let elements = match (rows.reals::<f32>(), rows.reals::<f64>()) {
+        (Some(x), _) => {
+            Elements::F32((0..count).flat_map(|i| &x[twice(i)..][..dim]).copied().collect())
+        }
+        (_, Some(x)) => {
+            Elements::F64((0..count).flat_map(|i| &x[twice(i)..][..dim]).copied().collect())
+        }
+        _ => unreachable!("numbers"),
+    };
+    Rows::all(Arc::new(Matrix::new(elements, count, dim)))
+}
+
+fn same_clusters(
+    device: &AnyDevice,
+    rows: &Rows,
+    start: Option<&Rows>,
+    params: &KMeansParams,
+) -> Result<(), Failed> {
+    let run = |device: &AnyDevice| kmeans(device, rows, None, start, params, &Job::default());
+    let found = match run(device) {
+        Err(Error::Unsatisfiable(_)) => return Ok(()),
+        other => other?,
+    };
+    let cpu = run(&AnyDevice::cpu())?;
+    let rounds = |x: &Clustering| (x.rounds.iterations, x.rounds.moved);
+    if rounds(&found) != rounds(&cpu) {
+        return Err(format!("rounds {:?}, on the CPU {:?}", rounds(&found), rounds(&cpu)).into());
+    }
+    let bits = |x: &Clustering| {
+        (x.labels.clone(), x.distances.clone(), x.sizes.clone(), x.inertias.clone())
+    };
+    if bits(&found) != bits(&cpu) || found.centroids != cpu.centroids {
+        return Err("not what the CPU finds".into());
+    }
+    let centroids = Rows::all(found.centroids);
+    // Where distances are equal, roots may be equal that squares tell apart.
+    let cost = if params.metric() == Metric::L2 { Metric::SqEuclidean } else { params.metric() };
+    let (labels, _) = oracle(rows, &centroids, cost, 1, None);
+    if labels != found.labels {
+        return Err("not the nearest".into());
+    }
+    Ok(())
+}

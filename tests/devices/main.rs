@@ -1,0 +1,31 @@
+//! Every primitive, on every device of this machine, against its definition, bit by bit.
+//!
+//! A device that is not there shows as ignored.
+
+mod kmeans;
+mod search;
+mod session;
+#[path = "../support/mod.rs"]
+mod support;
+
+use datafusion_neighbors::device::AnyDevice;
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// A check of one device.
+type Test = Box<dyn Fn(&AnyDevice) -> Result<(), Failed> + Send>;
+
+fn main() {
+    let mut trials = Vec::new();
+    for (name, device) in support::devices() {
+        let all = search::trials().into_iter().chain(kmeans::trials()).chain(session::trials());
+        for (test, run) in all {
+            let (missing, device) = (device.is_none(), device.clone());
+            let trial = Trial::test(format!("{name}::{test}"), move || match &device {
+                Some(device) => run(device),
+                None => Err("no such device".into()),
+            });
+            trials.push(trial.with_ignored_flag(missing));
+        }
+    }
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}

@@ -1,0 +1,370 @@
+//! Searches.
+
+use std::sync::Arc;
+
+use datafusion_neighbors::device::{
+    AnyDevice, Device, Neighbors, OnDevice, Pairing, StreamedSearch,
+};
+use datafusion_neighbors::job::Job;
+use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::{Error, Metric};
+use libtest_mimic::Failed;
+
+use crate::Test;
+use crate::support::{Kind, Rng, matrix_bits, matrix_f32, matrix_f64, oracle};
+
+/// Rows of queries, rows of base, dim, k.
+type Shape = (usize, usize, usize, usize);
+
+/// The edges of tiles, panels, blocks and lists.
+const SHAPES: &[Shape] = &[
+    (1, 1, 1, 1),
+    (3, 2, 1, 5),
+    (4, 5, 2, 5),
+    (5, 31, 3, 4),
+    (7, 33, 7, 33),
+    (127, 127, 10, 3),
+    (129, 129, 10, 129),
+    (128, 257, 16, 10),
+    (2, 1025, 28, 100),
+    (33, 700, 31, 2),
+    (33, 700, 32, 2),
+    (33, 700, 33, 2),
+    (9, 1023, 63, 7),
+    (9, 1024, 64, 7),
+    (130, 1025, 65, 10),
+    (5, 2500, 128, 20),
+    (2, 300, 960, 10),
+    (1, 40, 4096, 3),
+];
+
+/// Lists longer than a block of threads holds.
+const LONG_LISTS: &[Shape] =
+    &[(1, 3000, 3, 1024), (2, 6000, 5, 4096), (2, 6000, 70, 4096), (1, 9000, 2, 8000)];
+
+/// All trials.
+pub fn trials() -> Vec<(String, Test)> {
+    let mut all: Vec<(String, Test)> = Vec::new();
+    for kind in Kind::ALL {
+        for metric in Metric::ALL.into_iter().filter(|m| !m.is_binary()) {
+            for (lists, shapes) in [("", SHAPES), ("::long_lists", LONG_LISTS)] {
+                let name = format!("top_k::{metric}::{kind:?}{lists}");
+                all.push((name, Box::new(move |device| numbers(device, metric, kind, shapes))));
+            }
+        }
+    }
+    for metric in [Metric::Hamming, Metric::Jaccard] {
+        all.push((format!("top_k::{metric}"), Box::new(move |device| bits(device, metric))));
+    }
+    let others: [(&str, fn(&AnyDevice) -> Result<(), Failed>); 8] = [
+        ("whole_numbers_and_fractions", fractions),
+        ("a_hair_beside_whole_numbers", hairs),
+        ("no_queries_or_no_base", nothing),
+        ("chunks_in_any_order", chunks),
+        ("sums_that_overflow_on_their_way", overflow),
+        ("cancelled", cancelled),
+        ("far_more_ties_than_k", ties),
+        ("the_nearest_of_all", nearest_one),
+    ];
+    all.extend(others.map(|(name, run)| (format!("top_k::{name}"), Box::new(run) as Test)));
+    all
+}
+
+fn numbers(device: &AnyDevice, metric: Metric, kind: Kind, shapes: &[Shape]) -> Result<(), Failed> {
+    for (i, &(queries, base, dim, k)) in shapes.iter().enumerate() {
+        // Rows of one number all have the same direction, and no correlation.
+        if dim == 1 && metric == Metric::Pearson {
+            continue;
+        }
+        let (x, y) = (kind.rows(i as u64, queries, dim), kind.rows(1000 + i as u64, base, dim));
+        let narrow = (matrix_f32(&x, dim, metric), matrix_f32(&y, dim, metric));
+        check(device, &narrow.0, &narrow.1, metric, k, None)?;
+        let last = base.saturating_sub(50)..base;
+        let themselves = narrow.1.slice(last.clone());
+        check(device, &themselves, &narrow.1, metric, k.min(40), Some(last.start))?;
+        if queries * base * dim < 1_000_000 {
+            let wide = (matrix_f64(&x, dim, metric), matrix_f64(&y, dim, metric));
+            check(device, &wide.0, &wide.1, metric, k, None)?;
+            let themselves = wide.1.slice(last.clone());
+            check(device, &themselves, &wide.1, metric, k.min(40), Some(last.start))?;
+        }
+    }
+    Ok(())
+}
+
+fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
+    for (i, &(queries, base, dim, k)) in SHAPES.iter().chain(LONG_LISTS).enumerate() {
+        let (x, y) = (matrix_bits(i as u64, queries, dim), matrix_bits(99 + i as u64, base, dim));
+        check(device, &x, &y, metric, k, None)?;
+        let last = base.saturating_sub(50)..base;
+        check(device, &y.slice(last.clone()), &y, metric, k.min(40), Some(last.start))?;
+    }
+    Ok(())
+}
+
+/// A base of whole numbers, some of which 8 bits hold as they are, and queries between and beside
+/// them.
+fn fractions(device: &AnyDevice) -> Result<(), Failed> {
+    for (seed, range) in [(1, 100.0), (2, 255.0), (3, 300.0), (4, 5e4)] {
+        let (rows, dim) = (3000, 17);
+        let mut whole = Kind::Normal.rows(seed, rows, dim);
+        whole.iter_mut().flatten().for_each(|x| *x = (*x * range / 4.0).round().clamp(0.0, range));
+        let between = |row: &Vec<f64>| row.iter().map(|x| x * 1.5 + 0.3).collect();
+        let queries: Vec<_> = whole.iter().take(90).map(between).collect();
+        for metric in [Metric::L2, Metric::InnerProduct, Metric::Cosine] {
+            let base = matrix_f32(&whole, dim, metric);
+            check(device, &matrix_f32(&queries, dim, metric), &base, metric, 20, None)?;
+            let base = matrix_f64(&whole, dim, metric);
+            check(device, &matrix_f64(&queries, dim, metric), &base, metric, 20, None)?;
+        }
+    }
+    Ok(())
+}
+
+/// Queries that differ from whole numbers by less than float64 has room for beside the centre of a
+/// base of whole numbers: they are no whole numbers, and break ties among the rows around them.
+fn hairs(device: &AnyDevice) -> Result<(), Failed> {
+    let next = |x: f64| f64::from_bits(x.to_bits() + 1);
+    for (rows, dim) in [(290, 6), (310, 6), (1000, 9), (600, 33)] {
+        for middle in [0.0, 12.0, -40.0, 1000.0] {
+            let mut rng = Rng(rows as u64 + dim as u64);
+            let mut whole = |_| middle + rng.below(7) as f64 - 3.0;
+            let base: Vec<Vec<f64>> =
+                (0..rows).map(|_| (0..dim).map(&mut whole).collect()).collect();
+            let on: Vec<Vec<f64>> = (0..60).map(|_| (0..dim).map(&mut whole).collect()).collect();
+            let beside = |(i, row): (usize, &Vec<f64>)| {
+                let mut row = row.clone();
+                let x = &mut row[i % dim];
+                *x = match (*x == 0.0, i % 4) {
+                    (true, 0) => 1e-16,
+                    (true, 1) => -1e-30,
+                    (true, 2) => 1e-38,
+                    (true, _) => f64::from(f32::from_bits(1)),
+                    (false, 0) => next(*x),
+                    (false, 1) => next(next(*x)),
+                    (false, 2) => f64::from(f32::from_bits((*x as f32).to_bits() + 1)),
+                    (false, _) => -next(-*x),
+                };
+                row
+            };
+            let queries: Vec<_> = on.iter().enumerate().map(beside).collect();
+            for metric in [Metric::L2, Metric::SqEuclidean, Metric::InnerProduct] {
+                let wide = (matrix_f64(&queries, dim, metric), matrix_f64(&base, dim, metric));
+                check(device, &wide.0, &wide.1, metric, 12, None)?;
+                let narrow = (matrix_f32(&queries, dim, metric), matrix_f32(&base, dim, metric));
+                check(device, &narrow.0, &narrow.1, metric, 12, None)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// No pairs: lists without neighbours.
+fn nothing(device: &AnyDevice) -> Result<(), Failed> {
+    let some = matrix_f32(&Kind::Normal.rows(1, 5, 3), 3, Metric::L2);
+    let none = some.slice(0..0);
+    for (queries, base) in [(&some, &none), (&none, &some), (&none, &none)] {
+        check(device, queries, base, Metric::L2, 4, None)?;
+    }
+    // Rows that are all NULL leave a matrix without a dimension.
+    let unknown = Rows::all(Arc::new(Matrix::new(Elements::F32(vec![]), 0, 0)));
+    check(device, &unknown, &unknown, Metric::L2, 4, Some(0))?;
+    check(device, &unknown, &some, Metric::Cosine, 4, None)?;
+    check(device, &some, &unknown, Metric::Cosine, 4, None)?;
+    let one = some.slice(0..1);
+    check(device, &one, &one, Metric::L2, 4, Some(0))
+}
+
+/// A base that arrives in pieces, in any order, gives the answer of the whole.
+fn chunks(device: &AnyDevice) -> Result<(), Failed> {
+    for dim in [3, 100] {
+        let base = matrix_f32(&Kind::Lattice.rows(5, 1500, dim), dim, Metric::L2);
+        let cuts: [&[usize]; 3] = [&[0, 1500], &[0, 0, 1, 130, 777, 1500], &[0, 700, 1400, 1500]];
+        for cuts in cuts {
+            let mut pieces: Vec<_> = cuts.windows(2).map(|w| w[0]..w[1]).collect();
+            for _ in 0..2 {
+                pieces.reverse();
+                let task = InPieces { base: &base, pieces: &pieces, k: 9 };
+                let found = device.run(task)?;
+                compare(&found, &base, &base, Metric::L2, 9, Some(0))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+struct InPieces<'a> {
+    base: &'a Rows,
+    pieces: &'a [std::ops::Range<usize>],
+    k: usize,
+}
+
+impl OnDevice for InPieces<'_> {
+    type Output = Result<Neighbors, Failed>;
+
+    fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+        let job = Job::default();
+        let queries = device.upload_queries(self.base, Metric::L2, &job)?;
+        let mut lists = device.new_lists(&queries, self.k)?;
+        for piece in self.pieces {
+            let base = device.upload_base(&self.base.slice(piece.clone()), Metric::L2, &job)?;
+            let (first_base, first_query) = (piece.start as u32, Some(0));
+            let pairing = Pairing { first_base, first_query, near: None };
+            device.top_k(&queries, &base, &pairing, &mut lists, &job)?;
+        }
+        Ok(device.download(lists)?)
+    }
+}
+
+/// The nearest base row of each query, whatever row is said to be near.
+fn nearest_one(device: &AnyDevice) -> Result<(), Failed> {
+    struct NearestOne<'a>(&'a Rows, &'a Rows, Metric, Option<&'a [u32]>);
+    impl OnDevice for NearestOne<'_> {
+        type Output = datafusion_neighbors::Result<Neighbors>;
+        fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+            let Self(queries, base, metric, near) = self;
+            let job = Job::default();
+            let queries = device.upload_queries(queries, metric, &job)?;
+            let base = device.upload_base(base, metric, &job)?;
+            let pairing = Pairing { near, ..Pairing::default() };
+            device.nearest_one(&queries, &base, &pairing, &job)
+        }
+    }
+    for kind in Kind::ALL {
+        for (queries, base, dim) in [(300, 1, 2), (700, 130, 8), (300, 70, 33), (90, 5000, 20)] {
+            for metric in [Metric::SqEuclidean, Metric::Cosine] {
+                let (few, many) = (kind.rows(1, base, dim), kind.rows(2, queries, dim));
+                let near: Vec<u32> = (0..queries).map(|i| (i * 7 % base) as u32).collect();
+                for (queries, base) in [
+                    (matrix_f32(&many, dim, metric), matrix_f32(&few, dim, metric)),
+                    (matrix_f64(&many, dim, metric), matrix_f64(&few, dim, metric)),
+                ] {
+                    for near in [None, Some(near.as_slice())] {
+                        let found = device.run(NearestOne(&queries, &base, metric, near))?;
+                        compare(&found, &queries, &base, metric, 1, None)
+                            .map_err(|error| format!("{kind:?}: {error:?}"))?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn cancelled(device: &AnyDevice) -> Result<(), Failed> {
+    let base = matrix_f32(&Kind::Normal.rows(5, 1500, 8), 8, Metric::L2);
+    let job = Job::default();
+    job.cancel().cancel();
+    match device.run(Search {
+        queries: &base,
+        base: &base,
+        k: 3,
+        metric: Metric::L2,
+        first: None,
+        job,
+    }) {
+        Err(Error::Cancelled) => Ok(()),
+        other => Err(format!("expected a cancellation, found {other:?}").into()),
+    }
+}
+
+/// A sum that has become infinite stays so, however the rest of the products would cancel it.
+fn overflow(device: &AnyDevice) -> Result<(), Failed> {
+    let mut base: Vec<_> = (0..5000).map(|_| vec![1e18, 0.0, 0.0, 0.0, 0.0]).collect();
+    base[4321] = vec![1e20, -1e20, 0.0, 0.0, 0.0];
+    base[17] = vec![2e20, -2e20, 1.0, 0.0, 0.0];
+    let base = matrix_f32(&base, 5, Metric::InnerProduct);
+    let queries = [vec![1e20, 1e20, 0.0, 0.0, 0.0], vec![1e-20, 0.0, 0.0, 0.0, 1e20]];
+    let queries = matrix_f32(&queries, 5, Metric::InnerProduct);
+    for k in [1, 2, 3, 300] {
+        check(device, &queries, &base, Metric::InnerProduct, k, None)?;
+    }
+    let scaled = |seed, rows, scale: f64| -> Vec<Vec<f64>> {
+        let mut rows = Kind::Normal.rows(seed, rows, 6);
+        rows.iter_mut().flatten().for_each(|x| *x *= scale);
+        rows
+    };
+    for metric in [Metric::InnerProduct, Metric::L2] {
+        for size in [1.0, 1e6, 1e90] {
+            let wide = matrix_f64(&scaled(4, 4000, size), 6, metric);
+            for scale in [1e-310, 1e-308, 1e-200, 1e-160, 1e99, 1e200, 1e307] {
+                let some = matrix_f64(&scaled(9, 3, scale / 10.0), 6, metric);
+                check(device, &some, &wide, metric, 4, None)?;
+                check(device, &wide.slice(0..3), &some, metric, 2, None)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Thousands of rows at the distance of the k-th: the earliest ones win.
+fn ties(device: &AnyDevice) -> Result<(), Failed> {
+    for dim in [2, 80] {
+        let base: Vec<_> = (0..5000).map(|i| vec![(i % 2) as f64; dim]).collect();
+        let base = matrix_f32(&base, dim, Metric::L2);
+        let queries = base.slice(0..200);
+        check(device, &queries, &base, Metric::L2, 7, None)?;
+        check(device, &queries, &base, Metric::L2, 2600, None)?;
+    }
+    Ok(())
+}
+
+struct Search<'a> {
+    queries: &'a Rows,
+    base: &'a Rows,
+    k: usize,
+    metric: Metric,
+    first: Option<u32>,
+    job: Job,
+}
+
+impl OnDevice for Search<'_> {
+    type Output = datafusion_neighbors::Result<Neighbors>;
+
+    fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+        let Self { queries, base, k, metric, first, job } = self;
+        let search = StreamedSearch::open(device.clone(), base.clone(), metric, k, &job)?;
+        search.search(queries, first, None, &job)
+    }
+}
+
+fn check(
+    device: &AnyDevice,
+    queries: &Rows,
+    base: &Rows,
+    metric: Metric,
+    k: usize,
+    first: Option<usize>,
+) -> Result<(), Failed> {
+    let first_row = first.map(|first| first as u32);
+    let job = Job::default();
+    let found = device.run(Search { queries, base, k, metric, first: first_row, job })?;
+    compare(&found, queries, base, metric, k, first)
+}
+
+fn compare(
+    found: &Neighbors,
+    queries: &Rows,
+    base: &Rows,
+    metric: Metric,
+    k: usize,
+    first: Option<usize>,
+) -> Result<(), Failed> {
+    let (rows, distances) = oracle(queries, base, metric, k, first);
+    let case = format!(
+        "{metric}, {} queries × {} base × dim {}, k = {k}, self-join: {}",
+        queries.len(),
+        base.len(),
+        base.matrix().dim(),
+        first.is_some()
+    );
+    if found.rows != rows {
+        let at = found.rows.iter().zip(&rows).position(|(a, b)| a != b);
+        let (a, b) = (found.rows.len(), rows.len());
+        return Err(format!("{case}: rows differ, first at {at:?} ({a} found, {b} wanted)").into());
+    }
+    if !queries.is_empty() && found.distances != distances {
+        return Err(format!("{case}: distances differ").into());
+    }
+    Ok(())
+}

@@ -1,0 +1,325 @@
+//! Sessions of k-means, primitive by primitive.
+
+use std::sync::Arc;
+
+use datafusion_neighbors::Metric;
+use datafusion_neighbors::device::{
+    AnyDevice, Assignment, Device, KMeansInput, KMeansProblem, KMeansSession, OnDevice, StopReason,
+    centroid_shift,
+};
+use datafusion_neighbors::job::Job;
+use datafusion_neighbors::matrix::{Elements, Matrix, Real, Rows};
+use datafusion_neighbors::random::Random;
+use libtest_mimic::Failed;
+
+use crate::Test;
+use crate::kmeans::mixed_rows;
+use crate::support::lloyd::{exact_mean, lloyd, plus_plus, values_of};
+use crate::support::{Kind, Rng, matrix_f32, matrix_f64, oracle};
+
+/// All trials.
+pub fn trials() -> Vec<(String, Test)> {
+    let all: [(&str, fn(&AnyDevice) -> Result<(), Failed>); 5] = [
+        ("seeds_by_definition", seeds),
+        ("assignments_by_definition", assignments),
+        ("sums_by_definition", sums),
+        ("rounds_stop_at_the_tolerance", tolerances),
+        ("problems_side_by_side", side_by_side),
+    ];
+    all.map(|(name, run)| (format!("kmeans::{name}"), Box::new(run) as Test)).into()
+}
+
+type Open<'a, T> = (KMeansInput<'a>, Vec<KMeansProblem>, std::marker::PhantomData<T>);
+
+/// A session, in which something is done.
+struct InSession<'a, T, F>(Open<'a, T>, F);
+
+impl<T: Real, R, F> OnDevice for InSession<'_, T, F>
+where
+    F: FnOnce(&mut dyn KMeansSession<T>) -> Result<R, Failed>,
+{
+    type Output = Result<R, Failed>;
+
+    fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+        let Self((input, problems, _), run) = self;
+        let mut session = device.open_kmeans::<T>(input, problems, &Job::default())?;
+        run(session.as_mut())
+    }
+}
+
+fn in_session<T: Real, R>(
+    device: &AnyDevice,
+    input: KMeansInput<'_>,
+    problems: Vec<KMeansProblem>,
+    run: impl FnOnce(&mut dyn KMeansSession<T>) -> Result<R, Failed>,
+) -> Result<R, Failed> {
+    device.run(InSession((input, problems, std::marker::PhantomData), run))
+}
+
+fn rows_of<T: Real>(values: &[Vec<f64>], dim: usize, metric: Metric) -> Rows {
+    let rows = matrix_f32(values, dim, metric);
+    if rows.reals::<T>().is_some() { rows } else { matrix_f64(values, dim, metric) }
+}
+
+fn all_of<T: Real>(rows: &Rows) -> Result<&[T], Failed> {
+    Ok(rows.reals::<T>().ok_or("numbers")?)
+}
+
+fn as_rows<T: Real>(values: &[T], dim: usize) -> Rows {
+    let count = values.len() / dim;
+    let elements: Elements = T::elements(values.to_vec());
+    Rows::all(Arc::new(Matrix::new(elements, count, dim)))
+}
+
+/// Rows chosen one after the other, as k-means++ does.
+fn seeds(device: &AnyDevice) -> Result<(), Failed> {
+    seeds_of::<f32>(device)?;
+    seeds_of::<f64>(device)
+}
+
+fn seeds_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
+    for (i, kind) in Kind::ALL.into_iter().enumerate() {
+        for (count, dim, k, metric) in [
+            (1, 2, 1, Metric::SqEuclidean),
+            (1025, 3, 4, Metric::SqEuclidean),
+            (2500, 33, 5, Metric::Cosine),
+        ] {
+            let rows = rows_of::<T>(&kind.rows(i as u64, count, dim), dim, metric);
+            let weights: Vec<f64> = (0..count).map(|row| [1.0, 0.5, 3.0][row % 3]).collect();
+            for weights in [None, Some(weights.as_slice())] {
+                let input = KMeansInput { rows: &rows, weights, metric };
+                let problem = KMeansProblem::new::<T>(input, 0..count, k, 1e-4);
+                let random = || Random::new(i as u64);
+                let found = in_session::<T, _>(device, input, vec![problem], |session| {
+                    Ok(session.seed(vec![(0, random())], &Job::default())?.swap_remove(0))
+                })?;
+                let wanted = plus_plus(&rows, weights, metric, k, random());
+                let values = all_of::<T>(&rows)?;
+                let wanted = wanted.into_iter().flat_map(|row| &values[row * dim..][..dim]);
+                if !found.iter().eq(wanted) {
+                    return Err(format!("{kind:?}, {metric}: other rows are chosen").into());
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The nearest of any vectors, before and after rounds.
+fn assignments(device: &AnyDevice) -> Result<(), Failed> {
+    assignments_of::<f32>(device)?;
+    assignments_of::<f64>(device)
+}
+
+fn assignments_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
+    for kind in Kind::ALL {
+        for (dim, metric) in
+            [(3, Metric::SqEuclidean), (20, Metric::SqEuclidean), (9, Metric::Cosine)]
+        {
+            let rows = rows_of::<T>(&kind.rows(1, 300, dim), dim, metric);
+            let others = rows_of::<T>(&kind.rows(2, 40, dim), dim, metric);
+            let input = KMeansInput { rows: &rows, weights: None, metric };
+            let problem = KMeansProblem::new::<T>(input, 0..300, 5, 1e-4);
+            let job = Job::default();
+            in_session::<T, _>(device, input, vec![problem], |session| {
+                let given = all_of::<T>(&others)?;
+                let check = |found: Assignment<T>, vectors: &[T], when: &str| {
+                    let vectors = as_rows(vectors, dim);
+                    let (labels, costs) = oracle(&rows, &vectors, metric, 1, None);
+                    let same = labels == found.labels && costs.reals() == Some(found.costs);
+                    same.then_some(()).ok_or(format!("{kind:?}, {metric}, dim {dim}: {when}"))
+                };
+                check(session.assign_to(0, given, &job)?, given, "before rounds")?;
+                session.start(0, given[..5 * dim].to_vec(), &job)?;
+                session.assign(0, &job)?;
+                check(session.assignment(0)?, &given[..5 * dim], "without rounds")?;
+                session.start(0, given[5 * dim..10 * dim].to_vec(), &job)?;
+                session.run(&[(0, 3)], &job)?;
+                session.assign(0, &job)?;
+                let centroids = session.centroids(0)?;
+                check(session.assignment(0)?, &centroids, "after rounds")?;
+                check(session.assign_to(0, given, &job)?, given, "beside rounds")?;
+                Ok(())
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows put into clusters and moved between them, of which one is always empty: means are those of
+/// who is left.
+fn sums(device: &AnyDevice) -> Result<(), Failed> {
+    sums_of::<f32>(device)?;
+    sums_of::<f64>(device)
+}
+
+fn sums_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
+    const K: usize = 6;
+    for case in 0..7 {
+        for (copies, dim) in [(1, 3), (1, 17), (30, 2)] {
+            let values = vec![mixed_rows(case, dim); copies].concat();
+            let rows = rows_of::<T>(&values, dim, Metric::SqEuclidean);
+            let count = rows.len();
+            let weights: Vec<f64> = (0..count).map(|row| [1.0, 1e-25, 0.0, 0.3][row % 4]).collect();
+            for weights in [None, Some(weights.as_slice())] {
+                let input = KMeansInput { rows: &rows, weights, metric: Metric::SqEuclidean };
+                let problem = KMeansProblem::new::<T>(input, 0..count, K, 0.0);
+                let x = all_of::<T>(&rows)?;
+                let mut rng = Rng(case);
+                let job = Job::default();
+                in_session::<T, _>(device, input, vec![problem], |session| {
+                    for step in 0..3 {
+                        // The last is where the first is, and gets no rows.
+                        let mut start: Vec<T> = (0..K - 1)
+                            .flat_map(|_| {
+                                x[rng.below(count as u64) as usize * dim..][..dim].to_vec()
+                            })
+                            .collect();
+                        start.extend_from_within(..dim);
+                        match step {
+                            0 => session.start(0, start, &job)?,
+                            _ => session.resume_from(0, start)?,
+                        }
+                        let run = session.run(&[(0, 1)], &job)?;
+                        if run[0].stop != StopReason::EmptyCluster {
+                            break;
+                        }
+                        check_sums(session, &rows, weights, K)
+                            .map_err(|e| format!("case {case}, dim {dim}, step {step}: {e:?}"))?;
+                    }
+                    Ok(())
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_sums<T: Real>(
+    session: &mut dyn KMeansSession<T>,
+    rows: &Rows,
+    weights: Option<&[f64]>,
+    k: usize,
+) -> Result<(), Failed> {
+    let (labels, sums) = (session.assignment(0)?.labels, session.sums(0)?);
+    let x = values_of(rows);
+    let weight = |row: usize| weights.map_or(1.0, |weights| weights[row]);
+    for cluster in 0..k {
+        let own = || (0..x.len()).filter(|row| labels[*row] as usize == cluster);
+        let Some(mean) = sums.mean(cluster) else {
+            if own().any(|row| weight(row) > 0.0) {
+                return Err(format!("cluster {cluster} is empty").into());
+            }
+            continue;
+        };
+        for (j, mean) in mean.enumerate() {
+            let wanted = exact_mean(own().map(|row| (x[row][j], weight(row)))).0;
+            if mean != wanted {
+                let at = format!("cluster {cluster}, dim {j}");
+                return Err(format!("{at}: {mean:e} is not {wanted:e}").into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rounds stop at a tolerance of exactly what centroids moved, and not at the number before it.
+fn tolerances(device: &AnyDevice) -> Result<(), Failed> {
+    for (count, dim, k) in [(1500, 3, 9), (1200, 20, 12), (600, 70, 5)] {
+        let rows = matrix_f32(&Kind::Normal.rows(3, count, dim), dim, Metric::SqEuclidean);
+        let start = rows.slice(0..k);
+        let values = all_of::<f32>(&start)?;
+        let mut before = values.to_vec();
+        for round in 1..6 {
+            let (_, after, rounds) = lloyd(&rows, None, &start, round);
+            if rounds < round {
+                break;
+            }
+            let after: Vec<f32> = after.into_iter().flatten().map(|x| x as f32).collect();
+            let input = KMeansInput { rows: &rows, weights: None, metric: Metric::SqEuclidean };
+            let mut problem = KMeansProblem::new::<f32>(input, 0..count, k, 0.0);
+            let shift = centroid_shift(&before, &after, dim, problem.unit);
+            for (tolerance, stop) in
+                [(shift, StopReason::Converged), (shift.next_down(), StopReason::Limit)]
+            {
+                problem.tolerance = tolerance;
+                let problems = vec![problem.clone()];
+                let run = in_session::<f32, _>(device, input, problems, |session| {
+                    let job = Job::default();
+                    session.start(0, before.clone(), &job)?;
+                    Ok(session.run(&[(0, 1)], &job)?[0])
+                })?;
+                if run.stop != stop {
+                    let found = format!("{:?} instead of {stop:?}", run.stop);
+                    return Err(format!("dim {dim}, round {round}: {found}").into());
+                }
+            }
+            before = after;
+        }
+    }
+    Ok(())
+}
+
+/// Problems of one session find what each finds alone.
+fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
+    for (i, kind) in Kind::ALL.into_iter().enumerate() {
+        for dim in [2, 12, 40] {
+            // One of them is large enough for the device alone.
+            let sizes =
+                [30, 7, 9000, 64, 200].map(|size| if i == 0 { size } else { size.min(200) });
+            let values = kind.rows(i as u64, sizes.iter().sum(), dim);
+            let rows = matrix_f32(&values, dim, Metric::SqEuclidean);
+            let x = all_of::<f32>(&rows)?;
+            let input = KMeansInput { rows: &rows, weights: None, metric: Metric::SqEuclidean };
+            let starts = sizes.iter().scan(0, |end, size| {
+                *end += size;
+                Some(*end - size..*end)
+            });
+            let ks = sizes.map(|size| if size == 9000 { 1000 } else { 5 });
+            let problems: Vec<_> = starts
+                .zip(ks)
+                .map(|(rows, k)| KMeansProblem::new::<f32>(input, rows, k, 1e-4))
+                .collect();
+            let job = Job::default();
+            let first =
+                |problem: &KMeansProblem| x[problem.rows.start * dim..][..problem.k * dim].to_vec();
+            let found = in_session::<f32, _>(device, input, problems.clone(), |session| {
+                for (i, problem) in problems.iter().enumerate() {
+                    session.start(i, first(problem), &job)?;
+                }
+                let asked: Vec<_> = (0..problems.len()).map(|i| (i, 4)).collect();
+                let runs = session.run(&asked, &job)?;
+                outcome(session, runs, &job)
+            })?;
+            for (i, problem) in problems.iter().enumerate() {
+                let own = rows.slice(problem.rows.clone());
+                let input = KMeansInput { rows: &own, ..input };
+                let alone = KMeansProblem { rows: 0..own.len(), ..problem.clone() };
+                let alone =
+                    in_session::<f32, _>(&AnyDevice::cpu(), input, vec![alone], |session| {
+                        session.start(0, first(problem), &job)?;
+                        let runs = session.run(&[(0, 4)], &job)?;
+                        outcome(session, runs, &job)
+                    })?;
+                if alone[0] != found[i] {
+                    return Err(format!("{kind:?}, dim {dim}, problem {i}: not as alone").into());
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+type Outcome<T> = (datafusion_neighbors::device::RoundsRun, Vec<T>, Assignment<T>);
+
+fn outcome<T: Real>(
+    session: &mut dyn KMeansSession<T>,
+    runs: Vec<datafusion_neighbors::device::RoundsRun>,
+    job: &Job,
+) -> Result<Vec<Outcome<T>>, Failed> {
+    let one = |(i, run)| {
+        session.assign(i, job)?;
+        Ok((run, session.centroids(i)?, session.assignment(i)?))
+    };
+    runs.into_iter().enumerate().map(one).collect()
+}
