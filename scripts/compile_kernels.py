@@ -5,8 +5,10 @@
     python3 scripts/compile_kernels.py            # all; prints one line per variant
     python3 scripts/compile_kernels.py --arch sm_90 --keep DIR [--quick]
 
-The sources, their order and the options are read from src/device/cuda/driver/compile.rs, so that what is
-compiled here is what the crate compiles. Fails on the first compiler error and on any warning.
+The options are read from src/device/cuda/driver/compile.rs, the constants that host and kernels share
+from the families' CONSTANTS in src/device/cuda, and includes are put together as the crate does it, so
+that what is compiled here is what the crate compiles. Fails on the first compiler error and on any
+warning.
 """
 
 import argparse
@@ -19,46 +21,63 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SPEC = ROOT / "src/device/cuda/driver/compile.rs"
+CUDA = ROOT / "src/device/cuda"
+KERNELS = ROOT / "kernels"
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 REALS = ["L2", "SQEUCLIDEAN", "COSINE", "INNER_PRODUCT", "L1", "PEARSON"]
-# For each list of sources: element types, their metrics, and dims; and the kernels that are there.
-# Of a search, dims are run-time, odd, and the largest that is unrolled; of clusters, the ones around
+# For each module: element types, their metrics, and dims; and the kernels that are there.
+# Of a search, dims are run-time, odd, and the largest that is unrolled; of k-means, the ones around
 # the limits of each way to assign rows.
 MODULES = {
-    "SEARCH": (
+    "search.cu": (
         [
             ("F32", REALS, [0, 1, 10, 32]),
             ("F64", REALS, [0, 1, 16]),
             ("BITS", ["HAMMING", "JACCARD"], [0, 2, 16, 32]),
         ],
         ["pack", "scan", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
-         "search_again", "gather"],
+         "search_again", "gather", "take_queries", "among"],
     ),
-    "CLUSTERS": (
+    "kmeans.cu": (
         [("F32", ["SQEUCLIDEAN"], [1, 8, 10, 11, 32, 33, 96, 128, 129])],
         ["add_moved", "add_sorted", "means", "finish_round", "costs", "list_centroids",
          "assign_near", "sort_count", "sort_add_up", "sort_move", "round_rows",
          "round_centroids", "assign_tiles", "find_candidates", "compare_candidates", "settle",
-         "cluster_groups"],
+         "cluster_groups", "finish_groups"],
     ),
 }
 
 
-def sources_and_options():
-    """The text of every module, by the name of its list of sources, and the common options."""
-    text = SPEC.read_text()
-    lists = re.findall(r"const (\w+): \[&str; \d+\] = \[([^\]]*)\];", text)
-    sources, options = {}, None
-    for name, items in lists:
-        paths = re.findall(r'include_str!\("([^"]+)"\)', items)
-        if name == "OPTIONS":
-            options = re.findall(r'"([^"]+)"', items)
-        elif paths:
-            sources[name] = "".join((SPEC.parent / path).read_text() for path in paths)
-    if sources.keys() != MODULES.keys() or not options:
-        sys.exit(f"{SPEC}: found {sorted(sources)} and options {options}")
-    return sources, options
+def options():
+    """The common options, and the constants of all families."""
+    texts = {path: path.read_text() for path in sorted(CUDA.rglob("*.rs"))}
+    found = re.search(r"const OPTIONS: \[&str; \d+\] = \[([^\]]*)\];",
+                      texts[CUDA / "driver/compile.rs"])
+    common = re.findall(r'"([^"]+)"', found.group(1))
+    values = {}
+    for text in texts.values():
+        for name, value in re.findall(r"const (\w+): usize = ([\d_]+);", text):
+            values[name] = int(value.replace("_", ""))
+    constants = {}
+    for path, text in texts.items():
+        for items in re.findall(r"const CONSTANTS: \[\(&str, usize\); \d+\] =\s*\[(.*?)\];", text, re.S):
+            names = re.findall(r'\("(\w+)", (\w+)\)', items)
+            constants[path.parent.name] = [f"-D{name}={values[own]}u" for name, own in names]
+    if not common or constants.keys() != {"search", "kmeans"}:
+        sys.exit(f"{CUDA}: found options {common} and constants {constants}")
+    return common, constants
+
+
+def source(file, seen):
+    """The text of a file and of all that it includes, each once."""
+    if file in seen:
+        return ""
+    seen.add(file)
+    lines = []
+    for line in (KERNELS / file).read_text().splitlines():
+        include = re.fullmatch(r'#include "(.+)"', line)
+        lines.append(source(include.group(1), seen) if include else line + "\n")
+    return "".join(lines)
 
 
 def load_nvrtc():
@@ -95,11 +114,11 @@ class Compiler:
         self.check(get_call(program, buffer))
         return buffer.raw[: size.value]
 
-    def compile(self, source, options):
+    def compile(self, file, source, options):
         """The cubin and the compiler's log; the cubin is None if it was refused."""
         program = ctypes.c_void_p()
         self.check(self.nvrtc.nvrtcCreateProgram(
-            ctypes.byref(program), source.encode(), b"top_k.cu", 0, None, None))
+            ctypes.byref(program), source.encode(), file.encode(), 0, None, None))
         try:
             arguments = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
             code = self.nvrtc.nvrtcCompileProgram(program, len(options), arguments)
@@ -127,7 +146,8 @@ def main():
     parser.add_argument("--quick", action="store_true", help="one metric and dim per element type")
     arguments = parser.parse_args()
 
-    sources, common = sources_and_options()
+    common, constants = options()
+    sources = {module: source(module, set()) for module in MODULES}
     compiler = Compiler()
     print(f"NVRTC {compiler.version()}, {sum(map(len, sources.values()))} characters of source")
     failures = 0
@@ -135,17 +155,18 @@ def main():
         for module, entries, element, metric, dim in variants(arguments.quick):
             defines = [f"-DELEMENT={element}", f"-DMETRIC={metric}", f"-DDIM={dim}"]
             start = time.monotonic()
-            cubin, log = compiler.compile(sources[module], common + [f"-arch={arch}"] + defines)
+            defines += constants[module.removesuffix(".cu")]
+            cubin, log = compiler.compile(module, sources[module], common + [f"-arch={arch}"] + defines)
             seconds = time.monotonic() - start
             missing = [e for e in entries if cubin is None or f".text.{e}\0".encode() not in cubin]
             is_bad = cubin is None or bool(log) or bool(missing)
             failures += is_bad
             size = len(cubin) if cubin else 0
-            print(f"{arch:7} {module:8} {element:5} {metric:14} dim {dim:3} {size:8} bytes {seconds:5.2f} s"
+            print(f"{arch:7} {module:9} {element:5} {metric:14} dim {dim:3} {size:8} bytes {seconds:5.2f} s"
                   + (f"  FAILED\n{log}\n{' '.join(missing)}" if is_bad else ""), flush=True)
             if cubin and arguments.keep:
                 arguments.keep.mkdir(parents=True, exist_ok=True)
-                (arguments.keep / f"{arch}-{module}-{element}-{metric}-{dim}.cubin").write_bytes(cubin)
+                (arguments.keep / f"{arch}-{module.removesuffix('.cu')}-{element}-{metric}-{dim}.cubin").write_bytes(cubin)
     if failures:
         sys.exit(f"{failures} variants failed")
 

@@ -87,6 +87,17 @@ pub enum Error {
         #[source]
         source: cudarc::driver::DriverError,
     },
+    /// A call into the CUDA driver failed in a way that leaves CUDA useless for the rest of the
+    /// process.
+    #[cfg(feature = "cuda")]
+    #[error("{call} failed, and this process cannot use CUDA any more: start it anew")]
+    DeviceLost {
+        /// The driver's function, or the kernel launched.
+        call: &'static str,
+        /// The driver's code and text.
+        #[source]
+        source: cudarc::driver::DriverError,
+    },
     /// The runtime compiler refused a kernel.
     #[cfg(feature = "cuda")]
     #[error("{call} failed for {kernel} ({code}): {log}")]
@@ -100,6 +111,18 @@ pub enum Error {
         /// The compiler's log, empty if it gave none.
         log: String,
     },
+}
+
+impl Error {
+    /// Whether another device may do what this one could not.
+    pub fn is_of_device(&self) -> bool {
+        match self {
+            Self::DeviceMemory { .. } => true,
+            #[cfg(feature = "cuda")]
+            Self::Cuda { .. } | Self::DeviceLost { .. } | Self::Nvrtc { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// Why a row cannot be compared.

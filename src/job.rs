@@ -131,6 +131,17 @@ impl Job {
     }
 }
 
+impl Reserved {
+    /// Counts this many bytes, which are fewer, from now on.
+    pub fn shrink_to(&mut self, bytes: usize) {
+        let less = self.bytes.saturating_sub(bytes);
+        if let Some(budget) = &self.budget {
+            budget.shrink(less);
+        }
+        self.bytes -= less;
+    }
+}
+
 impl Drop for Reserved {
     fn drop(&mut self) {
         if let Some(budget) = &self.budget {
@@ -183,7 +194,10 @@ mod tests {
         assert!(refused.contains("labels") && refused.contains("there are 100"), "{refused}");
         drop(held);
         assert_eq!(budget.0.load(Ordering::Relaxed), 0);
-        assert!(job.reserve("labels", 50).is_ok());
+        let mut held = job.reserve("labels", 50).unwrap();
+        held.shrink_to(20);
+        held.shrink_to(30);
+        assert_eq!(budget.0.load(Ordering::Relaxed), 20);
     }
 
     #[test]

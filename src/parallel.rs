@@ -2,6 +2,8 @@
 
 use rayon::prelude::*;
 
+use crate::error::Result;
+
 /// The results of tasks that run on all cores, in the tasks' order.
 pub(crate) fn in_parallel<I: Send, T: Send>(
     tasks: Vec<I>,
@@ -13,4 +15,52 @@ pub(crate) fn in_parallel<I: Send, T: Send>(
 /// How many tasks run at the same time.
 pub(crate) fn threads() -> usize {
     rayon::current_num_threads()
+}
+
+/// Bytes below which filling a buffer is not worth threads.
+const WORTH_THREADS: usize = 1 << 20;
+
+/// Fills a buffer in parts of whole units, on threads of its own: the caller may hold locks that
+/// rayon's workers wait for. `fill` gets the number of the first unit of a part, and the part.
+pub(crate) fn fill_on_threads<T: Send>(
+    buffer: &mut [T],
+    unit: usize,
+    fill: impl Fn(usize, &mut [T]) -> Result<()> + Sync,
+) -> Result<()> {
+    let units = buffer.len() / unit.max(1);
+    let threads = threads().min(units);
+    if threads < 2 || size_of_val(buffer) < WORTH_THREADS {
+        return fill(0, buffer);
+    }
+    let per_thread = units.div_ceil(threads);
+    std::thread::scope(|scope| {
+        let parts = buffer.chunks_mut(per_thread * unit).enumerate();
+        let fill = &fill;
+        let running: Vec<_> =
+            parts.map(|(i, part)| scope.spawn(move || fill(i * per_thread, part))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<()>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        running.into_iter().map(join).collect::<Vec<_>>().into_iter().collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_unit_is_filled_once_by_its_number() {
+        for units in [0, 1, 7, 100_000] {
+            let mut buffer = vec![0u32; units * 3];
+            let fill = |first: usize, part: &mut [u32]| {
+                for (i, unit) in part.chunks_mut(3).enumerate() {
+                    unit.iter_mut().for_each(|x| *x += 1 + (first + i) as u32);
+                }
+                Ok(())
+            };
+            fill_on_threads(&mut buffer, 3, fill).unwrap();
+            assert!(buffer.iter().enumerate().all(|(i, x)| *x as usize == 1 + i / 3));
+        }
+    }
 }

@@ -27,12 +27,12 @@ use crate::error::{Error, Result};
 pub use cluster_sums::ClusterSums;
 pub use compose::{Means, StreamedSearch};
 pub use contract::{
-    Assignment, Capacity, Distances, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
-    Neighbors, Pairing, RoundsRun, SearchDevice, Shape, StopReason, Work, centroid_shift,
-    squares_are_finite, stop_reason,
+    Assignment, Candidates, Capacity, Distances, KMeansDevice, KMeansInput, KMeansProblem,
+    KMeansSession, Neighbors, Pairing, RoundsRun, RowUse, SearchDevice, Shape, StopReason, Work,
+    centroid_shift, squares_are_finite, stop_reason,
 };
 pub use cpu::CpuDevice;
-pub(crate) use cpu::seeding::plus_plus as seed_plus_plus;
+pub(crate) use cpu::kmeans::seeding::plus_plus as seed_plus_plus;
 #[cfg(feature = "cuda")]
 pub use cuda::CudaDevice;
 
@@ -44,6 +44,11 @@ mod sealed {
 pub trait Device: SearchDevice + KMeansDevice + sealed::Sealed {
     /// What the device is.
     fn info(&self) -> DeviceInfo;
+
+    /// The most bytes of its own memory that were used at a time through this handle.
+    fn peak_memory(&self) -> u64 {
+        0
+    }
 }
 
 /// What a device is, for people.

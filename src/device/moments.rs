@@ -3,6 +3,8 @@
 use std::ops::Range;
 
 use super::contract::{KMeansInput, KMeansProblem};
+use crate::error::Result;
+use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::power_of_two_near_inverse;
 use crate::parallel::in_parallel;
@@ -24,36 +26,41 @@ struct Moments {
 impl KMeansProblem {
     /// A problem of some rows of an input. Rounds end when the squared distances that the centroids
     /// moved add up to at most `tolerance` times the mean variance of the dimensions.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled).
     pub fn new<T: Real>(
         input: KMeansInput<'_>,
         rows: Range<usize>,
         k: usize,
         tolerance: f64,
-    ) -> Self {
+        job: &Job,
+    ) -> Result<Self> {
         let dim = input.rows.matrix().dim();
         let values: &[T] = input.rows.reals().unwrap_or_default();
-        let moments = moments(&values[rows.start * dim..rows.end * dim], dim);
+        let moments = moments(&values[rows.start * dim..rows.end * dim], dim, job)?;
         let Moments { means: origin, variance, unit, largest, farthest } = moments;
-        Self { rows, k, tolerance: tolerance * variance, unit, origin, farthest, largest }
+        let tolerance = tolerance * variance;
+        Ok(Self { rows, k, tolerance, unit, origin, farthest, largest })
     }
 }
 
-fn moments<T: Real>(values: &[T], dim: usize) -> Moments {
+fn moments<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Moments> {
     let rows = (values.len() / dim.max(1)).max(1) as f64;
-    let mut columns = columns(values, dim, 1.0);
+    let mut columns = columns(values, dim, 1.0, job)?;
     let largest = columns.ends.iter().fold(0.0, |most: f64, (a, b)| most.max(b.max(-a)));
     // Always 1 for float32.
     let is_near_1 = (1e-60..1e60).contains(&largest);
     let unit = if is_near_1 { 1.0 } else { power_of_two_near_inverse(largest) };
     if unit != 1.0 {
-        columns = self::columns(values, dim, unit);
+        columns = self::columns(values, dim, unit, job)?;
     }
     let means: Vec<f64> = columns.sums.iter().map(|sum| sum / rows).collect();
-    let variance = variances(values, &means, unit).iter().sum::<f64>() / dim.max(1) as f64;
+    let variance = variances(values, &means, unit, job)?.iter().sum::<f64>() / dim.max(1) as f64;
     let means: Vec<f64> = means.into_iter().map(|mean| mean / unit).collect();
     let from_mean = columns.ends.iter().zip(&means).map(|((a, b), mean)| (b - mean).max(mean - a));
     let farthest = from_mean.fold(0.0, f64::max);
-    Moments { means, variance, unit, largest, farthest }
+    Ok(Moments { means, variance, unit, largest, farthest })
 }
 
 /// Rows whose numbers are added up in order; then sums are, block by block.
@@ -67,8 +74,9 @@ struct Columns {
     ends: Vec<(f64, f64)>,
 }
 
-fn columns<T: Real>(values: &[T], dim: usize, unit: f64) -> Columns {
+fn columns<T: Real>(values: &[T], dim: usize, unit: f64, job: &Job) -> Result<Columns> {
     let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)).collect(), |block: &[T]| {
+        job.check()?;
         let mut sums = vec![0.0; dim];
         let (mut low, mut high) = (block[..dim].to_vec(), block[..dim].to_vec());
         for row in block.chunks_exact(dim.max(1)) {
@@ -79,10 +87,11 @@ fn columns<T: Real>(values: &[T], dim: usize, unit: f64) -> Columns {
                 *high = if x > high { *x } else { *high };
             }
         }
-        (sums, low, high)
+        Ok((sums, low, high))
     });
     let mut all = Columns { sums: vec![0.0; dim], ends: vec![(f64::MAX, f64::MIN); dim] };
-    for (sums, low, high) in blocks {
+    for block in blocks {
+        let (sums, low, high) = block?;
         let ends = low.iter().zip(&high).map(|(low, high)| (low.to_f64(), high.to_f64()));
         for ((to, from), (sum, more)) in
             all.ends.iter_mut().zip(ends).zip(all.sums.iter_mut().zip(sums))
@@ -91,25 +100,27 @@ fn columns<T: Real>(values: &[T], dim: usize, unit: f64) -> Columns {
             *sum += more;
         }
     }
-    all
+    Ok(all)
 }
 
 /// The variance of each dimension, around these means of elements times a power of two.
-fn variances<T: Real>(values: &[T], means: &[f64], unit: f64) -> Vec<f64> {
+fn variances<T: Real>(values: &[T], means: &[f64], unit: f64, job: &Job) -> Result<Vec<f64>> {
     let dim = means.len();
     let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)).collect(), |block: &[T]| {
+        job.check()?;
         let mut sums = vec![0.0; dim];
         for row in block.chunks_exact(dim.max(1)) {
             for ((x, mean), sum) in row.iter().zip(means).zip(&mut sums) {
                 *sum += (x.to_f64() * unit - mean).powi(2);
             }
         }
-        sums
+        Ok(sums)
     });
     let mut all = vec![0.0; dim];
     for sums in blocks {
+        let sums: Vec<f64> = sums?;
         all.iter_mut().zip(sums).for_each(|(sum, more)| *sum += more);
     }
     let rows = (values.len() / dim.max(1)).max(1) as f64;
-    all.into_iter().map(|sum| sum / rows).collect()
+    Ok(all.into_iter().map(|sum| sum / rows).collect())
 }

@@ -2,6 +2,7 @@
 //!
 //! A device that is not there shows as ignored.
 
+mod among;
 mod kmeans;
 mod search;
 mod session;
@@ -17,7 +18,8 @@ type Test = Box<dyn Fn(&AnyDevice) -> Result<(), Failed> + Send>;
 fn main() {
     let mut trials = Vec::new();
     for (name, device) in support::devices() {
-        let all = search::trials().into_iter().chain(kmeans::trials()).chain(session::trials());
+        let all = search::trials().into_iter().chain(among::trials());
+        let all = all.chain(kmeans::trials()).chain(session::trials());
         for (test, run) in all {
             let (missing, device) = (device.is_none(), device.clone());
             let trial = Trial::test(format!("{name}::{test}"), move || match &device {

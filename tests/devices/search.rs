@@ -204,10 +204,10 @@ impl OnDevice for InPieces<'_> {
 
     fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
         let job = Job::default();
-        let queries = device.upload_queries(self.base, Metric::L2, &job)?;
+        let queries = device.rows(self.base, Metric::L2);
         let mut lists = device.new_lists(&queries, self.k)?;
         for piece in self.pieces {
-            let base = device.upload_base(&self.base.slice(piece.clone()), Metric::L2, &job)?;
+            let base = device.rows(&self.base.slice(piece.clone()), Metric::L2);
             let (first_base, first_query) = (piece.start as u32, Some(0));
             let pairing = Pairing { first_base, first_query, near: None };
             device.top_k(&queries, &base, &pairing, &mut lists, &job)?;
@@ -224,8 +224,7 @@ fn nearest_one(device: &AnyDevice) -> Result<(), Failed> {
         fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
             let Self(queries, base, metric, near) = self;
             let job = Job::default();
-            let queries = device.upload_queries(queries, metric, &job)?;
-            let base = device.upload_base(base, metric, &job)?;
+            let (queries, base) = (device.rows(queries, metric), device.rows(base, metric));
             let pairing = Pairing { near, ..Pairing::default() };
             device.nearest_one(&queries, &base, &pairing, &job)
         }

@@ -88,7 +88,7 @@ fn seeds_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
             let weights: Vec<f64> = (0..count).map(|row| [1.0, 0.5, 3.0][row % 3]).collect();
             for weights in [None, Some(weights.as_slice())] {
                 let input = KMeansInput { rows: &rows, weights, metric };
-                let problem = KMeansProblem::new::<T>(input, 0..count, k, 1e-4);
+                let problem = KMeansProblem::new::<T>(input, 0..count, k, 1e-4, &Job::default())?;
                 let random = || Random::new(i as u64);
                 let found = in_session::<T, _>(device, input, vec![problem], |session| {
                     Ok(session.seed(vec![(0, random())], &Job::default())?.swap_remove(0))
@@ -119,7 +119,7 @@ fn assignments_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
             let rows = rows_of::<T>(&kind.rows(1, 300, dim), dim, metric);
             let others = rows_of::<T>(&kind.rows(2, 40, dim), dim, metric);
             let input = KMeansInput { rows: &rows, weights: None, metric };
-            let problem = KMeansProblem::new::<T>(input, 0..300, 5, 1e-4);
+            let problem = KMeansProblem::new::<T>(input, 0..300, 5, 1e-4, &Job::default())?;
             let job = Job::default();
             in_session::<T, _>(device, input, vec![problem], |session| {
                 let given = all_of::<T>(&others)?;
@@ -163,7 +163,7 @@ fn sums_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
             let weights: Vec<f64> = (0..count).map(|row| [1.0, 1e-25, 0.0, 0.3][row % 4]).collect();
             for weights in [None, Some(weights.as_slice())] {
                 let input = KMeansInput { rows: &rows, weights, metric: Metric::SqEuclidean };
-                let problem = KMeansProblem::new::<T>(input, 0..count, K, 0.0);
+                let problem = KMeansProblem::new::<T>(input, 0..count, K, 0.0, &Job::default())?;
                 let x = all_of::<T>(&rows)?;
                 let mut rng = Rng(case);
                 let job = Job::default();
@@ -201,7 +201,7 @@ fn check_sums<T: Real>(
     weights: Option<&[f64]>,
     k: usize,
 ) -> Result<(), Failed> {
-    let (labels, sums) = (session.assignment(0)?.labels, session.sums(0)?);
+    let (labels, sums) = (session.assignment(0)?.labels, session.sums(0, &Job::default())?);
     let x = values_of(rows);
     let weight = |row: usize| weights.map_or(1.0, |weights| weights[row]);
     for cluster in 0..k {
@@ -237,7 +237,7 @@ fn tolerances(device: &AnyDevice) -> Result<(), Failed> {
             }
             let after: Vec<f32> = after.into_iter().flatten().map(|x| x as f32).collect();
             let input = KMeansInput { rows: &rows, weights: None, metric: Metric::SqEuclidean };
-            let mut problem = KMeansProblem::new::<f32>(input, 0..count, k, 0.0);
+            let mut problem = KMeansProblem::new::<f32>(input, 0..count, k, 0.0, &Job::default())?;
             let shift = centroid_shift(&before, &after, dim, problem.unit);
             for (tolerance, stop) in
                 [(shift, StopReason::Converged), (shift.next_down(), StopReason::Limit)]
@@ -278,8 +278,8 @@ fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
             let ks = sizes.map(|size| if size == 9000 { 1000 } else { 5 });
             let problems: Vec<_> = starts
                 .zip(ks)
-                .map(|(rows, k)| KMeansProblem::new::<f32>(input, rows, k, 1e-4))
-                .collect();
+                .map(|(rows, k)| KMeansProblem::new::<f32>(input, rows, k, 1e-4, &Job::default()))
+                .collect::<Result<_, _>>()?;
             let job = Job::default();
             let first =
                 |problem: &KMeansProblem| x[problem.rows.start * dim..][..problem.k * dim].to_vec();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::device::{AnyDevice, Distances};
-use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::matrix::{ElementKind, Elements, Matrix, Rows};
 
 /// A small seeded generator (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
 /// generators").
@@ -158,25 +158,34 @@ pub fn oracle(
     k: usize,
     first_query: Option<usize>,
 ) -> (Vec<u32>, Distances) {
-    let width = queries.matrix().width();
     let rows = |q: usize| (0..base.len()).filter(move |b| first_query.is_none_or(|f| f + q != *b));
+    let distance = |q, b| oracle_of_pair(queries, base, metric, q, b);
+    let (rows, distances) = nearest(queries.len(), k, rows, distance);
+    let distances = match queries.matrix().kind() {
+        ElementKind::F64 => Distances::F64(distances),
+        _ => Distances::F32(distances.iter().map(|d| *d as f32).collect()),
+    };
+    (rows, distances)
+}
+
+/// The distance of one pair, widened to float64 if it is a float32.
+pub fn oracle_of_pair(
+    queries: &Rows,
+    base: &Rows,
+    metric: Metric,
+    query: usize,
+    row: usize,
+) -> f64 {
+    let width = queries.matrix().width();
+    let (q, b) = (query * width..(query + 1) * width, row * width..(row + 1) * width);
     if let (Some(x), Some(y)) = (queries.reals::<f64>(), base.reals::<f64>()) {
-        let (rows, distances) = nearest(queries.len(), k, rows, |q, b| {
-            distance_f64(metric, &x[q * width..][..width], &y[b * width..][..width])
-        });
-        return (rows, Distances::F64(distances));
+        return distance_f64(metric, &x[q], &y[b]);
     }
     if let (Some(x), Some(y)) = (queries.reals::<f32>(), base.reals::<f32>()) {
-        let (rows, distances) = nearest(queries.len(), k, rows, |q, b| {
-            distance_f32(metric, &x[q * width..][..width], &y[b * width..][..width]) as f64
-        });
-        return (rows, Distances::F32(distances.iter().map(|d| *d as f32).collect()));
+        return distance_f32(metric, &x[q], &y[b]).into();
     }
     let (x, y) = (queries.words().expect("bits"), base.words().expect("bits"));
-    let (rows, distances) = nearest(queries.len(), k, rows, |q, b| {
-        distance_bits(metric, &x[q * width..][..width], &y[b * width..][..width]) as f64
-    });
-    (rows, Distances::F32(distances.iter().map(|d| *d as f32).collect()))
+    distance_bits(metric, &x[q], &y[b]).into()
 }
 
 fn nearest<I: Iterator<Item = usize>>(

@@ -57,7 +57,7 @@ pub(super) fn best_runs<D: Device, T: Real>(
     let inputs = in_parallel(ranges, |range| {
         let own = &values[range.start * dim..range.end * dim];
         let weights = weights.map(|weights| &weights[range.clone()]);
-        let found = distinct_rows(own, dim, weights, params.k);
+        let found = distinct_rows(own, dim, weights, params.k, job)?;
         if found < params.k && !clamps {
             let (k, weighing) =
                 (params.k, if weights.is_some() { " of positive weight" } else { "" });
@@ -66,7 +66,7 @@ pub(super) fn best_runs<D: Device, T: Real>(
             )));
         }
         let params = KMeansParams { k: found, ..params.clone() };
-        let problem = KMeansProblem::new::<T>(input, range.clone(), found, params.tolerance);
+        let problem = KMeansProblem::new::<T>(input, range.clone(), found, params.tolerance, job)?;
         let (unit, tolerance) = (problem.unit, problem.tolerance);
         let rows = rows.slice(range);
         Ok((problem, Input { rows, values: own, dim, weights, params, unit, tolerance }))
@@ -135,7 +135,7 @@ fn lloyd<T: Real>(
             progress.moved = run.moved;
             progress.is_done = match run.stop {
                 StopReason::EmptyCluster => {
-                    let is_done = inputs[*i].fill_empty_clusters(*i, session)?;
+                    let is_done = inputs[*i].fill_empty_clusters(*i, session, job)?;
                     is_done || run.rounds == *limit
                 }
                 StopReason::Limit | StopReason::Stable | StopReason::Converged => true,
@@ -166,13 +166,14 @@ impl<T: Real> Input<'_, T> {
         &self,
         problem: usize,
         session: &mut (dyn KMeansSession<T> + '_),
+        job: &Job,
     ) -> Result<bool> {
         let before = session.centroids(problem)?;
-        let (sums, now) = (session.sums(problem)?, session.assignment(problem)?);
+        let (sums, now) = (session.sums(problem, job)?, session.assignment(problem)?);
         let Self { values, dim, weights, .. } = *self;
         let metric = self.params.cost();
         let means = Means { values, dim, weights, metric };
-        let next = means.with_empty_filled(&sums, &now, &before);
+        let next = means.with_empty_filled(&sums, &now, &before, job)?;
         let shift = centroid_shift(&before, &next, dim, self.unit);
         session.resume_from(problem, next)?;
         Ok(shift <= self.tolerance)

@@ -11,7 +11,7 @@ use crate::device::contract::{
     Assignment, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, SearchDevice, StopReason,
     Work, centroid_shift, stop_reason,
 };
-use crate::device::cpu::{cluster_sums, seeding};
+use crate::device::cpu::kmeans::{cluster_sums, seeding};
 use crate::device::{ClusterSums, Device};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Reserved};
@@ -72,6 +72,7 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
     ///
     /// # Errors
     /// As for [`KMeansSession::start`].
+    #[cfg(feature = "cuda")]
     pub fn restore(
         &mut self,
         problem: usize,
@@ -151,7 +152,7 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
         Ok(self.problems[problem].state_mut()?.centroids.clone())
     }
 
-    fn sums(&mut self, problem: usize) -> Result<ClusterSums> {
+    fn sums(&mut self, problem: usize, _job: &Job) -> Result<ClusterSums> {
         Ok(self.problems[problem].state_mut()?.sums.clone())
     }
 
@@ -238,7 +239,7 @@ impl<T: Real> Problem<'_, T> {
             let before = self.assign(search, job)?;
             job.enter(Phase::Update);
             let stop;
-            (moved, stop) = self.update(before.as_deref(), search.metric)?;
+            (moved, stop) = self.update(before.as_deref(), search.metric, job)?;
             if let Some(stop) = stop {
                 return Ok(RoundsRun { rounds: round, moved, stop });
             }
@@ -252,6 +253,7 @@ impl<T: Real> Problem<'_, T> {
         &mut self,
         before: Option<&[u32]>,
         metric: Metric,
+        job: &Job,
     ) -> Result<(usize, Option<StopReason>)> {
         let (rows, weights, dim) = (self.rows.clone(), self.weights, self.rows.matrix().dim());
         let (tolerance, unit) = (self.given.tolerance, self.given.unit);
@@ -262,17 +264,18 @@ impl<T: Real> Problem<'_, T> {
             None => rows.len(),
         };
         if moved > 0 {
-            cluster_sums::move_rows(&rows, weights, (before, labels), &mut state.sums);
+            cluster_sums::move_rows(&rows, weights, (before, labels), &mut state.sums, job)?;
         }
         let has_empty = !state.sums.empty().is_empty();
         let mut next = None;
-        let shift = || {
+        if moved > 0 && !has_empty {
             let values = rows.reals::<T>().expect("a session has rows of its own type");
-            let means =
-                Means { values, dim, weights, metric }.of(&state.sums, labels, &state.centroids);
-            let shift = centroid_shift(&state.centroids, &means, dim, unit);
-            next = Some(means);
-            shift
+            let means = Means { values, dim, weights, metric };
+            next = Some(means.of(&state.sums, labels, &state.centroids, job)?);
+        }
+        let shift = || {
+            let next = next.as_deref().unwrap_or(&state.centroids);
+            centroid_shift(&state.centroids, next, dim, unit)
         };
         let stop = stop_reason(moved, has_empty, shift, tolerance);
         if let Some(next) = next {

@@ -4,8 +4,13 @@ use std::cmp::Reverse;
 
 use crate::device::ClusterSums;
 use crate::device::contract::Assignment;
+use crate::error::Result;
+use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::Metric;
+
+/// Rows between two looks at whether anybody waits.
+const UNCHECKED: usize = 4096;
 
 /// Rows whose clusters have means.
 #[derive(Debug, Clone, Copy)]
@@ -23,20 +28,34 @@ pub struct Means<'a, T> {
 impl<T: Real> Means<'_, T> {
     /// The mean of every cluster, each of which has rows that weigh something. `before` has the
     /// centroids so far.
-    pub fn of(&self, sums: &ClusterSums, labels: &[u32], before: &[T]) -> Vec<T> {
-        self.centroids(sums, self.single_vectors(labels, sums.clusters()), before)
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled).
+    pub fn of(
+        &self,
+        sums: &ClusterSums,
+        labels: &[u32],
+        before: &[T],
+        job: &Job,
+    ) -> Result<Vec<T>> {
+        Ok(self.centroids(sums, self.single_vectors(labels, sums.clusters(), job)?, before))
     }
 
     /// The same, where clusters may be empty. An empty one takes the row that is farthest from its
     /// own centroid, the earlier of equals, out of that row's cluster.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
     pub fn with_empty_filled(
         &self,
         sums: &ClusterSums,
         now: &Assignment<T>,
         before: &[T],
-    ) -> Vec<T> {
+        job: &Job,
+    ) -> Result<Vec<T>> {
+        let _reserved = job.reserve("the farthest rows", now.labels.len() * size_of::<usize>())?;
         let empty = sums.empty();
-        let mut singles = self.single_vectors(&now.labels, sums.clusters());
+        let mut singles = self.single_vectors(&now.labels, sums.clusters(), job)?;
         let mut sums = sums.clone();
         let mut farthest: Vec<usize> =
             (0..now.labels.len()).filter(|row| self.weight(*row) > 0.0).collect();
@@ -52,7 +71,7 @@ impl<T: Real> Means<'_, T> {
             sums.move_row(self.row(row), self.weight(row), from, cluster as u32);
             singles[cluster] = Some(row);
         }
-        self.centroids(&sums, singles, before)
+        Ok(self.centroids(&sums, singles, before))
     }
 
     fn centroids(&self, sums: &ClusterSums, singles: Vec<Option<usize>>, before: &[T]) -> Vec<T> {
@@ -82,19 +101,23 @@ impl<T: Real> Means<'_, T> {
     /// directions are scaled to length 1 again. There the sum S of n rows x of weights w is Σ fl(w x),
     /// within 2⁻⁵³ of x Σ w; rounding S, Σ w and their quotient adds three times that. An error of 2⁻⁵¹
     /// is far below 2⁻²⁶, the least that x would have to change by to be rounded to another float32.
-    fn single_vectors(&self, labels: &[u32], k: usize) -> Vec<Option<usize>> {
+    fn single_vectors(&self, labels: &[u32], k: usize, job: &Job) -> Result<Vec<Option<usize>>> {
         let mut first = vec![None; k];
         if T::MANTISSA <= f32::MANTISSA_DIGITS && self.metric == Metric::SqEuclidean {
-            return first;
+            return Ok(first);
         }
         let mut mixed = vec![false; k];
         for (row, label) in labels.iter().map(|label| *label as usize).enumerate() {
+            if row % UNCHECKED == 0 {
+                job.check()?;
+            }
             if !mixed[label] {
                 let first = *first[label].get_or_insert(row);
                 mixed[label] = self.row(first) != self.row(row);
             }
         }
-        first.into_iter().zip(mixed).map(|(first, mixed)| first.filter(|_| !mixed)).collect()
+        let first = first.into_iter().zip(mixed);
+        Ok(first.map(|(first, mixed)| first.filter(|_| !mixed)).collect())
     }
 
     fn weight(&self, row: usize) -> f64 {

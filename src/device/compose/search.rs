@@ -3,11 +3,11 @@
 //! The base is put on the device once if it fits, and otherwise streamed through it in chunks for
 //! every block of queries, the next chunk on its way while the present one is compared. A block of
 //! queries keeps its lists on the device until it has met all of the base. When the device runs out
-//! of memory all the same, the pieces are halved.
+//! of memory all the same, a base that stays there is dropped, and then the pieces are halved.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::device::contract::{Distances, Neighbors, Pairing, SearchDevice, Shape, Work};
+use crate::device::contract::{Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape, Work};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::{ElementKind, Rows};
@@ -23,7 +23,7 @@ pub struct StreamedSearch<D: SearchDevice> {
     /// Neighbours of each query, at most as many as there are base rows.
     k: usize,
     base: Rows,
-    resident: Option<D::Base>,
+    resident: Mutex<Option<Arc<D::Rows>>>,
 }
 
 /// Fewer rows than this are never halved: the device is then out of memory for good.
@@ -46,16 +46,23 @@ impl<D: SearchDevice> StreamedSearch<D> {
             return Err(Error::TooManyRows { input: "base", rows: base.len() as u64 });
         }
         let k = k.min(base.len().max(1));
-        let mut search = Self { device, metric, k, base, resident: None };
-        let base = &search.base;
-        if !base.is_empty() && base.len() <= search.device.capacity(&search.shape()).base {
-            match search.device.upload_base(base, metric, job) {
-                Ok(resident) => search.resident = Some(resident),
+        let search = Self { device, metric, k, base, resident: Mutex::default() };
+        let Self { device, base, .. } = &search;
+        if !base.is_empty() && base.len() <= device.capacity(&search.shape()).base {
+            let rows = device.rows(base, metric);
+            // The nearest of all may be found without.
+            let prepared = if k == 1 { Ok(()) } else { device.prepare(&rows, RowUse::Base, job) };
+            match prepared {
+                Ok(()) => *search.resident() = Some(Arc::new(rows)),
                 Err(Error::DeviceMemory { .. }) => {}
                 Err(other) => return Err(other),
             }
         }
         Ok(search)
+    }
+
+    fn resident(&self) -> std::sync::MutexGuard<'_, Option<Arc<D::Rows>>> {
+        self.resident.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The neighbours of the queries among the base.
@@ -91,10 +98,16 @@ impl<D: SearchDevice> StreamedSearch<D> {
                 first: first.map(|first| first + start as u32),
                 near: near.map(|near| &near[start..end]),
             };
-            match self.search_block(&queries.slice(start..end), asked, pieces.base, job) {
+            let resident = self.resident().clone();
+            let block = queries.slice(start..end);
+            match self.search_block(&block, asked, (resident.as_deref(), pieces.base), job) {
                 Ok(neighbors) => {
                     found.push(neighbors);
                     start = end;
+                }
+                Err(Error::DeviceMemory { .. }) if resident.is_some() => {
+                    *self.resident() = None;
+                    pieces.base = self.device.capacity(&self.shape()).base;
                 }
                 Err(error @ Error::DeviceMemory { .. }) => {
                     pieces = pieces.halved(end - start, self.base.len()).ok_or(error)?;
@@ -123,24 +136,31 @@ impl<D: SearchDevice> StreamedSearch<D> {
         &self,
         queries: &Rows,
         Asked { first, near }: Asked<'_>,
-        base_rows: usize,
+        (resident, base_rows): (Option<&D::Rows>, usize),
         job: &Job,
     ) -> Result<Neighbors> {
         let (device, metric) = (&self.device, self.metric);
-        let queries = device.upload_queries(queries, metric, job)?;
+        let queries = match (first, resident) {
+            (Some(first), Some(base)) => {
+                device.slice(base, first as usize..first as usize + queries.len())
+            }
+            _ => device.rows(queries, metric),
+        };
+        device.prepare(&queries, RowUse::Queries, job)?;
         let pairing = |first_base| Pairing { first_base, first_query: first, near };
-        if let (Some(base), 1, None) = (&self.resident, self.k, first) {
+        if let (Some(base), 1, None) = (resident, self.k, first) {
             return device.nearest_one(&queries, base, &pairing(0), job);
         }
         let mut lists = device.new_lists(&queries, self.k)?;
-        if let Some(base) = &self.resident {
+        if let Some(base) = resident {
             device.top_k(&queries, base, &pairing(0), &mut lists, job)?;
             return device.download(lists);
         }
         let mut chunks = (0..self.base.len()).step_by(base_rows.max(1)).map(|first| {
             let end = self.base.len().min(first.saturating_add(base_rows));
-            let chunk = device.upload_base(&self.base.slice(first..end), metric, job);
-            chunk.map(|chunk| (first as u32, chunk))
+            let chunk = device.rows(&self.base.slice(first..end), metric);
+            device.prepare(&chunk, RowUse::Base, job)?;
+            Ok::<_, Error>((first as u32, chunk))
         });
         let mut next = chunks.next().transpose()?;
         while let Some((first, chunk)) = next {

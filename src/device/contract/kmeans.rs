@@ -129,7 +129,7 @@ pub trait KMeansSession<T>: Send + Sync {
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
-    fn sums(&mut self, problem: usize) -> Result<ClusterSums>;
+    fn sums(&mut self, problem: usize, job: &Job) -> Result<ClusterSums>;
 
     /// What it took since the last time somebody asked.
     ///

@@ -13,7 +13,9 @@ pub use kmeans::{
     Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, StopReason,
     centroid_shift, squares_are_finite, stop_reason,
 };
-pub use search::{Capacity, Distances, Neighbors, Pairing, SearchDevice, Shape};
+pub use search::{
+    Candidates, Capacity, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape,
+};
 
 /// What a computation took, for EXPLAIN ANALYZE.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -1,6 +1,8 @@
 //! Search: which base rows are the nearest to each query.
 
-use crate::error::Result;
+use std::ops::Range;
+
+use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::{ElementKind, Elements, Real, Rows};
 use crate::metric::Metric;
@@ -9,50 +11,50 @@ use super::Work;
 
 /// The primitives of searches.
 ///
-/// Rows live on the device between primitives, in whatever layout suits it. A primitive may return
-/// before the device has finished, except the ones that return values to the host.
+/// Rows live on the device between primitives, in whatever layouts suit their uses; each is made when
+/// it is first needed. A primitive may return before the device has finished, except the ones that
+/// return values to the host.
 pub trait SearchDevice: Send + Sync + 'static {
-    /// Base rows on the device.
-    type Base: Send + Sync;
-    /// Query rows on the device.
-    type Queries: Send + Sync;
+    /// Rows on the device.
+    type Rows: Send + Sync;
     /// The neighbours found so far, one list per query.
     type Lists: Send;
 
     /// How much fits at a time.
     fn capacity(&self, shape: &Shape) -> Capacity;
 
-    /// Puts base rows, prepared for the metric, on the device.
-    ///
-    /// # Errors
-    /// [`DeviceMemory`](crate::Error::DeviceMemory) if they do not fit.
-    fn upload_base(&self, rows: &Rows, metric: Metric, job: &Job) -> Result<Self::Base>;
+    /// Rows, prepared for the metric, that are to be searched. Nothing is sent or laid out yet.
+    fn rows(&self, rows: &Rows, metric: Metric) -> Self::Rows;
 
-    /// Puts query rows, prepared for the metric, on the device.
+    /// Some of these rows as rows of their own. What is on the device is not sent again.
+    fn slice(&self, rows: &Self::Rows, range: Range<usize>) -> Self::Rows;
+
+    /// Makes the layout that a use needs, unless it is there. Primitives that need it do so, too.
     ///
     /// # Errors
-    /// [`DeviceMemory`](crate::Error::DeviceMemory) if they do not fit.
-    fn upload_queries(&self, rows: &Rows, metric: Metric, job: &Job) -> Result<Self::Queries>;
+    /// [`DeviceMemory`](crate::Error::DeviceMemory) or [`HostMemory`](crate::Error::HostMemory) if
+    /// it does not fit.
+    fn prepare(&self, rows: &Self::Rows, for_use: RowUse, job: &Job) -> Result<()>;
 
     /// Empty lists for these queries, of at most `k` neighbours each.
     ///
     /// # Errors
     /// [`DeviceMemory`](crate::Error::DeviceMemory) if they do not fit.
-    fn new_lists(&self, queries: &Self::Queries, k: usize) -> Result<Self::Lists>;
+    fn new_lists(&self, queries: &Self::Rows, k: usize) -> Result<Self::Lists>;
 
     /// Merges base rows into the lists: afterwards each list holds the `k` smallest of
     /// `(distance, number of the base row)` among its entries before and all pairs of its query
     /// with `base`, ascending. Distances are those of [`crate::metric`], bit by bit.
     ///
-    /// Both sides were uploaded for one metric. All base rows of the calls on one set of lists have
+    /// Both sides have one metric. All base rows of the calls on one set of lists have
     /// distinct numbers; the calls may come in any order.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled) if nobody waits any more; the lists are then useless.
     fn top_k(
         &self,
-        queries: &Self::Queries,
-        base: &Self::Base,
+        queries: &Self::Rows,
+        base: &Self::Rows,
         pairing: &Pairing<'_>,
         lists: &mut Self::Lists,
         job: &Job,
@@ -71,14 +73,107 @@ pub trait SearchDevice: Send + Sync + 'static {
     /// [`download`](Self::download).
     fn nearest_one(
         &self,
-        queries: &Self::Queries,
-        base: &Self::Base,
+        queries: &Self::Rows,
+        base: &Self::Rows,
         pairing: &Pairing<'_>,
         job: &Job,
     ) -> Result<Neighbors> {
         let mut lists = self.new_lists(queries, 1)?;
         self.top_k(queries, base, pairing, &mut lists, job)?;
         self.download(lists)
+    }
+
+    /// The distance of every pair of a query and one of its candidates, in the order of the
+    /// candidates. Distances are those of [`crate::metric`], bit by bit.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) if the candidates are not those of so many
+    /// queries, or are not among the base; [`Cancelled`](crate::Error::Cancelled);
+    /// [`DeviceMemory`](crate::Error::DeviceMemory).
+    fn among(
+        &self,
+        queries: &Self::Rows,
+        base: &Self::Rows,
+        candidates: &Candidates<'_>,
+        job: &Job,
+    ) -> Result<Distances>;
+}
+
+/// What rows are laid out for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowUse {
+    /// To be the base of a `top_k`.
+    Base,
+    /// To be its queries.
+    Queries,
+    /// To be fetched by position, on either side of an `among`.
+    Gather,
+}
+
+/// For each query, base rows that it is to be compared with, any number of them.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidates<'a> {
+    starts: &'a [usize],
+    rows: &'a [u32],
+}
+
+impl<'a> Candidates<'a> {
+    /// Query `q` has the candidates `rows[starts[q]..starts[q + 1]]`, by their positions in the base.
+    ///
+    /// # Panics
+    /// If `starts` does not ascend from 0 to the number of candidates.
+    pub fn new(starts: &'a [usize], rows: &'a [u32]) -> Self {
+        assert!(starts.first() == Some(&0) && starts.last() == Some(&rows.len()));
+        assert!(starts.is_sorted());
+        Self { starts, rows }
+    }
+
+    /// Number of pairs.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Where the candidates of each query start, and where the last ones end.
+    pub fn starts(&self) -> &'a [usize] {
+        self.starts
+    }
+
+    /// The candidates of all queries, one after the other.
+    pub fn rows(&self) -> &'a [u32] {
+        self.rows
+    }
+
+    /// Pairs of a query and a base row, from this one on.
+    pub fn pairs_from(&self, first: usize) -> impl Iterator<Item = (usize, u32)> {
+        let mut query = self.starts.partition_point(|start| *start <= first).saturating_sub(1);
+        self.rows[first..].iter().enumerate().map(move |(i, row)| {
+            while self.starts[query + 1] <= first + i {
+                query += 1;
+            }
+            (query, *row)
+        })
+    }
+
+    /// # Errors
+    /// [`Error::InvalidArgument`] if these are not candidates for so many queries in so large a base.
+    pub fn check(&self, queries: usize, base: usize) -> Result<()> {
+        if self.starts.len() != queries + 1 {
+            let found = self.starts.len() - 1;
+            let message =
+                format!("candidates are given for {found} queries, of which there are {queries}");
+            return Err(Error::InvalidArgument(message));
+        }
+        match self.rows.iter().find(|row| **row as usize >= base) {
+            Some(row) => Err(Error::InvalidArgument(format!(
+                "candidate {row} is not among {base} base rows"
+            ))),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,128 +1,65 @@
 //! Kernels from source, for one device: the runtime compiler, asked only for what the disk cache
 //! does not hold.
 //!
-//! Everything that distinguishes one compiled module from another is in [`Spec`] and the device's
-//! architecture. `scripts/compile_kernels.py` reads [`SEARCH`], [`CLUSTERS`] and [`OPTIONS`] from this file and
-//! compiles the same text for every architecture, without a GPU.
+//! NVRTC sees no files, so a program's text is put together here, as a preprocessor would: a line
+//! `#include "…"` stands for a file of `kernels/`, once. Constants that host and kernels share are
+//! defined by options. `scripts/compile_kernels.py` does the same for every architecture, without a
+//! GPU: it reads [`OPTIONS`], and each family's `CONSTANTS`, from the sources.
 
-use std::fmt;
 use std::time::Instant;
 
 use super::cache::{Cache, Key};
 use super::sys;
 use crate::error::Result;
-use crate::matrix::ElementKind;
-use crate::metric::Metric;
 
-/// The kernels of a search, in the order in which they are concatenated: NVRTC sees no include files.
-const SEARCH: [&str; 5] = [
-    include_str!("../../../../kernels/arithmetic.cuh"),
-    include_str!("../../../../kernels/lists.cuh"),
-    include_str!("../../../../kernels/pack.cu"),
-    include_str!("../../../../kernels/scan.cu"),
-    include_str!("../../../../kernels/merge.cu"),
-];
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        [$(($name, include_str!(concat!("../../../../kernels/", $name)))),*]
+    };
+}
 
-/// The kernels of Lloyd's rounds.
-const CLUSTERS: [&str; 7] = [
-    include_str!("../../../../kernels/arithmetic.cuh"),
-    include_str!("../../../../kernels/clusters.cuh"),
-    include_str!("../../../../kernels/clusters.cu"),
-    include_str!("../../../../kernels/assign_near.cu"),
-    include_str!("../../../../kernels/tiles.cuh"),
-    include_str!("../../../../kernels/assign_tiles.cu"),
-    include_str!("../../../../kernels/groups.cu"),
+/// Every file of kernels, by its name in `kernels/`.
+const FILES: [(&str, &str); 17] = files![
+    "common/arithmetic.cuh",
+    "common/copy.cuh",
+    "common/sort.cuh",
+    "common/warp.cuh",
+    "kmeans.cu",
+    "kmeans/groups.cuh",
+    "kmeans/near.cuh",
+    "kmeans/rounds.cuh",
+    "kmeans/sums.cuh",
+    "kmeans/tiles.cuh",
+    "kmeans/assign_tiles.cuh",
+    "search.cu",
+    "search/among.cuh",
+    "search/lists.cuh",
+    "search/merge.cuh",
+    "search/pack.cuh",
+    "search/scan.cuh",
 ];
 
 /// Options of every compilation. Without fused multiply-adds of the compiler's own making: the
 /// order and the rounding of every sum is fixed.
 const OPTIONS: [&str; 2] = ["-std=c++17", "-fmad=false"];
 
-/// What a module is compiled for; also its key in memory and, with the sources, on disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::device::cuda) struct Spec {
-    kind: ElementKind,
-    metric: Metric,
-    /// Elements in a row if the kernels are unrolled for them, else 0.
-    fixed_dim: u32,
-}
-
-impl Spec {
-    /// For rows of this many elements as the device sees them (bits in words of 32).
-    pub(in crate::device::cuda) fn new(kind: ElementKind, metric: Metric, dim: u32) -> Self {
-        // Up to here a panel of queries and two of base rows lie in 48 KiB of shared memory.
-        let largest = if kind == ElementKind::F64 { 16 } else { 32 };
-        Self { kind, metric, fixed_dim: if dim <= largest { dim } else { 0 } }
-    }
-
-    pub(in crate::device::cuda) fn kind(&self) -> ElementKind {
-        self.kind
-    }
-
-    /// Elements in a row as it lies in a panel: whole groups of what the scan adds up without a
-    /// branch. See `GROUP` in `kernels/scan.cu`.
-    pub(in crate::device::cuda) fn stored_dim(&self, dim: u32) -> u32 {
-        match (self.fixed_dim, self.kind) {
-            (0, ElementKind::F64) => dim.next_multiple_of(4),
-            (0, _) => dim.next_multiple_of(8),
-            _ => dim,
-        }
-    }
-
-    /// Dimensions that the scan stages in shared memory at a time.
-    pub(in crate::device::cuda) fn slice(&self) -> u32 {
-        match (self.fixed_dim, self.kind) {
-            (0, ElementKind::F64) => 8,
-            (0, _) => 16,
-            (dim, _) => dim,
-        }
-    }
-
-    /// Panels' slices in the scan's shared memory: two stages of base rows, and the queries once if
-    /// they stay for the whole block, else in two stages as well.
-    pub(in crate::device::cuda) fn staged_slices(&self) -> u32 {
-        if self.fixed_dim == 0 { 4 } else { 3 }
-    }
-
-    /// What to compile.
-    pub(in crate::device::cuda) fn program(&self) -> Program {
-        Program { name: self.to_string(), sources: &SEARCH, defines: self.defines() }
-    }
-
-    fn defines(&self) -> [String; 3] {
-        let element = match self.kind {
-            ElementKind::F32 => "F32",
-            ElementKind::F64 => "F64",
-            ElementKind::Bits => "BITS",
-        };
-        [
-            format!("-DELEMENT={element}"),
-            format!("-DMETRIC={}", self.metric.name().to_uppercase()),
-            format!("-DDIM={}", self.fixed_dim),
-        ]
-    }
-}
-
-impl fmt::Display for Spec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "top_k {}", self.defines().join(" "))
-    }
-}
-
-/// A module: its sources and its compile-time parameters.
+/// A module: its file in `kernels/`, and its compile-time parameters.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(in crate::device::cuda) struct Program {
-    name: String,
-    sources: &'static [&'static str],
-    defines: [String; 3],
+    file: &'static str,
+    defines: Vec<String>,
 }
 
 impl Program {
-    /// Lloyd's rounds on rows of this many f32.
-    pub(in crate::device::cuda) fn clusters(dim: usize) -> Self {
-        let metric = Metric::SqEuclidean.name().to_uppercase();
-        let defines =
-            ["-DELEMENT=F32".to_string(), format!("-DMETRIC={metric}"), format!("-DDIM={dim}")];
-        Self { name: format!("clusters -DDIM={dim}"), sources: &CLUSTERS, defines }
+    /// A file with these parameters, `NAME=value`, and constants.
+    pub(in crate::device::cuda) fn new(
+        file: &'static str,
+        parameters: &[String],
+        constants: &[(&str, usize)],
+    ) -> Self {
+        let constants = constants.iter().map(|(name, value)| format!("-D{name}={value}u"));
+        let parameters = parameters.iter().map(|parameter| format!("-D{parameter}"));
+        Self { file, defines: parameters.chain(constants).collect() }
     }
 
     /// The cubin for an architecture, such as `sm_90`.
@@ -130,7 +67,7 @@ impl Program {
     /// # Errors
     /// [`crate::Error::Nvrtc`] with the compiler's log.
     pub(in crate::device::cuda) fn cubin(&self, arch: &str, cache: &Cache) -> Result<Vec<u8>> {
-        let source = self.sources.concat();
+        let source = source(self.file);
         let mut options: Vec<String> = OPTIONS.map(str::to_string).to_vec();
         options.push(format!("-arch={arch}"));
         options.extend_from_slice(&self.defines);
@@ -141,10 +78,35 @@ impl Program {
             return Ok(cubin);
         }
         let start = Instant::now();
-        let cubin = sys::nvrtc_compile(&self.name, &source, &options)?;
-        log::debug!("compiled {} for {arch} in {:.2?}", self.name, start.elapsed());
+        let name = format!("{} {}", self.file, self.defines.join(" "));
+        let cubin = sys::nvrtc_compile(self.file, &name, &source, &options)?;
+        log::debug!("compiled {name} for {arch} in {:.2?}", start.elapsed());
         cache.store(key, &cubin);
         Ok(cubin)
+    }
+}
+
+/// The text of a file and of all that it includes.
+fn source(file: &str) -> String {
+    let mut text = String::new();
+    include(file, &mut vec![], &mut text);
+    text
+}
+
+fn include(file: &str, seen: &mut Vec<String>, text: &mut String) {
+    if seen.iter().any(|known| known == file) {
+        return;
+    }
+    seen.push(file.to_string());
+    let (_, own) = FILES.iter().find(|(name, _)| *name == file).expect("a file of kernels/");
+    for line in own.lines() {
+        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+            Some(other) => include(other, seen, text),
+            None => {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
     }
 }
 
@@ -153,22 +115,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_dims_are_unrolled() {
-        let slice = |kind, dim| Spec::new(kind, Metric::L2, dim).slice();
-        assert_eq!(slice(ElementKind::F32, 32), 32);
-        assert_eq!(slice(ElementKind::F32, 33), 16);
-        assert_eq!(slice(ElementKind::F64, 16), 16);
-        assert_eq!(slice(ElementKind::F64, 17), 8);
+    fn a_program_has_every_file_it_needs_once() {
+        for file in ["search.cu", "kmeans.cu"] {
+            let text = source(file);
+            assert!(!text.contains("#include"), "{file}");
+            assert_eq!(text.matches("enum Metric").count(), 1, "{file}");
+        }
     }
 
     #[test]
-    fn a_spec_names_what_kernels_define() {
-        let spec = Spec::new(ElementKind::F32, Metric::InnerProduct, 100);
-        assert_eq!(spec.to_string(), "top_k -DELEMENT=F32 -DMETRIC=INNER_PRODUCT -DDIM=0");
+    fn every_file_is_in_some_program() {
+        let all = source("search.cu") + &source("kmeans.cu");
+        for (name, text) in FILES {
+            let last = text.lines().rfind(|line| !line.is_empty()).unwrap();
+            let is_used = last.starts_with("#include") || all.contains(last);
+            assert!(is_used, "{name}");
+        }
     }
 
     #[test]
-    fn sources_have_no_includes() {
-        assert!(SEARCH.iter().chain(&CLUSTERS).all(|source| !source.contains("#include")));
+    fn constants_are_defined_by_options() {
+        let program = Program::new("search.cu", &["DIM=0".to_string()], &[("PANEL", 128)]);
+        assert_eq!(program.defines, ["-DDIM=0", "-DPANEL=128u"]);
     }
 }

@@ -1,39 +1,47 @@
-//! What a process keeps per GPU: its context, its two streams, pinned buffers and compiled kernels.
+//! What a process keeps per GPU: its context, its two streams and pinned buffers.
 //!
-//! Waking a GPU up takes a third of a second and compiling kernels about one, so both are done once
-//! per process and shared by every handle that is opened later.
+//! Waking a GPU up takes a third of a second, so it is done once per process and shared by every
+//! handle that is opened later.
+//!
+//! The compute stream is the queue of all sessions: their launches run in the order in which they
+//! came, none of them is more than a few ahead, and no lock is held while one waits.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
+use cudarc::driver::{CudaContext, CudaEvent, CudaModule, CudaStream};
+use cudarc::nvrtc::Ptx;
 
 use super::cache::Cache;
-use super::compile::{Program, Spec};
+use super::compile::Program;
+use super::launch::Limits;
+use super::memory::Shared;
+use super::modules::Once;
 use super::sys::{self, Properties, failed};
 use super::upload::Uploader;
 use crate::device::DeviceInfo;
-use crate::device::cuda::kmeans::launch::RoundKernels;
-use crate::device::cuda::search::launch::{Kernels, Limits};
 use crate::error::Result;
+
+/// Share of the free memory that is used when no limit is given.
+const SHARE_OF_FREE: f64 = 0.9;
 
 /// Unused memory that the driver's pool keeps for the next query.
 const KEEP_IN_POOL: u64 = 4 << 30;
 
 /// A GPU that is awake.
 pub(in crate::device::cuda) struct Gpu {
+    pub(in crate::device::cuda) ordinal: usize,
     pub(in crate::device::cuda) info: DeviceInfo,
     pub(in crate::device::cuda) context: Arc<CudaContext>,
     /// Where kernels on lists run; uploads have a stream of their own.
     pub(in crate::device::cuda) compute: Arc<CudaStream>,
     pub(in crate::device::cuda) uploader: Uploader,
+    /// What all handles use of its memory.
+    pub(in crate::device::cuda) shared: Arc<Shared>,
     arch: String,
     pub(in crate::device::cuda) limits: Limits,
     cache: Cache,
-    kernels: Mutex<HashMap<Spec, Arc<Kernels>>>,
-    rounds: Mutex<HashMap<usize, Arc<RoundKernels>>>,
 }
 
 impl fmt::Debug for Gpu {
@@ -45,15 +53,8 @@ impl fmt::Debug for Gpu {
 impl Gpu {
     /// The GPU of this number, woken up by the first caller.
     pub(in crate::device::cuda) fn get(ordinal: usize) -> Result<Arc<Self>> {
-        static AWAKE: OnceLock<Mutex<HashMap<usize, Arc<Gpu>>>> = OnceLock::new();
-        let mut awake =
-            AWAKE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(gpu) = awake.get(&ordinal) {
-            return Ok(gpu.clone());
-        }
-        let gpu = Arc::new(Self::wake(ordinal)?);
-        awake.insert(ordinal, gpu.clone());
-        Ok(gpu)
+        static AWAKE: LazyLock<Once<usize, Gpu>> = LazyLock::new(Once::default);
+        AWAKE.get(ordinal, || Self::wake(ordinal))
     }
 
     fn wake(ordinal: usize) -> Result<Self> {
@@ -70,19 +71,24 @@ impl Gpu {
             multiprocessors: attribute(
                 CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
             )?,
+            clock: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? as f64 * 1e3,
+            double_penalty: attribute(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO,
+            )? as f64,
         };
         sys::keep_in_pool(&context, KEEP_IN_POOL).map_err(failed("cuMemPoolSetAttribute"))?;
         let compute = context.new_stream().map_err(failed("cuStreamCreate"))?;
         let uploader = Uploader::new(&context)?;
+        let free = sys::free_memory(&context).map_err(failed("cuMemGetInfo"))?;
         Ok(Self {
+            ordinal,
             info: info(ordinal, &properties),
             compute,
             uploader,
+            shared: Arc::new(Shared::new((free as f64 * SHARE_OF_FREE) as u64)),
             arch: arch(&properties),
             limits,
             cache: Cache::from_environment(),
-            kernels: Mutex::default(),
-            rounds: Mutex::default(),
             context,
         })
     }
@@ -93,28 +99,10 @@ impl Gpu {
         self.compute.record_event(timed).map_err(failed("cuEventRecord"))
     }
 
-    /// The kernels for a spec, from memory, from disk or from the compiler.
-    pub(in crate::device::cuda) fn kernels(&self, spec: Spec) -> Result<Arc<Kernels>> {
-        let mut loaded = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = loaded.get(&spec) {
-            return Ok(kernels.clone());
-        }
-        let cubin = spec.program().cubin(&self.arch, &self.cache)?;
-        let kernels = Arc::new(Kernels::load(&self.context, spec, cubin, self.limits)?);
-        loaded.insert(spec, kernels.clone());
-        Ok(kernels)
-    }
-
-    /// The kernels of Lloyd's rounds for rows of this many f32.
-    pub(in crate::device::cuda) fn round_kernels(&self, dim: usize) -> Result<Arc<RoundKernels>> {
-        let mut loaded = self.rounds.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = loaded.get(&dim) {
-            return Ok(kernels.clone());
-        }
-        let cubin = Program::clusters(dim).cubin(&self.arch, &self.cache)?;
-        let kernels = Arc::new(RoundKernels::load(&self.context, dim, cubin, self.limits)?);
-        loaded.insert(dim, kernels.clone());
-        Ok(kernels)
+    /// A program, compiled for this GPU and loaded.
+    pub(in crate::device::cuda) fn load(&self, program: &Program) -> Result<Arc<CudaModule>> {
+        let cubin = program.cubin(&self.arch, &self.cache)?;
+        self.context.load_module(Ptx::from_binary(cubin)).map_err(failed("cuModuleLoadData"))
     }
 }
 

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUevent_flags, CUresult};
@@ -18,10 +19,38 @@ use crate::error::{Error, Result};
 /// The smallest allocation; the driver rounds up anyway.
 const GRANULE: usize = 256;
 
+/// What all handles of a GPU use of its memory together, and may use at most.
+#[derive(Debug)]
+pub(in crate::device::cuda) struct Shared {
+    limit: u64,
+    used: AtomicU64,
+}
+
+impl Shared {
+    pub(in crate::device::cuda) fn new(limit: u64) -> Self {
+        Self { limit, used: AtomicU64::new(0) }
+    }
+
+    /// Counts bytes as used, if they are left.
+    fn take(&self, bytes: u64) -> bool {
+        let fits = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn left(&self) -> u64 {
+        self.limit.saturating_sub(self.used.load(Ordering::Relaxed))
+    }
+}
+
 /// A budget, and the buffers that count against it.
 pub(in crate::device::cuda) struct Memory {
     device: String,
     limit: u64,
+    shared: Arc<Shared>,
     compute: Arc<CudaStream>,
     state: Mutex<State>,
 }
@@ -29,6 +58,8 @@ pub(in crate::device::cuda) struct Memory {
 #[derive(Default)]
 struct State {
     used: u64,
+    /// The most that was used at a time.
+    peak: u64,
     retired: VecDeque<Retired>,
 }
 
@@ -70,18 +101,26 @@ impl Drop for Buffer {
 }
 
 impl Memory {
-    /// A budget of `limit` bytes. `compute` is the stream on which buffers are last used.
+    /// A budget of `limit` bytes, or of all that others leave (0). `compute` is the stream on which
+    /// buffers are last used.
     pub(in crate::device::cuda) fn new(
         device: String,
         limit: u64,
+        shared: Arc<Shared>,
         compute: Arc<CudaStream>,
     ) -> Arc<Self> {
-        Arc::new(Self { device, limit, compute, state: Mutex::default() })
+        let limit = if limit == 0 { shared.limit } else { limit };
+        Arc::new(Self { device, limit, shared, compute, state: Mutex::default() })
     }
 
-    /// Bytes allowed in all.
-    pub(in crate::device::cuda) fn limit(&self) -> u64 {
-        self.limit
+    /// Bytes that this handle may use in all, as long as others use no more than now.
+    pub(in crate::device::cuda) fn available(&self) -> u64 {
+        self.limit.min(self.shared.left() + self.state().used)
+    }
+
+    /// The most bytes that were used at a time.
+    pub(in crate::device::cuda) fn peak(&self) -> u64 {
+        self.state().peak
     }
 
     /// A buffer of at least `bytes` bytes, to be used first on `stream`.
@@ -106,6 +145,7 @@ impl Memory {
             Ok(slice) => Ok(Buffer { slice: Some(slice), memory: self.clone() }),
             Err(error) => {
                 self.state().used -= bytes as u64;
+                self.shared.give_back(bytes as u64);
                 if is_out_of_memory(&error) {
                     Err(self.exhausted(bytes as u64))
                 } else {
@@ -119,14 +159,15 @@ impl Memory {
     fn reserve(&self, bytes: u64) -> Result<()> {
         let mut state = self.state();
         while state.retired.front().is_some_and(|oldest| oldest.last_use.is_complete()) {
-            state.free_oldest();
+            self.free_oldest(&mut state);
         }
-        while state.used + bytes > self.limit {
+        while state.used + bytes > self.limit || !self.shared.take(bytes) {
             let Some(oldest) = state.retired.front() else { return Err(self.exhausted(bytes)) };
             oldest.last_use.synchronize().map_err(failed("cuEventSynchronize"))?;
-            state.free_oldest();
+            self.free_oldest(&mut state);
         }
         state.used += bytes;
+        state.peak = state.peak.max(state.used);
         Ok(())
     }
 
@@ -139,6 +180,7 @@ impl Memory {
                 // report an error does.
                 let _ = self.compute.synchronize();
                 self.state().used -= slice.len() as u64;
+                self.shared.give_back(slice.len() as u64);
             }
         }
     }
@@ -147,7 +189,7 @@ impl Memory {
         let mut state = self.state();
         while let Some(oldest) = state.retired.front() {
             oldest.last_use.synchronize()?;
-            state.free_oldest();
+            self.free_oldest(&mut state);
         }
         drop(state);
         // Freed memory is back in the pool only when the streams have passed the frees.
@@ -156,6 +198,13 @@ impl Memory {
 
     fn exhausted(&self, needed: u64) -> Error {
         Error::DeviceMemory { device: self.device.clone(), needed, budget: self.limit }
+    }
+
+    fn free_oldest(&self, state: &mut State) {
+        if let Some(oldest) = state.retired.pop_front() {
+            state.used -= oldest.slice.len() as u64;
+            self.shared.give_back(oldest.slice.len() as u64);
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -172,19 +221,25 @@ impl Drop for Memory {
             if oldest.slice.stream().wait(&oldest.last_use).is_err() {
                 let _ = oldest.last_use.synchronize();
             }
-            state.free_oldest();
-        }
-    }
-}
-
-impl State {
-    fn free_oldest(&mut self) {
-        if let Some(oldest) = self.retired.pop_front() {
-            self.used -= oldest.slice.len() as u64;
+            self.free_oldest(&mut state);
         }
     }
 }
 
 fn is_out_of_memory(error: &DriverError) -> bool {
     error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_share_what_there_is() {
+        let shared = Shared::new(100);
+        assert!(shared.take(60) && !shared.take(50));
+        assert_eq!(shared.left(), 40);
+        shared.give_back(60);
+        assert!(shared.take(100) && !shared.take(1));
+    }
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::result::{self, mem_pool};
 use cudarc::driver::sys::{CUdevice_attribute, CUmemPool_attribute};
@@ -15,9 +15,47 @@ use cudarc::nvrtc;
 
 use crate::error::{Error, Result};
 
+/// What made CUDA useless for the rest of the process.
+static LOST: OnceLock<String> = OnceLock::new();
+
 /// Turns a driver error into ours, naming the call.
 pub(in crate::device::cuda) fn failed(call: &'static str) -> impl Fn(DriverError) -> Error {
-    move |source| Error::Cuda { call, source }
+    move |source| {
+        if !is_sticky(source) {
+            return Error::Cuda { call, source };
+        }
+        LOST.get_or_init(|| {
+            format!(
+                "{call} failed earlier in this process ({source}), which cannot use CUDA any more"
+            )
+        });
+        Error::DeviceLost { call, source }
+    }
+}
+
+/// Why CUDA cannot be used any more, if so.
+pub(in crate::device::cuda) fn why_lost() -> Option<String> {
+    LOST.get().cloned()
+}
+
+/// Whether every later call will fail, too: the context is gone, or its memory is not what it was.
+fn is_sticky(error: DriverError) -> bool {
+    use cudarc::driver::sys::CUresult as Code;
+    matches!(
+        error.0,
+        Code::CUDA_ERROR_ECC_UNCORRECTABLE
+            | Code::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | Code::CUDA_ERROR_ILLEGAL_ADDRESS
+            | Code::CUDA_ERROR_LAUNCH_TIMEOUT
+            | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | Code::CUDA_ERROR_ASSERT
+            | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | Code::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | Code::CUDA_ERROR_MISALIGNED_ADDRESS
+            | Code::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | Code::CUDA_ERROR_INVALID_PC
+            | Code::CUDA_ERROR_LAUNCH_FAILED
+    )
 }
 
 /// Whether the driver's library can be loaded; without it every other call would panic.
@@ -209,14 +247,15 @@ pub(in crate::device::cuda) fn nvrtc_version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
-/// Compile a program to a cubin; `name` is for messages.
+/// Compiles a program to a cubin; `file` and `name` are for messages.
 pub(in crate::device::cuda) fn nvrtc_compile(
+    file: &str,
     name: &str,
     source: &str,
     options: &[String],
 ) -> Result<Vec<u8>> {
     let source = CString::new(source).expect("kernel sources have no NUL");
-    let program = Program::new(name, &source)?;
+    let program = Program::new(file, name, &source)?;
     // SAFETY: the program is live until dropped.
     unsafe { nvrtc::result::compile_program(program.handle, options) }
         .map_err(|e| nvrtc_failed("nvrtcCompileProgram", name, e, program.log()))?;
@@ -230,8 +269,9 @@ struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    fn new(name: &str, source: &'a CStr) -> Result<Self> {
-        let handle = nvrtc::result::create_program(source, Some(c"top_k.cu"))
+    fn new(file: &str, name: &str, source: &'a CStr) -> Result<Self> {
+        let file = CString::new(file).expect("file names have no NUL");
+        let handle = nvrtc::result::create_program(source, Some(file.as_c_str()))
             .map_err(|e| nvrtc_failed("nvrtcCreateProgram", name, e, String::new()))?;
         Ok(Self { handle, _source: source })
     }

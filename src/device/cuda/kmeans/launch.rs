@@ -1,22 +1,29 @@
 //! Every kernel launch of Lloyd's rounds over one set of rows, and the memory that they share.
 //!
 //! The kernels of a round work on one set of buffers, which a [`Workspace`] allocates in the sizes
-//! that they rely on and keeps until it is dropped; [`Job`] is how kernels see it. Kernels run in
-//! the order of one stream.
+//! that they rely on and keeps until it is dropped; [`Rounds`], [`Sums`], [`Near`] and [`Halves`] are
+//! how kernels see it. Kernels run in the order of one stream.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DevicePtr, DeviceRepr, LaunchConfig};
-use cudarc::driver::{CudaSlice, PushKernelArg};
-use cudarc::nvrtc::Ptx;
+use cudarc::driver::{
+    CudaFunction, CudaStream, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
+};
 
 use crate::device::ClusterSums;
 use crate::device::contract::{KMeansProblem, StopReason};
+use crate::device::cuda::driver::compile::Program;
+use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::launch::{
+    Limits, Pace, Rate, address, allow_shared, check_size, config, function,
+};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
+use crate::device::cuda::driver::modules::Once;
 use crate::device::cuda::driver::sys::{self, failed};
-use crate::device::cuda::search::launch::{Limits, allow_shared, check_size, config};
 use crate::error::Result;
+use crate::job::Job;
+use crate::metric::Metric;
 
 /// Most elements of a row, and most clusters, for which looking at near centroids first pays: the
 /// triangle inequality rules out little in high dimensions.
@@ -26,18 +33,29 @@ const NEAR_CLUSTERS: usize = 4096;
 /// Most elements of a row that fit into registers as halves.
 const TILES_DIM: usize = 128;
 
-/// Names in `kernels/tiles.cuh` and `kernels/assign_near.cu`.
+/// Constants that `kernels/kmeans` shares with this folder.
+const CONSTANTS: [(&str, usize); 6] = [
+    ("TILE", TILE),
+    ("WARPS", WARPS),
+    ("STAGES", STAGES),
+    ("SORTED_ROWS", SORTED_ROWS),
+    ("ADDED_ROWS", ADDED_ROWS),
+    ("BINS", BINS),
+];
+
+/// Centroids that a block has in shared memory at a time, its warps, and how often there is room for
+/// so many.
 const TILE: usize = 64;
 const WARPS: usize = 4;
 const STAGES: usize = 3;
+/// Rows that a block sorts.
 const SORTED_ROWS: usize = 8192;
-/// Rows that a thread of `add_sorted` adds up, and bins of a wide sum: names in
-/// `kernels/clusters.cu`.
+/// Rows that a thread of `add_sorted` adds up, and bins of a wide sum.
 const ADDED_ROWS: usize = 64;
-pub(in crate::device::cuda) const BINS: usize = 9;
+pub(super) const BINS: usize = 9;
 
 /// Rows that bins have room for: each adds less than 2³².
-pub(in crate::device::cuda) const MOST_ROWS: usize = 1 << 30;
+pub(super) const MOST_ROWS: usize = 1 << 30;
 
 /// Counts that sorting keeps in shared memory, and the most for each cluster.
 const PLACES: usize = 4096;
@@ -45,17 +63,17 @@ const RANKS: usize = 16;
 
 /// How rows find their nearest centroid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::device::cuda) enum Way {
-    /// By `kernels/assign_near.cu`.
+pub(super) enum Way {
+    /// By `kernels/kmeans/near.cuh`.
     Near,
-    /// By `kernels/assign_tiles.cu`.
+    /// By `kernels/kmeans/assign_tiles.cuh`.
     Tiles,
 }
 
 /// The kernels for rows of one dimension, loaded on a device.
 #[derive(Debug)]
-pub(in crate::device::cuda) struct RoundKernels {
-    pub(in crate::device::cuda) dim: usize,
+pub(super) struct RoundKernels {
+    pub(super) dim: usize,
     limits: Limits,
     add_moved: CudaFunction,
     add_sorted: CudaFunction,
@@ -73,29 +91,33 @@ pub(in crate::device::cuda) struct RoundKernels {
     find_candidates: CudaFunction,
     compare_candidates: CudaFunction,
     settle: CudaFunction,
-    pub(in crate::device::cuda) cluster_groups: CudaFunction,
+    pub(super) cluster_groups: CudaFunction,
+    pub(super) finish_groups: CudaFunction,
+    /// Of rows × centroids × elements: by products, and of those that are looked at one by one.
+    products: Arc<Rate>,
+    pub(super) sums: Arc<Rate>,
 }
 
-/// The same struct as in `kernels/clusters.cuh`, which documents it.
+/// The same struct as in `kernels/kmeans/rounds.cuh`, which documents it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::device::cuda) struct Status {
-    pub(in crate::device::cuda) end: u32,
-    pub(in crate::device::cuda) iterations: u32,
-    pub(in crate::device::cuda) current: u32,
-    pub(in crate::device::cuda) moved_last: u32,
-    pub(in crate::device::cuda) moved: u32,
-    pub(in crate::device::cuda) uncertain: u32,
-    pub(in crate::device::cuda) pairs: u32,
-    pub(in crate::device::cuda) empty: u32,
-    pub(in crate::device::cuda) arrived: u32,
-    pub(in crate::device::cuda) largest_row: u32,
-    pub(in crate::device::cuda) largest_centroid: u32,
-    pub(in crate::device::cuda) largest_error: u32,
-    pub(in crate::device::cuda) rechecked: u64,
+pub(super) struct Status {
+    pub(super) end: u32,
+    pub(super) iterations: u32,
+    pub(super) current: u32,
+    pub(super) moved_last: u32,
+    pub(super) moved: u32,
+    pub(super) uncertain: u32,
+    pub(super) pairs: u32,
+    pub(super) empty: u32,
+    pub(super) arrived: u32,
+    pub(super) largest_row: u32,
+    pub(super) largest_centroid: u32,
+    pub(super) largest_error: u32,
+    pub(super) rechecked: u64,
 }
 
-/// Values of [`Status::end`]: names in `kernels/clusters.cuh`.
+/// Values of [`Status::end`]: names in `kernels/kmeans/rounds.cuh`.
 const GOING_ON: u32 = 0;
 const STABLE: u32 = 1;
 const CONVERGED: u32 = 2;
@@ -125,72 +147,108 @@ impl Status {
 // SAFETY: a C struct of integers without padding, laid out as the kernels declare it.
 unsafe impl DeviceRepr for Status {}
 
-/// The same struct as in `kernels/clusters.cuh`: addresses on the device, and numbers.
+/// The structs of `kernels/kmeans`: addresses on the device, and numbers.
+const _: () = assert!(size_of::<Status>() == 56 && size_of::<Rounds>() == 56);
+const _: () = assert!(size_of::<Sums>() == 64 && size_of::<Near>() == 16);
+const _: () = assert!(size_of::<Halves>() == 96);
+
+/// Rows in rounds.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::device::cuda) struct Job {
-    pub(in crate::device::cuda) status: u64,
-    pub(in crate::device::cuda) rows: u64,
+pub(super) struct Rounds {
+    pub(super) status: u64,
+    pub(super) rows: u64,
     /// `count` of u32, or null.
-    pub(in crate::device::cuda) numbers: u64,
+    pub(super) numbers: u64,
     /// 2 × k × dim of f32.
-    pub(in crate::device::cuda) centroids: u64,
+    pub(super) centroids: u64,
     /// `count` of u32.
-    pub(in crate::device::cuda) labels: u64,
+    pub(super) labels: u64,
     /// `count` of two u32.
-    pub(in crate::device::cuda) moved: u64,
-    /// k × dim, and k, of i64.
-    pub(in crate::device::cuda) sums: u64,
-    pub(in crate::device::cuda) counts: u64,
-    /// k × dim × [`BINS`] of i64, and k of u32.
-    pub(in crate::device::cuda) wide: u64,
-    pub(in crate::device::cuda) is_wide: u64,
-    /// dim of f64, both.
-    pub(in crate::device::cuda) inverse: u64,
-    pub(in crate::device::cuda) origin: u64,
-    /// k of f64.
-    pub(in crate::device::cuda) shifts: u64,
-    /// k × k of u64, and a u32 for each place in the order, on the way [`Way::Near`].
-    pub(in crate::device::cuda) lists: u64,
-    pub(in crate::device::cuda) sorted_counts: u64,
-    /// `count` rows, and whole tiles of centroids, of [`half_dim`]; and what follows, on the way
-    /// [`Way::Tiles`].
-    pub(in crate::device::cuda) half_rows: u64,
-    pub(in crate::device::cuda) half_centroids: u64,
-    /// `count` of two f32.
-    pub(in crate::device::cuda) rounded: u64,
-    /// Whole tiles of f32.
-    pub(in crate::device::cuda) half_squares: u64,
-    /// `count` of u32, f32 and u64.
-    pub(in crate::device::cuda) uncertain: u64,
-    pub(in crate::device::cuda) least: u64,
-    pub(in crate::device::cuda) nearest: u64,
-    /// `room_for_pairs` of two u32.
-    pub(in crate::device::cuda) pairs: u64,
-    pub(in crate::device::cuda) limit: f64,
-    pub(in crate::device::cuda) tolerance: f64,
-    pub(in crate::device::cuda) scale: f64,
-    pub(in crate::device::cuda) underflow: f64,
-    pub(in crate::device::cuda) count: u32,
-    pub(in crate::device::cuda) k: u32,
-    pub(in crate::device::cuda) room_for_pairs: u32,
-    pub(in crate::device::cuda) padding: u32,
+    pub(super) moved: u64,
+    pub(super) count: u32,
+    pub(super) k: u32,
 }
 
-// SAFETY: a C struct of integers and floats without padding, laid out as the kernels declare it.
-unsafe impl DeviceRepr for Job {}
+/// Sums of clusters, and what ends rounds.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sums {
+    /// k × dim, and k, of i64.
+    pub(super) sums: u64,
+    pub(super) counts: u64,
+    /// k × dim × [`BINS`] of i64, and k of u32.
+    pub(super) wide: u64,
+    pub(super) is_wide: u64,
+    /// dim of f64.
+    pub(super) inverse: u64,
+    /// k of f64.
+    pub(super) shifts: u64,
+    pub(super) limit: f64,
+    pub(super) tolerance: f64,
+}
+
+/// What [`Way::Near`] needs.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Near {
+    /// k × k of u64, and a u32 for each place in the order.
+    lists: u64,
+    sorted_counts: u64,
+}
+
+/// What [`Way::Tiles`] needs.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Halves {
+    /// `count` rows, and whole tiles of centroids, of [`half_dim`].
+    half_rows: u64,
+    half_centroids: u64,
+    /// `count` of two f32.
+    rounded: u64,
+    /// Whole tiles of f32.
+    half_squares: u64,
+    /// `count` of u32, f32 and u64.
+    uncertain: u64,
+    least: u64,
+    nearest: u64,
+    /// `room_for_pairs` of two u32.
+    pairs: u64,
+    /// dim of f64.
+    origin: u64,
+    scale: f64,
+    underflow: f64,
+    room_for_pairs: u32,
+    padding: u32,
+}
+
+// SAFETY: C structs of integers and floats without padding, laid out as the kernels declare them.
+unsafe impl DeviceRepr for Rounds {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Sums {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Near {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Halves {}
+
+/// Operations of a multiprocessor in a cycle: products on tensor cores, and sums.
+const PRODUCTS_PER_CYCLE: f64 = 512.0;
+const SUMS_PER_CYCLE: f64 = 64.0;
 
 impl RoundKernels {
-    /// Load a cubin.
-    pub(in crate::device::cuda) fn load(
-        context: &Arc<CudaContext>,
-        dim: usize,
-        cubin: Vec<u8>,
-        limits: Limits,
-    ) -> Result<Self> {
-        let module =
-            context.load_module(Ptx::from_binary(cubin)).map_err(failed("cuModuleLoadData"))?;
-        let function = |name| module.load_function(name).map_err(failed("cuModuleGetFunction"));
+    /// The kernels for rows of this many f32, compiled and loaded by the first who asks.
+    pub(super) fn get(gpu: &Gpu, dim: usize) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, usize), RoundKernels>> = LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, dim), || Self::load(gpu, dim))
+    }
+
+    fn load(gpu: &Gpu, dim: usize) -> Result<Self> {
+        let metric = Metric::SqEuclidean.name().to_uppercase();
+        let parameters =
+            ["ELEMENT=F32".to_string(), format!("METRIC={metric}"), format!("DIM={dim}")];
+        let module = gpu.load(&Program::new("kmeans.cu", &parameters, &CONSTANTS))?;
+        let function = |name| function(&module, name);
+        let limits = gpu.limits;
         let kernels = Self {
             dim,
             limits,
@@ -211,6 +269,9 @@ impl RoundKernels {
             compare_candidates: function("compare_candidates")?,
             settle: function("settle")?,
             cluster_groups: function("cluster_groups")?,
+            finish_groups: function("finish_groups")?,
+            products: Arc::new(limits.rate(PRODUCTS_PER_CYCLE)),
+            sums: Arc::new(limits.rate(SUMS_PER_CYCLE)),
         };
         if has_tiles(dim, limits) {
             let shared = stages_bytes(dim);
@@ -221,8 +282,15 @@ impl RoundKernels {
     }
 }
 
+impl RoundKernels {
+    /// Multiprocessors of the device.
+    pub(super) fn multiprocessors(&self) -> usize {
+        self.limits.multiprocessors
+    }
+}
+
 /// Which way there is for rows of this dimension and so many clusters, if any.
-pub(in crate::device::cuda) fn way(dim: usize, k: usize, limits: Limits) -> Option<Way> {
+pub(super) fn way(dim: usize, k: usize, limits: Limits) -> Option<Way> {
     if dim <= NEAR_DIM && k <= NEAR_CLUSTERS {
         Some(Way::Near)
     } else if has_tiles(dim, limits) {
@@ -251,26 +319,30 @@ fn stages_bytes(dim: usize) -> usize {
 }
 
 /// Rows on a device and all that rounds need.
-pub(in crate::device::cuda) struct Workspace {
+pub(super) struct Workspace {
     kernels: Arc<RoundKernels>,
     stream: Arc<CudaStream>,
     way: Way,
     count: usize,
     k: usize,
-    job: Job,
+    rounds: Rounds,
+    in_sums: Sums,
+    near: Near,
+    halves: Halves,
+    pace: Pace,
     status: Buffer,
     centroids: Buffer,
     labels: Buffer,
     /// What there is of rows in clusters: all zero without rows.
-    sums: Sums,
+    sums: SumsMemory,
     rows: Buffer,
     /// Where sorted rows, their numbers and labels go.
     sorted: Option<Sorted>,
-    /// The memory behind the other addresses of the job.
+    /// The memory behind the other addresses.
     _kept: Vec<Buffer>,
 }
 
-struct Sums {
+struct SumsMemory {
     sums: Buffer,
     counts: Buffer,
     wide: Buffer,
@@ -286,7 +358,7 @@ struct Sorted {
 
 impl Workspace {
     /// Memory for rounds over `rows`, which `ready` has already been waited for.
-    pub(in crate::device::cuda) fn new(
+    pub(super) fn new(
         kernels: Arc<RoundKernels>,
         stream: &Arc<CudaStream>,
         memory: &Arc<Memory>,
@@ -306,42 +378,42 @@ impl Workspace {
             kept.push(buffer);
             Ok(place)
         };
-        let scale = scale(problem.farthest);
-        let mut job = Job {
-            rows: address(stream, &rows),
-            moved: place(count * 8)?,
-            shifts: place(k * 8)?,
-            limit: steps.limit(),
-            tolerance: problem.tolerance,
-            scale,
-            // A unit of the smallest number for each of dim sums, on both sides of a comparison.
-            underflow: 2.0 * (dim + 4) as f64 * 2f64.powi(-149) * scale * scale,
-            count: count as u32,
-            k: k as u32,
-            ..Job::default()
-        };
         let (status, centroids) = (allocate(size_of::<Status>())?, allocate(2 * k * dim * 4)?);
         let labels = allocate(count * 4)?;
-        let sums = Sums {
+        let sums = SumsMemory {
             sums: allocate(k * dim * 8)?,
             counts: allocate(k * 8)?,
             wide: allocate(k * dim * BINS * 8)?,
             is_wide: allocate(k * 4)?,
         };
-        (job.status, job.centroids) = (address(stream, &status), address(stream, &centroids));
-        (job.labels, job.sums) = (address(stream, &labels), address(stream, &sums.sums));
-        (job.counts, job.wide) = (address(stream, &sums.counts), address(stream, &sums.wide));
-        job.is_wide = address(stream, &sums.is_wide);
         let (mut origin, mut inverse) = (allocate(dim * 8)?, allocate(dim * 8)?);
         sys::write(stream, origin.slice_mut(), &problem.origin)?;
         sys::write(stream, inverse.slice_mut(), &steps.inverse)?;
-        (job.origin, job.inverse) = (address(stream, &origin), address(stream, &inverse));
-        let mut sorted = None;
+        let rounds = Rounds {
+            status: address(stream, &status),
+            rows: address(stream, &rows),
+            numbers: 0,
+            centroids: address(stream, &centroids),
+            labels: address(stream, &labels),
+            moved: place(count * 8)?,
+            count: count as u32,
+            k: k as u32,
+        };
+        let in_sums = Sums {
+            sums: address(stream, &sums.sums),
+            counts: address(stream, &sums.counts),
+            wide: address(stream, &sums.wide),
+            is_wide: address(stream, &sums.is_wide),
+            inverse: address(stream, &inverse),
+            shifts: place(k * 8)?,
+            limit: steps.limit(),
+            tolerance: problem.tolerance,
+        };
+        let (mut near, mut halves, mut sorted) = (Near::default(), Halves::default(), None);
         match way {
             Way::Near => {
-                job.lists = place(k * k * 8)?;
                 let counts = allocate(k * ranks(k) * 4)?;
-                job.sorted_counts = address(stream, &counts);
+                near = Near { lists: place(k * k * 8)?, sorted_counts: address(stream, &counts) };
                 sorted = Some(Sorted {
                     counts,
                     rows: allocate(count * dim * 4)?,
@@ -350,19 +422,29 @@ impl Workspace {
                 });
             }
             Way::Tiles => {
-                let tiles = k.next_multiple_of(TILE);
-                job.half_rows = place(count * half_dim(dim) * 2)?;
-                job.half_centroids = place(tiles * half_dim(dim) * 2)?;
-                job.rounded = place(count * 8)?;
-                job.half_squares = place(tiles * 4)?;
-                job.uncertain = place(count * 4)?;
-                job.least = place(count * 4)?;
-                job.nearest = place(count * 8)?;
-                job.room_for_pairs = count.max(4096) as u32;
-                job.pairs = place(job.room_for_pairs as usize * 8)?;
+                let (tiles, room_for_pairs) = (k.next_multiple_of(TILE), count.max(4096));
+                let scale = scale(problem.farthest);
+                halves = Halves {
+                    half_rows: place(count * half_dim(dim) * 2)?,
+                    half_centroids: place(tiles * half_dim(dim) * 2)?,
+                    rounded: place(count * 8)?,
+                    half_squares: place(tiles * 4)?,
+                    uncertain: place(count * 4)?,
+                    least: place(count * 4)?,
+                    nearest: place(count * 8)?,
+                    pairs: place(room_for_pairs * 8)?,
+                    origin: address(stream, &origin),
+                    scale,
+                    // A unit of the smallest number for each of dim sums, on both sides of a
+                    // comparison.
+                    underflow: 2.0 * (dim + 4) as f64 * 2f64.powi(-149) * scale * scale,
+                    room_for_pairs: room_for_pairs as u32,
+                    padding: 0,
+                };
             }
         }
         kept.extend([origin, inverse]);
+        let pace = Pace::new(if way == Way::Tiles { &kernels.products } else { &kernels.sums });
         let (kernels, stream) = (kernels, stream.clone());
         let mut workspace = Self {
             kernels,
@@ -370,7 +452,11 @@ impl Workspace {
             way,
             count,
             k,
-            job,
+            rounds,
+            in_sums,
+            near,
+            halves,
+            pace,
             status,
             centroids,
             labels,
@@ -382,28 +468,27 @@ impl Workspace {
         workspace.set_status(&Status::default())?;
         if way == Way::Tiles {
             let kernels = &workspace.kernels;
-            workspace.launch(
-                &kernels.round_rows,
-                "round_rows",
-                config(count.div_ceil(8), 256, 0),
-            )?;
+            let all = config(count.div_ceil(8), 256, 0);
+            workspace.launch(&kernels.round_rows, ("round_rows", all), |launch, kernel| {
+                launch.arg(&kernel.rounds).arg(&kernel.halves);
+            })?;
         }
         Ok(workspace)
     }
 
     /// What rounds have come to. Waits for them.
-    pub(in crate::device::cuda) fn status(&self) -> Result<Status> {
+    pub(super) fn status(&self) -> Result<Status> {
         let read = sys::read::<Status>(&self.stream, self.status.slice(), 1);
         Ok(read.map_err(failed("cuMemcpyDtoHAsync"))?[0])
     }
 
     /// Change what the next launches find.
-    pub(in crate::device::cuda) fn set_status(&mut self, status: &Status) -> Result<()> {
+    pub(super) fn set_status(&mut self, status: &Status) -> Result<()> {
         sys::write(&self.stream, self.status.slice_mut(), std::slice::from_ref(status))
     }
 
     /// The valid centroids; `current` says which they are.
-    pub(in crate::device::cuda) fn centroids(&self, current: u32) -> Result<Vec<f32>> {
+    pub(super) fn centroids(&self, current: u32) -> Result<Vec<f32>> {
         let size = self.k * self.kernels.dim;
         let both = sys::read::<f32>(&self.stream, self.centroids.slice(), 2 * size);
         let both = both.map_err(failed("cuMemcpyDtoHAsync"))?;
@@ -411,17 +496,17 @@ impl Workspace {
     }
 
     /// Make these the first of the two sets.
-    pub(in crate::device::cuda) fn set_centroids(&mut self, centroids: &[f32]) -> Result<()> {
+    pub(super) fn set_centroids(&mut self, centroids: &[f32]) -> Result<()> {
         assert_eq!(centroids.len(), self.k * self.kernels.dim);
         sys::write(&self.stream, self.centroids.slice_mut(), centroids)
     }
 
     /// No row is in a cluster.
-    pub(in crate::device::cuda) fn clear(&mut self) -> Result<()> {
+    pub(super) fn clear(&mut self) -> Result<()> {
         let call = || failed("cuMemsetD8Async");
         let labels = sys::fill(&self.stream, self.labels.slice_mut(), 0xff);
         labels.map_err(call())?;
-        let Sums { sums, counts, wide, is_wide } = &mut self.sums;
+        let SumsMemory { sums, counts, wide, is_wide } = &mut self.sums;
         for buffer in [sums, counts, wide, is_wide] {
             self.stream.memset_zeros(buffer.slice_mut()).map_err(call())?;
         }
@@ -429,10 +514,10 @@ impl Workspace {
     }
 
     /// Sums of all clusters, in steps of `empty`.
-    pub(in crate::device::cuda) fn sums(&self, empty: &ClusterSums) -> Result<ClusterSums> {
+    pub(super) fn sums(&self, empty: &ClusterSums) -> Result<ClusterSums> {
         let (stream, k, dim) = (&self.stream, self.k, self.kernels.dim);
         let home = failed("cuMemcpyDtoHAsync");
-        let Sums { sums, counts, wide, is_wide } = &self.sums;
+        let SumsMemory { sums, counts, wide, is_wide } = &self.sums;
         let mut found = empty.cleared();
         found.sums.high = sys::read(stream, sums.slice(), k * dim).map_err(&home)?;
         found.counts = sys::read(stream, counts.slice(), k).map_err(&home)?;
@@ -449,100 +534,127 @@ impl Workspace {
         Ok(found)
     }
 
-    /// Find every row's nearest centroid, and list the rows that it is new for. `is_last`: also if
+    /// Finds every row's nearest centroid, and lists the rows that it is new for. `is_last`: also if
     /// rounds have ended.
-    pub(in crate::device::cuda) fn assign(&self, is_last: bool) -> Result<()> {
-        let (kernels, is_last) = (&self.kernels, u32::from(is_last));
+    pub(super) fn assign(&mut self, is_last: bool, job: &Job) -> Result<()> {
+        let is_last = u32::from(is_last);
         match self.way {
             Way::Near => {
                 let size = self.k.next_power_of_two();
                 let lists = config(self.k, size.clamp(64, 512) / 2, size * 8);
-                self.launch_with(&kernels.list_centroids, "list_centroids", lists, size as u32)?;
-                let rows = config(self.count.div_ceil(256), 256, 0);
-                self.launch_with(&kernels.assign_near, "assign_near", rows, is_last)
+                let list = (&self.kernels.list_centroids, ("list_centroids", lists), size as u32);
+                self.launch_near(list.0, list.1, list.2)?;
+                self.in_pieces(256, job, |kernel, blocks| {
+                    let (first, all) = ((blocks.start * 256) as u32, config(blocks.len(), 256, 0));
+                    let function = &kernel.kernels.assign_near;
+                    kernel.launch(function, ("assign_near", all), |launch, kernel| {
+                        launch.arg(&kernel.rounds).arg(&kernel.near).arg(&first).arg(&is_last);
+                    })
+                })
             }
-            Way::Tiles => {
-                let (rows, threads) = (32 * WARPS, 32 * WARPS);
-                let shared = stages_bytes(kernels.dim);
-                let centroids = config(self.k.next_multiple_of(TILE).div_ceil(8), 256, 0);
-                self.launch_with(&kernels.round_centroids, "round_centroids", centroids, is_last)?;
-                let blocks = self.count.div_ceil(rows);
-                let all = config(blocks, threads, shared);
-                self.launch_with(&kernels.assign_tiles, "assign_tiles", all, is_last)?;
-                let mut some = config(blocks.min(self.blocks(1)), threads, shared);
-                some.grid_dim.1 = 4;
-                self.launch_with(&kernels.find_candidates, "find_candidates", some, is_last)?;
-                let pairs = config(self.blocks(8), 128, 0);
-                self.launch_with(
-                    &kernels.compare_candidates,
-                    "compare_candidates",
-                    pairs,
-                    is_last,
-                )?;
-                self.launch_with(&kernels.settle, "settle", config(self.blocks(2), 256, 0), is_last)
-            }
+            Way::Tiles => self.assign_by_tiles(is_last, job),
         }
     }
 
-    /// Add the listed rows to their clusters, or, in the first round, all rows, if they are sorted.
-    pub(in crate::device::cuda) fn add(&mut self, is_first: bool) -> Result<()> {
+    fn assign_by_tiles(&mut self, is_last: u32, job: &Job) -> Result<()> {
+        let (rows, threads) = (32 * WARPS, 32 * WARPS);
+        let shared = stages_bytes(self.kernels.dim);
+        let centroids = config(self.k.next_multiple_of(TILE).div_ceil(8), 256, 0);
+        self.launch_halves(&self.kernels.round_centroids, ("round_centroids", centroids), is_last)?;
+        self.in_pieces(rows, job, |kernel, blocks| {
+            let (first, all) = (blocks.start as u32, config(blocks.len(), threads, shared));
+            let function = &kernel.kernels.assign_tiles;
+            kernel.launch(function, ("assign_tiles", all), |launch, kernel| {
+                launch.arg(&kernel.rounds).arg(&kernel.halves).arg(&first).arg(&is_last);
+            })
+        })?;
+        let blocks = self.count.div_ceil(rows);
+        let mut some = config(blocks.min(self.blocks(1)), threads, shared);
+        some.grid_dim.1 = 4;
+        let kernels = &self.kernels;
+        self.launch_halves(&kernels.find_candidates, ("find_candidates", some), is_last)?;
+        let pairs = config(self.blocks(8), 128, 0);
+        self.launch_halves(&kernels.compare_candidates, ("compare_candidates", pairs), is_last)?;
+        let uncertain = config(self.blocks(2), 256, 0);
+        self.launch_halves(&kernels.settle, ("settle", uncertain), is_last)
+    }
+
+    /// Launches for all rows, cut into blocks of so many, each launch of bounded work.
+    fn in_pieces(
+        &mut self,
+        rows: usize,
+        job: &Job,
+        launch: impl Fn(&Self, std::ops::Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        let blocks = self.count.div_ceil(rows);
+        let per_block = (rows * self.k * self.kernels.dim) as f64;
+        let mut next = 0;
+        while next < blocks {
+            job.check()?;
+            let most = ((self.pace.of_a_launch() / per_block) as usize).max(1);
+            let some = next..blocks.min(next.saturating_add(most));
+            launch(self, some.clone())?;
+            self.pace.launched(&self.stream, some.len() as f64 * per_block)?;
+            next = some.end;
+        }
+        Ok(())
+    }
+
+    /// Adds the listed rows to their clusters, or, in the first round, all rows, if they are sorted.
+    pub(super) fn add(&mut self, is_first: bool) -> Result<()> {
         if is_first && self.way == Way::Near {
             self.sort()?;
             let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.dim;
             let all = config(threads.div_ceil(256), 256, 0);
-            return self.launch(&self.kernels.add_sorted, "add_sorted", all);
+            return self.launch_sums(&self.kernels.add_sorted, ("add_sorted", all));
         }
         let some = config(self.blocks(4), 256, 0);
-        self.launch(&self.kernels.add_moved, "add_moved", some)
+        self.launch_sums(&self.kernels.add_moved, ("add_moved", some))
     }
 
-    /// Move every centroid to the mean of its rows, unless rounds end.
-    pub(in crate::device::cuda) fn update(&self) -> Result<()> {
-        let kernels = &self.kernels;
+    /// Moves every centroid to the mean of its rows, unless rounds end.
+    pub(super) fn update(&self) -> Result<()> {
         let clusters = config(self.k.div_ceil(8), 256, 0);
-        self.launch(&kernels.means, "means", clusters)?;
-        self.launch(&kernels.finish_round, "finish_round", clusters)
+        self.launch_sums(&self.kernels.means, ("means", clusters))?;
+        self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters))
     }
 
-    /// Put rows of a cluster next to each other, and in it those that look at as many others, if
+    /// Puts rows of a cluster next to each other, and in it those that look at as many others, if
     /// that makes assigning them faster. All rows are in a cluster.
-    pub(in crate::device::cuda) fn sort(&mut self) -> Result<()> {
+    pub(super) fn sort(&mut self) -> Result<()> {
         let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
         let kernels = &self.kernels;
         self.stream.memset_zeros(sorted.counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
         let ranks = ranks(self.k);
         let blocks = config(self.count.div_ceil(SORTED_ROWS), 1024, self.k * ranks * 4);
         let ranks = ranks as u32;
-        self.launch_with(&kernels.sort_count, "sort_count", blocks, ranks)?;
-        self.launch_with(&kernels.sort_add_up, "sort_add_up", config(1, 1024, 0), ranks)?;
-        let [numbers, _] = &mut sorted.numbers;
-        let mut launch = self.stream.launch_builder(&kernels.sort_move);
-        launch.arg(&self.job).arg(&ranks).arg(sorted.rows.slice_mut()).arg(numbers.slice_mut());
-        launch.arg(sorted.labels.slice_mut());
-        // SAFETY: as for `launch`; positions are below `count`, for which the targets have room.
-        unsafe { launch.launch(blocks) }.map_err(failed("sort_move"))?;
+        self.launch_near(&kernels.sort_count, ("sort_count", blocks), ranks)?;
+        self.launch_near(&kernels.sort_add_up, ("sort_add_up", config(1, 1024, 0)), ranks)?;
+        let Sorted { rows, labels, numbers: [numbers, _], .. } = &mut sorted;
+        self.launch(&kernels.sort_move, ("sort_move", blocks), |launch, kernel| {
+            // Positions are below `count`, for which the targets have room.
+            launch.arg(&kernel.rounds).arg(&kernel.near).arg(&ranks).arg(rows.slice_mut());
+            launch.arg(numbers.slice_mut()).arg(labels.slice_mut());
+        })?;
         std::mem::swap(&mut self.rows, &mut sorted.rows);
         std::mem::swap(&mut self.labels, &mut sorted.labels);
-        self.job.rows = address(&self.stream, &self.rows);
-        self.job.labels = address(&self.stream, &self.labels);
-        self.job.numbers = address(&self.stream, &sorted.numbers[0]);
+        self.rounds.rows = address(&self.stream, &self.rows);
+        self.rounds.labels = address(&self.stream, &self.labels);
+        self.rounds.numbers = address(&self.stream, &sorted.numbers[0]);
         sorted.numbers.swap(0, 1);
         self.sorted = Some(sorted);
         Ok(())
     }
 
     /// Labels and costs of all rows, in their original order.
-    pub(in crate::device::cuda) fn assigned(
-        &self,
-        memory: &Arc<Memory>,
-    ) -> Result<(Vec<u32>, Vec<f32>)> {
+    pub(super) fn assigned(&self, memory: &Arc<Memory>) -> Result<(Vec<u32>, Vec<f32>)> {
         let mut labels = memory.allocate(&self.stream, self.count * 4)?;
         let mut costs = memory.allocate(&self.stream, self.count * 4)?;
-        let mut launch = self.stream.launch_builder(&self.kernels.costs);
-        launch.arg(&self.job).arg(labels.slice_mut()).arg(costs.slice_mut());
-        // SAFETY: as for `launch`; numbers are below `count`, for which both targets have room.
-        unsafe { launch.launch(config(self.count.div_ceil(128), 128, 0)) }
-            .map_err(failed("costs"))?;
+        let all = config(self.count.div_ceil(128), 128, 0);
+        self.launch(&self.kernels.costs, ("costs", all), |launch, kernel| {
+            // Numbers are below `count`, for which both targets have room.
+            launch.arg(&kernel.rounds).arg(labels.slice_mut()).arg(costs.slice_mut());
+        })?;
         let home = failed("cuMemcpyDtoHAsync");
         let labels = sys::read(&self.stream, labels.slice(), self.count).map_err(&home)?;
         Ok((labels, sys::read(&self.stream, costs.slice(), self.count).map_err(&home)?))
@@ -552,40 +664,54 @@ impl Workspace {
         per_multiprocessor * self.kernels.limits.multiprocessors
     }
 
-    fn launch(
-        &self,
-        function: &CudaFunction,
-        name: &'static str,
-        grid: LaunchConfig,
+    /// Launches a kernel with the arguments that `add` gives it.
+    fn launch<'a>(
+        &'a self,
+        function: &'a CudaFunction,
+        (name, grid): (&'static str, LaunchConfig),
+        add: impl FnOnce(&mut LaunchArgs<'a>, &'a Self),
     ) -> Result<()> {
         let mut launch = self.stream.launch_builder(function);
-        launch.arg(&self.job);
-        // SAFETY: the job's buffers live as long as this workspace, have the sizes that are written
-        // at its fields, and are used on this stream only; kernels touch positions of rows below
+        add(&mut launch, self);
+        // SAFETY: the structs' buffers live as long as this workspace, have the sizes that are written
+        // at their fields, and are used on this stream only; kernels touch positions of rows below
         // `count`, clusters below `k` and elements below `dim`, for which they were compiled. Lists
-        // of rows hold each row once at most.
+        // of rows hold each row once at most. Arguments are those that the kernel declares.
         unsafe { launch.launch(grid) }.map_err(failed(name))?;
         Ok(())
     }
 
-    fn launch_with(
+    fn launch_sums(
         &self,
         function: &CudaFunction,
-        name: &'static str,
-        grid: LaunchConfig,
+        grid: (&'static str, LaunchConfig),
+    ) -> Result<()> {
+        self.launch(function, grid, |launch, kernel| {
+            launch.arg(&kernel.rounds).arg(&kernel.in_sums);
+        })
+    }
+
+    fn launch_halves(
+        &self,
+        function: &CudaFunction,
+        grid: (&'static str, LaunchConfig),
+        is_last: u32,
+    ) -> Result<()> {
+        self.launch(function, grid, |launch, kernel| {
+            launch.arg(&kernel.rounds).arg(&kernel.halves).arg(&is_last);
+        })
+    }
+
+    fn launch_near(
+        &self,
+        function: &CudaFunction,
+        grid: (&'static str, LaunchConfig),
         number: u32,
     ) -> Result<()> {
-        let mut launch = self.stream.launch_builder(function);
-        launch.arg(&self.job).arg(&number);
-        // SAFETY: as for `launch`.
-        unsafe { launch.launch(grid) }.map_err(failed(name))?;
-        Ok(())
+        self.launch(function, grid, |launch, kernel| {
+            launch.arg(&kernel.rounds).arg(&kernel.near).arg(&number);
+        })
     }
-}
-
-pub(in crate::device::cuda) fn address(stream: &Arc<CudaStream>, buffer: &Buffer) -> u64 {
-    let slice: &CudaSlice<u8> = buffer.slice();
-    slice.device_ptr(stream).0
 }
 
 /// A power of two that brings elements, of which this one is the farthest from the origin, below 256.

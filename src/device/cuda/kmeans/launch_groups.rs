@@ -1,70 +1,86 @@
-//! The launch of all rounds of many groups, and the memory that they share.
+//! The launches of all rounds of many groups, and the memory that they share.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, PushKernelArg};
+use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 
-use super::launch::{BINS, Job, MOST_ROWS, RoundKernels, Status, address};
+use super::launch::{BINS, MOST_ROWS, RoundKernels, Rounds, Status, Sums};
 use crate::device::ClusterSums;
+use crate::device::cuda::driver::launch::{Pace, address, check_size, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
-use crate::device::cuda::search::launch::{check_size, config};
 use crate::error::Result;
+use crate::job::Job;
 
 /// Most elements of a row in a job of groups.
-pub(in crate::device::cuda) const GROUPS_DIM: usize = 32;
+pub(super) const GROUPS_DIM: usize = 32;
 
 /// A group of rows that is to be divided into clusters by itself.
 #[derive(Debug, Clone)]
-pub(in crate::device::cuda) struct GroupJob {
+pub(super) struct GroupJob {
     /// Which of all rows it has.
-    pub(in crate::device::cuda) rows: Range<usize>,
+    pub(super) rows: Range<usize>,
     /// Sums of no rows, as many as there are clusters.
-    pub(in crate::device::cuda) empty: ClusterSums,
+    pub(super) empty: ClusterSums,
     /// Squared distances that the centroids may still move in the last round.
-    pub(in crate::device::cuda) tolerance: f64,
+    pub(super) tolerance: f64,
     /// The first centroids.
-    pub(in crate::device::cuda) centroids: Vec<f32>,
+    pub(super) centroids: Vec<f32>,
 }
 
 /// A group of rows after all rounds.
 #[derive(Debug, Clone)]
-pub(in crate::device::cuda) struct GroupResult {
+pub(super) struct GroupResult {
     /// The centroids.
-    pub(in crate::device::cuda) centroids: Vec<f32>,
+    pub(super) centroids: Vec<f32>,
     /// For each row, the cluster of the nearest one, …
-    pub(in crate::device::cuda) labels: Vec<u32>,
+    pub(super) labels: Vec<u32>,
     /// … and its squared distance.
-    pub(in crate::device::cuda) costs: Vec<f32>,
+    pub(super) costs: Vec<f32>,
 }
 
-/// Many groups of rows and all that their rounds need: one job for each, in shared buffers.
-pub(in crate::device::cuda) struct GroupsWorkspace {
+/// The struct of `kernels/kmeans/groups.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    rounds: Rounds,
+    sums: Sums,
+}
+
+const _: () = assert!(size_of::<Group>() == 120);
+
+// SAFETY: a C struct of structs without padding, laid out as the kernels declare it.
+unsafe impl DeviceRepr for Group {}
+
+/// Many groups of rows and all that their rounds need: one struct for each, in shared buffers.
+pub(super) struct GroupsWorkspace {
     stream: Arc<CudaStream>,
     /// For each group, how many clusters.
     clusters: Vec<usize>,
     dim: usize,
     rows: usize,
+    /// For each group, operations of a round.
+    work: Vec<f64>,
     status: Buffer,
     centroids: Buffer,
     labels: Buffer,
     costs: Buffer,
-    /// The memory behind the other addresses of the jobs.
+    all_rows: Buffer,
+    groups: Buffer,
+    /// The memory behind the other addresses.
     _kept: Vec<Buffer>,
 }
 
 impl GroupsWorkspace {
-    /// Start all rounds, at most `limit` for each group. `rows` has been waited for, and holds
-    /// `count` of them, row after row.
-    pub(in crate::device::cuda) fn start(
+    /// Memory for rounds. `rows` has been waited for, and holds `count` of them, row after row.
+    pub(super) fn new(
         kernels: &RoundKernels,
         stream: &Arc<CudaStream>,
         memory: &Arc<Memory>,
         (rows, count): (Buffer, usize),
         groups: &[GroupJob],
-        limit: usize,
     ) -> Result<Self> {
         let dim = kernels.dim;
         assert!(dim <= GROUPS_DIM && count <= MOST_ROWS);
@@ -99,61 +115,126 @@ impl GroupsWorkspace {
         let at = |buffer: &Buffer| address(stream, buffer);
         let bases = (at(&status), at(&rows), at(&centroids), at(&labels), at(&inverse));
         let mut first = 0;
-        let jobs = groups.iter().zip(&clusters).enumerate().map(|(i, (group, k))| {
+        let list = groups.iter().zip(&clusters).enumerate().map(|(i, (group, k))| {
             let steps = &group.empty.sums.steps;
             assert!(group.centroids.len() == k * dim && steps.inverse.len() == dim);
             let (row, cluster) = (group.rows.start as u64, first as u64);
             first += k;
             let dim = dim as u64;
-            Job {
-                status: bases.0 + (i * size_of::<Status>()) as u64,
-                rows: bases.1 + row * dim * 4,
-                centroids: bases.2 + 2 * cluster * dim * 4,
-                labels: bases.3 + row * 4,
-                moved: moved + row * 8,
-                sums: sums + cluster * dim * 8,
-                counts: counts + cluster * 8,
-                wide: wide + cluster * dim * BINS as u64 * 8,
-                is_wide: is_wide + cluster * 4,
-                inverse: bases.4 + i as u64 * dim * 8,
-                shifts: shifts + cluster * 8,
-                limit: steps.limit(),
-                tolerance: group.tolerance,
-                count: group.rows.len() as u32,
-                k: *k as u32,
-                ..Job::default()
+            Group {
+                rounds: Rounds {
+                    status: bases.0 + (i * size_of::<Status>()) as u64,
+                    rows: bases.1 + row * dim * 4,
+                    numbers: 0,
+                    centroids: bases.2 + 2 * cluster * dim * 4,
+                    labels: bases.3 + row * 4,
+                    moved: moved + row * 8,
+                    count: group.rows.len() as u32,
+                    k: *k as u32,
+                },
+                sums: Sums {
+                    sums: sums + cluster * dim * 8,
+                    counts: counts + cluster * 8,
+                    wide: wide + cluster * dim * BINS as u64 * 8,
+                    is_wide: is_wide + cluster * 4,
+                    inverse: bases.4 + i as u64 * dim * 8,
+                    shifts: shifts + cluster * 8,
+                    limit: steps.limit(),
+                    tolerance: group.tolerance,
+                },
             }
         });
-        let jobs: Vec<Job> = jobs.collect();
-        let mut list = allocate(jobs.len() * size_of::<Job>())?;
-        sys::write(stream, list.slice_mut(), &jobs)?;
-        let limit = limit.min(u32::MAX as usize) as u32;
-        let mut launch = stream.launch_builder(&kernels.cluster_groups);
-        launch.arg(list.slice()).arg(&limit).arg(rows.slice()).arg(costs.slice_mut());
-        // SAFETY: each job's addresses point to as many elements as the fields of `Job` say, inside
-        // buffers that are dropped after the launch and freed behind it; groups have rows and
-        // clusters of their own.
-        unsafe { launch.launch(config(groups.len(), 128, 0)) }.map_err(failed("cluster_groups"))?;
-        kept.extend([rows, inverse, list]);
-        let stream = stream.clone();
+        let list: Vec<Group> = list.collect();
+        let mut on_device = allocate(list.len() * size_of::<Group>())?;
+        sys::write(stream, on_device.slice_mut(), &list)?;
+        kept.push(inverse);
+        let work =
+            groups.iter().zip(&clusters).map(|(group, k)| (group.rows.len() * k * dim) as f64);
+        let (work, stream) = (work.collect(), stream.clone());
         Ok(Self {
             stream,
             clusters,
             dim,
             rows: count,
+            work,
             status,
             centroids,
             labels,
             costs,
+            all_rows: rows,
+            groups: on_device,
             _kept: kept,
         })
     }
 
+    /// All rounds, at most `limit` for each group, and the clusters that they end with.
+    pub(super) fn run(&mut self, kernels: &RoundKernels, limit: usize, job: &Job) -> Result<()> {
+        let mut pace = Pace::new(&kernels.sums);
+        // A group is one block's work: the largest alone keeps one multiprocessor busy.
+        let alone = kernels.multiprocessors() as f64;
+        let mut first = 0;
+        while first < self.work.len() {
+            let most = pace.of_a_launch();
+            let mut sum = 0.0;
+            let fits = self.work[first..].iter().take_while(|work| {
+                sum += **work;
+                sum <= most
+            });
+            let some = first..first + fits.count().max(1);
+            let largest = self.work[some.clone()].iter().fold(0.0, |a: f64, b| a.max(*b));
+            let of_a_round =
+                self.work[some.clone()].iter().sum::<f64>().max(alone * largest).max(1.0);
+            let mut left = limit;
+            while left > 0 {
+                job.check()?;
+                let rounds = ((pace.of_a_launch() / of_a_round) as usize).clamp(1, left);
+                self.launch_rounds(kernels, &some, rounds)?;
+                pace.launched(&self.stream, rounds as f64 * of_a_round)?;
+                left -= rounds;
+                if left > 0 && self.are_done(&some)? {
+                    break;
+                }
+            }
+            self.launch_finish(kernels, &some)?;
+            first = some.end;
+        }
+        Ok(())
+    }
+
+    fn launch_rounds(
+        &self,
+        kernels: &RoundKernels,
+        some: &Range<usize>,
+        rounds: usize,
+    ) -> Result<()> {
+        let rounds = rounds.min(u32::MAX as usize) as u32;
+        let groups = self.groups.slice().slice(some.start * size_of::<Group>()..);
+        let mut launch = self.stream.launch_builder(&kernels.cluster_groups);
+        launch.arg(&groups).arg(&rounds);
+        // SAFETY: each struct's addresses point to as many elements as its fields say, inside
+        // buffers that live as long as this workspace; groups have rows and clusters of their own.
+        unsafe { launch.launch(config(some.len(), 128, 0)) }.map_err(failed("cluster_groups"))?;
+        Ok(())
+    }
+
+    fn launch_finish(&mut self, kernels: &RoundKernels, some: &Range<usize>) -> Result<()> {
+        let groups = self.groups.slice().slice(some.start * size_of::<Group>()..);
+        let mut launch = self.stream.launch_builder(&kernels.finish_groups);
+        launch.arg(&groups).arg(self.all_rows.slice()).arg(self.costs.slice_mut());
+        // SAFETY: as above; a group's rows are among all rows, for each of which there is a cost.
+        unsafe { launch.launch(config(some.len(), 128, 0)) }.map_err(failed("finish_groups"))?;
+        Ok(())
+    }
+
+    /// Whether the rounds of some groups have ended. Waits for them.
+    fn are_done(&self, some: &Range<usize>) -> Result<bool> {
+        let status = sys::read::<Status>(&self.stream, self.status.slice(), self.work.len());
+        let status = status.map_err(failed("cuMemcpyDtoHAsync"))?;
+        Ok(!status[some.clone()].iter().any(Status::is_going_on))
+    }
+
     /// What came out for each group, and why its rounds ended. Waits for them.
-    pub(in crate::device::cuda) fn finish(
-        self,
-        groups: &[GroupJob],
-    ) -> Result<Vec<(Status, GroupResult)>> {
+    pub(super) fn finish(self, groups: &[GroupJob]) -> Result<Vec<(Status, GroupResult)>> {
         let home = failed("cuMemcpyDtoHAsync");
         let (stream, all) = (&self.stream, self.clusters.iter().sum::<usize>());
         let status = sys::read::<Status>(stream, self.status.slice(), groups.len());

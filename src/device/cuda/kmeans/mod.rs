@@ -3,30 +3,30 @@
 //! | way | for | how |
 //! |---|---|---|
 //! | [`Resident`] | rows of f32 and equal weight, up to 128 dimensions | rows stay on the GPU, which runs all rounds |
-//! | groups | the same, up to 32 dimensions, small problems beside others | all rounds of all of them in one launch |
+//! | groups | the same, up to 32 dimensions, small problems beside others | a block of threads for each, all rounds in few launches |
 //! | by search | all else | rows are sent in every round, sums are the host's |
 //! | on the host | small problems beside others that are no groups | the CPU |
 //!
 //! A problem changes over to the general ways where its own one gives up: centroids so far away that
 //! squares overflow, too many of them equally near, too little memory.
 
-pub(super) mod launch;
+mod launch;
 mod launch_groups;
 mod resident;
 
 use std::sync::Arc;
 
-use self::launch::{MOST_ROWS, Way as ResidentWay, way};
+use self::launch::{MOST_ROWS, RoundKernels, Way as ResidentWay, way};
 use self::launch_groups::{GROUPS_DIM, GroupJob, GroupsWorkspace};
 use self::resident::Resident;
-use super::CudaDevice;
 use super::driver::sys::failed;
 use super::driver::upload::elapsed;
+use super::handle::CudaDevice;
 use crate::device::ClusterSums;
 use crate::device::compose::{BySearch, KMeansOnHost, LARGE_PROBLEM, host_session, sums_of};
 use crate::device::contract::{
-    Assignment, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, StopReason, Work,
-    squares_are_finite,
+    Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, StopReason,
+    Work, squares_are_finite,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
@@ -34,8 +34,19 @@ use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
 use crate::random::Random;
 
+impl KMeansDevice for CudaDevice {
+    fn open_kmeans<'a, T: Real>(
+        self: &Arc<Self>,
+        input: KMeansInput<'a>,
+        problems: Vec<KMeansProblem>,
+        _job: &Job,
+    ) -> Result<Box<dyn KMeansSession<T> + 'a>> {
+        Ok(Box::new(CudaKMeans::open(self, input, problems)))
+    }
+}
+
 /// A session on a GPU.
-pub(super) struct CudaKMeans<'a, T> {
+struct CudaKMeans<'a, T> {
     device: Arc<CudaDevice>,
     rows: &'a Rows,
     problems: Vec<Problem<T>>,
@@ -69,7 +80,7 @@ enum Way {
 }
 
 impl<'a, T: Real> CudaKMeans<'a, T> {
-    pub(super) fn open(
+    fn open(
         device: &Arc<CudaDevice>,
         input: KMeansInput<'a>,
         problems: Vec<KMeansProblem>,
@@ -150,7 +161,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     ) -> Result<RoundsRun> {
         job.enter(Phase::Assign);
         let is_alone = self.problems.len() == 1;
-        let run = match self.problems[problem].resident(&self.device, way) {
+        let run = match self.problems[problem].resident(&self.device, way, job) {
             Ok(resident) => resident.run(limit, job)?,
             Err(Error::DeviceMemory { .. }) => None,
             Err(error) => return Err(error),
@@ -160,7 +171,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             return self.run_general(problem, limit, job);
         };
         if run.stop == StopReason::EmptyCluster {
-            let (assignment, sums) = (self.assignment(problem)?, self.sums(problem)?);
+            let (assignment, sums) = (self.assignment(problem)?, self.sums(problem, job)?);
             self.problems[problem].begun.1 = Some((assignment, sums));
         } else if !is_alone {
             // The next one may need the memory.
@@ -177,18 +188,23 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         run.first().copied().ok_or_else(not_started)
     }
 
-    /// All rounds of some groups in one launch; `None` for those that the GPU is not made for.
-    fn run_groups(&mut self, groups: &[(usize, usize)]) -> Result<Vec<Option<RoundsRun>>> {
+    /// All rounds of some groups; `None` for those that the GPU is not made for.
+    fn run_groups(
+        &mut self,
+        groups: &[(usize, usize)],
+        job: &Job,
+    ) -> Result<Vec<Option<RoundsRun>>> {
         let limit = groups.iter().map(|(_, limit)| *limit).max().unwrap_or(0);
         let jobs = groups.iter().map(|(problem, _)| self.problems[*problem].group_job());
         let jobs: Vec<GroupJob> = jobs.collect();
         let CudaDevice { gpu, memory } = self.device.as_ref();
-        let kernels = gpu.round_kernels(self.rows.matrix().dim())?;
-        let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, self.rows)?;
+        let kernels = RoundKernels::get(gpu, self.rows.matrix().dim())?;
+        let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, self.rows, job)?;
         gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
         let rows = (buffer, self.rows.len());
         let begin = gpu.timestamp()?;
-        let workspace = GroupsWorkspace::start(&kernels, &gpu.compute, memory, rows, &jobs, limit)?;
+        let mut workspace = GroupsWorkspace::new(&kernels, &gpu.compute, memory, rows, &jobs)?;
+        workspace.run(&kernels, limit, job)?;
         let end = gpu.timestamp()?;
         let found = workspace.finish(&jobs)?;
         self.work += Work {
@@ -214,12 +230,17 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
 
 impl<T: Real> Problem<T> {
     /// The problem on the GPU.
-    fn resident(&mut self, device: &CudaDevice, way: ResidentWay) -> Result<&mut Resident> {
+    fn resident(
+        &mut self,
+        device: &CudaDevice,
+        way: ResidentWay,
+        job: &Job,
+    ) -> Result<&mut Resident> {
         if self.resident.is_none() {
             let empty = self.empty();
             let CudaDevice { gpu, memory } = device;
             let start = (&empty, way);
-            let mut resident = Resident::open(gpu, memory, &self.rows, &self.given, start)?;
+            let mut resident = Resident::open(gpu, memory, &self.rows, &self.given, start, job)?;
             resident.start(&singles(&self.begun.0))?;
             self.resident = Some(resident);
         }
@@ -302,7 +323,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         if !groups.is_empty() {
             job.check()?;
             let asked: Vec<_> = groups.iter().map(|i| problems[*i]).collect();
-            let ran = match self.run_groups(&asked) {
+            let ran = match self.run_groups(&asked, job) {
                 Err(Error::DeviceMemory { .. }) => vec![None; asked.len()],
                 ran => ran?,
             };
@@ -335,12 +356,23 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         if state.done.is_some() {
             return Ok(());
         }
-        if let (Way::Resident(_), Some(resident)) = (state.way, &mut state.resident) {
-            if resident.assign()? {
-                return Ok(());
+        match state.way {
+            Way::Resident(way) => {
+                match state.resident(&self.device, way, job) {
+                    Ok(resident) => {
+                        if resident.assign(job)? {
+                            return Ok(());
+                        }
+                        state.begun = (reals(resident.centroids()?), None);
+                    }
+                    Err(Error::DeviceMemory { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+                self.give_up(problem, job)?;
             }
-            state.begun = (reals(resident.centroids()?), None);
-            self.give_up(problem, job)?;
+            // Without rounds a group is no work for the GPU.
+            Way::Group => self.give_up(problem, job)?,
+            Way::BySearch | Way::OnHost => {}
         }
         self.general(problem).assign(problem, job)
     }
@@ -366,20 +398,22 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         }
         match (state.way, &mut state.resident) {
             (Way::Resident(_), Some(resident)) => Ok(reals(resident.centroids()?)),
+            (Way::Resident(_) | Way::Group, _) => Ok(state.begun.0.clone()),
             _ => self.general(problem).centroids(problem),
         }
     }
 
-    fn sums(&mut self, problem: usize) -> Result<ClusterSums> {
+    fn sums(&mut self, problem: usize, job: &Job) -> Result<ClusterSums> {
         let state = &mut self.problems[problem];
         if state.done.is_some() {
             let empty = state.empty();
             let labels = state.done.as_ref().map_or(&[][..], |(_, done)| &done.labels);
-            return Ok(sums_of(&state.rows, labels, empty));
+            return sums_of(&state.rows, labels, empty, job);
         }
         match (state.way, &mut state.resident) {
             (Way::Resident(_), Some(resident)) => resident.sums(),
-            _ => self.general(problem).sums(problem),
+            (Way::Resident(_) | Way::Group, _) => Ok(state.empty()),
+            _ => self.general(problem).sums(problem, job),
         }
     }
 

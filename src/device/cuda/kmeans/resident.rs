@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::CudaEvent;
 
-use super::launch::{MOST_ROWS, Status, Way, Workspace};
+use super::launch::{MOST_ROWS, RoundKernels, Status, Way, Workspace};
 use crate::device::ClusterSums;
 use crate::device::contract::{Assignment, KMeansProblem, RoundsRun, StopReason, Work};
 use crate::device::cuda::driver::gpu::Gpu;
@@ -46,10 +46,11 @@ impl Resident {
         rows: &Rows,
         problem: &KMeansProblem,
         (empty, way): (&ClusterSums, Way),
+        job: &Job,
     ) -> Result<Self> {
         assert!(rows.len() <= MOST_ROWS);
-        let kernels = gpu.round_kernels(rows.matrix().dim())?;
-        let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, rows)?;
+        let kernels = RoundKernels::get(gpu, rows.matrix().dim())?;
+        let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, rows, job)?;
         gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
         let (shape, start) = ((rows.len(), way), (problem, empty));
         let workspace = Workspace::new(kernels, &gpu.compute, memory, buffer, shape, start)?;
@@ -97,7 +98,7 @@ impl Resident {
             let stretch = STRETCH.min(limit - ordered);
             self.timed(|resident| {
                 for _ in 0..stretch {
-                    resident.workspace.assign(false)?;
+                    resident.workspace.assign(false, job)?;
                     resident.workspace.add(resident.rounds == 0)?;
                     resident.workspace.update()?;
                     resident.rounds += 1;
@@ -125,8 +126,8 @@ impl Resident {
 
     /// Puts every row into the cluster of its nearest centroid. False if too many centroids are
     /// equally near.
-    pub(super) fn assign(&mut self) -> Result<bool> {
-        self.timed(|resident| resident.workspace.assign(true))?;
+    pub(super) fn assign(&mut self, job: &Job) -> Result<bool> {
+        self.timed(|resident| resident.workspace.assign(true, job))?;
         self.work.pairs += self.rows as u64 * self.empty.clusters() as u64;
         Ok(!self.workspace.status()?.is_crowded())
     }

@@ -7,24 +7,22 @@
 //! are checked against what a kernel may touch before each launch.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaSlice, CudaStream, DeviceRepr, DriverError, LaunchConfig,
-    PushKernelArg,
+    CudaFunction, CudaSlice, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
 };
-use cudarc::nvrtc::Ptx;
 
 use super::passes::PANEL;
-use crate::device::cuda::driver::compile::Spec;
+use super::spec::{Spec, device_dim, entry_bytes, real_bytes, scalar_bytes};
+use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::launch::{Rate, allow_shared, check_size, config, function};
 use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::modules::Once;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
-use crate::matrix::ElementKind;
-
-/// Shared memory that a kernel has without asking for more.
-const DEFAULT_SHARED: usize = 48 << 10;
+use crate::matrix::{ElementKind, Rows};
+use crate::metric::Metric;
 
 /// Warps, one query each, in a block of `merge_by_warp`, and the shared memory they may fill.
 const WARPS: usize = 8;
@@ -32,7 +30,7 @@ const WARPS_SHARED: usize = 32 << 10;
 
 /// The kernels of one [`Spec`], loaded on a device.
 #[derive(Debug)]
-pub(in crate::device::cuda) struct Kernels {
+pub(super) struct Kernels {
     spec: Spec,
     shared_limit: usize,
     multiprocessors: usize,
@@ -44,119 +42,130 @@ pub(in crate::device::cuda) struct Kernels {
     merge_in_place: CudaFunction,
     search_again: CudaFunction,
     gather: CudaFunction,
+    take_queries: CudaFunction,
+    among: CudaFunction,
+    /// Of pairs × dimensions.
+    rate: Arc<Rate>,
 }
 
-/// What launching needs to know about a device.
+/// Rows of a piece that is being packed, and where they go. See `kernels/search/pack.cuh`.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::device::cuda) struct Limits {
-    /// Compute capability.
-    pub(in crate::device::cuda) capability: (i32, i32),
-    /// Shared memory of a block that asks for it.
-    pub(in crate::device::cuda) shared: usize,
-    /// Streaming multiprocessors.
-    pub(in crate::device::cuda) multiprocessors: usize,
-}
-
-/// Rows of a piece that is being packed, and where they go. See `kernels/pack.cu`.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::device::cuda) struct Piece {
+pub(super) struct Piece {
     /// Rows in the piece.
-    pub(in crate::device::cuda) rows: u32,
+    pub(super) rows: u32,
     /// Consecutive elements of each.
-    pub(in crate::device::cuda) dims: u32,
+    pub(super) dims: u32,
     /// Position of the first row and of the first element.
-    pub(in crate::device::cuda) first_row: u32,
-    pub(in crate::device::cuda) first_dim: u32,
+    pub(super) first_row: u32,
+    pub(super) first_dim: u32,
     /// Elements of a row in a panel.
-    pub(in crate::device::cuda) stored_dim: u32,
+    pub(super) stored_dim: u32,
     /// Panels that rows are dealt out to; 0 to fill panels in order.
-    pub(in crate::device::cuda) deal_to: u32,
+    pub(super) deal_to: u32,
     /// Store the negated elements.
-    pub(in crate::device::cuda) negate: bool,
+    pub(super) negate: bool,
 }
 
-/// The lists of a block of queries. See `Lists` in `kernels/merge.cu`.
-pub(in crate::device::cuda) struct Lists {
-    pub(in crate::device::cuda) queries: usize,
-    pub(in crate::device::cuda) k: usize,
-    pub(in crate::device::cuda) slots: usize,
-    pub(in crate::device::cuda) entries: Buffer,
-    pub(in crate::device::cuda) worst: Buffer,
-    pub(in crate::device::cuda) reach: Buffer,
-    pub(in crate::device::cuda) counts: Buffer,
-    pub(in crate::device::cuda) crowded: Buffer,
-    pub(in crate::device::cuda) crowded_count: Buffer,
-    pub(in crate::device::cuda) redone: Buffer,
+/// The lists of a block of queries. See `Lists` in `kernels/search/merge.cuh`.
+pub(super) struct Lists {
+    pub(super) queries: usize,
+    pub(super) k: usize,
+    pub(super) slots: usize,
+    pub(super) entries: Buffer,
+    pub(super) worst: Buffer,
+    pub(super) reach: Buffer,
+    pub(super) counts: Buffer,
+    pub(super) crowded: Buffer,
+    pub(super) crowded_count: Buffer,
+    pub(super) redone: Buffer,
 }
 
-/// The same struct as in `kernels/lists.cuh`, which documents it.
+/// Pairs whose distances are asked for.
+pub(super) struct Pairs {
+    /// Rows on either side, and elements of a row.
+    pub(super) queries: usize,
+    pub(super) base_rows: usize,
+    pub(super) dim: usize,
+    /// Where the pairs of each query start, and where the last ones end; of u64.
+    pub(super) starts: Buffer,
+    /// The number of the first pair, and how many there are.
+    pub(super) first: usize,
+    pub(super) count: usize,
+    /// Their base rows.
+    pub(super) rows: Buffer,
+    pub(super) distances: Buffer,
+}
+
+/// The same struct as in `kernels/search/lists.cuh`, which documents it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(in crate::device::cuda) struct Pass {
-    pub(in crate::device::cuda) first_query: u64,
-    pub(in crate::device::cuda) first_base: u32,
-    pub(in crate::device::cuda) queries: u32,
-    pub(in crate::device::cuda) rows: u32,
-    pub(in crate::device::cuda) dim: u32,
-    pub(in crate::device::cuda) panels: u32,
-    pub(in crate::device::cuda) stride: u32,
-    pub(in crate::device::cuda) start: u32,
-    pub(in crate::device::cuda) begin: u32,
-    pub(in crate::device::cuda) end: u32,
-    pub(in crate::device::cuda) k: u32,
-    pub(in crate::device::cuda) slots: u32,
-    pub(in crate::device::cuda) dense: u32,
+pub(super) struct Pass {
+    pub(super) first_query: u64,
+    pub(super) first_base: u32,
+    pub(super) queries: u32,
+    pub(super) rows: u32,
+    pub(super) dim: u32,
+    pub(super) panels: u32,
+    pub(super) stride: u32,
+    pub(super) start: u32,
+    pub(super) begin: u32,
+    pub(super) end: u32,
+    pub(super) k: u32,
+    pub(super) slots: u32,
+    pub(super) dense: u32,
 }
 
 // SAFETY: a C struct of integers, laid out as the kernels declare it; the tail padding is not read.
 unsafe impl DeviceRepr for Pass {}
 
-/// Bytes of a list entry.
-pub(in crate::device::cuda) fn entry_bytes(kind: ElementKind) -> usize {
-    if kind == ElementKind::F64 { 16 } else { 8 }
-}
+/// The struct of `kernels/search/lists.cuh`.
+const _: () = assert!(size_of::<Pass>() == 56);
 
-/// Bytes of a distance, and of a reach.
-pub(in crate::device::cuda) fn real_bytes(kind: ElementKind) -> usize {
-    if kind == ElementKind::F64 { 8 } else { 4 }
-}
-
-/// Bytes of an element on the device, where bits are words of 32.
-pub(in crate::device::cuda) fn scalar_bytes(kind: ElementKind) -> usize {
-    real_bytes(kind)
-}
+/// Multiply-adds of a multiprocessor in a cycle that a scan reaches at best, of f32.
+const PER_CYCLE: f64 = 64.0;
 
 impl Kernels {
-    /// Load a cubin.
-    pub(in crate::device::cuda) fn load(
-        context: &Arc<CudaContext>,
-        spec: Spec,
-        cubin: Vec<u8>,
-        limits: Limits,
-    ) -> Result<Self> {
-        let module =
-            context.load_module(Ptx::from_binary(cubin)).map_err(failed("cuModuleLoadData"))?;
-        let function = |name| module.load_function(name).map_err(failed("cuModuleGetFunction"));
+    /// The kernels for rows and a metric, compiled and loaded by the first who asks.
+    pub(super) fn get(gpu: &Gpu, rows: &Rows, metric: Metric) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, Spec), Kernels>> = LazyLock::new(Once::default);
+        let (kind, dim) = (rows.matrix().kind(), rows.matrix().dim());
+        let spec = Spec::new(kind, metric, device_dim(kind, dim) as u32);
+        LOADED.get((gpu.ordinal, spec), || Self::load(gpu, spec))
+    }
+
+    fn load(gpu: &Gpu, spec: Spec) -> Result<Self> {
+        let module = gpu.load(&spec.program())?;
+        let limits = &gpu.limits;
+        let is_double = spec.kind() == ElementKind::F64;
+        let per_cycle = PER_CYCLE / if is_double { limits.double_penalty } else { 1.0 };
         let kernels = Self {
             spec,
             shared_limit: limits.shared,
             multiprocessors: limits.multiprocessors,
-            pack: function("pack")?,
-            scan: function("scan")?,
-            clear_lists: function("clear_lists")?,
-            merge_by_warp: function("merge_by_warp")?,
-            merge_by_block: function("merge_by_block")?,
-            merge_in_place: function("merge_in_place")?,
-            search_again: function("search_again")?,
-            gather: function("gather")?,
+            pack: function(&module, "pack")?,
+            scan: function(&module, "scan")?,
+            clear_lists: function(&module, "clear_lists")?,
+            merge_by_warp: function(&module, "merge_by_warp")?,
+            merge_by_block: function(&module, "merge_by_block")?,
+            merge_in_place: function(&module, "merge_in_place")?,
+            search_again: function(&module, "search_again")?,
+            gather: function(&module, "gather")?,
+            take_queries: function(&module, "take_queries")?,
+            among: function(&module, "among")?,
+            rate: Arc::new(limits.rate(per_cycle)),
         };
         allow_shared(&kernels.scan, kernels.scan_shared())?;
         allow_shared(&kernels.merge_by_block, limits.shared)?;
         Ok(kernels)
     }
 
+    /// How fast they are.
+    pub(super) fn rate(&self) -> &Arc<Rate> {
+        &self.rate
+    }
+
     /// What they were compiled for.
-    pub(in crate::device::cuda) fn spec(&self) -> &Spec {
+    pub(super) fn spec(&self) -> &Spec {
         &self.spec
     }
 
@@ -168,7 +177,7 @@ impl Kernels {
     }
 
     /// Transpose a piece of rows into panels.
-    pub(in crate::device::cuda) fn pack(
+    pub(super) fn pack(
         &self,
         stream: &Arc<CudaStream>,
         source: &CudaSlice<u8>,
@@ -199,11 +208,7 @@ impl Kernels {
     }
 
     /// Make lists empty.
-    pub(in crate::device::cuda) fn clear_lists(
-        &self,
-        stream: &Arc<CudaStream>,
-        lists: &mut Lists,
-    ) -> Result<()> {
+    pub(super) fn clear_lists(&self, stream: &Arc<CudaStream>, lists: &mut Lists) -> Result<()> {
         self.check(lists);
         let (queries, k, slots) = (lists.queries as u32, lists.k as u32, lists.slots as u32);
         let blocks = lists.queries.next_multiple_of(PANEL);
@@ -218,7 +223,7 @@ impl Kernels {
     }
 
     /// Compare all queries with the panels of a pass's visits `begin..end`.
-    pub(in crate::device::cuda) fn scan(
+    pub(super) fn scan(
         &self,
         stream: &Arc<CudaStream>,
         queries: &Buffer,
@@ -247,8 +252,55 @@ impl Kernels {
         Ok(())
     }
 
-    /// Merge what a pass found, and search it again for the queries that found too much.
-    pub(in crate::device::cuda) fn merge(
+    /// Merges what a pass found for some of the queries, from this one on.
+    pub(super) fn merge(
+        &self,
+        stream: &Arc<CudaStream>,
+        lists: &mut Lists,
+        pass: &Pass,
+        (first, count): (usize, usize),
+    ) -> Result<()> {
+        self.check(lists);
+        assert!(first + count <= lists.queries && pass.queries as usize == lists.queries);
+        assert!(pass.k as usize == lists.k && pass.slots as usize == lists.slots);
+        if first == 0 && pass.dense == 0 {
+            stream
+                .memset_zeros(lists.crowded_count.slice_mut())
+                .map_err(failed("cuMemsetD8Async"))?;
+        }
+        let (function, name, grid) = self.merge_variant(lists, count);
+        let (first, end) = (first as u32, (first + count) as u32);
+        let mut launch = stream.launch_builder(function);
+        launch.arg(lists.entries.slice_mut()).arg(lists.worst.slice_mut());
+        launch.arg(lists.reach.slice_mut()).arg(lists.counts.slice_mut());
+        launch.arg(lists.crowded.slice_mut()).arg(lists.crowded_count.slice_mut()).arg(pass);
+        launch.arg(&first).arg(&end);
+        // SAFETY: `check` holds; a list and its candidates are sorted within its `slots` entries,
+        // or in as much shared memory as the variant was given.
+        unsafe { launch.launch(grid) }.map_err(failed(name))?;
+        Ok(())
+    }
+
+    /// The fastest merge for lists of this size.
+    fn merge_variant(
+        &self,
+        lists: &Lists,
+        queries: usize,
+    ) -> (&CudaFunction, &'static str, LaunchConfig) {
+        let bytes = lists.slots * entry_bytes(self.spec.kind());
+        if bytes * WARPS <= WARPS_SHARED {
+            let grid = config(queries.div_ceil(WARPS), 32 * WARPS, bytes * WARPS);
+            (&self.merge_by_warp, "merge_by_warp", grid)
+        } else if bytes <= self.shared_limit {
+            let threads = if lists.slots <= 2048 { 256 } else { 512 };
+            (&self.merge_by_block, "merge_by_block", config(queries, threads, bytes))
+        } else {
+            (&self.merge_in_place, "merge_in_place", config(queries, 1024, 0))
+        }
+    }
+
+    /// Searches the pass's visits `begin..end` again for the queries that found too much in it.
+    pub(super) fn search_again(
         &self,
         stream: &Arc<CudaStream>,
         queries: &Buffer,
@@ -257,61 +309,77 @@ impl Kernels {
         pass: &Pass,
     ) -> Result<()> {
         self.check_pass(queries, base, lists, pass);
-        if pass.dense == 0 {
-            stream
-                .memset_zeros(lists.crowded_count.slice_mut())
-                .map_err(failed("cuMemsetD8Async"))?;
-        }
-        let (function, name, grid) = self.merge_variant(lists);
-        let mut launch = stream.launch_builder(function);
-        launch.arg(lists.entries.slice_mut()).arg(lists.worst.slice_mut());
-        launch.arg(lists.reach.slice_mut()).arg(lists.counts.slice_mut());
-        launch.arg(lists.crowded.slice_mut()).arg(lists.crowded_count.slice_mut()).arg(pass);
-        // SAFETY: `check` holds; a list and its candidates are sorted within its `slots` entries,
-        // or in as much shared memory as the variant was given.
-        unsafe { launch.launch(grid) }.map_err(failed(name))?;
-        if pass.dense == 0 {
-            self.search_again(stream, queries, base, lists, pass)?;
-        }
-        Ok(())
-    }
-
-    /// The fastest merge for lists of this size.
-    fn merge_variant(&self, lists: &Lists) -> (&CudaFunction, &'static str, LaunchConfig) {
-        let bytes = lists.slots * entry_bytes(self.spec.kind());
-        if bytes * WARPS <= WARPS_SHARED {
-            let grid = config(lists.queries.div_ceil(WARPS), 32 * WARPS, bytes * WARPS);
-            (&self.merge_by_warp, "merge_by_warp", grid)
-        } else if bytes <= self.shared_limit {
-            let threads = if lists.slots <= 2048 { 256 } else { 512 };
-            (&self.merge_by_block, "merge_by_block", config(lists.queries, threads, bytes))
-        } else {
-            (&self.merge_in_place, "merge_in_place", config(lists.queries, 1024, 0))
-        }
-    }
-
-    fn search_again(
-        &self,
-        stream: &Arc<CudaStream>,
-        queries: &Buffer,
-        base: &Buffer,
-        lists: &mut Lists,
-        pass: &Pass,
-    ) -> Result<()> {
         let blocks = lists.queries.min(16 * self.multiprocessors);
         let mut launch = stream.launch_builder(&self.search_again);
         launch.arg(queries.slice()).arg(base.slice()).arg(lists.entries.slice_mut());
         launch.arg(lists.worst.slice_mut()).arg(lists.reach.slice_mut());
         launch.arg(lists.crowded.slice()).arg(lists.crowded_count.slice());
         launch.arg(lists.redone.slice_mut()).arg(pass);
-        // SAFETY: `merge` has checked the pass; the kernel writes to the `slots` entries of
-        // crowded queries, which are below `queries`, each in one block.
+        // SAFETY: `check_pass` holds; the kernel writes to the `slots` entries of crowded queries,
+        // which are below `queries`, each in one block.
         unsafe { launch.launch(config(blocks, PANEL, 0)) }.map_err(failed("search_again"))?;
         Ok(())
     }
 
+    /// Copies base rows, from this one on, to where queries are.
+    pub(super) fn take_queries(
+        &self,
+        stream: &Arc<CudaStream>,
+        (base, base_rows, stored_dim): (&Buffer, usize, usize),
+        queries: &mut Buffer,
+        (first, rows): (usize, usize),
+        negate: bool,
+    ) -> Result<()> {
+        assert!(first + rows <= base_rows);
+        let scalar = scalar_bytes(self.spec.kind());
+        let (base_panels, panels) = (base_rows.div_ceil(PANEL), rows.div_ceil(PANEL));
+        check_size(base, base_panels * PANEL * stored_dim, scalar);
+        check_size(queries, panels * PANEL * stored_dim, scalar);
+        if panels == 0 {
+            return Ok(());
+        }
+        let (dim, base_panels) = (stored_dim as u32, base_panels as u32);
+        let (first, rows, negate) = (first as u32, rows as u32, u32::from(negate));
+        let mut launch = stream.launch_builder(&self.take_queries);
+        launch.arg(base.slice()).arg(queries.slice_mut()).arg(&first).arg(&rows);
+        launch.arg(&dim).arg(&base_panels).arg(&negate);
+        // SAFETY: the kernel writes whole panels of `queries`, and reads rows below `first + rows`
+        // of the base; sizes checked above.
+        unsafe { launch.launch(config(panels, PANEL, 0)) }.map_err(failed("take_queries"))?;
+        Ok(())
+    }
+
+    /// The distances of some pairs of a query and a base row.
+    pub(super) fn among(
+        &self,
+        stream: &Arc<CudaStream>,
+        (queries, base): (&Buffer, &Buffer),
+        pairs: &mut Pairs,
+    ) -> Result<()> {
+        let kind = self.spec.kind();
+        let (count, dim) = (pairs.count, pairs.dim);
+        check_size(queries, pairs.queries * dim, scalar_bytes(kind));
+        check_size(base, pairs.base_rows * dim, scalar_bytes(kind));
+        check_size(&pairs.starts, pairs.queries + 1, 8);
+        check_size(&pairs.rows, count, 4);
+        check_size(&pairs.distances, count, real_bytes(kind));
+        let threads = if kind == ElementKind::F64 { 64 } else { 128 };
+        let (all, first) = (pairs.queries as u32, pairs.first as u64);
+        let (dim, pairs_here) = (dim as u32, count as u32);
+        let mut launch = stream.launch_builder(&self.among);
+        launch.arg(queries.slice()).arg(base.slice()).arg(pairs.starts.slice());
+        launch.arg(pairs.rows.slice()).arg(pairs.distances.slice_mut());
+        launch.arg(&all).arg(&first).arg(&pairs_here).arg(&dim);
+        // SAFETY: starts ascend from 0 past `first + count`, so that the query found for a pair is
+        // below `queries`, and rows are below `base_rows`: `Candidates` and its check hold. Sizes
+        // are checked above.
+        unsafe { launch.launch(config(count.div_ceil(threads), threads, 0)) }
+            .map_err(failed("among"))?;
+        Ok(())
+    }
+
     /// Take the first `per_query` entries of every list apart.
-    pub(in crate::device::cuda) fn gather(
+    pub(super) fn gather(
         &self,
         stream: &Arc<CudaStream>,
         lists: &Lists,
@@ -361,36 +429,4 @@ impl Kernels {
         check_size(queries, lists.queries.div_ceil(PANEL) * panel, scalar);
         check_size(base, pass.panels as usize * panel, scalar);
     }
-}
-
-/// A grid of one side.
-pub(in crate::device::cuda) fn config(
-    blocks: usize,
-    threads: usize,
-    shared: usize,
-) -> LaunchConfig {
-    let blocks = u32::try_from(blocks).expect("a grid has fewer than 2^31 blocks");
-    LaunchConfig {
-        grid_dim: (blocks, 1, 1),
-        block_dim: (threads as u32, 1, 1),
-        shared_mem_bytes: shared as u32,
-    }
-}
-
-pub(in crate::device::cuda) fn check_size(buffer: &Buffer, count: usize, bytes: usize) {
-    let (needed, held) = (count * bytes, buffer.slice().len());
-    assert!(needed <= held, "a kernel needs {needed} bytes where there are {held}");
-}
-
-/// Let a kernel have more shared memory than the default.
-pub(in crate::device::cuda) fn allow_shared(function: &CudaFunction, bytes: usize) -> Result<()> {
-    let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    let set = || -> Result<(), DriverError> {
-        if bytes > DEFAULT_SHARED {
-            function.set_attribute(attribute, bytes as i32)
-        } else {
-            Ok(())
-        }
-    };
-    set().map_err(failed("cuFuncSetAttribute"))
 }

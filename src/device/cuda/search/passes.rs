@@ -11,28 +11,25 @@
 
 use std::ops::Range;
 
-/// Rows in a panel. The same in `kernels/lists.cuh`.
-pub(in crate::device::cuda) const PANEL: usize = 128;
-
-/// Pairs × dimensions in one launch: about 40 ms on an H100, so that a cancelled search stops soon.
-pub(in crate::device::cuda) const LAUNCH_OPERATIONS: f64 = 5e11;
+/// Rows in a panel.
+pub(super) const PANEL: usize = 128;
 
 /// A pass is at most this many times what was seen before it.
 const MOST_GROWTH: usize = 8;
 
 /// Entries of a query's list: k neighbours and at least three times as many candidates; a power of
 /// two, because that is what is sorted.
-pub(in crate::device::cuda) fn slots(k: usize) -> usize {
+pub(super) fn slots(k: usize) -> usize {
     (4 * k).max(2 * PANEL).next_power_of_two()
 }
 
 /// Panels that hold this many rows.
-pub(in crate::device::cuda) fn panels(rows: usize) -> usize {
+pub(super) fn panels(rows: usize) -> usize {
     rows.div_ceil(PANEL)
 }
 
 /// A step through panels that visits each once and spreads any first few of them.
-pub(in crate::device::cuda) fn stride(panels: usize) -> usize {
+pub(super) fn stride(panels: usize) -> usize {
     let golden = (panels as f64 * 0.618_033_988_749_895) as usize;
     (golden.max(1)..).find(|candidate| gcd(*candidate, panels) == 1).unwrap_or(1)
 }
@@ -43,16 +40,16 @@ fn gcd(a: usize, b: usize) -> usize {
 
 /// Some of the visits to panels, and how their candidates are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::device::cuda) struct SearchPass {
+pub(super) struct SearchPass {
     /// Visits, each to one panel.
-    pub(in crate::device::cuda) visits: Range<usize>,
+    pub(super) visits: Range<usize>,
     /// Every pair is a candidate, because lists may not be full yet.
-    pub(in crate::device::cuda) is_dense: bool,
+    pub(super) is_dense: bool,
 }
 
 /// The passes of one call.
 #[derive(Debug)]
-pub(in crate::device::cuda) struct SearchPasses {
+pub(super) struct SearchPasses {
     panels: usize,
     /// Places in panels that hold no row.
     padding: usize,
@@ -66,7 +63,7 @@ pub(in crate::device::cuda) struct SearchPasses {
 
 impl SearchPasses {
     /// Passes over `rows` base rows, for lists that were offered `offered` rows before.
-    pub(in crate::device::cuda) fn new(rows: usize, k: usize, offered: usize) -> Self {
+    pub(super) fn new(rows: usize, k: usize, offered: usize) -> Self {
         let panels = panels(rows);
         let padding = panels * PANEL - rows;
         Self { panels, padding, k, room: slots(k) - k, offered, next: 0 }
@@ -102,20 +99,21 @@ impl Iterator for SearchPasses {
     }
 }
 
-/// Cut a pass into launches of bounded work.
-pub(in crate::device::cuda) fn launches(
+/// Cuts a pass into launches of at most so much work, if panels are not too large for it.
+pub(super) fn launches(
     visits: &Range<usize>,
     queries: usize,
     dim: usize,
+    most: f64,
 ) -> impl Iterator<Item = Range<usize>> + use<> {
     let per_panel = operations(1, queries, dim);
-    let size = ((LAUNCH_OPERATIONS / per_panel) as usize).max(1);
+    let size = ((most / per_panel) as usize).max(1);
     let end = visits.end;
     visits.clone().step_by(size).map(move |begin| begin..(begin + size).min(end))
 }
 
 /// Pairs × dimensions of some panels; every pair costs about two more in the epilogue.
-pub(in crate::device::cuda) fn operations(panels: usize, queries: usize, dim: usize) -> f64 {
+pub(super) fn operations(panels: usize, queries: usize, dim: usize) -> f64 {
     panels as f64 * PANEL as f64 * queries as f64 * (dim + 2) as f64
 }
 
@@ -192,11 +190,11 @@ mod tests {
 
     #[test]
     fn launches_are_bounded_and_whole() {
-        let cut: Vec<_> = launches(&(10..1000), 131_072, 1024).collect();
+        let cut: Vec<_> = launches(&(10..1000), 131_072, 1024, 5e11).collect();
         assert_eq!(cut.first().map(|x| x.start), Some(10));
         assert_eq!(cut.last().map(|x| x.end), Some(1000));
         assert!(cut.windows(2).all(|pair| pair[0].end == pair[1].start));
-        assert!(cut.iter().all(|x| operations(x.len(), 131_072, 1024) <= LAUNCH_OPERATIONS));
-        assert_eq!(launches(&(0..2), 131_072, 1 << 20).count(), 2);
+        assert!(cut.iter().all(|x| operations(x.len(), 131_072, 1024) <= 5e11));
+        assert_eq!(launches(&(0..2), 131_072, 1 << 20, 5e11).count(), 2);
     }
 }

@@ -1,0 +1,26 @@
+// Threads that work together: a warp, a block.
+
+#include "common/arithmetic.cuh"
+
+// Shared memory of the size that a launch asks for.
+extern __shared__ uint4 shared[];
+
+struct Warp {
+    static __device__ __forceinline__ u32 rank() { return threadIdx.x % 32; }
+    static __device__ __forceinline__ u32 size() { return 32; }
+    static __device__ __forceinline__ void sync() { __syncwarp(); }
+};
+struct Block {
+    static __device__ __forceinline__ u32 rank() { return threadIdx.x; }
+    static __device__ __forceinline__ u32 size() { return blockDim.x; }
+    static __device__ __forceinline__ void sync() { __syncthreads(); }
+};
+
+// The sum of 32 lanes in a fixed order, in all of them.
+template <typename T> __device__ __forceinline__ T add_lanes(T value) {
+#pragma unroll
+    for (u32 apart = 16; apart > 0; apart /= 2) {
+        value = add(value, __shfl_xor_sync(0xffffffffu, value, apart));
+    }
+    return value;
+}

@@ -1,0 +1,76 @@
+// Many small groups of rows, each with clusters of its own: a block does the rounds of one.
+
+#include "kmeans/near.cuh"
+#include "kmeans/sums.cuh"
+
+// Put every row into the cluster of its nearest centroid.
+__device__ __forceinline__ void assign_group(const Rounds& rounds) {
+    const float* centroids = current_centroids(rounds);
+    for (u32 start = 0; start < rounds.count; start += blockDim.x) {
+        const u32 row = start + threadIdx.x;
+        u32 before = NO_CLUSTER, cluster = NO_CLUSTER;
+        if constexpr (IS_LOW) {
+            if (row < rounds.count) {
+                float values[DIM], least;
+                load_row(values, rounds.rows + (u64)row * DIM);
+                before = rounds.labels[row];
+                cluster = nearest_of_all(rounds, values, centroids, least);
+            }
+        }
+        move_row(rounds, cluster != before, row, before, cluster);
+    }
+}
+
+// A group in rounds. The struct of src/device/cuda/kmeans/launch_groups.rs.
+struct Group {
+    Rounds rounds;
+    Sums sums;
+};
+static_assert(sizeof(Group) == 120, "the host has the same struct");
+
+// Rounds of groups, at most so many more of each. A block per group.
+extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* groups, u32 most) {
+    __shared__ Group group;
+    if (threadIdx.x == 0) group = groups[blockIdx.x];
+    __syncthreads();
+    const Rounds& rounds = group.rounds;
+    const Sums& sums = group.sums;
+    const Status* status = rounds.status;
+    const u32 warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    for (u32 round = 0; round < most && status->end == GOING_ON; round++) {
+        assign_group(rounds);
+        __syncthreads();
+        add_moved_rows(rounds, sums, threadIdx.x, blockDim.x);
+        __syncthreads();
+        for (u32 i = warp; i < rounds.k; i += warps) take_mean(rounds, sums, i);
+        __syncthreads();
+        if (is_whole(rounds)) {
+            for (u32 i = warp; i < rounds.k; i += warps) take_shift(rounds, sums, i);
+        }
+        __syncthreads();
+        if (warp == 0) end_round(rounds, sums);
+        __syncthreads();
+    }
+}
+
+// After the last rounds, the clusters of groups and their costs: the squared distance of every row to
+// its centroid. A block per group. Rows are where all groups' are, and so are `costs`.
+extern "C" __global__ __launch_bounds__(128) void finish_groups(const Group* groups,
+                                                                const float* rows, float* costs) {
+    __shared__ Group group;
+    if (threadIdx.x == 0) group = groups[blockIdx.x];
+    __syncthreads();
+    const Rounds& rounds = group.rounds;
+    if (rounds.status->end == EMPTY_CLUSTER) return;
+    assign_group(rounds);
+    __syncthreads();
+    const float* centroids = current_centroids(rounds);
+    costs += (rounds.rows - rows) / DIM;
+    for (u32 row = threadIdx.x; row < rounds.count; row += blockDim.x) {
+        if constexpr (IS_LOW) {
+            float values[DIM];
+            load_row(values, rounds.rows + (u64)row * DIM);
+            costs[row] = square_distance(values, centroids + (u64)rounds.labels[row] * DIM);
+        }
+    }
+}

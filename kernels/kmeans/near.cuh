@@ -1,0 +1,202 @@
+// Assigning rows of few elements: a row looks at centroids in the order of their distance from the
+// one it was near, until the triangle inequality rules out the rest. Rows are sorted by cluster now
+// and then, so that the lanes of a warp look at the same centroids.
+
+#include "common/sort.cuh"
+#include "kmeans/rounds.cuh"
+
+constexpr bool IS_LOW = DIM <= 32;
+
+// The struct of src/device/cuda/kmeans/launch.rs, which documents sizes.
+struct Near {
+    u64* lists;  // for each centroid, distances to the others, ascending, and which
+    u32* sorted_counts;
+};
+static_assert(sizeof(Near) == 16, "the host has the same struct");
+
+// Triangle inequalities hold for distances, not for their roundings, whose relative error is below
+// (DIM + 4) 2^-24 plus what is lost to underflow, below 1e-20.
+constexpr float WIDER = 1.00001f, UNDERFLOW = 1e-18f;
+
+// The nearest of all centroids, the first of equals.
+__device__ __forceinline__ u32 nearest_of_all(const Rounds& rounds, const float (&row)[DIM],
+                                              const float* centroids, float& least) {
+    u32 cluster = 0;
+    least = Limits<float>::infinity();
+    for (u32 i = 0; i < rounds.k; i++) {
+        const float distance = square_distance(row, centroids + (u64)i * DIM);
+        if (distance < least) least = distance, cluster = i;
+    }
+    return cluster;
+}
+
+// For each centroid, the others in order of their distance, as (bits of a distance that is not too
+// large) << 32 | number. A block per centroid; shared memory for `size` entries, a power of two and
+// at least k.
+extern "C" __global__ __launch_bounds__(256) void list_centroids(Rounds rounds, Near near, u32 size) {
+    if (rounds.status->end != GOING_ON && rounds.status->end != CONVERGED) return;
+    u64* entries = reinterpret_cast<u64*>(shared);
+    const float* centroids = current_centroids(rounds);
+    const u32 own = blockIdx.x;
+    if constexpr (IS_LOW) {
+        float values[DIM];
+        load_row(values, centroids + (u64)own * DIM);
+        for (u32 i = threadIdx.x; i < size; i += blockDim.x) {
+            u64 entry = ~0ull;
+            if (i < rounds.k && i != own) {
+                const float distance =
+                    __fsqrt_rn(square_distance(values, centroids + (u64)i * DIM));
+                entry = (u64)__float_as_uint(__fdiv_rn(distance, WIDER)) << 32 | i;
+            }
+            entries[i] = entry;
+        }
+    }
+    sort_power_of_two<Block>(entries, size);
+    for (u32 i = threadIdx.x; i + 1 < rounds.k; i += blockDim.x) {
+        near.lists[(u64)own * rounds.k + i] = entries[i];
+    }
+}
+
+// The nearest centroid of every row from `first` on. A thread per row. `is_last`: rounds have ended, and labels are
+// to be those of the centroids.
+extern "C" __global__ __launch_bounds__(256) void assign_near(Rounds rounds, Near near, u32 first, u32 is_last) {
+    if (rounds.status->end != GOING_ON && !is_last) return;
+    const u32 row = first + blockIdx.x * blockDim.x + threadIdx.x;
+    u32 before = NO_CLUSTER, cluster = NO_CLUSTER;
+    if constexpr (IS_LOW) {
+        if (row < rounds.count) {
+            const float* centroids = current_centroids(rounds);
+            float values[DIM];
+            load_row(values, rounds.rows + (u64)row * DIM);
+            before = rounds.labels[row];
+            if (before == NO_CLUSTER) {
+                float least;
+                cluster = nearest_of_all(rounds, values, centroids, least);
+            } else {
+                float least = square_distance(values, centroids + (u64)before * DIM);
+                cluster = before;
+                const float own = __fsqrt_rn(least);
+                float reach = __fmaf_rn(add(own, own), WIDER, UNDERFLOW);
+                const u64* list = near.lists + (u64)before * rounds.k;
+                u64 entry = list[0], next = entry;
+                for (u32 i = 0; i + 1 < rounds.k; i++, entry = next) {
+                    next = list[i + 1];
+                    if (__uint_as_float(entry >> 32) > reach) break;
+                    const u32 other = (u32)entry;
+                    const float distance = square_distance(values, centroids + (u64)other * DIM);
+                    if (distance < least || (distance == least && other < cluster)) {
+                        least = distance, cluster = other;
+                        reach = __fmaf_rn(add(own, __fsqrt_rn(least)), WIDER, UNDERFLOW);
+                    }
+                }
+            }
+        }
+    }
+    move_row(rounds, cluster != before, row, before, cluster);
+}
+
+// Sorting rows by cluster, and in it by how many centroids they look at: count, add up, move. A block
+// has SORTED_ROWS of them.
+
+// The place of a row in the order: `ranks` for each cluster, by the logarithm of how many centroids
+// the row looks at.
+__device__ __forceinline__ u32 place_of(const Rounds& rounds, const Near& near, u32 row, u32 ranks) {
+    const u32 cluster = rounds.labels[row];
+    u32 rank = 0;
+    if constexpr (IS_LOW) {
+        if (ranks > 1) {
+            float values[DIM];
+            load_row(values, rounds.rows + (u64)row * DIM);
+            const float* centroid = current_centroids(rounds) + (u64)cluster * DIM;
+            const float reach = 2 * __fsqrt_rn(square_distance(values, centroid));
+            const u64* list = near.lists + (u64)cluster * rounds.k;
+            u32 low = 0, high = rounds.k - 1;
+            while (low < high) {
+                const u32 middle = (low + high) / 2;
+                if (__uint_as_float(list[middle] >> 32) > reach) {
+                    high = middle;
+                } else {
+                    low = middle + 1;
+                }
+            }
+            // Two for each octave: bits of a float, read as an integer, are a logarithm.
+            rank = min((__float_as_uint(low + 1.0f) - __float_as_uint(1.0f)) >> 22, ranks - 1);
+        }
+    }
+    return cluster * ranks + rank;
+}
+
+// Rows at each place. Shared memory for k * ranks counts. `sorted_counts` is zero before.
+extern "C" __global__ __launch_bounds__(1024) void sort_count(Rounds rounds, Near near, u32 ranks) {
+    u32* counts = reinterpret_cast<u32*>(shared);
+    const u32 places = rounds.k * ranks;
+    for (u32 i = threadIdx.x; i < places; i += blockDim.x) counts[i] = 0;
+    __syncthreads();
+    const u32 first = blockIdx.x * SORTED_ROWS;
+    for (u32 i = threadIdx.x; i < SORTED_ROWS && first + i < rounds.count; i += blockDim.x) {
+        atomicAdd(&counts[place_of(rounds, near, first + i, ranks)], 1u);
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < places; i += blockDim.x) {
+        if (counts[i] > 0) atomicAdd(&near.sorted_counts[i], counts[i]);
+    }
+}
+
+// Counts into positions. One block of 1024 threads, each of which adds up a run.
+extern "C" __global__ __launch_bounds__(1024) void sort_add_up(Rounds rounds, Near near, u32 ranks) {
+    __shared__ u32 sums[1024];
+    const u32 places = rounds.k * ranks;
+    const u32 run = (places + 1023) / 1024, first = threadIdx.x * run;
+    u32 sum = 0;
+    for (u32 i = first; i < first + run && i < places; i++) sum += near.sorted_counts[i];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    for (u32 apart = 1; apart < 1024; apart *= 2) {
+        const u32 before = threadIdx.x >= apart ? sums[threadIdx.x - apart] : 0;
+        __syncthreads();
+        sums[threadIdx.x] += before;
+        __syncthreads();
+    }
+    u32 position = sums[threadIdx.x] - sum;
+    for (u32 i = first; i < first + run && i < places; i++) {
+        const u32 count = near.sorted_counts[i];
+        near.sorted_counts[i] = position;
+        position += count;
+    }
+}
+
+// Rows, numbers and labels to their new positions. Blocks and shared memory as for `sort_count`.
+extern "C" __global__ __launch_bounds__(1024) void sort_move(Rounds rounds, Near near, u32 ranks, float* rows,
+                                                             u32* numbers, u32* labels) {
+    u32* positions = reinterpret_cast<u32*>(shared);
+    const u32 all = rounds.k * ranks;
+    for (u32 i = threadIdx.x; i < all; i += blockDim.x) positions[i] = 0;
+    __syncthreads();
+    const u32 first = blockIdx.x * SORTED_ROWS;
+    u32 places[SORTED_ROWS / 1024];
+#pragma unroll
+    for (u32 i = 0; i < SORTED_ROWS / 1024; i++) {
+        const u32 row = first + i * 1024 + threadIdx.x;
+        if (row >= rounds.count) continue;
+        places[i] = place_of(rounds, near, row, ranks);
+        atomicAdd(&positions[places[i]], 1u);
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < all; i += blockDim.x) {
+        if (positions[i] > 0) positions[i] = atomicAdd(&near.sorted_counts[i], positions[i]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (u32 i = 0; i < SORTED_ROWS / 1024; i++) {
+        const u32 row = first + i * 1024 + threadIdx.x;
+        if (row >= rounds.count) continue;
+        const u32 to = atomicAdd(&positions[places[i]], 1u);
+        if constexpr (IS_LOW) {
+            float values[DIM];
+            load_row(values, rounds.rows + (u64)row * DIM);
+            store_row(rows + (u64)to * DIM, values);
+        }
+        numbers[to] = rounds.numbers == nullptr ? row : rounds.numbers[row];
+        labels[to] = rounds.labels[row];
+    }
+}

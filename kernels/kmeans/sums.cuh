@@ -1,0 +1,275 @@
+// What every round of Lloyd's does after rows were assigned: sums, means, and whether it was the
+// last one.
+
+#include "kmeans/rounds.cuh"
+
+// An element in steps. False if it is no whole number of them, or too many.
+__device__ __forceinline__ bool in_steps(const Sums& sums, u32 j, float x, long long& whole) {
+    const double steps = __dmul_rn((double)x, sums.inverse[j]);
+    whole = __double2ll_rn(steps);
+    return fabs(steps) <= sums.limit && __ll2double_rn(whole) == steps;
+}
+
+// Adds an element to the BINS of a sum, of 32 bits, which hold multiples of 2^-149 of any float32, and
+// of any sum of 2^32 of them with what is carried out of the last one, or take it away: its 24 bits lie in two of them.
+__device__ __noinline__ void add_to_bins(u64* bins, float x, bool is_minus) {
+    const u32 bits = __float_as_uint(x), exponent = bits >> 23 & 0xff;
+    const u64 mantissa = (bits & 0x7fffff) | (exponent > 0 ? 0x800000 : 0);
+    const u32 position = exponent > 0 ? exponent - 1 : 0;
+    const u64 shifted = mantissa << position % 32;
+    const u64 low = shifted & 0xffffffff, high = shifted >> 32;
+    const bool is_negative = (bits >> 31 != 0) != is_minus;
+    atomicAdd(&bins[position / 32], is_negative ? 0 - low : low);
+    atomicAdd(&bins[position / 32 + 1], is_negative ? 0 - high : high);
+}
+
+// Add an element to a wide sum, or take it away.
+__device__ __forceinline__ void add_wide(const Sums& sums, u32 cluster, u32 j, float x,
+                                         bool is_minus) {
+    sums.is_wide[cluster] = 1;
+    add_to_bins(reinterpret_cast<u64*>(sums.wide) + ((u64)cluster * DIM + j) * BINS, x, is_minus);
+}
+
+// Add an element to the sum of a cluster, or take it away.
+__device__ __forceinline__ void add_element(const Sums& sums, u32 cluster, u32 j, float x,
+                                            bool is_minus) {
+    long long whole;
+    if (in_steps(sums, j, x, whole)) {
+        atomicAdd(reinterpret_cast<u64*>(sums.sums + (u64)cluster * DIM + j),
+                  is_minus ? 0 - (u64)whole : (u64)whole);
+    } else {
+        add_wide(sums, cluster, j, x, is_minus);
+    }
+}
+
+__device__ __forceinline__ void add_count(const Sums& sums, u32 cluster, u64 rows) {
+    atomicAdd(reinterpret_cast<u64*>(sums.counts + cluster), rows);
+}
+
+// Add the rows that moved to their clusters, and take them from the ones they were in. Neighbouring
+// threads, of which there are `step`, add neighbouring elements.
+__device__ __forceinline__ void add_moved_rows(const Rounds& rounds, const Sums& sums, u64 first, u64 step) {
+    const u64 elements = (u64)rounds.status->moved * DIM;
+    for (u64 i = first; i < elements; i += step) {
+        const u32 j = i % DIM;
+        const Moved moved = rounds.moved[i / DIM];
+        const u32 to = rounds.labels[moved.row];
+        const float x = rounds.rows[(u64)moved.row * DIM + j];
+        add_element(sums, to, j, x, false);
+        if (j == 0) add_count(sums, to, 1);
+        if (moved.before == NO_CLUSTER) continue;
+        add_element(sums, moved.before, j, x, true);
+        if (j == 0) add_count(sums, moved.before, 0 - 1ull);
+    }
+}
+
+// Any grid.
+extern "C" __global__ __launch_bounds__(256) void add_moved(Rounds rounds, Sums sums) {
+    if (rounds.status->end != GOING_ON) return;
+    add_moved_rows(rounds, sums, (u64)blockIdx.x * blockDim.x + threadIdx.x, (u64)gridDim.x * blockDim.x);
+}
+
+// Add all rows to their clusters, which have no others; rows of a cluster are next to each other. A
+// thread adds up an element of ADDED_ROWS rows, and passes the sum on where the cluster changes.
+extern "C" __global__ __launch_bounds__(256) void add_sorted(Rounds rounds, Sums sums) {
+    if (rounds.status->end != GOING_ON) return;
+    const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 j = thread % DIM;
+    const u64 first = thread / DIM * ADDED_ROWS;
+    const u64 last = first + ADDED_ROWS < rounds.count ? first + ADDED_ROWS : rounds.count;
+    if (first >= rounds.count) return;
+    u32 cluster = rounds.labels[first];
+    u64 sum = 0, rows = 0;
+    const auto pass_on = [&] {
+        atomicAdd(reinterpret_cast<u64*>(sums.sums + (u64)cluster * DIM + j), sum);
+        if (j == 0) add_count(sums, cluster, rows);
+        sum = rows = 0;
+    };
+    for (u64 row = first; row < last; row++) {
+        const u32 next = rounds.labels[row];
+        if (next != cluster) pass_on();
+        cluster = next;
+        const float x = rounds.rows[row * DIM + j];
+        long long whole;
+        if (in_steps(sums, j, x, whole)) {
+            sum += (u64)whole;
+        } else {
+            add_wide(sums, cluster, j, x, false);
+        }
+        rows++;
+    }
+    pass_on();
+}
+
+// A sum of steps and a wide one, rounded once: what `Wide::rounded` in src/device/sums.rs gives. Their
+// magnitude is below 2^160, which is 2^309 times 2^-149 and lies in ten digits of 32 bits.
+__device__ __noinline__ double wide_total(const long long* bins, long long sum, double inverse) {
+    constexpr u32 DIGITS = BINS + 1;
+    // Steps are multiples of 2^-149, and no multiples of more than 2^104: three digits hold them.
+    const u32 position = 149 + 1023 - (u32)(__double_as_longlong(inverse) >> 52);
+    const u32 shift = position % 32, first = position / 32;
+    const u64 steps = sum < 0 ? 0 - (u64)sum : (u64)sum;
+    const u64 low = steps << shift, high = shift == 0 ? 0 : steps >> (64 - shift);
+    u32 digits[DIGITS];
+    long long carry = 0;
+    for (u32 i = 0; i < DIGITS; i++) {
+        const long long own = (long long)(i == first       ? low & 0xffffffff
+                                          : i == first + 1 ? low >> 32
+                                          : i == first + 2 ? high
+                                                           : 0);
+        const long long digit = (i < BINS ? bins[i] : 0) + carry + (sum < 0 ? -own : own);
+        digits[i] = (u32)digit;
+        carry = digit >> 32;
+    }
+    const bool is_negative = carry < 0;
+    if (is_negative) {
+        u32 one = 1;
+        for (u32 i = 0; i < DIGITS; i++) {
+            digits[i] = ~digits[i] + one;
+            if (digits[i] != 0) one = 0;
+        }
+    }
+    u32 top = DIGITS;
+    while (top > 0 && digits[top - 1] == 0) top--;
+    if (top == 0) return 0;
+    // 64 bits from the first that is set on; the last of them stands for all that follow.
+    const u32 a = digits[top - 1], b = top > 1 ? digits[top - 2] : 0, c = top > 2 ? digits[top - 3] : 0;
+    const u32 zeros = __clz(a);
+    u64 highest = ((u64)a << 32 | b) << zeros;
+    bool is_more = (u32)(c << zeros) != 0;
+    if (zeros > 0) highest |= c >> (32 - zeros);
+    for (u32 i = 0; i + 3 < top; i++) is_more |= digits[i] != 0;
+    if (is_more) highest |= 1;
+    const int exponent = 32 * ((int)top - 2) - (int)zeros - 149;
+    const double unit = __longlong_as_double((long long)(exponent + 1023) << 52);
+    const double magnitude = __dmul_rn(__ull2double_rn(highest), unit);
+    return is_negative ? -magnitude : magnitude;
+}
+
+// The mean of a cluster, into the set of centroids that is not valid, by a warp: the sum and the
+// quotient are rounded to float64, and that to float32. Equal rows have their own values as mean.
+__device__ __forceinline__ void take_mean(const Rounds& rounds, const Sums& sums, u32 cluster) {
+    const u32 lane = threadIdx.x % 32;
+    const long long count = sums.counts[cluster];
+    if (count == 0) {
+        if (lane == 0) atomicAdd(&rounds.status->empty, 1u);
+        return;
+    }
+    const bool is_wide = sums.is_wide[cluster] != 0;
+    float* next = rounds.centroids + ((u64)(1 - rounds.status->current) * rounds.k + cluster) * DIM;
+    for (u32 j = lane; j < DIM; j += 32) {
+        const u64 place = (u64)cluster * DIM + j;
+        const long long sum = sums.sums[place];
+        const double inverse = sums.inverse[j];
+        // The inverse of a power of two, and the product with it, are exact.
+        const double total = is_wide ? wide_total(sums.wide + place * BINS, sum, inverse)
+                                     : __dmul_rn(__ll2double_rn(sum), __drcp_rn(inverse));
+        next[j] = __double2float_rn(__ddiv_rn(total, __ll2double_rn(count)));
+    }
+}
+
+// A warp per cluster.
+extern "C" __global__ __launch_bounds__(256) void means(Rounds rounds, Sums sums) {
+    if (rounds.status->end != GOING_ON) return;
+    const u32 cluster = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (cluster < rounds.k) take_mean(rounds, sums, cluster);
+}
+
+// Whether all clusters have means, and they are new.
+__device__ __forceinline__ bool is_whole(const Rounds& rounds) {
+    return rounds.status->empty == 0 && rounds.status->moved != 0;
+}
+
+// How far a centroid moved, by a warp.
+__device__ __forceinline__ void take_shift(const Rounds& rounds, const Sums& sums, u32 cluster) {
+    const u32 current = rounds.status->current, lane = threadIdx.x % 32;
+    const float* old = rounds.centroids + ((u64)current * rounds.k + cluster) * DIM;
+    const float* next = rounds.centroids + ((u64)(1 - current) * rounds.k + cluster) * DIM;
+    double shift = 0;
+    for (u32 j = lane; j < DIM; j += 32) {
+        const double way = __dadd_rn((double)next[j], -(double)old[j]);
+        shift = __dadd_rn(shift, __dmul_rn(way, way));
+    }
+    shift = add_lanes(shift);
+    if (lane == 0) sums.shifts[cluster] = shift;
+}
+
+// How far all centroids moved, and what that means; by a warp.
+__device__ __forceinline__ void end_round(const Rounds& rounds, const Sums& sums) {
+    const u32 lane = threadIdx.x % 32;
+    double shift = 0;
+    if (is_whole(rounds)) {
+        for (u32 i = lane; i < rounds.k; i += 32) shift = __dadd_rn(shift, __ldcg(&sums.shifts[i]));
+    }
+    shift = add_lanes(shift);
+    if (lane > 0) return;
+    Status* status = rounds.status;
+    status->iterations++;
+    if (status->moved == 0) {
+        status->end = STABLE;
+    } else if (status->empty > 0) {
+        status->end = EMPTY_CLUSTER;
+    } else {
+        status->current = 1 - status->current;
+        if (shift <= sums.tolerance) status->end = CONVERGED;
+    }
+    status->moved_last = status->moved;
+    status->rechecked += status->uncertain;
+    status->moved = status->uncertain = status->pairs = 0;
+    status->empty = status->arrived = 0;
+    status->largest_centroid = status->largest_error = 0;
+}
+
+// A warp per cluster; the last block to get there ends the round.
+extern "C" __global__ __launch_bounds__(256) void finish_round(Rounds rounds, Sums sums) {
+    if (rounds.status->end != GOING_ON) return;
+    const u32 cluster = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (cluster < rounds.k && is_whole(rounds)) take_shift(rounds, sums, cluster);
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(&rounds.status->arrived, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (is_last && threadIdx.x < 32) end_round(rounds, sums);
+}
+
+// For each row, by its number: its cluster, and the squared distance to that centroid. A thread per
+// row; 128 threads.
+extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labels, float* costs) {
+    const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    const float* centroids = current_centroids(rounds);
+    const bool is_row = row < rounds.count;
+    const u32 cluster = is_row ? rounds.labels[row] : 0;
+    float total = 0;
+    if constexpr (DIM <= 32) {
+        if (is_row) {
+            float values[DIM];
+            load_row(values, rounds.rows + (u64)row * DIM);
+            total = square_distance(values, centroids + (u64)cluster * DIM);
+        }
+    } else {
+        // A warp brings 32 elements of 32 rows, and of their centroids, at a time.
+        __shared__ float tiles[4][2][32][33];
+        const u32 lane = threadIdx.x % 32, first = row - lane;
+        auto& tile = tiles[threadIdx.x / 32];
+        for (u32 start = 0; start < DIM; start += 32) {
+            const u32 j = start + lane;
+            for (u32 r = 0; r < 32; r++) {
+                const u32 other = __shfl_sync(0xffffffffu, cluster, r);
+                if (first + r >= rounds.count || j >= DIM) continue;
+                tile[0][r][lane] = rounds.rows[(u64)(first + r) * DIM + j];
+                tile[1][r][lane] = centroids[(u64)other * DIM + j];
+            }
+            __syncwarp();
+            const u32 width = DIM - start < 32 ? DIM - start : 32;
+            for (u32 i = 0; i < width; i++) {
+                total = Step<SQUARES>::of(tile[0][lane][i], tile[1][lane][i], total);
+            }
+            __syncwarp();
+        }
+    }
+    if (!is_row) return;
+    const u32 number = rounds.numbers == nullptr ? row : rounds.numbers[row];
+    labels[number] = cluster;
+    costs[number] = total;
+}

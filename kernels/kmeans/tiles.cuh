@@ -1,0 +1,158 @@
+// Products of rows and centroids in half precision on tensor cores, as every architecture from sm_80 on
+// has them: what `assign_tiles.cuh` is made of. WARPS of a block have TILE centroids at a time in
+// shared memory, where there is room for STAGES tiles.
+
+#include "common/copy.cuh"
+#include "kmeans/rounds.cuh"
+
+// A row of a list, and a centroid.
+struct Pair {
+    u32 row, centroid;
+};
+
+// Rounding of a row to half precision: lengths of what is left and of what is lost.
+struct Rounded {
+    float length, error;
+};
+
+// The struct of src/device/cuda/kmeans/launch.rs, which documents sizes.
+struct Halves {
+    unsigned short* half_rows;  // rows, and centroids, scaled and rounded to half precision
+    unsigned short* half_centroids;
+    Rounded* rounded;
+    float* half_squares;   // for each centroid, minus half its squared length
+    u32* uncertain;        // positions of rows, …
+    float* least;          // … the least product that a candidate has, …
+    u64* nearest;          // … and distance and number of the nearest candidate
+    Pair* pairs;
+    const double* origin;  // a point amid the rows
+    double scale;
+    double underflow;      // what exact squared distances may lose to it, scaled
+    u32 room_for_pairs, padding;
+};
+static_assert(sizeof(Halves) == 96, "the host has the same struct");
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+constexpr bool HAS_TILES = DIM <= 128;
+#else
+constexpr bool HAS_TILES = false;
+#endif
+
+constexpr u32 STEPS = HAS_TILES ? (DIM + 15) / 16 : 1;  // of 16 elements
+constexpr u32 HALF_DIM = (DIM + 15) / 16 * 16;
+
+constexpr u32 PART = 32;   // of the TILE centroids in shared memory, those multiplied at a time
+constexpr u32 SLOTS = 4;   // rows of a thread: of 32 rows of a warp, lane / 4 + 8 i
+constexpr u32 BLOCKS = 4;  // of a multiprocessor
+constexpr u32 STRIDE = HALF_DIM + 8;  // of a centroid there; odd in units of 16 bytes
+constexpr u32 STAGE_BYTES = TILE * STRIDE * 2 + TILE * 4;
+
+// Products of SLOTS rows with 8 of each 32 centroids: [i / 2][n][i % 2 * 2 + which].
+typedef float Products[SLOTS / 2][PART / 8][4];
+
+// Where an element of a centroid is among the halves of all.
+__device__ __forceinline__ u64 half_place(u32 cluster, u32 j) {
+    return (u64)cluster * HALF_DIM + j;
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+// Four 8 x 8 matrices of halves, whose rows the lanes point to.
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], const unsigned short* from) {
+    const u32 address = (u32)__cvta_generic_to_shared(from);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// 16 rows x 16 elements times 16 elements x 8 centroids.
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#else
+__device__ __forceinline__ void load_matrices(u32 (&)[4], const unsigned short*) {}
+__device__ __forceinline__ void multiply_add(float (&)[4], const u32 (&)[4], u32, u32) {}
+#endif
+
+__device__ __forceinline__ void bring_tile(const Halves& halves, unsigned char* stage, u32 tile) {
+    constexpr u32 CHUNKS = HALF_DIM / 8;
+    const unsigned short* from = halves.half_centroids + (u64)tile * TILE * HALF_DIM;
+    unsigned short* to = reinterpret_cast<unsigned short*>(stage);
+    for (u32 i = threadIdx.x; i < TILE * CHUNKS; i += 32 * WARPS) {
+        copy_16(to + i / CHUNKS * STRIDE + i % CHUNKS * 8, from + (u64)i * 8);
+    }
+    unsigned char* squares = stage + TILE * STRIDE * 2;
+    if (threadIdx.x < TILE / 4) {
+        copy_16(squares + threadIdx.x * 16, halves.half_squares + tile * TILE + threadIdx.x * 4);
+    }
+}
+
+// Products of the rows of a block with the centroids of tiles `begin` to `end`. `row_of` says where the
+// rows are that the block counts from 0; a thread's are 8 SLOTS warp + lane / 4 + 8 i. For each part of
+// a tile, `use` gets its number and the products of the thread's rows with its share of the part.
+template <typename RowOf, typename Use>
+__device__ __forceinline__ void multiply_tiles(const Halves& halves, RowOf&& row_of, float bias, u32 begin,
+                                               u32 end, Use&& use) {
+    unsigned char* stages = reinterpret_cast<unsigned char*>(shared);
+    const u32 lane = threadIdx.x % 32;
+    bring_tile(halves, stages, begin);
+    commit_copies();
+    if (begin + 1 < end) bring_tile(halves, stages + STAGE_BYTES, begin + 1);
+    commit_copies();
+    u32 a[2][STEPS][4];
+#pragma unroll
+    for (u32 i = 0; i < SLOTS; i++) {
+        const u32 own = row_of(threadIdx.x / 32 * 8 * SLOTS + lane / 4 + 8 * i);
+        const u32* row =
+            reinterpret_cast<const u32*>(halves.half_rows + (u64)own * HALF_DIM) + lane % 4;
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) {
+            a[i / 2][step][i % 2] = __ldg(row + step * 8);
+            a[i / 2][step][i % 2 + 2] = __ldg(row + step * 8 + 4);
+        }
+    }
+    for (u32 tile = begin; tile < end; tile++) {
+        wait_for_groups<1>();
+        __syncthreads();
+        const unsigned char* stage = stages + (tile - begin) % STAGES * STAGE_BYTES;
+        if (tile + 2 < end) {
+            bring_tile(halves, stages + (tile + 2 - begin) % STAGES * STAGE_BYTES, tile + 2);
+        }
+        commit_copies();
+        // Lanes 0 to 7 point to centroids 0 to 7, elements 0 to 7; the next eight to elements 8 to
+        // 15; the others to centroids 8 to 15.
+        const unsigned short* centroids = reinterpret_cast<const unsigned short*>(stage) +
+                                          (lane % 8 + lane / 16 * 8) * STRIDE + lane / 8 % 2 * 8;
+        const float2* squares = reinterpret_cast<const float2*>(stage + TILE * STRIDE * 2);
+#pragma unroll
+        for (u32 part = 0; part < TILE / PART; part++) {
+            Products products;
+#pragma unroll
+            for (u32 n = 0; n < PART / 8; n++) {
+                const float2 square = squares[(part * PART / 8 + n) * 4 + lane % 4];
+#pragma unroll
+                for (u32 m = 0; m < 2; m++) {
+                    products[m][n][0] = products[m][n][2] = add(bias, square.x);
+                    products[m][n][1] = products[m][n][3] = add(bias, square.y);
+                }
+            }
+#pragma unroll
+            for (u32 step = 0; step < STEPS; step++) {
+#pragma unroll
+                for (u32 n = 0; n < PART / 8; n += 2) {
+                    u32 b[4];
+                    load_matrices(b, centroids + (part * PART + n * 8) * STRIDE + step * 16);
+#pragma unroll
+                    for (u32 m = 0; m < 2; m++) {
+                        multiply_add(products[m][n], a[m][step], b[0], b[1]);
+                        multiply_add(products[m][n + 1], a[m][step], b[2], b[3]);
+                    }
+                }
+            }
+            use(tile * (TILE / PART) + part, products);
+        }
+    }
+}

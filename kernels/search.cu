@@ -1,0 +1,6 @@
+// The kernels of a search.
+
+#include "search/pack.cuh"
+#include "search/scan.cuh"
+#include "search/merge.cuh"
+#include "search/among.cuh"

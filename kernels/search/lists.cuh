@@ -1,0 +1,93 @@
+// What kernels share about neighbours: list entries and their order, and where a row lies in its panel.
+//
+// Panels: PANEL rows, elements of one dimension side by side, [panel][dim][PANEL]. Query rows fill
+// panels in order. Base rows go round the panels in runs of RUN, so that any few panels are a fair
+// sample of a base that arrives sorted, and a run still fills a 32-byte sector. Both are defined by the
+// host (-D).
+
+#include "common/sort.cuh"
+
+// The base row at a place; may be past the last row (padding).
+__device__ __forceinline__ u32 base_row(u32 panel, u32 lane, u32 panels) {
+    return ((lane / RUN) * panels + panel) * RUN + lane % RUN;
+}
+
+// Distances as unsigned integers of the same order. There are no NaNs and no -0.
+__device__ __forceinline__ u32 ordered(float distance) {
+    const u32 bits = __float_as_uint(distance);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float unordered(u32 key) {
+    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+__device__ __forceinline__ u64 ordered(double distance) {
+    const u64 bits = (u64)__double_as_longlong(distance);
+    return bits >> 63 ? ~bits : bits | (1ull << 63);
+}
+__device__ __forceinline__ double unordered(u64 key) {
+    return __longlong_as_double((long long)(key >> 63 ? key & ~(1ull << 63) : ~key));
+}
+
+// A neighbour, ordered by (distance, row).
+template <typename> struct EntryOf;
+template <> struct EntryOf<float> {
+    u64 bits;
+    static __device__ __forceinline__ EntryOf of(float distance, u32 row) {
+        return {(u64)ordered(distance) << 32 | row};
+    }
+    static __device__ __forceinline__ EntryOf none() { return {~0ull}; }
+    __device__ __forceinline__ bool is_none() const { return bits == ~0ull; }
+    __device__ __forceinline__ u32 number() const { return (u32)bits; }
+    __device__ __forceinline__ float distance() const { return unordered((u32)(bits >> 32)); }
+    __device__ __forceinline__ bool operator<(EntryOf other) const { return bits < other.bits; }
+};
+template <> struct __align__(16) EntryOf<double> {
+    u64 key;
+    u64 row;
+    static __device__ __forceinline__ EntryOf of(double distance, u32 row) {
+        return {ordered(distance), row};
+    }
+    static __device__ __forceinline__ EntryOf none() { return {~0ull, ~0ull}; }
+    __device__ __forceinline__ bool is_none() const { return key == ~0ull; }
+    __device__ __forceinline__ u32 number() const { return (u32)row; }
+    __device__ __forceinline__ double distance() const { return unordered(key); }
+    __device__ __forceinline__ bool operator<(EntryOf other) const {
+        return key < other.key || (key == other.key && row < other.row);
+    }
+};
+typedef EntryOf<Real> Entry;
+
+// One pass of a search: some panels of the base, against all queries. The same struct as in
+// src/device/cuda/search/launch.rs.
+struct Pass {
+    u64 first_query;  // number of the first query in a join with itself, else 2^32: no row has it
+    u32 first_base;   // number of the first base row
+    u32 queries;      // query rows, without padding
+    u32 rows;         // base rows, without padding
+    u32 dim;          // elements in a row
+    u32 panels;       // base panels; visit i looks at panel i * stride % panels
+    u32 stride;       // coprime to panels
+    u32 start;        // the pass's first visit
+    u32 begin;        // this launch's visits
+    u32 end;
+    u32 k;            // neighbours per list
+    u32 slots;        // entries per query, a power of two: k neighbours, then candidates
+    u32 dense;        // candidates per query if every pair of the pass is one, else 0
+};
+static_assert(sizeof(Pass) == 56, "the host has the same struct");
+
+__device__ __forceinline__ u32 panel_of_visit(const Pass& pass, u32 visit) {
+    return (u32)((u64)visit * pass.stride % pass.panels);
+}
+
+__device__ __forceinline__ bool is_eligible(const Pass& pass, u32 query, u32 row) {
+    return row < pass.rows && (u64)pass.first_base + row != pass.first_query + query;
+}
+
+// Sorts entries ascending. `count` of them are there; there is room for the next power of two.
+template <typename Group> __device__ void sort(Entry* entries, u32 count) {
+    u32 room = 2;
+    while (room < count) room *= 2;
+    for (u32 i = count + Group::rank(); i < room; i += Group::size()) entries[i] = Entry::none();
+    sort_power_of_two<Group>(entries, room);
+}

@@ -1,0 +1,173 @@
+// Lists between passes: empty ones, merging a pass's candidates into them, and searching again for
+// the queries whose candidates did not fit.
+
+#include "search/lists.cuh"
+
+// The worst entry of a list decides what the next pass offers it.
+__device__ __forceinline__ void tighten(const Entry* list, u32 k, Entry* worst, Reach* reach) {
+    const Entry last = list[k - 1];
+    *worst = last;
+    *reach = last.is_none() ? reach_everything() : reach_of(last.distance());
+}
+
+// Empty lists. Grid: a block per query, padding included; padding has a reach and no list.
+extern "C" __global__ __launch_bounds__(128) void clear_lists(Entry* entries, Entry* worst,
+                                                              Reach* reach, u32* counts,
+                                                              u32 queries, u32 k, u32 slots) {
+    const u32 query = blockIdx.x;
+    const bool is_padding = query >= queries;
+    if (threadIdx.x == 0) {
+        reach[query] = is_padding ? reach_nothing() : reach_everything();
+        worst[query] = Entry::none();
+        counts[query] = 0;
+    }
+    if (is_padding) return;
+    for (u32 i = threadIdx.x; i < k; i += blockDim.x) {
+        entries[(u64)query * slots + i] = Entry::none();
+    }
+}
+
+// Everything a merge reads and writes, one element (or `slots` entries) per query.
+struct Lists {
+    Entry* entries;
+    Entry* worst;
+    Reach* reach;
+    u32* counts;
+    u32* crowded;        // queries with more candidates than slots …
+    u32* crowded_count;  // … and how many they are
+};
+
+// The candidates of a query, whose counter starts again from 0; 0 also if there are too many, and
+// then the query is noted for `search_again`.
+template <typename Group>
+__device__ __forceinline__ u32 take_candidates(const Lists& lists, const Pass& pass, u32 query) {
+    if (pass.dense) return pass.dense;
+    const u32 count = lists.counts[query];
+    Group::sync();
+    const bool is_crowded = count > pass.slots - pass.k;
+    if (Group::rank() == 0 && count > 0) {
+        lists.counts[query] = 0;
+        if (is_crowded) lists.crowded[atomicAdd(lists.crowded_count, 1u)] = query;
+    }
+    return is_crowded ? 0 : count;
+}
+
+// Merge one query's candidates in shared memory.
+template <typename Group>
+__device__ __forceinline__ void merge_in(Entry* work, const Lists& lists, const Pass& pass,
+                                         u32 query) {
+    const u32 count = take_candidates<Group>(lists, pass, query);
+    if (count == 0) return;
+    Entry* list = lists.entries + (u64)query * pass.slots;
+    for (u32 i = Group::rank(); i < pass.k + count; i += Group::size()) work[i] = list[i];
+    sort<Group>(work, pass.k + count);
+    for (u32 i = Group::rank(); i < pass.k; i += Group::size()) list[i] = work[i];
+    if (Group::rank() == 0) tighten(work, pass.k, lists.worst + query, lists.reach + query);
+}
+
+// Queries from `first` to `end`, a warp each. Shared: `slots` entries per warp.
+extern "C" __global__ __launch_bounds__(256) void merge_by_warp(Entry* entries, Entry* worst,
+                                                                Reach* reach, u32* counts,
+                                                                u32* crowded, u32* crowded_count,
+                                                                Pass pass, u32 first, u32 end) {
+    const u32 warp = threadIdx.x / 32;
+    const u32 query = first + blockIdx.x * (blockDim.x / 32) + warp;
+    if (query >= end) return;
+    merge_in<Warp>((Entry*)shared + warp * pass.slots,
+                   {entries, worst, reach, counts, crowded, crowded_count}, pass, query);
+}
+
+// Queries from `first` on, a block each. Shared: `slots` entries.
+extern "C" __global__ __launch_bounds__(512) void merge_by_block(Entry* entries, Entry* worst,
+                                                                 Reach* reach, u32* counts,
+                                                                 u32* crowded, u32* crowded_count,
+                                                                 Pass pass, u32 first, u32 end) {
+    merge_in<Block>((Entry*)shared, {entries, worst, reach, counts, crowded, crowded_count}, pass,
+                    first + blockIdx.x);
+}
+
+// Queries from `first` on, a block each, sorting where the entries lie, for lists that no shared memory holds.
+extern "C" __global__ __launch_bounds__(1024) void merge_in_place(Entry* entries, Entry* worst,
+                                                                  Reach* reach, u32* counts,
+                                                                  u32* crowded, u32* crowded_count,
+                                                                  Pass pass, u32 first, u32 end) {
+    const u32 query = first + blockIdx.x;
+    const u32 count = take_candidates<Block>(
+        {entries, worst, reach, counts, crowded, crowded_count}, pass, query);
+    if (count == 0) return;
+    Entry* list = entries + (u64)query * pass.slots;
+    sort<Block>(list, pass.k + count);
+    if (threadIdx.x == 0) tighten(list, pass.k, worst + query, reach + query);
+}
+
+// The entry of one pair, computed alone, in the order of the scan.
+__device__ Entry entry_of_pair(const Scalar* query, const Scalar* row, u32 dim, u32 number) {
+    Total total = 0;
+    Bits bits = {0, 0};
+    for (u32 d = 0; d < dim; ++d) {
+        const Scalar q = query[(u64)d * PANEL], x = row[(u64)d * PANEL];
+        total = Step<SUM>::of(q, x, total);
+        if constexpr (SUM == SHARED_BITS) {
+            bits.query += __popc(q);
+            bits.row += __popc(x);
+        }
+    }
+    return Entry::of(distance_of(total, bits), number);
+}
+
+// Search some visits of a pass again for the crowded queries, which keep the list they had before it.
+// Blocks of PANEL threads take queries in turn and walk the visits' panels, a row per thread, merging whenever
+// the next panel might not fit; so this always ends with the exact list, however the rows lie.
+extern "C" __global__ __launch_bounds__(PANEL) void search_again(
+    const Scalar* __restrict__ queries, const Scalar* __restrict__ base, Entry* entries,
+    Entry* worst, Reach* reach, const u32* crowded, const u32* crowded_count, u64* redone,
+    Pass pass) {
+    __shared__ u32 found;
+    const u32 total = *crowded_count;
+    const u32 room = pass.slots - pass.k - PANEL;
+    for (u32 turn = blockIdx.x; turn < total; turn += gridDim.x) {
+        const u32 query = crowded[turn];
+        const Scalar* asked =
+            queries + (u64)(query / PANEL) * pass.dim * PANEL + query % PANEL;
+        Entry* list = entries + (u64)query * pass.slots;
+        Entry last = list[pass.k - 1];
+        if (threadIdx.x == 0) found = 0;
+        __syncthreads();
+        for (u32 visit = pass.begin; visit < pass.end; ++visit) {
+            const u32 panel = panel_of_visit(pass, visit);
+            const u32 row = base_row(panel, threadIdx.x, pass.panels);
+            if (is_eligible(pass, query, row)) {
+                const Entry entry = entry_of_pair(
+                    asked, base + (u64)panel * pass.dim * PANEL + threadIdx.x, pass.dim,
+                    pass.first_base + row);
+                if (entry < last) list[pass.k + atomicAdd(&found, 1u)] = entry;
+            }
+            __syncthreads();
+            const u32 count = found;
+            __syncthreads();
+            if (count <= room && visit + 1 < pass.end) continue;
+            sort<Block>(list, pass.k + count);
+            last = list[pass.k - 1];
+            if (threadIdx.x == 0) found = 0;
+            __syncthreads();
+        }
+        if (threadIdx.x == 0) {
+            tighten(list, pass.k, worst + query, reach + query);
+            if (pass.begin == pass.start) atomicAdd(redone, 1ull);
+        }
+        __syncthreads();
+    }
+}
+
+// The first `per_query` entries of every list, taken apart. Grid: a block per query.
+extern "C" __global__ __launch_bounds__(128) void gather(const Entry* __restrict__ entries,
+                                                         u32* __restrict__ rows,
+                                                         Real* __restrict__ distances,
+                                                         u32 per_query, u32 slots) {
+    const Entry* list = entries + (u64)blockIdx.x * slots;
+    for (u32 i = threadIdx.x; i < per_query; i += blockDim.x) {
+        const u64 at = (u64)blockIdx.x * per_query + i;
+        rows[at] = list[i].number();
+        distances[at] = list[i].distance();
+    }
+}

@@ -1,0 +1,35 @@
+//! The host's share of k-means on another device.
+
+use super::BySearch;
+use crate::device::ClusterSums;
+use crate::device::contract::{KMeansInput, KMeansProblem};
+use crate::device::cpu::CpuDevice;
+use crate::device::cpu::kmeans::cluster_sums;
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::{Real, Rows};
+
+/// k-means on the CPU, whatever device the rest is on.
+pub type KMeansOnHost<'a, T> = BySearch<'a, CpuDevice, T>;
+
+/// A session on the CPU.
+pub fn host_session<T: Real>(
+    input: KMeansInput<'_>,
+    problems: Vec<KMeansProblem>,
+) -> KMeansOnHost<'_, T> {
+    BySearch::open(&CpuDevice::new().into(), input, problems)
+}
+
+/// The sums of clusters that have these rows, by their labels. `empty` has the sums of no rows.
+///
+/// # Errors
+/// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
+pub fn sums_of(
+    rows: &Rows,
+    labels: &[u32],
+    mut empty: ClusterSums,
+    job: &Job,
+) -> Result<ClusterSums> {
+    cluster_sums::move_rows(rows, None, (None, labels), &mut empty, job)?;
+    Ok(empty)
+}

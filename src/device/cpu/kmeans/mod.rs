@@ -1,0 +1,4 @@
+//! The host's part of k-means: the choice of first centroids, and sums of clusters.
+
+pub(in crate::device) mod cluster_sums;
+pub(in crate::device) mod seeding;

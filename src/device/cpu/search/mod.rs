@@ -1,0 +1,225 @@
+//! Searches on the CPU: traversal × arithmetic × sink.
+//!
+//! | module | job |
+//! |---|---|
+//! | `traversal` | which pairs, in which order, on which threads |
+//! | `layout` | base rows and their arithmetic: `quantised` (8 bits decide which pairs to compute), `direct` (`product`, `panels`), `bits` |
+//! | `sink` | what for: the k nearest |
+//! | `nearest`, `among` | shapes of their own: few base rows, chosen pairs |
+
+mod among;
+mod bits;
+mod bounds;
+mod direct;
+mod exact;
+mod layout;
+mod nearest;
+mod panels;
+mod product;
+mod quantised;
+mod sink;
+mod traversal;
+
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use self::layout::BaseLayout;
+use self::sink::{Neighbor, Selection};
+use self::traversal::Call;
+use super::CpuDevice;
+use super::simd::lanes::Lanes;
+use crate::device::contract::{
+    Candidates, Capacity, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape, Work,
+};
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::{ElementKind, Rows};
+use crate::metric::Metric;
+
+/// Rows, as they came and, once they are a base, in the layout that suits them.
+#[derive(Debug)]
+pub struct CpuRows {
+    rows: Rows,
+    metric: Metric,
+    base: OnceLock<BaseLayout>,
+}
+
+/// One list per query.
+#[derive(Debug)]
+pub struct CpuLists {
+    lists: Lists,
+    work: Work,
+}
+
+#[derive(Debug)]
+enum Lists {
+    F32(Vec<Selection<f32>>),
+    F64(Vec<Selection<f64>>),
+}
+
+impl CpuRows {
+    fn base(&self, job: &Job) -> Result<&BaseLayout> {
+        if let Some(base) = self.base.get() {
+            return Ok(base);
+        }
+        let base = BaseLayout::new(&self.rows, self.metric, job)?;
+        Ok(self.base.get_or_init(|| base))
+    }
+}
+
+impl SearchDevice for CpuDevice {
+    type Rows = CpuRows;
+    type Lists = CpuLists;
+
+    fn capacity(&self, _shape: &Shape) -> Capacity {
+        Capacity { base: usize::MAX, queries: usize::MAX }
+    }
+
+    fn rows(&self, rows: &Rows, metric: Metric) -> CpuRows {
+        CpuRows { rows: rows.clone(), metric, base: OnceLock::new() }
+    }
+
+    fn slice(&self, rows: &CpuRows, range: Range<usize>) -> CpuRows {
+        self.rows(&rows.rows.slice(range), rows.metric)
+    }
+
+    fn prepare(&self, rows: &CpuRows, for_use: RowUse, job: &Job) -> Result<()> {
+        if for_use == RowUse::Base {
+            rows.base(job)?;
+        }
+        Ok(())
+    }
+
+    fn new_lists(&self, queries: &CpuRows, k: usize) -> Result<CpuLists> {
+        let (count, metric) = (queries.rows.len(), queries.metric);
+        let lists = match queries.rows.matrix().kind() {
+            ElementKind::F64 => Lists::F64(vec![Selection::new(k, metric); count]),
+            ElementKind::F32 | ElementKind::Bits => {
+                Lists::F32(vec![Selection::new(k, metric); count])
+            }
+        };
+        Ok(CpuLists { lists, work: Work::default() })
+    }
+
+    fn top_k(
+        &self,
+        queries: &CpuRows,
+        base: &CpuRows,
+        pairing: &Pairing<'_>,
+        lists: &mut CpuLists,
+        job: &Job,
+    ) -> Result<()> {
+        let start = Instant::now();
+        let rows = &queries.rows;
+        let call = Call { metric: queries.metric, pairing, job };
+        let work = match (base.base(job)?, &mut lists.lists) {
+            (BaseLayout::F32(layout), Lists::F32(lists)) => {
+                narrow(&base.rows, rows, &call, lists);
+                traversal::run(layout, rows, &call, lists)?
+            }
+            (BaseLayout::F64(layout), Lists::F64(lists)) => {
+                narrow(&base.rows, rows, &call, lists);
+                traversal::run(layout, rows, &call, lists)?
+            }
+            (BaseLayout::Bits(layout), Lists::F32(lists)) => {
+                traversal::run(layout, rows, &call, lists)?
+            }
+            _ => unreachable!("both sides of a call have one element type"),
+        };
+        lists.work += work;
+        lists.work.kernel += start.elapsed();
+        Ok(())
+    }
+
+    fn nearest_one(
+        &self,
+        queries: &CpuRows,
+        base: &CpuRows,
+        pairing: &Pairing<'_>,
+        job: &Job,
+    ) -> Result<Neighbors> {
+        let start = Instant::now();
+        match nearest::nearest_one(&queries.rows, &base.rows, queries.metric, pairing, job) {
+            Some(found) => {
+                let mut found = found?;
+                found.work.kernel = start.elapsed();
+                Ok(found)
+            }
+            None => {
+                let mut lists = self.new_lists(queries, 1)?;
+                self.top_k(queries, base, pairing, &mut lists, job)?;
+                self.download(lists)
+            }
+        }
+    }
+
+    fn download(&self, lists: CpuLists) -> Result<Neighbors> {
+        let work = lists.work;
+        let (per_query, rows, distances) = match lists.lists {
+            Lists::F32(lists) => {
+                let (per_query, rows, distances) = unzip(lists);
+                (per_query, rows, Distances::F32(distances))
+            }
+            Lists::F64(lists) => {
+                let (per_query, rows, distances) = unzip(lists);
+                (per_query, rows, Distances::F64(distances))
+            }
+        };
+        Ok(Neighbors { per_query, rows, distances, work })
+    }
+
+    fn among(
+        &self,
+        queries: &CpuRows,
+        base: &CpuRows,
+        candidates: &Candidates<'_>,
+        job: &Job,
+    ) -> Result<Distances> {
+        candidates.check(queries.rows.len(), base.rows.len())?;
+        among::among(&queries.rows, &base.rows, queries.metric, candidates, job)
+    }
+}
+
+/// Let lists of one neighbour take nothing farther than the row that is said to be near.
+fn narrow<T: Lanes>(
+    base: &Rows,
+    queries: &Rows,
+    &Call { metric, pairing, .. }: &Call<'_>,
+    lists: &mut [Selection<T>],
+) {
+    use rayon::prelude::*;
+    const TOGETHER: usize = 1024;
+    let (Some(near), None) = (pairing.near, pairing.first_query) else { return };
+    let (Some(from), Some(to)) = (queries.reals::<T>(), base.reals::<T>()) else { return };
+    let dim = queries.matrix().dim();
+    let position = |number: u32| number.checked_sub(pairing.first_base).map(|p| p as usize);
+    lists.par_chunks_mut(TOGETHER).enumerate().for_each(|(chunk, lists)| {
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                let first = chunk * TOGETHER;
+                for (query, list) in (first..).zip(lists).filter(|(_, list)| list.k() == 1) {
+                    let number = near[query];
+                    let base = position(number).and_then(|p| to.get(p * dim..(p + 1) * dim));
+                    if let Some(base) = base {
+                        let sum = metric.sum_of(&from[query * dim..][..dim], base);
+                        list.narrow(Neighbor { distance: metric.distance(sum), row: number });
+                    }
+                }
+            },
+        );
+    });
+}
+
+/// Lists of equal length, end to end.
+fn unzip<T: Lanes>(lists: Vec<Selection<T>>) -> (usize, Vec<u32>, Vec<T>) {
+    use rayon::prelude::*;
+    let sorted: Vec<_> = lists.into_par_iter().map(Selection::into_sorted).collect();
+    let per_query = sorted.first().map_or(0, Vec::len);
+    let equal = sorted.iter().all(|list| list.len() == per_query);
+    assert!(equal, "every query was offered the same number of rows");
+    let rows = sorted.iter().flatten().map(|neighbor| neighbor.row).collect();
+    let distances = sorted.iter().flatten().map(|neighbor| neighbor.distance).collect();
+    (per_query, rows, distances)
+}

@@ -1,0 +1,147 @@
+//! The nearest of few base rows in few dimensions: every pair is looked at.
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use crate::device::contract::{Distances, Neighbors, Pairing, Work};
+use crate::device::cpu::simd::lanes::Lanes;
+use crate::device::cpu::simd::transposed::{Column, SIDE_BY_SIDE, Transposed};
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::matrix::Rows;
+use crate::metric::Metric;
+
+/// Up to so many dimensions and base rows, looking at every pair is the fastest way to the nearest.
+const FEW_DIMENSIONS: usize = 32;
+const FEW_ROWS: usize = 4096;
+/// Queries of a task.
+const TASK_QUERIES: usize = 2048;
+
+/// See [`SearchDevice::nearest_one`](crate::device::SearchDevice::nearest_one). `None` if this is not the way.
+pub(super) fn nearest_one(
+    queries: &Rows,
+    base: &Rows,
+    metric: Metric,
+    pairing: &Pairing<'_>,
+    job: &Job,
+) -> Option<Result<Neighbors>> {
+    let few = queries.matrix().dim() <= FEW_DIMENSIONS && base.len() <= FEW_ROWS;
+    // Roots of different squares may be equal, and the earlier row then counts.
+    let plain = metric == Metric::SqEuclidean && pairing.first_query.is_none();
+    if !few || !plain || base.is_empty() {
+        return None;
+    }
+    if let (Some(from), Some(to)) = (queries.reals::<f32>(), base.reals::<f32>()) {
+        return Some(nearest_reals(from, to, queries.matrix().dim(), pairing.first_base, job));
+    }
+    let (from, to) = (queries.reals::<f64>()?, base.reals::<f64>()?);
+    Some(nearest_reals(from, to, queries.matrix().dim(), pairing.first_base, job))
+}
+
+fn nearest_reals<T: Lanes>(
+    queries: &[T],
+    base: &[T],
+    dim: usize,
+    first_base: u32,
+    job: &Job,
+) -> Result<Neighbors> {
+    let count = queries.len() / dim;
+    let (mut rows, mut distances) = (vec![0; count], vec![T::ZERO; count]);
+    queries
+        .par_chunks(TASK_QUERIES * dim)
+        .zip(rows.par_chunks_mut(TASK_QUERIES).zip(distances.par_chunks_mut(TASK_QUERIES)))
+        .try_for_each(|(queries, (rows, distances))| {
+            job.check()?;
+            let queries = Transposed::new(queries, dim);
+            pulp::Arch::new().dispatch(Nearest { queries: &queries, base, rows, distances });
+            rows.iter_mut().for_each(|row| *row += first_base);
+            Ok::<_, Error>(())
+        })?;
+    let pairs = count as u64 * (base.len() / dim) as u64;
+    let work = Work { pairs, ..Work::default() };
+    Ok(Neighbors { per_query: 1, rows, distances: Distances::of(distances), work })
+}
+
+/// The first of the nearest base rows of every query, and the square of its distance.
+struct Nearest<'a, T> {
+    queries: &'a Transposed<T>,
+    base: &'a [T],
+    rows: &'a mut [u32],
+    distances: &'a mut [T],
+}
+
+/// Base rows that pass by together.
+const PASSING: usize = 4;
+
+impl<T: Lanes> WithSimd for Nearest<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let dim = self.queries.dim;
+        let groups = self.queries.columns.chunks_exact(dim);
+        let out = self.rows.chunks_mut(SIDE_BY_SIDE).zip(self.distances.chunks_mut(SIDE_BY_SIDE));
+        for (group, (rows, distances)) in groups.zip(out) {
+            let mut best = [T::INFINITY; SIDE_BY_SIDE];
+            // Numbers of few rows are exact in any type.
+            let mut number = [T::ZERO; SIDE_BY_SIDE];
+            let registers = T::vectors_mut::<S>(&mut best).iter_mut();
+            for (register, (best, number)) in
+                registers.zip(T::vectors_mut::<S>(&mut number)).enumerate()
+            {
+                let mut found = (*best, *number);
+                let mut passing = self.base.chunks_exact(PASSING * dim);
+                for (i, base) in passing.by_ref().enumerate() {
+                    let sums = squares::<S, T, PASSING>(simd, group, register, base);
+                    found = nearer::<S, T, PASSING>(simd, i * PASSING, sums, found);
+                }
+                let done = self.base.len() / dim / PASSING * PASSING;
+                for (i, base) in passing.remainder().chunks_exact(dim).enumerate() {
+                    let sums = squares::<S, T, 1>(simd, group, register, base);
+                    found = nearer::<S, T, 1>(simd, done + i, sums, found);
+                }
+                (*best, *number) = found;
+            }
+            for (row, number) in rows.iter_mut().zip(number) {
+                *row = number.to_f64() as u32;
+            }
+            distances.copy_from_slice(&best[..distances.len()]);
+        }
+    }
+}
+
+/// The least so far and its number, after some more from this number on.
+#[inline(always)]
+fn nearer<S: Simd, T: Lanes, const BASE: usize>(
+    simd: S,
+    first: usize,
+    sums: [T::Vector<S>; BASE],
+    (mut best, mut number): (T::Vector<S>, T::Vector<S>),
+) -> (T::Vector<S>, T::Vector<S>) {
+    for (i, sum) in sums.into_iter().enumerate() {
+        let own = T::splat(simd, T::from_f64((first + i) as f64));
+        number = T::where_less(simd, (sum, best), own, number);
+        best = T::lesser(simd, sum, best);
+    }
+    (best, number)
+}
+
+/// Squares of the distances of a register of queries from some base rows.
+#[inline(always)]
+fn squares<S: Simd, T: Lanes, const BASE: usize>(
+    simd: S,
+    queries: &[Column<T>],
+    register: usize,
+    base: &[T],
+) -> [T::Vector<S>; BASE] {
+    let dim = queries.len();
+    let mut sums = [T::splat(simd, T::ZERO); BASE];
+    for (j, column) in queries.iter().enumerate() {
+        let query = T::vectors::<S>(&column.0)[register];
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let difference = T::minus(simd, query, T::splat(simd, base[i * dim + j]));
+            *sum = T::times_plus(simd, difference, difference, *sum);
+        }
+    }
+    sums
+}

@@ -1,0 +1,180 @@
+//! The traversal of a search: how pairs of rows are cut into tasks for the threads.
+//!
+//! A task takes a block of queries through some blocks of base rows. *How* a pair is compared is an
+//! [`Arithmetic`]'s, *what for* a [`Sink`]'s. Results do not depend on the cut: each pair within reach
+//! is offered once, and sinks do not mind the order.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::sink::Sink;
+use crate::device::contract::{Pairing, Work};
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::{Real, Rows};
+use crate::metric::Metric;
+
+/// Queries in a task.
+const TASK_QUERIES: usize = 256;
+
+/// Base rows in a block, the unit that tasks and layouts share. With a task's queries, their products
+/// in f32 take 1 MiB, an L2 cache.
+pub(super) const BLOCK_ROWS: usize = 1024;
+
+/// What all tasks of a call share.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'a> {
+    /// The metric that both sides were prepared for.
+    pub metric: Metric,
+    pub pairing: &'a Pairing<'a>,
+    pub job: &'a Job,
+}
+
+/// A way to compare queries with the blocks of a base, for any sink.
+pub(super) trait Arithmetic<T>: Sync {
+    /// Number of base rows.
+    fn rows(&self) -> usize;
+
+    /// Offers all pairs of the queries with the visited blocks, if they are within reach, to the
+    /// queries' sinks.
+    fn scan<K: Sink<T>>(
+        &self,
+        queries: &Block<'_, T>,
+        visit: &Visit<'_>,
+        sinks: &mut [K],
+    ) -> Result<Work>;
+}
+
+/// The queries of a task.
+pub(super) struct Block<'a, T> {
+    /// Their values, row by row; empty for rows of bits.
+    pub values: &'a [T],
+    /// Their words, row by row; empty for rows of numbers.
+    pub words: &'a [u64],
+    /// Position of the first among all queries of the call.
+    pub first: usize,
+}
+
+/// The blocks of base rows that a task visits.
+#[derive(Clone)]
+pub(super) struct Visit<'a> {
+    pub metric: Metric,
+    pub job: &'a Job,
+    first_base: u32,
+    first_query: Option<u32>,
+    positions: Range<usize>,
+    rows: usize,
+    stride: usize,
+}
+
+impl Visit<'_> {
+    /// The blocks, far apart one after the other: on sorted rows the first ones are already a
+    /// sample, so that lists tighten early.
+    pub fn blocks(&self) -> impl Iterator<Item = usize> {
+        self.positions().map(|(_, block)| block)
+    }
+
+    /// The blocks, and how far the visit has come with each.
+    pub fn positions(&self) -> impl Iterator<Item = (usize, usize)> {
+        let (blocks, stride) = (self.rows.div_ceil(BLOCK_ROWS), self.stride);
+        self.positions.clone().map(move |position| (position, position * stride % blocks))
+    }
+
+    /// What is left of the visit after this position.
+    pub fn after(&self, position: usize) -> Self {
+        Self { positions: position + 1..self.positions.end, ..self.clone() }
+    }
+
+    /// The base rows of a block.
+    pub fn rows_of(&self, block: usize) -> Range<usize> {
+        block * BLOCK_ROWS..((block + 1) * BLOCK_ROWS).min(self.rows)
+    }
+
+    /// The number of the base row at this position.
+    #[inline(always)]
+    pub fn number(&self, base: usize) -> u32 {
+        self.first_base + base as u32
+    }
+
+    /// Whether query and base row are one and the same.
+    #[inline(always)]
+    pub fn is_itself(&self, query: usize, base: usize) -> bool {
+        self.first_query.is_some_and(|first| {
+            first as u64 + query as u64 == self.first_base as u64 + base as u64
+        })
+    }
+}
+
+/// Takes all queries through all of the base.
+pub(super) fn run<T: Real, K: Sink<T>>(
+    base: &impl Arithmetic<T>,
+    queries: &Rows,
+    &Call { metric, pairing, job }: &Call<'_>,
+    sinks: &mut [K],
+) -> Result<Work> {
+    let blocks = base.rows().div_ceil(BLOCK_ROWS);
+    if sinks.is_empty() || blocks == 0 {
+        return Ok(Work::default());
+    }
+    let threads = rayon::current_num_threads();
+    let tasks = sinks.len().div_ceil(TASK_QUERIES);
+    // Few queries: cut the base as well, so that every thread has work.
+    let parts = if tasks >= 2 * threads { 1 } else { (2 * threads).div_ceil(tasks).min(blocks) };
+    let width = queries.matrix().width();
+    let stride = coprime_stride(blocks);
+    let task = |first: usize, part: usize, sinks: &mut [K]| {
+        let range = first * width..(first + sinks.len()) * width;
+        let block = Block {
+            values: queries.reals().map_or(&[][..], |x| &x[range.clone()]),
+            words: queries.words().map_or(&[][..], |x| &x[range]),
+            first,
+        };
+        let visit = Visit {
+            metric,
+            job,
+            first_base: pairing.first_base,
+            first_query: pairing.first_query,
+            positions: blocks * part / parts..blocks * (part + 1) / parts,
+            rows: base.rows(),
+            stride,
+        };
+        base.scan(&block, &visit, sinks)
+    };
+    let works = sinks.par_chunks_mut(TASK_QUERIES).enumerate().map(|(chunk, sinks)| {
+        let first = chunk * TASK_QUERIES;
+        if parts == 1 {
+            return task(first, 0, sinks);
+        }
+        let found: Vec<_> = (0..parts)
+            .into_par_iter()
+            .map(|part| {
+                let mut found: Vec<_> = sinks.iter().map(Sink::sibling).collect();
+                task(first, part, &mut found).map(|work| (found, work))
+            })
+            .collect::<Result<_>>()?;
+        let mut total = Work::default();
+        for (found, work) in found {
+            total += work;
+            sinks.iter_mut().zip(found).for_each(|(sink, found)| sink.absorb(found));
+        }
+        Ok(total)
+    });
+    works.try_reduce(Work::default, |mut a, b| {
+        a += b;
+        Ok(a)
+    })
+}
+
+/// A step near the golden section of `blocks` that visits every block.
+fn coprime_stride(blocks: usize) -> usize {
+    let mut stride = ((blocks as f64 * 0.618) as usize).max(1);
+    while gcd(stride, blocks) != 1 {
+        stride += 1;
+    }
+    stride
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

@@ -1,0 +1,5 @@
+//! SIMD code: operations on registers, and layouts that suit them.
+
+pub(super) mod lanes;
+pub(super) mod transposed;
+pub(super) mod vnni;

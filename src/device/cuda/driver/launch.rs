@@ -1,0 +1,196 @@
+//! What launches of every family share: sizes, grids, and how far the host runs ahead of the device.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::sys::{CUevent_flags, CUfunction_attribute};
+use cudarc::driver::{
+    CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError,
+    LaunchConfig,
+};
+
+use super::memory::Buffer;
+use super::sys::failed;
+use super::upload::elapsed;
+use crate::error::Result;
+
+/// Shared memory that a kernel has without asking for more.
+const DEFAULT_SHARED: usize = 48 << 10;
+
+/// Seconds of work between two marks, and marks that may be waiting for the device: work that nobody
+/// waits for any more ends within 200 ms.
+const MARK_SECONDS: f64 = 0.04;
+const MARKS_AHEAD: usize = 3;
+
+/// What launching needs to know about a device.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::device::cuda) struct Limits {
+    /// Compute capability.
+    pub(in crate::device::cuda) capability: (i32, i32),
+    /// Shared memory of a block that asks for it.
+    pub(in crate::device::cuda) shared: usize,
+    /// Streaming multiprocessors.
+    pub(in crate::device::cuda) multiprocessors: usize,
+    /// Cycles of a multiprocessor a second.
+    pub(in crate::device::cuda) clock: f64,
+    /// How many times as fast sums of f32 are as sums of f64.
+    pub(in crate::device::cuda) double_penalty: f64,
+}
+
+impl Limits {
+    /// Operations a second, for so many a cycle of a multiprocessor: what a rate starts from.
+    pub(in crate::device::cuda) fn rate(&self, per_cycle: f64) -> Rate {
+        let cycles = self.multiprocessors as f64 * self.clock;
+        Rate(AtomicU64::new((cycles * per_cycle).max(SLOWEST).to_bits()))
+    }
+}
+
+/// No device is slower, operations a second.
+const SLOWEST: f64 = 1e9;
+
+/// How fast a device does work of one kind, in operations a second: measured as it goes.
+#[derive(Debug)]
+pub(in crate::device::cuda) struct Rate(AtomicU64);
+
+impl Rate {
+    fn get(&self) -> f64 {
+        f64::from_bits(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Operations that a launch should have at most.
+    pub(in crate::device::cuda) fn of_a_launch(&self) -> f64 {
+        self.get() * MARK_SECONDS
+    }
+
+    /// Learns from some operations that took this long.
+    fn learn(&self, operations: f64, seconds: f64) {
+        let rate = blended(self.get(), operations, seconds);
+        self.0.store(rate.to_bits(), Ordering::Relaxed);
+    }
+}
+
+/// A rate after some operations that took this long: half way to theirs, at most by a factor of four.
+fn blended(rate: f64, operations: f64, seconds: f64) -> f64 {
+    let found = operations / seconds.max(1e-6);
+    (0.5 * (rate + found.clamp(rate / 4.0, rate * 4.0))).max(SLOWEST)
+}
+
+/// How far the host is ahead of the device.
+#[derive(Debug)]
+pub(in crate::device::cuda) struct Pace {
+    rate: Arc<Rate>,
+    /// Operations since the last mark.
+    operations: f64,
+    ahead: VecDeque<(CudaEvent, f64)>,
+    /// The last mark that has passed.
+    passed: Option<CudaEvent>,
+    /// Whether operations are those that are really done.
+    learns: bool,
+}
+
+impl Pace {
+    pub(in crate::device::cuda) fn new(rate: &Arc<Rate>) -> Self {
+        let (rate, ahead) = (rate.clone(), VecDeque::new());
+        Self { rate, operations: 0.0, ahead, passed: None, learns: true }
+    }
+
+    /// A pace for launches that mostly do less than is accounted for.
+    pub(in crate::device::cuda) fn of_the_worst_case(rate: &Arc<Rate>) -> Self {
+        Self { learns: false, ..Self::new(rate) }
+    }
+
+    /// Operations that the next launch should have at most.
+    pub(in crate::device::cuda) fn of_a_launch(&self) -> f64 {
+        self.rate.of_a_launch()
+    }
+
+    /// Accounts for a launch, and waits if too much is under way.
+    pub(in crate::device::cuda) fn launched(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        operations: f64,
+    ) -> Result<()> {
+        self.operations += operations;
+        if self.operations < self.of_a_launch() {
+            return Ok(());
+        }
+        let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
+        let mark = stream.record_event(flags).map_err(failed("cuEventRecord"))?;
+        self.ahead.push_back((mark, std::mem::take(&mut self.operations)));
+        while self.ahead.len() > MARKS_AHEAD
+            && let Some((oldest, operations)) = self.ahead.pop_front()
+        {
+            oldest.synchronize().map_err(failed("cuEventSynchronize"))?;
+            if self.learns
+                && let Some(before) = self.passed.replace(oldest)
+                && let Some(passed) = &self.passed
+            {
+                self.rate.learn(operations, elapsed(&before, passed)?.as_secs_f64());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A grid of one side.
+pub(in crate::device::cuda) fn config(
+    blocks: usize,
+    threads: usize,
+    shared: usize,
+) -> LaunchConfig {
+    let blocks = u32::try_from(blocks).expect("a grid has fewer than 2^31 blocks");
+    LaunchConfig {
+        grid_dim: (blocks, 1, 1),
+        block_dim: (threads as u32, 1, 1),
+        shared_mem_bytes: shared as u32,
+    }
+}
+
+/// # Panics
+/// If a buffer does not hold so many elements of so many bytes.
+pub(in crate::device::cuda) fn check_size(buffer: &Buffer, count: usize, bytes: usize) {
+    let (needed, held) = (count * bytes, buffer.slice().len());
+    assert!(needed <= held, "a kernel needs {needed} bytes where there are {held}");
+}
+
+/// A kernel of a module.
+pub(in crate::device::cuda) fn function(
+    module: &Arc<CudaModule>,
+    name: &'static str,
+) -> Result<CudaFunction> {
+    module.load_function(name).map_err(failed("cuModuleGetFunction"))
+}
+
+/// Lets a kernel have more shared memory than the default.
+pub(in crate::device::cuda) fn allow_shared(function: &CudaFunction, bytes: usize) -> Result<()> {
+    let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let set = || -> Result<(), DriverError> {
+        if bytes > DEFAULT_SHARED {
+            function.set_attribute(attribute, bytes as i32)
+        } else {
+            Ok(())
+        }
+    };
+    set().map_err(failed("cuFuncSetAttribute"))
+}
+
+/// Where a buffer is on the device.
+pub(in crate::device::cuda) fn address(stream: &Arc<CudaStream>, buffer: &Buffer) -> u64 {
+    let slice: &CudaSlice<u8> = buffer.slice();
+    slice.device_ptr(stream).0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_approaches_what_is_measured_and_survives_nonsense() {
+        let rate = (0..20).fold(1e12, |rate, _| blended(rate, 5e10, 0.01));
+        assert!((rate / 5e12 - 1.0).abs() < 0.01, "{rate}");
+        assert!(blended(1e12, 1e12, 0.0) <= 4e12);
+        assert!(blended(1e12, 0.0, 1e9) >= 2.5e11);
+        assert_eq!(blended(SLOWEST, 0.0, 1.0), SLOWEST);
+    }
+}

@@ -1,0 +1,105 @@
+//! Handles: which GPU, and how much of its memory.
+
+use std::error::Error as _;
+use std::sync::Arc;
+
+use super::driver::gpu::{self, Gpu};
+use super::driver::memory::Memory;
+use super::driver::sys;
+use crate::device::{DeviceInfo, sealed};
+use crate::error::{Error, Result};
+
+/// A GPU, and how much of its memory may be used.
+#[derive(Debug)]
+pub struct CudaDevice {
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) memory: Arc<Memory>,
+}
+
+impl CudaDevice {
+    /// The GPU of this number, with at most `memory` bytes of its memory (0: 90% of what was free when
+    /// this process first used it, less what its other handles use). Also takes 16 MiB of it, and
+    /// 32 MiB of pinned host memory, once per process.
+    ///
+    /// # Errors
+    /// Says why it cannot be had.
+    pub(in crate::device) fn open(ordinal: usize, memory: u64) -> Result<Arc<Self>, String> {
+        let found = count()?;
+        if ordinal >= found {
+            return Err(format!("the driver reports {found} GPUs"));
+        }
+        if let Some(reason) = sys::why_lost() {
+            return Err(reason);
+        }
+        let gpu = Gpu::get(ordinal).map_err(|error| with_sources(&error))?;
+        let (name, shared, compute) =
+            (gpu.info.name.clone(), gpu.shared.clone(), gpu.compute.clone());
+        let memory = Memory::new(name, memory, shared, compute);
+        Ok(Arc::new(Self { gpu, memory }))
+    }
+}
+
+impl sealed::Sealed for CudaDevice {}
+
+impl crate::device::Device for CudaDevice {
+    fn info(&self) -> DeviceInfo {
+        self.gpu.info.clone()
+    }
+
+    fn peak_memory(&self) -> u64 {
+        self.memory.peak()
+    }
+}
+
+/// The GPUs of this machine.
+pub(in crate::device) fn list() -> Vec<DeviceInfo> {
+    let count = count().unwrap_or(0);
+    (0..count).filter_map(|i| Some(gpu::info(i, &sys::properties(i).ok()?))).collect()
+}
+
+/// Why there is no GPU to use, if there is none; for people.
+pub(in crate::device) fn why_none() -> Option<String> {
+    count().err()
+}
+
+/// How many GPUs there are, or why there are none.
+fn count() -> Result<usize, String> {
+    if !sys::has_driver() {
+        return Err("the NVIDIA driver's library (libcuda) was not found".to_string());
+    }
+    if !sys::has_compiler() {
+        return Err("the CUDA runtime compiler's library (libnvrtc) was not found; \
+                    it comes with the CUDA toolkit, or `pip install nvidia-cuda-nvrtc`"
+            .to_string());
+    }
+    match cudarc::driver::CudaContext::device_count() {
+        Ok(0) => Err("the NVIDIA driver reports no GPU".to_string()),
+        Ok(count) => Ok(count as usize),
+        Err(error) => Err(format!("the NVIDIA driver cannot be used: {error}")),
+    }
+}
+
+/// An error and what caused it, in one line.
+fn with_sources(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_driver_there_is_a_reason_and_no_panic() {
+        if !sys::has_driver() {
+            assert!(why_none().unwrap().contains("libcuda"));
+            assert!(list().is_empty());
+            assert!(CudaDevice::open(0, 0).is_err());
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The contract of searches.
+
+use std::ops::Range;
+
+use super::launch::{Kernels, Pairs};
+use super::lists::{Search, list_bytes};
+use super::passes::PANEL;
+use super::rows::{CudaRows, wait_for};
+use super::spec::{Spec, device_dim, real_bytes, scalar_bytes};
+use crate::device::contract::{
+    Candidates, Capacity, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape,
+};
+use crate::device::cuda::driver::launch::Pace;
+use crate::device::cuda::driver::sys::{self, failed};
+use crate::device::cuda::handle::CudaDevice;
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::matrix::{ElementKind, Rows};
+use crate::metric::Metric;
+
+/// Query rows that are enough to keep any GPU busy.
+const MOST_QUERIES: usize = 131_072;
+
+/// Lists are sorted with 32-bit positions, in a power of two of at least four times k entries.
+const MOST_NEIGHBORS: usize = 1 << 28;
+
+/// Pairs that are sent together to be compared, and how much slower fetching makes each than in a
+/// scan.
+const PAIRS_TOGETHER: usize = 1 << 24;
+const FETCH_PENALTY: f64 = 32.0;
+
+/// Lists of neighbours on a GPU.
+pub struct CudaLists(Search);
+
+impl SearchDevice for CudaDevice {
+    type Rows = CudaRows;
+    type Lists = CudaLists;
+
+    /// Two chunks of base rows, so that one can arrive while the other is searched, and two blocks
+    /// of queries with their lists, in at most a quarter of the memory.
+    fn capacity(&self, shape: &Shape) -> Capacity {
+        capacity(self.memory.available() as usize, shape)
+    }
+
+    fn rows(&self, rows: &Rows, metric: Metric) -> CudaRows {
+        CudaRows::new(rows, metric)
+    }
+
+    fn slice(&self, rows: &CudaRows, range: Range<usize>) -> CudaRows {
+        rows.slice(range)
+    }
+
+    fn prepare(&self, rows: &CudaRows, for_use: RowUse, job: &Job) -> Result<()> {
+        match for_use {
+            RowUse::Base => rows.base(self, job).map(drop),
+            RowUse::Queries => rows.queries(self, job).map(drop),
+            RowUse::Gather => rows.plain(self, job).map(drop),
+        }
+    }
+
+    fn new_lists(&self, queries: &CudaRows, k: usize) -> Result<CudaLists> {
+        if k == 0 || k > MOST_NEIGHBORS {
+            return Err(Error::InvalidArgument(format!(
+                "k must be 1…{MOST_NEIGHBORS} on {}, not {k}",
+                self.gpu.info.name
+            )));
+        }
+        let kernels = Kernels::get(&self.gpu, &queries.rows, queries.metric)?;
+        Search::new(&self.gpu, &self.memory, (kernels, queries.rows.len()), k).map(CudaLists)
+    }
+
+    fn top_k(
+        &self,
+        queries: &CudaRows,
+        base: &CudaRows,
+        pairing: &Pairing<'_>,
+        lists: &mut CudaLists,
+        job: &Job,
+    ) -> Result<()> {
+        let (queries, base) = (queries.queries(self, job)?, base.base(self, job)?);
+        lists.0.add(&self.gpu, &queries, &base, pairing, job)
+    }
+
+    fn download(&self, lists: CudaLists) -> Result<Neighbors> {
+        lists.0.finish(&self.gpu, &self.memory)
+    }
+
+    fn among(
+        &self,
+        queries: &CudaRows,
+        base: &CudaRows,
+        candidates: &Candidates<'_>,
+        job: &Job,
+    ) -> Result<Distances> {
+        candidates.check(queries.rows.len(), base.rows.len())?;
+        match base.rows.matrix().kind() {
+            ElementKind::F64 => self.distances(queries, base, candidates, job).map(Distances::F64),
+            _ => self.distances(queries, base, candidates, job).map(Distances::F32),
+        }
+    }
+}
+
+impl CudaDevice {
+    /// See [`SearchDevice::among`].
+    fn distances<T: cudarc::driver::DeviceRepr + Clone + Default>(
+        &self,
+        queries: &CudaRows,
+        base: &CudaRows,
+        candidates: &Candidates<'_>,
+        job: &Job,
+    ) -> Result<Vec<T>> {
+        if candidates.is_empty() {
+            return Ok(vec![]);
+        }
+        let Self { gpu, memory } = self;
+        let (matrix, kind) = (base.rows.matrix(), base.rows.matrix().kind());
+        let kernels = Kernels::get(gpu, &base.rows, base.metric)?;
+        let sides = (queries.plain(self, job)?, base.plain(self, job)?);
+        wait_for(gpu, &sides.0.ready)?;
+        wait_for(gpu, &sides.1.ready)?;
+        let starts: Vec<u64> = candidates.starts().iter().map(|start| *start as u64).collect();
+        let together = PAIRS_TOGETHER.min(candidates.len());
+        let mut pairs = Pairs {
+            queries: queries.rows.len(),
+            base_rows: base.rows.len(),
+            dim: device_dim(kind, matrix.dim()),
+            starts: memory.allocate(&gpu.compute, starts.len() * 8)?,
+            first: 0,
+            count: 0,
+            rows: memory.allocate(&gpu.compute, together * 4)?,
+            distances: memory.allocate(&gpu.compute, together * real_bytes(kind))?,
+        };
+        sys::write(&gpu.compute, pairs.starts.slice_mut(), &starts)?;
+        let mut pace = Pace::new(kernels.rate());
+        let of_a_pair = FETCH_PENALTY * (pairs.dim + 2) as f64;
+        let mut found = Vec::with_capacity(candidates.len());
+        while found.len() < candidates.len() {
+            job.check()?;
+            let most = ((pace.of_a_launch() / of_a_pair) as usize).max(1024).min(together);
+            let rows = &candidates.rows()[found.len()..];
+            let rows = &rows[..most.min(rows.len())];
+            (pairs.first, pairs.count) = (found.len(), rows.len());
+            sys::write(&gpu.compute, pairs.rows.slice_mut(), rows)?;
+            kernels.among(&gpu.compute, (&sides.0.buffer, &sides.1.buffer), &mut pairs)?;
+            pace.launched(&gpu.compute, rows.len() as f64 * of_a_pair)?;
+            let distances = sys::read::<T>(&gpu.compute, pairs.distances.slice(), rows.len());
+            found.extend(distances.map_err(failed("cuMemcpyDtoHAsync"))?);
+        }
+        Ok(found)
+    }
+}
+
+fn capacity(limit: usize, shape: &Shape) -> Capacity {
+    let dim = device_dim(shape.kind, shape.dim);
+    // Any metric: the dimension is stored the same way for all.
+    let stored = Spec::new(shape.kind, any_metric(shape.kind), dim as u32).stored_dim(dim as u32);
+    let row = stored as usize * scalar_bytes(shape.kind);
+    let query = row + list_bytes(shape.kind, shape.k);
+    let whole_panels = |rows: usize| (rows / PANEL).max(1) * PANEL;
+    let queries = whole_panels((limit / 8 / query).min(MOST_QUERIES));
+    let base = whole_panels(limit.saturating_sub(2 * queries * query) / 2 / row);
+    Capacity { base: base.min(u32::MAX as usize / PANEL * PANEL), queries }
+}
+
+fn any_metric(kind: ElementKind) -> Metric {
+    if kind == ElementKind::Bits { Metric::Hamming } else { Metric::L2 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(kind: ElementKind, dim: usize, k: usize) -> Shape {
+        Shape { kind, dim, k }
+    }
+
+    #[test]
+    fn both_sides_fit_twice() {
+        let limit = 8 << 30;
+        for kind in [ElementKind::F32, ElementKind::F64, ElementKind::Bits] {
+            for dim in [1, 33, 128, 4096] {
+                for k in [1, 10, 1024] {
+                    let capacity = capacity(limit, &shape(kind, dim, k));
+                    let row = device_dim(kind, dim) * scalar_bytes(kind);
+                    let list = super::list_bytes(kind, k);
+                    let used = 2 * capacity.base * row + 2 * capacity.queries * (row + list);
+                    assert!(used <= limit, "{kind:?} {dim} {k}: {used}");
+                    assert!(used > limit / 2, "{kind:?} {dim} {k}: {used}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_least_is_a_panel() {
+        let capacity = capacity(1 << 20, &shape(ElementKind::F64, 4096, 4096));
+        assert_eq!(capacity, Capacity { base: PANEL, queries: PANEL });
+    }
+}

@@ -1,0 +1,230 @@
+//! The lists of a block of queries: what they take, the launches that merge base rows into them, and
+//! the way back to the host.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::CudaEvent;
+
+use super::launch::{Kernels, Lists, Pass};
+use super::passes::{self, PANEL, SearchPasses};
+use super::rows::{Panels, wait_for};
+use super::spec::{entry_bytes, real_bytes};
+use crate::device::contract::{Distances, Neighbors, Pairing, Work};
+use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::launch::Pace;
+use crate::device::cuda::driver::memory::Memory;
+use crate::device::cuda::driver::sys::{self, failed};
+use crate::device::cuda::driver::upload::{Transfer, elapsed};
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::ElementKind;
+
+/// How much faster a scan gets through pairs than a search for single queries.
+const SEARCH_AGAIN_PENALTY: f64 = 16.0;
+
+/// Operations of the rate of scans that reading and writing a list entry once counts as.
+const PER_ENTRY: f64 = 40.0;
+
+/// In `Pass::first_query`: queries and base rows are different rows. No base row has this number or
+/// a later one, so no query meets itself.
+const NOT_A_SELF_JOIN: u64 = 1 << 32;
+
+/// The neighbours found so far.
+pub(super) struct Search {
+    kernels: Arc<Kernels>,
+    lists: Lists,
+    /// Base rows offered so far, and whether each query was one of them.
+    offered: u64,
+    is_self_join: bool,
+    account: Account,
+    pace: Pace,
+    /// Of searches for single queries, as if all of them were searched for again.
+    again: Pace,
+}
+
+/// What a search took, as events until somebody asks.
+#[derive(Default)]
+struct Account {
+    pairs: u64,
+    transfers: Vec<Transfer>,
+    computing: Vec<(CudaEvent, CudaEvent)>,
+}
+
+/// Bytes that a query's list takes on the device, with what it takes to bring it home.
+pub(super) fn list_bytes(kind: ElementKind, k: usize) -> usize {
+    let per_query = entry_bytes(kind) + real_bytes(kind) + 2 * size_of::<u32>();
+    let brought_home = k * (real_bytes(kind) + size_of::<u32>());
+    passes::slots(k) * entry_bytes(kind) + per_query + brought_home
+}
+
+impl Search {
+    /// Empty lists.
+    pub(super) fn new(
+        gpu: &Gpu,
+        memory: &Arc<Memory>,
+        (kernels, rows): (Arc<Kernels>, usize),
+        k: usize,
+    ) -> Result<Self> {
+        let (kind, slots) = (kernels.spec().kind(), passes::slots(k));
+        let padded = rows.next_multiple_of(PANEL);
+        let buffer = |count: usize, bytes: usize| memory.allocate(&gpu.compute, count * bytes);
+        let mut lists = Lists {
+            queries: rows,
+            k,
+            slots,
+            entries: buffer(rows * slots, entry_bytes(kind))?,
+            worst: buffer(padded, entry_bytes(kind))?,
+            reach: buffer(padded, real_bytes(kind))?,
+            counts: buffer(padded, 4)?,
+            crowded: buffer(rows, 4)?,
+            crowded_count: buffer(1, 4)?,
+            redone: buffer(1, 8)?,
+        };
+        gpu.compute.memset_zeros(lists.redone.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
+        if rows > 0 {
+            kernels.clear_lists(&gpu.compute, &mut lists)?;
+        }
+        let (account, pace) = (Account::default(), Pace::new(kernels.rate()));
+        let again = Pace::of_the_worst_case(kernels.rate());
+        Ok(Self { kernels, lists, offered: 0, is_self_join: false, account, pace, again })
+    }
+
+    /// Merge base rows into the lists.
+    pub(super) fn add(
+        &mut self,
+        gpu: &Gpu,
+        queries: &Panels,
+        base: &Panels,
+        pairing: &Pairing<'_>,
+        job: &Job,
+    ) -> Result<()> {
+        job.check()?;
+        for side in [queries, base] {
+            self.account.transfers.extend(side.take_transfer());
+            wait_for(gpu, &side.ready)?;
+        }
+        self.is_self_join |= pairing.first_query.is_some();
+        if queries.rows > 0 && base.rows > 0 {
+            let begin = gpu.timestamp()?;
+            self.run_passes(gpu, queries, base, pairing, job)?;
+            self.account.computing.push((begin, gpu.timestamp()?));
+            self.account.pairs += queries.rows as u64 * base.rows as u64;
+        }
+        self.offered += base.rows as u64;
+        Ok(())
+    }
+
+    fn run_passes(
+        &mut self,
+        gpu: &Gpu,
+        queries: &Panels,
+        base: &Panels,
+        pairing: &Pairing<'_>,
+        job: &Job,
+    ) -> Result<()> {
+        let mut pass = self.pass(base, pairing);
+        for step in SearchPasses::new(base.rows, self.lists.k, self.offered as usize) {
+            pass.start = step.visits.start as u32;
+            pass.dense = if step.is_dense { (step.visits.len() * PANEL) as u32 } else { 0 };
+            let cut = |most| passes::launches(&step.visits, queries.rows, base.stored_dim, most);
+            for visits in cut(self.pace.of_a_launch()) {
+                job.check()?;
+                (pass.begin, pass.end) = (visits.start as u32, visits.end as u32);
+                let lists = &mut self.lists;
+                self.kernels.scan(&gpu.compute, &queries.buffer, &base.buffer, lists, &pass)?;
+                let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
+                self.pace.launched(&gpu.compute, work)?;
+            }
+            self.merge(gpu, &pass, job)?;
+            if pass.dense > 0 {
+                continue;
+            }
+            for visits in cut(self.again.of_a_launch() / SEARCH_AGAIN_PENALTY) {
+                job.check()?;
+                (pass.begin, pass.end) = (visits.start as u32, visits.end as u32);
+                let lists = &mut self.lists;
+                let sides = (&queries.buffer, &base.buffer);
+                self.kernels.search_again(&gpu.compute, sides.0, sides.1, lists, &pass)?;
+                let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
+                self.again.launched(&gpu.compute, work * SEARCH_AGAIN_PENALTY)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Merges what a pass found into the lists.
+    fn merge(&mut self, gpu: &Gpu, pass: &Pass, job: &Job) -> Result<()> {
+        // A sort goes through the entries so many times.
+        let steps = (self.lists.slots.ilog2() * (self.lists.slots.ilog2() + 1) / 2) as f64;
+        let per_query = self.lists.slots as f64 * steps * PER_ENTRY;
+        let together = ((self.pace.of_a_launch() / per_query) as usize).max(1024);
+        for first in (0..self.lists.queries).step_by(together) {
+            job.check()?;
+            let count = together.min(self.lists.queries - first);
+            self.kernels.merge(&gpu.compute, &mut self.lists, pass, (first, count))?;
+            if count == together {
+                self.pace.launched(&gpu.compute, count as f64 * per_query)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What all passes of a call have in common.
+    fn pass(&self, base: &Panels, pairing: &Pairing<'_>) -> Pass {
+        let panels = passes::panels(base.rows);
+        Pass {
+            first_query: pairing.first_query.map_or(NOT_A_SELF_JOIN, u64::from),
+            first_base: pairing.first_base,
+            queries: self.lists.queries as u32,
+            rows: base.rows as u32,
+            dim: base.stored_dim as u32,
+            panels: panels as u32,
+            stride: passes::stride(panels) as u32,
+            start: 0,
+            begin: 0,
+            end: 0,
+            k: self.lists.k as u32,
+            slots: self.lists.slots as u32,
+            dense: 0,
+        }
+    }
+
+    /// Bring the lists home.
+    pub(super) fn finish(self, gpu: &Gpu, memory: &Arc<Memory>) -> Result<Neighbors> {
+        let kind = self.kernels.spec().kind();
+        let eligible = self.offered.saturating_sub(u64::from(self.is_self_join));
+        let per_query = (self.lists.k as u64).min(eligible) as usize;
+        let count = self.lists.queries * per_query;
+        let mut rows = memory.allocate(&gpu.compute, count * size_of::<u32>())?;
+        let mut distances = memory.allocate(&gpu.compute, count * real_bytes(kind))?;
+        if count > 0 {
+            let lists = &self.lists;
+            self.kernels.gather(&gpu.compute, lists, per_query, &mut rows, &mut distances)?;
+        }
+        let home = failed("cuMemcpyDtoHAsync");
+        let rows = sys::read::<u32>(&gpu.compute, rows.slice(), count).map_err(&home)?;
+        let distances = match kind {
+            ElementKind::F64 => {
+                sys::read(&gpu.compute, distances.slice(), count).map(Distances::F64)
+            }
+            _ => sys::read(&gpu.compute, distances.slice(), count).map(Distances::F32),
+        };
+        let redone = sys::read::<u64>(&gpu.compute, self.lists.redone.slice(), 1).map_err(&home)?;
+        let work = self.account.settle(redone[0])?;
+        Ok(Neighbors { per_query, rows, distances: distances.map_err(&home)?, work })
+    }
+}
+
+impl Account {
+    fn settle(self, redone: u64) -> Result<Work> {
+        let mut work = Work { pairs: self.pairs, redone, ..Work::default() };
+        for transfer in &self.transfers {
+            work.bytes_sent += transfer.bytes;
+            work.transfer += transfer.time()?;
+        }
+        let times = self.computing.iter().map(|(begin, end)| elapsed(begin, end));
+        work.kernel = times.sum::<Result<Duration>>()?;
+        Ok(work)
+    }
+}

@@ -1,0 +1,235 @@
+//! Rows on a GPU, in the layouts that calls have asked for.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::CudaEvent;
+
+use super::launch::{Kernels, Piece};
+use super::passes::{PANEL, panels};
+use super::spec::{device_dim, scalar_bytes};
+use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::sys::failed;
+use crate::device::cuda::driver::upload::{PIECE_BYTES, Transfer, bytes_of};
+use crate::device::cuda::handle::CudaDevice;
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::Rows;
+use crate::metric::{Metric, Sum};
+
+/// Rows, with the layouts that there are of them on the GPU.
+pub struct CudaRows {
+    pub(super) rows: Rows,
+    pub(super) metric: Metric,
+    layouts: Arc<Layouts>,
+    /// The rows that these are a part of, and the position of the first one there.
+    whole: Option<(Arc<Layouts>, usize)>,
+}
+
+#[derive(Default)]
+struct Layouts {
+    base: Slot<Panels>,
+    queries: Slot<Panels>,
+    plain: Slot<Plain>,
+}
+
+type Slot<T> = Mutex<Option<Arc<T>>>;
+
+/// Rows in panels on the device.
+pub(super) struct Panels {
+    pub(super) kernels: Arc<Kernels>,
+    pub(super) buffer: Buffer,
+    pub(super) rows: usize,
+    pub(super) stored_dim: usize,
+    /// Passed when all rows are there.
+    pub(super) ready: CudaEvent,
+    /// What it took, until somebody accounts for it.
+    transfer: Mutex<Option<Transfer>>,
+}
+
+/// Rows on the device as they came, one after the other.
+pub(super) struct Plain {
+    pub(super) buffer: Buffer,
+    /// Passed when all rows are there.
+    pub(super) ready: CudaEvent,
+}
+
+impl Panels {
+    /// What making them took; the first caller gets it.
+    pub(super) fn take_transfer(&self) -> Option<Transfer> {
+        self.transfer.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Which side of a search rows are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    /// Dealt out to panels in runs; see `kernels/search/lists.cuh`.
+    Base,
+    /// Filling panels in order, negated where the sum asks for it.
+    Queries { negate: bool },
+}
+
+/// What is in a slot, made now if nothing is. Two callers may both make it: no lock is held meanwhile.
+fn get_or_make<T>(slot: &Slot<T>, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
+    let lock = || slot.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = lock().clone();
+    match found {
+        Some(made) => Ok(made),
+        None => {
+            let made = Arc::new(make()?);
+            Ok(lock().get_or_insert(made).clone())
+        }
+    }
+}
+
+impl CudaRows {
+    pub(super) fn new(rows: &Rows, metric: Metric) -> Self {
+        Self { rows: rows.clone(), metric, layouts: Arc::default(), whole: None }
+    }
+
+    pub(super) fn slice(&self, range: Range<usize>) -> Self {
+        let (whole, first) = match &self.whole {
+            Some((whole, first)) => (whole.clone(), first + range.start),
+            None => (self.layouts.clone(), range.start),
+        };
+        let rows = self.rows.slice(range);
+        Self { rows, metric: self.metric, layouts: Arc::default(), whole: Some((whole, first)) }
+    }
+
+    /// The layout of a base.
+    pub(super) fn base(&self, device: &CudaDevice, job: &Job) -> Result<Arc<Panels>> {
+        get_or_make(&self.layouts.base, || self.upload(device, Side::Base, job))
+    }
+
+    /// The layout of queries, made of the base's if that is on the device.
+    pub(super) fn queries(&self, device: &CudaDevice, job: &Job) -> Result<Arc<Panels>> {
+        let negate = self.metric.sum() == Sum::Products;
+        get_or_make(&self.layouts.queries, || {
+            let (whole, first) = match &self.whole {
+                Some((whole, first)) => (whole, *first),
+                None => (&self.layouts, 0),
+            };
+            let base = whole.base.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            match base {
+                Some(base) => base.queries_of(device, first, self.rows.len(), negate),
+                None => self.upload(device, Side::Queries { negate }, job),
+            }
+        })
+    }
+
+    /// The rows one after the other.
+    pub(super) fn plain(&self, device: &CudaDevice, job: &Job) -> Result<Arc<Plain>> {
+        get_or_make(&self.layouts.plain, || {
+            let CudaDevice { gpu, memory } = device;
+            let (buffer, ready, _) = gpu.uploader.upload_plain(memory, &self.rows, job)?;
+            Ok(Plain { buffer, ready })
+        })
+    }
+
+    /// Puts rows into panels as they arrive.
+    fn upload(&self, device: &CudaDevice, side: Side, job: &Job) -> Result<Panels> {
+        let CudaDevice { gpu, memory } = device;
+        let kernels = Kernels::get(gpu, &self.rows, self.metric)?;
+        let (rows, matrix) = (&self.rows, self.rows.matrix());
+        let dim = device_dim(matrix.kind(), matrix.dim());
+        let stored_dim = kernels.spec().stored_dim(dim as u32) as usize;
+        let scalar = scalar_bytes(matrix.kind());
+        let uploader = &gpu.uploader;
+        let begin = uploader.timestamp()?;
+        let size = panels(rows.len()) * PANEL * stored_dim * scalar;
+        let mut buffer = memory.allocate(uploader.stream(), size)?;
+        // Padding rows and dimensions are zero.
+        let zeros = uploader.stream().memset_zeros(buffer.slice_mut());
+        zeros.map_err(failed("cuMemsetD8Async"))?;
+        let (deal_to, negate) = match side {
+            Side::Base => (panels(rows.len()), false),
+            Side::Queries { negate } => (0, negate),
+        };
+        let bytes = bytes_of(rows)?;
+        let all = pieces(rows.len(), dim, PIECE_BYTES / scalar).map(|(row, count, first, dims)| {
+            let start = (row * dim + first) * scalar;
+            let piece = Piece {
+                rows: count as u32,
+                dims: dims as u32,
+                first_row: row as u32,
+                first_dim: first as u32,
+                stored_dim: stored_dim as u32,
+                deal_to: deal_to as u32,
+                negate,
+            };
+            (&bytes[start..start + count * dims * scalar], piece)
+        });
+        uploader.send(all, job, |stream, landed, piece| {
+            kernels.pack(stream, landed, &mut buffer, &piece)
+        })?;
+        let (end, ready) = (uploader.timestamp()?, uploader.timestamp()?);
+        let transfer = Mutex::new(Some(Transfer { bytes: rows.bytes() as u64, begin, end }));
+        Ok(Panels { kernels, buffer, rows: rows.len(), stored_dim, ready, transfer })
+    }
+}
+
+impl Panels {
+    /// Some base rows as queries, without asking the host for them again.
+    fn queries_of(
+        &self,
+        device: &CudaDevice,
+        first: usize,
+        rows: usize,
+        negate: bool,
+    ) -> Result<Self> {
+        let CudaDevice { gpu, memory } = device;
+        gpu.compute.wait(&self.ready).map_err(failed("cuStreamWaitEvent"))?;
+        let begin = gpu.timestamp()?;
+        let (kernels, stored_dim) = (self.kernels.clone(), self.stored_dim);
+        let scalar = scalar_bytes(kernels.spec().kind());
+        let mut buffer =
+            memory.allocate(&gpu.compute, panels(rows) * PANEL * stored_dim * scalar)?;
+        let base = (&self.buffer, self.rows, stored_dim);
+        kernels.take_queries(&gpu.compute, base, &mut buffer, (first, rows), negate)?;
+        let (end, ready) = (gpu.timestamp()?, gpu.timestamp()?);
+        let transfer = Mutex::new(Some(Transfer { bytes: 0, begin, end }));
+        Ok(Self { kernels, buffer, rows, stored_dim, ready, transfer })
+    }
+}
+
+/// Waits, on the compute stream, until a layout is there.
+pub(super) fn wait_for(gpu: &Gpu, ready: &CudaEvent) -> Result<()> {
+    gpu.compute.wait(ready).map_err(failed("cuStreamWaitEvent"))
+}
+
+/// Cut rows into pieces of at most `room` elements that are contiguous: whole rows, or parts of one
+/// row that alone is too long. Yields (first row, rows, first element, elements per row).
+fn pieces(
+    rows: usize,
+    dim: usize,
+    room: usize,
+) -> impl Iterator<Item = (usize, usize, usize, usize)> {
+    let rows_at_once = (room / dim).max(1);
+    let dims_at_once = dim.min(room);
+    (0..rows).step_by(rows_at_once).flat_map(move |row| {
+        let count = rows_at_once.min(rows - row);
+        (0..dim)
+            .step_by(dims_at_once)
+            .map(move |first| (row, count, first, dims_at_once.min(dim - first)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_every_element_once() {
+        for (rows, dim, room) in [(0, 3, 10), (1, 1, 1), (7, 3, 10), (5, 10, 10), (3, 25, 10)] {
+            let mut next = 0;
+            for (row, count, first, dims) in pieces(rows, dim, room) {
+                assert_eq!(row * dim + first, next);
+                assert!(count * dims <= room && (count == 1 || dims == dim));
+                next += count * dims;
+            }
+            assert_eq!(next, rows * dim, "{rows} rows of {dim}");
+        }
+    }
+}

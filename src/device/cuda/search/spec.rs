@@ -1,0 +1,124 @@
+//! What the kernels of a search are compiled for, and the sizes that follow from it.
+
+use super::passes::PANEL;
+use crate::device::cuda::driver::compile::Program;
+use crate::matrix::ElementKind;
+use crate::metric::Metric;
+
+/// Constants that `kernels/search` shares with this folder.
+const CONSTANTS: [(&str, usize); 2] = [("PANEL", PANEL), ("RUN", RUN)];
+
+/// Consecutive base rows in a panel.
+pub(super) const RUN: usize = 8;
+
+/// What a module is compiled for; also its key in memory and, with the sources, on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Spec {
+    kind: ElementKind,
+    metric: Metric,
+    /// Elements in a row if the kernels are unrolled for them, else 0.
+    fixed_dim: u32,
+}
+
+impl Spec {
+    /// For rows of this many elements as the device sees them (bits in words of 32).
+    pub(super) fn new(kind: ElementKind, metric: Metric, dim: u32) -> Self {
+        // Up to here a panel of queries and two of base rows lie in 48 KiB of shared memory.
+        let largest = if kind == ElementKind::F64 { 16 } else { 32 };
+        Self { kind, metric, fixed_dim: if dim <= largest { dim } else { 0 } }
+    }
+
+    pub(super) fn kind(&self) -> ElementKind {
+        self.kind
+    }
+
+    /// Elements in a row as it lies in a panel: whole groups of what the scan adds up without a
+    /// branch. See `GROUP` in `kernels/search/scan.cuh`.
+    pub(super) fn stored_dim(&self, dim: u32) -> u32 {
+        match (self.fixed_dim, self.kind) {
+            (0, ElementKind::F64) => dim.next_multiple_of(4),
+            (0, _) => dim.next_multiple_of(8),
+            _ => dim,
+        }
+    }
+
+    /// Dimensions that the scan stages in shared memory at a time.
+    pub(super) fn slice(&self) -> u32 {
+        match (self.fixed_dim, self.kind) {
+            (0, ElementKind::F64) => 8,
+            (0, _) => 16,
+            (dim, _) => dim,
+        }
+    }
+
+    /// Panels' slices in the scan's shared memory: two stages of base rows, and the queries once if
+    /// they stay for the whole block, else in two stages as well.
+    pub(super) fn staged_slices(&self) -> u32 {
+        if self.fixed_dim == 0 { 4 } else { 3 }
+    }
+
+    /// What to compile.
+    pub(super) fn program(&self) -> Program {
+        Program::new("search.cu", &self.defines(), &CONSTANTS)
+    }
+
+    fn defines(&self) -> [String; 3] {
+        let element = match self.kind {
+            ElementKind::F32 => "F32",
+            ElementKind::F64 => "F64",
+            ElementKind::Bits => "BITS",
+        };
+        [
+            format!("ELEMENT={element}"),
+            format!("METRIC={}", self.metric.name().to_uppercase()),
+            format!("DIM={}", self.fixed_dim),
+        ]
+    }
+}
+
+/// Elements of a row as the device counts them: bits in words of 32.
+pub(super) fn device_dim(kind: ElementKind, dim: usize) -> usize {
+    kind.width(dim) * kind.bytes() / scalar_bytes(kind)
+}
+
+/// Bytes of a list entry.
+pub(super) fn entry_bytes(kind: ElementKind) -> usize {
+    if kind == ElementKind::F64 { 16 } else { 8 }
+}
+
+/// Bytes of a distance, and of a reach.
+pub(super) fn real_bytes(kind: ElementKind) -> usize {
+    if kind == ElementKind::F64 { 8 } else { 4 }
+}
+
+/// Bytes of an element on the device, where bits are words of 32.
+pub(super) fn scalar_bytes(kind: ElementKind) -> usize {
+    real_bytes(kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_dims_are_unrolled() {
+        let slice = |kind, dim| Spec::new(kind, Metric::L2, dim).slice();
+        assert_eq!(slice(ElementKind::F32, 32), 32);
+        assert_eq!(slice(ElementKind::F32, 33), 16);
+        assert_eq!(slice(ElementKind::F64, 16), 16);
+        assert_eq!(slice(ElementKind::F64, 17), 8);
+    }
+
+    #[test]
+    fn a_spec_names_what_kernels_define() {
+        let spec = Spec::new(ElementKind::F32, Metric::InnerProduct, 100);
+        assert_eq!(spec.defines(), ["ELEMENT=F32", "METRIC=INNER_PRODUCT", "DIM=0"]);
+    }
+
+    #[test]
+    fn bits_are_words_of_32_on_the_device() {
+        assert_eq!(device_dim(ElementKind::Bits, 1), 2);
+        assert_eq!(device_dim(ElementKind::Bits, 512), 16);
+        assert_eq!(device_dim(ElementKind::F64, 7), 7);
+    }
+}
