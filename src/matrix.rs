@@ -4,6 +4,12 @@ use std::fmt;
 use std::ops::{Add, Mul, Neg, Range, Sub};
 use std::sync::Arc;
 
+use crate::error::Result;
+use crate::job::Job;
+
+/// Rows between two looks at whether anybody waits.
+const UNCHECKED: usize = 4096;
+
 /// A floating-point element, f32 or f64.
 pub trait Real:
     Copy
@@ -262,20 +268,29 @@ impl Rows {
 
     /// A matrix of the rows at these positions.
     ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled).
+    ///
     /// # Panics
     /// If a position is past the end.
-    pub fn gather(&self, positions: &[u32]) -> Matrix {
-        fn rows<T: Copy>(from: &[T], width: usize, positions: &[u32]) -> Vec<T> {
-            let row = |position: &u32| &from[*position as usize * width..][..width];
-            positions.iter().flat_map(row).copied().collect()
+    pub fn gather(&self, positions: &[u32], job: &Job) -> Result<Matrix> {
+        fn rows<T: Copy>(from: &[T], width: usize, positions: &[u32], job: &Job) -> Result<Vec<T>> {
+            let mut rows = Vec::with_capacity(positions.len() * width);
+            for positions in positions.chunks(UNCHECKED) {
+                job.check()?;
+                for position in positions {
+                    rows.extend_from_slice(&from[*position as usize * width..][..width]);
+                }
+            }
+            Ok(rows)
         }
         let width = self.matrix.width();
         let elements = match &self.matrix.elements {
-            Elements::F32(x) => Elements::F32(rows(&x[self.elements()], width, positions)),
-            Elements::F64(x) => Elements::F64(rows(&x[self.elements()], width, positions)),
-            Elements::Bits(x) => Elements::Bits(rows(&x[self.elements()], width, positions)),
+            Elements::F32(x) => Elements::F32(rows(&x[self.elements()], width, positions, job)?),
+            Elements::F64(x) => Elements::F64(rows(&x[self.elements()], width, positions, job)?),
+            Elements::Bits(x) => Elements::Bits(rows(&x[self.elements()], width, positions, job)?),
         };
-        Matrix::new(elements, positions.len(), self.matrix.dim())
+        Ok(Matrix::new(elements, positions.len(), self.matrix.dim()))
     }
 
     /// Number of rows.

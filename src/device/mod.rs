@@ -191,6 +191,18 @@ impl AnyDevice {
         self.run(Info)
     }
 
+    /// The most bytes of its own memory that were used at a time through this handle.
+    pub fn peak_memory(&self) -> u64 {
+        struct Peak;
+        impl OnDevice for Peak {
+            type Output = u64;
+            fn run<D: Device>(self, device: &Arc<D>) -> u64 {
+                device.peak_memory()
+            }
+        }
+        self.run(Peak)
+    }
+
     /// Do something on this device.
     pub fn run<T: OnDevice>(&self, task: T) -> T::Output {
         match self {

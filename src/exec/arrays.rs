@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
-    Array, ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch, UInt32Array, make_array,
-};
+use datafusion::arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt32Array, make_array};
 use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
 
 use super::vectors::{VectorColumn, VectorReader, common_kind, kind_of_vector};
 use crate::algo::kmeans::{Clustering, Init, KMeansParams, kmeans as cluster};
 use crate::algo::knn::{KnnParams, open_base};
-use crate::device::{AnyDevice, Distances};
+use crate::device::AnyDevice;
 use crate::error::{Error, Result};
+use crate::exec::output::array_of;
 use crate::job::Job;
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
@@ -111,10 +110,7 @@ pub fn knn_exact(
     let neighbor =
         UInt32Array::from_iter_values(found.rows.iter().map(|row| base_positions[*row as usize]));
     let rank = Int64Array::from_iter_values((0..pairs).map(|i| (i % k) as i64 + 1));
-    let distance: ArrayRef = match found.distances {
-        Distances::F32(distances) => Arc::new(Float32Array::from(distances)),
-        Distances::F64(distances) => Arc::new(Float64Array::from(distances)),
-    };
+    let distance = array_of(found.distances);
     let schema = Schema::new(vec![
         Field::new("query", DataType::UInt32, false),
         Field::new("base", DataType::UInt32, false),

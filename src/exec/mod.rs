@@ -2,6 +2,7 @@
 //! columns again, under DataFusion's rules for memory, cancellation and metrics.
 
 mod arrays;
+mod chosen;
 mod collect;
 mod groups;
 mod inputs;
@@ -10,6 +11,7 @@ pub mod knn;
 mod output;
 mod pairs;
 mod phases;
+mod rows;
 mod side;
 mod vectors;
 

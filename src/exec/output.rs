@@ -1,9 +1,9 @@
 //! What all operators put out.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, Float32Array, Float64Array, RecordBatch, UInt32Array};
-use datafusion::arrow::compute::take;
+use datafusion::arrow::array::{ArrayRef, Float32Array, Float64Array, RecordBatch};
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
 
@@ -17,34 +17,68 @@ pub(super) fn array_of(distances: Distances) -> ArrayRef {
     }
 }
 
-/// The batches of an input with more columns, which have a value for each row that has a vector, and
-/// are NULL for the others. `positions` says where rows with vectors are in the batches.
-pub(super) fn add_columns(
-    batches: Vec<RecordBatch>,
-    new: &[ArrayRef],
-    positions: &[u32],
-    schema: &SchemaRef,
-) -> Result<Vec<RecordBatch>> {
-    let (mut start, mut next) = (0, 0);
-    let mut widened = Vec::with_capacity(batches.len());
-    for batch in batches {
-        let end = start + batch.num_rows();
-        // For each row of the batch, which row with a vector it is.
-        let places: UInt32Array = (start..end)
-            .map(|position| {
-                let here = positions.get(next).is_some_and(|p| *p as usize == position);
-                here.then(|| {
-                    next += 1;
-                    (next - 1) as u32
-                })
-            })
-            .collect();
-        let mut columns = batch.columns().to_vec();
-        for new in new {
-            columns.push(take(new, &places, None)?);
-        }
-        widened.push(RecordBatch::try_new(schema.clone(), columns)?);
-        start = end;
+/// Some consecutive distances as a column.
+pub(super) fn slice_of(distances: &Distances, range: Range<usize>) -> ArrayRef {
+    array_of(match distances {
+        Distances::F32(distances) => Distances::F32(distances[range].to_vec()),
+        Distances::F64(distances) => Distances::F64(distances[range].to_vec()),
+    })
+}
+
+/// The distances at some places as a column, which is NULL where there is none.
+pub(super) fn chosen_of(distances: &Distances, places: &[Option<u32>]) -> ArrayRef {
+    fn chosen<'a, T: Copy>(
+        from: &'a [T],
+        places: &'a [Option<u32>],
+    ) -> impl Iterator<Item = Option<T>> + 'a {
+        places.iter().map(|place| place.map(|place| from[place as usize]))
     }
-    Ok(widened)
+    match distances {
+        Distances::F32(from) => Arc::new(Float32Array::from_iter(chosen(from, places))),
+        Distances::F64(from) => Arc::new(Float64Array::from_iter(chosen(from, places))),
+    }
+}
+
+/// The batches of an input with more columns, one after the other.
+pub(super) struct AddColumns<F> {
+    batches: std::vec::IntoIter<RecordBatch>,
+    /// Where rows with vectors are in the batches.
+    positions: Vec<u32>,
+    schema: SchemaRef,
+    columns: F,
+    /// Rows, and rows with vectors, that have come out.
+    start: usize,
+    next: usize,
+}
+
+impl<F: FnMut(&[Option<u32>]) -> Vec<ArrayRef>> AddColumns<F> {
+    /// `columns` makes the new columns of a batch, of whose rows it is told which rows with vectors
+    /// they are.
+    pub fn new(
+        batches: Vec<RecordBatch>,
+        positions: Vec<u32>,
+        schema: SchemaRef,
+        columns: F,
+    ) -> Self {
+        Self { batches: batches.into_iter(), positions, schema, columns, start: 0, next: 0 }
+    }
+}
+
+impl<F: FnMut(&[Option<u32>]) -> Vec<ArrayRef>> Iterator for AddColumns<F> {
+    type Item = Result<RecordBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let batch = self.batches.next()?;
+        let mut place = |row: usize| {
+            let here = self.positions.get(self.next).is_some_and(|p| *p as usize == row);
+            self.next += usize::from(here);
+            here.then(|| (self.next - 1) as u32)
+        };
+        let rows = self.start..self.start + batch.num_rows();
+        let places: Vec<Option<u32>> = rows.clone().map(&mut place).collect();
+        self.start = rows.end;
+        let mut columns = batch.columns().to_vec();
+        columns.extend((self.columns)(&places));
+        Some(RecordBatch::try_new(self.schema.clone(), columns).map_err(Into::into))
+    }
 }

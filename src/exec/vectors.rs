@@ -176,6 +176,12 @@ impl VectorReader {
         }
     }
 
+    /// Bytes of so many rows with vectors, if their length is known.
+    pub(super) fn bytes_of(&self, rows: usize) -> usize {
+        let kind = self.elements.kind();
+        rows * (4 + kind.width(self.dim.unwrap_or(0)) * kind.bytes())
+    }
+
     /// Bytes held.
     pub fn bytes(&self) -> usize {
         self.positions.capacity() * 4

@@ -1,7 +1,7 @@
 //! Relations as arguments: tables, views, CTEs, files and subqueries.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use datafusion::catalog::{Session, TableFunctionArgs, TableProvider};
 use datafusion::common::metadata::FieldMetadata;
@@ -220,15 +220,35 @@ fn find(session: &dyn Session, reference: &TableReference) -> Result<Arc<dyn Tab
         .catalog(&full.catalog)
         .and_then(|catalog| catalog.schema(&full.schema))
         .ok_or_else(|| plan_datafusion_err!("no schema {}.{}", full.catalog, full.schema))?;
-    // Looking a table up may read files, while planning is not asynchronous: a thread of its own,
-    // with a runtime of its own, waits for it without holding up anybody else's tasks.
-    let table = std::thread::scope(|scope| {
-        let lookup = scope.spawn(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(|error| exec_datafusion_err!("no runtime: {error}"))?;
-            runtime.block_on(schema.table(&full.table))
-        });
-        lookup.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })?;
+    let table = wait_for(schema.table(&full.table))??;
     table.ok_or_else(|| DataFusionError::Plan(format!("table '{full}' not found")))
+}
+
+/// What a future gives, for a caller that is not asynchronous: planning is not, and a catalog may read
+/// files to find a table.
+///
+/// On a runtime of several threads the future runs there, and another thread takes over the caller's
+/// tasks meanwhile. Everywhere else it runs on a runtime that this process keeps for such cases, as
+/// what it spawns may outlive the call.
+fn wait_for<T: Send>(future: impl Future<Output = T> + Send) -> Result<T> {
+    use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
+    static HELPER: OnceLock<Runtime> = OnceLock::new();
+    if let Ok(handle) = Handle::try_current()
+        && handle.runtime_flavor() == RuntimeFlavor::MultiThread
+    {
+        return Ok(tokio::task::block_in_place(|| handle.block_on(future)));
+    }
+    let helper = match HELPER.get() {
+        Some(helper) => helper,
+        None => {
+            let made = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+            let made = made.map_err(|error| exec_datafusion_err!("no runtime: {error}"))?;
+            HELPER.get_or_init(|| made)
+        }
+    };
+    // A thread of a runtime may not wait for another runtime: a thread of its own does.
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| helper.block_on(future));
+        Ok(waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
 }

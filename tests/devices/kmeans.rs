@@ -338,7 +338,8 @@ fn weightless(device: &AnyDevice) -> Result<(), Failed> {
             // The vectors of positive weight are there twice.
             let weight = |row: usize| if row % 100 < heavy { 2.0 } else { 0.0 };
             let weights: Vec<f64> = (0..400).map(weight).collect();
-            let twice = rows.gather(&(0..400).map(|row| row % 100).collect::<Vec<u32>>());
+            let twice =
+                rows.gather(&(0..400).map(|row| row % 100).collect::<Vec<u32>>(), &Job::default())?;
             let twice = Rows::all(Arc::new(twice));
             for init in [Init::PlusPlus, Init::Parallel, Init::Random] {
                 let run = |k: usize| {

@@ -212,7 +212,7 @@ impl OnDevice for InPieces<'_> {
             let pairing = Pairing { first_base, first_query, near: None };
             device.top_k(&queries, &base, &pairing, &mut lists, &job)?;
         }
-        Ok(device.download(lists)?)
+        Ok(device.download(lists, &job)?)
     }
 }
 

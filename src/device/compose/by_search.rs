@@ -209,8 +209,9 @@ impl<T: Real> Problem<'_, T> {
             Some(state) => state.sums.cleared(),
             None => ClusterSums::new(self.values(), self.weights, dim, k),
         };
-        // Labels and distances before and after a round, and sums of each thread.
-        let assignments = 2 * rows * (size_of::<u32>() + size_of::<T>());
+        // Labels and distances before and after a round, those of blocks before they are one, and
+        // sums of each thread.
+        let assignments = 3 * rows * (size_of::<u32>() + size_of::<T>());
         let sums_bytes = sums.bytes() * (2 + if self.is_large() { threads() } else { 0 });
         let bytes = assignments + sums_bytes + 3 * size_of_val(centroids.as_slice());
         let reserved = job.reserve("clusters of k-means", bytes)?;

@@ -154,7 +154,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let mut lists = device.new_lists(&queries, self.k)?;
         if let Some(base) = resident {
             device.top_k(&queries, base, &pairing(0), &mut lists, job)?;
-            return device.download(lists);
+            return device.download(lists, job);
         }
         let mut chunks = (0..self.base.len()).step_by(base_rows.max(1)).map(|first| {
             let end = self.base.len().min(first.saturating_add(base_rows));
@@ -168,7 +168,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
             job.check()?;
             next = chunks.next().transpose()?;
         }
-        device.download(lists)
+        device.download(lists, job)
     }
 }
 
@@ -197,6 +197,12 @@ fn concat(blocks: Vec<Neighbors>) -> Neighbors {
     let Some(mut all) = blocks.next() else {
         unreachable!("a search returns the lists of at least one block");
     };
+    let more: usize = blocks.as_slice().iter().map(|block| block.rows.len()).sum();
+    all.rows.reserve_exact(more);
+    match &mut all.distances {
+        Distances::F32(distances) => distances.reserve_exact(more),
+        Distances::F64(distances) => distances.reserve_exact(more),
+    }
     for block in blocks {
         all.rows.extend(block.rows);
         match (&mut all.distances, block.distances) {

@@ -63,8 +63,9 @@ pub trait SearchDevice: Send + Sync + 'static {
     /// Brings the lists to the host.
     ///
     /// # Errors
-    /// Whatever went wrong in the primitives before that returned early.
-    fn download(&self, lists: Self::Lists) -> Result<Neighbors>;
+    /// [`Cancelled`](crate::Error::Cancelled), and whatever went wrong in the primitives before that
+    /// returned early.
+    fn download(&self, lists: Self::Lists, job: &Job) -> Result<Neighbors>;
 
     /// The nearest base row of every query: `top_k` of 1, with nothing before.
     ///
@@ -80,7 +81,7 @@ pub trait SearchDevice: Send + Sync + 'static {
     ) -> Result<Neighbors> {
         let mut lists = self.new_lists(queries, 1)?;
         self.top_k(queries, base, pairing, &mut lists, job)?;
-        self.download(lists)
+        self.download(lists, job)
     }
 
     /// The distance of every pair of a query and one of its candidates, in the order of the

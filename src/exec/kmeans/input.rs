@@ -5,13 +5,13 @@ use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::{DataType, Float64Type};
 use datafusion::common::{exec_err, internal_err};
 use datafusion::error::Result;
-use datafusion::execution::memory_pool::MemoryReservation;
 
 use super::spec::KMeansSpec;
 use crate::exec::collect::columns;
+use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
-use crate::job::Job;
+use crate::job::{Job, Reserved};
 use crate::matrix::Rows;
 
 /// An input, read.
@@ -21,6 +21,7 @@ pub(super) struct Input {
     pub positions: Vec<u32>,
     pub weights: Option<Vec<f64>>,
     pub first: Option<Rows>,
+    _reserved: [Option<Reserved>; 3],
 }
 
 impl Input {
@@ -29,41 +30,45 @@ impl Input {
         side: &Side,
         batches: &[RecordBatch],
         first: Option<(Side, Vec<RecordBatch>)>,
-        reservation: &MemoryReservation,
         job: &Job,
     ) -> Result<Self> {
         let kind = side.kind;
         let metric = spec.params.metric();
-        let mut reader = VectorReader::new("input", spec.vector.clone(), kind, metric);
-        let mut weights = spec.weight.as_ref().map(|_| Vec::new());
+        let reader = VectorReader::new("input", spec.vector.clone(), kind, metric);
+        let all = batches.iter().map(RecordBatch::num_rows).sum();
+        let mut reading = Reading::new(reader, all);
+        let weighs = spec.weight.as_ref().map(|_| all);
+        let of_weights = weighs.map(|all| job.reserve("weights", all * size_of::<f64>()));
+        let of_weights = of_weights.transpose()?;
+        let mut weights = weighs.map(Vec::with_capacity);
         let mut seen = 0;
         for batch in batches {
-            job.check()?;
-            let vectors = columns(batch, &side.vector);
             if let (Some(weights), Some(name)) = (&mut weights, &spec.weight) {
-                read_weights(name, batch, &vectors, seen, weights)?;
+                read_weights(name, batch, &columns(batch, &side.vector), seen, weights)?;
             }
-            let before = reader.bytes();
-            reader.append(&vectors)?;
-            // The rows, and their copy on the device.
-            reservation.try_grow(2 * (reader.bytes() - before))?;
+            reading.append(batch, side, job)?;
             seen += batch.num_rows();
         }
-        let (rows, positions) = reader.finish();
+        let Read { rows, positions, reserved } = reading.finish();
+        let mut of_first = None;
         let first = match first {
             Some((side, batches)) => {
                 let vector = spec.init_vector.clone().unwrap_or_else(|| spec.vector.clone());
                 let dim = (!rows.is_empty()).then(|| rows.matrix().dim());
                 let reader = VectorReader::new("init", vector, kind, metric);
-                let mut reader = reader.continuing(0, dim);
+                let all = batches.iter().map(RecordBatch::num_rows).sum();
+                let mut reading = Reading::new(reader.continuing(0, dim), all);
                 for batch in &batches {
-                    reader.append(&columns(batch, &side.vector))?;
+                    reading.append(batch, &side, job)?;
                 }
-                Some(reader.finish().0)
+                let read = reading.finish();
+                of_first = read.reserved;
+                Some(read.rows)
             }
             None => None,
         };
-        Ok(Self { rows, positions, weights, first })
+        let _reserved = [reserved, of_weights, of_first];
+        Ok(Self { rows, positions, weights, first, _reserved })
     }
 }
 

@@ -47,6 +47,7 @@ use datafusion::physical_plan::{
 
 use self::run::Call;
 pub use self::spec::{KMeansOutput, KMeansSpec, kmeans_fields};
+use super::chosen::Chosen;
 use super::collect::{execute_all, expected_rows};
 use super::side::Side;
 use crate::device::AnyDevice;
@@ -61,7 +62,8 @@ pub struct KMeansExec {
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
     /// The device and the inertia, once they are known.
-    found: Arc<OnceLock<(String, f64)>>,
+    device: Chosen,
+    inertia: Arc<OnceLock<f64>>,
 }
 
 impl KMeansExec {
@@ -94,7 +96,8 @@ impl KMeansExec {
             schema,
             properties: Arc::new(properties),
             metrics: ExecutionPlanMetricsSet::new(),
-            found: Arc::default(),
+            device: Chosen::default(),
+            inertia: Arc::default(),
         })
     }
 }
@@ -117,12 +120,11 @@ impl KMeansExec {
 
 impl DisplayAs for KMeansExec {
     fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { spec, found, .. } = self;
-        let found = found.get();
+        let Self { spec, inertia, .. } = self;
         let mut shown = vec![
             ("k", spec.params.k().to_string()),
             ("metric", spec.params.metric().to_string()),
-            ("device", found.map_or_else(|| self.expected_device(), |(device, _)| device.clone())),
+            ("device", self.device.shown().unwrap_or_else(|| self.expected_device())),
             ("vector", format!("[{}]", spec.vector.names().join(", "))),
         ];
         if let Some(weight) = &spec.weight {
@@ -131,7 +133,7 @@ impl DisplayAs for KMeansExec {
         if let KMeansOutput::Labels(_) = spec.output {
             shown.push(("groups", format!("[{}]", spec.groups.join(", "))));
         }
-        if let Some((_, inertia)) = found {
+        if let Some(inertia) = inertia.get() {
             shown.push(("inertia", inertia.to_string()));
         }
         let shown: Vec<_> = shown.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -245,8 +247,9 @@ impl ExecutionPlan for KMeansExec {
         };
         let input = start(&self.input)?;
         let init = self.init.as_ref().map(start).transpose()?;
-        let Self { spec, schema, found, .. } = self;
-        let call = Call { spec: spec.clone(), schema: schema.clone(), found: found.clone() };
+        let (spec, schema) = (self.spec.clone(), self.schema.clone());
+        let (device, inertia) = (self.device.clone(), self.inertia.clone());
+        let call = Call { spec, schema, device, inertia };
         Ok(run::run(call, input, init, &context, &self.metrics))
     }
 }

@@ -11,11 +11,27 @@ use datafusion::common::internal_err;
 use datafusion::error::Result;
 
 use crate::algo::kmeans::Clustering;
+use crate::device::Distances;
+use crate::exec::output::chosen_of;
+use crate::job::Reserved;
 use crate::matrix::Elements;
 
-/// Clusters as a column.
-pub(super) fn labels(labels: &[u32]) -> ArrayRef {
-    Arc::new(Int64Array::from_iter_values(labels.iter().map(|label| i64::from(*label))))
+/// The clusters of rows that have vectors.
+pub(super) struct Labelled {
+    pub labels: Vec<u32>,
+    pub distances: Option<Distances>,
+    pub _reserved: Reserved,
+}
+
+impl Labelled {
+    /// Their columns, for some rows: which of them each is, if it has a vector.
+    pub fn columns(&self, places: &[Option<u32>]) -> Vec<ArrayRef> {
+        let label = |place: &Option<u32>| place.map(|place| self.labels[place as usize].into());
+        let labels: Int64Array = places.iter().map(label).collect();
+        let mut columns: Vec<ArrayRef> = vec![Arc::new(labels)];
+        columns.extend(self.distances.iter().map(|distances| chosen_of(distances, places)));
+        columns
+    }
 }
 
 /// One row for each cluster.

@@ -15,24 +15,28 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
 
 use super::input::Input;
-use super::output::{centroids, labels};
+use super::output::{Labelled, centroids};
 use super::spec::{KMeansOutput, KMeansSpec};
 use crate::algo::kmeans::{Clustering, Rounds, kmeans, kmeans_groups};
-use crate::device::AnyDevice;
+use crate::device::{AnyDevice, Distances};
+use crate::error::Result as DeviceResult;
+use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::collect::{CancelOnDrop, Pool, blocking, collect};
-use crate::exec::groups::groups_of;
-use crate::exec::output::{add_columns, array_of};
+use crate::exec::groups::{Groups, groups_of};
+use crate::exec::output::AddColumns;
 use crate::exec::phases::{self, Phases};
 use crate::exec::side::Side;
-use crate::job::{Cancel, Job, Phase, Watch};
+use crate::job::{Cancel, Job, Phase, Reserved, Watch};
 use crate::matrix::Rows;
 
 /// What is computed, and how it is shown.
 pub(super) struct Call {
     pub spec: Arc<KMeansSpec>,
     pub schema: SchemaRef,
-    /// To be told the device and the inertia.
-    pub found: Arc<OnceLock<(String, f64)>>,
+    /// To be told the device, …
+    pub device: Chosen,
+    /// … and the inertia.
+    pub inertia: Arc<OnceLock<f64>>,
 }
 
 /// The columns of an input, and its partitions.
@@ -58,23 +62,24 @@ pub(super) fn run(
         };
         let batches = collect(input.1, &reservation).await?;
         phases.enter(Phase::Prepare);
-        let cancel = Cancel::default();
-        let guard = CancelOnDrop(cancel.clone());
-        let budget = Pool(reservation.new_empty());
-        let job = Job::new(cancel).with_budget(Arc::new(budget)).with_watch(Arc::new(phases));
-        let held = reservation.clone();
-        let (batches, rounds) = blocking(move || {
-            let input = Input::read(&call.spec, &input.0, &batches, first, &held, &job)?;
-            call.solve(&input, batches, &job)
+        let cancel = CancelOnDrop(Cancel::default());
+        let budget = Arc::new(Pool(reservation.new_empty()));
+        let job =
+            Job::new(cancel.0.clone()).with_budget(budget).with_watch(Arc::new(phases.clone()));
+        let (found, rounds, peak) = blocking(move || {
+            let input = Input::read(&call.spec, &input.0, &batches, first, &job)?;
+            call.solve(input, batches, &job)
         })
         .await?;
-        drop(guard);
+        drop(cancel);
+        phases.enter(Phase::Emit);
         record(&metrics, &rounds);
+        MetricBuilder::new(&metrics).gauge("device_memory_peak", 0).set(peak as usize);
         baseline.done();
-        Ok::<_, DataFusionError>(futures::stream::iter(batches).map(move |batch| {
-            // What is put out is reserved until it is taken.
+        Ok::<_, DataFusionError>(futures::stream::iter(found).map(move |batch| {
+            // The input's batches are reserved until the last one is out.
             let _: &MemoryReservation = &reservation;
-            Ok(batch.record_output(&baseline))
+            batch.map(|batch| batch.record_output(&baseline))
         }))
     };
     let stream = watched.watch(futures::stream::once(work).try_flatten().boxed());
@@ -93,61 +98,99 @@ fn record(set: &ExecutionPlanMetricsSet, rounds: &Rounds) {
     count("bytes_sent", rounds.work.bytes_sent as usize);
 }
 
+/// The batches that come out, made when they are asked for.
+type Found = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
+
+/// What k-means has found.
+enum Clusters {
+    /// For each row, its cluster within its group.
+    OfGroups(Vec<u32>),
+    OfAll(Clustering),
+}
+
 impl Call {
-    /// What comes out, and what it took.
+    /// What comes out, what it took, and bytes of the device's memory.
     fn solve(
         &self,
-        input: &Input,
+        input: Input,
         batches: Vec<RecordBatch>,
         job: &Job,
-    ) -> Result<(Vec<RecordBatch>, Rounds)> {
-        let Self { spec, schema, found } = self;
+    ) -> Result<(Found, Rounds, u64)> {
+        let Self { spec, schema, device: chosen, inertia } = self;
         let operations = spec.operations(input.rows.len(), input.rows.matrix().width());
         let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
-        let (columns, rounds) = match &spec.output {
-            KMeansOutput::Labels(_) => {
-                let (clusters, rounds) = self.label_groups(input, &batches, &device, job)?;
-                (vec![labels(&clusters)], rounds)
-            }
-            output => {
-                let (weights, first) = (input.weights.as_deref(), input.first.as_ref());
-                let clusters = kmeans(&device, &input.rows, weights, first, &spec.params, job)?;
-                let rounds = clusters.rounds;
-                if *output == KMeansOutput::Centroids {
-                    job.enter(Phase::Emit);
-                    found.get_or_init(|| (device.info().name, rounds.inertia));
-                    return Ok((vec![centroids(clusters, schema)?], rounds));
-                }
-                let Clustering { labels: clusters, distances, .. } = clusters;
-                (vec![labels(&clusters), array_of(distances)], rounds)
-            }
+        let per_row = size_of::<u32>() + input.rows.matrix().kind().bytes();
+        let reserved = job.reserve("clusters of rows", input.rows.len() * per_row)?;
+        let groups = match &spec.output {
+            KMeansOutput::Labels(_) => Some(self.sorted_by_group(&input, &batches, job)?),
+            KMeansOutput::Rows | KMeansOutput::Centroids => None,
         };
-        job.enter(Phase::Emit);
-        found.get_or_init(|| (device.info().name, rounds.inertia));
-        Ok((add_columns(batches, &columns, &input.positions, schema)?, rounds))
+        let run = |device: &AnyDevice| -> DeviceResult<(Clusters, Rounds)> {
+            if let Some(groups) = &groups {
+                let (clusters, rounds) = groups.clusters(spec, device, job)?;
+                return Ok((Clusters::OfGroups(clusters), rounds));
+            }
+            let (weights, first) = (input.weights.as_deref(), input.first.as_ref());
+            let found = kmeans(device, &input.rows, weights, first, &spec.params, job)?;
+            let rounds = found.rounds;
+            Ok((Clusters::OfAll(found), rounds))
+        };
+        let may = may_fall_back(spec.device, &device);
+        let (device, (clusters, rounds)) = run_or_fall_back(device, may, chosen, run)?;
+        inertia.get_or_init(|| rounds.inertia);
+        let widen = |labels: Vec<u32>, distances: Option<Distances>| -> Found {
+            let labelled = Labelled { labels, distances, _reserved: reserved };
+            let columns = move |places: &[Option<u32>]| labelled.columns(places);
+            Box::new(AddColumns::new(batches, input.positions, schema.clone(), columns))
+        };
+        let found = match clusters {
+            Clusters::OfGroups(labels) => widen(labels, None),
+            Clusters::OfAll(found) if spec.output == KMeansOutput::Centroids => {
+                Box::new(std::iter::once(centroids(found, schema)))
+            }
+            Clusters::OfAll(Clustering { labels, distances, .. }) => widen(labels, Some(distances)),
+        };
+        Ok((found, rounds, device.peak_memory()))
     }
 
-    /// For each row, its cluster within its group.
-    fn label_groups(
-        &self,
-        input: &Input,
-        batches: &[RecordBatch],
-        device: &AnyDevice,
-        job: &Job,
-    ) -> Result<(Vec<u32>, Rounds)> {
-        let groups = groups_of(&self.spec.groups, batches, &input.positions)?;
-        let order: Vec<u32> = groups.iter().flatten().copied().collect();
-        let _reserved = job.reserve("rows by groups", input.rows.bytes())?;
-        let sorted = Rows::all(Arc::new(input.rows.gather(&order)));
-        let ends = groups.iter().scan(0, |end, rows| {
+    /// The rows of each group next to each other.
+    fn sorted_by_group(&self, input: &Input, batches: &[RecordBatch], job: &Job) -> Result<Sorted> {
+        let groups = groups_of(&self.spec.groups, batches, &input.positions, job)?;
+        let count = input.rows.len();
+        let bytes = input.rows.bytes() + 2 * count * size_of::<u32>();
+        let reserved = job.reserve("rows by groups", bytes)?;
+        let mut order = Vec::with_capacity(count);
+        groups.groups.iter().for_each(|rows| order.extend_from_slice(rows));
+        let rows = Rows::all(Arc::new(input.rows.gather(&order, job)?));
+        let ends = groups.groups.iter().scan(0, |end, rows| {
             *end += rows.len();
             Some(*end)
         });
-        let ends: Vec<usize> = ends.collect();
-        let found = kmeans_groups(device, &sorted, &ends, &self.spec.params, job)?;
+        Ok(Sorted { rows, ends: ends.collect(), groups, _reserved: reserved })
+    }
+}
+
+/// Rows, group by group.
+struct Sorted {
+    rows: Rows,
+    /// Where each group ends.
+    ends: Vec<usize>,
+    groups: Groups,
+    _reserved: Reserved,
+}
+
+impl Sorted {
+    /// For each row, as it was before, its cluster within its group.
+    fn clusters(
+        &self,
+        spec: &KMeansSpec,
+        device: &AnyDevice,
+        job: &Job,
+    ) -> DeviceResult<(Vec<u32>, Rounds)> {
+        let found = kmeans_groups(device, &self.rows, &self.ends, &spec.params, job)?;
         let mut rounds = Rounds::default();
-        let mut clusters = vec![0; order.len()];
-        for (rows, found) in groups.iter().zip(found) {
+        let mut clusters = vec![0; self.rows.len()];
+        for (rows, found) in self.groups.groups.iter().zip(found) {
             rounds += found.rounds;
             rows.iter().zip(found.labels).for_each(|(row, label)| clusters[*row as usize] = label);
         }

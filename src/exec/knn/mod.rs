@@ -27,7 +27,7 @@ mod spec;
 mod stream;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use datafusion::arrow::datatypes::{Schema, SchemaRef};
 use datafusion::common::stats::Precision;
@@ -50,6 +50,7 @@ use datafusion::physical_plan::{
 
 pub use self::spec::{KnnSpec, knn_fields};
 use crate::device::AnyDevice;
+use crate::exec::chosen::Chosen;
 use crate::exec::collect::{execute_all, expected_rows};
 use crate::exec::side::Side;
 use crate::exec::vectors::common_kind;
@@ -64,7 +65,7 @@ pub struct KnnExec {
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
     /// The device, once one was chosen.
-    device: Arc<OnceLock<String>>,
+    device: Chosen,
     /// How many rows are asked for.
     fetch: Option<usize>,
 }
@@ -103,7 +104,7 @@ impl KnnExec {
             schema,
             properties: Arc::new(properties),
             metrics: ExecutionPlanMetricsSet::new(),
-            device: Arc::default(),
+            device: Chosen::default(),
             fetch: None,
         })
     }
@@ -119,7 +120,7 @@ impl KnnExec {
 
     /// The device that was chosen, or what statistics let expect before one is.
     fn shown_device(&self) -> String {
-        self.device.get().cloned().unwrap_or_else(|| {
+        self.device.shown().unwrap_or_else(|| {
             let (side, base) = &self.base;
             let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
             let pairs = expected_rows(base).zip(expected_rows(queries));

@@ -5,15 +5,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{
-    Array, ArrayRef, AsArray, Float32Array, Float64Array, Int64Array, OffsetSizeTrait, RecordBatch,
+    Array, ArrayRef, AsArray, Int64Array, OffsetSizeTrait, RecordBatch,
 };
 use datafusion::arrow::compute::interleave;
 use datafusion::arrow::datatypes::{DataType, SchemaRef};
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::MemoryReservation;
 
-use crate::device::{Distances, Neighbors};
+use crate::device::Neighbors;
 use crate::exec::collect::columns;
+use crate::exec::output::slice_of;
 use crate::exec::side::Side;
 
 /// Bytes of carried columns in a batch, unless one row has more. A text that many rows carry is
@@ -202,10 +203,7 @@ impl Batches {
         columns.extend(base.take(rows.iter().map(|row| *row as usize))?);
         let ranks = range.clone().map(|i| (i % k) as i64 + 1);
         columns.push(Arc::new(ranks.collect::<Int64Array>()));
-        columns.push(match &self.neighbors.distances {
-            Distances::F32(x) => Arc::new(Float32Array::from(x[range].to_vec())),
-            Distances::F64(x) => Arc::new(Float64Array::from(x[range].to_vec())),
-        });
+        columns.push(slice_of(&self.neighbors.distances, range));
         Ok(RecordBatch::try_new(self.schema.clone(), columns)?)
     }
 }

@@ -3,7 +3,7 @@
 //! Blocks of queries grow, so that the first rows come soon; with a limit, no more queries are
 //! searched for than have so many neighbours. What the output waits for is booked to phases.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
@@ -13,22 +13,23 @@ use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::metrics::{
-    BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, RecordOutput, Time,
+    BaselineMetrics, Count, ExecutionPlanMetricsSet, Gauge, MetricBuilder, RecordOutput, Time,
 };
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
-use tokio::sync::OnceCell;
 
 use super::output::{Batches, Carried};
 use super::queries::{Queries, SMALLEST_BLOCK, reserve};
 use super::spec::KnnSpec;
 use crate::algo::knn::{KnnSearch, open_base};
-use crate::device::{AnyDevice, Work};
-use crate::exec::collect::{CancelOnDrop, blocking, collect, columns};
+use crate::device::{AnyDevice, Neighbors, Work};
+use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
+use crate::exec::collect::{CancelOnDrop, Pool, blocking, collect};
 use crate::exec::phases::{self, Phases};
+use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
-use crate::job::{Cancel, Job, Phase, Watch};
+use crate::job::{Cancel, Job, Phase, Reserved, Watch};
 use crate::matrix::{ElementKind, Rows};
 
 /// What is computed, and how it is shown.
@@ -38,7 +39,7 @@ pub(super) struct Join {
     /// The type that holds the elements of both sides.
     pub kind: ElementKind,
     /// To be told which device was chosen.
-    pub device: Arc<OnceLock<String>>,
+    pub device: Chosen,
     /// How many rows are asked for.
     pub fetch: Option<usize>,
     /// How many queries statistics expect.
@@ -61,13 +62,15 @@ type Input = (Side, Vec<SendableRecordBatchStream>);
 struct Base {
     rows: Rows,
     carried: Carried,
-    search: OnceCell<OnDevice>,
-    _reservation: Arc<MemoryReservation>,
+    search: Option<OnDevice>,
+    _carried: Arc<MemoryReservation>,
+    _rows: Option<Reserved>,
 }
 
 /// A base on its device.
 #[derive(Clone)]
 struct OnDevice {
+    device: AnyDevice,
     search: Arc<dyn KnnSearch>,
     /// Whether the device has memory of its own.
     uploaded: bool,
@@ -75,30 +78,46 @@ struct OnDevice {
 
 impl Base {
     /// The base on its device, which is chosen for as many queries as are expected.
-    async fn on_device(&self, join: &Join, phases: &Phases, queries: usize) -> Result<OnDevice> {
-        let start = || async {
-            phases.enter(Phase::Prepare);
-            let width = self.rows.matrix().width().max(1) as f64;
-            let operations = 2.0 * width * self.rows.len() as f64 * queries as f64;
-            let KnnSpec { device, device_memory, params, .. } = *join.spec;
-            let (device, info) = blocking(move || {
-                let device = AnyDevice::choose(device, device_memory, operations)?;
-                let info = device.info();
-                Ok((device, info))
-            })
-            .await?;
-            let uploaded = info.memory.is_some();
-            if uploaded {
-                phases.enter(Phase::Upload);
-            }
-            let rows = self.rows.clone();
-            let search =
-                blocking(move || Ok(open_base(&device, rows, params, &Job::default())?)).await?;
-            phases.enter(Phase::Prepare);
-            join.device.get_or_init(|| info.name);
-            Ok::<_, DataFusionError>(OnDevice { search: Arc::from(search), uploaded })
-        };
-        self.search.get_or_try_init(start).await.cloned()
+    async fn on_device(
+        &mut self,
+        join: &Join,
+        phases: &Phases,
+        queries: usize,
+        job: &Job,
+    ) -> Result<OnDevice> {
+        if let Some(search) = &self.search {
+            return Ok(search.clone());
+        }
+        phases.enter(Phase::Prepare);
+        let width = self.rows.matrix().width().max(1) as f64;
+        let operations = 2.0 * width * self.rows.len() as f64 * queries as f64;
+        let KnnSpec { device: choice, device_memory, .. } = *join.spec;
+        let (device, info) = blocking(move || {
+            let device = AnyDevice::choose(choice, device_memory, operations)?;
+            let info = device.info();
+            Ok((device, info))
+        })
+        .await?;
+        if info.memory.is_some() {
+            phases.enter(Phase::Upload);
+        }
+        let found = self.open(join, device, job).await?;
+        phases.enter(Phase::Prepare);
+        Ok(found)
+    }
+
+    /// The base on this device, or on the CPU if it may and must be.
+    async fn open(&mut self, join: &Join, device: AnyDevice, job: &Job) -> Result<OnDevice> {
+        let KnnSpec { device: choice, params, .. } = *join.spec;
+        let (rows, chosen, job) = (self.rows.clone(), join.device.clone(), job.clone());
+        let (device, search) = blocking(move || {
+            let may = may_fall_back(choice, &device);
+            let open = |device: &AnyDevice| open_base(device, rows.clone(), params, &job);
+            Ok(run_or_fall_back(device, may, &chosen, open)?)
+        })
+        .await?;
+        let uploaded = device.info().memory.is_some();
+        Ok(self.search.insert(OnDevice { device, search: Arc::from(search), uploaded }).clone())
     }
 }
 
@@ -106,28 +125,27 @@ impl Base {
 async fn collect_base(
     streams: Vec<SendableRecordBatchStream>,
     side: Side,
-    mut reader: VectorReader,
+    reader: VectorReader,
     reservation: Arc<MemoryReservation>,
-    phases: &Phases,
+    (phases, job): (&Phases, &Job),
 ) -> Result<Base> {
     let batches = collect(streams, &reservation).await?;
     phases.enter(Phase::Prepare);
+    let job = job.clone();
     blocking(move || {
         let mut carried = Carried::new(&side);
         let mut kept = RecordBatchMemoryCounter::new();
+        let mut reading = Reading::new(reader, batches.iter().map(RecordBatch::num_rows).sum());
         for batch in batches {
-            let before = reader.bytes();
-            reader.append(&columns(&batch, &side.vector))?;
-            // The rows, and the device's copy of them.
-            reservation.try_grow(2 * (reader.bytes() - before))?;
+            reading.append(&batch, &side, &job)?;
             kept.count_batch(&batch.project(&side.carried)?);
             carried.push(&batch, &side);
         }
         // The columns of vectors are gone by now.
-        reservation.resize(2 * reader.bytes() + kept.memory_usage());
-        let (rows, positions) = reader.finish();
+        reservation.resize(kept.memory_usage());
+        let Read { rows, positions, reserved } = reading.finish();
         carried.positions = positions;
-        Ok(Base { rows, carried, search: OnceCell::new(), _reservation: reservation })
+        Ok(Base { rows, carried, search: None, _carried: reservation, _rows: reserved })
     })
     .await
 }
@@ -148,6 +166,9 @@ pub(super) fn run(
     let vector = join.spec.base_vector.clone();
     let reader = VectorReader::new("base", vector, join.kind, join.spec.params.metric());
     let batch_size = context.session_config().batch_size();
+    let cancel = CancelOnDrop(Cancel::default());
+    let budget = Arc::new(Pool(reserve("KnnExec rows")));
+    let job = Job::new(cancel.0.clone()).with_budget(budget);
     let start = async move {
         let queries = match queries {
             Some((side, streams)) => {
@@ -156,13 +177,16 @@ pub(super) fn run(
             }
             None => Source::Base(0),
         };
-        let base = collect_base(base, base_side, reader, for_base, &metrics.phases).await?;
+        let watched = (&metrics.phases, &job);
+        let base = collect_base(base, base_side, reader, for_base, watched).await?;
         metrics.base_rows.add(base.rows.len());
         let search = Search {
             target: FIRST_BLOCK.min(join.spec.batch_rows),
             left: join.fetch.unwrap_or(usize::MAX),
             join,
-            base: Arc::new(base),
+            base,
+            job,
+            _cancel: cancel,
             queries,
             batch_size,
             reservation,
@@ -181,7 +205,10 @@ pub(super) fn run(
 /// The state of a running join.
 struct Search {
     join: Join,
-    base: Arc<Base>,
+    base: Base,
+    job: Job,
+    /// Whoever drops the stream cancels the job.
+    _cancel: CancelOnDrop,
     queries: Source,
     /// Queries of the next block.
     target: usize,
@@ -236,14 +263,19 @@ impl Search {
 
     /// The neighbours of a block.
     async fn search(&mut self, block: Block) -> Result<Batches> {
-        let OnDevice { search, .. } = self.on_device(block.rows.len()).await?;
-        self.metrics.phases.enter(Phase::Search);
-        let (queries, first) = (block.rows.clone(), block.first);
-        let cancel = Cancel::default();
-        let guard = CancelOnDrop(cancel.clone());
-        let job = Job::new(cancel);
-        let neighbors = blocking(move || Ok(search.search(&queries, first, &job)?)).await?;
-        drop(guard);
+        let mut neighbors = self.search_on_device(&block).await?;
+        if let Err(error) = &neighbors
+            && error.is_of_device()
+            && let Some(OnDevice { device, .. }) = &self.base.search
+            && may_fall_back(self.join.spec.device, device)
+        {
+            let device = device.clone();
+            self.metrics.phases.enter(Phase::Prepare);
+            self.join.device.fall_back(&device, error);
+            self.base.open(&self.join, AnyDevice::cpu(), &self.job).await?;
+            neighbors = self.search_on_device(&block).await?;
+        }
+        let neighbors = neighbors?;
         self.metrics.record(&neighbors.work, block.rows.len());
         if !self.base.rows.is_empty() {
             self.target = self.target.saturating_mul(2).min(self.join.spec.batch_rows);
@@ -259,9 +291,22 @@ impl Search {
         })
     }
 
+    /// The neighbours of a block, or what went wrong on the device.
+    async fn search_on_device(&mut self, block: &Block) -> Result<Result<Neighbors, crate::Error>> {
+        let OnDevice { search, device, .. } = self.on_device(block.rows.len()).await?;
+        self.metrics.phases.enter(Phase::Search);
+        let (queries, first) = (block.rows.clone(), block.first);
+        // The lists are reserved with the block.
+        let job = Job::new(self.job.cancel().clone());
+        let neighbors = blocking(move || Ok(search.search(&queries, first, &job))).await?;
+        self.metrics.device_memory.set_max(device.peak_memory() as usize);
+        Ok(neighbors)
+    }
+
     /// The base on the device for so many queries; a device that is slow on few gets more at first.
     async fn on_device(&mut self, expected: usize) -> Result<OnDevice> {
-        let found = self.base.on_device(&self.join, &self.metrics.phases, expected).await?;
+        let Self { base, join, metrics, job, .. } = self;
+        let found = base.on_device(join, &metrics.phases, expected, job).await?;
         if found.uploaded {
             self.target = self.target.max(FIRST_BLOCK_UPLOADED).min(self.join.spec.batch_rows);
         }
@@ -371,6 +416,7 @@ struct Metrics {
     pairs_rechecked: Count,
     rows_redone: Count,
     bytes_sent: Count,
+    device_memory: Gauge,
     transfer_time: Time,
     kernel_time: Time,
 }
@@ -389,6 +435,7 @@ impl Metrics {
             pairs_rechecked: count("pairs_rechecked"),
             rows_redone: count("rows_redone"),
             bytes_sent: count("bytes_sent"),
+            device_memory: MetricBuilder::new(set).gauge("device_memory_peak", 0),
             transfer_time: time("transfer_time"),
             kernel_time: time("kernel_time"),
         }

@@ -37,6 +37,9 @@ use crate::job::Job;
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
+/// Queries whose lists are in memory at the same time: enough for all threads.
+const BLOCK_QUERIES: usize = 1 << 16;
+
 /// Rows, as they came and, once they are a base, in the layout that suits them.
 #[derive(Debug)]
 pub struct CpuRows {
@@ -73,7 +76,7 @@ impl SearchDevice for CpuDevice {
     type Lists = CpuLists;
 
     fn capacity(&self, _shape: &Shape) -> Capacity {
-        Capacity { base: usize::MAX, queries: usize::MAX }
+        Capacity { base: usize::MAX, queries: BLOCK_QUERIES }
     }
 
     fn rows(&self, rows: &Rows, metric: Metric) -> CpuRows {
@@ -149,20 +152,20 @@ impl SearchDevice for CpuDevice {
             None => {
                 let mut lists = self.new_lists(queries, 1)?;
                 self.top_k(queries, base, pairing, &mut lists, job)?;
-                self.download(lists)
+                self.download(lists, job)
             }
         }
     }
 
-    fn download(&self, lists: CpuLists) -> Result<Neighbors> {
+    fn download(&self, lists: CpuLists, job: &Job) -> Result<Neighbors> {
         let work = lists.work;
         let (per_query, rows, distances) = match lists.lists {
             Lists::F32(lists) => {
-                let (per_query, rows, distances) = unzip(lists);
+                let (per_query, rows, distances) = unzip(lists, job)?;
                 (per_query, rows, Distances::F32(distances))
             }
             Lists::F64(lists) => {
-                let (per_query, rows, distances) = unzip(lists);
+                let (per_query, rows, distances) = unzip(lists, job)?;
                 (per_query, rows, Distances::F64(distances))
             }
         };
@@ -213,13 +216,22 @@ fn narrow<T: Lanes>(
 }
 
 /// Lists of equal length, end to end.
-fn unzip<T: Lanes>(lists: Vec<Selection<T>>) -> (usize, Vec<u32>, Vec<T>) {
+fn unzip<T: Lanes>(lists: Vec<Selection<T>>, job: &Job) -> Result<(usize, Vec<u32>, Vec<T>)> {
     use rayon::prelude::*;
-    let sorted: Vec<_> = lists.into_par_iter().map(Selection::into_sorted).collect();
+    let sort = |list: Selection<T>| {
+        job.check()?;
+        Ok(list.into_sorted())
+    };
+    let sorted: Vec<_> = lists.into_par_iter().map(sort).collect::<Result<_>>()?;
     let per_query = sorted.first().map_or(0, Vec::len);
     let equal = sorted.iter().all(|list| list.len() == per_query);
     assert!(equal, "every query was offered the same number of rows");
-    let rows = sorted.iter().flatten().map(|neighbor| neighbor.row).collect();
-    let distances = sorted.iter().flatten().map(|neighbor| neighbor.distance).collect();
-    (per_query, rows, distances)
+    let mut rows = Vec::with_capacity(sorted.len() * per_query);
+    let mut distances = Vec::with_capacity(sorted.len() * per_query);
+    for list in sorted {
+        job.check()?;
+        rows.extend(list.iter().map(|neighbor| neighbor.row));
+        distances.extend(list.iter().map(|neighbor| neighbor.distance));
+    }
+    Ok((per_query, rows, distances))
 }

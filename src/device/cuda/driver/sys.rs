@@ -14,6 +14,7 @@ use cudarc::driver::{
 use cudarc::nvrtc;
 
 use crate::error::{Error, Result};
+use crate::job::Job;
 
 /// What made CUDA useless for the rest of the process.
 static LOST: OnceLock<String> = OnceLock::new();
@@ -216,6 +217,34 @@ pub(in crate::device::cuda) fn fill(
     let (pointer, _guard) = buffer.device_ptr_mut(stream);
     // SAFETY: the buffer has as many bytes, and every byte is a u8.
     unsafe { result::memset_d8_async(pointer, byte, bytes, stream.cu_stream()) }
+}
+
+/// The first `count` values of a device buffer, as [`read`] gives them, while somebody waits.
+///
+/// # Panics
+/// If the buffer is shorter.
+pub(in crate::device::cuda) fn read_in_pieces<T: DeviceRepr + Clone + Default>(
+    stream: &Arc<CudaStream>,
+    from: &CudaSlice<u8>,
+    count: usize,
+    job: &Job,
+) -> Result<Vec<T>> {
+    const PIECE_BYTES: usize = 64 << 20;
+    assert!(count * size_of::<T>() <= from.len());
+    let mut values = vec![T::default(); count];
+    let call = failed("cuMemcpyDtoHAsync");
+    stream.context().bind_to_thread().map_err(&call)?;
+    let (pointer, _guard) = from.device_ptr(stream);
+    let together = PIECE_BYTES / size_of::<T>();
+    for (i, piece) in values.chunks_mut(together).enumerate() {
+        job.check()?;
+        let at = pointer + (i * together * size_of::<T>()) as u64;
+        // SAFETY: both sides hold as many values from here on, checked above; T is plain numbers, and
+        // the copy is over before `values` can be seen or freed.
+        unsafe { result::memcpy_dtoh_async(piece, at, stream.cu_stream()) }.map_err(&call)?;
+        stream.synchronize().map_err(&call)?;
+    }
+    Ok(values)
 }
 
 /// The first `count` values of a device buffer, after everything in the stream before.

@@ -81,8 +81,8 @@ impl SearchDevice for CudaDevice {
         lists.0.add(&self.gpu, &queries, &base, pairing, job)
     }
 
-    fn download(&self, lists: CudaLists) -> Result<Neighbors> {
-        lists.0.finish(&self.gpu, &self.memory)
+    fn download(&self, lists: CudaLists, job: &Job) -> Result<Neighbors> {
+        lists.0.finish(&self.gpu, &self.memory, job)
     }
 
     fn among(

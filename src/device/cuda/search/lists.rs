@@ -191,7 +191,7 @@ impl Search {
     }
 
     /// Bring the lists home.
-    pub(super) fn finish(self, gpu: &Gpu, memory: &Arc<Memory>) -> Result<Neighbors> {
+    pub(super) fn finish(self, gpu: &Gpu, memory: &Arc<Memory>, job: &Job) -> Result<Neighbors> {
         let kind = self.kernels.spec().kind();
         let eligible = self.offered.saturating_sub(u64::from(self.is_self_join));
         let per_query = (self.lists.k as u64).min(eligible) as usize;
@@ -202,17 +202,16 @@ impl Search {
             let lists = &self.lists;
             self.kernels.gather(&gpu.compute, lists, per_query, &mut rows, &mut distances)?;
         }
-        let home = failed("cuMemcpyDtoHAsync");
-        let rows = sys::read::<u32>(&gpu.compute, rows.slice(), count).map_err(&home)?;
+        let rows = sys::read_in_pieces::<u32>(&gpu.compute, rows.slice(), count, job)?;
+        let (from, stream) = (distances.slice(), &gpu.compute);
         let distances = match kind {
-            ElementKind::F64 => {
-                sys::read(&gpu.compute, distances.slice(), count).map(Distances::F64)
-            }
-            _ => sys::read(&gpu.compute, distances.slice(), count).map(Distances::F32),
+            ElementKind::F64 => Distances::F64(sys::read_in_pieces(stream, from, count, job)?),
+            _ => Distances::F32(sys::read_in_pieces(stream, from, count, job)?),
         };
-        let redone = sys::read::<u64>(&gpu.compute, self.lists.redone.slice(), 1).map_err(&home)?;
+        let redone = sys::read::<u64>(&gpu.compute, self.lists.redone.slice(), 1);
+        let redone = redone.map_err(failed("cuMemcpyDtoHAsync"))?;
         let work = self.account.settle(redone[0])?;
-        Ok(Neighbors { per_query, rows, distances: distances.map_err(&home)?, work })
+        Ok(Neighbors { per_query, rows, distances, work })
     }
 }
 

@@ -1,0 +1,106 @@
+//! Which device an operator computes on, and what happens when it fails at it.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::{AnyDevice, DeviceChoice};
+use crate::error::Result;
+
+/// The device that was chosen, for EXPLAIN ANALYZE.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Chosen(Arc<Mutex<Option<String>>>);
+
+impl Chosen {
+    /// What to show, once it is known.
+    pub fn shown(&self) -> Option<String> {
+        self.lock().clone()
+    }
+
+    /// The device that computes.
+    pub fn set(&self, device: &AnyDevice) {
+        self.lock().get_or_insert(device.info().name);
+    }
+
+    /// The CPU computes, because another device failed.
+    pub fn fall_back(&self, device: &AnyDevice, error: &dyn fmt::Display) {
+        let failed = device.info().name;
+        log::warn!("{failed} failed, the CPU goes on: {error}");
+        *self.lock() = Some(format!("cpu ({failed} failed: {error})"));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the CPU is to go on where this device fails: nobody asked for it by name.
+pub(super) fn may_fall_back(choice: DeviceChoice, device: &AnyDevice) -> bool {
+    choice == DeviceChoice::Auto && device.info().memory.is_some()
+}
+
+/// Does something on a device; if it fails there for the device's own reasons, and may, on the CPU.
+/// Also says on which of them it was done.
+///
+/// # Errors
+/// Those of the device that came last.
+pub(super) fn run_or_fall_back<T>(
+    device: AnyDevice,
+    may_fall_back: bool,
+    chosen: &Chosen,
+    mut run: impl FnMut(&AnyDevice) -> Result<T>,
+) -> Result<(AnyDevice, T)> {
+    match run(&device) {
+        Err(error) if may_fall_back && error.is_of_device() => {
+            chosen.fall_back(&device, &error);
+            let cpu = AnyDevice::cpu();
+            let done = run(&cpu)?;
+            Ok((cpu, done))
+        }
+        done => {
+            chosen.set(&device);
+            Ok((device, done?))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    fn exhausted() -> Error {
+        Error::DeviceMemory { device: "cuda:0".to_string(), needed: 2, budget: 1 }
+    }
+
+    #[test]
+    fn the_cpu_goes_on_where_a_device_fails_and_says_so() {
+        let chosen = Chosen::default();
+        let mut calls = 0;
+        let run = |_: &AnyDevice| {
+            calls += 1;
+            if calls == 1 { Err(exhausted()) } else { Ok(calls) }
+        };
+        let (_, done) = run_or_fall_back(AnyDevice::cpu(), true, &chosen, run).unwrap();
+        assert_eq!(done, 2);
+        let shown = chosen.shown().unwrap();
+        assert!(shown.starts_with("cpu (") && shown.contains("out of device memory"), "{shown}");
+    }
+
+    #[test]
+    fn nothing_is_tried_twice_without_need() {
+        let chosen = Chosen::default();
+        let once = |error: fn() -> Error, may| {
+            let mut calls = 0;
+            let run = |_: &AnyDevice| -> Result<()> {
+                calls += 1;
+                Err(error())
+            };
+            assert!(run_or_fall_back(AnyDevice::cpu(), may, &chosen, run).is_err());
+            assert_eq!(calls, 1);
+        };
+        once(exhausted, false);
+        once(|| Error::Cancelled, true);
+        let cpu = run_or_fall_back(AnyDevice::cpu(), true, &chosen, |_| Ok(()));
+        assert!(cpu.is_ok() && chosen.shown().as_deref() == Some("cpu"));
+    }
+}

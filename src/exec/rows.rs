@@ -1,0 +1,56 @@
+//! The rows of an input that is there as a whole.
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::error::Result;
+
+use super::collect::columns;
+use super::side::Side;
+use super::vectors::VectorReader;
+use crate::job::{Job, Reserved};
+use crate::matrix::Rows;
+
+/// Rows that are read batch by batch, in memory that is reserved before it is taken.
+pub(super) struct Reading {
+    reader: VectorReader,
+    /// Rows of all batches.
+    expected: usize,
+    reserved: Option<Reserved>,
+}
+
+/// Rows, and what they hold reserved.
+pub(super) struct Read {
+    pub rows: Rows,
+    /// The position of each row that has a vector.
+    pub positions: Vec<u32>,
+    pub reserved: Option<Reserved>,
+}
+
+impl Reading {
+    /// Nothing read yet, of batches that have so many rows in all.
+    pub fn new(reader: VectorReader, expected: usize) -> Self {
+        Self { reader, expected, reserved: None }
+    }
+
+    /// Reads the vectors of the next batch.
+    ///
+    /// # Errors
+    /// Rows that cannot be compared; [`HostMemory`](crate::Error::HostMemory);
+    /// [`Cancelled`](crate::Error::Cancelled).
+    pub fn append(&mut self, batch: &RecordBatch, side: &Side, job: &Job) -> Result<()> {
+        job.check()?;
+        self.reader.append(&columns(batch, &side.vector))?;
+        // The first row with a vector says how long rows are.
+        if self.reserved.is_none() && self.reader.len() > 0 {
+            let bytes = self.reader.bytes_of(self.expected);
+            self.reserved = Some(job.reserve("rows", bytes)?);
+            self.reader.reserve(self.expected);
+        }
+        Ok(())
+    }
+
+    /// The rows.
+    pub fn finish(self) -> Read {
+        let (rows, positions) = self.reader.finish();
+        Read { rows, positions, reserved: self.reserved }
+    }
+}
