@@ -1,6 +1,9 @@
 //! The one place outside `device/cpu` that knows of threads.
 
+use std::sync::{Mutex, PoisonError};
+
 use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::Result;
 
@@ -10,6 +13,27 @@ pub(crate) fn in_parallel<I: Send, T: Send>(
     run: impl Fn(I) -> T + Sync + Send,
 ) -> Vec<T> {
     tasks.into_par_iter().map(run).collect()
+}
+
+/// Pools that are kept for the next who need one.
+const MOST_IDLE: usize = 4;
+
+/// Runs work on threads that nobody else uses meanwhile: whoever waits for it may be a worker of
+/// rayon's common pool, and work that is stolen from another statement would hold up this one's end.
+pub(crate) fn on_own_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    static IDLE: Mutex<Vec<ThreadPool>> = Mutex::new(Vec::new());
+    let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = idle().pop();
+    let made = || ThreadPoolBuilder::new().thread_name(|i| format!("neighbors-{i}")).build();
+    let Some(pool) = found.or_else(|| made().ok()) else {
+        return work();
+    };
+    let done = pool.install(work);
+    let mut idle = idle();
+    if idle.len() < MOST_IDLE {
+        idle.push(pool);
+    }
+    done
 }
 
 /// How many tasks run at the same time.
@@ -48,6 +72,18 @@ pub(crate) fn fill_on_threads<T: Send>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn work_at_the_same_time_has_threads_of_its_own() {
+        let here = || std::thread::current().name().map(str::to_string);
+        assert!(on_own_threads(here).is_some_and(|name| name.starts_with("neighbors-")));
+        let barrier = std::sync::Barrier::new(3);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| on_own_threads(|| barrier.wait()));
+            }
+        });
+    }
 
     #[test]
     fn every_unit_is_filled_once_by_its_number() {

@@ -14,6 +14,7 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use futures::StreamExt;
 
 use crate::job::{Budget, Cancel};
+use crate::parallel::on_own_threads;
 
 /// The streams of all partitions.
 pub(super) fn execute_all(
@@ -88,7 +89,14 @@ impl Budget for Pool {
     }
 }
 
-/// Long work on a thread where it blocks nobody.
+/// Long work on many threads, none of which others wait for.
+pub(super) async fn computing<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    blocking(|| on_own_threads(work)).await
+}
+
+/// Work on a thread where it blocks nobody.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

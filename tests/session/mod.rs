@@ -1,5 +1,6 @@
 //! How the functions behave in a session: other plug-ins, partitions, memory, cancellation, metrics.
 
+mod embedding;
 mod surface;
 pub mod waiting;
 
@@ -50,6 +51,9 @@ pub const TESTS: &[(&str, Test)] = &[
     ("a_dropped_stream_stops_the_search", || run(cancellation())),
     ("a_bad_row_gives_no_output", || run(bad_row())),
     ("explain_analyze_shows_the_work", || run(metrics())),
+    ("callers_may_be_workers_that_all_wait", embedding::workers_that_wait),
+    ("sessions_run_side_by_side", embedding::sessions_side_by_side),
+    ("catalogs_may_wait_and_their_tasks_go_on", embedding::slow_catalogs),
 ];
 
 fn run(test: impl Future<Output = Result<(), Failed>>) -> Result<(), Failed> {

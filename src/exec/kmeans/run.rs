@@ -21,7 +21,7 @@ use crate::algo::kmeans::{Clustering, Rounds, kmeans, kmeans_groups};
 use crate::device::{AnyDevice, Distances};
 use crate::error::Result as DeviceResult;
 use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
-use crate::exec::collect::{CancelOnDrop, Pool, blocking, collect};
+use crate::exec::collect::{CancelOnDrop, Pool, collect, computing};
 use crate::exec::groups::{Groups, groups_of};
 use crate::exec::output::AddColumns;
 use crate::exec::phases::{self, Phases};
@@ -66,7 +66,7 @@ pub(super) fn run(
         let budget = Arc::new(Pool(reservation.new_empty()));
         let job =
             Job::new(cancel.0.clone()).with_budget(budget).with_watch(Arc::new(phases.clone()));
-        let (found, rounds, peak) = blocking(move || {
+        let (found, rounds, peak) = computing(move || {
             let input = Input::read(&call.spec, &input.0, &batches, first, &job)?;
             call.solve(input, batches, &job)
         })

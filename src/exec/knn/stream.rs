@@ -24,7 +24,7 @@ use super::spec::KnnSpec;
 use crate::algo::knn::{KnnSearch, open_base};
 use crate::device::{AnyDevice, Neighbors, Work};
 use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
-use crate::exec::collect::{CancelOnDrop, Pool, blocking, collect};
+use crate::exec::collect::{CancelOnDrop, Pool, blocking, collect, computing};
 use crate::exec::phases::{self, Phases};
 use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
@@ -110,7 +110,7 @@ impl Base {
     async fn open(&mut self, join: &Join, device: AnyDevice, job: &Job) -> Result<OnDevice> {
         let KnnSpec { device: choice, params, .. } = *join.spec;
         let (rows, chosen, job) = (self.rows.clone(), join.device.clone(), job.clone());
-        let (device, search) = blocking(move || {
+        let (device, search) = computing(move || {
             let may = may_fall_back(choice, &device);
             let open = |device: &AnyDevice| open_base(device, rows.clone(), params, &job);
             Ok(run_or_fall_back(device, may, &chosen, open)?)
@@ -296,9 +296,8 @@ impl Search {
         let OnDevice { search, device, .. } = self.on_device(block.rows.len()).await?;
         self.metrics.phases.enter(Phase::Search);
         let (queries, first) = (block.rows.clone(), block.first);
-        // The lists are reserved with the block.
-        let job = Job::new(self.job.cancel().clone());
-        let neighbors = blocking(move || Ok(search.search(&queries, first, &job))).await?;
+        let job = self.job.clone();
+        let neighbors = computing(move || Ok(search.search(&queries, first, &job))).await?;
         self.metrics.device_memory.set_max(device.peak_memory() as usize);
         Ok(neighbors)
     }
@@ -332,10 +331,14 @@ impl Search {
         }
     }
 
-    /// Bytes of a query's list: it holds up to twice k entries of 16 bytes while it grows, then rows
-    /// and distances.
+    /// Bytes of a query's list while it grows, and of its rows and distances when it is done.
     fn list_bytes(&self) -> usize {
-        self.per_query().saturating_mul(44).saturating_add(64)
+        let (k, real) = (self.per_query(), self.base.rows.matrix().kind());
+        let real = if real == ElementKind::F64 { size_of::<f64>() } else { size_of::<f32>() };
+        // Entries are cut back to k when a quarter more are there, in a buffer that doubles.
+        let entries = k.saturating_add((k / 4).clamp(8, 1024)).checked_next_power_of_two();
+        let growing = entries.unwrap_or(usize::MAX).saturating_mul(2 * real);
+        growing.saturating_add(k.saturating_mul(real + size_of::<u32>())).saturating_add(64)
     }
 
     async fn block_of_base(&mut self, next: usize) -> Result<Option<Block>> {

@@ -83,6 +83,14 @@ pub(super) struct Candidates<T> {
 }
 
 impl<T: Real> Candidates<T> {
+    /// Bytes of a row.
+    pub const BYTES: usize = size_of::<Candidate<T>>();
+
+    /// Rows that are kept at most for so many of the nearest.
+    pub fn most(k: usize) -> usize {
+        k.saturating_mul(2).saturating_add(32)
+    }
+
     /// No rows. `limit` is a sum that none of the k nearest exceeds.
     pub fn new(k: usize, limit: T) -> Self {
         Self { k, rows: Vec::new(), limit }
@@ -102,7 +110,7 @@ impl<T: Real> Candidates<T> {
     /// Time to [prune](Self::prune).
     #[inline(always)]
     pub fn is_full(&self) -> bool {
-        self.rows.len() >= self.k.saturating_mul(2).saturating_add(32)
+        self.rows.len() >= Self::most(self.k)
     }
 
     /// Pruning did not make enough room.

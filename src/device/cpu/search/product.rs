@@ -124,6 +124,10 @@ impl<T: Lanes> Arithmetic<T> for Product<T> {
                 is_safe(query, norm).then(|| Bounds::<T>::new(self.metric, dim, norm))
             })
             .collect();
+        let most = sinks.first().map_or(0, |sink| Candidates::<T>::most(sink.most()));
+        let of_query = most.min(self.rows.len()) * Candidates::<T>::BYTES;
+        let of_query = of_query + BLOCK_ROWS * size_of::<T>();
+        let _reserved = visit.job.reserve("candidates", sinks.len() * of_query)?;
         let mut candidates: Vec<_> =
             sinks.iter().map(|sink| Candidates::new(sink.most(), sink.reach())).collect();
         let mut products = vec![T::ZERO; BLOCK_ROWS * sinks.len()];
