@@ -11,9 +11,7 @@ use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::error::Result;
 use datafusion::prelude::*;
 use datafusion_neighbors::device::AnyDevice;
-use datafusion_neighbors::{
-    ClustersExt, KMeans, KnnExact, Metric, NeighborsExt, kmeans, knn_exact,
-};
+use datafusion_neighbors::{KMeans, KMeansExt, KnnExact, KnnExt, Metric, kmeans, knn_exact};
 
 #[tokio::main]
 async fn main() -> Result<()> {

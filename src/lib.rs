@@ -2,21 +2,45 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+// Not a part of the public interface, for this package's own tests and benches: may change in any
+// release.
+#[doc(hidden)]
 pub mod algo;
+#[doc(hidden)]
 pub mod device;
 mod error;
+#[doc(hidden)]
 pub mod exec;
+#[doc(hidden)]
 pub mod job;
+#[doc(hidden)]
 pub mod matrix;
+#[doc(hidden)]
 pub mod metric;
 mod parallel;
+#[doc(hidden)]
 pub mod random;
 mod sql;
 
+pub use algo::kmeans::Init;
+pub use device::{AnyDevice, DeviceChoice, DeviceInfo, devices, why_no_gpu};
 pub use error::{Error, Result, RowProblem};
 pub use exec::{KMeans, KnnExact, kmeans, knn_exact};
-pub use metric::{Metric, Sum};
+pub use metric::Metric;
 pub use sql::{
-    ClustersExt, InputOrder, KMeansArguments, KMeansNode, KnnNode, NeighborsExt, NeighborsOptions,
-    NeighborsPlanner, install, register_all, register_functions,
+    InputOrder, KMeansExt, KnnExt, NeighborsOptions, NeighborsPlanner, install, register_all,
+    register_functions,
 };
+
+/// Nodes and operators, for codecs and optimizer rules: each can be built again from what its
+/// accessors say. Devices and memory are chosen when an operator runs, so that a plan may travel to
+/// another machine.
+pub mod plan {
+    pub use crate::algo::kmeans::KMeansParams;
+    pub use crate::algo::knn::KnnParams;
+    pub use crate::exec::{
+        InTurnExec, InputExec, KMeansExec, KMeansOutput, KMeansSpec, KnnExec, KnnSpec,
+        NumberedExec, VectorColumn,
+    };
+    pub use crate::sql::{KMeansArguments, KMeansNode, KnnNode};
+}

@@ -52,6 +52,7 @@ pub enum Metric {
 
 /// What a device adds up over the elements of a pair of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Sum {
     /// Squared differences.
     Squares,

@@ -53,6 +53,7 @@ pub trait Device: SearchDevice + KMeansDevice + sealed::Sealed {
 
 /// What a device is, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceInfo {
     /// The name that selects it: `cpu`, `cuda:0`.
     pub name: String,
@@ -64,6 +65,7 @@ pub struct DeviceInfo {
 
 /// Which device a user asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[non_exhaustive]
 pub enum DeviceChoice {
     /// A GPU if there is one and the work is worth it.
     #[default]

@@ -23,6 +23,7 @@ use crate::metric::Metric;
 /// let ten_most_similar = KnnExact::k(10).metric(Metric::Cosine).vector("embedding");
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct KnnExact {
     pub(crate) k: u64,
     pub(crate) metric: Metric,
@@ -132,6 +133,7 @@ pub fn knn_exact(
 /// let hundred = KMeans::k(100).seed(7).vector("embedding").weight("visits");
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct KMeans {
     pub(crate) k: u64,
     pub(crate) metric: Metric,

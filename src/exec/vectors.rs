@@ -16,6 +16,7 @@ use crate::metric::Metric;
 
 /// Where the vectors of an input are: in one column of vectors, or one dimension a column.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
+#[non_exhaustive]
 pub enum VectorColumn {
     /// A column of lists or of binary strings.
     Whole(String),

@@ -1,15 +1,13 @@
 //! What users type: functions, settings, and how a session learns of them.
 
-mod arguments;
-mod columns;
+mod call;
 mod distance;
+mod family;
+mod functions;
 mod kmeans;
-mod knn_exact;
-mod node;
+mod knn;
 mod options;
 mod planner;
-mod pushdown;
-mod relation;
 mod sealed;
 mod window;
 
@@ -17,7 +15,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use datafusion::catalog::{TableFunction, TableFunctionImpl};
+use datafusion::catalog::TableFunction;
 use datafusion::common::plan_err;
 use datafusion::error::Result;
 use datafusion::execution::SessionStateBuilder;
@@ -27,9 +25,8 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_planner::ExtensionPlanner;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
-pub use kmeans::{ClustersExt, KMeansArguments, KMeansNode};
-pub use knn_exact::NeighborsExt;
-pub use node::KnnNode;
+pub use kmeans::{KMeansArguments, KMeansExt, KMeansNode};
+pub use knn::{KnnExt, KnnNode};
 pub use options::{InputOrder, NeighborsOptions};
 pub use planner::NeighborsPlanner;
 
@@ -91,12 +88,12 @@ pub fn register_all(ctx: &SessionContext) -> Result<()> {
 pub fn register_functions(ctx: &SessionContext) {
     let state = ctx.state_ref();
     let mut state = state.write();
-    if state.table_functions().contains_key(knn_exact::NAME) {
+    if functions::TABLE.iter().all(|ours| state.table_functions().contains_key(ours.name)) {
         return;
     }
     let id = state.session_id().to_string();
     let builder = SessionStateBuilder::new_from_existing(state.clone()).with_session_id(id);
-    *state = functions(builder).build();
+    *state = add_functions(builder).build();
 }
 
 /// The default planner's type is private; its name is not.
@@ -120,7 +117,7 @@ pub fn install(
     builder: SessionStateBuilder,
     others: Vec<Arc<dyn ExtensionPlanner + Send + Sync>>,
 ) -> SessionStateBuilder {
-    let mut builder = functions(builder);
+    let mut builder = add_functions(builder);
     let mut all = others;
     if let Some(before) = builder.query_planner() {
         let before: &dyn Any = before.as_ref();
@@ -132,9 +129,9 @@ pub fn install(
 }
 
 /// Everything but the query planner.
-fn functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
+fn add_functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     let rules = builder.optimizer().take().unwrap_or_default().rules;
-    let mut builder = builder.with_optimizer_rules(pushdown::PushIntoKnn::among(rules));
+    let mut builder = builder.with_optimizer_rules(functions::with_rules(rules));
     let rules = builder.physical_optimizers().get_or_insert_default();
     if !rules.rules.iter().any(|rule| rule.name() == ShowInputs.name()) {
         rules.rules.push(Arc::new(ShowInputs));
@@ -148,15 +145,14 @@ fn functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     }
     builder.relation_planners().get_or_insert_with(Vec::new).push(Arc::new(planner::Functions));
     let tables = builder.table_functions().get_or_insert_with(HashMap::new);
-    let knn: Arc<dyn TableFunctionImpl> = Arc::new(knn_exact::KnnExactFunction);
-    let ours = [TableFunction::new(knn_exact::NAME.to_string(), knn)];
-    let clusters = kmeans::FUNCTIONS.iter().map(|(name, output)| {
-        TableFunction::new((*name).to_string(), Arc::new(kmeans::KMeansFunction(output.clone())))
-    });
-    let ours = ours.into_iter().chain(clusters);
-    tables.extend(ours.map(|function| (function.name().to_string(), Arc::new(function))));
+    tables.extend(functions::TABLE.iter().map(|ours| {
+        let by_position = Arc::new(planner::ByPosition(ours));
+        let function = TableFunction::new(ours.name.to_string(), by_position);
+        (ours.name.to_string(), Arc::new(function))
+    }));
     let windows = builder.window_functions().get_or_insert_with(Vec::new);
-    windows.push(Arc::new(WindowUDF::from(window::KMeansWindow::new())));
+    let ours = functions::WINDOWS.iter().map(|ours| WindowUDF::from(window::Form::new(ours)));
+    windows.extend(ours.map(Arc::new));
     builder.analyzer_rules().get_or_insert_with(Vec::new).push(Arc::new(window::WindowForm));
     let scalars = builder.scalar_functions().get_or_insert_with(Vec::new);
     scalars.extend(distance::functions().map(Arc::new));

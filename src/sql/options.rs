@@ -28,6 +28,7 @@ pub struct NeighborsOptions {
 
 /// What the order of an input's rows goes by, and with it ties, seeds and labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Hash)]
+#[non_exhaustive]
 pub enum InputOrder {
     /// By the query and its data alone, as one thread reads them.
     Exact,

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use datafusion::catalog::Session;
-use datafusion::common::plan_err;
+use datafusion::catalog::{Session, TableFunctionArgs, TableFunctionImpl, TableProvider};
+use datafusion::common::{internal_err, plan_err};
+use datafusion::datasource::ViewTable;
 use datafusion::error::Result;
 use datafusion::execution::context::QueryPlanner;
 use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
@@ -16,12 +17,11 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_planner::{DefaultPhysicalPlanner, ExtensionPlanner, PhysicalPlanner};
 use datafusion::sql::sqlparser::ast;
 
-use super::kmeans::{self, KMeansNode};
-use super::knn_exact;
-use super::node::KnnNode;
+use super::call::{Arguments, Function, from_expr, resolve_in, table_by_name};
+use super::functions::{self, family};
 use super::options::{InputOrder, NeighborsOptions};
-use super::sealed::{Sealed, input_names, seal};
-use crate::exec::{InputExec, KMeansExec, KMeansOutput, KnnExec, check_bounded, plan_input};
+use super::sealed::{Sealed, seal};
+use crate::exec::{InputExec, check_bounded, plan_input};
 
 /// Plans calls of our table functions: named arguments, subqueries and CTEs, which DataFusion's
 /// own planning of table functions does not know.
@@ -59,17 +59,19 @@ impl RelationPlanner for Functions {
             other => return Ok(RelationPlanning::Original(Box::new(other))),
         };
         let name = plain_name(&name)?;
-        let plan = match clusters(&name) {
-            Some(output) => kmeans::plan(output, args, context)?,
-            None => knn_exact::plan(args, context)?,
+        let Some(function) = functions::find(&name) else {
+            return internal_err!("{name} is no function of ours");
         };
+        let arguments = Arguments::from_sql(function, args, context)?;
+        let mut resolve = |expr, schema: &_| context.sql_to_expr(expr, schema);
+        let plan = (function.plan)(arguments, &mut resolve)?;
         Ok(RelationPlanning::Planned(Box::new(PlannedRelation::new(plan, alias))))
     }
 }
 
 /// Whether a call is for us to plan: by its last name, since the others can only be wrong.
 fn is_ours(name: &ast::ObjectName) -> bool {
-    last_name(name).is_some_and(|name| name == knn_exact::NAME || clusters(&name).is_some())
+    last_name(name).is_some_and(|name| functions::find(&name).is_some())
 }
 
 /// The function's name as written if it is quoted, else in lower case.
@@ -89,10 +91,22 @@ fn plain_name(name: &ast::ObjectName) -> Result<String> {
     }
 }
 
-/// What a function of k-means gives, if it is one.
-fn clusters(name: &str) -> Option<KMeansOutput> {
-    let found = kmeans::FUNCTIONS.iter().find(|(known, _)| name == *known);
-    found.map(|(_, output)| output.clone())
+/// A function by position, for hosts that see plain table functions only:
+/// `knn_exact('queries', 'base', 10, 'l2', 'v')`.
+#[derive(Debug)]
+pub(super) struct ByPosition(pub &'static Function);
+
+impl TableFunctionImpl for ByPosition {
+    fn call_with_args(&self, args: TableFunctionArgs<'_, '_>) -> Result<Arc<dyn TableProvider>> {
+        if let Some(table) = table_by_name(&args)? {
+            return Ok(table);
+        }
+        let Self(function) = self;
+        let table = |expr: &_| from_expr(function.name, expr, args.session());
+        let arguments = Arguments::from_exprs(function, args.exprs(), table)?;
+        let plan = (function.plan)(arguments, &mut resolve_in(args.session()))?;
+        Ok(Arc::new(ViewTable::new(plan, None)))
+    }
 }
 
 /// Turns our nodes into operators. For sessions that have a query planner of their own: hand this
@@ -114,38 +128,21 @@ impl ExtensionPlanner for NeighborsPlanner {
         if let Some(Sealed { input, .. }) = node.as_any().downcast_ref() {
             return plan_input(planner, seal(input.clone())?, session).await.map(Some);
         }
-        let Some(names) = input_names(node) else {
+        let Some(node) = family(node) else {
             return Ok(None);
         };
         let options = NeighborsOptions::of(session.config_options());
         let mut inputs = physical_inputs.to_vec();
-        for ((name, input), logical) in names.iter().zip(&mut inputs).zip(logical_inputs) {
+        for ((name, input), logical) in
+            node.input_names().iter().zip(&mut inputs).zip(logical_inputs)
+        {
             // A query planner that is not ours has planned the input as any other.
             if options.input_order == InputOrder::Exact && !input.is::<InputExec>() {
                 *input = plan_input(planner, seal((*logical).clone())?, session).await?;
             }
             check_bounded(name, input)?;
         }
-        let physical_inputs = inputs.as_slice();
-        if let Some(node) = node.as_any().downcast_ref::<KMeansNode>() {
-            let (input, init) = match physical_inputs {
-                [input] => (input, None),
-                [input, init] => (input, Some(init.clone())),
-                _ => return Ok(None),
-            };
-            let exec = KMeansExec::try_new(Arc::new(node.spec(&options)?), input.clone(), init)?;
-            return Ok(Some(Arc::new(exec)));
-        }
-        let Some(node) = node.as_any().downcast_ref::<KnnNode>() else {
-            return Ok(None);
-        };
-        let (queries, base) = match physical_inputs {
-            [queries, base] => (Some(queries.clone()), base),
-            [base] => (None, base),
-            _ => return Ok(None),
-        };
-        let exec = KnnExec::try_new(Arc::new(node.spec(&options)?), queries, base.clone())?;
-        Ok(Some(Arc::new(exec)))
+        node.operator(&options, &inputs).map(Some)
     }
 }
 

@@ -9,12 +9,9 @@ use datafusion::common::tree_node::{
     Transformed, TransformedResult, TreeNodeRecursion, TreeNodeRewriter,
 };
 use datafusion::error::Result;
-use datafusion::logical_expr::{
-    Expr, Extension, LogicalPlan, UserDefinedLogicalNode, UserDefinedLogicalNodeCore,
-};
+use datafusion::logical_expr::{Expr, Extension, LogicalPlan, UserDefinedLogicalNodeCore};
 
-use super::kmeans::KMeansNode;
-use super::node::KnnNode;
+use super::functions::family;
 
 /// An input, without children.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
@@ -41,7 +38,7 @@ impl TreeNodeRewriter for Seal {
         let shows = matches!(plan, LogicalPlan::Explain(_) | LogicalPlan::Analyze(_));
         self.depth += usize::from(!shows);
         match plan {
-            LogicalPlan::Extension(Extension { node }) if input_names(node.as_ref()).is_some() => {
+            LogicalPlan::Extension(Extension { node }) if family(node.as_ref()).is_some() => {
                 let depth = self.depth;
                 let inputs = node.inputs().into_iter().map(|input| match input {
                     LogicalPlan::Extension(known) if known.node.as_any().is::<Sealed>() => {
@@ -64,15 +61,6 @@ impl TreeNodeRewriter for Seal {
         self.depth = self.depth.saturating_sub(1);
         Ok(Transformed::no(plan))
     }
-}
-
-/// What the inputs of one of our nodes are called; `None` for others.
-pub(super) fn input_names(node: &dyn UserDefinedLogicalNode) -> Option<&'static [&'static str]> {
-    if node.as_any().is::<KMeansNode>() {
-        return Some(&["input", "init"]);
-    }
-    let names: &[_] = if node.inputs().len() == 1 { &["base"] } else { &["queries", "base"] };
-    node.as_any().is::<KnnNode>().then_some(names)
 }
 
 impl UserDefinedLogicalNodeCore for Sealed {

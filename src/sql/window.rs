@@ -1,7 +1,7 @@
-//! `kmeans(v, k [, seed]) OVER (PARTITION BY …)`: a window function that is planned as a
-//! [`KMeansNode`](super::KMeansNode), which a window evaluator could not be: it sees one group at a
-//! time, and neither settings nor memory.
+//! Window functions, such as `kmeans(v, k [, seed]) OVER (PARTITION BY …)`, that are planned as nodes,
+//! which a window evaluator could not be: it sees one group at a time, and neither settings nor memory.
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
@@ -17,40 +17,51 @@ use datafusion::logical_expr::{
 };
 use datafusion::optimizer::AnalyzerRule;
 
-use super::kmeans;
+use super::call::{GroupFunction, Labelled};
+use super::functions;
 use crate::exec::kind_of_vector;
 use crate::matrix::ElementKind;
 
-/// The window function: its name and types. [`WindowForm`] takes it out of every plan.
-#[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct KMeansWindow {
+/// What DataFusion knows of a window function: its name and types. [`WindowForm`] takes it out of
+/// every plan.
+#[derive(Debug)]
+pub(super) struct Form {
+    function: &'static GroupFunction,
     documentation: Documentation,
     signature: Signature,
 }
 
-impl KMeansWindow {
-    const NAME: &str = "kmeans";
-
-    pub(super) fn new() -> Self {
-        let section =
-            DocSection { include: true, label: "Clustering Functions", description: None };
-        let documentation = Documentation::builder(
-            section,
-            "The k-means cluster of every row among the rows of its group, from 0; NULL for a NULL \
-             vector.",
-            "kmeans(vector, k [, seed]) OVER ([PARTITION BY …])",
-        )
-        .with_argument("vector", "List of numbers")
-        .with_argument("k", "Clusters: a whole number from 1")
-        .with_argument("seed", "Of what is drawn at random: a whole number from 0")
-        .build();
-        Self { documentation, signature: Signature::user_defined(Volatility::Immutable) }
+impl Form {
+    pub(super) fn new(function: &'static GroupFunction) -> Self {
+        let section = DocSection { include: true, label: function.section, description: None };
+        let syntax = format!("{} OVER ([PARTITION BY …])", function.syntax());
+        let mut documentation = Documentation::builder(section, function.summary, syntax)
+            .with_argument("v", "List of numbers");
+        for (name, meaning) in function.arguments {
+            documentation = documentation.with_argument(*name, *meaning);
+        }
+        let signature = Signature::user_defined(Volatility::Immutable);
+        Self { function, documentation: documentation.build(), signature }
     }
 }
 
-impl WindowUDFImpl for KMeansWindow {
+impl PartialEq for Form {
+    fn eq(&self, other: &Self) -> bool {
+        self.function.name == other.function.name
+    }
+}
+
+impl Eq for Form {}
+
+impl Hash for Form {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.function.name.hash(state);
+    }
+}
+
+impl WindowUDFImpl for Form {
     fn name(&self) -> &str {
-        Self::NAME
+        self.function.name
     }
 
     fn signature(&self) -> &Signature {
@@ -58,12 +69,9 @@ impl WindowUDFImpl for KMeansWindow {
     }
 
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
-        if !(2..=3).contains(&types.len()) {
-            let found = types.len();
-            return plan_err!(
-                "kmeans(v, k [, seed]) OVER (…) takes a vector, k and a seed; {found} arguments are \
-                 given"
-            );
+        if !self.function.accepts(types.len()) {
+            let (syntax, found) = (self.function.syntax(), types.len());
+            return plan_err!("{syntax} OVER (…) takes other arguments; {found} are given");
         }
         let vector = match &types[0] {
             // Coerced to what the dictionary holds.
@@ -75,8 +83,8 @@ impl WindowUDFImpl for KMeansWindow {
                 Ok(std::iter::once(vector).chain(&types[1..]).cloned().collect())
             }
             _ => {
-                let found = &types[0];
-                plan_err!("kmeans: argument 'v' is of type {found}; accepted are lists of numbers")
+                let (name, found) = (self.function.name, &types[0]);
+                plan_err!("{name}: argument 'v' is of type {found}; accepted are lists of numbers")
             }
         }
     }
@@ -93,11 +101,12 @@ impl WindowUDFImpl for KMeansWindow {
         &self,
         _: PartitionEvaluatorArgs,
     ) -> Result<Box<dyn PartitionEvaluator>> {
-        plan_err!("kmeans(…) OVER (…) needs the rules of datafusion_neighbors::register_all")
+        let name = self.function.name;
+        plan_err!("{name}(…) OVER (…) needs the rules of datafusion_neighbors::register_all")
     }
 }
 
-/// Plans every `kmeans(…) OVER (…)` as a node.
+/// Plans every window function of ours as a node.
 #[derive(Debug)]
 pub(super) struct WindowForm;
 
@@ -117,15 +126,16 @@ impl AnalyzerRule for WindowForm {
     }
 }
 
-/// The parameters of a window expression, if it is ours.
-fn ours(expr: &Expr) -> Option<&WindowFunctionParams> {
+/// The function and the parameters of a window expression, if it is ours.
+fn ours(expr: &Expr) -> Option<(&'static GroupFunction, &WindowFunctionParams)> {
     match expr {
         Expr::Alias(alias) => ours(&alias.expr),
         Expr::WindowFunction(function) => {
             let WindowFunction { fun, params } = function.as_ref();
-            let is_ours = matches!(fun, WindowFunctionDefinition::WindowUDF(udf)
-                if udf.inner().is::<KMeansWindow>());
-            is_ours.then_some(params)
+            let WindowFunctionDefinition::WindowUDF(udf) = fun else { return None };
+            udf.inner().is::<Form>().then_some(())?;
+            let function = functions::WINDOWS.iter().find(|ours| ours.name == udf.name())?;
+            Some((*function, params))
         }
         _ => None,
     }
@@ -146,8 +156,8 @@ fn rewrite(window: Window) -> Result<LogicalPlan> {
     // Labels go by names of their own until the end: two may have one name.
     let prefix = unused_prefix(schema.fields().iter().map(|field| field.name().as_str()));
     let name = |i: usize| format!("{prefix}{i}");
-    for (i, params) in window_expr.iter().filter_map(ours).enumerate() {
-        plan = label(plan, params, &name(i))?;
+    for (i, call) in window_expr.iter().filter_map(ours).enumerate() {
+        plan = label(plan, call, &name(i))?;
     }
     for exprs in above {
         plan = LogicalPlanBuilder::from(plan).window(exprs)?.build()?;
@@ -172,7 +182,7 @@ fn rewrite(window: Window) -> Result<LogicalPlan> {
 /// the lowest first.
 fn below_windows(mut plan: LogicalPlan, exprs: &[Expr]) -> (LogicalPlan, Vec<Vec<Expr>>) {
     let reads: Vec<Column> = (exprs.iter().filter_map(ours))
-        .flat_map(|params| params.args.iter().chain(&params.partition_by))
+        .flat_map(|(_, params)| params.args.iter().chain(&params.partition_by))
         .flat_map(|expr| expr.column_refs().into_iter().cloned())
         .collect();
     let mut windows = vec![];
@@ -202,23 +212,22 @@ fn unused_prefix<'a>(names: impl Iterator<Item = &'a str> + Clone) -> String {
 }
 
 /// A plan with one more column, which has this name.
-fn label(plan: LogicalPlan, params: &WindowFunctionParams, name: &str) -> Result<LogicalPlan> {
-    let WindowFunctionParams { args, partition_by, order_by, window_frame, filter, .. } = params;
-    if !order_by.is_empty() || *window_frame != WindowFrame::new(None) {
-        return plan_err!(
-            "kmeans(…) OVER (…) looks at all rows of a group, in no order; ORDER BY and frames are \
-             not accepted"
-        );
-    }
-    if filter.is_some() || params.distinct || params.null_treatment.is_some() {
-        return plan_err!(
-            "kmeans(…) OVER (…) takes no DISTINCT, no FILTER and no IGNORE NULLS; filter its input"
-        );
-    }
-    let (vector, k, seed) = match args.as_slice() {
-        [vector, k] => (vector, k, None),
-        [vector, k, seed] => (vector, k, Some(seed.clone())),
-        _ => return plan_err!("kmeans(v, k [, seed]) OVER (…) takes two or three arguments"),
+fn label(
+    plan: LogicalPlan,
+    (function, params): (&GroupFunction, &WindowFunctionParams),
+    name: &str,
+) -> Result<LogicalPlan> {
+    let WindowFunctionParams { args, partition_by, .. } = params;
+    check(function, params)?;
+    let (vector, arguments) = match args.split_first() {
+        Some((vector, arguments)) if function.accepts(args.len()) => (vector, arguments.to_vec()),
+        _ => {
+            return plan_err!(
+                "{} OVER (…) takes other arguments; {} are given",
+                function.syntax(),
+                args.len()
+            );
+        }
     };
     // The node finds its columns by name, and names of a join may be there twice: columns go by
     // numbers below it, and what it reads comes as what it is called.
@@ -240,8 +249,8 @@ fn label(plan: LogicalPlan, params: &WindowFunctionParams, name: &str) -> Result
     let groups = partition_by.iter().map(|expr| expr.schema_name().to_string()).collect();
     let own = format!("{prefix}cluster");
     let input = LogicalPlanBuilder::from(plan).project(below)?.build()?;
-    let labelled =
-        kmeans::label_groups(input, vector_name, groups, (k.clone(), seed), own.clone())?;
+    let call = Labelled { vector: vector_name, groups, arguments, label: own.clone() };
+    let labelled = (function.label)(input, call)?;
     let above = columns.into_iter().enumerate().map(|(i, column)| {
         let below = Expr::Column(Column::from_name(number(i)));
         below.alias_qualified(column.relation, column.name)
@@ -249,4 +258,22 @@ fn label(plan: LogicalPlan, params: &WindowFunctionParams, name: &str) -> Result
     let own = Expr::Column(Column::from_name(own)).alias(name);
     let above: Vec<Expr> = above.chain([own]).collect();
     LogicalPlanBuilder::from(labelled).project(above)?.build()
+}
+
+/// Refuses what has no meaning for a function of all rows of a group.
+fn check(function: &GroupFunction, params: &WindowFunctionParams) -> Result<()> {
+    let name = function.name;
+    let WindowFunctionParams { order_by, window_frame, filter, .. } = params;
+    if !order_by.is_empty() || *window_frame != WindowFrame::new(None) {
+        return plan_err!(
+            "{name}(…) OVER (…) looks at all rows of a group, in no order; ORDER BY and frames are \
+             not accepted"
+        );
+    }
+    if filter.is_some() || params.distinct || params.null_treatment.is_some() {
+        return plan_err!(
+            "{name}(…) OVER (…) takes no DISTINCT, no FILTER and no IGNORE NULLS; filter its input"
+        );
+    }
+    Ok(())
 }

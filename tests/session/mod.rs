@@ -1,6 +1,7 @@
 //! How the functions behave in a session: other plug-ins, partitions, memory, cancellation, metrics.
 
 mod embedding;
+mod plans;
 mod surface;
 pub mod waiting;
 
@@ -24,7 +25,7 @@ use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{SessionConfig, SessionContext, lit};
-use datafusion_neighbors::{KnnExact, Metric, NeighborsExt, register_all};
+use datafusion_neighbors::{KnnExact, KnnExt, Metric, register_all};
 use libtest_mimic::Failed;
 
 use crate::support::Rng;
@@ -51,6 +52,7 @@ pub const TESTS: &[(&str, Test)] = &[
     ("a_dropped_stream_stops_the_search", || run(cancellation())),
     ("a_bad_row_gives_no_output", || run(bad_row())),
     ("explain_analyze_shows_the_work", || run(metrics())),
+    ("plans_can_be_built_again", || run(plans::round_trips())),
     ("callers_may_be_workers_that_all_wait", embedding::workers_that_wait),
     ("sessions_run_side_by_side", embedding::sessions_side_by_side),
     ("catalogs_may_wait_and_their_tasks_go_on", embedding::slow_catalogs),

@@ -5,6 +5,7 @@ use crate::metric::Metric;
 
 /// What is asked of [`kmeans`](super::kmeans).
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct KMeansParams {
     pub(crate) k: usize,
     pub(crate) metric: Metric,
@@ -23,6 +24,7 @@ pub struct KMeansParams {
 
 /// How the first centroids are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Hash, Default)]
+#[non_exhaustive]
 pub enum Init {
     /// Greedy k-means++.
     #[default]

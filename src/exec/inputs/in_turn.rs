@@ -59,7 +59,7 @@ const AHEAD_BATCHES: usize = 64;
 
 /// See the [module](self).
 #[derive(Debug, Clone)]
-pub(super) struct InTurnExec {
+pub struct InTurnExec {
     input: Arc<dyn ExecutionPlan>,
     fetch: Option<usize>,
     /// Whether it tells of the order of its one partition.
@@ -71,12 +71,38 @@ pub(super) struct InTurnExec {
 }
 
 impl InTurnExec {
-    pub fn new(input: Arc<dyn ExecutionPlan>, fetch: Option<usize>, tells: bool) -> Arc<Self> {
+    /// All rows of `input`, at most `fetch` of them. `tells`: the order that `input` declares for its
+    /// one partition stays declared. `counted`: rows have been taken by their place below, so that no
+    /// filter may take some before.
+    pub fn from_parts(
+        input: Arc<dyn ExecutionPlan>,
+        fetch: Option<usize>,
+        tells: bool,
+        counted: bool,
+    ) -> Self {
+        Self { counted, ..Self::plain(input, fetch, tells) }
+    }
+
+    /// Whether the order of its one partition is declared.
+    pub fn tells(&self) -> bool {
+        self.tells
+    }
+
+    /// Whether rows have been taken by their place below.
+    pub fn counted(&self) -> bool {
+        self.counted
+    }
+
+    pub(super) fn new(
+        input: Arc<dyn ExecutionPlan>,
+        fetch: Option<usize>,
+        tells: bool,
+    ) -> Arc<Self> {
         Arc::new(Self::plain(input, fetch, tells))
     }
 
     /// The rows that an operator has taken by their place.
-    pub fn over_counted(input: Arc<dyn ExecutionPlan>) -> Arc<Self> {
+    pub(super) fn over_counted(input: Arc<dyn ExecutionPlan>) -> Arc<Self> {
         Arc::new(Self { counted: true, ..Self::plain(input, None, false) })
     }
 
@@ -97,19 +123,20 @@ impl InTurnExec {
     }
 
     /// All rows of a plan, whose declared order is forgotten.
-    pub fn over(input: Arc<dyn ExecutionPlan>) -> Arc<Self> {
+    pub(super) fn over(input: Arc<dyn ExecutionPlan>) -> Arc<Self> {
         Self::new(input, None, false)
     }
 
     /// The rows of a plan in batches of equal size. Operators choose how to work by the order they
     /// are told, so one partition's stays declared.
-    pub fn recut(input: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
+    pub(super) fn recut(input: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
         match input.output_partitioning().partition_count() {
             1 => Self::new(input, None, true),
             _ => Self::over(input),
         }
     }
 
+    /// What is put in turn.
     pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
         &self.input
     }

@@ -47,7 +47,8 @@ pub struct InputExec {
 }
 
 impl InputExec {
-    pub(super) fn new(plan: Arc<dyn ExecutionPlan>) -> Self {
+    /// The input that this plan reads.
+    pub fn new(plan: Arc<dyn ExecutionPlan>) -> Self {
         // Our operators take partitions in turn themselves, one after the other.
         let plan = match plan.downcast_ref::<InTurnExec>() {
             Some(turn) if turn.fetch().is_none() && !start_together(turn.input()) => {

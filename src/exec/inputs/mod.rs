@@ -34,7 +34,9 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use datafusion::physical_planner::PhysicalPlanner;
 use datafusion::prelude::SessionConfig;
 
+pub use in_turn::InTurnExec;
 pub use leaf::{InputExec, ShowInputs};
+pub use numbered::NumberedExec;
 use rules::{EndsOfRows, Finish, Isolate};
 
 /// The rows of every batch that comes to an operator which is not row-local.

@@ -60,7 +60,7 @@ pub(super) fn stable(
 
 /// Rows with their numbers as a last column, those of later partitions larger.
 #[derive(Debug)]
-struct NumberedExec {
+pub struct NumberedExec {
     input: Arc<dyn ExecutionPlan>,
     properties: Arc<PlanProperties>,
 }
@@ -71,7 +71,11 @@ impl NumberedExec {
     /// Bits of a row's number within its partition.
     const ROWS_BITS: u32 = 40;
 
-    fn try_new(input: Arc<dyn ExecutionPlan>) -> Result<Self> {
+    /// The rows of `input`.
+    ///
+    /// # Errors
+    /// Properties of `input` that do not fit its schema.
+    pub fn try_new(input: Arc<dyn ExecutionPlan>) -> Result<Self> {
         let schema = input.schema();
         let number = Arc::new(Field::new(Self::NUMBER, DataType::UInt64, false));
         let fields: Vec<_> = schema.fields().iter().cloned().chain([number]).collect();

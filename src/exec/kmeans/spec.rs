@@ -15,6 +15,7 @@ use crate::matrix::ElementKind;
 
 /// What a [`KMeansExec`](super::KMeansExec) computes, independent of its inputs.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct KMeansSpec {
     /// k, the metric, and how the rounds go.
     pub params: KMeansParams,
@@ -35,6 +36,20 @@ pub struct KMeansSpec {
 }
 
 impl KMeansSpec {
+    /// Rows of one input and equal weight, on any device; the fields say the rest.
+    pub fn new(params: KMeansParams, output: KMeansOutput, vector: VectorColumn) -> Self {
+        Self {
+            params,
+            output,
+            vector,
+            weight: None,
+            groups: Vec::new(),
+            init_vector: None,
+            device: DeviceChoice::Auto,
+            device_memory: 0,
+        }
+    }
+
     /// About how many operations it takes.
     pub(super) fn operations(&self, rows: usize, width: usize) -> f64 {
         let rounds = self.params.max_iterations.min(20) as f64;
@@ -44,6 +59,7 @@ impl KMeansSpec {
 
 /// What comes out of k-means.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
+#[non_exhaustive]
 pub enum KMeansOutput {
     /// The rows, with their cluster and the distance from its centroid.
     Rows,

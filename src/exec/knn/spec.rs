@@ -13,6 +13,7 @@ use crate::matrix::ElementKind;
 
 /// What a [`KnnExec`](super::KnnExec) computes, independent of its inputs.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct KnnSpec {
     /// k and the metric.
     pub params: KnnParams,
@@ -26,6 +27,14 @@ pub struct KnnSpec {
     pub device_memory: u64,
     /// Queries searched together.
     pub batch_rows: usize,
+}
+
+impl KnnSpec {
+    /// A base joined with itself, on any device; the fields say the rest.
+    pub fn new(params: KnnParams, base_vector: VectorColumn, batch_rows: usize) -> Self {
+        let (device, device_memory) = (DeviceChoice::Auto, 0);
+        Self { params, query_vector: None, base_vector, device, device_memory, batch_rows }
+    }
 }
 
 /// The output columns: those of the queries with prefix `query_`, those of the base with prefix

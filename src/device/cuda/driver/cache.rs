@@ -4,9 +4,12 @@
 //! an entry that is truncated, corrupt or of another format is a miss, and is written anew. Writers
 //! write a file of their own and rename it, so readers and other writers never see half an entry.
 //! No failure here is an error: without a cache, kernels are compiled.
+//!
+//! Whoever writes here runs code on the GPU: on Unix the folder is its owner's alone (mode 0700), and a
+//! folder or an entry that belongs to somebody else, or that others may write to, is not used.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,10 +53,18 @@ impl Cache {
         Self { dir }
     }
 
-    /// The payload stored under a key, if it is there and whole.
+    /// The payload stored under a key, if it is there, whole, and ours.
     pub(in crate::device::cuda) fn load(&self, key: Key) -> Option<Vec<u8>> {
         let path = self.path(key)?;
-        let entry = fs::read(&path).ok()?;
+        let mut file = fs::File::open(&path).ok()?;
+        let is_ours = self.dir.as_deref().is_some_and(own::is_private_folder)
+            && file.metadata().is_ok_and(|file| own::is_ours(&file));
+        if !is_ours {
+            log::warn!("ignoring {}: others may have written it", path.display());
+            return None;
+        }
+        let mut entry = Vec::new();
+        file.read_to_end(&mut entry).ok()?;
         let payload = payload_of(&entry);
         if payload.is_none() {
             log::warn!("ignoring damaged cache entry {}", path.display());
@@ -92,7 +103,7 @@ fn write_entry(path: &Path, payload: &[u8]) -> io::Result<()> {
     let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
     let own = path.with_extension(format!("{}-{writer}.tmp", process::id()));
     if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir)?;
+        own::make_private_folder(dir)?;
     }
     let written = fs::File::create(&own)
         .and_then(|mut file| {
@@ -105,6 +116,70 @@ fn write_entry(path: &Path, payload: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&own);
     }
     written
+}
+
+/// Whose files are: nobody else's.
+#[cfg(unix)]
+mod own {
+    use std::fs::{self, DirBuilder, Metadata, Permissions};
+    use std::io;
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+    use std::path::Path;
+
+    /// Who runs this process; `None` where nothing says it.
+    fn user() -> Option<u32> {
+        fs::metadata("/proc/self").ok().map(|own| own.uid())
+    }
+
+    /// Whether a file or folder belongs to this user, and nobody else may write to it.
+    pub(super) fn is_ours(file: &Metadata) -> bool {
+        user() == Some(file.uid()) && file.mode() & 0o022 == 0
+    }
+
+    pub(super) fn is_private_folder(dir: &Path) -> bool {
+        fs::metadata(dir).is_ok_and(|dir| is_ours(&dir) && dir.mode() & 0o077 == 0)
+    }
+
+    /// Makes a folder that only its owner may look into.
+    pub(super) fn make_private_folder(dir: &Path) -> io::Result<()> {
+        if let Some(above) = dir.parent() {
+            fs::create_dir_all(above)?;
+        }
+        match DirBuilder::new().mode(0o700).create(dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let found = fs::metadata(dir)?;
+        if !is_ours(&found) {
+            let message = "it belongs to another user, or others may write to it";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+        }
+        // Others may have been able to look into it.
+        if found.mode() & 0o077 != 0 {
+            fs::set_permissions(dir, Permissions::from_mode(0o700))?;
+        }
+        Ok(())
+    }
+}
+
+/// Folders of a user's profile are that user's.
+#[cfg(not(unix))]
+mod own {
+    use std::fs::{self, Metadata};
+    use std::io;
+    use std::path::Path;
+
+    pub(super) fn is_ours(_: &Metadata) -> bool {
+        true
+    }
+
+    pub(super) fn is_private_folder(_: &Path) -> bool {
+        true
+    }
+
+    pub(super) fn make_private_folder(dir: &Path) -> io::Result<()> {
+        fs::create_dir_all(dir)
+    }
 }
 
 /// FNV-1a with 128 bits: the standard library's hashes may change between releases.
@@ -179,6 +254,37 @@ mod tests {
         assert_eq!(scratch.0.load(key), None);
         scratch.0.store(key, b"cubin");
         assert_eq!(scratch.0.load(key).as_deref(), Some(&b"cubin"[..]));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_others_may_have_written_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let scratch = Scratch::new("owner");
+        let key = Key::of(&["kernel"]);
+        scratch.0.store(key, b"cubin");
+        let (dir, path) = (scratch.0.dir.clone().unwrap(), scratch.0.path(key).unwrap());
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
+        assert_eq!(mode(&dir), 0o700);
+        assert!(scratch.0.load(key).is_some());
+        for others in [0o622, 0o602, 0o660] {
+            set(&path, others).unwrap();
+            assert_eq!(scratch.0.load(key), None, "an entry of mode {others:o}");
+        }
+        set(&path, 0o600).unwrap();
+        for others in [0o777, 0o770, 0o755] {
+            set(&dir, others).unwrap();
+            assert_eq!(scratch.0.load(key), None, "a folder of mode {others:o}");
+        }
+        // One that others could only look into is made private; one they could write to stays unused.
+        scratch.0.store(key, b"cubin");
+        assert_eq!(mode(&dir), 0o700);
+        assert!(scratch.0.load(key).is_some());
+        set(&dir, 0o777).unwrap();
+        scratch.0.store(Key::of(&["other"]), b"cubin");
+        set(&dir, 0o700).unwrap();
+        assert_eq!(scratch.0.load(Key::of(&["other"])), None);
     }
 
     #[test]

@@ -15,10 +15,8 @@ use datafusion::logical_expr::planner::RelationPlannerContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
 use datafusion::sql::sqlparser::ast;
 
-use super::knn_exact;
-
 /// Whether an argument by position is a relation rather than a value.
-pub(super) fn is_relation(arg: &ast::Expr, context: &dyn RelationPlannerContext) -> bool {
+pub(in crate::sql) fn is_relation(arg: &ast::Expr, context: &dyn RelationPlannerContext) -> bool {
     match arg {
         ast::Expr::Identifier(_) | ast::Expr::CompoundIdentifier(_) | ast::Expr::Subquery(_) => {
             true
@@ -36,7 +34,7 @@ pub(super) fn is_relation(arg: &ast::Expr, context: &dyn RelationPlannerContext)
 }
 
 /// The plan of a relation given as an argument.
-pub(super) fn plan(
+pub(in crate::sql) fn plan(
     function: &str,
     argument: &str,
     arg: ast::Expr,
@@ -53,7 +51,7 @@ pub(super) fn plan(
         ast::Expr::CompoundIdentifier(names) => ast::ObjectName::from(names),
         ast::Expr::Value(value) if value.value.clone().into_string().is_some() => {
             let name = value.value.into_string().unwrap_or_default();
-            return from_string(name, context);
+            return from_string(function, name, context);
         }
         other => {
             return plan_err!(
@@ -70,19 +68,23 @@ pub(super) fn plan(
     // DataFusion looks up the tables of a statement beforehand, but not those in arguments.
     let source = context
         .context_provider()
-        .get_table_function_source(knn_exact::NAME, vec![by_name(&reference)])?;
+        .get_table_function_source(function, vec![by_name(&reference)])?;
     LogicalPlanBuilder::scan(reference, source, None)?.build()
 }
 
 /// A file, or a table whose name may be dotted.
-fn from_string(name: String, context: &mut dyn RelationPlannerContext) -> Result<LogicalPlan> {
+fn from_string(
+    function: &str,
+    name: String,
+    context: &mut dyn RelationPlannerContext,
+) -> Result<LogicalPlan> {
     let whole = ast::ObjectName::from(vec![ast::Ident::with_quote('"', name.as_str())]);
     if let Ok(plan) = context.plan(table(whole, None)) {
         return Ok(plan);
     }
     let provider = context.context_provider();
     let find = |reference: &TableReference| {
-        provider.get_table_function_source(knn_exact::NAME, vec![by_name(reference)])
+        provider.get_table_function_source(function, vec![by_name(reference)])
     };
     let whole = TableReference::bare(name.as_str());
     let (reference, source) = match find(&whole) {
@@ -171,7 +173,11 @@ fn call_args(args: ast::FunctionArguments) -> Result<Option<Vec<ast::FunctionArg
 }
 
 /// The relation that an expression of a plain table function names.
-pub(super) fn from_expr(function: &str, expr: &Expr, session: &dyn Session) -> Result<LogicalPlan> {
+pub(in crate::sql) fn from_expr(
+    function: &str,
+    expr: &Expr,
+    session: &dyn Session,
+) -> Result<LogicalPlan> {
     let reference = match expr {
         Expr::ScalarSubquery(query) => return Ok(query.subquery.as_ref().clone()),
         Expr::Column(Column { relation, name, .. }) => match relation {
@@ -190,7 +196,7 @@ pub(super) fn from_expr(function: &str, expr: &Expr, session: &dyn Session) -> R
 /// The key of the metadata that tells a table's name from what a user may write.
 const BY_NAME: &str = "neighbors.table";
 
-/// Asks `knn_exact` for a table of the session: the planner of relations has no session, and the
+/// Asks one of our functions for a table of the session: the planner of relations has no session, and the
 /// functions that it can call have.
 fn by_name(reference: &TableReference) -> Expr {
     let metadata = [(BY_NAME.to_string(), String::new())].into_iter().collect::<BTreeMap<_, _>>();
@@ -199,7 +205,7 @@ fn by_name(reference: &TableReference) -> Expr {
 }
 
 /// The table that [`by_name`] asks for, if this is such a call.
-pub(super) fn table_by_name(
+pub(in crate::sql) fn table_by_name(
     args: &TableFunctionArgs<'_, '_>,
 ) -> Result<Option<Arc<dyn TableProvider>>> {
     match args.exprs() {

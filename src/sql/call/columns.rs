@@ -23,17 +23,17 @@ use crate::exec::{VectorColumn, kind_of_vector};
 use crate::matrix::ElementKind;
 
 /// Turns SQL into an expression over a schema.
-pub(super) type Resolve<'a> = dyn FnMut(ast::Expr, &DFSchema) -> Result<Expr> + 'a;
+pub(in crate::sql) type Resolve<'a> = dyn FnMut(ast::Expr, &DFSchema) -> Result<Expr> + 'a;
 
 /// Resolves expressions with a session's own functions.
-pub(super) fn resolve_with(
+pub(in crate::sql) fn resolve_with(
     state: &SessionState,
 ) -> impl FnMut(ast::Expr, &DFSchema) -> Result<Expr> {
     |expr, schema| state.create_logical_expr(&expr.to_string(), schema)
 }
 
 /// Resolves expressions in a session that may live elsewhere; then, names of columns only.
-pub(super) fn resolve_in(
+pub(in crate::sql) fn resolve_in(
     session: &dyn Session,
 ) -> impl FnMut(ast::Expr, &DFSchema) -> Result<Expr> {
     let state = session.as_any().downcast_ref::<SessionState>().cloned();
@@ -45,7 +45,7 @@ pub(super) fn resolve_in(
 
 /// What an argument says before its input is known: one column, or a column for each dimension.
 #[derive(Debug, Clone)]
-pub(super) struct ColumnArgument {
+pub(in crate::sql) struct ColumnArgument {
     columns: Vec<ast::Expr>,
     is_list: bool,
 }
@@ -144,7 +144,7 @@ fn no_column<T>(name: &str, input: &str, schema: &DFSchema) -> Result<T> {
 
 /// What becomes of the vector columns of an input in the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum VectorUse {
+pub(in crate::sql) enum VectorUse {
     /// They go into the node and do not come out.
     Taken,
     /// The node takes copies, which share their memory, and the columns are carried like others.
@@ -154,7 +154,7 @@ pub(super) enum VectorUse {
 }
 
 /// An input of a call, while its columns are found.
-pub(super) struct InputColumns<'a, 'b> {
+pub(in crate::sql) struct InputColumns<'a, 'b> {
     function: &'a str,
     input: &'a str,
     plan: LogicalPlan,

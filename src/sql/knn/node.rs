@@ -4,18 +4,19 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
-use datafusion::arrow::datatypes::{DataType, Field, Schema};
+use datafusion::arrow::datatypes::{DataType, Schema};
 use datafusion::common::{Column, DFSchema, DFSchemaRef, plan_err};
 use datafusion::error::Result;
-use datafusion::logical_expr::expr::Placeholder;
 use datafusion::logical_expr::{Expr, Extension, LogicalPlan, UserDefinedLogicalNodeCore};
+use datafusion::physical_plan::ExecutionPlan;
 
-use super::arguments::{metric, positive};
-use super::knn_exact::NAME;
-use super::options::NeighborsOptions;
+use super::NAME;
 use crate::algo::knn::KnnParams;
-use crate::exec::{KnnSpec, Side, VectorColumn, knn_fields};
+use crate::exec::{KnnExec, KnnSpec, Side, VectorColumn, knn_fields};
 use crate::matrix::ElementKind;
+use crate::sql::call::{argument, is_binary, metric, positive};
+use crate::sql::family::FamilyNode;
+use crate::sql::options::NeighborsOptions;
 
 /// Nearest neighbours in a logical plan. Its inputs are its children; the arguments that a
 /// parameter may give stay expressions. Settings are read when the plan becomes operators.
@@ -79,14 +80,10 @@ impl KnnNode {
     /// Arguments without a value, or with a wrong one.
     pub fn spec(&self, options: &NeighborsOptions) -> Result<KnnSpec> {
         let params = self.params()?;
-        Ok(KnnSpec {
-            params,
-            query_vector: self.queries.as_ref().map(|(vector, _)| vector.clone()),
-            base_vector: self.base.0.clone(),
-            device: options.device,
-            device_memory: options.device_memory,
-            batch_rows: options.batch_rows,
-        })
+        let mut spec = KnnSpec::new(params, self.base.0.clone(), options.batch_rows);
+        spec.query_vector = self.queries.as_ref().map(|(vector, _)| vector.clone());
+        (spec.device, spec.device_memory) = (options.device, options.device_memory);
+        Ok(spec)
     }
 
     fn params(&self) -> Result<KnnParams> {
@@ -141,18 +138,6 @@ impl KnnNode {
     }
 }
 
-/// An argument without the name that DataFusion gives to what it has computed, and with the type
-/// that a parameter is to have.
-pub(super) fn argument(expr: Expr, wanted: DataType) -> Expr {
-    match expr.unalias_nested().data {
-        Expr::Placeholder(Placeholder { id, field: None }) => {
-            let field = Arc::new(Field::new(&id, wanted, true));
-            Expr::Placeholder(Placeholder::new_with_field(id, Some(field)))
-        }
-        other => other,
-    }
-}
-
 /// The columns of an input, and the type of its vectors.
 fn side(name: &str, (vector, plan): &(VectorColumn, LogicalPlan)) -> Result<(Side, ElementKind)> {
     let side = Side::try_new(name, vector, plan.schema().fields())?;
@@ -175,11 +160,23 @@ fn schema(
     Ok(Arc::new(DFSchema::try_from(Schema::new(fields))?))
 }
 
-/// Whether the metric compares bits; `None` if a parameter will say.
-pub(super) fn is_binary(function: &str, expr: &Expr) -> Result<Option<bool>> {
-    match expr {
-        Expr::Literal(_, _) => Ok(Some(metric(function, expr)?.is_binary())),
-        _ => Ok(None),
+impl FamilyNode for KnnNode {
+    fn input_names(&self) -> &'static [&'static str] {
+        if self.queries.is_some() { &["queries", "base"] } else { &["base"] }
+    }
+
+    fn operator(
+        &self,
+        options: &NeighborsOptions,
+        inputs: &[Arc<dyn ExecutionPlan>],
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let (queries, base) = match inputs {
+            [queries, base] => (Some(queries.clone()), base),
+            [base] => (None, base),
+            _ => return plan_err!("{NAME} lost an input"),
+        };
+        let spec = Arc::new(self.spec(options)?);
+        Ok(Arc::new(KnnExec::try_new(spec, queries, base.clone())?))
     }
 }
 

@@ -1,46 +1,44 @@
 //! `knn_exact`: what SQL users and programs write to get a [`KnnNode`].
 
-use std::sync::Arc;
+mod node;
+mod pushdown;
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::catalog::{TableFunctionArgs, TableFunctionImpl, TableProvider};
 use datafusion::common::{DataFusionError, plan_datafusion_err, plan_err};
-use datafusion::datasource::ViewTable;
 use datafusion::error::Result;
 use datafusion::execution::SessionState;
-use datafusion::logical_expr::planner::RelationPlannerContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, lit};
 use datafusion::prelude::DataFrame;
-use datafusion::sql::sqlparser::ast;
 
-use super::arguments::{Arguments, Signature, boolean};
-use super::columns::{ColumnArgument, InputColumns, Resolve, VectorUse, resolve_in, resolve_with};
-use super::node::{KnnNode, argument, is_binary};
-use super::relation;
+pub use self::node::KnnNode;
+pub(super) use self::pushdown::PushIntoKnn;
+use super::call::{
+    Argument, Arguments, ColumnArgument, Function, InputColumns, Kind, Resolve, VectorUse,
+    argument, boolean, is_binary, resolve_with,
+};
 use crate::exec::KnnExact;
 use crate::metric::Metric;
 
 /// The name in SQL.
-pub(super) const NAME: &str = "knn_exact";
+const NAME: &str = "knn_exact";
 
-static SIGNATURE: Signature = Signature {
-    function: NAME,
-    inputs: &["queries", "base"],
-    values: &["k", "metric", "vector", "query_vector", "base_vector", "keep_vector"],
-    columns: &["vector", "query_vector", "base_vector"],
-    methods: &[],
+/// `knn_exact`.
+pub(super) static EXACT: Function = Function {
+    name: NAME,
+    arguments: &[
+        Argument::optional("queries", Kind::Input, "none"),
+        Argument::required("base", Kind::Input),
+        Argument::required("k", Kind::Value),
+        Argument::optional("metric", Kind::Value, "'l2'"),
+        Argument::optional("vector", Kind::Columns, "the only column that can be one"),
+        Argument::optional("query_vector", Kind::Columns, "vector"),
+        Argument::optional("base_vector", Kind::Columns, "vector"),
+        Argument::optional("keep_vector", Kind::Value, "false"),
+    ],
+    plan,
 };
 
-/// Plan a call in SQL.
-pub(super) fn plan(
-    args: Vec<ast::FunctionArg>,
-    context: &mut dyn RelationPlannerContext,
-) -> Result<LogicalPlan> {
-    let arguments = Arguments::from_sql(&SIGNATURE, args, context)?;
-    node(arguments, &mut |expr, schema| context.sql_to_expr(expr, schema))
-}
-
-fn node(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPlan> {
+fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPlan> {
     let base = arguments.required_input("base")?;
     let queries = arguments.input("queries");
     let k = arguments.required_value("k")?;
@@ -93,27 +91,10 @@ fn build(
     LogicalPlanBuilder::from(node.into_plan()).alias(NAME)?.build()
 }
 
-/// The function by position, for hosts that see plain table functions only:
-/// `knn_exact('queries', 'base', 10, 'l2', 'v')`.
-#[derive(Debug)]
-pub(super) struct KnnExactFunction;
-
-impl TableFunctionImpl for KnnExactFunction {
-    fn call_with_args(&self, args: TableFunctionArgs<'_, '_>) -> Result<Arc<dyn TableProvider>> {
-        if let Some(table) = relation::table_by_name(&args)? {
-            return Ok(table);
-        }
-        let table = |expr: &_| relation::from_expr(NAME, expr, args.session());
-        let arguments = Arguments::from_exprs(&SIGNATURE, args.exprs(), table)?;
-        let plan = node(arguments, &mut resolve_in(args.session()))?;
-        Ok(Arc::new(ViewTable::new(plan, None)))
-    }
-}
-
 /// Nearest neighbours on [`DataFrame`]s.
 ///
 /// The session must have been given to [`register_all`](crate::register_all).
-pub trait NeighborsExt: Sized {
+pub trait KnnExt: Sized {
     /// The k nearest rows of `base` for every row of this.
     ///
     /// Columns: those of this, prefixed `query_`, and those of `base`, prefixed `base_`, without
@@ -126,7 +107,7 @@ pub trait NeighborsExt: Sized {
     /// # Example
     /// ```
     /// # use datafusion::prelude::*;
-    /// use datafusion_neighbors::{KnnExact, Metric, NeighborsExt};
+    /// use datafusion_neighbors::{KnnExact, Metric, KnnExt};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> datafusion::error::Result<()> {
@@ -148,7 +129,7 @@ pub trait NeighborsExt: Sized {
     fn knn_exact_self(self, params: KnnExact) -> Result<Self>;
 }
 
-impl NeighborsExt for DataFrame {
+impl KnnExt for DataFrame {
     fn knn_exact(self, base: Self, params: KnnExact) -> Result<Self> {
         let (state, queries) = self.into_parts();
         let plan = from_params(&state, Some(queries), base.into_unoptimized_plan(), params)?;

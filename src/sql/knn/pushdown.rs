@@ -23,13 +23,13 @@ use super::node::KnnNode;
 
 /// The rule of the [module](self).
 #[derive(Debug)]
-pub(super) struct PushIntoKnn;
+pub(in crate::sql) struct PushIntoKnn;
 
 impl PushIntoKnn {
     const NAME: &'static str = "neighbors_push_into_knn";
 
     /// The rules of a session, with this one after the one that moves filters down.
-    pub fn among(
+    pub(in crate::sql) fn among(
         mut rules: Vec<Arc<dyn OptimizerRule + Send + Sync>>,
     ) -> Vec<Arc<dyn OptimizerRule + Send + Sync>> {
         if rules.iter().all(|rule| rule.name() != Self::NAME) {

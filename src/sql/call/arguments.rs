@@ -1,0 +1,227 @@
+//! What stands between the parentheses of a table function, named or by position.
+
+use datafusion::common::{DFSchema, plan_err};
+use datafusion::error::Result;
+use datafusion::logical_expr::planner::RelationPlannerContext;
+use datafusion::logical_expr::{Expr, LogicalPlan};
+use datafusion::sql::sqlparser::ast;
+
+use super::columns::ColumnArgument;
+use super::function::{Function, Kind};
+use super::relation;
+
+/// A value, before anybody knows its type.
+#[derive(Debug, Clone)]
+enum Value {
+    Expr(Expr),
+    /// Columns: `v`, `'v'`, `['x', 'y + 1']`.
+    Columns(ColumnArgument),
+    /// A relation, where a value is also accepted.
+    Relation(Box<LogicalPlan>),
+}
+
+/// The arguments of one call, checked against the function.
+#[derive(Debug)]
+pub(in crate::sql) struct Arguments {
+    function: &'static Function,
+    inputs: Vec<(&'static str, LogicalPlan)>,
+    values: Vec<(&'static str, Value)>,
+}
+
+impl Arguments {
+    /// Arguments as the SQL parser gives them.
+    pub fn from_sql(
+        function: &'static Function,
+        args: Vec<ast::FunctionArg>,
+        context: &mut dyn RelationPlannerContext,
+    ) -> Result<Self> {
+        let (mut positional, mut named) = (Vec::new(), Vec::new());
+        for arg in args {
+            match split(function, arg, context)? {
+                (Some(name), arg) => named.push((name, arg)),
+                (None, arg) if named.is_empty() => positional.push(arg),
+                (None, arg) => {
+                    return plan_err!(
+                        "{}: argument {arg} by position after a named one",
+                        function.name
+                    );
+                }
+            }
+        }
+        let is_relation = |arg: &ast::Expr| relation::is_relation(arg, context);
+        let names = function.place(&positional, &named, is_relation)?;
+        let mut arguments = Self { function, inputs: Vec::new(), values: Vec::new() };
+        for (name, arg) in names.into_iter().zip(positional).chain(named) {
+            arguments.check_new(name)?;
+            if function.kind(name) == Kind::Input {
+                let plan = relation::plan(function.name, name, arg, context)?;
+                arguments.inputs.push((name, plan));
+            } else {
+                arguments.values.push((name, value(function, name, arg, context)?));
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// Arguments as a plain table function gets them: expressions, by position.
+    pub fn from_exprs(
+        function: &'static Function,
+        exprs: &[Expr],
+        table: impl Fn(&Expr) -> Result<LogicalPlan>,
+    ) -> Result<Self> {
+        let is_relation = |expr: &Expr| {
+            let name = matches!(expr, Expr::Literal(value, _) if value.try_as_str().is_some());
+            name || matches!(expr, Expr::Column(_) | Expr::ScalarSubquery(_))
+        };
+        let names = function.place(exprs, &[], is_relation)?;
+        let mut arguments = Self { function, inputs: Vec::new(), values: Vec::new() };
+        for (name, expr) in names.into_iter().zip(exprs) {
+            if function.kind(name) == Kind::Input {
+                arguments.inputs.push((name, table(expr)?));
+            } else {
+                arguments.values.push((name, columns_of(function, name, expr)));
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// An input, if it was given.
+    pub fn input(&mut self, name: &str) -> Option<LogicalPlan> {
+        let position = self.inputs.iter().position(|(given, _)| *given == name)?;
+        Some(self.inputs.swap_remove(position).1)
+    }
+
+    /// An input that must be given.
+    pub fn required_input(&mut self, name: &str) -> Result<LogicalPlan> {
+        match self.input(name) {
+            Some(input) => Ok(input),
+            None => plan_err!("{}: argument '{name}' is missing", self.function.describe()),
+        }
+    }
+
+    /// A value that must be given.
+    pub fn required_value(&self, name: &str) -> Result<Expr> {
+        match self.value(name)? {
+            Some(value) => Ok(value),
+            None => plan_err!("{}: argument '{name}' is missing", self.function.describe()),
+        }
+    }
+
+    /// A value, if it was given.
+    pub fn value(&self, name: &str) -> Result<Option<Expr>> {
+        match self.values.iter().find(|(given, _)| *given == name) {
+            Some((_, Value::Expr(expr))) => Ok(Some(expr.clone())),
+            Some((_, Value::Columns(_))) => {
+                plan_err!("{}: argument '{name}' takes no columns", self.function.name)
+            }
+            Some((_, Value::Relation(_))) => {
+                plan_err!("{}: argument '{name}' takes no relation", self.function.name)
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// A relation given for a value.
+    pub fn relation(&self, name: &str) -> Option<LogicalPlan> {
+        self.values.iter().find(|(given, _)| *given == name).and_then(|(_, value)| match value {
+            Value::Relation(plan) => Some(plan.as_ref().clone()),
+            _ => None,
+        })
+    }
+
+    /// Columns of an input, if they were given.
+    pub fn columns(&self, name: &str) -> Result<Option<ColumnArgument>> {
+        match self.values.iter().find(|(given, _)| *given == name) {
+            Some((_, Value::Columns(columns))) => Ok(Some(columns.clone())),
+            Some((_, Value::Expr(expr))) => plan_err!(
+                "{}: argument '{name}' is {expr}; accepted are a column, an expression over columns, or an array of them",
+                self.function.name
+            ),
+            Some((_, Value::Relation(_))) | None => Ok(None),
+        }
+    }
+
+    fn check_new(&self, name: &str) -> Result<()> {
+        let given = self.inputs.iter().map(|(given, _)| given);
+        if given.chain(self.values.iter().map(|(given, _)| given)).any(|given| *given == name) {
+            return plan_err!("{}: argument '{name}' is given twice", self.function.name);
+        }
+        Ok(())
+    }
+}
+
+/// The name, if there is one, and the expression of an argument.
+fn split(
+    function: &Function,
+    arg: ast::FunctionArg,
+    context: &dyn RelationPlannerContext,
+) -> Result<(Option<&'static str>, ast::Expr)> {
+    use ast::{FunctionArg, FunctionArgExpr};
+    let (name, arg) = match arg {
+        FunctionArg::Named { name, arg, .. } => (Some(context.normalize_ident(name)), arg),
+        FunctionArg::ExprNamed { name: ast::Expr::Identifier(name), arg, .. } => {
+            (Some(context.normalize_ident(name)), arg)
+        }
+        FunctionArg::Unnamed(arg) => (None, arg),
+        other => return plan_err!("{}: argument {other}", function.describe()),
+    };
+    let FunctionArgExpr::Expr(expr) = arg else {
+        return plan_err!("{}: argument {arg}", function.describe());
+    };
+    Ok((name.map(|name| function.find(&name)).transpose()?, expr))
+}
+
+fn value(
+    function: &Function,
+    name: &str,
+    arg: ast::Expr,
+    context: &mut dyn RelationPlannerContext,
+) -> Result<Value> {
+    let (kind, function) = (function.kind(name), function.name);
+    if let Kind::MethodOrRelation { methods, relation: meant } = kind
+        && relation::is_relation(&arg, context)
+        && !is_method(methods, &arg)
+    {
+        let shown = arg.to_string();
+        let methods: Vec<_> = methods.iter().map(|name| format!("'{name}'")).collect();
+        return match relation::plan(function, name, arg, context) {
+            Ok(plan) => Ok(Value::Relation(Box::new(plan))),
+            Err(error) => plan_err!(
+                "{function}: argument '{name}' is {shown}; accepted are {} or {meant} ({})",
+                methods.join(", "),
+                error.strip_backtrace()
+            ),
+        };
+    }
+    if kind == Kind::Columns
+        && let Some(columns) = ColumnArgument::from_sql(&arg)
+    {
+        return Ok(Value::Columns(columns));
+    }
+    if let ast::Expr::Identifier(_) | ast::Expr::CompoundIdentifier(_) | ast::Expr::Subquery(_) =
+        arg
+    {
+        return plan_err!("{function}: argument '{name}' is {arg}; accepted is a constant or $1");
+    }
+    Ok(Value::Expr(context.sql_to_expr(arg, &DFSchema::empty())?))
+}
+
+/// Whether an argument names a method rather than a relation.
+fn is_method(methods: &[&str], arg: &ast::Expr) -> bool {
+    let ast::Expr::Value(value) = arg else { return false };
+    let name = value.value.clone().into_string();
+    name.is_some_and(|name| methods.iter().any(|method| method.eq_ignore_ascii_case(&name)))
+}
+
+/// The value of a positional expression; names of columns where the argument takes them.
+fn columns_of(function: &Function, name: &str, expr: &Expr) -> Value {
+    match expr {
+        Expr::Literal(value, _) if function.kind(name) == Kind::Columns => {
+            match ColumnArgument::from_literal(value) {
+                Some(columns) => Value::Columns(columns),
+                None => Value::Expr(expr.clone()),
+            }
+        }
+        _ => Value::Expr(expr.clone()),
+    }
+}

@@ -1,0 +1,84 @@
+//! Arguments that are values, once they have one.
+
+use std::sync::Arc;
+
+use datafusion::arrow::datatypes::{DataType, Field};
+use datafusion::common::{ScalarValue, plan_err};
+use datafusion::error::Result;
+use datafusion::logical_expr::Expr;
+use datafusion::logical_expr::expr::Placeholder;
+
+use crate::metric::Metric;
+
+/// An argument without the name that DataFusion gives to what it has computed, and with the type
+/// that a parameter is to have.
+pub(in crate::sql) fn argument(expr: Expr, wanted: DataType) -> Expr {
+    match expr.unalias_nested().data {
+        Expr::Placeholder(Placeholder { id, field: None }) => {
+            let field = Arc::new(Field::new(&id, wanted, true));
+            Expr::Placeholder(Placeholder::new_with_field(id, Some(field)))
+        }
+        other => other,
+    }
+}
+
+/// Whether the metric compares bits; `None` if a parameter will say.
+pub(in crate::sql) fn is_binary(function: &str, expr: &Expr) -> Result<Option<bool>> {
+    match expr {
+        Expr::Literal(_, _) => Ok(Some(metric(function, expr)?.is_binary())),
+        _ => Ok(None),
+    }
+}
+
+/// True or false.
+pub(in crate::sql) fn boolean(function: &str, name: &str, expr: &Expr) -> Result<bool> {
+    match expr {
+        Expr::Literal(ScalarValue::Boolean(Some(value)), _) => Ok(*value),
+        _ => plan_err!("{function}: argument '{name}' is {expr}; accepted are true and false"),
+    }
+}
+
+/// A whole number from 1, once the expression has a value.
+pub(in crate::sql) fn positive(function: &str, name: &str, expr: &Expr) -> Result<u64> {
+    if let Expr::Literal(value, _) = expr
+        && value.data_type().is_integer()
+        && let Ok(ScalarValue::UInt64(Some(number @ 1..))) = value.cast_to(&DataType::UInt64)
+    {
+        return Ok(number);
+    }
+    plan_err!("{function}: argument '{name}' is {expr}; accepted are whole numbers from 1")
+}
+
+/// A whole number from 0, once the expression has a value.
+pub(in crate::sql) fn seed(function: &str, expr: &Expr) -> Result<u64> {
+    if let Expr::Literal(value, _) = expr
+        && value.data_type().is_integer()
+        && let Ok(ScalarValue::UInt64(Some(number))) = value.cast_to(&DataType::UInt64)
+    {
+        return Ok(number);
+    }
+    plan_err!("{function}: argument 'seed' is {expr}; accepted are whole numbers from 0")
+}
+
+/// A number from 0, once the expression has a value.
+pub(in crate::sql) fn not_negative(function: &str, name: &str, expr: &Expr) -> Result<f64> {
+    if let Expr::Literal(value, _) = expr
+        && value.data_type().is_numeric()
+        && let Ok(ScalarValue::Float64(Some(number))) = value.cast_to(&DataType::Float64)
+        && number >= 0.0
+        && number.is_finite()
+    {
+        return Ok(number);
+    }
+    plan_err!("{function}: argument '{name}' is {expr}; accepted are numbers from 0")
+}
+
+/// A metric's name, once the expression has a value.
+pub(in crate::sql) fn metric(function: &str, expr: &Expr) -> Result<Metric> {
+    if let Expr::Literal(value, _) = expr
+        && let Some(Some(name)) = value.try_as_str()
+    {
+        return Ok(name.parse::<Metric>()?);
+    }
+    plan_err!("{function}: argument 'metric' is {expr}; accepted is a metric's name in quotes")
+}

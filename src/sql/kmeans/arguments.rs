@@ -1,0 +1,115 @@
+//! The arguments of k-means that are values.
+
+use datafusion::arrow::datatypes::DataType;
+use datafusion::common::{DataFusionError, ScalarValue, plan_err};
+use datafusion::error::Result;
+use datafusion::logical_expr::{Expr, lit};
+
+use crate::algo::kmeans::{Init, KMeansParams};
+use crate::exec::KMeans;
+use crate::sql::call::{argument, metric, not_negative, positive, seed};
+
+/// The arguments of [`KMeansNode`] that a parameter may give: literals, or parameters until they have
+/// a value.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct KMeansArguments {
+    /// Number of clusters.
+    pub k: Expr,
+    /// The metric's name.
+    pub metric: Expr,
+    /// Rounds at most.
+    pub max_iterations: Expr,
+    /// When rounds end; see [`KMeans::tolerance`].
+    pub tolerance: Expr,
+    /// The method that chooses the first centroids, if no relation gives them.
+    pub init: Expr,
+    /// How often to start.
+    pub runs: Expr,
+    /// Of everything drawn at random; without it, `neighbors.seed`.
+    pub seed: Option<Expr>,
+}
+
+impl KMeansArguments {
+    /// The arguments that these parameters stand for.
+    pub fn from_params(params: &KMeans) -> Self {
+        let whole = |number: u64| lit(ScalarValue::UInt64(Some(number)));
+        let named = |(_, init): &&(&str, Init)| *init == params.init;
+        let init = Init::NAMES.iter().find(named).map_or("k-means++", |(name, _)| name);
+        Self {
+            k: whole(params.k),
+            metric: lit(params.metric.name()),
+            max_iterations: whole(params.max_iterations),
+            tolerance: lit(params.tolerance),
+            init: lit(init),
+            runs: whole(params.runs),
+            seed: params.seed.map(whole),
+        }
+    }
+
+    /// With their names.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&'static str, &Expr)> {
+        let always = [
+            ("k", &self.k),
+            ("metric", &self.metric),
+            ("max_iterations", &self.max_iterations),
+            ("tolerance", &self.tolerance),
+            ("init", &self.init),
+            ("runs", &self.runs),
+        ];
+        always.into_iter().chain(self.seed.iter().map(|seed| ("seed", seed)))
+    }
+
+    /// With the types that parameters are to have.
+    pub(super) fn typed(self) -> Self {
+        Self {
+            k: argument(self.k, DataType::Int64),
+            metric: argument(self.metric, DataType::Utf8),
+            max_iterations: argument(self.max_iterations, DataType::Int64),
+            tolerance: argument(self.tolerance, DataType::Float64),
+            init: argument(self.init, DataType::Utf8),
+            runs: argument(self.runs, DataType::Int64),
+            seed: self.seed.map(|seed| argument(seed, DataType::Int64)),
+        }
+    }
+
+    /// The parameters, once every argument has a value.
+    pub(super) fn params(
+        &self,
+        function: &str,
+        given: bool,
+        default_seed: u64,
+    ) -> Result<KMeansParams> {
+        let k = positive(function, "k", &self.k)?;
+        let metric = metric(function, &self.metric)?;
+        let count = |name, expr| {
+            let count = positive(function, name, expr)?;
+            Ok::<_, DataFusionError>(usize::try_from(count).unwrap_or(usize::MAX))
+        };
+        let params = KMeansParams::try_new(k, metric)?;
+        Ok(KMeansParams {
+            max_iterations: count("max_iterations", &self.max_iterations)?,
+            tolerance: not_negative(function, "tolerance", &self.tolerance)?,
+            init: if given { Init::Given } else { method(function, &self.init)? },
+            runs: count("runs", &self.runs)?,
+            seed: match &self.seed {
+                Some(expr) => seed(function, expr)?,
+                None => default_seed,
+            },
+            ..params
+        })
+    }
+}
+
+/// How the first centroids are chosen, once the expression has a value.
+fn method(function: &str, expr: &Expr) -> Result<Init> {
+    if let Expr::Literal(value, _) = expr
+        && let Some(Some(name)) = value.try_as_str()
+        && let Some((_, init)) = Init::NAMES.iter().find(|(m, _)| m.eq_ignore_ascii_case(name))
+    {
+        return Ok(*init);
+    }
+    plan_err!(
+        "{function}: argument 'init' is {expr}; accepted are 'k-means++', 'k-means||', 'random' or \
+         a relation of centroids"
+    )
+}

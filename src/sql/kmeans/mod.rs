@@ -1,0 +1,233 @@
+//! `kmeans` and `kmeans_centroids`: what SQL users and programs write to get a [`KMeansNode`].
+
+mod arguments;
+mod node;
+
+use std::sync::Arc;
+
+use datafusion::common::plan_err;
+use datafusion::error::Result;
+use datafusion::logical_expr::{Expr, Extension, LogicalPlan, LogicalPlanBuilder};
+use datafusion::prelude::DataFrame;
+
+pub use self::arguments::KMeansArguments;
+pub use self::node::KMeansNode;
+use self::node::function_name;
+use super::call::{
+    Argument, Arguments, ColumnArgument, Function, GroupFunction, InputColumns, Kind, Labelled,
+    Resolve, VectorUse, resolve_with,
+};
+use crate::algo::kmeans::Init;
+use crate::exec::{KMeans, KMeansOutput, VectorColumn};
+
+/// `kmeans`.
+pub(super) static ROWS: Function = Function {
+    name: "kmeans",
+    arguments: ARGUMENTS,
+    plan: |arguments, resolve| plan(KMeansOutput::Rows, arguments, resolve),
+};
+
+/// `kmeans_centroids`.
+pub(super) static CENTROIDS: Function = Function {
+    name: "kmeans_centroids",
+    arguments: ARGUMENTS,
+    plan: |arguments, resolve| plan(KMeansOutput::Centroids, arguments, resolve),
+};
+
+/// `kmeans(…) OVER (…)`.
+pub(super) static WINDOW: GroupFunction = GroupFunction {
+    name: "kmeans",
+    section: "Clustering Functions",
+    summary: "The k-means cluster of every row among the rows of its group, from 0; NULL for a NULL \
+              vector.",
+    arguments: &[
+        ("k", "Clusters: a whole number from 1"),
+        ("seed", "Of what is drawn at random: a whole number from 0"),
+    ],
+    required: 1,
+    label,
+};
+
+const ARGUMENTS: &[Argument] = &[
+    Argument::required("input", Kind::Input),
+    Argument::required("k", Kind::Value),
+    Argument::optional("metric", Kind::Value, "'l2'"),
+    Argument::optional("vector", Kind::Columns, "the only column that can be one"),
+    Argument::optional("max_iterations", Kind::Value, "300"),
+    Argument::optional("tolerance", Kind::Value, "1e-4"),
+    Argument::optional("init", INIT, "'k-means++'"),
+    Argument::optional("runs", Kind::Value, "1"),
+    Argument::optional("seed", Kind::Value, "neighbors.seed, 0"),
+    Argument::optional("weight", Kind::Columns, "none"),
+];
+
+const INIT: Kind = Kind::MethodOrRelation {
+    methods: &[Init::NAMES[0].0, Init::NAMES[1].0, Init::NAMES[2].0],
+    relation: "a relation of centroids",
+};
+
+fn plan(
+    output: KMeansOutput,
+    mut arguments: Arguments,
+    resolve: &mut Resolve<'_>,
+) -> Result<LogicalPlan> {
+    let input = arguments.required_input("input")?;
+    let mut values = KMeansArguments::from_params(&KMeans::k(1));
+    values.k = arguments.required_value("k")?;
+    values.seed = arguments.value("seed")?;
+    let init = arguments.relation("init");
+    let given = [
+        ("metric", &mut values.metric),
+        ("max_iterations", &mut values.max_iterations),
+        ("tolerance", &mut values.tolerance),
+        ("runs", &mut values.runs),
+    ];
+    for (name, slot) in given {
+        if let Some(value) = arguments.value(name)? {
+            *slot = value;
+        }
+    }
+    if init.is_none()
+        && let Some(method) = arguments.value("init")?
+    {
+        values.init = method;
+    }
+    let columns =
+        Asked { vector: arguments.columns("vector")?, weight: arguments.columns("weight")? };
+    build(output, (input, init), &columns, values, resolve)
+}
+
+/// Columns as asked for.
+struct Asked {
+    vector: Option<ColumnArgument>,
+    weight: Option<ColumnArgument>,
+}
+
+fn build(
+    output: KMeansOutput,
+    (input, init): (LogicalPlan, Option<LogicalPlan>),
+    asked: &Asked,
+    values: KMeansArguments,
+    resolve: &mut Resolve<'_>,
+) -> Result<LogicalPlan> {
+    let function = function_name(&output);
+    let carried = input.schema().fields().len();
+    let mut columns = InputColumns::try_new(function, "input", input, resolve)?;
+    let vector = columns.vector(asked.vector.as_ref(), Some(false), VectorUse::Shared)?;
+    let weight = match &asked.weight {
+        Some(weight) => Some(columns.weight(weight)?),
+        None => None,
+    };
+    let input = (vector, columns.into_plan()?);
+    let init = match init {
+        Some(plan) => Some(centroids(function, plan, asked.vector.as_ref(), resolve)?),
+        None => None,
+    };
+    let all = input.1.schema().fields().len();
+    let is_rows = output == KMeansOutput::Rows;
+    let node = KMeansNode::try_new(output, input, init, weight, vec![], values)?;
+    let plan = LogicalPlan::Extension(Extension { node: Arc::new(node) });
+    let mut plan = LogicalPlanBuilder::from(plan);
+    if is_rows && all > carried {
+        // Columns that only the node needed.
+        let columns = plan.schema().columns().into_iter().enumerate();
+        let columns = columns.filter(|(i, _)| !(carried..all).contains(i));
+        plan = plan.project(columns.map(|(_, column)| Expr::Column(column)).collect::<Vec<_>>())?;
+    }
+    plan.alias(function)?.build()
+}
+
+/// Centroids have the columns of the rows, or a column of vectors of their own.
+fn centroids(
+    function: &str,
+    plan: LogicalPlan,
+    asked: Option<&ColumnArgument>,
+    resolve: &mut Resolve<'_>,
+) -> Result<(VectorColumn, LogicalPlan)> {
+    let mut columns = InputColumns::try_new(function, "init", plan, resolve)?;
+    let vector = match columns.vector(asked, Some(false), VectorUse::Taken) {
+        Err(_) if asked.is_some() => columns.vector(None, Some(false), VectorUse::Taken)?,
+        other => other?,
+    };
+    Ok((vector, columns.into_plan()?))
+}
+
+/// The input with one more column: for each row its cluster among those of its group.
+fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
+    let Labelled { vector, groups, arguments, label } = call;
+    let mut arguments = arguments.into_iter();
+    let mut values = KMeansArguments::from_params(&KMeans::k(1));
+    if let Some(k) = arguments.next() {
+        values.k = k;
+    }
+    values.seed = arguments.next();
+    let input = (VectorColumn::Whole(vector), input);
+    let output = KMeansOutput::Labels(label);
+    let node = KMeansNode::try_new(output, input, None, None, groups, values)?;
+    Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }))
+}
+
+/// k-means on [`DataFrame`]s.
+///
+/// The session must have been given to [`register_all`](crate::register_all).
+pub trait KMeansExt: Sized {
+    /// Every row of this with its `cluster_id` (Int64, from 0; NULL for a NULL vector) and the
+    /// `distance` to that cluster's centroid.
+    ///
+    /// # Errors
+    /// A plan error if there are no vectors, or several columns of them and none is named, or
+    /// parameters that no data could make valid.
+    ///
+    /// # Example
+    /// ```
+    /// # use datafusion::prelude::*;
+    /// use datafusion_neighbors::{KMeansExt, KMeans};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> datafusion::error::Result<()> {
+    /// let ctx = SessionContext::new();
+    /// datafusion_neighbors::register_all(&ctx)?;
+    /// let points = ctx.sql("SELECT * FROM (VALUES (1, [0.0]), (2, [5.0]), (3, [6.0])) t(id, v)");
+    /// let clusters = points.await?.kmeans(KMeans::k(2).seed(7))?;
+    /// assert_eq!(clusters.collect().await?[0].num_columns(), 4);
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn kmeans(self, params: KMeans) -> Result<Self>;
+
+    /// The clusters of this: `cluster_id`, `centroid`, `size` and `inertia`.
+    ///
+    /// # Errors
+    /// As for [`kmeans`](Self::kmeans).
+    fn kmeans_centroids(self, params: KMeans) -> Result<Self>;
+}
+
+impl KMeansExt for DataFrame {
+    fn kmeans(self, params: KMeans) -> Result<Self> {
+        from_params(self, KMeansOutput::Rows, &params)
+    }
+
+    fn kmeans_centroids(self, params: KMeans) -> Result<Self> {
+        from_params(self, KMeansOutput::Centroids, &params)
+    }
+}
+
+fn from_params(frame: DataFrame, output: KMeansOutput, params: &KMeans) -> Result<DataFrame> {
+    if params.init == Init::Given {
+        return plan_err!(
+            "{}: on a DataFrame, init is a method; SQL and arrays take centroids",
+            function_name(&output)
+        );
+    }
+    let (state, input) = frame.into_parts();
+    let columns = Asked {
+        vector: params.vector.as_ref().map(ColumnArgument::from_names),
+        weight: params
+            .weight
+            .clone()
+            .map(|name| ColumnArgument::from_names(&VectorColumn::Whole(name))),
+    };
+    let values = KMeansArguments::from_params(params);
+    let plan = build(output, (input, None), &columns, values, &mut resolve_with(&state))?;
+    Ok(DataFrame::new(state, plan))
+}

@@ -1,0 +1,152 @@
+//! Plans, taken apart and built again from what nodes and operators say of themselves: what a codec
+//! does.
+
+use std::sync::Arc;
+
+use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::common::plan_datafusion_err;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::error::Result;
+use datafusion::logical_expr::{Extension, LogicalPlan};
+use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
+use datafusion::physical_plan::{ExecutionPlan, collect};
+use datafusion::prelude::SessionConfig;
+use datafusion_neighbors::plan::{
+    InTurnExec, InputExec, KMeansArguments, KMeansExec, KMeansNode, KMeansOutput, KMeansParams,
+    KMeansSpec, KnnExec, KnnNode, KnnParams, KnnSpec, NumberedExec, VectorColumn,
+};
+use libtest_mimic::Failed;
+
+use super::{check, session, table};
+
+const STATEMENTS: [&str; 8] = [
+    "SELECT * FROM knn_exact(queries => q, base => (SELECT * FROM b WHERE id % 3 > 0), k => 2)",
+    "SELECT * FROM knn_exact(base => (SELECT * FROM b ORDER BY id DESC LIMIT 70), k => 3, metric => 'cosine')",
+    "SELECT * FROM knn_exact(q, b, 4, 'l1', ['id', 'id + 1']) WHERE rank <= 2",
+    "SELECT * FROM kmeans(b, k => 3, seed => 5, tolerance => 0.01, runs => 2, weight => id + 1)",
+    "SELECT * FROM kmeans(b, k => 2, init => (SELECT v FROM q LIMIT 2), max_iterations => 4)",
+    "SELECT * FROM kmeans_centroids((SELECT * FROM b UNION ALL SELECT * FROM q), k => 3, max_iterations => 2)",
+    "SELECT id, kmeans(v, 2, 3) OVER (PARTITION BY id % 5) AS c FROM b ORDER BY id",
+    "SELECT max(distance) FROM knn_exact(q, (SELECT max(id) AS id, v FROM b GROUP BY v), k => 1)",
+];
+
+pub async fn round_trips() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new().with_target_partitions(3))?;
+    table(&ctx, "b", 300, 5, 3, 40)?;
+    table(&ctx, "q", 50, 5, 2, 20)?;
+    for sql in STATEMENTS {
+        let plan = ctx.sql(sql).await?.into_optimized_plan()?;
+        let mut nodes = 0;
+        let again = plan.clone().transform_up(|plan| {
+            let rebuilt = logical(&plan)?;
+            nodes += usize::from(rebuilt.is_some());
+            Ok(rebuilt.map_or_else(|| Transformed::no(plan), Transformed::yes))
+        });
+        check(again.data()? == plan, format!("{sql}: another plan"))?;
+        check(nodes == 1, format!("{sql}: {nodes} nodes"))?;
+        // Operators that ran leave something behind, such as filters that a sort has found.
+        let again = physical(&ctx.state().create_physical_plan(&plan).await?)?;
+        let plan = ctx.state().create_physical_plan(&plan).await?;
+        let found = collect(plan, ctx.task_ctx()).await?;
+        let again = collect(again, ctx.task_ctx()).await?;
+        let (found, again) = (pretty_format_batches(&found)?, pretty_format_batches(&again)?);
+        check(found.to_string() == again.to_string(), format!("{sql}: another answer"))?;
+    }
+    Ok(())
+}
+
+/// One of our nodes, built again.
+fn logical(plan: &LogicalPlan) -> Result<Option<LogicalPlan>> {
+    let LogicalPlan::Extension(extension) = plan else { return Ok(None) };
+    let any = extension.node.as_any();
+    if let Some(node) = any.downcast_ref::<KnnNode>() {
+        let (queries, base) = (node.queries().cloned(), node.base().clone());
+        let again = KnnNode::try_new(queries, base, node.k().clone(), node.metric().clone())?;
+        return Ok(Some(again.into_plan()));
+    }
+    let Some(node) = any.downcast_ref::<KMeansNode>() else { return Ok(None) };
+    let given = node.arguments();
+    let arguments = KMeansArguments {
+        k: given.k.clone(),
+        metric: given.metric.clone(),
+        max_iterations: given.max_iterations.clone(),
+        tolerance: given.tolerance.clone(),
+        init: given.init.clone(),
+        runs: given.runs.clone(),
+        seed: given.seed.clone(),
+    };
+    let again = KMeansNode::try_new(
+        node.output().clone(),
+        node.input().clone(),
+        node.init().cloned(),
+        node.weight().map(str::to_string),
+        node.groups().to_vec(),
+        arguments,
+    )?;
+    Ok(Some(LogicalPlan::Extension(Extension { node: Arc::new(again) })))
+}
+
+/// A plan of operators, each built again.
+fn physical(plan: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    if let Some(input) = plan.downcast_ref::<InputExec>() {
+        return Ok(Arc::new(InputExec::new(physical(input.plan())?)));
+    }
+    let children = plan.children().into_iter().map(physical).collect::<Result<Vec<_>>>()?;
+    let child = |i: usize| {
+        children.get(i).cloned().ok_or_else(|| plan_datafusion_err!("an operator without input"))
+    };
+    if let Some(turn) = plan.downcast_ref::<InTurnExec>() {
+        let (fetch, tells, counted) = (turn.fetch(), turn.tells(), turn.counted());
+        return Ok(Arc::new(InTurnExec::from_parts(child(0)?, fetch, tells, counted)));
+    }
+    if plan.is::<NumberedExec>() {
+        return Ok(Arc::new(NumberedExec::try_new(child(0)?)?));
+    }
+    if let Some(knn) = plan.downcast_ref::<KnnExec>() {
+        let spec = knn_spec(knn.spec())?;
+        let (queries, base) = match spec.query_vector {
+            Some(_) => (Some(child(0)?), child(1)?),
+            None => (None, child(0)?),
+        };
+        return Ok(Arc::new(KnnExec::try_new(Arc::new(spec), queries, base)?));
+    }
+    if let Some(kmeans) = plan.downcast_ref::<KMeansExec>() {
+        let spec = kmeans_spec(kmeans.spec())?;
+        let init = spec.init_vector.as_ref().map(|_| child(1)).transpose()?;
+        return Ok(Arc::new(KMeansExec::try_new(Arc::new(spec), child(0)?, init)?));
+    }
+    let mode = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+    plan.clone().replace_children(children, mode)
+}
+
+fn vector(column: &VectorColumn) -> VectorColumn {
+    match column {
+        VectorColumn::Whole(name) => VectorColumn::Whole(name.clone()),
+        column => VectorColumn::Dimensions(column.names().to_vec()),
+    }
+}
+
+fn knn_spec(spec: &KnnSpec) -> Result<KnnSpec> {
+    let params = KnnParams::try_new(spec.params.k() as u64, spec.params.metric())?;
+    let mut again = KnnSpec::new(params, vector(&spec.base_vector), spec.batch_rows);
+    again.query_vector = spec.query_vector.as_ref().map(vector);
+    (again.device, again.device_memory) = (spec.device, spec.device_memory);
+    Ok(again)
+}
+
+fn kmeans_spec(spec: &KMeansSpec) -> Result<KMeansSpec> {
+    let given = &spec.params;
+    let mut params = KMeansParams::try_new(given.k() as u64, given.metric())?;
+    (params.max_iterations, params.tolerance) = (given.max_iterations, given.tolerance);
+    (params.init, params.runs, params.seed) = (given.init, given.runs, given.seed);
+    let output = match &spec.output {
+        KMeansOutput::Labels(name) => KMeansOutput::Labels(name.clone()),
+        KMeansOutput::Centroids => KMeansOutput::Centroids,
+        _ => KMeansOutput::Rows,
+    };
+    let mut again = KMeansSpec::new(params, output, vector(&spec.vector));
+    (again.weight, again.groups) = (spec.weight.clone(), spec.groups.clone());
+    again.init_vector = spec.init_vector.as_ref().map(vector);
+    (again.device, again.device_memory) = (spec.device, spec.device_memory);
+    Ok(again)
+}
