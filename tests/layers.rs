@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -37,6 +38,7 @@ const RULES: &[(&str, &[&str])] = &[
         &["crate::sql", "crate::exec", "crate::algo", "arrow::", "datafusion::", "tokio"],
     ),
     ("src/device/contract/", &["cpu", "cuda", "cudarc", "compose", "rayon", "pulp"]),
+    ("src/device/cuda/driver/", &["cuda::search", "cuda::kmeans"]),
     ("src/device/compose/", &["cuda", "cudarc", "rayon", "pulp"]),
     ("src/device/cpu/", &["cuda", "cudarc"]),
     ("src/device/cuda/", &["super::cpu", "device::cpu", "CpuDevice", "faer", "pulp"]),
@@ -86,6 +88,7 @@ fn unsafe_code_is_where_it_is_allowed() {
         "src/device/cuda/driver/sys.rs",
         "src/device/cuda/kmeans/launch.rs",
         "src/device/cuda/kmeans/launch_groups.rs",
+        "src/device/cuda/kmeans/structs.rs",
         "src/device/cuda/search/launch.rs",
     ];
     let wrong: Vec<_> = sources()
@@ -100,6 +103,243 @@ fn unsafe_code_is_where_it_is_allowed() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
+/// Families, by the names of their folders and files, and folders in which each has its own.
+const FAMILIES: [&str; 2] = ["knn", "kmeans"];
+
+#[test]
+fn families_do_not_know_each_other() {
+    let family = |path: &str| {
+        let parts = || path.trim_end_matches(".rs").split('/');
+        // What is called a search is neighbours' below the algorithms.
+        let own = |name: &str| if name == "search" { "knn".to_string() } else { name.to_string() };
+        parts().map(own).find(|part| FAMILIES.contains(&part.as_str()))
+    };
+    // k-means by search is made of one, and so is the table of all functions.
+    let composed = ["src/device/compose/", "src/sql/functions.rs"];
+    let mut wrong = Vec::new();
+    for (from, to) in imports() {
+        let (one, other) = (family(&from), family(&to));
+        let may = composed.iter().any(|may| from.starts_with(may));
+        if let (Some(one), Some(other)) = (one, other)
+            && one != other
+            && !may
+        {
+            wrong.push(format!("{from} imports {to}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_file_needs_itself() {
+    let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (from, to) in imports() {
+        edges.entry(from).or_default().insert(to);
+    }
+    // Files that nothing is left to be needed by are taken away, until none are or circles stay.
+    loop {
+        let free: Vec<String> = edges
+            .iter()
+            .filter(|(_, needs)| needs.iter().all(|need| !edges.contains_key(need)))
+            .map(|(file, _)| file.clone())
+            .collect();
+        if free.is_empty() {
+            break;
+        }
+        free.iter().for_each(|file| drop(edges.remove(file)));
+    }
+    let needed = |file: &String| edges.values().any(|needs| needs.contains(file));
+    let circles: Vec<_> = edges
+        .iter()
+        .filter(|(file, _)| needed(file))
+        .map(|(file, needs)| {
+            let needs = needs.iter().filter(|need| edges.contains_key(*need));
+            format!("{file} -> {}", needs.cloned().collect::<Vec<_>>().join(", "))
+        })
+        .collect();
+    assert!(circles.is_empty(), "these files need each other:\n{}", circles.join("\n"));
+}
+
+/// Lines of a file, and of a function, that are read at once. More have a reason in the comment at
+/// their head, which says "in one piece" or "in one file".
+const FILE_LINES: usize = 500;
+const FUNCTION_LINES: usize = 60;
+
+#[test]
+fn files_and_functions_can_be_read_at_once() {
+    let mut wrong = Vec::new();
+    for (path, text) in sources() {
+        let own = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        let head: String = text.lines().take_while(|line| line.starts_with("//!")).collect();
+        let lines = own.lines().count();
+        if lines > FILE_LINES && !head.contains("In one file") {
+            wrong.push(format!("{path} has {lines} lines"));
+        }
+        for (name, first, lines, comment) in functions(&text) {
+            if lines > FUNCTION_LINES && !comment.contains("In one piece") {
+                wrong.push(format!("{path}:{first}: {name} has {lines} lines"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The functions of a file: name, first line, lines, and the comment above.
+fn functions(text: &str) -> Vec<(String, usize, usize, String)> {
+    let mut found = Vec::new();
+    let lines: Vec<&str> = text.lines().collect();
+    for (i, line) in lines.iter().enumerate() {
+        let indent = line.len() - line.trim_start().len();
+        let code = line.trim_start();
+        let head = code.split("fn ").next().unwrap_or_default();
+        let is_function = code.contains("fn ")
+            && head.split_whitespace().all(|word| {
+                word.starts_with("pub")
+                    || word.starts_with("in")
+                    || word.starts_with("crate")
+                    || ["async", "const", "unsafe"].contains(&word)
+            });
+        // A declaration has no body.
+        let opened = lines[i..].iter().find(|line| line.ends_with('{') || line.ends_with(';'));
+        if !is_function || opened.is_none_or(|line| line.ends_with(';')) {
+            continue;
+        }
+        let end = format!("{}}}", " ".repeat(indent));
+        let Some(length) = lines[i..].iter().position(|line| *line == end) else { continue };
+        let name = code.split("fn ").nth(1).unwrap_or_default();
+        let name = name.split(['(', '<']).next().unwrap_or_default();
+        let above = lines[..i].iter().rev().take_while(|line| {
+            line.trim_start().starts_with("//") || line.trim_start().starts_with("#[")
+        });
+        let comment: String = above.copied().collect();
+        found.push((name.to_string(), i + 1, length + 1, comment));
+    }
+    found
+}
+
+/// Which file imports which, outside of tests. What a file passes on counts as a part of the file
+/// that it comes from, and passing on is no import.
+fn imports() -> Vec<(String, String)> {
+    let files: BTreeMap<Vec<String>, String> =
+        sources().map(|(path, _)| (module_of(&path), path)).collect();
+    let mut passed_on: BTreeMap<Vec<String>, Vec<String>> = BTreeMap::new();
+    let mut found = Vec::new();
+    for (path, text) in sources() {
+        let own = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().to_string();
+        let module = module_of(&path);
+        for (is_public, item, name) in uses(&own, &module, &files) {
+            if is_public {
+                passed_on.insert([module.clone(), vec![name]].concat(), item);
+            } else {
+                found.push((path.clone(), item));
+            }
+        }
+    }
+    let resolve = |mut item: Vec<String>| {
+        // A path through what is passed on goes on where that comes from.
+        for _ in 0..8 {
+            let through = (1..=item.len()).find_map(|n| {
+                passed_on.get(&item[..n]).map(|from| [from.as_slice(), &item[n..]].concat())
+            });
+            match through {
+                Some(next) => item = next,
+                None => break,
+            }
+        }
+        (0..=item.len()).rev().find_map(|n| files.get(&item[..n]).cloned())
+    };
+    let edges = found.into_iter().filter_map(|(from, item)| Some((from, resolve(item)?)));
+    edges.filter(|(from, to)| from != to).collect()
+}
+
+/// The module of a file: `src/a/b.rs` is `a::b`.
+fn module_of(path: &str) -> Vec<String> {
+    let inside = path.trim_start_matches("src/").trim_end_matches(".rs");
+    let inside = inside.trim_end_matches("/mod").trim_end_matches("lib");
+    inside.split('/').filter(|part| !part.is_empty()).map(str::to_string).collect()
+}
+
+/// The `use`s of a module: whether they are public, the item's path in the crate, and its name here.
+fn uses(
+    text: &str,
+    module: &[String],
+    files: &BTreeMap<Vec<String>, String>,
+) -> Vec<(bool, Vec<String>, String)> {
+    let plain: String = code(text).map(|(_, line)| format!("{line}\n")).collect();
+    let mut found = Vec::new();
+    for statement in plain.split(';') {
+        let statement = statement.split("#[cfg(feature").last().unwrap_or_default();
+        let Some((before, tree)) = statement.rsplit_once("use ") else { continue };
+        let before = before.rsplit('\n').next().unwrap_or_default().trim();
+        if !before.is_empty() && !before.starts_with("pub") {
+            continue;
+        }
+        let mut leaves = Vec::new();
+        leaves_of(tree, &mut Vec::new(), &mut leaves);
+        for (path, name) in leaves {
+            let mut here = module.to_vec();
+            let mut parts = path.as_slice();
+            match parts.first().map(String::as_str) {
+                Some("crate") => (here, parts) = (vec![], &parts[1..]),
+                Some("self") => parts = &parts[1..],
+                Some("super") => {
+                    while parts.first().is_some_and(|part| part == "super") {
+                        here.pop();
+                        parts = &parts[1..];
+                    }
+                }
+                Some(first) => {
+                    let child = [module, &[first.to_string()]].concat();
+                    if !files.contains_key(&child) {
+                        continue;
+                    }
+                }
+                None => continue,
+            }
+            found.push((before.starts_with("pub"), [here.as_slice(), parts].concat(), name));
+        }
+    }
+    found
+}
+
+/// The paths of a tree of `use`, and the name of each.
+fn leaves_of(tree: &str, prefix: &mut Vec<String>, leaves: &mut Vec<(Vec<String>, String)>) {
+    let tree = tree.trim();
+    if let Some((path, inside)) = tree.split_once('{') {
+        let depth = prefix.len();
+        prefix
+            .extend(path.split("::").map(str::trim).filter(|p| !p.is_empty()).map(str::to_string));
+        let inside = inside.trim_end().strip_suffix('}').unwrap_or(inside);
+        let (mut level, mut start) = (0, 0);
+        for (i, c) in inside.char_indices().chain([(inside.len(), ',')]) {
+            match c {
+                '{' => level += 1,
+                '}' => level -= 1,
+                ',' if level == 0 => {
+                    leaves_of(&inside[start..i], prefix, leaves);
+                    start = i + 1;
+                }
+                _ => {}
+            }
+        }
+        prefix.truncate(depth);
+        return;
+    }
+    let (path, name) = tree.split_once(" as ").unwrap_or((tree, ""));
+    let mut whole = prefix.clone();
+    whole.extend(path.split("::").map(str::trim).filter(|p| !p.is_empty()).map(str::to_string));
+    if whole.last().is_some_and(|last| last == "self") && whole.len() > 1 {
+        whole.pop();
+    }
+    let name = match (name.trim(), whole.last()) {
+        ("", Some(last)) => last.clone(),
+        (name, _) => name.to_string(),
+    };
+    if !whole.is_empty() {
+        leaves.push((whole, name));
+    }
+}
+
 #[test]
 fn the_rules_see_what_they_forbid() {
     assert!(names("use rayon::prelude::*;", "rayon"));
@@ -107,6 +347,21 @@ fn the_rules_see_what_they_forbid() {
     assert!(!names("let crayons = 3;", "rayon"));
     let text = "// rayon\nuse rayon;\n/// rayon";
     assert_eq!(code(text).map(|(number, _)| number).collect::<Vec<_>>(), [2]);
+    let mut leaves = Vec::new();
+    leaves_of("crate::a::{self, b::{C, D as E}, f}", &mut Vec::new(), &mut leaves);
+    let leaves: Vec<_> =
+        leaves.iter().map(|(path, name)| (path.join("::"), name.as_str())).collect();
+    let wanted =
+        [("crate::a", "a"), ("crate::a::b::C", "C"), ("crate::a::b::D", "E"), ("crate::a::f", "f")];
+    assert_eq!(leaves, wanted.map(|(path, name)| (path.to_string(), name)));
+    assert_eq!(module_of("src/a/mod.rs"), ["a"]);
+    assert_eq!(module_of("src/lib.rs"), [""; 0]);
+    let found = functions("    /// Why.\n    pub fn a<T>(x: T) {\n        x;\n    }\n");
+    assert_eq!(found, [("a".to_string(), 2, 3, "    /// Why.".to_string())]);
+    let edges = imports();
+    let has = |from: &str, to: &str| edges.contains(&(from.to_string(), to.to_string()));
+    assert!(has("src/device/compose/by_search.rs", "src/device/cpu/kmeans/seeding.rs"));
+    assert!(has("src/device/cuda/kmeans/mod.rs", "src/device/cluster_sums.rs"));
 }
 
 /// Every source file, with its path from the package's folder.

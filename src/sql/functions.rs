@@ -22,7 +22,7 @@ static NODES: [AsFamily; 2] = [as_family::<KnnNode>, as_family::<KMeansNode>];
 
 /// The function of this name.
 pub(super) fn find(name: &str) -> Option<&'static Function> {
-    TABLE.into_iter().find(|function| function.name == name)
+    TABLE.into_iter().find(|function| function.signature.name == name)
 }
 
 /// A node, if it is one of ours.
@@ -43,9 +43,10 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::sql::call::Signature;
 
     /// The page of a function, which functions of one name before the first _ share.
-    fn page(function: &Function) -> String {
+    fn page(function: &Signature) -> String {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let of = |name: &str| fs::read_to_string(folder.join(format!("{name}.md")));
         let first = function.name.split('_').next().unwrap_or_default();
@@ -54,7 +55,7 @@ mod tests {
 
     #[test]
     fn every_function_has_a_page_with_its_arguments() {
-        for function in TABLE {
+        for function in TABLE.iter().map(|function| &function.signature) {
             let page = page(function);
             let table = page.split("| Argument | Default | Meaning |").nth(1).expect("a table");
             let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
@@ -80,7 +81,7 @@ mod tests {
             is_contract.then(|| fs::read_to_string(path).ok()).flatten()
         });
         let all: String = contracts.collect();
-        for function in TABLE {
+        for function in TABLE.iter().map(|function| &function.signature) {
             assert!(all.contains(&format!("{}(", function.name)), "{}", function.name);
         }
         for window in WINDOWS {

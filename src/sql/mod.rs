@@ -88,7 +88,8 @@ pub fn register_all(ctx: &SessionContext) -> Result<()> {
 pub fn register_functions(ctx: &SessionContext) {
     let state = ctx.state_ref();
     let mut state = state.write();
-    if functions::TABLE.iter().all(|ours| state.table_functions().contains_key(ours.name)) {
+    if functions::TABLE.iter().all(|ours| state.table_functions().contains_key(ours.signature.name))
+    {
         return;
     }
     let id = state.session_id().to_string();
@@ -147,8 +148,8 @@ fn add_functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     let tables = builder.table_functions().get_or_insert_with(HashMap::new);
     tables.extend(functions::TABLE.iter().map(|ours| {
         let by_position = Arc::new(planner::ByPosition(ours));
-        let function = TableFunction::new(ours.name.to_string(), by_position);
-        (ours.name.to_string(), Arc::new(function))
+        let name = ours.signature.name.to_string();
+        (name.clone(), Arc::new(TableFunction::new(name, by_position)))
     }));
     let windows = builder.window_functions().get_or_insert_with(Vec::new);
     let ours = functions::WINDOWS.iter().map(|ours| WindowUDF::from(window::Form::new(ours)));

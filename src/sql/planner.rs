@@ -62,7 +62,7 @@ impl RelationPlanner for Functions {
         let Some(function) = functions::find(&name) else {
             return internal_err!("{name} is no function of ours");
         };
-        let arguments = Arguments::from_sql(function, args, context)?;
+        let arguments = Arguments::from_sql(&function.signature, args, context)?;
         let mut resolve = |expr, schema: &_| context.sql_to_expr(expr, schema);
         let plan = (function.plan)(arguments, &mut resolve)?;
         Ok(RelationPlanning::Planned(Box::new(PlannedRelation::new(plan, alias))))
@@ -102,8 +102,8 @@ impl TableFunctionImpl for ByPosition {
             return Ok(table);
         }
         let Self(function) = self;
-        let table = |expr: &_| from_expr(function.name, expr, args.session());
-        let arguments = Arguments::from_exprs(function, args.exprs(), table)?;
+        let table = |expr: &_| from_expr(function.signature.name, expr, args.session());
+        let arguments = Arguments::from_exprs(&function.signature, args.exprs(), table)?;
         let plan = (function.plan)(arguments, &mut resolve_in(args.session()))?;
         Ok(Arc::new(ViewTable::new(plan, None)))
     }

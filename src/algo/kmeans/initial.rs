@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::run::Input;
-use super::{Init, KMeansParams};
+use super::input::Input;
+use super::params::{Init, KMeansParams};
 use crate::device::{Assignment, KMeansSession, seed_plus_plus};
 use crate::error::{Error, Result};
 use crate::job::Job;

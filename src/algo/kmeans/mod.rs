@@ -11,88 +11,23 @@
 //! 2 + ⌊ln k⌋ candidates a step). k-means|| is Bahmani et al. 2012, with five rounds of 2 k
 //! candidates.
 
+mod clustering;
 mod distinct;
 mod initial;
+mod input;
 mod params;
 mod run;
 
-use std::ops::AddAssign;
 use std::sync::Arc;
 
+pub use clustering::{Clustering, Rounds};
 pub use params::{Init, KMeansParams};
 
 use self::run::best_runs;
-use crate::device::{AnyDevice, Device, Distances, OnDevice, Work};
+use crate::device::{AnyDevice, Device, OnDevice};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::{ElementKind, Elements, Matrix, Rows};
-
-/// Rows in clusters.
-#[derive(Debug, Clone)]
-pub struct Clustering {
-    /// The cluster of every row: that of the nearest centroid, the lower number of equals.
-    pub labels: Vec<u32>,
-    /// The distance of every row to that centroid.
-    pub distances: Distances,
-    /// The centroids, in the type of the rows.
-    pub centroids: Arc<Matrix>,
-    /// Rows in each cluster.
-    pub sizes: Vec<u64>,
-    /// For each cluster, weight times squared distance (`l2`) or times distance (`cosine`) of its
-    /// rows, added up in their order.
-    pub inertias: Vec<f64>,
-    /// What it took.
-    pub rounds: Rounds,
-}
-
-/// What the rounds took, for EXPLAIN ANALYZE.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Rounds {
-    /// Rounds of the run that counts.
-    pub iterations: usize,
-    /// Rows that changed their cluster in its last round.
-    pub moved: usize,
-    /// Rows that were assigned, over all rounds and runs.
-    pub assigned: u64,
-    /// The sum of all inertias.
-    pub inertia: f64,
-    /// What the searches took.
-    pub work: Work,
-}
-
-impl AddAssign for Rounds {
-    /// Of clusterings side by side: the most rounds, the sum of everything else.
-    fn add_assign(&mut self, other: Self) {
-        self.iterations = self.iterations.max(other.iterations);
-        self.moved += other.moved;
-        self.assigned += other.assigned;
-        self.inertia += other.inertia;
-        self.work += other.work;
-    }
-}
-
-impl Clustering {
-    fn of_nothing(rows: &Rows) -> Self {
-        let (kind, dim) = (rows.matrix().kind(), rows.matrix().dim());
-        let (elements, distances) = match kind {
-            ElementKind::F64 => (Elements::F64(vec![]), Distances::F64(vec![])),
-            _ => (Elements::F32(vec![]), Distances::F32(vec![])),
-        };
-        Self {
-            labels: vec![],
-            distances,
-            centroids: Arc::new(Matrix::new(elements, 0, dim)),
-            sizes: vec![],
-            inertias: vec![],
-            rounds: Rounds::default(),
-        }
-    }
-
-    /// The sum of all inertias.
-    pub fn inertia(&self) -> f64 {
-        self.inertias.iter().sum()
-    }
-}
+use crate::matrix::{ElementKind, Rows};
 
 /// Divides rows, prepared for the metric, into clusters.
 ///

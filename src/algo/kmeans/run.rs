@@ -1,10 +1,13 @@
 //! Problems on their way through runs and rounds, all in one session of a device.
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use super::clustering::{Clustering, Rounds};
 use super::distinct::distinct_rows;
 use super::initial::initial;
-use super::{Clustering, Init, KMeansParams, Rounds};
+use super::input::Input;
+use super::params::{Init, KMeansParams};
 use crate::device::{
     Assignment, Device, Distances, KMeansInput, KMeansProblem, KMeansSession, Means, StopReason,
     centroid_shift,
@@ -14,18 +17,6 @@ use crate::job::{Job, Phase};
 use crate::matrix::{Matrix, Real, Rows};
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
-
-/// Rows that get clusters of their own.
-pub(super) struct Input<'a, T> {
-    pub rows: Rows,
-    values: &'a [T],
-    pub dim: usize,
-    pub weights: Option<&'a [f64]>,
-    pub params: KMeansParams,
-    /// See [`KMeansProblem`].
-    unit: f64,
-    tolerance: f64,
-}
 
 /// Where a run of a problem has come to.
 struct Progress {
@@ -50,26 +41,14 @@ pub(super) fn best_runs<D: Device, T: Real>(
     params.check()?;
     let wrong_type = || Error::InvalidArgument("kmeans: bits have no mean".to_string());
     let values = rows.reals::<T>().ok_or_else(wrong_type)?;
-    let dim = rows.matrix().dim();
     let input = KMeansInput { rows, weights, metric: params.cost() };
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let ranges: Vec<_> = starts.zip(ends).map(|(start, end)| start..*end).collect();
     let inputs = in_parallel(ranges, |range| {
-        let own = &values[range.start * dim..range.end * dim];
-        let weights = weights.map(|weights| &weights[range.clone()]);
-        let found = distinct_rows(own, dim, weights, params.k, job)?;
-        if found < params.k && !clamps {
-            let (k, weighing) =
-                (params.k, if weights.is_some() { " of positive weight" } else { "" });
-            return Err(Error::Unsatisfiable(format!(
-                "kmeans: k is {k}, but the input has only {found} distinct vectors{weighing}"
-            )));
-        }
-        let params = KMeansParams { k: found, ..params.clone() };
-        let problem = KMeansProblem::new::<T>(input, range.clone(), found, params.tolerance, job)?;
-        let (unit, tolerance) = (problem.unit, problem.tolerance);
-        let rows = rows.slice(range);
-        Ok((problem, Input { rows, values: own, dim, weights, params, unit, tolerance }))
+        let k = clusters(input, values, range.clone(), (params, clamps), job)?;
+        let problem = KMeansProblem::new::<T>(input, range, k, params.tolerance, job)?;
+        let of_problem = Input::new(&problem, input, values, params);
+        Ok((problem, of_problem))
     });
     let inputs = inputs.into_iter().collect::<Result<Vec<_>>>()?;
     let inputs = inputs.into_iter().filter(|(problem, _)| problem.k > 0);
@@ -102,6 +81,27 @@ pub(super) fn best_runs<D: Device, T: Real>(
         .collect();
     if let Some(first) = found.first_mut() {
         first.rounds.work += session.take_work()?;
+    }
+    Ok(found)
+}
+
+/// How many clusters some rows get, if they get any.
+fn clusters<T: Real>(
+    input: KMeansInput<'_>,
+    values: &[T],
+    rows: Range<usize>,
+    (params, clamps): (&KMeansParams, bool),
+    job: &Job,
+) -> Result<usize> {
+    let dim = input.rows.matrix().dim();
+    let weights = input.weights.map(|weights| &weights[rows.clone()]);
+    let own = &values[rows.start * dim..rows.end * dim];
+    let found = distinct_rows(own, dim, weights, params.k, job)?;
+    if found < params.k && !clamps {
+        let (k, weighing) = (params.k, if weights.is_some() { " of positive weight" } else { "" });
+        return Err(Error::Unsatisfiable(format!(
+            "kmeans: k is {k}, but the input has only {found} distinct vectors{weighing}"
+        )));
     }
     Ok(found)
 }
@@ -152,14 +152,6 @@ fn lloyd<T: Real>(
 }
 
 impl<T: Real> Input<'_, T> {
-    pub fn weight(&self, row: usize) -> f64 {
-        self.weights.map_or(1.0, |weights| weights[row])
-    }
-
-    pub fn row(&self, row: usize) -> &[T] {
-        &self.values[row * self.dim..][..self.dim]
-    }
-
     /// Moves all centroids, those of empty clusters to rows that are far from theirs; whether they
     /// moved no more than the tolerance.
     fn fill_empty_clusters(

@@ -48,7 +48,7 @@ use futures::future::{Either, select};
 use futures::stream::BoxStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::BATCH_ROWS;
+use super::settings::BATCH_ROWS;
 use crate::exec::collect::join_error;
 
 /// Bytes that all partitions of one operator may be ahead of their turns.

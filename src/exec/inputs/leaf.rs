@@ -32,8 +32,8 @@ use datafusion::physical_plan::{
 };
 
 use super::apart::start_together;
-use super::fix_execution;
 use super::in_turn::InTurnExec;
+use super::settings::fix_execution;
 
 /// An input as one leaf of a plan: no rule looks inside, and it shows the plan of the input itself.
 #[derive(Debug)]

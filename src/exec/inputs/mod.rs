@@ -18,6 +18,7 @@ mod in_turn;
 mod leaf;
 mod numbered;
 mod rules;
+mod settings;
 
 use std::sync::Arc;
 
@@ -32,15 +33,12 @@ use datafusion::logical_expr::{LogicalPlan, TableScan};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use datafusion::physical_planner::PhysicalPlanner;
-use datafusion::prelude::SessionConfig;
 
 pub use in_turn::InTurnExec;
 pub use leaf::{InputExec, ShowInputs};
 pub use numbered::NumberedExec;
 use rules::{EndsOfRows, Finish, Isolate};
-
-/// The rows of every batch that comes to an operator which is not row-local.
-const BATCH_ROWS: usize = 8192;
+use settings::fix_execution;
 
 /// Marks a session that plans inputs.
 struct OneThread;
@@ -117,23 +115,4 @@ fn one_thread(state: &SessionState) -> SessionState {
         .with_config(config)
         .with_physical_optimizer_rules(rules)
         .build()
-}
-
-/// The settings that an input runs with: those that an order may depend on have one value.
-fn fix_execution(config: SessionConfig) -> SessionConfig {
-    let mut config = config.with_batch_size(BATCH_ROWS).with_target_partitions(1);
-    let own = ConfigOptions::new().execution;
-    let options = &mut config.options_mut().execution;
-    options.split_file_groups_by_statistics = false;
-    options.coalesce_batches = own.coalesce_batches;
-    options.enforce_batch_size_in_joins = own.enforce_batch_size_in_joins;
-    options.enable_migration_aggregate = own.enable_migration_aggregate;
-    options.hash_join_buffering_capacity = own.hash_join_buffering_capacity;
-    options.perfect_hash_join_small_build_threshold = own.perfect_hash_join_small_build_threshold;
-    options.perfect_hash_join_min_key_density = own.perfect_hash_join_min_key_density;
-    options.skip_partial_aggregation_probe_ratio_threshold =
-        own.skip_partial_aggregation_probe_ratio_threshold;
-    options.skip_partial_aggregation_probe_rows_threshold =
-        own.skip_partial_aggregation_probe_rows_threshold;
-    config
 }

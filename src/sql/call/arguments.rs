@@ -7,8 +7,8 @@ use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::sql::sqlparser::ast;
 
 use super::columns::ColumnArgument;
-use super::function::{Function, Kind};
 use super::relation;
+use super::signature::{Kind, Signature};
 
 /// A value, before anybody knows its type.
 #[derive(Debug, Clone)]
@@ -20,10 +20,10 @@ enum Value {
     Relation(Box<LogicalPlan>),
 }
 
-/// The arguments of one call, checked against the function.
+/// The arguments of one call, checked against its signature.
 #[derive(Debug)]
 pub(in crate::sql) struct Arguments {
-    function: &'static Function,
+    function: &'static Signature,
     inputs: Vec<(&'static str, LogicalPlan)>,
     values: Vec<(&'static str, Value)>,
 }
@@ -31,7 +31,7 @@ pub(in crate::sql) struct Arguments {
 impl Arguments {
     /// Arguments as the SQL parser gives them.
     pub fn from_sql(
-        function: &'static Function,
+        function: &'static Signature,
         args: Vec<ast::FunctionArg>,
         context: &mut dyn RelationPlannerContext,
     ) -> Result<Self> {
@@ -65,7 +65,7 @@ impl Arguments {
 
     /// Arguments as a plain table function gets them: expressions, by position.
     pub fn from_exprs(
-        function: &'static Function,
+        function: &'static Signature,
         exprs: &[Expr],
         table: impl Fn(&Expr) -> Result<LogicalPlan>,
     ) -> Result<Self> {
@@ -152,7 +152,7 @@ impl Arguments {
 
 /// The name, if there is one, and the expression of an argument.
 fn split(
-    function: &Function,
+    function: &Signature,
     arg: ast::FunctionArg,
     context: &dyn RelationPlannerContext,
 ) -> Result<(Option<&'static str>, ast::Expr)> {
@@ -172,7 +172,7 @@ fn split(
 }
 
 fn value(
-    function: &Function,
+    function: &Signature,
     name: &str,
     arg: ast::Expr,
     context: &mut dyn RelationPlannerContext,
@@ -214,7 +214,7 @@ fn is_method(methods: &[&str], arg: &ast::Expr) -> bool {
 }
 
 /// The value of a positional expression; names of columns where the argument takes them.
-fn columns_of(function: &Function, name: &str, expr: &Expr) -> Value {
+fn columns_of(function: &Signature, name: &str, expr: &Expr) -> Value {
     match expr {
         Expr::Literal(value, _) if function.kind(name) == Kind::Columns => {
             match ColumnArgument::from_literal(value) {

@@ -5,13 +5,15 @@ mod columns;
 mod function;
 mod group_function;
 mod relation;
+mod signature;
 mod values;
 
 pub(super) use arguments::Arguments;
 pub(super) use columns::{
     ColumnArgument, InputColumns, Resolve, VectorUse, resolve_in, resolve_with,
 };
-pub(super) use function::{Argument, Function, Kind};
+pub(super) use function::Function;
 pub(super) use group_function::{GroupFunction, Labelled};
 pub(super) use relation::{from_expr, table_by_name};
+pub(super) use signature::{Argument, Kind, Signature};
 pub(super) use values::{argument, boolean, is_binary, metric, not_negative, positive, seed};

@@ -15,22 +15,20 @@ pub use self::node::KMeansNode;
 use self::node::function_name;
 use super::call::{
     Argument, Arguments, ColumnArgument, Function, GroupFunction, InputColumns, Kind, Labelled,
-    Resolve, VectorUse, resolve_with,
+    Resolve, Signature, VectorUse, resolve_with,
 };
 use crate::algo::kmeans::Init;
 use crate::exec::{KMeans, KMeansOutput, VectorColumn};
 
 /// `kmeans`.
 pub(super) static ROWS: Function = Function {
-    name: "kmeans",
-    arguments: ARGUMENTS,
+    signature: Signature { name: "kmeans", arguments: ARGUMENTS },
     plan: |arguments, resolve| plan(KMeansOutput::Rows, arguments, resolve),
 };
 
 /// `kmeans_centroids`.
 pub(super) static CENTROIDS: Function = Function {
-    name: "kmeans_centroids",
-    arguments: ARGUMENTS,
+    signature: Signature { name: "kmeans_centroids", arguments: ARGUMENTS },
     plan: |arguments, resolve| plan(KMeansOutput::Centroids, arguments, resolve),
 };
 

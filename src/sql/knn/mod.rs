@@ -11,30 +11,30 @@ use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, lit};
 use datafusion::prelude::DataFrame;
 
 pub use self::node::KnnNode;
+use self::node::NAME;
 pub(super) use self::pushdown::PushIntoKnn;
 use super::call::{
-    Argument, Arguments, ColumnArgument, Function, InputColumns, Kind, Resolve, VectorUse,
-    argument, boolean, is_binary, resolve_with,
+    Argument, Arguments, ColumnArgument, Function, InputColumns, Kind, Resolve, Signature,
+    VectorUse, argument, boolean, is_binary, resolve_with,
 };
 use crate::exec::KnnExact;
 use crate::metric::Metric;
 
-/// The name in SQL.
-const NAME: &str = "knn_exact";
-
 /// `knn_exact`.
 pub(super) static EXACT: Function = Function {
-    name: NAME,
-    arguments: &[
-        Argument::optional("queries", Kind::Input, "none"),
-        Argument::required("base", Kind::Input),
-        Argument::required("k", Kind::Value),
-        Argument::optional("metric", Kind::Value, "'l2'"),
-        Argument::optional("vector", Kind::Columns, "the only column that can be one"),
-        Argument::optional("query_vector", Kind::Columns, "vector"),
-        Argument::optional("base_vector", Kind::Columns, "vector"),
-        Argument::optional("keep_vector", Kind::Value, "false"),
-    ],
+    signature: Signature {
+        name: NAME,
+        arguments: &[
+            Argument::optional("queries", Kind::Input, "none"),
+            Argument::required("base", Kind::Input),
+            Argument::required("k", Kind::Value),
+            Argument::optional("metric", Kind::Value, "'l2'"),
+            Argument::optional("vector", Kind::Columns, "the only column that can be one"),
+            Argument::optional("query_vector", Kind::Columns, "vector"),
+            Argument::optional("base_vector", Kind::Columns, "vector"),
+            Argument::optional("keep_vector", Kind::Value, "false"),
+        ],
+    },
     plan,
 };
 

@@ -10,13 +10,15 @@ use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, Extension, LogicalPlan, UserDefinedLogicalNodeCore};
 use datafusion::physical_plan::ExecutionPlan;
 
-use super::NAME;
 use crate::algo::knn::KnnParams;
 use crate::exec::{KnnExec, KnnSpec, Side, VectorColumn, knn_fields};
 use crate::matrix::ElementKind;
 use crate::sql::call::{argument, is_binary, metric, positive};
 use crate::sql::family::FamilyNode;
 use crate::sql::options::NeighborsOptions;
+
+/// The function's name in SQL.
+pub(super) const NAME: &str = "knn_exact";
 
 /// Nearest neighbours in a logical plan. Its inputs are its children; the arguments that a
 /// parameter may give stay expressions. Settings are read when the plan becomes operators.

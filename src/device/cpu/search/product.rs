@@ -90,6 +90,24 @@ impl<T: Lanes> Product<T> {
         }
     }
 
+    /// The products of some rows with queries.
+    fn multiply(&self, rows: std::ops::Range<usize>, queries: &[T], products: &mut [T]) {
+        let dim = self.rows.matrix().dim();
+        let (count, columns) = (rows.len(), queries.len() / dim);
+        matmul(
+            MatMut::from_column_major_slice_mut(products, count, columns),
+            Accum::Replace,
+            MatRef::from_row_major_slice(
+                &self.multiplied()[rows.start * dim..rows.end * dim],
+                count,
+                dim,
+            ),
+            MatRef::from_column_major_slice(queries, dim, columns),
+            T::ONE,
+            Par::Seq,
+        );
+    }
+
     /// The rows as they came.
     fn exact(&self) -> &[T] {
         self.rows.reals().unwrap_or_default()
@@ -136,22 +154,8 @@ impl<T: Lanes> Arithmetic<T> for Product<T> {
             visit.job.check()?;
             let rows = visit.rows_of(block);
             work.pairs += (rows.len() * sinks.len()) as u64;
-            matmul(
-                MatMut::from_column_major_slice_mut(
-                    &mut products[..rows.len() * sinks.len()],
-                    rows.len(),
-                    sinks.len(),
-                ),
-                Accum::Replace,
-                MatRef::from_row_major_slice(
-                    &self.multiplied()[rows.start * dim..rows.end * dim],
-                    rows.len(),
-                    dim,
-                ),
-                MatRef::from_column_major_slice(multiplied, dim, sinks.len()),
-                T::ONE,
-                Par::Seq,
-            );
+            let products = &mut products[..rows.len() * sinks.len()];
+            self.multiply(rows.clone(), multiplied, products);
             for (i, candidates) in candidates.iter_mut().enumerate() {
                 work.rechecked += arch.dispatch(Sift {
                     base: self,

@@ -5,318 +5,22 @@
 //! how kernels see it. Kernels run in the order of one stream.
 #![allow(unsafe_code)]
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
-use cudarc::driver::{
-    CudaFunction, CudaStream, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
+use cudarc::driver::{CudaFunction, CudaStream, LaunchArgs, LaunchConfig, PushKernelArg};
+
+use super::kernels::{
+    ADDED_ROWS, MOST_ROWS, RoundKernels, SORTED_ROWS, TILE, WARPS, Way, half_dim, ranks,
+    stages_bytes,
 };
-
+use super::structs::{BINS, Halves, Near, Rounds, Status, Sums};
 use crate::device::ClusterSums;
-use crate::device::contract::{KMeansProblem, StopReason};
-use crate::device::cuda::driver::compile::Program;
-use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::launch::{
-    Limits, Pace, Rate, address, allow_shared, check_size, config, function,
-};
+use crate::device::contract::KMeansProblem;
+use crate::device::cuda::driver::launch::{Pace, address, check_size, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
-use crate::device::cuda::driver::modules::Once;
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
-use crate::metric::Metric;
-
-/// Most elements of a row, and most clusters, for which looking at near centroids first pays: the
-/// triangle inequality rules out little in high dimensions.
-const NEAR_DIM: usize = 10;
-const NEAR_CLUSTERS: usize = 4096;
-
-/// Most elements of a row that fit into registers as halves.
-const TILES_DIM: usize = 128;
-
-/// Constants that `kernels/kmeans` shares with this folder.
-const CONSTANTS: [(&str, usize); 6] = [
-    ("TILE", TILE),
-    ("WARPS", WARPS),
-    ("STAGES", STAGES),
-    ("SORTED_ROWS", SORTED_ROWS),
-    ("ADDED_ROWS", ADDED_ROWS),
-    ("BINS", BINS),
-];
-
-/// Centroids that a block has in shared memory at a time, its warps, and how often there is room for
-/// so many.
-const TILE: usize = 64;
-const WARPS: usize = 4;
-const STAGES: usize = 3;
-/// Rows that a block sorts.
-const SORTED_ROWS: usize = 8192;
-/// Rows that a thread of `add_sorted` adds up, and bins of a wide sum.
-const ADDED_ROWS: usize = 64;
-pub(super) const BINS: usize = 9;
-
-/// Rows that bins have room for: each adds less than 2³².
-pub(super) const MOST_ROWS: usize = 1 << 30;
-
-/// Counts that sorting keeps in shared memory, and the most for each cluster.
-const PLACES: usize = 4096;
-const RANKS: usize = 16;
-
-/// How rows find their nearest centroid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    /// By `kernels/kmeans/near.cuh`.
-    Near,
-    /// By `kernels/kmeans/assign_tiles.cuh`.
-    Tiles,
-}
-
-/// The kernels for rows of one dimension, loaded on a device.
-#[derive(Debug)]
-pub(super) struct RoundKernels {
-    pub(super) dim: usize,
-    limits: Limits,
-    add_moved: CudaFunction,
-    add_sorted: CudaFunction,
-    means: CudaFunction,
-    finish_round: CudaFunction,
-    costs: CudaFunction,
-    list_centroids: CudaFunction,
-    assign_near: CudaFunction,
-    sort_count: CudaFunction,
-    sort_add_up: CudaFunction,
-    sort_move: CudaFunction,
-    round_rows: CudaFunction,
-    round_centroids: CudaFunction,
-    assign_tiles: CudaFunction,
-    find_candidates: CudaFunction,
-    compare_candidates: CudaFunction,
-    settle: CudaFunction,
-    pub(super) cluster_groups: CudaFunction,
-    pub(super) finish_groups: CudaFunction,
-    /// Of rows × centroids × elements: by products, and of those that are looked at one by one.
-    products: Arc<Rate>,
-    pub(super) sums: Arc<Rate>,
-}
-
-/// The same struct as in `kernels/kmeans/rounds.cuh`, which documents it.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Status {
-    pub(super) end: u32,
-    pub(super) iterations: u32,
-    pub(super) current: u32,
-    pub(super) moved_last: u32,
-    pub(super) moved: u32,
-    pub(super) uncertain: u32,
-    pub(super) pairs: u32,
-    pub(super) empty: u32,
-    pub(super) arrived: u32,
-    pub(super) largest_row: u32,
-    pub(super) largest_centroid: u32,
-    pub(super) largest_error: u32,
-    pub(super) rechecked: u64,
-}
-
-/// Values of [`Status::end`]: names in `kernels/kmeans/rounds.cuh`.
-const GOING_ON: u32 = 0;
-const STABLE: u32 = 1;
-const CONVERGED: u32 = 2;
-const EMPTY_CLUSTER: u32 = 3;
-const CROWDED: u32 = 4;
-
-impl Status {
-    pub(super) fn is_going_on(&self) -> bool {
-        self.end == GOING_ON
-    }
-
-    pub(super) fn is_crowded(&self) -> bool {
-        self.end == CROWDED
-    }
-
-    /// Why rounds stopped, if they did.
-    pub(super) fn stop_reason(&self) -> Option<StopReason> {
-        match self.end {
-            STABLE => Some(StopReason::Stable),
-            CONVERGED => Some(StopReason::Converged),
-            EMPTY_CLUSTER => Some(StopReason::EmptyCluster),
-            _ => None,
-        }
-    }
-}
-
-// SAFETY: a C struct of integers without padding, laid out as the kernels declare it.
-unsafe impl DeviceRepr for Status {}
-
-/// The structs of `kernels/kmeans`: addresses on the device, and numbers.
-const _: () = assert!(size_of::<Status>() == 56 && size_of::<Rounds>() == 56);
-const _: () = assert!(size_of::<Sums>() == 64 && size_of::<Near>() == 16);
-const _: () = assert!(size_of::<Halves>() == 96);
-
-/// Rows in rounds.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Rounds {
-    pub(super) status: u64,
-    pub(super) rows: u64,
-    /// `count` of u32, or null.
-    pub(super) numbers: u64,
-    /// 2 × k × dim of f32.
-    pub(super) centroids: u64,
-    /// `count` of u32.
-    pub(super) labels: u64,
-    /// `count` of two u32.
-    pub(super) moved: u64,
-    pub(super) count: u32,
-    pub(super) k: u32,
-}
-
-/// Sums of clusters, and what ends rounds.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Sums {
-    /// k × dim, and k, of i64.
-    pub(super) sums: u64,
-    pub(super) counts: u64,
-    /// k × dim × [`BINS`] of i64, and k of u32.
-    pub(super) wide: u64,
-    pub(super) is_wide: u64,
-    /// dim of f64.
-    pub(super) inverse: u64,
-    /// k of f64.
-    pub(super) shifts: u64,
-    pub(super) limit: f64,
-    pub(super) tolerance: f64,
-}
-
-/// What [`Way::Near`] needs.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct Near {
-    /// k × k of u64, and a u32 for each place in the order.
-    lists: u64,
-    sorted_counts: u64,
-}
-
-/// What [`Way::Tiles`] needs.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct Halves {
-    /// `count` rows, and whole tiles of centroids, of [`half_dim`].
-    half_rows: u64,
-    half_centroids: u64,
-    /// `count` of two f32.
-    rounded: u64,
-    /// Whole tiles of f32.
-    half_squares: u64,
-    /// `count` of u32, f32 and u64.
-    uncertain: u64,
-    least: u64,
-    nearest: u64,
-    /// `room_for_pairs` of two u32.
-    pairs: u64,
-    /// dim of f64.
-    origin: u64,
-    scale: f64,
-    underflow: f64,
-    room_for_pairs: u32,
-    padding: u32,
-}
-
-// SAFETY: C structs of integers and floats without padding, laid out as the kernels declare them.
-unsafe impl DeviceRepr for Rounds {}
-// SAFETY: as above.
-unsafe impl DeviceRepr for Sums {}
-// SAFETY: as above.
-unsafe impl DeviceRepr for Near {}
-// SAFETY: as above.
-unsafe impl DeviceRepr for Halves {}
-
-/// Operations of a multiprocessor in a cycle: products on tensor cores, and sums.
-const PRODUCTS_PER_CYCLE: f64 = 512.0;
-const SUMS_PER_CYCLE: f64 = 64.0;
-
-impl RoundKernels {
-    /// The kernels for rows of this many f32, compiled and loaded by the first who asks.
-    pub(super) fn get(gpu: &Gpu, dim: usize) -> Result<Arc<Self>> {
-        static LOADED: LazyLock<Once<(usize, usize), RoundKernels>> = LazyLock::new(Once::default);
-        LOADED.get((gpu.ordinal, dim), || Self::load(gpu, dim))
-    }
-
-    fn load(gpu: &Gpu, dim: usize) -> Result<Self> {
-        let metric = Metric::SqEuclidean.name().to_uppercase();
-        let parameters =
-            ["ELEMENT=F32".to_string(), format!("METRIC={metric}"), format!("DIM={dim}")];
-        let module = gpu.load(&Program::new("kmeans.cu", &parameters, &CONSTANTS))?;
-        let function = |name| function(&module, name);
-        let limits = gpu.limits;
-        let kernels = Self {
-            dim,
-            limits,
-            add_moved: function("add_moved")?,
-            add_sorted: function("add_sorted")?,
-            means: function("means")?,
-            finish_round: function("finish_round")?,
-            costs: function("costs")?,
-            list_centroids: function("list_centroids")?,
-            assign_near: function("assign_near")?,
-            sort_count: function("sort_count")?,
-            sort_add_up: function("sort_add_up")?,
-            sort_move: function("sort_move")?,
-            round_rows: function("round_rows")?,
-            round_centroids: function("round_centroids")?,
-            assign_tiles: function("assign_tiles")?,
-            find_candidates: function("find_candidates")?,
-            compare_candidates: function("compare_candidates")?,
-            settle: function("settle")?,
-            cluster_groups: function("cluster_groups")?,
-            finish_groups: function("finish_groups")?,
-            products: Arc::new(limits.rate(PRODUCTS_PER_CYCLE)),
-            sums: Arc::new(limits.rate(SUMS_PER_CYCLE)),
-        };
-        if has_tiles(dim, limits) {
-            let shared = stages_bytes(dim);
-            allow_shared(&kernels.assign_tiles, shared)?;
-            allow_shared(&kernels.find_candidates, shared)?;
-        }
-        Ok(kernels)
-    }
-}
-
-impl RoundKernels {
-    /// Multiprocessors of the device.
-    pub(super) fn multiprocessors(&self) -> usize {
-        self.limits.multiprocessors
-    }
-}
-
-/// Which way there is for rows of this dimension and so many clusters, if any.
-pub(super) fn way(dim: usize, k: usize, limits: Limits) -> Option<Way> {
-    if dim <= NEAR_DIM && k <= NEAR_CLUSTERS {
-        Some(Way::Near)
-    } else if has_tiles(dim, limits) {
-        Some(Way::Tiles)
-    } else {
-        None
-    }
-}
-
-fn has_tiles(dim: usize, limits: Limits) -> bool {
-    dim <= TILES_DIM && limits.capability.0 >= 8 && stages_bytes(dim) <= limits.shared
-}
-
-/// Kinds of rows in a cluster that sorting tells apart.
-fn ranks(k: usize) -> usize {
-    (PLACES / k).clamp(1, RANKS)
-}
-
-fn half_dim(dim: usize) -> usize {
-    dim.next_multiple_of(16)
-}
-
-/// Shared memory of a block that multiplies tiles.
-fn stages_bytes(dim: usize) -> usize {
-    STAGES * (TILE * (half_dim(dim) + 8) * 2 + TILE * 4)
-}
 
 /// Rows on a device and all that rounds need.
 pub(super) struct Workspace {
@@ -358,6 +62,8 @@ struct Sorted {
 
 impl Workspace {
     /// Memory for rounds over `rows`, which `ready` has already been waited for.
+    ///
+    /// In one piece: it is a list of what there is, each in the size that its field says.
     pub(super) fn new(
         kernels: Arc<RoundKernels>,
         stream: &Arc<CudaStream>,
@@ -422,25 +128,7 @@ impl Workspace {
                 });
             }
             Way::Tiles => {
-                let (tiles, room_for_pairs) = (k.next_multiple_of(TILE), count.max(4096));
-                let scale = scale(problem.farthest);
-                halves = Halves {
-                    half_rows: place(count * half_dim(dim) * 2)?,
-                    half_centroids: place(tiles * half_dim(dim) * 2)?,
-                    rounded: place(count * 8)?,
-                    half_squares: place(tiles * 4)?,
-                    uncertain: place(count * 4)?,
-                    least: place(count * 4)?,
-                    nearest: place(count * 8)?,
-                    pairs: place(room_for_pairs * 8)?,
-                    origin: address(stream, &origin),
-                    scale,
-                    // A unit of the smallest number for each of dim sums, on both sides of a
-                    // comparison.
-                    underflow: 2.0 * (dim + 4) as f64 * 2f64.powi(-149) * scale * scale,
-                    room_for_pairs: room_for_pairs as u32,
-                    padding: 0,
-                };
+                halves = of_tiles(problem, (count, dim), address(stream, &origin), &mut place)?;
             }
         }
         kept.extend([origin, inverse]);
@@ -712,6 +400,33 @@ impl Workspace {
             launch.arg(&kernel.rounds).arg(&kernel.near).arg(&number);
         })
     }
+}
+
+/// Memory for products of `count` rows with the centroids of a problem. `place` allocates it.
+fn of_tiles(
+    problem: &KMeansProblem,
+    (count, dim): (usize, usize),
+    origin: u64,
+    place: &mut impl FnMut(usize) -> Result<u64>,
+) -> Result<Halves> {
+    let (tiles, room_for_pairs) = (problem.k.next_multiple_of(TILE), count.max(4096));
+    let scale = scale(problem.farthest);
+    Ok(Halves {
+        half_rows: place(count * half_dim(dim) * 2)?,
+        half_centroids: place(tiles * half_dim(dim) * 2)?,
+        rounded: place(count * 8)?,
+        half_squares: place(tiles * 4)?,
+        uncertain: place(count * 4)?,
+        least: place(count * 4)?,
+        nearest: place(count * 8)?,
+        pairs: place(room_for_pairs * 8)?,
+        origin,
+        scale,
+        // A unit of the smallest number for each of dim sums, on both sides of a comparison.
+        underflow: 2.0 * (dim + 4) as f64 * 2f64.powi(-149) * scale * scale,
+        room_for_pairs: room_for_pairs as u32,
+        padding: 0,
+    })
 }
 
 /// A power of two that brings elements, of which this one is the farthest from the origin, below 256.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 
-use super::launch::{BINS, MOST_ROWS, RoundKernels, Rounds, Status, Sums};
+use super::kernels::{MOST_ROWS, RoundKernels};
+use super::structs::{BINS, Rounds, Status, Sums};
 use crate::device::ClusterSums;
 use crate::device::cuda::driver::launch::{Pace, address, check_size, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
@@ -75,6 +76,8 @@ pub(super) struct GroupsWorkspace {
 
 impl GroupsWorkspace {
     /// Memory for rounds. `rows` has been waited for, and holds `count` of them, row after row.
+    ///
+    /// In one piece: it is a list of what there is, each in the size that its field says.
     pub(super) fn new(
         kernels: &RoundKernels,
         stream: &Arc<CudaStream>,

@@ -10,13 +10,15 @@
 //! A problem changes over to the general ways where its own one gives up: centroids so far away that
 //! squares overflow, too many of them equally near, too little memory.
 
+mod kernels;
 mod launch;
 mod launch_groups;
 mod resident;
+mod structs;
 
 use std::sync::Arc;
 
-use self::launch::{MOST_ROWS, RoundKernels, Way as ResidentWay, way};
+use self::kernels::{MOST_ROWS, RoundKernels, Way as ResidentWay, way};
 use self::launch_groups::{GROUPS_DIM, GroupJob, GroupsWorkspace};
 use self::resident::Resident;
 use super::driver::sys::failed;

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use cudarc::driver::CudaEvent;
 
-use super::launch::{MOST_ROWS, RoundKernels, Status, Way, Workspace};
+use super::kernels::{MOST_ROWS, RoundKernels, Way};
+use super::launch::Workspace;
+use super::structs::Status;
 use crate::device::ClusterSums;
 use crate::device::contract::{Assignment, KMeansProblem, RoundsRun, StopReason, Work};
 use crate::device::cuda::driver::gpu::Gpu;

@@ -1,0 +1,173 @@
+//! The kernels of k-means, and for which rows there are some.
+
+use std::sync::{Arc, LazyLock};
+
+use cudarc::driver::CudaFunction;
+
+use super::structs::BINS;
+use crate::device::cuda::driver::compile::Program;
+use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::launch::{Limits, Rate, allow_shared, function};
+use crate::device::cuda::driver::modules::Once;
+use crate::error::Result;
+use crate::metric::Metric;
+
+/// Most elements of a row, and most clusters, for which looking at near centroids first pays: the
+/// triangle inequality rules out little in high dimensions.
+const NEAR_DIM: usize = 10;
+const NEAR_CLUSTERS: usize = 4096;
+
+/// Most elements of a row that fit into registers as halves.
+const TILES_DIM: usize = 128;
+
+/// Constants that `kernels/kmeans` shares with this folder.
+const CONSTANTS: [(&str, usize); 6] = [
+    ("TILE", TILE),
+    ("WARPS", WARPS),
+    ("STAGES", STAGES),
+    ("SORTED_ROWS", SORTED_ROWS),
+    ("ADDED_ROWS", ADDED_ROWS),
+    ("BINS", BINS),
+];
+
+/// Centroids that a block has in shared memory at a time, its warps, and how often there is room for
+/// so many.
+pub(super) const TILE: usize = 64;
+pub(super) const WARPS: usize = 4;
+pub(super) const STAGES: usize = 3;
+/// Rows that a block sorts.
+pub(super) const SORTED_ROWS: usize = 8192;
+/// Rows that a thread of `add_sorted` adds up.
+pub(super) const ADDED_ROWS: usize = 64;
+
+/// Rows that bins have room for: each adds less than 2³².
+pub(super) const MOST_ROWS: usize = 1 << 30;
+
+/// Counts that sorting keeps in shared memory, and the most for each cluster.
+const PLACES: usize = 4096;
+const RANKS: usize = 16;
+
+/// How rows find their nearest centroid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By `kernels/kmeans/near.cuh`.
+    Near,
+    /// By `kernels/kmeans/assign_tiles.cuh`.
+    Tiles,
+}
+
+/// The kernels for rows of one dimension, loaded on a device.
+#[derive(Debug)]
+pub(super) struct RoundKernels {
+    pub(super) dim: usize,
+    pub(super) limits: Limits,
+    pub(super) add_moved: CudaFunction,
+    pub(super) add_sorted: CudaFunction,
+    pub(super) means: CudaFunction,
+    pub(super) finish_round: CudaFunction,
+    pub(super) costs: CudaFunction,
+    pub(super) list_centroids: CudaFunction,
+    pub(super) assign_near: CudaFunction,
+    pub(super) sort_count: CudaFunction,
+    pub(super) sort_add_up: CudaFunction,
+    pub(super) sort_move: CudaFunction,
+    pub(super) round_rows: CudaFunction,
+    pub(super) round_centroids: CudaFunction,
+    pub(super) assign_tiles: CudaFunction,
+    pub(super) find_candidates: CudaFunction,
+    pub(super) compare_candidates: CudaFunction,
+    pub(super) settle: CudaFunction,
+    pub(super) cluster_groups: CudaFunction,
+    pub(super) finish_groups: CudaFunction,
+    /// Of rows × centroids × elements: by products, and of those that are looked at one by one.
+    pub(super) products: Arc<Rate>,
+    pub(super) sums: Arc<Rate>,
+}
+
+/// Operations of a multiprocessor in a cycle: products on tensor cores, and sums.
+const PRODUCTS_PER_CYCLE: f64 = 512.0;
+const SUMS_PER_CYCLE: f64 = 64.0;
+
+impl RoundKernels {
+    /// The kernels for rows of this many f32, compiled and loaded by the first who asks.
+    pub(super) fn get(gpu: &Gpu, dim: usize) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, usize), RoundKernels>> = LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, dim), || Self::load(gpu, dim))
+    }
+
+    fn load(gpu: &Gpu, dim: usize) -> Result<Self> {
+        let metric = Metric::SqEuclidean.name().to_uppercase();
+        let parameters =
+            ["ELEMENT=F32".to_string(), format!("METRIC={metric}"), format!("DIM={dim}")];
+        let module = gpu.load(&Program::new("kmeans.cu", &parameters, &CONSTANTS))?;
+        let function = |name| function(&module, name);
+        let limits = gpu.limits;
+        let kernels = Self {
+            dim,
+            limits,
+            add_moved: function("add_moved")?,
+            add_sorted: function("add_sorted")?,
+            means: function("means")?,
+            finish_round: function("finish_round")?,
+            costs: function("costs")?,
+            list_centroids: function("list_centroids")?,
+            assign_near: function("assign_near")?,
+            sort_count: function("sort_count")?,
+            sort_add_up: function("sort_add_up")?,
+            sort_move: function("sort_move")?,
+            round_rows: function("round_rows")?,
+            round_centroids: function("round_centroids")?,
+            assign_tiles: function("assign_tiles")?,
+            find_candidates: function("find_candidates")?,
+            compare_candidates: function("compare_candidates")?,
+            settle: function("settle")?,
+            cluster_groups: function("cluster_groups")?,
+            finish_groups: function("finish_groups")?,
+            products: Arc::new(limits.rate(PRODUCTS_PER_CYCLE)),
+            sums: Arc::new(limits.rate(SUMS_PER_CYCLE)),
+        };
+        if has_tiles(dim, limits) {
+            let shared = stages_bytes(dim);
+            allow_shared(&kernels.assign_tiles, shared)?;
+            allow_shared(&kernels.find_candidates, shared)?;
+        }
+        Ok(kernels)
+    }
+}
+
+impl RoundKernels {
+    /// Multiprocessors of the device.
+    pub(super) fn multiprocessors(&self) -> usize {
+        self.limits.multiprocessors
+    }
+}
+
+/// Which way there is for rows of this dimension and so many clusters, if any.
+pub(super) fn way(dim: usize, k: usize, limits: Limits) -> Option<Way> {
+    if dim <= NEAR_DIM && k <= NEAR_CLUSTERS {
+        Some(Way::Near)
+    } else if has_tiles(dim, limits) {
+        Some(Way::Tiles)
+    } else {
+        None
+    }
+}
+
+fn has_tiles(dim: usize, limits: Limits) -> bool {
+    dim <= TILES_DIM && limits.capability.0 >= 8 && stages_bytes(dim) <= limits.shared
+}
+
+/// Kinds of rows in a cluster that sorting tells apart.
+pub(super) fn ranks(k: usize) -> usize {
+    (PLACES / k).clamp(1, RANKS)
+}
+
+/// Elements of a row in half precision, filled up with zeros.
+pub(super) fn half_dim(dim: usize) -> usize {
+    dim.next_multiple_of(16)
+}
+
+/// Shared memory of a block that multiplies tiles.
+pub(super) fn stages_bytes(dim: usize) -> usize {
+    STAGES * (TILE * (half_dim(dim) + 8) * 2 + TILE * 4)
+}

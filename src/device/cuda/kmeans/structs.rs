@@ -1,0 +1,142 @@
+//! The structs of `kernels/kmeans`: what kernels find on the device.
+#![allow(unsafe_code)]
+
+use cudarc::driver::DeviceRepr;
+
+use crate::device::contract::StopReason;
+
+/// Bins of a wide sum.
+pub(super) const BINS: usize = 9;
+
+/// The same struct as in `kernels/kmeans/rounds.cuh`, which documents it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Status {
+    pub(super) end: u32,
+    pub(super) iterations: u32,
+    pub(super) current: u32,
+    pub(super) moved_last: u32,
+    pub(super) moved: u32,
+    pub(super) uncertain: u32,
+    pub(super) pairs: u32,
+    pub(super) empty: u32,
+    pub(super) arrived: u32,
+    pub(super) largest_row: u32,
+    pub(super) largest_centroid: u32,
+    pub(super) largest_error: u32,
+    pub(super) rechecked: u64,
+}
+
+/// Values of [`Status::end`]: names in `kernels/kmeans/rounds.cuh`.
+const GOING_ON: u32 = 0;
+const STABLE: u32 = 1;
+const CONVERGED: u32 = 2;
+const EMPTY_CLUSTER: u32 = 3;
+const CROWDED: u32 = 4;
+
+impl Status {
+    pub(super) fn is_going_on(&self) -> bool {
+        self.end == GOING_ON
+    }
+
+    pub(super) fn is_crowded(&self) -> bool {
+        self.end == CROWDED
+    }
+
+    /// Why rounds stopped, if they did.
+    pub(super) fn stop_reason(&self) -> Option<StopReason> {
+        match self.end {
+            STABLE => Some(StopReason::Stable),
+            CONVERGED => Some(StopReason::Converged),
+            EMPTY_CLUSTER => Some(StopReason::EmptyCluster),
+            _ => None,
+        }
+    }
+}
+
+// SAFETY: a C struct of integers without padding, laid out as the kernels declare it.
+unsafe impl DeviceRepr for Status {}
+
+/// The structs of `kernels/kmeans`: addresses on the device, and numbers.
+const _: () = assert!(size_of::<Status>() == 56 && size_of::<Rounds>() == 56);
+const _: () = assert!(size_of::<Sums>() == 64 && size_of::<Near>() == 16);
+const _: () = assert!(size_of::<Halves>() == 96);
+
+/// Rows in rounds.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Rounds {
+    pub(super) status: u64,
+    pub(super) rows: u64,
+    /// `count` of u32, or null.
+    pub(super) numbers: u64,
+    /// 2 × k × dim of f32.
+    pub(super) centroids: u64,
+    /// `count` of u32.
+    pub(super) labels: u64,
+    /// `count` of two u32.
+    pub(super) moved: u64,
+    pub(super) count: u32,
+    pub(super) k: u32,
+}
+
+/// Sums of clusters, and what ends rounds.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sums {
+    /// k × dim, and k, of i64.
+    pub(super) sums: u64,
+    pub(super) counts: u64,
+    /// k × dim × [`BINS`] of i64, and k of u32.
+    pub(super) wide: u64,
+    pub(super) is_wide: u64,
+    /// dim of f64.
+    pub(super) inverse: u64,
+    /// k of f64.
+    pub(super) shifts: u64,
+    pub(super) limit: f64,
+    pub(super) tolerance: f64,
+}
+
+/// What `Way::Near` needs.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Near {
+    /// k × k of u64, and a u32 for each place in the order.
+    pub(super) lists: u64,
+    pub(super) sorted_counts: u64,
+}
+
+/// What `Way::Tiles` needs.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Halves {
+    /// `count` rows, and whole tiles of centroids, of [`half_dim`](super::kernels::half_dim).
+    pub(super) half_rows: u64,
+    pub(super) half_centroids: u64,
+    /// `count` of two f32.
+    pub(super) rounded: u64,
+    /// Whole tiles of f32.
+    pub(super) half_squares: u64,
+    /// `count` of u32, f32 and u64.
+    pub(super) uncertain: u64,
+    pub(super) least: u64,
+    pub(super) nearest: u64,
+    /// `room_for_pairs` of two u32.
+    pub(super) pairs: u64,
+    /// dim of f64.
+    pub(super) origin: u64,
+    pub(super) scale: f64,
+    pub(super) underflow: f64,
+    pub(super) room_for_pairs: u32,
+    pub(super) padding: u32,
+}
+
+// SAFETY: C structs of integers and floats without padding, laid out as the kernels declare them.
+unsafe impl DeviceRepr for Rounds {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Sums {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Near {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Halves {}

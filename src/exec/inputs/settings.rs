@@ -1,0 +1,26 @@
+//! Settings that the order of an input may depend on.
+
+use datafusion::common::config::ConfigOptions;
+use datafusion::prelude::SessionConfig;
+
+/// The rows of every batch that comes to an operator which is not row-local.
+pub(super) const BATCH_ROWS: usize = 8192;
+
+/// The settings that an input runs with: those that an order may depend on have one value.
+pub(super) fn fix_execution(config: SessionConfig) -> SessionConfig {
+    let mut config = config.with_batch_size(BATCH_ROWS).with_target_partitions(1);
+    let own = ConfigOptions::new().execution;
+    let options = &mut config.options_mut().execution;
+    options.split_file_groups_by_statistics = false;
+    options.coalesce_batches = own.coalesce_batches;
+    options.enforce_batch_size_in_joins = own.enforce_batch_size_in_joins;
+    options.enable_migration_aggregate = own.enable_migration_aggregate;
+    options.hash_join_buffering_capacity = own.hash_join_buffering_capacity;
+    options.perfect_hash_join_small_build_threshold = own.perfect_hash_join_small_build_threshold;
+    options.perfect_hash_join_min_key_density = own.perfect_hash_join_min_key_density;
+    options.skip_partial_aggregation_probe_ratio_threshold =
+        own.skip_partial_aggregation_probe_ratio_threshold;
+    options.skip_partial_aggregation_probe_rows_threshold =
+        own.skip_partial_aggregation_probe_rows_threshold;
+    config
+}
