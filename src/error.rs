@@ -10,7 +10,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A parameter no data could make valid.
+    /// A parameter that could not be valid for any data.
     #[error("{0}")]
     InvalidArgument(String),
     /// A parameter that these data cannot meet.
@@ -25,10 +25,10 @@ pub enum Error {
         column: String,
         /// Position in the input, from 0.
         row: u64,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: RowProblem,
     },
-    /// Vectors of both sides must have one length.
+    /// Vectors of both sides must have the same length.
     #[error("dim mismatch: queries have {queries}, base has {base}")]
     DimMismatch {
         /// Length of the query vectors.
@@ -49,7 +49,7 @@ pub enum Error {
     NoDevice {
         /// The name as the user wrote it.
         asked: String,
-        /// Why it cannot be had.
+        /// Why it is not available.
         reason: String,
         /// The devices there are.
         available: String,
@@ -71,7 +71,7 @@ pub enum Error {
         what: &'static str,
         /// How many are needed.
         bytes: usize,
-        /// What the budget says.
+        /// The budget's reason for refusing.
         reason: String,
     },
     /// The query was cancelled; nobody is waiting for this answer.
@@ -114,7 +114,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether another device may do what this one could not.
+    /// Whether another device may succeed where this one failed.
     pub fn is_of_device(&self) -> bool {
         match self {
             Self::DeviceMemory { .. } => true,
@@ -152,7 +152,7 @@ pub enum RowProblem {
     Empty,
     /// A zero vector has no direction.
     ZeroVector,
-    /// A vector whose elements are all equal has no correlation.
+    /// A vector of equal elements has no correlation.
     ConstantVector,
 }
 

@@ -1,4 +1,4 @@
-//! What long work is done under: who may stop it, whose memory it takes, who watches its phases.
+//! The context of long work: its cancellation, its memory budget, and the watcher of its phases.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 
-/// One piece of long work, as those see it who wait for it. Every loop over chunks takes one.
+/// One piece of long work, as seen by its caller. Every loop over chunks takes one.
 ///
 /// The default is never cancelled, may use any amount of memory, and is watched by nobody.
 #[derive(Clone, Default)]
@@ -16,7 +16,7 @@ pub struct Job {
     watch: Option<Arc<dyn Watch>>,
 }
 
-/// A flag that stops work nobody waits for any more.
+/// A flag that stops work whose result nobody waits for any more.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
@@ -25,20 +25,20 @@ pub trait Budget: Send + Sync {
     /// Counts bytes as used.
     ///
     /// # Errors
-    /// Says why they may not be.
+    /// The reason for refusing them.
     fn grow(&self, bytes: usize) -> Result<(), String>;
 
     /// Counts bytes as free again.
     fn shrink(&self, bytes: usize);
 }
 
-/// Is told what work is doing.
+/// Receives the phases of work.
 pub trait Watch: Send + Sync {
-    /// The work is in this phase from now on.
+    /// Records that the work enters this phase.
     fn enter(&self, phase: Phase);
 }
 
-/// What work may be doing while somebody waits for it.
+/// The phases of work that somebody waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Phase {
@@ -56,11 +56,11 @@ pub enum Phase {
     Assign,
     /// Moving centroids to the means of their rows.
     Update,
-    /// Making batches of what was found.
+    /// Making batches of the results.
     Emit,
 }
 
-/// Bytes that are counted until this is dropped.
+/// Bytes that are counted as used until this is dropped.
 #[must_use]
 pub struct Reserved {
     budget: Option<Arc<dyn Budget>>,
@@ -96,7 +96,7 @@ impl Job {
         Self { watch: Some(watch), ..self }
     }
 
-    /// A part of this work that runs beside others of its kind: it enters no phases.
+    /// A part of this work that runs concurrently with others of its kind: it enters no phases.
     pub fn part(&self) -> Self {
         Self { watch: None, ..self.clone() }
     }
@@ -112,7 +112,7 @@ impl Job {
         self.cancel.check()
     }
 
-    /// The work is in this phase from now on.
+    /// Records that the work enters this phase.
     pub fn enter(&self, phase: Phase) {
         if let Some(watch) = &self.watch {
             watch.enter(phase);
@@ -132,7 +132,7 @@ impl Job {
 }
 
 impl Reserved {
-    /// Counts this many bytes, which are fewer, from now on.
+    /// Counts only this many bytes, which must be fewer, from now on.
     pub fn shrink_to(&mut self, bytes: usize) {
         let less = self.bytes.saturating_sub(bytes);
         if let Some(budget) = &self.budget {

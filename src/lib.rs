@@ -2,8 +2,8 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
-// Not a part of the public interface, for this package's own tests and benches: may change in any
-// release.
+// Not part of the public interface, only for this package's own tests and benches: may change in
+// any release.
 #[doc(hidden)]
 pub mod algo;
 #[doc(hidden)]
@@ -32,8 +32,8 @@ pub use sql::{
     register_functions,
 };
 
-/// Nodes and operators, for codecs and optimizer rules: each can be built again from what its
-/// accessors say. Devices and memory are chosen when an operator runs, so that a plan may travel to
+/// Nodes and operators, for codecs and optimizer rules: each can be rebuilt from the values of its
+/// accessors. Devices and memory are chosen when an operator runs, so that a plan may travel to
 /// another machine.
 pub mod plan {
     pub use crate::algo::kmeans::KMeansParams;

@@ -1,4 +1,4 @@
-//! Rows of equal length in one buffer: what the exec layer hands to the algorithms and the devices.
+//! Rows of equal length in one buffer, as the exec layer passes them to the algorithms and devices.
 
 use std::fmt;
 use std::ops::{Add, Mul, Neg, Range, Sub};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::job::Job;
 
-/// Rows between two looks at whether anybody waits.
+/// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
 
 /// A floating-point element, f32 or f64.
@@ -32,11 +32,11 @@ pub trait Real:
     const MAX: Self;
     /// +∞.
     const INFINITY: Self;
-    /// The gap after 1.
+    /// The gap between 1 and the next larger number.
     const EPSILON: Self;
     /// The smallest normal number.
     const MIN_POSITIVE: Self;
-    /// Bits of a number, without sign and exponent.
+    /// Bits of a number's mantissa, without sign and exponent.
     const MANTISSA: u32;
     /// To float64, exactly.
     fn to_f64(self) -> f64;
@@ -54,15 +54,15 @@ pub trait Real:
     fn max(self, other: Self) -> Self;
     /// Neither NaN nor infinite.
     fn is_finite(self) -> bool;
-    /// What orders numbers that are not NaN, and the earlier of two positions where they are equal.
+    /// A sort key for numbers that are not NaN; equal numbers are ordered by position.
     type Key: Ord;
     /// The key of a number at a position.
     fn key(self, position: u32) -> Self::Key;
     /// The elements, if they are of this type.
     fn slice(elements: &Elements) -> Option<&[Self]>;
-    /// Wrap elements of this type.
+    /// Wraps elements of this type.
     fn elements(values: Vec<Self>) -> Elements;
-    /// Unwrap elements, if they are of this type.
+    /// Unwraps elements, if they are of this type.
     fn values(elements: Elements) -> Option<Vec<Self>>;
 }
 
@@ -201,7 +201,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Wrap elements, row by row. `dim` counts numbers, or bits.
+    /// Wraps elements, row by row. `dim` counts numbers, or bits.
     ///
     /// # Panics
     /// If the elements are not `rows` whole rows.

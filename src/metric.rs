@@ -50,7 +50,7 @@ pub enum Metric {
     Jaccard,
 }
 
-/// What a device adds up over the elements of a pair of rows.
+/// The sum that a device computes over the elements of a pair of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Sum {
@@ -103,7 +103,7 @@ impl Metric {
         self.is_binary() == (kind == ElementKind::Bits)
     }
 
-    /// What a device adds up for this metric.
+    /// The sum that a device computes for this metric.
     pub fn sum(self) -> Sum {
         match self {
             Self::L2 | Self::SqEuclidean => Sum::Squares,
@@ -114,7 +114,7 @@ impl Metric {
         }
     }
 
-    /// Rewrite a row of numbers so that the device's sum gives this metric.
+    /// Rewrites a row of numbers so that the device's sum gives this metric.
     ///
     /// `cosine` divides by the length, `pearson` subtracts the mean first; both compute in float64
     /// after an exact scaling by a power of two, so that no row over- or underflows.
@@ -160,8 +160,8 @@ impl Metric {
         }
     }
 
-    /// A sum that no sum of a pair at `distance` or nearer exceeds: what a device compares sums
-    /// with before it computes a distance. May be a few units too large, never too small.
+    /// An upper bound on the sum of any pair at `distance` or nearer: a device compares sums with
+    /// it before it computes a distance. May be a few units too large, never too small.
     #[inline]
     pub fn reach<T: Real>(self, distance: T) -> T {
         let few = T::EPSILON * T::from_f64(4.0);
@@ -173,7 +173,7 @@ impl Metric {
         }
     }
 
-    /// The sum of a pair of prepared rows of numbers: the definition every device is held to.
+    /// The sum of a pair of prepared rows of numbers: the definition that every device must match.
     ///
     /// # Panics
     /// If the metric is one of bits.

@@ -15,11 +15,11 @@ pub(crate) fn in_parallel<I: Send, T: Send>(
     tasks.into_par_iter().map(run).collect()
 }
 
-/// Pools that are kept for the next who need one.
+/// The maximum number of idle thread pools kept for reuse.
 const MOST_IDLE: usize = 4;
 
-/// Runs work on threads that nobody else uses meanwhile: whoever waits for it may be a worker of
-/// rayon's common pool, and work that is stolen from another statement would hold up this one's end.
+/// Runs work on threads that nothing else uses meanwhile: the caller may be a worker of rayon's
+/// common pool, and work stolen from another statement would delay the end of this one.
 pub(crate) fn on_own_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     static IDLE: Mutex<Vec<ThreadPool>> = Mutex::new(Vec::new());
     let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,7 +41,7 @@ pub(crate) fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// Bytes below which filling a buffer is not worth threads.
+/// Below this many bytes, filling a buffer is not worth several threads.
 const WORTH_THREADS: usize = 1 << 20;
 
 /// Fills a buffer in parts of whole units, on threads of its own: the caller may hold locks that

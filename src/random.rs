@@ -1,11 +1,11 @@
-//! Random numbers that are the same for a seed for ever.
+//! Random numbers that never change for a given seed.
 
 /// Steele, Lea and Flood's SplitMix64.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The numbers of this seed.
+    /// The numbers generated from this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -5,7 +5,6 @@
 //! batch by batch while they are read, so that what is held is the operators'.
 
 #[path = "support/mod.rs"]
-#[allow(dead_code)]
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};

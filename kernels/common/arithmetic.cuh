@@ -1,10 +1,10 @@
-// The arithmetic of src/metric.rs, bit for bit: what is added up for a pair of rows, the distance it
-// gives, and the bound on sums that lets a scan skip distances.
+// The arithmetic of src/metric.rs, bit for bit: the terms summed for a pair of rows, the distance of
+// a sum, and the bound on sums that lets a scan skip distances.
 //
-// Compile-time parameters, given as -D and nothing else: ELEMENT (an Element), METRIC (a Metric),
-// DIM (elements in a row, or 0 when known only at run time,
-// and then rows are filled up with zeros to a multiple of 32 bytes, which changes no sum but -0). Every rounding is spelled out as an
-// intrinsic and -fmad is off, so the compiler cannot fuse or reorder.
+// Compile-time parameters, all given as -D: ELEMENT (an Element), METRIC (a Metric), DIM (elements in
+// a row, or 0 when known only at run time; rows are then padded with zeros to a multiple of 32 bytes,
+// which changes no sum except -0). Every rounding is spelled out as an intrinsic and -fmad is off, so
+// the compiler cannot fuse or reorder.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -22,8 +22,8 @@ constexpr __device__ Sum sum_of(Metric metric) {
 }
 constexpr Sum SUM = sum_of(METRIC);
 
-// Scalar: an element of a row. Total: what is added up. Real: the type of a distance.
-// Reach: what totals are compared with.
+// Scalar: an element of a row. Total: a sum over elements. Real: a distance. Reach: a bound that
+// totals are compared with.
 template <Element> struct Types;
 template <> struct Types<F32> { typedef float Scalar, Total, Real, Reach; };
 template <> struct Types<F64> { typedef double Scalar, Total, Real, Reach; };
@@ -83,7 +83,7 @@ template <> struct Step<SHARED_BITS> {
     static __device__ __forceinline__ u32 of(u32 q, u32 x, u32 s) { return s + __popc(q & x); }
 };
 
-// The distance of numbers. Adding 0 turns -0 into 0.
+// Distances between rows of numbers. Adding 0 turns -0 into 0.
 template <Metric> struct Finish {
     template <typename T> static __device__ __forceinline__ T distance(T total) {
         return add(total, T(0));
@@ -138,7 +138,7 @@ __device__ __forceinline__ Reach reach_nothing() {
     return ELEMENT == BITS ? Reach(-1) : -Limits<Reach>::infinity();
 }
 
-// A bound that no total at this distance or nearer exceeds; may be a few units too large.
+// An upper bound on totals at this distance or nearer; may be a few units too large.
 __device__ __forceinline__ Reach reach_of(Real distance) {
     if constexpr (ELEMENT == BITS) {
         return add(multiply(distance, Real(1.000001)), Limits<Real>::smallest());
@@ -147,7 +147,7 @@ __device__ __forceinline__ Reach reach_of(Real distance) {
     }
 }
 
-// Whether a pair may be as near as the reach says; never false for one that is.
+// Whether a pair may be within reach; never false for one that is.
 __device__ __forceinline__ bool within(Total total, Bits bits, Reach reach) {
     if constexpr (SUM == SHARED_BITS) {
         const u32 either = bits.query + bits.row - total;
@@ -160,7 +160,7 @@ __device__ __forceinline__ bool within(Total total, Bits bits, Reach reach) {
 }
 
 // The smaller total. Sums of squares and magnitudes are never negative, so their bits compare like
-// integers, of which sm_90 takes the minimum of three in one instruction.
+// integers, and sm_90 has a minimum of three integers in one instruction.
 __device__ __forceinline__ u32 least(u32 a, u32 b) { return min(a, b); }
 __device__ __forceinline__ float least(float a, float b) {
     if constexpr (SUM == PRODUCTS) {

@@ -1,5 +1,5 @@
-// Copies from global to shared memory that run beside computing, where the architecture has them;
-// elsewhere the thread copies at once.
+// Asynchronous copies from global to shared memory, where the architecture has them; elsewhere the
+// thread copies synchronously.
 
 #include "common/arithmetic.cuh"
 
@@ -9,11 +9,11 @@ __device__ __forceinline__ void copy_16(void* to_shared, const void* from) {
     const u32 to = (u32)__cvta_generic_to_shared(to_shared);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-// The copies started since the last call are a group.
+// Commits the copies started since the last call as a group.
 __device__ __forceinline__ void commit_copies() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits until at most `LATE` groups of copies are under way.
+// Waits until at most `LATE` groups of copies are pending.
 template <u32 LATE> __device__ __forceinline__ void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LATE) : "memory");
 }

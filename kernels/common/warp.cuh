@@ -2,7 +2,7 @@
 
 #include "common/arithmetic.cuh"
 
-// Shared memory of the size that a launch asks for.
+// Dynamic shared memory, of the size that a launch asks for.
 extern __shared__ uint4 shared[];
 
 struct Warp {
@@ -16,7 +16,7 @@ struct Block {
     static __device__ __forceinline__ void sync() { __syncthreads(); }
 };
 
-// The sum of 32 lanes in a fixed order, in all of them.
+// Sums a value over 32 lanes in a fixed order; every lane gets the sum.
 template <typename T> __device__ __forceinline__ T add_lanes(T value) {
 #pragma unroll
     for (u32 apart = 16; apart > 0; apart /= 2) {

@@ -1,16 +1,16 @@
 // Assigning rows of many elements on tensor cores. Rows and centroids are rounded to half precision;
-// their products, with sums in float32, put the centroids of a row in order up to a known error.
-// Where the best is ahead of the second by more than that, the row's cluster is certain; for the few
-// other rows every centroid that may be the nearest is compared exactly.
+// their products, summed in float32, rank the centroids of a row up to a known error. Where the best
+// leads the second by more than that, the row's cluster is certain; for the few other rows every
+// centroid that may be the nearest is compared exactly.
 //
-// With x and c a row and a centroid from the origin on, |x - c|^2 = |x|^2 - 2 (x.c - |c|^2 / 2). A
-// product is BIAS + h(x).h(c) - |c|^2 / 2, where h rounds and BIAS makes it positive, so that bits
-// compare as integers. It errs, but for BIAS, by at most
+// With x and c a row and a centroid relative to the origin, |x - c|^2 = |x|^2 - 2 (x.c - |c|^2 / 2).
+// A product is BIAS + h(x).h(c) - |c|^2 / 2, where h rounds and BIAS makes it positive, so that bits
+// compare as integers. Its error, except for BIAS, is at most
 //     |x - h(x)| |c| + |h(x)| |c - h(c)|   (Cauchy and Schwarz)
-// and by what the tensor cores lose in adding up. How they add is not documented: on Hopper, 17
-// numbers are cut off to 25 bits of the largest for every 16 elements, which loses at most 10 units
-// of 2^-24 of it. Allowed for are 32 units, two for each product: the loss if all numbers are cut off
-// to 24 bits of the largest. That largest is below 2 BIAS.
+// plus the tensor cores' error in summing. How they add is not documented: on Hopper, 17 numbers are
+// truncated to 25 bits of the largest for every 16 elements, which loses at most 10 units of 2^-24 of
+// it. The bound allows for 32 units, two for each product: the loss if all numbers are truncated to
+// 24 bits of the largest. That largest is below 2 BIAS.
 
 #include "kmeans/tiles.cuh"
 
@@ -30,9 +30,9 @@ __device__ __forceinline__ float from_half(unsigned short h) {
     return x;
 }
 
-// A row or centroid from the origin on, scaled and rounded, by a warp; padding is zero. Lengths are
-// rounded up: sums of 128 squares err by less than 1e-6 of themselves, differences of x and h(x) by
-// 2^-24 of x. `use` gets the number of each element, what it is rounded to, and what it is.
+// Subtracts the origin from a row or centroid, scales and rounds it, by a warp; padding is zero.
+// Lengths are rounded up: sums of 128 squares have a relative error below 1e-6, differences of x and
+// h(x) an error of 2^-24 of x. `use` gets each element's number, rounded value and exact value.
 template <typename Use>
 __device__ __forceinline__ Rounded round_row(const Halves& halves, const float* from,
                                              Use&& use) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ Rounded round_row(const Halves& halves, const float* 
         if (HALF_DIM % 32 > 0 && j >= HALF_DIM) continue;
         double exact = 0;
         if (j < DIM) exact = ((double)from[j] - halves.origin[j]) * halves.scale;
-        // Rows are below 256; centroids that are given may be anywhere.
+        // Rows are below 256; centroids given by the caller may be anywhere.
         const float x = (float)exact;
         const unsigned short half = to_half(fminf(fmaxf(x, -32768.0f), 32768.0f));
         const float rounded = from_half(half);
@@ -55,7 +55,7 @@ __device__ __forceinline__ Rounded round_row(const Halves& halves, const float* 
     return {length, __fmaf_ru(__fsqrt_ru(add_lanes(error)), 1.000002f, length * 2 * UNIT)};
 }
 
-// All rows, once. A warp per row.
+// Rounds all rows, once. A warp per row.
 extern "C" __global__ __launch_bounds__(256) void round_rows(Rounds rounds, Halves halves) {
     const u32 row = blockIdx.x * 8 + threadIdx.x / 32;
     if (row >= rounds.count) return;
@@ -67,9 +67,10 @@ extern "C" __global__ __launch_bounds__(256) void round_rows(Rounds rounds, Halv
     atomicMax(&rounds.status->largest_row, __float_as_uint(rounded.length));
 }
 
-// All centroids, every round. A warp per centroid of whole tiles; the ones that fill up the last
+// Rounds all centroids, every round. A warp per centroid of whole tiles; those that pad the last
 // tile are never the nearest.
-extern "C" __global__ __launch_bounds__(256) void round_centroids(Rounds rounds, Halves halves, u32 is_last) {
+extern "C" __global__ __launch_bounds__(256) void round_centroids(
+    Rounds rounds, Halves halves, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     const u32 cluster = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     unsigned short* to = halves.half_centroids;
@@ -93,7 +94,7 @@ extern "C" __global__ __launch_bounds__(256) void round_centroids(Rounds rounds,
     atomicMax(&rounds.status->largest_error, __float_as_uint(rounded.error));
 }
 
-// What products may be off by, and what is added to make them positive.
+// Error bounds of products, and the bias that makes them positive.
 struct Errors {
     float bias, adding_up, largest_centroid, largest_error, underflow;
 
@@ -107,31 +108,31 @@ struct Errors {
         adding_up = (64 * STEPS + 8) * UNIT * bias;
     }
 
-    // How far ahead of all others the best product must be for its centroid to be the nearest in
-    // exact sums, whose own relative error is DIM + 4 units at most, but for underflow.
+    // The lead over all others that the best product needs for its centroid to be the nearest in
+    // exact sums, whose own relative error is at most DIM + 4 units, except for underflow.
     __device__ __forceinline__ float margin(const Rounded& row, float best) const {
         const float product = row.error * largest_centroid + row.length * largest_error + adding_up;
         const float length = row.length + row.error;
         const float square = fmaxf(length * length - 2 * (best - bias) + 2 * product, 0.0f);
-        // The place takes up to PLACES units of 2^-23 of 2 BIAS from each of two products.
+        // Storing the place costs each of two products up to PLACES units of 2^-23 of 2 BIAS.
         const float places = 8 * (PLACES + 1) * UNIT * bias;
         return 1.001f * (2 * product + places + 1.1f * (DIM + 4) * UNIT * square + underflow) +
                1e-30f;
     }
 };
 
-// The best two products of a row so far, as bits, and the part of the best.
+// The best two products of a row so far, as bits, and the part that holds the best.
 struct Best {
     int first, second;
     u32 part;
 };
 
-// The centroid at a place of a part, as a lane sees it.
+// The centroid at a place of a part; places are relative to the lane.
 __device__ __forceinline__ u32 centroid_at(u32 part, u32 place) {
     return part * PART + place / 2 * 8 + threadIdx.x % 4 * 2 + place % 2;
 }
 
-// The bits of a product, the lowest of which are the place: (product & high_bits) | place.
+// The bits of a product with the lowest replaced by the place: (product & high_bits) | place.
 __device__ __forceinline__ int placed(float product, u32 high_bits, u32 place) {
     int bits;
     asm("lop3.b32 %0, %1, %2, %3, 0xEA;"
@@ -142,9 +143,10 @@ __device__ __forceinline__ int placed(float product, u32 high_bits, u32 place) {
 __device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
 __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 
-// The cluster of every row that products make certain; the others are listed. A block per
+// Assigns every row whose cluster the products make certain, and lists the others. A block per
 // BLOCK_ROWS rows, from `first_block` on.
-extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(Rounds rounds, Halves halves, u32 first_block, u32 is_last) {
+extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
+    Rounds rounds, Halves halves, u32 first_block, u32 is_last) {
     if (!HAS_TILES || (rounds.status->end != GOING_ON && !is_last)) return;
     const Errors errors(rounds, halves);
     const u32 block = first_block + blockIdx.x;
@@ -155,7 +157,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(Ro
     for (u32 i = 0; i < SLOTS; i++) {
         best[i] = {(int)0x80000000, (int)0x80000000, 0};
     }
-    // In a register, as an instruction has room for one constant only: the place.
+    // Kept in a register: an instruction has room for only one constant, the place.
     u32 high_bits = ~PLACES;
     asm volatile("" : "+r"(high_bits));
     const auto look = [&](u32 part, const Products& products) {
@@ -185,7 +187,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(Ro
 #pragma unroll
     for (u32 i = 0; i < SLOTS; i++) {
         int one = best[i].first, two = best[i].second;
-        // One centroid is certain, and its product may be no number.
+        // A single centroid is certain, even if its product is NaN.
         u32 cluster = rounds.k == 1 ? 0 : centroid_at(best[i].part, one & PLACES);
 #pragma unroll
         for (u32 apart = 1; apart < 4; apart *= 2) {
@@ -202,7 +204,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(Ro
             before = rounds.labels[row];
             const float high = __int_as_float(one);
             const float margin = errors.margin(halves.rounded[row], high);
-            // The other way round, what is not a number is not certain.
+            // Written so that NaN is not certain.
             if (rounds.k == 1 || add(high, -__int_as_float(two)) > margin) {
                 is_new = cluster != before;
             } else {
@@ -216,9 +218,10 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(Ro
     }
 }
 
-// The pairs of uncertain rows and the centroids that may be their nearest. Blocks as above, any
-// number of them; they share the tiles along the grid's second side.
-extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates(Rounds rounds, Halves halves, u32 is_last) {
+// Lists the pairs of an uncertain row and a centroid that may be its nearest. Blocks as above, any
+// number of them; the tiles are divided along the grid's y dimension.
+extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates(
+    Rounds rounds, Halves halves, u32 is_last) {
     if (!HAS_TILES || (rounds.status->end != GOING_ON && !is_last)) return;
     const Errors errors(rounds, halves);
     const u32 lane = threadIdx.x % 32, count = rounds.status->uncertain;
@@ -242,13 +245,12 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
                     most = larger(most, __float_as_int(products[i / 2][n][i % 2 * 2]));
                     most = larger(most, __float_as_int(products[i / 2][n][i % 2 * 2 + 1]));
                 }
-                // A product that is not a number exceeds any limit, also that of no row.
+                // A NaN product exceeds any limit, even that of a missing row.
                 if (most < least[i] || first + 8 * i >= count) continue;
 #pragma unroll
                 for (u32 place = 0; place <= PLACES; place++) {
                     const float product = products[i / 2][place / 2][i % 2 * 2 + place % 2];
-                    // Centroids that fill up the last tile have products that are no numbers if
-                    // BIAS is infinite.
+                    // Centroids that pad the last tile have NaN products if BIAS is infinite.
                     const u32 centroid = centroid_at(part, place);
                     if (__float_as_int(product) < least[i] || centroid >= rounds.k) continue;
                     const u32 at = atomicAdd(&rounds.status->pairs, 1u);
@@ -264,8 +266,9 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
     }
 }
 
-// Exact distances of the pairs. Any grid.
-extern "C" __global__ __launch_bounds__(128) void compare_candidates(Rounds rounds, Halves halves, u32 is_last) {
+// Computes the exact distances of the pairs. Any grid.
+extern "C" __global__ __launch_bounds__(128) void compare_candidates(
+    Rounds rounds, Halves halves, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     const u32 count = rounds.status->pairs;
     if (count > halves.room_for_pairs) {
@@ -298,7 +301,7 @@ extern "C" __global__ __launch_bounds__(128) void compare_candidates(Rounds roun
     }
 }
 
-// The clusters of uncertain rows. A thread per row of the list, any grid of whole warps.
+// Assigns the uncertain rows. A thread per row of the list, any grid of whole warps.
 extern "C" __global__ __launch_bounds__(256) void settle(Rounds rounds, Halves halves, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     if (rounds.status->end == CROWDED) return;
@@ -311,7 +314,7 @@ extern "C" __global__ __launch_bounds__(256) void settle(Rounds rounds, Halves h
             before = rounds.labels[row];
             cluster = (u32)halves.nearest[at];
             if (cluster >= rounds.k) {
-                // No product was large enough, which only overflow can bring about.
+                // No product was large enough, which only overflow can cause.
                 rounds.status->end = CROWDED;
                 cluster = before;
             }

@@ -1,9 +1,9 @@
-// Many small groups of rows, each with clusters of its own: a block does the rounds of one.
+// Many small groups of rows, each with clusters of its own: one block runs the rounds of one group.
 
 #include "kmeans/near.cuh"
 #include "kmeans/sums.cuh"
 
-// Put every row into the cluster of its nearest centroid.
+// Puts every row into the cluster of its nearest centroid.
 __device__ __forceinline__ void assign_group(const Rounds& rounds) {
     const float* centroids = current_centroids(rounds);
     for (u32 start = 0; start < rounds.count; start += blockDim.x) {
@@ -21,14 +21,14 @@ __device__ __forceinline__ void assign_group(const Rounds& rounds) {
     }
 }
 
-// A group in rounds. The struct of src/device/cuda/kmeans/launch_groups.rs.
+// The rounds and sums of a group. The struct of src/device/cuda/kmeans/launch_groups.rs.
 struct Group {
     Rounds rounds;
     Sums sums;
 };
 static_assert(sizeof(Group) == 120, "the host has the same struct");
 
-// Rounds of groups, at most so many more of each. A block per group.
+// Runs at most `most` more rounds of each group. A block per group.
 extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* groups, u32 most) {
     __shared__ Group group;
     if (threadIdx.x == 0) group = groups[blockIdx.x];
@@ -53,8 +53,8 @@ extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* gr
     }
 }
 
-// After the last rounds, the clusters of groups and their costs: the squared distance of every row to
-// its centroid. A block per group. Rows are where all groups' are, and so are `costs`.
+// After the last rounds, assigns the rows of groups and computes their costs: the squared distance of
+// every row to its centroid. A block per group. `rows` and `costs` hold those of all groups.
 extern "C" __global__ __launch_bounds__(128) void finish_groups(const Group* groups,
                                                                 const float* rows, float* costs) {
     __shared__ Group group;

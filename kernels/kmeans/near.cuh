@@ -1,24 +1,24 @@
-// Assigning rows of few elements: a row looks at centroids in the order of their distance from the
-// one it was near, until the triangle inequality rules out the rest. Rows are sorted by cluster now
-// and then, so that the lanes of a warp look at the same centroids.
+// Assigning rows of few elements: a row is compared with centroids in the order of their distance
+// from its previous one, until the triangle inequality rules out the rest. Rows are sorted by cluster
+// now and then, so that the lanes of a warp read the same centroids.
 
 #include "common/sort.cuh"
 #include "kmeans/rounds.cuh"
 
 constexpr bool IS_LOW = DIM <= 32;
 
-// The struct of src/device/cuda/kmeans/launch.rs, which documents sizes.
+// The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
 struct Near {
     u64* lists;  // for each centroid, distances to the others, ascending, and which
     u32* sorted_counts;
 };
 static_assert(sizeof(Near) == 16, "the host has the same struct");
 
-// Triangle inequalities hold for distances, not for their roundings, whose relative error is below
-// (DIM + 4) 2^-24 plus what is lost to underflow, below 1e-20.
+// The triangle inequality holds for exact distances, not for rounded ones, whose relative error is
+// below (DIM + 4) 2^-24, plus an underflow error below 1e-20.
 constexpr float WIDER = 1.00001f, UNDERFLOW = 1e-18f;
 
-// The nearest of all centroids, the first of equals.
+// The nearest of all centroids; ties go to the first.
 __device__ __forceinline__ u32 nearest_of_all(const Rounds& rounds, const float (&row)[DIM],
                                               const float* centroids, float& least) {
     u32 cluster = 0;
@@ -30,9 +30,9 @@ __device__ __forceinline__ u32 nearest_of_all(const Rounds& rounds, const float 
     return cluster;
 }
 
-// For each centroid, the others in order of their distance, as (bits of a distance that is not too
-// large) << 32 | number. A block per centroid; shared memory for `size` entries, a power of two and
-// at least k.
+// For each centroid, lists the others in order of their distance, as (bits of a lower bound on the
+// distance) << 32 | number. A block per centroid; shared memory for `size` entries, a power of two
+// and at least k.
 extern "C" __global__ __launch_bounds__(256) void list_centroids(Rounds rounds, Near near, u32 size) {
     if (rounds.status->end != GOING_ON && rounds.status->end != CONVERGED) return;
     u64* entries = reinterpret_cast<u64*>(shared);
@@ -57,9 +57,10 @@ extern "C" __global__ __launch_bounds__(256) void list_centroids(Rounds rounds, 
     }
 }
 
-// The nearest centroid of every row from `first` on. A thread per row. `is_last`: rounds have ended, and labels are
-// to be those of the centroids.
-extern "C" __global__ __launch_bounds__(256) void assign_near(Rounds rounds, Near near, u32 first, u32 is_last) {
+// Finds the nearest centroid of every row from `first` on. A thread per row. `is_last`: rounds have
+// ended, and labels must match the centroids.
+extern "C" __global__ __launch_bounds__(256) void assign_near(
+    Rounds rounds, Near near, u32 first, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     const u32 row = first + blockIdx.x * blockDim.x + threadIdx.x;
     u32 before = NO_CLUSTER, cluster = NO_CLUSTER;
@@ -95,11 +96,11 @@ extern "C" __global__ __launch_bounds__(256) void assign_near(Rounds rounds, Nea
     move_row(rounds, cluster != before, row, before, cluster);
 }
 
-// Sorting rows by cluster, and in it by how many centroids they look at: count, add up, move. A block
-// has SORTED_ROWS of them.
+// Counting sort of rows by cluster, and within a cluster by how many centroids they are compared
+// with: counts, prefix sums, moves. A block has SORTED_ROWS rows.
 
-// The place of a row in the order: `ranks` for each cluster, by the logarithm of how many centroids
-// the row looks at.
+// The place (sort key) of a row: `ranks` for each cluster, by the logarithm of how many centroids the
+// row is compared with.
 __device__ __forceinline__ u32 place_of(const Rounds& rounds, const Near& near, u32 row, u32 ranks) {
     const u32 cluster = rounds.labels[row];
     u32 rank = 0;
@@ -119,14 +120,14 @@ __device__ __forceinline__ u32 place_of(const Rounds& rounds, const Near& near, 
                     low = middle + 1;
                 }
             }
-            // Two for each octave: bits of a float, read as an integer, are a logarithm.
+            // Two ranks per octave: the bits of a float, read as an integer, are a logarithm.
             rank = min((__float_as_uint(low + 1.0f) - __float_as_uint(1.0f)) >> 22, ranks - 1);
         }
     }
     return cluster * ranks + rank;
 }
 
-// Rows at each place. Shared memory for k * ranks counts. `sorted_counts` is zero before.
+// Counts the rows at each place. Shared memory for k * ranks counts. `sorted_counts` is zero before.
 extern "C" __global__ __launch_bounds__(1024) void sort_count(Rounds rounds, Near near, u32 ranks) {
     u32* counts = reinterpret_cast<u32*>(shared);
     const u32 places = rounds.k * ranks;
@@ -142,7 +143,7 @@ extern "C" __global__ __launch_bounds__(1024) void sort_count(Rounds rounds, Nea
     }
 }
 
-// Counts into positions. One block of 1024 threads, each of which adds up a run.
+// Turns counts into positions by a prefix sum. One block of 1024 threads, each of which sums a run.
 extern "C" __global__ __launch_bounds__(1024) void sort_add_up(Rounds rounds, Near near, u32 ranks) {
     __shared__ u32 sums[1024];
     const u32 places = rounds.k * ranks;
@@ -165,7 +166,7 @@ extern "C" __global__ __launch_bounds__(1024) void sort_add_up(Rounds rounds, Ne
     }
 }
 
-// Rows, numbers and labels to their new positions. Blocks and shared memory as for `sort_count`.
+// Moves rows, numbers and labels to their new positions. Blocks and shared memory as for `sort_count`.
 extern "C" __global__ __launch_bounds__(1024) void sort_move(Rounds rounds, Near near, u32 ranks, float* rows,
                                                              u32* numbers, u32* labels) {
     u32* positions = reinterpret_cast<u32*>(shared);

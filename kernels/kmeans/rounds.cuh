@@ -1,15 +1,15 @@
-// Lloyd's rounds on rows that stay on the device: what its kernels share.
+// Lloyd's rounds on rows that stay on the device: definitions that the kernels share.
 //
-// A round is a row of launches without a word from the host: assign (`near.cuh` or
-// `assign_tiles.cuh`), `add_moved`, `means`, `finish_round`. What happened is in a Status; once it says
-// that rounds have ended, the launches behind it do nothing. DIM is the number of elements in a row.
-// Sums are exact, as those of `ClusterSums` in src/device/cluster_sums.rs are, and means the same bits.
+// A round is a sequence of launches without synchronising with the host: assign (`near.cuh` or
+// `assign_tiles.cuh`), `add_moved`, `means`, `finish_round`. The outcome is in a Status; once it says
+// that rounds have ended, later launches do nothing. DIM is the number of elements in a row. Sums are
+// exact, like those of `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
 
 #include "common/warp.cuh"
 
 constexpr u32 NO_CLUSTER = 0xffffffffu;
 
-// Why rounds ended. The same numbers as in src/device/cuda/kmeans/launch.rs.
+// Why rounds ended. The same numbers as in src/device/cuda/kmeans/structs.rs.
 enum End : u32 { GOING_ON, STABLE, CONVERGED, EMPTY_CLUSTER, CROWDED };
 
 struct Status {
@@ -29,14 +29,14 @@ struct Status {
 };
 static_assert(sizeof(Status) == 56, "the host has the same struct");
 
-// A row that changed its cluster: its position, and the cluster it was in.
+// A row that changed its cluster: its position, and its old cluster.
 struct Moved {
     u32 row, before;
 };
 
-// The structs of src/device/cuda/kmeans/launch.rs, which documents sizes.
+// The structs of src/device/cuda/kmeans/structs.rs, which documents sizes.
 
-// Rows in rounds.
+// The rows and the state of rounds.
 struct Rounds {
     Status* status;
     const float* rows;
@@ -48,7 +48,7 @@ struct Rounds {
 };
 static_assert(sizeof(Rounds) == 56, "the host has the same struct");
 
-// Sums of clusters, and what ends rounds.
+// Sums of clusters, and the convergence test.
 struct Sums {
     long long* sums;        // of the elements of each cluster, in steps …
     long long* counts;      // … and how many rows it has
@@ -56,8 +56,8 @@ struct Sums {
     u32* is_wide;           // whether a cluster ever had such an element
     const double* inverse;  // of the step of each element, a power of two
     double* shifts;         // squared distance that each centroid moved
-    double limit;           // the most steps of an element
-    double tolerance;       // squared distances that the centroids may still move in the last round
+    double limit;           // the largest element, in steps
+    double tolerance;       // the summed squared movement of centroids at which rounds end
 };
 static_assert(sizeof(Sums) == 64, "the host has the same struct");
 
@@ -65,7 +65,7 @@ __device__ __forceinline__ float* current_centroids(const Rounds& rounds) {
     return rounds.centroids + (u64)rounds.status->current * rounds.k * DIM;
 }
 
-// A row into registers.
+// Loads a row into registers.
 __device__ __forceinline__ void load_row(float (&to)[DIM], const float* from) {
     if constexpr (DIM % 4 == 0) {
 #pragma unroll
@@ -100,8 +100,8 @@ __device__ __forceinline__ float square_distance(const float (&row)[DIM], const 
     return total;
 }
 
-// Note that a row is now in a cluster. All threads of a warp call it; `is_new` says for which of
-// them there is something to note.
+// Records that a row is now in a cluster. All threads of a warp call it; `is_new` says which of them
+// have a row to record.
 __device__ __forceinline__ void move_row(const Rounds& rounds, bool is_new, u32 row, u32 before,
                                          u32 cluster) {
     const u32 lanes = __ballot_sync(0xffffffffu, is_new);

@@ -1,17 +1,18 @@
-// What every round of Lloyd's does after rows were assigned: sums, means, and whether it was the
-// last one.
+// The steps of a Lloyd round after rows are assigned: sums, means, and whether it was the last
+// round.
 
 #include "kmeans/rounds.cuh"
 
-// An element in steps. False if it is no whole number of them, or too many.
+// Converts an element to steps. False if it is not a whole number of them, or above the limit.
 __device__ __forceinline__ bool in_steps(const Sums& sums, u32 j, float x, long long& whole) {
     const double steps = __dmul_rn((double)x, sums.inverse[j]);
     whole = __double2ll_rn(steps);
     return fabs(steps) <= sums.limit && __ll2double_rn(whole) == steps;
 }
 
-// Adds an element to the BINS of a sum, of 32 bits, which hold multiples of 2^-149 of any float32, and
-// of any sum of 2^32 of them with what is carried out of the last one, or take it away: its 24 bits lie in two of them.
+// Adds an element to the BINS of a sum, or subtracts it: its 24 bits lie in two of them. Bins are of
+// 32 bits and count multiples of 2^-149: they hold any float32 and, with the carry out of the last
+// one, any sum of 2^32 of them.
 __device__ __noinline__ void add_to_bins(u64* bins, float x, bool is_minus) {
     const u32 bits = __float_as_uint(x), exponent = bits >> 23 & 0xff;
     const u64 mantissa = (bits & 0x7fffff) | (exponent > 0 ? 0x800000 : 0);
@@ -23,14 +24,14 @@ __device__ __noinline__ void add_to_bins(u64* bins, float x, bool is_minus) {
     atomicAdd(&bins[position / 32 + 1], is_negative ? 0 - high : high);
 }
 
-// Add an element to a wide sum, or take it away.
+// Adds an element to a wide sum, or subtracts it.
 __device__ __forceinline__ void add_wide(const Sums& sums, u32 cluster, u32 j, float x,
                                          bool is_minus) {
     sums.is_wide[cluster] = 1;
     add_to_bins(reinterpret_cast<u64*>(sums.wide) + ((u64)cluster * DIM + j) * BINS, x, is_minus);
 }
 
-// Add an element to the sum of a cluster, or take it away.
+// Adds an element to the sum of a cluster, or subtracts it.
 __device__ __forceinline__ void add_element(const Sums& sums, u32 cluster, u32 j, float x,
                                             bool is_minus) {
     long long whole;
@@ -46,9 +47,10 @@ __device__ __forceinline__ void add_count(const Sums& sums, u32 cluster, u64 row
     atomicAdd(reinterpret_cast<u64*>(sums.counts + cluster), rows);
 }
 
-// Add the rows that moved to their clusters, and take them from the ones they were in. Neighbouring
-// threads, of which there are `step`, add neighbouring elements.
-__device__ __forceinline__ void add_moved_rows(const Rounds& rounds, const Sums& sums, u64 first, u64 step) {
+// Adds the rows that moved to their new clusters, and subtracts them from their old ones. There are
+// `step` threads; neighbouring ones add neighbouring elements.
+__device__ __forceinline__ void add_moved_rows(
+    const Rounds& rounds, const Sums& sums, u64 first, u64 step) {
     const u64 elements = (u64)rounds.status->moved * DIM;
     for (u64 i = first; i < elements; i += step) {
         const u32 j = i % DIM;
@@ -66,11 +68,12 @@ __device__ __forceinline__ void add_moved_rows(const Rounds& rounds, const Sums&
 // Any grid.
 extern "C" __global__ __launch_bounds__(256) void add_moved(Rounds rounds, Sums sums) {
     if (rounds.status->end != GOING_ON) return;
-    add_moved_rows(rounds, sums, (u64)blockIdx.x * blockDim.x + threadIdx.x, (u64)gridDim.x * blockDim.x);
+    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    add_moved_rows(rounds, sums, first, (u64)gridDim.x * blockDim.x);
 }
 
-// Add all rows to their clusters, which have no others; rows of a cluster are next to each other. A
-// thread adds up an element of ADDED_ROWS rows, and passes the sum on where the cluster changes.
+// Adds all rows to their clusters, which are empty before; rows of a cluster are contiguous. A thread
+// sums one element of ADDED_ROWS rows, and adds the sum to the cluster's where the cluster changes.
 extern "C" __global__ __launch_bounds__(256) void add_sorted(Rounds rounds, Sums sums) {
     if (rounds.status->end != GOING_ON) return;
     const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -101,11 +104,12 @@ extern "C" __global__ __launch_bounds__(256) void add_sorted(Rounds rounds, Sums
     pass_on();
 }
 
-// A sum of steps and a wide one, rounded once: what `Wide::rounded` in src/device/sums.rs gives. Their
-// magnitude is below 2^160, which is 2^309 times 2^-149 and lies in ten digits of 32 bits.
+// The total of a sum of steps and a wide sum, rounded once, as by `Wide::rounded` in
+// src/device/sums.rs. Their magnitude is below 2^160, which is 2^309 times 2^-149 and fits into ten
+// digits of 32 bits.
 __device__ __noinline__ double wide_total(const long long* bins, long long sum, double inverse) {
     constexpr u32 DIGITS = BINS + 1;
-    // Steps are multiples of 2^-149, and no multiples of more than 2^104: three digits hold them.
+    // A step is at least 2^-149 and at most 2^104: a sum of steps lies in three digits.
     const u32 position = 149 + 1023 - (u32)(__double_as_longlong(inverse) >> 52);
     const u32 shift = position % 32, first = position / 32;
     const u64 steps = sum < 0 ? 0 - (u64)sum : (u64)sum;
@@ -132,7 +136,7 @@ __device__ __noinline__ double wide_total(const long long* bins, long long sum, 
     u32 top = DIGITS;
     while (top > 0 && digits[top - 1] == 0) top--;
     if (top == 0) return 0;
-    // 64 bits from the first that is set on; the last of them stands for all that follow.
+    // 64 bits from the highest set bit down; the last is sticky: it stands for all lower ones.
     const u32 a = digits[top - 1], b = top > 1 ? digits[top - 2] : 0, c = top > 2 ? digits[top - 3] : 0;
     const u32 zeros = __clz(a);
     u64 highest = ((u64)a << 32 | b) << zeros;
@@ -146,8 +150,8 @@ __device__ __noinline__ double wide_total(const long long* bins, long long sum, 
     return is_negative ? -magnitude : magnitude;
 }
 
-// The mean of a cluster, into the set of centroids that is not valid, by a warp: the sum and the
-// quotient are rounded to float64, and that to float32. Equal rows have their own values as mean.
+// Writes the mean of a cluster to the set of centroids that is not valid, by a warp: the sum and the
+// quotient are rounded to float64, and the quotient to float32. The mean of equal rows is that row.
 __device__ __forceinline__ void take_mean(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 lane = threadIdx.x % 32;
     const long long count = sums.counts[cluster];
@@ -175,12 +179,12 @@ extern "C" __global__ __launch_bounds__(256) void means(Rounds rounds, Sums sums
     if (cluster < rounds.k) take_mean(rounds, sums, cluster);
 }
 
-// Whether all clusters have means, and they are new.
+// Whether all clusters have means, and at least one row moved.
 __device__ __forceinline__ bool is_whole(const Rounds& rounds) {
     return rounds.status->empty == 0 && rounds.status->moved != 0;
 }
 
-// How far a centroid moved, by a warp.
+// Computes the squared distance that a centroid moved, by a warp.
 __device__ __forceinline__ void take_shift(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 current = rounds.status->current, lane = threadIdx.x % 32;
     const float* old = rounds.centroids + ((u64)current * rounds.k + cluster) * DIM;
@@ -194,7 +198,7 @@ __device__ __forceinline__ void take_shift(const Rounds& rounds, const Sums& sum
     if (lane == 0) sums.shifts[cluster] = shift;
 }
 
-// How far all centroids moved, and what that means; by a warp.
+// Sums the squared distances that centroids moved, and decides whether rounds end; by a warp.
 __device__ __forceinline__ void end_round(const Rounds& rounds, const Sums& sums) {
     const u32 lane = threadIdx.x % 32;
     double shift = 0;
@@ -220,7 +224,7 @@ __device__ __forceinline__ void end_round(const Rounds& rounds, const Sums& sums
     status->largest_centroid = status->largest_error = 0;
 }
 
-// A warp per cluster; the last block to get there ends the round.
+// A warp per cluster; the last block to arrive ends the round.
 extern "C" __global__ __launch_bounds__(256) void finish_round(Rounds rounds, Sums sums) {
     if (rounds.status->end != GOING_ON) return;
     const u32 cluster = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
@@ -233,8 +237,8 @@ extern "C" __global__ __launch_bounds__(256) void finish_round(Rounds rounds, Su
     if (is_last && threadIdx.x < 32) end_round(rounds, sums);
 }
 
-// For each row, by its number: its cluster, and the squared distance to that centroid. A thread per
-// row; 128 threads.
+// Writes, at the number of each row, its cluster and the squared distance to that centroid. A thread
+// per row; 128 threads.
 extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labels, float* costs) {
     const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
     const float* centroids = current_centroids(rounds);
@@ -248,7 +252,7 @@ extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labe
             total = square_distance(values, centroids + (u64)cluster * DIM);
         }
     } else {
-        // A warp brings 32 elements of 32 rows, and of their centroids, at a time.
+        // A warp stages 32 elements of 32 rows, and of their centroids, at a time.
         __shared__ float tiles[4][2][32][33];
         const u32 lane = threadIdx.x % 32, first = row - lane;
         auto& tile = tiles[threadIdx.x / 32];

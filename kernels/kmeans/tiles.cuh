@@ -1,21 +1,21 @@
-// Products of rows and centroids in half precision on tensor cores, as every architecture from sm_80 on
-// has them: what `assign_tiles.cuh` is made of. WARPS of a block have TILE centroids at a time in
-// shared memory, where there is room for STAGES tiles.
+// Products of rows and centroids in half precision on tensor cores, which every architecture from
+// sm_80 on has: the basis of `assign_tiles.cuh`. The WARPS of a block work on TILE centroids at a time
+// in shared memory, which has room for STAGES tiles.
 
 #include "common/copy.cuh"
 #include "kmeans/rounds.cuh"
 
-// A row of a list, and a centroid.
+// The position of a row in the list of uncertain rows, and a centroid.
 struct Pair {
     u32 row, centroid;
 };
 
-// Rounding of a row to half precision: lengths of what is left and of what is lost.
+// A row rounded to half precision: the length of the result and of the rounding error.
 struct Rounded {
     float length, error;
 };
 
-// The struct of src/device/cuda/kmeans/launch.rs, which documents sizes.
+// The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
 struct Halves {
     unsigned short* half_rows;  // rows, and centroids, scaled and rounded to half precision
     unsigned short* half_centroids;
@@ -43,20 +43,21 @@ constexpr u32 HALF_DIM = (DIM + 15) / 16 * 16;
 
 constexpr u32 PART = 32;   // of the TILE centroids in shared memory, those multiplied at a time
 constexpr u32 SLOTS = 4;   // rows of a thread: of 32 rows of a warp, lane / 4 + 8 i
-constexpr u32 BLOCKS = 4;  // of a multiprocessor
-constexpr u32 STRIDE = HALF_DIM + 8;  // of a centroid there; odd in units of 16 bytes
+constexpr u32 BLOCKS = 4;  // resident on a multiprocessor
+// Halves from one centroid to the next in shared memory; odd in units of 16 bytes.
+constexpr u32 STRIDE = HALF_DIM + 8;
 constexpr u32 STAGE_BYTES = TILE * STRIDE * 2 + TILE * 4;
 
 // Products of SLOTS rows with 8 of each 32 centroids: [i / 2][n][i % 2 * 2 + which].
 typedef float Products[SLOTS / 2][PART / 8][4];
 
-// Where an element of a centroid is among the halves of all.
+// The index of an element of a centroid in `half_centroids`.
 __device__ __forceinline__ u64 half_place(u32 cluster, u32 j) {
     return (u64)cluster * HALF_DIM + j;
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-// Four 8 x 8 matrices of halves, whose rows the lanes point to.
+// Loads four 8 x 8 matrices of halves; each lane points to one of their rows.
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], const unsigned short* from) {
     const u32 address = (u32)__cvta_generic_to_shared(from);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -90,9 +91,10 @@ __device__ __forceinline__ void bring_tile(const Halves& halves, unsigned char* 
     }
 }
 
-// Products of the rows of a block with the centroids of tiles `begin` to `end`. `row_of` says where the
-// rows are that the block counts from 0; a thread's are 8 SLOTS warp + lane / 4 + 8 i. For each part of
-// a tile, `use` gets its number and the products of the thread's rows with its share of the part.
+// Products of the rows of a block with the centroids of tiles `begin` to `end`. `row_of` maps a row's
+// index in the block to its position; a thread's indices are 8 SLOTS warp + lane / 4 + 8 i. For each
+// part of a tile, `use` gets its number and the products of the thread's rows with the thread's share
+// of the part.
 template <typename RowOf, typename Use>
 __device__ __forceinline__ void multiply_tiles(const Halves& halves, RowOf&& row_of, float bias, u32 begin,
                                                u32 end, Use&& use) {

@@ -1,11 +1,11 @@
-// Exact distances of chosen pairs of a query and a base row, from rows as they came.
+// Exact distances of chosen pairs of a query and a base row, from rows in their original layout.
 
 #include "common/warp.cuh"
 
-// Threads of a block; a warp brings 32 elements of each side of its 32 pairs at a time.
+// Threads of a block; a warp stages 32 elements of each side of its 32 pairs at a time.
 constexpr u32 AMONG_THREADS = ELEMENT == F64 ? 64 : 128;
 
-// The query of a pair: the last one whose pairs start at it or before.
+// The query of a pair: the last one whose pairs start at or before it.
 __device__ __forceinline__ u32 query_of_pair(const u64* starts, u32 queries, u64 pair) {
     u32 low = 0, high = queries;
     while (high - low > 1) {

@@ -1,9 +1,9 @@
-// What kernels share about neighbours: list entries and their order, and where a row lies in its panel.
+// Shared by the kernels of a search: list entries and their order, and where a row lies in its panel.
 //
 // Panels: PANEL rows, elements of one dimension side by side, [panel][dim][PANEL]. Query rows fill
-// panels in order. Base rows go round the panels in runs of RUN, so that any few panels are a fair
-// sample of a base that arrives sorted, and a run still fills a 32-byte sector. Both are defined by the
-// host (-D).
+// panels in order. Base rows are dealt to the panels round-robin in runs of RUN, so that any few
+// panels are a fair sample even of a sorted base, and a run still fills a 32-byte sector. The host
+// defines PANEL and RUN (-D).
 
 #include "common/sort.cuh"
 
@@ -84,7 +84,7 @@ __device__ __forceinline__ bool is_eligible(const Pass& pass, u32 query, u32 row
     return row < pass.rows && (u64)pass.first_base + row != pass.first_query + query;
 }
 
-// Sorts entries ascending. `count` of them are there; there is room for the next power of two.
+// Sorts `count` entries ascending; there is room for the next power of two.
 template <typename Group> __device__ void sort(Entry* entries, u32 count) {
     u32 room = 2;
     while (room < count) room *= 2;

@@ -3,14 +3,14 @@
 
 #include "search/lists.cuh"
 
-// The worst entry of a list decides what the next pass offers it.
+// Updates the threshold of a list: the next pass only offers pairs that may beat its worst entry.
 __device__ __forceinline__ void tighten(const Entry* list, u32 k, Entry* worst, Reach* reach) {
     const Entry last = list[k - 1];
     *worst = last;
     *reach = last.is_none() ? reach_everything() : reach_of(last.distance());
 }
 
-// Empty lists. Grid: a block per query, padding included; padding has a reach and no list.
+// Empties lists. Grid: a block per query, padding included; padding has a reach and no list.
 extern "C" __global__ __launch_bounds__(128) void clear_lists(Entry* entries, Entry* worst,
                                                               Reach* reach, u32* counts,
                                                               u32 queries, u32 k, u32 slots) {
@@ -37,8 +37,8 @@ struct Lists {
     u32* crowded_count;  // … and how many they are
 };
 
-// The candidates of a query, whose counter starts again from 0; 0 also if there are too many, and
-// then the query is noted for `search_again`.
+// Returns the number of candidates of a query, and resets its counter to 0. If there are too many,
+// returns 0 and records the query for `search_again`.
 template <typename Group>
 __device__ __forceinline__ u32 take_candidates(const Lists& lists, const Pass& pass, u32 query) {
     if (pass.dense) return pass.dense;
@@ -52,7 +52,7 @@ __device__ __forceinline__ u32 take_candidates(const Lists& lists, const Pass& p
     return is_crowded ? 0 : count;
 }
 
-// Merge one query's candidates in shared memory.
+// Merges one query's candidates in shared memory.
 template <typename Group>
 __device__ __forceinline__ void merge_in(Entry* work, const Lists& lists, const Pass& pass,
                                          u32 query) {
@@ -86,7 +86,8 @@ extern "C" __global__ __launch_bounds__(512) void merge_by_block(Entry* entries,
                     first + blockIdx.x);
 }
 
-// Queries from `first` on, a block each, sorting where the entries lie, for lists that no shared memory holds.
+// Queries from `first` on, a block each, sorting in global memory, for lists too large for shared
+// memory.
 extern "C" __global__ __launch_bounds__(1024) void merge_in_place(Entry* entries, Entry* worst,
                                                                   Reach* reach, u32* counts,
                                                                   u32* crowded, u32* crowded_count,
@@ -115,9 +116,10 @@ __device__ Entry entry_of_pair(const Scalar* query, const Scalar* row, u32 dim, 
     return Entry::of(distance_of(total, bits), number);
 }
 
-// Search some visits of a pass again for the crowded queries, which keep the list they had before it.
-// Blocks of PANEL threads take queries in turn and walk the visits' panels, a row per thread, merging whenever
-// the next panel might not fit; so this always ends with the exact list, however the rows lie.
+// Searches some visits of a pass again for the crowded queries, which still have their lists from
+// before the pass. Blocks of PANEL threads take queries in turn and walk the visits' panels, a row per
+// thread, merging whenever the next panel might not fit; so the result is always the exact list, in
+// whatever order the rows are.
 extern "C" __global__ __launch_bounds__(PANEL) void search_again(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base, Entry* entries,
     Entry* worst, Reach* reach, const u32* crowded, const u32* crowded_count, u64* redone,
@@ -159,7 +161,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void search_again(
     }
 }
 
-// The first `per_query` entries of every list, taken apart. Grid: a block per query.
+// Splits the first `per_query` entries of every list into rows and distances. Grid: a block per query.
 extern "C" __global__ __launch_bounds__(128) void gather(const Entry* __restrict__ entries,
                                                          u32* __restrict__ rows,
                                                          Real* __restrict__ distances,

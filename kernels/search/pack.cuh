@@ -1,12 +1,12 @@
-// Rows as they come, row by row, into panels.
+// Packing row-major rows into panels.
 
 #include "search/lists.cuh"
 
-// One piece of rows into its panels. `source` holds `rows` rows of `dims` elements, which are the
-// dimensions from `first_dim` of the rows from `first_row`. Padding is zeroed before, by the host.
+// Packs one piece of rows into panels. `source` holds `rows` rows of `dims` elements: the dimensions
+// from `first_dim` on of the rows from `first_row` on. The host has zeroed the padding before.
 //
 // A block of 32 x 8 threads transposes 32 rows x 32 dimensions through shared memory (one column
-// wider than the tile, against bank conflicts). Grid: row tiles x dimension tiles, dimensions first.
+// wider than the tile, to avoid bank conflicts). Grid: row tiles x dimension tiles, dimensions first.
 // `panels` is 0 for queries, which fill panels in order.
 extern "C" __global__ __launch_bounds__(256) void pack(
     const Scalar* __restrict__ source, Scalar* __restrict__ packed, u32 rows, u32 dims,
@@ -33,8 +33,8 @@ extern "C" __global__ __launch_bounds__(256) void pack(
     }
 }
 
-// Base rows from `first` on to where queries are: a panel of them per block of PANEL threads, and
-// zeros where there is none.
+// Copies base rows from `first` on to the layout of queries: a panel per block of PANEL threads,
+// padded with zeros.
 extern "C" __global__ __launch_bounds__(PANEL) void take_queries(
     const Scalar* __restrict__ base, Scalar* __restrict__ queries, u32 first, u32 rows, u32 dim,
     u32 base_panels, u32 negate) {

@@ -1,8 +1,8 @@
 // The scan: every pair of a query panel with some base panels. Sums stay in registers; a pair is
 // looked at again only if its sum is within its query's reach, and then offered to the sink.
 //
-// A sink is what is done with pairs within reach. It has `reach(query)` and `offer(pass, query, row,
-// distance)`; and `offer_dense`, for passes in which every pair counts.
+// A sink consumes the pairs within reach. It has `reach(query)` and `offer(pass, query, row,
+// distance)`; and `offer_dense`, for passes in which every pair is a candidate.
 
 #include "common/copy.cuh"
 #include "search/lists.cuh"
@@ -26,7 +26,7 @@ constexpr u32 SLICE_SCALARS = SLICE * PANEL;
 // Dimensions added up without a branch. Unknown dimensions are a multiple of it.
 constexpr u32 GROUP = !RESIDENT ? 32 / sizeof(Scalar) : DIM <= 16 ? DIM : DIM % 8 == 0 ? 8 : DIM;
 
-// Start copying `dims` dimensions of a panel; consecutive dimensions are contiguous.
+// Starts copying `dims` dimensions of a panel; consecutive dimensions are contiguous.
 __device__ __forceinline__ void stage(Scalar* to, const Scalar* from, u32 dims) {
     for (u32 i = threadIdx.x; i < dims * (PANEL / VECTOR); i += SCAN_THREADS) {
         copy_16(to + i * VECTOR, from + i * VECTOR);
@@ -80,7 +80,7 @@ struct Tile {
         for (u32 x = 0; x < ROWS; ++x) row_bits[x] = 0;
     }
 
-    // Add one dimension.
+    // Adds one dimension.
     __device__ __forceinline__ void step(const Scalar* queries, const Scalar* rows, Place place) {
         Scalar q[QUERIES], x[ROWS];
         load<QUERY_VECTORS>(q, queries + place.query);
@@ -115,7 +115,7 @@ struct Tile {
         }
     }
 
-    // Bring the next row's total of this query to the front; after ROWS turns all are back.
+    // Rotates this query's totals by one row; after ROWS turns all are back in place.
     __device__ __forceinline__ void turn(u32 q) {
         const Total total = totals[q][0];
         const u32 count = row_bits[0];
@@ -234,9 +234,9 @@ struct Walk {
 // blocks that run together share base panels, which then come from L2.
 //
 // Shared: the reaches of the panel, then per stage SLICE x 128 base elements, then the queries: the
-// whole panel if RESIDENT, else the same slice per stage. Two stages: while one is added up, the
-// other is filled; one barrier per slice, since the stage that is filled after it was last read
-// before it. Sums: elements in ascending order, one thread per pair. In one piece, because it is a
+// whole panel if RESIDENT, else the same slice per stage. Two stages: while one is summed, the other
+// is filled. One barrier per slice is enough: the stage filled after it was last read before it.
+// Sums: elements in ascending order, one thread per pair. In one piece, because it is a
 // pipeline: what happens between the barriers should be seen together.
 template <typename Sink>
 __device__ __forceinline__ void scan_into(const Sink& sink, const Scalar* __restrict__ queries,

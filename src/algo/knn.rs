@@ -1,4 +1,4 @@
-//! Exact k nearest neighbours: what is asked for, and a base ready to be asked.
+//! Exact k nearest neighbours: the parameters, and a base ready to be searched.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::Metric;
 
-/// How many neighbours are asked for, and by which distance.
+/// The number of neighbours requested, and the distance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnnParams {
     k: usize,
@@ -43,7 +43,7 @@ pub trait KnnSearch: Send + Sync {
     ///
     /// # Errors
     /// [`Error::DimMismatch`], [`Error::Cancelled`], [`Error::DeviceMemory`] if not even the
-    /// smallest pieces fit, and whatever else the device says.
+    /// smallest pieces fit, and any other error of the device.
     fn search(&self, queries: &Rows, first: Option<u32>, job: &Job) -> Result<Neighbors>;
 }
 
@@ -53,10 +53,10 @@ impl<D: Device> KnnSearch for StreamedSearch<D> {
     }
 }
 
-/// Brings a base to a device, if it fits there.
+/// Loads a base onto a device, if it fits there.
 ///
 /// # Errors
-/// Whatever the device says, and [`Error::TooManyRows`].
+/// Any error of the device, and [`Error::TooManyRows`].
 pub fn open_base(
     device: &AnyDevice,
     base: Rows,

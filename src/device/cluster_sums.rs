@@ -5,23 +5,23 @@ use std::sync::Arc;
 use super::sums::{ExactSums, Scaled, Steps};
 use crate::matrix::Real;
 
-/// The rows of clusters added up, exactly: nothing depends on the order in which rows are added and
-/// taken away, and what other clusters and dimensions hold makes no difference.
+/// The exact sums of clusters' rows: they do not depend on the order in which rows are added and
+/// removed, nor on other clusters and dimensions.
 ///
 /// A mean is the sum of weight times coordinate, each product rounded once to the 53 bits of float64,
-/// over the sum of the weights: sums are exact until each is rounded to float64, and so is the
-/// quotient. It errs by at most 4 units in the last place (float64) of Σ w |x| / Σ w.
+/// over the sum of the weights: each sum is exact until it is rounded to float64, and so is the
+/// quotient. The error is at most 4 units in the last place (float64) of Σ w |x| / Σ w.
 #[derive(Debug, Clone)]
 pub struct ClusterSums {
-    /// Rows that weigh anything.
+    /// For each cluster, the number of rows of positive weight.
     pub(super) counts: Vec<i64>,
     pub(super) sums: ExactSums,
-    /// Where rows do not all weigh 1.
+    /// The sums of weights, if they are not all 1.
     weights: Option<ExactSums>,
 }
 
 impl ClusterSums {
-    /// `k` clusters without rows, for these values, row by row, with these weights.
+    /// `k` clusters without rows, for these values (row by row) and weights.
     pub fn new<T: Real>(values: &[T], weights: Option<&[f64]>, dim: usize, k: usize) -> Self {
         let sums = ExactSums::new(Arc::new(Steps::choose(values, dim, weights)), k);
         let weights =
@@ -40,13 +40,13 @@ impl ClusterSums {
         self.counts.len()
     }
 
-    /// Bytes of memory, without sums of outliers.
+    /// Bytes of memory, without the wide sums.
     pub fn bytes(&self) -> usize {
         let weights = self.weights.as_ref().map_or(0, ExactSums::bytes);
         self.counts.len() * size_of::<i64>() + self.sums.bytes() + weights
     }
 
-    /// Move a row from one cluster, if it was in any, to another.
+    /// Moves a row from one cluster, if it was in any, to another.
     #[inline(always)]
     pub fn move_row<T: Real>(&mut self, row: &[T], weight: f64, from: Option<u32>, to: u32) {
         if weight == 0.0 {
@@ -63,7 +63,7 @@ impl ClusterSums {
         }
     }
 
-    /// Add what another one has.
+    /// Adds the sums of another one.
     pub fn absorb(&mut self, other: &Self) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(a, b)| *a += b);
         self.sums.absorb(&other.sums);
@@ -72,7 +72,7 @@ impl ClusterSums {
         }
     }
 
-    /// The clusters of no weight, ascending.
+    /// The clusters without weight, ascending.
     pub fn empty(&self) -> Vec<usize> {
         (0..self.counts.len()).filter(|cluster| self.counts[*cluster] == 0).collect()
     }

@@ -3,12 +3,12 @@
 //!
 //! | module | job |
 //! |---|---|
-//! | `contract` | what every device does: a trait for each family of functions, whose methods define their answers bit by bit |
+//! | `contract` | every device's primitives: a trait for each family of functions, whose methods define their answers bit by bit |
 //! | `compose` | primitives made of others, the same on every device: searches larger than memory, k-means by search |
 //! | `cpu`, `cuda` | the devices |
-//! | `sums`, `cluster_sums` | exact sums, which any order of adding leaves the same |
+//! | `sums`, `cluster_sums` | exact sums, which do not depend on the order of adding |
 //!
-//! What is O(rows × rows) lives here; the rest of an algorithm lives once, in [`crate::algo`].
+//! Work of O(rows × rows) is here; the rest of an algorithm is in [`crate::algo`], once.
 
 mod cluster_sums;
 mod compose;
@@ -42,7 +42,7 @@ mod sealed {
 
 /// A device: the primitives of every family of functions.
 pub trait Device: SearchDevice + KMeansDevice + sealed::Sealed {
-    /// What the device is.
+    /// A description of the device.
     fn info(&self) -> DeviceInfo;
 
     /// The most bytes of its own memory that were used at a time through this handle.
@@ -51,13 +51,13 @@ pub trait Device: SearchDevice + KMeansDevice + sealed::Sealed {
     }
 }
 
-/// What a device is, for people.
+/// A description of a device, for users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
     /// The name that selects it: `cpu`, `cuda:0`.
     pub name: String,
-    /// The product, and what of it is used.
+    /// The product, and which of its resources are used.
     pub description: String,
     /// Bytes of its own memory; `None` if it uses the host's.
     pub memory: Option<u64>,
@@ -116,11 +116,11 @@ pub enum AnyDevice {
     Cuda(Arc<CudaDevice>),
 }
 
-/// Something to do on whichever device was chosen.
+/// A task to run on whichever device was chosen.
 pub trait OnDevice {
-    /// What comes out.
+    /// The result.
     type Output;
-    /// Do it.
+    /// Runs the task.
     fn run<D: Device>(self, device: &Arc<D>) -> Self::Output;
 }
 
@@ -150,7 +150,7 @@ impl AnyDevice {
 
     /// The device for a computation of about `operations` arithmetic operations.
     ///
-    /// `auto` takes the first GPU if there is one and the work outweighs waking it up.
+    /// `auto` takes the first GPU if there is one and the work outweighs initialising it.
     ///
     /// # Errors
     /// [`Error::NoDevice`] if a device asked for by name is not there.
@@ -163,8 +163,9 @@ impl AnyDevice {
         }
     }
 
-    /// What [`choose`](Self::choose) would say for about so many operations, if anybody knows how
-    /// many, for EXPLAIN: `cpu`, `auto (cuda:0)`, or `auto`. Asks the driver, but wakes no GPU up.
+    /// The device that [`choose`](Self::choose) would take for about this many operations, if the
+    /// number is known, for EXPLAIN: `cpu`, `auto (cuda:0)`, or `auto`. Asks the driver, but does not
+    /// initialise a GPU.
     pub fn foresee(choice: DeviceChoice, operations: Option<f64>) -> String {
         if choice != DeviceChoice::Auto {
             return choice.to_string();
@@ -181,7 +182,7 @@ impl AnyDevice {
         }
     }
 
-    /// What the device is.
+    /// A description of the device.
     pub fn info(&self) -> DeviceInfo {
         struct Info;
         impl OnDevice for Info {
@@ -205,7 +206,7 @@ impl AnyDevice {
         self.run(Peak)
     }
 
-    /// Do something on this device.
+    /// Runs a task on this device.
     pub fn run<T: OnDevice>(&self, task: T) -> T::Output {
         match self {
             Self::Cpu(device) => task.run(device),
@@ -228,7 +229,7 @@ pub fn devices() -> Vec<DeviceInfo> {
     cpu.collect()
 }
 
-/// Why there is no GPU to use, if there is none; for people.
+/// Why there is no usable GPU, if there is none, as a message for users.
 pub fn why_no_gpu() -> Option<String> {
     #[cfg(feature = "cuda")]
     return cuda::why_none();

@@ -1,4 +1,4 @@
-//! Where rows are, and how far apart.
+//! The location and the spread of rows.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::matrix::Real;
 use crate::metric::power_of_two_near_inverse;
 use crate::parallel::in_parallel;
 
-/// What is known about rows before they are put into clusters.
+/// Statistics of rows, computed before they are clustered.
 struct Moments {
     /// The mean of every dimension.
     means: Vec<f64>,
@@ -63,14 +63,14 @@ fn moments<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Moments> {
     Ok(Moments { means, variance, unit, largest, farthest })
 }
 
-/// Rows whose numbers are added up in order; then sums are, block by block.
+/// Rows of a block, whose numbers are added up in order; the blocks' sums are then added up in order.
 const BLOCK: usize = 4096;
 
 /// All elements of each dimension.
 struct Columns {
-    /// Added up, times a power of two.
+    /// Their sums, times a power of two.
     sums: Vec<f64>,
-    /// The least and the largest one.
+    /// The least and the largest element.
     ends: Vec<(f64, f64)>,
 }
 

@@ -1,9 +1,9 @@
 //! Exact sums of rows, for means that do not depend on order, on threads, or on what other rows hold.
 //!
-//! A sum is kept in two places. Nearly all numbers are whole multiples of a *step*, a power of two
-//! chosen for each column, and are added up as integers of 64 bits. The few others are added to a
-//! wide sum, which covers every exponent. Both are exact, so the choice of steps decides how long
-//! adding up takes, and nothing else.
+//! A sum has two parts. Nearly all numbers are whole multiples of a *step*, a power of two chosen for
+//! each column, and are added up as 64-bit integers. The few others are added to a wide sum, which
+//! covers every exponent. Both are exact, so the choice of steps only affects how long adding up
+//! takes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::parallel::in_parallel;
 
 /// Sums of rows in cells: `width` numbers each, of rows that are multiplied by a weight.
 ///
-/// What counts is the product of weight and number, rounded once to 53 bits; its exponent is not
-/// limited.
+/// The terms are the products of weight and number, each rounded once to 53 bits, with an unlimited
+/// exponent.
 #[derive(Debug, Clone)]
 pub(super) struct ExactSums {
     pub(super) steps: Arc<Steps>,
-    /// For each cell and column, how many steps.
+    /// For each cell and column, the number of steps.
     pub(super) high: Vec<i64>,
-    /// … and how many of their smallest parts, if [`Steps::has_parts`].
+    /// … and the number of parts of a step, if [`Steps::has_parts`].
     low: Vec<i64>,
-    /// What is no whole number of either.
+    /// Numbers that are not whole numbers of either.
     wide: HashMap<usize, Wide>,
     /// A row, in steps and parts.
     row: (Vec<i64>, Vec<i64>),
@@ -34,8 +34,8 @@ pub(super) struct Steps {
     /// A power of two for each column, and its inverse.
     steps: Vec<f64>,
     pub(super) inverse: Vec<f64>,
-    /// 2^bits steps are the most that a single number may have: as many as the numbers are, their
-    /// sum stays below 2⁶², and each below 2⁵¹, so that [`MAGIC`] finds it.
+    /// A single number has at most 2^bits steps: the sum of all numbers then stays below 2⁶², and
+    /// each number below 2⁵¹, so that [`MAGIC`] works.
     bits: i32,
     /// Whether a step is divided into 2^bits parts: for numbers of more bits than f32 has.
     has_parts: bool,
@@ -44,10 +44,10 @@ pub(super) struct Steps {
 /// 1.5 · 2⁵²: a number below 2⁵¹ added to it leaves its nearest integer in the low bits.
 const MAGIC: f64 = 6_755_399_441_055_744.0;
 
-/// Rows that steps are chosen by.
+/// Rows sampled to choose the steps.
 const SAMPLE: usize = 1024;
 
-/// Exponents of numbers that an integer of 24 or 53 bits is multiplied by.
+/// The limits on a step's exponent: steps multiply integers of 24 or 53 bits.
 const LEAST_STEP: i32 = -1022;
 const MOST_STEP: i32 = 1022;
 
@@ -59,7 +59,7 @@ impl Steps {
         let bits = (62 - rows_bits as i32).min(51);
         let has_parts = weights.is_some() || T::MANTISSA > 24;
         let room = if has_parts { 2 * bits } else { bits };
-        // Below 2^-149 and above 2^104, where the last bits of f32 are, there is nothing to count.
+        // The last bits of all f32 are between 2^-149 and 2^104: other steps are useless.
         let range = if has_parts { (LEAST_STEP, MOST_STEP) } else { (-149, 104) };
         let stride = rows.div_ceil(SAMPLE).max(1);
         let exponent = |column: usize| {
@@ -71,7 +71,7 @@ impl Steps {
             let spans = sample.filter(|x| x.is_normal()).map(|x| {
                 let (mantissa, exponent) = parts_of(x);
                 let top = exponent + (u64::BITS - mantissa.leading_zeros()) as i32;
-                // The least step that is not too small, and the largest of which this is a multiple.
+                // The least step within the limit, and the largest step that this is a multiple of.
                 (top - bits, exponent + mantissa.trailing_zeros() as i32 + room - bits)
             });
             let spans: Vec<_> = spans
@@ -102,7 +102,7 @@ impl Steps {
         exponent_of(self.steps[column])
     }
 
-    /// A row in whole steps. False if an element is no whole number of them.
+    /// Converts a row to whole steps. False if an element is not a whole number of them.
     #[inline(always)]
     fn whole<T: Real>(&self, row: &[T], out: &mut [i64]) -> bool {
         let (limit, mut fits) = (self.limit(), true);
@@ -114,7 +114,7 @@ impl Steps {
         fits
     }
 
-    /// A row times its weight in whole steps and whole parts of steps. False if an element is none.
+    /// Converts a row times its weight to whole steps and parts. False if an element is not whole.
     #[inline(always)]
     fn parts<T: Real>(
         &self,
@@ -135,15 +135,15 @@ impl Steps {
     }
 }
 
-/// A number in steps, and whether it is a whole number of them, of at most so many.
+/// A number in steps, and whether it is a whole number of them, of at most `limit`.
 #[inline(always)]
 fn in_steps(x: f64, inverse: f64, step: f64, limit: f64) -> (i64, bool) {
     let (nearest, whole) = integer(x * inverse);
-    // Multiplied back, as what is too small for the inverse comes out as 0.
+    // Checked by multiplying back, as numbers too small for the inverse come out as 0.
     (whole, (nearest * step == x) & (nearest.abs() <= limit))
 }
 
-/// A number times a weight in steps and parts of the step, and whether that is all of it.
+/// A number times a weight in steps and parts of the step, and whether that is exact.
 #[inline(always)]
 fn in_parts(x: f64, weight: f64, inverse: f64, step: f64, limit: f64) -> (i64, i64, bool) {
     let product = x * weight;
@@ -151,20 +151,20 @@ fn in_parts(x: f64, weight: f64, inverse: f64, step: f64, limit: f64) -> (i64, i
     let (nearest, whole) = integer(scaled);
     let rest = scaled - nearest;
     let (nearest_part, parts) = integer(rest * limit);
-    // A product that is subnormal, or infinite, is not what the exact one rounds to.
+    // A subnormal or infinite product is not the exact one rounded to 53 bits.
     let is_rounded_once = (product.abs() >= f64::MIN_POSITIVE) | (x == 0.0);
     let is_all = (scaled * step == product) & (nearest_part == rest * limit);
     (whole, parts, is_rounded_once & is_all & (scaled.abs() <= limit))
 }
 
-/// The nearest integer of a number up to 2⁵¹, in both types; anything of a larger one.
+/// The nearest integer of a number up to 2⁵¹, in both types; unspecified for a larger one.
 #[inline(always)]
 fn integer(x: f64) -> (f64, i64) {
     let shifted = x + MAGIC;
     (shifted - MAGIC, (shifted.to_bits() as i64).wrapping_sub(MAGIC.to_bits() as i64))
 }
 
-/// The exponent that lies in most of these ranges, and not at their very edge.
+/// The exponent that lies in most of these ranges, but not at their very edge.
 fn best_step(spans: &[(i32, i32)]) -> Option<i32> {
     let first = spans.iter().map(|span| span.0).min()?;
     let last = spans.iter().map(|span| span.0.max(span.1)).max()?;
@@ -200,7 +200,7 @@ impl ExactSums {
         }
     }
 
-    /// As many sums of no rows.
+    /// The same number of sums, of no rows.
     pub(super) fn cleared(&self) -> Self {
         Self::new(self.steps.clone(), self.high.len() / self.steps.steps.len().max(1))
     }
@@ -214,7 +214,7 @@ impl ExactSums {
         self.steps.steps.len()
     }
 
-    /// Add a row to a cell, and take it out of another one.
+    /// Adds a row to a cell, and subtracts it from another one.
     #[inline(always)]
     pub(super) fn move_row<T: Real>(
         &mut self,
@@ -266,7 +266,7 @@ impl ExactSums {
         }
     }
 
-    /// Add what another one has.
+    /// Adds the sums of another one.
     pub(super) fn absorb(&mut self, other: &Self) {
         let add = |to: &mut [i64], from: &[i64]| {
             to.iter_mut().zip(from).for_each(|(to, from)| *to = to.wrapping_add(*from));
@@ -278,7 +278,7 @@ impl ExactSums {
         }
     }
 
-    /// Add multiples of 2⁻¹⁴⁹, of 2³² times that, and so on, to a place.
+    /// Adds multiples of 2⁻¹⁴⁹, of 2³² times that, and so on, to a place.
     #[cfg(feature = "cuda")]
     pub(super) fn add_digits(&mut self, place: usize, digits: &[i64]) {
         let wide = self.wide.entry(place).or_default();
@@ -320,8 +320,8 @@ fn move_whole(sums: &mut [i64], row: &[i64], from: Option<usize>, to: usize) {
     }
 }
 
-/// An integer without limits, times a power of two: bins of 32 bits, into which digits are added
-/// without carrying.
+/// An unlimited integer times a power of two: bins of 32 bits, to which digits are added without
+/// carrying.
 #[derive(Debug, Clone, Default)]
 struct Wide {
     /// The first bin counts multiples of 2^(32 first).
@@ -331,7 +331,7 @@ struct Wide {
 }
 
 impl Wide {
-    /// Add x · weight, rounded to 53 bits, or take it away.
+    /// Adds x · weight, rounded to 53 bits, or subtracts it.
     fn add_product(&mut self, x: f64, weight: f64, is_minus: bool) {
         let ((a, a_exponent), (b, b_exponent)) = (parts_of(x), parts_of(weight));
         let product = u128::from(a) * u128::from(b);
@@ -347,7 +347,7 @@ impl Wide {
         self.add_integer(mantissa, a_exponent + b_exponent + surplus);
     }
 
-    /// Add n · 2^exponent.
+    /// Adds n · 2^exponent.
     fn add_integer(&mut self, n: i64, exponent: i32) {
         if n == 0 {
             return;
@@ -367,7 +367,7 @@ impl Wide {
         self.bins[start..].iter_mut().zip(&other.bins).for_each(|(bin, other)| *bin += other);
     }
 
-    /// Have bins from one to before another.
+    /// Ensures that there are bins from `begin` to before `end`.
     fn cover(&mut self, begin: i32, end: i32) {
         if self.bins.is_empty() {
             self.first = begin;
@@ -383,13 +383,13 @@ impl Wide {
         }
     }
 
-    /// The nearest number of 53 bits, the even one of two.
+    /// The nearest number of 53 bits, ties to even.
     fn rounded(&self) -> Scaled {
         let (is_negative, digits) = self.digits();
         let Some(top) = digits.iter().rposition(|digit| *digit != 0) else {
             return Scaled { mantissa: 0.0, exponent: 0 };
         };
-        // The three highest digits have at least 65 bits; a bit at their end stands for all others.
+        // The three highest digits have at least 65 bits; a sticky bit at their end covers the rest.
         let digit = |i: usize| top.checked_sub(i).map_or(0, |at| u128::from(digits[at]));
         let is_more = digits[..top.saturating_sub(2)].iter().any(|digit| *digit != 0);
         let highest = digit(0) << 64 | digit(1) << 32 | digit(2) | u128::from(is_more);
@@ -416,7 +416,7 @@ impl Wide {
     }
 }
 
-/// A number whose exponent has no limits: mantissa · 2^exponent.
+/// A number with an unlimited exponent: mantissa · 2^exponent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Scaled {
     mantissa: f64,
@@ -429,12 +429,12 @@ impl Scaled {
         Self { mantissa: n as f64, exponent: 0 }
     }
 
-    /// The quotient in float64, rounded once; a finite number, also where rounding made it too large.
+    /// The quotient in float64, rounded once; finite even if rounding made it too large.
     pub(super) fn over(self, other: Self) -> f64 {
         let quotient = self.mantissa / other.mantissa;
         let mut exponent = self.exponent - other.exponent;
         let mut scaled = quotient;
-        // In steps that no number between 2^-128 and 2^128 loses bits in before the last one.
+        // In steps such that numbers between 2^-128 and 2^128 lose no bits before the last one.
         while exponent != 0 && scaled != 0.0 && scaled.is_finite() {
             let step = exponent.clamp(-800, 800);
             scaled *= power_of_two(step);
@@ -455,7 +455,7 @@ fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// Of a power of two.
+/// The exponent of a power of two.
 fn exponent_of(x: f64) -> i32 {
     (x.to_bits() >> 52) as i32 - 1023
 }
@@ -525,7 +525,7 @@ mod tests {
             (state >> 40) as f32 / (1 << 24) as f32 - 0.5
         };
         let mut rows: Vec<f32> = (0..1 << 20).map(|_| unit() + unit() + unit()).collect();
-        // An outlier, also one that the sample holds, makes no difference.
+        // An outlier makes no difference, even if it is in the sample.
         rows[0] = 1e38;
         let steps = Arc::new(Steps::choose(&rows, 1, None));
         let mut high = [0];

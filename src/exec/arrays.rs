@@ -16,7 +16,7 @@ use crate::job::Job;
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
-/// What to ask of `knn_exact` in Rust: k, and what else differs from the defaults.
+/// The parameters of `knn_exact` in Rust: k, and those that differ from the defaults.
 ///
 /// ```
 /// use datafusion_neighbors::{KnnExact, Metric};
@@ -36,7 +36,7 @@ impl KnnExact {
         Self { k, metric: Metric::default(), vector: None }
     }
 
-    /// By another distance.
+    /// Uses another distance.
     pub fn metric(self, metric: Metric) -> Self {
         Self { metric, ..self }
     }
@@ -57,7 +57,8 @@ impl KnnExact {
 /// `base` among the others.
 ///
 /// The arrays hold vectors: lists of numbers of any Arrow list type, or binary strings for the
-/// metrics of bits; dictionaries of such vectors as well. A NULL vector has no neighbours and is nobody's neighbour.
+/// metrics of bits; dictionaries of such vectors as well. A NULL vector has no neighbours and is
+/// not a neighbour of any row.
 ///
 /// Returns a row for each neighbour: `query` and `base` (UInt32, positions in the arrays), `rank`
 /// (Int64, from 1) and `distance` (Float64 if either side has elements that f32 does not hold,
@@ -65,8 +66,8 @@ impl KnnExact {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for arrays that hold no vectors or a metric that does not fit them,
-/// [`Error::BadRow`] for a vector without distance, [`Error::DimMismatch`], and what the device
-/// says.
+/// [`Error::BadRow`] for a vector without distance, [`Error::DimMismatch`], and the errors of the
+/// device.
 ///
 /// # Example
 /// ```
@@ -126,7 +127,7 @@ pub fn knn_exact(
     }
 }
 
-/// What to ask of `kmeans` in Rust: k, and what else differs from the defaults.
+/// The parameters of `kmeans` in Rust: k, and those that differ from the defaults.
 ///
 /// ```
 /// use datafusion_neighbors::KMeans;
@@ -147,8 +148,8 @@ pub struct KMeans {
 }
 
 impl KMeans {
-    /// So many clusters by Euclidean distance: at most 300 rounds, tolerance 1e-4, one run from
-    /// greedy k-means++.
+    /// `k` clusters by Euclidean distance: at most 300 rounds, tolerance 1e-4, one run from greedy
+    /// k-means++.
     pub fn k(k: u64) -> Self {
         Self {
             k,
@@ -163,12 +164,12 @@ impl KMeans {
         }
     }
 
-    /// By `l2` or `cosine`.
+    /// The metric: `l2` or `cosine`.
     pub fn metric(self, metric: Metric) -> Self {
         Self { metric, ..self }
     }
 
-    /// Rounds at most.
+    /// The maximum number of rounds.
     pub fn max_iterations(self, max_iterations: u64) -> Self {
         Self { max_iterations, ..self }
     }
@@ -184,12 +185,12 @@ impl KMeans {
         Self { init, ..self }
     }
 
-    /// How often to start; the run of least inertia counts.
+    /// The number of runs; the one with the least inertia is returned.
     pub fn runs(self, runs: u64) -> Self {
         Self { runs, ..self }
     }
 
-    /// Of everything drawn at random; without it, `neighbors.seed` of the session, or 0.
+    /// The seed of all random choices; without it, `neighbors.seed` of the session, or 0.
     pub fn seed(self, seed: u64) -> Self {
         Self { seed: Some(seed), ..self }
     }
@@ -205,7 +206,7 @@ impl KMeans {
         Self { vector: Some(VectorColumn::Dimensions(columns)), ..self }
     }
 
-    /// A numeric column by which rows count, from 0.
+    /// A numeric column of row weights, from 0.
     pub fn weight(self, column: impl Into<String>) -> Self {
         Self { weight: Some(column.into()), ..self }
     }
@@ -224,15 +225,15 @@ impl KMeans {
     }
 }
 
-/// The clusters of the vectors of an array, which may start from `init`, an array of centroids.
+/// Clusters the vectors of an array, optionally starting from `init`, an array of centroids.
 ///
 /// A NULL vector is in no cluster: labels and distances are those of the others, at `positions`.
 /// `weights`, if given, has one for each of the others.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for arrays that hold no numbers and parameters that nothing could meet,
-/// [`Error::Unsatisfiable`] for parameters that these do not, [`Error::BadRow`] for a vector without
-/// distance, and what the device says.
+/// [`Error::InvalidArgument`] for arrays that hold no numbers and parameters that could not be
+/// valid for any data, [`Error::Unsatisfiable`] for parameters that these data cannot meet,
+/// [`Error::BadRow`] for a vector without distance, and the errors of the device.
 ///
 /// # Example
 /// ```

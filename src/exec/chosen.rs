@@ -1,4 +1,4 @@
-//! Which device an operator computes on, and what happens when it fails at it.
+//! The device that an operator computes on, and the fallback when it fails.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,17 +11,17 @@ use crate::error::Result;
 pub(super) struct Chosen(Arc<Mutex<Option<String>>>);
 
 impl Chosen {
-    /// What to show, once it is known.
+    /// The text to show, once it is known.
     pub fn shown(&self) -> Option<String> {
         self.lock().clone()
     }
 
-    /// The device that computes.
+    /// Records the device that computes.
     pub fn set(&self, device: &AnyDevice) {
         self.lock().get_or_insert(device.info().name);
     }
 
-    /// The CPU computes, because another device failed.
+    /// Records that the CPU computes because another device failed.
     pub fn fall_back(&self, device: &AnyDevice, error: &dyn fmt::Display) {
         let failed = device.info().name;
         log::warn!("{failed} failed, the CPU goes on: {error}");
@@ -33,16 +33,16 @@ impl Chosen {
     }
 }
 
-/// Whether the CPU is to go on where this device fails: nobody asked for it by name.
+/// Whether the CPU takes over if this device fails: only if the device was not requested by name.
 pub(super) fn may_fall_back(choice: DeviceChoice, device: &AnyDevice) -> bool {
     choice == DeviceChoice::Auto && device.info().memory.is_some()
 }
 
-/// Does something on a device; if it fails there for the device's own reasons, and may, on the CPU.
-/// Also says on which of them it was done.
+/// Runs work on a device; if it fails for a reason of the device and fallback is allowed, on the
+/// CPU. Also returns which of them ran it.
 ///
 /// # Errors
-/// Those of the device that came last.
+/// Those of the last device tried.
 pub(super) fn run_or_fall_back<T>(
     device: AnyDevice,
     may_fall_back: bool,

@@ -1,4 +1,4 @@
-//! What the streams of all operators share: collecting inputs, long work, cancellation.
+//! Code shared by the streams of all operators: collecting inputs, long work, cancellation.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -25,13 +25,13 @@ pub(super) fn execute_all(
     partitions.map(|partition| plan.execute(partition, context.clone())).collect()
 }
 
-/// How many rows statistics say that a plan has, exactly or not.
+/// The number of rows of a plan by statistics, exact or estimated.
 pub(super) fn expected_rows(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
     let found = StatisticsContext::new().compute(plan.as_ref(), &StatisticsArgs::new());
     found.ok()?.num_rows.get_value().copied()
 }
 
-/// Read all partitions at the same time, then take them in order.
+/// Reads all partitions concurrently, then takes them in order.
 pub(super) async fn collect(
     streams: Vec<SendableRecordBatchStream>,
     reservation: &Arc<MemoryReservation>,
@@ -66,8 +66,8 @@ pub(super) fn columns(batch: &RecordBatch, positions: &[usize]) -> Vec<ArrayRef>
     positions.iter().map(|i| batch.column(*i).clone()).collect()
 }
 
-/// Dropping the stream stops the work: a blocking closure that has started is not stopped by
-/// dropping its task.
+/// Cancels the work when the stream is dropped: dropping its task does not stop a blocking closure
+/// that has started.
 pub(super) struct CancelOnDrop(pub Cancel);
 
 impl Drop for CancelOnDrop {
@@ -89,14 +89,14 @@ impl Budget for Pool {
     }
 }
 
-/// Long work on many threads, none of which others wait for.
+/// Runs long work on many threads, which are shared with no other work.
 pub(super) async fn computing<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     blocking(|| on_own_threads(work)).await
 }
 
-/// Work on a thread where it blocks nobody.
+/// Runs work on a thread that it may block.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

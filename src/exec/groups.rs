@@ -9,7 +9,7 @@ use datafusion::error::Result;
 
 use crate::job::{Job, Reserved};
 
-/// Bytes of a group: its list, and its place in a table that may be half full.
+/// Bytes of a group: its list, and its entry in a hash table that may be half full.
 const PER_GROUP: usize = 128;
 
 /// Rows in groups.
@@ -19,8 +19,8 @@ pub(super) struct Groups {
     _reserved: Vec<Reserved>,
 }
 
-/// The rows of every group, by the values of some columns; all rows without any. `positions` says
-/// where each row is in the batches. NULLs are a group.
+/// The rows of every group, by the values of some columns; without columns, all rows are one group.
+/// `positions` has the position of each row in the batches. NULLs are a group.
 pub(super) fn groups_of(
     columns: &[String],
     batches: &[RecordBatch],

@@ -1,4 +1,4 @@
-//! What all operators put out.
+//! Output columns and batches shared by all operators.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -46,14 +46,14 @@ pub(super) struct AddColumns<F> {
     positions: Vec<u32>,
     schema: SchemaRef,
     columns: F,
-    /// Rows, and rows with vectors, that have come out.
+    /// The numbers of rows, and of rows with vectors, already output.
     start: usize,
     next: usize,
 }
 
 impl<F: FnMut(&[Option<u32>]) -> Vec<ArrayRef>> AddColumns<F> {
-    /// `columns` makes the new columns of a batch, of whose rows it is told which rows with vectors
-    /// they are.
+    /// `columns` makes the new columns of a batch. It receives, for each row, its index among the
+    /// rows with vectors, or `None`.
     pub fn new(
         batches: Vec<RecordBatch>,
         positions: Vec<u32>,

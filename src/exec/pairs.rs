@@ -12,7 +12,8 @@ use crate::metric::Metric;
 
 /// The distances of the vectors in two arrays of equal length; NULL where either is NULL.
 ///
-/// Only the two vectors of a row must have one length. Float64 if `kind` says so, else Float32.
+/// Only the two vectors of the same row must have equal lengths. Float64 if `kind` says so, else
+/// Float32.
 ///
 /// # Errors
 /// [`Error::BadRow`], [`Error::DimMismatch`].
@@ -69,7 +70,7 @@ impl Vectors {
         Ok(Self { elements, rows })
     }
 
-    /// The rows that both have, and where the elements of each are.
+    /// The rows that have a vector on both sides, and where the elements of each vector are.
     fn pairs(&self, other: &Self) -> Result<(Vec<u32>, Vec<Places>)> {
         let (mut at, mut pairs) = (Vec::new(), Vec::new());
         let mut others = other.rows.iter().peekable();

@@ -1,8 +1,8 @@
-//! What an output stream is waited for, instant by instant, for EXPLAIN ANALYZE.
+//! The phases of the wait for an output stream, for EXPLAIN ANALYZE.
 //!
 //! From the first poll to the end of the stream, every instant is booked to one phase; the time in
-//! which nobody asks for the next batch is booked to none. Work beside the phase that the output
-//! waits for, such as transfers and kernels, has metrics of its own.
+//! which no batch is requested is booked to none. Work that overlaps these phases, such as
+//! transfers and kernels, has metrics of its own.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,11 +19,11 @@ use futures::stream::BoxStream;
 
 use crate::job::{Phase, Watch};
 
-/// Those of a search for neighbours.
+/// The phases of a search for neighbours.
 pub(super) const KNN: &[Phase] =
     &[Phase::Read, Phase::Prepare, Phase::Upload, Phase::Search, Phase::Emit];
 
-/// Those of k-means.
+/// The phases of k-means.
 pub(super) const KMEANS: &[Phase] =
     &[Phase::Read, Phase::Prepare, Phase::Seed, Phase::Assign, Phase::Update, Phase::Emit];
 
@@ -46,10 +46,10 @@ pub(super) struct Phases(Arc<Mutex<Booking>>);
 
 struct Booking {
     times: Vec<(Phase, Time)>,
-    /// All phases but reading, which is the inputs' time.
+    /// All phases except reading, which is the inputs' time.
     compute: Time,
     now: Phase,
-    /// What is booked up to; `None` while nobody waits.
+    /// The instant up to which time is booked; `None` while nobody waits.
     since: Option<Instant>,
 }
 
@@ -66,7 +66,7 @@ impl Phases {
         Self(Arc::new(Mutex::new(Booking { times, compute, now: Phase::Read, since: None })))
     }
 
-    /// A stream that is waited for while it is polled until it is ready.
+    /// Wraps a stream: from a poll until the stream is ready, time is booked.
     pub fn watch(self, stream: BoxStream<'static, Result<RecordBatch>>) -> Watched {
         Watched { stream, phases: self }
     }
@@ -85,7 +85,7 @@ impl Watch for Phases {
 }
 
 impl Booking {
-    /// Book what has passed to the present phase.
+    /// Books the time elapsed to the current phase.
     fn book(&mut self) {
         if let Some(since) = self.since {
             let now = Instant::now();

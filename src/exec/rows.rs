@@ -1,4 +1,4 @@
-//! The rows of an input that is there as a whole.
+//! The rows of an input that has been collected completely.
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::error::Result;
@@ -17,7 +17,7 @@ pub(super) struct Reading {
     reserved: Option<Reserved>,
 }
 
-/// Rows, and what they hold reserved.
+/// Rows, and their memory reservation.
 pub(super) struct Read {
     pub rows: Rows,
     /// The position of each row that has a vector.
@@ -26,7 +26,7 @@ pub(super) struct Read {
 }
 
 impl Reading {
-    /// Nothing read yet, of batches that have so many rows in all.
+    /// Nothing read yet; the batches have `expected` rows in all.
     pub fn new(reader: VectorReader, expected: usize) -> Self {
         Self { reader, expected, reserved: None }
     }
@@ -39,7 +39,7 @@ impl Reading {
     pub fn append(&mut self, batch: &RecordBatch, side: &Side, job: &Job) -> Result<()> {
         job.check()?;
         self.reader.append(&columns(batch, &side.vector))?;
-        // The first row with a vector says how long rows are.
+        // The first row with a vector determines the length of rows.
         if self.reserved.is_none() && self.reader.len() > 0 {
             let bytes = self.reader.bytes_of(self.expected);
             self.reserved = Some(job.reserve("rows", bytes)?);

@@ -19,10 +19,10 @@ pub struct Side {
 }
 
 impl Side {
-    /// Find the columns in an input's fields.
+    /// Finds the columns in an input's fields.
     ///
     /// # Errors
-    /// A column that is not there, or holds no vectors.
+    /// A column that is missing, or holds no vectors.
     pub fn try_new(input: &str, vector: &VectorColumn, fields: &Fields) -> Result<Self> {
         let names = vector.names();
         let earlier = |(i, name): (usize, &String)| names[..i].contains(name).then(|| name.clone());
@@ -41,7 +41,7 @@ impl Side {
         Ok(Self { vector: positions, carried, kind })
     }
 
-    /// The length of the vectors, where the type says it.
+    /// The length of the vectors, if the type determines it.
     pub(super) fn dim(&self, fields: &Fields) -> Option<i32> {
         match (self.vector.len(), fields[self.vector[0]].data_type()) {
             (1, DataType::FixedSizeList(_, dim)) => Some(*dim),

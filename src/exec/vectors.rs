@@ -1,4 +1,4 @@
-//! Arrow columns to rows: every vector type there is, and what makes a row impossible.
+//! Converts Arrow columns to rows: all types of vectors, and the checks that reject a row.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result, RowProblem};
 use crate::matrix::{ElementKind, Elements, Matrix, Real, Rows};
 use crate::metric::Metric;
 
-/// Where the vectors of an input are: in one column of vectors, or one dimension a column.
+/// Where the vectors of an input are: in one column of vectors, or in one column per dimension.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
 #[non_exhaustive]
 pub enum VectorColumn {
@@ -101,7 +101,7 @@ pub struct VectorReader {
 }
 
 impl VectorReader {
-    /// Nothing read yet. `input` is what errors call the input, `kind` the type to convert to.
+    /// Nothing read yet. `input` is the input's name in errors, `kind` the type to convert to.
     pub fn new(
         input: &'static str,
         column: VectorColumn,
@@ -127,18 +127,18 @@ impl VectorReader {
         }
     }
 
-    /// Read on in an input of which so many rows were read elsewhere, and of whose vectors the
-    /// length is known.
+    /// Continues in an input whose first `first` rows were read elsewhere; `dim` is the vectors'
+    /// length, if known.
     pub fn continuing(self, first: u64, dim: Option<usize>) -> Self {
         Self { first, dim, ..self }
     }
 
-    /// Let every row have a length of its own.
+    /// Lets every row have a length of its own.
     pub(super) fn of_any_length(self) -> Self {
         Self { ends: Some(Vec::new()), ..self }
     }
 
-    /// Read the vectors of a batch: the one column, or a column for each dimension.
+    /// Reads the vectors of a batch: from one column, or from one column per dimension.
     ///
     /// # Errors
     /// [`Error::BadRow`] for the first row that cannot be compared, [`Error::TooManyRows`].
@@ -164,7 +164,7 @@ impl VectorReader {
         self.positions.len()
     }
 
-    /// Make room for so many rows with vectors in all, if their length is known.
+    /// Makes room for `rows` rows with vectors in all, if their length is known.
     pub(super) fn reserve(&mut self, rows: usize) {
         let more = rows.saturating_sub(self.len());
         self.positions.reserve_exact(more);
@@ -177,7 +177,7 @@ impl VectorReader {
         }
     }
 
-    /// Bytes of so many rows with vectors, if their length is known.
+    /// Bytes of `rows` rows with vectors, if their length is known.
     pub(super) fn bytes_of(&self, rows: usize) -> usize {
         let kind = self.elements.kind();
         rows * (4 + kind.width(self.dim.unwrap_or(0)) * kind.bytes())
@@ -251,7 +251,7 @@ impl VectorReader {
         Ok(())
     }
 
-    /// Append a row's values, checked and prepared.
+    /// Appends a row's values, checked and prepared.
     fn push<T: Real>(
         &mut self,
         row: usize,
@@ -269,7 +269,7 @@ impl VectorReader {
         Ok(())
     }
 
-    /// The row has a vector, which ends here.
+    /// Records that the row has a vector, which ends here.
     fn keep(&mut self, row: usize, end: usize, dim: usize) {
         self.positions.push((self.seen + row as u64) as u32);
         if let Some(ends) = &mut self.ends {
@@ -314,8 +314,8 @@ impl VectorReader {
 /// Where each row's values are.
 type Ranges<'a> = Box<dyn Fn(usize) -> Range<usize> + 'a>;
 
-/// The values of the rows of a column of lists, and where each row's are among them. A slice of a
-/// longer array has its own values only, so that nobody converts those of the others.
+/// The values of the rows of a column of lists, and where each row's are among them. For a slice of
+/// a longer array, these are the slice's values only, so that no others are converted.
 fn list_ranges(column: &ArrayRef) -> (ArrayRef, Ranges<'_>) {
     match column.data_type() {
         DataType::FixedSizeList(_, _) => {
@@ -362,8 +362,8 @@ fn list_view<O: OffsetSizeTrait>(list: &GenericListViewArray<O>) -> (ArrayRef, R
     (list.values().slice(first, end - first), Box::new(range))
 }
 
-/// The values in some ranges, end to end, and where each range is then. A filter leaves views far
-/// apart, with the values of all other rows between them.
+/// Gathers the values in some ranges end to end; also returns where each range is then. After a
+/// filter, views may be far apart, with the values of all other rows between them.
 fn gathered<'a>(
     values: &ArrayRef,
     ranges: impl Iterator<Item = Option<Range<usize>>>,

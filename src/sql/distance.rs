@@ -1,5 +1,5 @@
-//! `l2_distance(a, b)` and its like: the distance of two vectors of a row, the same to the bit as
-//! the `distance` of a join.
+//! `l2_distance(a, b)` and similar functions: the distance between two vectors of a row, bit for
+//! bit the `distance` of a join.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::exec::{common_kind, kind_of_vector, row_distances};
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
-/// Every distance that DataFusion has not already.
+/// Every distance function that DataFusion does not already have.
 pub(super) fn functions() -> impl Iterator<Item = ScalarUDF> {
     [
         (Metric::L2, "l2_distance"),
@@ -38,7 +38,7 @@ pub(super) fn functions() -> impl Iterator<Item = ScalarUDF> {
     })
 }
 
-/// The distance of two vectors.
+/// The distance between two vectors.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Distance {
     metric: Metric,

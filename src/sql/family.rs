@@ -1,4 +1,4 @@
-//! What planning needs of a node, whatever family it is of.
+//! The interface between planning and the nodes of any function family.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use datafusion::physical_plan::ExecutionPlan;
 
 use super::options::NeighborsOptions;
 
-/// A node of one of our families.
+/// A node of one of our function families.
 pub(super) trait FamilyNode: Send + Sync + 'static {
-    /// What its inputs are called, in errors.
+    /// The names of its inputs, for errors.
     fn input_names(&self) -> &'static [&'static str];
 
     /// Its operator over these inputs.
@@ -22,10 +22,10 @@ pub(super) trait FamilyNode: Send + Sync + 'static {
     ) -> Result<Arc<dyn ExecutionPlan>>;
 }
 
-/// Finds out whether a node is of a family.
+/// Downcasts a node, if it belongs to a family.
 pub(super) type AsFamily = fn(&dyn UserDefinedLogicalNode) -> Option<&dyn FamilyNode>;
 
-/// A node of this type.
+/// Downcasts a node, if it is of type `N`.
 pub(super) fn as_family<N: FamilyNode>(
     node: &dyn UserDefinedLogicalNode,
 ) -> Option<&dyn FamilyNode> {

@@ -1,5 +1,5 @@
-//! The table of functions: what the planner, plain table functions, window forms and their tests read.
-//! A new function is a folder of its own and a line here.
+//! The table of functions, read by the planner, plain table functions, window forms and their
+//! tests. A new function is a folder of its own and one line here.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) static TABLE: [&Function; 3] = [&knn::EXACT, &kmeans::ROWS, &kmeans::
 /// Window functions.
 pub(super) static WINDOWS: [&GroupFunction; 1] = [&kmeans::WINDOW];
 
-/// What they are planned as.
+/// The logical nodes that they are planned as.
 static NODES: [AsFamily; 2] = [as_family::<KnnNode>, as_family::<KMeansNode>];
 
 /// The function of this name.
@@ -30,7 +30,7 @@ pub(super) fn family(node: &dyn UserDefinedLogicalNode) -> Option<&dyn FamilyNod
     NODES.iter().find_map(|as_family| as_family(node))
 }
 
-/// The optimizer rules of a session, with those of the families in their places.
+/// Inserts the families' rules at their places among the optimizer rules of a session.
 pub(super) fn with_rules(
     rules: Vec<Arc<dyn OptimizerRule + Send + Sync>>,
 ) -> Vec<Arc<dyn OptimizerRule + Send + Sync>> {
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
     use crate::sql::call::Signature;
 
-    /// The page of a function, which functions of one name before the first _ share.
+    /// The page of a function; functions whose names agree up to the first `_` may share one.
     fn page(function: &Signature) -> String {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let of = |name: &str| fs::read_to_string(folder.join(format!("{name}.md")));

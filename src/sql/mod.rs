@@ -1,4 +1,4 @@
-//! What users type: functions, settings, and how a session learns of them.
+//! The SQL interface: functions, settings, and their registration with a session.
 
 mod call;
 mod distance;
@@ -32,12 +32,12 @@ pub use planner::NeighborsPlanner;
 
 use crate::exec::ShowInputs;
 
-/// Add everything to a live session: functions, settings, planners. Calling it again changes
-/// nothing. Statements prepared before are forgotten.
+/// Adds everything to a live session: functions, settings, planners. Calling it again changes
+/// nothing. Statements prepared earlier are dropped.
 ///
 /// # Errors
-/// A plan error if the session has a query planner of its own, which would not know our operators;
-/// the message says what to do.
+/// A plan error if the session has its own query planner, which would not know our operators; the
+/// message says what to do.
 ///
 /// # Example
 /// ```
@@ -74,8 +74,8 @@ pub fn register_all(ctx: &SessionContext) -> Result<()> {
     Ok(())
 }
 
-/// Add functions, settings and rules to a live session, and leave its query planner alone: for sessions
-/// whose planner has been given [`NeighborsPlanner`]. Calling it again changes nothing.
+/// Adds functions, settings and rules to a live session without changing its query planner: for
+/// sessions whose planner already includes [`NeighborsPlanner`]. Calling it again changes nothing.
 ///
 /// # Example
 /// ```
@@ -102,8 +102,9 @@ fn has_default_planner(planner: &Arc<dyn QueryPlanner + Send + Sync>) -> bool {
     format!("{planner:?}").starts_with("DefaultQueryPlanner")
 }
 
-/// Add everything while a session is being built, together with other plug-ins' extension planners:
-/// a session has one query planner, and this sets it. A second call adds its planners to the first's.
+/// Adds everything while a session is being built, together with other plug-ins' extension
+/// planners: a session has one query planner, and this sets it. A second call adds its planners to
+/// the first's.
 ///
 /// # Example
 /// ```
@@ -129,7 +130,7 @@ pub fn install(
     builder.with_query_planner(Arc::new(planner::NeighborsQueryPlanner::new(all)))
 }
 
-/// Everything but the query planner.
+/// Adds everything except the query planner.
 fn add_functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     let rules = builder.optimizer().take().unwrap_or_default().rules;
     let mut builder = builder.with_optimizer_rules(functions::with_rules(rules));
@@ -138,7 +139,7 @@ fn add_functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
         rules.rules.push(Arc::new(ShowInputs));
     }
     let config = builder.config().get_or_insert_with(SessionConfig::new);
-    // The order of a subquery, a CTE or a view that ends an input is part of the input.
+    // An ORDER BY at the end of an input counts in subqueries, CTEs and views too.
     config.options_mut().sql_parser.enable_subquery_sort_elimination = false;
     let extensions = &mut config.options_mut().extensions;
     if extensions.get::<NeighborsOptions>().is_none() {

@@ -26,13 +26,13 @@ pub struct NeighborsOptions {
     pub input_order: InputOrder,
 }
 
-/// What the order of an input's rows goes by, and with it ties, seeds and labels.
+/// What determines the order of an input's rows, and with it ties, seeds and labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Hash)]
 #[non_exhaustive]
 pub enum InputOrder {
-    /// By the query and its data alone, as one thread reads them.
+    /// The query and its data alone, as one thread reads them.
     Exact,
-    /// By DataFusion's own plan.
+    /// DataFusion's own plan.
     Any,
 }
 
@@ -68,7 +68,8 @@ impl ConfigExtension for NeighborsOptions {
     const PREFIX: &'static str = "neighbors";
 }
 
-// By hand, as the macro reports keys without their prefix, so that SHOW does not find them.
+// Implemented by hand, as the macro reports keys without their prefix, so that SHOW does not find
+// them.
 impl ExtensionOptions for NeighborsOptions {
     fn as_any(&self) -> &dyn Any {
         self
@@ -128,7 +129,8 @@ impl ExtensionOptions for NeighborsOptions {
 }
 
 impl NeighborsOptions {
-    /// Set from the environment: `NEIGHBORS_DEVICE` for `neighbors.device`, and so on.
+    /// Reads the settings from the environment: `NEIGHBORS_DEVICE` for `neighbors.device`, and so
+    /// on.
     ///
     /// # Errors
     /// Names the variable whose value is not accepted.
@@ -180,7 +182,7 @@ fn parse_number<T: FromStr + PartialOrd + From<u8>>(
     })
 }
 
-/// A size as DataFusion writes its own, `512M` or `1.5G`; or 0.
+/// Parses a size in DataFusion's notation, `512M` or `1.5G`; or 0.
 fn parse_bytes(value: &str) -> Result<u64> {
     if value.trim() == "0" {
         return Ok(0);

@@ -23,8 +23,8 @@ use super::options::{InputOrder, NeighborsOptions};
 use super::sealed::{Sealed, seal};
 use crate::exec::{InputExec, check_bounded, plan_input};
 
-/// Plans calls of our table functions: named arguments, subqueries and CTEs, which DataFusion's
-/// own planning of table functions does not know.
+/// Plans calls of our table functions: named arguments, subqueries and CTEs, which DataFusion's own
+/// planning of table functions does not support.
 #[derive(Debug)]
 pub(super) struct Functions;
 
@@ -69,7 +69,8 @@ impl RelationPlanner for Functions {
     }
 }
 
-/// Whether a call is for us to plan: by its last name, since the others can only be wrong.
+/// Whether we plan this call, judged by the last part of its name, since a qualifier can only be an
+/// error.
 fn is_ours(name: &ast::ObjectName) -> bool {
     last_name(name).is_some_and(|name| functions::find(&name).is_some())
 }
@@ -91,7 +92,7 @@ fn plain_name(name: &ast::ObjectName) -> Result<String> {
     }
 }
 
-/// A function by position, for hosts that see plain table functions only:
+/// A function with positional arguments, for hosts that support only plain table functions:
 /// `knn_exact('queries', 'base', 10, 'l2', 'v')`.
 #[derive(Debug)]
 pub(super) struct ByPosition(pub &'static Function);
@@ -109,8 +110,8 @@ impl TableFunctionImpl for ByPosition {
     }
 }
 
-/// Turns our nodes into operators. For sessions that have a query planner of their own: hand this
-/// to its `DefaultPhysicalPlanner::with_extension_planners`.
+/// Turns our nodes into operators. For sessions with their own query planner: pass this to its
+/// `DefaultPhysicalPlanner::with_extension_planners`.
 #[derive(Debug, Default)]
 pub struct NeighborsPlanner;
 
@@ -136,7 +137,7 @@ impl ExtensionPlanner for NeighborsPlanner {
         for ((name, input), logical) in
             node.input_names().iter().zip(&mut inputs).zip(logical_inputs)
         {
-            // A query planner that is not ours has planned the input as any other.
+            // A query planner other than ours has planned the input like any other.
             if options.input_order == InputOrder::Exact && !input.is::<InputExec>() {
                 *input = plan_input(planner, seal((*logical).clone())?, session).await?;
             }
@@ -156,7 +157,7 @@ impl NeighborsQueryPlanner {
         Self { others }
     }
 
-    /// The extension planners beside ours.
+    /// The extension planners other than ours.
     pub fn others(&self) -> impl Iterator<Item = Arc<dyn ExtensionPlanner + Send + Sync>> {
         self.others.iter().cloned()
     }

@@ -1,5 +1,5 @@
-//! Inputs closed to DataFusion's physical planner: they are planned by themselves, for one thread,
-//! and only once.
+//! Inputs opaque to DataFusion's physical planner: each is planned separately, for one thread, and
+//! only once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use datafusion::logical_expr::{Expr, Extension, LogicalPlan, UserDefinedLogicalN
 
 use super::functions::family;
 
-/// An input, without children.
+/// An input as a node without children.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
 pub(super) struct Sealed {
     pub input: LogicalPlan,
-    /// How far below the root it stands: EXPLAIN shows the input in its place.
+    /// Its depth below the root, so that EXPLAIN shows the input in its place.
     depth: usize,
 }
 
-/// The same plan, in which the inputs of our nodes are sealed.
+/// Seals the inputs of our nodes in a plan.
 pub(super) fn seal(plan: LogicalPlan) -> Result<LogicalPlan> {
     plan.rewrite_with_subqueries(&mut Seal { depth: 0 }).data()
 }
@@ -34,7 +34,7 @@ impl TreeNodeRewriter for Seal {
     type Node = LogicalPlan;
 
     fn f_down(&mut self, plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
-        // Plans that show others do not indent them.
+        // Nodes that show other plans do not indent them.
         let shows = matches!(plan, LogicalPlan::Explain(_) | LogicalPlan::Analyze(_));
         self.depth += usize::from(!shows);
         match plan {

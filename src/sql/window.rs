@@ -1,5 +1,6 @@
-//! Window functions, such as `kmeans(v, k [, seed]) OVER (PARTITION BY …)`, that are planned as nodes,
-//! which a window evaluator could not be: it sees one group at a time, and neither settings nor memory.
+//! Window functions, such as `kmeans(v, k [, seed]) OVER (PARTITION BY …)`, that are planned as
+//! nodes: a window evaluator would not do, as it sees one group at a time, and neither settings nor
+//! memory.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -22,8 +23,8 @@ use super::functions;
 use crate::exec::kind_of_vector;
 use crate::matrix::ElementKind;
 
-/// What DataFusion knows of a window function: its name and types. [`WindowForm`] takes it out of
-/// every plan.
+/// A window function as registered with DataFusion: its name and types. [`WindowForm`] removes it
+/// from every plan.
 #[derive(Debug)]
 pub(super) struct Form {
     function: &'static GroupFunction,
@@ -74,7 +75,7 @@ impl WindowUDFImpl for Form {
             return plan_err!("{syntax} OVER (…) takes other arguments; {found} are given");
         }
         let vector = match &types[0] {
-            // Coerced to what the dictionary holds.
+            // Coerced to the dictionary's value type.
             DataType::Dictionary(_, values) => values.as_ref(),
             found => found,
         };
@@ -106,7 +107,7 @@ impl WindowUDFImpl for Form {
     }
 }
 
-/// Plans every window function of ours as a node.
+/// Plans each of our window functions as a node.
 #[derive(Debug)]
 pub(super) struct WindowForm;
 
@@ -141,7 +142,8 @@ fn ours(expr: &Expr) -> Option<(&'static GroupFunction, &WindowFunctionParams)> 
     }
 }
 
-/// The same columns by the same names, where those of our functions come from nodes.
+/// Rewrites a window so that the columns of our functions come from nodes; the output's columns and
+/// names stay the same.
 ///
 /// Labels must not depend on what else is computed, and other window functions may change the order
 /// of rows: the nodes go below every adjacent Window whose output they do not read.
@@ -153,7 +155,7 @@ fn rewrite(window: Window) -> Result<LogicalPlan> {
     if !others.is_empty() {
         above.push(others);
     }
-    // Labels go by names of their own until the end: two may have one name.
+    // Labels have unique names until the end: two of them may have the same final name.
     let prefix = unused_prefix(schema.fields().iter().map(|field| field.name().as_str()));
     let name = |i: usize| format!("{prefix}{i}");
     for (i, call) in window_expr.iter().filter_map(ours).enumerate() {
@@ -178,8 +180,8 @@ fn rewrite(window: Window) -> Result<LogicalPlan> {
     LogicalPlanBuilder::from(plan).project(columns.collect::<Vec<_>>())?.build()
 }
 
-/// What is below the windows whose output our functions do not read, and those windows' expressions,
-/// the lowest first.
+/// The plan below the windows whose output our functions do not read, and those windows'
+/// expressions, the lowest first.
 fn below_windows(mut plan: LogicalPlan, exprs: &[Expr]) -> (LogicalPlan, Vec<Vec<Expr>>) {
     let reads: Vec<Column> = (exprs.iter().filter_map(ours))
         .flat_map(|(_, params)| params.args.iter().chain(&params.partition_by))
@@ -202,7 +204,7 @@ fn below_windows(mut plan: LogicalPlan, exprs: &[Expr]) -> (LogicalPlan, Vec<Vec
     }
 }
 
-/// What none of these names begins with.
+/// A prefix that none of these names begins with.
 fn unused_prefix<'a>(names: impl Iterator<Item = &'a str> + Clone) -> String {
     let mut prefix = "__".to_string();
     while names.clone().any(|name| name.starts_with(&prefix)) {
@@ -211,7 +213,7 @@ fn unused_prefix<'a>(names: impl Iterator<Item = &'a str> + Clone) -> String {
     prefix
 }
 
-/// A plan with one more column, which has this name.
+/// Adds the column of labels to a plan, under this name.
 fn label(
     plan: LogicalPlan,
     (function, params): (&GroupFunction, &WindowFunctionParams),
@@ -229,8 +231,9 @@ fn label(
             );
         }
     };
-    // The node finds its columns by name, and names of a join may be there twice: columns go by
-    // numbers below it, and what it reads comes as what it is called.
+    // The node finds its columns by name, and a join may have the same name twice: below the node,
+    // the columns are renamed to numbers, and the expressions it reads are added under their own
+    // names.
     let columns: Vec<_> = plan.schema().columns();
     let mut read: Vec<(String, &Expr)> = Vec::new();
     for expr in std::iter::once(vector).chain(partition_by) {
@@ -260,7 +263,7 @@ fn label(
     LogicalPlanBuilder::from(labelled).project(above)?.build()
 }
 
-/// Refuses what has no meaning for a function of all rows of a group.
+/// Rejects clauses that have no meaning for a function of all rows of a group.
 fn check(function: &GroupFunction, params: &WindowFunctionParams) -> Result<()> {
     let name = function.name;
     let WindowFunctionParams { order_by, window_frame, filter, .. } = params;

@@ -9,9 +9,9 @@ use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 
-use crate::Test;
 use crate::support::lloyd::{exact_mean, lloyd, unit_of, values_of};
 use crate::support::{Kind, Rng, matrix_f32, matrix_f64, oracle};
+use crate::{Check, Test};
 
 /// All trials.
 pub fn trials() -> Vec<(String, Test)> {
@@ -19,7 +19,7 @@ pub fn trials() -> Vec<(String, Test)> {
     for kind in Kind::ALL {
         all.push((format!("kmeans::{kind:?}"), Box::new(move |device| clusters(device, kind))));
     }
-    let others: [(&str, fn(&AnyDevice) -> Result<(), Failed>); 7] = [
+    let others: [(&str, Check); 7] = [
         ("many_rounds", many_rounds),
         ("groups", groups),
         ("means_are_exact", exact_means),

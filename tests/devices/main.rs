@@ -12,7 +12,10 @@ mod support;
 use datafusion_neighbors::device::AnyDevice;
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// A check of one device.
+/// A check of one device, …
+type Check = fn(&AnyDevice) -> Result<(), Failed>;
+
+/// … or one that knows of which case it is.
 type Test = Box<dyn Fn(&AnyDevice) -> Result<(), Failed> + Send>;
 
 fn main() {

@@ -10,8 +10,8 @@ use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 
-use crate::Test;
 use crate::support::{Kind, Rng, matrix_bits, matrix_f32, matrix_f64, oracle};
+use crate::{Check, Test};
 
 /// Rows of queries, rows of base, dim, k.
 type Shape = (usize, usize, usize, usize);
@@ -56,7 +56,7 @@ pub fn trials() -> Vec<(String, Test)> {
     for metric in [Metric::Hamming, Metric::Jaccard] {
         all.push((format!("top_k::{metric}"), Box::new(move |device| bits(device, metric))));
     }
-    let others: [(&str, fn(&AnyDevice) -> Result<(), Failed>); 8] = [
+    let others: [(&str, Check); 8] = [
         ("whole_numbers_and_fractions", fractions),
         ("a_hair_beside_whole_numbers", hairs),
         ("no_queries_or_no_base", nothing),

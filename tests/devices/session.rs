@@ -12,14 +12,14 @@ use datafusion_neighbors::matrix::{Elements, Matrix, Real, Rows};
 use datafusion_neighbors::random::Random;
 use libtest_mimic::Failed;
 
-use crate::Test;
 use crate::kmeans::mixed_rows;
 use crate::support::lloyd::{exact_mean, lloyd, plus_plus, values_of};
 use crate::support::{Kind, Rng, matrix_f32, matrix_f64, oracle};
+use crate::{Check, Test};
 
 /// All trials.
 pub fn trials() -> Vec<(String, Test)> {
-    let all: [(&str, fn(&AnyDevice) -> Result<(), Failed>); 5] = [
+    let all: [(&str, Check); 5] = [
         ("seeds_by_definition", seeds),
         ("assignments_by_definition", assignments),
         ("sums_by_definition", sums),

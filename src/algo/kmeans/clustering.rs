@@ -1,4 +1,4 @@
-//! What k-means finds, and what it took.
+//! The result of k-means, and counters of its work.
 
 use std::ops::AddAssign;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::matrix::{ElementKind, Elements, Matrix, Rows};
 /// Rows in clusters.
 #[derive(Debug, Clone)]
 pub struct Clustering {
-    /// The cluster of every row: that of the nearest centroid, the lower number of equals.
+    /// The cluster of every row: that of the nearest centroid, ties going to the lower number.
     pub labels: Vec<u32>,
     /// The distance of every row to that centroid.
     pub distances: Distances,
@@ -20,14 +20,14 @@ pub struct Clustering {
     /// For each cluster, weight times squared distance (`l2`) or times distance (`cosine`) of its
     /// rows, added up in their order.
     pub inertias: Vec<f64>,
-    /// What it took.
+    /// Counters of the rounds.
     pub rounds: Rounds,
 }
 
-/// What the rounds took, for EXPLAIN ANALYZE.
+/// Counters of the rounds, for EXPLAIN ANALYZE.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rounds {
-    /// Rounds of the run that counts.
+    /// Rounds of the run that was kept.
     pub iterations: usize,
     /// Rows that changed their cluster in its last round.
     pub moved: usize,
@@ -35,12 +35,13 @@ pub struct Rounds {
     pub assigned: u64,
     /// The sum of all inertias.
     pub inertia: f64,
-    /// What the searches took.
+    /// Counters of the searches.
     pub work: Work,
 }
 
 impl AddAssign for Rounds {
-    /// Of clusterings side by side: the most rounds, the sum of everything else.
+    /// Combines clusterings computed side by side: the maximum of the rounds, the sum of everything
+    /// else.
     fn add_assign(&mut self, other: Self) {
         self.iterations = self.iterations.max(other.iterations);
         self.moved += other.moved;

@@ -1,4 +1,4 @@
-//! How many different rows there are.
+//! Counts distinct rows.
 
 use std::collections::HashSet;
 
@@ -6,11 +6,11 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
 
-/// Rows between two looks at whether anybody waits.
+/// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
 
-/// How many different rows of positive weight there are, counted up to `most`. Zeros of both signs
-/// are equal.
+/// The number of distinct rows of positive weight, counted up to `most`. Zeros of both signs are
+/// equal.
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).

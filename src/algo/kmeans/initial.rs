@@ -56,7 +56,7 @@ impl<T: Real> Input<'_, T> {
         Ok(values.to_vec())
     }
 
-    /// Different vectors of positive weight at random, of which there are enough.
+    /// Random distinct vectors of positive weight; there are enough of them.
     fn at_random(&self, mut random: Random) -> Vec<T> {
         let all = 0..self.rows.len() as u32;
         let mut left: Vec<u32> = all.filter(|row| self.weight(*row as usize) > 0.0).collect();

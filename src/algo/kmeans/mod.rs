@@ -2,11 +2,11 @@
 //! to the mean of its rows.
 //!
 //! The answer depends on the rows, their order and the parameters alone: rows are assigned by the
-//! exact search, which gives the same bits on every device, and means are taken of exact sums, which
-//! come out the same in whatever order they are added up. A round that moves few rows changes the
-//! sums by those rows only, without an error that builds up.
+//! exact search, which gives the same bits on every device, and means are computed from exact sums,
+//! which are the same in any order of summation. A round that moves few rows updates the sums by
+//! those rows only, without accumulating errors.
 //!
-//! Stopping, the tolerance and what becomes of empty clusters are those of scikit-learn's
+//! The stopping rule, the tolerance and the handling of empty clusters are those of scikit-learn's
 //! `KMeans(algorithm="lloyd")`; so is the greedy k-means++ (Arthur and Vassilvitskii 2007, with
 //! 2 + ⌊ln k⌋ candidates a step). k-means|| is Bahmani et al. 2012, with five rounds of 2 k
 //! candidates.
@@ -35,9 +35,10 @@ use crate::matrix::{ElementKind, Rows};
 /// centroids, prepared as well, if the parameters say so. Without rows, there are no clusters.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for parameters and weights that no rows could make valid,
-/// [`Error::Unsatisfiable`] if there are fewer distinct rows than clusters, or first centroids of
-/// another number or dimension; [`Error::Cancelled`]; [`Error::HostMemory`]; what the device says.
+/// [`Error::InvalidArgument`] for parameters and weights that could not be valid for any rows,
+/// [`Error::Unsatisfiable`] if there are fewer distinct rows than clusters, or if the number or
+/// dimension of the first centroids is wrong; [`Error::Cancelled`]; [`Error::HostMemory`]; the
+/// errors of the device.
 pub fn kmeans(
     device: &AnyDevice,
     rows: &Rows,
@@ -57,14 +58,14 @@ pub fn kmeans(
     found.next().ok_or_else(|| Error::InvalidArgument("kmeans: no runs".to_string()))
 }
 
-/// Divides each of many groups of consecutive rows into clusters by itself, as [`kmeans`] would, but
-/// into no more than it has distinct rows. A group without rows has no clusters.
+/// Divides each of many groups of consecutive rows into clusters by itself, as [`kmeans`] would,
+/// but into no more than it has distinct rows. A group without rows has no clusters.
 ///
-/// `ends` says where groups end; the first starts at 0, the last ends with the rows. What it took is
-/// shown with the first group.
+/// `ends` says where groups end; the first starts at 0, the last ends with the rows. The counters
+/// of all groups are returned with the first group.
 ///
 /// # Errors
-/// Those of [`kmeans`]; parameters may not ask for given centroids.
+/// Those of [`kmeans`]; `params.init` may not be [`Init::Given`].
 pub fn kmeans_groups(
     device: &AnyDevice,
     rows: &Rows,
@@ -85,7 +86,7 @@ struct Solve<'a> {
     weights: Option<&'a [f64]>,
     ends: &'a [usize],
     given: Option<&'a Rows>,
-    /// …, and whether there may be fewer clusters than that.
+    /// The parameters, and whether there may be fewer than `k` clusters.
     params: (&'a KMeansParams, bool),
     job: &'a Job,
 }
@@ -104,7 +105,7 @@ impl OnDevice for Solve<'_> {
     }
 }
 
-/// A weight from 0 for each row, and not all of them 0.
+/// Checks that there is a weight from 0 for each row, and that not all of them are 0.
 fn check_weights(weights: Option<&[f64]>, rows: usize) -> Result<()> {
     let Some(weights) = weights else { return Ok(()) };
     if weights.len() != rows {

@@ -1,24 +1,24 @@
-//! What is asked of k-means.
+//! The parameters of k-means.
 
 use crate::error::{Error, Result};
 use crate::metric::Metric;
 
-/// What is asked of [`kmeans`](super::kmeans).
+/// The parameters of [`kmeans`](super::kmeans).
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct KMeansParams {
     pub(crate) k: usize,
     pub(crate) metric: Metric,
-    /// Rounds at most.
+    /// The maximum number of rounds.
     pub max_iterations: usize,
     /// Rounds end when the squared distances that the centroids moved add up to at most this
     /// multiple of the mean variance of the dimensions.
     pub tolerance: f64,
-    /// Where the centroids start.
+    /// How the first centroids are chosen.
     pub init: Init,
-    /// How often to start; the run of least inertia counts, the earlier one of equals.
+    /// The number of runs; the one with the least inertia is kept, ties going to the earlier one.
     pub runs: usize,
-    /// Of everything drawn at random.
+    /// The seed of all random choices.
     pub seed: u64,
 }
 
@@ -38,7 +38,7 @@ pub enum Init {
 }
 
 impl Init {
-    /// What SQL calls the methods that need no table.
+    /// The SQL names of the methods that need no table.
     pub const NAMES: [(&'static str, Self); 3] =
         [("k-means++", Self::PlusPlus), ("k-means||", Self::Parallel), ("random", Self::Random)];
 }
@@ -80,7 +80,7 @@ impl KMeansParams {
     }
 
     /// # Errors
-    /// [`Error::InvalidArgument`] for numbers that no rows could make valid.
+    /// [`Error::InvalidArgument`] for numbers that could not be valid for any rows.
     pub(super) fn check(&self) -> Result<()> {
         if self.max_iterations == 0 || self.runs == 0 {
             let message = "kmeans: max_iterations and runs are counted from 1";
@@ -95,7 +95,7 @@ impl KMeansParams {
         Ok(())
     }
 
-    /// What is added up: its inertia is that of the metric.
+    /// The metric whose distances are summed to the inertia.
     pub(super) fn cost(&self) -> Metric {
         if self.metric == Metric::L2 { Metric::SqEuclidean } else { self.metric }
     }

@@ -1,4 +1,4 @@
-//! Problems on their way through runs and rounds, all in one session of a device.
+//! Takes problems through runs and rounds, all in one session of a device.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::matrix::{Matrix, Real, Rows};
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
 
-/// Where a run of a problem has come to.
+/// The progress of a problem's run.
 struct Progress {
     iterations: usize,
     moved: usize,
@@ -85,7 +85,7 @@ pub(super) fn best_runs<D: Device, T: Real>(
     Ok(found)
 }
 
-/// How many clusters some rows get, if they get any.
+/// The number of clusters that some rows get; 0 if they get none.
 fn clusters<T: Real>(
     input: KMeansInput<'_>,
     values: &[T],
@@ -152,8 +152,8 @@ fn lloyd<T: Real>(
 }
 
 impl<T: Real> Input<'_, T> {
-    /// Moves all centroids, those of empty clusters to rows that are far from theirs; whether they
-    /// moved no more than the tolerance.
+    /// Moves all centroids, those of empty clusters to rows far from their own centroids; returns
+    /// whether they moved no more than the tolerance.
     fn fill_empty_clusters(
         &self,
         problem: usize,
@@ -171,7 +171,7 @@ impl<T: Real> Input<'_, T> {
         Ok(shift <= self.tolerance)
     }
 
-    /// What a run has found.
+    /// The result of a run.
     fn clustering(
         &self,
         last: Assignment<T>,

@@ -1,7 +1,7 @@
-//! k-means by search: in every round all rows are queries, and the centroids are the base. Sums and
-//! means are the host's.
+//! k-means by search: in every round all rows are queries, and the centroids are the base. The host
+//! computes sums and means.
 //!
-//! Serves the CPU, and on other devices whatever they have no better way for.
+//! Serves the CPU, and other devices where they have no better method.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +20,7 @@ use crate::metric::Metric;
 use crate::parallel::{in_parallel, threads};
 use crate::random::Random;
 
-/// Operations of a round from which a problem uses all threads by itself.
+/// A problem with at least this many operations a round uses all threads by itself.
 pub const LARGE_PROBLEM: usize = 1 << 24;
 
 /// See the [module](self).
@@ -47,9 +47,9 @@ struct Problem<'a, T> {
 struct State<T> {
     centroids: Vec<T>,
     sums: ClusterSums,
-    /// The clusters that rows are in, if they are in any.
+    /// The clusters of the rows, if they are assigned to any.
     assignment: Option<Assignment<T>>,
-    /// Whether rows were assigned to these very centroids.
+    /// Whether rows were assigned to the current centroids.
     is_assigned: bool,
     _reserved: Reserved,
 }
@@ -68,7 +68,7 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
         Self { search, problems: problems.collect() }
     }
 
-    /// Puts a problem into the state that another session left it in.
+    /// Restores the state in which another session left a problem.
     ///
     /// # Errors
     /// As for [`KMeansSession::start`].
@@ -166,7 +166,7 @@ fn not_started() -> Error {
 }
 
 impl<D: Device> Search<D> {
-    /// The nearest of some vectors for every row, which may have been near one of them before.
+    /// The nearest of some vectors for every row; uses the row's previous nearest one, if it had one.
     fn nearest<T: Real>(
         &self,
         rows: &Rows,
@@ -209,7 +209,7 @@ impl<T: Real> Problem<'_, T> {
             Some(state) => state.sums.cleared(),
             None => ClusterSums::new(self.values(), self.weights, dim, k),
         };
-        // Labels and distances before and after a round, those of blocks before they are one, and
+        // Labels and distances before and after a round, those of blocks before they are joined, and
         // sums of each thread.
         let assignments = 3 * rows * (size_of::<u32>() + size_of::<T>());
         let sums_bytes = sums.bytes() * (2 + if self.is_large() { threads() } else { 0 });
@@ -248,8 +248,8 @@ impl<T: Real> Problem<'_, T> {
         Ok(RoundsRun { rounds: limit, moved, stop: StopReason::Limit })
     }
 
-    /// Moves centroids to the means of their rows, which had these labels before; how many rows have
-    /// another one, and why there is no further round, if there is none.
+    /// Moves centroids to the means of their rows. Given the rows' previous labels, returns how many
+    /// labels changed, and why rounds stop, if they do.
     fn update(
         &mut self,
         before: Option<&[u32]>,

@@ -9,10 +9,10 @@ use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::Metric;
 
-/// Rows between two looks at whether anybody waits.
+/// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
 
-/// Rows whose clusters have means.
+/// Rows whose clusters' means are computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Means<'a, T> {
     /// The rows, one after the other.
@@ -21,13 +21,13 @@ pub struct Means<'a, T> {
     pub dim: usize,
     /// The weight of each row, if they do not all weigh 1.
     pub weights: Option<&'a [f64]>,
-    /// What is added up. Centroids are prepared for it.
+    /// The metric whose distances are added up. Centroids are prepared for it.
     pub metric: Metric,
 }
 
 impl<T: Real> Means<'_, T> {
-    /// The mean of every cluster, each of which has rows that weigh something. `before` has the
-    /// centroids so far.
+    /// The mean of every cluster; each must have rows of positive weight. `before` has the previous
+    /// centroids.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
@@ -41,8 +41,8 @@ impl<T: Real> Means<'_, T> {
         Ok(self.centroids(sums, self.single_vectors(labels, sums.clusters(), job)?, before))
     }
 
-    /// The same, where clusters may be empty. An empty one takes the row that is farthest from its
-    /// own centroid, the earlier of equals, out of that row's cluster.
+    /// The same, where clusters may be empty. An empty cluster takes the row that is farthest from
+    /// its own centroid (ties go to the earlier row) out of that row's cluster.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
@@ -94,13 +94,13 @@ impl<T: Real> Means<'_, T> {
         centroids
     }
 
-    /// For each cluster of one vector, however often it is there, the first row that is it: its mean
-    /// is the vector, without rounding.
+    /// For each cluster whose rows are all the same vector, the first of them: the mean is the vector,
+    /// without rounding.
     ///
-    /// Nobody needs to look for them where means come out as the vector anyway: in float32, unless
+    /// The search is not needed where means come out as the vector anyway: in float32, unless
     /// directions are scaled to length 1 again. There the sum S of n rows x of weights w is Σ fl(w x),
     /// within 2⁻⁵³ of x Σ w; rounding S, Σ w and their quotient adds three times that. An error of 2⁻⁵¹
-    /// is far below 2⁻²⁶, the least that x would have to change by to be rounded to another float32.
+    /// is far below 2⁻²⁶, the smallest change of x that would round to another float32.
     fn single_vectors(&self, labels: &[u32], k: usize, job: &Job) -> Result<Vec<Option<usize>>> {
         let mut first = vec![None; k];
         if T::MANTISSA <= f32::MANTISSA_DIGITS && self.metric == Metric::SqEuclidean {

@@ -1,4 +1,4 @@
-//! Primitives made of other primitives, the same on every device: searches larger than a device's
+//! Primitives composed of other primitives, the same on every device: searches larger than a device's
 //! memory, and k-means by search.
 
 mod by_search;

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::{Real, Rows};
 
-/// k-means on the CPU, whatever device the rest is on.
+/// k-means on the CPU, whatever device the rest runs on.
 pub type KMeansOnHost<'a, T> = BySearch<'a, CpuDevice, T>;
 
 /// A session on the CPU.
@@ -20,7 +20,7 @@ pub fn host_session<T: Real>(
     BySearch::open(&CpuDevice::new().into(), input, problems)
 }
 
-/// The sums of clusters that have these rows, by their labels. `empty` has the sums of no rows.
+/// The cluster sums of these rows, by their labels. `empty` has the sums of no rows.
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).

@@ -1,9 +1,9 @@
-//! A search of any size, fed to a device piece by piece.
+//! A search of any size, sent to a device piece by piece.
 //!
-//! The base is put on the device once if it fits, and otherwise streamed through it in chunks for
-//! every block of queries, the next chunk on its way while the present one is compared. A block of
-//! queries keeps its lists on the device until it has met all of the base. When the device runs out
-//! of memory all the same, a base that stays there is dropped, and then the pieces are halved.
+//! The base is uploaded to the device once if it fits, and otherwise streamed through it in chunks for
+//! every block of queries; the next chunk is uploaded while the current one is compared. A block of
+//! queries keeps its lists on the device until it has been compared with all of the base. If the
+//! device still runs out of memory, a resident base is dropped first, and then the pieces are halved.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -26,7 +26,7 @@ pub struct StreamedSearch<D: SearchDevice> {
     resident: Mutex<Option<Arc<D::Rows>>>,
 }
 
-/// Fewer rows than this are never halved: the device is then out of memory for good.
+/// Fewer rows than this are never halved: the device is then definitely out of memory.
 const SMALLEST_PIECE: usize = 128;
 
 /// The queries of one call.
@@ -37,10 +37,10 @@ struct Asked<'a> {
 }
 
 impl<D: SearchDevice> StreamedSearch<D> {
-    /// Brings the base to the device, if it fits.
+    /// Uploads the base to the device, if it fits.
     ///
     /// # Errors
-    /// Whatever the device says, and [`Error::TooManyRows`].
+    /// Any error of the device, and [`Error::TooManyRows`].
     pub fn open(device: Arc<D>, base: Rows, metric: Metric, k: usize, job: &Job) -> Result<Self> {
         if u32::try_from(base.len()).is_err() {
             return Err(Error::TooManyRows { input: "base", rows: base.len() as u64 });
@@ -50,7 +50,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let Self { device, base, .. } = &search;
         if !base.is_empty() && base.len() <= device.capacity(&search.shape()).base {
             let rows = device.rows(base, metric);
-            // The nearest of all may be found without.
+            // The single nearest may be found without this layout.
             let prepared = if k == 1 { Ok(()) } else { device.prepare(&rows, RowUse::Base, job) };
             match prepared {
                 Ok(()) => *search.resident() = Some(Arc::new(rows)),
@@ -68,12 +68,12 @@ impl<D: SearchDevice> StreamedSearch<D> {
     /// The neighbours of the queries among the base.
     ///
     /// With `first`, the queries are base rows themselves, from this number on, and none is its own
-    /// neighbour. `near` has the number of a base row for each query that is probably near: the
-    /// answer is the same, and found sooner.
+    /// neighbour. `near` gives, for each query, the number of a base row that is probably near: the
+    /// answer is the same, but found sooner.
     ///
     /// # Errors
     /// [`Error::DimMismatch`], [`Error::Cancelled`], [`Error::DeviceMemory`] if not even the
-    /// smallest pieces fit, and whatever else the device says.
+    /// smallest pieces fit, and any other error of the device.
     pub fn search(
         &self,
         queries: &Rows,
@@ -172,7 +172,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
     }
 }
 
-/// Rows that are put on the device together.
+/// Numbers of rows that are uploaded together.
 #[derive(Clone, Copy)]
 struct Pieces {
     base: usize,
@@ -180,7 +180,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Half of what was just tried; `None` if that is too little to be of use.
+    /// Half the sizes just tried; `None` if that is too small to be of use.
     fn halved(self, tried_queries: usize, tried_base: usize) -> Option<Self> {
         let queries = self.queries.min(tried_queries);
         let base = self.base.min(tried_base);

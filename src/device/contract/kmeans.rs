@@ -1,7 +1,7 @@
-//! k-means: first centroids, Lloyd's rounds, and what they leave behind.
+//! k-means: initial centroids, Lloyd's rounds, and their results.
 //!
-//! A session holds rows, and any number of *problems*: ranges of them that get clusters of their
-//! own. Rows are uploaded once, however many runs and rounds follow.
+//! A session holds rows, and any number of *problems*: ranges of rows that are clustered separately.
+//! Rows are uploaded once, however many runs and rounds follow.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub trait KMeansDevice: SearchDevice {
     /// Makes rows ready for k-means.
     ///
     /// # Errors
-    /// [`HostMemory`](crate::Error::HostMemory), and what the device says. A lack of device memory
+    /// [`HostMemory`](crate::Error::HostMemory), and any error of the device. A lack of device memory
     /// is no error: rows are then sent again in every round.
     fn open_kmeans<'a, T: Real>(
         self: &Arc<Self>,
@@ -29,21 +29,21 @@ pub trait KMeansDevice: SearchDevice {
     ) -> Result<Box<dyn KMeansSession<T> + 'a>>;
 }
 
-/// Rows that are to be put into clusters.
+/// Rows to cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct KMeansInput<'a> {
     /// The rows of all problems, prepared for the metric.
     pub rows: &'a Rows,
-    /// For each of them, its weight, from 0; if all weigh 1, `None`.
+    /// For each row, its weight, at least 0; `None` if all weights are 1.
     pub weights: Option<&'a [f64]>,
-    /// What is added up: `sqeuclidean`, or `cosine`.
+    /// The metric whose distances are added up: `sqeuclidean`, or `cosine`.
     pub metric: Metric,
 }
 
-/// Rows that get clusters of their own, and what is known about them.
+/// Rows that are clustered by themselves, and their statistics.
 #[derive(Debug, Clone)]
 pub struct KMeansProblem {
-    /// Which of all rows they are.
+    /// Their range among all rows.
     pub rows: Range<usize>,
     /// Number of clusters.
     pub k: usize,
@@ -54,36 +54,36 @@ pub struct KMeansProblem {
     pub unit: f64,
     /// The mean of the rows.
     pub origin: Vec<f64>,
-    /// The largest difference of an element from its own of `origin`.
+    /// The largest difference of an element from the same element of `origin`.
     pub farthest: f64,
     /// The largest magnitude of an element.
     pub largest: f64,
 }
 
-/// k-means under way. Elements are of the rows' type, `T`; problems have the numbers of the list
-/// that the session was opened with.
+/// A k-means run in progress. Elements are of the rows' type, `T`; problems are numbered as in the
+/// list that the session was opened with.
 ///
-/// Everything has the same bits on every device.
+/// All results have the same bits on every device.
 pub trait KMeansSession<T>: Send + Sync {
-    /// First centroids by greedy k-means++ (Arthur and Vassilvitskii 2007): rows are drawn with a
-    /// probability proportional to weight times distance from the nearest one chosen so far, 2 +
-    /// ⌊ln k⌋ of them at a time, of which the one counts that leaves the smallest sum of those, the
-    /// first of equals. What is summed over rows is added up in blocks of 1,024 of them, and then
-    /// over blocks. One list of centroids for each problem of the call.
+    /// Initial centroids by greedy k-means++ (Arthur and Vassilvitskii 2007): 2 + ⌊ln k⌋ candidate
+    /// rows at a time are drawn with a probability proportional to weight times distance from the
+    /// nearest row chosen so far; the candidate that leaves the smallest sum of these products is
+    /// chosen, the first in case of a tie. Sums over rows are formed in blocks of 1,024 rows, and then
+    /// over blocks. Returns one list of centroids for each problem of the call.
     ///
     /// # Errors
-    /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory), and what
-    /// the device says; so for the others.
+    /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory), and any
+    /// error of the device; so for the others.
     fn seed(&self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>>;
 
-    /// The nearest of these vectors, any number of them, for every row of a problem. Changes
-    /// nothing.
+    /// The nearest of these vectors, any number of them, for every row of a problem. Does not change
+    /// the session.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
     fn assign_to(&self, problem: usize, centroids: &[T], job: &Job) -> Result<Assignment<T>>;
 
-    /// Sets the centroids of a problem. No row is in a cluster.
+    /// Sets the centroids of a problem. Afterwards no row is in a cluster.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
@@ -95,12 +95,12 @@ pub trait KMeansSession<T>: Send + Sync {
     /// See [`seed`](Self::seed).
     fn resume_from(&mut self, problem: usize, centroids: Vec<T>) -> Result<()>;
 
-    /// Lloyd's rounds for some problems, at most as many as it says beside each: assign every row
-    /// to its nearest centroid, the first of equals; move every centroid to the mean of its rows;
-    /// stop as [`stop_reason`] says. One result for each problem of the call.
+    /// Runs Lloyd's rounds for some problems, at most the number given with each: assign every row to
+    /// its nearest centroid, the first in case of a tie; move every centroid to the mean of its rows;
+    /// stop as [`stop_reason`] says. Returns one result for each problem of the call.
     ///
-    /// A problem whose rounds an empty cluster stopped may be resumed; any other is done, and is only
-    /// asked for what it found, or started again.
+    /// A problem whose rounds were stopped by an empty cluster may be resumed; any other is done: only
+    /// its results may be asked for, or it is started again.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
@@ -112,8 +112,8 @@ pub trait KMeansSession<T>: Send + Sync {
     /// See [`seed`](Self::seed).
     fn assign(&mut self, problem: usize, job: &Job) -> Result<()>;
 
-    /// The cluster of every row of a problem, with its distance from the centroid it was put there
-    /// for. The session may forget them.
+    /// The cluster of every row of a problem, with its distance from the centroid that it was
+    /// assigned to. The session may forget them.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
@@ -131,7 +131,7 @@ pub trait KMeansSession<T>: Send + Sync {
     /// See [`seed`](Self::seed).
     fn sums(&mut self, problem: usize, job: &Job) -> Result<ClusterSums>;
 
-    /// What it took since the last time somebody asked.
+    /// The work done since the last call.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
@@ -143,11 +143,11 @@ pub trait KMeansSession<T>: Send + Sync {
 pub struct Assignment<T> {
     /// Its number.
     pub labels: Vec<u32>,
-    /// Its distance, by the metric that is added up.
+    /// Its distance, in the metric whose distances are added up.
     pub costs: Vec<T>,
 }
 
-/// Some rounds.
+/// The outcome of some rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundsRun {
     /// How many.
@@ -161,18 +161,18 @@ pub struct RoundsRun {
 /// Why rounds stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
-    /// There were as many as asked for.
+    /// The limit on rounds was reached.
     Limit,
     /// No row moved.
     Stable,
     /// Centroids moved no more than the tolerance.
     Converged,
-    /// After the last round's assignment a cluster has no row that weighs anything. Rows are in
-    /// their new clusters; centroids are those before the round.
+    /// After the last round's assignment a cluster has no row of positive weight. Rows are in their
+    /// new clusters; centroids are those before the round.
     EmptyCluster,
 }
 
-/// Why rounds stop after one in which this many rows moved, if they do. `shift` is asked only where
+/// Why rounds stop after one in which this many rows moved, if they do. `shift` is called only where
 /// it decides.
 pub fn stop_reason(
     moved: usize,
@@ -191,9 +191,9 @@ pub fn stop_reason(
     }
 }
 
-/// The squared distances that centroids moved, added up: in each centroid and then over all of them
-/// by 32 sums that take turns, added up in pairs. Coordinates are multiplied by a power of two first,
-/// so that squares of float64 do not overflow.
+/// The sum of the squared distances that centroids moved. Within each centroid, and then over all of
+/// them, terms go round-robin to 32 partial sums, which are added pairwise. Coordinates are multiplied
+/// by a power of two first, so that squares of float64 do not overflow.
 pub fn centroid_shift<T: Real>(before: &[T], after: &[T], dim: usize, unit: f64) -> f64 {
     let pairs = before.chunks_exact(dim.max(1)).zip(after.chunks_exact(dim.max(1)));
     add_in_turns(pairs.map(|(before, after)| {
@@ -211,7 +211,7 @@ fn add_in_turns(values: impl Iterator<Item = f64>) -> f64 {
     sums[0]
 }
 
-/// Whether no squared distance overflows float32 between vectors of elements up to `largest`: sums
+/// Whether squared distances between vectors of elements up to `largest` never overflow float32: sums
 /// stay below half of the largest number, which leaves room for their rounding.
 pub fn squares_are_finite(dim: usize, largest: f64) -> bool {
     dim as f64 * (2.0 * largest).powi(2) < f64::from(f32::MAX) / 2.0

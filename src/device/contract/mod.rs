@@ -1,7 +1,7 @@
-//! What devices do: one contract for each family of functions.
+//! The contracts of devices: one for each family of functions.
 //!
-//! Each primitive is one sentence of mathematics, which every device keeps, bit by bit. Nothing here
-//! knows of a device.
+//! Each primitive is one sentence of mathematics, which every device implements bit by bit. Nothing
+//! here depends on a device.
 
 mod kmeans;
 mod search;
@@ -17,15 +17,15 @@ pub use search::{
     Candidates, Capacity, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape,
 };
 
-/// What a computation took, for EXPLAIN ANALYZE.
+/// The work done by a computation, for EXPLAIN ANALYZE.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Work {
     /// Pairs of rows whose sum was computed, or bounded by one product.
     pub pairs: u64,
     /// Pairs computed a second time in the exact order, because a product could not decide.
     pub rechecked: u64,
-    /// Query rows that were looked at again: in a search, because their candidates overflowed; in
-    /// Lloyd's rounds, because products left open which centroid is the nearest.
+    /// Query rows that were processed again: in a search, because their candidates overflowed; in
+    /// Lloyd's rounds, because products did not decide which centroid is the nearest.
     pub redone: u64,
     /// Bytes sent to the device.
     pub bytes_sent: u64,

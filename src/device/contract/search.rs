@@ -11,25 +11,25 @@ use super::Work;
 
 /// The primitives of searches.
 ///
-/// Rows live on the device between primitives, in whatever layouts suit their uses; each is made when
-/// it is first needed. A primitive may return before the device has finished, except the ones that
-/// return values to the host.
+/// Rows stay on the device between primitives, in the layouts that suit their uses; each layout is
+/// made when it is first needed. A primitive may return before the device has finished, except those
+/// that return values to the host.
 pub trait SearchDevice: Send + Sync + 'static {
     /// Rows on the device.
     type Rows: Send + Sync;
     /// The neighbours found so far, one list per query.
     type Lists: Send;
 
-    /// How much fits at a time.
+    /// How many rows fit at a time.
     fn capacity(&self, shape: &Shape) -> Capacity;
 
-    /// Rows, prepared for the metric, that are to be searched. Nothing is sent or laid out yet.
+    /// Wraps rows, prepared for the metric, for searching. Nothing is sent or laid out yet.
     fn rows(&self, rows: &Rows, metric: Metric) -> Self::Rows;
 
-    /// Some of these rows as rows of their own. What is on the device is not sent again.
+    /// Some of these rows as rows of their own. Data already on the device is not sent again.
     fn slice(&self, rows: &Self::Rows, range: Range<usize>) -> Self::Rows;
 
-    /// Makes the layout that a use needs, unless it is there. Primitives that need it do so, too.
+    /// Makes the layout that a use needs, unless it exists. Primitives that need it do so, too.
     ///
     /// # Errors
     /// [`DeviceMemory`](crate::Error::DeviceMemory) or [`HostMemory`](crate::Error::HostMemory) if
@@ -46,11 +46,11 @@ pub trait SearchDevice: Send + Sync + 'static {
     /// `(distance, number of the base row)` among its entries before and all pairs of its query
     /// with `base`, ascending. Distances are those of [`crate::metric`], bit by bit.
     ///
-    /// Both sides have one metric. All base rows of the calls on one set of lists have
+    /// Both sides have the same metric. All base rows of the calls on one set of lists have
     /// distinct numbers; the calls may come in any order.
     ///
     /// # Errors
-    /// [`Cancelled`](crate::Error::Cancelled) if nobody waits any more; the lists are then useless.
+    /// [`Cancelled`](crate::Error::Cancelled) if the job is cancelled; the lists are then useless.
     fn top_k(
         &self,
         queries: &Self::Rows,
@@ -60,14 +60,14 @@ pub trait SearchDevice: Send + Sync + 'static {
         job: &Job,
     ) -> Result<()>;
 
-    /// Brings the lists to the host.
+    /// Copies the lists to the host.
     ///
     /// # Errors
-    /// [`Cancelled`](crate::Error::Cancelled), and whatever went wrong in the primitives before that
-    /// returned early.
+    /// [`Cancelled`](crate::Error::Cancelled), and errors of earlier primitives that returned before
+    /// the device had finished.
     fn download(&self, lists: Self::Lists, job: &Job) -> Result<Neighbors>;
 
-    /// The nearest base row of every query: `top_k` of 1, with nothing before.
+    /// The nearest base row of every query: `top_k` of 1, with empty lists.
     ///
     /// # Errors
     /// Those of [`new_lists`](Self::new_lists), [`top_k`](Self::top_k) and
@@ -88,8 +88,8 @@ pub trait SearchDevice: Send + Sync + 'static {
     /// candidates. Distances are those of [`crate::metric`], bit by bit.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) if the candidates are not those of so many
-    /// queries, or are not among the base; [`Cancelled`](crate::Error::Cancelled);
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) if the candidates are not those of this
+    /// number of queries, or are not among the base; [`Cancelled`](crate::Error::Cancelled);
     /// [`DeviceMemory`](crate::Error::DeviceMemory).
     fn among(
         &self,
@@ -100,7 +100,7 @@ pub trait SearchDevice: Send + Sync + 'static {
     ) -> Result<Distances>;
 }
 
-/// What rows are laid out for.
+/// The use that rows are laid out for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowUse {
     /// To be the base of a `top_k`.
@@ -111,7 +111,7 @@ pub enum RowUse {
     Gather,
 }
 
-/// For each query, base rows that it is to be compared with, any number of them.
+/// For each query, the base rows to compare it with, any number of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidates<'a> {
     starts: &'a [usize],
@@ -161,7 +161,8 @@ impl<'a> Candidates<'a> {
     }
 
     /// # Errors
-    /// [`Error::InvalidArgument`] if these are not candidates for so many queries in so large a base.
+    /// [`Error::InvalidArgument`] unless these are candidates for this many queries in a base of this
+    /// size.
     pub fn check(&self, queries: usize, base: usize) -> Result<()> {
         if self.starts.len() != queries + 1 {
             let found = self.starts.len() - 1;
@@ -183,11 +184,11 @@ impl<'a> Candidates<'a> {
 pub struct Pairing<'a> {
     /// Number of the first base row; the others follow.
     pub first_base: u32,
-    /// In a join of rows with themselves, the number of the first query row: a query is never
-    /// paired with the base row of its own number.
+    /// In a self-join, the number of the first query row: a query is never paired with the base row
+    /// of its own number.
     pub first_query: Option<u32>,
     /// For each query, the number of a base row that is probably near. A device may use it to rule
-    /// others out; the answer is the same.
+    /// out others; the answer is the same.
     pub near: Option<&'a [u32]>,
 }
 
@@ -220,7 +221,7 @@ pub struct Neighbors {
     pub rows: Vec<u32>,
     /// Their distances.
     pub distances: Distances,
-    /// What it took.
+    /// The work it took.
     pub work: Work,
 }
 

@@ -1,4 +1,4 @@
-//! The CPU: every core through rayon, every lane through SIMD chosen at run time.
+//! The CPU: all cores through rayon, SIMD chosen at run time.
 //!
 //! | module | job |
 //! |---|---|

@@ -22,7 +22,7 @@ impl CudaDevice {
     /// 32 MiB of pinned host memory, once per process.
     ///
     /// # Errors
-    /// Says why it cannot be had.
+    /// Says why the GPU cannot be used.
     pub(in crate::device) fn open(ordinal: usize, memory: u64) -> Result<Arc<Self>, String> {
         let found = count()?;
         if ordinal >= found {
@@ -57,7 +57,7 @@ pub(in crate::device) fn list() -> Vec<DeviceInfo> {
     (0..count).filter_map(|i| Some(gpu::info(i, &sys::properties(i).ok()?))).collect()
 }
 
-/// Why there is no GPU to use, if there is none; for people.
+/// Why there is no usable GPU, if there is none, as a message for users.
 pub(in crate::device) fn why_none() -> Option<String> {
     count().err()
 }

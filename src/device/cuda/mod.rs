@@ -1,13 +1,13 @@
-//! NVIDIA GPUs, found at run time: nothing of CUDA is needed to build or to start.
+//! NVIDIA GPUs, found at run time: CUDA is not needed to build or to start.
 //!
-//! Kernels (`kernels/`) are compiled for the GPU at hand and kept on disk. From the outside in:
+//! Kernels (`kernels/`) are compiled for the GPU at hand and cached on disk. From the outside in:
 //!
 //! | module | job |
 //! |---|---|
 //! | `handle` | which GPU, and how much of its memory |
 //! | `search` | rows and their layouts, lists, passes of launches, chosen pairs |
 //! | `kmeans` | sessions of k-means: rows that stay on the GPU, many groups in one launch |
-//! | `driver` | what a process keeps per GPU: buffers under a budget, uploads beside running kernels, kernels from source and on disk |
+//! | `driver` | per-GPU state of a process: buffers under a budget, uploads beside running kernels, kernels from source and on disk |
 //!
 //! Unsafe code is in the `launch` modules, one for each family, and in `driver::sys`.
 

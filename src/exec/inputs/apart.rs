@@ -1,5 +1,5 @@
-//! Operators that may work on each partition of a concatenation by itself: what they put out for one
-//! after the other is what they put out for all rows, bit by bit and in the same order.
+//! Operators that may work on each partition of a concatenation separately: their outputs,
+//! concatenated, equal the output for all rows, bit for bit and in the same order.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 
 use super::in_turn::InTurnExec;
 
-/// Whether a join, which has all rows of its left side in memory, goes through the right side row
-/// by row.
+/// Whether a join, which has all rows of its left side in memory, processes the right side row by
+/// row.
 ///
 /// One that keeps rows of the left side for the end does not, and neither does an outer join: it
 /// puts rows without a partner behind the others of their batch.
@@ -39,15 +39,15 @@ pub(super) fn start_together(plan: &Arc<dyn ExecutionPlan>) -> bool {
         let below = !found && !plan.is::<InTurnExec>();
         Ok(if below { TreeNodeRecursion::Continue } else { TreeNodeRecursion::Jump })
     };
-    // Looking cannot fail.
+    // This closure never fails.
     plan.apply(look).is_ok() && found
 }
 
-/// An aggregate of all rows of these partitions from aggregates of each. `None` if that may change a
-/// number, or the order of groups.
+/// Plans an aggregate of all rows of these partitions from partial aggregates of each. `None` if
+/// that might change a number, or the order of groups.
 ///
-/// Groups come in the order of their first rows. That holds for one plain key: groups of several
-/// keys, or of lists, with the same hash come in an order that depends on batches.
+/// Groups come in the order of their first rows. That holds for one plain key only: groups of
+/// several keys, or of lists, with the same hash come in an order that depends on batches.
 pub(super) fn in_two_steps(
     aggregate: &AggregateExec,
     partitions: Arc<dyn ExecutionPlan>,
@@ -83,13 +83,13 @@ fn is_plain_key(key: &DataType) -> bool {
     key.is_primitive() || bytes || *key == Boolean
 }
 
-/// Whether a function is the least or largest of floats, which depends on zeros and NaN.
+/// Whether a function is the minimum or maximum of floats, which depends on zeros and NaN.
 pub(super) fn is_end_of_floats(function: &AggregateFunctionExpr) -> bool {
     let of = function.fun().inner();
     (of.is::<Min>() || of.is::<Max>()) && function.field().data_type().is_floating()
 }
 
-/// Whether a function of parts gives the same, bit by bit, wherever rows are divided.
+/// Whether aggregating in parts gives the same result, bit for bit, wherever the rows are split.
 fn is_exact(function: &AggregateFunctionExpr) -> bool {
     let of = function.fun().inner();
     let numbers = function.field().data_type().clone();

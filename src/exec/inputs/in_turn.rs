@@ -4,14 +4,14 @@
 //! InTurnExec: partitions=4, batch_rows=8192
 //! ```
 //!
-//! Partitions are read at the same time, and handed on in their order. What comes ahead of its turn
-//! waits: at most [`AHEAD_BYTES`], or a sixteenth of the session's pool, and [`AHEAD_BATCHES`] for
-//! each partition, all of it reserved. Beyond that, every partition keeps one batch, as any operator
-//! does. Below a limit, one partition is read at first, and then twice as many each time one has not
-//! been enough.
+//! Partitions are read concurrently, and passed on in their order. Batches that arrive before their
+//! turn are buffered: at most [`AHEAD_BYTES`], or a sixteenth of the session's pool, and
+//! [`AHEAD_BATCHES`] for each partition, all of it reserved. Beyond that, every partition keeps one
+//! batch, as any operator does. Below a limit, one partition is read at first, and then twice as
+//! many each time that was not enough.
 //!
-//! Batches are cut to [`BATCH_ROWS`], so that operators which go batch by batch do not see where files
-//! and partitions end.
+//! Batches are cut to [`BATCH_ROWS`], so that operators that work batch by batch do not see where
+//! files and partitions end.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -51,29 +51,29 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use super::settings::BATCH_ROWS;
 use crate::exec::collect::join_error;
 
-/// Bytes that all partitions of one operator may be ahead of their turns.
+/// The most bytes that all partitions of one operator may buffer ahead of their turns.
 const AHEAD_BYTES: usize = 256 << 20;
 
-/// Batches that one partition may be ahead of its turn.
+/// The most batches that one partition may buffer ahead of its turn.
 const AHEAD_BATCHES: usize = 64;
 
-/// See the [module](self).
+/// All rows of its input's partitions, one partition after the other, in batches of equal size.
 #[derive(Debug, Clone)]
 pub struct InTurnExec {
     input: Arc<dyn ExecutionPlan>,
     fetch: Option<usize>,
-    /// Whether it tells of the order of its one partition.
+    /// Whether it declares the order of its one partition.
     tells: bool,
-    /// Whether rows below have been counted, so that no filter may take some before.
+    /// Whether rows were selected by position below, so that no filter may remove any earlier.
     counted: bool,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl InTurnExec {
-    /// All rows of `input`, at most `fetch` of them. `tells`: the order that `input` declares for its
-    /// one partition stays declared. `counted`: rows have been taken by their place below, so that no
-    /// filter may take some before.
+    /// All rows of `input`, at most `fetch` of them. `tells`: the order that `input` declares for
+    /// its one partition stays declared. `counted`: rows were selected by position below, so that
+    /// no filter may remove any earlier.
     pub fn from_parts(
         input: Arc<dyn ExecutionPlan>,
         fetch: Option<usize>,
@@ -88,7 +88,7 @@ impl InTurnExec {
         self.tells
     }
 
-    /// Whether rows have been taken by their place below.
+    /// Whether rows were selected by position below.
     pub fn counted(&self) -> bool {
         self.counted
     }
@@ -101,7 +101,7 @@ impl InTurnExec {
         Arc::new(Self::plain(input, fetch, tells))
     }
 
-    /// The rows that an operator has taken by their place.
+    /// The rows that an operator has selected by position.
     pub(super) fn over_counted(input: Arc<dyn ExecutionPlan>) -> Arc<Self> {
         Arc::new(Self { counted: true, ..Self::plain(input, None, false) })
     }
@@ -122,13 +122,13 @@ impl InTurnExec {
         Self { input, fetch, tells, counted: false, properties, metrics }
     }
 
-    /// All rows of a plan, whose declared order is forgotten.
+    /// All rows of a plan, without its declared order.
     pub(super) fn over(input: Arc<dyn ExecutionPlan>) -> Arc<Self> {
         Self::new(input, None, false)
     }
 
-    /// The rows of a plan in batches of equal size. Operators choose how to work by the order they
-    /// are told, so one partition's stays declared.
+    /// The rows of a plan in batches of equal size. Operators choose their algorithm by the
+    /// declared order, so that of a single partition stays declared.
     pub(super) fn recut(input: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
         match input.output_partitioning().partition_count() {
             1 => Self::new(input, None, true),
@@ -136,7 +136,7 @@ impl InTurnExec {
         }
     }
 
-    /// What is put in turn.
+    /// The plan whose partitions are taken in turn.
     pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
         &self.input
     }
@@ -236,7 +236,7 @@ impl ExecutionPlan for InTurnExec {
         &self,
         projection: &ProjectionExec,
     ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
-        // What comes back may hold what the projection stands on.
+        // The returned plan may contain the projection's input, so that is replaced by ours.
         let projection =
             ProjectionExec::try_new(projection.expr().iter().cloned(), self.input.clone())?;
         let input = self.input.try_swapping_with_projection(&projection)?;
@@ -249,7 +249,7 @@ impl ExecutionPlan for InTurnExec {
         filters: Vec<Arc<dyn PhysicalExpr>>,
         _config: &ConfigOptions,
     ) -> Result<FilterDescription> {
-        // The first rows are counted before a filter takes some.
+        // The first rows are counted before a filter removes any.
         if self.counted || self.fetch.is_some() {
             return Ok(FilterDescription::all_unsupported(&filters, &self.children()));
         }
@@ -311,9 +311,9 @@ struct Cut {
     rows: BoxStream<'static, Result<RecordBatch>>,
     /// How many rows are still to be taken.
     left: usize,
-    /// What is left of a large batch.
+    /// The rest of a large batch.
     rest: Option<RecordBatch>,
-    /// Copies of small batches, and what is reserved for them.
+    /// Copies of small batches, and their reservation.
     coalescer: BatchCoalescer,
     memory: MemoryReservation,
     ended: bool,
@@ -355,7 +355,7 @@ impl Cut {
         }
     }
 
-    /// A batch without the rows that are not wanted any more.
+    /// Truncates a batch to the rows still to be taken.
     fn counted(&mut self, batch: RecordBatch) -> RecordBatch {
         let rows = batch.num_rows().min(self.left);
         self.left -= rows;
@@ -392,9 +392,9 @@ struct Ahead {
     waiting: std::ops::Range<usize>,
     /// Those that have, the first in front.
     running: VecDeque<Running>,
-    /// As many may be read as have places here.
+    /// One permit for each partition that may be read.
     places: Arc<Semaphore>,
-    /// How many more places there are to be if the first partitions are not enough.
+    /// How many permits to add if the first partitions are not enough.
     growth: usize,
     memory: Arc<MemoryReservation>,
     bytes: Arc<Semaphore>,
@@ -441,7 +441,7 @@ impl Ahead {
             let received = if self.waiting.is_empty() {
                 receiver.recv().await
             } else {
-                // Places become free while nobody asks for rows of those partitions.
+                // Permits become free while nobody asks for rows of those partitions.
                 let free = std::pin::pin!(self.places.acquire());
                 match select(std::pin::pin!(receiver.recv()), free).await {
                     Either::Left((received, _)) => received,
@@ -453,7 +453,7 @@ impl Ahead {
                 return Some(batch);
             }
             if let Some((_, task)) = self.running.pop_front()
-                // A panic in the task goes on here.
+                // Resumes a panic of the task.
                 && let Err(error) = task.join_unwind().await
             {
                 return Some(Err(join_error(error)));

@@ -42,14 +42,14 @@ pub struct InputExec {
     properties: Arc<PlanProperties>,
     /// Whether it has run, so that there are metrics to show.
     ran: AtomicBool,
-    /// How far below the root it stands, for those who look at it.
+    /// Its depth below the root, for display.
     depth: AtomicUsize,
 }
 
 impl InputExec {
     /// The input that this plan reads.
     pub fn new(plan: Arc<dyn ExecutionPlan>) -> Self {
-        // Our operators take partitions in turn themselves, one after the other.
+        // Our operators themselves take partitions one after the other.
         let plan = match plan.downcast_ref::<InTurnExec>() {
             Some(turn) if turn.fetch().is_none() && !start_together(turn.input()) => {
                 turn.input().clone()
@@ -57,7 +57,7 @@ impl InputExec {
             _ => plan,
         };
         tell(&plan, 0);
-        // Sources inside give way to other tasks already.
+        // Sources inside already yield to other tasks.
         let properties = PlanProperties::clone(plan.properties())
             .with_scheduling_type(SchedulingType::Cooperative);
         Self {
@@ -73,7 +73,7 @@ impl InputExec {
         &self.plan
     }
 
-    /// The operator whose line is the last.
+    /// The operator whose line is shown last.
     fn last(&self) -> &Arc<dyn ExecutionPlan> {
         let mut last = &self.plan;
         while let Some(child) = last.children().pop() {
@@ -82,7 +82,7 @@ impl InputExec {
         last
     }
 
-    /// The names of what is inside, with their depths.
+    /// The names of the operators inside, with their depths.
     fn names(plan: &dyn ExecutionPlan, depth: usize, names: &mut Vec<(usize, String)>) {
         names.push((depth, plan.name().trim_end_matches("Exec").to_string()));
         plan.children().into_iter().for_each(|child| Self::names(child.as_ref(), depth + 1, names));
@@ -107,7 +107,7 @@ impl DisplayAs for InputExec {
             false => DisplayableExecutionPlan::new(self.plan.as_ref()),
         };
         let shown = shown.indent(matches!(format, DisplayFormatType::Verbose)).to_string();
-        // Whoever shows this puts our metrics at the end, which are those of the last operator.
+        // The display appends our metrics, which are those of the last operator.
         let shown = match shown.rfind(", metrics=[").filter(|_| ran) {
             Some(end) => &shown[..end],
             None => shown.trim_end(),
@@ -152,13 +152,13 @@ impl ExecutionPlan for InputExec {
         Ok(Arc::new(Self::new(self.plan.clone().transform_up(reset).data()?)))
     }
 
-    /// For the recursive term of a query: what it reads is inside.
+    /// Passes the state inside: the recursive term of a query reads its source there.
     fn with_new_state(&self, state: Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn ExecutionPlan>> {
         let give = |plan: Arc<dyn ExecutionPlan>| match plan.with_new_state(state.clone()) {
             Some(given) => Ok(Transformed::yes(given)),
             None => Ok(Transformed::no(plan)),
         };
-        // Giving cannot fail.
+        // This closure never fails.
         let given = self.plan.clone().transform_down(give).ok()?;
         given.transformed.then(|| Arc::new(Self::new(given.data)) as Arc<dyn ExecutionPlan>)
     }
@@ -178,7 +178,7 @@ impl ExecutionPlan for InputExec {
         StatisticsContext::new().compute(self.plan.as_ref(), args)
     }
 
-    /// Those of the operator whose line is shown last.
+    /// The metrics of the operator whose line is shown last.
     fn metrics(&self) -> Option<MetricsSet> {
         self.last().metrics()
     }
@@ -203,8 +203,8 @@ impl ExecutionPlan for InputExec {
     }
 }
 
-/// A rule that changes nothing: it tells inputs how deep they stand, so that EXPLAIN shows what is
-/// inside them below them.
+/// A rule that changes nothing: it tells inputs their depth, so that EXPLAIN shows their plans
+/// below them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShowInputs;
 

@@ -1,15 +1,16 @@
 //! Inputs planned and run as for one thread: their rows come in one order, whatever the session.
 //!
-//! DataFusion treats the rows of a relation as a bag: what comes first depends on the number of
-//! partitions, on the sizes of files and on timing. Ties, seeds and labels of our operators go by
-//! position, so an input is planned by itself, on a session of one partition, between two rules:
+//! DataFusion treats the rows of a relation as a bag: their order depends on the number of
+//! partitions, on the sizes of files and on timing. Ties, seeds and labels of our operators depend
+//! on positions, so an input is planned by itself, on a session of one partition, between two
+//! rules:
 //!
 //! - [`Isolate`](rules::Isolate) puts an [`InTurnExec`](in_turn::InTurnExec) over every source,
-//!   union and limit, so that nothing above knows of partitions or of declared orders, or takes
-//!   rows that a limit counts;
+//!   union and limit, so that nothing above sees partitions or declared orders, or removes rows
+//!   that a limit counts;
 //! - [`Finish`](rules::Finish) re-cuts batches below every operator that is not row-local, makes
-//!   sorts stable, reads files by consecutive ranges at the same time, and replaces what is left of
-//!   gathering by arrival.
+//!   sorts stable, reads files concurrently by consecutive ranges, and replaces the remaining
+//!   operators that gather partitions by arrival.
 //!
 //! The result is an [`InputExec`], a leaf, so that no outer rule can touch it.
 
@@ -72,7 +73,8 @@ pub(crate) fn check_bounded(name: &str, input: &Arc<dyn ExecutionPlan>) -> Resul
     Ok(())
 }
 
-/// A limit handed to a table lets it leave out whole files, in the order they were listed.
+/// Removes limits passed to tables: they let a table skip whole files, in the order they were
+/// listed.
 fn unlimited(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     Ok(match plan {
         LogicalPlan::TableScan(scan) if scan.fetch.is_some() => {
@@ -82,7 +84,7 @@ fn unlimited(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     })
 }
 
-/// The same session for one partition. What the user may set of the optimizer does not count.
+/// The same session for one partition. The user's optimizer settings are ignored.
 fn one_thread(state: &SessionState) -> SessionState {
     let mut config = state.config().clone().with_extension(Arc::new(OneThread));
     let threads = config.target_partitions();
@@ -91,9 +93,9 @@ fn one_thread(state: &SessionState) -> SessionState {
     options.optimizer = ConfigOptions::new().optimizer;
     // Statistics say which side of a join is smaller, and depend on files and settings.
     options.optimizer.join_reordering = false;
-    // When a filter that grows reaches a scan depends on time.
+    // When a dynamic filter reaches a scan depends on timing.
     options.optimizer.enable_topk_dynamic_filter_pushdown = false;
-    // It prefers later groups among equals.
+    // It prefers the later of equal groups.
     options.optimizer.enable_topk_aggregation = false;
     let config = fix_execution(config);
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![Arc::new(Isolate)];
@@ -102,7 +104,7 @@ fn one_thread(state: &SessionState) -> SessionState {
         EndsOfRows::INSTEAD_OF => Arc::new(EndsOfRows(rule)),
         _ => rule,
     }));
-    // Each sort sets memory aside before it begins.
+    // Each sort reserves memory before it begins.
     let sorters = match state.runtime_env().memory_pool.memory_limit() {
         MemoryLimit::Finite(limit) => {
             limit / 4 / config.options().execution.sort_spill_reservation_bytes.max(1)

@@ -1,5 +1,5 @@
-//! Sorts that keep the order of equal rows: DataFusion's do not, so that rows get a number before and
-//! are sorted by it last.
+//! Stable sorts: DataFusion's are not stable, so rows are numbered first, and the number is the
+//! last sort key.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,8 +26,7 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 
-/// The same sort of an input, where equal rows stay in their order. Partitions are sorted at the same
-/// time and then merged.
+/// The same sort of an input, made stable. Partitions are sorted concurrently and then merged.
 pub(super) fn stable(
     sort: &SortExec,
     input: Arc<dyn ExecutionPlan>,

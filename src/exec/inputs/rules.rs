@@ -1,4 +1,4 @@
-//! The rules around DataFusion's own when an input is planned.
+//! The optimizer rules before and after DataFusion's own when an input is planned.
 
 use std::sync::Arc;
 
@@ -29,8 +29,8 @@ use super::in_turn::InTurnExec;
 use super::leaf::InputExec;
 use super::numbered::stable;
 
-/// First: one partition over each source and union, limits that stay where they are, and joins whose
-/// sides go by the query alone.
+/// First: one partition over each source and union, limits that stay where they are, and joins
+/// whose sides depend on the query alone.
 #[derive(Debug)]
 pub(super) struct Isolate;
 
@@ -67,9 +67,9 @@ impl PhysicalOptimizerRule for Isolate {
     }
 }
 
-/// Whether an operator leaves out rows by their place. DataFusion sorts below it if somebody wants
-/// rows in another order, and takes one sort with a limit and one above together: all right where
-/// any rows do.
+/// Whether an operator selects rows by position. DataFusion puts a sort for a required order below
+/// it, and merges a sort that has a limit with a sort above it: correct only where any rows will
+/// do.
 fn takes_first_rows(plan: &Arc<dyn ExecutionPlan>) -> bool {
     let limit = plan.downcast_ref::<GlobalLimitExec>();
     let is_cut = limit.is_some_and(|limit| limit.skip() > 0 || limit.fetch().is_some());
@@ -84,7 +84,7 @@ fn streaming_left(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn Execut
     let by_left =
         |join: &JoinType| matches!(join, Inner | Left | Full | LeftSemi | LeftAnti | LeftMark);
     if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
-        // One that minds NULLs cannot be swapped.
+        // A null-aware join cannot be swapped.
         let swap = by_left(join.join_type()) && !join.null_aware;
         return swap.then(|| join.swap_inputs(*join.partition_mode())).transpose();
     }
@@ -94,8 +94,8 @@ fn streaming_left(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn Execut
     plan.downcast_ref::<CrossJoinExec>().map(CrossJoinExec::swap_inputs).transpose()
 }
 
-/// In place of the rule that reads counts and ends of columns from statistics: files do not tell of
-/// NaN, and of one zero only, so that their ends are not those of the rows of a column of floats.
+/// Replaces the rule that reads counts, minima and maxima from statistics: those of files omit NaN
+/// and one of the two zeros, so for a column of floats they are not the extremes of its rows.
 #[derive(Debug)]
 pub(super) struct EndsOfRows(pub Arc<dyn PhysicalOptimizerRule + Send + Sync>);
 
@@ -126,14 +126,14 @@ impl PhysicalOptimizerRule for EndsOfRows {
     }
 }
 
-/// Last: batches, stable sorts, parallel reading, and what gathers by arrival.
+/// Last: batches, stable sorts, parallel reading, and operators that gather partitions by arrival.
 #[derive(Debug)]
 pub(super) struct Finish {
-    /// How many partitions are read at the same time.
+    /// How many partitions are read concurrently.
     pub threads: usize,
-    /// Files of fewer bytes are not divided.
+    /// Files of fewer bytes are not split.
     pub min_size: usize,
-    /// As many partitions at most are sorted at the same time.
+    /// The maximum number of partitions that are sorted concurrently.
     pub sorters: usize,
 }
 
@@ -157,7 +157,7 @@ impl PhysicalOptimizerRule for Finish {
 }
 
 impl Finish {
-    /// An operator whose inputs are finished.
+    /// Applies the rule to an operator whose inputs are finished.
     fn finished(&self, plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
         if plan.is::<DataSourceExec>() {
             return Ok(plan.with_preserve_order(true).unwrap_or(plan));
@@ -205,8 +205,8 @@ impl Finish {
         replace_children_if_necessary(plan, inputs)
     }
 
-    /// A row-local operator below the place where partitions meet: row by row it makes no
-    /// difference on which side they do.
+    /// Moves a row-local operator below the concatenation of its input's partitions, which does not
+    /// change its rows or their order.
     fn lifted(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
         if !row_local(plan) {
             return Ok(None);
@@ -225,7 +225,7 @@ impl Finish {
         Ok(Some(InTurnExec::new(plan, fetch, false)))
     }
 
-    /// An operator that works on every partition of its input by itself.
+    /// Plans an operator to work on each partition of its input separately.
     fn taken_apart(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
         let partitions = |input: &Arc<dyn ExecutionPlan>| match unlimited_turn(input) {
             Some(turn) => self.in_parallel(turn.input()).map(Some),
@@ -295,7 +295,7 @@ fn unlimited_turn(plan: &Arc<dyn ExecutionPlan>) -> Option<&InTurnExec> {
     plan.downcast_ref::<InTurnExec>().filter(|turn| turn.fetch().is_none())
 }
 
-/// Whether an operator puts out the rows of its first input one by one.
+/// Whether an operator processes the rows of its first input one by one.
 fn row_local(plan: &Arc<dyn ExecutionPlan>) -> bool {
     plan.is::<FilterExec>()
         || plan.is::<ProjectionExec>()

@@ -3,10 +3,10 @@
 use datafusion::common::config::ConfigOptions;
 use datafusion::prelude::SessionConfig;
 
-/// The rows of every batch that comes to an operator which is not row-local.
+/// The number of rows in every batch that reaches an operator that is not row-local.
 pub(super) const BATCH_ROWS: usize = 8192;
 
-/// The settings that an input runs with: those that an order may depend on have one value.
+/// The settings that an input runs with: those that an order may depend on are fixed.
 pub(super) fn fix_execution(config: SessionConfig) -> SessionConfig {
     let mut config = config.with_batch_size(BATCH_ROWS).with_target_partitions(1);
     let own = ConfigOptions::new().execution;

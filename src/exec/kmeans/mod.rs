@@ -6,8 +6,8 @@
 //!   init      the first centroids, if a relation gives them
 //! ```
 //!
-//! As a window function, rows are put into groups by the values of columns, and every group has
-//! clusters of its own.
+//! As a window function, rows are grouped by the values of columns, and every group has clusters of
+//! its own.
 //!
 //! Phases: (1) the inputs are collected and their vectors become rows; (2) a device is chosen and
 //! all rounds run on a blocking thread, which dropping the stream cancels; (3) the input's batches
@@ -52,7 +52,10 @@ use super::collect::{execute_all, expected_rows};
 use super::side::Side;
 use crate::device::AnyDevice;
 
-/// See the [module](self).
+/// Rows in clusters, or the clusters, in one partition and in the order of the input.
+///
+/// The inputs are read over all of their partitions, their memory is reserved in the session's pool,
+/// and dropping the stream cancels the work.
 #[derive(Debug)]
 pub struct KMeansExec {
     spec: Arc<KMeansSpec>,
@@ -103,12 +106,12 @@ impl KMeansExec {
 }
 
 impl KMeansExec {
-    /// What computes, and how its inputs are read.
+    /// The specification: its parameters, and how its inputs are read.
     pub fn spec(&self) -> &KMeansSpec {
         &self.spec
     }
 
-    /// The device that statistics let expect.
+    /// The device expected from statistics.
     fn expected_device(&self) -> String {
         let (side, input) = &self.input;
         let width = side.dim(input.schema().fields()).map(|dim| side.kind.width(dim as usize));
@@ -199,7 +202,7 @@ impl ExecutionPlan for KMeansExec {
     }
 
     /// A row for each of the input, or for each cluster. Never exact: a count taken from statistics
-    /// would hide the error that clustering ends in.
+    /// would hide an error of the clustering.
     fn statistics_from_inputs(
         &self,
         inputs: &[Arc<Statistics>],

@@ -1,4 +1,4 @@
-//! What comes out of k-means, as batches.
+//! The output of k-means, as batches.
 
 use std::sync::Arc;
 
@@ -24,7 +24,8 @@ pub(super) struct Labelled {
 }
 
 impl Labelled {
-    /// Their columns, for some rows: which of them each is, if it has a vector.
+    /// The output columns for some rows. `places` has the index of each among the rows with
+    /// vectors, if it has one.
     pub fn columns(&self, places: &[Option<u32>]) -> Vec<ArrayRef> {
         let label = |place: &Option<u32>| place.map(|place| self.labels[place as usize].into());
         let labels: Int64Array = places.iter().map(label).collect();

@@ -29,20 +29,20 @@ use crate::exec::side::Side;
 use crate::job::{Cancel, Job, Phase, Reserved, Watch};
 use crate::matrix::Rows;
 
-/// What is computed, and how it is shown.
+/// The computation, and how it is shown.
 pub(super) struct Call {
     pub spec: Arc<KMeansSpec>,
     pub schema: SchemaRef,
-    /// To be told the device, …
+    /// Receives the chosen device.
     pub device: Chosen,
-    /// … and the inertia.
+    /// Receives the inertia.
     pub inertia: Arc<OnceLock<f64>>,
 }
 
 /// The columns of an input, and its partitions.
 type Streams = (Side, Vec<SendableRecordBatchStream>);
 
-/// Collect the inputs, put their rows into clusters, and put these out.
+/// Collects the inputs, clusters their rows and outputs the result.
 pub(super) fn run(
     call: Call,
     input: Streams,
@@ -86,7 +86,7 @@ pub(super) fn run(
     Box::pin(RecordBatchStreamAdapter::new(schema, stream))
 }
 
-/// What EXPLAIN ANALYZE shows.
+/// Records the metrics that EXPLAIN ANALYZE shows.
 fn record(set: &ExecutionPlanMetricsSet, rounds: &Rounds) {
     let count = |name: &'static str, n: usize| MetricBuilder::new(set).counter(name, 0).add(n);
     count("iterations", rounds.iterations);
@@ -98,10 +98,10 @@ fn record(set: &ExecutionPlanMetricsSet, rounds: &Rounds) {
     count("bytes_sent", rounds.work.bytes_sent as usize);
 }
 
-/// The batches that come out, made when they are asked for.
+/// The output batches, made on demand.
 type Found = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
 
-/// What k-means has found.
+/// The result of k-means.
 enum Clusters {
     /// For each row, its cluster within its group.
     OfGroups(Vec<u32>),
@@ -109,7 +109,7 @@ enum Clusters {
 }
 
 impl Call {
-    /// What comes out, what it took, and bytes of the device's memory.
+    /// The output batches, the work done, and the bytes of device memory used.
     fn solve(
         &self,
         input: Input,
@@ -180,7 +180,7 @@ struct Sorted {
 }
 
 impl Sorted {
-    /// For each row, as it was before, its cluster within its group.
+    /// For each row, in the original order, its cluster within its group.
     fn clusters(
         &self,
         spec: &KMeansSpec,

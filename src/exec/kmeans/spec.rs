@@ -1,5 +1,5 @@
-//! What k-means computes: its parameters, its inputs' columns, its output's. Shared by the logical
-//! plan, which announces the columns, and the operator, which makes them.
+//! The specification of k-means: its parameters, input columns and output columns. Shared by the
+//! logical plan, which announces the columns, and the operator, which makes them.
 
 use std::sync::Arc;
 
@@ -13,30 +13,30 @@ use crate::exec::side::Side;
 use crate::exec::vectors::VectorColumn;
 use crate::matrix::ElementKind;
 
-/// What a [`KMeansExec`](super::KMeansExec) computes, independent of its inputs.
+/// The specification of a [`KMeansExec`](super::KMeansExec), independent of its inputs.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct KMeansSpec {
-    /// k, the metric, and how the rounds go.
+    /// k, the metric, and the parameters of the rounds.
     pub params: KMeansParams,
-    /// What comes out.
+    /// The output.
     pub output: KMeansOutput,
     /// Where the vectors are.
     pub vector: VectorColumn,
     /// The column of weights.
     pub weight: Option<String>,
-    /// For [`KMeansOutput::Labels`], the columns that put rows into groups.
+    /// For [`KMeansOutput::Labels`], the columns by which rows are grouped.
     pub groups: Vec<String>,
     /// Where the first centroids are in their relation, if one gives them.
     pub init_vector: Option<VectorColumn>,
-    /// The device asked for.
+    /// The requested device.
     pub device: DeviceChoice,
     /// Bytes of the device's memory to use; 0: nearly all that is free.
     pub device_memory: u64,
 }
 
 impl KMeansSpec {
-    /// Rows of one input and equal weight, on any device; the fields say the rest.
+    /// One input with equal weights, on any device; the other settings are fields.
     pub fn new(params: KMeansParams, output: KMeansOutput, vector: VectorColumn) -> Self {
         Self {
             params,
@@ -50,14 +50,14 @@ impl KMeansSpec {
         }
     }
 
-    /// About how many operations it takes.
+    /// The approximate number of operations it takes.
     pub(super) fn operations(&self, rows: usize, width: usize) -> f64 {
         let rounds = self.params.max_iterations.min(20) as f64;
         2.0 * width as f64 * rows as f64 * self.params.k() as f64 * rounds
     }
 }
 
-/// What comes out of k-means.
+/// The output of k-means.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
 #[non_exhaustive]
 pub enum KMeansOutput {
@@ -69,7 +69,7 @@ pub enum KMeansOutput {
     Centroids,
 }
 
-/// The columns that come out for an input of these.
+/// The output columns for an input with these columns.
 ///
 /// # Errors
 /// A column of the input already has the name of a new one.

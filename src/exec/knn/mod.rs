@@ -10,12 +10,12 @@
 //!
 //! Phases: (1) the base is collected and its vectors become rows; (2) when the first queries are
 //! there, a device is chosen and the base put on it; (3) every block of queries is searched on a
-//! blocking thread and its neighbours are turned into batches as they are asked for. The first block
-//! is small and each has twice the queries of the one before. Dropping the stream cancels the search
-//! between tiles.
+//! blocking thread and its neighbours are turned into batches on demand. The first block is small
+//! and each has twice the queries of the one before. Dropping the stream cancels the search between
+//! tiles.
 //!
 //! Output: one partition, in the order of the queries, each with its neighbours by rank. With a
-//! limit (`fetch`), no more queries are searched than have so many neighbours.
+//! limit (`fetch`), no more queries are searched than it takes to produce that many rows.
 //!
 //! Memory: the base's batches and rows, and one block of queries with its neighbours, all reserved
 //! in the session's pool. A block ends where the pool refuses more, from 64 queries on; a base that
@@ -55,7 +55,10 @@ use crate::exec::collect::{execute_all, expected_rows};
 use crate::exec::side::Side;
 use crate::exec::vectors::common_kind;
 
-/// See the [module](self).
+/// The nearest base rows of every query, in one partition and in the order of the queries.
+///
+/// The base is read first, over all of its partitions; queries are then searched in blocks that the
+/// session's pool has memory for. Dropping the stream cancels the work.
 #[derive(Debug)]
 pub struct KnnExec {
     spec: Arc<KnnSpec>,
@@ -66,7 +69,7 @@ pub struct KnnExec {
     metrics: ExecutionPlanMetricsSet,
     /// The device, once one was chosen.
     device: Chosen,
-    /// How many rows are asked for.
+    /// The number of rows requested.
     fetch: Option<usize>,
 }
 
@@ -113,12 +116,12 @@ impl KnnExec {
         Self { fetch, ..self }
     }
 
-    /// What computes, and how its inputs are read.
+    /// The specification: its parameters, and how its inputs are read.
     pub fn spec(&self) -> &KnnSpec {
         &self.spec
     }
 
-    /// The device that was chosen, or what statistics let expect before one is.
+    /// The device that was chosen or, before that, the one expected from statistics.
     fn shown_device(&self) -> String {
         self.device.shown().unwrap_or_else(|| {
             let (side, base) = &self.base;
@@ -208,7 +211,7 @@ impl ExecutionPlan for KnnExec {
         Ok(TreeNodeRecursion::Continue)
     }
 
-    /// With a limit, it searches for as many queries as have so many neighbours.
+    /// With a limit, it searches only as many queries as it takes to produce that many rows.
     fn with_fetch(&self, fetch: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
         let queries = self.queries.as_ref().map(|(_, plan)| plan.clone());
         let same = Self::try_new(self.spec.clone(), queries, self.base.1.clone()).ok()?;
@@ -223,8 +226,8 @@ impl ExecutionPlan for KnnExec {
         vec![ChildStats::At(None); self.children().len()]
     }
 
-    /// As many neighbours for each query as there are, or are asked for. Never exact: NULL vectors
-    /// have none, and a count taken from statistics would hide the error of a bad row.
+    /// For each query, k neighbours or as many as there are. Never exact: NULL vectors have none,
+    /// and a count taken from statistics would hide the error of a bad row.
     fn statistics_from_inputs(
         &self,
         inputs: &[Arc<Statistics>],
@@ -239,7 +242,7 @@ impl ExecutionPlan for KnnExec {
         let carried = |side: &Side, input: &Statistics| {
             let known = side.carried.iter().map(|i| input.column_statistics.get(*i).cloned());
             let known = known.map(|column| column.unwrap_or_else(ColumnStatistics::new_unknown));
-            // Rows come several times or not at all: what adds up over them is not known.
+            // Rows appear several times or not at all, so sums over them are not known.
             let known = known.map(|column| ColumnStatistics {
                 null_count: Precision::Absent,
                 sum_value: Precision::Absent,

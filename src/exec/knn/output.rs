@@ -18,8 +18,8 @@ use crate::exec::output::slice_of;
 use crate::exec::side::Side;
 
 /// Bytes of carried columns in a batch, unless one row has more. A text that many rows carry is
-/// there once in the input, and in the output as often: without a bound, a batch of long texts
-/// exceeds memory, and the 2 GiB that offsets of 32 bits reach.
+/// stored once in the input, but once for each row in the output: without a bound, a batch of long
+/// texts exceeds memory, and the 2 GiB that 32-bit offsets can address.
 const BATCH_BYTES: usize = 32 << 20;
 
 /// The columns carried along by an input, in as many pieces as there were batches.
@@ -29,7 +29,7 @@ pub(super) struct Carried {
     /// Where each piece begins.
     starts: Vec<usize>,
     rows: usize,
-    /// At least the bytes of any row.
+    /// An upper bound on the bytes of any row.
     largest: usize,
     /// The position of each row that has a vector.
     pub positions: Vec<u32>,
@@ -41,12 +41,12 @@ impl Carried {
         Self { columns, starts: Vec::new(), rows: 0, largest: 0, positions: Vec::new() }
     }
 
-    /// Whether nothing was taken yet.
+    /// Whether nothing has been taken yet.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
     }
 
-    /// Take the carried columns of a batch.
+    /// Takes the carried columns of a batch.
     pub fn push(&mut self, batch: &RecordBatch, side: &Side) {
         self.starts.push(self.rows);
         self.rows += batch.num_rows();
@@ -85,7 +85,7 @@ impl Carried {
     }
 }
 
-/// Whether all rows of a column of this type have as many bytes.
+/// Whether all rows of a column of this type have the same number of bytes.
 fn is_fixed(column: &DataType) -> bool {
     column.is_primitive()
         || matches!(
@@ -156,20 +156,20 @@ fn view<O: OffsetSizeTrait>(offsets: &[O], sizes: &[O], row: usize) -> Range<usi
 /// The neighbours of a block of queries, turned into batches one at a time.
 pub(super) struct Batches {
     pub schema: SchemaRef,
-    /// The columns of the queries; in a join of the base with itself, the base has them.
+    /// The columns of the queries; in a self-join of the base, the base has them.
     pub queries: Option<Carried>,
-    /// The row of the base that is the first query, in a join of the base with itself.
+    /// The row of the base that is the first query, in a self-join of the base.
     pub first_query: usize,
     pub neighbors: Neighbors,
-    /// The neighbours that are out already.
+    /// The number of neighbours that are already output.
     pub next: usize,
     pub batch_size: usize,
-    /// Of the queries' columns and of the lists.
+    /// Reservations for the queries' columns and for the lists.
     pub _reservations: Vec<MemoryReservation>,
 }
 
 impl Batches {
-    /// The next batch, of so many rows at most; `None` after the last.
+    /// The next batch, of at most `most` rows; `None` after the last.
     pub fn next(&mut self, base: &Carried, most: usize) -> Result<Option<RecordBatch>> {
         let range = self.next..self.end(base, most);
         self.next = range.end;

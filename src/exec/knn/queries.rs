@@ -1,10 +1,10 @@
-//! The queries of a [`KnnExec`](super::KnnExec): batches as they come, cut into blocks that memory
-//! holds.
+//! The queries of a [`KnnExec`](super::KnnExec): batches as they come, cut into blocks that fit in
+//! memory.
 //!
 //! A block reserves memory for its rows and their lists before it reads them, and ends where the
-//! session's pool refuses more. So queries may be larger than the pool: what a block needs at least
-//! is [`SMALLEST_BLOCK`] rows. The batch that is being read is there already, whatever the pool
-//! says; it is reserved while the pool has room for it.
+//! session's pool refuses more. So queries may be larger than the pool: a block needs room for
+//! [`SMALLEST_BLOCK`] rows only. The batch that is being read is in memory already, whatever the
+//! pool says; it is reserved while the pool has room for it.
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::common::runtime::SpawnedTask;
@@ -26,13 +26,14 @@ use crate::job::{Phase, Watch};
 /// The fewest queries worth a search of their own when memory is short.
 pub(super) const SMALLEST_BLOCK: usize = 64;
 
-/// Rows for which a block reserves memory at first, if it is to have as many.
+/// Rows for which a block reserves memory at first, unless it is to have fewer.
 const FIRST_ROWS: usize = 1024;
 
-/// Memory for as many rows as were asked for, or as the pool grants, at least so many.
+/// Reserves memory for the requested rows, or for fewer if the pool refuses, but for at least
+/// [`SMALLEST_BLOCK`].
 ///
 /// # Errors
-/// That of the pool if it refuses even the least.
+/// That of the pool if it refuses even this minimum.
 pub(super) fn reserve(
     reservation: &MemoryReservation,
     bytes_per_row: usize,
@@ -89,7 +90,7 @@ impl Queries {
         Self { side, stream, rest: None, in_hand, phases, ended: false, seen: 0 }
     }
 
-    /// Begin a block, of which each row takes so many bytes with its list.
+    /// Begins a block; each row with its list takes `bytes_per_row` bytes.
     pub fn begin(&self, reader: VectorReader, bytes_per_row: usize) -> Filling {
         Filling {
             reader,
@@ -103,8 +104,8 @@ impl Queries {
         }
     }
 
-    /// Read on until the block has so many rows with vectors, or all there are, or all that memory
-    /// allows.
+    /// Reads on until the block has `target` rows with vectors, or all there are, or all that
+    /// memory allows.
     pub async fn fill(&mut self, mut block: Filling, target: usize) -> Result<Filling> {
         while block.reader.len() < target && !block.full {
             self.phases.enter(Phase::Read);
@@ -132,7 +133,7 @@ impl Queries {
                 block.reader.reserve(block.capacity);
                 block.reader.append(&columns(&taken, &side.vector))?;
                 block.carried.push(&taken, &side);
-                // The memory from which the rows have moved.
+                // Releases the memory from which the rows have moved.
                 block.rows.resize(block.capacity.saturating_mul(block.bytes_per_row));
                 Ok(block)
             })
@@ -144,7 +145,7 @@ impl Queries {
         Ok(block)
     }
 
-    /// What is left of the last batch, or the next one that has rows.
+    /// The rest of the last batch, or the next one that has rows.
     async fn next_batch(&mut self) -> Result<Option<RecordBatch>> {
         if let Some(rest) = self.rest.take() {
             return Ok(Some(rest));
@@ -155,7 +156,7 @@ impl Queries {
                 Some(batch) => {
                     let vectors = batch.project(&self.side.vector)?;
                     let bytes = RecordBatchMemoryCounter::new().count_batch(&vectors);
-                    // It is there, granted or not.
+                    // It is in memory, granted or not.
                     if self.in_hand.try_resize(bytes).is_err() {
                         self.in_hand.free();
                     }
@@ -168,20 +169,20 @@ impl Queries {
     }
 
     /// Whether the block may hold on to the columns that a batch carries along. Those of its first
-    /// batch are there anyway, and cannot be had in part.
+    /// batch are in memory anyway, and cannot be held in part.
     fn hold(&self, block: &mut Filling, batch: &RecordBatch) -> Result<bool> {
         let bytes = block.kept.count_batch(&batch.project(&self.side.carried)?);
         Ok(block.columns.try_grow(bytes).is_ok() || block.carried.is_empty())
     }
 
-    /// How many rows of a batch of so many the block has memory for.
+    /// How many rows the block has memory for, given a batch of `batch` rows.
     fn room(&self, block: &mut Filling, target: usize, batch: usize) -> Result<usize> {
         let held = block.reader.len();
         let wanted = target.min(held.saturating_add(batch));
         if wanted > block.capacity {
             let more = wanted.max(2 * block.capacity).max(FIRST_ROWS).min(target);
             if let Err(refused) = block.grow(more) {
-                // What is there anyway must not stand in the way.
+                // The reservation for the batch in memory must not get in the way.
                 self.in_hand.free();
                 if block.grow(more).is_err() && block.capacity == 0 {
                     return Err(refused);
@@ -193,14 +194,14 @@ impl Queries {
 }
 
 impl Filling {
-    /// Reserve memory for so many rows, or for fewer if the pool refuses.
+    /// Reserves memory for `rows` rows in all, or for fewer if the pool refuses.
     ///
     /// # Errors
     /// That of the pool if it does not even grant [`SMALLEST_BLOCK`] more.
     fn grow(&mut self, rows: usize) -> Result<()> {
         let mut more = rows - self.capacity;
         loop {
-            // Rows move when there are more of them: for a moment they are there twice.
+            // Rows move when the buffer grows: for a moment they are in memory twice.
             let bytes = (2 * self.capacity + more).saturating_mul(self.bytes_per_row);
             match self.rows.try_resize(bytes) {
                 Ok(()) => break,
@@ -217,18 +218,18 @@ impl Filling {
         self.reader.len()
     }
 
-    /// What the block keeps reserved while it is searched and put out.
+    /// Reduces the reservation to what the block keeps while it is searched and output.
     pub fn settle(&self) {
         self.rows.resize(self.len().saturating_mul(self.bytes_per_row));
     }
 
-    /// What stays reserved as long as the block is there.
+    /// The rows, the carried columns, and the reservations held as long as the block exists.
     pub fn into_parts(self) -> (VectorReader, Carried, [MemoryReservation; 2]) {
         (self.reader, self.carried, [self.columns, self.rows])
     }
 }
 
-/// All partitions, one after the other. All of them run at the same time, each a batch ahead: those
+/// All partitions, one after the other. All of them run concurrently, each one batch ahead: those
 /// of a join wait for each other.
 fn in_turn(streams: Vec<SendableRecordBatchStream>) -> BoxStream<'static, Result<RecordBatch>> {
     let running: Vec<_> = streams
@@ -236,7 +237,7 @@ fn in_turn(streams: Vec<SendableRecordBatchStream>) -> BoxStream<'static, Result
         .map(|mut stream| {
             let (sender, receiver) = mpsc::channel(1);
             let task = SpawnedTask::spawn(async move {
-                // The next batch is made when there is a place for it.
+                // The next batch is made when there is room for it.
                 while let Ok(place) = sender.reserve().await
                     && let Some(batch) = stream.next().await
                 {
@@ -250,7 +251,7 @@ fn in_turn(streams: Vec<SendableRecordBatchStream>) -> BoxStream<'static, Result
         let batches = futures::stream::unfold(receiver, |mut receiver| async move {
             receiver.recv().await.map(|batch| (batch, receiver))
         });
-        // A panic in the task goes on here.
+        // Resumes a panic of the task.
         let end = async move { task.join_unwind().await.map_err(join_error).err() };
         batches.chain(futures::stream::once(end).filter_map(|error| async { error.map(Err) }))
     };

@@ -1,5 +1,6 @@
-//! What a join of nearest neighbours computes: its parameters, its inputs' columns, its output's.
-//! Shared by the logical plan, which announces the columns, and the operator, which makes them.
+//! The specification of a join of nearest neighbours: its parameters, input columns and output
+//! columns. Shared by the logical plan, which announces the columns, and the operator, which makes
+//! them.
 
 use datafusion::arrow::datatypes::{DataType, Field, Fields};
 use datafusion::common::plan_err;
@@ -11,17 +12,17 @@ use crate::exec::side::Side;
 use crate::exec::vectors::{VectorColumn, common_kind};
 use crate::matrix::ElementKind;
 
-/// What a [`KnnExec`](super::KnnExec) computes, independent of its inputs.
+/// The specification of a [`KnnExec`](super::KnnExec), independent of its inputs.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct KnnSpec {
     /// k and the metric.
     pub params: KnnParams,
-    /// Where the vectors of the queries are; `None` in a join of the base with itself.
+    /// Where the vectors of the queries are; `None` in a self-join of the base.
     pub query_vector: Option<VectorColumn>,
     /// Where the vectors of the base are.
     pub base_vector: VectorColumn,
-    /// The device asked for.
+    /// The requested device.
     pub device: DeviceChoice,
     /// Bytes of the device's memory to use; 0: nearly all that is free.
     pub device_memory: u64,
@@ -30,7 +31,7 @@ pub struct KnnSpec {
 }
 
 impl KnnSpec {
-    /// A base joined with itself, on any device; the fields say the rest.
+    /// A self-join of the base, on any device; the other settings are fields.
     pub fn new(params: KnnParams, base_vector: VectorColumn, batch_rows: usize) -> Self {
         let (device, device_memory) = (DeviceChoice::Auto, 0);
         Self { params, query_vector: None, base_vector, device, device_memory, batch_rows }

@@ -1,7 +1,8 @@
 //! The work of a [`KnnExec`](super::KnnExec), step by step.
 //!
 //! Blocks of queries grow, so that the first rows come soon; with a limit, no more queries are
-//! searched for than have so many neighbours. What the output waits for is booked to phases.
+//! searched than it takes to produce that many rows. The time that the output waits is booked to
+//! phases.
 
 use std::sync::Arc;
 
@@ -32,23 +33,23 @@ use crate::exec::vectors::VectorReader;
 use crate::job::{Cancel, Job, Phase, Reserved, Watch};
 use crate::matrix::{ElementKind, Rows};
 
-/// What is computed, and how it is shown.
+/// The computation, and how it is shown.
 pub(super) struct Join {
     pub spec: Arc<KnnSpec>,
     pub schema: SchemaRef,
     /// The type that holds the elements of both sides.
     pub kind: ElementKind,
-    /// To be told which device was chosen.
+    /// Receives the chosen device.
     pub device: Chosen,
-    /// How many rows are asked for.
+    /// The number of rows requested.
     pub fetch: Option<usize>,
-    /// How many queries statistics expect.
+    /// The number of queries expected from statistics.
     pub expected: Option<usize>,
 }
 
 /// Queries of the first block; each block has twice those of the one before, up to
-/// `neighbors.batch_rows`. Whoever reads the first rows only waits for a small block, and who reads
-/// all waits for a few more.
+/// `neighbors.batch_rows`. A reader of only the first rows waits for a small block, and a reader of
+/// all rows for a few blocks more.
 const FIRST_BLOCK: usize = 1024;
 
 /// The same on a device with its own memory, which is slow on few queries.
@@ -77,7 +78,7 @@ struct OnDevice {
 }
 
 impl Base {
-    /// The base on its device, which is chosen for as many queries as are expected.
+    /// The base on its device, which is chosen by the expected number of queries.
     async fn on_device(
         &mut self,
         join: &Join,
@@ -106,7 +107,7 @@ impl Base {
         Ok(found)
     }
 
-    /// The base on this device, or on the CPU if it may and must be.
+    /// Opens the base on this device, or on the CPU if that fails and fallback is allowed.
     async fn open(&mut self, join: &Join, device: AnyDevice, job: &Job) -> Result<OnDevice> {
         let KnnSpec { device: choice, params, .. } = *join.spec;
         let (rows, chosen, job) = (self.rows.clone(), join.device.clone(), job.clone());
@@ -141,7 +142,7 @@ async fn collect_base(
             kept.count_batch(&batch.project(&side.carried)?);
             carried.push(&batch, &side);
         }
-        // The columns of vectors are gone by now.
+        // The columns of vectors have been dropped by now.
         reservation.resize(kept.memory_usage());
         let Read { rows, positions, reserved } = reading.finish();
         carried.positions = positions;
@@ -150,7 +151,7 @@ async fn collect_base(
     .await
 }
 
-/// Search for every query.
+/// Searches for the neighbours of every query.
 pub(super) fn run(
     join: Join,
     (base_side, base): Input,
@@ -207,16 +208,16 @@ struct Search {
     join: Join,
     base: Base,
     job: Job,
-    /// Whoever drops the stream cancels the job.
+    /// Dropping the stream cancels the job.
     _cancel: CancelOnDrop,
     queries: Source,
     /// Queries of the next block.
     target: usize,
-    /// Rows that are still asked for.
+    /// Rows still to be output.
     left: usize,
     batch_size: usize,
     reservation: MemoryReservation,
-    /// What the last block found and is not out yet.
+    /// The neighbours found for the last block that are not output yet.
     found: Option<Batches>,
     metrics: Metrics,
 }
@@ -224,16 +225,16 @@ struct Search {
 /// Where the queries come from.
 enum Source {
     Input(Queries),
-    /// In a join of the base with itself, the next row to search for.
+    /// In a self-join of the base, the next row to search for.
     Base(usize),
 }
 
 /// Queries to be searched together.
 struct Block {
     rows: Rows,
-    /// Of the queries; in a join of the base with itself, the base has them.
+    /// The carried columns of the queries; in a self-join of the base, the base has them.
     carried: Option<Carried>,
-    /// The number of the first one, in a join of the base with itself.
+    /// The row number of the first query, in a self-join of the base.
     first: Option<u32>,
     reservations: Vec<MemoryReservation>,
 }
@@ -291,7 +292,7 @@ impl Search {
         })
     }
 
-    /// The neighbours of a block, or what went wrong on the device.
+    /// The neighbours of a block, or the error of the device.
     async fn search_on_device(&mut self, block: &Block) -> Result<Result<Neighbors, crate::Error>> {
         let OnDevice { search, device, .. } = self.on_device(block.rows.len()).await?;
         self.metrics.phases.enter(Phase::Search);
@@ -302,7 +303,8 @@ impl Search {
         Ok(neighbors)
     }
 
-    /// The base on the device for so many queries; a device that is slow on few gets more at first.
+    /// The base on the device chosen for `expected` queries; a device that is slow on few queries
+    /// gets a larger first block.
     async fn on_device(&mut self, expected: usize) -> Result<OnDevice> {
         let Self { base, join, metrics, job, .. } = self;
         let found = base.on_device(join, &metrics.phases, expected, job).await?;
@@ -318,7 +320,7 @@ impl Search {
         self.join.spec.params.k().min(self.base.rows.len().saturating_sub(itself))
     }
 
-    /// Queries whose neighbours make up the rows that are still asked for.
+    /// The number of queries whose neighbours make up the rows still to be output.
     fn needed(&self) -> usize {
         self.left.div_ceil(self.per_query().max(1))
     }
@@ -362,7 +364,7 @@ impl Search {
         let base = self.base.rows.clone();
         let row_bytes = base.matrix().width() * base.matrix().kind().bytes();
         let (needed, bytes) = (self.needed(), self.list_bytes().saturating_add(row_bytes));
-        // Some more than are needed: the first may have no vectors.
+        // A few more than needed: the first may have no vectors.
         let wanted = |target: usize| target.min(needed.max(SMALLEST_BLOCK));
         loop {
             let target = wanted(self.target);
@@ -376,7 +378,7 @@ impl Search {
                 if queries.ended {
                     return Ok(None);
                 }
-                // Memory ended before the first row that has a vector.
+                // Memory was full before the first row with a vector.
                 continue;
             }
             let expected = match (queries.ended, self.join.expected) {
@@ -401,7 +403,7 @@ impl Search {
     }
 }
 
-/// Reads queries, from this row of their input on, which have as many dimensions as the base.
+/// A reader of queries from this row of their input on, with the dimensions of the base.
 fn reader(join: &Join, base: &Rows, first: u64) -> VectorReader {
     let spec = &join.spec;
     let vector = spec.query_vector.as_ref().unwrap_or(&spec.base_vector).clone();
@@ -409,7 +411,7 @@ fn reader(join: &Join, base: &Rows, first: u64) -> VectorReader {
     VectorReader::new("queries", vector, join.kind, spec.params.metric()).continuing(first, dim)
 }
 
-/// What EXPLAIN ANALYZE shows.
+/// The metrics that EXPLAIN ANALYZE shows.
 struct Metrics {
     baseline: BaselineMetrics,
     phases: Phases,

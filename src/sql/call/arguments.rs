@@ -1,4 +1,4 @@
-//! What stands between the parentheses of a table function, named or by position.
+//! The arguments of a table function call, named or positional.
 
 use datafusion::common::{DFSchema, plan_err};
 use datafusion::error::Result;
@@ -10,7 +10,7 @@ use super::columns::ColumnArgument;
 use super::relation;
 use super::signature::{Kind, Signature};
 
-/// A value, before anybody knows its type.
+/// A value whose type is not known yet.
 #[derive(Debug, Clone)]
 enum Value {
     Expr(Expr),
@@ -29,7 +29,7 @@ pub(in crate::sql) struct Arguments {
 }
 
 impl Arguments {
-    /// Arguments as the SQL parser gives them.
+    /// Checks arguments as the SQL parser returns them.
     pub fn from_sql(
         function: &'static Signature,
         args: Vec<ast::FunctionArg>,
@@ -63,7 +63,7 @@ impl Arguments {
         Ok(arguments)
     }
 
-    /// Arguments as a plain table function gets them: expressions, by position.
+    /// Checks arguments as a plain table function receives them: positional expressions.
     pub fn from_exprs(
         function: &'static Signature,
         exprs: &[Expr],
@@ -121,7 +121,7 @@ impl Arguments {
         }
     }
 
-    /// A relation given for a value.
+    /// The relation given in place of a value.
     pub fn relation(&self, name: &str) -> Option<LogicalPlan> {
         self.values.iter().find(|(given, _)| *given == name).and_then(|(_, value)| match value {
             Value::Relation(plan) => Some(plan.as_ref().clone()),

@@ -1,9 +1,9 @@
-//! Arguments that speak of an input's columns: `vector => v`, `weight => n * 2`,
+//! Arguments that refer to an input's columns: `vector => v`, `weight => n * 2`,
 //! `vector => ['x', 'y + 1']`.
 //!
-//! They are expressions over the input. A column as it is serves directly; everything else becomes a
-//! column of a projection below the node, under a name that the input does not have. So a node finds
-//! its columns by names that are unique, whatever the user calls his own.
+//! They are expressions over the input. A plain column is used directly; any other expression
+//! becomes a column of a projection below the node, under a name that the input does not have. So a
+//! node finds its columns by unique names, whatever names the user has chosen.
 
 use std::collections::HashSet;
 
@@ -32,7 +32,8 @@ pub(in crate::sql) fn resolve_with(
     |expr, schema| state.create_logical_expr(&expr.to_string(), schema)
 }
 
-/// Resolves expressions in a session that may live elsewhere; then, names of columns only.
+/// Resolves expressions with a session's own functions if it is a [`SessionState`], else only names
+/// of columns.
 pub(in crate::sql) fn resolve_in(
     session: &dyn Session,
 ) -> impl FnMut(ast::Expr, &DFSchema) -> Result<Expr> {
@@ -43,7 +44,7 @@ pub(in crate::sql) fn resolve_in(
     }
 }
 
-/// What an argument says before its input is known: one column, or a column for each dimension.
+/// A column argument before its input is known: one column, or one per dimension.
 #[derive(Debug, Clone)]
 pub(in crate::sql) struct ColumnArgument {
     columns: Vec<ast::Expr>,
@@ -76,13 +77,13 @@ impl ColumnArgument {
         Some(Self { columns, is_list: true })
     }
 
-    /// The columns of these names.
+    /// The columns with these names.
     pub fn from_names(column: &VectorColumn) -> Self {
         let columns = column.names().iter().map(|name| text(name)).collect();
         Self { columns, is_list: matches!(column, VectorColumn::Dimensions(_)) }
     }
 
-    /// The expressions, with what errors and EXPLAIN call them.
+    /// Resolves to expressions, each with its label for errors and EXPLAIN.
     fn resolve(
         &self,
         input: &str,
@@ -97,7 +98,7 @@ fn text(name: &str) -> ast::Expr {
     ast::Expr::Value(ast::Value::SingleQuotedString(name.to_string()).into())
 }
 
-/// A string names a column, or else is an expression.
+/// Resolves one column; a string that is no column's name is parsed as an expression.
 fn one_column(
     column: &ast::Expr,
     input: &str,
@@ -142,10 +143,10 @@ fn no_column<T>(name: &str, input: &str, schema: &DFSchema) -> Result<T> {
     plan_err!("no column '{name}' in {input}; it has {names}")
 }
 
-/// What becomes of the vector columns of an input in the output.
+/// How the vector columns of an input appear in the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sql) enum VectorUse {
-    /// They go into the node and do not come out.
+    /// The node consumes them; the output does not have them.
     Taken,
     /// The node takes copies, which share their memory, and the columns are carried like others.
     Copied,
@@ -153,7 +154,7 @@ pub(in crate::sql) enum VectorUse {
     Shared,
 }
 
-/// An input of a call, while its columns are found.
+/// An input of a call, while its columns are being resolved.
 pub(in crate::sql) struct InputColumns<'a, 'b> {
     function: &'a str,
     input: &'a str,
@@ -166,7 +167,7 @@ pub(in crate::sql) struct InputColumns<'a, 'b> {
 
 impl<'a, 'b> InputColumns<'a, 'b> {
     /// # Errors
-    /// Two columns of one name: the output could not tell them apart.
+    /// Two columns with the same name, which the output could not tell apart.
     pub fn try_new(
         function: &'a str,
         input: &'a str,
@@ -235,7 +236,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         Ok(whole(names.collect()))
     }
 
-    /// The column of weights that an argument says.
+    /// The column of weights that an argument gives.
     pub fn weight(&mut self, asked: &ColumnArgument) -> Result<String> {
         let schema = self.plan.schema().clone();
         let (function, input) = (self.function, self.input);
@@ -301,7 +302,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
     }
 }
 
-/// An expression whose values are not encoded by a dictionary, and their type.
+/// Casts a dictionary-encoded expression to its value type; also returns the resulting type.
 fn decode(expr: Expr, found: DataType) -> (Expr, DataType) {
     match found {
         DataType::Dictionary(_, values) => {

@@ -3,18 +3,18 @@
 use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 
-/// A window function: an entry of the [table](crate::sql::functions). It numbers the clusters of each group
-/// of rows; its first argument is the vector.
+/// A window function: an entry of the [table](crate::sql::functions). It numbers the clusters of
+/// each group of rows; its first argument is the vector.
 #[derive(Debug)]
 pub(in crate::sql) struct GroupFunction {
     pub name: &'static str,
-    /// Where documentation lists it, and what it says.
+    /// The documentation's section for it, and its summary there.
     pub section: &'static str,
     pub summary: &'static str,
-    /// Arguments after the vector, each with what it is; so many of them have to be given.
+    /// Arguments after the vector, each with its description; the first `required` must be given.
     pub arguments: &'static [(&'static str, &'static str)],
     pub required: usize,
-    /// A plan with one more column.
+    /// Adds the column of labels to a plan.
     pub label: fn(LogicalPlan, Labelled) -> Result<LogicalPlan>,
 }
 
@@ -23,7 +23,7 @@ pub(in crate::sql) struct GroupFunction {
 pub(in crate::sql) struct Labelled {
     /// The column of vectors.
     pub vector: String,
-    /// The columns that put rows into groups.
+    /// The columns by which rows are grouped.
     pub groups: Vec<String>,
     /// The arguments after the vector.
     pub arguments: Vec<Expr>,
@@ -40,7 +40,7 @@ impl GroupFunction {
         format!("{}(v{})", self.name, required.chain(optional).collect::<String>())
     }
 
-    /// Whether a call may have so many arguments, the vector among them.
+    /// Whether a call may have this many arguments, including the vector.
     pub fn accepts(&self, arguments: usize) -> bool {
         (1 + self.required..=1 + self.arguments.len()).contains(&arguments)
     }

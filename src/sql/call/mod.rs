@@ -1,4 +1,4 @@
-//! A call: which arguments a function takes, and what stands between its parentheses.
+//! Calls: the arguments that a function takes, and those that a call gives.
 
 mod arguments;
 mod columns;

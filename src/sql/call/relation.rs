@@ -98,8 +98,8 @@ fn from_string(
     LogicalPlanBuilder::scan(reference, source, None)?.build()
 }
 
-/// A query whose trailing ORDER BY DataFusion does not drop: it keeps the sorts below a limit, and
-/// takes a limit that limits nothing out when it optimises.
+/// Adds a limit without effect to a query with a trailing ORDER BY, which DataFusion would drop
+/// otherwise: it keeps the sorts below a limit, and its optimizer removes this limit later.
 fn keeping_order(mut query: Box<ast::Query>) -> Box<ast::Query> {
     if query.order_by.is_some() && query.limit_clause.is_none() {
         let zero = ast::Value::Number("0".to_string(), false);
@@ -138,7 +138,8 @@ fn is_table_call(function: &ast::Function) -> bool {
     function_name(function) == "table"
 }
 
-/// Whether there is a table function of this name. DataFusion only says so by how it refuses a call.
+/// Whether a table function of this name exists. DataFusion reveals this only by the error with
+/// which it rejects a call.
 fn is_table_function(name: &str, context: &dyn RelationPlannerContext) -> bool {
     match context.context_provider().get_table_function_source(name, vec![]) {
         Ok(_) => true,
@@ -152,7 +153,7 @@ fn function_name(function: &ast::Function) -> String {
     function.name.to_string().to_ascii_lowercase()
 }
 
-/// What stands in `TABLE(…)`.
+/// The argument of `TABLE(…)`.
 fn inside_table_call(call: ast::Function) -> Result<ast::Expr> {
     match call.args {
         ast::FunctionArguments::Subquery(query) => Ok(ast::Expr::Subquery(query)),
@@ -193,11 +194,11 @@ pub(in crate::sql) fn from_expr(
     LogicalPlanBuilder::scan(reference, provider_as_source(provider), None)?.build()
 }
 
-/// The key of the metadata that tells a table's name from what a user may write.
+/// The metadata key that distinguishes a table's name from a string written by a user.
 const BY_NAME: &str = "neighbors.table";
 
-/// Asks one of our functions for a table of the session: the planner of relations has no session, and the
-/// functions that it can call have.
+/// Asks one of our functions for a table of the session: the relation planner has no session, but
+/// the functions that it can call do.
 fn by_name(reference: &TableReference) -> Expr {
     let metadata = [(BY_NAME.to_string(), String::new())].into_iter().collect::<BTreeMap<_, _>>();
     let name = ScalarValue::from(reference.to_quoted_string());
@@ -230,12 +231,12 @@ fn find(session: &dyn Session, reference: &TableReference) -> Result<Arc<dyn Tab
     table.ok_or_else(|| DataFusionError::Plan(format!("table '{full}' not found")))
 }
 
-/// What a future gives, for a caller that is not asynchronous: planning is not, and a catalog may read
-/// files to find a table.
+/// Waits for a future in synchronous code: planning is synchronous, and a catalog may read files to
+/// find a table.
 ///
-/// On a runtime of several threads the future runs there, and another thread takes over the caller's
-/// tasks meanwhile. Everywhere else it runs on a runtime that this process keeps for such cases, as
-/// what it spawns may outlive the call.
+/// On a multi-threaded runtime the future runs there, and another thread takes over the caller's
+/// tasks meanwhile. Otherwise it runs on a runtime that this process keeps for this purpose, as
+/// tasks that it spawns may outlive the call.
 fn wait_for<T: Send>(future: impl Future<Output = T> + Send) -> Result<T> {
     use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
     static HELPER: OnceLock<Runtime> = OnceLock::new();
@@ -252,7 +253,7 @@ fn wait_for<T: Send>(future: impl Future<Output = T> + Send) -> Result<T> {
             HELPER.get_or_init(|| made)
         }
     };
-    // A thread of a runtime may not wait for another runtime: a thread of its own does.
+    // A runtime's thread may not block on another runtime, so a separate thread does.
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| helper.block_on(future));
         Ok(waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))

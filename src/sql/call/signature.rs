@@ -17,7 +17,7 @@ pub(in crate::sql) struct Signature {
 pub(in crate::sql) struct Argument {
     pub name: &'static str,
     pub kind: Kind,
-    /// What it is where it is left out, as the function's page says it.
+    /// The default where it is omitted, as the function's page states it.
     #[cfg_attr(not(test), expect(dead_code, reason = "a test holds the page to it"))]
     pub default: &'static str,
 }
@@ -31,7 +31,7 @@ pub(in crate::sql) enum Kind {
     Value,
     /// Columns of an input, or expressions over them.
     Columns,
-    /// The name of a method, or a relation; this is what it is then.
+    /// The name of one of these methods, or a relation, which `relation` describes.
     MethodOrRelation { methods: &'static [&'static str], relation: &'static str },
 }
 

@@ -1,4 +1,4 @@
-//! Arguments that are values, once they have one.
+//! Value arguments, evaluated.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use datafusion::logical_expr::expr::Placeholder;
 
 use crate::metric::Metric;
 
-/// An argument without the name that DataFusion gives to what it has computed, and with the type
-/// that a parameter is to have.
+/// Removes the aliases that DataFusion gives to expressions it has evaluated, and gives an untyped
+/// parameter its type.
 pub(in crate::sql) fn argument(expr: Expr, wanted: DataType) -> Expr {
     match expr.unalias_nested().data {
         Expr::Placeholder(Placeholder { id, field: None }) => {
@@ -22,7 +22,7 @@ pub(in crate::sql) fn argument(expr: Expr, wanted: DataType) -> Expr {
     }
 }
 
-/// Whether the metric compares bits; `None` if a parameter will say.
+/// Whether the metric compares bits; `None` if it is a parameter.
 pub(in crate::sql) fn is_binary(function: &str, expr: &Expr) -> Result<Option<bool>> {
     match expr {
         Expr::Literal(_, _) => Ok(Some(metric(function, expr)?.is_binary())),

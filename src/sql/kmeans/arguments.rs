@@ -1,4 +1,4 @@
-//! The arguments of k-means that are values.
+//! The value arguments of k-means.
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DataFusionError, ScalarValue, plan_err};
@@ -9,28 +9,28 @@ use crate::algo::kmeans::{Init, KMeansParams};
 use crate::exec::KMeans;
 use crate::sql::call::{argument, metric, not_negative, positive, seed};
 
-/// The arguments of [`KMeansNode`] that a parameter may give: literals, or parameters until they have
-/// a value.
+/// The arguments of [`KMeansNode`](crate::plan::KMeansNode) that may be parameters: literals, or
+/// parameters that are not bound yet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KMeansArguments {
     /// Number of clusters.
     pub k: Expr,
     /// The metric's name.
     pub metric: Expr,
-    /// Rounds at most.
+    /// The maximum number of rounds.
     pub max_iterations: Expr,
-    /// When rounds end; see [`KMeans::tolerance`].
+    /// The stopping criterion; see [`KMeans::tolerance`].
     pub tolerance: Expr,
     /// The method that chooses the first centroids, if no relation gives them.
     pub init: Expr,
-    /// How often to start.
+    /// The number of runs.
     pub runs: Expr,
-    /// Of everything drawn at random; without it, `neighbors.seed`.
+    /// The seed of all random choices; without it, `neighbors.seed`.
     pub seed: Option<Expr>,
 }
 
 impl KMeansArguments {
-    /// The arguments that these parameters stand for.
+    /// The arguments equivalent to these parameters.
     pub fn from_params(params: &KMeans) -> Self {
         let whole = |number: u64| lit(ScalarValue::UInt64(Some(number)));
         let named = |(_, init): &&(&str, Init)| *init == params.init;
@@ -46,7 +46,7 @@ impl KMeansArguments {
         }
     }
 
-    /// With their names.
+    /// All arguments, with their names.
     pub(super) fn all(&self) -> impl Iterator<Item = (&'static str, &Expr)> {
         let always = [
             ("k", &self.k),
@@ -59,7 +59,7 @@ impl KMeansArguments {
         always.into_iter().chain(self.seed.iter().map(|seed| ("seed", seed)))
     }
 
-    /// With the types that parameters are to have.
+    /// Gives untyped parameters their types.
     pub(super) fn typed(self) -> Self {
         Self {
             k: argument(self.k, DataType::Int64),

@@ -1,4 +1,4 @@
-//! `kmeans` and `kmeans_centroids`: what SQL users and programs write to get a [`KMeansNode`].
+//! `kmeans` and `kmeans_centroids`: the SQL and Rust interfaces that create a [`KMeansNode`].
 
 mod arguments;
 mod node;
@@ -95,7 +95,7 @@ fn plan(
     build(output, (input, init), &columns, values, resolve)
 }
 
-/// Columns as asked for.
+/// The columns as requested.
 struct Asked {
     vector: Option<ColumnArgument>,
     weight: Option<ColumnArgument>,
@@ -135,7 +135,8 @@ fn build(
     plan.alias(function)?.build()
 }
 
-/// Centroids have the columns of the rows, or a column of vectors of their own.
+/// Finds the vectors of the first centroids: in the columns named for the rows, or else in their
+/// own only column of vectors.
 fn centroids(
     function: &str,
     plan: LogicalPlan,
@@ -150,7 +151,7 @@ fn centroids(
     Ok((vector, columns.into_plan()?))
 }
 
-/// The input with one more column: for each row its cluster among those of its group.
+/// The input with one more column: the cluster of each row among the clusters of its group.
 fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
     let Labelled { vector, groups, arguments, label } = call;
     let mut arguments = arguments.into_iter();
@@ -167,14 +168,14 @@ fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
 
 /// k-means on [`DataFrame`]s.
 ///
-/// The session must have been given to [`register_all`](crate::register_all).
+/// The session must have been passed to [`register_all`](crate::register_all).
 pub trait KMeansExt: Sized {
-    /// Every row of this with its `cluster_id` (Int64, from 0; NULL for a NULL vector) and the
-    /// `distance` to that cluster's centroid.
+    /// Every row of this frame with its `cluster_id` (Int64, from 0; NULL for a NULL vector) and
+    /// the `distance` to that cluster's centroid.
     ///
     /// # Errors
-    /// A plan error if there are no vectors, or several columns of them and none is named, or
-    /// parameters that no data could make valid.
+    /// A plan error if there is no column of vectors, or several and none is named, or if
+    /// parameters could not be valid for any data.
     ///
     /// # Example
     /// ```
@@ -193,7 +194,7 @@ pub trait KMeansExt: Sized {
     /// ```
     fn kmeans(self, params: KMeans) -> Result<Self>;
 
-    /// The clusters of this: `cluster_id`, `centroid`, `size` and `inertia`.
+    /// The clusters of this frame's rows: `cluster_id`, `centroid`, `size` and `inertia`.
     ///
     /// # Errors
     /// As for [`kmeans`](Self::kmeans).

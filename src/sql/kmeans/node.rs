@@ -1,4 +1,4 @@
-//! `KMeansNode`: k-means in a logical plan, wherever it was asked for.
+//! `KMeansNode`: k-means in a logical plan, through whichever interface it was requested.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::exec::{KMeansExec, KMeansOutput, KMeansSpec, Side, VectorColumn, kmea
 use crate::sql::family::FamilyNode;
 use crate::sql::options::NeighborsOptions;
 
-/// The function that gives this.
+/// The name of the function with this output.
 pub(super) fn function_name(output: &KMeansOutput) -> &'static str {
     match output {
         KMeansOutput::Rows | KMeansOutput::Labels(_) => "kmeans",
@@ -23,8 +23,8 @@ pub(super) fn function_name(output: &KMeansOutput) -> &'static str {
     }
 }
 
-/// k-means in a logical plan. Its inputs are its children; the arguments that a parameter may give
-/// stay expressions. Settings are read when the plan becomes operators.
+/// k-means in a logical plan. Its inputs are its children; arguments that may be parameters stay
+/// expressions. Settings are read when the physical plan is made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KMeansNode {
     output: KMeansOutput,
@@ -37,12 +37,12 @@ pub struct KMeansNode {
 }
 
 impl KMeansNode {
-    /// The rows of `input`, whose vectors are in the columns given, in clusters. `init` may hold the
-    /// first centroids, `weight` names a column of numbers; `groups`, for
-    /// [`KMeansOutput::Labels`], the columns that put rows into groups.
+    /// Clusters the rows of `input`, whose vectors are in the given columns. `init` may hold the
+    /// first centroids, `weight` names a column of numbers; `groups`, for [`KMeansOutput::Labels`],
+    /// the columns by which rows are grouped.
     ///
     /// # Errors
-    /// Columns that are not there or of a wrong type; values that can already be seen to be wrong.
+    /// Columns that are missing or of a wrong type; values already known to be invalid.
     pub fn try_new(
         output: KMeansOutput,
         input: (VectorColumn, LogicalPlan),
@@ -74,7 +74,7 @@ impl KMeansNode {
         Ok(node)
     }
 
-    /// What comes out.
+    /// The output.
     pub fn output(&self) -> &KMeansOutput {
         &self.output
     }
@@ -94,7 +94,7 @@ impl KMeansNode {
         self.weight.as_deref()
     }
 
-    /// The columns that put rows into groups.
+    /// The columns by which rows are grouped.
     pub fn groups(&self) -> &[String] {
         &self.groups
     }
@@ -104,10 +104,10 @@ impl KMeansNode {
         &self.arguments
     }
 
-    /// What the operator computes, once every argument has a value.
+    /// The specification for the operator, once every argument has a value.
     ///
     /// # Errors
-    /// Arguments without a value, or with a wrong one.
+    /// Arguments without a value, or with an invalid one.
     pub fn spec(&self, options: &NeighborsOptions) -> Result<KMeansSpec> {
         let function = function_name(&self.output);
         Ok(KMeansSpec {

@@ -1,4 +1,4 @@
-//! `knn_exact`: what SQL users and programs write to get a [`KnnNode`].
+//! `knn_exact`: the SQL and Rust interfaces that create a [`KnnNode`].
 
 mod node;
 mod pushdown;
@@ -60,7 +60,7 @@ fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPl
     build(queries, base, &vectors, (k, metric), resolve)
 }
 
-/// Where the vectors are, as asked for.
+/// The vector columns as requested.
 struct Vectors {
     queries: Option<ColumnArgument>,
     base: Option<ColumnArgument>,
@@ -93,16 +93,16 @@ fn build(
 
 /// Nearest neighbours on [`DataFrame`]s.
 ///
-/// The session must have been given to [`register_all`](crate::register_all).
+/// The session must have been passed to [`register_all`](crate::register_all).
 pub trait KnnExt: Sized {
-    /// The k nearest rows of `base` for every row of this.
+    /// The k nearest rows of `base` for every row of this frame.
     ///
-    /// Columns: those of this, prefixed `query_`, and those of `base`, prefixed `base_`, without
-    /// the vectors; `rank` (Int64, from 1) and `distance`.
+    /// Columns: those of this frame, prefixed `query_`, and those of `base`, prefixed `base_`,
+    /// without the vectors; `rank` (Int64, from 1) and `distance`.
     ///
     /// # Errors
-    /// A plan error if an input has no vectors for the metric, or several columns of them and none
-    /// is named.
+    /// A plan error if an input has no column of vectors for the metric, or several and none is
+    /// named.
     ///
     /// # Example
     /// ```
@@ -122,7 +122,7 @@ pub trait KnnExt: Sized {
     /// ```
     fn knn_exact(self, base: Self, params: KnnExact) -> Result<Self>;
 
-    /// The k nearest other rows for every row of this.
+    /// The k nearest other rows for every row of this frame.
     ///
     /// # Errors
     /// As for [`knn_exact`](Self::knn_exact).

@@ -1,4 +1,5 @@
-//! `KnnNode`: nearest neighbours in a logical plan, wherever they were asked for.
+//! `KnnNode`: nearest neighbours in a logical plan, through whichever interface they were
+//! requested.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -20,8 +21,8 @@ use crate::sql::options::NeighborsOptions;
 /// The function's name in SQL.
 pub(super) const NAME: &str = "knn_exact";
 
-/// Nearest neighbours in a logical plan. Its inputs are its children; the arguments that a
-/// parameter may give stay expressions. Settings are read when the plan becomes operators.
+/// Nearest neighbours in a logical plan. Its inputs are its children; arguments that may be
+/// parameters stay expressions. Settings are read when the physical plan is made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KnnNode {
     queries: Option<(VectorColumn, LogicalPlan)>,
@@ -33,10 +34,10 @@ pub struct KnnNode {
 
 impl KnnNode {
     /// The `k` nearest rows of `base` for every row of `queries`, or, without queries, for every
-    /// row of `base` among the others. Inputs come with the columns that hold their vectors.
+    /// row of `base` among the others. Each input is given with the columns that hold its vectors.
     ///
     /// # Errors
-    /// Columns that are not there or hold no vectors; values that can already be seen to be wrong.
+    /// Columns that are missing or hold no vectors; values already known to be invalid.
     pub fn try_new(
         queries: Option<(VectorColumn, LogicalPlan)>,
         base: (VectorColumn, LogicalPlan),
@@ -56,7 +57,7 @@ impl KnnNode {
         LogicalPlan::Extension(Extension { node: Arc::new(self) })
     }
 
-    /// The queries and the columns of their vectors; `None` in a join of the base with itself.
+    /// The queries and the columns of their vectors; `None` in a self-join of the base.
     pub fn queries(&self) -> Option<&(VectorColumn, LogicalPlan)> {
         self.queries.as_ref()
     }
@@ -76,10 +77,10 @@ impl KnnNode {
         &self.metric
     }
 
-    /// What the operator computes, once every argument has a value.
+    /// The specification for the operator, once every argument has a value.
     ///
     /// # Errors
-    /// Arguments without a value, or with a wrong one.
+    /// Arguments without a value, or with an invalid one.
     pub fn spec(&self, options: &NeighborsOptions) -> Result<KnnSpec> {
         let params = self.params()?;
         let mut spec = KnnSpec::new(params, self.base.0.clone(), options.batch_rows);
@@ -102,8 +103,8 @@ impl KnnNode {
         Ok(KnnParams::try_new(k, metric)?)
     }
 
-    /// For each of the first output columns, the column of the queries that it carries along; none
-    /// in a join of the base with itself.
+    /// For each of the leading output columns, the column of the queries that it carries; none in a
+    /// self-join of the base.
     pub(super) fn query_columns(&self) -> Result<Vec<Column>> {
         let Some(queries) = &self.queries else { return Ok(vec![]) };
         let (side, _) = side("queries", queries)?;
@@ -111,7 +112,7 @@ impl KnnNode {
         Ok(side.carried.iter().map(|i| columns[*i].clone()).collect())
     }
 
-    /// Refuse what no parameter can mend.
+    /// Rejects errors that no value of a parameter could fix.
     fn check(&self) -> Result<()> {
         let values = [("k", &self.k), ("metric", &self.metric)];
         for (name, expr) in values {
@@ -242,7 +243,7 @@ impl UserDefinedLogicalNodeCore for KnnNode {
                 Some(vec![self.needed(&queries, 0, output), self.needed(&base, start, output)])
             }
             None => {
-                // Both sides of the output come from the one input.
+                // Both sides of the output come from the same input.
                 let mut needed = self.needed(&base, 0, output);
                 needed.extend(self.needed(&base, base.carried.len(), output));
                 needed.sort_unstable();

@@ -1,11 +1,11 @@
-//! Filters above nearest neighbours: what only the queries or the rank decide is decided before the
-//! search.
+//! Pushdown of filters above nearest neighbours: conditions that depend only on the queries or on
+//! the rank are applied before the search.
 //!
-//! `WHERE query_…` filters the queries, and `rank <= n` lowers k. DataFusion moves filters down to
-//! our node and no farther, as it does not know which input a column comes from; this rule comes
-//! next. A filter above a LIMIT or a window function stays there and so is never seen here. Filters
-//! on the base and on the distance come after the search, by their meaning. In a join of the base
-//! with itself, the queries are the base, which has to keep all rows.
+//! `WHERE query_…` filters the queries, and `rank <= n` lowers k. DataFusion pushes filters down to
+//! our node and no further, as it does not know which input a column comes from; this rule
+//! continues from there. A filter above a LIMIT or a window function stays there and so is never
+//! seen here. Filters on the base and on the distance apply to the search's result, by definition.
+//! In a self-join of the base, the queries are the base, which has to keep all rows.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(in crate::sql) struct PushIntoKnn;
 impl PushIntoKnn {
     const NAME: &'static str = "neighbors_push_into_knn";
 
-    /// The rules of a session, with this one after the one that moves filters down.
+    /// Inserts this rule into those of a session, after the one that pushes filters down.
     pub(in crate::sql) fn among(
         mut rules: Vec<Arc<dyn OptimizerRule + Send + Sync>>,
     ) -> Vec<Arc<dyn OptimizerRule + Send + Sync>> {
@@ -65,7 +65,8 @@ impl OptimizerRule for PushIntoKnn {
     }
 }
 
-/// A filter above a node, with all in it that can be decided earlier; `None` if nothing can.
+/// Pushes the parts of a filter that can be applied before the search into the node below it;
+/// `None` if there are none.
 fn push(predicate: &Expr, node: &KnnNode) -> Result<Option<LogicalPlan>> {
     let mut k = literal(node.k());
     let columns = node.query_columns()?;
@@ -103,8 +104,8 @@ fn push(predicate: &Expr, node: &KnnNode) -> Result<Option<LogicalPlan>> {
     }))
 }
 
-/// A condition on output columns as one on the queries, if it reads nothing else. `columns` has the
-/// column of the queries for each of the first output columns.
+/// Rewrites a condition on output columns as one on the queries, if it reads nothing else.
+/// `columns` has the column of the queries for each of the first output columns.
 fn moved(condition: &Expr, schema: &DFSchema, columns: &[Column]) -> Result<Option<Expr>> {
     let column = |output: &Column| columns.get(schema.maybe_index_of_column(output)?);
     let reads = condition.column_refs();
@@ -135,7 +136,7 @@ fn has_subquery(expr: &Expr) -> bool {
     found.unwrap_or(true)
 }
 
-/// What a condition says about the rank.
+/// The bound that a condition sets on the rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Bound {
     /// It never holds beyond this rank.
@@ -174,7 +175,7 @@ fn rank_bound(condition: &Expr) -> Option<Bound> {
     }
 }
 
-/// The rank compared with a number.
+/// The bound set by comparing the rank with a number.
 fn compared(op: Operator, number: i64) -> Option<Bound> {
     match op {
         Operator::LtEq => Some(Bound { most: number, is_all: true }),

@@ -8,10 +8,10 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
 
-/// Fewer moved rows than this are not worth the threads.
+/// With fewer moved rows than this, threads do not pay.
 const FEW_MOVED: usize = 4096;
 
-/// Rows between two looks at whether anybody waits.
+/// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
 
 /// Moves the rows whose label changed from their old clusters to their new ones; without old labels,
@@ -44,7 +44,7 @@ fn move_reals<T: Lanes>(
     job: &Job,
 ) -> Result<()> {
     let before = |row: usize| old.map(|old| old[row]);
-    let _reserved = job.reserve("rows that moved", new.len() * size_of::<u32>())?;
+    let _reserved = job.reserve("rows that moved", size_of_val(new))?;
     let moved: Vec<u32> =
         (0..new.len() as u32).filter(|r| before(*r as usize) != Some(new[*r as usize])).collect();
     let move_all = |sums: &mut ClusterSums, moved: &[u32]| {

@@ -1,4 +1,4 @@
-//! The host's part of k-means: the choice of first centroids, and sums of clusters.
+//! The host's part of k-means: the choice of initial centroids, and sums of clusters.
 
 pub(in crate::device) mod cluster_sums;
 pub(in crate::device) mod seeding;

@@ -15,7 +15,7 @@ use crate::random::Random;
 /// Rows whose costs are added up one after the other.
 const BLOCK: usize = 1024;
 
-/// `k` rows, chosen as [`seed`](crate::device::KMeansSession::seed) says.
+/// Chooses `k` rows as [`seed`](crate::device::KMeansSession::seed) says.
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
@@ -47,13 +47,13 @@ pub(crate) fn plus_plus<T: Real>(
     Ok(chosen)
 }
 
-/// How far every row is from the nearest of those chosen so far.
+/// The distance of every row from the nearest row chosen so far.
 struct SeedCosts<'a, T> {
     values: &'a [T],
     dim: usize,
     weights: Option<&'a [f64]>,
     metric: Metric,
-    /// Empty before the first one was chosen: rows then cost their weight.
+    /// Empty before the first row is chosen: rows then cost their weight.
     costs: Vec<T>,
     /// For each block of rows, weight times cost, added up in order.
     totals: Vec<f64>,
@@ -84,7 +84,7 @@ impl<'a, T: Real> SeedCosts<'a, T> {
         self.costs.get(row).map_or(weight, |cost| share(weight, cost.to_f64()))
     }
 
-    /// A row, with a probability in proportion to weight times cost, for a number from 0 to 1.
+    /// Draws a row with probability proportional to weight times cost, by a number from 0 to 1.
     fn draw(&self, unit: f64) -> u32 {
         let total: f64 = self.totals.iter().sum();
         let mut left = unit * total;
@@ -103,7 +103,7 @@ impl<'a, T: Real> SeedCosts<'a, T> {
                 left -= share;
             }
         }
-        // Rounding has eaten up the end, or nothing costs anything.
+        // Rounding has passed the end of the sum, or all costs are zero.
         let of_block = |block| self.block(block).rev().find(|row| self.share(*row) > 0.0);
         last.and_then(of_block).map_or_else(|| self.any(unit), |row| row as u32)
     }
@@ -112,7 +112,7 @@ impl<'a, T: Real> SeedCosts<'a, T> {
         block * BLOCK..self.rows().min((block + 1) * BLOCK)
     }
 
-    /// A row that weighs something, all with the same probability.
+    /// Draws a row of positive weight, all with the same probability.
     fn any(&self, unit: f64) -> u32 {
         let all = self.rows();
         let of = |count: usize| ((unit * count as f64) as usize).min(count.saturating_sub(1));
@@ -123,7 +123,7 @@ impl<'a, T: Real> SeedCosts<'a, T> {
         heavy().nth(of(heavy().count())).unwrap_or(0) as u32
     }
 
-    /// Counts a row as chosen.
+    /// Adds a row to those chosen.
     fn add(&mut self, row: &[T], job: &Job) -> Result<()> {
         let (dim, metric, weights) = (self.dim, self.metric, self.weights);
         let mut costs = std::mem::take(&mut self.costs);
@@ -145,10 +145,10 @@ impl<'a, T: Real> SeedCosts<'a, T> {
         Ok(())
     }
 
-    /// Which of these rows leaves the least of Σ weight · distance to the nearest chosen row, the
-    /// first of equals.
+    /// Which of these rows leaves the least Σ weight · distance to the nearest chosen row, the first
+    /// in case of a tie.
     fn best(&self, candidates: &[u32], job: &Job) -> Result<usize> {
-        // For each block, what would be left with each candidate; added up in order of the blocks.
+        // For each block, the cost left with each candidate; added up in order of the blocks.
         let blocks: Vec<Vec<f64>> = self
             .values
             .par_chunks(BLOCK * self.dim)

@@ -1,4 +1,4 @@
-//! Exact distances of chosen pairs, from rows as they came.
+//! Exact distances of chosen pairs, from rows in their original layout.
 
 use rayon::prelude::*;
 

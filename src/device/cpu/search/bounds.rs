@@ -3,13 +3,14 @@
 use crate::matrix::Real;
 use crate::metric::{Metric, Sum};
 
-/// How far a matrix product may be from a query's sum. See [`super::product`] for the derivation.
+/// Bounds on the error of a matrix product against a query's sum. See [`super::product`] for the
+/// derivation.
 pub(super) struct Bounds<T> {
-    /// What a product is multiplied with.
+    /// The factor of a product.
     pub factor: T,
-    /// What the width of the bound grows by with the norm of the base row, halved.
+    /// Half the growth of the bound's width with the norm of the base row.
     pub slope: T,
-    /// What all lower bounds of this query have in common.
+    /// The term that all lower bounds of this query have in common.
     common: T,
     squares: bool,
     unit: T,
@@ -26,7 +27,7 @@ impl<T: Real> Bounds<T> {
     pub fn new(metric: Metric, dim: usize, norm: f64) -> Self {
         let unit = Self::unit(dim);
         let squares = metric.sum() == Sum::Squares;
-        // Each of about 4 d roundings in the range of subnormals is off by at most one of them.
+        // Each of about 4 d roundings in the subnormal range errs by at most one smallest subnormal.
         let least = (4.0 * dim as f64 + 16.0) * T::MIN_POSITIVE.to_f64() * T::EPSILON.to_f64();
         let (factor, slope, common) = if squares {
             (-2.0, 2.0 * unit * norm, norm * norm * (1.0 - unit))
@@ -51,14 +52,14 @@ impl<T: Real> Bounds<T> {
         (-self.slope).mul_add(norm, lower) + self.common
     }
 
-    /// A limit on lower bounds as one on what they are before adding what they have in common.
+    /// Converts a limit on lower bounds to one without the common term.
     #[inline(always)]
     pub fn relative(&self, limit: T) -> T {
         let slack = T::EPSILON * (limit.abs() + self.common.abs());
         if limit.is_finite() { limit - self.common + slack } else { limit }
     }
 
-    /// From the lower to the upper bound: 2 E.
+    /// The difference of the upper and the lower bound: 2 E.
     #[inline(always)]
     pub fn width(&self, norm: T) -> T {
         let product = self.norm * norm;
@@ -86,17 +87,17 @@ impl<T: Real> Candidates<T> {
     /// Bytes of a row.
     pub const BYTES: usize = size_of::<Candidate<T>>();
 
-    /// Rows that are kept at most for so many of the nearest.
+    /// The most rows that are kept for the `k` nearest.
     pub fn most(k: usize) -> usize {
         k.saturating_mul(2).saturating_add(32)
     }
 
-    /// No rows. `limit` is a sum that none of the k nearest exceeds.
+    /// An empty set. `limit` is a sum that none of the k nearest exceeds.
     pub fn new(k: usize, limit: T) -> Self {
         Self { k, rows: Vec::new(), limit }
     }
 
-    /// No lower bound above this one belongs to one of the k nearest.
+    /// None of the k nearest has a lower bound above this.
     #[inline(always)]
     pub fn limit(&self) -> T {
         self.limit
@@ -107,25 +108,25 @@ impl<T: Real> Candidates<T> {
         self.rows.push(Candidate { lower, upper, row });
     }
 
-    /// Time to [prune](Self::prune).
+    /// Whether it is time to [prune](Self::prune).
     #[inline(always)]
     pub fn is_full(&self) -> bool {
         self.rows.len() >= Self::most(self.k)
     }
 
-    /// Pruning did not make enough room.
+    /// Whether pruning did not make enough room.
     pub fn is_crowded(&self) -> bool {
         self.rows.len() >= self.k.saturating_add(self.k / 2 + 24)
     }
 
-    /// Drop the rows that the k-th smallest upper bound rules out.
+    /// Drops the rows that the k-th smallest upper bound rules out.
     pub fn prune(&mut self, metric: Metric) {
         if self.rows.len() < self.k {
             return;
         }
         let by_upper = |a: &Candidate<T>, b: &Candidate<T>| order(a.upper, b.upper);
         let (_, kth, _) = self.rows.select_nth_unstable_by(self.k - 1, by_upper);
-        // Sums that differ may still be equal distances, which the row number then decides.
+        // Different sums may still give equal distances; the row number then decides.
         let limit = metric.reach(metric.distance(kth.upper));
         if limit < self.limit {
             self.limit = limit;
@@ -134,7 +135,7 @@ impl<T: Real> Candidates<T> {
         self.rows.retain(|candidate| candidate.lower <= limit);
     }
 
-    /// Compute the sums still unknown; returns how many.
+    /// Computes the sums still unknown; returns how many.
     #[inline(always)]
     pub fn settle(&mut self, sum: impl Fn(u32) -> T) -> u64 {
         let mut computed = 0;
@@ -146,7 +147,7 @@ impl<T: Real> Candidates<T> {
         computed
     }
 
-    /// Keep the k nearest of settled rows.
+    /// Keeps the k nearest of settled rows.
     pub fn cut(&mut self, metric: Metric) {
         self.prune(metric);
         if self.rows.len() > self.k {

@@ -1,5 +1,5 @@
-//! The layouts that need no instructions of their own: products from some dimensions on, direct
-//! differences below.
+//! The layouts without special instructions: products in high dimensions, direct differences in low
+//! ones.
 
 use super::panels::Panels;
 use super::product::Product;
@@ -12,7 +12,7 @@ use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::{Metric, Sum};
 
-/// From this dimension on, a matrix product with an exact second look beats direct differences.
+/// From this dimension on, a matrix product with an exact recheck beats direct differences.
 const PRODUCT_DIM: usize = 64;
 
 /// Rows in one of the layouts.

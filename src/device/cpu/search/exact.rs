@@ -4,7 +4,7 @@
 use crate::device::cpu::simd::vnni::{self, Chains, SLAB, Vnni};
 use crate::metric::Sum;
 
-/// Compute the sums of pairs of a query and a base row, by their positions, in this order.
+/// Computes the sums of pairs of a query and a base row, by their positions, in this order.
 pub(super) struct Pairs<'a, T, F> {
     pub sum: Sum,
     pub queries: &'a [T],
@@ -30,7 +30,7 @@ impl<T: Chains, F: FnMut((u32, u32), T)> Pairs<'_, T, F> {
             for first in (0..dim).step_by(SLAB) {
                 let slab = first..dim.min(first + SLAB);
                 let rows = |i: usize| {
-                    // A chunk that is not full repeats its last pair.
+                    // A partial chunk repeats its last pair.
                     let pair = &chunk[i.min(chunk.len() - 1)];
                     (&query(pair)[slab.clone()], &base(pair)[slab.clone()])
                 };

@@ -36,14 +36,14 @@ impl BaseLayout {
 /// A layout of rows of numbers.
 #[derive(Debug)]
 pub(super) enum Layout<T> {
-    Quantised(Quantised<T>),
+    Quantised(Box<Quantised<T>>),
     Direct(Direct<T>),
 }
 
 impl<T: Lanes> Layout<T> {
     fn new(rows: &Rows, values: &[T], metric: Metric, job: &Job) -> Result<Self> {
         Ok(match Quantised::try_new(rows, values, metric, job)? {
-            Some(quantised) => Self::Quantised(quantised),
+            Some(quantised) => Self::Quantised(Box::new(quantised)),
             None => Self::Direct(Direct::new(rows, values, metric, job)?),
         })
     }

@@ -37,10 +37,10 @@ use crate::job::Job;
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
-/// Queries whose lists are in memory at the same time: enough for all threads.
+/// Queries whose lists are in memory at once: enough for all threads.
 const BLOCK_QUERIES: usize = 1 << 16;
 
-/// Rows, as they came and, once they are a base, in the layout that suits them.
+/// Rows in their original layout and, once they are a base, in the layout that suits them.
 #[derive(Debug)]
 pub struct CpuRows {
     rows: Rows,
@@ -184,7 +184,7 @@ impl SearchDevice for CpuDevice {
     }
 }
 
-/// Let lists of one neighbour take nothing farther than the row that is said to be near.
+/// Limits lists of one neighbour to rows no farther than the row given as near.
 fn narrow<T: Lanes>(
     base: &Rows,
     queries: &Rows,

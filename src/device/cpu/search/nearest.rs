@@ -1,4 +1,4 @@
-//! The nearest of few base rows in few dimensions: every pair is looked at.
+//! The nearest of few base rows in few dimensions, by comparing every pair.
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -11,13 +11,14 @@ use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::Metric;
 
-/// Up to so many dimensions and base rows, looking at every pair is the fastest way to the nearest.
+/// Up to this many dimensions and base rows, comparing every pair is the fastest way to the nearest.
 const FEW_DIMENSIONS: usize = 32;
 const FEW_ROWS: usize = 4096;
 /// Queries of a task.
 const TASK_QUERIES: usize = 2048;
 
-/// See [`SearchDevice::nearest_one`](crate::device::SearchDevice::nearest_one). `None` if this is not the way.
+/// See [`SearchDevice::nearest_one`](crate::device::SearchDevice::nearest_one). `None` if
+/// another method suits better.
 pub(super) fn nearest_one(
     queries: &Rows,
     base: &Rows,
@@ -26,7 +27,7 @@ pub(super) fn nearest_one(
     job: &Job,
 ) -> Option<Result<Neighbors>> {
     let few = queries.matrix().dim() <= FEW_DIMENSIONS && base.len() <= FEW_ROWS;
-    // Roots of different squares may be equal, and the earlier row then counts.
+    // Roots of different squares may be equal; the earlier row then wins.
     let plain = metric == Metric::SqEuclidean && pairing.first_query.is_none();
     if !few || !plain || base.is_empty() {
         return None;
@@ -62,7 +63,7 @@ fn nearest_reals<T: Lanes>(
     Ok(Neighbors { per_query: 1, rows, distances: Distances::of(distances), work })
 }
 
-/// The first of the nearest base rows of every query, and the square of its distance.
+/// The nearest base row of every query, the first in case of a tie, and its squared distance.
 struct Nearest<'a, T> {
     queries: &'a Transposed<T>,
     base: &'a [T],
@@ -70,7 +71,7 @@ struct Nearest<'a, T> {
     distances: &'a mut [T],
 }
 
-/// Base rows that pass by together.
+/// Base rows that are compared together.
 const PASSING: usize = 4;
 
 impl<T: Lanes> WithSimd for Nearest<'_, T> {
@@ -83,7 +84,7 @@ impl<T: Lanes> WithSimd for Nearest<'_, T> {
         let out = self.rows.chunks_mut(SIDE_BY_SIDE).zip(self.distances.chunks_mut(SIDE_BY_SIDE));
         for (group, (rows, distances)) in groups.zip(out) {
             let mut best = [T::INFINITY; SIDE_BY_SIDE];
-            // Numbers of few rows are exact in any type.
+            // The numbers of few rows are exact in any type.
             let mut number = [T::ZERO; SIDE_BY_SIDE];
             let registers = T::vectors_mut::<S>(&mut best).iter_mut();
             for (register, (best, number)) in
@@ -110,7 +111,7 @@ impl<T: Lanes> WithSimd for Nearest<'_, T> {
     }
 }
 
-/// The least so far and its number, after some more from this number on.
+/// Updates the least value so far and its number with some more values, numbered from this one on.
 #[inline(always)]
 fn nearer<S: Simd, T: Lanes, const BASE: usize>(
     simd: S,

@@ -1,8 +1,8 @@
-//! All distances by direct differences, in registers: for few dimensions, and for sums that are no
-//! product.
+//! All distances by direct differences, in registers: for few dimensions, and for sums that are not
+//! products.
 //!
 //! Base rows are stored in *panels* of 32 rows, dimension by dimension, so that a register holds
-//! one coordinate of several rows. A step takes four queries through one panel; their sums never
+//! one coordinate of several rows. A step compares four queries with one panel; their sums never
 //! leave the registers unless one of them is within reach of its query's sink.
 
 use pulp::{Simd, WithSimd};
@@ -19,9 +19,9 @@ use crate::parallel::fill_on_threads;
 
 /// Rows in a panel: two AVX-512 registers of f32.
 const PANEL: usize = 32;
-/// Queries that pass through a panel together.
+/// Queries that are compared with a panel together.
 const QUERIES: usize = 4;
-/// Panels that are filled between two looks at whether anybody waits.
+/// Panels that are filled between two checks for cancellation.
 const PANELS_UNCHECKED: usize = 1024;
 /// Bytes of base rows that all queries of a task visit before the next ones: half of an L1 cache.
 const STEP_BYTES: usize = 24 * 1024;
@@ -106,7 +106,7 @@ impl<T: Lanes> Arithmetic<T> for Panels<T> {
     }
 }
 
-/// All queries of a task through some panels.
+/// The comparison of all queries of a task with some panels.
 struct Sweep<'a, T, K> {
     base: &'a Panels<T>,
     panels: std::ops::Range<usize>,
@@ -136,7 +136,7 @@ impl<T: Lanes, K: Sink<T>> Sweep<'_, T, K> {
     fn queries<S: Simd, A: Accumulate>(&mut self, simd: S, first: usize) {
         let dim = self.base.dim;
         let count = (self.sinks.len() - first).min(QUERIES);
-        // A group that is not full repeats its last query, which then never hits.
+        // A partial group repeats its last query, which then never hits.
         let rows: [&[T]; QUERIES] =
             std::array::from_fn(|i| &self.values[(first + i.min(count - 1)) * dim..][..dim]);
         let mut reach: [T; QUERIES] = std::array::from_fn(|i| {
@@ -162,7 +162,7 @@ impl<T: Lanes, K: Sink<T>> Sweep<'_, T, K> {
         }
     }
 
-    /// Offer the sums within reach to their sinks.
+    /// Offers the sums within reach to their sinks.
     #[inline(never)]
     fn collect<S: Simd>(
         &mut self,

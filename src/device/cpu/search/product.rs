@@ -1,7 +1,7 @@
-//! All distances through one matrix product, then the few that matter once more, exactly.
+//! All distances by one matrix product, then exact ones for the few that matter.
 //!
 //! `‖q − x‖² = ‖q‖² + ‖x‖² − 2 q·x`, and the product of a block of queries with a block of base
-//! rows runs at the speed of a matrix multiplication. It rounds differently than the sum that the
+//! rows runs at the speed of a matrix multiplication. It rounds differently from the sum that the
 //! contract asks for, but by a bounded amount: with u half the gap after 1 and d the dimension,
 //!
 //! - squares: `|product − sum| ≤ E = 2 (d + 8) u (‖q‖ + ‖x‖)²`. The product's own rounding is at
@@ -29,22 +29,22 @@ use crate::matrix::{Real, Rows};
 use crate::metric::{Metric, Sum};
 use crate::parallel::fill_on_threads;
 
-/// Rows that are prepared between two looks at whether anybody waits.
+/// Rows that are prepared between two checks for cancellation.
 const ROWS_UNCHECKED: usize = 8192;
 
 /// Norms between these have squares and products that neither over- nor underflow, in f32 or f64.
 const SAFE_NORMS: std::ops::RangeInclusive<f64> = 1e-12..=1e15;
 
-/// Base rows with what the bounds need to know of them.
+/// Base rows with the values that the bounds need.
 #[derive(Debug)]
 pub(super) struct Product<T> {
     rows: Rows,
     metric: Metric,
-    /// The mean of the rows, and the rows less the mean; `None` if the mean is near the origin.
+    /// The mean of the rows, and the rows minus the mean; `None` if the mean is near the origin.
     centred: Option<(Vec<T>, Vec<T>)>,
     /// `‖x‖` of each row, rounded up.
     norms: Vec<T>,
-    /// What a lower bound starts from: `‖x‖² (1 − e)` for squares, 0 for products.
+    /// The initial value of a lower bound: `‖x‖² (1 − e)` for squares, 0 for products.
     offsets: Vec<T>,
     _reserved: Reserved,
 }
@@ -108,7 +108,7 @@ impl<T: Lanes> Product<T> {
         );
     }
 
-    /// The rows as they came.
+    /// The original rows.
     fn exact(&self) -> &[T] {
         self.rows.reals().unwrap_or_default()
     }
@@ -170,6 +170,7 @@ impl<T: Lanes> Arithmetic<T> for Product<T> {
             }
         }
         for (i, (candidates, sink)) in candidates.into_iter().zip(sinks).enumerate() {
+            visit.job.check()?;
             let query = &queries.values[i * dim..][..dim];
             work.rechecked += arch.dispatch(Settle { base: self, query, visit, candidates, sink });
         }
@@ -177,15 +178,15 @@ impl<T: Lanes> Arithmetic<T> for Product<T> {
     }
 }
 
-/// Keep the rows of a block that may be among a query's nearest.
+/// Keeps the rows of a block that may be among a query's nearest.
 struct Sift<'a, T> {
     base: &'a Product<T>,
     rows: std::ops::Range<usize>,
     products: &'a [T],
     query: &'a [T],
-    /// Of the query, among all of the call.
+    /// Position of the query among all of the call.
     position: usize,
-    /// `None` for a query whose norm allows no bound: every row is then computed exactly.
+    /// `None` if the query's norm allows no bound: every row is then computed exactly.
     bounds: Option<&'a Bounds<T>>,
     visit: &'a Visit<'a>,
     candidates: &'a mut Candidates<T>,
@@ -225,7 +226,7 @@ impl<T: Lanes> WithSimd for Sift<'_, T> {
 }
 
 impl<T: Lanes> Sift<'_, T> {
-    /// Keep those of these rows of the block whose lower bound is within the limit.
+    /// Keeps those of these rows of the block whose lower bound is within the limit.
     #[inline(always)]
     fn keep(&mut self, bounds: &Bounds<T>, range: std::ops::Range<usize>) -> u64 {
         let mut rechecked = 0;
@@ -260,7 +261,7 @@ impl<T: Lanes> Sift<'_, T> {
     }
 }
 
-/// Compute the candidates exactly and offer them to the query's sink.
+/// Computes the candidates exactly and offers them to the query's sink.
 struct Settle<'a, T, K> {
     base: &'a Product<T>,
     query: &'a [T],
@@ -283,7 +284,7 @@ impl<T: Lanes, K: Sink<T>> WithSimd for Settle<'_, T, K> {
     }
 }
 
-/// Make room among the candidates; compute them exactly if the bounds alone do not.
+/// Makes room among the candidates; computes them exactly if the bounds alone do not.
 #[inline(always)]
 fn tighten<T: Lanes>(base: &Product<T>, query: &[T], candidates: &mut Candidates<T>) -> u64 {
     candidates.prune(base.metric);
@@ -302,7 +303,7 @@ fn sum<T: Lanes>(base: &Product<T>, query: &[T], row: u32) -> T {
     base.metric.sum_of(query, values)
 }
 
-/// The mean, and the rows less the mean, if the mean is much farther from the origin than the rows
+/// The mean, and the rows minus the mean, if the mean is much farther from the origin than the rows
 /// are from the mean.
 fn centre<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Option<(Vec<T>, Vec<T>)>> {
     let rows = values.len() / dim;
@@ -347,12 +348,12 @@ fn norm<T: Real>(row: &[T]) -> f64 {
     row.iter().map(|x| x.to_f64() * x.to_f64()).sum::<f64>().sqrt()
 }
 
-/// Whether a row of this norm has bounds. A norm of 0 may be one that is too small to be squared.
+/// Whether a row of this norm has bounds. A norm of 0 may come from elements too small to square.
 fn is_safe<T: Real>(row: &[T], norm: f64) -> bool {
     SAFE_NORMS.contains(&norm) || row.iter().all(|x| *x == T::ZERO)
 }
 
-/// The norm in the rows' precision, not smaller.
+/// The norm in the rows' precision, rounded up.
 fn round_up<T: Real>(norm: f64) -> T {
     T::from_f64(norm * (1.0 + 2.0 * T::EPSILON.to_f64()))
 }

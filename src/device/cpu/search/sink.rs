@@ -1,4 +1,4 @@
-//! What a search does with the pairs it compares: sinks, and the one that keeps the k nearest.
+//! Sinks, which consume the pairs that a search compares, and the one that keeps the k nearest.
 
 use crate::matrix::Real;
 use crate::metric::Metric;
@@ -18,10 +18,10 @@ impl<T: Real> Neighbor<T> {
     }
 }
 
-/// What is done with the pairs of one query. A search offers it every pair whose sum is within reach
-/// once, in any order.
+/// Consumes the pairs of one query. A search offers it every pair whose sum is within reach once, in
+/// any order.
 pub(super) trait Sink<T>: Send + Sync {
-    /// No pair with a larger sum matters.
+    /// A bound: no pair with a larger sum matters.
     fn reach(&self) -> T;
 
     /// The most pairs that can matter; if there are more, these are the nearest.
@@ -40,7 +40,8 @@ pub(super) trait Sink<T>: Send + Sync {
     fn absorb(&mut self, other: Self);
 }
 
-/// The sink of `top_k`: keeps the k smallest of what it is offered, in a buffer that is cut back to k whenever it fills.
+/// The sink of `top_k`: keeps the k smallest pairs offered, in a buffer that is cut back to k whenever
+/// it fills.
 #[derive(Debug, Clone)]
 pub(super) struct Selection<T> {
     k: usize,
@@ -56,7 +57,7 @@ impl<T: Real> Selection<T> {
         Self { k, metric, entries: Vec::new(), worst: None, reach: T::INFINITY }
     }
 
-    /// At most how many it keeps.
+    /// The most neighbours it keeps.
     pub fn k(&self) -> usize {
         self.k
     }

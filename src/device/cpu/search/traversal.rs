@@ -1,8 +1,8 @@
 //! The traversal of a search: how pairs of rows are cut into tasks for the threads.
 //!
-//! A task takes a block of queries through some blocks of base rows. *How* a pair is compared is an
-//! [`Arithmetic`]'s, *what for* a [`Sink`]'s. Results do not depend on the cut: each pair within reach
-//! is offered once, and sinks do not mind the order.
+//! A task compares a block of queries with some blocks of base rows. An [`Arithmetic`] decides *how* a
+//! pair is compared, a [`Sink`] *what for*. Results do not depend on how tasks are cut: each pair
+//! within reach is offered once, and sinks do not depend on the order.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ const TASK_QUERIES: usize = 256;
 /// in f32 take 1 MiB, an L2 cache.
 pub(super) const BLOCK_ROWS: usize = 1024;
 
-/// What all tasks of a call share.
+/// The parameters that all tasks of a call share.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     /// The metric that both sides were prepared for.
@@ -75,13 +75,13 @@ impl Visit<'_> {
         self.positions().map(|(_, block)| block)
     }
 
-    /// The blocks, and how far the visit has come with each.
+    /// The blocks, each with its position in the visit.
     pub fn positions(&self) -> impl Iterator<Item = (usize, usize)> {
         let (blocks, stride) = (self.rows.div_ceil(BLOCK_ROWS), self.stride);
         self.positions.clone().map(move |position| (position, position * stride % blocks))
     }
 
-    /// What is left of the visit after this position.
+    /// The rest of the visit after this position.
     pub fn after(&self, position: usize) -> Self {
         Self { positions: position + 1..self.positions.end, ..self.clone() }
     }
@@ -97,7 +97,7 @@ impl Visit<'_> {
         self.first_base + base as u32
     }
 
-    /// Whether query and base row are one and the same.
+    /// Whether query and base row are the same row.
     #[inline(always)]
     pub fn is_itself(&self, query: usize, base: usize) -> bool {
         self.first_query.is_some_and(|first| {
@@ -106,7 +106,7 @@ impl Visit<'_> {
     }
 }
 
-/// Takes all queries through all of the base.
+/// Compares all queries with all of the base.
 pub(super) fn run<T: Real, K: Sink<T>>(
     base: &impl Arithmetic<T>,
     queries: &Rows,
@@ -119,7 +119,7 @@ pub(super) fn run<T: Real, K: Sink<T>>(
     }
     let threads = rayon::current_num_threads();
     let tasks = sinks.len().div_ceil(TASK_QUERIES);
-    // Few queries: cut the base as well, so that every thread has work.
+    // With few queries, cut the base as well, so that every thread has work.
     let parts = if tasks >= 2 * threads { 1 } else { (2 * threads).div_ceil(tasks).min(blocks) };
     let width = queries.matrix().width();
     let stride = coprime_stride(blocks);
@@ -153,17 +153,29 @@ pub(super) fn run<T: Real, K: Sink<T>>(
                 task(first, part, &mut found).map(|work| (found, work))
             })
             .collect::<Result<_>>()?;
-        let mut total = Work::default();
-        for (found, work) in found {
-            total += work;
-            sinks.iter_mut().zip(found).for_each(|(sink, found)| sink.absorb(found));
-        }
-        Ok(total)
+        absorb_all(sinks, found, job)
     });
     works.try_reduce(Work::default, |mut a, b| {
         a += b;
         Ok(a)
     })
+}
+
+/// Lets sinks absorb what their siblings took in the parts of the base; what the parts took to search.
+fn absorb_all<T, K: Sink<T>>(
+    sinks: &mut [K],
+    parts: Vec<(Vec<K>, Work)>,
+    job: &Job,
+) -> Result<Work> {
+    let mut total = Work::default();
+    for (siblings, work) in parts {
+        total += work;
+        for (sink, sibling) in sinks.iter_mut().zip(siblings) {
+            job.check()?;
+            sink.absorb(sibling);
+        }
+    }
+    Ok(total)
 }
 
 /// A step near the golden section of `blocks` that visits every block.

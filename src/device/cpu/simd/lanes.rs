@@ -4,7 +4,7 @@ use pulp::Simd;
 
 use super::vnni::Chains;
 
-/// Elements that a [`Simd`] register holds several of.
+/// Element types of which a [`Simd`] register holds several.
 pub(in crate::device::cpu) trait Lanes:
     Chains + faer::traits::ComplexField
 {

@@ -3,7 +3,7 @@
 use crate::matrix::Real;
 use crate::metric::{Metric, Sum};
 
-/// Rows side by side whose sums are formed together.
+/// Number of rows whose sums are formed together.
 pub(in crate::device::cpu) const SIDE_BY_SIDE: usize = 32;
 
 /// One dimension of rows side by side.

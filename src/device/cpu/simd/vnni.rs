@@ -1,5 +1,5 @@
-//! What AVX-512 with VNNI adds: products of 8-bit rows, 64 to an instruction, and sums of many pairs
-//! in the contract's order, one to a lane. The CPU's only unsafe code.
+//! Operations that need AVX-512 with VNNI: products of 8-bit rows, 64 to an instruction, and sums of
+//! many pairs in the contract's order, one to a lane. The CPU's only unsafe code.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -9,7 +9,7 @@ use crate::matrix::Real;
 
 /// Base rows in a panel: four registers of 32-bit sums.
 pub(in crate::device::cpu) const ROWS: usize = 64;
-/// Queries that pass through a panel together.
+/// Queries that are compared with a panel together.
 pub(in crate::device::cpu) const QUERIES: usize = 4;
 /// Dimensions that an instruction adds up.
 pub(in crate::device::cpu) const GROUP: usize = 4;
@@ -19,7 +19,7 @@ pub(in crate::device::cpu) const GROUP: usize = 4;
 #[repr(C, align(64))]
 pub(in crate::device::cpu) struct Group(pub [[u8; GROUP]; ROWS]);
 
-/// What the sum of each row of a panel starts from, or has come to.
+/// For each row of a panel, the initial value of its sum, or the sum.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(in crate::device::cpu) struct Starts(pub [i32; ROWS]);
@@ -37,7 +37,7 @@ pub(in crate::device::cpu) struct Hits {
 pub(in crate::device::cpu) struct Vnni(());
 
 impl Vnni {
-    /// `None` if it has not.
+    /// Returns `None` if the processor lacks them.
     pub fn detect() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni") {
@@ -72,8 +72,8 @@ impl Vnni {
 }
 
 impl Vnni {
-    /// For each row, `start − spare (twice − spare) / 2`, a little less of which is taken away, and
-    /// `most` at most.
+    /// For each row, `start − spare (twice − spare) / 2`, where the amount subtracted is a little less
+    /// than that, and `most` at most.
     pub fn tighten(
         self,
         starts: &[Starts],
@@ -93,7 +93,7 @@ impl Vnni {
     }
 }
 
-/// Dimensions that `Chains` adds at a time, at most.
+/// The most dimensions that `Chains` adds at a time.
 pub(in crate::device::cpu) const SLAB: usize = 64;
 
 /// Numbers whose sums are formed one to a lane, each in the order of the dimensions.
@@ -103,7 +103,7 @@ pub(in crate::device::cpu) trait Chains: Real {
     /// A slab of the rows of all pairs, and their sums so far.
     type State: AsMut<[Self]>;
 
-    /// Sums of nothing.
+    /// Sums of no terms.
     fn state() -> Self::State;
     /// For each pair: `sum = d · d + sum`, rounded once, with `d = q − x`, for each dimension of a
     /// slab. `rows` gives the slab of the query and of the base row of a pair.
@@ -347,13 +347,15 @@ chains!(
     _mm512_fnmadd_pd
 );
 
-/// Bring the beginning of a row near that will be read soon; the processor guesses the rest.
+/// Prefetches the beginning of a row that will be read soon; the hardware prefetcher does the rest.
 #[inline(always)]
 pub(in crate::device::cpu) fn prefetch<T>(row: &[T]) {
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = row;
     #[cfg(target_arch = "x86_64")]
     {
         const LINE: usize = 64;
-        // Rows begin anywhere in a line, and so may end in one line more than they fill.
+        // Rows may begin anywhere in a cache line, and so span one line more than they fill.
         let row = &row[..row.len().min(16 * LINE / size_of::<T>())];
         let lines = row.chunks((LINE / size_of::<T>()).max(1)).filter_map(<[T]>::first);
         for place in lines.chain(row.last()) {
@@ -379,7 +381,7 @@ fn sweep_avx512(
     let least = least.map(|least| _mm512_set1_epi32(least));
     for (panel, (start, groups)) in starts.iter().zip(groups.chunks_exact(words)).enumerate() {
         let mut sums = [registers(start); QUERIES];
-        // Nothing here is looked at by a number, whose check would cost as much as the products.
+        // No indexing here: its bounds checks would cost as much as the products.
         for ((((group, a), b), c), d) in groups.iter().zip(q0).zip(q1).zip(q2).zip(q3) {
             let base = registers(group);
             for (sum, query) in sums.iter_mut().zip([a, b, c, d]) {
@@ -389,7 +391,7 @@ fn sweep_avx512(
                 }
             }
         }
-        // One comparison a query while no row passes, which is nearly always.
+        // One comparison per query while no row passes, which is nearly always.
         let most = sums
             .map(|[a, b, c, d]| _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d)));
         let passes = |query: usize| _mm512_cmpge_epi32_mask(most[query], least[query]);
@@ -397,7 +399,7 @@ fn sweep_avx512(
         if (passed[0] | passed[1]) | (passed[2] | passed[3]) == 0 {
             continue;
         }
-        // A copy for what follows, which needs it in memory: the sums themselves stay in registers.
+        // A copy in memory, which the following code needs: the sums themselves stay in registers.
         let sums = std::hint::black_box(sums);
         for query in (0..QUERIES).filter(|query| passed[*query] != 0) {
             let mut rows = 0;

@@ -5,8 +5,8 @@
 //! write a file of their own and rename it, so readers and other writers never see half an entry.
 //! No failure here is an error: without a cache, kernels are compiled.
 //!
-//! Whoever writes here runs code on the GPU: on Unix the folder is its owner's alone (mode 0700), and a
-//! folder or an entry that belongs to somebody else, or that others may write to, is not used.
+//! Whoever can write here can run code on the GPU: on Unix the folder is accessible to its owner alone
+//! (mode 0700), and a folder or an entry that is owned by, or writable for, others is not used.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -53,7 +53,7 @@ impl Cache {
         Self { dir }
     }
 
-    /// The payload stored under a key, if it is there, whole, and ours.
+    /// The payload stored under a key, if it exists, is complete, and is ours.
     pub(in crate::device::cuda) fn load(&self, key: Key) -> Option<Vec<u8>> {
         let path = self.path(key)?;
         let mut file = fs::File::open(&path).ok()?;
@@ -72,7 +72,7 @@ impl Cache {
         payload.map(<[u8]>::to_vec)
     }
 
-    /// Store a payload under a key.
+    /// Stores a payload under a key.
     pub(in crate::device::cuda) fn store(&self, key: Key, payload: &[u8]) {
         let Some(path) = self.path(key) else { return };
         if let Err(error) = write_entry(&path, payload) {
@@ -112,13 +112,13 @@ fn write_entry(path: &Path, payload: &[u8]) -> io::Result<()> {
         })
         .and_then(|()| fs::rename(&own, path));
     if written.is_err() {
-        // Best effort: the error that matters is already in hand.
+        // Best effort: the error that matters has already occurred.
         let _ = fs::remove_file(&own);
     }
     written
 }
 
-/// Whose files are: nobody else's.
+/// Checks of file ownership: only this user's files are used.
 #[cfg(unix)]
 mod own {
     use std::fs::{self, DirBuilder, Metadata, Permissions};
@@ -126,7 +126,7 @@ mod own {
     use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
     use std::path::Path;
 
-    /// Who runs this process; `None` where nothing says it.
+    /// The user who runs this process; `None` where it cannot be determined.
     fn user() -> Option<u32> {
         fs::metadata("/proc/self").ok().map(|own| own.uid())
     }
@@ -140,7 +140,7 @@ mod own {
         fs::metadata(dir).is_ok_and(|dir| is_ours(&dir) && dir.mode() & 0o077 == 0)
     }
 
-    /// Makes a folder that only its owner may look into.
+    /// Makes a folder that only its owner can access.
     pub(super) fn make_private_folder(dir: &Path) -> io::Result<()> {
         if let Some(above) = dir.parent() {
             fs::create_dir_all(above)?;
@@ -154,7 +154,7 @@ mod own {
             let message = "it belongs to another user, or others may write to it";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
         }
-        // Others may have been able to look into it.
+        // Others may have had access to it.
         if found.mode() & 0o077 != 0 {
             fs::set_permissions(dir, Permissions::from_mode(0o700))?;
         }
@@ -277,7 +277,7 @@ mod tests {
             set(&dir, others).unwrap();
             assert_eq!(scratch.0.load(key), None, "a folder of mode {others:o}");
         }
-        // One that others could only look into is made private; one they could write to stays unused.
+        // A folder that others could only read is made private; one they could write to stays unused.
         scratch.0.store(key, b"cubin");
         assert_eq!(mode(&dir), 0o700);
         assert!(scratch.0.load(key).is_some());

@@ -1,7 +1,7 @@
-//! Kernels from source, for one device: the runtime compiler, asked only for what the disk cache
-//! does not hold.
+//! Kernels from source, for one device: the runtime compiler, used only for kernels that the disk
+//! cache does not hold.
 //!
-//! NVRTC sees no files, so a program's text is put together here, as a preprocessor would: a line
+//! NVRTC sees no files, so a program's text is assembled here, as by a preprocessor: a line
 //! `#include "…"` stands for a file of `kernels/`, once. Constants that host and kernels share are
 //! defined by options. `scripts/compile_kernels.py` does the same for every architecture, without a
 //! GPU: it reads [`OPTIONS`], and each family's `CONSTANTS`, from the sources.
@@ -39,8 +39,8 @@ const FILES: [(&str, &str); 17] = files![
     "search/scan.cuh",
 ];
 
-/// Options of every compilation. Without fused multiply-adds of the compiler's own making: the
-/// order and the rounding of every sum is fixed.
+/// Options of every compilation. The compiler must not introduce fused multiply-adds: the order and
+/// the rounding of every sum are fixed.
 const OPTIONS: [&str; 2] = ["-std=c++17", "-fmad=false"];
 
 /// A module: its file in `kernels/`, and its compile-time parameters.

@@ -1,10 +1,10 @@
-//! What a process keeps per GPU: its context, its two streams and pinned buffers.
+//! The state that a process keeps per GPU: its context, its two streams and pinned buffers.
 //!
-//! Waking a GPU up takes a third of a second, so it is done once per process and shared by every
+//! Initialising a GPU takes a third of a second, so it is done once per process and shared by every
 //! handle that is opened later.
 //!
-//! The compute stream is the queue of all sessions: their launches run in the order in which they
-//! came, none of them is more than a few ahead, and no lock is held while one waits.
+//! The compute stream is the queue of all sessions: their launches run in the order of submission,
+//! none of them is more than a few ahead, and no lock is held while one waits.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -29,7 +29,7 @@ const SHARE_OF_FREE: f64 = 0.9;
 /// Unused memory that the driver's pool keeps for the next query.
 const KEEP_IN_POOL: u64 = 4 << 30;
 
-/// A GPU that is awake.
+/// An initialised GPU.
 pub(in crate::device::cuda) struct Gpu {
     pub(in crate::device::cuda) ordinal: usize,
     pub(in crate::device::cuda) info: DeviceInfo,
@@ -37,7 +37,7 @@ pub(in crate::device::cuda) struct Gpu {
     /// Where kernels on lists run; uploads have a stream of their own.
     pub(in crate::device::cuda) compute: Arc<CudaStream>,
     pub(in crate::device::cuda) uploader: Uploader,
-    /// What all handles use of its memory.
+    /// The memory that all handles use.
     pub(in crate::device::cuda) shared: Arc<Shared>,
     arch: String,
     pub(in crate::device::cuda) limits: Limits,
@@ -51,7 +51,7 @@ impl fmt::Debug for Gpu {
 }
 
 impl Gpu {
-    /// The GPU of this number, woken up by the first caller.
+    /// The GPU of this number, initialised by the first caller.
     pub(in crate::device::cuda) fn get(ordinal: usize) -> Result<Arc<Self>> {
         static AWAKE: LazyLock<Once<usize, Gpu>> = LazyLock::new(Once::default);
         AWAKE.get(ordinal, || Self::wake(ordinal))
@@ -93,7 +93,7 @@ impl Gpu {
         })
     }
 
-    /// An event of the compute stream that knows when it passed.
+    /// Records an event with a timestamp on the compute stream.
     pub(in crate::device::cuda) fn timestamp(&self) -> Result<CudaEvent> {
         let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
         self.compute.record_event(timed).map_err(failed("cuEventRecord"))
@@ -106,7 +106,7 @@ impl Gpu {
     }
 }
 
-/// What a device is, for people: `NVIDIA H100 80GB HBM3 (sm_90, 79.2 GiB)`.
+/// A human-readable description of a device: `NVIDIA H100 80GB HBM3 (sm_90, 79.2 GiB)`.
 pub(in crate::device::cuda) fn info(ordinal: usize, properties: &Properties) -> DeviceInfo {
     let gib = properties.memory as f64 / f64::from(1 << 30);
     DeviceInfo {

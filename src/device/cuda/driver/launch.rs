@@ -1,4 +1,5 @@
-//! What launches of every family share: sizes, grids, and how far the host runs ahead of the device.
+//! Shared by the launches of every family: sizes, grids, and how far the host runs ahead of the
+//! device.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ use crate::error::Result;
 /// Shared memory that a kernel has without asking for more.
 const DEFAULT_SHARED: usize = 48 << 10;
 
-/// Seconds of work between two marks, and marks that may be waiting for the device: work that nobody
-/// waits for any more ends within 200 ms.
+/// Seconds of work between two marks, and the number of marks that may be pending on the device:
+/// cancelled work ends within 200 ms.
 const MARK_SECONDS: f64 = 0.04;
 const MARKS_AHEAD: usize = 3;
 
@@ -28,28 +29,29 @@ const MARKS_AHEAD: usize = 3;
 pub(in crate::device::cuda) struct Limits {
     /// Compute capability.
     pub(in crate::device::cuda) capability: (i32, i32),
-    /// Shared memory of a block that asks for it.
+    /// The most shared memory of a block, on request (opt-in).
     pub(in crate::device::cuda) shared: usize,
     /// Streaming multiprocessors.
     pub(in crate::device::cuda) multiprocessors: usize,
-    /// Cycles of a multiprocessor a second.
+    /// Cycles of a multiprocessor per second.
     pub(in crate::device::cuda) clock: f64,
-    /// How many times as fast sums of f32 are as sums of f64.
+    /// How many times faster sums of f32 are than sums of f64.
     pub(in crate::device::cuda) double_penalty: f64,
 }
 
 impl Limits {
-    /// Operations a second, for so many a cycle of a multiprocessor: what a rate starts from.
+    /// The initial rate, in operations per second, for `per_cycle` operations per cycle of a
+    /// multiprocessor.
     pub(in crate::device::cuda) fn rate(&self, per_cycle: f64) -> Rate {
         let cycles = self.multiprocessors as f64 * self.clock;
         Rate(AtomicU64::new((cycles * per_cycle).max(SLOWEST).to_bits()))
     }
 }
 
-/// No device is slower, operations a second.
+/// No device is slower, in operations per second.
 const SLOWEST: f64 = 1e9;
 
-/// How fast a device does work of one kind, in operations a second: measured as it goes.
+/// How fast a device does work of one kind, in operations per second: measured while it runs.
 #[derive(Debug)]
 pub(in crate::device::cuda) struct Rate(AtomicU64);
 
@@ -58,19 +60,20 @@ impl Rate {
         f64::from_bits(self.0.load(Ordering::Relaxed))
     }
 
-    /// Operations that a launch should have at most.
+    /// The most operations that a launch should have.
     pub(in crate::device::cuda) fn of_a_launch(&self) -> f64 {
         self.get() * MARK_SECONDS
     }
 
-    /// Learns from some operations that took this long.
+    /// Updates the rate with some operations that took this long.
     fn learn(&self, operations: f64, seconds: f64) {
         let rate = blended(self.get(), operations, seconds);
         self.0.store(rate.to_bits(), Ordering::Relaxed);
     }
 }
 
-/// A rate after some operations that took this long: half way to theirs, at most by a factor of four.
+/// A rate updated with some operations that took this long: half way to the measured rate, which is
+/// first limited to a factor of four.
 fn blended(rate: f64, operations: f64, seconds: f64) -> f64 {
     let found = operations / seconds.max(1e-6);
     (0.5 * (rate + found.clamp(rate / 4.0, rate * 4.0))).max(SLOWEST)
@@ -85,7 +88,7 @@ pub(in crate::device::cuda) struct Pace {
     ahead: VecDeque<(CudaEvent, f64)>,
     /// The last mark that has passed.
     passed: Option<CudaEvent>,
-    /// Whether operations are those that are really done.
+    /// Whether the rate is updated: the operations accounted for are those really done.
     learns: bool,
 }
 
@@ -95,17 +98,17 @@ impl Pace {
         Self { rate, operations: 0.0, ahead, passed: None, learns: true }
     }
 
-    /// A pace for launches that mostly do less than is accounted for.
+    /// A pace for launches that mostly do fewer operations than are accounted for.
     pub(in crate::device::cuda) fn of_the_worst_case(rate: &Arc<Rate>) -> Self {
         Self { learns: false, ..Self::new(rate) }
     }
 
-    /// Operations that the next launch should have at most.
+    /// The most operations that the next launch should have.
     pub(in crate::device::cuda) fn of_a_launch(&self) -> f64 {
         self.rate.of_a_launch()
     }
 
-    /// Accounts for a launch, and waits if too much is under way.
+    /// Accounts for a launch, and waits if too much work is pending.
     pub(in crate::device::cuda) fn launched(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -133,7 +136,7 @@ impl Pace {
     }
 }
 
-/// A grid of one side.
+/// A one-dimensional grid.
 pub(in crate::device::cuda) fn config(
     blocks: usize,
     threads: usize,
@@ -148,7 +151,7 @@ pub(in crate::device::cuda) fn config(
 }
 
 /// # Panics
-/// If a buffer does not hold so many elements of so many bytes.
+/// If a buffer does not hold `count` elements of `bytes` bytes each.
 pub(in crate::device::cuda) fn check_size(buffer: &Buffer, count: usize, bytes: usize) {
     let (needed, held) = (count * bytes, buffer.slice().len());
     assert!(needed <= held, "a kernel needs {needed} bytes where there are {held}");
@@ -162,7 +165,7 @@ pub(in crate::device::cuda) fn function(
     module.load_function(name).map_err(failed("cuModuleGetFunction"))
 }
 
-/// Lets a kernel have more shared memory than the default.
+/// Allows a kernel more shared memory than the default.
 pub(in crate::device::cuda) fn allow_shared(function: &CudaFunction, bytes: usize) -> Result<()> {
     let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     let set = || -> Result<(), DriverError> {
@@ -175,7 +178,7 @@ pub(in crate::device::cuda) fn allow_shared(function: &CudaFunction, bytes: usiz
     set().map_err(failed("cuFuncSetAttribute"))
 }
 
-/// Where a buffer is on the device.
+/// The address of a buffer on the device.
 pub(in crate::device::cuda) fn address(stream: &Arc<CudaStream>, buffer: &Buffer) -> u64 {
     let slice: &CudaSlice<u8> = buffer.slice();
     slice.device_ptr(stream).0

@@ -1,9 +1,9 @@
 //! Device memory under a budget.
 //!
-//! Work is asynchronous: when the host drops a buffer, kernels that read it may still be waiting
-//! their turn. A dropped buffer therefore retires together with an event of the compute stream; it
-//! is freed, and its bytes are given back to the budget, when that event has passed. A host that
-//! runs ahead of the device is thus slowed down exactly when the budget is used up.
+//! Work is asynchronous: when the host drops a buffer, kernels that read it may still be queued. A
+//! dropped buffer is therefore retired together with an event of the compute stream; it is freed, and
+//! its bytes are returned to the budget, when that event has passed. A host that runs ahead of the
+//! device is thus slowed down exactly when the budget is used up.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 /// The smallest allocation; the driver rounds up anyway.
 const GRANULE: usize = 256;
 
-/// What all handles of a GPU use of its memory together, and may use at most.
+/// The memory that all handles of a GPU use together, and its limit.
 #[derive(Debug)]
 pub(in crate::device::cuda) struct Shared {
     limit: u64,
@@ -31,7 +31,7 @@ impl Shared {
         Self { limit, used: AtomicU64::new(0) }
     }
 
-    /// Counts bytes as used, if they are left.
+    /// Counts bytes as used, if that many are left.
     fn take(&self, bytes: u64) -> bool {
         let fits = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
@@ -58,7 +58,7 @@ pub(in crate::device::cuda) struct Memory {
 #[derive(Default)]
 struct State {
     used: u64,
-    /// The most that was used at a time.
+    /// The most bytes that were used at a time.
     peak: u64,
     retired: VecDeque<Retired>,
 }
@@ -101,8 +101,8 @@ impl Drop for Buffer {
 }
 
 impl Memory {
-    /// A budget of `limit` bytes, or of all that others leave (0). `compute` is the stream on which
-    /// buffers are last used.
+    /// A budget of `limit` bytes, or, if that is 0, of all that others leave. `compute` is the stream
+    /// on which buffers are last used.
     pub(in crate::device::cuda) fn new(
         device: String,
         limit: u64,
@@ -155,7 +155,7 @@ impl Memory {
         }
     }
 
-    /// Count bytes as used, waiting for retired buffers if that is what it takes.
+    /// Counts bytes as used, waiting for retired buffers if necessary.
     fn reserve(&self, bytes: u64) -> Result<()> {
         let mut state = self.state();
         while state.retired.front().is_some_and(|oldest| oldest.last_use.is_complete()) {
@@ -208,14 +208,14 @@ impl Memory {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The numbers are right at every point where a panic could happen.
+        // The counts are consistent at every point where a panic could happen.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Nobody waits here: the frees are put behind the last uses in their streams.
+        // No waiting here: the frees are queued behind the last uses in their streams.
         let mut state = self.state();
         while let Some(oldest) = state.retired.front() {
             if oldest.slice.stream().wait(&oldest.last_use).is_err() {

@@ -1,7 +1,9 @@
-//! The CUDA driver and compiler, and what a process keeps per GPU. Knows of no family.
+//! The CUDA driver and compiler, and the state that a process keeps per GPU. Independent of all
+//! families.
 
 pub(super) mod cache;
 pub(super) mod compile;
+mod copiers;
 pub(super) mod gpu;
 pub(super) mod launch;
 pub(super) mod memory;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::Result;
 
-/// What was made for each key. Who asks for one that is being made waits for it; others do not.
+/// A value for each key. Callers that ask for a value that is being made wait for it; others do not.
 pub(in crate::device::cuda) struct Once<K, V>(Mutex<HashMap<K, Arc<Slot<V>>>>);
 
 type Slot<V> = Mutex<Option<Arc<V>>>;
@@ -18,7 +18,7 @@ impl<K, V> Default for Once<K, V> {
 }
 
 impl<K: Eq + Hash, V> Once<K, V> {
-    /// The value of a key, made by the first who asks. What failed is tried again by the next.
+    /// The value of a key, made by the first caller. If that fails, the next caller tries again.
     pub(in crate::device::cuda) fn get(
         &self,
         key: K,

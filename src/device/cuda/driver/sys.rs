@@ -16,7 +16,7 @@ use cudarc::nvrtc;
 use crate::error::{Error, Result};
 use crate::job::Job;
 
-/// What made CUDA useless for the rest of the process.
+/// The error that made CUDA unusable for the rest of the process.
 static LOST: OnceLock<String> = OnceLock::new();
 
 /// Turns a driver error into ours, naming the call.
@@ -71,7 +71,7 @@ pub(in crate::device::cuda) fn has_compiler() -> bool {
     unsafe { nvrtc::sys::is_culib_present() }
 }
 
-/// What the driver says about a device, without waking it up.
+/// The properties of a device that the driver reports without initialising it.
 pub(in crate::device::cuda) struct Properties {
     pub(in crate::device::cuda) name: String,
     pub(in crate::device::cuda) capability: (i32, i32),
@@ -93,8 +93,8 @@ pub(in crate::device::cuda) fn properties(ordinal: usize) -> Result<Properties, 
     Ok(Properties { name, capability: (major?, minor?), memory })
 }
 
-/// The device's primary context. cudarc's own tracking of who reads and writes what is off: the
-/// order between the two streams is kept by events in `upload` and `memory`.
+/// The device's primary context. cudarc's own tracking of reads and writes is off: events in `upload`
+/// and `memory` keep the order between the two streams.
 pub(in crate::device::cuda) fn context(ordinal: usize) -> Result<Arc<CudaContext>, DriverError> {
     let context = CudaContext::new(ordinal)?;
     // SAFETY: no buffer was allocated yet. Every buffer used on a second stream waits for the event
@@ -103,7 +103,7 @@ pub(in crate::device::cuda) fn context(ordinal: usize) -> Result<Arc<CudaContext
     Ok(context)
 }
 
-/// Let the device's pool keep this much unused memory instead of returning it at every
+/// Lets the device's pool keep this much unused memory instead of returning it at every
 /// synchronisation.
 pub(in crate::device::cuda) fn keep_in_pool(
     context: &CudaContext,
@@ -120,7 +120,7 @@ pub(in crate::device::cuda) fn keep_in_pool(
     }
 }
 
-/// Bytes that are free, counting what the pool keeps but nobody uses.
+/// Free bytes, including unused memory that the pool keeps.
 pub(in crate::device::cuda) fn free_memory(context: &CudaContext) -> Result<u64, DriverError> {
     let free = context.mem_get_info()?.0 as u64;
     if !context.has_async_alloc() {
@@ -139,7 +139,7 @@ pub(in crate::device::cuda) fn free_memory(context: &CudaContext) -> Result<u64,
     Ok(free + kept[0].saturating_sub(kept[1]))
 }
 
-/// Device memory in the order of a stream. Its contents are whatever was there.
+/// Allocates device memory in the order of a stream. Its contents are undefined.
 pub(in crate::device::cuda) fn allocate(
     stream: &Arc<CudaStream>,
     bytes: usize,
@@ -149,7 +149,8 @@ pub(in crate::device::cuda) fn allocate(
     unsafe { stream.alloc::<u8>(bytes) }
 }
 
-/// Page-locked host memory that the host can also read fast (not write-combined), zeroed.
+/// Allocates page-locked host memory, zeroed; not write-combined, so that the host can also read it
+/// fast.
 pub(in crate::device::cuda) fn allocate_pinned(
     context: &Arc<CudaContext>,
     bytes: usize,
@@ -160,7 +161,7 @@ pub(in crate::device::cuda) fn allocate_pinned(
     Ok(pinned)
 }
 
-/// Start copying the first `bytes` of a pinned buffer to the beginning of device memory. `sent`
+/// Starts copying the first `bytes` of a pinned buffer to the beginning of device memory. `sent`
 /// passes when the buffer may be written again: wait for it first.
 ///
 /// # Panics
@@ -185,14 +186,14 @@ pub(in crate::device::cuda) fn copy_to_device(
     sent.record(stream).map_err(failed("cuEventRecord"))
 }
 
-/// Numbers, or structs of numbers without padding, as the bytes they are made of.
+/// Numbers, or structs of numbers without padding, as bytes.
 pub(in crate::device::cuda) fn bytes_of<T: DeviceRepr>(numbers: &[T]) -> &[u8] {
     // SAFETY: `DeviceRepr` types used here (numbers, `Status` and `Job`) have no padding, u8 has no
     // alignment, and the slice borrows `numbers` for as long as it lives.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
-/// Values to the beginning of a device buffer, in the order of a stream.
+/// Copies values to the beginning of a device buffer, in the order of a stream.
 ///
 /// # Panics
 /// If they do not fit.
@@ -206,7 +207,7 @@ pub(in crate::device::cuda) fn write<T: DeviceRepr>(
     stream.memcpy_htod(bytes, &mut place).map_err(failed("cuMemcpyHtoDAsync"))
 }
 
-/// Set all bytes of a device buffer, in the order of a stream.
+/// Sets all bytes of a device buffer, in the order of a stream.
 pub(in crate::device::cuda) fn fill(
     stream: &Arc<CudaStream>,
     buffer: &mut CudaSlice<u8>,
@@ -219,7 +220,7 @@ pub(in crate::device::cuda) fn fill(
     unsafe { result::memset_d8_async(pointer, byte, bytes, stream.cu_stream()) }
 }
 
-/// The first `count` values of a device buffer, as [`read`] gives them, while somebody waits.
+/// The first `count` values of a device buffer, like [`read`], with checks for cancellation.
 ///
 /// # Panics
 /// If the buffer is shorter.
@@ -247,7 +248,7 @@ pub(in crate::device::cuda) fn read_in_pieces<T: DeviceRepr + Clone + Default>(
     Ok(values)
 }
 
-/// The first `count` values of a device buffer, after everything in the stream before.
+/// The first `count` values of a device buffer, after all earlier work in the stream.
 ///
 /// # Panics
 /// If the buffer is shorter.

@@ -2,8 +2,8 @@
 //!
 //! The host's rows are pageable, and a copy from pageable memory runs at a fifth of the link's speed.
 //! So several threads copy them, piece by piece, into two pinned buffers; while one is being filled,
-//! the other is on its way. All of it happens on the copy stream, beside whatever the compute stream is
-//! doing.
+//! the other is being sent. All transfers run on the copy stream, concurrently with the compute
+//! stream.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, PinnedHostSlice};
 
+use super::copiers::Copiers;
 use super::memory::{Buffer, Memory};
 use super::sys::{self, failed};
 use crate::error::{Error, Result};
@@ -21,14 +22,11 @@ use crate::matrix::{ElementKind, Rows};
 /// reach 48 of 55 GB/s).
 pub(in crate::device::cuda) const PIECE_BYTES: usize = 16 << 20;
 
-/// Threads that copy into a pinned buffer, and the least that is worth a thread.
-const COPIERS: usize = 8;
-const WORTH_A_THREAD: usize = 256 << 10;
-
-/// The way to the device: a stream, pinned buffers, and the place where rows land row by row.
+/// The path to the device: a stream, pinned buffers, and a landing place for rows, row by row.
 #[derive(Debug)]
 pub(in crate::device::cuda) struct Uploader {
     stream: Arc<CudaStream>,
+    copiers: Copiers,
     staging: Mutex<Staging>,
 }
 
@@ -46,11 +44,11 @@ impl std::fmt::Debug for Staging {
 
 struct Pinned {
     buffer: PinnedHostSlice<u8>,
-    /// Passed when the buffer has been sent.
+    /// Passes when the buffer has been sent.
     sent: CudaEvent,
 }
 
-/// Bytes sent and when.
+/// The number of bytes sent, and when.
 pub(in crate::device::cuda) struct Transfer {
     pub(in crate::device::cuda) bytes: u64,
     pub(in crate::device::cuda) begin: CudaEvent,
@@ -83,17 +81,18 @@ impl Uploader {
         };
         let pinned = [pinned()?, pinned()?];
         let landed = sys::allocate(&stream, PIECE_BYTES).map_err(failed("cuMemAllocAsync"))?;
-        Ok(Self { stream, staging: Mutex::new(Staging { pinned, next: 0, landed }) })
+        let copiers = Copiers::new();
+        Ok(Self { stream, copiers, staging: Mutex::new(Staging { pinned, next: 0, landed }) })
     }
 
-    /// An event of the copy stream that knows when it passed.
+    /// Records an event with a timestamp on the copy stream.
     pub(in crate::device::cuda) fn timestamp(&self) -> Result<CudaEvent> {
         let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
         self.stream.record_event(timed).map_err(failed("cuEventRecord"))
     }
 
-    /// Put rows on the device as they are, one after the other. Returns as
-    /// [`send`](Self::send) does, with an event that passes when all are there.
+    /// Uploads rows as they are, one after the other. Returns as [`send`](Self::send) does, with an
+    /// event that passes when all have arrived.
     pub(in crate::device::cuda) fn upload_plain(
         &self,
         memory: &Arc<Memory>,
@@ -120,8 +119,8 @@ impl Uploader {
     }
 
     /// Sends pieces of the host's memory, one after the other, to the landing place, where `arrived`
-    /// makes something of each. Returns when the last one has been read from the host's memory; the
-    /// device may still be at work.
+    /// processes each. Returns when the last one has been read from the host's memory; the device may
+    /// still be working.
     pub(in crate::device::cuda) fn send<'a, P>(
         &self,
         pieces: impl Iterator<Item = (&'a [u8], P)>,
@@ -130,9 +129,9 @@ impl Uploader {
     ) -> Result<()> {
         for (bytes, piece) in pieces {
             job.check()?;
-            // Others may send a piece of theirs in between.
+            // Other threads may send pieces in between.
             let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-            staging.send(&self.stream, bytes)?;
+            staging.send(&self.stream, bytes, &self.copiers)?;
             arrived(&self.stream, &staging.landed, piece)?;
         }
         Ok(())
@@ -145,30 +144,15 @@ impl Uploader {
 }
 
 impl Staging {
-    /// Bring bytes to the landing place, once the stream has done with what was there.
-    fn send(&mut self, stream: &Arc<CudaStream>, bytes: &[u8]) -> Result<()> {
+    /// Sends bytes to the landing place, once the stream no longer uses its previous contents.
+    fn send(&mut self, stream: &Arc<CudaStream>, bytes: &[u8], copiers: &Copiers) -> Result<()> {
         let pinned = &mut self.pinned[self.next];
         self.next = 1 - self.next;
         pinned.sent.synchronize().map_err(failed("cuEventSynchronize"))?;
         let target = pinned.buffer.as_mut_slice().map_err(failed("cuEventSynchronize"))?;
-        copy_with_threads(bytes, &mut target[..bytes.len()]);
+        copiers.copy(bytes, &mut target[..bytes.len()]);
         sys::copy_to_device(stream, &mut pinned.buffer, &pinned.sent, &mut self.landed, bytes.len())
     }
-}
-
-/// On threads of its own, and not on rayon's: the caller holds a lock that rayon's may wait for.
-fn copy_with_threads(from: &[u8], to: &mut [u8]) {
-    let part = from.len().div_ceil(COPIERS).max(WORTH_A_THREAD);
-    let mut parts = to.chunks_mut(part).zip(from.chunks(part));
-    let own = parts.next();
-    std::thread::scope(|scope| {
-        for (to, from) in parts {
-            scope.spawn(|| to.copy_from_slice(from));
-        }
-        if let Some((to, from)) = own {
-            to.copy_from_slice(from);
-        }
-    });
 }
 
 /// The bytes of rows, row by row.

@@ -1,4 +1,4 @@
-//! The kernels of k-means, and for which rows there are some.
+//! The kernels of k-means, and the rows that they support.
 
 use std::sync::{Arc, LazyLock};
 
@@ -12,12 +12,12 @@ use crate::device::cuda::driver::modules::Once;
 use crate::error::Result;
 use crate::metric::Metric;
 
-/// Most elements of a row, and most clusters, for which looking at near centroids first pays: the
-/// triangle inequality rules out little in high dimensions.
+/// The most elements of a row, and the most clusters, for which comparing near centroids first pays:
+/// the triangle inequality rules out little in high dimensions.
 const NEAR_DIM: usize = 10;
 const NEAR_CLUSTERS: usize = 4096;
 
-/// Most elements of a row that fit into registers as halves.
+/// The most elements of a row that fit into registers as halves.
 const TILES_DIM: usize = 128;
 
 /// Constants that `kernels/kmeans` shares with this folder.
@@ -30,8 +30,8 @@ const CONSTANTS: [(&str, usize); 6] = [
     ("BINS", BINS),
 ];
 
-/// Centroids that a block has in shared memory at a time, its warps, and how often there is room for
-/// so many.
+/// Centroids of a tile in shared memory, warps of a block, and the number of tiles that shared memory
+/// has room for.
 pub(super) const TILE: usize = 64;
 pub(super) const WARPS: usize = 4;
 pub(super) const STAGES: usize = 3;
@@ -43,7 +43,7 @@ pub(super) const ADDED_ROWS: usize = 64;
 /// Rows that bins have room for: each adds less than 2³².
 pub(super) const MOST_ROWS: usize = 1 << 30;
 
-/// Counts that sorting keeps in shared memory, and the most for each cluster.
+/// Counts that sorting keeps in shared memory, and the most of them for each cluster.
 const PLACES: usize = 4096;
 const RANKS: usize = 16;
 
@@ -79,17 +79,17 @@ pub(super) struct RoundKernels {
     pub(super) settle: CudaFunction,
     pub(super) cluster_groups: CudaFunction,
     pub(super) finish_groups: CudaFunction,
-    /// Of rows × centroids × elements: by products, and of those that are looked at one by one.
+    /// Rates of rows × centroids × elements: by products, and compared one by one.
     pub(super) products: Arc<Rate>,
     pub(super) sums: Arc<Rate>,
 }
 
-/// Operations of a multiprocessor in a cycle: products on tensor cores, and sums.
+/// Operations per cycle of a multiprocessor: products on tensor cores, and sums.
 const PRODUCTS_PER_CYCLE: f64 = 512.0;
 const SUMS_PER_CYCLE: f64 = 64.0;
 
 impl RoundKernels {
-    /// The kernels for rows of this many f32, compiled and loaded by the first who asks.
+    /// The kernels for rows of this many f32, compiled and loaded by the first caller.
     pub(super) fn get(gpu: &Gpu, dim: usize) -> Result<Arc<Self>> {
         static LOADED: LazyLock<Once<(usize, usize), RoundKernels>> = LazyLock::new(Once::default);
         LOADED.get((gpu.ordinal, dim), || Self::load(gpu, dim))
@@ -142,7 +142,7 @@ impl RoundKernels {
     }
 }
 
-/// Which way there is for rows of this dimension and so many clusters, if any.
+/// The way for rows of this dimension and this many clusters, if there is one.
 pub(super) fn way(dim: usize, k: usize, limits: Limits) -> Option<Way> {
     if dim <= NEAR_DIM && k <= NEAR_CLUSTERS {
         Some(Way::Near)
@@ -157,12 +157,12 @@ fn has_tiles(dim: usize, limits: Limits) -> bool {
     dim <= TILES_DIM && limits.capability.0 >= 8 && stages_bytes(dim) <= limits.shared
 }
 
-/// Kinds of rows in a cluster that sorting tells apart.
+/// The number of ranks that sorting distinguishes within a cluster.
 pub(super) fn ranks(k: usize) -> usize {
     (PLACES / k).clamp(1, RANKS)
 }
 
-/// Elements of a row in half precision, filled up with zeros.
+/// Elements of a row in half precision, padded with zeros.
 pub(super) fn half_dim(dim: usize) -> usize {
     dim.next_multiple_of(16)
 }

@@ -1,8 +1,8 @@
 //! Every kernel launch of Lloyd's rounds over one set of rows, and the memory that they share.
 //!
 //! The kernels of a round work on one set of buffers, which a [`Workspace`] allocates in the sizes
-//! that they rely on and keeps until it is dropped; [`Rounds`], [`Sums`], [`Near`] and [`Halves`] are
-//! how kernels see it. Kernels run in the order of one stream.
+//! that they rely on and keeps until it is dropped; kernels get it as [`Rounds`], [`Sums`], [`Near`]
+//! and [`Halves`]. Kernels run in the order of one stream.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
 
-/// Rows on a device and all that rounds need.
+/// Rows on a device, with all buffers that rounds need.
 pub(super) struct Workspace {
     kernels: Arc<RoundKernels>,
     stream: Arc<CudaStream>,
@@ -37,10 +37,10 @@ pub(super) struct Workspace {
     status: Buffer,
     centroids: Buffer,
     labels: Buffer,
-    /// What there is of rows in clusters: all zero without rows.
+    /// The memory of cluster sums: all zero without rows.
     sums: SumsMemory,
     rows: Buffer,
-    /// Where sorted rows, their numbers and labels go.
+    /// Buffers for sorted rows, their numbers and labels.
     sorted: Option<Sorted>,
     /// The memory behind the other addresses.
     _kept: Vec<Buffer>,
@@ -61,7 +61,7 @@ struct Sorted {
 }
 
 impl Workspace {
-    /// Memory for rounds over `rows`, which `ready` has already been waited for.
+    /// Memory for rounds over `rows`, whose `ready` event has already been waited for.
     ///
     /// In one piece: it is a list of what there is, each in the size that its field says.
     pub(super) fn new(
@@ -164,18 +164,18 @@ impl Workspace {
         Ok(workspace)
     }
 
-    /// What rounds have come to. Waits for them.
+    /// The status of rounds. Waits for them.
     pub(super) fn status(&self) -> Result<Status> {
         let read = sys::read::<Status>(&self.stream, self.status.slice(), 1);
         Ok(read.map_err(failed("cuMemcpyDtoHAsync"))?[0])
     }
 
-    /// Change what the next launches find.
+    /// Sets the status that the next launches read.
     pub(super) fn set_status(&mut self, status: &Status) -> Result<()> {
         sys::write(&self.stream, self.status.slice_mut(), std::slice::from_ref(status))
     }
 
-    /// The valid centroids; `current` says which they are.
+    /// The valid centroids, in the set `current`.
     pub(super) fn centroids(&self, current: u32) -> Result<Vec<f32>> {
         let size = self.k * self.kernels.dim;
         let both = sys::read::<f32>(&self.stream, self.centroids.slice(), 2 * size);
@@ -183,13 +183,13 @@ impl Workspace {
         Ok(both[current as usize * size..][..size].to_vec())
     }
 
-    /// Make these the first of the two sets.
+    /// Stores these as the first of the two sets.
     pub(super) fn set_centroids(&mut self, centroids: &[f32]) -> Result<()> {
         assert_eq!(centroids.len(), self.k * self.kernels.dim);
         sys::write(&self.stream, self.centroids.slice_mut(), centroids)
     }
 
-    /// No row is in a cluster.
+    /// Takes all rows out of their clusters.
     pub(super) fn clear(&mut self) -> Result<()> {
         let call = || failed("cuMemsetD8Async");
         let labels = sys::fill(&self.stream, self.labels.slice_mut(), 0xff);
@@ -222,8 +222,8 @@ impl Workspace {
         Ok(found)
     }
 
-    /// Finds every row's nearest centroid, and lists the rows that it is new for. `is_last`: also if
-    /// rounds have ended.
+    /// Finds every row's nearest centroid, and lists the rows whose cluster changed. `is_last`: also
+    /// if rounds have ended.
     pub(super) fn assign(&mut self, is_last: bool, job: &Job) -> Result<()> {
         let is_last = u32::from(is_last);
         match self.way {
@@ -267,7 +267,7 @@ impl Workspace {
         self.launch_halves(&kernels.settle, ("settle", uncertain), is_last)
     }
 
-    /// Launches for all rows, cut into blocks of so many, each launch of bounded work.
+    /// Launches a kernel for all rows, in blocks of a given size, with bounded work per launch.
     fn in_pieces(
         &mut self,
         rows: usize,
@@ -307,8 +307,8 @@ impl Workspace {
         self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters))
     }
 
-    /// Puts rows of a cluster next to each other, and in it those that look at as many others, if
-    /// that makes assigning them faster. All rows are in a cluster.
+    /// Sorts rows by cluster, and within it by how many centroids they are compared with, if that makes
+    /// assigning them faster. All rows must be in a cluster.
     pub(super) fn sort(&mut self) -> Result<()> {
         let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
         let kernels = &self.kernels;
@@ -429,7 +429,7 @@ fn of_tiles(
     })
 }
 
-/// A power of two that brings elements, of which this one is the farthest from the origin, below 256.
+/// A power of two that scales elements below 256, given the largest distance of one from the origin.
 fn scale(farthest: f64) -> f64 {
     if farthest == 0.0 {
         return 1.0;

@@ -15,19 +15,19 @@ use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
 
-/// Most elements of a row in a job of groups.
+/// The most elements of a row in a job of groups.
 pub(super) const GROUPS_DIM: usize = 32;
 
-/// A group of rows that is to be divided into clusters by itself.
+/// A group of rows that is clustered by itself.
 #[derive(Debug, Clone)]
 pub(super) struct GroupJob {
-    /// Which of all rows it has.
+    /// The range of its rows among all rows.
     pub(super) rows: Range<usize>,
     /// Sums of no rows, as many as there are clusters.
     pub(super) empty: ClusterSums,
-    /// Squared distances that the centroids may still move in the last round.
+    /// Rounds end when the sum of the squared distances that centroids moved is at most this.
     pub(super) tolerance: f64,
-    /// The first centroids.
+    /// The initial centroids.
     pub(super) centroids: Vec<f32>,
 }
 
@@ -55,10 +55,11 @@ const _: () = assert!(size_of::<Group>() == 120);
 // SAFETY: a C struct of structs without padding, laid out as the kernels declare it.
 unsafe impl DeviceRepr for Group {}
 
-/// Many groups of rows and all that their rounds need: one struct for each, in shared buffers.
+/// Many groups of rows, with all buffers that their rounds need: one struct for each, in shared
+/// buffers.
 pub(super) struct GroupsWorkspace {
     stream: Arc<CudaStream>,
-    /// For each group, how many clusters.
+    /// For each group, the number of clusters.
     clusters: Vec<usize>,
     dim: usize,
     rows: usize,
@@ -170,7 +171,7 @@ impl GroupsWorkspace {
         })
     }
 
-    /// All rounds, at most `limit` for each group, and the clusters that they end with.
+    /// Runs all rounds, at most `limit` for each group, and computes the final clusters.
     pub(super) fn run(&mut self, kernels: &RoundKernels, limit: usize, job: &Job) -> Result<()> {
         let mut pace = Pace::new(&kernels.sums);
         // A group is one block's work: the largest alone keeps one multiprocessor busy.
@@ -236,7 +237,7 @@ impl GroupsWorkspace {
         Ok(!status[some.clone()].iter().any(Status::is_going_on))
     }
 
-    /// What came out for each group, and why its rounds ended. Waits for them.
+    /// The status and the result of each group. Waits for them.
     pub(super) fn finish(self, groups: &[GroupJob]) -> Result<Vec<(Status, GroupResult)>> {
         let home = failed("cuMemcpyDtoHAsync");
         let (stream, all) = (&self.stream, self.clusters.iter().sum::<usize>());

@@ -1,13 +1,13 @@
-//! k-means on a GPU: each problem goes the way that suits its rows.
+//! k-means on a GPU: each problem takes the way that suits its rows.
 //!
 //! | way | for | how |
 //! |---|---|---|
 //! | [`Resident`] | rows of f32 and equal weight, up to 128 dimensions | rows stay on the GPU, which runs all rounds |
 //! | groups | the same, up to 32 dimensions, small problems beside others | a block of threads for each, all rounds in few launches |
-//! | by search | all else | rows are sent in every round, sums are the host's |
-//! | on the host | small problems beside others that are no groups | the CPU |
+//! | by search | everything else | rows are sent in every round, the host computes sums |
+//! | on the host | small problems beside others that are not groups | the CPU |
 //!
-//! A problem changes over to the general ways where its own one gives up: centroids so far away that
+//! A problem falls back to the general ways where its own one gives up: centroids so far away that
 //! squares overflow, too many of them equally near, too little memory.
 
 mod kernels;
@@ -54,21 +54,21 @@ struct CudaKMeans<'a, T> {
     problems: Vec<Problem<T>>,
     by_search: BySearch<'a, CudaDevice, T>,
     on_host: KMeansOnHost<'a, T>,
-    /// Of ways that are gone.
+    /// The work of ways that were left.
     work: Work,
 }
 
 struct Problem<T> {
     given: KMeansProblem,
     rows: Rows,
-    /// The way that suits the rows, and the one that is gone now.
+    /// The way that suits the rows, and the one taken now.
     suits: Way,
     way: Way,
-    /// What rounds began with last: centroids, and clusters with their sums if rows were in any.
+    /// The state before the last rounds: centroids, and clusters with their sums if rows were in any.
     begun: (Vec<T>, Option<(Assignment<T>, ClusterSums)>),
     empty: Option<ClusterSums>,
     resident: Option<Resident>,
-    /// Centroids and clusters of a problem that is done, and off the GPU.
+    /// Centroids and clusters of a problem that is done, and removed from the GPU.
     done: Option<(Vec<T>, Assignment<T>)>,
 }
 
@@ -122,7 +122,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         }
     }
 
-    /// The session of a problem that goes a general way.
+    /// The session of a problem that takes a general way.
     fn general(&mut self, problem: usize) -> &mut dyn KMeansSession<T> {
         match self.problems[problem].way {
             Way::OnHost => &mut self.on_host,
@@ -130,7 +130,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         }
     }
 
-    /// Leaves a problem's own way for the general one, where its last rounds begin again.
+    /// Switches a problem from its own way to the general one, where its last rounds begin again.
     fn give_up(&mut self, problem: usize, job: &Job) -> Result<()> {
         let state = &mut self.problems[problem];
         let is_group = state.way == Way::Group;
@@ -145,7 +145,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         }
     }
 
-    /// Takes a problem off the GPU.
+    /// Removes a problem from the GPU.
     fn forget(&mut self, problem: usize) -> Result<()> {
         if let Some(mut resident) = self.problems[problem].resident.take() {
             self.work += resident.take_work()?;
@@ -190,7 +190,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         run.first().copied().ok_or_else(not_started)
     }
 
-    /// All rounds of some groups; `None` for those that the GPU is not made for.
+    /// Runs all rounds of some groups; `None` for those that the GPU does not support.
     fn run_groups(
         &mut self,
         groups: &[(usize, usize)],
@@ -280,7 +280,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
 
     fn start(&mut self, problem: usize, centroids: Vec<T>, job: &Job) -> Result<()> {
         let state = &mut self.problems[problem];
-        // Means of rows are among them, so all later centroids are.
+        // Means of rows lie between them, and so do all later centroids.
         let largest =
             centroids.iter().map(|x| x.to_f64().abs()).fold(state.given.largest, f64::max);
         let fits = squares_are_finite(state.rows.matrix().dim(), largest);
@@ -434,7 +434,7 @@ fn not_started() -> Error {
     Error::InvalidArgument("kmeans: a problem was not started".to_string())
 }
 
-/// Numbers as the GPU has them: no others get there.
+/// Numbers in the GPU's type: rows of other types are never on the GPU.
 fn singles<T: Real>(values: &[T]) -> Vec<f32> {
     values.iter().map(|x| x.to_f64() as f32).collect()
 }

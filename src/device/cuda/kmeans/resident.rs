@@ -1,5 +1,5 @@
-//! Lloyd's rounds on rows that stay on the device: launches run ahead of the host, which looks at
-//! how far they have come now and then.
+//! Lloyd's rounds on rows that stay on the device: launches are queued ahead, and the host checks
+//! their progress now and then.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,15 +19,15 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Rows;
 
-/// Rounds between two looks at the device.
+/// Rounds between two checks of the device's status.
 const STRETCH: usize = 16;
 
-/// After so many rounds rows are sorted again: ever fewer of them move.
+/// Whether rows are sorted again after this many rounds: fewer and fewer of them move.
 fn is_power_of_four(rounds: usize) -> bool {
     rounds.is_power_of_two() && rounds.trailing_zeros().is_multiple_of(2)
 }
 
-/// The rows of one problem on a GPU, with all that its rounds need.
+/// The rows of one problem on a GPU, with all buffers that its rounds need.
 pub(super) struct Resident {
     gpu: Arc<Gpu>,
     memory: Arc<Memory>,
@@ -41,7 +41,7 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// Sends rows of f32, of which no squared distance overflows. `empty` has the sums of no rows.
+    /// Uploads rows of f32 whose squared distances never overflow. `empty` has the sums of no rows.
     pub(super) fn open(
         gpu: &Arc<Gpu>,
         memory: &Arc<Memory>,
@@ -71,7 +71,7 @@ impl Resident {
         Ok(done)
     }
 
-    /// Centroids of another origin; the length of the longest row stays known.
+    /// Sets centroids that do not come from rounds; the length of the longest row stays known.
     fn set(&mut self, centroids: &[f32]) -> Result<()> {
         let Status { largest_row, .. } = self.workspace.status()?;
         self.workspace.set_centroids(centroids)?;
@@ -85,13 +85,13 @@ impl Resident {
         self.set(centroids)
     }
 
-    /// Goes on with other centroids; rows are in the clusters they are in.
+    /// Continues with other centroids; rows stay in their clusters.
     pub(super) fn resume_from(&mut self, centroids: &[f32]) -> Result<()> {
         self.set(centroids)
     }
 
-    /// Rounds until one of [`StopReason`] comes. `None` if too many centroids are equally near to
-    /// rows; what the device has is then useless, except for the centroids.
+    /// Runs rounds until there is a [`StopReason`]. `None` if too many centroids are equally near to
+    /// rows; the state on the device is then useless, except for the centroids.
     pub(super) fn run(&mut self, limit: usize, job: &Job) -> Result<Option<RoundsRun>> {
         let before = self.workspace.status()?;
         let mut ordered = 0;
@@ -152,7 +152,7 @@ impl Resident {
         self.workspace.sums(&self.empty)
     }
 
-    /// What it took since the last time somebody asked.
+    /// The work done since the last call.
     pub(super) fn take_work(&mut self) -> Result<Work> {
         let times = self.computing.iter().map(|(begin, end)| elapsed(begin, end));
         self.work.kernel = times.sum::<Result<Duration>>()?;

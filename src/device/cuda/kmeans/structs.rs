@@ -1,4 +1,4 @@
-//! The structs of `kernels/kmeans`: what kernels find on the device.
+//! The structs of `kernels/kmeans`, which kernels read on the device.
 #![allow(unsafe_code)]
 
 use cudarc::driver::DeviceRepr;
@@ -62,7 +62,7 @@ const _: () = assert!(size_of::<Status>() == 56 && size_of::<Rounds>() == 56);
 const _: () = assert!(size_of::<Sums>() == 64 && size_of::<Near>() == 16);
 const _: () = assert!(size_of::<Halves>() == 96);
 
-/// Rows in rounds.
+/// The rows and the state of rounds.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rounds {
@@ -80,7 +80,7 @@ pub(super) struct Rounds {
     pub(super) k: u32,
 }
 
-/// Sums of clusters, and what ends rounds.
+/// Sums of clusters, and the convergence test.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sums {
@@ -98,7 +98,7 @@ pub(super) struct Sums {
     pub(super) tolerance: f64,
 }
 
-/// What `Way::Near` needs.
+/// Buffers of `Way::Near`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Near {
@@ -107,7 +107,7 @@ pub(super) struct Near {
     pub(super) sorted_counts: u64,
 }
 
-/// What `Way::Tiles` needs.
+/// Buffers and numbers of `Way::Tiles`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Halves {

@@ -21,11 +21,11 @@ use crate::metric::Metric;
 /// Query rows that are enough to keep any GPU busy.
 const MOST_QUERIES: usize = 131_072;
 
-/// Lists are sorted with 32-bit positions, in a power of two of at least four times k entries.
+/// Lists are sorted with 32-bit positions, in a power of two of at least 4 k entries.
 const MOST_NEIGHBORS: usize = 1 << 28;
 
-/// Pairs that are sent together to be compared, and how much slower fetching makes each than in a
-/// scan.
+/// Pairs that are sent together to be compared, and how many times slower each is than in a scan,
+/// because its rows are fetched one by one.
 const PAIRS_TOGETHER: usize = 1 << 24;
 const FETCH_PENALTY: f64 = 32.0;
 

@@ -44,7 +44,7 @@ pub(super) struct Kernels {
     gather: CudaFunction,
     take_queries: CudaFunction,
     among: CudaFunction,
-    /// Of pairs × dimensions.
+    /// The rate of pairs × dimensions.
     rate: Arc<Rate>,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct Piece {
     pub(super) stored_dim: u32,
     /// Panels that rows are dealt out to; 0 to fill panels in order.
     pub(super) deal_to: u32,
-    /// Store the negated elements.
+    /// Whether to store the negated elements.
     pub(super) negate: bool,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Lists {
     pub(super) redone: Buffer,
 }
 
-/// Pairs whose distances are asked for.
+/// Pairs whose distances are to be computed.
 pub(super) struct Pairs {
     /// Rows on either side, and elements of a row.
     pub(super) queries: usize,
@@ -121,11 +121,11 @@ unsafe impl DeviceRepr for Pass {}
 /// The struct of `kernels/search/lists.cuh`.
 const _: () = assert!(size_of::<Pass>() == 56);
 
-/// Multiply-adds of a multiprocessor in a cycle that a scan reaches at best, of f32.
+/// The most f32 multiply-adds per cycle of a multiprocessor that a scan reaches.
 const PER_CYCLE: f64 = 64.0;
 
 impl Kernels {
-    /// The kernels for rows and a metric, compiled and loaded by the first who asks.
+    /// The kernels for rows and a metric, compiled and loaded by the first caller.
     pub(super) fn get(gpu: &Gpu, rows: &Rows, metric: Metric) -> Result<Arc<Self>> {
         static LOADED: LazyLock<Once<(usize, Spec), Kernels>> = LazyLock::new(Once::default);
         let (kind, dim) = (rows.matrix().kind(), rows.matrix().dim());
@@ -159,12 +159,12 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// How fast they are.
+    /// How fast the kernels are.
     pub(super) fn rate(&self) -> &Arc<Rate> {
         &self.rate
     }
 
-    /// What they were compiled for.
+    /// The parameters that the kernels were compiled for.
     pub(super) fn spec(&self) -> &Spec {
         &self.spec
     }
@@ -176,7 +176,7 @@ impl Kernels {
         PANEL * (real_bytes(kind) + slices * scalar_bytes(kind))
     }
 
-    /// Transpose a piece of rows into panels.
+    /// Transposes a piece of rows into panels.
     pub(super) fn pack(
         &self,
         stream: &Arc<CudaStream>,
@@ -207,7 +207,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Make lists empty.
+    /// Empties lists.
     pub(super) fn clear_lists(&self, stream: &Arc<CudaStream>, lists: &mut Lists) -> Result<()> {
         self.check(lists);
         let (queries, k, slots) = (lists.queries as u32, lists.k as u32, lists.slots as u32);
@@ -222,7 +222,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Compare all queries with the panels of a pass's visits `begin..end`.
+    /// Compares all queries with the panels of a pass's visits `begin..end`.
     pub(super) fn scan(
         &self,
         stream: &Arc<CudaStream>,
@@ -234,8 +234,8 @@ impl Kernels {
         self.check_pass(queries, base, lists, pass);
         let query_panels = lists.queries.div_ceil(PANEL);
         let visits = (pass.end - pass.begin) as usize;
-        // Sixteen blocks per multiprocessor and more even out the last wave, if each still has
-        // eight panels to look at; the grid's second side ends at 65535.
+        // Sixteen or more blocks per multiprocessor even out the last wave, if each still has eight
+        // panels to scan; the grid's y dimension is at most 65535.
         let wanted = (32 * self.multiprocessors).div_ceil(query_panels);
         let splits = wanted.min(visits.div_ceil(8)).clamp(1, 65_535);
         let threads = if self.spec.kind() == ElementKind::F64 { 512 } else { 256 };
@@ -252,7 +252,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Merges what a pass found for some of the queries, from this one on.
+    /// Merges a pass's candidates for some of the queries, from this one on.
     pub(super) fn merge(
         &self,
         stream: &Arc<CudaStream>,
@@ -299,7 +299,7 @@ impl Kernels {
         }
     }
 
-    /// Searches the pass's visits `begin..end` again for the queries that found too much in it.
+    /// Searches the pass's visits `begin..end` again for the queries with too many candidates in it.
     pub(super) fn search_again(
         &self,
         stream: &Arc<CudaStream>,
@@ -321,7 +321,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Copies base rows, from this one on, to where queries are.
+    /// Copies base rows, from this one on, to the layout of queries.
     pub(super) fn take_queries(
         &self,
         stream: &Arc<CudaStream>,
@@ -378,7 +378,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Take the first `per_query` entries of every list apart.
+    /// Splits the first `per_query` entries of every list into rows and distances.
     pub(super) fn gather(
         &self,
         stream: &Arc<CudaStream>,
@@ -401,7 +401,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// What every kernel on lists relies on.
+    /// Checks the sizes that every kernel on lists relies on.
     fn check(&self, lists: &Lists) {
         let padded = lists.queries.next_multiple_of(PANEL);
         let kind = self.spec.kind();
@@ -415,7 +415,7 @@ impl Kernels {
         check_size(&lists.redone, 1, 8);
     }
 
-    /// What every kernel on a pass relies on.
+    /// Checks the sizes that every kernel on a pass relies on.
     fn check_pass(&self, queries: &Buffer, base: &Buffer, lists: &Lists, pass: &Pass) {
         self.check(lists);
         let scalar = scalar_bytes(self.spec.kind());

@@ -1,5 +1,5 @@
-//! The lists of a block of queries: what they take, the launches that merge base rows into them, and
-//! the way back to the host.
+//! The lists of a block of queries: their memory, the launches that merge base rows into them, and
+//! the download to the host.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,14 +20,14 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::ElementKind;
 
-/// How much faster a scan gets through pairs than a search for single queries.
+/// How many times faster a scan compares pairs than a search for single queries.
 const SEARCH_AGAIN_PENALTY: f64 = 16.0;
 
-/// Operations of the rate of scans that reading and writing a list entry once counts as.
+/// Cost of reading and writing a list entry once, in operations of a scan.
 const PER_ENTRY: f64 = 40.0;
 
 /// In `Pass::first_query`: queries and base rows are different rows. No base row has this number or
-/// a later one, so no query meets itself.
+/// a later one, so no query is compared with itself.
 const NOT_A_SELF_JOIN: u64 = 1 << 32;
 
 /// The neighbours found so far.
@@ -39,11 +39,11 @@ pub(super) struct Search {
     is_self_join: bool,
     account: Account,
     pace: Pace,
-    /// Of searches for single queries, as if all of them were searched for again.
+    /// The pace of searches for single queries, as if all queries were searched again.
     again: Pace,
 }
 
-/// What a search took, as events until somebody asks.
+/// The work of a search; times are kept as events until they are asked for.
 #[derive(Default)]
 struct Account {
     pairs: u64,
@@ -51,7 +51,7 @@ struct Account {
     computing: Vec<(CudaEvent, CudaEvent)>,
 }
 
-/// Bytes that a query's list takes on the device, with what it takes to bring it home.
+/// Bytes of a query's list on the device, with the memory needed to download it.
 pub(super) fn list_bytes(kind: ElementKind, k: usize) -> usize {
     let per_query = entry_bytes(kind) + real_bytes(kind) + 2 * size_of::<u32>();
     let brought_home = k * (real_bytes(kind) + size_of::<u32>());
@@ -90,7 +90,7 @@ impl Search {
         Ok(Self { kernels, lists, offered: 0, is_self_join: false, account, pace, again })
     }
 
-    /// Merge base rows into the lists.
+    /// Merges base rows into the lists.
     pub(super) fn add(
         &mut self,
         gpu: &Gpu,
@@ -153,9 +153,9 @@ impl Search {
         Ok(())
     }
 
-    /// Merges what a pass found into the lists.
+    /// Merges a pass's candidates into the lists.
     fn merge(&mut self, gpu: &Gpu, pass: &Pass, job: &Job) -> Result<()> {
-        // A sort goes through the entries so many times.
+        // The number of times that a sort goes through the entries.
         let steps = (self.lists.slots.ilog2() * (self.lists.slots.ilog2() + 1) / 2) as f64;
         let per_query = self.lists.slots as f64 * steps * PER_ENTRY;
         let together = ((self.pace.of_a_launch() / per_query) as usize).max(1024);
@@ -170,7 +170,7 @@ impl Search {
         Ok(())
     }
 
-    /// What all passes of a call have in common.
+    /// The parameters that all passes of a call have in common.
     fn pass(&self, base: &Panels, pairing: &Pairing<'_>) -> Pass {
         let panels = passes::panels(base.rows);
         Pass {
@@ -190,7 +190,7 @@ impl Search {
         }
     }
 
-    /// Bring the lists home.
+    /// Downloads the lists to the host.
     pub(super) fn finish(self, gpu: &Gpu, memory: &Arc<Memory>, job: &Job) -> Result<Neighbors> {
         let kind = self.kernels.spec().kind();
         let eligible = self.offered.saturating_sub(u64::from(self.is_self_join));

@@ -4,12 +4,12 @@
 //! |---|---|
 //! | `device` | the contract of searches |
 //! | `rows` | rows and their layouts on the GPU |
-//! | `lists` | the lists of a block of queries, from empty to home |
-//! | `passes` | how a search is cut up |
-//! | `launch`, `spec` | kernels, and what they are compiled for |
+//! | `lists` | the lists of a block of queries, from empty to downloaded |
+//! | `passes` | how a search is cut into passes |
+//! | `launch`, `spec` | kernels, and their compile-time parameters |
 //!
 //! Nothing here waits for the device, except to keep the host from running far ahead of it (so that
-//! a cancelled search stops soon) and to bring values home.
+//! a cancelled search stops soon) and to download values.
 
 mod device;
 mod launch;

@@ -1,24 +1,25 @@
-//! How a search is cut up: the size of a query's list, and which base panels are looked at when.
+//! How a search is cut into passes: the size of a query's list, and which base panels are scanned
+//! when.
 //!
-//! A pass compares every query with some panels against a threshold that stands still; the
-//! candidates it finds are merged, which tightens the threshold for the next. Passes grow with what
-//! has been seen: k of the rows seen are within the threshold, so a pass `growth` times as large
-//! finds about k · growth candidates per query, half of what there is room for. The order of the
-//! panels is a stride near the golden ratio, so that what has been seen is spread evenly. A base
-//! that defeats all this costs time (crowded queries are searched again), never an answer.
+//! A pass compares every query with some panels against a fixed threshold; the candidates it finds
+//! are merged, which tightens the threshold for the next. Passes grow with the number of rows seen: k
+//! of those are within the threshold, so a pass `growth` times as large finds about k · growth
+//! candidates per query, half of the room. The order of the panels is a stride near the golden ratio,
+//! so that the rows seen are spread evenly. A base that defeats this costs time (crowded queries are
+//! searched again), but never changes an answer.
 //!
-//! No CUDA here: this is arithmetic, and is tested as such.
+//! No CUDA here: this is pure arithmetic, and is tested as such.
 
 use std::ops::Range;
 
 /// Rows in a panel.
 pub(super) const PANEL: usize = 128;
 
-/// A pass is at most this many times what was seen before it.
+/// A pass is at most this many times as large as the rows seen before it.
 const MOST_GROWTH: usize = 8;
 
 /// Entries of a query's list: k neighbours and at least three times as many candidates; a power of
-/// two, because that is what is sorted.
+/// two, because the sort needs one.
 pub(super) fn slots(k: usize) -> usize {
     (4 * k).max(2 * PANEL).next_power_of_two()
 }
@@ -28,7 +29,7 @@ pub(super) fn panels(rows: usize) -> usize {
     rows.div_ceil(PANEL)
 }
 
-/// A step through panels that visits each once and spreads any first few of them.
+/// A stride through panels that visits each once and spreads any first few of them evenly.
 pub(super) fn stride(panels: usize) -> usize {
     let golden = (panels as f64 * 0.618_033_988_749_895) as usize;
     (golden.max(1)..).find(|candidate| gcd(*candidate, panels) == 1).unwrap_or(1)
@@ -99,7 +100,7 @@ impl Iterator for SearchPasses {
     }
 }
 
-/// Cuts a pass into launches of at most so much work, if panels are not too large for it.
+/// Cuts a pass into launches of at most this much work, unless a single panel exceeds it.
 pub(super) fn launches(
     visits: &Range<usize>,
     queries: usize,

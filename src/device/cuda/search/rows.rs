@@ -1,4 +1,4 @@
-//! Rows on a GPU, in the layouts that calls have asked for.
+//! Rows on a GPU, in the layouts that calls have needed.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,7 @@ use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::{Metric, Sum};
 
-/// Rows, with the layouts that there are of them on the GPU.
+/// Rows, with their layouts on the GPU.
 pub struct CudaRows {
     pub(super) rows: Rows,
     pub(super) metric: Metric,
@@ -42,13 +42,13 @@ pub(super) struct Panels {
     pub(super) buffer: Buffer,
     pub(super) rows: usize,
     pub(super) stored_dim: usize,
-    /// Passed when all rows are there.
+    /// Passes when all rows have arrived.
     pub(super) ready: CudaEvent,
-    /// What it took, until somebody accounts for it.
+    /// The transfer that it took, until it is accounted for.
     transfer: Mutex<Option<Transfer>>,
 }
 
-/// Rows on the device as they came, one after the other.
+/// Rows on the device in their original layout, one after the other.
 pub(super) struct Plain {
     pub(super) buffer: Buffer,
     /// Passed when all rows are there.
@@ -56,7 +56,7 @@ pub(super) struct Plain {
 }
 
 impl Panels {
-    /// What making them took; the first caller gets it.
+    /// The transfer that made them; the first caller gets it.
     pub(super) fn take_transfer(&self) -> Option<Transfer> {
         self.transfer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -71,7 +71,8 @@ enum Side {
     Queries { negate: bool },
 }
 
-/// What is in a slot, made now if nothing is. Two callers may both make it: no lock is held meanwhile.
+/// The value of a slot, made now if it is empty. Two callers may both make it: no lock is held
+/// meanwhile.
 fn get_or_make<T>(slot: &Slot<T>, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
     let lock = || slot.lock().unwrap_or_else(PoisonError::into_inner);
     let found = lock().clone();
@@ -103,7 +104,7 @@ impl CudaRows {
         get_or_make(&self.layouts.base, || self.upload(device, Side::Base, job))
     }
 
-    /// The layout of queries, made of the base's if that is on the device.
+    /// The layout of queries, made from the base's if that is on the device.
     pub(super) fn queries(&self, device: &CudaDevice, job: &Job) -> Result<Arc<Panels>> {
         let negate = self.metric.sum() == Sum::Products;
         get_or_make(&self.layouts.queries, || {
@@ -171,7 +172,7 @@ impl CudaRows {
 }
 
 impl Panels {
-    /// Some base rows as queries, without asking the host for them again.
+    /// Some base rows as queries, without uploading them again.
     fn queries_of(
         &self,
         device: &CudaDevice,
@@ -194,12 +195,12 @@ impl Panels {
     }
 }
 
-/// Waits, on the compute stream, until a layout is there.
+/// Makes the compute stream wait until a layout is ready.
 pub(super) fn wait_for(gpu: &Gpu, ready: &CudaEvent) -> Result<()> {
     gpu.compute.wait(ready).map_err(failed("cuStreamWaitEvent"))
 }
 
-/// Cut rows into pieces of at most `room` elements that are contiguous: whole rows, or parts of one
+/// Cuts rows into pieces of at most `room` elements that are contiguous: whole rows, or parts of one
 /// row that alone is too long. Yields (first row, rows, first element, elements per row).
 fn pieces(
     rows: usize,

@@ -1,4 +1,4 @@
-//! What the kernels of a search are compiled for, and the sizes that follow from it.
+//! The compile-time parameters of a search's kernels, and the sizes that follow from them.
 
 use super::passes::PANEL;
 use crate::device::cuda::driver::compile::Program;
@@ -11,7 +11,7 @@ const CONSTANTS: [(&str, usize); 2] = [("PANEL", PANEL), ("RUN", RUN)];
 /// Consecutive base rows in a panel.
 pub(super) const RUN: usize = 8;
 
-/// What a module is compiled for; also its key in memory and, with the sources, on disk.
+/// The parameters of a module; also its key in memory and, with the sources, on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Spec {
     kind: ElementKind,
@@ -23,7 +23,7 @@ pub(super) struct Spec {
 impl Spec {
     /// For rows of this many elements as the device sees them (bits in words of 32).
     pub(super) fn new(kind: ElementKind, metric: Metric, dim: u32) -> Self {
-        // Up to here a panel of queries and two of base rows lie in 48 KiB of shared memory.
+        // Up to this size a panel of queries and two of base rows fit into 48 KiB of shared memory.
         let largest = if kind == ElementKind::F64 { 16 } else { 32 };
         Self { kind, metric, fixed_dim: if dim <= largest { dim } else { 0 } }
     }
@@ -32,8 +32,8 @@ impl Spec {
         self.kind
     }
 
-    /// Elements in a row as it lies in a panel: whole groups of what the scan adds up without a
-    /// branch. See `GROUP` in `kernels/search/scan.cuh`.
+    /// Elements of a row in a panel: whole groups of elements that the scan adds up without a branch.
+    /// See `GROUP` in `kernels/search/scan.cuh`.
     pub(super) fn stored_dim(&self, dim: u32) -> u32 {
         match (self.fixed_dim, self.kind) {
             (0, ElementKind::F64) => dim.next_multiple_of(4),
@@ -51,13 +51,13 @@ impl Spec {
         }
     }
 
-    /// Panels' slices in the scan's shared memory: two stages of base rows, and the queries once if
+    /// Number of slices in the scan's shared memory: two stages of base rows, and the queries once if
     /// they stay for the whole block, else in two stages as well.
     pub(super) fn staged_slices(&self) -> u32 {
         if self.fixed_dim == 0 { 4 } else { 3 }
     }
 
-    /// What to compile.
+    /// The program to compile.
     pub(super) fn program(&self) -> Program {
         Program::new("search.cu", &self.defines(), &CONSTANTS)
     }

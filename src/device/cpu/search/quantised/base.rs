@@ -14,11 +14,11 @@ use crate::job::{Job, Reserved};
 use crate::matrix::{Real, Rows};
 use crate::metric::{Metric, Sum};
 
-/// Dimensions from which on this beats direct differences.
+/// From this many dimensions on, this beats direct differences.
 const LEAST_DIM: usize = 5;
-/// Dimensions up to which sums stay within 32 bits.
+/// Up to this many dimensions, sums stay within 32 bits.
 const MOST_DIM: usize = 1 << 15;
-/// Rows from which on the preparation pays.
+/// From this many rows on, the preparation pays.
 const LEAST_ROWS: usize = 256;
 /// Panels that a thread prepares together.
 const PANELS_TOGETHER: usize = TOGETHER / ROWS;
@@ -32,19 +32,19 @@ pub(in crate::device::cpu::search) struct Quantised<T> {
     pub(super) scale: Scale,
     pub(super) groups: Vec<Group>,
     pub(super) starts: Vec<Starts>,
-    /// How much smaller the rest of each row is than the longest, in steps.
+    /// How much shorter each row's residual is than the longest (its slack), in steps.
     pub(super) spare: Vec<[f32; ROWS]>,
     pub(super) most_spare: f64,
-    /// For each panel, a bit for each row that its sum decides about.
+    /// For each panel, a bit for each row that is decided by its sum.
     pub(super) decided: Vec<u64>,
-    /// For each panel, a bit for each row of odd square, half of which its start lost.
+    /// For each panel, a bit for each row of odd square, whose start lost a half.
     pub(super) odd: Vec<u64>,
     /// Rows that are always computed, ascending.
     pub(super) outliers: Vec<u32>,
-    /// The longest rest and the longest row among the others.
+    /// The lengths of the longest residual and of the longest row among the others.
     pub(super) rest: f64,
     pub(super) norm: f64,
-    /// The layout for rows that 8 bits tell too little about.
+    /// The layout for rows that 8 bits do not separate well enough.
     pub(super) fallback: OnceLock<Direct<T>>,
     pub(super) making_fallback: Mutex<()>,
     pub(super) _reserved: Reserved,
@@ -56,11 +56,11 @@ struct Panels<'a> {
     starts: &'a mut [Starts],
     decided: &'a mut [u64],
     odd: &'a mut [u64],
-    /// Of each row that is no outlier, the length of what rounding took away.
+    /// For each row that is not an outlier, the length of its rounding residual.
     rests: &'a mut [f64],
 }
 
-/// What is known of the rows of some panels.
+/// Statistics of the rows of some panels.
 #[derive(Default)]
 struct Filled {
     /// Positions among these rows.
@@ -107,7 +107,7 @@ impl Panels<'_> {
 }
 
 impl<T: Lanes> Quantised<T> {
-    /// `None` if this is not the layout for these rows, or this processor.
+    /// `None` if this layout does not suit these rows, or this processor.
     pub(in crate::device::cpu::search) fn try_new(
         rows: &Rows,
         values: &[T],
@@ -123,7 +123,7 @@ impl<T: Lanes> Quantised<T> {
         let words = dim.div_ceil(GROUP);
         let panels = rows.len().div_ceil(ROWS);
         let of_panel = words * size_of::<Group>() + 2 * size_of::<Starts>() + 2 * size_of::<u64>();
-        // While it is made, a number for each row.
+        // During construction, also one number for each row.
         let of_rows = rows.len() * size_of::<f64>();
         let mut reserved = job.reserve("base rows in 8 bits", panels * of_panel + of_rows)?;
         let scale = Scale::new(values, dim, sum, job)?;
@@ -184,8 +184,8 @@ impl<T: Lanes> Quantised<T> {
         Ok(())
     }
 
-    /// The layout for rows that 8 bits tell too little about. Made on threads of its own: rayon's may
-    /// wait for it here.
+    /// The layout for rows that 8 bits do not separate well enough. Made on threads of its own:
+    /// rayon's may wait for it here.
     pub(super) fn fallback(&self, job: &Job) -> Result<&Direct<T>> {
         if let Some(made) = self.fallback.get() {
             return Ok(made);
@@ -207,8 +207,8 @@ impl<T: Lanes> Quantised<T> {
         let rounded = self.scale.round(values, step);
         let square = f64::from(square(&rounded.values));
         let sum: i32 = rounded.values.iter().map(|x| i32::from(*x)).sum();
-        // Whole numbers below 2⁵³ add up exactly; x − c would be rounded, and a hair beside a whole
-        // number be lost.
+        // Whole numbers below 2⁵³ add up exactly; x − c would be rounded, and a tiny difference from
+        // a whole number be lost.
         let as_is = |((value, x), c): ((&i8, &T), &f64)| c + f64::from(*value) == x.to_f64();
         let whole = self.scale.whole
             && rounded.values.iter().zip(values).zip(&self.scale.centre).all(as_is);
@@ -217,7 +217,7 @@ impl<T: Lanes> Quantised<T> {
             word.iter_mut().zip(chunk).for_each(|(slot, value)| *slot = *value as u8);
             i32::from_le_bytes(word)
         });
-        // How far the contract's own rounding moves a sum, relatively and near zero.
+        // The rounding error of the contract's own sum, relative and, near zero, absolute.
         let d = values.len() as f64 + 8.0;
         let relative = d * T::EPSILON.to_f64();
         let absolute = 4.0 * d * T::MIN_POSITIVE.to_f64() * T::EPSILON.to_f64();
@@ -234,8 +234,8 @@ impl<T: Lanes> Quantised<T> {
             let most = rounded.norm * self.norm;
             let apart = rounded.rest * self.norm + length * self.rest + relative * most + absolute;
             let inverse = 1.0 / (step * self.scale.step);
-            // A sum that may overflow on its way is bounded by nothing, nor is one of a query whose
-            // length was lost because its squares vanish in float64.
+            // There is no bound on a sum that may overflow on its way, nor on one of a query whose
+            // length was lost because its squares underflow in float64.
             let has_length = (1e-100..1e100).contains(&step);
             if has_length
                 && most < T::MAX.to_f64() / 4.0

@@ -1,19 +1,19 @@
 //! Rows in 8 bits decide which pairs are worth computing; those are then computed exactly.
 //!
 //! With a centre c and a step t, a row x is `c + t x̂ + e`, x̂ being whole numbers from −127 to 127
-//! and e a rest of known length r. Products of such rows are exact in integers, four dimensions and
-//! sixteen rows to an instruction, and say nearly all about the real rows:
+//! and e a residual of known length r. Products of such rows are exact in integers, four dimensions
+//! and sixteen rows to an instruction, and closely bound the sums of the original rows:
 //!
 //! - squares: `‖q − x‖ ≥ t ‖q̂ − x̂‖ − r_q − r_x` by the triangle inequality;
 //! - products (c = 0, the query with a step t_q of its own):
 //!   `|q·x − t_q t q̂·x̂| ≤ r_q ‖x‖ + ‖t_q q̂‖ r_x` by Cauchy and Schwarz.
 //!
-//! A pair whose bound is beyond the reach of its query's sink is done with; every other one gets
-//! its sum in the contract's order. The test is one comparison per pair, with the largest rest of
-//! all rows; what a row's own rest is smaller by goes into the number that its sum starts from. The
-//! few rows that stick out of the range that 8 bits cover are kept aside and always computed. Where
-//! the rests are not small beside the distances that matter, too many pairs pass: the rows still to be
-//! visited are then left to another layout.
+//! A pair whose bound is beyond the reach of its query's sink is discarded; every other one gets
+//! its sum in the contract's order. The test is one comparison per pair, with the largest residual of
+//! all rows; a row's slack (the largest residual minus its own) is folded into its sum's initial
+//! value. The few rows outside the range that 8 bits cover are kept aside and always computed. Where
+//! the residuals are not small compared with the distances that matter, too many pairs pass: the rows
+//! not yet visited are then left to another layout.
 
 mod base;
 mod query;
@@ -29,7 +29,7 @@ use crate::device::contract::Work;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::error::Result;
 
-/// One in so many pairs may pass before another layout is the faster one.
+/// If more than one in this many pairs passes, another layout is faster.
 const ONE_PASSES_IN: u64 = 32;
 
 impl<T: Lanes> Arithmetic<T> for Quantised<T> {

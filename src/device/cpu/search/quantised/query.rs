@@ -1,16 +1,16 @@
-//! Queries in whole numbers, and which sums they rule out.
+//! Queries rounded to whole numbers, and which sums they rule out.
 
-/// A query in whole numbers.
+/// A query rounded to whole numbers.
 pub(super) struct Query {
     pub(super) words: Vec<i32>,
-    /// What the unsigned base adds to every product.
+    /// The offset that the unsigned base adds to every product.
     pub(super) offset: f64,
-    /// The square of a query that was not rounded, of a base that was not.
+    /// The square of the query, if neither it nor the base was rounded.
     pub(super) whole: Option<f64>,
     pub(super) bound: Bound,
-    /// A reach, and the distance it means: reaches change seldom.
+    /// The last reach, and its distance, cached because reaches rarely change.
     pub(super) known: (f64, f64),
-    /// It lies far out of the range of the base: its bounds are loose.
+    /// Whether it lies far outside the range of the base, so that its bounds are loose.
     pub(super) far: bool,
 }
 
@@ -34,13 +34,13 @@ pub(super) enum Bound {
 /// A distance that the sums of all rows have been tightened for.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Tightened {
-    /// In steps, without the rest of the row.
+    /// In steps, without the row's residual.
     pub(super) distance: f64,
     pub(super) most_spare: f64,
 }
 
 impl Query {
-    /// The distance within which a row without a rest may be within reach, in steps.
+    /// The distance up to which a row without a residual may be within reach, in steps.
     pub(super) fn distance(&mut self, reach: f64) -> f64 {
         if self.known.0 != reach {
             let distance = match self.bound {
@@ -54,13 +54,13 @@ impl Query {
         self.known.1
     }
 
-    /// The least sum of a pair that may be within reach.
+    /// The smallest sum of a pair that may be within reach.
     pub(super) fn least(&mut self, reach: f64, tightened: Tightened) -> i32 {
         let least = match self.bound {
             Bound::Squares { rest, square, .. } => {
                 let own = self.distance(reach);
-                // For a row with s to spare: (own + rest − s)² = (own + rest)² − s (2 own + 2 rest − s),
-                // of which the row's start has taken s (2 tightened + 2 rest − s) away.
+                // For a row of slack s: (own + rest − s)² = (own + rest)² − s (2 own + 2 rest − s), of
+                // which the row's start already subtracts s (2 tightened + 2 rest − s).
                 let too_much = 2.0 * tightened.most_spare * (tightened.distance - own).max(0.0);
                 let most = (own + rest) * (own + rest) + too_much;
                 (square - most * (1.0 + 1e-9)) / 2.0

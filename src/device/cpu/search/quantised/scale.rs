@@ -1,4 +1,4 @@
-//! How rows become whole numbers.
+//! The rounding of rows to whole numbers.
 
 use rayon::prelude::*;
 
@@ -9,14 +9,14 @@ use crate::metric::Sum;
 
 /// The whole numbers a row is rounded to: from −LARGEST − 1 to LARGEST.
 pub(super) const LARGEST: f64 = 127.0;
-/// In float64, sums of this and numbers below 2⁵¹ are whole.
+/// In float64, the sum of this and any number below 2⁵¹ is a whole number.
 const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
-/// One in so many rows may stick out of the range that is covered.
+/// At most one in this many rows may lie outside the range that is covered.
 pub(super) const ONE_OUTLIER_IN: usize = 8192;
 /// Rows that a thread prepares together.
 pub(super) const TOGETHER: usize = 4096;
 
-/// How rows become whole numbers.
+/// The scale by which rows are rounded to whole numbers.
 #[derive(Debug)]
 pub(super) struct Scale {
     pub(super) centre: Vec<f64>,
@@ -25,17 +25,17 @@ pub(super) struct Scale {
     pub(super) whole: bool,
 }
 
-/// A row in whole numbers.
+/// A row rounded to whole numbers.
 pub(super) struct Rounded {
     pub(super) values: Vec<i8>,
-    /// The length of what rounding took away.
+    /// The length of the rounding residual.
     pub(super) rest: f64,
     /// The length of the row, from the origin.
     pub(super) norm: f64,
 }
 
 impl Scale {
-    /// The range that all but a few rows fit into.
+    /// Chooses the range that all rows but a few outliers fit into.
     pub(super) fn new<T: Real>(values: &[T], dim: usize, sum: Sum, job: &Job) -> Result<Self> {
         if sum == Sum::Squares
             && let Some(centre) = whole_centre(values, dim, job)?
@@ -71,7 +71,7 @@ impl Scale {
         Ok(Self { centre, step, whole: false })
     }
 
-    /// The longest rest of a row within the range.
+    /// The longest residual of a row within the range.
     pub(super) fn usual_rest(&self) -> f64 {
         self.step * (self.centre.len() as f64).sqrt() * 0.5 * (1.0 + 1e-6)
     }
@@ -91,7 +91,7 @@ impl Scale {
             rounded as i8
         });
         let values = values.collect();
-        // The float64 arithmetic of this file errs far less than this.
+        // The float64 rounding errors of this file are far smaller than this.
         let slack = 1e-12 * (square.sqrt() + f64::sqrt(size));
         Rounded {
             values,
@@ -119,7 +119,7 @@ fn whole_centre<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Option<V
         }
         Ok(Some(ranges))
     };
-    // Most rows are no whole numbers, and the first few say so.
+    // Most data are not whole numbers, which the first few rows show.
     let (first, others) = values.split_at(values.len().min(TOGETHER * dim));
     let Some(mut ranges) = ranges_of(first)? else { return Ok(None) };
     let others: Vec<_> = others.par_chunks(TOGETHER * dim).map(ranges_of).collect::<Result<_>>()?;

@@ -1,4 +1,4 @@
-//! The queries of a task on their way through the blocks.
+//! The search of a task's queries through the blocks.
 
 use std::ops::Range;
 
@@ -10,25 +10,25 @@ use crate::device::cpu::search::traversal::{BLOCK_ROWS, Block, Visit};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::vnni::{Hits, QUERIES, ROWS, Starts};
 
-/// Steps and dimensions from which on it pays to look at the rest of each row.
+/// From this slack, in steps, and this many dimensions on, it pays to use each row's own residual.
 const LEAST_SPARE: f64 = 0.1;
 const LEAST_SPARE_DIM: usize = 16;
-/// What a start may be lowered by at most, for sums to stay within 32 bits.
+/// The most that a start may be lowered by, so that sums stay within 32 bits.
 const MOST_TIGHTENED: f32 = 5e8;
-/// Queries of which one is asked what starts to take away.
+/// One query in this many is sampled to tighten the starting values.
 const SAMPLED: usize = 4;
 const PANELS_PER_BLOCK: usize = BLOCK_ROWS / ROWS;
 
-/// The queries of a task on their way through the blocks.
+/// The state of a task's queries while they visit the blocks.
 pub(super) struct Search<'a, T, K> {
     pub(super) base: &'a Quantised<T>,
     pub(super) queries: &'a Block<'a, T>,
     pub(super) visit: &'a Visit<'a>,
     pub(super) rounded: Vec<Query>,
-    /// What the sums of the rows of the present block start from.
+    /// The starting values of the sums of the current block's rows.
     pub(super) starts: Vec<Starts>,
     pub(super) tightened: Tightened,
-    /// Pairs that passed in the present block: positions of the query in the task, of the row.
+    /// Pairs that passed in the current block: positions of the query in the task, and of the row.
     pub(super) passed: Vec<(u32, u32)>,
     pub(super) hits: Vec<Hits>,
     /// All sums of the panel of each hit, if the rows are whole.
@@ -37,14 +37,14 @@ pub(super) struct Search<'a, T, K> {
 }
 
 impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
-    /// Take all queries through a block; returns how many pairs were computed exactly.
+    /// Compares all queries with a block; returns how many pairs were computed exactly.
     pub(super) fn block(&mut self, block: usize) -> u64 {
         let panels = block * PANELS_PER_BLOCK..(block + 1) * PANELS_PER_BLOCK;
         let panels = panels.start..panels.end.min(self.base.starts.len());
         self.tighten(panels.clone());
         let (mut computed, mut next, mut step) = (0, panels.start, 1);
         while next < panels.end {
-            // Lists that are not full let everything pass: a few panels at a time until they are.
+            // Until lists are full, everything passes: take a few panels at a time.
             let full = self.sinks.iter().all(|sink| sink.reach() < T::INFINITY);
             let end = if full && next == panels.start { panels.end } else { next + step };
             computed += self.panels(next..end.min(panels.end));
@@ -53,7 +53,7 @@ impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
         computed
     }
 
-    /// Let the sums of some panels start from what suits the sinks as they are.
+    /// Tightens the starting values of some panels' sums to the sinks' current reaches.
     fn tighten(&mut self, panels: Range<usize>) {
         let base = self.base;
         let starts = &base.starts[panels.clone()];
@@ -65,7 +65,7 @@ impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
         let sample = self.rounded.iter_mut().zip(self.sinks.iter()).step_by(SAMPLED);
         let distances = sample.map(|(query, sink)| query.distance(sink.reach().to_f64()));
         let mut distances: Vec<_> = distances.filter(|distance| distance.is_finite()).collect();
-        // Most queries use all that the starts take away, and none loses much.
+        // Most queries benefit from the full tightening, and none loses much.
         let quarter = distances.len() / 4;
         let distance = match distances.len() {
             0 => 0.0,
@@ -87,7 +87,7 @@ impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
         self.passed.len() as u64
     }
 
-    /// Note the pairs of four queries with some panels that pass.
+    /// Records the pairs of four queries and some panels that pass.
     fn sweep(&mut self, first: usize, panels: Range<usize>) {
         let base = self.base;
         let words = base.groups.len() / base.starts.len();
@@ -97,7 +97,7 @@ impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
             let reach = self.sinks[first + i].reach();
             *least = self.rounded[first + i].least(reach.to_f64(), self.tightened);
         }
-        // A group that is not full repeats its last query, whose hits are then not looked at.
+        // A partial group repeats its last query, whose repeated hits are ignored.
         let query = |i: usize| self.rounded[first + i.min(count - 1)].words.as_slice();
         let queries: [&[i32]; QUERIES] = std::array::from_fn(query);
         self.hits.clear();
@@ -127,8 +127,8 @@ impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
         }
     }
 
-    /// The sum of a pair of whole rows, if numbers of this type hold it and all on the way there, so
-    /// that the contract's order and any other come to the same.
+    /// The sum of a pair of whole rows, if this type holds it and all partial sums exactly, so that
+    /// the contract's order gives the same result as any other.
     fn whole_sum(&self, query: usize, panel: usize, lane: u32, hit: usize) -> Option<T> {
         let query = &self.rounded[query];
         let square = query.whole?;
@@ -145,7 +145,7 @@ impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
         }
     }
 
-    /// The rows kept aside pass for every query.
+    /// Lets the outliers pass for every query.
     fn outliers(&mut self, rows: Range<usize>) {
         let all = &self.base.outliers;
         let start = all.partition_point(|row| (*row as usize) < rows.start);
@@ -155,7 +155,7 @@ impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
         }
     }
 
-    /// Offer the pairs that passed to their sinks, by their sums.
+    /// Computes the sums of the pairs that passed, and offers them to their sinks.
     fn compute(&mut self) {
         let (visit, first, sinks) = (self.visit, self.queries.first, &mut self.sinks);
         exact::Pairs {

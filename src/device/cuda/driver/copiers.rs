@@ -1,0 +1,124 @@
+//! Threads that copy memory together, faster than one of them could.
+//!
+//! They are neither rayon's, whose workers may be waiting for the caller, nor made for each copy,
+//! which takes as long as the copy itself.
+#![allow(unsafe_code)]
+
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+
+/// Threads beside the caller's, and the fewest bytes worth a thread.
+const THREADS: usize = 7;
+const WORTH_A_THREAD: usize = 256 << 10;
+
+/// The threads, which end when this is dropped.
+#[derive(Debug)]
+pub(in crate::device::cuda) struct Copiers(Vec<Sender<Part>>);
+
+/// A part of a copy.
+struct Part {
+    from: *const u8,
+    to: *mut u8,
+    bytes: usize,
+    pending: Arc<Pending>,
+}
+
+// SAFETY: the memory is reached through a shared and an exclusive borrow of bytes, which whoever sends
+// a part keeps until it is done.
+unsafe impl Send for Part {}
+
+/// How many parts of a copy are not done yet.
+struct Pending(Mutex<usize>, Condvar);
+
+impl Pending {
+    fn done(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.1.notify_one();
+    }
+
+    fn wait(&self) {
+        let pending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.1.wait_while(pending, |pending| *pending > 0);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Part {
+    fn copy(self) {
+        // SAFETY: `Copiers::copy` cuts parts that do not overlap out of two slices of equal length,
+        // and does not return before they are done.
+        unsafe { std::ptr::copy_nonoverlapping(self.from, self.to, self.bytes) };
+        self.pending.done();
+    }
+}
+
+impl Copiers {
+    /// As many threads as can be had.
+    pub(in crate::device::cuda) fn new() -> Self {
+        let start = |i: usize| {
+            let (send, parts): (Sender<Part>, Receiver<Part>) = mpsc::channel();
+            let named = thread::Builder::new().name(format!("neighbors-copy-{i}"));
+            named.spawn(move || parts.into_iter().for_each(Part::copy)).ok()?;
+            Some(send)
+        };
+        Self((0..THREADS).filter_map(start).collect())
+    }
+
+    /// Copies bytes.
+    ///
+    /// # Panics
+    /// If the slices are not equally long.
+    pub(in crate::device::cuda) fn copy(&self, from: &[u8], to: &mut [u8]) {
+        assert_eq!(from.len(), to.len());
+        let part = from.len().div_ceil(self.0.len() + 1).max(WORTH_A_THREAD);
+        let parts = from.len().div_ceil(part).max(1);
+        let pending = Arc::new(Pending(Mutex::new(parts - 1), Condvar::new()));
+        let mut all = to.chunks_mut(part).zip(from.chunks(part));
+        let own = all.next();
+        for ((to, from), thread) in all.zip(&self.0) {
+            let (from, to, bytes) = (from.as_ptr(), to.as_mut_ptr(), from.len());
+            let part = Part { from, to, bytes, pending: pending.clone() };
+            if let Err(unsent) = thread.send(part) {
+                unsent.0.copy();
+            }
+        }
+        if let Some((to, from)) = own {
+            to.copy_from_slice(from);
+        }
+        pending.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_is_copied() {
+        let copiers = Copiers::new();
+        for bytes in [0, 1, WORTH_A_THREAD, WORTH_A_THREAD + 1, 5 * WORTH_A_THREAD + 77, 16 << 20] {
+            let from: Vec<u8> = (0..bytes).map(|i| (i * 7 + i / 251) as u8).collect();
+            let mut to = vec![0; bytes];
+            copiers.copy(&from, &mut to);
+            assert!(from == to, "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn copies_at_the_same_time_do_not_mix() {
+        let copiers = Copiers::new();
+        thread::scope(|scope| {
+            for byte in 0..4u8 {
+                let copiers = &copiers;
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        let mut to = vec![9; 3 << 20];
+                        copiers.copy(&vec![byte; 3 << 20], &mut to);
+                        assert!(to.iter().all(|x| *x == byte));
+                    }
+                });
+            }
+        });
+    }
+}
