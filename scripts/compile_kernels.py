@@ -14,6 +14,7 @@ warning.
 import argparse
 import ctypes
 import importlib.util
+import multiprocessing
 import os
 import pathlib
 import re
@@ -139,6 +140,15 @@ def variants(quick):
                     yield module, entries, element, metric, dim
 
 
+def one(task):
+    """Compiles one variant; also says which kernels it lacks, and how long it took."""
+    name, entries, text, flags = task
+    start = time.monotonic()
+    cubin, log = Compiler().compile(name[1], text, flags)
+    missing = [e for e in entries if cubin is None or f".text.{e}\0".encode() not in cubin]
+    return name, cubin, log, missing, time.monotonic() - start
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--arch", action="append", help="only this architecture (repeatable)")
@@ -148,17 +158,17 @@ def main():
 
     common, constants = options()
     sources = {module: source(module, set()) for module in MODULES}
-    compiler = Compiler()
-    print(f"NVRTC {compiler.version()}, {sum(map(len, sources.values()))} characters of source")
-    failures = 0
+    print(f"NVRTC {Compiler().version()}, {sum(map(len, sources.values()))} characters of source")
+    tasks = []
     for arch in arguments.arch or ARCHS:
         for module, entries, element, metric, dim in variants(arguments.quick):
             defines = [f"-DELEMENT={element}", f"-DMETRIC={metric}", f"-DDIM={dim}"]
-            start = time.monotonic()
             defines += constants[module.removesuffix(".cu")]
-            cubin, log = compiler.compile(module, sources[module], common + [f"-arch={arch}"] + defines)
-            seconds = time.monotonic() - start
-            missing = [e for e in entries if cubin is None or f".text.{e}\0".encode() not in cubin]
+            name = (arch, module, element, metric, dim)
+            tasks.append((name, entries, sources[module], common + [f"-arch={arch}"] + defines))
+    failures = 0
+    with multiprocessing.Pool() as pool:
+        for (arch, module, element, metric, dim), cubin, log, missing, seconds in pool.imap(one, tasks):
             is_bad = cubin is None or bool(log) or bool(missing)
             failures += is_bad
             size = len(cubin) if cubin else 0
@@ -166,7 +176,8 @@ def main():
                   + (f"  FAILED\n{log}\n{' '.join(missing)}" if is_bad else ""), flush=True)
             if cubin and arguments.keep:
                 arguments.keep.mkdir(parents=True, exist_ok=True)
-                (arguments.keep / f"{arch}-{module.removesuffix('.cu')}-{element}-{metric}-{dim}.cubin").write_bytes(cubin)
+                name = f"{arch}-{module.removesuffix('.cu')}-{element}-{metric}-{dim}.cubin"
+                (arguments.keep / name).write_bytes(cubin)
     if failures:
         sys.exit(f"{failures} variants failed")
 

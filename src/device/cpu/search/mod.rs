@@ -75,8 +75,11 @@ impl SearchDevice for CpuDevice {
     type Rows = CpuRows;
     type Lists = CpuLists;
 
-    fn capacity(&self, _shape: &Shape) -> Capacity {
-        Capacity { base: usize::MAX, queries: BLOCK_QUERIES }
+    fn capacity(&self, shape: &Shape) -> Capacity {
+        // The nearest of all in few dimensions is found without lists.
+        let needs_lists = shape.k > 1 || shape.dim > nearest::FEW_DIMENSIONS;
+        let queries = if needs_lists { BLOCK_QUERIES } else { usize::MAX };
+        Capacity { base: usize::MAX, queries }
     }
 
     fn rows(&self, rows: &Rows, metric: Metric) -> CpuRows {

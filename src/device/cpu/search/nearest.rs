@@ -12,7 +12,7 @@ use crate::matrix::Rows;
 use crate::metric::Metric;
 
 /// Up to this many dimensions and base rows, comparing every pair is the fastest way to the nearest.
-const FEW_DIMENSIONS: usize = 32;
+pub(super) const FEW_DIMENSIONS: usize = 32;
 const FEW_ROWS: usize = 4096;
 /// Queries of a task.
 const TASK_QUERIES: usize = 2048;
