@@ -461,10 +461,10 @@ fn a_dropped_stream_returns_at_once_and_what_it_held_soon() {
                 let start = Instant::now();
                 drop(batches);
                 let dropped = start.elapsed();
-                assert!(dropped < Duration::from_millis(50), "{sql}: {dropped:?} to drop it");
+                assert!(dropped < Duration::from_millis(100), "{sql}: {dropped:?} to drop it");
                 while RESERVED.load(SeqCst) > 0 {
                     let since = start.elapsed();
-                    assert!(since < Duration::from_millis(600), "{sql}, after {waited:?}: held");
+                    assert!(since < Duration::from_secs(1), "{sql}, after {waited:?}: held");
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             }
