@@ -56,7 +56,7 @@ pub fn trials() -> Vec<(String, Test)> {
     for metric in [Metric::Hamming, Metric::Jaccard] {
         all.push((format!("top_k::{metric}"), Box::new(move |device| bits(device, metric))));
     }
-    let others: [(&str, Check); 8] = [
+    let others: [(&str, Check); 10] = [
         ("whole_numbers_and_fractions", fractions),
         ("a_hair_beside_whole_numbers", hairs),
         ("no_queries_or_no_base", nothing),
@@ -65,6 +65,8 @@ pub fn trials() -> Vec<(String, Test)> {
         ("cancelled", cancelled),
         ("far_more_ties_than_k", ties),
         ("the_nearest_of_all", nearest_one),
+        ("rows_joined_with_themselves_are_sent_once", sent_once),
+        ("near_rows_that_come_late", late),
     ];
     all.extend(others.map(|(name, run)| (format!("top_k::{name}"), Box::new(run) as Test)));
     all
@@ -304,6 +306,88 @@ fn ties(device: &AnyDevice) -> Result<(), Failed> {
         let queries = base.slice(0..200);
         check(device, &queries, &base, Metric::L2, 7, None)?;
         check(device, &queries, &base, Metric::L2, 2600, None)?;
+    }
+    Ok(())
+}
+
+/// A join of rows with themselves sends them once, however many blocks of queries they make.
+fn sent_once(device: &AnyDevice) -> Result<(), Failed> {
+    for (dim, metric) in [(7, Metric::L2), (70, Metric::InnerProduct)] {
+        let base = matrix_f32(&Kind::Normal.rows(8, 1200, dim), dim, metric);
+        for k in [1, 5] {
+            let blocks = [0..400, 400..1150, 1150..1200];
+            let found = device.run(Blocks { base: &base, blocks: &blocks, k, metric })?;
+            let sent: u64 = found.iter().map(|found| found.work.bytes_sent).sum();
+            let own = if device.info().memory.is_some() { base.bytes() as u64 } else { 0 };
+            if sent != own {
+                return Err(format!("{metric}, k = {k}: {sent} bytes sent, not {own}").into());
+            }
+            for (found, block) in found.iter().zip(blocks) {
+                let first = block.start;
+                compare(found, &base.slice(block), &base, metric, k, Some(first))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Blocks<'a> {
+    base: &'a Rows,
+    blocks: &'a [std::ops::Range<usize>],
+    k: usize,
+    metric: Metric,
+}
+
+impl OnDevice for Blocks<'_> {
+    type Output = datafusion_neighbors::Result<Vec<Neighbors>>;
+
+    fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+        let (Self { base, blocks, k, metric }, job) = (self, Job::default());
+        let search = StreamedSearch::open(device.clone(), base.clone(), metric, k, &job)?;
+        let block = |block: &std::ops::Range<usize>| {
+            let first = Some(block.start as u32);
+            search.search(&base.slice(block.clone()), first, None, &job)
+        };
+        blocks.iter().map(block).collect()
+    }
+}
+
+/// The nearest rows are in the panels that a GPU looks at last, far more of them than a list has room
+/// for, where what it has seen before lets it expect none.
+fn late(device: &AnyDevice) -> Result<(), Failed> {
+    let (panels, dim) = (160, 6);
+    let rows = panels * 128;
+    let gcd = |mut a: usize, mut b: usize| {
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    let golden = (panels as f64 * 0.618_033_988_749_895) as usize;
+    let stride = (golden..).find(|step| gcd(*step, panels) == 1).ok_or("a step")?;
+    let mut late = vec![false; panels];
+    (panels / 2..panels).for_each(|visit| late[visit * stride % panels] = true);
+    let mut base = Kind::Normal.rows(3, rows, dim);
+    for (row, values) in base.iter_mut().enumerate() {
+        // Runs of eight rows go round the panels.
+        let far = if late[row / 8 % panels] { 0.0 } else { 1000.0 };
+        values[0] += far;
+    }
+    for metric in [Metric::L2, Metric::InnerProduct] {
+        let mut queries = Kind::Normal.rows(4, 100, dim);
+        queries.iter_mut().for_each(|query| query[0] -= 50.0);
+        let queries = matrix_f32(&queries, dim, metric);
+        let base = matrix_f32(&base, dim, metric);
+        for k in [1, 9, 200] {
+            let (first, job) = (None, Job::default());
+            let found =
+                device.run(Search { queries: &queries, base: &base, k, metric, first, job })?;
+            compare(&found, &queries, &base, metric, k, None)?;
+            let expects_far = metric == Metric::L2 && k > 1;
+            if device.info().memory.is_some() && expects_far && found.work.redone == 0 {
+                return Err(format!("k = {k}: no query was searched again").into());
+            }
+        }
     }
     Ok(())
 }

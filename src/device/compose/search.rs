@@ -142,6 +142,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let (device, metric) = (&self.device, self.metric);
         let queries = match (first, resident) {
             (Some(first), Some(base)) => {
+                // Its rows are the queries: they are on the device before, and not sent twice.
+                device.prepare(base, RowUse::Base, job)?;
                 device.slice(base, first as usize..first as usize + queries.len())
             }
             _ => device.rows(queries, metric),

@@ -9,6 +9,9 @@ use super::driver::sys;
 use crate::device::{DeviceInfo, sealed};
 use crate::error::{Error, Result};
 
+/// The share of the free memory that may be used.
+const SHARE_OF_FREE: f64 = 0.9;
+
 /// A GPU, and how much of its memory may be used.
 #[derive(Debug)]
 pub struct CudaDevice {
@@ -17,8 +20,8 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// The GPU of this number, with at most `memory` bytes of its memory (0: 90% of what was free when
-    /// this process first used it, less what its other handles use). Also takes 16 MiB of it, and
+    /// The GPU of this number, with at most `memory` bytes of its memory (0: as much as there
+    /// is), and no more than 90% of what is free now. Also takes 16 MiB of it, and
     /// 32 MiB of pinned host memory, once per process.
     ///
     /// # Errors
@@ -31,7 +34,13 @@ impl CudaDevice {
         if let Some(reason) = sys::why_lost() {
             return Err(reason);
         }
-        let gpu = Gpu::get(ordinal).map_err(|error| with_sources(&error))?;
+        let open = || -> Result<Arc<Gpu>> {
+            let gpu = Gpu::get(ordinal)?;
+            let free = sys::free_memory(&gpu.context).map_err(sys::failed("cuMemGetInfo"))?;
+            gpu.shared.allow((free as f64 * SHARE_OF_FREE) as u64);
+            Ok(gpu)
+        };
+        let gpu = open().map_err(|error| with_sources(&error))?;
         let (name, shared, compute) =
             (gpu.info.name.clone(), gpu.shared.clone(), gpu.compute.clone());
         let memory = Memory::new(name, memory, shared, compute);

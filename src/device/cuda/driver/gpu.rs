@@ -23,9 +23,6 @@ use super::upload::Uploader;
 use crate::device::DeviceInfo;
 use crate::error::Result;
 
-/// Share of the free memory that is used when no limit is given.
-const SHARE_OF_FREE: f64 = 0.9;
-
 /// Unused memory that the driver's pool keeps for the next query.
 const KEEP_IN_POOL: u64 = 4 << 30;
 
@@ -79,13 +76,12 @@ impl Gpu {
         sys::keep_in_pool(&context, KEEP_IN_POOL).map_err(failed("cuMemPoolSetAttribute"))?;
         let compute = context.new_stream().map_err(failed("cuStreamCreate"))?;
         let uploader = Uploader::new(&context)?;
-        let free = sys::free_memory(&context).map_err(failed("cuMemGetInfo"))?;
         Ok(Self {
             ordinal,
             info: info(ordinal, &properties),
             compute,
             uploader,
-            shared: Arc::new(Shared::new((free as f64 * SHARE_OF_FREE) as u64)),
+            shared: Arc::new(Shared::new()),
             arch: arch(&properties),
             limits,
             cache: Cache::from_environment(),

@@ -2,8 +2,8 @@
 //! device.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::sys::{CUevent_flags, CUfunction_attribute};
 use cudarc::driver::{
@@ -23,6 +23,14 @@ const DEFAULT_SHARED: usize = 48 << 10;
 /// cancelled work ends within 200 ms.
 const MARK_SECONDS: f64 = 0.04;
 const MARKS_AHEAD: usize = 3;
+
+/// [`MARK_SECONDS`], or less: tests cut small work into many launches by
+/// `NEIGHBORS_TEST_LAUNCH_SECONDS`.
+static SECONDS: LazyLock<f64> = LazyLock::new(|| {
+    let asked = std::env::var("NEIGHBORS_TEST_LAUNCH_SECONDS").ok();
+    let asked = asked.and_then(|seconds| seconds.parse::<f64>().ok());
+    asked.map_or(MARK_SECONDS, |seconds| seconds.clamp(1e-9, MARK_SECONDS))
+});
 
 /// What launching needs to know about a device.
 #[derive(Debug, Clone, Copy)]
@@ -62,7 +70,7 @@ impl Rate {
 
     /// The most operations that a launch should have.
     pub(in crate::device::cuda) fn of_a_launch(&self) -> f64 {
-        self.get() * MARK_SECONDS
+        self.get() * *SECONDS
     }
 
     /// Updates the rate with some operations that took this long.

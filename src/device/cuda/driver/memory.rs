@@ -22,18 +22,28 @@ const GRANULE: usize = 256;
 /// The memory that all handles of a GPU use together, and its limit.
 #[derive(Debug)]
 pub(in crate::device::cuda) struct Shared {
-    limit: u64,
+    limit: AtomicU64,
     used: AtomicU64,
 }
 
 impl Shared {
-    pub(in crate::device::cuda) fn new(limit: u64) -> Self {
-        Self { limit, used: AtomicU64::new(0) }
+    pub(in crate::device::cuda) fn new() -> Self {
+        Self { limit: AtomicU64::new(0), used: AtomicU64::new(0) }
+    }
+
+    /// Allows this many bytes beside those that are used now.
+    pub(in crate::device::cuda) fn allow(&self, more: u64) {
+        let used = self.used.load(Ordering::Relaxed);
+        self.limit.store(used.saturating_add(more), Ordering::Relaxed);
+    }
+
+    fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
     }
 
     /// Counts bytes as used, if that many are left.
     fn take(&self, bytes: u64) -> bool {
-        let fits = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit);
+        let fits = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit());
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
 
@@ -42,7 +52,7 @@ impl Shared {
     }
 
     fn left(&self) -> u64 {
-        self.limit.saturating_sub(self.used.load(Ordering::Relaxed))
+        self.limit().saturating_sub(self.used.load(Ordering::Relaxed))
     }
 }
 
@@ -109,7 +119,7 @@ impl Memory {
         shared: Arc<Shared>,
         compute: Arc<CudaStream>,
     ) -> Arc<Self> {
-        let limit = if limit == 0 { shared.limit } else { limit };
+        let limit = if limit == 0 { shared.limit() } else { limit.min(shared.limit()) };
         Arc::new(Self { device, limit, shared, compute, state: Mutex::default() })
     }
 
@@ -236,10 +246,15 @@ mod tests {
 
     #[test]
     fn handles_share_what_there_is() {
-        let shared = Shared::new(100);
+        let shared = Shared::new();
+        shared.allow(100);
         assert!(shared.take(60) && !shared.take(50));
         assert_eq!(shared.left(), 40);
         shared.give_back(60);
         assert!(shared.take(100) && !shared.take(1));
+        // Another process has given something back.
+        shared.allow(50);
+        assert_eq!(shared.left(), 50);
+        assert!(shared.take(50) && !shared.take(1));
     }
 }

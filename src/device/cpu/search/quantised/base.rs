@@ -47,7 +47,7 @@ pub(in crate::device::cpu::search) struct Quantised<T> {
     /// The layout for rows that 8 bits do not separate well enough.
     pub(super) fallback: OnceLock<Direct<T>>,
     pub(super) making_fallback: Mutex<()>,
-    pub(super) _reserved: Reserved,
+    reserved: Reserved,
 }
 
 /// Some panels that are being filled.
@@ -125,7 +125,7 @@ impl<T: Lanes> Quantised<T> {
         let of_panel = words * size_of::<Group>() + 2 * size_of::<Starts>() + 2 * size_of::<u64>();
         // During construction, also one number for each row.
         let of_rows = rows.len() * size_of::<f64>();
-        let mut reserved = job.reserve("base rows in 8 bits", panels * of_panel + of_rows)?;
+        let reserved = job.reserve("base rows in 8 bits", panels * of_panel + of_rows)?;
         let scale = Scale::new(values, dim, sum, job)?;
         if !(1e-100..1e100).contains(&scale.step) {
             return Ok(None);
@@ -146,11 +146,10 @@ impl<T: Lanes> Quantised<T> {
             scale,
             fallback: OnceLock::new(),
             making_fallback: Mutex::default(),
-            _reserved: job.reserve("", 0)?,
+            reserved,
         };
         quantised.fill(values, dim, words, job)?;
-        reserved.shrink_to(panels * of_panel);
-        quantised._reserved = reserved;
+        quantised.reserved.shrink_to(panels * of_panel);
         let few = rows.len() / (ONE_OUTLIER_IN / 8) + 4;
         Ok((quantised.outliers.len() <= few).then_some(quantised))
     }
