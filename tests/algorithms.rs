@@ -17,7 +17,7 @@ use datafusion::arrow::datatypes::{
 };
 use datafusion::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use datafusion_neighbors::algo::knn::{KnnParams, open_base};
-use datafusion_neighbors::device::AnyDevice;
+use datafusion_neighbors::device::{AnyDevice, QueryRows};
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::{Error, KnnExact, Metric, knn_exact};
 use proptest::prelude::*;
@@ -189,7 +189,7 @@ fn threads_change_nothing() {
                 rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
             pool.install(|| {
                 let knn = open_base(&cpu(), rows.clone(), params, &Job::default()).expect("a base");
-                let found = knn.search(&rows.slice(0..300), None, &Job::default());
+                let found = knn.search(&rows.slice(0..300), QueryRows::Separate, &Job::default());
                 let found = found.expect("an answer");
                 (found.rows, found.distances)
             })

@@ -30,7 +30,7 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion_neighbors::algo::kmeans::{Init, KMeansParams, kmeans, kmeans_groups};
 use datafusion_neighbors::algo::knn::{KnnParams, open_base};
-use datafusion_neighbors::device::AnyDevice;
+use datafusion_neighbors::device::{AnyDevice, QueryRows};
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::Rows;
 use datafusion_neighbors::{Error, Metric};
@@ -345,7 +345,9 @@ fn works(device: &AnyDevice) -> Vec<Work<'_>> {
     let search = move |base: Rows, queries: Rows, k, metric| {
         move |job: &Job| {
             let params = KnnParams::try_new(k, metric)?;
-            open_base(device, base.clone(), params, job)?.search(&queries, None, job).map(drop)
+            open_base(device, base.clone(), params, job)?
+                .search(&queries, QueryRows::Separate, job)
+                .map(drop)
         }
     };
     let wide = rows(1, 30_000, 128);

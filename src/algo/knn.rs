@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::device::{AnyDevice, Device, Neighbors, OnDevice, StreamedSearch};
+use crate::device::{AnyDevice, Device, Neighbors, OnDevice, QueryRows, StreamedSearch};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -38,18 +38,18 @@ impl KnnParams {
 
 /// A base ready to be searched, on whichever device it is.
 pub trait KnnSearch: Send + Sync {
-    /// The neighbours of the queries among the base. With `first`, the queries are base rows
-    /// themselves, from this number on, and none is its own neighbour.
+    /// The neighbours of the queries among the base; `query_rows` says whether the queries are base
+    /// rows themselves.
     ///
     /// # Errors
     /// [`Error::DimMismatch`], [`Error::Cancelled`], [`Error::DeviceMemory`] if not even the
     /// smallest pieces fit, and any other error of the device.
-    fn search(&self, queries: &Rows, first: Option<u32>, job: &Job) -> Result<Neighbors>;
+    fn search(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Neighbors>;
 }
 
 impl<D: Device> KnnSearch for StreamedSearch<D> {
-    fn search(&self, queries: &Rows, first: Option<u32>, job: &Job) -> Result<Neighbors> {
-        StreamedSearch::search(self, queries, first, None, job)
+    fn search(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Neighbors> {
+        StreamedSearch::search(self, queries, query_rows, None, job)
     }
 }
 

@@ -28,8 +28,8 @@ pub use cluster_sums::ClusterSums;
 pub use compose::{Means, StreamedSearch};
 pub use contract::{
     Assignment, Candidates, Capacity, Distances, KMeansDevice, KMeansInput, KMeansProblem,
-    KMeansSession, Neighbors, Pairing, RoundsRun, RowUse, SearchDevice, Shape, StopReason, Work,
-    centroid_shift, squares_are_finite, stop_reason,
+    KMeansSession, Neighbors, Pairing, QueryRows, RoundsRun, RowUse, SearchDevice, Shape,
+    StopReason, Work, centroid_shift, squares_are_finite, stop_reason,
 };
 pub use cpu::CpuDevice;
 pub(crate) use cpu::kmeans::seeding::plus_plus as seed_plus_plus;

@@ -9,7 +9,7 @@ use datafusion::arrow::datatypes::{DataType, Field, Schema};
 use super::vectors::{VectorColumn, VectorReader, common_kind, kind_of_vector};
 use crate::algo::kmeans::{Clustering, Init, KMeansParams, kmeans as cluster};
 use crate::algo::knn::{KnnParams, open_base};
-use crate::device::AnyDevice;
+use crate::device::{AnyDevice, QueryRows};
 use crate::error::{Error, Result};
 use crate::exec::output::array_of;
 use crate::job::Job;
@@ -96,16 +96,16 @@ pub fn knn_exact(
     }
     let (base, base_positions) = read("base", base, kind, metric, None)?;
     let dim = (!base.is_empty()).then(|| base.matrix().dim());
-    let (queries, query_positions, first) = match queries {
+    let (queries, query_positions, query_rows) = match queries {
         Some(queries) => {
             let (rows, positions) = read("queries", queries, kind, metric, dim)?;
-            (rows, positions, None)
+            (rows, positions, QueryRows::Separate)
         }
-        None => (base.clone(), base_positions.clone(), Some(0)),
+        None => (base.clone(), base_positions.clone(), QueryRows::OfBase { first: 0 }),
     };
     let job = Job::default();
     let search = open_base(device, base, KnnParams::try_new(params.k, metric)?, &job)?;
-    let found = search.search(&queries, first, &Job::default())?;
+    let found = search.search(&queries, query_rows, &Job::default())?;
     let k = found.per_query.max(1);
     let pairs = found.rows.len();
     let query = UInt32Array::from_iter_values((0..pairs).map(|i| query_positions[i / k]));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use datafusion_neighbors::device::{
-    AnyDevice, Device, Neighbors, OnDevice, Pairing, StreamedSearch,
+    AnyDevice, Device, Neighbors, OnDevice, Pairing, QueryRows, StreamedSearch,
 };
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
@@ -210,8 +210,8 @@ impl OnDevice for InPieces<'_> {
         let mut lists = device.new_lists(&queries, self.k)?;
         for piece in self.pieces {
             let base = device.rows(&self.base.slice(piece.clone()), Metric::L2);
-            let (first_base, first_query) = (piece.start as u32, Some(0));
-            let pairing = Pairing { first_base, first_query, near: None };
+            let itself = QueryRows::OfBase { first: 0 };
+            let pairing = Pairing { first_base: piece.start as u32, queries: itself, near: None };
             device.top_k(&queries, &base, &pairing, &mut lists, &job)?;
         }
         Ok(device.download(lists, &job)?)
@@ -261,7 +261,7 @@ fn cancelled(device: &AnyDevice) -> Result<(), Failed> {
         base: &base,
         k: 3,
         metric: Metric::L2,
-        first: None,
+        query_rows: QueryRows::Separate,
         job,
     }) {
         Err(Error::Cancelled) => Ok(()),
@@ -345,8 +345,8 @@ impl OnDevice for Blocks<'_> {
         let (Self { base, blocks, k, metric }, job) = (self, Job::default());
         let search = StreamedSearch::open(device.clone(), base.clone(), metric, k, &job)?;
         let block = |block: &std::ops::Range<usize>| {
-            let first = Some(block.start as u32);
-            search.search(&base.slice(block.clone()), first, None, &job)
+            let queries = QueryRows::OfBase { first: block.start as u32 };
+            search.search(&base.slice(block.clone()), queries, None, &job)
         };
         blocks.iter().map(block).collect()
     }
@@ -379,9 +379,15 @@ fn late(device: &AnyDevice) -> Result<(), Failed> {
         let queries = matrix_f32(&queries, dim, metric);
         let base = matrix_f32(&base, dim, metric);
         for k in [1, 9, 200] {
-            let (first, job) = (None, Job::default());
-            let found =
-                device.run(Search { queries: &queries, base: &base, k, metric, first, job })?;
+            let (query_rows, job) = (QueryRows::Separate, Job::default());
+            let found = device.run(Search {
+                queries: &queries,
+                base: &base,
+                k,
+                metric,
+                query_rows,
+                job,
+            })?;
             compare(&found, &queries, &base, metric, k, None)?;
             let expects_far = metric == Metric::L2 && k > 1;
             if device.info().memory.is_some() && expects_far && found.work.redone == 0 {
@@ -397,7 +403,7 @@ struct Search<'a> {
     base: &'a Rows,
     k: usize,
     metric: Metric,
-    first: Option<u32>,
+    query_rows: QueryRows,
     job: Job,
 }
 
@@ -405,9 +411,9 @@ impl OnDevice for Search<'_> {
     type Output = datafusion_neighbors::Result<Neighbors>;
 
     fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
-        let Self { queries, base, k, metric, first, job } = self;
+        let Self { queries, base, k, metric, query_rows, job } = self;
         let search = StreamedSearch::open(device.clone(), base.clone(), metric, k, &job)?;
-        search.search(queries, first, None, &job)
+        search.search(queries, query_rows, None, &job)
     }
 }
 
@@ -419,9 +425,10 @@ fn check(
     k: usize,
     first: Option<usize>,
 ) -> Result<(), Failed> {
-    let first_row = first.map(|first| first as u32);
+    let of_base = |first| QueryRows::OfBase { first: first as u32 };
+    let query_rows = first.map_or(QueryRows::Separate, of_base);
     let job = Job::default();
-    let found = device.run(Search { queries, base, k, metric, first: first_row, job })?;
+    let found = device.run(Search { queries, base, k, metric, query_rows, job })?;
     compare(&found, queries, base, metric, k, first)
 }
 

@@ -140,9 +140,9 @@ fn kmeans_spec(spec: &KMeansSpec) -> Result<KMeansSpec> {
     (params.max_iterations, params.tolerance) = (given.max_iterations, given.tolerance);
     (params.init, params.runs, params.seed) = (given.init, given.runs, given.seed);
     let output = match &spec.output {
-        KMeansOutput::Labels(name) => KMeansOutput::Labels(name.clone()),
+        KMeansOutput::Window(name) => KMeansOutput::Window(name.clone()),
         KMeansOutput::Centroids => KMeansOutput::Centroids,
-        _ => KMeansOutput::Rows,
+        _ => KMeansOutput::Table,
     };
     let mut again = KMeansSpec::new(params, output, vector(&spec.vector));
     (again.weight, again.groups) = (spec.weight.clone(), spec.groups.clone());

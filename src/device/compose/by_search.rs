@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Means, StreamedSearch};
 use crate::device::contract::{
-    Assignment, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, SearchDevice, StopReason,
-    Work, centroid_shift, stop_reason,
+    Assignment, KMeansInput, KMeansProblem, KMeansSession, QueryRows, RoundsRun, SearchDevice,
+    StopReason, Work, centroid_shift, stop_reason,
 };
 use crate::device::cpu::kmeans::{cluster_sums, seeding};
 use crate::device::{ClusterSums, Device};
@@ -179,7 +179,7 @@ impl<D: Device> Search<D> {
         let matrix = Matrix::new(T::elements(centroids.to_vec()), centroids.len() / dim, dim);
         let base = Rows::all(Arc::new(matrix));
         let search = StreamedSearch::open(self.device.clone(), base, self.metric, 1, job)?;
-        let found = search.search(rows, None, near, job)?;
+        let found = search.search(rows, QueryRows::Separate, near, job)?;
         *self.lock() += found.work;
         let costs = found.distances.reals().ok_or_else(not_started)?;
         Ok(Assignment { labels: found.rows, costs })

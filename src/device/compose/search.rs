@@ -7,7 +7,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::device::contract::{Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape, Work};
+use crate::device::contract::{
+    Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape, Work,
+};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::{ElementKind, Rows};
@@ -32,7 +34,7 @@ const SMALLEST_PIECE: usize = 128;
 /// The queries of one call.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
-    first: Option<u32>,
+    query_rows: QueryRows,
     near: Option<&'a [u32]>,
 }
 
@@ -67,9 +69,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
 
     /// The neighbours of the queries among the base.
     ///
-    /// With `first`, the queries are base rows themselves, from this number on, and none is its own
-    /// neighbour. `near` gives, for each query, the number of a base row that is probably near: the
-    /// answer is the same, but found sooner.
+    /// `query_rows` says whether the queries are base rows themselves. `near` gives, for each query,
+    /// the number of a base row that is probably near: the answer is the same, but found sooner.
     ///
     /// # Errors
     /// [`Error::DimMismatch`], [`Error::Cancelled`], [`Error::DeviceMemory`] if not even the
@@ -77,7 +78,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
     pub fn search(
         &self,
         queries: &Rows,
-        first: Option<u32>,
+        query_rows: QueryRows,
         near: Option<&[u32]>,
         job: &Job,
     ) -> Result<Neighbors> {
@@ -95,7 +96,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         while start < queries.len() {
             let end = queries.len().min(start.saturating_add(pieces.queries));
             let asked = Asked {
-                first: first.map(|first| first + start as u32),
+                query_rows: query_rows.skip(start as u32),
                 near: near.map(|near| &near[start..end]),
             };
             let resident = self.resident().clone();
@@ -135,13 +136,13 @@ impl<D: SearchDevice> StreamedSearch<D> {
     fn search_block(
         &self,
         queries: &Rows,
-        Asked { first, near }: Asked<'_>,
+        Asked { query_rows, near }: Asked<'_>,
         (resident, base_rows): (Option<&D::Rows>, usize),
         job: &Job,
     ) -> Result<Neighbors> {
         let (device, metric) = (&self.device, self.metric);
-        let queries = match (first, resident) {
-            (Some(first), Some(base)) => {
+        let queries = match (query_rows, resident) {
+            (QueryRows::OfBase { first }, Some(base)) => {
                 // Its rows are the queries: they are on the device before, and not sent twice.
                 device.prepare(base, RowUse::Base, job)?;
                 device.slice(base, first as usize..first as usize + queries.len())
@@ -149,8 +150,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
             _ => device.rows(queries, metric),
         };
         device.prepare(&queries, RowUse::Queries, job)?;
-        let pairing = |first_base| Pairing { first_base, first_query: first, near };
-        if let (Some(base), 1, None) = (resident, self.k, first) {
+        let pairing = |first_base| Pairing { first_base, queries: query_rows, near };
+        if let (Some(base), 1, QueryRows::Separate) = (resident, self.k, query_rows) {
             return device.nearest_one(&queries, base, &pairing(0), job);
         }
         let mut lists = device.new_lists(&queries, self.k)?;

@@ -14,7 +14,7 @@ pub use kmeans::{
     centroid_shift, squares_are_finite, stop_reason,
 };
 pub use search::{
-    Candidates, Capacity, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape,
+    Candidates, Capacity, Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape,
 };
 
 /// The work done by a computation, for EXPLAIN ANALYZE.

@@ -179,14 +179,42 @@ impl<'a> Candidates<'a> {
     }
 }
 
+/// Which rows the queries of a call are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum QueryRows {
+    /// Rows of another input.
+    #[default]
+    Separate,
+    /// A self-join: base rows from the number `first` on. None is paired with itself.
+    OfBase {
+        /// Number of the first query.
+        first: u32,
+    },
+}
+
+impl QueryRows {
+    /// Those after the first `n`.
+    pub fn skip(self, n: u32) -> Self {
+        match self {
+            Self::Separate => Self::Separate,
+            Self::OfBase { first } => Self::OfBase { first: first + n },
+        }
+    }
+
+    /// Whether the query at this position is the base row of this number.
+    #[inline(always)]
+    pub fn is_same(self, query: usize, base: u64) -> bool {
+        matches!(self, Self::OfBase { first } if u64::from(first) + query as u64 == base)
+    }
+}
+
 /// Which pairs of rows a call compares.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pairing<'a> {
     /// Number of the first base row; the others follow.
     pub first_base: u32,
-    /// In a self-join, the number of the first query row: a query is never paired with the base row
-    /// of its own number.
-    pub first_query: Option<u32>,
+    /// Whether the queries are rows of the base.
+    pub queries: QueryRows,
     /// For each query, the number of a base row that is probably near. A device may use it to rule
     /// out others; the answer is the same.
     pub near: Option<&'a [u32]>,

@@ -133,7 +133,7 @@ impl DisplayAs for KMeansExec {
         if let Some(weight) = &spec.weight {
             shown.push(("weight", weight.clone()));
         }
-        if let KMeansOutput::Labels(_) = spec.output {
+        if let KMeansOutput::Window(_) = spec.output {
             shown.push(("groups", format!("[{}]", spec.groups.join(", "))));
         }
         if let Some(inertia) = inertia.get() {

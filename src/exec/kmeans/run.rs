@@ -122,8 +122,8 @@ impl Call {
         let per_row = size_of::<u32>() + input.rows.matrix().kind().bytes();
         let reserved = job.reserve("clusters of rows", input.rows.len() * per_row)?;
         let groups = match &spec.output {
-            KMeansOutput::Labels(_) => Some(self.sorted_by_group(&input, &batches, job)?),
-            KMeansOutput::Rows | KMeansOutput::Centroids => None,
+            KMeansOutput::Window(_) => Some(self.sorted_by_group(&input, &batches, job)?),
+            KMeansOutput::Table | KMeansOutput::Centroids => None,
         };
         let run = |device: &AnyDevice| -> DeviceResult<(Clusters, Rounds)> {
             if let Some(groups) = &groups {

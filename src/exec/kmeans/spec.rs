@@ -25,7 +25,7 @@ pub struct KMeansSpec {
     pub vector: VectorColumn,
     /// The column of weights.
     pub weight: Option<String>,
-    /// For [`KMeansOutput::Labels`], the columns by which rows are grouped.
+    /// For [`KMeansOutput::Window`], the columns by which rows are grouped.
     pub groups: Vec<String>,
     /// Where the first centroids are in their relation, if one gives them.
     pub init_vector: Option<VectorColumn>,
@@ -62,9 +62,9 @@ impl KMeansSpec {
 #[non_exhaustive]
 pub enum KMeansOutput {
     /// The rows, with their cluster and the distance from its centroid.
-    Rows,
+    Table,
     /// The rows, with their cluster among those of their group in a column of this name.
-    Labels(String),
+    Window(String),
     /// The clusters: centroid, size and inertia.
     Centroids,
 }
@@ -79,7 +79,7 @@ pub fn kmeans_fields(output: &KMeansOutput, side: &Side, fields: &Fields) -> Res
         ElementKind::F32 | ElementKind::Bits => DataType::Float32,
     };
     match output {
-        KMeansOutput::Rows => {
+        KMeansOutput::Table => {
             let new = [
                 Field::new("cluster_id", DataType::Int64, true),
                 Field::new("distance", float, true),
@@ -94,7 +94,7 @@ pub fn kmeans_fields(output: &KMeansOutput, side: &Side, fields: &Fields) -> Res
             }
             Ok(fields.iter().map(|field| field.as_ref().clone()).chain(new).collect())
         }
-        KMeansOutput::Labels(name) => {
+        KMeansOutput::Window(name) => {
             let label = Field::new(name, DataType::Int64, true);
             Ok(fields.iter().map(|field| field.as_ref().clone()).chain([label]).collect())
         }

@@ -23,7 +23,7 @@ use super::output::{Batches, Carried};
 use super::queries::{Queries, SMALLEST_BLOCK, reserve};
 use super::spec::KnnSpec;
 use crate::algo::knn::{KnnSearch, open_base};
-use crate::device::{AnyDevice, Neighbors, Work};
+use crate::device::{AnyDevice, Neighbors, QueryRows, Work};
 use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::collect::{CancelOnDrop, Pool, blocking, collect, computing};
 use crate::exec::phases::{self, Phases};
@@ -234,8 +234,7 @@ struct Block {
     rows: Rows,
     /// The carried columns of the queries; in a self-join of the base, the base has them.
     carried: Option<Carried>,
-    /// The row number of the first query, in a self-join of the base.
-    first: Option<u32>,
+    query_rows: QueryRows,
     reservations: Vec<MemoryReservation>,
 }
 
@@ -284,7 +283,10 @@ impl Search {
         Ok(Batches {
             schema: self.join.schema.clone(),
             queries: block.carried,
-            first_query: block.first.unwrap_or(0) as usize,
+            first_query: match block.query_rows {
+                QueryRows::OfBase { first } => first as usize,
+                QueryRows::Separate => 0,
+            },
             neighbors,
             next: 0,
             batch_size: self.batch_size,
@@ -296,9 +298,9 @@ impl Search {
     async fn search_on_device(&mut self, block: &Block) -> Result<Result<Neighbors, crate::Error>> {
         let OnDevice { search, device, .. } = self.on_device(block.rows.len()).await?;
         self.metrics.phases.enter(Phase::Search);
-        let (queries, first) = (block.rows.clone(), block.first);
+        let (queries, query_rows) = (block.rows.clone(), block.query_rows);
         let job = self.job.clone();
-        let neighbors = computing(move || Ok(search.search(&queries, first, &job))).await?;
+        let neighbors = computing(move || Ok(search.search(&queries, query_rows, &job))).await?;
         self.metrics.device_memory.set_max(device.peak_memory() as usize);
         Ok(neighbors)
     }
@@ -353,7 +355,7 @@ impl Search {
         let rows = reserve(&reservation, self.list_bytes(), left.min(self.target))?;
         self.queries = Source::Base(next + rows);
         Ok(Some(Block {
-            first: Some(next as u32),
+            query_rows: QueryRows::OfBase { first: next as u32 },
             rows: self.base.rows.slice(next..next + rows),
             carried: None,
             reservations: vec![reservation],
@@ -396,7 +398,7 @@ impl Search {
             return Ok(Some(Block {
                 rows: rows.slice(0..rows.len().min(needed)),
                 carried: Some(carried),
-                first: None,
+                query_rows: QueryRows::Separate,
                 reservations: reservations.into(),
             }));
         }

@@ -23,7 +23,7 @@ use crate::exec::{KMeans, KMeansOutput, VectorColumn};
 /// `kmeans`.
 pub(super) static ROWS: Function = Function {
     signature: Signature { name: "kmeans", arguments: ARGUMENTS },
-    plan: |arguments, resolve| plan(KMeansOutput::Rows, arguments, resolve),
+    plan: |arguments, resolve| plan(KMeansOutput::Table, arguments, resolve),
 };
 
 /// `kmeans_centroids`.
@@ -122,7 +122,7 @@ fn build(
         None => None,
     };
     let all = input.1.schema().fields().len();
-    let is_rows = output == KMeansOutput::Rows;
+    let is_rows = output == KMeansOutput::Table;
     let node = KMeansNode::try_new(output, input, init, weight, vec![], values)?;
     let plan = LogicalPlan::Extension(Extension { node: Arc::new(node) });
     let mut plan = LogicalPlanBuilder::from(plan);
@@ -161,7 +161,7 @@ fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
     }
     values.seed = arguments.next();
     let input = (VectorColumn::Whole(vector), input);
-    let output = KMeansOutput::Labels(label);
+    let output = KMeansOutput::Window(label);
     let node = KMeansNode::try_new(output, input, None, None, groups, values)?;
     Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }))
 }
@@ -203,7 +203,7 @@ pub trait KMeansExt: Sized {
 
 impl KMeansExt for DataFrame {
     fn kmeans(self, params: KMeans) -> Result<Self> {
-        from_params(self, KMeansOutput::Rows, &params)
+        from_params(self, KMeansOutput::Table, &params)
     }
 
     fn kmeans_centroids(self, params: KMeans) -> Result<Self> {

@@ -18,7 +18,7 @@ use crate::sql::options::NeighborsOptions;
 /// The name of the function with this output.
 pub(super) fn function_name(output: &KMeansOutput) -> &'static str {
     match output {
-        KMeansOutput::Rows | KMeansOutput::Labels(_) => "kmeans",
+        KMeansOutput::Table | KMeansOutput::Window(_) => "kmeans",
         KMeansOutput::Centroids => "kmeans_centroids",
     }
 }
@@ -38,7 +38,7 @@ pub struct KMeansNode {
 
 impl KMeansNode {
     /// Clusters the rows of `input`, whose vectors are in the given columns. `init` may hold the
-    /// first centroids, `weight` names a column of numbers; `groups`, for [`KMeansOutput::Labels`],
+    /// first centroids, `weight` names a column of numbers; `groups`, for [`KMeansOutput::Window`],
     /// the columns by which rows are grouped.
     ///
     /// # Errors
@@ -180,7 +180,7 @@ impl UserDefinedLogicalNodeCore for KMeansNode {
         if let Some(weight) = &self.weight {
             write!(f, ", weight={weight}")?;
         }
-        if let KMeansOutput::Labels(_) = self.output {
+        if let KMeansOutput::Window(_) = self.output {
             write!(f, ", groups=[{}]", self.groups.join(", "))?;
         }
         write!(f, ", vector=[{}]", self.input.0.names().join(", "))

@@ -30,7 +30,8 @@ use self::traversal::Call;
 use super::CpuDevice;
 use super::simd::lanes::Lanes;
 use crate::device::contract::{
-    Candidates, Capacity, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape, Work,
+    Candidates, Capacity, Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape,
+    Work,
 };
 use crate::error::Result;
 use crate::job::Job;
@@ -196,7 +197,7 @@ fn narrow<T: Lanes>(
 ) {
     use rayon::prelude::*;
     const TOGETHER: usize = 1024;
-    let (Some(near), None) = (pairing.near, pairing.first_query) else { return };
+    let (Some(near), QueryRows::Separate) = (pairing.near, pairing.queries) else { return };
     let (Some(from), Some(to)) = (queries.reals::<T>(), base.reals::<T>()) else { return };
     let dim = queries.matrix().dim();
     let position = |number: u32| number.checked_sub(pairing.first_base).map(|p| p as usize);

@@ -3,7 +3,7 @@
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use crate::device::contract::{Distances, Neighbors, Pairing, Work};
+use crate::device::contract::{Distances, Neighbors, Pairing, QueryRows, Work};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::transposed::{Column, SIDE_BY_SIDE, Transposed};
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ pub(super) fn nearest_one(
 ) -> Option<Result<Neighbors>> {
     let few = queries.matrix().dim() <= FEW_DIMENSIONS && base.len() <= FEW_ROWS;
     // Roots of different squares may be equal; the earlier row then wins.
-    let plain = metric == Metric::SqEuclidean && pairing.first_query.is_none();
+    let plain = metric == Metric::SqEuclidean && pairing.queries == QueryRows::Separate;
     if !few || !plain || base.is_empty() {
         return None;
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::sink::Sink;
-use crate::device::contract::{Pairing, Work};
+use crate::device::contract::{Pairing, QueryRows, Work};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::{Real, Rows};
@@ -62,7 +62,7 @@ pub(super) struct Visit<'a> {
     pub metric: Metric,
     pub job: &'a Job,
     first_base: u32,
-    first_query: Option<u32>,
+    query_rows: QueryRows,
     positions: Range<usize>,
     rows: usize,
     stride: usize,
@@ -100,9 +100,7 @@ impl Visit<'_> {
     /// Whether query and base row are the same row.
     #[inline(always)]
     pub fn is_itself(&self, query: usize, base: usize) -> bool {
-        self.first_query.is_some_and(|first| {
-            first as u64 + query as u64 == self.first_base as u64 + base as u64
-        })
+        self.query_rows.is_same(query, self.first_base as u64 + base as u64)
     }
 }
 
@@ -134,7 +132,7 @@ pub(super) fn run<T: Real, K: Sink<T>>(
             metric,
             job,
             first_base: pairing.first_base,
-            first_query: pairing.first_query,
+            query_rows: pairing.queries,
             positions: blocks * part / parts..blocks * (part + 1) / parts,
             rows: base.rows(),
             stride,

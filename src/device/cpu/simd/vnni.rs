@@ -72,12 +72,12 @@ impl Vnni {
 }
 
 impl Vnni {
-    /// For each row, `start − spare (twice − spare) / 2`, where the amount subtracted is a little less
+    /// For each row, `start − slack (twice − slack) / 2`, where the amount subtracted is a little less
     /// than that, and `most` at most.
     pub fn tighten(
         self,
         starts: &[Starts],
-        spare: &[[f32; ROWS]],
+        slack: &[[f32; ROWS]],
         (twice, most): (f32, f32),
         tightened: &mut Vec<Starts>,
     ) {
@@ -86,10 +86,10 @@ impl Vnni {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as for `sweep`.
         unsafe {
-            tighten_avx512(starts, spare, (twice, most), tightened);
+            tighten_avx512(starts, slack, (twice, most), tightened);
         }
         #[cfg(not(target_arch = "x86_64"))]
-        unreachable!("detected on another processor: {starts:?} {spare:?} {twice:?} {most:?}")
+        unreachable!("detected on another processor: {starts:?} {slack:?} {twice:?} {most:?}")
     }
 }
 
@@ -423,18 +423,18 @@ fn sweep_avx512(
 #[target_feature(enable = "avx512f")]
 fn tighten_avx512(
     starts: &[Starts],
-    spare: &[[f32; ROWS]],
+    slack: &[[f32; ROWS]],
     (twice, most): (f32, f32),
     tightened: &mut [Starts],
 ) {
     let (twice, most) = (_mm512_set1_ps(twice), _mm512_set1_ps(most));
     let half = _mm512_set1_ps(0.499_999);
-    for ((start, spare), to) in starts.iter().zip(spare).zip(tightened) {
-        let spares = spare.chunks_exact(16).zip(to.0.chunks_exact_mut(16));
-        for (start, (spare, to)) in registers(start).into_iter().zip(spares) {
+    for ((start, slack), to) in starts.iter().zip(slack).zip(tightened) {
+        let slacks = slack.chunks_exact(16).zip(to.0.chunks_exact_mut(16));
+        for (start, (slack, to)) in registers(start).into_iter().zip(slacks) {
             // SAFETY: the chunk has as many numbers as a register.
-            let spare = unsafe { _mm512_loadu_ps(spare.as_ptr()) };
-            let less = _mm512_mul_ps(_mm512_mul_ps(spare, _mm512_sub_ps(twice, spare)), half);
+            let slack = unsafe { _mm512_loadu_ps(slack.as_ptr()) };
+            let less = _mm512_mul_ps(_mm512_mul_ps(slack, _mm512_sub_ps(twice, slack)), half);
             let less = _mm512_cvttps_epi32(_mm512_min_ps(less, most));
             // SAFETY: as above.
             unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_sub_epi32(start, less)) };

@@ -10,7 +10,7 @@ use super::launch::{Kernels, Lists, Pass};
 use super::passes::{self, PANEL, SearchPasses};
 use super::rows::{Panels, wait_for};
 use super::spec::{entry_bytes, real_bytes};
-use crate::device::contract::{Distances, Neighbors, Pairing, Work};
+use crate::device::contract::{Distances, Neighbors, Pairing, QueryRows, Work};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::Pace;
 use crate::device::cuda::driver::memory::Memory;
@@ -104,7 +104,7 @@ impl Search {
             self.account.transfers.extend(side.take_transfer());
             wait_for(gpu, &side.ready)?;
         }
-        self.is_self_join |= pairing.first_query.is_some();
+        self.is_self_join |= pairing.queries != QueryRows::Separate;
         if queries.rows > 0 && base.rows > 0 {
             let begin = gpu.timestamp()?;
             self.run_passes(gpu, queries, base, pairing, job)?;
@@ -174,7 +174,10 @@ impl Search {
     fn pass(&self, base: &Panels, pairing: &Pairing<'_>) -> Pass {
         let panels = passes::panels(base.rows);
         Pass {
-            first_query: pairing.first_query.map_or(NOT_A_SELF_JOIN, u64::from),
+            first_query: match pairing.queries {
+                QueryRows::Separate => NOT_A_SELF_JOIN,
+                QueryRows::OfBase { first } => u64::from(first),
+            },
             first_base: pairing.first_base,
             queries: self.lists.queries as u32,
             rows: base.rows as u32,

@@ -33,16 +33,16 @@ pub(in crate::device::cpu::search) struct Quantised<T> {
     pub(super) groups: Vec<Group>,
     pub(super) starts: Vec<Starts>,
     /// How much shorter each row's residual is than the longest (its slack), in steps.
-    pub(super) spare: Vec<[f32; ROWS]>,
-    pub(super) most_spare: f64,
+    pub(super) slack: Vec<[f32; ROWS]>,
+    pub(super) most_slack: f64,
     /// For each panel, a bit for each row that is decided by its sum.
     pub(super) decided: Vec<u64>,
     /// For each panel, a bit for each row of odd square, whose start lost a half.
-    pub(super) odd: Vec<u64>,
+    pub(super) odd_norm: Vec<u64>,
     /// Rows that are always computed, ascending.
     pub(super) outliers: Vec<u32>,
     /// The lengths of the longest residual and of the longest row among the others.
-    pub(super) rest: f64,
+    pub(super) residual: f64,
     pub(super) norm: f64,
     /// The layout for rows that 8 bits do not separate well enough.
     pub(super) fallback: OnceLock<Direct<T>>,
@@ -55,9 +55,9 @@ struct Panels<'a> {
     groups: &'a mut [Group],
     starts: &'a mut [Starts],
     decided: &'a mut [u64],
-    odd: &'a mut [u64],
+    odd_norm: &'a mut [u64],
     /// For each row that is not an outlier, the length of its rounding residual.
-    rests: &'a mut [f64],
+    residuals: &'a mut [f64],
 }
 
 /// Statistics of the rows of some panels.
@@ -65,7 +65,7 @@ struct Panels<'a> {
 struct Filled {
     /// Positions among these rows.
     outliers: Vec<usize>,
-    rest: f64,
+    residual: f64,
     norm: f64,
 }
 
@@ -76,7 +76,7 @@ impl Panels<'_> {
         scale: &Scale,
         (dim, words, squares): (usize, usize, bool),
     ) -> Filled {
-        let usual = scale.usual_rest();
+        let usual = scale.usual_residual();
         let mut filled = Filled::default();
         for (row, values) in values.chunks_exact(dim).enumerate() {
             let rounded = scale.round(values, scale.step);
@@ -91,14 +91,14 @@ impl Panels<'_> {
             if squares {
                 let square = square(&rounded.values);
                 self.starts[panel].0[lane] = -(square / 2);
-                self.odd[panel] |= u64::from(square % 2 == 1) << lane;
+                self.odd_norm[panel] |= u64::from(square % 2 == 1) << lane;
             }
-            if rounded.rest > usual + 1e-9 * rounded.norm {
+            if rounded.residual > usual + 1e-9 * rounded.norm {
                 filled.outliers.push(row);
             } else {
                 self.decided[panel] |= 1 << lane;
-                self.rests[row] = rounded.rest;
-                filled.rest = filled.rest.max(rounded.rest);
+                self.residuals[row] = rounded.residual;
+                filled.residual = filled.residual.max(rounded.residual);
                 filled.norm = filled.norm.max(rounded.norm);
             }
         }
@@ -136,12 +136,12 @@ impl<T: Lanes> Quantised<T> {
             vnni,
             groups: vec![Group([[0; GROUP]; ROWS]); panels * words],
             starts: vec![Starts([0; ROWS]); panels],
-            spare: vec![[0.0; ROWS]; panels],
-            most_spare: 0.0,
+            slack: vec![[0.0; ROWS]; panels],
+            most_slack: 0.0,
             decided: vec![0; panels],
-            odd: vec![0; panels],
+            odd_norm: vec![0; panels],
             outliers: Vec::new(),
-            rest: 0.0,
+            residual: 0.0,
             norm: 0.0,
             scale,
             fallback: OnceLock::new(),
@@ -155,30 +155,32 @@ impl<T: Lanes> Quantised<T> {
     }
 
     fn fill(&mut self, values: &[T], dim: usize, words: usize, job: &Job) -> Result<()> {
-        let mut rests = vec![0.0; values.len() / dim];
+        let mut residuals = vec![0.0; values.len() / dim];
         let (scale, squares) = (&self.scale, self.metric.sum() == Sum::Squares);
         let groups = self.groups.par_chunks_mut(PANELS_TOGETHER * words);
         let starts = self.starts.par_chunks_mut(PANELS_TOGETHER);
         let bits = (self.decided.par_chunks_mut(PANELS_TOGETHER))
-            .zip(self.odd.par_chunks_mut(PANELS_TOGETHER));
+            .zip(self.odd_norm.par_chunks_mut(PANELS_TOGETHER));
         let rows = (values.par_chunks(PANELS_TOGETHER * ROWS * dim))
-            .zip(rests.par_chunks_mut(PANELS_TOGETHER * ROWS));
+            .zip(residuals.par_chunks_mut(PANELS_TOGETHER * ROWS));
         let parts = groups.zip(starts).zip(bits).zip(rows);
-        let parts = parts.map(|(((groups, starts), (decided, odd)), (values, rests))| {
+        let parts = parts.map(|(((groups, starts), (decided, odd_norm)), (values, residuals))| {
             job.check()?;
-            let panels = Panels { groups, starts, decided, odd, rests };
+            let panels = Panels { groups, starts, decided, odd_norm, residuals };
             Ok(panels.fill(values, scale, (dim, words, squares)))
         });
         let parts: Vec<_> = parts.collect::<Result<_>>()?;
-        for (part, Filled { outliers, rest, norm }) in parts.into_iter().enumerate() {
+        for (part, Filled { outliers, residual, norm }) in parts.into_iter().enumerate() {
             let first = part * PANELS_TOGETHER * ROWS;
             self.outliers.extend(outliers.into_iter().map(|row| (first + row) as u32));
-            (self.rest, self.norm) = (self.rest.max(rest), self.norm.max(norm));
+            (self.residual, self.norm) = (self.residual.max(residual), self.norm.max(norm));
         }
-        for (row, rest) in rests.into_iter().enumerate().filter(|(_, rest)| *rest > 0.0) {
-            let spare = (self.rest - rest) / self.scale.step;
-            self.most_spare = self.most_spare.max(spare);
-            self.spare[row / ROWS][row % ROWS] = (spare * (1.0 - 1e-6)) as f32;
+        for (row, residual) in
+            residuals.into_iter().enumerate().filter(|(_, residual)| *residual > 0.0)
+        {
+            let slack = (self.residual - residual) / self.scale.step;
+            self.most_slack = self.most_slack.max(slack);
+            self.slack[row / ROWS][row % ROWS] = (slack * (1.0 - 1e-6)) as f32;
         }
         Ok(())
     }
@@ -209,7 +211,7 @@ impl<T: Lanes> Quantised<T> {
         // Whole numbers below 2⁵³ add up exactly; x − c would be rounded, and a tiny difference from
         // a whole number be lost.
         let as_is = |((value, x), c): ((&i8, &T), &f64)| c + f64::from(*value) == x.to_f64();
-        let whole = self.scale.whole
+        let integral = self.scale.integral
             && rounded.values.iter().zip(values).zip(&self.scale.centre).all(as_is);
         let words = rounded.values.chunks(GROUP).map(|chunk| {
             let mut word = [0; GROUP];
@@ -223,15 +225,16 @@ impl<T: Lanes> Quantised<T> {
         let bound = if squares {
             Bound::Squares {
                 factor: 1.0 + relative,
-                apart: (rounded.rest + absolute.sqrt()) / step,
-                rest: self.rest / step,
+                apart: (rounded.residual + absolute.sqrt()) / step,
+                residual: self.residual / step,
                 inverse: 1.0 / step,
                 square,
             }
         } else {
             let length = square.sqrt() * step * (1.0 + 1e-9);
             let most = rounded.norm * self.norm;
-            let apart = rounded.rest * self.norm + length * self.rest + relative * most + absolute;
+            let apart =
+                rounded.residual * self.norm + length * self.residual + relative * most + absolute;
             let inverse = 1.0 / (step * self.scale.step);
             // There is no bound on a sum that may overflow on its way, nor on one of a query whose
             // length was lost because its squares underflow in float64.
@@ -249,10 +252,10 @@ impl<T: Lanes> Quantised<T> {
         Query {
             words: words.collect(),
             offset: 128.0 * f64::from(sum),
-            whole: whole.then_some(square),
+            integral: integral.then_some(square),
             bound,
             known: (f64::NAN, f64::NAN),
-            far: rounded.rest > 4.0 * self.scale.usual_rest() && squares,
+            far: rounded.residual > 4.0 * self.scale.usual_residual() && squares,
         }
     }
 }

@@ -6,7 +6,7 @@ pub(super) struct Query {
     /// The offset that the unsigned base adds to every product.
     pub(super) offset: f64,
     /// The square of the query, if neither it nor the base was rounded.
-    pub(super) whole: Option<f64>,
+    pub(super) integral: Option<f64>,
     pub(super) bound: Bound,
     /// The last reach, and its distance, cached because reaches rarely change.
     pub(super) known: (f64, f64),
@@ -19,7 +19,7 @@ pub(super) enum Bound {
     Squares {
         factor: f64,
         apart: f64,
-        rest: f64,
+        residual: f64,
         inverse: f64,
         square: f64,
     },
@@ -36,7 +36,7 @@ pub(super) enum Bound {
 pub(super) struct Tightened {
     /// In steps, without the row's residual.
     pub(super) distance: f64,
-    pub(super) most_spare: f64,
+    pub(super) most_slack: f64,
 }
 
 impl Query {
@@ -57,12 +57,12 @@ impl Query {
     /// The smallest sum of a pair that may be within reach.
     pub(super) fn least(&mut self, reach: f64, tightened: Tightened) -> i32 {
         let least = match self.bound {
-            Bound::Squares { rest, square, .. } => {
+            Bound::Squares { residual, square, .. } => {
                 let own = self.distance(reach);
-                // For a row of slack s: (own + rest − s)² = (own + rest)² − s (2 own + 2 rest − s), of
-                // which the row's start already subtracts s (2 tightened + 2 rest − s).
-                let too_much = 2.0 * tightened.most_spare * (tightened.distance - own).max(0.0);
-                let most = (own + rest) * (own + rest) + too_much;
+                // For a row of slack s: (own + residual − s)² = (own + residual)² − s (2 own + 2 residual − s), of
+                // which the row's start already subtracts s (2 tightened + 2 residual − s).
+                let too_much = 2.0 * tightened.most_slack * (tightened.distance - own).max(0.0);
+                let most = (own + residual) * (own + residual) + too_much;
                 (square - most * (1.0 + 1e-9)) / 2.0
             }
             Bound::Products { apart, inverse } => {

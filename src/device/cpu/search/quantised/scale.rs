@@ -22,14 +22,14 @@ pub(super) struct Scale {
     pub(super) centre: Vec<f64>,
     pub(super) step: f64,
     /// All rows are whole numbers in range, and nothing is rounded.
-    pub(super) whole: bool,
+    pub(super) integral: bool,
 }
 
 /// A row rounded to whole numbers.
 pub(super) struct Rounded {
     pub(super) values: Vec<i8>,
     /// The length of the rounding residual.
-    pub(super) rest: f64,
+    pub(super) residual: f64,
     /// The length of the row, from the origin.
     pub(super) norm: f64,
 }
@@ -38,9 +38,9 @@ impl Scale {
     /// Chooses the range that all rows but a few outliers fit into.
     pub(super) fn new<T: Real>(values: &[T], dim: usize, sum: Sum, job: &Job) -> Result<Self> {
         if sum == Sum::Squares
-            && let Some(centre) = whole_centre(values, dim, job)?
+            && let Some(centre) = integral_centre(values, dim, job)?
         {
-            return Ok(Self { centre, step: 1.0, whole: true });
+            return Ok(Self { centre, step: 1.0, integral: true });
         }
         let rows = values.len() / dim;
         let mut centre = vec![0.0; dim];
@@ -68,16 +68,16 @@ impl Scale {
         let kept = rows - 1 - rows / ONE_OUTLIER_IN;
         let (_, most, _) = reaches.select_nth_unstable_by(kept, f64::total_cmp);
         let step = if *most > 0.0 { *most / LARGEST } else { 1.0 };
-        Ok(Self { centre, step, whole: false })
+        Ok(Self { centre, step, integral: false })
     }
 
     /// The longest residual of a row within the range.
-    pub(super) fn usual_rest(&self) -> f64 {
+    pub(super) fn usual_residual(&self) -> f64 {
         self.step * (self.centre.len() as f64).sqrt() * 0.5 * (1.0 + 1e-6)
     }
 
     pub(super) fn round<T: Real>(&self, row: &[T], step: f64) -> Rounded {
-        let (mut rest, mut square, mut size) = (0.0, 0.0, 0.0);
+        let (mut residual, mut square, mut size) = (0.0, 0.0, 0.0);
         let inverse = 1.0 / step;
         let values = row.iter().zip(&self.centre).map(|(x, c)| {
             let x = x.to_f64();
@@ -85,17 +85,17 @@ impl Scale {
             // Adding a number this large leaves no room for a fraction.
             let rounded =
                 (apart * inverse).clamp(-LARGEST - 1.0, LARGEST) + NO_FRACTIONS - NO_FRACTIONS;
-            rest += (apart - rounded * step) * (apart - rounded * step);
+            residual += (apart - rounded * step) * (apart - rounded * step);
             square += x * x;
             size += apart * apart;
             rounded as i8
         });
         let values = values.collect();
         // The float64 rounding errors of this file are far smaller than this.
-        let slack = 1e-12 * (square.sqrt() + f64::sqrt(size));
+        let rounding = 1e-12 * (square.sqrt() + f64::sqrt(size));
         Rounded {
             values,
-            rest: f64::sqrt(rest) * (1.0 + 1e-9) + slack,
+            residual: f64::sqrt(residual) * (1.0 + 1e-9) + rounding,
             norm: f64::sqrt(square) * (1.0 + 1e-9),
         }
     }
@@ -103,7 +103,7 @@ impl Scale {
 
 /// The centre of rows of whole numbers that fit into 8 bits as they are, so that nothing is rounded:
 /// pixels, counts, SIFT descriptors, rows that were quantised before.
-fn whole_centre<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Option<Vec<f64>>> {
+fn integral_centre<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Option<Vec<f64>>> {
     let nothing = || vec![(f64::INFINITY, f64::NEG_INFINITY); dim];
     let ranges_of = |rows: &[T]| {
         job.check()?;

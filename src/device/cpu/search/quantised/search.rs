@@ -11,8 +11,8 @@ use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::vnni::{Hits, QUERIES, ROWS, Starts};
 
 /// From this slack, in steps, and this many dimensions on, it pays to use each row's own residual.
-const LEAST_SPARE: f64 = 0.1;
-const LEAST_SPARE_DIM: usize = 16;
+const LEAST_SLACK: f64 = 0.1;
+const LEAST_SLACK_DIM: usize = 16;
 /// The most that a start may be lowered by, so that sums stay within 32 bits.
 const MOST_TIGHTENED: f32 = 5e8;
 /// One query in this many is sampled to tighten the starting values.
@@ -57,7 +57,7 @@ impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
     fn tighten(&mut self, panels: Range<usize>) {
         let base = self.base;
         let starts = &base.starts[panels.clone()];
-        if base.most_spare < LEAST_SPARE || base.scale.centre.len() < LEAST_SPARE_DIM {
+        if base.most_slack < LEAST_SLACK || base.scale.centre.len() < LEAST_SLACK_DIM {
             self.starts.clear();
             self.starts.extend_from_slice(starts);
             return;
@@ -71,10 +71,11 @@ impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
             0 => 0.0,
             _ => *distances.select_nth_unstable_by(quarter, f64::total_cmp).1,
         };
-        self.tightened = Tightened { distance, most_spare: base.most_spare };
-        let twice = (2.0 * (distance + base.rest / base.scale.step) * (1.0 - 1e-6)).min(1e9) as f32;
+        self.tightened = Tightened { distance, most_slack: base.most_slack };
+        let twice =
+            (2.0 * (distance + base.residual / base.scale.step) * (1.0 - 1e-6)).min(1e9) as f32;
         let most = (twice, MOST_TIGHTENED);
-        base.vnni.tighten(starts, &base.spare[panels], most, &mut self.starts);
+        base.vnni.tighten(starts, &base.slack[panels], most, &mut self.starts);
     }
 
     fn panels(&mut self, panels: Range<usize>) -> u64 {
@@ -106,7 +107,7 @@ impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
         let starts = panels.start % PANELS_PER_BLOCK..;
         let starts = &self.starts[starts][..panels.len()];
         self.sums.clear();
-        let sums = base.scale.whole.then_some(&mut self.sums);
+        let sums = base.scale.integral.then_some(&mut self.sums);
         base.vnni.sweep(groups, starts, queries, least, &mut self.hits, sums);
         for i in 0..self.hits.len() {
             let hit = self.hits[i];
@@ -119,7 +120,7 @@ impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
                 let lane = rows.trailing_zeros();
                 rows &= rows - 1;
                 let row = (panel * ROWS) as u32 + lane;
-                match self.whole_sum(query, panel, lane, i) {
+                match self.integral_sum(query, panel, lane, i) {
                     Some(sum) => self.offer(query, row, sum),
                     None => self.passed.push((query as u32, row)),
                 }
@@ -129,12 +130,12 @@ impl<T: Lanes, K: Sink<T>> Search<'_, T, K> {
 
     /// The sum of a pair of whole rows, if this type holds it and all partial sums exactly, so that
     /// the contract's order gives the same result as any other.
-    fn whole_sum(&self, query: usize, panel: usize, lane: u32, hit: usize) -> Option<T> {
+    fn integral_sum(&self, query: usize, panel: usize, lane: u32, hit: usize) -> Option<T> {
         let query = &self.rounded[query];
-        let square = query.whole?;
+        let square = query.integral?;
         let sum = f64::from(self.sums[hit].0[lane as usize]);
-        let odd = (self.base.odd[panel] >> lane & 1) as f64;
-        let squares = square - 2.0 * (sum - query.offset) + odd;
+        let odd_norm = (self.base.odd_norm[panel] >> lane & 1) as f64;
+        let squares = square - 2.0 * (sum - query.offset) + odd_norm;
         (squares * T::EPSILON.to_f64() <= 2.0).then(|| T::from_f64(squares))
     }
 
