@@ -340,8 +340,9 @@ async fn reserved_before_taken() {
 type Work<'a> = (&'a str, Box<dyn Fn(&Job) -> Result<(), Error> + Sync + 'a>);
 
 /// Searches and clusterings of every kind, on a device, each of them long enough to be interrupted.
-fn works(device: &AnyDevice) -> Vec<Work<'_>> {
-    let rows = |seed, count, dim| Kind::Normal.rows(seed, count, dim);
+/// A GPU gets `larger` times the rows.
+fn works(device: &AnyDevice, larger: usize) -> Vec<Work<'_>> {
+    let rows = move |seed, count: usize, dim| Kind::Normal.rows(seed, count * larger, dim);
     let search = move |base: Rows, queries: Rows, k, metric| {
         move |job: &Job| {
             let params = KnnParams::try_new(k, metric)?;
@@ -352,9 +353,10 @@ fn works(device: &AnyDevice) -> Vec<Work<'_>> {
     };
     let wide = rows(1, 30_000, 128);
     let single = matrix_f32(&wide, 128, Metric::L2);
-    let double = matrix_f64(&wide[..12_000], 128, Metric::L2);
-    let l1 = matrix_f32(&wide[..20_000], 128, Metric::L1);
-    let (bits, few_bits) = (matrix_bits(3, 60_000, 512), matrix_bits(4, 6000, 512));
+    let double = matrix_f64(&wide[..larger * 12_000], 128, Metric::L2);
+    let l1 = matrix_f32(&wide[..larger * 20_000], 128, Metric::L1);
+    let (bits, few_bits) =
+        (matrix_bits(3, larger * 60_000, 512), matrix_bits(4, larger * 6000, 512));
     let clusters = move |rows: Rows, k, init, ends: Option<Vec<usize>>| {
         move |job: &Job| {
             let mut params = KMeansParams::try_new(k, Metric::L2)?;
@@ -366,13 +368,22 @@ fn works(device: &AnyDevice) -> Vec<Work<'_>> {
         }
     };
     let low = matrix_f32(&rows(7, 400_000, 8), 8, Metric::L2);
-    let groups: Vec<usize> = (1..=2000).map(|i| i * 200).collect();
+    let groups: Vec<usize> = (1..=2000 * larger).map(|i| i * 200).collect();
     vec![
         ("search", Box::new(search(single.clone(), single.clone(), 10, Metric::L2))),
-        ("search of f64", Box::new(search(double.clone(), double.slice(0..6000), 10, Metric::L2))),
-        ("search of l1", Box::new(search(l1.clone(), l1.slice(0..10_000), 10, Metric::L1))),
+        (
+            "search of f64",
+            Box::new(search(double.clone(), double.slice(0..larger * 6000), 10, Metric::L2)),
+        ),
+        (
+            "search of l1",
+            Box::new(search(l1.clone(), l1.slice(0..larger * 10_000), 10, Metric::L1)),
+        ),
         ("search of bits", Box::new(search(bits, few_bits, 10, Metric::Hamming))),
-        ("long lists", Box::new(search(single.clone(), single.slice(0..600), 8000, Metric::L2))),
+        (
+            "long lists",
+            Box::new(search(single.clone(), single.slice(0..larger * 600), 8000, Metric::L2)),
+        ),
         ("k-means++", Box::new(clusters(single.clone(), 20, Init::PlusPlus, None))),
         ("k-means||", Box::new(clusters(single.clone(), 100, Init::Parallel, None))),
         ("rounds", Box::new(clusters(low.clone(), 256, Init::Random, None))),
@@ -392,8 +403,9 @@ fn cancelled_work_ends_soon() {
     let mut wrong = Vec::new();
     for (name, device) in support::devices() {
         let Some(device) = device else { continue };
-        let most = Duration::from_millis(if name == "cpu" { 100 } else { 200 });
-        for (what, work) in works(&device) {
+        let (most, larger) = if name == "cpu" { (100, 1) } else { (200, 6) };
+        let most = Duration::from_millis(most);
+        for (what, work) in works(&device, larger) {
             // Kernels are compiled once.
             work(&Job::default()).unwrap();
             let start = Instant::now();

@@ -15,8 +15,8 @@
 #include "kmeans/tiles.cuh"
 
 constexpr float UNIT = 5.9604645e-8f;         // 2^-24
-constexpr u32 PLACES = PART / 4 - 1;          // low bits of a product that say where in a part it is
-constexpr u32 WARP_ROWS = 8 * SLOTS;          // rows of a warp
+constexpr u32 PLACES = PART / 4 - 1;          // mask: the low bits of a product hold its position within a part
+constexpr u32 WARP_ROWS = 8 * SLOTS;          // rows per warp
 constexpr u32 BLOCK_ROWS = WARPS * WARP_ROWS;
 
 __device__ __forceinline__ unsigned short to_half(float x) {

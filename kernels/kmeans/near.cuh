@@ -9,7 +9,7 @@ constexpr bool IS_LOW = DIM <= 32;
 
 // The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
 struct Near {
-    u64* lists;  // for each centroid, distances to the others, ascending, and which
+    u64* lists;  // per centroid: (distance, number) of every other one, ascending
     u32* sorted_counts;
 };
 static_assert(sizeof(Near) == 16, "the host has the same struct");

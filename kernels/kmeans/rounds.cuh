@@ -16,15 +16,15 @@ struct Status {
     u32 end;
     u32 iterations;
     u32 current;           // which of the two sets of centroids is valid
-    u32 moved_last;        // rows that changed their cluster in the last whole round
-    u32 moved;             // … and in this one so far: the length of the list
-    u32 uncertain;         // rows whose cluster the products left open: the length of the list
-    u32 pairs;             // of uncertain rows and centroids to look at
+    u32 moved_last;        // rows that changed their cluster in the last complete round
+    u32 moved;             // the same in this round so far (length of the list)
+    u32 uncertain;         // rows whose nearest centroid is not certain (length of the list)
+    u32 pairs;             // pairs of an uncertain row and a candidate (length of the list)
     u32 empty;             // clusters without rows
-    u32 arrived;           // blocks that are done with `finish_round`
-    u32 largest_row;       // lengths, as the bits of floats: of a rounded row, …
-    u32 largest_centroid;  // … of a centroid, …
-    u32 largest_error;     // … and of what rounding takes from a centroid
+    u32 arrived;           // blocks that have finished `finish_round`
+    u32 largest_row;       // longest rounded row, as the bits of a float
+    u32 largest_centroid;  // longest centroid, as the bits of a float
+    u32 largest_error;     // largest rounding error of a centroid, as the bits of a float
     u64 rechecked;
 };
 static_assert(sizeof(Status) == 56, "the host has the same struct");
@@ -40,7 +40,7 @@ struct Moved {
 struct Rounds {
     Status* status;
     const float* rows;
-    const u32* numbers;  // of the rows, where they have been sorted
+    const u32* numbers;  // original numbers of the rows, if they were sorted
     float* centroids;    // two sets
     u32* labels;
     Moved* moved;
@@ -50,14 +50,14 @@ static_assert(sizeof(Rounds) == 56, "the host has the same struct");
 
 // Sums of clusters, and the convergence test.
 struct Sums {
-    long long* sums;        // of the elements of each cluster, in steps …
-    long long* counts;      // … and how many rows it has
-    long long* wide;        // BINS for each sum: of the elements that are no whole number of steps
-    u32* is_wide;           // whether a cluster ever had such an element
-    const double* inverse;  // of the step of each element, a power of two
-    double* shifts;         // squared distance that each centroid moved
+    long long* sums;        // per cluster and dimension: sum of the elements, in steps
+    long long* counts;      // per cluster: rows
+    long long* wide;        // per sum, BINS numbers: the elements that are no multiple of the step
+    u32* is_wide;           // per cluster: whether it ever had such an element
+    const double* inverse;  // per dimension: 1 / step, a power of two
+    double* shifts;         // per centroid: squared distance it moved
     double limit;           // the largest element, in steps
-    double tolerance;       // the summed squared movement of centroids at which rounds end
+    double tolerance;       // rounds end at this sum of squared movements
 };
 static_assert(sizeof(Sums) == 64, "the host has the same struct");
 

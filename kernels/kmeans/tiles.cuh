@@ -17,17 +17,17 @@ struct Rounded {
 
 // The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
 struct Halves {
-    unsigned short* half_rows;  // rows, and centroids, scaled and rounded to half precision
+    unsigned short* half_rows;  // rows and centroids, scaled and rounded to half precision
     unsigned short* half_centroids;
     Rounded* rounded;
-    float* half_squares;   // for each centroid, minus half its squared length
-    u32* uncertain;        // positions of rows, …
-    float* least;          // … the least product that a candidate has, …
-    u64* nearest;          // … and distance and number of the nearest candidate
+    float* half_squares;   // per centroid: minus half its squared length
+    u32* uncertain;        // positions of the uncertain rows
+    float* least;          // per uncertain row: the least product of a candidate
+    u64* nearest;          // per uncertain row: distance and number of the nearest candidate
     Pair* pairs;
-    const double* origin;  // a point amid the rows
+    const double* origin;  // a point in the middle of the rows
     double scale;
-    double underflow;      // what exact squared distances may lose to it, scaled
+    double underflow;      // largest error of an exact squared distance by underflow, scaled
     u32 room_for_pairs, padding;
 };
 static_assert(sizeof(Halves) == 96, "the host has the same struct");
@@ -38,12 +38,12 @@ constexpr bool HAS_TILES = DIM <= 128;
 constexpr bool HAS_TILES = false;
 #endif
 
-constexpr u32 STEPS = HAS_TILES ? (DIM + 15) / 16 : 1;  // of 16 elements
+constexpr u32 STEPS = HAS_TILES ? (DIM + 15) / 16 : 1;  // multiplications of 16 elements each
 constexpr u32 HALF_DIM = (DIM + 15) / 16 * 16;
 
-constexpr u32 PART = 32;   // of the TILE centroids in shared memory, those multiplied at a time
-constexpr u32 SLOTS = 4;   // rows of a thread: of 32 rows of a warp, lane / 4 + 8 i
-constexpr u32 BLOCKS = 4;  // resident on a multiprocessor
+constexpr u32 PART = 32;   // centroids multiplied at a time, of the TILE in shared memory
+constexpr u32 SLOTS = 4;   // rows per thread: numbers lane / 4 + 8 i of its warp's 32
+constexpr u32 BLOCKS = 4;  // resident per multiprocessor
 // Halves from one centroid to the next in shared memory; odd in units of 16 bytes.
 constexpr u32 STRIDE = HALF_DIM + 8;
 constexpr u32 STAGE_BYTES = TILE * STRIDE * 2 + TILE * 4;

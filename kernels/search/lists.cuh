@@ -60,7 +60,7 @@ typedef EntryOf<Real> Entry;
 // One pass of a search: some panels of the base, against all queries. The same struct as in
 // src/device/cuda/search/launch.rs.
 struct Pass {
-    u64 first_query;  // number of the first query in a join with itself, else 2^32: no row has it
+    u64 first_query;  // self-join: number of the first query; otherwise 2^32, which no row has
     u32 first_base;   // number of the first base row
     u32 queries;      // query rows, without padding
     u32 rows;         // base rows, without padding
@@ -68,11 +68,11 @@ struct Pass {
     u32 panels;       // base panels; visit i looks at panel i * stride % panels
     u32 stride;       // coprime to panels
     u32 start;        // the pass's first visit
-    u32 begin;        // this launch's visits
+    u32 begin;        // this launch's first visit
     u32 end;
     u32 k;            // neighbours per list
     u32 slots;        // entries per query, a power of two: k neighbours, then candidates
-    u32 dense;        // candidates per query if every pair of the pass is one, else 0
+    u32 dense;        // candidates per query, if every pair of the pass is a candidate; otherwise 0
 };
 static_assert(sizeof(Pass) == 56, "the host has the same struct");
 

@@ -33,8 +33,8 @@ struct Lists {
     Entry* worst;
     Reach* reach;
     u32* counts;
-    u32* crowded;        // queries with more candidates than slots …
-    u32* crowded_count;  // … and how many they are
+    u32* crowded;        // queries with more candidates than slots
+    u32* crowded_count;  // their count
 };
 
 // Returns the number of candidates of a query, and resets its counter to 0. If there are too many,

@@ -1,6 +1,7 @@
 //! How the functions behave in a session: other plug-ins, partitions, memory, cancellation, metrics.
 
 mod embedding;
+mod fallback;
 mod plans;
 mod surface;
 pub mod waiting;
@@ -53,6 +54,7 @@ pub const TESTS: &[(&str, Test)] = &[
     ("a_bad_row_gives_no_output", || run(bad_row())),
     ("explain_analyze_shows_the_work", || run(metrics())),
     ("plans_can_be_built_again", || run(plans::round_trips())),
+    ("the_cpu_goes_on_where_a_gpu_fails", || run(fallback::too_little_device_memory())),
     ("callers_may_be_workers_that_all_wait", embedding::workers_that_wait),
     ("sessions_run_side_by_side", embedding::sessions_side_by_side),
     ("catalogs_may_wait_and_their_tasks_go_on", embedding::slow_catalogs),

@@ -115,6 +115,7 @@ fn lloyd<T: Real>(
 ) -> Result<Vec<Clustering>> {
     job.enter(Phase::Assign);
     for (problem, centroids) in centroids.into_iter().enumerate() {
+        job.check()?;
         session.start(problem, centroids, job)?;
     }
     let progress =
@@ -144,6 +145,7 @@ fn lloyd<T: Real>(
     }
     job.enter(Phase::Assign);
     let clustering = |(i, progress): (usize, &Progress)| {
+        job.check()?;
         session.assign(i, job)?;
         let (last, centroids) = (session.assignment(i)?, session.centroids(i)?);
         Ok(inputs[i].clustering(last, centroids, progress))

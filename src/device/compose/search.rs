@@ -130,7 +130,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
 
     fn shape(&self) -> Shape {
         let matrix = self.base.matrix();
-        Shape { kind: matrix.kind(), dim: matrix.dim(), k: self.k }
+        Shape { kind: matrix.kind(), dim: matrix.dim(), k: self.k, base: self.base.len() }
     }
 
     fn search_block(

@@ -229,6 +229,8 @@ pub struct Shape {
     pub dim: usize,
     /// Neighbours per query.
     pub k: usize,
+    /// Rows of the base, all pieces together.
+    pub base: usize,
 }
 
 /// Rows that fit on a device together.

@@ -77,8 +77,8 @@ impl SearchDevice for CpuDevice {
     type Lists = CpuLists;
 
     fn capacity(&self, shape: &Shape) -> Capacity {
-        // The nearest of all in few dimensions is found without lists.
-        let needs_lists = shape.k > 1 || shape.dim > nearest::FEW_DIMENSIONS;
+        // The nearest of few rows in few dimensions is found without lists.
+        let needs_lists = shape.k > 1 || !nearest::is_small(shape.dim, shape.base);
         let queries = if needs_lists { BLOCK_QUERIES } else { usize::MAX };
         Capacity { base: usize::MAX, queries }
     }

@@ -12,10 +12,15 @@ use crate::matrix::Rows;
 use crate::metric::Metric;
 
 /// Up to this many dimensions and base rows, comparing every pair is the fastest way to the nearest.
-pub(super) const FEW_DIMENSIONS: usize = 32;
+const FEW_DIMENSIONS: usize = 32;
 const FEW_ROWS: usize = 4096;
 /// Queries of a task.
 const TASK_QUERIES: usize = 2048;
+
+/// Whether every pair may be compared with this many base rows.
+pub(super) fn is_small(dim: usize, base: usize) -> bool {
+    dim <= FEW_DIMENSIONS && base <= FEW_ROWS
+}
 
 /// See [`SearchDevice::nearest_one`](crate::device::SearchDevice::nearest_one). `None` if
 /// another method suits better.
@@ -26,10 +31,9 @@ pub(super) fn nearest_one(
     pairing: &Pairing<'_>,
     job: &Job,
 ) -> Option<Result<Neighbors>> {
-    let few = queries.matrix().dim() <= FEW_DIMENSIONS && base.len() <= FEW_ROWS;
     // Roots of different squares may be equal; the earlier row then wins.
     let plain = metric == Metric::SqEuclidean && pairing.queries == QueryRows::Separate;
-    if !few || !plain || base.is_empty() {
+    if !is_small(queries.matrix().dim(), base.len()) || !plain || base.is_empty() {
         return None;
     }
     if let (Some(from), Some(to)) = (queries.reals::<f32>(), base.reals::<f32>()) {

@@ -19,10 +19,10 @@ use crate::error::Result;
 /// Shared memory that a kernel has without asking for more.
 const DEFAULT_SHARED: usize = 48 << 10;
 
-/// Seconds of work between two marks, and the number of marks that may be pending on the device:
-/// cancelled work ends within 200 ms.
+/// Seconds of work in a launch, and how many times that may be pending on the device: cancelled work
+/// ends within 200 ms.
 const MARK_SECONDS: f64 = 0.04;
-const MARKS_AHEAD: usize = 3;
+const MARKS_AHEAD: f64 = 3.0;
 
 /// [`MARK_SECONDS`], or less: tests cut small work into many launches by
 /// `NEIGHBORS_TEST_LAUNCH_SECONDS`.
@@ -87,60 +87,106 @@ fn blended(rate: f64, operations: f64, seconds: f64) -> f64 {
     (0.5 * (rate + found.clamp(rate / 4.0, rate * 4.0))).max(SLOWEST)
 }
 
-/// How far the host is ahead of the device.
-#[derive(Debug)]
+/// How far the host is ahead of the device, in one stream.
+#[derive(Debug, Default)]
 pub(in crate::device::cuda) struct Pace {
-    rate: Arc<Rate>,
-    /// Operations since the last mark.
-    operations: f64,
-    ahead: VecDeque<(CudaEvent, f64)>,
+    /// The launches since the last mark.
+    now: Stretch,
+    ahead: VecDeque<(CudaEvent, Stretch)>,
     /// The last mark that has passed.
     passed: Option<CudaEvent>,
-    /// Whether the rate is updated: the operations accounted for are those really done.
+}
+
+/// The launches between two marks.
+#[derive(Debug, Default)]
+struct Stretch {
+    /// How long they are expected to take.
+    seconds: f64,
+    /// The rate of all of them and their operations.
+    of_one_kind: Option<(Arc<Rate>, f64)>,
+    /// Whether the operations are those really done, all of one kind: the rate is then updated.
     learns: bool,
 }
 
+/// Below this share of [`MARK_SECONDS`], launches of another kind need no mark in between.
+const WORTH_A_MARK: f64 = 0.25;
+
 impl Pace {
-    pub(in crate::device::cuda) fn new(rate: &Arc<Rate>) -> Self {
-        let (rate, ahead) = (rate.clone(), VecDeque::new());
-        Self { rate, operations: 0.0, ahead, passed: None, learns: true }
-    }
-
-    /// A pace for launches that mostly do fewer operations than are accounted for.
-    pub(in crate::device::cuda) fn of_the_worst_case(rate: &Arc<Rate>) -> Self {
-        Self { learns: false, ..Self::new(rate) }
-    }
-
-    /// The most operations that the next launch should have.
-    pub(in crate::device::cuda) fn of_a_launch(&self) -> f64 {
-        self.rate.of_a_launch()
-    }
-
-    /// Accounts for a launch, and waits if too much work is pending.
+    /// Accounts for a launch of operations at this rate, and waits if too much work is pending.
     pub(in crate::device::cuda) fn launched(
         &mut self,
         stream: &Arc<CudaStream>,
+        rate: &Arc<Rate>,
         operations: f64,
     ) -> Result<()> {
-        self.operations += operations;
-        if self.operations < self.of_a_launch() {
+        self.account(stream, rate, operations, true)
+    }
+
+    /// The same for a launch that mostly does fewer operations than these.
+    pub(in crate::device::cuda) fn launched_at_most(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        rate: &Arc<Rate>,
+        operations: f64,
+    ) -> Result<()> {
+        self.account(stream, rate, operations, false)
+    }
+
+    fn account(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        rate: &Arc<Rate>,
+        operations: f64,
+        learns: bool,
+    ) -> Result<()> {
+        self.now.add(rate, operations, learns);
+        if self.now.seconds < *SECONDS * WORTH_A_MARK {
             return Ok(());
         }
         let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
         let mark = stream.record_event(flags).map_err(failed("cuEventRecord"))?;
-        self.ahead.push_back((mark, std::mem::take(&mut self.operations)));
-        while self.ahead.len() > MARKS_AHEAD
-            && let Some((oldest, operations)) = self.ahead.pop_front()
+        self.ahead.push_back((mark, std::mem::take(&mut self.now)));
+        while self.pending() > MARKS_AHEAD * *SECONDS
+            && let Some((oldest, stretch)) = self.ahead.pop_front()
         {
             oldest.synchronize().map_err(failed("cuEventSynchronize"))?;
-            if self.learns
-                && let Some(before) = self.passed.replace(oldest)
+            if let Some(before) = self.passed.replace(oldest)
                 && let Some(passed) = &self.passed
             {
-                self.rate.learn(operations, elapsed(&before, passed)?.as_secs_f64());
+                stretch.learn(elapsed(&before, passed)?.as_secs_f64());
             }
         }
         Ok(())
+    }
+
+    /// Seconds of work that were launched and are not known to have ended.
+    fn pending(&self) -> f64 {
+        self.ahead.iter().map(|(_, stretch)| stretch.seconds).sum()
+    }
+}
+
+impl Stretch {
+    fn add(&mut self, rate: &Arc<Rate>, operations: f64, learns: bool) {
+        let is_first = self.seconds == 0.0;
+        self.seconds += operations / rate.get();
+        match &mut self.of_one_kind {
+            Some((own, all)) if Arc::ptr_eq(own, rate) => {
+                *all += operations;
+                self.learns &= learns;
+            }
+            None if is_first => {
+                self.of_one_kind = Some((rate.clone(), operations));
+                self.learns = learns;
+            }
+            _ => self.learns = false,
+        }
+    }
+
+    /// Updates the rate with what the launches took.
+    fn learn(&self, seconds: f64) {
+        if let (true, Some((rate, operations))) = (self.learns, &self.of_one_kind) {
+            rate.learn(*operations, seconds);
+        }
     }
 }
 
@@ -195,6 +241,31 @@ pub(in crate::device::cuda) fn address(stream: &Arc<CudaStream>, buffer: &Buffer
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_stretches_of_one_kind_of_work_really_done_are_learned_from() {
+        let rate = |per_second: f64| Arc::new(Rate(AtomicU64::new(per_second.to_bits())));
+        let (scan, merge) = (rate(1e12), rate(1e10));
+        let stretch = |launches: &[(&Arc<Rate>, f64, bool)]| {
+            let mut stretch = Stretch::default();
+            launches
+                .iter()
+                .for_each(|(rate, operations, learns)| stretch.add(rate, *operations, *learns));
+            stretch
+        };
+        let pure = stretch(&[(&scan, 1e10, true), (&scan, 1e10, true)]);
+        assert!((pure.seconds - 0.02).abs() < 1e-12);
+        pure.learn(0.01);
+        assert_eq!(scan.get(), 1.5e12);
+        for mixed in [
+            stretch(&[(&scan, 1e10, true), (&merge, 1e8, true)]),
+            stretch(&[(&scan, 1e10, true), (&scan, 1e10, false)]),
+            stretch(&[(&merge, 1e8, false)]),
+        ] {
+            mixed.learn(1.0);
+        }
+        assert_eq!((scan.get(), merge.get()), (1.5e12, 1e10));
+    }
 
     #[test]
     fn a_rate_approaches_what_is_measured_and_survives_nonsense() {

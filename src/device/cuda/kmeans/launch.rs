@@ -16,7 +16,7 @@ use super::kernels::{
 use super::structs::{BINS, Halves, Near, Rounds, Status, Sums};
 use crate::device::ClusterSums;
 use crate::device::contract::KMeansProblem;
-use crate::device::cuda::driver::launch::{Pace, address, check_size, config};
+use crate::device::cuda::driver::launch::{Pace, Rate, address, check_size, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
@@ -34,6 +34,8 @@ pub(super) struct Workspace {
     near: Near,
     halves: Halves,
     pace: Pace,
+    /// The rate of assigning rows.
+    rate: Arc<Rate>,
     status: Buffer,
     centroids: Buffer,
     labels: Buffer,
@@ -132,7 +134,7 @@ impl Workspace {
             }
         }
         kept.extend([origin, inverse]);
-        let pace = Pace::new(if way == Way::Tiles { &kernels.products } else { &kernels.sums });
+        let rate = if way == Way::Tiles { &kernels.products } else { &kernels.sums }.clone();
         let (kernels, stream) = (kernels, stream.clone());
         let mut workspace = Self {
             kernels,
@@ -144,7 +146,8 @@ impl Workspace {
             in_sums,
             near,
             halves,
-            pace,
+            pace: Pace::default(),
+            rate,
             status,
             centroids,
             labels,
@@ -279,10 +282,10 @@ impl Workspace {
         let mut next = 0;
         while next < blocks {
             job.check()?;
-            let most = ((self.pace.of_a_launch() / per_block) as usize).max(1);
+            let most = ((self.rate.of_a_launch() / per_block) as usize).max(1);
             let some = next..blocks.min(next.saturating_add(most));
             launch(self, some.clone())?;
-            self.pace.launched(&self.stream, some.len() as f64 * per_block)?;
+            self.pace.launched(&self.stream, &self.rate, some.len() as f64 * per_block)?;
             next = some.end;
         }
         Ok(())

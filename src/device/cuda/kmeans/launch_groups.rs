@@ -173,12 +173,12 @@ impl GroupsWorkspace {
 
     /// Runs all rounds, at most `limit` for each group, and computes the final clusters.
     pub(super) fn run(&mut self, kernels: &RoundKernels, limit: usize, job: &Job) -> Result<()> {
-        let mut pace = Pace::new(&kernels.sums);
+        let (mut pace, rate) = (Pace::default(), &kernels.sums);
         // A group is one block's work: the largest alone keeps one multiprocessor busy.
         let alone = kernels.multiprocessors() as f64;
         let mut first = 0;
         while first < self.work.len() {
-            let most = pace.of_a_launch();
+            let most = rate.of_a_launch();
             let mut sum = 0.0;
             let fits = self.work[first..].iter().take_while(|work| {
                 sum += **work;
@@ -191,9 +191,9 @@ impl GroupsWorkspace {
             let mut left = limit;
             while left > 0 {
                 job.check()?;
-                let rounds = ((pace.of_a_launch() / of_a_round) as usize).clamp(1, left);
+                let rounds = ((rate.of_a_launch() / of_a_round) as usize).clamp(1, left);
                 self.launch_rounds(kernels, &some, rounds)?;
-                pace.launched(&self.stream, rounds as f64 * of_a_round)?;
+                pace.launched(&self.stream, rate, rounds as f64 * of_a_round)?;
                 left -= rounds;
                 if left > 0 && self.are_done(&some)? {
                     break;

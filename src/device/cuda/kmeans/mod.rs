@@ -34,6 +34,7 @@ use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
 use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
+use crate::parallel::in_parallel;
 use crate::random::Random;
 
 impl KMeansDevice for CudaDevice {
@@ -197,6 +198,13 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         job: &Job,
     ) -> Result<Vec<Option<RoundsRun>>> {
         let limit = groups.iter().map(|(_, limit)| *limit).max().unwrap_or(0);
+        let of_groups = self.problems.iter_mut().filter(|problem| problem.way == Way::Group);
+        let made = in_parallel(of_groups.collect(), |problem: &mut Problem<T>| {
+            job.check()?;
+            problem.empty();
+            Ok::<_, Error>(())
+        });
+        made.into_iter().collect::<Result<()>>()?;
         let jobs = groups.iter().map(|(problem, _)| self.problems[*problem].group_job());
         let jobs: Vec<GroupJob> = jobs.collect();
         let CudaDevice { gpu, memory } = self.device.as_ref();

@@ -18,16 +18,14 @@ use crate::job::Job;
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
+/// Pairs that are sent together to be compared.
+const PAIRS_TOGETHER: usize = 1 << 24;
+
 /// Query rows that are enough to keep any GPU busy.
 const MOST_QUERIES: usize = 131_072;
 
 /// Lists are sorted with 32-bit positions, in a power of two of at least 4 k entries.
 const MOST_NEIGHBORS: usize = 1 << 28;
-
-/// Pairs that are sent together to be compared, and how many times slower each is than in a scan,
-/// because its rows are fetched one by one.
-const PAIRS_TOGETHER: usize = 1 << 24;
-const FETCH_PENALTY: f64 = 32.0;
 
 /// Lists of neighbours on a GPU.
 pub struct CudaLists(Search);
@@ -131,18 +129,18 @@ impl CudaDevice {
             distances: memory.allocate(&gpu.compute, together * real_bytes(kind))?,
         };
         sys::write(&gpu.compute, pairs.starts.slice_mut(), &starts)?;
-        let mut pace = Pace::new(kernels.rate());
-        let of_a_pair = FETCH_PENALTY * (pairs.dim + 2) as f64;
+        let mut pace = Pace::default();
+        let (rate, of_a_pair) = (kernels.among_rate(), (pairs.dim + 2) as f64);
         let mut found = Vec::with_capacity(candidates.len());
         while found.len() < candidates.len() {
             job.check()?;
-            let most = ((pace.of_a_launch() / of_a_pair) as usize).max(1024).min(together);
+            let most = ((rate.of_a_launch() / of_a_pair) as usize).max(1024).min(together);
             let rows = &candidates.rows()[found.len()..];
             let rows = &rows[..most.min(rows.len())];
             (pairs.first, pairs.count) = (found.len(), rows.len());
             sys::write(&gpu.compute, pairs.rows.slice_mut(), rows)?;
             kernels.among(&gpu.compute, (&sides.0.buffer, &sides.1.buffer), &mut pairs)?;
-            pace.launched(&gpu.compute, rows.len() as f64 * of_a_pair)?;
+            pace.launched(&gpu.compute, rate, rows.len() as f64 * of_a_pair)?;
             let distances = sys::read::<T>(&gpu.compute, pairs.distances.slice(), rows.len());
             found.extend(distances.map_err(failed("cuMemcpyDtoHAsync"))?);
         }
@@ -171,7 +169,7 @@ mod tests {
     use super::*;
 
     fn shape(kind: ElementKind, dim: usize, k: usize) -> Shape {
-        Shape { kind, dim, k }
+        Shape { kind, dim, k, base: 1000 }
     }
 
     #[test]

@@ -44,8 +44,12 @@ pub(super) struct Kernels {
     gather: CudaFunction,
     take_queries: CudaFunction,
     among: CudaFunction,
-    /// The rate of pairs × dimensions.
-    rate: Arc<Rate>,
+    /// Pairs × dimensions per second.
+    scan_rate: Arc<Rate>,
+    /// The same of pairs whose rows lie anywhere.
+    among_rate: Arc<Rate>,
+    /// Entries × steps of a sort per second, in shared memory and in place.
+    merge_rates: [Arc<Rate>; 2],
 }
 
 /// Rows of a piece that is being packed, and where they go. See `kernels/search/pack.cuh`.
@@ -124,6 +128,12 @@ const _: () = assert!(size_of::<Pass>() == 56);
 /// The most f32 multiply-adds per cycle of a multiprocessor that a scan reaches.
 const PER_CYCLE: f64 = 64.0;
 
+/// How many times slower it is to sort an entry by a step, in shared memory and in place.
+const MERGE_PENALTIES: [f64; 2] = [40.0, 320.0];
+
+/// How many times slower pairs are whose rows lie anywhere.
+const FETCH_PENALTY: f64 = 32.0;
+
 impl Kernels {
     /// The kernels for rows and a metric, compiled and loaded by the first caller.
     pub(super) fn get(gpu: &Gpu, rows: &Rows, metric: Metric) -> Result<Arc<Self>> {
@@ -152,16 +162,29 @@ impl Kernels {
             gather: function(&module, "gather")?,
             take_queries: function(&module, "take_queries")?,
             among: function(&module, "among")?,
-            rate: Arc::new(limits.rate(per_cycle)),
+            scan_rate: Arc::new(limits.rate(per_cycle)),
+            among_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
+            merge_rates: MERGE_PENALTIES.map(|slower| Arc::new(limits.rate(per_cycle / slower))),
         };
         allow_shared(&kernels.scan, kernels.scan_shared())?;
         allow_shared(&kernels.merge_by_block, limits.shared)?;
         Ok(kernels)
     }
 
-    /// How fast the kernels are.
-    pub(super) fn rate(&self) -> &Arc<Rate> {
-        &self.rate
+    /// Pairs × dimensions that a scan compares per second.
+    pub(super) fn scan_rate(&self) -> &Arc<Rate> {
+        &self.scan_rate
+    }
+
+    /// Pairs × dimensions per second, of pairs whose rows lie anywhere.
+    pub(super) fn among_rate(&self) -> &Arc<Rate> {
+        &self.among_rate
+    }
+
+    /// Entries of such lists × steps of the sort per second.
+    pub(super) fn merge_rate(&self, lists: &Lists) -> &Arc<Rate> {
+        let in_place = lists.slots * entry_bytes(self.spec.kind()) > self.shared_limit;
+        &self.merge_rates[usize::from(in_place)]
     }
 
     /// The parameters that the kernels were compiled for.

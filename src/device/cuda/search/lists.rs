@@ -23,8 +23,8 @@ use crate::matrix::ElementKind;
 /// How many times faster a scan compares pairs than a search for single queries.
 const SEARCH_AGAIN_PENALTY: f64 = 16.0;
 
-/// Cost of reading and writing a list entry once, in operations of a scan.
-const PER_ENTRY: f64 = 40.0;
+/// The fewest lists that a launch merges: fewer keep no device busy.
+const LEAST_MERGED: usize = 64;
 
 /// In `Pass::first_query`: queries and base rows are different rows. No base row has this number or
 /// a later one, so no query is compared with itself.
@@ -39,8 +39,6 @@ pub(super) struct Search {
     is_self_join: bool,
     account: Account,
     pace: Pace,
-    /// The pace of searches for single queries, as if all queries were searched again.
-    again: Pace,
 }
 
 /// The work of a search; times are kept as events until they are asked for.
@@ -85,9 +83,8 @@ impl Search {
         if rows > 0 {
             kernels.clear_lists(&gpu.compute, &mut lists)?;
         }
-        let (account, pace) = (Account::default(), Pace::new(kernels.rate()));
-        let again = Pace::of_the_worst_case(kernels.rate());
-        Ok(Self { kernels, lists, offered: 0, is_self_join: false, account, pace, again })
+        let (account, pace) = (Account::default(), Pace::default());
+        Ok(Self { kernels, lists, offered: 0, is_self_join: false, account, pace })
     }
 
     /// Merges base rows into the lists.
@@ -123,31 +120,33 @@ impl Search {
         pairing: &Pairing<'_>,
         job: &Job,
     ) -> Result<()> {
-        let mut pass = self.pass(base, pairing);
+        let (mut pass, rate) = (self.pass(base, pairing), self.kernels.scan_rate().clone());
         for step in SearchPasses::new(base.rows, self.lists.k, self.offered as usize) {
             pass.start = step.visits.start as u32;
             pass.dense = if step.is_dense { (step.visits.len() * PANEL) as u32 } else { 0 };
             let cut = |most| passes::launches(&step.visits, queries.rows, base.stored_dim, most);
-            for visits in cut(self.pace.of_a_launch()) {
+            for visits in cut(rate.of_a_launch()) {
                 job.check()?;
                 (pass.begin, pass.end) = (visits.start as u32, visits.end as u32);
                 let lists = &mut self.lists;
                 self.kernels.scan(&gpu.compute, &queries.buffer, &base.buffer, lists, &pass)?;
                 let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
-                self.pace.launched(&gpu.compute, work)?;
+                self.pace.launched(&gpu.compute, &rate, work)?;
             }
             self.merge(gpu, &pass, job)?;
             if pass.dense > 0 {
                 continue;
             }
-            for visits in cut(self.again.of_a_launch() / SEARCH_AGAIN_PENALTY) {
+            for visits in cut(rate.of_a_launch() / SEARCH_AGAIN_PENALTY) {
                 job.check()?;
                 (pass.begin, pass.end) = (visits.start as u32, visits.end as u32);
                 let lists = &mut self.lists;
                 let sides = (&queries.buffer, &base.buffer);
                 self.kernels.search_again(&gpu.compute, sides.0, sides.1, lists, &pass)?;
                 let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
-                self.again.launched(&gpu.compute, work * SEARCH_AGAIN_PENALTY)?;
+                // As if all queries were searched again.
+                let work = work * SEARCH_AGAIN_PENALTY;
+                self.pace.launched_at_most(&gpu.compute, &rate, work)?;
             }
         }
         Ok(())
@@ -157,15 +156,14 @@ impl Search {
     fn merge(&mut self, gpu: &Gpu, pass: &Pass, job: &Job) -> Result<()> {
         // The number of times that a sort goes through the entries.
         let steps = (self.lists.slots.ilog2() * (self.lists.slots.ilog2() + 1) / 2) as f64;
-        let per_query = self.lists.slots as f64 * steps * PER_ENTRY;
-        let together = ((self.pace.of_a_launch() / per_query) as usize).max(1024);
+        let per_query = self.lists.slots as f64 * steps;
+        let rate = self.kernels.merge_rate(&self.lists).clone();
+        let together = ((rate.of_a_launch() / per_query) as usize).max(LEAST_MERGED);
         for first in (0..self.lists.queries).step_by(together) {
             job.check()?;
             let count = together.min(self.lists.queries - first);
             self.kernels.merge(&gpu.compute, &mut self.lists, pass, (first, count))?;
-            if count == together {
-                self.pace.launched(&gpu.compute, count as f64 * per_query)?;
-            }
+            self.pace.launched(&gpu.compute, &rate, count as f64 * per_query)?;
         }
         Ok(())
     }

@@ -1,0 +1,41 @@
+//! A GPU whose memory is too small: `auto` goes on with the CPU and says so, `cuda` is an error.
+
+use datafusion::prelude::SessionConfig;
+use libtest_mimic::Failed;
+
+use super::{check, session, table, text};
+use crate::support::devices;
+
+/// Statements that `auto` gives to a GPU.
+const STATEMENTS: [&str; 2] = [
+    "SELECT sum(base_id) AS s, sum(distance) AS d FROM knn_exact(base => t, k => 5)",
+    "SELECT cluster_id, count(*) AS n FROM kmeans(t, k => 700, seed => 1, init => 'random') \
+     GROUP BY 1 ORDER BY 1",
+];
+
+/// Without a GPU, `auto` is the CPU from the beginning, and there is no error to wait for.
+pub async fn too_little_device_memory() -> Result<(), Failed> {
+    let has_gpu = devices().iter().any(|(name, device)| *name == "cuda" && device.is_some());
+    let ctx = session(SessionConfig::new())?;
+    table(&ctx, "t", if has_gpu { 16_000 } else { 1000 }, 64, 2, 500)?;
+    for sql in STATEMENTS {
+        let mut answers = Vec::new();
+        for device in ["cpu", "auto"] {
+            for setting in [format!("device = '{device}'"), "device_memory = '20K'".to_string()] {
+                ctx.sql(&format!("SET neighbors.{setting}")).await?.collect().await?;
+            }
+            answers.push(text(&ctx, sql).await?);
+        }
+        check(answers[0] == answers[1], format!("{sql}: another answer on the CPU after a GPU"))?;
+        let shown = text(&ctx, &format!("EXPLAIN ANALYZE {sql}")).await?;
+        let device = if has_gpu { "device=cpu (cuda:0 failed: " } else { "device=cpu" };
+        check(shown.contains(device), format!("{device} is missing in {shown}"))?;
+        if has_gpu {
+            ctx.sql("SET neighbors.device = 'cuda'").await?.collect().await?;
+            let error = text(&ctx, sql).await.err().map(|error| error.to_string());
+            let named = error.as_ref().is_some_and(|error| error.contains("memory"));
+            check(named, format!("{sql} under 'cuda': {error:?}"))?;
+        }
+    }
+    Ok(())
+}
