@@ -56,7 +56,8 @@ pub fn trials() -> Vec<(String, Test)> {
     for metric in [Metric::Hamming, Metric::Jaccard] {
         all.push((format!("top_k::{metric}"), Box::new(move |device| bits(device, metric))));
     }
-    let others: [(&str, Check); 10] = [
+    let others: [(&str, Check); 11] = [
+        ("few_queries_of_every_shape", few),
         ("whole_numbers_and_fractions", fractions),
         ("a_hair_beside_whole_numbers", hairs),
         ("no_queries_or_no_base", nothing),
@@ -70,6 +71,13 @@ pub fn trials() -> Vec<(String, Test)> {
     ];
     all.extend(others.map(|(name, run)| (format!("top_k::{name}"), Box::new(run) as Test)));
     all
+}
+
+/// Every kind of scan and merge, with as little work as they can be had for, so that tools may slow
+/// every access down.
+fn few(device: &AnyDevice) -> Result<(), Failed> {
+    let shapes = [(3, 3000, 4, 5), (3, 3000, 40, 300), (2, 9000, 4, 1100), (2, 700, 200, 40)];
+    numbers(device, Metric::L2, Kind::Normal, &shapes)
 }
 
 fn numbers(device: &AnyDevice, metric: Metric, kind: Kind, shapes: &[Shape]) -> Result<(), Failed> {
