@@ -9,7 +9,10 @@
     kmeans-<set>-rows.parquet       id int32, v, cluster int32: scikit-learn's labels
     kmeans-<set>-centroids.parquet  cluster int32, start: where it began, v: where it ended
 
-k-means is scikit-learn's KMeans(init=start, n_init=1, algorithm="lloyd") in float64; the schema
+    dbscan-<set>-rows.parquet       id int32, v, and for each choice of parameters "cluster METRIC EPS MIN_POINTS"
+                                    int32, -1 for noise, and "core METRIC EPS MIN_POINTS"
+
+DBSCAN is scikit-learn's, on float64: algorithm="kd_tree", or "brute" for cosine. k-means is its KMeans(init=start, n_init=1, algorithm="lloyd") in float64; the schema
 metadata of `-centroids` gives its `n_iter`, its `inertia`, and `median`, the median inertia of
 twenty seeds from k-means++.
 
@@ -33,8 +36,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import sklearn
-from sklearn.cluster import KMeans
-from sklearn.datasets import load_digits
+from sklearn.cluster import DBSCAN, KMeans
+from sklearn.datasets import load_digits, make_moons
 from sklearn.neighbors import NearestNeighbors
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden")
@@ -133,6 +136,69 @@ def kmeans_goldens():
         save(f"{name}-centroids", centroids, n_iter=fit.n_iter_, inertia=fit.inertia_, median=median)
 
 
+def moons(g):
+    """Two half circles, and noise around them."""
+    x = make_moons(300, noise=0.06, random_state=1)[0]
+    return np.concatenate([x, g.uniform([-2, -1.5], [3, 2], (60, 2))])[g.permutation(360)]
+
+
+def varied(g):
+    """Blobs of very different density."""
+    parts = [g.normal(c, s, (n, 2)) for c, s, n in [((0, 0), 0.1, 200), ((3, 0), 0.6, 200), ((0, 4), 1.5, 100)]]
+    return np.concatenate(parts)[g.permutation(500)]
+
+
+def tenths(g):
+    """Decimals in one dimension: distances that are eps but for rounding."""
+    return g.integers(0, 400, (220, 1)) / 10
+
+
+def lattice(g):
+    """Ties and duplicates everywhere."""
+    return g.integers(0, 7, (400, 3)).astype(np.float64)
+
+
+def chain(g):
+    """Two lines of core rows, and rows near both that are not core."""
+    line = lambda x: np.stack([np.full(40, x), np.arange(40) * 0.1], axis=1)
+    between = np.stack([np.full(6, 0.5), 0.5 + np.arange(6) * 0.5], axis=1)
+    return np.concatenate([between, line(1.0), line(0.0)])
+
+
+def shapes64(g):
+    return load_digits().data[:500]
+
+
+DENSITIES = {
+    moons: [("l2", 0.12, 4), ("l2", 0.2, 10), ("l1", 0.15, 5), ("cosine", 0.001, 8)],
+    varied: [("l2", 0.1, 5), ("l2", 0.5, 5), ("l2", 1.0, 20), ("l1", 0.3, 4)],
+    tenths: [("l2", 0.1, 2), ("l2", 0.2, 3), ("l1", 0.3, 4), ("l2", 0.7, 12)],
+    lattice: [("l2", 0.5, 2), ("l2", 1.0, 9), ("l2", 2 ** 0.5, 25), ("l1", 2.0, 30)],
+    chain: [("l2", 0.5, 9), ("l2", 0.5, 6), ("l1", 0.5, 9)],
+    shapes64: [("l2", 22.0, 5), ("l2", 25.5, 3), ("cosine", 0.1, 5), ("l1", 90.0, 4)],
+}
+
+
+def dbscan_goldens():
+    for seed, (draw, choices) in enumerate(DENSITIES.items()):
+        x = draw(np.random.default_rng(seed))
+        table = vectors(x)
+        for metric, eps, min_points in choices:
+            if metric == "cosine":  # no pair may hang on rounding
+                u = x / np.linalg.norm(x, axis=1)[:, None]
+                assert np.abs(1 - u @ u.T - eps).min() > 1e-9
+            way = "brute" if metric == "cosine" else "kd_tree"
+            fit = DBSCAN(eps=eps, min_samples=min_points, metric=SKLEARN[metric], algorithm=way).fit(x)
+            core = np.zeros(len(x), bool)
+            core[fit.core_sample_indices_] = True
+            key = f"{metric} {eps!r} {min_points}"
+            table = table.append_column(f"cluster {key}", pa.array(fit.labels_, pa.int32()))
+            table = table.append_column(f"core {key}", pa.array(core))
+            noise, border = (fit.labels_ < 0).sum(), ((fit.labels_ >= 0) & ~core).sum()
+            print(f"{draw.__name__}, {key}: {fit.labels_.max() + 1} clusters, {border} border, {noise} noise")
+        save(f"dbscan-{draw.__name__}-rows", table)
+
+
 def nearest(metric, base, query, k):
     """Distances and rows of the k + 1 nearest; no query: of each base row among the others."""
     if metric == "inner_product":
@@ -207,3 +273,4 @@ def save(name, table, **facts):
 if __name__ == "__main__":
     main()
     kmeans_goldens()
+    dbscan_goldens()

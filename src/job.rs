@@ -56,6 +56,10 @@ pub enum Phase {
     Assign,
     /// Moving centroids to the means of their rows.
     Update,
+    /// Counting the rows near each row.
+    Count,
+    /// Joining core rows.
+    Link,
     /// Making batches of the results.
     Emit,
 }

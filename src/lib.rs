@@ -36,11 +36,12 @@ pub use sql::{
 /// accessors. Devices and memory are chosen when an operator runs, so that a plan may travel to
 /// another machine.
 pub mod plan {
+    pub use crate::algo::dbscan::DbscanParams;
     pub use crate::algo::kmeans::KMeansParams;
     pub use crate::algo::knn::KnnParams;
     pub use crate::exec::{
-        InTurnExec, InputExec, KMeansExec, KMeansOutput, KMeansSpec, KnnExec, KnnSpec,
-        NumberedExec, VectorColumn,
+        DbscanExec, DbscanOutput, DbscanSpec, InTurnExec, InputExec, KMeansExec, KMeansOutput,
+        KMeansSpec, KnnExec, KnnSpec, NumberedExec, VectorColumn,
     };
-    pub use crate::sql::{KMeansArguments, KMeansNode, KnnNode};
+    pub use crate::sql::{DbscanArguments, DbscanNode, KMeansArguments, KMeansNode, KnnNode};
 }

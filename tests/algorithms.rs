@@ -2,6 +2,7 @@
 //! (`tests/golden`, made by `scripts/make_goldens.py`).
 
 mod clusters;
+mod density;
 mod support;
 
 use std::collections::BTreeMap;

@@ -105,7 +105,7 @@ fn unsafe_code_is_where_it_is_allowed() {
 }
 
 /// Families, by the names of their folders and files, and folders in which each has its own.
-const FAMILIES: [&str; 2] = ["knn", "kmeans"];
+const FAMILIES: [&str; 3] = ["knn", "kmeans", "dbscan"];
 
 #[test]
 fn families_do_not_know_each_other() {

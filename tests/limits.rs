@@ -28,9 +28,10 @@ use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
 use datafusion_neighbors::algo::kmeans::{Init, KMeansParams, kmeans, kmeans_groups};
 use datafusion_neighbors::algo::knn::{KnnParams, open_base};
-use datafusion_neighbors::device::{AnyDevice, QueryRows};
+use datafusion_neighbors::device::{AnyDevice, DeviceChoice, QueryRows, dbscan_device};
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::Rows;
 use datafusion_neighbors::{Error, Metric};
@@ -271,6 +272,10 @@ const FITTING: &[(&str, usize)] = &[
     ("SELECT * FROM kmeans(low, k => 20, max_iterations => 3)", 400_000),
     ("SELECT * FROM kmeans_centroids(many, k => 300, max_iterations => 2, init => 'random')", 300),
     ("SELECT id, kmeans(v, 3) OVER (PARTITION BY part) FROM low", 400_000),
+    ("SELECT * FROM dbscan(low, eps => 400, min_points => 3)", 400_000),
+    ("SELECT id, cluster_id FROM dbscan(low, eps => 1e6, weight => part)", 400_000),
+    ("SELECT id, cluster_id FROM dbscan(few, eps => 0.01, metric => 'cosine')", 20_000),
+    ("SELECT id, dbscan(v, 2000, 4) OVER (PARTITION BY part) FROM low", 400_000),
 ];
 
 const TABLES: &[(&str, usize, usize)] =
@@ -368,6 +373,14 @@ fn works(device: &AnyDevice, larger: usize) -> Vec<Work<'_>> {
         }
     };
     let low = matrix_f32(&rows(7, 400_000, 8), 8, Metric::L2);
+    let dense = move |rows: Rows, eps, min_points| {
+        move |job: &Job| {
+            let params = DbscanParams::try_new(eps, min_points, Metric::L2)?;
+            let device = dbscan_device(DeviceChoice::Cpu)?;
+            dbscan(device.as_ref(), &rows, None, &[rows.len()], &params, job).map(drop)
+        }
+    };
+    let part = low.slice(0..50_000);
     let groups: Vec<usize> = (1..=2000 * larger).map(|i| i * 200).collect();
     vec![
         ("search", Box::new(search(single.clone(), single.clone(), 10, Metric::L2))),
@@ -389,6 +402,9 @@ fn works(device: &AnyDevice, larger: usize) -> Vec<Work<'_>> {
         ("rounds", Box::new(clusters(low.clone(), 256, Init::Random, None))),
         ("rounds of many", Box::new(clusters(single, 1000, Init::Random, None))),
         ("rounds of f64", Box::new(clusters(double, 300, Init::Random, None))),
+        ("dbscan", Box::new(dense(part.clone(), 0.9, 40))),
+        ("dbscan of core rows", Box::new(dense(part.clone(), 1.2, 2))),
+        ("dbscan of one cluster", Box::new(dense(low.clone(), 100.0, 5))),
         ("groups", Box::new(clusters(low, 10, Init::PlusPlus, Some(groups)))),
     ]
 }
@@ -405,7 +421,9 @@ fn cancelled_work_ends_soon() {
         let Some(device) = device else { continue };
         let (most, larger) = if name == "cpu" { (100, 1) } else { (200, 6) };
         let most = Duration::from_millis(most);
-        for (what, work) in works(&device, larger) {
+        // DBSCAN runs on the CPU.
+        let runs = |what: &str| name == "cpu" || !what.starts_with("dbscan");
+        for (what, work) in works(&device, larger).into_iter().filter(|(what, _)| runs(what)) {
             // Kernels are compiled once.
             work(&Job::default()).unwrap();
             let start = Instant::now();

@@ -27,9 +27,10 @@ use crate::error::{Error, Result};
 pub use cluster_sums::ClusterSums;
 pub use compose::{Means, StreamedSearch};
 pub use contract::{
-    Assignment, Candidates, Capacity, Distances, KMeansDevice, KMeansInput, KMeansProblem,
-    KMeansSession, Neighbors, Pairing, QueryRows, RoundsRun, RowUse, SearchDevice, Shape,
-    StopReason, Work, centroid_shift, squares_are_finite, stop_reason,
+    Assignment, Candidates, Capacity, Components, DbscanDevice, DbscanInput, DbscanWork, Direction,
+    Distances, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, NOISE, Neighbors, Pairing,
+    QueryRows, RoundsRun, RowUse, SearchDevice, Shape, StopReason, Within, Work, centroid_shift,
+    squares_are_finite, stop_reason,
 };
 pub use cpu::CpuDevice;
 pub(crate) use cpu::kmeans::seeding::plus_plus as seed_plus_plus;
@@ -213,6 +214,19 @@ impl AnyDevice {
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => task.run(device),
         }
+    }
+}
+
+/// The device for DBSCAN, which runs on the CPU.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if another device is asked for by name.
+pub fn dbscan_device(choice: DeviceChoice) -> Result<Arc<dyn DbscanDevice + Send + Sync>> {
+    match choice {
+        DeviceChoice::Auto | DeviceChoice::Cpu => Ok(Arc::new(CpuDevice::new())),
+        DeviceChoice::Cuda(_) => Err(Error::InvalidArgument(format!(
+            "dbscan runs on the CPU, and neighbors.device is '{choice}'; accepted are 'auto' and 'cpu'"
+        ))),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Rows in groups, by the values of columns.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use datafusion::arrow::array::{ArrayRef, RecordBatch};
 use datafusion::arrow::row::{RowConverter, SortField};
@@ -8,20 +9,62 @@ use datafusion::common::internal_err;
 use datafusion::error::Result;
 
 use crate::job::{Job, Reserved};
+use crate::matrix::Rows;
 
 /// Bytes of a group: its list, and its entry in a hash table that may be half full.
 const PER_GROUP: usize = 128;
 
 /// Rows in groups.
-pub(super) struct Groups {
+struct Groups {
     /// The rows of every group, in the order of their first rows.
-    pub groups: Vec<Vec<u32>>,
+    groups: Vec<Vec<u32>>,
+    reserved: Vec<Reserved>,
+}
+
+/// Rows, group by group.
+pub(super) struct Grouped {
+    pub rows: Rows,
+    /// Where each group ends.
+    pub ends: Vec<usize>,
+    /// The positions that the rows had before.
+    pub order: Vec<u32>,
     _reserved: Vec<Reserved>,
 }
 
-/// The rows of every group, by the values of some columns; without columns, all rows are one group.
-/// `positions` has the position of each row in the batches. NULLs are a group.
-pub(super) fn groups_of(
+impl Grouped {
+    /// Rows in groups by the values of some columns; without columns, all rows are one group.
+    /// `positions` has the position of each row in the batches. NULLs are a group.
+    ///
+    /// # Errors
+    /// [`HostMemory`](crate::Error::HostMemory), [`Cancelled`](crate::Error::Cancelled).
+    pub fn new(
+        columns: &[String],
+        batches: &[RecordBatch],
+        (rows, positions): (&Rows, &[u32]),
+        job: &Job,
+    ) -> Result<Self> {
+        let Groups { groups, mut reserved } = groups_of(columns, batches, positions, job)?;
+        let bytes = rows.bytes() + rows.len() * size_of::<u32>();
+        reserved.push(job.reserve("rows by groups", bytes)?);
+        let order = groups.concat();
+        let rows = Rows::all(Arc::new(rows.gather(&order, job)?));
+        let ends = groups.iter().scan(0, |end, rows| {
+            *end += rows.len();
+            Some(*end)
+        });
+        Ok(Self { rows, ends: ends.collect(), order, _reserved: reserved })
+    }
+
+    /// What was found for the rows, group by group, in the order that the rows had before.
+    pub fn in_order<T: Copy + Default>(&self, found: impl Iterator<Item = T>) -> Vec<T> {
+        let mut out = vec![T::default(); self.order.len()];
+        self.order.iter().zip(found).for_each(|(row, value)| out[*row as usize] = value);
+        out
+    }
+}
+
+/// The rows of every group.
+fn groups_of(
     columns: &[String],
     batches: &[RecordBatch],
     positions: &[u32],
@@ -31,7 +74,7 @@ pub(super) fn groups_of(
     let mut reserved = vec![rows];
     let Some(first) = batches.first().filter(|_| !columns.is_empty()) else {
         let groups = vec![(0..positions.len() as u32).collect()];
-        return Ok(Groups { groups, _reserved: reserved });
+        return Ok(Groups { groups, reserved });
     };
     let keys_of = |batch: &RecordBatch| -> Result<Vec<ArrayRef>> {
         let column = |name: &String| match batch.column_by_name(name) {
@@ -64,5 +107,5 @@ pub(super) fn groups_of(
         reserved.push(job.reserve("keys of groups", keys_bytes)?);
         start = end;
     }
-    Ok(Groups { groups, _reserved: reserved })
+    Ok(Groups { groups, reserved })
 }

@@ -4,6 +4,7 @@
 mod arrays;
 mod chosen;
 mod collect;
+mod dbscan;
 mod groups;
 mod inputs;
 mod kmeans;
@@ -14,10 +15,12 @@ mod phases;
 mod rows;
 mod side;
 mod vectors;
+mod weights;
 
 use datafusion::common::DataFusionError;
 
 pub use arrays::{KMeans, KnnExact, kmeans, knn_exact};
+pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec, dbscan_fields};
 pub use inputs::{InTurnExec, InputExec, NumberedExec, ShowInputs};
 pub(crate) use inputs::{check_bounded, plan_input};
 pub use kmeans::{KMeansExec, KMeansOutput, KMeansSpec, kmeans_fields};

@@ -27,6 +27,10 @@ pub(super) const KNN: &[Phase] =
 pub(super) const KMEANS: &[Phase] =
     &[Phase::Read, Phase::Prepare, Phase::Seed, Phase::Assign, Phase::Update, Phase::Emit];
 
+/// The phases of DBSCAN.
+pub(super) const DBSCAN: &[Phase] =
+    &[Phase::Read, Phase::Prepare, Phase::Count, Phase::Link, Phase::Assign, Phase::Emit];
+
 fn metric(phase: Phase) -> &'static str {
     match phase {
         Phase::Read => "read_time",
@@ -36,6 +40,8 @@ fn metric(phase: Phase) -> &'static str {
         Phase::Seed => "seeding_time",
         Phase::Assign => "assign_time",
         Phase::Update => "update_time",
+        Phase::Count => "count_time",
+        Phase::Link => "link_time",
         Phase::Emit => "emit_time",
     }
 }

@@ -88,6 +88,8 @@ pub struct VectorReader {
     input: &'static str,
     column: VectorColumn,
     metric: Metric,
+    /// Whether rows are rewritten for the metric.
+    prepares: bool,
     elements: Elements,
     dim: Option<usize>,
     /// Whether rows may have different lengths, and then where each ends and how long it is.
@@ -118,6 +120,7 @@ impl VectorReader {
             input,
             column,
             metric,
+            prepares: true,
             elements,
             dim: None,
             ends: None,
@@ -131,6 +134,11 @@ impl VectorReader {
     /// length, if known.
     pub fn continuing(self, first: u64, dim: Option<usize>) -> Self {
         Self { first, dim, ..self }
+    }
+
+    /// Keeps rows as they are; those without a direction under the metric are refused all the same.
+    pub(super) fn unprepared(self) -> Self {
+        Self { prepares: false, ..self }
     }
 
     /// Lets every row have a length of its own.
@@ -264,7 +272,12 @@ impl VectorReader {
             let value = out[start + at].to_f64();
             return Err(self.bad(row, RowProblem::NotFinite { at, value }));
         }
-        self.metric.prepare(&mut out[start..]).map_err(|problem| self.bad(row, problem))?;
+        let prepared = if self.prepares {
+            self.metric.prepare(&mut out[start..])
+        } else {
+            self.metric.prepare(&mut out[start..].to_vec())
+        };
+        prepared.map_err(|problem| self.bad(row, problem))?;
         self.keep(row, out.len(), out.len() - start);
         Ok(())
     }

@@ -7,18 +7,21 @@ use datafusion::logical_expr::UserDefinedLogicalNode;
 use datafusion::optimizer::OptimizerRule;
 
 use super::call::{Function, GroupFunction};
+use super::dbscan::{self, DbscanNode};
 use super::family::{AsFamily, FamilyNode, as_family};
 use super::kmeans::{self, KMeansNode};
 use super::knn::{self, KnnNode, PushIntoKnn};
 
 /// Table functions.
-pub(super) static TABLE: [&Function; 3] = [&knn::EXACT, &kmeans::ROWS, &kmeans::CENTROIDS];
+pub(super) static TABLE: [&Function; 4] =
+    [&knn::EXACT, &kmeans::ROWS, &kmeans::CENTROIDS, &dbscan::ROWS];
 
 /// Window functions.
-pub(super) static WINDOWS: [&GroupFunction; 1] = [&kmeans::WINDOW];
+pub(super) static WINDOWS: [&GroupFunction; 2] = [&kmeans::WINDOW, &dbscan::WINDOW];
 
 /// The logical nodes that they are planned as.
-static NODES: [AsFamily; 2] = [as_family::<KnnNode>, as_family::<KMeansNode>];
+static NODES: [AsFamily; 3] =
+    [as_family::<KnnNode>, as_family::<KMeansNode>, as_family::<DbscanNode>];
 
 /// The function of this name.
 pub(super) fn find(name: &str) -> Option<&'static Function> {

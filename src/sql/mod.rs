@@ -1,6 +1,7 @@
 //! The SQL interface: functions, settings, and their registration with a session.
 
 mod call;
+mod dbscan;
 mod distance;
 mod family;
 mod functions;
@@ -25,6 +26,7 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_planner::ExtensionPlanner;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
+pub use dbscan::{DbscanArguments, DbscanNode};
 pub use kmeans::{KMeansArguments, KMeansExt, KMeansNode};
 pub use knn::{KnnExt, KnnNode};
 pub use options::{InputOrder, NeighborsOptions};

@@ -3,6 +3,7 @@
 //! A device that is not there shows as ignored.
 
 mod among;
+mod dbscan;
 mod kmeans;
 mod search;
 mod session;
@@ -31,6 +32,10 @@ fn main() {
             });
             trials.push(trial.with_ignored_flag(missing));
         }
+    }
+    // DBSCAN runs on the CPU.
+    for (test, run) in dbscan::trials() {
+        trials.push(Trial::test(format!("cpu::{test}"), run));
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

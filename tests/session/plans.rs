@@ -12,14 +12,15 @@ use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceC
 use datafusion::physical_plan::{ExecutionPlan, collect};
 use datafusion::prelude::SessionConfig;
 use datafusion_neighbors::plan::{
-    InTurnExec, InputExec, KMeansArguments, KMeansExec, KMeansNode, KMeansOutput, KMeansParams,
-    KMeansSpec, KnnExec, KnnNode, KnnParams, KnnSpec, NumberedExec, VectorColumn,
+    DbscanArguments, DbscanExec, DbscanNode, DbscanOutput, DbscanParams, DbscanSpec, InTurnExec,
+    InputExec, KMeansArguments, KMeansExec, KMeansNode, KMeansOutput, KMeansParams, KMeansSpec,
+    KnnExec, KnnNode, KnnParams, KnnSpec, NumberedExec, VectorColumn,
 };
 use libtest_mimic::Failed;
 
 use super::{check, session, table};
 
-const STATEMENTS: [&str; 8] = [
+const STATEMENTS: [&str; 10] = [
     "SELECT * FROM knn_exact(queries => q, base => (SELECT * FROM b WHERE id % 3 > 0), k => 2)",
     "SELECT * FROM knn_exact(base => (SELECT * FROM b ORDER BY id DESC LIMIT 70), k => 3, metric => 'cosine')",
     "SELECT * FROM knn_exact(q, b, 4, 'l1', ['id', 'id + 1']) WHERE rank <= 2",
@@ -27,6 +28,8 @@ const STATEMENTS: [&str; 8] = [
     "SELECT * FROM kmeans(b, k => 2, init => (SELECT v FROM q LIMIT 2), max_iterations => 4)",
     "SELECT * FROM kmeans_centroids((SELECT * FROM b UNION ALL SELECT * FROM q), k => 3, max_iterations => 2)",
     "SELECT id, kmeans(v, 2, 3) OVER (PARTITION BY id % 5) AS c FROM b ORDER BY id",
+    "SELECT * FROM dbscan(b, eps => 2.5, min_points => 4, metric => 'l1', weight => id % 3)",
+    "SELECT id, dbscan(v, 1.5, 2) OVER (PARTITION BY id % 5) AS c FROM b ORDER BY id",
     "SELECT max(distance) FROM knn_exact(q, (SELECT max(id) AS id, v FROM b GROUP BY v), k => 1)",
 ];
 
@@ -63,6 +66,18 @@ fn logical(plan: &LogicalPlan) -> Result<Option<LogicalPlan>> {
         let (queries, base) = (node.queries().cloned(), node.base().clone());
         let again = KnnNode::try_new(queries, base, node.k().clone(), node.metric().clone())?;
         return Ok(Some(again.into_plan()));
+    }
+    if let Some(node) = any.downcast_ref::<DbscanNode>() {
+        let given = node.arguments();
+        let arguments = DbscanArguments {
+            eps: given.eps.clone(),
+            min_points: given.min_points.clone(),
+            metric: given.metric.clone(),
+        };
+        let (weight, groups) = (node.weight().map(str::to_string), node.groups().to_vec());
+        let (output, input) = (node.output().clone(), node.input().clone());
+        let again = DbscanNode::try_new(output, input, weight, groups, arguments)?;
+        return Ok(Some(LogicalPlan::Extension(Extension { node: Arc::new(again) })));
     }
     let Some(node) = any.downcast_ref::<KMeansNode>() else { return Ok(None) };
     let given = node.arguments();
@@ -115,6 +130,10 @@ fn physical(plan: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
         let init = spec.init_vector.as_ref().map(|_| child(1)).transpose()?;
         return Ok(Arc::new(KMeansExec::try_new(Arc::new(spec), child(0)?, init)?));
     }
+    if let Some(dbscan) = plan.downcast_ref::<DbscanExec>() {
+        let spec = dbscan_spec(dbscan.spec())?;
+        return Ok(Arc::new(DbscanExec::try_new(Arc::new(spec), child(0)?)?));
+    }
     let mode = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
     plan.clone().replace_children(children, mode)
 }
@@ -131,6 +150,19 @@ fn knn_spec(spec: &KnnSpec) -> Result<KnnSpec> {
     let mut again = KnnSpec::new(params, vector(&spec.base_vector), spec.batch_rows);
     again.query_vector = spec.query_vector.as_ref().map(vector);
     (again.device, again.device_memory) = (spec.device, spec.device_memory);
+    Ok(again)
+}
+
+fn dbscan_spec(spec: &DbscanSpec) -> Result<DbscanSpec> {
+    let given = &spec.params;
+    let params = DbscanParams::try_new(given.eps(), given.min_points(), given.metric())?;
+    let output = match &spec.output {
+        DbscanOutput::Window(name) => DbscanOutput::Window(name.clone()),
+        _ => DbscanOutput::Table,
+    };
+    let mut again = DbscanSpec::new(params, output, vector(&spec.vector));
+    (again.weight, again.groups) = (spec.weight.clone(), spec.groups.clone());
+    again.device = spec.device;
     Ok(again)
 }
 

@@ -8,11 +8,14 @@ use std::sync::Arc;
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, Float64Array};
 use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::{DataType, Field, Float64Type, Int64Type, UInt32Type};
+use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
 use datafusion_neighbors::algo::kmeans::{Clustering, Init};
-use datafusion_neighbors::device::{AnyDevice, Distances};
-use datafusion_neighbors::matrix::Rows;
+use datafusion_neighbors::device::{AnyDevice, DeviceChoice, Distances, dbscan_device};
+use datafusion_neighbors::job::Job;
+use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use datafusion_neighbors::{Error, KMeans, KnnExact, Metric, kmeans, knn_exact};
 
+use super::density;
 use super::lloyd::{distances_of, exact_mean, unit_of, values_of};
 use super::{Rng, matrix_f32, matrix_f64, oracle};
 
@@ -34,7 +37,7 @@ const MOST_WORK: usize = 2_000_000;
 pub fn try_seed(seed: u64, device: &AnyDevice) -> Result<(), String> {
     let mut rng = Rng(seed);
     rng.next();
-    let what = if rng.below(3) < 2 { knn_case } else { kmeans_case };
+    let what = [knn_case, knn_case, kmeans_case, dbscan_case][rng.below(4) as usize];
     what(&mut rng, device)
         .map_err(|text| format!("support::fuzz::try_seed({seed}, &device): {text}"))
 }
@@ -188,6 +191,63 @@ fn dimension(rng: &mut Rng) -> usize {
         0 => [16, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 300][rng.below(12) as usize],
         _ => size(rng, 40),
     }
+}
+
+fn dbscan_case(rng: &mut Rng, _: &AnyDevice) -> Result<(), String> {
+    let dim = dimension(rng);
+    let count = size(rng, ((MOST_WORK / dim) as f64).sqrt().min(500.0) as usize);
+    let style = Style::any(rng);
+    let rows = Vectors::any(rng, &style, count, dim);
+    let metrics = [Metric::L2, Metric::SqEuclidean, Metric::L1, Metric::Cosine, Metric::Pearson];
+    let mut metric = metrics[rng.below(5) as usize];
+    if rows.prepared(metric, rows.is_narrow).is_none() {
+        metric = Metric::L2;
+    }
+    let ends = [rng.below(count as u64 + 1) as usize, count];
+    let ends = if rng.below(4) == 0 { &ends[..] } else { &ends[1..] };
+    // Sums of these are exact in float64.
+    let weights = (rng.below(4) == 0)
+        .then(|| (0..count).map(|_| rng.below(9) as f64 * 0.25).collect::<Vec<f64>>());
+    let all: Vec<f64> = (0..count * count)
+        .map(|pair| density::sum(metric, &rows.values[pair / count], &rows.values[pair % count]))
+        .collect();
+    let at = all[rng.below(all.len() as u64) as usize].max(0.0);
+    let at = if metric == Metric::L2 { at.sqrt() } else { at };
+    let eps = match rng.below(3) {
+        0 => hair(rng, at).abs(),
+        _ => at,
+    };
+    let eps = if eps.is_finite() { eps } else { 1.0 };
+    let min_points = size(rng, count.min(40)) as u64;
+    let elements = if rows.is_narrow {
+        Elements::F32(rows.values.iter().flatten().map(|x| *x as f32).collect())
+    } else {
+        Elements::F64(rows.values.iter().flatten().copied().collect())
+    };
+    let matrix = Rows::all(Arc::new(Matrix::new(elements, count, dim)));
+    let device = dbscan_device(DeviceChoice::Cpu).map_err(|error| error.to_string())?;
+    let params = DbscanParams::try_new(eps, min_points, metric).map_err(|e| e.to_string())?;
+    let given = weights.as_deref();
+    let found = dbscan(device.as_ref(), &matrix, given, ends, &params, &Job::default());
+    let found = found.map_err(|error| error.to_string())?;
+    let limit = if metric == Metric::L2 { eps * eps } else { eps };
+    let mut wanted = (Vec::new(), Vec::new());
+    let mut start = 0;
+    for end in ends {
+        let near = |a: usize, b: usize| a == b || all[(start + a) * count + start + b] <= limit;
+        let weight = |row: usize| given.map_or(1.0, |given| given[start + row]);
+        let (clusters, core) = density::oracle(end - start, min_points as f64, weight, near);
+        wanted.0.extend(clusters);
+        wanted.1.extend(core);
+        start = *end;
+    }
+    let case = || {
+        let rows = rows.code();
+        format!(
+            "{metric}, eps {eps:?}, min_points {min_points}, ends {ends:?}, {weights:?}, {rows}"
+        )
+    };
+    density::same_rows(&found, &wanted).map_err(|error| format!("{error}\n{}", case()))
 }
 
 fn knn_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {

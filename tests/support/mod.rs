@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // each test binary uses a part
 
+pub mod density;
 pub mod fuzz;
 pub mod lloyd;
 

@@ -1,14 +1,16 @@
 //! The contracts of devices: one for each family of functions.
 //!
 //! Each primitive is one sentence of mathematics, which every device implements bit by bit. Nothing
-//! here depends on a device.
+//! here depends on a device. That of DBSCAN is implemented by the CPU alone.
 
+mod dbscan;
 mod kmeans;
 mod search;
 
 use std::ops::AddAssign;
 use std::time::Duration;
 
+pub use dbscan::{Components, DbscanDevice, DbscanInput, DbscanWork, Direction, NOISE, Within};
 pub use kmeans::{
     Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, StopReason,
     centroid_shift, squares_are_finite, stop_reason,

@@ -3,9 +3,11 @@
 //! | module | job |
 //! |---|---|
 //! | `search` | pairs of rows: traversal, arithmetic, sinks |
+//! | `dbscan` | core rows and their components, by a tree of tiles |
 //! | `kmeans` | the host's part of k-means |
 //! | `simd` | operations on registers |
 
+mod dbscan;
 pub(in crate::device) mod kmeans;
 mod search;
 mod simd;

@@ -1,16 +1,13 @@
 //! The inputs of k-means as rows, with their weights and groups.
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
-use datafusion::arrow::compute::cast;
-use datafusion::arrow::datatypes::{DataType, Float64Type};
-use datafusion::common::{exec_err, internal_err};
+use datafusion::arrow::array::RecordBatch;
 use datafusion::error::Result;
 
 use super::spec::KMeansSpec;
-use crate::exec::collect::columns;
 use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
+use crate::exec::weights::Weights;
 use crate::job::{Job, Reserved};
 use crate::matrix::Rows;
 
@@ -37,17 +34,10 @@ impl Input {
         let reader = VectorReader::new("input", spec.vector.clone(), kind, metric);
         let all = batches.iter().map(RecordBatch::num_rows).sum();
         let mut reading = Reading::new(reader, all);
-        let weighs = spec.weight.as_ref().map(|_| all);
-        let of_weights = weighs.map(|all| job.reserve("weights", all * size_of::<f64>()));
-        let of_weights = of_weights.transpose()?;
-        let mut weights = weighs.map(Vec::with_capacity);
-        let mut seen = 0;
+        let mut weights = Weights::new(spec.weight.as_deref(), all, job)?;
         for batch in batches {
-            if let (Some(weights), Some(name)) = (&mut weights, &spec.weight) {
-                read_weights(name, batch, &columns(batch, &side.vector), seen, weights)?;
-            }
+            weights.append(batch, side)?;
             reading.append(batch, side, job)?;
-            seen += batch.num_rows();
         }
         let Read { rows, positions, reserved } = reading.finish();
         let mut of_first = None;
@@ -67,40 +57,8 @@ impl Input {
             }
             None => None,
         };
+        let (weights, of_weights) = weights.finish();
         let _reserved = [reserved, of_weights, of_first];
         Ok(Self { rows, positions, weights, first, _reserved })
     }
-}
-
-/// The weights of the rows of a batch that have vectors.
-fn read_weights(
-    name: &str,
-    batch: &RecordBatch,
-    vectors: &[ArrayRef],
-    seen: usize,
-    out: &mut Vec<f64>,
-) -> Result<()> {
-    let Some(column) = batch.column_by_name(name) else {
-        return internal_err!("input lost its column '{name}'");
-    };
-    let column = cast(column, &DataType::Float64)?;
-    let weights = column.as_primitive::<Float64Type>();
-    for row in 0..batch.num_rows() {
-        if vectors.iter().all(|vector| vector.is_null(row)) {
-            continue;
-        }
-        let problem = match weights.is_valid(row).then(|| weights.value(row)) {
-            Some(weight) if weight >= 0.0 && weight.is_finite() => {
-                out.push(weight);
-                continue;
-            }
-            Some(weight) => weight.to_string(),
-            None => "NULL".to_string(),
-        };
-        let row = seen + row;
-        return exec_err!(
-            "row {row} of input, column \"{name}\": weight is {problem}; accepted are numbers from 0"
-        );
-    }
-    Ok(())
 }

@@ -22,12 +22,11 @@ use crate::device::{AnyDevice, Distances};
 use crate::error::Result as DeviceResult;
 use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::collect::{CancelOnDrop, Pool, collect, computing};
-use crate::exec::groups::{Groups, groups_of};
+use crate::exec::groups::Grouped;
 use crate::exec::output::AddColumns;
 use crate::exec::phases::{self, Phases};
 use crate::exec::side::Side;
-use crate::job::{Cancel, Job, Phase, Reserved, Watch};
-use crate::matrix::Rows;
+use crate::job::{Cancel, Job, Phase, Watch};
 
 /// The computation, and how it is shown.
 pub(super) struct Call {
@@ -122,12 +121,15 @@ impl Call {
         let per_row = size_of::<u32>() + input.rows.matrix().kind().bytes();
         let reserved = job.reserve("clusters of rows", input.rows.len() * per_row)?;
         let groups = match &spec.output {
-            KMeansOutput::Window(_) => Some(self.sorted_by_group(&input, &batches, job)?),
+            KMeansOutput::Window(_) => {
+                let rows = (&input.rows, input.positions.as_slice());
+                Some(Grouped::new(&spec.groups, &batches, rows, job)?)
+            }
             KMeansOutput::Table | KMeansOutput::Centroids => None,
         };
         let run = |device: &AnyDevice| -> DeviceResult<(Clusters, Rounds)> {
             if let Some(groups) = &groups {
-                let (clusters, rounds) = groups.clusters(spec, device, job)?;
+                let (clusters, rounds) = clusters_of_groups(groups, spec, device, job)?;
                 return Ok((Clusters::OfGroups(clusters), rounds));
             }
             let (weights, first) = (input.weights.as_deref(), input.first.as_ref());
@@ -152,48 +154,18 @@ impl Call {
         };
         Ok((found, rounds, device.peak_memory()))
     }
-
-    /// The rows of each group next to each other.
-    fn sorted_by_group(&self, input: &Input, batches: &[RecordBatch], job: &Job) -> Result<Sorted> {
-        let groups = groups_of(&self.spec.groups, batches, &input.positions, job)?;
-        let count = input.rows.len();
-        let bytes = input.rows.bytes() + 2 * count * size_of::<u32>();
-        let reserved = job.reserve("rows by groups", bytes)?;
-        let mut order = Vec::with_capacity(count);
-        groups.groups.iter().for_each(|rows| order.extend_from_slice(rows));
-        let rows = Rows::all(Arc::new(input.rows.gather(&order, job)?));
-        let ends = groups.groups.iter().scan(0, |end, rows| {
-            *end += rows.len();
-            Some(*end)
-        });
-        Ok(Sorted { rows, ends: ends.collect(), groups, _reserved: reserved })
-    }
 }
 
-/// Rows, group by group.
-struct Sorted {
-    rows: Rows,
-    /// Where each group ends.
-    ends: Vec<usize>,
-    groups: Groups,
-    _reserved: Reserved,
-}
-
-impl Sorted {
-    /// For each row, in the original order, its cluster within its group.
-    fn clusters(
-        &self,
-        spec: &KMeansSpec,
-        device: &AnyDevice,
-        job: &Job,
-    ) -> DeviceResult<(Vec<u32>, Rounds)> {
-        let found = kmeans_groups(device, &self.rows, &self.ends, &spec.params, job)?;
-        let mut rounds = Rounds::default();
-        let mut clusters = vec![0; self.rows.len()];
-        for (rows, found) in self.groups.groups.iter().zip(found) {
-            rounds += found.rounds;
-            rows.iter().zip(found.labels).for_each(|(row, label)| clusters[*row as usize] = label);
-        }
-        Ok((clusters, rounds))
-    }
+/// For each row, in the original order, its cluster within its group.
+fn clusters_of_groups(
+    groups: &Grouped,
+    spec: &KMeansSpec,
+    device: &AnyDevice,
+    job: &Job,
+) -> DeviceResult<(Vec<u32>, Rounds)> {
+    let mut found = kmeans_groups(device, &groups.rows, &groups.ends, &spec.params, job)?;
+    let mut rounds = Rounds::default();
+    found.iter().for_each(|found| rounds += found.rounds);
+    let labels = found.iter_mut().flat_map(|found| std::mem::take(&mut found.labels));
+    Ok((groups.in_order(labels), rounds))
 }

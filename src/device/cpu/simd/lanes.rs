@@ -17,6 +17,9 @@ pub(in crate::device::cpu) trait Lanes:
     fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
     fn plus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
     fn minus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    fn times<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    /// The sum of all lanes, in some order.
+    fn total<S: Simd>(simd: S, a: Self::Vector<S>) -> Self;
     fn magnitude<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
     fn lesser<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
     /// `a · b + c`, rounded once.
@@ -39,7 +42,7 @@ pub(in crate::device::cpu) trait Lanes:
 
 macro_rules! lanes {
     ($type:ident, $register:ident, $as_simd:ident, $as_mut_simd:ident, $splat:ident, $add:ident,
-     $sub:ident, $abs:ident, $min:ident, $mul_add:ident, $less:ident, $select:ident,
+     $sub:ident, $mul:ident, $total:ident, $abs:ident, $min:ident, $mul_add:ident, $less:ident, $select:ident,
      $at_most:ident, $first_true:ident, $lanes:ident) => {
         impl Lanes for $type {
             type Vector<S: Simd> = S::$register;
@@ -63,6 +66,14 @@ macro_rules! lanes {
             #[inline(always)]
             fn minus<S: Simd>(simd: S, a: S::$register, b: S::$register) -> S::$register {
                 simd.$sub(a, b)
+            }
+            #[inline(always)]
+            fn times<S: Simd>(simd: S, a: S::$register, b: S::$register) -> S::$register {
+                simd.$mul(a, b)
+            }
+            #[inline(always)]
+            fn total<S: Simd>(simd: S, a: S::$register) -> Self {
+                simd.$total(a)
             }
             #[inline(always)]
             fn magnitude<S: Simd>(simd: S, a: S::$register) -> S::$register {
@@ -105,6 +116,8 @@ lanes!(
     splat_f32s,
     add_f32s,
     sub_f32s,
+    mul_f32s,
+    reduce_sum_f32s,
     abs_f32s,
     min_f32s,
     mul_add_f32s,
@@ -122,6 +135,8 @@ lanes!(
     splat_f64s,
     add_f64s,
     sub_f64s,
+    mul_f64s,
+    reduce_sum_f64s,
     abs_f64s,
     min_f64s,
     mul_add_f64s,

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Time whole DBSCAN statements, from Parquet to labels, beside scikit-learn on the same files, on the CPU.
+
+    peers_dbscan.py --dir DIR [--program target/debug/neighbors] [--only TASK,...] [--runs N] [--ways WAY,...]
+
+DIR holds NAME-base.parquet as benches/workloads.py writes them, whole or scaled. Ours is the time of the
+process `neighbors -c "COPY (SELECT id, cluster_id, core FROM dbscan(...)) TO ..."`, start and end included,
+the median of the runs; the peer's is reading with pyarrow and DBSCAN(...).fit with all threads, once for
+each way, without its imports. Labels are compared number for number, and the script fails where they
+differ. Needs scikit-learn and pyarrow.
+"""
+import argparse
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+
+TASKS = {  # task: workload, eps, min_points
+    "dense8": ("dense8", 0.05, 4),
+    "dense8-eps02": ("dense8", 0.02, 4),
+    "dense8-min512": ("dense8", 0.05, 512),
+    "dense8-min4096": ("dense8", 0.05, 4096),
+    "geo2": ("geo2", 0.02, 10),
+    "blob2": ("blob2", 1.0, 5),
+}
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--dir", required=True)
+    a.add_argument("--program", default="target/debug/neighbors")
+    a.add_argument("--only", default=",".join(TASKS))
+    a.add_argument("--runs", type=int, default=5)
+    a.add_argument("--ways", default="kd_tree,ball_tree")
+    o = a.parse_args()
+    for task in o.only.split(","):
+        workload, eps, min_points = TASKS[task]
+        path = os.path.join(o.dir, f"{workload}-base.parquet")
+        if not os.path.exists(path):
+            print(f"{task}: no {path}")
+            continue
+        seconds, labels = ours(o.program, path, eps, min_points, o.runs)
+        noise = sum(label is None for label in labels)
+        clusters = len(set(labels) - {None})
+        print(f"{task}: {len(labels)} rows, {clusters} clusters, {noise} noise; ours {seconds:.3f} s", flush=True)
+        for way in o.ways.split(",") if o.ways else []:
+            peer, found = scikit_learn(path, eps, min_points, way)
+            same = [label if label >= 0 else None for label in found] == labels
+            print(f"{task}: scikit-learn {way} {peer:.3f} s, {peer / seconds:.1f} times ours, labels {'equal' if same else 'DIFFER'}", flush=True)
+            if not same:
+                raise SystemExit(1)
+
+
+def ours(program, path, eps, min_points, runs):
+    import pyarrow.parquet as pq
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "labels.parquet")
+        sql = f"COPY (SELECT id, cluster_id, core FROM dbscan('{path}', eps => {eps}, min_points => {min_points})) TO '{out}'"
+        for _ in range(runs):
+            start = time.perf_counter()
+            subprocess.run([program, "-c", sql], check=True, stdout=subprocess.DEVNULL)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times), pq.read_table(out).sort_by("id")["cluster_id"].to_pylist()
+
+
+def scikit_learn(path, eps, min_points, way):
+    import pyarrow.parquet as pq
+    from sklearn.cluster import DBSCAN
+    start = time.perf_counter()
+    column = pq.read_table(path)["v"].combine_chunks()
+    x = column.values.to_numpy().reshape(len(column), -1)
+    found = DBSCAN(eps=eps, min_samples=min_points, algorithm=way, n_jobs=-1).fit(x).labels_
+    return time.perf_counter() - start, found.tolist()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+//! DBSCAN: which rows are core, and which of them are connected.
+
+use super::Work;
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::{Real, Rows};
+use crate::metric::{Metric, Sum, power_of_two_near_inverse};
+
+/// Devices that DBSCAN runs on.
+pub trait DbscanDevice {
+    /// For every row, whether it is core, and the component of core rows that it belongs to.
+    ///
+    /// A row is *core* if the rows within eps of it, itself among them, number at least
+    /// `min_points`, or weigh so much. Two core rows within eps of each other are connected; the
+    /// connected components are named by their first row. A row that is not core belongs to the
+    /// first component that has a core row within eps of it.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory), and any
+    /// error of the device.
+    fn components(&self, input: &DbscanInput<'_>, job: &Job) -> Result<Components>;
+}
+
+/// Rows to cluster.
+#[derive(Debug, Clone, Copy)]
+pub struct DbscanInput<'a> {
+    /// The rows of all groups, group by group, as they were read: not prepared for a metric.
+    pub rows: &'a Rows,
+    /// For each row, its weight, finite and at least 0; `None` if all weights are 1.
+    pub weights: Option<&'a [f64]>,
+    /// Where each group of rows ends. No pair is in two groups.
+    pub ends: &'a [usize],
+    /// Which pairs are within eps.
+    pub within: Within,
+    /// The number or weight of rows that makes a row core, at least 1.
+    pub min_points: u64,
+}
+
+/// Which pairs of rows are within eps of each other.
+///
+/// Values are widened to float64 and taken in ascending order of their dimensions; every product and
+/// every sum is rounded by itself. A row is within eps of itself.
+///
+/// | metric | the test |
+/// |---|---|
+/// | `l2` | `Σ(x − y)² ≤ eps · eps` |
+/// | `sqeuclidean` | `Σ(x − y)² ≤ eps` |
+/// | `l1` | `Σ abs(x − y) ≤ eps` |
+/// | `cosine` | `1 − (Σ x y) · (ix · iy) ≤ eps`, where `ix = 1 / √Σx²` |
+/// | `pearson` | the same, on rows less their means |
+/// | `hamming` | bits that differ `≤ eps` |
+/// | `jaccard` | `1 − both / either ≤ eps`; two rows without bits are at 0 |
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Within {
+    metric: Metric,
+    limit: f64,
+}
+
+/// The core rows and their components.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Components {
+    /// Whether each row is core.
+    pub core: Vec<bool>,
+    /// The number of the first row of each row's component, or [`NOISE`].
+    pub first: Vec<u32>,
+    /// What it took.
+    pub work: DbscanWork,
+}
+
+/// In [`Components::first`]: a row that is neither core nor within eps of a core row.
+pub const NOISE: u32 = u32::MAX;
+
+/// The work done, for EXPLAIN ANALYZE. Tiles are runs of rows that are near each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct DbscanWork {
+    /// Tiles of rows.
+    pub tiles: u64,
+    /// Pairs of tiles, or of nodes of the tree over them, that were looked at, …
+    pub tested: u64,
+    /// … of which the boxes decided, …
+    pub pruned: u64,
+    /// … or whose core rows were connected already.
+    pub joined: u64,
+    /// Pairs of rows compared.
+    pub work: Work,
+}
+
+impl std::ops::AddAssign for DbscanWork {
+    fn add_assign(&mut self, other: Self) {
+        self.tiles += other.tiles;
+        self.tested += other.tested;
+        self.pruned += other.pruned;
+        self.joined += other.joined;
+        self.work += other.work;
+    }
+}
+
+/// What a row is compared by besides its values, under `cosine` and `pearson`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Direction {
+    /// A power of two that its values are multiplied by first: 1 unless squares would overflow or
+    /// vanish in float64.
+    pub unit: f64,
+    /// Subtracted from its values times that; 0 under `cosine`.
+    pub mean: f64,
+    /// One over its length.
+    pub inverse: f64,
+}
+
+impl Within {
+    /// Rows at most `eps` apart, which is finite and at least 0.
+    pub fn new(metric: Metric, eps: f64) -> Self {
+        Self { metric, limit: if metric == Metric::L2 { eps * eps } else { eps } }
+    }
+
+    /// The metric.
+    pub fn metric(&self) -> Metric {
+        self.metric
+    }
+
+    /// What a pair's sum or distance is compared with.
+    pub fn limit(&self) -> f64 {
+        self.limit
+    }
+
+    /// What a row of numbers is compared by, under `cosine` and `pearson`. The inverse of a row that
+    /// has no direction is not finite.
+    pub fn direction<T: Real>(&self, row: &[T]) -> Direction {
+        let largest = row.iter().fold(0.0f64, |most, x| most.max(x.to_f64().abs()));
+        let is_near_1 = (1e-60..1e60).contains(&largest);
+        let unit = if is_near_1 { 1.0 } else { power_of_two_near_inverse(largest) };
+        let values = || row.iter().map(|x| x.to_f64() * unit);
+        let mean = match self.metric {
+            Metric::Pearson => values().sum::<f64>() / row.len() as f64,
+            _ => 0.0,
+        };
+        let square = values().fold(0.0, |sum, x| sum + (x - mean) * (x - mean));
+        Direction { unit, mean, inverse: 1.0 / square.sqrt() }
+    }
+
+    /// Whether two rows of numbers are within eps: the definition.
+    ///
+    /// # Panics
+    /// If the metric is one of bits, or of products other than `cosine` and `pearson`.
+    pub fn holds<T: Real>(&self, x: &[T], y: &[T]) -> bool {
+        let pairs = x.iter().zip(y).map(|(x, y)| (x.to_f64(), y.to_f64()));
+        match self.metric.sum() {
+            Sum::Squares => pairs.fold(0.0, |s, (x, y)| s + (x - y) * (x - y)) <= self.limit,
+            Sum::Absolute => pairs.fold(0.0, |s, (x, y)| s + (x - y).abs()) <= self.limit,
+            Sum::Products => {
+                let (a, b) = (self.direction(x), self.direction(y));
+                let term = |(x, y): (f64, f64)| (x * a.unit - a.mean) * (y * b.unit - b.mean);
+                let product = pairs.map(term).fold(0.0, |s, product| s + product);
+                1.0 - product * (a.inverse * b.inverse) <= self.limit
+            }
+            Sum::DifferentBits | Sum::SharedBits => unreachable!("{} is of bits", self.metric),
+        }
+    }
+
+    /// Whether two rows of bits are within eps: the definition.
+    #[inline(always)]
+    pub fn holds_for_bits(&self, x: &[u64], y: &[u64]) -> bool {
+        let pairs = x.iter().zip(y);
+        if self.metric == Metric::Hamming {
+            return f64::from(pairs.map(|(x, y)| (x ^ y).count_ones()).sum::<u32>()) <= self.limit;
+        }
+        let (both, either) = pairs.fold((0, 0), |(both, either), (x, y)| {
+            (both + (x & y).count_ones(), either + (x | y).count_ones())
+        });
+        let distance = if either == 0 { 0.0 } else { 1.0 - f64::from(both) / f64::from(either) };
+        distance <= self.limit
+    }
+}

@@ -1,0 +1,128 @@
+//! Counts the rows within eps of every row, until they are enough to make it core.
+
+use rayon::prelude::*;
+
+use super::points::Points;
+use super::search::{Core, Pairs, Search, add};
+use super::tree::{LANES, Node, lanes_of};
+use super::weights::{Total, Weights};
+use crate::error::Result;
+
+/// What has been counted for the rows of a tile.
+struct Counting<'a> {
+    tile: usize,
+    node: Node,
+    weights: &'a Weights,
+    totals: [Total; LANES],
+    /// The rows that are not known to be core.
+    open: u64,
+    /// The coordinates of its rows, one after the other.
+    points: Vec<f64>,
+    tested: u64,
+    pruned: u64,
+    pairs: Pairs,
+}
+
+impl<P: Points> Search<'_, P> {
+    /// The core rows.
+    pub fn core(&self, weights: &Weights) -> Result<Core> {
+        let tiles = 0..self.tree.rows().div_ceil(LANES);
+        tiles.into_par_iter().map(|tile| self.core_of(tile, weights)).collect()
+    }
+
+    fn core_of(&self, tile: usize, weights: &Weights) -> Result<u64> {
+        // From the tile up, the other halves of all nodes that it is in: the nearest first.
+        let mut others = Vec::new();
+        let mut node = Node::root(self.tree.rows());
+        while let Some((left, right)) = node.children() {
+            let is_left = left.tiles().contains(&tile);
+            others.push(if is_left { right } else { left });
+            node = if is_left { left } else { right };
+        }
+        let all = self.tree.lanes(tile);
+        let (totals, open) = ([Total::default(); LANES], all);
+        let points = lanes_of(all).flat_map(|lane| self.point(self.tree.row(tile, lane)));
+        let points = points.collect();
+        let (tested, pruned, pairs) = (0, 0, Pairs::default());
+        let mut counting =
+            Counting { tile, node, weights, totals, open, points, tested, pruned, pairs };
+        for node in std::iter::once(node).chain(others.into_iter().rev()) {
+            self.count(&mut counting, node)?;
+        }
+        add(&self.counters.tested, counting.tested);
+        add(&self.counters.pruned, counting.pruned);
+        self.account(counting.pairs);
+        let unsure = lanes_of(counting.open);
+        let unsure = unsure.filter(|lane| weights.may_be_enough(counting.totals[*lane as usize]));
+        let mut core = all & !counting.open;
+        for lane in unsure {
+            core |= u64::from(self.is_core_exactly(tile, lane, weights)?) << lane;
+        }
+        Ok(core)
+    }
+
+    /// Counts the rows of a node that are within eps of the rows of a tile.
+    fn count(&self, counting: &mut Counting<'_>, node: Node) -> Result<()> {
+        if counting.open == 0 {
+            return Ok(());
+        }
+        counting.tested += 1;
+        let (own, other) = (self.tree.bounds(counting.node), self.tree.bounds(node));
+        if self.reach.is_apart(own, other) {
+            counting.pruned += 1;
+            return Ok(());
+        }
+        if self.reach.is_within(own, other) {
+            counting.pruned += 1;
+            let all = counting.weights.of_range(self.tree.positions(node));
+            lanes_of(counting.open).for_each(|lane| counting.add(lane, all));
+            return Ok(());
+        }
+        if let Some((left, right)) = node.children() {
+            self.count(counting, left)?;
+            return self.count(counting, right);
+        }
+        self.job.check()?;
+        let (tile, coordinates) = (node.tile(), self.points.coordinates());
+        for lane in lanes_of(counting.open) {
+            let point = &counting.points[lane as usize * coordinates..][..coordinates];
+            if !self.reach.is_apart_from(point, other) {
+                let near = self.near(counting.tile, lane, tile, &mut counting.pairs);
+                counting.add(lane, counting.weights.of_lanes(tile, near));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the weights of the rows within eps are enough, added up without rounding.
+    fn is_core_exactly(&self, tile: usize, lane: u32, weights: &Weights) -> Result<bool> {
+        let (mut exact, mut pairs) = (weights.exact(), Pairs::default());
+        let point = self.point(self.tree.row(tile, lane));
+        let mut open = vec![Node::root(self.tree.rows())];
+        while let Some(node) = open.pop() {
+            self.job.check()?;
+            if self.reach.is_apart_from(&point, self.tree.bounds(node)) {
+                continue;
+            }
+            if let Some((left, right)) = node.children() {
+                open.extend([left, right]);
+                continue;
+            }
+            let other = node.tile();
+            let near = self.near(tile, lane, other, &mut pairs);
+            exact.add(lanes_of(near).map(|lane| other * LANES + lane as usize));
+        }
+        self.account(pairs);
+        Ok(exact.is_enough())
+    }
+}
+
+impl Counting<'_> {
+    fn add(&mut self, lane: u32, more: Total) {
+        let total = &mut self.totals[lane as usize];
+        *total += more;
+        if self.weights.is_enough(*total) {
+            self.open &= !(1 << lane);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! DBSCAN without neighbour lists: a tree of boxes over tiles of near rows, counts that end at
+//! `min_points`, and sets of core rows that are joined as they are found. Memory grows with the rows,
+//! whatever eps is.
+//!
+//! | module | job |
+//! |---|---|
+//! | `tree` | rows in an order, tiles, boxes |
+//! | `points`, `numbers`, `bits` | rows as coordinates, and in tiles |
+//! | `reach` | which boxes are apart, or within eps |
+//! | `near` | a row against a tile |
+//! | `count`, `link`, `attach` | the three steps |
+//! | `weights`, `union` | exact sums of weights; sets that threads join |
+
+mod attach;
+mod bits;
+mod count;
+mod link;
+mod near;
+mod numbers;
+mod points;
+mod reach;
+mod search;
+mod tree;
+mod union;
+mod weights;
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use self::bits::Bits;
+use self::numbers::Numbers;
+use self::points::Points;
+use self::reach::Reach;
+use self::search::{Counters, Search};
+use self::tree::{LANES, Tree};
+use self::weights::Weights;
+use super::CpuDevice;
+use super::simd::lanes::Lanes;
+use crate::device::contract::{Components, DbscanDevice, DbscanInput, DbscanWork, NOISE, Work};
+use crate::error::{Error, Result};
+use crate::job::{Job, Phase};
+use crate::matrix::{ElementKind, Rows};
+
+/// A group of at least this many rows uses all threads by itself.
+const LARGE: usize = 1 << 14;
+
+impl DbscanDevice for CpuDevice {
+    fn components(&self, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
+        let rows = input.rows.len();
+        let per_row = size_of::<bool>() + size_of::<u32>();
+        let _reserved = job.reserve("clusters of rows", rows * per_row)?;
+        let mut all = Components {
+            core: vec![false; rows],
+            first: vec![NOISE; rows],
+            work: DbscanWork::default(),
+        };
+        let starts = std::iter::once(0).chain(input.ends.iter().copied());
+        let ranges: Vec<_> = starts.zip(input.ends).map(|(start, end)| start..*end).collect();
+        // Groups side by side enter no phases.
+        let part = job.part();
+        let job = if ranges.len() > 1 { &part } else { job };
+        let (large, small): (Vec<_>, Vec<_>) =
+            ranges.into_iter().partition(|range| range.len() >= LARGE);
+        let mut take = |range: Range<usize>, found: Components| {
+            all.core[range.clone()].copy_from_slice(&found.core);
+            let first = found.first.into_iter().map(|first| match first {
+                NOISE => NOISE,
+                first => range.start as u32 + first,
+            });
+            all.first[range.clone()].iter_mut().zip(first).for_each(|(to, first)| *to = first);
+            all.work += found.work;
+        };
+        for range in large {
+            let found = group(input, range.clone(), job)?;
+            take(range, found);
+        }
+        let found =
+            small.into_par_iter().map(|range| Ok((group(input, range.clone(), job)?, range)));
+        for (found, range) in found.collect::<Result<Vec<_>>>()? {
+            take(range, found);
+        }
+        Ok(all)
+    }
+}
+
+/// The components of one group's rows, which are numbered from 0.
+fn group(input: &DbscanInput<'_>, range: Range<usize>, job: &Job) -> Result<Components> {
+    let rows = input.rows.slice(range.clone());
+    if rows.is_empty() {
+        return Ok(Components::default());
+    }
+    let own = DbscanInput {
+        rows: &rows,
+        weights: input.weights.map(|weights| &weights[range]),
+        ..*input
+    };
+    match rows.matrix().kind() {
+        ElementKind::Bits => components(Bits::new(&rows, input.within), &own, job),
+        ElementKind::F32 => components(numbers::<f32>(&own, job)?, &own, job),
+        ElementKind::F64 => components(numbers::<f64>(&own, job)?, &own, job),
+    }
+}
+
+fn numbers<'a, T: Lanes>(input: &DbscanInput<'a>, job: &Job) -> Result<Numbers<'a, T>> {
+    let rows: &'a Rows = input.rows;
+    let wrong_type = || Error::InvalidArgument("dbscan: rows of another type".to_string());
+    let values = rows.reals().ok_or_else(wrong_type)?;
+    Numbers::new(values, rows.matrix().dim(), input.within, job)
+}
+
+fn components(mut points: impl Points, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
+    job.enter(Phase::Prepare);
+    let tree = Tree::new(&points, job)?;
+    points.tile(&tree.order, job)?;
+    let weights = Weights::new(input.weights, input.min_points, &tree.order, job)?;
+    let reach = Reach::new(input.within, points.coordinates());
+    let tiles = tree.rows().div_ceil(LANES);
+    // Sets, what is known of nodes, and clusters by tiles and by rows.
+    let per_row = 3 * size_of::<u32>();
+    let per_tile = size_of::<u64>() + 4 * size_of::<u32>();
+    let _reserved = job.reserve("clusters of rows", tree.rows() * per_row + tiles * per_tile)?;
+    let counters = Counters::default();
+    let search = Search { points: &points, tree: &tree, reach, job, counters };
+    job.enter(Phase::Count);
+    let core = search.core(&weights)?;
+    job.enter(Phase::Link);
+    let sets = search.link(&core)?;
+    job.enter(Phase::Assign);
+    let first = search.attach(&core, &sets)?;
+    let mut is_core = vec![false; tree.rows()];
+    for (position, row) in tree.order.iter().enumerate() {
+        is_core[*row as usize] = core[position / LANES] >> (position % LANES) & 1 == 1;
+    }
+    let Counters { tested, pruned, joined, pairs, rechecked } = search.counters;
+    let (pairs, rechecked) = (pairs.into_inner(), rechecked.into_inner());
+    let work = Work { pairs, rechecked, ..Work::default() };
+    let (tested, pruned) = (tested.into_inner(), pruned.into_inner());
+    let work =
+        DbscanWork { tiles: tiles as u64, tested, pruned, joined: joined.into_inner(), work };
+    Ok(Components { core: is_core, first, work })
+}

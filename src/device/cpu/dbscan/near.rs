@@ -1,0 +1,117 @@
+//! A row of numbers against a tile of rows, in registers.
+
+use pulp::{Simd, WithSimd};
+
+use super::tree::LANES;
+use crate::device::cpu::simd::lanes::Lanes;
+use crate::metric::Sum;
+
+/// Registers that are summed side by side: enough for sums not to wait for each other.
+const BESIDE: usize = 4;
+
+/// Dimensions after which sums that have all passed the limit end.
+const STRETCH: usize = 32;
+
+/// What sums or distances are compared with: at most the first is within eps for certain, more than
+/// the second is not.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits<T>(pub T, pub T);
+
+/// The rows of a tile that are within eps of a row for certain, and those that may be. Products and
+/// sums are rounded one by one, in ascending order of dimensions.
+pub(super) struct Near<'a, T> {
+    pub sum: Sum,
+    pub query: &'a [T],
+    /// Values of the tile: [`LANES`] of the first dimension, [`LANES`] of the next, …
+    pub columns: &'a [T],
+    /// For products: one over the row's length, and over those of the tile's rows.
+    pub inverse: T,
+    pub inverses: &'a [T],
+    pub limits: Limits<T>,
+}
+
+impl<T: Lanes> WithSimd for Near<'_, T> {
+    type Output = (u64, u64);
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> (u64, u64) {
+        match self.sum {
+            Sum::Squares => self.all(simd, |simd, sum, x, y| {
+                let apart = T::minus(simd, x, y);
+                T::plus(simd, sum, T::times(simd, apart, apart))
+            }),
+            Sum::Absolute => self.all(simd, |simd, sum, x, y| {
+                T::plus(simd, sum, T::magnitude(simd, T::minus(simd, x, y)))
+            }),
+            _ => self.all(simd, |simd, sum, x, y| T::plus(simd, sum, T::times(simd, x, y))),
+        }
+    }
+}
+
+impl<T: Lanes> Near<'_, T> {
+    #[inline(always)]
+    fn all<S: Simd>(
+        &self,
+        simd: S,
+        add: impl Fn(S, T::Vector<S>, T::Vector<S>, T::Vector<S>) -> T::Vector<S>,
+    ) -> (u64, u64) {
+        let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
+        let (mut sure, mut may_be) = (0, 0);
+        for first in (0..LANES / lanes).step_by(BESIDE) {
+            let mut sums = [T::splat(simd, T::ZERO); BESIDE];
+            let stretches = self.query.chunks(STRETCH).zip(self.columns.chunks(STRETCH * LANES));
+            for (query, columns) in stretches {
+                for (x, column) in query.iter().zip(columns.chunks_exact(LANES)) {
+                    let x = T::splat(simd, *x);
+                    let column = &T::vectors::<S>(column)[first..first + BESIDE];
+                    for (sum, y) in sums.iter_mut().zip(column) {
+                        *sum = add(simd, *sum, x, *y);
+                    }
+                }
+                // Sums of products may fall again.
+                if query.len() == STRETCH
+                    && self.sum != Sum::Products
+                    && is_beyond(simd, &sums, self.limits.1)
+                {
+                    break;
+                }
+            }
+            if self.sum == Sum::Products {
+                let one = T::splat(simd, T::ONE);
+                let own = T::splat(simd, self.inverse);
+                let others = &T::vectors::<S>(self.inverses)[first..first + BESIDE];
+                for (sum, other) in sums.iter_mut().zip(others) {
+                    *sum = T::minus(simd, one, T::times(simd, *sum, T::times(simd, own, *other)));
+                }
+            }
+            if is_beyond(simd, &sums, self.limits.1) {
+                continue;
+            }
+            for (i, sum) in sums.into_iter().enumerate() {
+                let place = (first + i) * lanes;
+                sure |= at_most(simd, sum, self.limits.0) << place;
+                may_be |= at_most(simd, sum, self.limits.1) << place;
+            }
+        }
+        (sure, may_be)
+    }
+}
+
+/// Whether all sums have passed the limit.
+#[inline(always)]
+fn is_beyond<T: Lanes, S: Simd>(simd: S, sums: &[T::Vector<S>; BESIDE], limit: T) -> bool {
+    let [a, b, c, d] = *sums;
+    let least = T::lesser(simd, T::lesser(simd, a, b), T::lesser(simd, c, d));
+    !T::any_at_most(simd, least, T::splat(simd, limit))
+}
+
+/// A bit for each lane that is at most the limit. No lane is NaN.
+#[inline(always)]
+fn at_most<T: Lanes, S: Simd>(simd: S, sum: T::Vector<S>, limit: T) -> u64 {
+    // Each lane has a power of two of its own: their sum is exact.
+    let powers: [T; 16] = std::array::from_fn(|i| T::from_f64((1u64 << i) as f64));
+    let power = T::vectors::<S>(&powers)[0];
+    let (zero, limit) = (T::splat(simd, T::ZERO), T::splat(simd, limit));
+    let bits = T::where_less(simd, (limit, sum), zero, power);
+    T::total(simd, bits).to_f64() as u64
+}

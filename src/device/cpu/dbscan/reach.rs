@@ -1,0 +1,92 @@
+//! Which boxes are apart, and which are within eps, whatever rows they hold.
+
+use crate::device::contract::Within;
+use crate::metric::{Metric, Sum};
+
+/// Decides pairs of boxes without looking at their rows, where there is no doubt.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reach {
+    metric: Metric,
+    limit: f64,
+    /// What rounding may add to or take from a sum over coordinates, relative and absolute.
+    relative: f64,
+    absolute: f64,
+}
+
+impl Reach {
+    pub fn new(within: Within, coordinates: usize) -> Self {
+        let (metric, few) = (within.metric(), coordinates as f64 + 16.0);
+        let (limit, relative, absolute) = match metric.sum() {
+            // The distance of two points on the unit sphere: |u − v|² = 2 (1 − cos). Their
+            // coordinates are known to a few units of 1e-16.
+            Sum::Products => (2.0 * within.limit(), 0.0, few * 1e-12),
+            Sum::DifferentBits | Sum::SharedBits => (within.limit(), 0.0, 1e-12),
+            _ => (within.limit(), few * 1e-15, few * 1e-322),
+        };
+        Self { metric, limit, relative, absolute }
+    }
+
+    /// Whether no row of one box is within eps of any row of the other.
+    pub fn is_apart(&self, a: &[f64], b: &[f64]) -> bool {
+        self.is_beyond(self.least(a, b))
+    }
+
+    /// Whether no row of a box is within eps of a point.
+    pub fn is_apart_from(&self, point: &[f64], bounds: &[f64]) -> bool {
+        let (low, high) = bounds.split_at(point.len());
+        let least = match self.metric.sum() {
+            Sum::DifferentBits | Sum::SharedBits => self.least(&[point[0], point[0]], bounds),
+            sum => point.iter().zip(low.iter().zip(high)).fold(0.0, |total, (x, (low, high))| {
+                let gap = (low - x).max(x - high).max(0.0);
+                total + if sum == Sum::Absolute { gap } else { gap * gap }
+            }),
+        };
+        self.is_beyond(least)
+    }
+
+    /// Whether sums of at least this much are not within eps for certain.
+    fn is_beyond(&self, least: f64) -> bool {
+        // Near the largest number, sums overflow at different times.
+        least - least.min(f64::MAX) * self.relative - self.absolute > self.limit
+            && self.limit < f64::MAX / 16.0
+    }
+
+    /// Whether all rows of one box are within eps of all rows of the other.
+    pub fn is_within(&self, a: &[f64], b: &[f64]) -> bool {
+        let most = self.most(a, b);
+        most + most * self.relative + self.absolute <= self.limit
+    }
+
+    /// The least sum of a row of each box.
+    fn least(&self, a: &[f64], b: &[f64]) -> f64 {
+        let half = a.len() / 2;
+        let ((a, a_high), (b, b_high)) = (a.split_at(half), b.split_at(half));
+        match self.metric.sum() {
+            Sum::DifferentBits => (a[0] - b_high[0]).max(b[0] - a_high[0]).max(0.0),
+            Sum::SharedBits => {
+                // At least the share of bits that the fuller row has beyond all of the other's.
+                let (fewer, more) =
+                    if a_high[0] < b[0] { (a_high[0], b[0]) } else { (b_high[0], a[0]) };
+                if fewer < more { 1.0 - fewer / more } else { 0.0 }
+            }
+            sum => (0..half).fold(0.0, |total, i| {
+                let gap = (a[i] - b_high[i]).max(b[i] - a_high[i]).max(0.0);
+                total + if sum == Sum::Absolute { gap } else { gap * gap }
+            }),
+        }
+    }
+
+    /// The largest sum of a row of each box.
+    fn most(&self, a: &[f64], b: &[f64]) -> f64 {
+        let half = a.len() / 2;
+        let ((a, a_high), (b, b_high)) = (a.split_at(half), b.split_at(half));
+        match self.metric.sum() {
+            Sum::DifferentBits => a_high[0] + b_high[0],
+            Sum::SharedBits => 1.0,
+            sum => (0..half).fold(0.0, |total, i| {
+                let gap = (a_high[i] - b[i]).max(b_high[i] - a[i]);
+                total + if sum == Sum::Absolute { gap } else { gap * gap }
+            }),
+        }
+    }
+}

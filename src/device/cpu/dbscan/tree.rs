@@ -1,0 +1,226 @@
+//! Rows in an order in which near rows are near each other, cut into tiles, and a tree of boxes over
+//! the tiles: every node is halved along the dimension in which its rows spread the most.
+
+use std::ops::Range;
+
+use super::points::Points;
+use crate::error::Result;
+use crate::job::{Job, Reserved};
+
+/// Rows of a tile.
+pub(super) const LANES: usize = 64;
+
+/// Rows of a node that are looked at to find the dimension in which they spread the most.
+const SAMPLED: usize = 128;
+
+/// Below this many tiles, a node is the work of one thread.
+pub(super) const ALONE: usize = 16;
+
+/// See the [module](self).
+pub(super) struct Tree {
+    /// The rows in order: those of tile t are from position 64 t on.
+    pub order: Vec<u32>,
+    /// For every node, the least and the largest value of each coordinate.
+    boxes: Vec<f64>,
+    coordinates: usize,
+    _reserved: Reserved,
+}
+
+/// Some consecutive tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Node {
+    /// Its place among all nodes, each of which comes before its own.
+    pub index: usize,
+    first: usize,
+    tiles: usize,
+}
+
+impl Node {
+    /// The node of all tiles.
+    pub fn root(rows: usize) -> Self {
+        Self { index: 0, first: 0, tiles: rows.div_ceil(LANES) }
+    }
+
+    /// Its halves; `None` for a node of one tile.
+    pub fn children(self) -> Option<(Self, Self)> {
+        let Self { index, first, tiles } = self;
+        let half = tiles / 2;
+        (half > 0).then(|| {
+            let left = Self { index: index + 1, first, tiles: half };
+            let right = Self { index: index + 2 * half, first: first + half, tiles: tiles - half };
+            (left, right)
+        })
+    }
+
+    /// The number of its first tile, its only one if it has no children.
+    pub fn tile(self) -> usize {
+        self.first
+    }
+
+    /// Its tiles.
+    pub fn tiles(self) -> Range<usize> {
+        self.first..self.first + self.tiles
+    }
+
+    /// Whether it is the work of one thread.
+    pub fn is_small(self) -> bool {
+        self.tiles < ALONE
+    }
+
+    /// Whether it has more tiles than another.
+    pub fn is_larger(self, other: Self) -> bool {
+        self.tiles > other.tiles
+    }
+
+    fn nodes(self) -> usize {
+        2 * self.tiles - 1
+    }
+}
+
+impl Tree {
+    /// Bytes for so many rows and coordinates, with what building takes.
+    fn bytes(rows: usize, coordinates: usize) -> (usize, usize) {
+        let nodes = 2 * rows.div_ceil(LANES);
+        let kept = rows * size_of::<u32>() + nodes * 2 * coordinates * size_of::<f64>();
+        (kept, rows * size_of::<(f64, u32)>())
+    }
+
+    /// Orders rows, of which there is at least one.
+    pub fn new(points: &impl Points, job: &Job) -> Result<Self> {
+        let (rows, coordinates) = (points.rows(), points.coordinates());
+        let (kept, building) = Self::bytes(rows, coordinates);
+        let mut reserved = job.reserve("a tree of rows", kept + building)?;
+        let mut order: Vec<u32> = (0..rows as u32).collect();
+        let mut keys = vec![(0.0, 0); rows];
+        let root = Node::root(rows);
+        sort(points, root, &mut order, &mut keys, job)?;
+        drop(keys);
+        reserved.shrink_to(kept);
+        let mut boxes = vec![0.0; root.nodes() * 2 * coordinates];
+        bound(points, root, &order, &mut boxes, job)?;
+        Ok(Self { order, boxes, coordinates, _reserved: reserved })
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.order.len()
+    }
+
+    /// The box of a node: the least values of its coordinates, then the largest.
+    pub fn bounds(&self, node: Node) -> &[f64] {
+        &self.boxes[node.index * 2 * self.coordinates..][..2 * self.coordinates]
+    }
+
+    /// The positions of a node's rows.
+    pub fn positions(&self, node: Node) -> Range<usize> {
+        let Range { start, end } = node.tiles();
+        start * LANES..(end * LANES).min(self.rows())
+    }
+
+    /// A bit for each row of a tile.
+    pub fn lanes(&self, tile: usize) -> u64 {
+        lowest(self.rows() - tile * LANES)
+    }
+
+    /// The rows of a tile.
+    pub fn rows_of(&self, tile: usize) -> &[u32] {
+        let start = tile * LANES;
+        &self.order[start..self.rows().min(start + LANES)]
+    }
+
+    /// The row of a lane of a tile.
+    pub fn row(&self, tile: usize, lane: u32) -> u32 {
+        self.order[tile * LANES + lane as usize]
+    }
+}
+
+/// The lowest bits, as many as there are rows.
+pub(super) fn lowest(rows: usize) -> u64 {
+    if rows < LANES { (1 << rows) - 1 } else { u64::MAX }
+}
+
+/// The lanes of these bits, ascending.
+pub(super) fn lanes_of(mut bits: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let lane = bits.trailing_zeros();
+        bits &= bits.wrapping_sub(1);
+        (lane < u64::BITS).then_some(lane)
+    })
+}
+
+/// Orders the rows of a node. `keys` is as long as the order.
+fn sort(
+    points: &impl Points,
+    node: Node,
+    order: &mut [u32],
+    keys: &mut [(f64, u32)],
+    job: &Job,
+) -> Result<()> {
+    let Some((left, right)) = node.children() else { return Ok(()) };
+    job.check()?;
+    let split = left.tiles * LANES;
+    let widest = widest(points, order);
+    for (key, row) in keys.iter_mut().zip(&*order) {
+        *key = (points.coordinate(*row as usize, widest), *row);
+    }
+    keys.select_nth_unstable_by(split, |a, b| a.0.total_cmp(&b.0));
+    order.iter_mut().zip(&*keys).for_each(|(row, key)| *row = key.1);
+    let (order, keys) = (order.split_at_mut(split), keys.split_at_mut(split));
+    let mut go =
+        (|| sort(points, left, order.0, keys.0, job), || sort(points, right, order.1, keys.1, job));
+    let done = if node.is_small() { (go.0(), go.1()) } else { rayon::join(go.0, go.1) };
+    done.0.and(done.1)
+}
+
+/// The coordinate in which a sample of some rows spreads the most.
+fn widest(points: &impl Points, order: &[u32]) -> usize {
+    let step = order.len().div_ceil(SAMPLED);
+    let spread = |i: usize| {
+        let of_row = |row: &u32| points.coordinate(*row as usize, i);
+        let values = order.iter().step_by(step).map(of_row);
+        let ends = values
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
+        // Half of it: the whole may overflow.
+        0.5 * ends.1 - 0.5 * ends.0
+    };
+    (0..points.coordinates()).max_by(|a, b| spread(*a).total_cmp(&spread(*b))).unwrap_or(0)
+}
+
+/// Fills the boxes of a node and of all below it.
+fn bound(
+    points: &impl Points,
+    node: Node,
+    order: &[u32],
+    boxes: &mut [f64],
+    job: &Job,
+) -> Result<()> {
+    let width = 2 * points.coordinates();
+    let (own, below) = boxes.split_at_mut(width);
+    let (low, high) = own.split_at_mut(points.coordinates());
+    let Some((left, right)) = node.children() else {
+        job.check()?;
+        low.fill(f64::INFINITY);
+        high.fill(f64::NEG_INFINITY);
+        let start = node.first * LANES;
+        for row in &order[start..order.len().min(start + LANES)] {
+            for (i, (low, high)) in low.iter_mut().zip(high.iter_mut()).enumerate() {
+                let x = points.coordinate(*row as usize, i);
+                (*low, *high) = (low.min(x), high.max(x));
+            }
+        }
+        return Ok(());
+    };
+    let (a, b) = below.split_at_mut(left.nodes() * width);
+    let done = if node.is_small() {
+        (bound(points, left, order, a, job), bound(points, right, order, b, job))
+    } else {
+        rayon::join(|| bound(points, left, order, a, job), || bound(points, right, order, b, job))
+    };
+    done.0.and(done.1)?;
+    let (a, b) = (&a[..width], &b[..width]);
+    for (i, (low, high)) in low.iter_mut().zip(high.iter_mut()).enumerate() {
+        *low = a[i].min(b[i]);
+        *high = a[i + width / 2].max(b[i + width / 2]);
+    }
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! `DbscanExec`: rows with their clusters by density.
+//!
+//! ```text
+//! DbscanExec: eps=0.5, min_points=5, metric=l2, device=cpu
+//!   input     drained once, all its partitions at a time
+//! ```
+//!
+//! As a window function, rows are grouped by the values of columns, and every group has clusters of
+//! its own.
+//!
+//! Phases: (1) the input is collected and its vectors become rows; (2) all of them are clustered on a
+//! blocking thread, which dropping the stream cancels; (3) the input's batches come out again, with
+//! `cluster_id` and `core`.
+//!
+//! Output: one partition, in the order of the input.
+//!
+//! Memory: the input's batches, its vectors twice, and up to 64 bytes a row, whatever eps is,
+//! reserved in the session's pool; more than it allows fails with `ResourcesExhausted`.
+
+mod run;
+mod spec;
+
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion::arrow::datatypes::{Schema, SchemaRef};
+use datafusion::common::stats::Precision;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{Statistics, internal_err, plan_datafusion_err};
+use datafusion::error::Result;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{Distribution, EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{
+    Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
+};
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
+use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, Partitioning,
+    PlanProperties,
+};
+
+use self::run::Call;
+pub use self::spec::{DbscanOutput, DbscanSpec, dbscan_fields};
+use super::collect::execute_all;
+use super::side::Side;
+
+/// Rows with their clusters by density, in one partition and in the order of the input.
+///
+/// The input is read over all of its partitions, its memory is reserved in the session's pool, and
+/// dropping the stream cancels the work.
+#[derive(Debug)]
+pub struct DbscanExec {
+    spec: Arc<DbscanSpec>,
+    side: Side,
+    input: Arc<dyn ExecutionPlan>,
+    schema: SchemaRef,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl DbscanExec {
+    /// # Errors
+    /// An input without the columns the spec names.
+    pub fn try_new(spec: Arc<DbscanSpec>, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
+        let side = Side::try_new("input", &spec.vector, input.schema().fields())?;
+        let fields = dbscan_fields(&spec.output, input.schema().fields())?;
+        let schema = Arc::new(Schema::new(fields));
+        let properties = Arc::new(PlanProperties::new(
+            EquivalenceProperties::new(schema.clone()),
+            Partitioning::UnknownPartitioning(1),
+            EmissionType::Final,
+            Boundedness::Bounded,
+        ));
+        let metrics = ExecutionPlanMetricsSet::new();
+        Ok(Self { spec, side, input, schema, properties, metrics })
+    }
+
+    /// The specification: its parameters, and how its input is read.
+    pub fn spec(&self) -> &DbscanSpec {
+        &self.spec
+    }
+}
+
+impl DisplayAs for DbscanExec {
+    fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let spec = &self.spec;
+        let mut shown = vec![
+            ("eps", spec.params.eps().to_string()),
+            ("min_points", spec.params.min_points().to_string()),
+            ("metric", spec.params.metric().to_string()),
+            ("device", "cpu".to_string()),
+            ("vector", format!("[{}]", spec.vector.names().join(", "))),
+        ];
+        if let Some(weight) = &spec.weight {
+            shown.push(("weight", weight.clone()));
+        }
+        if let DbscanOutput::Window(_) = spec.output {
+            shown.push(("groups", format!("[{}]", spec.groups.join(", "))));
+        }
+        let shown: Vec<_> = shown.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        match format {
+            DisplayFormatType::TreeRender => write!(f, "{}", shown.join("\n")),
+            _ => write!(f, "DbscanExec: {}", shown.join(", ")),
+        }
+    }
+}
+
+impl ExecutionPlan for DbscanExec {
+    fn name(&self) -> &str {
+        "DbscanExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    /// Any partitioning will do: the input is read over all of its partitions.
+    fn input_distribution_requirements(&self) -> InputDistributionRequirements {
+        InputDistributionRequirements::new(vec![Distribution::UnspecifiedDistribution])
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let mode = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+        self.replace_children(children, mode)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+        _options: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let input = children.into_iter().next();
+        let input = input.ok_or_else(|| plan_datafusion_err!("DbscanExec has no input"))?;
+        Ok(Arc::new(Self::try_new(self.spec.clone(), input)?))
+    }
+
+    fn apply_expressions(
+        &self,
+        _f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn child_stats_requests(&self, _partition: Option<usize>) -> Vec<ChildStats> {
+        vec![ChildStats::At(None)]
+    }
+
+    /// A row for each of the input. Never exact: a count taken from statistics would hide an error of
+    /// the clustering.
+    fn statistics_from_inputs(
+        &self,
+        inputs: &[Arc<Statistics>],
+        _args: &StatisticsArgs,
+    ) -> Result<Arc<Statistics>> {
+        let unknown = Statistics::new_unknown(&self.schema);
+        let Some(input) = inputs.first() else { return Ok(Arc::new(unknown)) };
+        let input = input.as_ref().clone().to_inexact();
+        let added = input.column_statistics.len();
+        let new = unknown.column_statistics.into_iter().skip(added);
+        let mut found = Statistics {
+            num_rows: input.num_rows,
+            total_byte_size: Precision::Absent,
+            column_statistics: input.column_statistics.into_iter().chain(new).collect(),
+        };
+        found.calculate_total_byte_size(&self.schema);
+        Ok(Arc::new(found))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        if partition != 0 {
+            return internal_err!("DbscanExec has one partition, not {partition}");
+        }
+        let streams = execute_all(&self.input, &context)?;
+        let (spec, side, schema) = (self.spec.clone(), self.side.clone(), self.schema.clone());
+        Ok(run::run(Call { spec, side, schema }, streams, &context, &self.metrics))
+    }
+}

@@ -1,0 +1,68 @@
+//! The specification of DBSCAN: its parameters, input columns and output columns. Shared by the
+//! logical plan, which announces the columns, and the operator, which makes them.
+
+use datafusion::arrow::datatypes::{DataType, Field, Fields};
+use datafusion::common::plan_err;
+use datafusion::error::Result;
+
+use crate::algo::dbscan::DbscanParams;
+use crate::device::DeviceChoice;
+use crate::exec::vectors::VectorColumn;
+
+/// The specification of a [`DbscanExec`](super::DbscanExec), independent of its input.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct DbscanSpec {
+    /// eps, `min_points` and the metric.
+    pub params: DbscanParams,
+    /// The output.
+    pub output: DbscanOutput,
+    /// Where the vectors are.
+    pub vector: VectorColumn,
+    /// The column of weights.
+    pub weight: Option<String>,
+    /// For [`DbscanOutput::Window`], the columns by which rows are grouped.
+    pub groups: Vec<String>,
+    /// The requested device.
+    pub device: DeviceChoice,
+}
+
+impl DbscanSpec {
+    /// Equal weights, on any device; the other settings are fields.
+    pub fn new(params: DbscanParams, output: DbscanOutput, vector: VectorColumn) -> Self {
+        let (weight, groups, device) = (None, Vec::new(), DeviceChoice::Auto);
+        Self { params, output, vector, weight, groups, device }
+    }
+}
+
+/// The output of DBSCAN.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
+#[non_exhaustive]
+pub enum DbscanOutput {
+    /// The rows, with their cluster and whether they are core.
+    Table,
+    /// The rows, with their cluster among those of their group in a column of this name.
+    Window(String),
+}
+
+/// The output columns for an input with these columns.
+///
+/// # Errors
+/// A column of the input already has the name of a new one.
+pub fn dbscan_fields(output: &DbscanOutput, fields: &Fields) -> Result<Vec<Field>> {
+    let new = match output {
+        DbscanOutput::Table => vec![
+            Field::new("cluster_id", DataType::Int64, true),
+            Field::new("core", DataType::Boolean, true),
+        ],
+        DbscanOutput::Window(name) => vec![Field::new(name, DataType::Int64, true)],
+    };
+    let is_taken = |new: &&Field| fields.iter().any(|field| field.name() == new.name());
+    if let (DbscanOutput::Table, Some(field)) = (output, new.iter().find(is_taken)) {
+        let name = field.name();
+        return plan_err!(
+            "dbscan adds a column '{name}', and input already has one; rename it there"
+        );
+    }
+    Ok(fields.iter().map(|field| field.as_ref().clone()).chain(new).collect())
+}

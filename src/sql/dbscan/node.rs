@@ -1,0 +1,197 @@
+//! `DbscanNode`: DBSCAN in a logical plan, through whichever interface it was requested.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion::arrow::datatypes::Schema;
+use datafusion::common::{DFSchema, DFSchemaRef, plan_datafusion_err, plan_err};
+use datafusion::error::Result;
+use datafusion::logical_expr::{Expr, LogicalPlan, UserDefinedLogicalNodeCore};
+use datafusion::physical_plan::ExecutionPlan;
+
+use super::NAME;
+use super::arguments::DbscanArguments;
+use crate::exec::{DbscanExec, DbscanOutput, DbscanSpec, Side, VectorColumn, dbscan_fields};
+use crate::matrix::ElementKind;
+use crate::sql::family::FamilyNode;
+use crate::sql::options::NeighborsOptions;
+
+/// DBSCAN in a logical plan. Its input is its child; arguments that may be parameters stay
+/// expressions. Settings are read when the physical plan is made.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DbscanNode {
+    output: DbscanOutput,
+    input: (VectorColumn, LogicalPlan),
+    weight: Option<String>,
+    groups: Vec<String>,
+    arguments: DbscanArguments,
+    schema: DFSchemaRef,
+}
+
+impl DbscanNode {
+    /// Clusters the rows of `input`, whose vectors are in the given columns. `weight` names a column
+    /// of numbers; `groups`, for [`DbscanOutput::Window`], the columns by which rows are grouped.
+    ///
+    /// # Errors
+    /// Columns that are missing or of a wrong type; values already known to be invalid.
+    pub fn try_new(
+        output: DbscanOutput,
+        input: (VectorColumn, LogicalPlan),
+        weight: Option<String>,
+        groups: Vec<String>,
+        arguments: DbscanArguments,
+    ) -> Result<Self> {
+        let arguments = arguments.typed();
+        let fields = input.1.schema().fields();
+        let side = Side::try_new("input", &input.0, fields)?;
+        if let Some(name) = &weight {
+            let column = VectorColumn::Dimensions(vec![name.clone()]);
+            Side::try_new("input", &column, fields)?;
+        }
+        for (name, expr) in arguments.all() {
+            if !expr.column_refs().is_empty() {
+                return plan_err!(
+                    "{NAME}: argument '{name}' is {expr}; accepted is a constant or $1"
+                );
+            }
+        }
+        let schema = Schema::new(dbscan_fields(&output, fields)?);
+        let schema = Arc::new(DFSchema::try_from(schema)?);
+        let node = Self { output, input, weight, groups, arguments, schema };
+        if node.arguments.all().all(|(_, expr)| matches!(expr, Expr::Literal(_, _))) {
+            node.check(&node.spec(&NeighborsOptions::default())?, side.kind)?;
+        }
+        Ok(node)
+    }
+
+    /// The output.
+    pub fn output(&self) -> &DbscanOutput {
+        &self.output
+    }
+
+    /// The rows and the columns of their vectors.
+    pub fn input(&self) -> &(VectorColumn, LogicalPlan) {
+        &self.input
+    }
+
+    /// The column of weights.
+    pub fn weight(&self) -> Option<&str> {
+        self.weight.as_deref()
+    }
+
+    /// The columns by which rows are grouped.
+    pub fn groups(&self) -> &[String] {
+        &self.groups
+    }
+
+    /// The other arguments.
+    pub fn arguments(&self) -> &DbscanArguments {
+        &self.arguments
+    }
+
+    /// The specification for the operator, once every argument has a value.
+    ///
+    /// # Errors
+    /// Arguments without a value, or with an invalid one.
+    pub fn spec(&self, options: &NeighborsOptions) -> Result<DbscanSpec> {
+        let params = self.arguments.params()?;
+        let mut spec = DbscanSpec::new(params, self.output.clone(), self.input.0.clone());
+        (spec.weight, spec.groups) = (self.weight.clone(), self.groups.clone());
+        spec.device = options.device;
+        Ok(spec)
+    }
+
+    /// Checks that the metric compares such vectors.
+    fn check(&self, spec: &DbscanSpec, kind: ElementKind) -> Result<()> {
+        let metric = spec.params.metric();
+        if metric.accepts(kind) {
+            return Ok(());
+        }
+        let names = self.input.0.names().join(", ");
+        let (own, other) = if metric.is_binary() {
+            ("strings of bits", "numbers")
+        } else {
+            ("vectors of numbers", "bits")
+        };
+        plan_err!("{NAME}: metric '{metric}' compares {own}, and column {names} holds {other}")
+    }
+}
+
+impl FamilyNode for DbscanNode {
+    fn input_names(&self) -> &'static [&'static str] {
+        &["input"]
+    }
+
+    fn operator(
+        &self,
+        options: &NeighborsOptions,
+        inputs: &[Arc<dyn ExecutionPlan>],
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let [input] = inputs else { return plan_err!("{NAME} lost its input") };
+        let spec = self.spec(options)?;
+        let side = Side::try_new("input", &self.input.0, input.schema().fields())?;
+        self.check(&spec, side.kind)?;
+        Ok(Arc::new(DbscanExec::try_new(Arc::new(spec), input.clone())?))
+    }
+}
+
+// Plans are compared only to find common ones; any order consistent with equality will do.
+impl PartialOrd for DbscanNode {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        (self == other).then_some(Ordering::Equal)
+    }
+}
+
+impl UserDefinedLogicalNodeCore for DbscanNode {
+    fn name(&self) -> &str {
+        "Dbscan"
+    }
+
+    fn inputs(&self) -> Vec<&LogicalPlan> {
+        vec![&self.input.1]
+    }
+
+    fn schema(&self) -> &DFSchemaRef {
+        &self.schema
+    }
+
+    fn expressions(&self) -> Vec<Expr> {
+        self.arguments.all().map(|(_, expr)| expr.clone()).collect()
+    }
+
+    fn fmt_for_explain(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Dbscan: {NAME}")?;
+        for (name, expr) in self.arguments.all() {
+            write!(f, ", {name}={expr}")?;
+        }
+        if let Some(weight) = &self.weight {
+            write!(f, ", weight={weight}")?;
+        }
+        if let DbscanOutput::Window(_) = self.output {
+            write!(f, ", groups=[{}]", self.groups.join(", "))?;
+        }
+        write!(f, ", vector=[{}]", self.input.0.names().join(", "))
+    }
+
+    fn with_exprs_and_inputs(&self, exprs: Vec<Expr>, inputs: Vec<LogicalPlan>) -> Result<Self> {
+        let lost = || plan_datafusion_err!("{NAME} lost an argument or its input");
+        let mut exprs = exprs.into_iter();
+        let mut next = || exprs.next().ok_or_else(lost);
+        let arguments = DbscanArguments { eps: next()?, min_points: next()?, metric: next()? };
+        let input = inputs.into_iter().next().ok_or_else(lost)?;
+        let input = (self.input.0.clone(), input);
+        let (weight, groups) = (self.weight.clone(), self.groups.clone());
+        Self::try_new(self.output.clone(), input, weight, groups, arguments)
+    }
+
+    fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {
+        let fields = self.input.1.schema().fields();
+        let side = Side::try_new("input", &self.input.0, fields).ok()?;
+        let used = |i: &usize| {
+            self.weight.iter().chain(&self.groups).any(|name| name == fields[*i].name())
+        };
+        let needed = |i: &usize| side.vector.contains(i) || used(i) || output.contains(i);
+        Some(vec![(0..fields.len()).filter(needed).collect()])
+    }
+}

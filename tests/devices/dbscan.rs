@@ -1,0 +1,287 @@
+//! DBSCAN against its definition.
+
+use std::sync::Arc;
+
+use datafusion_neighbors::algo::dbscan::{DbscanParams, Density, dbscan};
+use datafusion_neighbors::device::{DeviceChoice, dbscan_device};
+use datafusion_neighbors::job::Job;
+use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::{Error, Metric};
+use libtest_mimic::Failed;
+
+use crate::support::density::{oracle, same, sum};
+use crate::support::{Kind, Rng, matrix_bits};
+
+/// A trial of the device that DBSCAN runs on, …
+type Trial = fn() -> Result<(), Failed>;
+
+/// … or one that knows of which case it is.
+type Case = Box<dyn Fn() -> Result<(), Failed> + Send>;
+
+/// All trials.
+pub fn trials() -> Vec<(String, Case)> {
+    let mut all: Vec<(String, Case)> = Vec::new();
+    let metrics = Metric::ALL.into_iter().filter(|metric| *metric != Metric::InnerProduct);
+    for metric in metrics {
+        if metric.is_binary() {
+            all.push((format!("dbscan::{metric}"), Box::new(move || bits(metric))));
+            continue;
+        }
+        for kind in Kind::ALL {
+            let name = format!("dbscan::{metric}::{kind:?}");
+            all.push((name, Box::new(move || numbers(metric, kind))));
+        }
+    }
+    let others: [(&str, Trial); 6] = [
+        ("groups_are_clustered_by_themselves", groups),
+        ("weights_are_added_exactly", weights),
+        ("chains_of_border_rows_join_nothing", chains),
+        ("any_order_of_rows", orders),
+        ("powers_of_two_change_nothing", scaled),
+        ("cancelled", cancelled),
+    ];
+    all.extend(others.map(|(name, run)| (format!("dbscan::{name}"), Box::new(run) as Case)));
+    all
+}
+
+/// Rows, dimensions: of one tile, of a few, and of many.
+const SHAPES: [(usize, usize); 7] =
+    [(1, 3), (2, 1), (63, 2), (65, 3), (200, 2), (330, 8), (150, 70)];
+
+fn numbers(metric: Metric, kind: Kind) -> Result<(), Failed> {
+    for (i, (rows, dim)) in SHAPES.into_iter().enumerate() {
+        if dim == 1 && metric == Metric::Pearson {
+            continue;
+        }
+        let values = kind.rows(i as u64, rows, dim);
+        let wide: Vec<f64> = values.iter().flatten().copied().collect();
+        let narrow: Vec<f32> = wide.iter().map(|x| *x as f32).collect();
+        let of_narrow: Vec<Vec<f64>> =
+            narrow.chunks(dim).map(|row| row.iter().map(|x| f64::from(*x)).collect()).collect();
+        for (elements, values) in
+            [(Elements::F64(wide), &values), (Elements::F32(narrow), &of_narrow)]
+        {
+            let rows = Rows::all(Arc::new(Matrix::new(elements, rows, dim)));
+            let distance = |a: usize, b: usize| sum(metric, &values[a], &values[b]);
+            compare(metric, &rows, i as u64, distance)?;
+        }
+    }
+    Ok(())
+}
+
+fn bits(metric: Metric) -> Result<(), Failed> {
+    for (i, (count, dim)) in SHAPES.into_iter().enumerate() {
+        let rows = matrix_bits(i as u64, count, dim);
+        let (words, width) = (rows.words().unwrap_or_default(), dim.div_ceil(64));
+        let row = |i: usize| &words[i * width..(i + 1) * width];
+        let distance = |a: usize, b: usize| {
+            let pairs = || row(a).iter().zip(row(b));
+            let ones = |of: fn(u64, u64) -> u64| -> f64 {
+                pairs().map(|(x, y)| f64::from(of(*x, *y).count_ones())).sum()
+            };
+            match metric {
+                Metric::Hamming => ones(|x, y| x ^ y),
+                _ if ones(|x, y| x | y) == 0.0 => 0.0,
+                _ => 1.0 - ones(|x, y| x & y) / ones(|x, y| x | y),
+            }
+        };
+        compare(metric, &rows, i as u64, distance)?;
+    }
+    Ok(())
+}
+
+/// Clusters with eps at, and a hair from, the distances of some pairs, few and many points.
+fn compare(
+    metric: Metric,
+    rows: &Rows,
+    seed: u64,
+    distance: impl Fn(usize, usize) -> f64,
+) -> Result<(), Failed> {
+    let count = rows.len();
+    let mut rng = Rng(seed + 77);
+    let all: Vec<f64> =
+        (0..count * count).map(|pair| distance(pair / count, pair % count)).collect();
+    let mut sorted = all.clone();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let shares = [0.0, 0.01, 0.1, 0.5, 1.0];
+    for share in shares {
+        let at = sorted[((sorted.len() - 1) as f64 * share) as usize];
+        let at = if metric == Metric::L2 { at.max(0.0).sqrt() } else { at.max(0.0) };
+        for eps in [at, at * (1.0 - f64::EPSILON), at * (1.0 + f64::EPSILON)] {
+            if !eps.is_finite() {
+                continue;
+            }
+            let limit = if metric == Metric::L2 { eps * eps } else { eps };
+            let near = |a: usize, b: usize| a == b || all[a * count + b] <= limit;
+            let min_points = [1, 2, 5, 1 + rng.below(count as u64), count as u64];
+            for min_points in min_points {
+                let params = DbscanParams::try_new(eps, min_points, metric)?;
+                let found = cluster(rows, None, &[count], &params)?;
+                let wanted = oracle(count, min_points as f64, |_| 1.0, near);
+                let case = format!("{count} rows, eps {eps:?}, min_points {min_points}");
+                same(&found, &wanted).map_err(|error| format!("{case}: {error}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn cluster(
+    rows: &Rows,
+    weights: Option<&[f64]>,
+    ends: &[usize],
+    params: &DbscanParams,
+) -> Result<Density, Error> {
+    let device = dbscan_device(DeviceChoice::Cpu)?;
+    dbscan(device.as_ref(), rows, weights, ends, params, &Job::default())
+}
+
+/// Numbers in rows of so many dimensions.
+fn rows_of(values: Vec<f64>, dim: usize) -> Rows {
+    let rows = values.len() / dim;
+    Rows::all(Arc::new(Matrix::new(Elements::F64(values), rows, dim)))
+}
+
+fn normal(seed: u64, rows: usize, dim: usize) -> Vec<f64> {
+    Kind::Normal.rows(seed, rows, dim).into_iter().flatten().collect()
+}
+
+fn groups() -> Result<(), Failed> {
+    let mut rng = Rng(5);
+    let sizes: Vec<usize> =
+        (0..60).map(|i| if i == 30 { 20_000 } else { rng.below(200) as usize }).collect();
+    let ends: Vec<usize> = sizes
+        .iter()
+        .scan(0, |end, size| {
+            *end += size;
+            Some(*end)
+        })
+        .collect();
+    let values = normal(3, ends[59], 2);
+    let params = DbscanParams::try_new(0.05, 3, Metric::L2)?;
+    let all = cluster(&rows_of(values.clone(), 2), None, &ends, &params)?;
+    let mut start = 0;
+    for end in ends {
+        let rows = rows_of(values[start * 2..end * 2].to_vec(), 2);
+        let alone = cluster(&rows, None, &[end - start], &params)?;
+        let of_group = (&all.clusters[start..end], &all.core[start..end]);
+        if of_group != (&alone.clusters[..], &alone.core[..]) {
+            return Err(format!("the group {start}..{end} differs from itself alone").into());
+        }
+        start = end;
+    }
+    Ok(())
+}
+
+fn weights() -> Result<(), Failed> {
+    let mut rng = Rng(9);
+    for (seed, rows) in [(1, 200), (2, 700)] {
+        let values = normal(seed, rows, 2);
+        // Sums of these are exact in float64.
+        let given: Vec<f64> = (0..rows).map(|_| rng.below(9) as f64 * 0.25).collect();
+        let near = |a: usize, b: usize| {
+            a == b || sum(Metric::SqEuclidean, &values[a * 2..][..2], &values[b * 2..][..2]) <= 0.04
+        };
+        for min_points in [1, 2, 5, 30] {
+            let params = DbscanParams::try_new(0.04, min_points, Metric::SqEuclidean)?;
+            let found = cluster(&rows_of(values.clone(), 2), Some(&given), &[rows], &params)?;
+            same(&found, &oracle(rows, min_points as f64, |row| given[row], near))?;
+        }
+    }
+    // Rounded, they add up to 5; exactly, to a little less or a little more.
+    for (last, is_core) in
+        [(2.5 - 2f64.powi(-51), false), (2.5, true), (2.5 + 2f64.powi(-51), true)]
+    {
+        let given = [2.5 - 2f64.powi(-51), last, 2f64.powi(-51), 1e-300];
+        let params = DbscanParams::try_new(1.0, 5, Metric::L2)?;
+        let found = cluster(&rows_of(vec![0.0; 4], 1), Some(&given), &[4], &params)?;
+        if found.core != [is_core; 4] {
+            return Err(format!("{last:?}: {:?}", found.core).into());
+        }
+    }
+    for bad in [-1.0, f64::NAN, f64::INFINITY] {
+        let params = DbscanParams::try_new(1.0, 5, Metric::L2)?;
+        let found = cluster(&rows_of(vec![0.0], 1), Some(&[bad]), &[1], &params);
+        if !matches!(found, Err(Error::InvalidArgument(_))) {
+            return Err(format!("a weight of {bad}: {found:?}").into());
+        }
+    }
+    Ok(())
+}
+
+/// Two lines of core rows, and between them rows near both that are not core.
+fn chains() -> Result<(), Failed> {
+    let line = |x: f64| (0..40).flat_map(move |i| [x, f64::from(i) * 0.1]);
+    let between = (0..6).flat_map(|i| [0.5, 0.5 + f64::from(i) * 0.5]);
+    let values: Vec<f64> = between.clone().chain(line(1.0)).chain(line(0.0)).collect();
+    let params = DbscanParams::try_new(0.5, 9, Metric::L2)?;
+    let found = cluster(&rows_of(values, 2), None, &[86], &params)?;
+    let is_right = found.count == 2
+        && found.core[..6].iter().all(|core| !core)
+        && found.clusters[..6].iter().all(|cluster| *cluster == Some(0))
+        && found.clusters[6..46].iter().all(|cluster| *cluster == Some(0))
+        && found.clusters[46..].iter().all(|cluster| *cluster == Some(1));
+    if is_right { Ok(()) } else { Err(format!("{:?}", found.clusters).into()) }
+}
+
+/// Core rows are clustered together or apart in any order of the rows.
+fn orders() -> Result<(), Failed> {
+    let (count, mut rng) = (3000, Rng(8));
+    let values = normal(4, count, 3);
+    let params = DbscanParams::try_new(0.2, 4, Metric::L2)?;
+    let first = cluster(&rows_of(values.clone(), 3), None, &[count], &params)?;
+    for _ in 0..3 {
+        let mut order: Vec<usize> = (0..count).collect();
+        (1..count).for_each(|i| order.swap(i, rng.below(i as u64 + 1) as usize));
+        let moved = order.iter().flat_map(|row| values[row * 3..][..3].to_vec()).collect();
+        let found = cluster(&rows_of(moved, 3), None, &[count], &params)?;
+        let mut names = vec![None; first.count];
+        for (place, row) in order.iter().enumerate() {
+            if found.core[place] != first.core[*row] {
+                return Err(format!("row {row} is core in one order only").into());
+            }
+            let (Some(old), Some(new)) = (first.clusters[*row], found.clusters[place]) else {
+                continue;
+            };
+            if first.core[*row] && *names[old as usize].get_or_insert(new) != new {
+                return Err(format!("cluster {old} is not one in another order").into());
+            }
+        }
+        if found.count != first.count {
+            return Err("another number of clusters in another order".into());
+        }
+    }
+    Ok(())
+}
+
+/// Rows and eps times a power of two.
+fn scaled() -> Result<(), Failed> {
+    for metric in [Metric::L2, Metric::L1] {
+        let values = normal(6, 800, 4);
+        let of = |scale: f64| {
+            let values = values.iter().map(|x| x * scale).collect();
+            let params = DbscanParams::try_new(0.7 * scale, 4, metric)?;
+            cluster(&rows_of(values, 4), None, &[800], &params)
+        };
+        let plain = of(1.0)?;
+        for exponent in [-300, -40, 40, 300] {
+            let found = of(2f64.powi(exponent))?;
+            if (&found.clusters, &found.core) != (&plain.clusters, &plain.core) {
+                return Err(format!("{metric}: other clusters times 2^{exponent}").into());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn cancelled() -> Result<(), Failed> {
+    let job = Job::default();
+    job.cancel().cancel();
+    let params = DbscanParams::try_new(1.0, 5, Metric::L2)?;
+    let device = dbscan_device(DeviceChoice::Cpu)?;
+    let rows = rows_of(normal(1, 5000, 2), 2);
+    match dbscan(device.as_ref(), &rows, None, &[5000], &params, &job) {
+        Err(Error::Cancelled) => Ok(()),
+        other => Err(format!("{:?}", other.map(|found| found.count)).into()),
+    }
+}

@@ -1,0 +1,89 @@
+//! DBSCAN by its definition: every pair of rows in float64, clusters that grow row by row.
+
+use datafusion_neighbors::Metric;
+use datafusion_neighbors::algo::dbscan::Density;
+
+/// What is compared with eps, or with its square for `l2`.
+pub fn sum(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
+    let pairs = || x.iter().zip(y);
+    let centred = |row: &[f64]| -> Vec<f64> {
+        // Times a power of two: squares neither overflow nor vanish, and nothing else changes.
+        let largest = row.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        let is_near_1 = (1e-60..1e60).contains(&largest);
+        let unit = if is_near_1 {
+            1.0
+        } else {
+            2f64.powi(-(largest.log2().floor().clamp(-1000.0, 1000.0) as i32))
+        };
+        let row: Vec<f64> = row.iter().map(|x| x * unit).collect();
+        let total: f64 = row.iter().sum();
+        let mean = if metric == Metric::Pearson { total / row.len() as f64 } else { 0.0 };
+        row.iter().map(|x| x - mean).collect()
+    };
+    match metric {
+        Metric::L1 => pairs().fold(0.0, |s, (x, y)| s + (x - y).abs()),
+        Metric::L2 | Metric::SqEuclidean => pairs().fold(0.0, |s, (x, y)| s + (x - y) * (x - y)),
+        _ => {
+            let (x, y) = (centred(x), centred(y));
+            let inverse = |row: &[f64]| 1.0 / row.iter().fold(0.0, |s, x| s + x * x).sqrt();
+            let product = x.iter().zip(&y).fold(0.0, |s, (x, y)| s + x * y);
+            1.0 - product * (inverse(&x) * inverse(&y))
+        }
+    }
+}
+
+/// Clusters and core rows.
+pub type Clusters = (Vec<Option<u32>>, Vec<bool>);
+
+/// The definition: clusters grow from the first core row that is in none.
+pub fn oracle(
+    rows: usize,
+    min_points: f64,
+    weight: impl Fn(usize) -> f64,
+    near: impl Fn(usize, usize) -> bool,
+) -> Clusters {
+    let total = |a: usize| (0..rows).filter(|b| near(a, *b)).map(&weight).sum::<f64>();
+    let core: Vec<bool> = (0..rows).map(|row| total(row) >= min_points).collect();
+    let mut clusters = vec![None; rows];
+    let mut next = 0;
+    for start in 0..rows {
+        if !core[start] || clusters[start].is_some() {
+            continue;
+        }
+        clusters[start] = Some(next);
+        let mut open = vec![start];
+        while let Some(row) = open.pop() {
+            for other in (0..rows).filter(|other| near(row, *other)) {
+                if clusters[other].is_none() {
+                    clusters[other] = Some(next);
+                    if core[other] {
+                        open.push(other);
+                    }
+                }
+            }
+        }
+        next += 1;
+    }
+    (clusters, core)
+}
+
+/// Compares what was found for one group with the definition.
+pub fn same(found: &Density, wanted: &Clusters) -> Result<(), String> {
+    let count = wanted.0.iter().flatten().max().map_or(0, |last| *last as usize + 1);
+    if found.count != count {
+        return Err(format!("{} clusters, not {count}", found.count));
+    }
+    same_rows(found, wanted)
+}
+
+/// Compares what was found for the rows of any groups with the definition.
+pub fn same_rows(found: &Density, (clusters, core): &Clusters) -> Result<(), String> {
+    if let Some(row) = (0..core.len()).find(|row| found.core[*row] != core[*row]) {
+        return Err(format!("row {row}: core is {}", found.core[row]));
+    }
+    if let Some(row) = (0..core.len()).find(|row| found.clusters[*row] != clusters[*row]) {
+        let (found, wanted) = (found.clusters[row], clusters[row]);
+        return Err(format!("row {row}: cluster is {found:?}, not {wanted:?}"));
+    }
+    Ok(())
+}
