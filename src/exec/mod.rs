@@ -2,6 +2,7 @@
 //! columns again, under DataFusion's rules for memory, cancellation and metrics.
 
 mod arrays;
+mod at_once;
 mod chosen;
 mod collect;
 mod dbscan;

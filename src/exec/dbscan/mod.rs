@@ -42,6 +42,7 @@ use datafusion::physical_plan::{
 
 use self::run::Call;
 pub use self::spec::{DbscanOutput, DbscanSpec, dbscan_fields};
+use super::at_once;
 use super::collect::execute_all;
 use super::side::Side;
 
@@ -190,8 +191,8 @@ impl ExecutionPlan for DbscanExec {
         if partition != 0 {
             return internal_err!("DbscanExec has one partition, not {partition}");
         }
-        let streams = execute_all(&self.input, &context)?;
+        let inputs = vec![execute_all(&self.input, &context)?];
         let (spec, side, schema) = (self.spec.clone(), self.side.clone(), self.schema.clone());
-        Ok(run::run(Call { spec, side, schema }, streams, &context, &self.metrics))
+        Ok(at_once::stream(Call { spec, side, schema }, inputs, &context, &self.metrics))
     }
 }

@@ -4,28 +4,21 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::{ArrayRef, BooleanArray, Int64Array, RecordBatch};
 use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::common::DataFusionError;
 use datafusion::error::Result;
-use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
-use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_plan::metrics::{
-    BaselineMetrics, ExecutionPlanMetricsSet, MetricBuilder, RecordOutput,
-};
-use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use futures::{StreamExt, TryStreamExt};
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder};
 
 use super::spec::{DbscanOutput, DbscanSpec};
 use crate::algo::dbscan::{Density, dbscan};
 use crate::device::{DbscanWork, dbscan_device};
-use crate::exec::collect::{CancelOnDrop, Pool, collect, computing};
+use crate::exec::at_once::{AtOnce, Found};
 use crate::exec::groups::Grouped;
 use crate::exec::output::AddColumns;
-use crate::exec::phases::{self, Phases};
+use crate::exec::phases;
 use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
 use crate::exec::weights::Weights;
-use crate::job::{Cancel, Job, Phase, Reserved, Watch};
+use crate::job::{Job, Phase, Reserved};
 use crate::matrix::Rows;
 
 /// The computation.
@@ -35,38 +28,24 @@ pub(super) struct Call {
     pub schema: SchemaRef,
 }
 
-/// Collects the input, clusters its rows and outputs the result.
-pub(super) fn run(
-    call: Call,
-    input: Vec<SendableRecordBatchStream>,
-    context: &TaskContext,
-    metrics: &ExecutionPlanMetricsSet,
-) -> SendableRecordBatchStream {
-    let reservation = MemoryConsumer::new("DbscanExec").register(context.memory_pool());
-    let baseline = BaselineMetrics::new(metrics, 0);
-    let phases = Phases::new(metrics, phases::DBSCAN, &baseline);
-    let (schema, watched, metrics) = (call.schema.clone(), phases.clone(), metrics.clone());
-    let work = async move {
-        let reservation = Arc::new(reservation);
-        let batches = collect(input, &reservation).await?;
-        phases.enter(Phase::Prepare);
-        let cancel = CancelOnDrop(Cancel::default());
-        let budget = Arc::new(Pool(reservation.new_empty()));
-        let job =
-            Job::new(cancel.0.clone()).with_budget(budget).with_watch(Arc::new(phases.clone()));
-        let (found, counts) = computing(move || call.solve(batches, &job)).await?;
-        drop(cancel);
-        phases.enter(Phase::Emit);
-        record(&metrics, &counts);
-        baseline.done();
-        Ok::<_, DataFusionError>(futures::stream::iter(found).map(move |batch| {
-            // The input's batches are reserved until the last one is out.
-            let _: &MemoryReservation = &reservation;
-            batch.map(|batch| batch.record_output(&baseline))
-        }))
-    };
-    let stream = watched.watch(futures::stream::once(work).try_flatten().boxed());
-    Box::pin(RecordBatchStreamAdapter::new(schema, stream))
+impl AtOnce for Call {
+    const NAME: &'static str = "DbscanExec";
+    const PHASES: &'static [Phase] = phases::DBSCAN;
+
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn compute(
+        self,
+        mut inputs: Vec<Vec<RecordBatch>>,
+        job: &Job,
+        metrics: &ExecutionPlanMetricsSet,
+    ) -> Result<Found> {
+        let (found, counts) = self.solve(inputs.pop().unwrap_or_default(), job)?;
+        record(metrics, &counts);
+        Ok(found)
+    }
 }
 
 /// Records the metrics that EXPLAIN ANALYZE shows.
@@ -114,9 +93,6 @@ struct Input {
     weights: Option<Vec<f64>>,
     _reserved: [Option<Reserved>; 2],
 }
-
-/// The output batches, made on demand.
-type Found = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
 
 impl Call {
     fn read(&self, batches: &[RecordBatch], job: &Job) -> Result<Input> {

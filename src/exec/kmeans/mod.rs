@@ -30,7 +30,7 @@ use datafusion::arrow::datatypes::{Schema, SchemaRef};
 use datafusion::common::stats::Precision;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{
-    ColumnStatistics, DataFusionError, ScalarValue, Statistics, internal_err, plan_datafusion_err,
+    ColumnStatistics, ScalarValue, Statistics, internal_err, plan_datafusion_err,
 };
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -47,6 +47,7 @@ use datafusion::physical_plan::{
 
 use self::run::Call;
 pub use self::spec::{KMeansOutput, KMeansSpec, kmeans_fields};
+use super::at_once;
 use super::chosen::Chosen;
 use super::collect::{execute_all, expected_rows};
 use super::side::Side;
@@ -245,14 +246,12 @@ impl ExecutionPlan for KMeansExec {
         if partition != 0 {
             return internal_err!("KMeansExec has one partition, not {partition}");
         }
-        let start = |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| {
-            Ok::<_, DataFusionError>((side.clone(), execute_all(plan, &context)?))
-        };
-        let input = start(&self.input)?;
-        let init = self.init.as_ref().map(start).transpose()?;
         let (spec, schema) = (self.spec.clone(), self.schema.clone());
         let (device, inertia) = (self.device.clone(), self.inertia.clone());
-        let call = Call { spec, schema, device, inertia };
-        Ok(run::run(call, input, init, &context, &self.metrics))
+        let (side, init) = (self.input.0.clone(), self.init.as_ref().map(|(side, _)| side.clone()));
+        let call = Call { spec, side, init, schema, device, inertia };
+        let inputs = self.init.iter().chain([&self.input]);
+        let inputs = inputs.map(|(_, plan)| execute_all(plan, &context)).collect::<Result<_>>()?;
+        Ok(at_once::stream(call, inputs, &context, &self.metrics))
     }
 }

@@ -4,15 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::common::DataFusionError;
 use datafusion::error::Result;
-use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
-use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_plan::metrics::{
-    BaselineMetrics, ExecutionPlanMetricsSet, MetricBuilder, RecordOutput,
-};
-use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use futures::{StreamExt, TryStreamExt};
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder};
 
 use super::input::Input;
 use super::output::{Labelled, centroids};
@@ -20,17 +13,20 @@ use super::spec::{KMeansOutput, KMeansSpec};
 use crate::algo::kmeans::{Clustering, Rounds, kmeans, kmeans_groups};
 use crate::device::{AnyDevice, Distances};
 use crate::error::Result as DeviceResult;
+use crate::exec::at_once::{AtOnce, Found};
 use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
-use crate::exec::collect::{CancelOnDrop, Pool, collect, computing};
 use crate::exec::groups::Grouped;
 use crate::exec::output::AddColumns;
-use crate::exec::phases::{self, Phases};
+use crate::exec::phases;
 use crate::exec::side::Side;
-use crate::job::{Cancel, Job, Phase, Watch};
+use crate::job::{Job, Phase};
 
 /// The computation, and how it is shown.
 pub(super) struct Call {
     pub spec: Arc<KMeansSpec>,
+    /// The columns of the rows, and of the first centroids.
+    pub side: Side,
+    pub init: Option<Side>,
     pub schema: SchemaRef,
     /// Receives the chosen device.
     pub device: Chosen,
@@ -38,51 +34,29 @@ pub(super) struct Call {
     pub inertia: Arc<OnceLock<f64>>,
 }
 
-/// The columns of an input, and its partitions.
-type Streams = (Side, Vec<SendableRecordBatchStream>);
+impl AtOnce for Call {
+    const NAME: &'static str = "KMeansExec";
+    const PHASES: &'static [Phase] = phases::KMEANS;
 
-/// Collects the inputs, clusters their rows and outputs the result.
-pub(super) fn run(
-    call: Call,
-    input: Streams,
-    init: Option<Streams>,
-    context: &TaskContext,
-    metrics: &ExecutionPlanMetricsSet,
-) -> SendableRecordBatchStream {
-    let reservation = MemoryConsumer::new("KMeansExec").register(context.memory_pool());
-    let baseline = BaselineMetrics::new(metrics, 0);
-    let phases = Phases::new(metrics, phases::KMEANS, &baseline);
-    let (schema, watched, metrics) = (call.schema.clone(), phases.clone(), metrics.clone());
-    let work = async move {
-        let reservation = Arc::new(reservation);
-        let first = match init {
-            Some((side, streams)) => Some((side, collect(streams, &reservation).await?)),
-            None => None,
-        };
-        let batches = collect(input.1, &reservation).await?;
-        phases.enter(Phase::Prepare);
-        let cancel = CancelOnDrop(Cancel::default());
-        let budget = Arc::new(Pool(reservation.new_empty()));
-        let job =
-            Job::new(cancel.0.clone()).with_budget(budget).with_watch(Arc::new(phases.clone()));
-        let (found, rounds, peak) = computing(move || {
-            let input = Input::read(&call.spec, &input.0, &batches, first, &job)?;
-            call.solve(input, batches, &job)
-        })
-        .await?;
-        drop(cancel);
-        phases.enter(Phase::Emit);
-        record(&metrics, &rounds);
-        MetricBuilder::new(&metrics).gauge("device_memory_peak", 0).set(peak as usize);
-        baseline.done();
-        Ok::<_, DataFusionError>(futures::stream::iter(found).map(move |batch| {
-            // The input's batches are reserved until the last one is out.
-            let _: &MemoryReservation = &reservation;
-            batch.map(|batch| batch.record_output(&baseline))
-        }))
-    };
-    let stream = watched.watch(futures::stream::once(work).try_flatten().boxed());
-    Box::pin(RecordBatchStreamAdapter::new(schema, stream))
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    /// The first centroids, if a relation gives them, and the rows.
+    fn compute(
+        self,
+        mut inputs: Vec<Vec<RecordBatch>>,
+        job: &Job,
+        metrics: &ExecutionPlanMetricsSet,
+    ) -> Result<Found> {
+        let batches = inputs.pop().unwrap_or_default();
+        let first = self.init.clone().zip(inputs.pop());
+        let input = Input::read(&self.spec, &self.side, &batches, first, job)?;
+        let (found, rounds, peak) = self.solve(input, batches, job)?;
+        record(metrics, &rounds);
+        MetricBuilder::new(metrics).gauge("device_memory_peak", 0).set(peak as usize);
+        Ok(found)
+    }
 }
 
 /// Records the metrics that EXPLAIN ANALYZE shows.
@@ -96,9 +70,6 @@ fn record(set: &ExecutionPlanMetricsSet, rounds: &Rounds) {
     count("rows_rechecked", rounds.work.redone as usize);
     count("bytes_sent", rounds.work.bytes_sent as usize);
 }
-
-/// The output batches, made on demand.
-type Found = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
 
 /// The result of k-means.
 enum Clusters {
@@ -115,7 +86,7 @@ impl Call {
         batches: Vec<RecordBatch>,
         job: &Job,
     ) -> Result<(Found, Rounds, u64)> {
-        let Self { spec, schema, device: chosen, inertia } = self;
+        let Self { spec, schema, device: chosen, inertia, .. } = self;
         let operations = spec.operations(input.rows.len(), input.rows.matrix().width());
         let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
         let per_row = size_of::<u32>() + input.rows.matrix().kind().bytes();

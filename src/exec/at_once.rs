@@ -1,0 +1,75 @@
+//! Operators that need their whole input before they have any output.
+
+use std::sync::Arc;
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::common::DataFusionError;
+use datafusion::error::Result;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, RecordOutput};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::{StreamExt, TryStreamExt};
+
+use super::collect::{CancelOnDrop, Pool, collect, computing};
+use super::phases::Phases;
+use crate::job::{Cancel, Job, Phase, Watch};
+
+/// The output batches, made on demand.
+pub(super) type Found = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
+
+/// An operator's computation.
+pub(super) trait AtOnce: Send + 'static {
+    /// The operator's name, and the phases that are shown.
+    const NAME: &'static str;
+    const PHASES: &'static [Phase];
+
+    /// The columns of the output.
+    fn schema(&self) -> SchemaRef;
+
+    /// The output of the inputs' batches. Metrics that are not about time and rows are recorded here.
+    fn compute(
+        self,
+        inputs: Vec<Vec<RecordBatch>>,
+        job: &Job,
+        metrics: &ExecutionPlanMetricsSet,
+    ) -> Result<Found>;
+}
+
+/// Collects the inputs, one after the other, then computes and outputs the result. Dropping the stream
+/// cancels the work.
+pub(super) fn stream<C: AtOnce>(
+    call: C,
+    inputs: Vec<Vec<SendableRecordBatchStream>>,
+    context: &TaskContext,
+    metrics: &ExecutionPlanMetricsSet,
+) -> SendableRecordBatchStream {
+    let reservation = MemoryConsumer::new(C::NAME).register(context.memory_pool());
+    let baseline = BaselineMetrics::new(metrics, 0);
+    let phases = Phases::new(metrics, C::PHASES, &baseline);
+    let (schema, watched, metrics) = (call.schema(), phases.clone(), metrics.clone());
+    let work = async move {
+        let reservation = Arc::new(reservation);
+        let mut batches = Vec::with_capacity(inputs.len());
+        for streams in inputs {
+            batches.push(collect(streams, &reservation).await?);
+        }
+        phases.enter(Phase::Prepare);
+        let cancel = CancelOnDrop(Cancel::default());
+        let budget = Arc::new(Pool(reservation.new_empty()));
+        let job =
+            Job::new(cancel.0.clone()).with_budget(budget).with_watch(Arc::new(phases.clone()));
+        let found = computing(move || call.compute(batches, &job, &metrics)).await?;
+        drop(cancel);
+        phases.enter(Phase::Emit);
+        baseline.done();
+        Ok::<_, DataFusionError>(futures::stream::iter(found).map(move |batch| {
+            // The inputs' batches are reserved until the last one is out.
+            let _: &MemoryReservation = &reservation;
+            batch.map(|batch| batch.record_output(&baseline))
+        }))
+    };
+    let stream = watched.watch(futures::stream::once(work).try_flatten().boxed());
+    Box::pin(RecordBatchStreamAdapter::new(schema, stream))
+}
