@@ -229,12 +229,16 @@ async fn compare(stored: &[Stored], with: &str, input: &str) -> Result<(), Faile
         "{with} SELECT query_id, rank, distance, base_id FROM knn_exact(queries => \
          (SELECT id, v FROM s LIMIT 3), base => ({input}), k => 9, vector => 'v')"
     );
-    // Labels come in the order of the input, so that neighbours are looked for in one layout only,
-    // and for inputs whose vectors have three dimensions.
+    let density = format!(
+        "{with} SELECT * FROM dbscan(({input}), eps => 0.5, min_points => 3, vector => 'v')"
+    );
+    // Labels come in the order of the input, so that neighbours and dense rows are looked for in one
+    // layout only, and for inputs whose vectors have three dimensions.
     let searched = ["t.id, t.v FROM", "SELECT * FROM t", "DISTINCT g, v"]
         .iter()
         .any(|part| input.contains(part));
-    let asked = [(labels, stored.len()), (neighbors, if searched { 2 } else { 0 })];
+    let few = if searched { 2 } else { 0 };
+    let asked = [(labels, stored.len()), (neighbors, few), (density, few)];
     for (sql, layouts) in asked.into_iter().filter(|(_, layouts)| *layouts > 0) {
         let wanted = stored[0].whole(&sql).await?;
         for other in &stored[1..layouts] {
