@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Time whole DBSCAN statements, from Parquet to labels, beside scikit-learn on the same files, on the CPU.
 
+    peers_dbscan.py --make DIR
     peers_dbscan.py --dir DIR [--program target/debug/neighbors] [--only TASK,...] [--runs N] [--ways WAY,...]
 
-DIR holds NAME-base.parquet as benches/workloads.py writes them, whole or scaled. Ours is the time of the
+DIR holds NAME-base.parquet as benches/workloads.py writes them, whole or scaled; `--make` writes those that
+were not made for this: every fourth pixel of a photograph that scikit-learn ships, by its colour (pixels3) and
+by its colour and a quarter of its place (pixels5), and its digits. Ours is the time of the
 process `neighbors -c "COPY (SELECT id, cluster_id, core FROM dbscan(...)) TO ..."`, start and end included,
 the median of the runs; the peer's is reading with pyarrow and DBSCAN(...).fit with all threads, once for
 each way, without its imports. Labels are compared number for number, and the script fails where they
-differ. Needs scikit-learn and pyarrow.
+differ. Needs scikit-learn, pyarrow and, for `--make`, pillow.
 """
 import argparse
 import os
@@ -23,17 +26,24 @@ TASKS = {  # task: workload, eps, min_points
     "dense8-min4096": ("dense8", 0.05, 4096),
     "geo2": ("geo2", 0.02, 10),
     "blob2": ("blob2", 1.0, 5),
+    "pixels3": ("pixels3", 2.0, 20),
+    "pixels3-eps5": ("pixels3", 5.0, 100),
+    "pixels5": ("pixels5", 4.0, 10),
+    "digits": ("digits", 22.0, 5),
 }
 
 
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("--dir", required=True)
+    a.add_argument("--dir")
+    a.add_argument("--make")
     a.add_argument("--program", default="target/debug/neighbors")
     a.add_argument("--only", default=",".join(TASKS))
     a.add_argument("--runs", type=int, default=5)
     a.add_argument("--ways", default="kd_tree,ball_tree")
     o = a.parse_args()
+    if o.make:
+        return make(o.make)
     for task in o.only.split(","):
         workload, eps, min_points = TASKS[task]
         path = os.path.join(o.dir, f"{workload}-base.parquet")
@@ -50,6 +60,24 @@ def main():
             print(f"{task}: scikit-learn {way} {peer:.3f} s, {peer / seconds:.1f} times ours, labels {'equal' if same else 'DIFFER'}", flush=True)
             if not same:
                 raise SystemExit(1)
+
+
+def make(folder):
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from sklearn.datasets import load_digits, load_sample_image
+    picture = load_sample_image("china.jpg")
+    y, x = np.mgrid[0:picture.shape[0], 0:picture.shape[1]]
+    place = np.stack([x.ravel() // 4, y.ravel() // 4], axis=1)
+    colour = picture.reshape(-1, 3)
+    sets = {"pixels3": colour[::4], "pixels5": np.concatenate([colour, place], axis=1)[::4], "digits": load_digits().data}
+    os.makedirs(folder, exist_ok=True)
+    for name, rows in sets.items():
+        v = pa.FixedSizeListArray.from_arrays(pa.array(rows.astype(np.float32).reshape(-1)), rows.shape[1])
+        path = os.path.join(folder, f"{name}-base.parquet")
+        pq.write_table(pa.table({"id": np.arange(len(rows)), "v": v}), path)
+        print(f"{path}: {len(rows)} rows")
 
 
 def ours(program, path, eps, min_points, runs):

@@ -14,8 +14,9 @@
 //!
 //! Output: one partition, in the order of the input.
 //!
-//! Memory: the input's batches, its vectors twice, and up to 64 bytes a row, whatever eps is,
-//! reserved in the session's pool; more than it allows fails with `ResourcesExhausted`.
+//! Memory: the input's batches, its vectors twice (in groups, three times), and about 60 bytes a row,
+//! with weights or directions about 130, whatever eps is, reserved in the session's pool; more than it
+//! allows fails with `ResourcesExhausted`.
 
 mod run;
 mod spec;
