@@ -5,8 +5,9 @@
     peers_dbscan.py --dir DIR [--program target/debug/neighbors] [--only TASK,...] [--runs N] [--ways WAY,...]
 
 DIR holds NAME-base.parquet as benches/workloads.py writes them, whole or scaled; `--make` writes those that
-were not made for this: every fourth pixel of a photograph that scikit-learn ships, by its colour (pixels3) and
-by its colour and a quarter of its place (pixels5), and its digits. Ours is the time of the
+are not named there: every fourth pixel of a photograph that scikit-learn ships, by its colour (pixels3) and
+by its colour and a quarter of its place (pixels5), its digits, uniform rows in a small square (blob2), and
+normal rows of 384 dimensions around 40 centres (centres384). Ours is the time of the
 process `neighbors -c "COPY (SELECT id, cluster_id, core FROM dbscan(...)) TO ..."`, start and end included,
 the median of the runs; the peer's is reading with pyarrow and DBSCAN(...).fit with all threads, once for
 each way, without its imports. Labels are compared number for number, and the script fails where they
@@ -30,6 +31,8 @@ TASKS = {  # task: workload, eps, min_points
     "pixels3-eps5": ("pixels3", 5.0, 100),
     "pixels5": ("pixels5", 4.0, 10),
     "digits": ("digits", 22.0, 5),
+    "centres384": ("centres384", 24.5, 5),
+    "centres384-eps10": ("centres384", 10.0, 5),
 }
 
 
@@ -72,6 +75,9 @@ def make(folder):
     place = np.stack([x.ravel() // 4, y.ravel() // 4], axis=1)
     colour = picture.reshape(-1, 3)
     sets = {"pixels3": colour[::4], "pixels5": np.concatenate([colour, place], axis=1)[::4], "digits": load_digits().data}
+    g = np.random.default_rng(1)
+    sets["blob2"] = g.random((200_000, 2)) * 0.1
+    sets["centres384"] = g.standard_normal((40, 384))[g.integers(0, 40, 10_000)] + 0.9 * g.standard_normal((10_000, 384))
     os.makedirs(folder, exist_ok=True)
     for name, rows in sets.items():
         v = pa.FixedSizeListArray.from_arrays(pa.array(rows.astype(np.float32).reshape(-1)), rows.shape[1])
