@@ -113,6 +113,10 @@ WORKLOADS = {
     "deep96": ("kNN, k=10, l2; k-means K=4096", 10_000_000, 96, 10_000),
     "balls8": ("k-means K=256, 50 iterations (Noll 2009, ch. 5)", 2_097_152, 8, 0),
     "dense8": ("DBSCAN eps=0.05 min_pts=4 (Noll 2009, ch. 8)", 2_097_152, 8, 0),
+    "dense4": ("DBSCAN, 4 dimensions (Noll 2009, ch. 8)", 262_144, 4, 0),
+    "dense16": ("DBSCAN, 16 dimensions", 262_144, 16, 0),
+    "dense32": ("DBSCAN, 32 dimensions", 262_144, 32, 0),
+    "dense64": ("DBSCAN, 64 dimensions", 262_144, 64, 0),
     "geo2": ("DBSCAN eps=0.02 min_pts=10, two dimensions", 5_000_000, 2, 0),
     "bits512": ("Hamming kNN, k=10; EWH (Bhatia 2014: 4M x 512 bit)", 4_194_304, 512, 10_000),
 }
@@ -134,8 +138,8 @@ def chunks(name, part, n, n_base):
         yield from unit_like(whole, "deep", n, 96, 32)
     elif name == "balls8":
         yield balls(whole, n, 8, 256, 0.02, 0.15, "balls8-centres")
-    elif name == "dense8":
-        yield balls(whole, n, 8, 20, 0.02, 0.05, "dense8-centres")
+    elif name.startswith("dense"):
+        yield balls(whole, n, int(name[5:]), 20, 0.02, 0.05, f"{name}-centres")
     elif name == "geo2":
         yield geo(whole, n)
     elif name == "bits512":

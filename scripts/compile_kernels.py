@@ -39,6 +39,16 @@ MODULES = {
         ["pack", "scan", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
          "search_again", "gather", "take_queries", "among"],
     ),
+    "dbscan.cu": (
+        [
+            ("F32", ["L2", "L1", "COSINE"], [0, 1, 2, 8, 32]),
+            ("F64", ["L2", "L1", "PEARSON"], [0, 1, 3, 16]),
+            ("BITS", ["HAMMING", "JACCARD"], [0, 2, 16]),
+        ],
+        ["keys", "groups_of", "count_digits", "add_up", "move_keys", "fill_tiles", "bound_tiles",
+         "bound_nodes", "count_own", "count_others", "list_others", "count_near", "alone", "link_own",
+         "link_tiles", "flatten", "know", "attach", "finish"],
+    ),
     "kmeans.cu": (
         [("F32", ["SQEUCLIDEAN"], [1, 8, 10, 11, 32, 33, 96, 128, 129])],
         ["add_moved", "add_sorted", "means", "finish_round", "costs", "list_centroids",
@@ -56,15 +66,16 @@ def options():
                       texts[CUDA / "driver/compile.rs"])
     common = re.findall(r'"([^"]+)"', found.group(1))
     values = {}
-    for text in texts.values():
+    for path, text in texts.items():
         for name, value in re.findall(r"const (\w+): usize = ([\d_]+);", text):
-            values[name] = int(value.replace("_", ""))
+            values[path.parent.name, name] = int(value.replace("_", ""))
     constants = {}
     for path, text in texts.items():
         for items in re.findall(r"const CONSTANTS: \[\(&str, usize\); \d+\] =\s*\[(.*?)\];", text, re.S):
             names = re.findall(r'\("(\w+)", (\w+)\)', items)
-            constants[path.parent.name] = [f"-D{name}={values[own]}u" for name, own in names]
-    if not common or constants.keys() != {"search", "kmeans"}:
+            family = path.parent.name
+            constants[family] = [f"-D{name}={values[family, own]}u" for name, own in names]
+    if not common or constants.keys() != {"search", "kmeans", "dbscan"}:
         sys.exit(f"{CUDA}: found options {common} and constants {constants}")
     return common, constants
 
@@ -153,6 +164,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--arch", action="append", help="only this architecture (repeatable)")
     parser.add_argument("--keep", type=pathlib.Path, help="write the cubins into this folder")
+    parser.add_argument("--module", action="append", help="only this file of kernels/ (repeatable)")
     parser.add_argument("--quick", action="store_true", help="one metric and dim per element type")
     arguments = parser.parse_args()
 
@@ -162,7 +174,12 @@ def main():
     tasks = []
     for arch in arguments.arch or ARCHS:
         for module, entries, element, metric, dim in variants(arguments.quick):
+            if arguments.module and module not in arguments.module:
+                continue
             defines = [f"-DELEMENT={element}", f"-DMETRIC={metric}", f"-DDIM={dim}"]
+            if module == "dbscan.cu":
+                # With weights, whatever else: rows of odd dimension have them here.
+                defines.append(f"-DWEIGHTED={dim % 2}")
             defines += constants[module.removesuffix(".cu")]
             name = (arch, module, element, metric, dim)
             tasks.append((name, entries, sources[module], common + [f"-arch={arch}"] + defines))

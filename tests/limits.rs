@@ -31,7 +31,7 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
 use datafusion_neighbors::algo::kmeans::{Init, KMeansParams, kmeans, kmeans_groups};
 use datafusion_neighbors::algo::knn::{KnnParams, open_base};
-use datafusion_neighbors::device::{AnyDevice, DeviceChoice, QueryRows, dbscan_device};
+use datafusion_neighbors::device::{AnyDevice, QueryRows};
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::Rows;
 use datafusion_neighbors::{Error, Metric};
@@ -376,8 +376,7 @@ fn works(device: &AnyDevice, larger: usize) -> Vec<Work<'_>> {
     let dense = move |rows: Rows, eps, min_points| {
         move |job: &Job| {
             let params = DbscanParams::try_new(eps, min_points, Metric::L2)?;
-            let device = dbscan_device(DeviceChoice::Cpu)?;
-            dbscan(device.as_ref(), &rows, None, &[rows.len()], &params, job).map(drop)
+            dbscan(device, &rows, None, &[rows.len()], &params, job).map(drop)
         }
     };
     let part = low.slice(0..50_000);
@@ -421,9 +420,7 @@ fn cancelled_work_ends_soon() {
         let Some(device) = device else { continue };
         let (most, larger) = if name == "cpu" { (100, 1) } else { (200, 6) };
         let most = Duration::from_millis(most);
-        // DBSCAN runs on the CPU.
-        let runs = |what: &str| name == "cpu" || !what.starts_with("dbscan");
-        for (what, work) in works(&device, larger).into_iter().filter(|(what, _)| runs(what)) {
+        for (what, work) in works(&device, larger) {
             // Kernels are compiled once.
             work(&Job::default()).unwrap();
             let start = Instant::now();

@@ -21,23 +21,16 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use sqllogictest::{AsyncDB, DBOutput, DefaultColumnType, Runner};
 use tempfile::TempDir;
 
-/// Whether the functions of a file run on a device: `dbscan` runs on the CPU.
-fn runs_on(device: &str, file: &Path) -> bool {
-    device == "cpu" || file.file_stem().is_none_or(|name| name != "dbscan")
-}
-
 fn main() {
     let mut trials = Vec::new();
     for (device, found) in support::devices() {
-        for file in files_with("slt").into_iter().filter(|file| runs_on(device, file)) {
+        for file in files_with("slt") {
             let name = format!("{device}::{}", file_name(&file));
             let trial = Trial::test(name, move || contract(&file, device));
             trials.push(trial.with_ignored_flag(found.is_none()));
         }
         let readme = support::root().join("README.md");
-        let pages =
-            files_with("md").into_iter().chain([readme]).filter(|page| runs_on(device, page));
-        for page in pages {
+        for page in files_with("md").into_iter().chain([readme]) {
             let name = format!("{device}::{}", file_name(&page));
             let trial = Trial::test(name, move || {
                 tokio::runtime::Runtime::new()?.block_on(pages::run(&page, device))

@@ -42,7 +42,7 @@ mod sealed {
 }
 
 /// A device: the primitives of every family of functions.
-pub trait Device: SearchDevice + KMeansDevice + sealed::Sealed {
+pub trait Device: SearchDevice + KMeansDevice + DbscanDevice + sealed::Sealed {
     /// A description of the device.
     fn info(&self) -> DeviceInfo;
 
@@ -214,19 +214,6 @@ impl AnyDevice {
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => task.run(device),
         }
-    }
-}
-
-/// The device for DBSCAN, which runs on the CPU.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] if another device is asked for by name.
-pub fn dbscan_device(choice: DeviceChoice) -> Result<Arc<dyn DbscanDevice + Send + Sync>> {
-    match choice {
-        DeviceChoice::Auto | DeviceChoice::Cpu => Ok(Arc::new(CpuDevice::new())),
-        DeviceChoice::Cuda(_) => Err(Error::InvalidArgument(format!(
-            "dbscan runs on the CPU, and neighbors.device is '{choice}'; accepted are 'auto' and 'cpu'"
-        ))),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::{Float64Type, Int32Type};
 use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
-use datafusion_neighbors::device::{DeviceChoice, dbscan_device};
+use datafusion_neighbors::device::AnyDevice;
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 
@@ -15,7 +15,7 @@ const SETS: [&str; 6] = ["moons", "varied", "tenths", "lattice", "chain", "shape
 
 #[test]
 fn the_clusters_of_scikit_learn() {
-    let device = dbscan_device(DeviceChoice::Auto).expect("the CPU");
+    let device = AnyDevice::cpu();
     for set in SETS {
         let table = golden(&format!("dbscan-{set}"), "rows");
         let vectors = table.column_by_name("v").expect("vectors").as_fixed_size_list();
@@ -31,7 +31,7 @@ fn the_clusters_of_scikit_learn() {
             let (metric, eps) = (metric.parse().expect("a metric"), eps.parse().expect("eps"));
             let min_points = min_points.parse().expect("a number");
             let params = DbscanParams::try_new(eps, min_points, metric).expect("parameters");
-            let found = dbscan(device.as_ref(), &rows, None, &[count], &params, &Job::default());
+            let found = dbscan(&device, &rows, None, &[count], &params, &Job::default());
             let found = found.expect("clusters");
             let wanted = table.column_by_name(field.name()).expect("clusters");
             let wanted = wanted.as_primitive::<Int32Type>().values();

@@ -3,44 +3,40 @@
 use std::sync::Arc;
 
 use datafusion_neighbors::algo::dbscan::{DbscanParams, Density, dbscan};
-use datafusion_neighbors::device::{DeviceChoice, dbscan_device};
+use datafusion_neighbors::device::AnyDevice;
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 
-use crate::support::density::{oracle, same, sum};
+use crate::support::density::{oracle, same, same_rows, sum};
 use crate::support::{Kind, Rng, matrix_bits};
-
-/// A trial of the device that DBSCAN runs on, …
-type Trial = fn() -> Result<(), Failed>;
-
-/// … or one that knows of which case it is.
-type Case = Box<dyn Fn() -> Result<(), Failed> + Send>;
+use crate::{Check, Test};
 
 /// All trials.
-pub fn trials() -> Vec<(String, Case)> {
-    let mut all: Vec<(String, Case)> = Vec::new();
+pub fn trials() -> Vec<(String, Test)> {
+    let mut all: Vec<(String, Test)> = Vec::new();
     let metrics = Metric::ALL.into_iter().filter(|metric| *metric != Metric::InnerProduct);
     for metric in metrics {
         if metric.is_binary() {
-            all.push((format!("dbscan::{metric}"), Box::new(move || bits(metric))));
+            all.push((format!("dbscan::{metric}"), Box::new(move |device| bits(device, metric))));
             continue;
         }
         for kind in Kind::ALL {
             let name = format!("dbscan::{metric}::{kind:?}");
-            all.push((name, Box::new(move || numbers(metric, kind))));
+            all.push((name, Box::new(move |device| numbers(device, metric, kind))));
         }
     }
-    let others: [(&str, Trial); 6] = [
+    let others: [(&str, Check); 7] = [
         ("groups_are_clustered_by_themselves", groups),
         ("weights_are_added_exactly", weights),
         ("chains_of_border_rows_join_nothing", chains),
         ("any_order_of_rows", orders),
+        ("trees_of_many_levels", many),
         ("powers_of_two_change_nothing", scaled),
         ("cancelled", cancelled),
     ];
-    all.extend(others.map(|(name, run)| (format!("dbscan::{name}"), Box::new(run) as Case)));
+    all.extend(others.map(|(name, run)| (format!("dbscan::{name}"), Box::new(run) as Test)));
     all
 }
 
@@ -48,7 +44,7 @@ pub fn trials() -> Vec<(String, Case)> {
 const SHAPES: [(usize, usize); 7] =
     [(1, 3), (2, 1), (63, 2), (65, 3), (200, 2), (330, 8), (150, 70)];
 
-fn numbers(metric: Metric, kind: Kind) -> Result<(), Failed> {
+fn numbers(device: &AnyDevice, metric: Metric, kind: Kind) -> Result<(), Failed> {
     for (i, (rows, dim)) in SHAPES.into_iter().enumerate() {
         if dim == 1 && metric == Metric::Pearson {
             continue;
@@ -63,13 +59,13 @@ fn numbers(metric: Metric, kind: Kind) -> Result<(), Failed> {
         {
             let rows = Rows::all(Arc::new(Matrix::new(elements, rows, dim)));
             let distance = |a: usize, b: usize| sum(metric, &values[a], &values[b]);
-            compare(metric, &rows, i as u64, distance)?;
+            compare(device, metric, &rows, i as u64, distance)?;
         }
     }
     Ok(())
 }
 
-fn bits(metric: Metric) -> Result<(), Failed> {
+fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
     for (i, (count, dim)) in SHAPES.into_iter().enumerate() {
         let rows = matrix_bits(i as u64, count, dim);
         let (words, width) = (rows.words().unwrap_or_default(), dim.div_ceil(64));
@@ -85,13 +81,14 @@ fn bits(metric: Metric) -> Result<(), Failed> {
                 _ => 1.0 - ones(|x, y| x & y) / ones(|x, y| x | y),
             }
         };
-        compare(metric, &rows, i as u64, distance)?;
+        compare(device, metric, &rows, i as u64, distance)?;
     }
     Ok(())
 }
 
 /// Clusters with eps at, and a hair from, the distances of some pairs, few and many points.
 fn compare(
+    device: &AnyDevice,
     metric: Metric,
     rows: &Rows,
     seed: u64,
@@ -116,7 +113,7 @@ fn compare(
             let min_points = [1, 2, 5, 1 + rng.below(count as u64), count as u64];
             for min_points in min_points {
                 let params = DbscanParams::try_new(eps, min_points, metric)?;
-                let found = cluster(rows, None, &[count], &params)?;
+                let found = cluster(device, rows, None, &[count], &params)?;
                 let wanted = oracle(count, min_points as f64, |_| 1.0, near);
                 let case = format!("{count} rows, eps {eps:?}, min_points {min_points}");
                 same(&found, &wanted).map_err(|error| format!("{case}: {error}"))?;
@@ -127,13 +124,13 @@ fn compare(
 }
 
 fn cluster(
+    device: &AnyDevice,
     rows: &Rows,
     weights: Option<&[f64]>,
     ends: &[usize],
     params: &DbscanParams,
 ) -> Result<Density, Error> {
-    let device = dbscan_device(DeviceChoice::Cpu)?;
-    dbscan(device.as_ref(), rows, weights, ends, params, &Job::default())
+    dbscan(device, rows, weights, ends, params, &Job::default())
 }
 
 /// Numbers in rows of so many dimensions.
@@ -146,7 +143,7 @@ fn normal(seed: u64, rows: usize, dim: usize) -> Vec<f64> {
     Kind::Normal.rows(seed, rows, dim).into_iter().flatten().collect()
 }
 
-fn groups() -> Result<(), Failed> {
+fn groups(device: &AnyDevice) -> Result<(), Failed> {
     let mut rng = Rng(5);
     let sizes: Vec<usize> =
         (0..60).map(|i| if i == 30 { 20_000 } else { rng.below(200) as usize }).collect();
@@ -159,11 +156,11 @@ fn groups() -> Result<(), Failed> {
         .collect();
     let values = normal(3, ends[59], 2);
     let params = DbscanParams::try_new(0.05, 3, Metric::L2)?;
-    let all = cluster(&rows_of(values.clone(), 2), None, &ends, &params)?;
+    let all = cluster(device, &rows_of(values.clone(), 2), None, &ends, &params)?;
     let mut start = 0;
     for end in ends {
         let rows = rows_of(values[start * 2..end * 2].to_vec(), 2);
-        let alone = cluster(&rows, None, &[end - start], &params)?;
+        let alone = cluster(device, &rows, None, &[end - start], &params)?;
         let of_group = (&all.clusters[start..end], &all.core[start..end]);
         if of_group != (&alone.clusters[..], &alone.core[..]) {
             return Err(format!("the group {start}..{end} differs from itself alone").into());
@@ -173,7 +170,7 @@ fn groups() -> Result<(), Failed> {
     Ok(())
 }
 
-fn weights() -> Result<(), Failed> {
+fn weights(device: &AnyDevice) -> Result<(), Failed> {
     let mut rng = Rng(9);
     for (seed, rows) in [(1, 200), (2, 700)] {
         let values = normal(seed, rows, 2);
@@ -184,7 +181,7 @@ fn weights() -> Result<(), Failed> {
         };
         for min_points in [1, 2, 5, 30] {
             let params = DbscanParams::try_new(0.04, min_points, Metric::SqEuclidean)?;
-            let found = cluster(&rows_of(values.clone(), 2), Some(&given), &[rows], &params)?;
+            let found = cluster(device, &rows_of(values.clone(), 2), Some(&given), &[rows], &params)?;
             same(&found, &oracle(rows, min_points as f64, |row| given[row], near))?;
         }
     }
@@ -194,14 +191,14 @@ fn weights() -> Result<(), Failed> {
     {
         let given = [2.5 - 2f64.powi(-51), last, 2f64.powi(-51), 1e-300];
         let params = DbscanParams::try_new(1.0, 5, Metric::L2)?;
-        let found = cluster(&rows_of(vec![0.0; 4], 1), Some(&given), &[4], &params)?;
+        let found = cluster(device, &rows_of(vec![0.0; 4], 1), Some(&given), &[4], &params)?;
         if found.core != [is_core; 4] {
             return Err(format!("{last:?}: {:?}", found.core).into());
         }
     }
     for bad in [-1.0, f64::NAN, f64::INFINITY] {
         let params = DbscanParams::try_new(1.0, 5, Metric::L2)?;
-        let found = cluster(&rows_of(vec![0.0], 1), Some(&[bad]), &[1], &params);
+        let found = cluster(device, &rows_of(vec![0.0], 1), Some(&[bad]), &[1], &params);
         if !matches!(found, Err(Error::InvalidArgument(_))) {
             return Err(format!("a weight of {bad}: {found:?}").into());
         }
@@ -210,12 +207,12 @@ fn weights() -> Result<(), Failed> {
 }
 
 /// Two lines of core rows, and between them rows near both that are not core.
-fn chains() -> Result<(), Failed> {
+fn chains(device: &AnyDevice) -> Result<(), Failed> {
     let line = |x: f64| (0..40).flat_map(move |i| [x, f64::from(i) * 0.1]);
     let between = (0..6).flat_map(|i| [0.5, 0.5 + f64::from(i) * 0.5]);
     let values: Vec<f64> = between.clone().chain(line(1.0)).chain(line(0.0)).collect();
     let params = DbscanParams::try_new(0.5, 9, Metric::L2)?;
-    let found = cluster(&rows_of(values, 2), None, &[86], &params)?;
+    let found = cluster(device, &rows_of(values, 2), None, &[86], &params)?;
     let is_right = found.count == 2
         && found.core[..6].iter().all(|core| !core)
         && found.clusters[..6].iter().all(|cluster| *cluster == Some(0))
@@ -225,16 +222,16 @@ fn chains() -> Result<(), Failed> {
 }
 
 /// Core rows are clustered together or apart in any order of the rows.
-fn orders() -> Result<(), Failed> {
+fn orders(device: &AnyDevice) -> Result<(), Failed> {
     let (count, mut rng) = (3000, Rng(8));
     let values = normal(4, count, 3);
     let params = DbscanParams::try_new(0.2, 4, Metric::L2)?;
-    let first = cluster(&rows_of(values.clone(), 3), None, &[count], &params)?;
+    let first = cluster(device, &rows_of(values.clone(), 3), None, &[count], &params)?;
     for _ in 0..3 {
         let mut order: Vec<usize> = (0..count).collect();
         (1..count).for_each(|i| order.swap(i, rng.below(i as u64 + 1) as usize));
         let moved = order.iter().flat_map(|row| values[row * 3..][..3].to_vec()).collect();
-        let found = cluster(&rows_of(moved, 3), None, &[count], &params)?;
+        let found = cluster(device, &rows_of(moved, 3), None, &[count], &params)?;
         let mut names = vec![None; first.count];
         for (place, row) in order.iter().enumerate() {
             if found.core[place] != first.core[*row] {
@@ -254,14 +251,56 @@ fn orders() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Many rows and groups, against the CPU with one thread: clumps of different sizes and density, between
+/// them rows that are alone.
+fn many(device: &AnyDevice) -> Result<(), Failed> {
+    let mut rng = Rng(12);
+    let (count, dim) = (70_000, 3);
+    let clumps: Vec<Vec<f64>> = Kind::Normal.rows(3, 60, dim);
+    let noise = normal(5, count, dim);
+    let values: Vec<f64> = (0..count)
+        .flat_map(|row| {
+            let clump = (rng.below(60) * rng.below(60) / 60) as usize;
+            let (size, row) = (0.01 * (clump % 7 + 1) as f64, &noise[row * dim..][..dim]);
+            let alone = rng.below(8) == 0;
+            let of = |i: usize| if alone { row[i] } else { clumps[clump][i] + size * row[i] };
+            (0..dim).map(of).collect::<Vec<_>>()
+        })
+        .collect();
+    let narrow: Vec<f32> = values.iter().map(|x| *x as f32).collect();
+    let given: Vec<f64> = (0..count).map(|_| rng.below(40) as f64 * 0.1).collect();
+    let thread = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
+    for (elements, metric) in [
+        (Elements::F64(values), Metric::L2),
+        (Elements::F32(narrow.clone()), Metric::L1),
+        (Elements::F32(narrow), Metric::Cosine),
+    ] {
+        let rows = Rows::all(Arc::new(Matrix::new(elements, count, dim)));
+        for (eps, min_points) in [(0.003, 2), (0.02, 5), (0.05, 300), (0.6, 9000), (4.0, 60_000)] {
+            let eps = if metric == Metric::Cosine { eps * eps } else { eps };
+            let params = DbscanParams::try_new(eps, min_points, metric)?;
+            let groups = vec![10, 10, 5000, 5070, 68_000, count];
+            for (ends, weights) in [(vec![count], None), (groups, Some(given.as_slice()))] {
+                let found = cluster(device, &rows, weights, &ends, &params)?;
+                let cpu = AnyDevice::cpu();
+                let wanted = thread.install(|| cluster(&cpu, &rows, weights, &ends, &params))?;
+                same_rows(&found, &(wanted.clusters, wanted.core)).map_err(|error| {
+                    format!("{metric}, eps {eps}, min_points {min_points}, {ends:?}: {error}")
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Rows and eps times a power of two.
-fn scaled() -> Result<(), Failed> {
+fn scaled(device: &AnyDevice) -> Result<(), Failed> {
     for metric in [Metric::L2, Metric::L1] {
         let values = normal(6, 800, 4);
         let of = |scale: f64| {
             let values = values.iter().map(|x| x * scale).collect();
             let params = DbscanParams::try_new(0.7 * scale, 4, metric)?;
-            cluster(&rows_of(values, 4), None, &[800], &params)
+            cluster(device, &rows_of(values, 4), None, &[800], &params)
         };
         let plain = of(1.0)?;
         for exponent in [-300, -40, 40, 300] {
@@ -274,13 +313,12 @@ fn scaled() -> Result<(), Failed> {
     Ok(())
 }
 
-fn cancelled() -> Result<(), Failed> {
+fn cancelled(device: &AnyDevice) -> Result<(), Failed> {
     let job = Job::default();
     job.cancel().cancel();
     let params = DbscanParams::try_new(1.0, 5, Metric::L2)?;
-    let device = dbscan_device(DeviceChoice::Cpu)?;
     let rows = rows_of(normal(1, 5000, 2), 2);
-    match dbscan(device.as_ref(), &rows, None, &[5000], &params, &job) {
+    match dbscan(device, &rows, None, &[5000], &params, &job) {
         Err(Error::Cancelled) => Ok(()),
         other => Err(format!("{:?}", other.map(|found| found.count)).into()),
     }

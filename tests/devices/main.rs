@@ -23,7 +23,7 @@ fn main() {
     let mut trials = Vec::new();
     for (name, device) in support::devices() {
         let all = search::trials().into_iter().chain(among::trials());
-        let all = all.chain(kmeans::trials()).chain(session::trials());
+        let all = all.chain(kmeans::trials()).chain(session::trials()).chain(dbscan::trials());
         for (test, run) in all {
             let (missing, device) = (device.is_none(), device.clone());
             let trial = Trial::test(format!("{name}::{test}"), move || match &device {
@@ -32,10 +32,6 @@ fn main() {
             });
             trials.push(trial.with_ignored_flag(missing));
         }
-    }
-    // DBSCAN runs on the CPU.
-    for (test, run) in dbscan::trials() {
-        trials.push(Trial::test(format!("cpu::{test}"), run));
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

@@ -7,17 +7,18 @@ use super::{check, session, table, text};
 use crate::support::devices;
 
 /// Statements that `auto` gives to a GPU.
-const STATEMENTS: [&str; 2] = [
+const STATEMENTS: [&str; 3] = [
     "SELECT sum(base_id) AS s, sum(distance) AS d FROM knn_exact(base => t, k => 5)",
     "SELECT cluster_id, count(*) AS n FROM kmeans(t, k => 700, seed => 1, init => 'random') \
      GROUP BY 1 ORDER BY 1",
+    "SELECT count(cluster_id) AS n, sum(cluster_id) AS s FROM dbscan(t, eps => 9, min_points => 2)",
 ];
 
 /// Without a GPU, `auto` is the CPU from the beginning, and there is no error to wait for.
 pub async fn too_little_device_memory() -> Result<(), Failed> {
     let has_gpu = devices().iter().any(|(name, device)| *name == "cuda" && device.is_some());
     let ctx = session(SessionConfig::new())?;
-    table(&ctx, "t", if has_gpu { 16_000 } else { 1000 }, 64, 2, 500)?;
+    table(&ctx, "t", if has_gpu { 20_000 } else { 1000 }, 64, 2, 500)?;
     for sql in STATEMENTS {
         let mut answers = Vec::new();
         for device in ["cpu", "auto"] {

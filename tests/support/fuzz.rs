@@ -10,7 +10,7 @@ use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::{DataType, Field, Float64Type, Int64Type, UInt32Type};
 use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
 use datafusion_neighbors::algo::kmeans::{Clustering, Init};
-use datafusion_neighbors::device::{AnyDevice, DeviceChoice, Distances, dbscan_device};
+use datafusion_neighbors::device::{AnyDevice, Distances};
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use datafusion_neighbors::{Error, KMeans, KnnExact, Metric, kmeans, knn_exact};
@@ -193,7 +193,7 @@ fn dimension(rng: &mut Rng) -> usize {
     }
 }
 
-fn dbscan_case(rng: &mut Rng, _: &AnyDevice) -> Result<(), String> {
+fn dbscan_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let dim = dimension(rng);
     let count = size(rng, ((MOST_WORK / dim) as f64).sqrt().min(500.0) as usize);
     let style = Style::any(rng);
@@ -225,10 +225,9 @@ fn dbscan_case(rng: &mut Rng, _: &AnyDevice) -> Result<(), String> {
         Elements::F64(rows.values.iter().flatten().copied().collect())
     };
     let matrix = Rows::all(Arc::new(Matrix::new(elements, count, dim)));
-    let device = dbscan_device(DeviceChoice::Cpu).map_err(|error| error.to_string())?;
     let params = DbscanParams::try_new(eps, min_points, metric).map_err(|e| e.to_string())?;
     let given = weights.as_deref();
-    let found = dbscan(device.as_ref(), &matrix, given, ends, &params, &Job::default());
+    let found = dbscan(device, &matrix, given, ends, &params, &Job::default());
     let found = found.map_err(|error| error.to_string())?;
     let limit = if metric == Metric::L2 { eps * eps } else { eps };
     let mut wanted = (Vec::new(), Vec::new());

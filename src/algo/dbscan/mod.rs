@@ -7,9 +7,13 @@
 
 mod params;
 
+use std::sync::Arc;
+
 pub use params::DbscanParams;
 
-use crate::device::{Components, DbscanDevice, DbscanInput, DbscanWork, NOISE};
+use crate::device::{
+    AnyDevice, Components, DbscanInput, DbscanWork, Device, NOISE, OnDevice,
+};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -49,7 +53,7 @@ impl Density {
 /// [`Error::InvalidArgument`] for weights that are not finite numbers from 0, one for each row;
 /// [`Error::TooManyRows`]; [`Error::Cancelled`]; [`Error::HostMemory`]; the errors of the device.
 pub fn dbscan(
-    device: &dyn DbscanDevice,
+    device: &AnyDevice,
     rows: &Rows,
     weights: Option<&[f64]>,
     ends: &[usize],
@@ -65,7 +69,7 @@ pub fn dbscan(
     let input = DbscanInput { rows, weights, ends, within, min_points };
     let per_row = size_of::<Option<u32>>() + size_of::<u32>();
     let _reserved = job.reserve("clusters of rows", rows.len() * per_row)?;
-    let Components { core, first, work } = device.components(&input, job)?;
+    let Components { core, first, work } = device.run(Solve { input, job })?;
     let mut numbers = vec![NOISE; rows.len()];
     let (mut start, mut count) = (0, 0);
     for end in ends {
@@ -81,6 +85,19 @@ pub fn dbscan(
     let cluster = |first: &u32| (*first != NOISE).then(|| numbers[*first as usize]);
     let clusters = first.iter().map(cluster).collect();
     Ok(Density { clusters, core, count, work })
+}
+
+struct Solve<'a> {
+    input: DbscanInput<'a>,
+    job: &'a Job,
+}
+
+impl OnDevice for Solve<'_> {
+    type Output = Result<Components>;
+
+    fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+        device.components(&self.input, self.job)
+    }
 }
 
 fn check_weights(weights: Option<&[f64]>, rows: usize) -> Result<()> {

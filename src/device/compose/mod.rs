@@ -13,5 +13,5 @@ pub use by_search::BySearch;
 pub use by_search::LARGE_PROBLEM;
 pub use means::Means;
 #[cfg(feature = "cuda")]
-pub use on_host::{KMeansOnHost, host_session, sums_of};
+pub use on_host::{KMeansOnHost, components_on_host, host_session, sums_of};
 pub use search::StreamedSearch;

@@ -1,8 +1,8 @@
-//! The host's share of k-means on another device.
+//! The host's share of the work of other devices.
 
 use super::BySearch;
 use crate::device::ClusterSums;
-use crate::device::contract::{KMeansInput, KMeansProblem};
+use crate::device::contract::{Components, DbscanDevice, DbscanInput, KMeansInput, KMeansProblem};
 use crate::device::cpu::CpuDevice;
 use crate::device::cpu::kmeans::cluster_sums;
 use crate::error::Result;
@@ -32,4 +32,12 @@ pub fn sums_of(
 ) -> Result<ClusterSums> {
     cluster_sums::move_rows(rows, None, (None, labels), &mut empty, job)?;
     Ok(empty)
+}
+
+/// The components of rows, on the CPU.
+///
+/// # Errors
+/// Those of the CPU.
+pub fn components_on_host(input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
+    CpuDevice::new().components(input, job)
 }

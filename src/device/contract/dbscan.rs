@@ -138,6 +138,49 @@ impl Within {
         Direction { unit, mean, inverse: 1.0 / square.sqrt() }
     }
 
+    /// Below and up to what a sum of f32 in any order, fused or not, decides: at most the first is within
+    /// eps for certain, more than the second is not. For products it is one less the product, by rows'
+    /// values and inverse lengths rounded to f32, if all of those [fit](Self::fits_f32).
+    pub fn limits_of_f32(&self, dim: usize) -> (f64, f64) {
+        let (limit, few) = (self.limit, dim as f64 + 16.0);
+        let unit = f64::from(f32::EPSILON);
+        let slack = match self.metric.sum() {
+            // Each product of values errs by a share of the product of the rows' lengths.
+            Sum::Products => few * unit,
+            _ => limit * few * unit + few * 1e-44,
+        };
+        // Rounded to f32 by less than this much again.
+        let more = slack + limit.abs() * unit + f64::from(f32::MIN_POSITIVE);
+        // A sum that has overflowed is never within eps for certain.
+        ((limit - more).min(f64::from(f32::MAX)), limit + more)
+    }
+
+    /// Whether products of rows of which one over the length is this stay in the range of f32.
+    pub fn fits_f32(&self, inverse: f64) -> bool {
+        (1e-15..1e15).contains(&inverse)
+    }
+
+    /// What exact bounds on the sum of a pair by its coordinates, so many, are compared with: above the
+    /// first a pair is not within eps for certain, up to the second it is. The coordinates of a direction
+    /// are those of the unit vector, rounded to f64, and their sum is the squared distance.
+    pub fn bounds_of_boxes(&self, coordinates: usize) -> (f64, f64) {
+        let few = coordinates as f64 + 16.0;
+        let (limit, relative, absolute) = match self.metric.sum() {
+            // The distance of two points on the unit sphere: |u − v|² = 2 (1 − cos). Their
+            // coordinates are known to a few units of 1e-16.
+            Sum::Products => (2.0 * self.limit, 0.0, few * 1e-12),
+            Sum::DifferentBits | Sum::SharedBits => (self.limit, 0.0, 1e-12),
+            _ => (self.limit, few * 1e-15, few * 1e-322),
+        };
+        // Near the largest number, sums overflow at different times.
+        let beyond = if limit < f64::MAX / 16.0 {
+            (limit + absolute) * (1.0 + 2.0 * relative)
+        } else {
+            f64::INFINITY
+        };
+        (beyond, (limit - absolute) * (1.0 - 2.0 * relative))
+    }
+
     /// Whether two rows of numbers are within eps: the definition.
     ///
     /// # Panics

@@ -7,10 +7,12 @@
 //! | `handle` | which GPU, and how much of its memory |
 //! | `search` | rows and their layouts, lists, passes of launches, chosen pairs |
 //! | `kmeans` | sessions of k-means: rows that stay on the GPU, many groups in one launch |
+//! | `dbscan` | rows in tiles under a tree of boxes, in stages of launches that end in time |
 //! | `driver` | per-GPU state of a process: buffers under a budget, uploads beside running kernels, kernels from source and on disk |
 //!
 //! Unsafe code is in the `launch` modules, one for each family, and in `driver::sys`.
 
+mod dbscan;
 mod driver;
 mod handle;
 mod kmeans;

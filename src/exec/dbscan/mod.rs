@@ -1,15 +1,16 @@
 //! `DbscanExec`: rows with their clusters by density.
 //!
 //! ```text
-//! DbscanExec: eps=0.5, min_points=5, metric=l2, device=cpu
+//! DbscanExec: eps=0.5, min_points=5, metric=l2, device=auto
 //!   input     drained once, all its partitions at a time
 //! ```
 //!
 //! As a window function, rows are grouped by the values of columns, and every group has clusters of
 //! its own.
 //!
-//! Phases: (1) the input is collected and its vectors become rows; (2) all of them are clustered on a
-//! blocking thread, which dropping the stream cancels; (3) the input's batches come out again, with
+//! Phases: (1) the input is collected and its vectors become rows; (2) a device is chosen and all of
+//! them are clustered on a blocking thread, which dropping the stream cancels; if a device that was not
+//! requested by name fails, the CPU does it; (3) the input's batches come out again, with
 //! `cluster_id` and `core`.
 //!
 //! Output: one partition, in the order of the input.
@@ -44,8 +45,10 @@ use datafusion::physical_plan::{
 use self::run::Call;
 pub use self::spec::{DbscanOutput, DbscanSpec, dbscan_fields};
 use super::at_once;
-use super::collect::execute_all;
+use super::chosen::Chosen;
+use super::collect::{execute_all, expected_rows};
 use super::side::Side;
+use crate::device::AnyDevice;
 
 /// Rows with their clusters by density, in one partition and in the order of the input.
 ///
@@ -59,6 +62,8 @@ pub struct DbscanExec {
     schema: SchemaRef,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
+    /// The device, once it is known.
+    device: Chosen,
 }
 
 impl DbscanExec {
@@ -74,13 +79,22 @@ impl DbscanExec {
             EmissionType::Final,
             Boundedness::Bounded,
         ));
-        let metrics = ExecutionPlanMetricsSet::new();
-        Ok(Self { spec, side, input, schema, properties, metrics })
+        let (metrics, device) = (ExecutionPlanMetricsSet::new(), Chosen::default());
+        Ok(Self { spec, side, input, schema, properties, metrics, device })
     }
 
     /// The specification: its parameters, and how its input is read.
     pub fn spec(&self) -> &DbscanSpec {
         &self.spec
+    }
+
+    /// The device expected from statistics.
+    fn expected_device(&self) -> String {
+        let Self { spec, side, input, .. } = self;
+        let width = side.dim(input.schema().fields()).map(|dim| side.kind.width(dim as usize));
+        let operations = expected_rows(input).zip(width);
+        let operations = operations.map(|(rows, width)| spec.operations(rows, width));
+        AnyDevice::foresee(spec.device, operations)
     }
 }
 
@@ -91,7 +105,7 @@ impl DisplayAs for DbscanExec {
             ("eps", spec.params.eps().to_string()),
             ("min_points", spec.params.min_points().to_string()),
             ("metric", spec.params.metric().to_string()),
-            ("device", "cpu".to_string()),
+            ("device", self.device.shown().unwrap_or_else(|| self.expected_device())),
             ("vector", format!("[{}]", spec.vector.names().join(", "))),
         ];
         if let Some(weight) = &spec.weight {
@@ -193,7 +207,9 @@ impl ExecutionPlan for DbscanExec {
             return internal_err!("DbscanExec has one partition, not {partition}");
         }
         let inputs = vec![execute_all(&self.input, &context)?];
-        let (spec, side, schema) = (self.spec.clone(), self.side.clone(), self.schema.clone());
-        Ok(at_once::stream(Call { spec, side, schema }, inputs, &context, &self.metrics))
+        let Self { spec, side, schema, device, metrics, .. } = self;
+        let (spec, side, schema) = (spec.clone(), side.clone(), schema.clone());
+        let call = Call { spec, side, schema, device: device.clone() };
+        Ok(at_once::stream(call, inputs, &context, metrics))
     }
 }

@@ -9,8 +9,10 @@ use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder}
 
 use super::spec::{DbscanOutput, DbscanSpec};
 use crate::algo::dbscan::{Density, dbscan};
-use crate::device::{DbscanWork, dbscan_device};
+use crate::device::{AnyDevice, DbscanWork};
+use crate::error::Error;
 use crate::exec::at_once::{AtOnce, Found};
+use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::groups::Grouped;
 use crate::exec::output::AddColumns;
 use crate::exec::phases;
@@ -26,6 +28,8 @@ pub(super) struct Call {
     pub spec: Arc<DbscanSpec>,
     pub side: Side,
     pub schema: SchemaRef,
+    /// Receives the chosen device.
+    pub device: Chosen,
 }
 
 impl AtOnce for Call {
@@ -42,8 +46,9 @@ impl AtOnce for Call {
         job: &Job,
         metrics: &ExecutionPlanMetricsSet,
     ) -> Result<Found> {
-        let (found, counts) = self.solve(inputs.pop().unwrap_or_default(), job)?;
+        let (found, counts, peak) = self.solve(inputs.pop().unwrap_or_default(), job)?;
         record(metrics, &counts);
+        MetricBuilder::new(metrics).gauge("device_memory_peak", 0).set(peak as usize);
         Ok(found)
     }
 }
@@ -63,6 +68,7 @@ fn record(set: &ExecutionPlanMetricsSet, found: &Counts) {
     count("tile_pairs_joined", work.joined);
     count("pairs_computed", work.work.pairs);
     count("pairs_rechecked", work.work.rechecked);
+    count("bytes_sent", work.work.bytes_sent);
 }
 
 /// What was found, for EXPLAIN ANALYZE.
@@ -111,26 +117,31 @@ impl Call {
         Ok(Input { rows, positions, weights, _reserved: [reserved, of_weights] })
     }
 
-    fn solve(&self, batches: Vec<RecordBatch>, job: &Job) -> Result<(Found, Counts)> {
-        let Self { spec, schema, .. } = self;
-        let device = dbscan_device(spec.device)?;
+    /// The output batches, what was found, and the bytes of device memory used.
+    fn solve(&self, batches: Vec<RecordBatch>, job: &Job) -> Result<(Found, Counts, u64)> {
+        let Self { spec, schema, device: chosen, .. } = self;
         let Input { rows, positions, weights, _reserved } = self.read(&batches, job)?;
+        let operations = spec.operations(rows.len(), rows.matrix().width());
+        let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
+        let may = may_fall_back(spec.device, &device);
         let per_row = size_of::<Option<u32>>() + size_of::<bool>();
         let reserved = job.reserve("clusters of rows", rows.len() * per_row)?;
         let solve = |rows: &Rows, weights: Option<&[f64]>, ends: &[usize]| {
-            dbscan(device.as_ref(), rows, weights, ends, &spec.params, job)
+            let run = |device: &AnyDevice| dbscan(device, rows, weights, ends, &spec.params, job);
+            let (device, found) = run_or_fall_back(device, may, chosen, run)?;
+            Ok::<_, Error>((found, device.peak_memory()))
         };
-        let (clusters, core, counts) = match &spec.output {
+        let (clusters, core, counts, peak) = match &spec.output {
             DbscanOutput::Table => {
-                let found = solve(&rows, weights.as_deref(), &[rows.len()])?;
+                let (found, peak) = solve(&rows, weights.as_deref(), &[rows.len()])?;
                 let counts = Counts::of(&found);
-                (found.clusters, Some(found.core), counts)
+                (found.clusters, Some(found.core), counts, peak)
             }
             DbscanOutput::Window(_) => {
                 let groups = Grouped::new(&spec.groups, &batches, (&rows, &positions), job)?;
-                let found = solve(&groups.rows, None, &groups.ends)?;
+                let (found, peak) = solve(&groups.rows, None, &groups.ends)?;
                 let counts = Counts::of(&found);
-                (groups.in_order(found.clusters.into_iter()), None, counts)
+                (groups.in_order(found.clusters.into_iter()), None, counts, peak)
             }
         };
         let columns = move |places: &[Option<u32>]| {
@@ -145,6 +156,6 @@ impl Call {
             columns
         };
         let found = Box::new(AddColumns::new(batches, positions, schema.clone(), columns));
-        Ok((found, counts))
+        Ok((found, counts, peak))
     }
 }

@@ -25,15 +25,28 @@ pub struct DbscanSpec {
     pub groups: Vec<String>,
     /// The requested device.
     pub device: DeviceChoice,
+    /// Bytes of the device's memory to use; 0: nearly all that is free.
+    pub device_memory: u64,
 }
 
 impl DbscanSpec {
     /// Equal weights, on any device; the other settings are fields.
     pub fn new(params: DbscanParams, output: DbscanOutput, vector: VectorColumn) -> Self {
-        let (weight, groups, device) = (None, Vec::new(), DeviceChoice::Auto);
-        Self { params, output, vector, weight, groups, device }
+        let (weight, groups, device, device_memory) = (None, Vec::new(), DeviceChoice::Auto, 0);
+        Self { params, output, vector, weight, groups, device, device_memory }
+    }
+
+    /// The approximate number of operations it takes: where boxes rule pairs out, a row is compared
+    /// with some tiles, else with all rows.
+    pub(super) fn operations(&self, rows: usize, width: usize) -> f64 {
+        let others = if width > BOXES { rows } else { rows.min(SOME) };
+        width as f64 * rows as f64 * others as f64
     }
 }
+
+/// Dimensions up to which boxes rule pairs out, and how many rows a row is then compared with.
+const BOXES: usize = 16;
+const SOME: usize = 4096;
 
 /// The output of DBSCAN.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]

@@ -98,7 +98,7 @@ impl DbscanNode {
         let params = self.arguments.params()?;
         let mut spec = DbscanSpec::new(params, self.output.clone(), self.input.0.clone());
         (spec.weight, spec.groups) = (self.weight.clone(), self.groups.clone());
-        spec.device = options.device;
+        (spec.device, spec.device_memory) = (options.device, options.device_memory);
         Ok(spec)
     }
 

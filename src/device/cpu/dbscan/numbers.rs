@@ -42,9 +42,10 @@ impl<'a, T: Lanes> Numbers<'a, T> {
             Vec::new()
         };
         let is_narrow = T::MANTISSA == f32::MANTISSA;
-        let limits = if is_narrow { limits_of_f32(within, dim) } else { limits_of_f64(within) };
-        // Products of rows that are neither long nor short stay in the range of f32.
-        let fits = |of: &Direction| !is_narrow || (1e-15..1e15).contains(&of.inverse);
+        // Sums of f64 are the definition's own.
+        let exact = (within.limit(), within.limit());
+        let limits = if is_narrow { within.limits_of_f32(dim) } else { exact };
+        let fits = |of: &Direction| !is_narrow || within.fits_f32(of.inverse);
         Ok(Self {
             values,
             dim,
@@ -160,23 +161,3 @@ impl<T: Lanes> Points for Numbers<'_, T> {
 
 /// Elements of a row that is copied without allocating.
 const SMALL: usize = 64;
-
-/// What sums of f64 are compared with: they are the definition's own.
-fn limits_of_f64(within: Within) -> (f64, f64) {
-    (within.limit(), within.limit())
-}
-
-/// What sums of f32 are compared with, which err by their rounding.
-fn limits_of_f32(within: Within, dim: usize) -> (f64, f64) {
-    let (limit, few) = (within.limit(), dim as f64 + 16.0);
-    let unit = f64::from(f32::EPSILON);
-    let slack = match within.metric().sum() {
-        // Each product of values errs by a share of the product of the rows' lengths.
-        Sum::Products => few * unit,
-        _ => limit * few * unit + few * 1e-44,
-    };
-    // Rounded to f32 by less than this much again.
-    let more = slack + limit.abs() * unit + f64::from(f32::MIN_POSITIVE);
-    // A sum that has overflowed is never within eps for certain.
-    ((limit - more).min(f64::from(f32::MAX)), limit + more)
-}

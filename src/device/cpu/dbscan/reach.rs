@@ -7,28 +7,20 @@ use crate::metric::{Metric, Sum};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reach {
     metric: Metric,
-    limit: f64,
-    /// What rounding may add to or take from a sum over coordinates, relative and absolute.
-    relative: f64,
-    absolute: f64,
+    /// Sums above this are not within eps, and up to this they are, for certain.
+    beyond: f64,
+    inside: f64,
 }
 
 impl Reach {
     pub fn new(within: Within, coordinates: usize) -> Self {
-        let (metric, few) = (within.metric(), coordinates as f64 + 16.0);
-        let (limit, relative, absolute) = match metric.sum() {
-            // The distance of two points on the unit sphere: |u − v|² = 2 (1 − cos). Their
-            // coordinates are known to a few units of 1e-16.
-            Sum::Products => (2.0 * within.limit(), 0.0, few * 1e-12),
-            Sum::DifferentBits | Sum::SharedBits => (within.limit(), 0.0, 1e-12),
-            _ => (within.limit(), few * 1e-15, few * 1e-322),
-        };
-        Self { metric, limit, relative, absolute }
+        let (beyond, inside) = within.bounds_of_boxes(coordinates);
+        Self { metric: within.metric(), beyond, inside }
     }
 
     /// Whether no row of one box is within eps of any row of the other.
     pub fn is_apart(&self, a: &[f64], b: &[f64]) -> bool {
-        self.is_beyond(self.least(a, b))
+        self.least(a, b) > self.beyond
     }
 
     /// Whether no row of a box is within eps of a point.
@@ -41,20 +33,12 @@ impl Reach {
                 total + if sum == Sum::Absolute { gap } else { gap * gap }
             }),
         };
-        self.is_beyond(least)
-    }
-
-    /// Whether sums of at least this much are not within eps for certain.
-    fn is_beyond(&self, least: f64) -> bool {
-        // Near the largest number, sums overflow at different times.
-        least - least.min(f64::MAX) * self.relative - self.absolute > self.limit
-            && self.limit < f64::MAX / 16.0
+        least > self.beyond
     }
 
     /// Whether all rows of one box are within eps of all rows of the other.
     pub fn is_within(&self, a: &[f64], b: &[f64]) -> bool {
-        let most = self.most(a, b);
-        most + most * self.relative + self.absolute <= self.limit
+        self.most(a, b) <= self.inside
     }
 
     /// The least sum of a row of each box.

@@ -19,11 +19,20 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 17] = files![
+const FILES: [(&str, &str); 26] = files![
     "common/arithmetic.cuh",
     "common/copy.cuh",
     "common/sort.cuh",
     "common/warp.cuh",
+    "dbscan.cu",
+    "dbscan/attach.cuh",
+    "dbscan/compare.cuh",
+    "dbscan/count.cuh",
+    "dbscan/link.cuh",
+    "dbscan/order.cuh",
+    "dbscan/rows.cuh",
+    "dbscan/tiles.cuh",
+    "dbscan/walk.cuh",
     "kmeans.cu",
     "kmeans/groups.cuh",
     "kmeans/near.cuh",
@@ -116,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_program_has_every_file_it_needs_once() {
-        for file in ["search.cu", "kmeans.cu"] {
+        for file in ["search.cu", "kmeans.cu", "dbscan.cu"] {
             let text = source(file);
             assert!(!text.contains("#include"), "{file}");
             assert_eq!(text.matches("enum Metric").count(), 1, "{file}");
@@ -125,7 +134,7 @@ mod tests {
 
     #[test]
     fn every_file_is_in_some_program() {
-        let all = source("search.cu") + &source("kmeans.cu");
+        let all = source("search.cu") + &source("kmeans.cu") + &source("dbscan.cu");
         for (name, text) in FILES {
             let last = text.lines().rfind(|line| !line.is_empty()).unwrap();
             let is_used = last.starts_with("#include") || all.contains(last);

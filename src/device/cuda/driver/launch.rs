@@ -32,6 +32,11 @@ static SECONDS: LazyLock<f64> = LazyLock::new(|| {
     asked.map_or(MARK_SECONDS, |seconds| seconds.clamp(1e-9, MARK_SECONDS))
 });
 
+/// How long a launch that ends by itself may take.
+pub(in crate::device::cuda) fn launch_seconds() -> f64 {
+    *SECONDS
+}
+
 /// What launching needs to know about a device.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cuda) struct Limits {

@@ -1,0 +1,135 @@
+//! Times `dbscan` on files of vectors, on any device.
+//!
+//! ```text
+//! python3 benches/workloads.py dense8 target/workloads
+//! cargo bench --profile dev --bench dbscan -- --dir target/workloads --task dense8:0.05:4
+//! ```
+//!
+//! A task is `WORKLOAD:EPS:MIN_POINTS`, and perhaps `:METRIC` and `:ROWS`. `kernels` is the time on the
+//! GPU from rows that are there to clusters that are there. Rows of a sample must be core if enough rows
+//! are within eps, and in the cluster of each core row, or of the first; otherwise the run ends.
+
+mod common;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Parser;
+use common::load;
+use datafusion_neighbors::Metric;
+use datafusion_neighbors::algo::dbscan::{DbscanParams, Density, dbscan};
+use datafusion_neighbors::device::{AnyDevice, DeviceChoice, Within};
+use datafusion_neighbors::job::Job;
+use datafusion_neighbors::matrix::Rows;
+use rayon::prelude::*;
+
+/// Time dbscan on named workloads.
+#[derive(Parser)]
+struct Options {
+    /// Where the Parquet files are
+    #[arg(long, default_value = "target/workloads")]
+    dir: PathBuf,
+    /// What to run: WORKLOAD:EPS:MIN_POINTS[:METRIC[:ROWS]]
+    #[arg(long, value_delimiter = ',', default_value = "dense8:0.05:4")]
+    task: Vec<String>,
+    /// cpu, cuda or cuda:N
+    #[arg(long, default_value = "cpu")]
+    device: DeviceChoice,
+    /// Timed runs, of which the median is shown
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// Rows whose answers are checked
+    #[arg(long, default_value_t = 200)]
+    checked: usize,
+    /// Given by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let options = Options::parse();
+    let device = AnyDevice::choose(options.device, 0, 0.0)?;
+    let info = device.info();
+    println!("{}: {}", info.name, info.description);
+    println!(
+        "{:36} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9} {:>10} {:>10}",
+        "task", "rows", "clusters", "core", "border", "noise", "seconds", "kernels", "Mpairs", "again"
+    );
+    for task in &options.task {
+        let parts: Vec<&str> = task.split(':').collect();
+        let [name, eps, min_points, more @ ..] = &parts[..] else {
+            return Err(format!("{task}: WORKLOAD:EPS:MIN_POINTS[:METRIC[:ROWS]]").into());
+        };
+        let metric: Metric = more.first().unwrap_or(&"l2").parse()?;
+        let most = more.get(1).map_or(Ok(usize::MAX), |rows| rows.parse())?;
+        let path = options.dir.join(format!("{name}-base.parquet"));
+        // As they are: directions are the device's.
+        let read_as = if metric.is_binary() { metric } else { Metric::L2 };
+        let rows = load(&path, most, read_as)?;
+        let params = DbscanParams::try_new(eps.parse()?, min_points.parse()?, metric)?;
+        measure(task, &device, &rows, &params, &options)?;
+    }
+    Ok(())
+}
+
+fn measure(
+    task: &str,
+    device: &AnyDevice,
+    rows: &Rows,
+    params: &DbscanParams,
+    options: &Options,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let run = || {
+        let clock = Instant::now();
+        let found = dbscan(device, rows, None, &[rows.len()], params, &Job::default())?;
+        Ok::<_, datafusion_neighbors::Error>((clock.elapsed().as_secs_f64(), found))
+    };
+    run()?;
+    let mut runs = (0..options.runs.max(1)).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
+    let kernel = |found: &Density| found.work.work.kernel.as_secs_f64();
+    let mut kernels: Vec<f64> = runs.iter().map(|(_, found)| kernel(found)).collect();
+    kernels.sort_by(f64::total_cmp);
+    runs.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (seconds, found) = &runs[runs.len() / 2];
+    check(rows, params, found, options.checked)?;
+    println!(
+        "{task:36} {:>8} {:>8} {:>8} {:>8} {:>8} {seconds:>8.4} {:>9.5} {:>10.1} {:>10}",
+        rows.len(),
+        found.count,
+        found.core.iter().filter(|core| **core).count(),
+        found.border_rows(),
+        found.noise(),
+        kernels[kernels.len() / 2],
+        found.work.work.pairs as f64 / 1e6,
+        found.work.work.rechecked,
+    );
+    Ok(())
+}
+
+/// Checks the rows of a sample against all others, by the definition.
+fn check(
+    rows: &Rows,
+    params: &DbscanParams,
+    found: &Density,
+    checked: usize,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let within = Within::new(params.metric(), params.eps());
+    let dim = rows.matrix().dim();
+    let values = rows.reals::<f32>().ok_or("vectors of f32")?;
+    let row = |i: usize| &values[i * dim..][..dim];
+    let sample: Vec<usize> = (0..rows.len()).step_by(rows.len().div_ceil(checked.max(1))).collect();
+    let wrong = sample.into_par_iter().find_map_any(|i| {
+        let near: Vec<usize> =
+            (0..rows.len()).filter(|j| *j == i || within.holds(row(i), row(*j))).collect();
+        let is_core = near.len() as u64 >= params.min_points();
+        let mut clusters = near.iter().filter(|j| found.core[**j]).map(|j| found.clusters[*j]);
+        let is_right = found.core[i] == is_core
+            && if is_core {
+                clusters.all(|cluster| cluster.is_some() && cluster == found.clusters[i])
+            } else {
+                clusters.min().flatten() == found.clusters[i]
+            };
+        (!is_right).then(|| format!("row {i}: {:?}, {}", found.clusters[i], found.core[i]))
+    });
+    wrong.map_or(Ok(()), |wrong| Err(wrong.into()))
+}

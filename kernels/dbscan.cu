@@ -1,0 +1,7 @@
+// The kernels of DBSCAN.
+
+#include "dbscan/order.cuh"
+#include "dbscan/tiles.cuh"
+#include "dbscan/count.cuh"
+#include "dbscan/link.cuh"
+#include "dbscan/attach.cuh"

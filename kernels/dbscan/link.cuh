@@ -1,0 +1,309 @@
+// Joins core rows that are within eps of each other.
+//
+// Sets of rows are trees whose root is their first row; roots only ever get smaller. Parents are read
+// from the cache of all multiprocessors: what others have joined need not be looked at.
+
+#include "dbscan/walk.cuh"
+
+// The first row of a row's set. While others join sets, it may be outdated at once.
+__device__ __forceinline__ u32 first_of(const Dbscan& all, u32 row) {
+    for (;;) {
+        const u32 parent = __ldcg(&all.parents[row]);
+        if (parent == row) return row;
+        row = parent;
+    }
+}
+
+// The same; halves the path on the way. A row that has a parent never loses it, and what another thread
+// has written there is as good.
+__device__ __forceinline__ u32 first_after_halving(const Dbscan& all, u32 row) {
+    for (;;) {
+        const u32 parent = __ldcg(&all.parents[row]);
+        if (parent == row) return row;
+        const u32 next = __ldcg(&all.parents[parent]);
+        if (next == parent) return next;
+        __stcg(&all.parents[row], next);
+        row = next;
+    }
+}
+
+// Joins the sets of two rows.
+__device__ __forceinline__ void join(const Dbscan& all, u32 a, u32 b) {
+    for (;;) {
+        a = first_after_halving(all, a);
+        b = first_after_halving(all, b);
+        if (a == b) return;
+        const u32 low = min(a, b), high = max(a, b);
+        const u32 found = atomicCAS(&all.parents[high], high, low);
+        if (found == high) return;
+        a = low;
+        b = found;
+    }
+}
+
+// Whether all core rows of a node are in the set of a row.
+__device__ __forceinline__ bool is_joined(const Dbscan& all, u32 known, u32 first) {
+    return known < EMPTY && first_of(all, known) == first;
+}
+
+// Every row by itself.
+extern "C" __global__ __launch_bounds__(256) void alone(const __grid_constant__ Dbscan all, u32 count) {
+    const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row < count) all.parents[row] = row;
+}
+
+// Joins the core rows of each tile. What is near a core row is then its set. A warp for each.
+extern "C" __global__ __launch_bounds__(128) void link_own(const __grid_constant__ Dbscan all) {
+    const u32 tile = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (tile >= all.tile_count) return;
+    const u64 core = all.core[tile];
+    const u64 slot = (u64)tile * TILE + Warp::rank();
+    u64 near[2];
+    u32 rows[2];
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+        const bool is_core = core >> (r * 32 + Warp::rank()) & 1;
+        near[r] = is_core ? all.near[slot + r * 32] & core : 0;
+        rows[r] = is_core ? all.order[slot + r * 32] : NONE;
+    }
+    u32 sets = 0;
+    u32 known = EMPTY;
+    u64 open = core;
+    while (open != 0) {
+        // Rows that were found find others, until there are no more.
+        u64 set = open & (0 - open), searched = 0;
+        while ((set & ~searched) != 0) {
+            u64 more = 0;
+#pragma unroll
+            for (u32 r = 0; r < 2; r++) {
+                if ((set & ~searched) >> (r * 32 + Warp::rank()) & 1) more |= near[r];
+            }
+            for (u32 apart = 16; apart > 0; apart /= 2) {
+                more |= __shfl_xor_sync(0xffffffff, more, apart);
+            }
+            searched = set;
+            set |= more;
+        }
+        u32 first = NONE;
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            if (set >> (r * 32 + Warp::rank()) & 1) first = min(first, rows[r]);
+        }
+        for (u32 apart = 16; apart > 0; apart /= 2) {
+            first = min(first, __shfl_xor_sync(0xffffffff, first, apart));
+        }
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            if (set >> (r * 32 + Warp::rank()) & 1) {
+                all.parents[rows[r]] = first;
+                all.near[slot + r * 32] = set;
+            }
+        }
+        known = sets == 0 ? first : UNKNOWN;
+        sets++;
+        open &= ~set;
+    }
+    if (Warp::rank() == 0) all.known[tile] = known;
+}
+
+// Core rows of a tile, a query, that are joined with those of other tiles.
+struct Linking {
+    const Dbscan& all;
+    Query& query;
+    Work& work;
+    u32 own_tile;
+    u64 own;    // the rows of the query
+    u32 known;  // one of them, if they are joined with each other; else UNKNOWN
+
+    __device__ __forceinline__ Verdict verdict(u32 level, u32 node, const float* box, bool) {
+        const u32 other = all.known[place_of(all, level, node)];
+        if (other == EMPTY) return SKIP;
+        if (is_apart(all, query, box)) {
+            work.pruned++;
+            return SKIP;
+        }
+        if (known != UNKNOWN && other < EMPTY && first_of(all, known) == first_of(all, other)) {
+            work.joined++;
+            return SKIP;
+        }
+        return ENTER;
+    }
+    __device__ __forceinline__ void whole(u32, u32) {}
+    __device__ __forceinline__ bool is_done() const { return false; }
+
+    // Those of these rows of a tile that are not in a set.
+    __device__ __forceinline__ u64 rows_beyond(u64 rows, u32 tile, u32 first) const {
+        const u32* order = all.order + (u64)tile * TILE + Warp::rank();
+        const auto is_beyond = [&](u32 r) {
+            return rows >> (r * 32 + Warp::rank()) & 1 && first_of(all, order[r * 32]) != first;
+        };
+        return rows_that(is_beyond(0), is_beyond(1));
+    }
+    // Joins with the core rows of another tile.
+    __device__ __forceinline__ void tile(u32 tile) {
+        const u32 other = all.known[tile];
+        // Without those that are joined already.
+        u64 rows = own, open = all.core[tile];
+        if (other < EMPTY) {
+            rows = rows_beyond(rows, own_tile, first_of(all, other));
+        } else if (known != UNKNOWN) {
+            open = rows_beyond(open, tile, first_of(all, known));
+        }
+        if (rows == 0 || open == 0) return;
+        const float* box = boxes_of(all, 0, tile / 32) + tile % 32;
+        rows = rows_near(all, query, rows, box);
+        if (rows == 0) return;
+        const bool is_one = other < EMPTY && known != UNKNOWN;
+        const auto join_with = [&](u32 row, u64 found) {
+            // One is enough where all are joined.
+            if (other < EMPTY) found &= 0 - found;
+#pragma unroll
+            for (u32 r = 0; r < 2; r++) {
+                const u32 lane = r * 32 + Warp::rank();
+                if (found >> lane & 1) join(all, row, all.order[(u64)tile * TILE + lane]);
+            }
+        };
+        const u32* order = all.order + (u64)own_tile * TILE;
+        if (is_within(all, query, box)) {
+            for (u64 left = rows; left != 0; left &= left - 1) {
+                join_with(order[__ffsll(left) - 1], open);
+                if (known != UNKNOWN) return;
+            }
+            return;
+        }
+        compare(all, rows, tile, open, query, work, [&](u32 row, u64 found) {
+            found &= open;
+            if (found == 0) return false;
+            join_with(order[row], found);
+            if (known != UNKNOWN) open &= ~found;
+            return is_one || open == 0;
+        });
+    }
+};
+
+// Tiles that are far apart are items one after the other: soon, all parts of the tree have been seen.
+constexpr u32 STRIPES = 64;
+
+// The queries of a tile: each set of core rows that are joined with each other, if they are two at most,
+// and else the core rows of every QUARTER lanes.
+constexpr u32 FEW_SETS = 4, QUARTER = TILE / 4;
+struct Queries {
+    u64 core, heads;
+    u64 sets[2];  // of a lane's rows
+    bool are_sets;
+
+    __device__ __forceinline__ Queries(const Dbscan& all, u32 tile) {
+        core = tile < all.tile_count ? all.core[tile] : 0;
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            const u32 lane = r * 32 + Warp::rank();
+            sets[r] = core >> lane & 1 ? all.near[(u64)tile * TILE + lane] : 0;
+        }
+        heads = rows_that(__ffsll(sets[0]) == 1 + Warp::rank(), __ffsll(sets[1]) == 33 + Warp::rank());
+        are_sets = __popcll(heads) <= FEW_SETS;
+        if (!are_sets) heads = 1ull | 1ull << QUARTER | 1ull << 2 * QUARTER | 1ull << 3 * QUARTER;
+    }
+    // The rows of the query that begins with this one.
+    __device__ __forceinline__ u64 rows(u32 head) const {
+        const u64 set = __shfl_sync(0xffffffff, head < 32 ? sets[0] : sets[1], head % 32);
+        return are_sets ? set : core & ((1ull << QUARTER) - 1) << head;
+    }
+};
+
+// Joins the core rows of each tile with those of so many of the next tiles in its group. A warp takes
+// parts of tiles: all of it, or with `parts` 4, a quarter if there are any. A cursor has the first row of
+// the query in its highest 6 bits.
+extern "C" __global__ __launch_bounds__(64, RESIDENT) void link_tiles(
+    const __grid_constant__ Dbscan all, u32 next, u32 parts) {
+    __shared__ Query queries[2];
+    Query& query = queries[threadIdx.x / 32];
+    const Stage stage(all);
+    const u32 length = (all.tile_count * parts + STRIPES - 1) / STRIPES, items = length * STRIPES;
+    Work work;
+    bool has_worked = false;
+    for (;;) {
+        const u32 item = stage.take(all, items, has_worked);
+        if (item >= items) break;
+        const u32 place = item % STRIPES * length + item / STRIPES;
+        const u32 tile = place / parts, part = place % parts;
+        u32 cursor = all.cursors[item];
+        const Queries own(all, tile);
+        u64 heads = own.heads & ~0ull << (cursor >> 26);
+        if (parts > 1) {
+            const u64 of_part = 1ull << part * QUARTER;
+            heads &= own.are_sets ? (part == 0 ? ~0ull : 0) : of_part;
+        }
+        cursor &= (1u << 26) - 1;
+        bool is_over = false;
+        for (; heads != 0 && !is_over; heads &= heads - 1) {
+            const u32 head = __ffsll(heads) - 1;
+            const u64 rows = own.rows(head);
+            if (rows == 0) continue;
+            const u32 last = all.ranges[tile].y, from = tile + 1 + cursor;
+            const u32 to = last - tile - 1 < next ? last : tile + 1 + next;
+            if (from >= to) break;
+            u32 slots[2];
+#pragma unroll
+            for (u32 r = 0; r < 2; r++) {
+                const u32 lane = r * 32 + Warp::rank();
+                slots[r] = rows >> lane & 1 ? tile * TILE + lane : NONE;
+            }
+            load(all, slots, query);
+            load_coordinates(all, query);
+            const u32 known = own.are_sets ? all.order[(u64)tile * TILE + head] : UNKNOWN;
+            Linking linking = {all, query, work, tile, rows, known};
+            const u32 reached = walk(all, stage, from, to, work, linking);
+            cursor = 0;
+            if (reached < to) {
+                stage.put(all, item, head << 26 | (reached - (tile + 1)));
+                is_over = true;
+            }
+        }
+        __syncwarp();
+        if (!is_over) stage.put(all, item, DONE);
+    }
+    work.add_to(all.progress);
+}
+
+// Makes the root of its set every row's parent.
+extern "C" __global__ __launch_bounds__(256) void flatten(const __grid_constant__ Dbscan all, u32 count) {
+    const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row < count) all.parents[row] = first_of(all, row);
+}
+
+// What is known of the nodes of a level, from their rows, or from the level below. A warp for each.
+extern "C" __global__ __launch_bounds__(128) void know(const __grid_constant__ Dbscan all, u32 level) {
+    const u32 node = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (node >= nodes_of(all, level)) return;
+    u32 least = NONE, most = 0;
+    bool is_unknown = false;
+    if (level == 0) {
+        const u64 core = all.core[node];
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            const u32 lane = r * 32 + Warp::rank();
+            if ((core >> lane & 1) == 0) continue;
+            const u32 first = first_of(all, all.order[(u64)node * TILE + lane]);
+            least = min(least, first);
+            most = max(most, first);
+        }
+    } else {
+        const u32 child = node * 32 + Warp::rank();
+        if (child < nodes_of(all, level - 1)) {
+            const u32 place = place_of(all, level - 1, child), known = all.known[place];
+            is_unknown = known == UNKNOWN;
+            least = all.least[place];
+            most = known < EMPTY ? known : 0;
+        }
+    }
+    for (u32 apart = 16; apart > 0; apart /= 2) {
+        least = min(least, __shfl_xor_sync(0xffffffff, least, apart));
+        most = max(most, __shfl_xor_sync(0xffffffff, most, apart));
+    }
+    is_unknown = __any_sync(0xffffffff, is_unknown);
+    if (Warp::rank() == 0) {
+        const u32 place = place_of(all, level, node);
+        all.least[place] = least;
+        all.known[place] = is_unknown ? UNKNOWN : least == NONE ? EMPTY : least == most ? least : UNKNOWN;
+    }
+}

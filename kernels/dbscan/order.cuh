@@ -1,0 +1,182 @@
+// Rows in an order in which near rows are near each other: keys, and a stable sort by them.
+//
+// A key takes the bits of some coordinates in turn. The coordinate's value is first mapped to its share
+// of all rows, by a sample of them: far outliers cost no bits.
+
+#include "dbscan/rows.cuh"
+
+struct Keys {
+    const float* splitters;   // for each coordinate SPLITTERS, ascending
+    const u32* bits;          // for each coordinate: the bits of a key that it has
+};
+
+// The share of the sample below a value, as a number of 32 bits.
+__device__ __forceinline__ u32 share_below(const float* splitters, float x) {
+    u32 low = 0, high = SPLITTERS - 1;  // splitters[low] <= x < splitters[high], where there are such
+    while (high - low > 1) {
+        const u32 middle = (low + high) / 2;
+        if (splitters[middle] <= x) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    const float width = splitters[low + 1] - splitters[low];
+    const float part = width > 0 ? (x - splitters[low]) / width : 0;
+    const float inside = part > 0 ? (part < 1 ? part : 1) : 0;
+    const u32 parts = (u32)fminf(inside * 16777216.0f, 16777215.0f);
+    // SPLITTERS is 257: the highest 8 bits.
+    return low << 24 | parts;
+}
+
+// A thread for each row.
+extern "C" __global__ __launch_bounds__(256) void keys(
+    const __grid_constant__ Dbscan all, Keys how, u32* keys, u32* rows, u32 count) {
+    __shared__ float splitters[COORDINATES * SPLITTERS];
+    for (u32 i = threadIdx.x; i < COORDINATES * SPLITTERS; i += blockDim.x) {
+        splitters[i] = how.splitters[i];
+    }
+    __syncthreads();
+    const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= count) return;
+    u32 key = 0;
+#pragma unroll
+    for (u32 i = 0; i < COORDINATES; i++) {
+        u32 share = share_below(splitters + i * SPLITTERS, (float)coordinate(all, row, i));
+        // From the highest down.
+        for (u32 bits = how.bits[i]; bits != 0; share <<= 1) {
+            const u32 bit = 0x80000000u >> __clz(bits);
+            if (share >> 31) key |= bit;
+            bits ^= bit;
+        }
+    }
+    keys[row] = key;
+    rows[row] = row;
+}
+
+// The group of each row.
+extern "C" __global__ __launch_bounds__(256) void groups_of(
+    const __grid_constant__ Dbscan all, const u32* rows, u32* groups, u32 count) {
+    const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    u32 low = 0, high = all.group_count - 1;
+    while (low < high) {
+        const u32 middle = (low + high) / 2;
+        if (rows[i] < all.ends[middle]) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    groups[i] = low;
+}
+
+constexpr u32 DIGITS = 256, SORT_WARPS = 8;
+// Keys of a warp.
+constexpr u32 SEGMENT = SORTED_KEYS / SORT_WARPS;
+
+// The digit of each key of a warp's segment, and which other lanes have the same one.
+template <typename Each>
+__device__ __forceinline__ void each_digit(const u32* keys, u32 count, u32 shift, Each each) {
+    const u32 first = blockIdx.x * SORTED_KEYS + threadIdx.x / 32 * SEGMENT;
+    for (u32 step = 0; step < SEGMENT; step += 32) {
+        const u32 i = first + step + Warp::rank();
+        const u32 digit = i < count ? keys[i] >> shift & (DIGITS - 1) : DIGITS;
+        each(i, digit, __match_any_sync(0xffffffff, digit));
+    }
+}
+
+// Counts digits: counts[digit][block].
+extern "C" __global__ __launch_bounds__(256) void count_digits(
+    const u32* keys, u32 count, u32 shift, u32* counts) {
+    __shared__ u32 own[DIGITS];
+    own[threadIdx.x] = 0;
+    __syncthreads();
+    each_digit(keys, count, shift, [&](u32, u32 digit, u32 same) {
+        if (digit < DIGITS && __ffs(same) - 1 == Warp::rank()) atomicAdd(&own[digit], __popc(same));
+    });
+    __syncthreads();
+    counts[threadIdx.x * gridDim.x + blockIdx.x] = own[threadIdx.x];
+}
+
+// The sum of a value over the threads of a block before this one, and over all of them.
+__device__ __forceinline__ u32 sum_before(u32 own, u32& all) {
+    __shared__ u32 of_warps[32];
+    u32 up_to = own;
+    for (u32 apart = 1; apart < 32; apart *= 2) {
+        const u32 other = __shfl_up_sync(0xffffffff, up_to, apart);
+        if (Warp::rank() >= apart) up_to += other;
+    }
+    if (Warp::rank() == 31) of_warps[threadIdx.x / 32] = up_to;
+    __syncthreads();
+    u32 before = 0;
+    all = 0;
+    for (u32 i = 0; i < blockDim.x / 32; i++) {
+        if (i < threadIdx.x / 32) before += of_warps[i];
+        all += of_warps[i];
+    }
+    __syncthreads();
+    return before + up_to - own;
+}
+
+// Moves keys and their rows to their places by a digit; keys of the same digit keep their order.
+extern "C" __global__ __launch_bounds__(256) void move_keys(
+    const u32* keys, const u32* rows, u32 count, u32 shift, const u32* offsets, const u32* sums,
+    u32* keys_to, u32* rows_to) {
+    __shared__ u32 places[SORT_WARPS][DIGITS];
+    u32 all_digits;
+    const u32 smaller = sum_before(sums[threadIdx.x], all_digits);
+    const u32 warp = threadIdx.x / 32;
+    for (u32 i = 0; i < SORT_WARPS; i++) places[i][threadIdx.x] = 0;
+    __syncthreads();
+    each_digit(keys, count, shift, [&](u32, u32 digit, u32 same) {
+        if (digit < DIGITS && __ffs(same) - 1 == Warp::rank()) places[warp][digit] += __popc(same);
+        __syncwarp();
+    });
+    __syncthreads();
+    u32 place = smaller + offsets[threadIdx.x * gridDim.x + blockIdx.x];
+    for (u32 i = 0; i < SORT_WARPS; i++) {
+        const u32 own = places[i][threadIdx.x];
+        places[i][threadIdx.x] = place;
+        place += own;
+    }
+    __syncthreads();
+    each_digit(keys, count, shift, [&](u32 i, u32 digit, u32 same) {
+        const u32 before = __popc(same & ((1u << Warp::rank()) - 1));
+        const u32 to = digit < DIGITS ? places[warp][digit] + before : 0;
+        __syncwarp();
+        if (digit < DIGITS) {
+            keys_to[to] = keys[i];
+            rows_to[to] = rows[i];
+            if (before == 0) places[warp][digit] += __popc(same);
+        }
+        __syncwarp();
+    });
+}
+
+// Replaces each of `total` counts by the sum of those before it among so many, and each such `sum` by
+// theirs. A block for each sum.
+extern "C" __global__ __launch_bounds__(1024) void add_up(
+    u32* counts, u32 total, u32 together, u32* sums) {
+    constexpr u32 OWN = 8;
+    u32* row = counts + (u64)blockIdx.x * together;
+    const u32 count = min(together, total - blockIdx.x * together);
+    u32 before = 0;
+    for (u32 start = 0; start < count; start += blockDim.x * OWN) {
+        u32 own[OWN], sum = 0, all;
+        const u32 first = start + threadIdx.x * OWN;
+#pragma unroll
+        for (u32 i = 0; i < OWN; i++) {
+            own[i] = first + i < count ? row[first + i] : 0;
+            sum += own[i];
+        }
+        u32 place = before + sum_before(sum, all);
+#pragma unroll
+        for (u32 i = 0; i < OWN; i++) {
+            if (first + i < count) row[first + i] = place;
+            place += own[i];
+        }
+        before += all;
+    }
+    if (threadIdx.x == 0) sums[blockIdx.x] = before;
+}

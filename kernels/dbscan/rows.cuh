@@ -1,0 +1,262 @@
+// The rows of DBSCAN, in tiles of TILE rows that are near each other, under a tree of boxes.
+//
+// A slot is a place in a tile. Groups of rows are in tiles of their own: the last tile of a group may
+// have free slots, at its end. Nodes of level 0 are tiles; a node of a higher level has 32 nodes of
+// the level below, some of which may be in other groups.
+
+#include "common/warp.cuh"
+
+// In place of a row or a slot: there is none. Of a cluster: noise.
+constexpr u32 NONE = 0xffffffff;
+// In `known`: the core rows of a node may not all be joined; a node has no core rows.
+constexpr u32 UNKNOWN = 0xffffffff, EMPTY = 0xfffffffe;
+// In `cursors`: an item is done.
+constexpr u32 DONE = 0xffffffff;
+
+// Elements of a row that are loaded together; a row has whole chunks of them, the last one filled up
+// with zeros, which change no sum.
+constexpr u32 WIDTH = DIM == 1 ? 1 : DIM == 2 || ELEMENT == F64 ? 2 : 4;
+struct alignas(sizeof(Scalar) * WIDTH) Chunk {
+    Scalar of[WIDTH];
+};
+// Elements and chunks of a row, where they are known at compile time.
+constexpr u32 ELEMENTS = DIM == 0 ? 1 : DIM;
+constexpr u32 CHUNKS = (ELEMENTS + WIDTH - 1) / WIDTH;
+
+// Coordinates of boxes: all dimensions, or some of them, or the number of bits set.
+constexpr u32 COORDINATES = ELEMENT == BITS ? 1 : DIM == 0 || DIM > 16 ? 16 : DIM;
+
+// The product of two rows is compared, not where they are.
+constexpr bool IS_DIRECTION = SUM == PRODUCTS;
+
+// What a row is compared by besides its values; see `Direction` in src/device/contract/dbscan.rs.
+struct Direction {
+    double unit, mean, inverse;
+};
+
+// A weight, as a whole number of the smallest part of one that occurs: 128 bits. Where all weigh 1
+// (WEIGHTED is 0), the number of rows.
+struct Weight {
+    u64 low, high;
+};
+
+// What has been done, and what a stage has left.
+struct Progress {
+    u32 next;        // the next item to take
+    u32 unfinished;  // items are left
+    u64 tested, pruned, joined, pairs, rechecked;
+};
+
+struct Dbscan {
+    // The input.
+    const Scalar* rows;           // row by row
+    const Direction* directions;  // by row; for products
+    const Weight* weights;        // by row, if WEIGHTED
+    const u32* ends;              // where each group of rows ends
+    const u32* first_tiles;       // the first tile of each group, and the number of tiles
+    const u32* box_dims;          // COORDINATES
+    // Rows in order.
+    const u32* sorted;
+    // Rows in tiles.
+    u32* order;        // by slot: the row, or NONE
+    uint2* ranges;     // by tile: the tiles of its group, from .x to .y
+    Chunk* chunks;     // tile by tile: the first chunk of all its rows, the second, …
+    Real* inverses;    // by slot, for products: one over the row's length
+    u32* bits;         // by slot, for shared bits: how many the row has
+    float* boxes;      // by level and 32 nodes: for each coordinate, 32 lows and 32 highs
+    Weight* totals;    // by node: the weight of its rows, or `enough` if it is more than that
+    // The state.
+    u64* core;         // by tile: a bit for each core row
+    u64* near;         // by slot: a bit for each row of the tile within eps; then, for core rows, of its set
+    u32* parents;      // by row: sets of rows that are joined
+    u32* known;        // by node: a row that all its core rows are joined with, UNKNOWN or EMPTY
+    u32* least;        // by node: the least root of its core rows
+    u32* offsets;      // by tile: rows of the list before it, from the first tile of its section on
+    u32* sections;     // by SECTION tiles: rows of the list before them; after the last, all rows
+    u32* list;         // slots of rows that are looked at
+    u32* cursors;      // by item of a stage: how far it is
+    Weight* counted;   // by place in the list
+    u32* firsts;       // by row: its cluster's first row, or NONE
+    unsigned char* is_core;  // by row
+    Progress* progress;
+    Weight enough;     // that makes a row core
+    double limit;      // sums or distances at most this are within eps
+    double sure, may;  // what faster sums are compared with: at most `sure` is, more than `may` is not
+    float beyond;      // a lower bound above this is not within eps
+    float inside;      // an upper bound at most this is
+    u32 dim, chunk_count, tile_count, group_count, level_count;
+    u32 cycles;        // of a launch
+    u32 node_starts[8], box_starts[8];  // by level, in nodes and in 32 nodes
+};
+
+// One element of a row, as float64.
+__device__ __forceinline__ double element(const Dbscan& all, u32 row, u32 i) {
+    return (double)all.rows[(u64)row * all.dim + i];
+}
+
+// The same in the direction of its row, without dividing by its length: exactly as defined.
+__device__ __forceinline__ double centred(const Dbscan& all, u32 row, u32 i, const Direction& of) {
+    return __dadd_rn(__dmul_rn(element(all, row, i), of.unit), -of.mean);
+}
+
+// Bits set in a row.
+__device__ __forceinline__ u32 bits_of(const Dbscan& all, u32 row) {
+    u32 bits = 0;
+    if constexpr (ELEMENT == BITS) {
+        for (u32 i = 0; i < all.dim; i++) bits += __popc(all.rows[(u64)row * all.dim + i]);
+    }
+    return bits;
+}
+
+// A coordinate of a row.
+__device__ __forceinline__ double coordinate(const Dbscan& all, u32 row, u32 i) {
+    if constexpr (ELEMENT == BITS) {
+        return bits_of(all, row);
+    } else if constexpr (IS_DIRECTION) {
+        const Direction of = all.directions[row];
+        return __dmul_rn(centred(all, row, all.box_dims[i], of), of.inverse);
+    } else {
+        return element(all, row, all.box_dims[i]);
+    }
+}
+
+// Whether two rows are within eps: the definition, `Within` in src/device/contract/dbscan.rs.
+__device__ __noinline__ bool holds(const Dbscan& all, u32 a, u32 b) {
+    double sum = 0;
+    if constexpr (ELEMENT == BITS) {
+        u32 different = 0, both = 0, either = 0;
+        for (u32 i = 0; i < all.dim; i++) {
+            const u32 x = all.rows[(u64)a * all.dim + i], y = all.rows[(u64)b * all.dim + i];
+            different += __popc(x ^ y);
+            both += __popc(x & y);
+            either += __popc(x | y);
+        }
+        if constexpr (SUM == DIFFERENT_BITS) return (double)different <= all.limit;
+        const double distance = either == 0 ? 0 : __dadd_rn(1, -__ddiv_rn(both, either));
+        return distance <= all.limit;
+    } else if constexpr (IS_DIRECTION) {
+        const Direction of_a = all.directions[a], of_b = all.directions[b];
+        for (u32 i = 0; i < all.dim; i++) {
+            const double x = centred(all, a, i, of_a), y = centred(all, b, i, of_b);
+            sum = __dadd_rn(sum, __dmul_rn(x, y));
+        }
+        const double product = __dmul_rn(sum, __dmul_rn(of_a.inverse, of_b.inverse));
+        return __dadd_rn(1, -product) <= all.limit;
+    } else {
+        for (u32 i = 0; i < all.dim; i++) {
+            const double apart = __dadd_rn(element(all, a, i), -element(all, b, i));
+            sum = __dadd_rn(sum, SUM == SQUARES ? __dmul_rn(apart, apart) : fabs(apart));
+        }
+        return sum <= all.limit;
+    }
+}
+
+// The sum of two weights, at most `enough`.
+__device__ __forceinline__ bool is_enough(const Dbscan& all, const Weight& weight) {
+    const bool is_low_enough = weight.low >= all.enough.low;
+    if (!WEIGHTED || weight.high == all.enough.high) return is_low_enough;
+    return weight.high > all.enough.high;
+}
+__device__ __forceinline__ Weight plus(const Dbscan& all, const Weight& a, const Weight& b) {
+    if (!WEIGHTED) return Weight{a.low + b.low, 0};
+    Weight sum = {a.low + b.low, a.high + b.high};
+    if (sum.low < a.low) sum.high++;
+    return is_enough(all, sum) ? all.enough : sum;
+}
+
+// The sum of the lanes' weights.
+__device__ __forceinline__ Weight add_weights(const Dbscan& all, Weight total) {
+    for (u32 apart = 16; apart > 0; apart /= 2) {
+        const u64 low = __shfl_xor_sync(0xffffffff, total.low, apart);
+        const u64 high = __shfl_xor_sync(0xffffffff, total.high, apart);
+        total = plus(all, total, Weight{low, high});
+    }
+    return total;
+}
+
+// The weight of a row.
+__device__ __forceinline__ Weight weight_of(const Dbscan& all, u32 row) {
+    return WEIGHTED ? all.weights[row] : Weight{1, 0};
+}
+
+// The number of rows in a tile, whose free slots are at its end.
+__device__ __forceinline__ u64 rows_of_tile(const Dbscan& all, u32 tile) {
+    const u32* order = all.order + (u64)tile * TILE;
+    const u32 low = __ballot_sync(0xffffffff, order[Warp::rank()] != NONE);
+    const u32 high = __ballot_sync(0xffffffff, order[Warp::rank() + 32] != NONE);
+    return (u64)high << 32 | low;
+}
+
+// Rows of the list: before a tile, and all.
+__device__ __forceinline__ u32 listed_before(const Dbscan& all, u32 tile) {
+    return all.offsets[tile] + all.sections[tile / SECTION];
+}
+__device__ __forceinline__ u32 listed(const Dbscan& all) {
+    return all.sections[(all.tile_count + SECTION - 1) / SECTION];
+}
+
+// Nodes of a level.
+__device__ __forceinline__ u32 nodes_of(const Dbscan& all, u32 level) {
+    return (all.tile_count + ((1ull << 5 * level) - 1)) >> 5 * level;
+}
+// The place of a node among all nodes.
+__device__ __forceinline__ u32 place_of(const Dbscan& all, u32 level, u32 node) {
+    return all.node_starts[level] + node;
+}
+// The boxes of 32 nodes of a level: COORDINATES times 32 lows and 32 highs.
+__device__ __forceinline__ float* boxes_of(const Dbscan& all, u32 level, u32 parent) {
+    return all.boxes + (u64)(all.box_starts[level] + parent) * (COORDINATES * 64);
+}
+
+// Items of a stage are taken by warps, one by one, until the launch has lasted long enough.
+struct Stage {
+    long long end;
+
+    __device__ __forceinline__ explicit Stage(const Dbscan& all) { end = clock64() + all.cycles; }
+    __device__ __forceinline__ bool is_over() const {
+        return __any_sync(0xffffffff, clock64() >= end);
+    }
+    // The next item that is not done; `items` if there is none, or the launch is over.
+    __device__ __forceinline__ u32 take(const Dbscan& all, u32 items, bool& has_worked) const {
+        for (;;) {
+            u32 item = 0;
+            if (Warp::rank() == 0) item = atomicAdd(&all.progress->next, 1);
+            item = __shfl_sync(0xffffffff, item, 0);
+            if (item >= items) return items;
+            if (all.cursors[item] == DONE) continue;
+            if (has_worked && is_over()) {
+                if (Warp::rank() == 0) all.progress->unfinished = 1;
+                return items;
+            }
+            has_worked = true;
+            return item;
+        }
+    }
+    // Records how far an item is.
+    __device__ __forceinline__ void put(const Dbscan& all, u32 item, u32 cursor) const {
+        if (Warp::rank() == 0) {
+            all.cursors[item] = cursor;
+            if (cursor != DONE) all.progress->unfinished = 1;
+        }
+    }
+};
+
+// Counts what a warp does; added up when it ends.
+struct Work {
+    u32 tested = 0, pruned = 0, joined = 0;
+    u64 pairs = 0, rechecked = 0;
+
+    __device__ __forceinline__ void add_to(Progress* progress) const {
+        const auto add = [](u64* to, u64 own) {
+            for (u32 apart = 16; apart > 0; apart /= 2) {
+                own += __shfl_xor_sync(0xffffffff, own, apart);
+            }
+            if (Warp::rank() == 0 && own > 0) atomicAdd(to, own);
+        };
+        add(&progress->tested, tested);
+        add(&progress->pruned, pruned);
+        add(&progress->joined, joined);
+        add(&progress->pairs, pairs);
+        add(&progress->rechecked, rechecked);
+    }
+};

@@ -1,0 +1,145 @@
+// Going down the tree from the rows of a query.
+
+#include "dbscan/compare.cuh"
+
+constexpr u32 LEVELS = 7;
+
+// What to do with a node.
+enum Verdict { SKIP, ENTER, WHOLE };
+
+// Visits the tiles from `from` up to `to`, in ascending order. Every lane gives its verdict on one of 32
+// nodes at a time: visitor.verdict(level, node, box, is_all) where `is_all` says that all tiles of the
+// node are visited; only such nodes may be WHOLE. Then visitor.whole(level, node) or, after all nodes
+// above were entered, visitor.tile(tile) is called by all lanes. Ends when visitor.is_done(), or after a
+// tile when the stage is over: returns the tile to go on from, or `to`.
+template <typename Visitor>
+__device__ __forceinline__ u32 walk(
+    const Dbscan& all, const Stage& stage, u32 from, u32 to, Work& work, Visitor& visitor) {
+    if (from >= to) return to;
+    u32 enter[LEVELS], whole[LEVELS], parents[LEVELS] = {}, level = 0;
+    const auto look = [&] {
+        const u32 parent = parents[level], node = parent * 32 + Warp::rank();
+        const u64 start = (u64)node << 5 * level, next = (u64)(node + 1) << 5 * level;
+        const u64 end = next < all.tile_count ? next : all.tile_count;
+        Verdict verdict = SKIP;
+        const bool is_there = start < to && end > from;
+        if (is_there) {
+            const float* box = boxes_of(all, level, parent) + Warp::rank();
+            verdict = visitor.verdict(level, node, box, start >= from && end <= to);
+            work.tested++;
+        }
+        enter[level] = __ballot_sync(0xffffffff, verdict == ENTER);
+        whole[level] = __ballot_sync(0xffffffff, verdict == WHOLE);
+    };
+    while (from >> 5 * (level + 1) != (to - 1) >> 5 * (level + 1)) level++;
+    const u32 top = level;
+    parents[level] = from >> 5 * (level + 1);
+    look();
+    for (;;) {
+        const u32 both = enter[level] | whole[level];
+        if (both == 0) {
+            if (level == top) return to;
+            level++;
+            continue;
+        }
+        const u32 bit = both & (0 - both), node = parents[level] * 32 + __ffs(both) - 1;
+        if ((whole[level] & bit) != 0) {
+            whole[level] ^= bit;
+            visitor.whole(level, node);
+        } else if (level > 0) {
+            enter[level] ^= bit;
+            level--;
+            parents[level] = node;
+            look();
+            continue;
+        } else {
+            enter[level] ^= bit;
+            visitor.tile(node);
+            if (stage.is_over()) return node + 1;
+        }
+        if (visitor.is_done()) return to;
+    }
+}
+
+// Rows of the list, and the tiles that they may be compared with.
+struct Listed {
+    u32 first;        // the place of the first row
+    u32 start;        // its tile: visits begin there
+    uint2 ranges[2];  // the tiles of the groups of a lane's rows
+    uint2 range;      // of all rows' groups
+    bool is_one_group;
+};
+
+// How a list is cut into items: most of it by 64 rows, the rest by 8, so that warps end together. A short
+// list by so few that there is something for each warp.
+struct Items {
+    u32 listed, large, small, count;
+
+    __device__ __forceinline__ explicit Items(u32 listed) : listed(listed) {
+        const u32 warps = gridDim.x * blockDim.x / 32;
+        small = 8;
+        while (small > 1 && listed / small < warps) small /= 2;
+        large = small < 8 ? 0 : listed / 4 * 3 / TILE;
+        count = large + (listed - large * TILE + small - 1) / small;
+    }
+    // The place of an item's first row.
+    __device__ __forceinline__ u32 first_of(u32 item) const {
+        if (item <= large) return item * TILE;
+        return min(large * TILE + (item - large) * small, listed);
+    }
+};
+
+__device__ __forceinline__ Listed load(const Dbscan& all, u32 first, u32 last, Query& query) {
+    Listed found = {first, all.list[first] / TILE};
+    u32 slots[2], low = all.tile_count, high = 0;
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+        const u32 place = first + r * 32 + Warp::rank();
+        slots[r] = place < last ? all.list[place] : NONE;
+        if (slots[r] == NONE) continue;
+        found.ranges[r] = all.ranges[slots[r] / TILE];
+        low = min(low, found.ranges[r].x);
+        high = max(high, found.ranges[r].y);
+    }
+    for (u32 apart = 16; apart > 0; apart /= 2) {
+        low = min(low, __shfl_xor_sync(0xffffffff, low, apart));
+        high = max(high, __shfl_xor_sync(0xffffffff, high, apart));
+    }
+    found.range = uint2{low, high};
+    bool is_one = true;
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+        const uint2 own = found.ranges[r];
+        is_one = is_one && (slots[r] == NONE || (own.x == low && own.y == high));
+    }
+    found.is_one_group = __all_sync(0xffffffff, is_one);
+    load(all, slots, query);
+    load_coordinates(all, query);
+    return found;
+}
+
+// Visits all tiles of the rows' groups, beginning with that of the first row and `cursor` tiles further
+// on. Returns the cursor to go on from, or DONE.
+template <typename Visitor>
+__device__ __forceinline__ u32 walk_around(
+    const Dbscan& all, const Stage& stage, const Listed& listed, u32 cursor, Work& work,
+    Visitor& visitor) {
+    const u32 first = listed.range.x, last = listed.range.y, start = listed.start;
+    const u32 ahead = last - start, tiles = last - first;
+    while (cursor < tiles) {
+        const bool is_ahead = cursor < ahead;
+        const u32 from = is_ahead ? start + cursor : first + (cursor - ahead);
+        const u32 reached = walk(all, stage, from, is_ahead ? last : start, work, visitor);
+        if (visitor.is_done()) return DONE;
+        cursor += reached - from;
+        if (stage.is_over()) break;
+    }
+    return cursor < tiles ? cursor : DONE;
+}
+
+// Those of these rows that are in the group of a tile.
+__device__ __forceinline__ u64 rows_with(const Listed& listed, u64 rows, u32 tile) {
+    if (listed.is_one_group) return rows;
+    const auto has = [&](const uint2& range) { return range.x <= tile && tile < range.y; };
+    return rows & rows_that(has(listed.ranges[0]), has(listed.ranges[1]));
+}

@@ -1,0 +1,168 @@
+//! The kernels of DBSCAN.
+
+use std::sync::{Arc, LazyLock};
+
+use cudarc::driver::CudaFunction;
+
+use crate::device::cuda::driver::compile::Program;
+use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::launch::function;
+use crate::device::cuda::driver::modules::Once;
+use crate::error::Result;
+use crate::matrix::ElementKind;
+use crate::metric::Metric;
+
+/// Rows of a tile.
+pub(super) const TILE: usize = 64;
+/// Values that divide a sample of a coordinate into parts of the same size.
+pub(super) const SPLITTERS: usize = 257;
+/// Keys that a block sorts.
+pub(super) const SORTED_KEYS: usize = 2048;
+/// Tiles whose rows are counted together.
+pub(super) const SECTION: usize = 2048;
+
+/// Constants that `kernels/dbscan` shares with this folder.
+const CONSTANTS: [(&str, usize); 4] = [
+    ("TILE", TILE),
+    ("SPLITTERS", SPLITTERS),
+    ("SORTED_KEYS", SORTED_KEYS),
+    ("SECTION", SECTION),
+];
+
+/// The most coordinates that boxes have.
+const MOST_COORDINATES: usize = 16;
+
+/// What kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Spec {
+    kind: ElementKind,
+    metric: Metric,
+    /// Elements of a row as the device counts them, if kernels are unrolled for them, else 0.
+    fixed_dim: usize,
+    /// Whether rows have weights.
+    is_weighted: bool,
+}
+
+impl Spec {
+    /// For rows of this many elements; bits are words of 32.
+    pub(super) fn new(kind: ElementKind, metric: Metric, dim: usize, is_weighted: bool) -> Self {
+        let largest = if kind == ElementKind::F32 { 32 } else { 16 };
+        Self { kind, metric, fixed_dim: if dim <= largest { dim } else { 0 }, is_weighted }
+    }
+
+    /// Elements that are loaded together: as `WIDTH` in `kernels/dbscan/rows.cuh`.
+    pub(super) fn width(&self) -> usize {
+        match (self.fixed_dim, self.kind) {
+            (1, _) => 1,
+            (2, _) | (_, ElementKind::F64) => 2,
+            _ => 4,
+        }
+    }
+
+    /// Coordinates of boxes: as `COORDINATES` in `kernels/dbscan/rows.cuh`.
+    pub(super) fn coordinates(&self) -> usize {
+        match (self.kind, self.fixed_dim) {
+            (ElementKind::Bits, _) => 1,
+            (_, 0) => MOST_COORDINATES,
+            (_, dim) => dim.min(MOST_COORDINATES),
+        }
+    }
+
+    fn defines(&self) -> [String; 4] {
+        let element = match self.kind {
+            ElementKind::F32 => "F32",
+            ElementKind::F64 => "F64",
+            ElementKind::Bits => "BITS",
+        };
+        [
+            format!("ELEMENT={element}"),
+            format!("METRIC={}", self.metric.name().to_uppercase()),
+            format!("DIM={}", self.fixed_dim),
+            format!("WEIGHTED={}", u8::from(self.is_weighted)),
+        ]
+    }
+}
+
+/// The kernels for rows of one kind, loaded on a device.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    pub(super) spec: Spec,
+    pub(super) multiprocessors: usize,
+    /// Cycles a second.
+    pub(super) clock: f64,
+    pub(super) keys: CudaFunction,
+    pub(super) groups_of: CudaFunction,
+    pub(super) count_digits: CudaFunction,
+    pub(super) add_up: CudaFunction,
+    pub(super) move_keys: CudaFunction,
+    pub(super) fill_tiles: CudaFunction,
+    pub(super) bound_tiles: CudaFunction,
+    pub(super) bound_nodes: CudaFunction,
+    pub(super) count_own: CudaFunction,
+    pub(super) count_others: CudaFunction,
+    pub(super) list_others: CudaFunction,
+    pub(super) count_near: CudaFunction,
+    pub(super) alone: CudaFunction,
+    pub(super) link_own: CudaFunction,
+    pub(super) link_tiles: CudaFunction,
+    pub(super) flatten: CudaFunction,
+    pub(super) know: CudaFunction,
+    pub(super) attach: CudaFunction,
+    pub(super) finish: CudaFunction,
+}
+
+impl Kernels {
+    /// The kernels for these rows, compiled and loaded by the first caller.
+    pub(super) fn get(gpu: &Gpu, spec: Spec) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, Spec), Kernels>> = LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, spec), || Self::load(gpu, spec))
+    }
+
+    fn load(gpu: &Gpu, spec: Spec) -> Result<Self> {
+        let module = gpu.load(&Program::new("dbscan.cu", &spec.defines(), &CONSTANTS))?;
+        let function = |name| function(&module, name);
+        Ok(Self {
+            spec,
+            multiprocessors: gpu.limits.multiprocessors,
+            clock: gpu.limits.clock,
+            keys: function("keys")?,
+            groups_of: function("groups_of")?,
+            count_digits: function("count_digits")?,
+            add_up: function("add_up")?,
+            move_keys: function("move_keys")?,
+            fill_tiles: function("fill_tiles")?,
+            bound_tiles: function("bound_tiles")?,
+            bound_nodes: function("bound_nodes")?,
+            count_own: function("count_own")?,
+            count_others: function("count_others")?,
+            list_others: function("list_others")?,
+            count_near: function("count_near")?,
+            alone: function("alone")?,
+            link_own: function("link_own")?,
+            link_tiles: function("link_tiles")?,
+            flatten: function("flatten")?,
+            know: function("know")?,
+            attach: function("attach")?,
+            finish: function("finish")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_elements_are_unrolled() {
+        let of = |kind, dim| {
+            let spec = Spec::new(kind, Metric::L2, dim, false);
+            (spec.fixed_dim, spec.width(), spec.coordinates())
+        };
+        assert_eq!(of(ElementKind::F32, 1), (1, 1, 1));
+        assert_eq!(of(ElementKind::F32, 32), (32, 4, 16));
+        assert_eq!(of(ElementKind::F32, 33), (0, 4, 16));
+        assert_eq!(of(ElementKind::F64, 3), (3, 2, 3));
+        assert_eq!(of(ElementKind::F64, 17), (0, 2, 16));
+        assert_eq!(of(ElementKind::Bits, 2), (2, 2, 1));
+    }
+}

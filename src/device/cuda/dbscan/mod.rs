@@ -1,0 +1,156 @@
+//! DBSCAN on a GPU, like the CPU's: a tree of boxes over tiles of near rows, counts that end at
+//! `min_points`, sets of core rows that are joined as they are found.
+//!
+//! Rows are ordered by keys that take the bits of their coordinates in turn, and put into tiles. Nodes of
+//! the tree have 32 children, one for each lane of a warp. A warp compares 64 rows with a tile at a time:
+//! rows of f32 by fast sums whose error is bounded, and again by the definition where those do not
+//! decide.
+//!
+//! Weights that have no common part of a sensible size are the CPU's.
+
+mod kernels;
+mod launch;
+mod order;
+mod structs;
+mod weights;
+
+use rayon::prelude::*;
+
+use self::kernels::{Kernels, Spec};
+use self::launch::{Bounds, Shape, Workspace};
+use self::order::Order;
+use self::structs::{RowDirection, Weight};
+use self::weights::parts_of;
+use super::driver::sys::failed;
+use super::driver::upload::elapsed;
+use super::handle::CudaDevice;
+use crate::device::compose::components_on_host;
+use crate::device::contract::{
+    Components, DbscanDevice, DbscanInput, DbscanWork, Within, Work,
+};
+use crate::error::Result;
+use crate::job::{Job, Phase};
+use crate::matrix::{ElementKind, Real, Rows};
+use crate::metric::Sum;
+
+impl DbscanDevice for CudaDevice {
+    fn components(&self, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
+        if input.rows.is_empty() {
+            return Ok(Components::default());
+        }
+        let (weights, enough) = match input.weights {
+            None => (Vec::new(), u128::from(input.min_points).into()),
+            Some(weights) => {
+                let of_weights = size_of_val(weights) / size_of::<f64>() * size_of::<Weight>();
+                let _reserved = job.reserve("weights", of_weights)?;
+                match parts_of(weights, input.min_points) {
+                    Some(parts) => parts,
+                    None => return components_on_host(input, job),
+                }
+            }
+        };
+        job.enter(Phase::Prepare);
+        let Some(directions) = directions(input.rows, input.within) else {
+            return components_on_host(input, job);
+        };
+        components(self, input, &directions, (&weights, enough), job)
+    }
+}
+
+/// The components of rows with these directions and weights.
+fn components(
+    device: &CudaDevice,
+    input: &DbscanInput<'_>,
+    directions: &[RowDirection],
+    (weights, enough): (&[Weight], Weight),
+    job: &Job,
+) -> Result<Components> {
+    let CudaDevice { gpu, memory } = device;
+    let DbscanInput { rows, ends, within, .. } = *input;
+    let matrix = rows.matrix();
+    let (kind, count) = (matrix.kind(), rows.len());
+    let scalar = if kind == ElementKind::F64 { 8 } else { 4 };
+    let dim = matrix.width() * kind.bytes() / scalar;
+    let spec = Spec::new(kind, within.metric(), dim, !weights.is_empty());
+    let kernels = Kernels::get(gpu, spec)?;
+    let order = Order::new(rows, directions, spec);
+    let bounds = bounds(within, matrix.dim(), kind, (spec, dim, directions));
+    let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, rows, job)?;
+    gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
+    let shape = Shape {
+        rows: buffer,
+        count,
+        dim,
+        scalar,
+        directions,
+        weights,
+        enough,
+        ends,
+        order: &order,
+        bounds,
+    };
+    let mut workspace = Workspace::new(kernels, &gpu.compute, memory, shape)?;
+    let begin = gpu.timestamp()?;
+    workspace.order(memory, &order)?;
+    job.enter(Phase::Count);
+    workspace.count(job)?;
+    job.enter(Phase::Link);
+    workspace.link(job)?;
+    job.enter(Phase::Assign);
+    workspace.attach(job)?;
+    let end = gpu.timestamp()?;
+    let per_row = size_of::<bool>() + size_of::<u32>() + size_of::<u8>();
+    let _reserved = job.reserve("clusters of rows", count * per_row)?;
+    let (core, first) = workspace.found(job)?;
+    let done = workspace.progress()?;
+    let work = Work {
+        pairs: done.pairs,
+        rechecked: done.rechecked,
+        bytes_sent: transfer.bytes,
+        transfer: transfer.time()?,
+        kernel: elapsed(&begin, &end)?,
+        ..Work::default()
+    };
+    let tiles = u64::from(launch::first_tiles(ends)[ends.len()]);
+    let (tested, pruned, joined) = (done.tested, done.pruned, done.joined);
+    Ok(Components { core, first, work: DbscanWork { tiles, tested, pruned, joined, work } })
+}
+
+/// The directions of rows, if the metric compares those.
+fn directions(rows: &Rows, within: Within) -> Option<Vec<RowDirection>> {
+    if within.metric().sum() != Sum::Products {
+        return Some(Vec::new());
+    }
+    fn of<T: Real>(values: &[T], dim: usize, within: Within) -> Vec<RowDirection> {
+        let of = |row: &[T]| within.direction(row);
+        let rows = values.par_chunks_exact(dim).map(of);
+        rows.map(|of| RowDirection { unit: of.unit, mean: of.mean, inverse: of.inverse }).collect()
+    }
+    let dim = rows.matrix().dim();
+    let narrow = rows.reals::<f32>().map(|values| of(values, dim, within));
+    narrow.or_else(|| rows.reals::<f64>().map(|values| of(values, dim, within)))
+}
+
+/// What sums of rows of `dim` dimensions, and bounds on them, are compared with.
+fn bounds(
+    within: Within,
+    dim: usize,
+    kind: ElementKind,
+    (spec, elements, directions): (Spec, usize, &[RowDirection]),
+) -> Bounds {
+    let limit = within.limit();
+    let (sure, may) = match kind {
+        ElementKind::F64 => (limit, limit),
+        // Shares of bits, divided approximately.
+        ElementKind::Bits => (limit - 1e-5, limit + 1e-5),
+        ElementKind::F32 if directions.iter().all(|of| within.fits_f32(of.inverse)) => {
+            within.limits_of_f32(dim)
+        }
+        ElementKind::F32 => (f64::NEG_INFINITY, f64::INFINITY),
+    };
+    let covers = kind == ElementKind::Bits || elements <= spec.coordinates();
+    let (beyond, inside) = within.bounds_of_boxes(spec.coordinates());
+    let up = |x: f64| if f64::from(x as f32) < x { (x as f32).next_up() } else { x as f32 };
+    let inside = if covers { -up(-inside) } else { f32::NEG_INFINITY };
+    Bounds { limit, sure, may, beyond: up(beyond), inside }
+}

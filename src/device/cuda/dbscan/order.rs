@@ -1,0 +1,80 @@
+//! How rows are ordered so that near ones are near each other: found from a sample of them.
+
+use rayon::prelude::*;
+
+use super::kernels::{SPLITTERS, Spec};
+use super::structs::RowDirection;
+use crate::matrix::Rows;
+
+/// Rows of the sample.
+const SAMPLED: usize = 2048;
+
+/// The coordinates of boxes and keys.
+pub(super) struct Order {
+    /// The dimensions that are coordinates: those in which the rows spread the most.
+    pub(super) dims: Vec<u32>,
+    /// For each coordinate [`SPLITTERS`] values, ascending, between which are as many rows.
+    pub(super) splitters: Vec<f32>,
+    /// For each coordinate its bits of a key: each, from the highest on, halves the coordinate in which the
+    /// rows still spread the most.
+    pub(super) bits: Vec<u32>,
+}
+
+impl Order {
+    /// For rows, of which there is at least one, and their directions if the metric compares those.
+    pub(super) fn new(rows: &Rows, directions: &[RowDirection], spec: Spec) -> Self {
+        let sampled: Vec<usize> = (0..rows.len()).step_by(rows.len().div_ceil(SAMPLED)).collect();
+        let all = if rows.words().is_some() { 1 } else { rows.matrix().dim() };
+        let sorted = |dim: usize| {
+            let mut values: Vec<f64> =
+                sampled.iter().map(|row| coordinate(rows, directions, *row, dim)).collect();
+            values.sort_unstable_by(f64::total_cmp);
+            values
+        };
+        // Halves: the whole may overflow.
+        let spread = |values: &[f64], from: usize, to: usize| 0.5 * values[to] - 0.5 * values[from];
+        let last = sampled.len() - 1;
+        let mut dims: Vec<(usize, f64, Vec<f64>)> = (0..all)
+            .into_par_iter()
+            .map(|dim| {
+                let values = sorted(dim);
+                // Without a few outliers.
+                let inner = spread(&values, last / 32, last - last / 32);
+                let wide = if inner > 0.0 { inner } else { spread(&values, 0, last) };
+                (dim, wide, values)
+            })
+            .collect();
+        dims.sort_by(|a, b| b.1.total_cmp(&a.1));
+        dims.truncate(spec.coordinates());
+        let part = |values: &[f64], i: usize| values[i * last / (SPLITTERS - 1)] as f32;
+        let splitters = dims
+            .iter()
+            .flat_map(|(_, _, values)| (0..SPLITTERS).map(move |i| part(values, i)))
+            .collect();
+        let mut widths: Vec<f64> = dims.iter().map(|(_, wide, _)| *wide).collect();
+        let mut bits = vec![0; dims.len()];
+        for bit in (0..u32::BITS).rev() {
+            let widest = (0..widths.len()).rev().max_by(|a, b| widths[*a].total_cmp(&widths[*b]));
+            let widest = widest.unwrap_or(0);
+            widths[widest] *= 0.5;
+            bits[widest] |= 1 << bit;
+        }
+        Self { dims: dims.iter().map(|(dim, ..)| *dim as u32).collect(), splitters, bits }
+    }
+}
+
+/// A coordinate of a row, as in `kernels/dbscan/rows.cuh`.
+fn coordinate(rows: &Rows, directions: &[RowDirection], row: usize, dim: usize) -> f64 {
+    if let Some(words) = rows.words() {
+        let width = rows.matrix().width();
+        let bits = words[row * width..][..width].iter().map(|word| word.count_ones());
+        return f64::from(bits.sum::<u32>());
+    }
+    let at = row * rows.matrix().dim() + dim;
+    let narrow = rows.reals::<f32>().map(|values| f64::from(values[at]));
+    let x = narrow.or_else(|| rows.reals::<f64>().map(|values| values[at])).unwrap_or(0.0);
+    match directions.get(row) {
+        Some(of) => (x * of.unit - of.mean) * of.inverse,
+        None => x,
+    }
+}

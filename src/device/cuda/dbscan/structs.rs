@@ -1,0 +1,116 @@
+//! The structs of `kernels/dbscan`, which kernels read on the device.
+#![allow(unsafe_code)]
+
+use cudarc::driver::DeviceRepr;
+
+/// Levels of the tree: 32⁷ tiles are more than rows can be numbered.
+pub(super) const LEVELS: usize = 8;
+
+const _: () = assert!(size_of::<Dbscan>() == 352 && size_of::<Keys>() == 16);
+const _: () = assert!(size_of::<Progress>() == 48 && size_of::<Weight>() == 16);
+const _: () = assert!(size_of::<RowDirection>() == 24);
+
+/// A weight: the same struct as in `kernels/dbscan/rows.cuh`, which documents it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Weight {
+    pub(super) low: u64,
+    pub(super) high: u64,
+}
+
+impl From<u128> for Weight {
+    fn from(parts: u128) -> Self {
+        Self { low: parts as u64, high: (parts >> 64) as u64 }
+    }
+}
+
+/// A [`Direction`](crate::device::contract::Direction).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct RowDirection {
+    pub(super) unit: f64,
+    pub(super) mean: f64,
+    pub(super) inverse: f64,
+}
+
+/// What has been done, and what a stage has left.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub(super) next: u32,
+    pub(super) unfinished: u32,
+    pub(super) tested: u64,
+    pub(super) pruned: u64,
+    pub(super) joined: u64,
+    pub(super) pairs: u64,
+    pub(super) rechecked: u64,
+}
+
+/// How rows get keys.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Keys {
+    /// For each coordinate `SPLITTERS` of f32.
+    pub(super) splitters: u64,
+    /// For each coordinate a u32.
+    pub(super) bits: u64,
+}
+
+/// Addresses on the device, and numbers; documented in `kernels/dbscan/rows.cuh`. The sizes are those
+/// of the buffers that [`Workspace`](super::launch::Workspace) allocates.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Dbscan {
+    pub(super) rows: u64,
+    pub(super) directions: u64,
+    pub(super) weights: u64,
+    pub(super) ends: u64,
+    pub(super) first_tiles: u64,
+    pub(super) box_dims: u64,
+    pub(super) sorted: u64,
+    pub(super) order: u64,
+    pub(super) ranges: u64,
+    pub(super) chunks: u64,
+    pub(super) inverses: u64,
+    pub(super) bits: u64,
+    pub(super) boxes: u64,
+    pub(super) totals: u64,
+    pub(super) core: u64,
+    pub(super) near: u64,
+    pub(super) parents: u64,
+    pub(super) known: u64,
+    pub(super) least: u64,
+    pub(super) offsets: u64,
+    pub(super) sections: u64,
+    pub(super) list: u64,
+    pub(super) cursors: u64,
+    pub(super) counted: u64,
+    pub(super) firsts: u64,
+    pub(super) is_core: u64,
+    pub(super) progress: u64,
+    pub(super) enough: Weight,
+    pub(super) limit: f64,
+    pub(super) sure: f64,
+    pub(super) may: f64,
+    pub(super) beyond: f32,
+    pub(super) inside: f32,
+    pub(super) dim: u32,
+    pub(super) chunk_count: u32,
+    pub(super) tile_count: u32,
+    pub(super) group_count: u32,
+    pub(super) level_count: u32,
+    pub(super) cycles: u32,
+    pub(super) node_starts: [u32; LEVELS],
+    pub(super) box_starts: [u32; LEVELS],
+}
+
+// SAFETY: C structs of integers and floats without padding, laid out as the kernels declare them.
+unsafe impl DeviceRepr for Weight {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for RowDirection {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Progress {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Keys {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Dbscan {}

@@ -1,0 +1,84 @@
+//! Weights as whole numbers, whose sums are exact.
+
+use rayon::prelude::*;
+
+use super::structs::Weight;
+
+/// Bits of the largest weight: two of them still fit into 128.
+const BITS: i32 = 126;
+
+/// Weights, and how much is enough, in the smallest part that occurs. `None` if that is too small.
+pub(super) fn parts_of(weights: &[f64], min_points: u64) -> Option<(Vec<Weight>, Weight)> {
+    // More than enough is enough.
+    let enough = min_points as f64;
+    let used = |weight: f64| if weight >= enough { None } else { Some(weight) };
+    let places = weights.par_iter().filter(|weight| **weight > 0.0);
+    let lowest = places.filter_map(|weight| used(*weight)).map(lowest_place).min().unwrap_or(0);
+    // Whole numbers are in there, too.
+    let shift = -lowest.min(0);
+    let highest = (u64::BITS - min_points.leading_zeros()) as i32;
+    if shift + highest > BITS {
+        return None;
+    }
+    let enough = u128::from(min_points) << shift;
+    let parts = |weight: &f64| Weight::from(used(*weight).map_or(enough, |w| in_parts(w, shift)));
+    Some((weights.par_iter().map(parts).collect(), enough.into()))
+}
+
+/// The exponent of a positive number's lowest bit.
+fn lowest_place(x: f64) -> i32 {
+    let (mantissa, exponent) = split(x);
+    exponent + mantissa.trailing_zeros() as i32
+}
+
+/// A number of at least 0 times 2 to the power of `shift`, which is whole.
+fn in_parts(x: f64, shift: i32) -> u128 {
+    let (mantissa, exponent) = split(x);
+    if mantissa == 0 {
+        return 0;
+    }
+    match exponent + shift {
+        left @ 0.. => u128::from(mantissa) << left,
+        right => u128::from(mantissa >> -right),
+    }
+}
+
+/// A number of at least 0 as a whole number and the power of two that it is a multiple of.
+fn split(x: f64) -> (u64, i32) {
+    let bits = x.to_bits();
+    let exponent = (bits >> 52 & 0x7ff) as i32;
+    let mantissa = bits & ((1 << 52) - 1) | if exponent > 0 { 1 << 52 } else { 0 };
+    (mantissa, exponent.max(1) - 1075)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(weights: &[f64], min_points: u64) -> Option<(Vec<u128>, u128)> {
+        let whole = |weight: &Weight| u128::from(weight.high) << 64 | u128::from(weight.low);
+        let (parts, enough) = parts_of(weights, min_points)?;
+        Some((parts.iter().map(whole).collect(), whole(&enough)))
+    }
+
+    #[test]
+    fn weights_are_whole_numbers_of_their_smallest_part() {
+        assert_eq!(parts(&[0.0, 1.0, 3.0, 7.0], 5), Some((vec![0, 1, 3, 5], 5)));
+        assert_eq!(parts(&[0.25, 1.5, 2.0], 3), Some((vec![1, 6, 8], 12)));
+        assert_eq!(parts(&[1e300, f64::MAX], u64::MAX), Some((vec![u128::from(u64::MAX); 2], u128::from(u64::MAX))));
+        // 0.1 is a little more than a tenth.
+        let (tenth, one) = parts(&[0.1], 1).unwrap();
+        assert!(10 * tenth[0] > one && 9 * tenth[0] < one);
+        assert_eq!(one, 1 << 55);
+        assert_eq!(parts(&[], 2), Some((vec![], 2)));
+    }
+
+    #[test]
+    fn parts_that_are_too_small_are_none() {
+        assert_eq!(parts(&[1.0, 5e-324], 1), None);
+        assert_eq!(parts(&[2f64.powi(-125)], 1), Some((vec![1], 1 << 125)));
+        assert_eq!(parts(&[2f64.powi(-126)], 1), None);
+        // What is enough by itself does not count.
+        assert_eq!(parts(&[1.0 + f64::EPSILON], 1), Some((vec![1], 1)));
+    }
+}
