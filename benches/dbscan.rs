@@ -53,7 +53,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}: {}", info.name, info.description);
     println!(
         "{:36} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9} {:>10} {:>10}",
-        "task", "rows", "clusters", "core", "border", "noise", "seconds", "kernels", "Mpairs", "again"
+        "task",
+        "rows",
+        "clusters",
+        "core",
+        "border",
+        "noise",
+        "seconds",
+        "kernels",
+        "Mpairs",
+        "again"
     );
     for task in &options.task {
         let parts: Vec<&str> = task.split(':').collect();

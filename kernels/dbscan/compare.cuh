@@ -4,9 +4,10 @@
 
 // Rows of a query that are compared side by side.
 constexpr u32 COLUMNS = DIM != 0 ? 4 : ELEMENT == F64 ? 16 : 32;
-// Chunks and rows of a query that are in shared memory at a time.
-constexpr u32 STAGED = DIM == 0 ? 8 : CHUNKS;
+// Chunks and rows of a query, and rows of a tile, that are in shared memory at a time.
+constexpr u32 STAGED = DIM == 0 ? 4 : CHUNKS;
 constexpr u32 STAGED_ROWS = DIM == 0 ? COLUMNS : TILE;
+constexpr u32 STAGED_OTHERS = DIM == 0 ? TILE : 1;
 
 // Blocks of a multiprocessor, as far as registers go.
 constexpr u32 RESIDENT = DIM != 0 && DIM <= 8 && ELEMENT != F64 ? 12 : 6;
@@ -29,6 +30,9 @@ struct Query {
     // The rows that are being compared, and their values: all or some.
     u32 wanted[TILE];
     Chunk chunks[STAGED][STAGED_ROWS];
+    // Where DIM is 0: values of the tile's rows, and those within eps of each row compared.
+    Chunk others[STAGED][STAGED_OTHERS];
+    u64 found[COLUMNS];
 };
 
 // A coordinate of the row in a slot.
@@ -212,62 +216,24 @@ __device__ __forceinline__ void load(const Dbscan& all, u32 tile, Own& own) {
     }
 }
 
-// Adds up the pairs of a lane's rows with the query's wanted rows from `first` on. False if none is
-// within eps.
-__device__ __forceinline__ bool add_pairs(
-    const Dbscan& all, const Own& own, u32 tile, u32 first, u32 last, Query& query, Sums& sums) {
+// Adds up the pairs of a lane's rows with the query's wanted rows from `first` on.
+__device__ __forceinline__ void add_pairs(
+    const Own& own, u32 first, u32 last, const Query& query, Sums& sums) {
 #pragma unroll
-    for (u32 i = 0; i < COLUMNS; i++) sums[i][0] = sums[i][1] = 0;
-    if constexpr (DIM != 0) {
+    for (u32 i = 0; i < COLUMNS; i++) {
+        const u32 row = query.wanted[min(first + i, last - 1)];
+        sums[i][0] = sums[i][1] = 0;
 #pragma unroll
-        for (u32 i = 0; i < COLUMNS; i++) {
-            const u32 row = query.wanted[min(first + i, last - 1)];
+        for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+            const Chunk x = query.chunks[chunk][row];
 #pragma unroll
-            for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
-                const Chunk x = query.chunks[chunk][row];
-#pragma unroll
-                for (u32 j = 0; j < WIDTH; j++) {
-                    // Elements that fill a chunk up add nothing.
-                    if (chunk * WIDTH + j >= ELEMENTS) continue;
-                    sums[i][0] = accumulate(x.of[j], own.values[0][chunk].of[j], sums[i][0]);
-                    sums[i][1] = accumulate(x.of[j], own.values[1][chunk].of[j], sums[i][1]);
-                }
+            for (u32 j = 0; j < WIDTH; j++) {
+                // Elements that fill a chunk up add nothing.
+                if (chunk * WIDTH + j >= ELEMENTS) continue;
+                sums[i][0] = accumulate(x.of[j], own.values[0][chunk].of[j], sums[i][0]);
+                sums[i][1] = accumulate(x.of[j], own.values[1][chunk].of[j], sums[i][1]);
             }
         }
-        return true;
-    } else {
-        const Chunk* from = all.chunks + (u64)tile * all.chunk_count * TILE + Warp::rank();
-        for (u32 start = 0; start < all.chunk_count; start += STAGED) {
-            const u32 some = min(STAGED, all.chunk_count - start);
-            __syncwarp();
-            for (u32 i = Warp::rank(); i < some * COLUMNS; i += 32) {
-                const u32 slot = query.slots[query.wanted[min(first + i % COLUMNS, last - 1)]];
-                const u64 chunk = (u64)(slot / TILE) * all.chunk_count + start + i / COLUMNS;
-                query.chunks[i / COLUMNS][i % COLUMNS] = all.chunks[chunk * TILE + slot % TILE];
-            }
-            __syncwarp();
-            for (u32 chunk = 0; chunk < some; chunk++) {
-                const Chunk a = from[(u64)(start + chunk) * TILE];
-                const Chunk b = from[(u64)(start + chunk) * TILE + 32];
-#pragma unroll
-                for (u32 i = 0; i < COLUMNS; i++) {
-                    const Chunk x = query.chunks[chunk][i];
-#pragma unroll
-                    for (u32 j = 0; j < WIDTH; j++) {
-                        sums[i][0] = accumulate(x.of[j], a.of[j], sums[i][0]);
-                        sums[i][1] = accumulate(x.of[j], b.of[j], sums[i][1]);
-                    }
-                }
-            }
-            // Sums of products may fall again; bits are few.
-            if constexpr (SUM == SQUARES || SUM == ABSOLUTE) {
-                Total least = sums[0][0];
-#pragma unroll
-                for (u32 i = 0; i < COLUMNS; i++) least = min(least, min(sums[i][0], sums[i][1]));
-                if (!__any_sync(0xffffffff, least <= (Total)all.may)) return false;
-            }
-        }
-        return true;
     }
 }
 
@@ -310,6 +276,105 @@ __device__ __forceinline__ u32 list_wanted(u64 rows, Query& query) {
     return __popcll(rows);
 }
 
+// Many dimensions: a warp adds up a block of sums, COLUMNS rows of a query by a tile; each lane has
+// OWN_COLUMNS by 8 of them, in steps of 4 and 8.
+constexpr u32 OWN_COLUMNS = COLUMNS / 4;
+typedef Total BlockSums[OWN_COLUMNS][8];
+
+// Adds up the pairs of the query's wanted rows from `first` on. False if none is within eps.
+__device__ __forceinline__ bool add_block(
+    const Dbscan& all, u32 tile, u32 first, u32 last, Query& query, BlockSums& sums) {
+    const u32 lane = Warp::rank(), column = lane % COLUMNS;
+    const u32 slot = query.slots[query.wanted[min(first + column, last - 1)]];
+    const Chunk* from = all.chunks + (u64)(slot / TILE) * all.chunk_count * TILE + slot % TILE;
+    const Chunk* others = all.chunks + (u64)tile * all.chunk_count * TILE + lane;
+#pragma unroll
+    for (u32 i = 0; i < OWN_COLUMNS; i++) {
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) sums[i][j] = 0;
+    }
+    for (u32 start = 0; start < all.chunk_count; start += STAGED) {
+        const u32 some = min(STAGED, all.chunk_count - start);
+        __syncwarp();
+        for (u32 i = lane / COLUMNS; i < some; i += 32 / COLUMNS) {
+            query.chunks[i][column] = from[(u64)(start + i) * TILE];
+        }
+        for (u32 i = 0; i < some; i++) {
+            query.others[i][lane] = others[(u64)(start + i) * TILE];
+            query.others[i][lane + 32] = others[(u64)(start + i) * TILE + 32];
+        }
+        __syncwarp();
+        for (u32 chunk = 0; chunk < some; chunk++) {
+            Chunk x[OWN_COLUMNS];
+#pragma unroll
+            for (u32 i = 0; i < OWN_COLUMNS; i++) x[i] = query.chunks[chunk][i * 4 + lane / 8];
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) {
+                const Chunk y = query.others[chunk][j * 8 + lane % 8];
+#pragma unroll
+                for (u32 i = 0; i < OWN_COLUMNS; i++) {
+#pragma unroll
+                    for (u32 e = 0; e < WIDTH; e++) {
+                        sums[i][j] = accumulate(x[i].of[e], y.of[e], sums[i][j]);
+                    }
+                }
+            }
+        }
+        // Sums of products may fall again; bits are few.
+        if constexpr (SUM == SQUARES || SUM == ABSOLUTE) {
+            Total least = sums[0][0];
+#pragma unroll
+            for (u32 i = 0; i < OWN_COLUMNS; i++) {
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) least = min(least, sums[i][j]);
+            }
+            if (!__any_sync(0xffffffff, least <= (Total)all.may)) return false;
+        }
+    }
+    return true;
+}
+
+// For each of the query's wanted rows from `first` on, a bit for each row of the tile within eps, in
+// query.found. False if there is none.
+__device__ __forceinline__ bool find_in_block(
+    const Dbscan& all, u32 tile, u32 first, u32 last, u64 others, Query& query, Work& work) {
+    BlockSums sums;
+    if (!add_block(all, tile, first, last, query, sums)) return false;
+    const u32 lane = Warp::rank();
+    const u64 slot = (u64)tile * TILE;
+#pragma unroll
+    for (u32 i = 0; i < OWN_COLUMNS; i++) {
+        const u32 place = first + i * 4 + lane / 8, row = query.wanted[min(place, last - 1)];
+        u64 sure = 0, may = 0;
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            const u32 other = j * 8 + lane % 8;
+            bool is_sure, may_be;
+            Real inverses = 1;
+            u32 bits = 0;
+            if constexpr (IS_DIRECTION) {
+                inverses = multiply(query.inverses[row], all.inverses[slot + other]);
+            }
+            if constexpr (SUM == SHARED_BITS) bits = query.bits[row] + all.bits[slot + other];
+            decide(all, sums[i][j], inverses, bits, is_sure, may_be);
+            sure |= (u64)is_sure << other;
+            may |= (u64)may_be << other;
+        }
+        u64 open = place < last ? may & ~sure & others : 0;
+        work.rechecked += __popcll(open);
+        for (; open != 0; open &= open - 1) {
+            const u32 other = all.order[slot + __ffsll(open) - 1];
+            if (holds(all, all.order[query.slots[row]], other)) sure |= open & (0 - open);
+        }
+        for (u32 apart = 1; apart < 8; apart *= 2) {
+            sure |= __shfl_xor_sync(0xffffffff, sure, apart);
+        }
+        if (lane % 8 == 0) query.found[i * 4 + lane / 8] = sure;
+    }
+    __syncwarp();
+    return true;
+}
+
 // Compares rows of a query, those with a bit in `rows`, with those rows of a tile that have a bit in
 // `others`. Calls `each` with a row of the query and a bit for each row of the tile within eps, for the
 // whole warp; ends if it returns true.
@@ -322,35 +387,44 @@ __device__ __forceinline__ void compare(
     for (u32 first = 0; first < last; first += COLUMNS) {
         const u32 some = min(COLUMNS, last - first);
         if (Warp::rank() == 0) work.pairs += some * __popcll(others);
-        Sums sums;
-        if (!add_pairs(all, own, tile, first, last, query, sums)) continue;
         u32 sure[2] = {0, 0}, may[2] = {0, 0};
+        if constexpr (DIM == 0) {
+            if (!find_in_block(all, tile, first, last, others, query, work)) continue;
+        } else {
+            Sums sums;
+            add_pairs(own, first, last, query, sums);
 #pragma unroll
-        for (u32 i = 0; i < COLUMNS; i++) {
-            const u32 row = query.wanted[min(first + i, last - 1)];
+            for (u32 i = 0; i < COLUMNS; i++) {
+                const u32 row = query.wanted[min(first + i, last - 1)];
+#pragma unroll
+                for (u32 r = 0; r < 2; r++) {
+                    bool is_sure, may_be;
+                    Real inverses = 1;
+                    u32 bits = 0;
+                    if constexpr (IS_DIRECTION) {
+                        inverses = multiply(query.inverses[row], own.inverses[r]);
+                    }
+                    if constexpr (SUM == SHARED_BITS) bits = query.bits[row] + own.bits[r];
+                    decide(all, sums[i][r], inverses, bits, is_sure, may_be);
+                    sure[r] |= (u32)is_sure << i;
+                    may[r] |= (u32)may_be << i;
+                }
+            }
 #pragma unroll
             for (u32 r = 0; r < 2; r++) {
-                bool is_sure, may_be;
-                const Real inverses = IS_DIRECTION ? multiply(query.inverses[row], own.inverses[r]) : 1;
-                const u32 bits = SUM == SHARED_BITS ? query.bits[row] + own.bits[r] : 0;
-                decide(all, sums[i][r], inverses, bits, is_sure, may_be);
-                sure[r] |= (u32)is_sure << i;
-                may[r] |= (u32)may_be << i;
-            }
-        }
-#pragma unroll
-        for (u32 r = 0; r < 2; r++) {
-            const bool is_other = others >> (r * 32 + Warp::rank()) & 1;
-            u32 open = is_other ? may[r] & ~sure[r] & (0xffffffff >> (32 - some)) : 0;
-            work.rechecked += __popc(open);
-            for (; open != 0; open &= open - 1) {
-                const u32 slot = query.slots[query.wanted[first + __ffs(open) - 1]];
-                if (holds(all, all.order[slot], all.order[own.slot + r * 32])) sure[r] |= open & -open;
+                const bool is_other = others >> (r * 32 + Warp::rank()) & 1;
+                u32 open = is_other ? may[r] & ~sure[r] & (0xffffffff >> (32 - some)) : 0;
+                work.rechecked += __popc(open);
+                for (; open != 0; open &= open - 1) {
+                    const u32 slot = query.slots[query.wanted[first + __ffs(open) - 1]];
+                    const bool is_near = holds(all, all.order[slot], all.order[own.slot + r * 32]);
+                    if (is_near) sure[r] |= open & (0 - open);
+                }
             }
         }
         for (u32 i = 0; i < some; i++) {
             const u32 row = query.wanted[first + i];
-            u64 found = rows_that(sure[0] >> i & 1, sure[1] >> i & 1);
+            u64 found = DIM == 0 ? query.found[i] : rows_that(sure[0] >> i & 1, sure[1] >> i & 1);
             // A row is within eps of itself.
             const u32 slot = query.slots[row];
             if (slot / TILE == tile) found |= 1ull << slot % TILE;
@@ -411,7 +485,7 @@ __device__ __forceinline__ u64 compare_by_lane(
         work.rechecked += __popc(open);
         for (; open != 0; open &= open - 1) {
             const u32 other = all.order[slot + __ffs(open) - 1];
-            if (holds(all, all.order[own_slot], other)) sure |= open & -open;
+            if (holds(all, all.order[own_slot], other)) sure |= open & (0 - open);
         }
         near |= (u64)(sure & some) << first;
     }

@@ -186,7 +186,7 @@ constexpr u32 STRIPES = 64;
 
 // The queries of a tile: each set of core rows that are joined with each other, if they are two at most,
 // and else the core rows of every QUARTER lanes.
-constexpr u32 FEW_SETS = 4, QUARTER = TILE / 4;
+constexpr u32 FEW_SETS = 6, QUARTER = TILE / 4;
 struct Queries {
     u64 core, heads;
     u64 sets[2];  // of a lane's rows
@@ -271,7 +271,8 @@ extern "C" __global__ __launch_bounds__(256) void flatten(const __grid_constant_
     if (row < count) all.parents[row] = first_of(all, row);
 }
 
-// What is known of the nodes of a level, from their rows, or from the level below. A warp for each.
+// What is known of the nodes of a level, from their rows, or from the level below: also which core rows of
+// a tile are in one set. A warp for each.
 extern "C" __global__ __launch_bounds__(128) void know(const __grid_constant__ Dbscan all, u32 level) {
     const u32 node = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (node >= nodes_of(all, level)) return;
@@ -279,13 +280,26 @@ extern "C" __global__ __launch_bounds__(128) void know(const __grid_constant__ D
     bool is_unknown = false;
     if (level == 0) {
         const u64 core = all.core[node];
+        u32 firsts[2];
 #pragma unroll
         for (u32 r = 0; r < 2; r++) {
             const u32 lane = r * 32 + Warp::rank();
-            if ((core >> lane & 1) == 0) continue;
-            const u32 first = first_of(all, all.order[(u64)node * TILE + lane]);
-            least = min(least, first);
-            most = max(most, first);
+            const bool is_core = core >> lane & 1;
+            firsts[r] = is_core ? first_of(all, all.order[(u64)node * TILE + lane]) : NONE;
+            if (!is_core) continue;
+            least = min(least, firsts[r]);
+            most = max(most, firsts[r]);
+        }
+        // Its sets, by now.
+        for (u64 open = core; open != 0;) {
+            const u32 head = __ffsll(open) - 1;
+            const u32 first = __shfl_sync(0xffffffff, head < 32 ? firsts[0] : firsts[1], head % 32);
+            const u64 set = rows_that(firsts[0] == first, firsts[1] == first);
+#pragma unroll
+            for (u32 r = 0; r < 2; r++) {
+                if (firsts[r] == first) all.near[(u64)node * TILE + r * 32 + Warp::rank()] = set;
+            }
+            open &= ~set;
         }
     } else {
         const u32 child = node * 32 + Warp::rank();

@@ -70,16 +70,17 @@ struct Listed {
     bool is_one_group;
 };
 
-// How a list is cut into items: most of it by 64 rows, the rest by 8, so that warps end together. A short
-// list by so few that there is something for each warp.
+// How a list is cut into items: most of it by 64 rows, the rest by FEWER, so that warps end together. A
+// short list by so few that there is something for each warp. In many dimensions a few rows are no faster.
+constexpr u32 FEWER = DIM == 0 ? 32 : 8;
 struct Items {
     u32 listed, large, small, count;
 
     __device__ __forceinline__ explicit Items(u32 listed) : listed(listed) {
-        const u32 warps = gridDim.x * blockDim.x / 32;
-        small = 8;
+        const u32 warps = gridDim.x * blockDim.x / (DIM == 0 ? 128 : 32);
+        small = FEWER;
         while (small > 1 && listed / small < warps) small /= 2;
-        large = small < 8 ? 0 : listed / 4 * 3 / TILE;
+        large = small < FEWER ? 0 : listed / 4 * 3 / TILE;
         count = large + (listed - large * TILE + small - 1) / small;
     }
     // The place of an item's first row.

@@ -27,7 +27,7 @@ pub fn trials() -> Vec<(String, Test)> {
             all.push((name, Box::new(move |device| numbers(device, metric, kind))));
         }
     }
-    let others: [(&str, Check); 7] = [
+    let others: [(&str, Check); 8] = [
         ("groups_are_clustered_by_themselves", groups),
         ("weights_are_added_exactly", weights),
         ("chains_of_border_rows_join_nothing", chains),
@@ -35,6 +35,7 @@ pub fn trials() -> Vec<(String, Test)> {
         ("trees_of_many_levels", many),
         ("powers_of_two_change_nothing", scaled),
         ("cancelled", cancelled),
+        ("few_rows_of_every_kind", few),
     ];
     all.extend(others.map(|(name, run)| (format!("dbscan::{name}"), Box::new(run) as Test)));
     all
@@ -181,7 +182,8 @@ fn weights(device: &AnyDevice) -> Result<(), Failed> {
         };
         for min_points in [1, 2, 5, 30] {
             let params = DbscanParams::try_new(0.04, min_points, Metric::SqEuclidean)?;
-            let found = cluster(device, &rows_of(values.clone(), 2), Some(&given), &[rows], &params)?;
+            let found =
+                cluster(device, &rows_of(values.clone(), 2), Some(&given), &[rows], &params)?;
             same(&found, &oracle(rows, min_points as f64, |row| given[row], near))?;
         }
     }
@@ -322,4 +324,43 @@ fn cancelled(device: &AnyDevice) -> Result<(), Failed> {
         Err(Error::Cancelled) => Ok(()),
         other => Err(format!("{:?}", other.map(|found| found.count)).into()),
     }
+}
+
+/// Few rows of every kind, for tools that slow every access down.
+fn few(device: &AnyDevice) -> Result<(), Failed> {
+    let one = |rows: &Rows, metric, eps, weights: Option<&[f64]>| -> Result<(), Failed> {
+        let params = DbscanParams::try_new(eps, 4, metric)?;
+        let count = rows.len();
+        for ends in [vec![count], vec![30, 31, count]] {
+            let found = cluster(device, rows, weights, &ends, &params)?;
+            let wanted = cluster(&AnyDevice::cpu(), rows, weights, &ends, &params)?;
+            same_rows(&found, &(wanted.clusters, wanted.core))
+                .map_err(|error| format!("{metric}, {ends:?}: {error}"))?;
+        }
+        Ok(())
+    };
+    let (count, mut rng) = (300, Rng(4));
+    let given: Vec<f64> = (0..count).map(|_| rng.below(8) as f64 * 0.25).collect();
+    for dim in [2, 5, 70] {
+        let wide = normal(3, count, dim);
+        let narrow: Vec<f32> = wide.iter().map(|x| *x as f32).collect();
+        let typical = (2.0 * dim as f64).sqrt();
+        for elements in [Elements::F64(wide), Elements::F32(narrow)] {
+            let rows = Rows::all(Arc::new(Matrix::new(elements, count, dim)));
+            for (metric, eps) in [
+                (Metric::L2, 0.5 * typical),
+                (Metric::L1, 0.3 * typical * typical),
+                (Metric::Cosine, 0.6),
+            ] {
+                one(&rows, metric, eps, None)?;
+                one(&rows, metric, eps, Some(&given))?;
+            }
+        }
+    }
+    for dim in [60, 1100] {
+        let rows = matrix_bits(7, count, dim);
+        one(&rows, Metric::Hamming, 0.4 * dim as f64, None)?;
+        one(&rows, Metric::Jaccard, 0.6, Some(&given))?;
+    }
+    Ok(())
 }

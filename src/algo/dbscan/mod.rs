@@ -11,9 +11,7 @@ use std::sync::Arc;
 
 pub use params::DbscanParams;
 
-use crate::device::{
-    AnyDevice, Components, DbscanInput, DbscanWork, Device, NOISE, OnDevice,
-};
+use crate::device::{AnyDevice, Components, DbscanInput, DbscanWork, Device, NOISE, OnDevice};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;

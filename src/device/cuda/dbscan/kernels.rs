@@ -8,6 +8,7 @@ use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::function;
 use crate::device::cuda::driver::modules::Once;
+use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
@@ -22,12 +23,8 @@ pub(super) const SORTED_KEYS: usize = 2048;
 pub(super) const SECTION: usize = 2048;
 
 /// Constants that `kernels/dbscan` shares with this folder.
-const CONSTANTS: [(&str, usize); 4] = [
-    ("TILE", TILE),
-    ("SPLITTERS", SPLITTERS),
-    ("SORTED_KEYS", SORTED_KEYS),
-    ("SECTION", SECTION),
-];
+const CONSTANTS: [(&str, usize); 4] =
+    [("TILE", TILE), ("SPLITTERS", SPLITTERS), ("SORTED_KEYS", SORTED_KEYS), ("SECTION", SECTION)];
 
 /// The most coordinates that boxes have.
 const MOST_COORDINATES: usize = 16;
@@ -83,11 +80,22 @@ impl Spec {
     }
 }
 
+/// Threads of a block of a [`Staged`] kernel: two warps.
+pub(super) const STAGED_THREADS: usize = 64;
+
+/// A kernel whose warps take items until a launch has lasted long enough.
+#[derive(Debug)]
+pub(super) struct Staged {
+    pub(super) function: CudaFunction,
+    pub(super) name: &'static str,
+    /// Blocks that run at a time: others would begin only when these have used up the time.
+    pub(super) blocks: usize,
+}
+
 /// The kernels for rows of one kind, loaded on a device.
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub(super) spec: Spec,
-    pub(super) multiprocessors: usize,
     /// Cycles a second.
     pub(super) clock: f64,
     pub(super) keys: CudaFunction,
@@ -98,16 +106,16 @@ pub(super) struct Kernels {
     pub(super) fill_tiles: CudaFunction,
     pub(super) bound_tiles: CudaFunction,
     pub(super) bound_nodes: CudaFunction,
-    pub(super) count_own: CudaFunction,
+    pub(super) count_own: Staged,
     pub(super) count_others: CudaFunction,
     pub(super) list_others: CudaFunction,
-    pub(super) count_near: CudaFunction,
+    pub(super) count_near: Staged,
     pub(super) alone: CudaFunction,
     pub(super) link_own: CudaFunction,
-    pub(super) link_tiles: CudaFunction,
+    pub(super) link_tiles: Staged,
     pub(super) flatten: CudaFunction,
     pub(super) know: CudaFunction,
-    pub(super) attach: CudaFunction,
+    pub(super) attach: Staged,
     pub(super) finish: CudaFunction,
 }
 
@@ -121,9 +129,17 @@ impl Kernels {
     fn load(gpu: &Gpu, spec: Spec) -> Result<Self> {
         let module = gpu.load(&Program::new("dbscan.cu", &spec.defines(), &CONSTANTS))?;
         let function = |name| function(&module, name);
+        let multiprocessors = gpu.limits.multiprocessors;
+        let staged = |name| -> Result<Staged> {
+            let function = function(name)?;
+            let call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+            let threads = STAGED_THREADS as u32;
+            let blocks = function.occupancy_max_active_blocks_per_multiprocessor(threads, 0, None);
+            let blocks = blocks.map_err(failed(call))? as usize * multiprocessors;
+            Ok(Staged { function, name, blocks: blocks.max(1) })
+        };
         Ok(Self {
             spec,
-            multiprocessors: gpu.limits.multiprocessors,
             clock: gpu.limits.clock,
             keys: function("keys")?,
             groups_of: function("groups_of")?,
@@ -133,16 +149,16 @@ impl Kernels {
             fill_tiles: function("fill_tiles")?,
             bound_tiles: function("bound_tiles")?,
             bound_nodes: function("bound_nodes")?,
-            count_own: function("count_own")?,
+            count_own: staged("count_own")?,
             count_others: function("count_others")?,
             list_others: function("list_others")?,
-            count_near: function("count_near")?,
+            count_near: staged("count_near")?,
             alone: function("alone")?,
             link_own: function("link_own")?,
-            link_tiles: function("link_tiles")?,
+            link_tiles: staged("link_tiles")?,
             flatten: function("flatten")?,
             know: function("know")?,
-            attach: function("attach")?,
+            attach: staged("attach")?,
             finish: function("finish")?,
         })
     }

@@ -6,9 +6,11 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg};
+use cudarc::driver::{
+    CudaFunction, CudaStream, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
+};
 
-use super::kernels::{Kernels, SECTION, SORTED_KEYS, SPLITTERS, TILE};
+use super::kernels::{Kernels, SECTION, SORTED_KEYS, SPLITTERS, STAGED_THREADS, Staged, TILE};
 use super::order::Order;
 use super::structs::{Dbscan, Keys, LEVELS, Progress, RowDirection, Weight};
 use crate::device::cuda::driver::launch::{address, config, launch_seconds};
@@ -16,9 +18,6 @@ use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
-
-/// Blocks of two warps that a multiprocessor holds at most.
-const BLOCKS: usize = 14;
 
 /// Digits of keys that are sorted at a time.
 const DIGITS: usize = 256;
@@ -78,7 +77,8 @@ impl Workspace {
         memory: &Arc<Memory>,
         shape: Shape<'_>,
     ) -> Result<Self> {
-        let Shape { rows, count, dim, scalar, directions, weights, enough, ends, order, bounds } = shape;
+        let Shape { rows, count, dim, scalar, directions, weights, enough, ends, order, bounds } =
+            shape;
         let first_tiles = first_tiles(ends);
         let tiles = first_tiles[ends.len()] as usize;
         let (slots, coordinates) = (tiles * TILE, kernels.spec.coordinates());
@@ -149,7 +149,9 @@ impl Workspace {
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
         // Items are tiles or their quarters, in 64 stripes, or rows, at least 8 but where there are few
         // for each warp.
-        let items = 4 * tiles.next_multiple_of(64) + 4 * BLOCKS * kernels.multiprocessors;
+        let warps = |staged: &Staged| staged.blocks * STAGED_THREADS / 32;
+        let most = warps(&kernels.count_near).max(warps(&kernels.attach));
+        let items = 4 * tiles.next_multiple_of(64) + 2 * most;
         let (progress, cursors) = (allocate(size_of::<Progress>())?, allocate(items * 4)?);
         let (firsts, is_core) = (allocate(count * 4)?, allocate(count)?);
         all.progress = address(stream, &progress);
@@ -157,8 +159,19 @@ impl Workspace {
         (all.firsts, all.is_core) = (address(stream, &firsts), address(stream, &is_core));
         let stream = stream.clone();
         let (sorted, _kept) = (None, kept);
-        let mut workspace =
-            Self { kernels, stream, all, count, nodes, progress, cursors, firsts, is_core, sorted, _kept };
+        let mut workspace = Self {
+            kernels,
+            stream,
+            all,
+            count,
+            nodes,
+            progress,
+            cursors,
+            firsts,
+            is_core,
+            sorted,
+            _kept,
+        };
         workspace.clear()?;
         Ok(workspace)
     }
@@ -183,10 +196,8 @@ impl Workspace {
             sums: allocate(DIGITS * 4)?,
         };
         let mut send = Sending { stream: &self.stream, memory, kept: Vec::new() };
-        let how = Keys {
-            splitters: send.values(&order.splitters)?,
-            bits: send.values(&order.bits)?,
-        };
+        let how =
+            Keys { splitters: send.values(&order.splitters)?, bits: send.values(&order.bits)? };
         let _kept = send.kept;
         let (each, rows) = (config(count.div_ceil(256), 256, 0), count as u32);
         self.launch(&self.kernels.keys, ("keys", each), |launch, all| {
@@ -247,9 +258,9 @@ impl Workspace {
     /// Finds the core rows.
     pub(super) fn count(&mut self, job: &Job) -> Result<()> {
         let kernels = self.kernels.clone();
-        self.stage("count_own", job, |own, grid| own.run(&kernels.count_own, grid))?;
+        self.stage(&kernels.count_own, None, job)?;
         self.list()?;
-        self.stage("count_near", job, |own, grid| own.run(&kernels.count_near, grid))
+        self.stage(&kernels.count_near, None, job)
     }
 
     /// Joins core rows within eps of each other.
@@ -276,7 +287,7 @@ impl Workspace {
         let kernels = self.kernels.clone();
         self.run(&kernels.count_others, ("count_others", self.by_tile()))?;
         self.list()?;
-        self.stage("attach", job, |own, grid| own.run(&kernels.attach, grid))?;
+        self.stage(&kernels.attach, None, job)?;
         self.run(&kernels.finish, ("finish", self.by_tile()))
     }
 
@@ -313,32 +324,27 @@ impl Workspace {
     fn link_tiles(&mut self, next: u32, job: &Job) -> Result<()> {
         let kernels = self.kernels.clone();
         // Few tiles are cut into quarters: there should be some items for each warp.
-        let is_few = self.nodes[0] < 8 * BLOCKS * kernels.multiprocessors;
+        let is_few = self.nodes[0] < 8 * kernels.link_tiles.blocks;
         let parts = if is_few { 4u32 } else { 1 };
-        self.stage("link_tiles", job, |own, grid| {
-            own.launch(&kernels.link_tiles, grid, |launch, all| {
-                launch.arg(all).arg(&next).arg(&parts);
-            })
-        })
+        self.stage(&kernels.link_tiles, Some((next, parts)), job)
     }
 
-    /// Launches a stage until it has no items left.
-    fn stage(
-        &mut self,
-        name: &'static str,
-        job: &Job,
-        launch: impl Fn(&Self, (&'static str, LaunchConfig)) -> Result<()>,
-    ) -> Result<()> {
+    /// Launches a stage until it has no items left. `more` are the kernel's arguments after the rows.
+    fn stage(&mut self, staged: &Staged, more: Option<(u32, u32)>, job: &Job) -> Result<()> {
         let clear = || failed("cuMemsetD8Async");
         self.stream.memset_zeros(self.cursors.slice_mut()).map_err(clear())?;
-        let most = BLOCKS * self.kernels.multiprocessors;
-        let grid = config(most.min(8 * self.nodes[0]), 64, 0);
+        let grid = config(staged.blocks.min(8 * self.nodes[0]), STAGED_THREADS, 0);
         loop {
             job.check()?;
             // What is next, and whether something is left.
             let mut state = self.progress.slice_mut().slice_mut(..8);
             self.stream.memset_zeros(&mut state).map_err(clear())?;
-            launch(self, (name, grid))?;
+            self.launch(&staged.function, (staged.name, grid), |launch, all| {
+                launch.arg(all);
+                if let Some((first, second)) = &more {
+                    launch.arg(first).arg(second);
+                }
+            })?;
             if self.progress()?.unfinished == 0 {
                 return Ok(());
             }

@@ -25,9 +25,7 @@ use super::driver::sys::failed;
 use super::driver::upload::elapsed;
 use super::handle::CudaDevice;
 use crate::device::compose::components_on_host;
-use crate::device::contract::{
-    Components, DbscanDevice, DbscanInput, DbscanWork, Within, Work,
-};
+use crate::device::contract::{Components, DbscanDevice, DbscanInput, DbscanWork, Within, Work};
 use crate::error::Result;
 use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Real, Rows};

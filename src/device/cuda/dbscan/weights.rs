@@ -65,7 +65,10 @@ mod tests {
     fn weights_are_whole_numbers_of_their_smallest_part() {
         assert_eq!(parts(&[0.0, 1.0, 3.0, 7.0], 5), Some((vec![0, 1, 3, 5], 5)));
         assert_eq!(parts(&[0.25, 1.5, 2.0], 3), Some((vec![1, 6, 8], 12)));
-        assert_eq!(parts(&[1e300, f64::MAX], u64::MAX), Some((vec![u128::from(u64::MAX); 2], u128::from(u64::MAX))));
+        assert_eq!(
+            parts(&[1e300, f64::MAX], u64::MAX),
+            Some((vec![u128::from(u64::MAX); 2], u128::from(u64::MAX)))
+        );
         // 0.1 is a little more than a tenth.
         let (tenth, one) = parts(&[0.1], 1).unwrap();
         assert!(10 * tenth[0] > one && 9 * tenth[0] < one);
