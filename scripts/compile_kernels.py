@@ -41,9 +41,9 @@ MODULES = {
     ),
     "dbscan.cu": (
         [
-            ("F32", ["L2", "L1", "COSINE"], [0, 1, 2, 8, 32]),
-            ("F64", ["L2", "L1", "PEARSON"], [0, 1, 3, 16]),
-            ("BITS", ["HAMMING", "JACCARD"], [0, 2, 16]),
+            ("F32", ["L2", "L1", "COSINE"], [0, 1, 8]),
+            ("F64", ["L2", "PEARSON"], [0, 3]),
+            ("BITS", ["HAMMING", "JACCARD"], [0, 2]),
         ],
         ["keys", "groups_of", "count_digits", "add_up", "move_keys", "fill_tiles", "bound_tiles",
          "bound_nodes", "count_own", "count_others", "list_others", "count_near", "alone", "link_own",

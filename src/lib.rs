@@ -25,11 +25,11 @@ mod sql;
 pub use algo::kmeans::Init;
 pub use device::{AnyDevice, DeviceChoice, DeviceInfo, devices, why_no_gpu};
 pub use error::{Error, Result, RowProblem};
-pub use exec::{KMeans, KnnExact, kmeans, knn_exact};
+pub use exec::{Dbscan, KMeans, KnnExact, dbscan, kmeans, knn_exact};
 pub use metric::Metric;
 pub use sql::{
-    InputOrder, KMeansExt, KnnExt, NeighborsOptions, NeighborsPlanner, install, register_all,
-    register_functions,
+    DbscanExt, InputOrder, KMeansExt, KnnExt, NeighborsOptions, NeighborsPlanner, install,
+    register_all, register_functions,
 };
 
 /// Nodes and operators, for codecs and optimizer rules: each can be rebuilt from the values of its

@@ -7,6 +7,7 @@ use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
 
 use super::vectors::{VectorColumn, VectorReader, common_kind, kind_of_vector};
+use crate::algo::dbscan::{DbscanParams, Density, dbscan as by_density};
 use crate::algo::kmeans::{Clustering, Init, KMeansParams, kmeans as cluster};
 use crate::algo::knn::{KnnParams, open_base};
 use crate::device::{AnyDevice, QueryRows};
@@ -273,6 +274,96 @@ pub fn kmeans(
     Ok((found, positions))
 }
 
+/// The parameters of `dbscan` in Rust: eps, and those that differ from the defaults.
+///
+/// ```
+/// use datafusion_neighbors::{Dbscan, Metric};
+/// let similar = Dbscan::eps(0.2).min_points(10).metric(Metric::Cosine).vector("embedding");
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Dbscan {
+    pub(crate) eps: f64,
+    pub(crate) min_points: u64,
+    pub(crate) metric: Metric,
+    pub(crate) vector: Option<VectorColumn>,
+    pub(crate) weight: Option<String>,
+}
+
+impl Dbscan {
+    /// Neighbours are at most `eps` apart, by Euclidean distance; 5 of them make a row core, itself among
+    /// them.
+    pub fn eps(eps: f64) -> Self {
+        Self { eps, min_points: 5, metric: Metric::L2, vector: None, weight: None }
+    }
+
+    /// The number, or the weight, of rows within eps that makes a row core, itself among them.
+    pub fn min_points(self, min_points: u64) -> Self {
+        Self { min_points, ..self }
+    }
+
+    /// The metric: any but `inner_product`.
+    pub fn metric(self, metric: Metric) -> Self {
+        Self { metric, ..self }
+    }
+
+    /// The column of vectors; without it, the only one there is.
+    pub fn vector(self, column: impl Into<String>) -> Self {
+        Self { vector: Some(VectorColumn::Whole(column.into())), ..self }
+    }
+
+    /// Numeric columns as the dimensions.
+    pub fn dimensions<S: Into<String>>(self, columns: impl IntoIterator<Item = S>) -> Self {
+        let columns = columns.into_iter().map(Into::into).collect();
+        Self { vector: Some(VectorColumn::Dimensions(columns)), ..self }
+    }
+
+    /// A numeric column of row weights, from 0.
+    pub fn weight(self, column: impl Into<String>) -> Self {
+        Self { weight: Some(column.into()), ..self }
+    }
+}
+
+/// Clusters the vectors of an array by density.
+///
+/// A NULL vector is in no cluster: clusters and core rows are those of the others, at `positions`.
+/// `weights`, if given, has one for each of the others.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for arrays that hold no vectors, a metric that does not fit them, and
+/// parameters and weights that could not be valid for any data; [`Error::BadRow`] for a vector without
+/// distance; and the errors of the device.
+///
+/// # Example
+/// ```
+/// use datafusion::arrow::array::FixedSizeListArray;
+/// use datafusion::arrow::datatypes::Float32Type;
+/// use datafusion_neighbors::device::AnyDevice;
+/// use datafusion_neighbors::{Dbscan, dbscan};
+///
+/// let points = [0.0, 1.0, 2.0, 9.0].map(|x| Some([Some(x)]));
+/// let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 1);
+/// let params = Dbscan::eps(1.0).min_points(3);
+/// let (found, _positions) = dbscan(&AnyDevice::cpu(), &points, None, &params)?;
+/// assert_eq!(found.clusters, [Some(0), Some(0), Some(0), None]);
+/// assert_eq!(found.core, [false, true, false, false]);
+/// # Ok::<(), datafusion_neighbors::Error>(())
+/// ```
+pub fn dbscan(
+    device: &AnyDevice,
+    vectors: &dyn Array,
+    weights: Option<&[f64]>,
+    params: &Dbscan,
+) -> Result<(Density, Vec<u32>)> {
+    let asked = DbscanParams::try_new(params.eps, params.min_points, params.metric)?;
+    let kind = kind_of(vectors, "input", params.metric)?;
+    let column = VectorColumn::Whole("array".to_string());
+    let reader = VectorReader::new("input", column, kind, params.metric).unprepared();
+    let (rows, positions) = finish("input", vectors, reader)?;
+    let found = by_density(device, &rows, weights, &[rows.len()], &asked, &Job::default())?;
+    Ok((found, positions))
+}
+
 fn kind_of(array: &dyn Array, input: &str, metric: Metric) -> Result<ElementKind> {
     let found = array.data_type();
     let vectors = if let DataType::Dictionary(_, values) = found { values } else { found };
@@ -293,7 +384,14 @@ fn read(
     dim: Option<usize>,
 ) -> Result<(Rows, Vec<u32>)> {
     let column = VectorColumn::Whole("array".to_string());
-    let mut reader = VectorReader::new(input, column, kind, metric).continuing(0, dim);
+    finish(input, array, VectorReader::new(input, column, kind, metric).continuing(0, dim))
+}
+
+fn finish(
+    input: &'static str,
+    array: &dyn Array,
+    mut reader: VectorReader,
+) -> Result<(Rows, Vec<u32>)> {
     let vectors = match array.data_type() {
         DataType::Dictionary(_, values) => cast(array, values).map_err(|error| {
             Error::InvalidArgument(format!("{input}: a dictionary that cannot be decoded: {error}"))

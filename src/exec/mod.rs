@@ -20,7 +20,7 @@ mod weights;
 
 use datafusion::common::DataFusionError;
 
-pub use arrays::{KMeans, KnnExact, kmeans, knn_exact};
+pub use arrays::{Dbscan, KMeans, KnnExact, dbscan, kmeans, knn_exact};
 pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec, dbscan_fields};
 pub use inputs::{InTurnExec, InputExec, NumberedExec, ShowInputs};
 pub(crate) use inputs::{check_bounded, plan_input};

@@ -7,14 +7,15 @@ use std::sync::Arc;
 
 use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, Extension, LogicalPlan, LogicalPlanBuilder, lit};
+use datafusion::prelude::DataFrame;
 
 pub use self::arguments::DbscanArguments;
 pub use self::node::DbscanNode;
 use super::call::{
-    Argument, Arguments, Function, GroupFunction, InputColumns, Kind, Labelled, Resolve, Signature,
-    VectorUse, is_binary,
+    Argument, Arguments, ColumnArgument, Function, GroupFunction, InputColumns, Kind, Labelled,
+    Resolve, Signature, VectorUse, is_binary, resolve_with,
 };
-use crate::exec::{DbscanOutput, VectorColumn};
+use crate::exec::{Dbscan, DbscanOutput, VectorColumn};
 
 const NAME: &str = "dbscan";
 
@@ -57,7 +58,16 @@ fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPl
             *slot = value;
         }
     }
-    let (vector, weight) = (arguments.columns("vector")?, arguments.columns("weight")?);
+    let columns = (arguments.columns("vector")?, arguments.columns("weight")?);
+    build(input, columns, values, resolve)
+}
+
+fn build(
+    input: LogicalPlan,
+    (vector, weight): (Option<ColumnArgument>, Option<ColumnArgument>),
+    values: DbscanArguments,
+    resolve: &mut Resolve<'_>,
+) -> Result<LogicalPlan> {
     let carried = input.schema().fields().len();
     let mut columns = InputColumns::try_new(NAME, "input", input, resolve)?;
     let binary = is_binary(NAME, &values.metric)?;
@@ -87,4 +97,50 @@ fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
     let input = (VectorColumn::Whole(vector), input);
     let node = DbscanNode::try_new(DbscanOutput::Window(label), input, None, groups, values)?;
     Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }))
+}
+
+/// DBSCAN on [`DataFrame`]s.
+///
+/// The session must have been passed to [`register_all`](crate::register_all).
+pub trait DbscanExt: Sized {
+    /// Every row of this frame with its `cluster_id` (Int64, from 0; NULL for noise and for a NULL vector)
+    /// and whether it is `core` (Boolean).
+    ///
+    /// # Errors
+    /// A plan error if there is no column of vectors, or several and none is named, or if parameters could
+    /// not be valid for any data.
+    ///
+    /// # Example
+    /// ```
+    /// # use datafusion::prelude::*;
+    /// use datafusion_neighbors::{Dbscan, DbscanExt};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> datafusion::error::Result<()> {
+    /// let ctx = SessionContext::new();
+    /// datafusion_neighbors::register_all(&ctx)?;
+    /// let points = ctx.sql("SELECT * FROM (VALUES (1, [0.0]), (2, [5.0]), (3, [6.0])) t(id, v)");
+    /// let clusters = points.await?.dbscan(Dbscan::eps(1.0).min_points(2))?;
+    /// assert_eq!(clusters.filter(col("cluster_id").is_null())?.count().await?, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn dbscan(self, params: Dbscan) -> Result<Self>;
+}
+
+impl DbscanExt for DataFrame {
+    fn dbscan(self, params: Dbscan) -> Result<Self> {
+        let (state, input) = self.into_parts();
+        let Dbscan { eps, min_points, metric, vector, weight } = params;
+        let values = DbscanArguments {
+            eps: lit(eps),
+            min_points: lit(min_points),
+            metric: lit(metric.name()),
+        };
+        let weight = weight.map(VectorColumn::Whole);
+        let column = |column: VectorColumn| ColumnArgument::from_names(&column);
+        let columns = (vector.map(column), weight.map(column));
+        let plan = build(input, columns, values, &mut resolve_with(&state))?;
+        Ok(DataFrame::new(state, plan))
+    }
 }

@@ -19,21 +19,20 @@ impl<P: Points> Search<'_, P> {
         let tiles = (0..core.len()).into_par_iter().map(|tile| -> Result<[u32; LANES]> {
             self.job.check()?;
             let mut firsts = [NOISE; LANES];
-            let mut pairs = Pairs::default();
-            for lane in lanes_of(self.tree.lanes(tile)) {
-                let row = self.tree.row(tile, lane);
-                firsts[lane as usize] = if core[tile] >> lane & 1 == 1 {
-                    sets.first(row)
-                } else {
-                    let point = self.point(row);
-                    let mut found = (NOISE, pairs);
-                    self.nearest(&point, (tile, lane), root, (core, sets, &first_of), &mut found)?;
-                    pairs = found.1;
-                    found.0
-                };
+            for lane in lanes_of(core[tile]) {
+                firsts[lane as usize] = sets.first(self.tree.row(tile, lane));
             }
-            self.account(pairs);
-            Ok(firsts)
+            let open = self.tree.lanes(tile) & !core[tile];
+            if open == 0 {
+                return Ok(firsts);
+            }
+            let ((own, others), pairs) = (self.around(tile), Pairs::default());
+            let mut found = Attaching { own, open, firsts, most: NOISE, pairs };
+            for node in std::iter::once(own).chain(others) {
+                self.nearest(&mut found, node, (core, sets, &first_of))?;
+            }
+            self.account(found.pairs);
+            Ok(found.firsts)
         });
         let tiles: Vec<_> = tiles.collect::<Result<_>>()?;
         let mut firsts = vec![NOISE; self.tree.rows()];
@@ -59,29 +58,45 @@ impl<P: Points> Search<'_, P> {
         first
     }
 
-    /// Looks in a node for an earlier cluster within eps of a row. `found` has the first so far, and
-    /// the pairs compared.
+    /// Looks in a node for earlier clusters within eps of a tile's rows.
     fn nearest(
         &self,
-        point: &[f64],
-        (own, lane): (usize, u32),
+        found: &mut Attaching,
         node: Node,
         all @ (core, sets, first_of): (&Core, &Sets, &[u32]),
-        found: &mut (u32, Pairs),
     ) -> Result<()> {
-        let bounds = self.tree.bounds(node);
-        if first_of[node.index] >= found.0 || self.reach.is_apart_from(point, bounds) {
+        let (bounds, first) = (self.tree.bounds(node), first_of[node.index]);
+        if first >= found.most || self.reach.is_apart(self.tree.bounds(found.own), bounds) {
             return Ok(());
         }
         if let Some((left, right)) = node.children() {
-            self.nearest(point, (own, lane), left, all, found)?;
-            return self.nearest(point, (own, lane), right, all, found);
+            self.nearest(found, left, all)?;
+            return self.nearest(found, right, all);
         }
         self.job.check()?;
-        let tile = node.tile();
-        let near = self.near(own, lane, tile, &mut found.1) & core[tile];
-        let firsts = lanes_of(near).map(|lane| sets.first(self.tree.row(tile, lane)));
-        found.0 = firsts.min().unwrap_or(NOISE).min(found.0);
+        let (own, tile) = (found.own.tile(), node.tile());
+        let is_open = |lane: &u32| first < found.firsts[*lane as usize];
+        let rows = lanes_of(found.open).filter(is_open).fold(0, |rows, lane| rows | 1 << lane);
+        for lane in lanes_of(self.rows_near(own, rows, bounds)) {
+            let near = self.near(own, lane, tile, &mut found.pairs) & core[tile];
+            let firsts = lanes_of(near).map(|lane| sets.first(self.tree.row(tile, lane)));
+            let first = &mut found.firsts[lane as usize];
+            *first = firsts.min().unwrap_or(NOISE).min(*first);
+        }
+        let of_open = lanes_of(found.open).map(|lane| found.firsts[lane as usize]);
+        found.most = of_open.max().unwrap_or(0);
         Ok(())
     }
+}
+
+/// A tile whose rows that are not core look for clusters.
+struct Attaching {
+    own: Node,
+    /// Those rows.
+    open: u64,
+    /// The first cluster found for each row.
+    firsts: [u32; LANES],
+    /// The last of those rows' first clusters: later ones are no news.
+    most: u32,
+    pairs: Pairs,
 }

@@ -10,14 +10,11 @@ use crate::error::Result;
 
 /// What has been counted for the rows of a tile.
 struct Counting<'a> {
-    tile: usize,
-    node: Node,
+    own: Node,
     weights: &'a Weights,
     totals: [Total; LANES],
     /// The rows that are not known to be core.
     open: u64,
-    /// The coordinates of its rows, one after the other.
-    points: Vec<f64>,
     tested: u64,
     pruned: u64,
     pairs: Pairs,
@@ -31,22 +28,12 @@ impl<P: Points> Search<'_, P> {
     }
 
     fn core_of(&self, tile: usize, weights: &Weights) -> Result<u64> {
-        // From the tile up, the other halves of all nodes that it is in: the nearest first.
-        let mut others = Vec::new();
-        let mut node = Node::root(self.tree.rows());
-        while let Some((left, right)) = node.children() {
-            let is_left = left.tiles().contains(&tile);
-            others.push(if is_left { right } else { left });
-            node = if is_left { left } else { right };
-        }
         let all = self.tree.lanes(tile);
         let (totals, open) = ([Total::default(); LANES], all);
-        let points = lanes_of(all).flat_map(|lane| self.point(self.tree.row(tile, lane)));
-        let points = points.collect();
         let (tested, pruned, pairs) = (0, 0, Pairs::default());
-        let mut counting =
-            Counting { tile, node, weights, totals, open, points, tested, pruned, pairs };
-        for node in std::iter::once(node).chain(others.into_iter().rev()) {
+        let (own, others) = self.around(tile);
+        let mut counting = Counting { own, weights, totals, open, tested, pruned, pairs };
+        for node in std::iter::once(own).chain(others) {
             self.count(&mut counting, node)?;
         }
         add(&self.counters.tested, counting.tested);
@@ -67,7 +54,7 @@ impl<P: Points> Search<'_, P> {
             return Ok(());
         }
         counting.tested += 1;
-        let (own, other) = (self.tree.bounds(counting.node), self.tree.bounds(node));
+        let (own, other) = (self.tree.bounds(counting.own), self.tree.bounds(node));
         if self.reach.is_apart(own, other) {
             counting.pruned += 1;
             return Ok(());
@@ -83,13 +70,14 @@ impl<P: Points> Search<'_, P> {
             return self.count(counting, right);
         }
         self.job.check()?;
-        let (tile, coordinates) = (node.tile(), self.points.coordinates());
-        for lane in lanes_of(counting.open) {
-            let point = &counting.points[lane as usize * coordinates..][..coordinates];
-            if !self.reach.is_apart_from(point, other) {
-                let near = self.near(counting.tile, lane, tile, &mut counting.pairs);
-                counting.add(lane, counting.weights.of_lanes(tile, near));
-            }
+        let (own, tile) = (counting.own.tile(), node.tile());
+        let mut rows = counting.open;
+        if own != tile {
+            rows = self.rows_near(own, rows, other);
+        }
+        for lane in lanes_of(rows) {
+            let near = self.near(own, lane, tile, &mut counting.pairs);
+            counting.add(lane, counting.weights.of_lanes(tile, near));
         }
         Ok(())
     }

@@ -178,12 +178,9 @@ impl<P: Points> Linking<'_, P> {
         job.check()?;
         let (own, other, bounds) = (a.tile(), b.tile(), tree.bounds(b));
         let mut pairs = Pairs::default();
-        for lane in lanes_of(self.core[own]) {
+        for lane in lanes_of(self.search.rows_near(own, self.core[own], bounds)) {
             let (row, known) = (tree.row(own, lane), self.known(b));
             if known < EMPTY && self.sets.first(row) == self.sets.first(known) {
-                continue;
-            }
-            if self.search.reach.is_apart_from(&self.search.point(row), bounds) {
                 continue;
             }
             let near = self.search.near(own, lane, other, &mut pairs) & self.core[other];

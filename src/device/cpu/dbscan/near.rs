@@ -30,6 +30,54 @@ pub(super) struct Near<'a, T> {
     pub limits: Limits<T>,
 }
 
+/// The rows of a tile that may be within eps of a row in a box: their sums with the nearest point of the
+/// box, rounded as those of two rows, do not pass the limit. For sums of squares or magnitudes, which can
+/// only be more with a row in the box.
+pub(super) struct NearBox<'a, T> {
+    pub sum: Sum,
+    /// The least and the largest value of each dimension, at most as many as columns have.
+    pub low: &'a [T],
+    pub high: &'a [T],
+    pub columns: &'a [T],
+    /// Sums above this are not within eps for certain.
+    pub limit: T,
+}
+
+impl<T: Lanes> WithSimd for NearBox<'_, T> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> u64 {
+        let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
+        let mut may_be = 0;
+        for first in (0..LANES / lanes).step_by(BESIDE) {
+            let mut sums = [T::splat(simd, T::ZERO); BESIDE];
+            let sides = self.low.iter().zip(self.high);
+            for ((low, high), column) in sides.zip(self.columns.chunks_exact(LANES)) {
+                let (low, high) = (T::splat(simd, *low), T::splat(simd, *high));
+                let column = &T::vectors::<S>(column)[first..first + BESIDE];
+                for (sum, x) in sums.iter_mut().zip(column) {
+                    let nearest = T::where_less(simd, (*x, low), low, *x);
+                    let nearest = T::where_less(simd, (high, nearest), high, nearest);
+                    let apart = T::minus(simd, *x, nearest);
+                    let term = match self.sum {
+                        Sum::Squares => T::times(simd, apart, apart),
+                        _ => T::magnitude(simd, apart),
+                    };
+                    *sum = T::plus(simd, *sum, term);
+                }
+            }
+            if is_beyond(simd, &sums, self.limit) {
+                continue;
+            }
+            for (i, sum) in sums.into_iter().enumerate() {
+                may_be |= at_most(simd, sum, self.limit) << ((first + i) * lanes);
+            }
+        }
+        may_be
+    }
+}
+
 impl<T: Lanes> WithSimd for Near<'_, T> {
     type Output = (u64, u64);
 

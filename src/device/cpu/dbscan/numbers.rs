@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::near::{Limits, Near};
+use super::near::{Limits, Near, NearBox};
 use super::points::Points;
 use super::tree::{LANES, lanes_of, lowest};
 use crate::device::contract::{Direction, Within};
@@ -98,6 +98,25 @@ impl<T: Lanes> Points for Numbers<'_, T> {
         }
     }
 
+    fn rows_near(&self, tile: usize, bounds: &[f64]) -> Option<u64> {
+        if !self.directions.is_empty() {
+            return None;
+        }
+        // Some dimensions are enough for a bound. Values of boxes are those of rows: nothing is rounded.
+        let (size, some) = (LANES * self.dim, self.dim.min(SMALL));
+        let (mut low, mut high) = ([T::ZERO; SMALL], [T::ZERO; SMALL]);
+        let sides = bounds.split_at(self.dim);
+        low.iter_mut().zip(&sides.0[..some]).for_each(|(to, x)| *to = T::from_f64(*x));
+        high.iter_mut().zip(&sides.1[..some]).for_each(|(to, x)| *to = T::from_f64(*x));
+        Some(self.arch.dispatch(NearBox {
+            sum: self.within.metric().sum(),
+            low: &low[..some],
+            high: &high[..some],
+            columns: &self.tiled[tile * size..][..LANES * some],
+            limit: self.limits.1,
+        }))
+    }
+
     fn tile(&mut self, order: &[u32], job: &Job) -> Result<()> {
         let (size, tiles) = (LANES * self.dim, order.len().div_ceil(LANES));
         let per_row = if self.directions.is_empty() { 0 } else { size_of::<T>() };
@@ -106,8 +125,12 @@ impl<T: Lanes> Points for Numbers<'_, T> {
         let (mut tiled, mut inverses) = (vec![T::ZERO; tiles * size], Vec::new());
         let fill = |(tile, rows): (&mut [T], &[u32])| {
             for (lane, row) in rows.iter().enumerate() {
-                let values = self.centred(*row as usize).enumerate();
-                values.for_each(|(i, x)| tile[i * LANES + lane] = x);
+                let places = tile[lane..].iter_mut().step_by(LANES);
+                if self.directions.is_empty() {
+                    places.zip(self.row(*row as usize)).for_each(|(to, x)| *to = *x);
+                } else {
+                    places.zip(self.centred(*row as usize)).for_each(|(to, x)| *to = x);
+                }
             }
             job.check()
         };

@@ -14,6 +14,12 @@ pub(super) trait Points: Sync {
     /// A coordinate of a row.
     fn coordinate(&self, row: usize, i: usize) -> f64;
 
+    /// Those rows of a tile that may be within eps of a row in a box, and perhaps others; `None` if there
+    /// is no fast way to find them.
+    fn rows_near(&self, _tile: usize, _bounds: &[f64]) -> Option<u64> {
+        None
+    }
+
     /// Lays the rows out in tiles of [`LANES`](super::tree::LANES), in this order.
     fn tile(&mut self, order: &[u32], job: &Job) -> Result<()>;
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::points::Points;
 use super::reach::Reach;
-use super::tree::Tree;
+use super::tree::{Node, Tree, lanes_of};
 use crate::job::Job;
 
 /// Rows, ordered, and how they are compared.
@@ -58,9 +58,40 @@ impl<P: Points> Search<'_, P> {
         add(&self.counters.rechecked, pairs.rechecked);
     }
 
+    /// Those of some rows of a tile that may be within eps of a row in a box.
+    pub fn rows_near(&self, tile: usize, rows: u64, bounds: &[f64]) -> u64 {
+        if let Some(near) = self.points.rows_near(tile, bounds) {
+            return near & rows;
+        }
+        let mut point = vec![0.0; self.points.coordinates()];
+        let may_be = |lane: &u32| {
+            self.fill(self.tree.row(tile, *lane), &mut point);
+            !self.reach.is_apart_from(&point, bounds)
+        };
+        lanes_of(rows).filter(may_be).fold(0, |near, lane| near | 1 << lane)
+    }
+
     /// The coordinates of a row.
     pub fn point(&self, row: u32) -> Vec<f64> {
-        let all = 0..self.points.coordinates();
-        all.map(|i| self.points.coordinate(row as usize, i)).collect()
+        let mut point = vec![0.0; self.points.coordinates()];
+        self.fill(row, &mut point);
+        point
+    }
+
+    fn fill(&self, row: u32, point: &mut [f64]) {
+        let coordinates = point.iter_mut().enumerate();
+        coordinates.for_each(|(i, to)| *to = self.points.coordinate(row as usize, i));
+    }
+
+    /// The node of a tile, and the other halves of all nodes that it is in, the nearest first.
+    pub fn around(&self, tile: usize) -> (Node, impl Iterator<Item = Node>) {
+        let mut others = Vec::new();
+        let mut node = Node::root(self.tree.rows());
+        while let Some((left, right)) = node.children() {
+            let is_left = left.tiles().contains(&tile);
+            others.push(if is_left { right } else { left });
+            node = if is_left { left } else { right };
+        }
+        (node, others.into_iter().rev())
     }
 }
