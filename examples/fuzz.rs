@@ -1,4 +1,4 @@
-//! Tries random inputs of `knn_exact` and `kmeans` until the time is up, and compares every answer
+//! Tries random inputs of `knn_exact`, `kmeans` and `dbscan` until the time is up, and compares every answer
 //! with the definition, bit by bit.
 //!
 //! ```text

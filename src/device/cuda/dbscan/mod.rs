@@ -36,16 +36,17 @@ impl DbscanDevice for CudaDevice {
         if input.rows.is_empty() {
             return Ok(Components::default());
         }
+        let is_direction = input.within.metric().sum() == Sum::Products;
+        let of_weight = if input.weights.is_some() { size_of::<Weight>() } else { 0 };
+        let of_direction = if is_direction { size_of::<RowDirection>() } else { 0 };
+        let _reserved =
+            job.reserve("weights and directions", input.rows.len() * (of_weight + of_direction))?;
         let (weights, enough) = match input.weights {
             None => (Vec::new(), u128::from(input.min_points).into()),
-            Some(weights) => {
-                let of_weights = size_of_val(weights) / size_of::<f64>() * size_of::<Weight>();
-                let _reserved = job.reserve("weights", of_weights)?;
-                match parts_of(weights, input.min_points) {
-                    Some(parts) => parts,
-                    None => return components_on_host(input, job),
-                }
-            }
+            Some(weights) => match parts_of(weights, input.min_points) {
+                Some(parts) => parts,
+                None => return components_on_host(input, job),
+            },
         };
         job.enter(Phase::Prepare);
         let Some(directions) = directions(input.rows, input.within) else {
