@@ -184,8 +184,8 @@ struct Linking {
 // Tiles that are far apart are items one after the other: soon, all parts of the tree have been seen.
 constexpr u32 STRIPES = 64;
 
-// The queries of a tile: each set of core rows that are joined with each other, if they are two at most,
-// and else the core rows of every QUARTER lanes.
+// The queries of a tile: each set of core rows that are joined with each other, if they are FEW_SETS at
+// most, and else the core rows of every QUARTER lanes.
 constexpr u32 FEW_SETS = 6, QUARTER = TILE / 4;
 struct Queries {
     u64 core, heads;

@@ -151,12 +151,13 @@ __device__ __noinline__ bool holds(const Dbscan& all, u32 a, u32 b) {
     }
 }
 
-// The sum of two weights, at most `enough`.
+// Whether a weight makes a row core.
 __device__ __forceinline__ bool is_enough(const Dbscan& all, const Weight& weight) {
     const bool is_low_enough = weight.low >= all.enough.low;
     if (!WEIGHTED || weight.high == all.enough.high) return is_low_enough;
     return weight.high > all.enough.high;
 }
+// The sum of two weights, or `enough` if it is more than that.
 __device__ __forceinline__ Weight plus(const Dbscan& all, const Weight& a, const Weight& b) {
     if (!WEIGHTED) return Weight{a.low + b.low, 0};
     Weight sum = {a.low + b.low, a.high + b.high};
@@ -179,7 +180,7 @@ __device__ __forceinline__ Weight weight_of(const Dbscan& all, u32 row) {
     return WEIGHTED ? all.weights[row] : Weight{1, 0};
 }
 
-// The number of rows in a tile, whose free slots are at its end.
+// A bit for each row of a tile, whose free slots are at its end.
 __device__ __forceinline__ u64 rows_of_tile(const Dbscan& all, u32 tile) {
     const u32* order = all.order + (u64)tile * TILE;
     const u32 low = __ballot_sync(0xffffffff, order[Warp::rank()] != NONE);

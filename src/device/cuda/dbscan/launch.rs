@@ -62,7 +62,6 @@ pub(super) struct Workspace {
     cursors: Buffer,
     firsts: Buffer,
     is_core: Buffer,
-    sorted: Option<Buffer>,
     /// The memory behind the other addresses.
     _kept: Vec<Buffer>,
 }
@@ -158,20 +157,9 @@ impl Workspace {
         all.cursors = address(stream, &cursors);
         (all.firsts, all.is_core) = (address(stream, &firsts), address(stream, &is_core));
         let stream = stream.clone();
-        let (sorted, _kept) = (None, kept);
-        let mut workspace = Self {
-            kernels,
-            stream,
-            all,
-            count,
-            nodes,
-            progress,
-            cursors,
-            firsts,
-            is_core,
-            sorted,
-            _kept,
-        };
+        let _kept = kept;
+        let mut workspace =
+            Self { kernels, stream, all, count, nodes, progress, cursors, firsts, is_core, _kept };
         workspace.clear()?;
         Ok(workspace)
     }
@@ -216,7 +204,6 @@ impl Workspace {
         }
         let [numbers, _] = sort.rows;
         self.all.sorted = address(&self.stream, &numbers);
-        self.sorted = Some(numbers);
         let slots = self.nodes[0] * TILE;
         let kernels = self.kernels.clone();
         self.run(&kernels.fill_tiles, ("fill_tiles", config(slots.div_ceil(128), 128, 0)))?;
@@ -224,8 +211,8 @@ impl Workspace {
         for level in 1..self.nodes.len() {
             self.run_level(&kernels.bound_nodes, "bound_nodes", level)?;
         }
-        // Kernels that still read it are in the same stream.
-        self.sorted = None;
+        // What is sorted is freed after the kernels that read it: they are in the same stream.
+        self.all.sorted = 0;
         Ok(())
     }
 
@@ -278,8 +265,8 @@ impl Workspace {
     /// Makes every row's parent its root, and finds out which nodes' core rows are joined.
     fn know(&self) -> Result<()> {
         self.run_rows(&self.kernels.flatten, "flatten")?;
-        let levels = 0..self.nodes.len();
-        levels.into_iter().try_for_each(|level| self.run_level(&self.kernels.know, "know", level))
+        let mut levels = 0..self.nodes.len();
+        levels.try_for_each(|level| self.run_level(&self.kernels.know, "know", level))
     }
 
     /// Gives rows that are not core to clusters.
@@ -431,4 +418,15 @@ pub(super) fn first_tiles(ends: &[usize]) -> Vec<u32> {
         first.push(first[first.len() - 1] + tiles);
     }
     first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_have_tiles_of_their_own() {
+        assert_eq!(first_tiles(&[0, 1, 65, 65, 130]), [0, 0, 1, 2, 2, 4]);
+        assert_eq!(first_tiles(&[64]), [0, 1]);
+    }
 }

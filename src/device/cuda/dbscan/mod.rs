@@ -6,7 +6,8 @@
 //! rows of f32 by fast sums whose error is bounded, and again by the definition where those do not
 //! decide.
 //!
-//! Weights that have no common part of a sensible size are the CPU's.
+//! Weights that have no common part of a sensible size are the CPU's, and so are more groups than there can be
+//! tiles.
 
 mod kernels;
 mod launch;
@@ -31,10 +32,16 @@ use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Real, Rows};
 use crate::metric::Sum;
 
+/// The most tiles: slots are numbers of 32 bits, and cursors have 26 for a tile.
+const MOST_TILES: u32 = 1 << 26;
+
 impl DbscanDevice for CudaDevice {
     fn components(&self, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
         if input.rows.is_empty() {
             return Ok(Components::default());
+        }
+        if launch::first_tiles(input.ends)[input.ends.len()] >= MOST_TILES {
+            return components_on_host(input, job);
         }
         let is_direction = input.within.metric().sum() == Sum::Products;
         let of_weight = if input.weights.is_some() { size_of::<Weight>() } else { 0 };
