@@ -85,6 +85,7 @@ fn only_devices_and_errors_ask_for_the_cuda_feature() {
 fn unsafe_code_is_where_it_is_allowed() {
     let allowed = [
         "src/device/cpu/simd/vnni.rs",
+        "src/device/cpu/simd/words.rs",
         "src/device/cuda/dbscan/launch.rs",
         "src/device/cuda/dbscan/structs.rs",
         "src/device/cuda/driver/copiers.rs",

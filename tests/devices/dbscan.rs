@@ -9,7 +9,7 @@ use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 
-use crate::support::density::{oracle, same, same_rows, sum};
+use crate::support::density::{Row, oracle, same, same_rows, sum};
 use crate::support::{Kind, Rng, matrix_bits};
 use crate::{Check, Test};
 
@@ -26,6 +26,10 @@ pub fn trials() -> Vec<(String, Test)> {
             let name = format!("dbscan::{metric}::{kind:?}");
             all.push((name, Box::new(move |device| numbers(device, metric, kind))));
         }
+    }
+    for metric in [Metric::L2, Metric::SqEuclidean, Metric::Cosine, Metric::Pearson] {
+        let name = format!("dbscan::many_dimensions::{metric}");
+        all.push((name, Box::new(move |device| many_dimensions(device, metric))));
     }
     let others: [(&str, Check); 8] = [
         ("groups_are_clustered_by_themselves", groups),
@@ -59,8 +63,9 @@ fn numbers(device: &AnyDevice, metric: Metric, kind: Kind) -> Result<(), Failed>
             [(Elements::F64(wide), &values), (Elements::F32(narrow), &of_narrow)]
         {
             let rows = Rows::all(Arc::new(Matrix::new(elements, rows, dim)));
-            let distance = |a: usize, b: usize| sum(metric, &values[a], &values[b]);
-            compare(device, metric, &rows, i as u64, distance)?;
+            let of: Vec<Row> = values.iter().map(|row| Row::new(metric, row)).collect();
+            let distance = |a: usize, b: usize| of[a].sum(metric, &of[b]);
+            compare(device, metric, &rows, i as u64, &SHARES, distance)?;
         }
     }
     Ok(())
@@ -82,10 +87,52 @@ fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
                 _ => 1.0 - ones(|x, y| x & y) / ones(|x, y| x | y),
             }
         };
-        compare(device, metric, &rows, i as u64, distance)?;
+        compare(device, metric, &rows, i as u64, &SHARES, distance)?;
     }
     Ok(())
 }
+
+/// Enough rows of many dimensions for projections on a few directions, some of them such that those hold
+/// much, or little, or rows are far from all others.
+fn many_dimensions(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
+    let (count, dim) = (2100, 40);
+    let normal = Kind::Normal.rows(5, count, dim);
+    let directions = Kind::Normal.rows(6, 5, dim);
+    let mixed = |row: usize, i: usize| {
+        let along = |k: usize| normal[row][k] * directions[k][i];
+        (0..5).map(along).sum::<f64>() + 0.01 * normal[row][i]
+    };
+    let clumps = |row: usize, i: usize| 1000.0 * directions[row % 5][i] + 1e-3 * normal[row][i];
+    let far = |row: usize, i: usize, rows: usize, by: f64| {
+        mixed(row, i) * if row % rows == 7 { by * (1 + row % 3) as f64 } else { 1.0 }
+    };
+    let norms = |row: usize, i: usize| normal[row][i] * 10f64.powi(row as i32 % 7 - 3);
+    type Made<'a> = (&'a str, &'a dyn Fn(usize, usize) -> f64);
+    let all: [Made<'_>; 8] = [
+        ("as they come", &|row, i| normal[row][i]),
+        ("along five directions", &mixed),
+        ("clumps far from the origin", &clumps),
+        ("one far row", &|row, i| far(row, i, count, 1e6)),
+        ("one row beyond f32's squares", &|row, i| far(row, i, count, 1e30)),
+        ("some far rows", &|row, i| far(row, i, 90, 1e3)),
+        ("lengths of all sizes", &norms),
+        ("the same thing thrice", &|row, i| mixed(row / 3, i)),
+    ];
+    for (i, (name, of)) in all.into_iter().enumerate() {
+        let narrow: Vec<f32> = (0..count * dim).map(|at| of(at / dim, at % dim) as f32).collect();
+        let values: Vec<f64> = narrow.iter().map(|x| f64::from(*x)).collect();
+        let rows: Vec<Row> = values.chunks(dim).map(|row| Row::new(metric, row)).collect();
+        let distance = |a: usize, b: usize| rows[a].sum(metric, &rows[b]);
+        let elements = if i % 2 == 0 { Elements::F32(narrow) } else { Elements::F64(values) };
+        let matrix = Rows::all(Arc::new(Matrix::new(elements, count, dim)));
+        compare(device, metric, &matrix, i as u64, &[0.001, 0.05], distance)
+            .map_err(|error| format!("{name}: {}", error.message().unwrap_or_default()))?;
+    }
+    Ok(())
+}
+
+/// Shares of all pairs that are within eps.
+const SHARES: [f64; 5] = [0.0, 0.01, 0.1, 0.5, 1.0];
 
 /// Clusters with eps at, and a hair from, the distances of some pairs, few and many points.
 fn compare(
@@ -93,6 +140,7 @@ fn compare(
     metric: Metric,
     rows: &Rows,
     seed: u64,
+    shares: &[f64],
     distance: impl Fn(usize, usize) -> f64,
 ) -> Result<(), Failed> {
     let count = rows.len();
@@ -101,7 +149,6 @@ fn compare(
         (0..count * count).map(|pair| distance(pair / count, pair % count)).collect();
     let mut sorted = all.clone();
     sorted.sort_unstable_by(f64::total_cmp);
-    let shares = [0.0, 0.01, 0.1, 0.5, 1.0];
     for share in shares {
         let at = sorted[((sorted.len() - 1) as f64 * share) as usize];
         let at = if metric == Metric::L2 { at.max(0.0).sqrt() } else { at.max(0.0) };

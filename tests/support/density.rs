@@ -3,10 +3,19 @@
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::algo::dbscan::Density;
 
-/// What is compared with eps, or with its square for `l2`.
-pub fn sum(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
-    let pairs = || x.iter().zip(y);
-    let centred = |row: &[f64]| -> Vec<f64> {
+/// A row as it is compared.
+pub struct Row {
+    values: Vec<f64>,
+    /// One over its length.
+    inverse: f64,
+}
+
+impl Row {
+    /// A row of numbers.
+    pub fn new(metric: Metric, row: &[f64]) -> Self {
+        if !matches!(metric, Metric::Cosine | Metric::Pearson) {
+            return Self { values: row.to_vec(), inverse: 1.0 };
+        }
         // Times a power of two: squares neither overflow nor vanish, and nothing else changes.
         let largest = row.iter().fold(0.0f64, |most, x| most.max(x.abs()));
         let is_near_1 = (1e-60..1e60).contains(&largest);
@@ -18,18 +27,25 @@ pub fn sum(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
         let row: Vec<f64> = row.iter().map(|x| x * unit).collect();
         let total: f64 = row.iter().sum();
         let mean = if metric == Metric::Pearson { total / row.len() as f64 } else { 0.0 };
-        row.iter().map(|x| x - mean).collect()
-    };
-    match metric {
-        Metric::L1 => pairs().fold(0.0, |s, (x, y)| s + (x - y).abs()),
-        Metric::L2 | Metric::SqEuclidean => pairs().fold(0.0, |s, (x, y)| s + (x - y) * (x - y)),
-        _ => {
-            let (x, y) = (centred(x), centred(y));
-            let inverse = |row: &[f64]| 1.0 / row.iter().fold(0.0, |s, x| s + x * x).sqrt();
-            let product = x.iter().zip(&y).fold(0.0, |s, (x, y)| s + x * y);
-            1.0 - product * (inverse(&x) * inverse(&y))
+        let values: Vec<f64> = row.iter().map(|x| x - mean).collect();
+        let inverse = 1.0 / values.iter().fold(0.0, |s, x| s + x * x).sqrt();
+        Self { values, inverse }
+    }
+
+    /// What is compared with eps, or with its square for `l2`.
+    pub fn sum(&self, metric: Metric, other: &Self) -> f64 {
+        let pairs = self.values.iter().zip(&other.values);
+        match metric {
+            Metric::L1 => pairs.fold(0.0, |s, (x, y)| s + (x - y).abs()),
+            Metric::L2 | Metric::SqEuclidean => pairs.fold(0.0, |s, (x, y)| s + (x - y) * (x - y)),
+            _ => 1.0 - pairs.fold(0.0, |s, (x, y)| s + x * y) * (self.inverse * other.inverse),
         }
     }
+}
+
+/// What is compared with eps, or with its square for `l2`.
+pub fn sum(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
+    Row::new(metric, x).sum(metric, &Row::new(metric, y))
 }
 
 /// Clusters and core rows.

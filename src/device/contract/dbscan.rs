@@ -142,17 +142,28 @@ impl Within {
     /// eps for certain, more than the second is not. For products it is one less the product, by rows'
     /// values and inverse lengths rounded to f32, if all of those [fit](Self::fits_f32).
     pub fn limits_of_f32(&self, dim: usize) -> (f64, f64) {
+        let (below, up_to) = self.limits(dim, f64::from(f32::EPSILON), 1e-44);
+        let least = f64::from(f32::MIN_POSITIVE);
+        // A sum that has overflowed is never within eps for certain.
+        ((below - least).min(f64::from(f32::MAX)), up_to + least)
+    }
+
+    /// The same for a sum of f64, of which none overflows.
+    pub fn limits_of_f64(&self, dim: usize) -> (f64, f64) {
+        self.limits(dim, f64::EPSILON, 1e-322)
+    }
+
+    /// The same for a type of number, by the gap after 1 and what a few of its smallest are.
+    fn limits(&self, dim: usize, unit: f64, tiny: f64) -> (f64, f64) {
         let (limit, few) = (self.limit, dim as f64 + 16.0);
-        let unit = f64::from(f32::EPSILON);
         let slack = match self.metric.sum() {
             // Each product of values errs by a share of the product of the rows' lengths.
             Sum::Products => few * unit,
-            _ => limit * few * unit + few * 1e-44,
+            _ => limit * few * unit + few * tiny,
         };
-        // Rounded to f32 by less than this much again.
-        let more = slack + limit.abs() * unit + f64::from(f32::MIN_POSITIVE);
-        // A sum that has overflowed is never within eps for certain.
-        ((limit - more).min(f64::from(f32::MAX)), limit + more)
+        // Rounded to the type by less than this much again.
+        let more = slack + limit.abs() * unit;
+        (limit - more, limit + more)
     }
 
     /// Whether products of rows of which one over the length is this stay in the range of f32.

@@ -77,8 +77,11 @@ impl<P: Points> Search<'_, P> {
         let (own, tile) = (found.own.tile(), node.tile());
         let is_open = |lane: &u32| first < found.firsts[*lane as usize];
         let rows = lanes_of(found.open).filter(is_open).fold(0, |rows, lane| rows | 1 << lane);
-        for lane in lanes_of(self.rows_near(own, rows, bounds)) {
-            let near = self.near(own, lane, tile, &mut found.pairs) & core[tile];
+        let rows = self.rows_near(own, rows, bounds);
+        let candidates = self.points.candidates((own, rows), (tile, core[tile]));
+        for lane in lanes_of(rows) {
+            let candidates = candidates[lane as usize] & core[tile];
+            let near = self.near((own, lane), tile, candidates, &mut found.pairs);
             let firsts = lanes_of(near).map(|lane| sets.first(self.tree.row(tile, lane)));
             let first = &mut found.firsts[lane as usize];
             *first = firsts.min().unwrap_or(NOISE).min(*first);

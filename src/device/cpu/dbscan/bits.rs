@@ -4,6 +4,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::points::Points;
+use super::reach::Reach;
 use super::tree::LANES;
 use crate::device::contract::Within;
 use crate::error::Result;
@@ -65,6 +66,10 @@ impl Points for Bits<'_> {
         f64::from(words.iter().map(|word| word.count_ones()).sum::<u32>())
     }
 
+    fn reach(&self) -> Reach {
+        Reach::new(self.within, 1)
+    }
+
     fn tile(&mut self, order: &[u32], job: &Job) -> Result<()> {
         self.reserved = Some(job.reserve("tiles of rows", size_of_val(self.words))?);
         self.tiled = vec![0; self.words.len()];
@@ -78,7 +83,7 @@ impl Points for Bits<'_> {
         self.tiled.par_chunks_mut(LANES * width).zip(order.par_chunks(LANES)).try_for_each(fill)
     }
 
-    fn near(&self, row: usize, tile: usize, _: &[u32]) -> (u64, bool) {
-        (self.arch.dispatch(NearBits(self, row, tile)), false)
+    fn near(&self, row: usize, tile: usize, _: &[u32], _: u64) -> (u64, u64) {
+        (self.arch.dispatch(NearBits(self, row, tile)), 0)
     }
 }

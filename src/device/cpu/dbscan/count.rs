@@ -75,8 +75,9 @@ impl<P: Points> Search<'_, P> {
         if own != tile {
             rows = self.rows_near(own, rows, other);
         }
+        let candidates = self.points.candidates((own, rows), (tile, u64::MAX));
         for lane in lanes_of(rows) {
-            let near = self.near(own, lane, tile, &mut counting.pairs);
+            let near = self.near((own, lane), tile, candidates[lane as usize], &mut counting.pairs);
             counting.add(lane, counting.weights.of_lanes(tile, near));
         }
         Ok(())
@@ -97,7 +98,8 @@ impl<P: Points> Search<'_, P> {
                 continue;
             }
             let other = node.tile();
-            let near = self.near(tile, lane, other, &mut pairs);
+            let candidates = self.points.candidates((tile, 1 << lane), (other, u64::MAX));
+            let near = self.near((tile, lane), other, candidates[lane as usize], &mut pairs);
             exact.add(lanes_of(near).map(|lane| other * LANES + lane as usize));
         }
         self.account(pairs);

@@ -154,6 +154,7 @@ impl<P: Points> Linking<'_, P> {
         job.check()?;
         let tile = node.tile();
         let (mut open, mut found, mut pairs) = (self.core[tile], 0u64, Pairs::default());
+        let candidates = self.search.points.candidates((tile, open), (tile, open));
         // A row that was found finds others, until no row is open.
         while open != 0 {
             if found == 0 {
@@ -162,7 +163,8 @@ impl<P: Points> Linking<'_, P> {
             }
             let lane = found.trailing_zeros();
             found ^= 1 << lane;
-            let near = self.search.near(tile, lane, tile, &mut pairs) & open;
+            let candidates = candidates[lane as usize] & open;
+            let near = self.search.near((tile, lane), tile, candidates, &mut pairs);
             let row = tree.row(tile, lane);
             lanes_of(near).for_each(|other| self.sets.join(row, tree.row(tile, other)));
             (open, found) = (open ^ near, found | near);
@@ -178,12 +180,15 @@ impl<P: Points> Linking<'_, P> {
         job.check()?;
         let (own, other, bounds) = (a.tile(), b.tile(), tree.bounds(b));
         let mut pairs = Pairs::default();
-        for lane in lanes_of(self.search.rows_near(own, self.core[own], bounds)) {
+        let rows = self.search.rows_near(own, self.core[own], bounds);
+        let candidates = self.search.points.candidates((own, rows), (other, self.core[other]));
+        for lane in lanes_of(rows) {
             let (row, known) = (tree.row(own, lane), self.known(b));
             if known < EMPTY && self.sets.first(row) == self.sets.first(known) {
                 continue;
             }
-            let near = self.search.near(own, lane, other, &mut pairs) & self.core[other];
+            let candidates = candidates[lane as usize] & self.core[other];
+            let near = self.search.near((own, lane), other, candidates, &mut pairs);
             if near == 0 {
                 continue;
             }

@@ -8,20 +8,25 @@
 //! | `points`, `numbers`, `bits` | rows as coordinates, and in tiles |
 //! | `reach` | which boxes are apart, or within eps |
 //! | `near` | a row against a tile |
+//! | `values`, `products`, `sample`, `leading` | rows in many dimensions |
 //! | `count`, `link`, `attach` | the three steps |
 //! | `weights`, `union` | exact sums of weights; sets that threads join |
 
 mod attach;
 mod bits;
 mod count;
+mod leading;
 mod link;
 mod near;
 mod numbers;
 mod points;
+mod products;
 mod reach;
+mod sample;
 mod search;
 mod tree;
 mod union;
+mod values;
 mod weights;
 
 use std::ops::Range;
@@ -31,16 +36,17 @@ use rayon::prelude::*;
 use self::bits::Bits;
 use self::numbers::Numbers;
 use self::points::Points;
-use self::reach::Reach;
+use self::products::Products;
 use self::search::{Counters, Search};
 use self::tree::{LANES, Tree};
+use self::values::Values;
 use self::weights::Weights;
 use super::CpuDevice;
 use super::simd::lanes::Lanes;
 use crate::device::contract::{Components, DbscanDevice, DbscanInput, DbscanWork, NOISE, Work};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
 
 /// A group of at least this many rows uses all threads by itself.
 const LARGE: usize = 1 << 14;
@@ -97,16 +103,20 @@ fn group(input: &DbscanInput<'_>, range: Range<usize>, job: &Job) -> Result<Comp
     };
     match rows.matrix().kind() {
         ElementKind::Bits => components(Bits::new(&rows, input.within), &own, job),
-        ElementKind::F32 => components(numbers::<f32>(&own, job)?, &own, job),
-        ElementKind::F64 => components(numbers::<f64>(&own, job)?, &own, job),
+        ElementKind::F32 => of_numbers::<f32>(&own, job),
+        ElementKind::F64 => of_numbers::<f64>(&own, job),
     }
 }
 
-fn numbers<'a, T: Lanes>(input: &DbscanInput<'a>, job: &Job) -> Result<Numbers<'a, T>> {
-    let rows: &'a Rows = input.rows;
+fn of_numbers<T: Lanes>(input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
+    job.enter(Phase::Prepare);
     let wrong_type = || Error::InvalidArgument("dbscan: rows of another type".to_string());
-    let values = rows.reals().ok_or_else(wrong_type)?;
-    Numbers::new(values, rows.matrix().dim(), input.within, job)
+    let values = input.rows.reals::<T>().ok_or_else(wrong_type)?;
+    let values = Values::new(values, input.rows.matrix().dim(), input.within, job)?;
+    match Products::try_new(values, job)? {
+        Ok(products) => components(products, input, job),
+        Err(values) => components(Numbers::new(values), input, job),
+    }
 }
 
 fn components(mut points: impl Points, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
@@ -114,7 +124,7 @@ fn components(mut points: impl Points, input: &DbscanInput<'_>, job: &Job) -> Re
     let tree = Tree::new(&points, job)?;
     points.tile(&tree.order, job)?;
     let weights = Weights::new(input.weights, input.min_points, &tree.order, job)?;
-    let reach = Reach::new(input.within, points.coordinates());
+    let reach = points.reach();
     let tiles = tree.rows().div_ceil(LANES);
     // Sets, what is known of nodes, and clusters by tiles and by rows.
     let per_row = 3 * size_of::<u32>();

@@ -1,5 +1,7 @@
 //! Rows as DBSCAN sees them: coordinates for boxes, and a test of a row against a tile of rows.
 
+use super::reach::Reach;
+use super::tree::LANES;
 use crate::error::Result;
 use crate::job::Job;
 
@@ -14,16 +16,25 @@ pub(super) trait Points: Sync {
     /// A coordinate of a row.
     fn coordinate(&self, row: usize, i: usize) -> f64;
 
+    /// What boxes of coordinates decide.
+    fn reach(&self) -> Reach;
+
     /// Those rows of a tile that may be within eps of a row in a box, and perhaps others; `None` if there
     /// is no fast way to find them.
     fn rows_near(&self, _tile: usize, _bounds: &[f64]) -> Option<u64> {
         None
     }
 
-    /// Lays the rows out in tiles of [`LANES`](super::tree::LANES), in this order.
+    /// Lays the rows out in tiles of [`LANES`], in this order.
     fn tile(&mut self, order: &[u32], job: &Job) -> Result<()>;
 
-    /// A bit for each row of a tile that is within eps of this row; those past the last row mean
-    /// nothing. `rows` are the tile's. Also whether the faster arithmetic left some open.
-    fn near(&self, row: usize, tile: usize, rows: &[u32]) -> (u64, bool);
+    /// For some rows of a tile, a bit for each of some rows of another that may be within eps, and
+    /// perhaps for others.
+    fn candidates(&self, _own: (usize, u64), _other: (usize, u64)) -> [u64; LANES] {
+        [u64::MAX; LANES]
+    }
+
+    /// A bit for each of a row's candidates in a tile that is within eps of it; those past the last row
+    /// mean nothing. `rows` are the tile's. Also the pairs that a faster arithmetic left open.
+    fn near(&self, row: usize, tile: usize, rows: &[u32], candidates: u64) -> (u64, u64);
 }

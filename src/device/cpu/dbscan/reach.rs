@@ -18,6 +18,11 @@ impl Reach {
         Self { metric: within.metric(), beyond, inside }
     }
 
+    /// By sums of squares that are never more than what decides: those above this are not within eps.
+    pub fn beyond(beyond: f64) -> Self {
+        Self { metric: Metric::SqEuclidean, beyond, inside: -1.0 }
+    }
+
     /// Whether no row of one box is within eps of any row of the other.
     pub fn is_apart(&self, a: &[f64], b: &[f64]) -> bool {
         self.least(a, b) > self.beyond

@@ -41,15 +41,23 @@ pub(super) struct Pairs {
 pub(super) type Core = Vec<u64>;
 
 impl<P: Points> Search<'_, P> {
-    /// The rows of a tile that are within eps of a row, which is within eps of itself.
-    pub fn near(&self, own: usize, lane: u32, tile: usize, pairs: &mut Pairs) -> u64 {
-        let (row, others) = (self.tree.row(own, lane) as usize, self.tree.rows_of(tile));
-        let (near, is_rechecked) = self.points.near(row, tile, others);
+    /// The candidates of a row in a tile that are within eps of it; it is within eps of itself.
+    pub fn near(
+        &self,
+        (own, lane): (usize, u32),
+        tile: usize,
+        candidates: u64,
+        pairs: &mut Pairs,
+    ) -> u64 {
         let rows = self.tree.lanes(tile);
-        let count = u64::from(rows.count_ones());
-        pairs.computed += count;
-        pairs.rechecked += if is_rechecked { count } else { 0 };
-        near & rows | if own == tile { 1 << lane } else { 0 }
+        pairs.computed += u64::from(rows.count_ones());
+        if candidates == 0 {
+            return 0;
+        }
+        let (row, others) = (self.tree.row(own, lane) as usize, self.tree.rows_of(tile));
+        let (near, rechecked) = self.points.near(row, tile, others, candidates);
+        pairs.rechecked += u64::from((rechecked & rows).count_ones());
+        (near | if own == tile { 1 << lane } else { 0 }) & candidates & rows
     }
 
     /// Accounts for pairs compared.

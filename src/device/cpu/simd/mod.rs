@@ -3,3 +3,4 @@
 pub(super) mod lanes;
 pub(super) mod transposed;
 pub(super) mod vnni;
+pub(super) mod words;

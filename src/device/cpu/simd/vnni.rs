@@ -1,5 +1,5 @@
 //! Operations that need AVX-512 with VNNI: products of 8-bit rows, 64 to an instruction, and sums of
-//! many pairs in the contract's order, one to a lane. The CPU's only unsafe code.
+//! many pairs in the contract's order, one to a lane.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]

@@ -1,0 +1,235 @@
+//! What a sample of rows tells about products of 16-bit numbers: whether they pay, and how many directions
+//! are enough.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::leading::Leading;
+use super::values::Values;
+use crate::device::cpu::simd::lanes::Lanes;
+use crate::error::Result;
+use crate::job::Job;
+use crate::metric::Sum;
+
+/// Fewer rows are compared at once, …
+const LEAST_ROWS: usize = 256;
+/// … and so are rows of fewer dimensions.
+const LEAST_DIM: usize = 32;
+
+/// Fewer rows are not worth finding directions for.
+const LEAST_PROJECTED: usize = 2048;
+
+/// Rows that are looked at to find directions, and those of them that are compared with each other.
+const SAMPLED: usize = 1024;
+const COMPARED: usize = 192;
+
+/// Directions are tried in steps of this many.
+const STEP: usize = 16;
+const MOST_DIRECTIONS: usize = 128;
+
+/// Products of 16-bit numbers, for each dimension, in the time of a sum of f64, and of f32 for 64 rows at
+/// once.
+const OF_SUM: f64 = 50.0;
+const OF_TILES: f64 = 2.0;
+/// The same for the product of a row with a direction.
+const OF_PROJECTION: f64 = 2.0;
+
+/// Rows longer than this, scaled, have no projections.
+pub(super) const FARTHEST: f64 = 1e3;
+/// Rows longer than all but this share of them times this factor are left out of the bounds.
+const FAR_SHARE: f64 = 0.001;
+const FAR: f64 = 4.0;
+
+/// How rows are laid out for products.
+pub(super) struct Plan {
+    /// What is subtracted from every row, and what it is multiplied by then.
+    centre: Vec<f64>,
+    scale: f64,
+    /// The length of the longest row, scaled.
+    pub longest: f64,
+    /// The largest squared distance that may be within eps, of scaled rows.
+    pub reach: f64,
+    /// Directions to project on; `None` for all dimensions as they are.
+    pub leading: Option<Leading>,
+}
+
+impl Plan {
+    /// `None` if direct sums are faster or bounds impossible.
+    pub fn new<T: Lanes>(values: &Values<'_, T>, job: &Job) -> Result<Option<Self>> {
+        let (rows, dim) = (values.rows(), values.dim);
+        let suits = rows >= LEAST_ROWS && dim >= LEAST_DIM;
+        let has_product = matches!(values.within.metric().sum(), Sum::Squares | Sum::Products);
+        let have_directions = || values.directions().iter().all(|of| of.inverse.is_finite());
+        if !suits || !has_product || !have_directions() {
+            return Ok(None);
+        }
+        let bytes = rows * size_of::<f64>() + SAMPLED * (dim + MOST_DIRECTIONS) * size_of::<f32>();
+        let _reserved = job.reserve("a sample of rows", bytes)?;
+        let sample: Vec<usize> = (0..rows).step_by(rows.div_ceil(SAMPLED)).collect();
+        let mut centre = vec![0.0; dim];
+        for row in &sample {
+            let share = 1.0 / sample.len() as f64;
+            centre.iter_mut().enumerate().for_each(|(i, mean)| {
+                *mean += values.coordinate(*row, i) * share;
+            });
+        }
+        let mut plan = Self {
+            centre,
+            scale: 1.0,
+            longest: 1.0,
+            reach: values.within.bounds_of_boxes(dim).0,
+            leading: None,
+        };
+        let (radius, longest) = plan.lengths(values, job)?;
+        plan.scale = 1.0 / radius;
+        plan.longest = longest * plan.scale;
+        plan.reach *= plan.scale * plan.scale * (1.0 + 1e-9);
+        // Squares far from over- and underflow; not all rows within eps of each other.
+        if !(1e-100..1e100).contains(&radius) || plan.reach > 4.0 {
+            return Ok(None);
+        }
+        job.check()?;
+        let (mut rows_of, mut squares) = (Vec::with_capacity(sample.len() * dim), Vec::new());
+        let mut scaled = vec![0.0; dim];
+        for row in sample {
+            let square = plan.scale(values, row, &mut scaled);
+            if square <= 1.0 {
+                rows_of.extend_from_slice(&scaled);
+                squares.push(square);
+            }
+        }
+        Ok(plan.choose(&rows_of, &squares, rows))
+    }
+
+    /// The length of the longest row that is not far from all others, and of the longest.
+    fn lengths<T: Lanes>(&self, values: &Values<'_, T>, job: &Job) -> Result<(f64, f64)> {
+        let each = (0..values.rows()).into_par_iter().with_min_len(LEAST_ROWS);
+        let square = |row| {
+            let apart = self.centre.iter().enumerate();
+            let apart = apart.map(|(i, centre)| values.coordinate(row, i) - centre);
+            apart.map(|x| x * x).sum::<f64>()
+        };
+        let mut squares: Vec<f64> = each.map(square).collect();
+        job.check()?;
+        let usual = ((1.0 - FAR_SHARE) * (squares.len() - 1) as f64) as usize;
+        let (_, usual, longer) = squares.select_nth_unstable_by(usual, f64::total_cmp);
+        let longest = longer.iter().fold(*usual, |most, square| most.max(*square));
+        let square = if longest <= *usual * FAR * FAR { longest } else { *usual };
+        Ok((square.sqrt() * (1.0 + 1e-9), longest.sqrt() * (1.0 + 1e-9)))
+    }
+
+    /// Numbers of a projection: one for each direction, or all dimensions.
+    pub fn count(&self) -> usize {
+        self.leading.as_ref().map_or(self.centre.len(), Leading::count)
+    }
+
+    /// Projects some rows, and finds their squared lengths.
+    pub fn project<T: Lanes>(
+        &self,
+        values: &Values<'_, T>,
+        rows: Range<usize>,
+        projected: &mut [f32],
+        squares: &mut [f64],
+    ) {
+        let dim = self.centre.len();
+        let mut scaled = vec![0.0; rows.len() * dim];
+        for ((row, to), square) in rows.zip(scaled.chunks_exact_mut(dim)).zip(squares) {
+            *square = self.scale(values, row, to);
+        }
+        match &self.leading {
+            Some(leading) => leading.project(&scaled, projected),
+            None => projected.copy_from_slice(&scaled),
+        }
+    }
+
+    /// How far a projection of a row of length 1 may be from that of the row before it was rounded.
+    pub fn error(&self) -> f64 {
+        f64::from(f32::EPSILON) + self.leading.as_ref().map_or(0.0, Leading::error)
+    }
+
+    /// Scales a row, and gives its squared length, above 1 for a row that is longer than others.
+    fn scale<T: Lanes>(&self, values: &Values<'_, T>, row: usize, to: &mut [f32]) -> f64 {
+        let mut square = 0.0;
+        for (i, (to, centre)) in to.iter_mut().zip(&self.centre).enumerate() {
+            let x = (values.coordinate(row, i) - centre) * self.scale;
+            square += x * x;
+            *to = x as f32;
+        }
+        if square > FARTHEST * FARTHEST {
+            to.fill(0.0);
+        }
+        square
+    }
+
+    /// Finds how many directions cost the least time, by a sample and its squared lengths.
+    fn choose(mut self, sample: &[f32], squares: &[f64], rows: usize) -> Option<Self> {
+        let dim = self.centre.len();
+        let most = if rows < LEAST_PROJECTED { 0 } else { MOST_DIRECTIONS.min(dim / 2) };
+        let leading = Leading::of(sample, dim, most);
+        let step = squares.len().div_ceil(COMPARED).max(1);
+        let squares: Vec<f64> = squares.iter().step_by(step).copied().collect();
+        let compared = sample.chunks_exact(dim).step_by(step).flatten().copied();
+        let sample: Vec<f32> = compared.collect();
+        let mut projected = vec![0.0; squares.len() * leading.count()];
+        leading.project(&sample, &mut projected);
+        let exactly = share(&Bounds::new(&sample, dim, &squares).apart_in(dim), self.reach);
+        let mut bounds = Bounds::new(&projected, leading.count(), &squares);
+        let dims = dim as f64;
+        let cost = |products: f64, passing: f64| products + passing * OF_SUM * dims;
+        let mut best = (cost(dims, exactly), None);
+        for count in (STEP..=leading.count()).step_by(STEP) {
+            let projecting = OF_PROJECTION * dims * count as f64 / rows as f64;
+            let cost = cost(count as f64 + projecting, share(&bounds.apart_in(count), self.reach));
+            if cost < best.0 {
+                best = (cost, Some(count));
+            }
+        }
+        self.leading = best.1.map(|count| leading.first(count));
+        (best.0 <= OF_TILES * dims).then_some(self)
+    }
+}
+
+/// Bounds on the squared distances of all pairs of some rows, by more and more of their numbers.
+struct Bounds<'a> {
+    rows: Vec<&'a [f32]>,
+    count: usize,
+    /// For each pair, the squared distance in those numbers.
+    squares: Vec<f64>,
+    /// For each row, the square of what they leave of its length.
+    tails: Vec<f64>,
+}
+
+impl<'a> Bounds<'a> {
+    fn new(numbers: &'a [f32], each: usize, squares: &[f64]) -> Self {
+        let rows: Vec<_> = numbers.chunks_exact(each.max(1)).collect();
+        let pairs = rows.len() * rows.len().saturating_sub(1) / 2;
+        Self { rows, count: 0, squares: vec![0.0; pairs], tails: squares.to_vec() }
+    }
+
+    /// Bounds by so many numbers, at least as many as before.
+    fn apart_in(&mut self, count: usize) -> Vec<f64> {
+        let more = std::mem::replace(&mut self.count, count)..count;
+        let rows = self.rows.iter().map(|row| &row[more.clone()]);
+        let square = |x: f32| f64::from(x * x);
+        for (tail, row) in self.tails.iter_mut().zip(rows.clone()) {
+            *tail -= row.iter().map(|x| square(*x)).sum::<f64>();
+        }
+        let tails: Vec<f64> = self.tails.iter().map(|tail| tail.max(0.0).sqrt()).collect();
+        let mut apart = Vec::with_capacity(self.squares.len());
+        let mut squares = self.squares.iter_mut();
+        for (i, a) in rows.clone().enumerate() {
+            for ((b, tail), total) in rows.clone().zip(&tails).take(i).zip(&mut squares) {
+                *total += a.iter().zip(b).map(|(x, y)| square(x - y)).sum::<f64>();
+                apart.push(*total + (tails[i] - tail).powi(2));
+            }
+        }
+        apart
+    }
+}
+
+/// The share of squared distances that are within reach.
+fn share(apart: &[f64], reach: f64) -> f64 {
+    let within = apart.iter().filter(|apart| **apart <= reach).count();
+    within as f64 / apart.len().max(1) as f64
+}
