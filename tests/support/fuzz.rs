@@ -194,8 +194,15 @@ fn dimension(rng: &mut Rng) -> usize {
 }
 
 fn dbscan_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
-    let dim = dimension(rng);
-    let count = size(rng, ((MOST_WORK / dim) as f64).sqrt().min(500.0) as usize);
+    let (dim, count) = match rng.below(64) {
+        // Enough for bounds in many dimensions, and for projections.
+        0 => (32 + size(rng, 32), 2048 + size(rng, 200)),
+        1..8 => (32 + size(rng, 100), 256 + size(rng, 200)),
+        _ => {
+            let dim = dimension(rng);
+            (dim, size(rng, ((MOST_WORK / dim) as f64).sqrt().min(500.0) as usize))
+        }
+    };
     let style = Style::any(rng);
     let rows = Vectors::any(rng, &style, count, dim);
     let metrics = [Metric::L2, Metric::SqEuclidean, Metric::L1, Metric::Cosine, Metric::Pearson];
@@ -208,8 +215,9 @@ fn dbscan_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     // Sums of these are exact in float64.
     let weights = (rng.below(4) == 0)
         .then(|| (0..count).map(|_| rng.below(9) as f64 * 0.25).collect::<Vec<f64>>());
+    let compared: Vec<_> = rows.values.iter().map(|row| density::Row::new(metric, row)).collect();
     let all: Vec<f64> = (0..count * count)
-        .map(|pair| density::sum(metric, &rows.values[pair / count], &rows.values[pair % count]))
+        .map(|pair| compared[pair / count].sum(metric, &compared[pair % count]))
         .collect();
     let at = all[rng.below(all.len() as u64) as usize].max(0.0);
     let at = if metric == Metric::L2 { at.sqrt() } else { at };
