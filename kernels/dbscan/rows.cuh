@@ -84,8 +84,8 @@ struct Dbscan {
     double sure, may;  // what faster sums are compared with: at most `sure` is, more than `may` is not
     float beyond;      // a lower bound above this is not within eps
     float inside;      // an upper bound at most this is
-    u32 dim, chunk_count, tile_count, group_count, level_count;
-    u32 cycles;        // of a launch
+    u32 dim, chunk_count, tile_count, group_count;
+    u64 cycles;        // of a launch
     u32 node_starts[8], box_starts[8];  // by level, in nodes and in 32 nodes
 };
 

@@ -63,8 +63,7 @@ __device__ __forceinline__ u32 walk(
 
 // Rows of the list, and the tiles that they may be compared with.
 struct Listed {
-    u32 first;        // the place of the first row
-    u32 start;        // its tile: visits begin there
+    u32 start;        // the tile of the first row: visits begin there
     uint2 ranges[2];  // the tiles of the groups of a lane's rows
     uint2 range;      // of all rows' groups
     bool is_one_group;
@@ -91,7 +90,7 @@ struct Items {
 };
 
 __device__ __forceinline__ Listed load(const Dbscan& all, u32 first, u32 last, Query& query) {
-    Listed found = {first, all.list[first] / TILE};
+    Listed found = {all.list[first] / TILE};
     u32 slots[2], low = all.tile_count, high = 0;
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {

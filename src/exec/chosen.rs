@@ -21,6 +21,11 @@ impl Chosen {
         self.lock().get_or_insert(device.info().name);
     }
 
+    /// Records that the CPU computes what a device leaves to it.
+    pub fn set_host(&self, device: &AnyDevice, why: &str) {
+        *self.lock() = Some(format!("cpu ({}: {why})", device.info().name));
+    }
+
     /// Records that the CPU computes because another device failed.
     pub fn fall_back(&self, device: &AnyDevice, error: &dyn fmt::Display) {
         let failed = device.info().name;

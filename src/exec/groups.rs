@@ -28,31 +28,40 @@ pub(super) struct Grouped {
     pub ends: Vec<usize>,
     /// The positions that the rows had before.
     pub order: Vec<u32>,
+    /// Whether the rows are others than those given.
+    pub are_copied: bool,
     _reserved: Vec<Reserved>,
 }
 
 impl Grouped {
     /// Rows in groups by the values of some columns; without columns, all rows are one group.
-    /// `positions` has the position of each row in the batches. NULLs are a group.
+    /// `positions` has the position of each row in the batches. NULLs are a group. Rows that are group by
+    /// group already are not copied.
     ///
     /// # Errors
     /// [`HostMemory`](crate::Error::HostMemory), [`Cancelled`](crate::Error::Cancelled).
     pub fn new(
         columns: &[String],
         batches: &[RecordBatch],
-        (rows, positions): (&Rows, &[u32]),
+        rows: Rows,
+        positions: &[u32],
         job: &Job,
     ) -> Result<Self> {
         let Groups { groups, mut reserved } = groups_of(columns, batches, positions, job)?;
-        let bytes = rows.bytes() + rows.len() * size_of::<u32>();
-        reserved.push(job.reserve("rows by groups", bytes)?);
+        reserved.push(job.reserve("rows by groups", rows.len() * size_of::<u32>())?);
         let order = groups.concat();
-        let rows = Rows::all(Arc::new(rows.gather(&order, job)?));
+        let are_copied = !order.is_sorted();
+        let rows = if are_copied {
+            reserved.push(job.reserve("rows by groups", rows.bytes())?);
+            Rows::all(Arc::new(rows.gather(&order, job)?))
+        } else {
+            rows
+        };
         let ends = groups.iter().scan(0, |end, rows| {
             *end += rows.len();
             Some(*end)
         });
-        Ok(Self { rows, ends: ends.collect(), order, _reserved: reserved })
+        Ok(Self { rows, ends: ends.collect(), order, are_copied, _reserved: reserved })
     }
 
     /// What was found for the rows, group by group, in the order that the rows had before.

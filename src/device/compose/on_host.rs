@@ -34,10 +34,16 @@ pub fn sums_of(
     Ok(empty)
 }
 
-/// The components of rows, on the CPU.
+/// The components of rows, on the CPU, and why.
 ///
 /// # Errors
 /// Those of the CPU.
-pub fn components_on_host(input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
-    CpuDevice::new().components(input, job)
+pub fn components_on_host(
+    input: &DbscanInput<'_>,
+    why: &'static str,
+    job: &Job,
+) -> Result<Components> {
+    let mut found = CpuDevice::new().components(input, job)?;
+    found.work.on_host = Some(why);
+    Ok(found)
 }

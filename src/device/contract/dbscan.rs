@@ -83,6 +83,8 @@ pub struct DbscanWork {
     pub joined: u64,
     /// Pairs of rows compared.
     pub work: Work,
+    /// Why another device left all of it to the CPU, if it did.
+    pub on_host: Option<&'static str>,
 }
 
 impl std::ops::AddAssign for DbscanWork {
@@ -92,6 +94,7 @@ impl std::ops::AddAssign for DbscanWork {
         self.pruned += other.pruned;
         self.joined += other.joined;
         self.work += other.work;
+        self.on_host = self.on_host.or(other.on_host);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The contracts of devices: one for each family of functions.
 //!
 //! Each primitive is one sentence of mathematics, which every device implements bit by bit. Nothing
-//! here depends on a device. That of DBSCAN is implemented by the CPU alone.
+//! here depends on a device.
 
 mod dbscan;
 mod kmeans;

@@ -97,7 +97,8 @@ struct Input {
     rows: Rows,
     positions: Vec<u32>,
     weights: Option<Vec<f64>>,
-    _reserved: [Option<Reserved>; 2],
+    of_rows: Option<Reserved>,
+    _of_weights: Option<Reserved>,
 }
 
 impl Call {
@@ -114,13 +115,13 @@ impl Call {
         }
         let Read { rows, positions, reserved } = reading.finish();
         let (weights, of_weights) = weights.finish();
-        Ok(Input { rows, positions, weights, _reserved: [reserved, of_weights] })
+        Ok(Input { rows, positions, weights, of_rows: reserved, _of_weights: of_weights })
     }
 
     /// The output batches, what was found, and the bytes of device memory used.
     fn solve(&self, batches: Vec<RecordBatch>, job: &Job) -> Result<(Found, Counts, u64)> {
         let Self { spec, schema, device: chosen, .. } = self;
-        let Input { rows, positions, weights, _reserved } = self.read(&batches, job)?;
+        let Input { rows, positions, weights, of_rows, _of_weights } = self.read(&batches, job)?;
         let operations = spec.operations(rows.len(), rows.matrix().width());
         let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
         let may = may_fall_back(spec.device, &device);
@@ -129,6 +130,9 @@ impl Call {
         let solve = |rows: &Rows, weights: Option<&[f64]>, ends: &[usize]| {
             let run = |device: &AnyDevice| dbscan(device, rows, weights, ends, &spec.params, job);
             let (device, found) = run_or_fall_back(device, may, chosen, run)?;
+            if let Some(why) = found.work.on_host {
+                chosen.set_host(&device, why);
+            }
             Ok::<_, Error>((found, device.peak_memory()))
         };
         let (clusters, core, counts, peak) = match &spec.output {
@@ -138,7 +142,9 @@ impl Call {
                 (found.clusters, Some(found.core), counts, peak)
             }
             DbscanOutput::Window(_) => {
-                let groups = Grouped::new(&spec.groups, &batches, (&rows, &positions), job)?;
+                let groups = Grouped::new(&spec.groups, &batches, rows, &positions, job)?;
+                // Where they were copied, the rows as they were read are gone.
+                let _of_rows = of_rows.filter(|_| !groups.are_copied);
                 let (found, peak) = solve(&groups.rows, None, &groups.ends)?;
                 let counts = Counts::of(&found);
                 (groups.in_order(found.clusters.into_iter()), None, counts, peak)

@@ -93,8 +93,8 @@ impl Call {
         let reserved = job.reserve("clusters of rows", input.rows.len() * per_row)?;
         let groups = match &spec.output {
             KMeansOutput::Window(_) => {
-                let rows = (&input.rows, input.positions.as_slice());
-                Some(Grouped::new(&spec.groups, &batches, rows, job)?)
+                let (rows, positions) = (input.rows.clone(), &input.positions);
+                Some(Grouped::new(&spec.groups, &batches, rows, positions, job)?)
             }
             KMeansOutput::Table | KMeansOutput::Centroids => None,
         };

@@ -4,7 +4,8 @@ use rayon::prelude::*;
 
 use super::points::Points;
 use super::search::{Core, Pairs, Search};
-use super::tree::{LANES, Node, lanes_of};
+use super::tiles::{LANES, lanes_of};
+use super::tree::Node;
 use super::union::Sets;
 use crate::device::contract::NOISE;
 use crate::error::Result;

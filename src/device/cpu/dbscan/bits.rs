@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::points::Points;
 use super::reach::Reach;
-use super::tree::LANES;
+use super::tiles::LANES;
 use crate::device::contract::Within;
 use crate::error::Result;
 use crate::job::{Job, Reserved};

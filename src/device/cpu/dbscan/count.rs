@@ -4,7 +4,8 @@ use rayon::prelude::*;
 
 use super::points::Points;
 use super::search::{Core, Pairs, Search, add};
-use super::tree::{LANES, Node, lanes_of};
+use super::tiles::{LANES, lanes_of};
+use super::tree::Node;
 use super::weights::{Total, Weights};
 use crate::error::Result;
 
@@ -61,7 +62,7 @@ impl<P: Points> Search<'_, P> {
         }
         if self.reach.is_within(own, other) {
             counting.pruned += 1;
-            let all = counting.weights.of_range(self.tree.positions(node));
+            let all = counting.weights.of_tiles(node.tiles(), self.tree.rows_in(node));
             lanes_of(counting.open).for_each(|lane| counting.add(lane, all));
             return Ok(());
         }

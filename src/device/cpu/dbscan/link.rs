@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::points::Points;
 use super::search::{Core, Pairs, Search, add};
-use super::tree::{Node, lanes_of};
+use super::tiles::lanes_of;
+use super::tree::Node;
 use super::union::Sets;
 use crate::error::Result;
 

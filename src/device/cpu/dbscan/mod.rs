@@ -4,7 +4,7 @@
 //!
 //! | module | job |
 //! |---|---|
-//! | `tree` | rows in an order, tiles, boxes |
+//! | `tree`, `tiles` | rows in an order, tiles, boxes |
 //! | `points`, `numbers`, `bits` | rows as coordinates, and in tiles |
 //! | `reach` | which boxes are apart, or within eps |
 //! | `near` | a row against a tile |
@@ -24,6 +24,7 @@ mod products;
 mod reach;
 mod sample;
 mod search;
+mod tiles;
 mod tree;
 mod union;
 mod values;
@@ -38,7 +39,8 @@ use self::numbers::Numbers;
 use self::points::Points;
 use self::products::Products;
 use self::search::{Counters, Search};
-use self::tree::{LANES, Tree};
+use self::tiles::LANES;
+use self::tree::Tree;
 use self::values::Values;
 use self::weights::Weights;
 use super::CpuDevice;
@@ -146,7 +148,7 @@ fn components(mut points: impl Points, input: &DbscanInput<'_>, job: &Job) -> Re
     let (pairs, rechecked) = (pairs.into_inner(), rechecked.into_inner());
     let work = Work { pairs, rechecked, ..Work::default() };
     let (tested, pruned) = (tested.into_inner(), pruned.into_inner());
-    let work =
-        DbscanWork { tiles: tiles as u64, tested, pruned, joined: joined.into_inner(), work };
+    let (tiles, joined) = (tiles as u64, joined.into_inner());
+    let work = DbscanWork { tiles, tested, pruned, joined, work, on_host: None };
     Ok(Components { core: is_core, first, work })
 }

@@ -2,7 +2,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::tree::LANES;
+use super::tiles::LANES;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::metric::Sum;
 

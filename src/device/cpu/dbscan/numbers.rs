@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::near::{Limits, Near, NearBox};
 use super::points::Points;
 use super::reach::Reach;
-use super::tree::{LANES, lanes_of, lowest};
+use super::tiles::{LANES, lanes_of, lowest};
 use super::values::Values;
 use crate::device::contract::Direction;
 use crate::device::cpu::simd::lanes::Lanes;

@@ -1,7 +1,7 @@
 //! Rows as DBSCAN sees them: coordinates for boxes, and a test of a row against a tile of rows.
 
 use super::reach::Reach;
-use super::tree::LANES;
+use super::tiles::LANES;
 use crate::error::Result;
 use crate::job::Job;
 

@@ -16,10 +16,10 @@ use rayon::prelude::*;
 use super::points::Points;
 use super::reach::Reach;
 use super::sample::{FARTHEST, Plan};
-use super::tree::{LANES, lanes_of, lowest};
+use super::tiles::{LANES, lanes_of, lowest};
 use super::values::Values;
 use crate::device::cpu::simd::lanes::Lanes;
-use crate::device::cpu::simd::words::{Pair, QUERIES, Query, Starts, Words, pack};
+use crate::device::cpu::simd::words::{Pair, QUERIES, Queries, Starts, Words};
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 
@@ -41,8 +41,10 @@ pub(super) struct Products<'a, T> {
     plan: Plan,
     /// What a sum in any order decides.
     limits: (f64, f64),
-    /// Every row's projection, scaled, and its squared length.
+    /// Every row's projection on directions, or the first of all dimensions, scaled; and its squared
+    /// length.
     projected: Vec<f32>,
+    kept: usize,
     squares: Vec<f64>,
     /// Pairs of dimensions of a row that is multiplied.
     width: usize,
@@ -50,8 +52,7 @@ pub(super) struct Products<'a, T> {
     arch: pulp::Arch,
     tiles: Vec<Pair>,
     starts: Vec<Starts>,
-    /// The same rows one by one, and the least sum with which another passes.
-    queries: Vec<i32>,
+    /// For each row in the order of tiles, the least sum with which another passes.
     least: Vec<i32>,
     _of_projections: Reserved,
     of_tiles: Option<Reserved>,
@@ -72,10 +73,11 @@ impl<'a, T: Lanes> Products<'a, T> {
     pub fn try_new(values: Values<'a, T>, job: &Job) -> Result<Result<Self, Values<'a, T>>> {
         let Some(plan) = Plan::new(&values, job)? else { return Ok(Err(values)) };
         let (rows, count) = (values.rows(), plan.count());
-        let bytes = rows * (count * size_of::<f32>() + size_of::<f64>());
+        let kept = if plan.leading.is_some() { count } else { count.min(COORDINATES) };
+        let bytes = rows * (kept * size_of::<f32>() + size_of::<f64>());
         let _of_projections = job.reserve("projections of rows", bytes)?;
-        let (mut projected, mut squares) = (vec![0.0; rows * count], vec![0.0; rows]);
-        let parts = projected.par_chunks_mut(UNCHECKED * count);
+        let (mut projected, mut squares) = (vec![0.0; rows * kept], vec![0.0; rows]);
+        let parts = projected.par_chunks_mut(UNCHECKED * kept);
         let parts = parts.zip(squares.par_chunks_mut(UNCHECKED)).enumerate();
         parts.try_for_each(|(part, (projected, squares))| {
             let first = part * UNCHECKED;
@@ -88,30 +90,35 @@ impl<'a, T: Lanes> Products<'a, T> {
             values,
             plan,
             projected,
+            kept,
             squares,
             words: Words::detect(),
             arch: pulp::Arch::new(),
             tiles: Vec::new(),
             starts: Vec::new(),
-            queries: Vec::new(),
             least: Vec::new(),
             _of_projections,
             of_tiles: None,
         }))
     }
 
-    fn projection(&self, row: usize) -> &[f32] {
-        let count = self.plan.count();
-        &self.projected[row * count..][..count]
+    /// The part of a row's projection that is kept.
+    fn kept(&self, row: usize) -> &[f32] {
+        &self.projected[row * self.kept..][..self.kept]
     }
 
-    /// Rounds a row to numbers, which are 0.
-    fn round(&self, row: usize, numbers: &mut [i16]) -> Rounded {
+    /// Rounds a row to numbers, which are 0. `scaled` is for its values.
+    fn round(&self, row: usize, scaled: &mut [f32], numbers: &mut [i16]) -> Rounded {
         let whole_square = self.squares[row];
         if whole_square > 1.0 {
             return Rounded::default();
         }
-        let projection = self.projection(row);
+        let projection = if self.plan.leading.is_some() {
+            self.kept(row)
+        } else {
+            self.plan.scale(&self.values, row, scaled);
+            scaled
+        };
         let (mut held, mut square, mut moved) = (0.0, 0.0, 0.0);
         for (to, x) in numbers.iter_mut().zip(projection) {
             let x = f64::from(*x);
@@ -135,20 +142,20 @@ impl<'a, T: Lanes> Products<'a, T> {
         Rounded { length: square.sqrt(), error, square: Some(whole_square) }
     }
 
+    fn tile_of(&self, tile: usize) -> &[Pair] {
+        &self.tiles[tile * self.width..][..self.width]
+    }
+
     /// For some rows of a tile, those of another that may be within eps.
     fn passing(&self, (own, lanes): (usize, u64), tile: usize) -> [u64; LANES] {
         let mut found = [0; LANES];
-        let rows = &self.tiles[tile * self.width..][..self.width];
-        let mut lanes = lanes_of(lanes);
+        let (rows, mut lanes) = (self.tile_of(tile), lanes_of(lanes));
         while let Some(first) = lanes.next() {
             // A partial group repeats its first row.
             let group: [u32; QUERIES] =
                 std::array::from_fn(|i| if i == 0 { first } else { lanes.next().unwrap_or(first) });
-            let queries = group.map(|lane| {
-                let position = own * LANES + lane as usize;
-                let words = &self.queries[position * self.width..][..self.width];
-                Query { words, least: self.least[position] }
-            });
+            let least = group.map(|lane| self.least[own * LANES + lane as usize]);
+            let queries = Queries { tile: self.tile_of(own), rows: group, least };
             let passed = self.words.passing(rows, &self.starts[tile], &queries);
             group.iter().zip(passed).for_each(|(lane, passed)| found[*lane as usize] = passed);
         }
@@ -232,7 +239,7 @@ impl<T: Lanes> Points for Products<'_, T> {
     }
 
     fn coordinate(&self, row: usize, i: usize) -> f64 {
-        f64::from(self.projection(row)[i])
+        f64::from(self.kept(row)[i])
     }
 
     fn reach(&self) -> Reach {
@@ -254,32 +261,26 @@ impl<T: Lanes> Points for Products<'_, T> {
     fn tile(&mut self, order: &[u32], job: &Job) -> Result<()> {
         let (tiles, width) = (order.len().div_ceil(LANES), self.width);
         let per_tile = width * size_of::<Pair>() + size_of::<Starts>();
-        let per_row = width * size_of::<i32>() + size_of::<i32>() + size_of::<Rounded>();
+        let per_row = size_of::<i32>() + size_of::<Rounded>();
         let bytes = tiles * per_tile + order.len() * per_row;
         let mut reserved = job.reserve("tiles of rows", bytes)?;
         let mut pairs = vec![Pair([[0; 2]; LANES]); tiles * width];
-        let mut queries = vec![0; order.len() * width];
         let mut rounded = vec![Rounded::default(); order.len()];
-        let rows = pairs.par_chunks_mut(width).zip(queries.par_chunks_mut(LANES * width));
-        let rows = rows.zip(rounded.par_chunks_mut(LANES)).zip(order.par_chunks(LANES));
-        rows.try_for_each(|(((tile, queries), rounded), rows)| {
-            let mut numbers = vec![0; 2 * width];
-            let each = queries.chunks_exact_mut(width).zip(rounded).zip(rows);
-            for (lane, ((query, rounded), row)) in each.enumerate() {
+        let rows = pairs.par_chunks_mut(width).zip(rounded.par_chunks_mut(LANES));
+        rows.zip(order.par_chunks(LANES)).try_for_each(|((tile, rounded), rows)| {
+            let (mut scaled, mut numbers) = (vec![0.0; self.values.dim], vec![0; 2 * width]);
+            for (lane, (rounded, row)) in rounded.iter_mut().zip(rows).enumerate() {
                 numbers.fill(0);
-                *rounded = self.round(*row as usize, &mut numbers);
+                *rounded = self.round(*row as usize, &mut scaled, &mut numbers);
                 let numbers = numbers.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
-                for ((pair, word), numbers) in tile.iter_mut().zip(query).zip(numbers) {
-                    pair.0[lane] = numbers;
-                    *word = pack(numbers);
-                }
+                tile.iter_mut().zip(numbers).for_each(|(pair, numbers)| pair.0[lane] = numbers);
             }
             job.check()
         })?;
         self.bound(&rounded);
         drop(rounded);
         reserved.shrink_to(bytes - order.len() * size_of::<Rounded>());
-        (self.tiles, self.queries, self.of_tiles) = (pairs, queries, Some(reserved));
+        (self.tiles, self.of_tiles) = (pairs, Some(reserved));
         Ok(())
     }
 

@@ -124,7 +124,8 @@ impl Plan {
         self.leading.as_ref().map_or(self.centre.len(), Leading::count)
     }
 
-    /// Projects some rows, and finds their squared lengths.
+    /// Projects some rows on the directions, or on as many dimensions as there is room for, and finds
+    /// their squared lengths.
     pub fn project<T: Lanes>(
         &self,
         values: &Values<'_, T>,
@@ -134,12 +135,16 @@ impl Plan {
     ) {
         let dim = self.centre.len();
         let mut scaled = vec![0.0; rows.len() * dim];
-        for ((row, to), square) in rows.zip(scaled.chunks_exact_mut(dim)).zip(squares) {
+        for ((row, to), square) in rows.zip(scaled.chunks_exact_mut(dim)).zip(&mut *squares) {
             *square = self.scale(values, row, to);
         }
         match &self.leading {
             Some(leading) => leading.project(&scaled, projected),
-            None => projected.copy_from_slice(&scaled),
+            None => {
+                let kept = projected.len() / squares.len();
+                let rows = projected.chunks_exact_mut(kept).zip(scaled.chunks_exact(dim));
+                rows.for_each(|(to, row)| to.copy_from_slice(&row[..kept]));
+            }
         }
     }
 
@@ -149,7 +154,7 @@ impl Plan {
     }
 
     /// Scales a row, and gives its squared length, above 1 for a row that is longer than others.
-    fn scale<T: Lanes>(&self, values: &Values<'_, T>, row: usize, to: &mut [f32]) -> f64 {
+    pub fn scale<T: Lanes>(&self, values: &Values<'_, T>, row: usize, to: &mut [f32]) -> f64 {
         let mut square = 0.0;
         for (i, (to, centre)) in to.iter_mut().zip(&self.centre).enumerate() {
             let x = (values.coordinate(row, i) - centre) * self.scale;

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::points::Points;
 use super::reach::Reach;
-use super::tree::{Node, Tree, lanes_of};
+use super::tiles::lanes_of;
+use super::tree::{Node, Tree};
 use crate::job::Job;
 
 /// Rows, ordered, and how they are compared.

@@ -4,11 +4,9 @@
 use std::ops::Range;
 
 use super::points::Points;
+use super::tiles::{LANES, lowest};
 use crate::error::Result;
 use crate::job::{Job, Reserved};
-
-/// Rows of a tile.
-pub(super) const LANES: usize = 64;
 
 /// Rows of a node that are looked at to find the dimension in which they spread the most.
 const SAMPLED: usize = 128;
@@ -111,10 +109,10 @@ impl Tree {
         &self.boxes[node.index * 2 * self.coordinates..][..2 * self.coordinates]
     }
 
-    /// The positions of a node's rows.
-    pub fn positions(&self, node: Node) -> Range<usize> {
+    /// Number of a node's rows.
+    pub fn rows_in(&self, node: Node) -> usize {
         let Range { start, end } = node.tiles();
-        start * LANES..(end * LANES).min(self.rows())
+        (end * LANES).min(self.rows()) - start * LANES
     }
 
     /// A bit for each row of a tile.
@@ -132,20 +130,6 @@ impl Tree {
     pub fn row(&self, tile: usize, lane: u32) -> u32 {
         self.order[tile * LANES + lane as usize]
     }
-}
-
-/// The lowest bits, as many as there are rows.
-pub(super) fn lowest(rows: usize) -> u64 {
-    if rows < LANES { (1 << rows) - 1 } else { u64::MAX }
-}
-
-/// The lanes of these bits, ascending.
-pub(super) fn lanes_of(mut bits: u64) -> impl Iterator<Item = u32> {
-    std::iter::from_fn(move || {
-        let lane = bits.trailing_zeros();
-        bits &= bits.wrapping_sub(1);
-        (lane < u64::BITS).then_some(lane)
-    })
 }
 
 /// Orders the rows of a node. `keys` is as long as the order.

@@ -2,7 +2,7 @@
 
 use std::ops::{AddAssign, Range};
 
-use super::tree::{LANES, lanes_of};
+use super::tiles::{LANES, lanes_of};
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 
@@ -26,7 +26,7 @@ impl AddAssign for Total {
 /// The weights of rows in their order.
 pub(super) struct Weights {
     min_points: u64,
-    /// For each position, the total before it; empty if all rows weigh 1.
+    /// For each tile, the total before it; empty if all rows weigh 1.
     before: Vec<Total>,
     /// The weights by position.
     weights: Vec<f64>,
@@ -40,25 +40,26 @@ impl Weights {
             let (before, weights) = (Vec::new(), Vec::new());
             return Ok(Self { min_points, before, weights, _reserved: job.reserve("weights", 0)? });
         };
-        let per_row = size_of::<Total>() + size_of::<f64>();
-        let _reserved = job.reserve("weights in order", (order.len() + 1) * per_row)?;
+        let tiles = order.len().div_ceil(LANES);
+        let bytes = (tiles + 1) * size_of::<Total>() + size_of_val(given);
+        let _reserved = job.reserve("weights in order", bytes)?;
         let weights: Vec<f64> = order.iter().map(|row| given[*row as usize]).collect();
-        let mut before = Vec::with_capacity(order.len() + 1);
+        let mut before = Vec::with_capacity(tiles + 1);
         let mut total = Total::default();
         before.push(total);
-        for weight in &weights {
-            total += of_weight(*weight, min_points);
+        for tile in weights.chunks(LANES) {
+            tile.iter().for_each(|weight| total += of_weight(*weight, min_points));
             before.push(total);
         }
         Ok(Self { min_points, before, weights, _reserved })
     }
 
-    /// The total of the rows at these positions.
-    pub fn of_range(&self, range: Range<usize>) -> Total {
+    /// The total of the rows of these tiles.
+    pub fn of_tiles(&self, tiles: Range<usize>, rows: usize) -> Total {
         if self.before.is_empty() {
-            return Total { units: range.len() as u128 * ONE, inexact: 0 };
+            return Total { units: rows as u128 * ONE, inexact: 0 };
         }
-        let (start, end) = (self.before[range.start], self.before[range.end]);
+        let (start, end) = (self.before[tiles.start], self.before[tiles.end]);
         Total { units: end.units - start.units, inexact: end.inexact - start.inexact }
     }
 
@@ -70,8 +71,7 @@ impl Weights {
         }
         let mut total = Total::default();
         for lane in lanes_of(lanes) {
-            let position = tile * LANES + lane as usize;
-            total += self.of_range(position..position + 1);
+            total += of_weight(self.weights[tile * LANES + lane as usize], self.min_points);
         }
         total
     }
@@ -101,7 +101,8 @@ fn of_weight(weight: f64, min_points: u64) -> Total {
     }
     // Exact: a power of two.
     let units = weight * ONE as f64;
-    Total { units: units as u128, inexact: u128::from(units.fract() != 0.0) }
+    let whole = if units < u64::MAX as f64 { u128::from(units as u64) } else { units as u128 };
+    Total { units: whole, inexact: u128::from(units.fract() != 0.0) }
 }
 
 /// Limbs of 64 bits, from 2⁻¹⁰⁸⁸ on: any float64 below 2⁶⁴, and 2⁶⁴ times that.
@@ -167,7 +168,7 @@ mod tests {
     /// Whether all of these weigh enough, by units where they decide and exactly.
     fn decide(given: &[f64], min_points: u64) -> (Option<bool>, bool) {
         let all = weights(given, min_points);
-        let total = all.of_range(0..given.len());
+        let total = all.of_tiles(0..1, given.len());
         let lanes = all.of_lanes(0, (1 << given.len()) - 1);
         assert_eq!(lanes, total);
         let by_units = match (all.is_enough(total), all.may_be_enough(total)) {

@@ -5,6 +5,8 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+use pulp::{Simd, WithSimd};
+
 /// Rows in a tile.
 pub(in crate::device::cpu) const ROWS: usize = 64;
 /// Queries that are compared with a tile together.
@@ -20,22 +22,14 @@ pub(in crate::device::cpu) struct Pair(pub [[i16; 2]; ROWS]);
 #[repr(C, align(64))]
 pub(in crate::device::cpu) struct Starts(pub [i32; ROWS]);
 
-/// A row that is compared with tiles.
+/// Rows of a tile that are compared with another.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::device::cpu) struct Query<'a> {
-    /// Two dimensions each, see [`pack`].
-    pub words: &'a [i32],
-    /// The least sum that passes.
-    pub least: i32,
-}
-
-/// Two dimensions of a query.
-pub(in crate::device::cpu) fn pack([even, odd]: [i16; 2]) -> i32 {
-    i32::from(odd) << 16 | i32::from(even as u16)
-}
-
-fn unpack(word: i32) -> [i16; 2] {
-    [word as i16, (word >> 16) as i16]
+pub(in crate::device::cpu) struct Queries<'a> {
+    pub tile: &'a [Pair],
+    /// Which rows of it, each below [`ROWS`].
+    pub rows: [u32; QUERIES],
+    /// For each, the least sum that passes.
+    pub least: [i32; QUERIES],
 }
 
 /// The instructions that form the products: a proof that this processor has them.
@@ -67,14 +61,9 @@ impl Words {
     /// the query's. No sum of some of these terms may leave 32 bits.
     ///
     /// # Panics
-    /// If a query is not as long as the tile.
-    pub fn passing(
-        self,
-        tile: &[Pair],
-        starts: &Starts,
-        queries: &[Query<'_>; QUERIES],
-    ) -> [u64; QUERIES] {
-        assert!(queries.iter().all(|query| query.words.len() == tile.len()), "rows of one length");
+    /// If the tiles differ in length.
+    pub fn passing(self, tile: &[Pair], starts: &Starts, queries: &Queries<'_>) -> [u64; QUERIES] {
+        assert_eq!(queries.tile.len(), tile.len(), "rows of one length");
         match self.0 {
             // SAFETY: `detect` found the features.
             #[cfg(target_arch = "x86_64")]
@@ -82,44 +71,53 @@ impl Words {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Way::Avx2 => unsafe { passing_avx2(tile, starts, queries) },
-            Way::Plain(arch) => arch.dispatch(
-                #[inline(always)]
-                || queries.map(|query| passing_plain(tile, starts, query)),
-            ),
+            Way::Plain(arch) => arch.dispatch(Plain { tile, starts, queries }),
         }
     }
 }
 
-#[inline(always)]
-fn passing_plain(tile: &[Pair], starts: &Starts, query: Query<'_>) -> u64 {
-    let mut sums = starts.0;
-    for (pair, word) in tile.iter().zip(query.words) {
-        let [even, odd] = unpack(*word).map(i32::from);
-        for (sum, row) in sums.iter_mut().zip(&pair.0) {
-            *sum += i32::from(row[0]) * even + i32::from(row[1]) * odd;
-        }
-    }
-    let bits = sums.iter().enumerate();
-    bits.fold(0, |passed, (i, sum)| passed | u64::from(*sum >= query.least) << i)
+/// See [`Words::passing`].
+struct Plain<'a> {
+    tile: &'a [Pair],
+    starts: &'a Starts,
+    queries: &'a Queries<'a>,
 }
 
-/// The words of six queries, side by side, with each pair of dimensions of a tile. No indexing: its
-/// bounds checks would cost as much as the products.
+impl WithSimd for Plain<'_> {
+    type Output = [u64; QUERIES];
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> [u64; QUERIES] {
+        let mut passed = [0; QUERIES];
+        let Queries { tile, rows, least } = self.queries;
+        for ((passed, row), least) in passed.iter_mut().zip(rows).zip(least) {
+            let mut sums = self.starts.0;
+            for (pair, own) in self.tile.iter().zip(*tile) {
+                let [even, odd] = own.0[*row as usize].map(i32::from);
+                for (sum, row) in sums.iter_mut().zip(&pair.0) {
+                    *sum += i32::from(row[0]) * even + i32::from(row[1]) * odd;
+                }
+            }
+            let bits = sums.iter().enumerate();
+            *passed = bits.fold(0, |bits, (i, sum)| bits | u64::from(sum >= least) << i);
+        }
+        passed
+    }
+}
+
+/// Two dimensions of six queries.
 #[cfg(target_arch = "x86_64")]
-macro_rules! side_by_side {
-    ($tile:expr, $queries:expr, |$pair:ident, $words:ident| $step:expr) => {
-        let [a, b, c, d, e, f] = $queries.map(|query| query.words);
-        let words = a.iter().zip(b).zip(c).zip(d).zip(e).zip(f);
-        for ($pair, (((((a, b), c), d), e), f)) in $tile.iter().zip(words) {
-            let $words = [*a, *b, *c, *d, *e, *f];
-            $step
-        }
-    };
+#[inline(always)]
+fn words_of(pair: &Pair, rows: &[usize; QUERIES]) -> [i32; QUERIES] {
+    rows.map(|row| {
+        let [even, odd] = pair.0[row % ROWS];
+        i32::from(odd) << 16 | i32::from(even as u16)
+    })
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vnni")]
-fn passing_vnni(tile: &[Pair], starts: &Starts, queries: &[Query<'_>; QUERIES]) -> [u64; QUERIES] {
+fn passing_vnni(tile: &[Pair], starts: &Starts, queries: &Queries<'_>) -> [u64; QUERIES] {
     /// Four registers of a tile.
     #[target_feature(enable = "avx512f")]
     fn registers<T: Tiled>(from: &T) -> [__m512i; 4] {
@@ -129,18 +127,19 @@ fn passing_vnni(tile: &[Pair], starts: &Starts, queries: &[Query<'_>; QUERIES]) 
         std::array::from_fn(|i| unsafe { _mm512_load_si512(from.add(i)) })
     }
     let mut sums = [registers(starts); QUERIES];
-    side_by_side!(tile, queries, |pair, words| {
+    let lanes = queries.rows.map(|row| row as usize);
+    for (pair, own) in tile.iter().zip(queries.tile) {
         let rows = registers(pair);
-        for (sums, word) in sums.iter_mut().zip(words) {
+        for (sums, word) in sums.iter_mut().zip(words_of(own, &lanes)) {
             let word = _mm512_set1_epi32(word);
             for (sum, rows) in sums.iter_mut().zip(rows) {
                 *sum = _mm512_dpwssd_epi32(*sum, rows, word);
             }
         }
-    });
+    }
     let mut passed = [0; QUERIES];
-    for ((passed, sums), query) in passed.iter_mut().zip(sums).zip(queries) {
-        let least = _mm512_set1_epi32(query.least);
+    for ((passed, sums), least) in passed.iter_mut().zip(sums).zip(queries.least) {
+        let least = _mm512_set1_epi32(least);
         for (i, sum) in sums.into_iter().enumerate() {
             *passed |= u64::from(_mm512_cmpge_epi32_mask(sum, least)) << (16 * i);
         }
@@ -150,7 +149,7 @@ fn passing_vnni(tile: &[Pair], starts: &Starts, queries: &[Query<'_>; QUERIES]) 
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn passing_avx2(tile: &[Pair], starts: &Starts, queries: &[Query<'_>; QUERIES]) -> [u64; QUERIES] {
+fn passing_avx2(tile: &[Pair], starts: &Starts, queries: &Queries<'_>) -> [u64; QUERIES] {
     /// Two of the eight registers of a tile.
     #[target_feature(enable = "avx2")]
     fn registers<T: Tiled>(from: &T, quarter: usize) -> [__m256i; 2] {
@@ -160,19 +159,20 @@ fn passing_avx2(tile: &[Pair], starts: &Starts, queries: &[Query<'_>; QUERIES]) 
         std::array::from_fn(|i| unsafe { _mm256_load_si256(from.add(2 * quarter + i)) })
     }
     let mut passed = [0; QUERIES];
+    let lanes = queries.rows.map(|row| row as usize);
     for quarter in 0..4 {
         let mut sums = [registers(starts, quarter); QUERIES];
-        side_by_side!(tile, queries, |pair, words| {
+        for (pair, own) in tile.iter().zip(queries.tile) {
             let rows = registers(pair, quarter);
-            for (sums, word) in sums.iter_mut().zip(words) {
+            for (sums, word) in sums.iter_mut().zip(words_of(own, &lanes)) {
                 let word = _mm256_set1_epi32(word);
                 for (sum, rows) in sums.iter_mut().zip(rows) {
                     *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(rows, word));
                 }
             }
-        });
-        for ((passed, sums), query) in passed.iter_mut().zip(sums).zip(queries) {
-            let least = _mm256_set1_epi32(query.least);
+        }
+        for ((passed, sums), least) in passed.iter_mut().zip(sums).zip(queries.least) {
+            let least = _mm256_set1_epi32(least);
             for (i, sum) in sums.into_iter().enumerate() {
                 let below = _mm256_castsi256_ps(_mm256_cmpgt_epi32(least, sum));
                 let at_least = !_mm256_movemask_ps(below) as u8;
@@ -220,29 +220,27 @@ mod tests {
                 .map(|_| Pair(std::array::from_fn(|_| [number(most), number(most)])))
                 .collect();
             let starts = Starts(std::array::from_fn(|_| i32::from(number(16_000)) << 14));
-            let rows: Vec<Vec<[i16; 2]>> = (0..QUERIES)
-                .map(|_| (0..words).map(|_| [number(most), number(most)]).collect())
+            let own: Vec<_> = (0..words)
+                .map(|_| Pair(std::array::from_fn(|_| [number(most), number(most)])))
                 .collect();
-            let packed: Vec<Vec<i32>> =
-                rows.iter().map(|row| row.iter().map(|pair| pack(*pair)).collect()).collect();
             let sum = |query: usize, row: usize| {
-                let products = rows[query].iter().zip(&tile).map(|(query, pair)| {
-                    let [a, b] = query.map(i64::from);
+                let products = own.iter().zip(&tile).map(|(own, pair)| {
+                    let [a, b] = own.0[query].map(i64::from);
                     let [x, y] = pair.0[row].map(i64::from);
                     a * x + b * y
                 });
                 i64::from(starts.0[row]) + products.sum::<i64>()
             };
-            let queries: [_; QUERIES] = std::array::from_fn(|i| {
-                // The sum of one of the rows, which must pass.
-                let least = i32::try_from(sum(i, 10 * i)).unwrap();
-                Query { words: &packed[i], least }
-            });
+            let rows: [u32; QUERIES] = std::array::from_fn(|i| 63 - 9 * i as u32);
+            // The sum of one of the rows, which must pass.
+            let least =
+                std::array::from_fn(|i| i32::try_from(sum(rows[i] as usize, 10 * i)).unwrap());
+            let queries = Queries { tile: &own, rows, least };
             for way in &ways {
                 let passed = way.passing(&tile, &starts, &queries);
-                for (i, (query, passed)) in queries.iter().zip(passed).enumerate() {
+                for (i, passed) in passed.into_iter().enumerate() {
                     for row in 0..ROWS {
-                        let passes = sum(i, row) >= i64::from(query.least);
+                        let passes = sum(rows[i] as usize, row) >= i64::from(least[i]);
                         assert_eq!(passed >> row & 1 == 1, passes, "{way:?}: {i}, {row}");
                     }
                 }

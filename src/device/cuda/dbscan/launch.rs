@@ -126,8 +126,7 @@ impl Workspace {
             chunk_count: chunks as u32,
             tile_count: tiles as u32,
             group_count: ends.len() as u32,
-            level_count: nodes.len() as u32,
-            cycles: (launch_seconds() * kernels.clock) as u32,
+            cycles: (launch_seconds() * kernels.clock) as u64,
             node_starts,
             box_starts,
             ..Dbscan::default()

@@ -41,7 +41,7 @@ impl DbscanDevice for CudaDevice {
             return Ok(Components::default());
         }
         if launch::first_tiles(input.ends)[input.ends.len()] >= MOST_TILES {
-            return components_on_host(input, job);
+            return components_on_host(input, "too many tiles", job);
         }
         let is_direction = input.within.metric().sum() == Sum::Products;
         let of_weight = if input.weights.is_some() { size_of::<Weight>() } else { 0 };
@@ -52,13 +52,11 @@ impl DbscanDevice for CudaDevice {
             None => (Vec::new(), u128::from(input.min_points).into()),
             Some(weights) => match parts_of(weights, input.min_points) {
                 Some(parts) => parts,
-                None => return components_on_host(input, job),
+                None => return components_on_host(input, "weights of all sizes", job),
             },
         };
         job.enter(Phase::Prepare);
-        let Some(directions) = directions(input.rows, input.within) else {
-            return components_on_host(input, job);
-        };
+        let directions = directions(input.rows, input.within);
         components(self, input, &directions, (&weights, enough), job)
     }
 }
@@ -119,13 +117,14 @@ fn components(
     };
     let tiles = u64::from(launch::first_tiles(ends)[ends.len()]);
     let (tested, pruned, joined) = (done.tested, done.pruned, done.joined);
-    Ok(Components { core, first, work: DbscanWork { tiles, tested, pruned, joined, work } })
+    let work = DbscanWork { tiles, tested, pruned, joined, work, on_host: None };
+    Ok(Components { core, first, work })
 }
 
 /// The directions of rows, if the metric compares those.
-fn directions(rows: &Rows, within: Within) -> Option<Vec<RowDirection>> {
+fn directions(rows: &Rows, within: Within) -> Vec<RowDirection> {
     if within.metric().sum() != Sum::Products {
-        return Some(Vec::new());
+        return Vec::new();
     }
     fn of<T: Real>(values: &[T], dim: usize, within: Within) -> Vec<RowDirection> {
         let of = |row: &[T]| within.direction(row);
@@ -134,7 +133,8 @@ fn directions(rows: &Rows, within: Within) -> Option<Vec<RowDirection>> {
     }
     let dim = rows.matrix().dim();
     let narrow = rows.reals::<f32>().map(|values| of(values, dim, within));
-    narrow.or_else(|| rows.reals::<f64>().map(|values| of(values, dim, within)))
+    let of_wide = || rows.reals::<f64>().map(|values| of(values, dim, within));
+    narrow.or_else(of_wide).unwrap_or_default()
 }
 
 /// What sums of rows of `dim` dimensions, and bounds on them, are compared with.

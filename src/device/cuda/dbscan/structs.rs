@@ -98,8 +98,7 @@ pub(super) struct Dbscan {
     pub(super) chunk_count: u32,
     pub(super) tile_count: u32,
     pub(super) group_count: u32,
-    pub(super) level_count: u32,
-    pub(super) cycles: u32,
+    pub(super) cycles: u64,
     pub(super) node_starts: [u32; LEVELS],
     pub(super) box_starts: [u32; LEVELS],
 }

@@ -1,0 +1,18 @@
+//! Tiles of rows, and bits for the rows of one.
+
+/// Rows of a tile.
+pub(super) const LANES: usize = 64;
+
+/// The lowest bits, as many as there are rows.
+pub(super) fn lowest(rows: usize) -> u64 {
+    if rows < LANES { (1 << rows) - 1 } else { u64::MAX }
+}
+
+/// The lanes of these bits, ascending.
+pub(super) fn lanes_of(mut bits: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let lane = bits.trailing_zeros();
+        bits &= bits.wrapping_sub(1);
+        (lane < u64::BITS).then_some(lane)
+    })
+}
