@@ -67,22 +67,23 @@ extern "C" __global__ __launch_bounds__(64, RESIDENT) void attach(const __grid_c
     for (;;) {
         const u32 item = stage.take(all, items.count, has_worked);
         if (item >= items.count) break;
-        const u32 first = items.first_of(item), last = items.first_of(item + 1);
+        const u32 first = items.first_of(item), last = items.last_of(item);
         const Listed listed = load(all, first, last, query);
         Attaching attaching = {all, listed, query, work};
-        const u32 cursor = all.cursors[item];
 #pragma unroll
         for (u32 r = 0; r < 2; r++) {
             const u32 slot = query.slots[r * 32 + Warp::rank()];
-            const bool is_begun = cursor > 0 && slot != NONE;
-            attaching.firsts[r] = is_begun ? all.firsts[all.order[slot]] : NONE;
+            const volatile u32* firsts = all.firsts;
+            attaching.firsts[r] = slot == NONE ? NONE : firsts[all.order[slot]];
         }
         attaching.update();
-        const u32 reached = walk_around(all, stage, listed, cursor, work, attaching);
+        const Part part = items.part_of(item);
+        const u32 cursor = all.cursors[item];
+        const u32 reached = walk_around(all, stage, listed, part, cursor, work, attaching);
 #pragma unroll
         for (u32 r = 0; r < 2; r++) {
             const u32 slot = query.slots[r * 32 + Warp::rank()];
-            if (slot != NONE) all.firsts[all.order[slot]] = attaching.firsts[r];
+            if (slot != NONE) atomicMin(&all.firsts[all.order[slot]], attaching.firsts[r]);
         }
         __syncwarp();
         stage.put(all, item, reached);

@@ -80,7 +80,9 @@ extern "C" __global__ __launch_bounds__(128) void list_others(const __grid_const
     for (u32 r = 0; r < 2; r++) {
         const u32 lane = r * 32 + Warp::rank();
         if (rows >> lane & 1) {
-            all.list[start + __popcll(rows & ((1ull << lane) - 1))] = tile * TILE + lane;
+            const u32 place = start + __popcll(rows & ((1ull << lane) - 1));
+            all.list[place] = tile * TILE + lane;
+            all.counted[place] = Weight{0, 0};
         }
     }
 }
@@ -139,25 +141,35 @@ extern "C" __global__ __launch_bounds__(64, RESIDENT) void count_near(const __gr
     for (;;) {
         const u32 item = stage.take(all, items.count, has_worked);
         if (item >= items.count) break;
-        const u32 first = items.first_of(item), last = items.first_of(item + 1);
+        const u32 first = items.first_of(item), last = items.last_of(item);
         const Listed listed = load(all, first, last, query);
         const u32 slots[2] = {query.slots[Warp::rank()], query.slots[32 + Warp::rank()]};
         Counting counting = {all, listed, query, work};
         counting.open = rows_that(slots[0] != NONE, slots[1] != NONE);
-        const u32 cursor = all.cursors[item];
+        u64 before[2];
 #pragma unroll
         for (u32 r = 0; r < 2; r++) {
-            const bool is_begun = cursor > 0 && slots[r] != NONE;
+            const volatile Weight& counted = all.counted[first + r * 32 + Warp::rank()];
             counting.totals[r] =
-                is_begun ? all.counted[first + r * 32 + Warp::rank()] : Weight{0, 0};
+                slots[r] == NONE ? Weight{0, 0} : Weight{counted.low, counted.high};
+            before[r] = counting.totals[r].low;
         }
         counting.update();
-        const u32 reached = walk_around(all, stage, listed, cursor, work, counting);
+        const Part part = items.part_of(item);
+        const u32 cursor = all.cursors[item];
+        const u32 reached = walk_around(all, stage, listed, part, cursor, work, counting);
 #pragma unroll
         for (u32 r = 0; r < 2; r++) {
             if (slots[r] == NONE) continue;
-            all.counted[first + r * 32 + Warp::rank()] = counting.totals[r];
-            if (reached == DONE && is_enough(all, counting.totals[r])) {
+            Weight& counted = all.counted[first + r * 32 + Warp::rank()];
+            if constexpr (HAS_PARTS) {
+                // Other parts may have added to it; the last one sees all.
+                const u64 more = counting.totals[r].low - before[r];
+                counting.totals[r].low = atomicAdd(&counted.low, more) + more;
+            } else {
+                counted = counting.totals[r];
+            }
+            if (is_enough(all, counting.totals[r])) {
                 atomicOr(&all.core[slots[r] / TILE], 1ull << slots[r] % TILE);
             }
         }

@@ -185,7 +185,8 @@ struct Linking {
 constexpr u32 STRIPES = 64;
 
 // The queries of a tile: each set of core rows that are joined with each other, if they are FEW_SETS at
-// most, and else the core rows of every QUARTER lanes.
+// most, and else the core rows of every QUARTER lanes. In many dimensions, where few rows take as long as
+// half of COLUMNS, sets of fewer in the mean are one query.
 constexpr u32 FEW_SETS = 6, QUARTER = TILE / 4;
 struct Queries {
     u64 core, heads;
@@ -200,19 +201,21 @@ struct Queries {
             sets[r] = core >> lane & 1 ? all.near[(u64)tile * TILE + lane] : 0;
         }
         heads = rows_that(__ffsll(sets[0]) == 1 + Warp::rank(), __ffsll(sets[1]) == 33 + Warp::rank());
-        are_sets = __popcll(heads) <= FEW_SETS;
-        if (!are_sets) heads = 1ull | 1ull << QUARTER | 1ull << 2 * QUARTER | 1ull << 3 * QUARTER;
+        const u32 few = DIM == 0 ? max(1u, 2 * __popcll(core) / COLUMNS) : FEW_SETS;
+        are_sets = __popcll(heads) <= few;
+        if (are_sets) return;
+        heads = DIM == 0 ? 1ull : 1ull | 1ull << QUARTER | 1ull << 2 * QUARTER | 1ull << 3 * QUARTER;
     }
     // The rows of the query that begins with this one.
     __device__ __forceinline__ u64 rows(u32 head) const {
         const u64 set = __shfl_sync(0xffffffff, head < 32 ? sets[0] : sets[1], head % 32);
-        return are_sets ? set : core & ((1ull << QUARTER) - 1) << head;
+        return are_sets ? set : DIM == 0 ? core : core & ((1ull << QUARTER) - 1) << head;
     }
 };
 
 // Joins the core rows of each tile with those of so many of the next tiles in its group. A warp takes
-// parts of tiles: all of it, or with `parts` 4, a quarter if there are any. A cursor has the first row of
-// the query in its highest 6 bits.
+// parts of tiles: all of it, or with `parts` 4, a quarter if there are any; in many dimensions, all of it
+// with a part of the next tiles. A cursor has the first row of the query in its highest 6 bits.
 extern "C" __global__ __launch_bounds__(64, RESIDENT) void link_tiles(
     const __grid_constant__ Dbscan all, u32 next, u32 parts) {
     __shared__ Query queries[2];
@@ -229,7 +232,7 @@ extern "C" __global__ __launch_bounds__(64, RESIDENT) void link_tiles(
         u32 cursor = all.cursors[item];
         const Queries own(all, tile);
         u64 heads = own.heads & ~0ull << (cursor >> 26);
-        if (parts > 1) {
+        if (DIM != 0 && parts > 1) {
             const u64 of_part = 1ull << part * QUARTER;
             heads &= own.are_sets ? (part == 0 ? ~0ull : 0) : of_part;
         }
@@ -239,8 +242,13 @@ extern "C" __global__ __launch_bounds__(64, RESIDENT) void link_tiles(
             const u32 head = __ffsll(heads) - 1;
             const u64 rows = own.rows(head);
             if (rows == 0) continue;
-            const u32 last = all.ranges[tile].y, from = tile + 1 + cursor;
-            const u32 to = last - tile - 1 < next ? last : tile + 1 + next;
+            u32 visits = min(all.ranges[tile].y - tile - 1, next), start = cursor;
+            if (DIM == 0) {
+                const Part of_visits = {part, parts};
+                start = max(cursor, of_visits.start(visits));
+                visits = of_visits.end(visits);
+            }
+            const u32 from = tile + 1 + start, to = tile + 1 + visits;
             if (from >= to) break;
             u32 slots[2];
 #pragma unroll

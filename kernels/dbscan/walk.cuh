@@ -69,23 +69,43 @@ struct Listed {
     bool is_one_group;
 };
 
+// In many dimensions a warp takes long for a tile, and a few rows are no faster: the tiles that rows visit
+// are cut into parts where there are few rows. Weights cannot be added up by parts.
+constexpr bool HAS_PARTS = DIM == 0 && !WEIGHTED;
+constexpr u32 MOST_PARTS = 64;
+
+// Part of what rows visit.
+struct Part {
+    u32 part, parts;
+
+    // Where it begins and ends, of `count` visits.
+    __device__ __forceinline__ u32 start(u32 count) const { return (u64)count * part / parts; }
+    __device__ __forceinline__ u32 end(u32 count) const { return (u64)count * (part + 1) / parts; }
+};
+
 // How a list is cut into items: most of it by 64 rows, the rest by FEWER, so that warps end together. A
-// short list by so few that there is something for each warp. In many dimensions a few rows are no faster.
-constexpr u32 FEWER = DIM == 0 ? 32 : 8;
+// short list by so few, or into so many parts, that there is something for each warp.
+constexpr u32 FEWER = DIM == 0 ? COLUMNS : 8;
 struct Items {
-    u32 listed, large, small, count;
+    u32 listed, large, small, parts, count;
 
     __device__ __forceinline__ explicit Items(u32 listed) : listed(listed) {
-        const u32 warps = gridDim.x * blockDim.x / (DIM == 0 ? 128 : 32);
+        const u32 warps = gridDim.x * blockDim.x / 32;
         small = FEWER;
-        while (small > 1 && listed / small < warps) small /= 2;
-        large = small < FEWER ? 0 : listed / 4 * 3 / TILE;
+        while (!HAS_PARTS && small > 1 && listed / small < warps) small /= 2;
+        const bool is_short = small < FEWER || listed / FEWER < warps;
+        large = is_short ? 0 : listed / 4 * 3 / TILE;
         count = large + (listed - large * TILE + small - 1) / small;
+        parts = HAS_PARTS && is_short && count > 0 ? max(1u, min(MOST_PARTS, 2 * warps / count)) : 1;
+        count *= parts;
     }
-    // The place of an item's first row.
-    __device__ __forceinline__ u32 first_of(u32 item) const {
-        if (item <= large) return item * TILE;
-        return min(large * TILE + (item - large) * small, listed);
+    __device__ __forceinline__ Part part_of(u32 item) const { return Part{item % parts, parts}; }
+    // The places of an item's first row, and after its last.
+    __device__ __forceinline__ u32 first_of(u32 item) const { return place_of(item / parts); }
+    __device__ __forceinline__ u32 last_of(u32 item) const { return place_of(item / parts + 1); }
+    __device__ __forceinline__ u32 place_of(u32 group) const {
+        if (group <= large) return group * TILE;
+        return min(large * TILE + (group - large) * small, listed);
     }
 };
 
@@ -118,23 +138,25 @@ __device__ __forceinline__ Listed load(const Dbscan& all, u32 first, u32 last, Q
     return found;
 }
 
-// Visits all tiles of the rows' groups, beginning with that of the first row and `cursor` tiles further
-// on. Returns the cursor to go on from, or DONE.
+// Visits part of the tiles of the rows' groups: all are visited beginning with that of the first row; goes
+// on `cursor` tiles after it. Returns the cursor to go on from, or DONE.
 template <typename Visitor>
 __device__ __forceinline__ u32 walk_around(
-    const Dbscan& all, const Stage& stage, const Listed& listed, u32 cursor, Work& work,
-    Visitor& visitor) {
+    const Dbscan& all, const Stage& stage, const Listed& listed, const Part& part, u32 cursor,
+    Work& work, Visitor& visitor) {
     const u32 first = listed.range.x, last = listed.range.y, start = listed.start;
-    const u32 ahead = last - start, tiles = last - first;
-    while (cursor < tiles) {
+    const u32 ahead = last - start, end = part.end(last - first);
+    cursor = max(cursor, part.start(last - first));
+    while (cursor < end) {
         const bool is_ahead = cursor < ahead;
         const u32 from = is_ahead ? start + cursor : first + (cursor - ahead);
-        const u32 reached = walk(all, stage, from, is_ahead ? last : start, work, visitor);
+        const u32 to = is_ahead ? start + min(end, ahead) : first + (end - ahead);
+        const u32 reached = walk(all, stage, from, to, work, visitor);
         if (visitor.is_done()) return DONE;
         cursor += reached - from;
         if (stage.is_over()) break;
     }
-    return cursor < tiles ? cursor : DONE;
+    return cursor < end ? cursor : DONE;
 }
 
 // Those of these rows that are in the group of a tile.

@@ -47,6 +47,11 @@ impl Spec {
         Self { kind, metric, fixed_dim: if dim <= largest { dim } else { 0 }, is_weighted }
     }
 
+    /// Whether kernels know the number of elements: `DIM` is not 0.
+    pub(super) fn is_unrolled(&self) -> bool {
+        self.fixed_dim != 0
+    }
+
     /// Elements that are loaded together: as `WIDTH` in `kernels/dbscan/rows.cuh`.
     pub(super) fn width(&self) -> usize {
         match (self.fixed_dim, self.kind) {

@@ -146,9 +146,10 @@ impl Workspace {
         kept.push(rows);
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
         // Items are tiles or their quarters, in 64 stripes, or rows, at least 8 but where there are few
-        // for each warp.
+        // for each warp; or two for each warp.
         let warps = |staged: &Staged| staged.blocks * STAGED_THREADS / 32;
-        let most = warps(&kernels.count_near).max(warps(&kernels.attach));
+        let staged = [&kernels.count_near, &kernels.link_tiles, &kernels.attach];
+        let most = staged.map(warps).into_iter().max().unwrap_or(0);
         let items = 4 * tiles.next_multiple_of(64) + 2 * most;
         let (progress, cursors) = (allocate(size_of::<Progress>())?, allocate(items * 4)?);
         let (firsts, is_core) = (allocate(count * 4)?, allocate(count)?);
@@ -309,9 +310,13 @@ impl Workspace {
 
     fn link_tiles(&mut self, next: u32, job: &Job) -> Result<()> {
         let kernels = self.kernels.clone();
-        // Few tiles are cut into quarters: there should be some items for each warp.
-        let is_few = self.nodes[0] < 8 * kernels.link_tiles.blocks;
-        let parts = if is_few { 4u32 } else { 1 };
+        // Few tiles are cut into parts: there should be some items for each warp.
+        let (tiles, blocks) = (self.nodes[0], kernels.link_tiles.blocks);
+        let parts = if kernels.spec.is_unrolled() {
+            if tiles < 8 * blocks { 4 } else { 1 }
+        } else {
+            (2 * blocks * STAGED_THREADS / 32 / tiles).clamp(1, 64) as u32
+        };
         self.stage(&kernels.link_tiles, Some((next, parts)), job)
     }
 
