@@ -18,7 +18,7 @@ pass is numpy's, in float32. Sentences are cut at 64 tokens. Before it starts, t
 sentences of the Sentence Transformers quickstart, and fails where their similarities are not those printed
 there.
 
-The sentences are the same on every machine; the last bits of the numbers hang on the BLAS. Nothing of the
+The sentences are the same on every machine; the last bits of the numbers depend on the BLAS. Nothing of the
 model or the texts is shipped in this repository.
 """
 import argparse

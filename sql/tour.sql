@@ -1,4 +1,5 @@
--- A tour of `knn_exact` and `kmeans` on real data: 1,797 handwritten digits, each a picture of 8 x 8 pixels.
+-- A tour of `knn_exact`, `kmeans` and `dbscan`. Most of it is on real data: 1,797 handwritten digits, each a
+-- picture of 8 x 8 pixels.
 -- Run it in the root of the repository:  neighbors -f sql/tour.sql
 
 -- 1. The data. `pixels` is the vector: 64 counts of ink from 0 to 16, row by row; here is one row of each picture.
@@ -61,3 +62,25 @@ SELECT cluster_id,
 FROM (SELECT label, cluster_id, count(*) AS n FROM clustered GROUP BY label, cluster_id)
 GROUP BY cluster_id
 ORDER BY cluster_id;
+
+-- 8. Shapes that k-means cannot see: two half-moons of 400 and 380 points, one inside the other's bow, and 20 points
+--    anywhere. `cargo run --example picture` draws this step.
+CREATE TABLE moons AS
+WITH numbers AS (
+  SELECT value AS id, pi() * value / 800 AS angle, sin(value * 12.9898) * 43758.5453 AS a, sin(value * 78.233) * 43758.5453 AS b
+  FROM generate_series(0, 799)
+), points AS (
+  SELECT id, angle, a - floor(a) AS a, b - floor(b) AS b FROM numbers
+)
+SELECT id,
+       CASE WHEN id % 40 = 39 THEN NULL ELSE id % 2 END AS moon,
+       CASE WHEN id % 40 = 39 THEN 4 * a - 1.5 WHEN id % 2 = 0 THEN cos(angle) ELSE 1 - cos(angle) END + 0.16 * (a - 0.5) AS x,
+       CASE WHEN id % 40 = 39 THEN 2.5 * b - 1 WHEN id % 2 = 0 THEN sin(angle) ELSE 0.5 - sin(angle) END + 0.16 * (b - 0.5) AS y
+FROM points;
+
+CREATE TABLE moon_clusters AS
+SELECT id, moon, x, y, cluster_id, core FROM dbscan(moons, eps => 0.12, min_points => 5, vector => ['x', 'y']);
+
+SELECT moon, cluster_id, count(*) AS points FROM moon_clusters GROUP BY moon, cluster_id ORDER BY moon, cluster_id;
+
+SELECT moon, cluster_id, count(*) AS points FROM kmeans(moons, k => 2, vector => ['x', 'y']) GROUP BY moon, cluster_id ORDER BY moon, cluster_id;

@@ -81,7 +81,7 @@ impl<P: Points> Search<'_, P> {
         let rows = self.rows_near(own, rows, bounds);
         let candidates = self.points.candidates((own, rows), (tile, core[tile]));
         for lane in lanes_of(rows) {
-            let candidates = candidates[lane as usize] & core[tile];
+            let candidates = (candidates[lane as usize] & core[tile], u32::MAX);
             let near = self.near((own, lane), tile, candidates, &mut found.pairs);
             let firsts = lanes_of(near).map(|lane| sets.first(self.tree.row(tile, lane)));
             let first = &mut found.firsts[lane as usize];

@@ -83,7 +83,7 @@ impl Points for Bits<'_> {
         self.tiled.par_chunks_mut(LANES * width).zip(order.par_chunks(LANES)).try_for_each(fill)
     }
 
-    fn near(&self, row: usize, tile: usize, _: &[u32], _: u64) -> (u64, u64) {
+    fn near(&self, row: usize, tile: usize, _: &[u32], _: u64, _: u32) -> (u64, u64) {
         (self.arch.dispatch(NearBits(self, row, tile)), 0)
     }
 }

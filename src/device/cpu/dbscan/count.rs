@@ -10,12 +10,37 @@ use super::weights::{Total, Weights};
 use crate::error::Result;
 
 /// What has been counted for the rows of a tile.
+pub(super) struct Counts {
+    totals: [Total; LANES],
+    /// The rows that are not known to be core.
+    pub open: u64,
+}
+
+impl Counts {
+    /// Nothing yet.
+    pub fn of(rows: u64) -> Self {
+        Self { totals: [Total::default(); LANES], open: rows }
+    }
+
+    /// How many more rows are enough.
+    pub fn missing(&self, lane: u32, weights: &Weights) -> u32 {
+        weights.missing(self.totals[lane as usize])
+    }
+
+    pub fn add(&mut self, lane: u32, more: Total, weights: &Weights) {
+        let total = &mut self.totals[lane as usize];
+        *total += more;
+        if weights.is_enough(*total) {
+            self.open &= !(1 << lane);
+        }
+    }
+}
+
+/// A tile whose rows are counted.
 struct Counting<'a> {
     own: Node,
     weights: &'a Weights,
-    totals: [Total; LANES],
-    /// The rows that are not known to be core.
-    open: u64,
+    counts: Counts,
     tested: u64,
     pruned: u64,
     pairs: Pairs,
@@ -24,25 +49,32 @@ struct Counting<'a> {
 impl<P: Points> Search<'_, P> {
     /// The core rows.
     pub fn core(&self, weights: &Weights) -> Result<Core> {
+        if P::IN_PAIRS {
+            return self.core_in_pairs(weights);
+        }
         let tiles = 0..self.tree.rows().div_ceil(LANES);
         tiles.into_par_iter().map(|tile| self.core_of(tile, weights)).collect()
     }
 
     fn core_of(&self, tile: usize, weights: &Weights) -> Result<u64> {
-        let all = self.tree.lanes(tile);
-        let (totals, open) = ([Total::default(); LANES], all);
+        let counts = Counts::of(self.tree.lanes(tile));
         let (tested, pruned, pairs) = (0, 0, Pairs::default());
         let (own, others) = self.around(tile);
-        let mut counting = Counting { own, weights, totals, open, tested, pruned, pairs };
+        let mut counting = Counting { own, weights, counts, tested, pruned, pairs };
         for node in std::iter::once(own).chain(others) {
             self.count(&mut counting, node)?;
         }
         add(&self.counters.tested, counting.tested);
         add(&self.counters.pruned, counting.pruned);
         self.account(counting.pairs);
-        let unsure = lanes_of(counting.open);
-        let unsure = unsure.filter(|lane| weights.may_be_enough(counting.totals[*lane as usize]));
-        let mut core = all & !counting.open;
+        self.decide(tile, &counting.counts, weights)
+    }
+
+    /// The core rows of a tile, by what has been counted.
+    pub fn decide(&self, tile: usize, counts: &Counts, weights: &Weights) -> Result<u64> {
+        let unsure = lanes_of(counts.open);
+        let unsure = unsure.filter(|lane| weights.may_be_enough(counts.totals[*lane as usize]));
+        let mut core = self.tree.lanes(tile) & !counts.open;
         for lane in unsure {
             core |= u64::from(self.is_core_exactly(tile, lane, weights)?) << lane;
         }
@@ -51,7 +83,7 @@ impl<P: Points> Search<'_, P> {
 
     /// Counts the rows of a node that are within eps of the rows of a tile.
     fn count(&self, counting: &mut Counting<'_>, node: Node) -> Result<()> {
-        if counting.open == 0 {
+        if counting.counts.open == 0 {
             return Ok(());
         }
         counting.tested += 1;
@@ -63,7 +95,9 @@ impl<P: Points> Search<'_, P> {
         if self.reach.is_within(own, other) {
             counting.pruned += 1;
             let all = counting.weights.of_tiles(node.tiles(), self.tree.rows_in(node));
-            lanes_of(counting.open).for_each(|lane| counting.add(lane, all));
+            for lane in lanes_of(counting.counts.open) {
+                counting.counts.add(lane, all, counting.weights);
+            }
             return Ok(());
         }
         if let Some((left, right)) = node.children() {
@@ -72,14 +106,17 @@ impl<P: Points> Search<'_, P> {
         }
         self.job.check()?;
         let (own, tile) = (counting.own.tile(), node.tile());
-        let mut rows = counting.open;
+        let mut rows = counting.counts.open;
         if own != tile {
             rows = self.rows_near(own, rows, other);
         }
         let candidates = self.points.candidates((own, rows), (tile, u64::MAX));
         for lane in lanes_of(rows) {
-            let near = self.near((own, lane), tile, candidates[lane as usize], &mut counting.pairs);
-            counting.add(lane, counting.weights.of_lanes(tile, near));
+            let (candidates, most) =
+                (candidates[lane as usize], counting.counts.missing(lane, counting.weights));
+            let near = self.near((own, lane), tile, (candidates, most), &mut counting.pairs);
+            let more = counting.weights.of_lanes(tile, near);
+            counting.counts.add(lane, more, counting.weights);
         }
         Ok(())
     }
@@ -100,20 +137,11 @@ impl<P: Points> Search<'_, P> {
             }
             let other = node.tile();
             let candidates = self.points.candidates((tile, 1 << lane), (other, u64::MAX));
-            let near = self.near((tile, lane), other, candidates[lane as usize], &mut pairs);
+            let candidates = (candidates[lane as usize], u32::MAX);
+            let near = self.near((tile, lane), other, candidates, &mut pairs);
             exact.add(lanes_of(near).map(|lane| other * LANES + lane as usize));
         }
         self.account(pairs);
         Ok(exact.is_enough())
-    }
-}
-
-impl Counting<'_> {
-    fn add(&mut self, lane: u32, more: Total) {
-        let total = &mut self.totals[lane as usize];
-        *total += more;
-        if self.weights.is_enough(*total) {
-            self.open &= !(1 << lane);
-        }
     }
 }

@@ -164,7 +164,7 @@ impl<P: Points> Linking<'_, P> {
             }
             let lane = found.trailing_zeros();
             found ^= 1 << lane;
-            let candidates = candidates[lane as usize] & open;
+            let candidates = (candidates[lane as usize] & open, u32::MAX);
             let near = self.search.near((tile, lane), tile, candidates, &mut pairs);
             let row = tree.row(tile, lane);
             lanes_of(near).for_each(|other| self.sets.join(row, tree.row(tile, other)));
@@ -188,7 +188,9 @@ impl<P: Points> Linking<'_, P> {
             if known < EMPTY && self.sets.first(row) == self.sets.first(known) {
                 continue;
             }
-            let candidates = candidates[lane as usize] & self.core[other];
+            // One is enough where all are joined.
+            let most = if known < EMPTY { 1 } else { u32::MAX };
+            let candidates = (candidates[lane as usize] & self.core[other], most);
             let near = self.search.near((own, lane), other, candidates, &mut pairs);
             if near == 0 {
                 continue;

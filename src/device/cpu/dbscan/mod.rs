@@ -9,12 +9,13 @@
 //! | `reach` | which boxes are apart, or within eps |
 //! | `near` | a row against a tile |
 //! | `values`, `products`, `sample`, `leading` | rows in many dimensions |
-//! | `count`, `link`, `attach` | the three steps |
+//! | `count`, `count_pairs`, `link`, `attach` | the three steps |
 //! | `weights`, `union` | exact sums of weights; sets that threads join |
 
 mod attach;
 mod bits;
 mod count;
+mod count_pairs;
 mod leading;
 mod link;
 mod near;

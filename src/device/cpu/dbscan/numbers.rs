@@ -111,7 +111,7 @@ impl<T: Lanes> Points for Numbers<'_, T> {
         Ok(())
     }
 
-    fn near(&self, row: usize, tile: usize, rows: &[u32], _: u64) -> (u64, u64) {
+    fn near(&self, row: usize, tile: usize, rows: &[u32], _: u64, _: u32) -> (u64, u64) {
         let size = LANES * self.values.dim;
         let is_direction = self.values.are_directions();
         let mut buffer = [T::ZERO; SMALL];

@@ -7,6 +7,9 @@ use crate::job::Job;
 
 /// Rows, before and after they are ordered.
 pub(super) trait Points: Sync {
+    /// Whether boxes rule so little out that every pair of tiles is compared, once for the rows of both.
+    const IN_PAIRS: bool = false;
+
     /// Number of rows.
     fn rows(&self) -> usize;
 
@@ -35,6 +38,8 @@ pub(super) trait Points: Sync {
     }
 
     /// A bit for each of a row's candidates in a tile that is within eps of it; those past the last row
-    /// mean nothing. `rows` are the tile's. Also the pairs that a faster arithmetic left open.
-    fn near(&self, row: usize, tile: usize, rows: &[u32], candidates: u64) -> (u64, u64);
+    /// mean nothing. `rows` are the tile's. Where there are `most` or more, so many of them are enough.
+    /// Also the pairs that a faster arithmetic left open.
+    fn near(&self, row: usize, tile: usize, rows: &[u32], candidates: u64, most: u32)
+    -> (u64, u64);
 }

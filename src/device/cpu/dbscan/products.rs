@@ -230,6 +230,8 @@ impl<T: Lanes, F: Fn(f64, f64) -> f64> WithSimd for AddUp<'_, T, F> {
 }
 
 impl<T: Lanes> Points for Products<'_, T> {
+    const IN_PAIRS: bool = true;
+
     fn rows(&self) -> usize {
         self.values.rows()
     }
@@ -298,15 +300,19 @@ impl<T: Lanes> Points for Products<'_, T> {
         found
     }
 
-    fn near(&self, row: usize, _: usize, rows: &[u32], candidates: u64) -> (u64, u64) {
-        let (mut near, all) = (0, candidates & lowest(rows.len()));
-        for lane in lanes_of(all) {
+    fn near(&self, row: usize, _: usize, rows: &[u32], candidates: u64, most: u32) -> (u64, u64) {
+        let (mut near, mut tried) = (0u64, 0);
+        for lane in lanes_of(candidates & lowest(rows.len())) {
             let other = rows[lane as usize] as usize;
             let sum = self.sum(row, other);
             let is_near =
                 sum <= self.limits.0 || (sum <= self.limits.1 && self.values.are_near(row, other));
             near |= u64::from(is_near) << lane;
+            tried |= 1 << lane;
+            if near.count_ones() >= most {
+                break;
+            }
         }
-        (near, all)
+        (near, tried)
     }
 }

@@ -42,12 +42,13 @@ pub(super) struct Pairs {
 pub(super) type Core = Vec<u64>;
 
 impl<P: Points> Search<'_, P> {
-    /// The candidates of a row in a tile that are within eps of it; it is within eps of itself.
+    /// The candidates of a row in a tile that are within eps of it, as many as there are, or `most` at least;
+    /// it is within eps of itself.
     pub fn near(
         &self,
         (own, lane): (usize, u32),
         tile: usize,
-        candidates: u64,
+        (candidates, most): (u64, u32),
         pairs: &mut Pairs,
     ) -> u64 {
         let rows = self.tree.lanes(tile);
@@ -56,7 +57,7 @@ impl<P: Points> Search<'_, P> {
             return 0;
         }
         let (row, others) = (self.tree.row(own, lane) as usize, self.tree.rows_of(tile));
-        let (near, rechecked) = self.points.near(row, tile, others, candidates);
+        let (near, rechecked) = self.points.near(row, tile, others, candidates, most);
         pairs.rechecked += u64::from((rechecked & rows).count_ones());
         (near | if own == tile { 1 << lane } else { 0 }) & candidates & rows
     }

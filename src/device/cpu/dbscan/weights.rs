@@ -82,6 +82,15 @@ impl Weights {
         total.units >= u128::from(self.min_points) * ONE
     }
 
+    /// How many rows more than those of this total are enough, by their number.
+    pub fn missing(&self, total: Total) -> u32 {
+        if !self.before.is_empty() {
+            return u32::MAX;
+        }
+        let missing = u128::from(self.min_points).saturating_sub(total.units / ONE);
+        u32::try_from(missing).unwrap_or(u32::MAX)
+    }
+
     /// Whether rows of this total, which are not enough for certain, may be enough.
     pub fn may_be_enough(&self, total: Total) -> bool {
         // Each of them is less than a unit more.

@@ -1,0 +1,95 @@
+//! Counts the rows within eps of every row where boxes rule little out: each pair of tiles is compared once,
+//! for the rows of both.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rayon::prelude::*;
+
+use super::count::Counts;
+use super::points::Points;
+use super::search::{Core, Pairs, Search, add};
+use super::tiles::{LANES, lanes_of};
+use super::tree::Node;
+use super::weights::Weights;
+use crate::error::Result;
+
+/// A tile whose rows are counted, by several threads.
+struct Shared {
+    node: Node,
+    counts: Mutex<Counts>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<P: Points> Search<'_, P> {
+    /// The core rows.
+    pub fn core_in_pairs(&self, weights: &Weights) -> Result<Core> {
+        let tiles = self.tree.rows().div_ceil(LANES);
+        let _reserved = self.job.reserve("counts of rows", tiles * size_of::<Shared>())?;
+        let shared = |tile| {
+            let (node, counts) = (self.around(tile).0, Counts::of(self.tree.lanes(tile)));
+            Shared { node, counts: Mutex::new(counts) }
+        };
+        let all: Vec<_> = (0..tiles).map(shared).collect();
+        (0..tiles).into_par_iter().try_for_each(|a| {
+            let mut pairs = Pairs::default();
+            (a..tiles)
+                .try_for_each(|b| self.count_pair((&all[a], &all[b]), weights, &mut pairs))?;
+            self.account(pairs);
+            Ok(())
+        })?;
+        let tiles = all.into_par_iter().enumerate();
+        tiles.map(|(tile, shared)| self.decide(tile, &shared.lock(), weights)).collect()
+    }
+
+    /// Compares two tiles, or one with itself.
+    fn count_pair(
+        &self,
+        (a, b): (&Shared, &Shared),
+        weights: &Weights,
+        pairs: &mut Pairs,
+    ) -> Result<()> {
+        self.job.check()?;
+        let (own, other) = (a.node.tile(), b.node.tile());
+        let open = a.lock().open;
+        // Of one tile, all pairs are seen from both rows.
+        let open_others = if own == other { 0 } else { b.lock().open };
+        if open | open_others == 0 {
+            return Ok(());
+        }
+        add(&self.counters.tested, 1);
+        if self.reach.is_apart(self.tree.bounds(a.node), self.tree.bounds(b.node)) {
+            add(&self.counters.pruned, 1);
+            return Ok(());
+        }
+        let rows = if open_others == 0 { open } else { self.tree.lanes(own) };
+        let others = if open == 0 { open_others } else { self.tree.lanes(other) };
+        let candidates = self.points.candidates((own, rows), (other, others));
+        let mut near = [0; LANES];
+        for lane in lanes_of(rows) {
+            let wanted = if open >> lane & 1 == 1 { others } else { open_others };
+            let most = if open_others == 0 { a.lock().missing(lane, weights) } else { u32::MAX };
+            let candidates = (candidates[lane as usize] & wanted, most);
+            near[lane as usize] = self.near((own, lane), other, candidates, pairs);
+        }
+        let mut counts = a.lock();
+        for lane in lanes_of(open).filter(|lane| near[*lane as usize] != 0) {
+            counts.add(lane, weights.of_lanes(other, near[lane as usize]), weights);
+        }
+        drop(counts);
+        if open_others == 0 {
+            return Ok(());
+        }
+        let mut counts = b.lock();
+        for lane in lanes_of(rows) {
+            let one = weights.of_lanes(own, 1 << lane);
+            let near = near[lane as usize] & open_others;
+            lanes_of(near).for_each(|other| counts.add(other, one, weights));
+        }
+        Ok(())
+    }
+}
