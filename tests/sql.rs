@@ -174,11 +174,19 @@ fn expect(found: &str, wanted: &str) -> Result<(), Failed> {
     if found == wanted { Ok(()) } else { Err(format!("found {found:?}, wanted {wanted:?}").into()) }
 }
 
-/// The digits, classified by their neighbours.
+/// The digits, classified by their neighbours; half-moons, each a cluster.
 fn tour(device: &str) -> Result<(), Failed> {
     let device = format!("SET neighbors.device = '{device}'");
     let printed = succeed(neighbors(&["-c", &device, "-f", "sql/tour.sql"]))?;
-    if printed.contains("98.61") { Ok(()) } else { Err("the accuracy is not 98.61%".into()) }
+    if !printed.contains("98.61") {
+        return Err("the accuracy is not 98.61%".into());
+    }
+    let moons = ["| 0    | 1          | 400    |", "| 1    | 0          | 380    |"];
+    if moons.iter().all(|moon| printed.contains(moon)) {
+        Ok(())
+    } else {
+        Err("a moon is not a cluster".into())
+    }
 }
 
 fn stops_at_the_first_error() -> Result<(), Failed> {
