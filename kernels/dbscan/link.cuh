@@ -185,8 +185,8 @@ struct Linking {
 constexpr u32 STRIPES = 64;
 
 // The queries of a tile: each set of core rows that are joined with each other, if they are FEW_SETS at
-// most, and else the core rows of every QUARTER lanes. In many dimensions, where few rows take as long as
-// half of COLUMNS, sets of fewer in the mean are one query.
+// most, and else the core rows of every QUARTER lanes. In many dimensions few rows take as long as
+// COLUMNS: if its sets have fewer than half of that on average, all core rows are one query.
 constexpr u32 FEW_SETS = 6, QUARTER = TILE / 4;
 struct Queries {
     u64 core, heads;

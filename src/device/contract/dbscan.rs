@@ -151,7 +151,7 @@ impl Within {
         ((below - least).min(f64::from(f32::MAX)), up_to + least)
     }
 
-    /// The same for a sum of f64, of which none overflows.
+    /// The same for a sum of f64; an infinite one is not within eps.
     pub fn limits_of_f64(&self, dim: usize) -> (f64, f64) {
         self.limits(dim, f64::EPSILON, 1e-322)
     }

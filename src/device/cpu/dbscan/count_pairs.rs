@@ -1,6 +1,7 @@
 //! Counts the rows within eps of every row where boxes rule little out: each pair of tiles is compared once,
 //! for the rows of both.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
@@ -16,12 +17,23 @@ use crate::error::Result;
 /// A tile whose rows are counted, by several threads.
 struct Shared {
     node: Node,
+    /// The rows that are not known to be core, or were not a moment ago.
+    open: AtomicU64,
     counts: Mutex<Counts>,
 }
 
 impl Shared {
+    fn open(&self) -> u64 {
+        self.open.load(Ordering::Relaxed)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends a change of the counts.
+    fn unlock(&self, counts: MutexGuard<'_, Counts>) {
+        self.open.store(counts.open, Ordering::Relaxed);
     }
 }
 
@@ -31,8 +43,8 @@ impl<P: Points> Search<'_, P> {
         let tiles = self.tree.rows().div_ceil(LANES);
         let _reserved = self.job.reserve("counts of rows", tiles * size_of::<Shared>())?;
         let shared = |tile| {
-            let (node, counts) = (self.around(tile).0, Counts::of(self.tree.lanes(tile)));
-            Shared { node, counts: Mutex::new(counts) }
+            let (node, rows) = (self.around(tile).0, self.tree.lanes(tile));
+            Shared { node, open: rows.into(), counts: Mutex::new(Counts::of(rows)) }
         };
         let all: Vec<_> = (0..tiles).map(shared).collect();
         (0..tiles).into_par_iter().try_for_each(|a| {
@@ -53,14 +65,14 @@ impl<P: Points> Search<'_, P> {
         weights: &Weights,
         pairs: &mut Pairs,
     ) -> Result<()> {
-        self.job.check()?;
         let (own, other) = (a.node.tile(), b.node.tile());
-        let open = a.lock().open;
+        let open = a.open();
         // Of one tile, all pairs are seen from both rows.
-        let open_others = if own == other { 0 } else { b.lock().open };
+        let open_others = if own == other { 0 } else { b.open() };
         if open | open_others == 0 {
             return Ok(());
         }
+        self.job.check()?;
         add(&self.counters.tested, 1);
         if self.reach.is_apart(self.tree.bounds(a.node), self.tree.bounds(b.node)) {
             add(&self.counters.pruned, 1);
@@ -80,7 +92,7 @@ impl<P: Points> Search<'_, P> {
         for lane in lanes_of(open).filter(|lane| near[*lane as usize] != 0) {
             counts.add(lane, weights.of_lanes(other, near[lane as usize]), weights);
         }
-        drop(counts);
+        a.unlock(counts);
         if open_others == 0 {
             return Ok(());
         }
@@ -90,6 +102,7 @@ impl<P: Points> Search<'_, P> {
             let near = near[lane as usize] & open_others;
             lanes_of(near).for_each(|other| counts.add(other, one, weights));
         }
+        b.unlock(counts);
         Ok(())
     }
 }

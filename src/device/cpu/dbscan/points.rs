@@ -32,7 +32,7 @@ pub(super) trait Points: Sync {
     fn tile(&mut self, order: &[u32], job: &Job) -> Result<()>;
 
     /// For some rows of a tile, a bit for each of some rows of another that may be within eps, and
-    /// perhaps for others.
+    /// perhaps for others. Where fewer rows are asked for of the other, all of them must be there.
     fn candidates(&self, _own: (usize, u64), _other: (usize, u64)) -> [u64; LANES] {
         [u64::MAX; LANES]
     }

@@ -171,7 +171,7 @@ impl<'a, T: Lanes> Products<'a, T> {
         let least = |row: &Rounded| {
             let slack = row.length * worst + row.error * (longest + worst);
             row.square.map_or(i32::MIN, |square| {
-                ((square - reach) * 0.5 - slack * (1.0 + 1e-9)).floor() as i32 - 2
+                ((square - reach) * 0.5 - slack * (1.0 + 1e-9) - 2.0).floor() as i32
             })
         };
         self.least = rounded.iter().map(least).collect();

@@ -12,10 +12,11 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::metric::Sum;
 
-/// Fewer rows are compared at once, …
+/// Fewer rows are compared directly, …
 const LEAST_ROWS: usize = 256;
-/// … and so are rows of fewer dimensions.
+/// … and so are rows of fewer dimensions, or of so many that bounds are not worth much.
 const LEAST_DIM: usize = 32;
+const MOST_DIM: usize = 1 << 14;
 
 /// Fewer rows are not worth finding directions for.
 const LEAST_PROJECTED: usize = 2048;
@@ -23,6 +24,9 @@ const LEAST_PROJECTED: usize = 2048;
 /// Rows that are looked at to find directions, and those of them that are compared with each other.
 const SAMPLED: usize = 1024;
 const COMPARED: usize = 192;
+const LEAST_SAMPLE: usize = 32;
+/// Numbers of a sample, at most, but for 64 rows.
+const MOST_NUMBERS: usize = 1 << 20;
 
 /// Directions are tried in steps of this many.
 const STEP: usize = 16;
@@ -58,15 +62,17 @@ impl Plan {
     /// `None` if direct sums are faster or bounds impossible.
     pub fn new<T: Lanes>(values: &Values<'_, T>, job: &Job) -> Result<Option<Self>> {
         let (rows, dim) = (values.rows(), values.dim);
-        let suits = rows >= LEAST_ROWS && dim >= LEAST_DIM;
+        let suits = rows >= LEAST_ROWS && (LEAST_DIM..=MOST_DIM).contains(&dim);
         let has_product = matches!(values.within.metric().sum(), Sum::Squares | Sum::Products);
         let have_directions = || values.directions().iter().all(|of| of.inverse.is_finite());
         if !suits || !has_product || !have_directions() {
             return Ok(None);
         }
-        let bytes = rows * size_of::<f64>() + SAMPLED * (dim + MOST_DIRECTIONS) * size_of::<f32>();
+        let sampled = (MOST_NUMBERS / dim).clamp(64, SAMPLED);
+        let in_sample = (sampled + COMPARED + MOST_DIRECTIONS) * dim + sampled * MOST_DIRECTIONS;
+        let bytes = rows * size_of::<f64>() + in_sample * size_of::<f32>();
         let _reserved = job.reserve("a sample of rows", bytes)?;
-        let sample: Vec<usize> = (0..rows).step_by(rows.div_ceil(SAMPLED)).collect();
+        let sample: Vec<usize> = (0..rows).step_by(rows.div_ceil(sampled)).collect();
         let mut centre = vec![0.0; dim];
         for row in &sample {
             let share = 1.0 / sample.len() as f64;
@@ -99,7 +105,10 @@ impl Plan {
                 squares.push(square);
             }
         }
-        Ok(plan.choose(&rows_of, &squares, rows))
+        job.check()?;
+        // Where nearly all rows of the sample are far from others, it tells nothing.
+        let is_enough = squares.len() >= LEAST_SAMPLE;
+        Ok(if is_enough { plan.choose(&rows_of, &squares, rows) } else { None })
     }
 
     /// The length of the longest row that is not far from all others, and of the longest.
@@ -170,7 +179,9 @@ impl Plan {
     /// Finds how many directions cost the least time, by a sample and its squared lengths.
     fn choose(mut self, sample: &[f32], squares: &[f64], rows: usize) -> Option<Self> {
         let dim = self.centre.len();
-        let most = if rows < LEAST_PROJECTED { 0 } else { MOST_DIRECTIONS.min(dim / 2) };
+        // A sample says little about more directions than half of its rows.
+        let most = MOST_DIRECTIONS.min(dim / 2).min(squares.len() / 2);
+        let most = if rows < LEAST_PROJECTED { 0 } else { most };
         let leading = Leading::of(sample, dim, most);
         let step = squares.len().div_ceil(COMPARED).max(1);
         let squares: Vec<f64> = squares.iter().step_by(step).copied().collect();

@@ -61,9 +61,10 @@ impl Words {
     /// the query's. No sum of some of these terms may leave 32 bits.
     ///
     /// # Panics
-    /// If the tiles differ in length.
+    /// If the tiles differ in length, or there is no such row.
     pub fn passing(self, tile: &[Pair], starts: &Starts, queries: &Queries<'_>) -> [u64; QUERIES] {
         assert_eq!(queries.tile.len(), tile.len(), "rows of one length");
+        assert!(queries.rows.iter().all(|row| (*row as usize) < ROWS), "rows of a tile");
         match self.0 {
             // SAFETY: `detect` found the features.
             #[cfg(target_arch = "x86_64")]
@@ -214,7 +215,7 @@ mod tests {
                 let below = 2 * u64::try_from(most).unwrap() + 1;
                 i16::try_from(random.below(below)).unwrap_or(most) - most
             };
-            // Sums reach 2³¹ and stay below.
+            // Sums reach 2³⁰.
             let most = if words == 1 { 16_383 } else { 1_600 };
             let tile: Vec<_> = (0..words)
                 .map(|_| Pair(std::array::from_fn(|_| [number(most), number(most)])))
