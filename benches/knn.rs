@@ -19,7 +19,7 @@ use std::time::Instant;
 use clap::Parser;
 use common::load;
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::algo::knn::{KnnParams, open_base};
+use datafusion_neighbors::algo::knn::{KnnParams, Method, open_base};
 use datafusion_neighbors::device::{AnyDevice, DeviceChoice, Distances, Neighbors, QueryRows};
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::Rows;
@@ -128,10 +128,10 @@ fn measure(
     options: &Options,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let params = KnnParams::try_new(k as u64, metric)?;
-    let search = open_base(device, base.clone(), params, &Job::default())?;
+    let search = open_base(device, base.clone(), params, Method::Exact, &Job::default())?;
     let of_base = QueryRows::OfBase { first: 0 };
     let query_rows = if itself { of_base } else { QueryRows::Separate };
-    let run = || search.search(queries, query_rows, &Job::default());
+    let run = || search.search(queries, query_rows, &Job::default()).map(|found| found.neighbors);
     let mut found = run()?;
     let mut times = Vec::new();
     for _ in 0..options.runs {

@@ -1,4 +1,4 @@
-//! The last step of `sql/tour.sql` as a picture: two half-moons, each in the colour of its cluster, core points
+//! Step 8 of `sql/tour.sql` as a picture: two half-moons, each in the colour of its cluster, core points
 //! full and border points as rings, noise in grey.
 //!
 //! ```text
@@ -19,6 +19,7 @@ async fn main() -> Result<()> {
     datafusion_neighbors::register_all(&ctx)?;
     let tour = std::fs::read_to_string("sql/tour.sql")?;
     let step = tour.lines().skip_while(|line| !line.starts_with("-- 8. "));
+    let step = step.take_while(|line| !line.starts_with("-- 9. "));
     let step = step.filter(|line| !line.starts_with("--")).collect::<Vec<_>>().join("\n");
     for statement in step.split(';').filter(|statement| !statement.trim().is_empty()) {
         ctx.sql(statement).await?.collect().await?;

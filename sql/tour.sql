@@ -84,3 +84,12 @@ SELECT id, moon, x, y, cluster_id, core FROM dbscan(moons, eps => 0.12, min_poin
 SELECT moon, cluster_id, count(*) AS points FROM moon_clusters GROUP BY moon, cluster_id ORDER BY moon, cluster_id;
 
 SELECT moon, cluster_id, count(*) AS points FROM kmeans(moons, k => 2, vector => ['x', 'y']) GROUP BY moon, cluster_id ORDER BY moon, cluster_id;
+
+-- 9. Most of the neighbours without comparing all: hashing, with what it finds and by how much the rest is farther.
+CREATE TABLE exact AS SELECT query_id, rank, distance FROM knn_exact(base => digits, k => 5);
+CREATE TABLE hashed AS SELECT query_id, rank, distance FROM knn_lsh(base => digits, k => 5, recall => 0.9, seed => 7);
+
+SELECT round(100.0 * (SELECT count(*) FROM hashed h JOIN exact e ON h.query_id = e.query_id AND e.rank = 5 WHERE h.distance <= e.distance)
+             / (SELECT count(*) FROM exact), 1) AS recall_percent,
+       round(100.0 * (sum(h.distance) / sum(e.distance) - 1), 2) AS deviation_percent
+FROM hashed h JOIN exact e ON h.query_id = e.query_id AND h.rank = e.rank;

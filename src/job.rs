@@ -48,6 +48,16 @@ pub enum Phase {
     Prepare,
     /// Sending the base to a device with its own memory.
     Upload,
+    /// Choosing parameters by a sample.
+    Tune,
+    /// Hashing the base.
+    Hash,
+    /// Sorting its rows into tables.
+    Build,
+    /// Finding candidates.
+    Find,
+    /// Comparing candidates.
+    Compare,
     /// Searching for neighbours.
     Search,
     /// Choosing the first centroids.

@@ -12,6 +12,8 @@ mod error;
 #[doc(hidden)]
 pub mod exec;
 #[doc(hidden)]
+pub mod index;
+#[doc(hidden)]
 pub mod job;
 #[doc(hidden)]
 pub mod matrix;
@@ -25,7 +27,7 @@ mod sql;
 pub use algo::kmeans::Init;
 pub use device::{AnyDevice, DeviceChoice, DeviceInfo, devices, why_no_gpu};
 pub use error::{Error, Result, RowProblem};
-pub use exec::{Dbscan, KMeans, KnnExact, dbscan, kmeans, knn_exact};
+pub use exec::{Dbscan, KMeans, KnnExact, KnnLsh, dbscan, kmeans, knn_exact, knn_lsh};
 pub use metric::Metric;
 pub use sql::{
     DbscanExt, InputOrder, KMeansExt, KnnExt, NeighborsOptions, NeighborsPlanner, install,
@@ -38,10 +40,12 @@ pub use sql::{
 pub mod plan {
     pub use crate::algo::dbscan::DbscanParams;
     pub use crate::algo::kmeans::KMeansParams;
-    pub use crate::algo::knn::KnnParams;
+    pub use crate::algo::knn::{KnnParams, LshParams};
     pub use crate::exec::{
         DbscanExec, DbscanOutput, DbscanSpec, InTurnExec, InputExec, KMeansExec, KMeansOutput,
         KMeansSpec, KnnExec, KnnSpec, NumberedExec, VectorColumn,
     };
-    pub use crate::sql::{DbscanArguments, DbscanNode, KMeansArguments, KMeansNode, KnnNode};
+    pub use crate::sql::{
+        DbscanArguments, DbscanNode, KMeansArguments, KMeansNode, KnnNode, LshArguments,
+    };
 }

@@ -179,11 +179,19 @@ impl Metric {
     /// If the metric is one of bits.
     #[inline(always)]
     pub fn sum_of<T: Real>(self, query: &[T], base: &[T]) -> T {
-        let pairs = query.iter().zip(base);
+        query.iter().zip(base).fold(T::ZERO, |sum, (q, x)| self.add_to_sum(sum, *q, *x))
+    }
+
+    /// The sum with one more pair of elements.
+    ///
+    /// # Panics
+    /// If the metric is one of bits.
+    #[inline(always)]
+    pub fn add_to_sum<T: Real>(self, sum: T, query: T, base: T) -> T {
         match self.sum() {
-            Sum::Squares => pairs.fold(T::ZERO, |s, (q, x)| (*q - *x).mul_add(*q - *x, s)),
-            Sum::Absolute => pairs.fold(T::ZERO, |s, (q, x)| s + (*q - *x).abs()),
-            Sum::Products => pairs.fold(T::ZERO, |s, (q, x)| (-*q).mul_add(*x, s)),
+            Sum::Squares => (query - base).mul_add(query - base, sum),
+            Sum::Absolute => sum + (query - base).abs(),
+            Sum::Products => (-query).mul_add(base, sum),
             Sum::DifferentBits | Sum::SharedBits => unreachable!("{self} is a metric of bits"),
         }
     }

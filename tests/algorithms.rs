@@ -3,6 +3,7 @@
 
 mod clusters;
 mod density;
+mod hashing;
 mod support;
 
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use datafusion::arrow::datatypes::{
     DataType, Field, Float64Type, Int32Type, Int64Type, UInt32Type,
 };
 use datafusion::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use datafusion_neighbors::algo::knn::{KnnParams, open_base};
+use datafusion_neighbors::algo::knn::{KnnParams, Method, open_base};
 use datafusion_neighbors::device::{AnyDevice, QueryRows};
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::{Error, KnnExact, Metric, knn_exact};
@@ -189,10 +190,11 @@ fn threads_change_nothing() {
             let pool =
                 rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
             pool.install(|| {
-                let knn = open_base(&cpu(), rows.clone(), params, &Job::default()).expect("a base");
+                let knn = open_base(&cpu(), rows.clone(), params, Method::Exact, &Job::default())
+                    .expect("a base");
                 let found = knn.search(&rows.slice(0..300), QueryRows::Separate, &Job::default());
                 let found = found.expect("an answer");
-                (found.rows, found.distances)
+                (found.neighbors.rows, found.neighbors.distances)
             })
         };
         let one = search(1);

@@ -34,6 +34,18 @@ const RULES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "src/index/",
+        &[
+            "crate::sql",
+            "crate::exec",
+            "crate::algo",
+            "crate::device",
+            "arrow::",
+            "datafusion::",
+            "rayon",
+        ],
+    ),
+    (
         "src/device/",
         &["crate::sql", "crate::exec", "crate::algo", "arrow::", "datafusion::", "tokio"],
     ),

@@ -30,7 +30,7 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
 use datafusion_neighbors::algo::kmeans::{Init, KMeansParams, kmeans, kmeans_groups};
-use datafusion_neighbors::algo::knn::{KnnParams, open_base};
+use datafusion_neighbors::algo::knn::{KnnParams, LshParams, Method, open_base};
 use datafusion_neighbors::device::{AnyDevice, QueryRows};
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::Rows;
@@ -351,8 +351,19 @@ fn works(device: &AnyDevice, larger: usize) -> Vec<Work<'_>> {
     let search = move |base: Rows, queries: Rows, k, metric| {
         move |job: &Job| {
             let params = KnnParams::try_new(k, metric)?;
-            open_base(device, base.clone(), params, job)?
+            open_base(device, base.clone(), params, Method::Exact, job)?
                 .search(&queries, QueryRows::Separate, job)
+                .map(drop)
+        }
+    };
+    let hashed = move |base: Rows, tables, hashes, width| {
+        move |job: &Job| {
+            let params = KnnParams::try_new(10, Metric::L2)?;
+            let mut lsh = LshParams::try_new(Metric::L2, None)?;
+            (lsh.tables, lsh.hashes, lsh.width) = (tables, hashes, width);
+            let all = QueryRows::OfBase { first: 0 };
+            open_base(device, base.clone(), params, Method::Lsh(&lsh, base.clone(), all), job)?
+                .search(&base, all, job)
                 .map(drop)
         }
     };
@@ -401,6 +412,8 @@ fn works(device: &AnyDevice, larger: usize) -> Vec<Work<'_>> {
         ("rounds", Box::new(clusters(low.clone(), 256, Init::Random, None))),
         ("rounds of many", Box::new(clusters(single.clone(), 1000, Init::Random, None))),
         ("rounds of f64", Box::new(clusters(double, 300, Init::Random, None))),
+        ("hashing", Box::new(hashed(part.clone(), Some(40), Some(8), Some(1.5)))),
+        ("hashing, chosen", Box::new(hashed(part.clone(), None, None, None))),
         ("dbscan of many dimensions", Box::new(dense(single, 15.0, 40))),
         ("dbscan", Box::new(dense(part.clone(), 0.9, 40))),
         ("dbscan of core rows", Box::new(dense(part.clone(), 1.2, 2))),

@@ -182,10 +182,14 @@ fn tour(device: &str) -> Result<(), Failed> {
         return Err("the accuracy is not 98.61%".into());
     }
     let moons = ["| 0    | 1          | 400    |", "| 1    | 0          | 380    |"];
-    if moons.iter().all(|moon| printed.contains(moon)) {
-        Ok(())
-    } else {
-        Err("a moon is not a cluster".into())
+    if !moons.iter().all(|moon| printed.contains(moon)) {
+        return Err("a moon is not a cluster".into());
+    }
+    let last = printed.rsplit("recall_percent").next().unwrap_or_default();
+    let recall = last.lines().nth(2).and_then(|line| line.split('|').nth(1));
+    match recall.and_then(|recall| recall.trim().parse::<f64>().ok()) {
+        Some(recall) if recall >= 90.0 => Ok(()),
+        other => Err(format!("the recall is {other:?}").into()),
     }
 }
 

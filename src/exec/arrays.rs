@@ -6,10 +6,11 @@ use datafusion::arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt32A
 use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
 
+use super::hashed::KnnLsh;
 use super::vectors::{VectorColumn, VectorReader, common_kind, kind_of_vector};
 use crate::algo::dbscan::{DbscanParams, Density, dbscan as by_density};
 use crate::algo::kmeans::{Clustering, Init, KMeansParams, kmeans as cluster};
-use crate::algo::knn::{KnnParams, open_base};
+use crate::algo::knn::{Found, KnnParams, LshParams, Method, open_base};
 use crate::device::{AnyDevice, QueryRows};
 use crate::error::{Error, Result};
 use crate::exec::output::array_of;
@@ -90,7 +91,45 @@ pub fn knn_exact(
     queries: Option<&dyn Array>,
     params: &KnnExact,
 ) -> Result<RecordBatch> {
-    let metric = params.metric;
+    neighbors(device, base, queries, (params.k, params.metric), None)
+}
+
+/// Most of the k nearest rows of `base` for every row of `queries`, or, without queries, for every row
+/// of `base` among the others, by hashing. As [`knn_exact`], but that some neighbours may be missing.
+///
+/// # Errors
+/// Those of [`knn_exact`]; [`Error::Unsatisfiable`] if these rows cannot meet the parameters.
+///
+/// # Example
+/// ```
+/// use datafusion::arrow::array::FixedSizeListArray;
+/// use datafusion::arrow::datatypes::Float32Type;
+/// use datafusion_neighbors::device::AnyDevice;
+/// use datafusion_neighbors::{KnnLsh, knn_lsh};
+///
+/// let points = (0..1000).map(|i| Some([i % 10, i / 100].map(|x| Some(x as f32))));
+/// let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 2);
+/// let near = knn_lsh(&AnyDevice::cpu(), &points, None, &KnnLsh::k(3).recall(0.8))?;
+/// assert!(near.num_rows() > 2400);
+/// # Ok::<(), datafusion_neighbors::Error>(())
+/// ```
+pub fn knn_lsh(
+    device: &AnyDevice,
+    base: &dyn Array,
+    queries: Option<&dyn Array>,
+    params: &KnnLsh,
+) -> Result<RecordBatch> {
+    let lsh = params.params()?;
+    neighbors(device, base, queries, (params.k, params.metric), Some(&lsh))
+}
+
+fn neighbors(
+    device: &AnyDevice,
+    base: &dyn Array,
+    queries: Option<&dyn Array>,
+    (k, metric): (u64, Metric),
+    lsh: Option<&LshParams>,
+) -> Result<RecordBatch> {
     let mut kind = kind_of(base, "base", metric)?;
     if let Some(queries) = queries {
         kind = common_kind(kind, kind_of(queries, "queries", metric)?);
@@ -105,14 +144,18 @@ pub fn knn_exact(
         None => (base.clone(), base_positions.clone(), QueryRows::OfBase { first: 0 }),
     };
     let job = Job::default();
-    let search = open_base(device, base, KnnParams::try_new(params.k, metric)?, &job)?;
-    let found = search.search(&queries, query_rows, &Job::default())?;
-    let k = found.per_query.max(1);
-    let pairs = found.rows.len();
-    let query = UInt32Array::from_iter_values((0..pairs).map(|i| query_positions[i / k]));
+    let method = lsh.map_or(Method::Exact, |lsh| Method::Lsh(lsh, queries.clone(), query_rows));
+    let search = open_base(device, base, KnnParams::try_new(k, metric)?, method, &job)?;
+    let Found { neighbors: found, starts, .. } = search.search(&queries, query_rows, &job)?;
+    let starts = starts
+        .unwrap_or_else(|| (0..=queries.len()).map(|query| query * found.per_query).collect());
+    let lists = || starts.windows(2).map(|list| list[1] - list[0]);
+    let query =
+        lists().zip(&query_positions).flat_map(|(length, at)| std::iter::repeat_n(*at, length));
+    let query = UInt32Array::from_iter_values(query);
     let neighbor =
         UInt32Array::from_iter_values(found.rows.iter().map(|row| base_positions[*row as usize]));
-    let rank = Int64Array::from_iter_values((0..pairs).map(|i| (i % k) as i64 + 1));
+    let rank = Int64Array::from_iter_values(lists().flat_map(|length| 1..=length as i64));
     let distance = array_of(found.distances);
     let schema = Schema::new(vec![
         Field::new("query", DataType::UInt32, false),

@@ -7,6 +7,7 @@ mod chosen;
 mod collect;
 mod dbscan;
 mod groups;
+mod hashed;
 mod inputs;
 mod kmeans;
 mod knn;
@@ -20,8 +21,9 @@ mod weights;
 
 use datafusion::common::DataFusionError;
 
-pub use arrays::{Dbscan, KMeans, KnnExact, dbscan, kmeans, knn_exact};
+pub use arrays::{Dbscan, KMeans, KnnExact, dbscan, kmeans, knn_exact, knn_lsh};
 pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec, dbscan_fields};
+pub use hashed::KnnLsh;
 pub use inputs::{InTurnExec, InputExec, NumberedExec, ShowInputs};
 pub(crate) use inputs::{check_bounded, plan_input};
 pub use kmeans::{KMeansExec, KMeansOutput, KMeansSpec, kmeans_fields};

@@ -23,6 +23,19 @@ use crate::job::{Phase, Watch};
 pub(super) const KNN: &[Phase] =
     &[Phase::Read, Phase::Prepare, Phase::Upload, Phase::Search, Phase::Emit];
 
+/// The phases of a search by hashing.
+pub(super) const LSH: &[Phase] = &[
+    Phase::Read,
+    Phase::Prepare,
+    Phase::Upload,
+    Phase::Tune,
+    Phase::Hash,
+    Phase::Build,
+    Phase::Find,
+    Phase::Compare,
+    Phase::Emit,
+];
+
 /// The phases of k-means.
 pub(super) const KMEANS: &[Phase] =
     &[Phase::Read, Phase::Prepare, Phase::Seed, Phase::Assign, Phase::Update, Phase::Emit];
@@ -37,6 +50,11 @@ fn metric(phase: Phase) -> &'static str {
         Phase::Prepare => "prepare_time",
         Phase::Upload => "upload_time",
         Phase::Search => "search_time",
+        Phase::Tune => "tune_time",
+        Phase::Hash => "hash_time",
+        Phase::Build => "build_time",
+        Phase::Find => "find_time",
+        Phase::Compare => "compare_time",
         Phase::Seed => "seeding_time",
         Phase::Assign => "assign_time",
         Phase::Update => "update_time",

@@ -28,7 +28,7 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 
 pub use dbscan::{DbscanArguments, DbscanExt, DbscanNode};
 pub use kmeans::{KMeansArguments, KMeansExt, KMeansNode};
-pub use knn::{KnnExt, KnnNode};
+pub use knn::{KnnExt, KnnNode, LshArguments};
 pub use options::{InputOrder, NeighborsOptions};
 pub use planner::NeighborsPlanner;
 

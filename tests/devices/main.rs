@@ -5,6 +5,7 @@
 mod among;
 mod dbscan;
 mod kmeans;
+mod lsh;
 mod search;
 mod session;
 #[path = "../support/mod.rs"]
@@ -24,6 +25,7 @@ fn main() {
     for (name, device) in support::devices() {
         let all = search::trials().into_iter().chain(among::trials());
         let all = all.chain(kmeans::trials()).chain(session::trials()).chain(dbscan::trials());
+        let all = all.chain(lsh::trials());
         for (test, run) in all {
             let (missing, device) = (device.is_none(), device.clone());
             let trial = Trial::test(format!("{name}::{test}"), move || match &device {

@@ -13,11 +13,11 @@ use datafusion_neighbors::algo::kmeans::{Clustering, Init};
 use datafusion_neighbors::device::{AnyDevice, Distances};
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
-use datafusion_neighbors::{Error, KMeans, KnnExact, Metric, kmeans, knn_exact};
+use datafusion_neighbors::{Error, KMeans, KnnExact, KnnLsh, Metric, kmeans, knn_exact, knn_lsh};
 
 use super::density;
 use super::lloyd::{distances_of, exact_mean, unit_of, values_of};
-use super::{Rng, matrix_f32, matrix_f64, oracle};
+use super::{Rng, matrix_f32, matrix_f64, oracle, oracle_of_pair};
 
 /// Types of elements, the largest number that each holds, and whether float32 holds all of it.
 const TYPES: [(DataType, f64, bool); 7] = [
@@ -37,7 +37,7 @@ const MOST_WORK: usize = 2_000_000;
 pub fn try_seed(seed: u64, device: &AnyDevice) -> Result<(), String> {
     let mut rng = Rng(seed);
     rng.next();
-    let what = [knn_case, knn_case, kmeans_case, dbscan_case][rng.below(4) as usize];
+    let what = [knn_case, knn_case, kmeans_case, dbscan_case, lsh_case][rng.below(5) as usize];
     what(&mut rng, device)
         .map_err(|text| format!("support::fuzz::try_seed({seed}, &device): {text}"))
 }
@@ -255,6 +255,73 @@ fn dbscan_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         )
     };
     density::same_rows(&found, &wanted).map_err(|error| format!("{error}\n{}", case()))
+}
+
+fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
+    let dim = dimension(rng).min(100);
+    let count = size(rng, 1000);
+    let style = Style::any(rng);
+    let base = Vectors::any(rng, &style, count, dim);
+    let queries = (rng.below(3) > 0).then(|| {
+        let count = size(rng, 200);
+        Vectors::any(rng, &style, count, dim)
+    });
+    let is_narrow = base.is_narrow && queries.as_ref().is_none_or(|queries| queries.is_narrow);
+    let metric = [Metric::L2, Metric::SqEuclidean, Metric::L1, Metric::Cosine, Metric::Pearson];
+    let metric = metric[rng.below(5) as usize];
+    let own = base.prepared(metric, is_narrow);
+    let others = queries.as_ref().map_or_else(|| own.clone(), |q| q.prepared(metric, is_narrow));
+    let (Some(rows), Some(others)) = (own, others) else { return Ok(()) };
+    let k = size(rng, 30);
+    let mut asked = KnnLsh::k(k as u64).metric(metric).seed(rng.next());
+    let is_slotted = matches!(metric, Metric::L2 | Metric::SqEuclidean | Metric::L1);
+    if rng.below(3) > 0 {
+        asked = asked.tables(1 + rng.below(20)).hashes(1 + rng.below(20)).probes(1 + rng.below(30));
+        if is_slotted {
+            asked = asked.width(style.scale * (0.01 + rng.uniform() * 20.0));
+        }
+    } else {
+        asked = asked.recall(0.05 + rng.uniform() * 0.94);
+    }
+    let wrong = |text: String| {
+        let queries =
+            queries.as_ref().map_or("None".to_string(), |q| format!("Some({})", q.code()));
+        format!("{text}\nlet (base, queries, asked) = ({}, {queries}, {asked:?});", base.code())
+    };
+    let query_array = queries.as_ref().map(|queries| queries.array.as_ref() as &dyn Array);
+    let found = match knn_lsh(device, base.array.as_ref(), query_array, &asked) {
+        Ok(found) => found,
+        // What these rows cannot meet.
+        Err(Error::Unsatisfiable(_)) => return Ok(()),
+        Err(error) => return Err(wrong(error.to_string())),
+    };
+    let again = knn_lsh(device, base.array.as_ref(), query_array, &asked);
+    if again.ok().as_ref() != Some(&found) {
+        return Err(wrong("another answer the second time".to_string()));
+    }
+    let column = |name: &str| found.column_by_name(name).expect("a column").clone();
+    let (query, neighbor, rank) = (column("query"), column("base"), column("rank"));
+    let distance = cast(&column("distance"), &DataType::Float64).expect("numbers");
+    let distance = distance.as_primitive::<Float64Type>().values();
+    let (query, neighbor) = (
+        query.as_primitive::<UInt32Type>().values(),
+        neighbor.as_primitive::<UInt32Type>().values(),
+    );
+    let rank = rank.as_primitive::<Int64Type>().values();
+    for i in 0..found.num_rows() {
+        let (q, row) = (query[i] as usize, neighbor[i] as usize);
+        let wanted = oracle_of_pair(&others, &rows, metric, q, row);
+        let is_next = rank[i] > 1;
+        let is_in_order = !is_next
+            || (query[i - 1] == query[i]
+                && (distance[i - 1], neighbor[i - 1]) < (distance[i], neighbor[i])
+                && rank[i - 1] + 1 == rank[i]);
+        let is_itself = queries.is_none() && q == row;
+        if wanted != distance[i] || !is_in_order || is_itself || rank[i] as usize > k {
+            return Err(wrong(format!("neighbour {i}: {q} {row} {} {}", rank[i], distance[i])));
+        }
+    }
+    Ok(())
 }
 
 fn knn_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {

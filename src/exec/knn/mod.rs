@@ -21,13 +21,14 @@
 //! in the session's pool. A block ends where the pool refuses more, from 64 queries on; a base that
 //! it refuses fails with `ResourcesExhausted`.
 
+mod metrics;
 mod output;
 mod queries;
 mod spec;
 mod stream;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use datafusion::arrow::datatypes::{Schema, SchemaRef};
 use datafusion::common::stats::Precision;
@@ -49,6 +50,7 @@ use datafusion::physical_plan::{
 };
 
 pub use self::spec::{KnnSpec, knn_fields};
+use crate::algo::knn::Index;
 use crate::device::AnyDevice;
 use crate::exec::chosen::Chosen;
 use crate::exec::collect::{execute_all, expected_rows};
@@ -69,6 +71,8 @@ pub struct KnnExec {
     metrics: ExecutionPlanMetricsSet,
     /// The device, once one was chosen.
     device: Chosen,
+    /// What was built to find candidates, once it was.
+    index: Arc<OnceLock<Index>>,
     /// The number of rows requested.
     fetch: Option<usize>,
 }
@@ -108,6 +112,7 @@ impl KnnExec {
             properties: Arc::new(properties),
             metrics: ExecutionPlanMetricsSet::new(),
             device: Chosen::default(),
+            index: Arc::default(),
             fetch: None,
         })
     }
@@ -119,6 +124,21 @@ impl KnnExec {
     /// The specification: its parameters, and how its inputs are read.
     pub fn spec(&self) -> &KnnSpec {
         &self.spec
+    }
+
+    /// How candidates were found or, before that, as far as it is given.
+    fn shown_method(&self) -> String {
+        match (self.index.get(), &self.spec.lsh) {
+            (Some(index), _) => {
+                let Index { params, expected, buckets, largest } = index;
+                let expected = expected.map_or_else(String::new, |(recall, share)| {
+                    format!(", expected_recall={recall:.3}, expected_share={share:.5}")
+                });
+                format!("lsh ({params}{expected}, buckets={buckets}, largest_bucket={largest})")
+            }
+            (None, Some(lsh)) => format!("lsh ({lsh})"),
+            (None, None) => "exact".to_string(),
+        }
     }
 
     /// The device that was chosen or, before that, the one expected from statistics.
@@ -144,6 +164,9 @@ impl DisplayAs for KnnExec {
             ("metric", spec.params.metric().to_string()),
             ("device", self.shown_device()),
         ];
+        if spec.lsh.is_some() {
+            shown.push(("method", self.shown_method()));
+        }
         if let Some(vector) = &spec.query_vector {
             shown.push(("queries", format!("[{}]", vector.names().join(", "))));
         }
@@ -292,6 +315,7 @@ impl ExecutionPlan for KnnExec {
             schema: self.schema.clone(),
             kind,
             device: self.device.clone(),
+            index: self.index.clone(),
             fetch: self.fetch,
             expected,
         };

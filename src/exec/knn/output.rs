@@ -161,6 +161,8 @@ pub(super) struct Batches {
     /// The row of the base that is the first query, in a self-join of the base.
     pub first_query: usize,
     pub neighbors: Neighbors,
+    /// Where the list of each query starts, if they differ in length.
+    pub starts: Option<Vec<usize>>,
     /// The number of neighbours that are already output.
     pub next: usize,
     pub batch_size: usize,
@@ -186,7 +188,7 @@ impl Batches {
         }
         let mut bytes = 0;
         for i in self.next..end {
-            bytes += queries.row_bytes(self.first_query + i / self.neighbors.per_query);
+            bytes += queries.row_bytes(self.place(i).0);
             bytes += base.row_bytes(self.neighbors.rows[i] as usize);
             if bytes > BATCH_BYTES && i > self.next {
                 return i;
@@ -196,14 +198,25 @@ impl Batches {
     }
 
     fn batch(&self, base: &Carried, range: Range<usize>) -> Result<RecordBatch> {
-        let k = self.neighbors.per_query;
         let queries = self.queries.as_ref().unwrap_or(base);
-        let mut columns = queries.take(range.clone().map(|i| self.first_query + i / k))?;
+        let mut columns = queries.take(range.clone().map(|i| self.place(i).0))?;
         let rows = &self.neighbors.rows[range.clone()];
         columns.extend(base.take(rows.iter().map(|row| *row as usize))?);
-        let ranks = range.clone().map(|i| (i % k) as i64 + 1);
+        let ranks = range.clone().map(|i| self.place(i).1 as i64 + 1);
         columns.push(Arc::new(ranks.collect::<Int64Array>()));
         columns.push(slice_of(&self.neighbors.distances, range));
         Ok(RecordBatch::try_new(self.schema.clone(), columns)?)
+    }
+
+    /// The row of a neighbour's query, and its place in the list, from 0.
+    fn place(&self, i: usize) -> (usize, usize) {
+        let (query, place) = match &self.starts {
+            Some(starts) => {
+                let query = starts.partition_point(|start| *start <= i) - 1;
+                (query, i - starts[query])
+            }
+            None => (i / self.neighbors.per_query, i % self.neighbors.per_query),
+        };
+        (self.first_query + query, place)
     }
 }

@@ -6,7 +6,7 @@ use datafusion::arrow::datatypes::{DataType, Field, Fields};
 use datafusion::common::plan_err;
 use datafusion::error::Result;
 
-use crate::algo::knn::KnnParams;
+use crate::algo::knn::{KnnParams, LshParams};
 use crate::device::DeviceChoice;
 use crate::exec::side::Side;
 use crate::exec::vectors::{VectorColumn, common_kind};
@@ -18,6 +18,8 @@ use crate::matrix::ElementKind;
 pub struct KnnSpec {
     /// k and the metric.
     pub params: KnnParams,
+    /// The parameters of hashing; `None` for an exact search.
+    pub lsh: Option<LshParams>,
     /// Where the vectors of the queries are; `None` in a self-join of the base.
     pub query_vector: Option<VectorColumn>,
     /// Where the vectors of the base are.
@@ -31,10 +33,18 @@ pub struct KnnSpec {
 }
 
 impl KnnSpec {
-    /// A self-join of the base, on any device; the other settings are fields.
+    /// An exact self-join of the base, on any device; the other settings are fields.
     pub fn new(params: KnnParams, base_vector: VectorColumn, batch_rows: usize) -> Self {
         let (device, device_memory) = (DeviceChoice::Auto, 0);
-        Self { params, query_vector: None, base_vector, device, device_memory, batch_rows }
+        Self {
+            params,
+            lsh: None,
+            query_vector: None,
+            base_vector,
+            device,
+            device_memory,
+            batch_rows,
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! searched than it takes to produce that many rows. The time that the output waits is booked to
 //! phases.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
@@ -13,20 +13,19 @@ use datafusion::common::{DataFusionError, internal_err};
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_plan::metrics::{
-    BaselineMetrics, Count, ExecutionPlanMetricsSet, Gauge, MetricBuilder, RecordOutput, Time,
-};
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, RecordOutput};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
 
+use super::metrics::Metrics;
 use super::output::{Batches, Carried};
 use super::queries::{Queries, SMALLEST_BLOCK, reserve};
 use super::spec::KnnSpec;
-use crate::algo::knn::{KnnSearch, open_base};
-use crate::device::{AnyDevice, Neighbors, QueryRows, Work};
+use crate::algo::knn::{Found, Index, KnnSearch, LshParams, Method, open_base};
+use crate::device::{AnyDevice, QueryRows};
 use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::collect::{CancelOnDrop, Pool, blocking, collect, computing};
-use crate::exec::phases::{self, Phases};
+use crate::exec::phases::Phases;
 use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
@@ -41,10 +40,19 @@ pub(super) struct Join {
     pub kind: ElementKind,
     /// Receives the chosen device.
     pub device: Chosen,
+    /// Receives what was built.
+    pub index: Arc<OnceLock<Index>>,
     /// The number of rows requested.
     pub fetch: Option<usize>,
     /// The number of queries expected from statistics.
     pub expected: Option<usize>,
+}
+
+impl Join {
+    /// Whether parameters are chosen by the queries.
+    fn chooses(&self) -> bool {
+        self.spec.lsh.as_ref().is_some_and(LshParams::is_open)
+    }
 }
 
 /// Queries of the first block; each block has twice those of the one before, up to
@@ -64,6 +72,10 @@ struct Base {
     rows: Rows,
     carried: Carried,
     search: Option<OnDevice>,
+    /// The parameters of hashing; once tables are built, none of them is open.
+    lsh: Option<LshParams>,
+    /// Queries by which they are chosen, until they are.
+    sample: (Rows, QueryRows),
     _carried: Arc<MemoryReservation>,
     _rows: Option<Reserved>,
 }
@@ -111,12 +123,21 @@ impl Base {
     async fn open(&mut self, join: &Join, device: AnyDevice, job: &Job) -> Result<OnDevice> {
         let KnnSpec { device: choice, params, .. } = *join.spec;
         let (rows, chosen, job) = (self.rows.clone(), join.device.clone(), job.clone());
+        let (lsh, (queries, query_rows)) = (self.lsh.clone(), self.sample.clone());
         let (device, search) = computing(move || {
             let may = may_fall_back(choice, &device);
-            let open = |device: &AnyDevice| open_base(device, rows.clone(), params, &job);
+            let method = || match &lsh {
+                Some(lsh) => Method::Lsh(lsh, queries.clone(), query_rows),
+                None => Method::Exact,
+            };
+            let open = |device: &AnyDevice| open_base(device, rows.clone(), params, method(), &job);
             Ok(run_or_fall_back(device, may, &chosen, open)?)
         })
         .await?;
+        if let Some(index) = search.index() {
+            self.lsh = Some(join.index.get_or_init(|| index.clone()).params.clone());
+            self.sample = (self.rows.slice(0..0), QueryRows::default());
+        }
         let uploaded = device.info().memory.is_some();
         Ok(self.search.insert(OnDevice { device, search: Arc::from(search), uploaded }).clone())
     }
@@ -146,7 +167,9 @@ async fn collect_base(
         reservation.resize(kept.memory_usage());
         let Read { rows, positions, reserved } = reading.finish();
         carried.positions = positions;
-        Ok(Base { rows, carried, search: None, _carried: reservation, _rows: reserved })
+        let sample = (rows.slice(0..0), QueryRows::default());
+        let (search, lsh) = (None, None);
+        Ok(Base { rows, carried, search, lsh, sample, _carried: reservation, _rows: reserved })
     })
     .await
 }
@@ -160,7 +183,7 @@ pub(super) fn run(
     metrics: &ExecutionPlanMetricsSet,
 ) -> SendableRecordBatchStream {
     let schema = join.schema.clone();
-    let metrics = Metrics::new(metrics);
+    let metrics = Metrics::new(metrics, join.spec.lsh.is_some());
     let phases = metrics.phases.clone();
     let reserve = |name: &str| MemoryConsumer::new(name).register(context.memory_pool());
     let (for_base, reservation) = (Arc::new(reserve("KnnExec base")), reserve("KnnExec queries"));
@@ -169,7 +192,10 @@ pub(super) fn run(
     let batch_size = context.session_config().batch_size();
     let cancel = CancelOnDrop(Cancel::default());
     let budget = Arc::new(Pool(reserve("KnnExec rows")));
-    let job = Job::new(cancel.0.clone()).with_budget(budget);
+    let mut job = Job::new(cancel.0.clone()).with_budget(budget);
+    if join.spec.lsh.is_some() {
+        job = job.with_watch(Arc::new(phases.clone()));
+    }
     let start = async move {
         let queries = match queries {
             Some((side, streams)) => {
@@ -179,7 +205,11 @@ pub(super) fn run(
             None => Source::Base(0),
         };
         let watched = (&metrics.phases, &job);
-        let base = collect_base(base, base_side, reader, for_base, watched).await?;
+        let mut base = collect_base(base, base_side, reader, for_base, watched).await?;
+        base.lsh = join.spec.lsh.clone();
+        if let (Source::Base(first), true) = (&queries, join.chooses()) {
+            base.sample = (base.rows.clone(), QueryRows::OfBase { first: *first as u32 });
+        }
         metrics.base_rows.add(base.rows.len());
         let search = Search {
             target: FIRST_BLOCK.min(join.spec.batch_rows),
@@ -263,8 +293,8 @@ impl Search {
 
     /// The neighbours of a block.
     async fn search(&mut self, block: Block) -> Result<Batches> {
-        let mut neighbors = self.search_on_device(&block).await?;
-        if let Err(error) = &neighbors
+        let mut found = self.search_on_device(&block).await?;
+        if let Err(error) = &found
             && error.is_of_device()
             && let Some(OnDevice { device, .. }) = &self.base.search
             && may_fall_back(self.join.spec.device, device)
@@ -273,10 +303,10 @@ impl Search {
             self.metrics.phases.enter(Phase::Prepare);
             self.join.device.fall_back(&device, error);
             self.base.open(&self.join, AnyDevice::cpu(), &self.job).await?;
-            neighbors = self.search_on_device(&block).await?;
+            found = self.search_on_device(&block).await?;
         }
-        let neighbors = neighbors?;
-        self.metrics.record(&neighbors.work, block.rows.len());
+        let found = found?;
+        self.metrics.record(&found, block.rows.len());
         if !self.base.rows.is_empty() {
             self.target = self.target.saturating_mul(2).min(self.join.spec.batch_rows);
         }
@@ -287,7 +317,8 @@ impl Search {
                 QueryRows::OfBase { first } => first as usize,
                 QueryRows::Separate => 0,
             },
-            neighbors,
+            neighbors: found.neighbors,
+            starts: found.starts,
             next: 0,
             batch_size: self.batch_size,
             _reservations: block.reservations,
@@ -295,14 +326,14 @@ impl Search {
     }
 
     /// The neighbours of a block, or the error of the device.
-    async fn search_on_device(&mut self, block: &Block) -> Result<Result<Neighbors, crate::Error>> {
+    async fn search_on_device(&mut self, block: &Block) -> Result<Result<Found, crate::Error>> {
         let OnDevice { search, device, .. } = self.on_device(block.rows.len()).await?;
         self.metrics.phases.enter(Phase::Search);
         let (queries, query_rows) = (block.rows.clone(), block.query_rows);
         let job = self.job.clone();
-        let neighbors = computing(move || Ok(search.search(&queries, query_rows, &job))).await?;
+        let found = computing(move || Ok(search.search(&queries, query_rows, &job))).await?;
         self.metrics.device_memory.set_max(device.peak_memory() as usize);
-        Ok(neighbors)
+        Ok(found)
     }
 
     /// The base on the device chosen for `expected` queries; a device that is slow on few queries
@@ -367,7 +398,11 @@ impl Search {
         let row_bytes = base.matrix().width() * base.matrix().kind().bytes();
         let (needed, bytes) = (self.needed(), self.list_bytes().saturating_add(row_bytes));
         // A few more than needed: the first may have no vectors.
-        let wanted = |target: usize| target.min(needed.max(SMALLEST_BLOCK));
+        // Parameters are chosen by all queries, or as many as memory has room for.
+        let chooses = self.join.chooses() && self.base.search.is_none();
+        let wanted = |target: usize| {
+            if chooses { usize::MAX } else { target.min(needed.max(SMALLEST_BLOCK)) }
+        };
         loop {
             let target = wanted(self.target);
             let Source::Input(queries) = &mut self.queries else {
@@ -387,14 +422,21 @@ impl Search {
                 (true, _) => block.len(),
                 (false, expected) => expected.unwrap_or(self.join.spec.batch_rows).max(block.len()),
             };
-            self.on_device(expected.min(needed)).await?;
-            let target = wanted(self.target);
-            let Source::Input(queries) = &mut self.queries else { continue };
-            let block = queries.fill(block, target).await?;
+            let mut block = block;
+            if !chooses {
+                self.on_device(expected.min(needed)).await?;
+                let target = wanted(self.target);
+                let Source::Input(queries) = &mut self.queries else { continue };
+                block = queries.fill(block, target).await?;
+            }
             block.settle();
             let (reader, mut carried, reservations) = block.into_parts();
             let (rows, positions) = reader.finish();
             carried.positions = positions;
+            if chooses {
+                self.base.sample = (rows.clone(), QueryRows::Separate);
+                self.on_device(expected).await?;
+            }
             return Ok(Some(Block {
                 rows: rows.slice(0..rows.len().min(needed)),
                 carried: Some(carried),
@@ -411,50 +453,4 @@ fn reader(join: &Join, base: &Rows, first: u64) -> VectorReader {
     let vector = spec.query_vector.as_ref().unwrap_or(&spec.base_vector).clone();
     let dim = (!base.is_empty()).then(|| base.matrix().dim());
     VectorReader::new("queries", vector, join.kind, spec.params.metric()).continuing(first, dim)
-}
-
-/// The metrics that EXPLAIN ANALYZE shows.
-struct Metrics {
-    baseline: BaselineMetrics,
-    phases: Phases,
-    base_rows: Count,
-    query_rows: Count,
-    pairs_computed: Count,
-    pairs_rechecked: Count,
-    rows_redone: Count,
-    bytes_sent: Count,
-    device_memory: Gauge,
-    transfer_time: Time,
-    kernel_time: Time,
-}
-
-impl Metrics {
-    fn new(set: &ExecutionPlanMetricsSet) -> Self {
-        let count = |name: &'static str| MetricBuilder::new(set).counter(name, 0);
-        let time = |name: &'static str| MetricBuilder::new(set).subset_time(name, 0);
-        let baseline = BaselineMetrics::new(set, 0);
-        Self {
-            phases: Phases::new(set, phases::KNN, &baseline),
-            baseline,
-            base_rows: count("base_rows"),
-            query_rows: count("query_rows"),
-            pairs_computed: count("pairs_computed"),
-            pairs_rechecked: count("pairs_rechecked"),
-            rows_redone: count("rows_redone"),
-            bytes_sent: count("bytes_sent"),
-            device_memory: MetricBuilder::new(set).gauge("device_memory_peak", 0),
-            transfer_time: time("transfer_time"),
-            kernel_time: time("kernel_time"),
-        }
-    }
-
-    fn record(&self, work: &Work, queries: usize) {
-        self.query_rows.add(queries);
-        self.pairs_computed.add(work.pairs as usize);
-        self.pairs_rechecked.add(work.rechecked as usize);
-        self.rows_redone.add(work.redone as usize);
-        self.bytes_sent.add(work.bytes_sent as usize);
-        self.transfer_time.add_duration(work.transfer);
-        self.kernel_time.add_duration(work.kernel);
-    }
 }

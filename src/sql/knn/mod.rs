@@ -1,5 +1,6 @@
-//! `knn_exact`: the SQL and Rust interfaces that create a [`KnnNode`].
+//! `knn_exact` and `knn_lsh`: the SQL and Rust interfaces that create a [`KnnNode`].
 
+mod lsh;
 mod node;
 mod pushdown;
 
@@ -10,20 +11,21 @@ use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, lit};
 use datafusion::prelude::DataFrame;
 
+pub use self::lsh::LshArguments;
+use self::node::EXACT_NAME;
 pub use self::node::KnnNode;
-use self::node::NAME;
 pub(super) use self::pushdown::PushIntoKnn;
 use super::call::{
     Argument, Arguments, ColumnArgument, Function, InputColumns, Kind, Resolve, Signature,
     VectorUse, argument, boolean, is_binary, resolve_with,
 };
-use crate::exec::KnnExact;
+use crate::exec::{KnnExact, KnnLsh};
 use crate::metric::Metric;
 
 /// `knn_exact`.
 pub(super) static EXACT: Function = Function {
     signature: Signature {
-        name: NAME,
+        name: EXACT_NAME,
         arguments: &[
             Argument::optional("queries", Kind::Input, "none"),
             Argument::required("base", Kind::Input),
@@ -35,29 +37,66 @@ pub(super) static EXACT: Function = Function {
             Argument::optional("keep_vector", Kind::Value, "false"),
         ],
     },
-    plan,
+    plan: |mut arguments, resolve| plan((EXACT_NAME, None), &mut arguments, resolve),
 };
 
-fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPlan> {
+/// `knn_lsh`.
+pub(super) static LSH: Function = Function {
+    signature: Signature {
+        name: lsh::NAME,
+        arguments: &[
+            Argument::optional("queries", Kind::Input, "none"),
+            Argument::required("base", Kind::Input),
+            Argument::required("k", Kind::Value),
+            Argument::optional("metric", Kind::Value, "'l2'"),
+            Argument::optional("vector", Kind::Columns, "the only column that can be one"),
+            Argument::optional("query_vector", Kind::Columns, "vector"),
+            Argument::optional("base_vector", Kind::Columns, "vector"),
+            Argument::optional("keep_vector", Kind::Value, "false"),
+            Argument::optional("recall", Kind::Value, "0.9"),
+            Argument::optional("family", Kind::Value, "by the metric"),
+            Argument::optional("tables", Kind::Value, "chosen"),
+            Argument::optional("hashes", Kind::Value, "chosen"),
+            Argument::optional("width", Kind::Value, "chosen"),
+            Argument::optional("rounding", Kind::Value, "'floor'"),
+            Argument::optional("probes", Kind::Value, "1"),
+            Argument::optional("seed", Kind::Value, "neighbors.seed"),
+        ],
+    },
+    plan: |mut arguments, resolve| {
+        let called = (lsh::NAME, Some(LshArguments::from_call(&arguments)?));
+        plan(called, &mut arguments, resolve)
+    },
+};
+
+/// A function's name, and the arguments of hashing if it hashes.
+type Called = (&'static str, Option<LshArguments>);
+
+fn plan(
+    called: Called,
+    arguments: &mut Arguments,
+    resolve: &mut Resolve<'_>,
+) -> Result<LogicalPlan> {
+    let name = called.0;
     let base = arguments.required_input("base")?;
     let queries = arguments.input("queries");
     let k = arguments.required_value("k")?;
     let metric = arguments.value("metric")?.unwrap_or_else(|| lit(Metric::default().name()));
     let keep = match arguments.value("keep_vector")? {
-        Some(expr) => boolean(NAME, "keep_vector", &expr)?,
+        Some(expr) => boolean(name, "keep_vector", &expr)?,
         None => false,
     };
     let both = arguments.columns("vector")?;
     let of_queries = arguments.columns("query_vector")?;
     if of_queries.is_some() && queries.is_none() {
-        return plan_err!("{NAME}: argument 'query_vector' is given, but 'queries' is not");
+        return plan_err!("{name}: argument 'query_vector' is given, but 'queries' is not");
     }
     let vectors = Vectors {
         queries: of_queries.or_else(|| both.clone()),
         base: arguments.columns("base_vector")?.or(both),
         keep,
     };
-    build(queries, base, &vectors, (k, metric), resolve)
+    build(called, (queries, base), &vectors, (k, metric), resolve)
 }
 
 /// The vector columns as requested.
@@ -68,17 +107,17 @@ struct Vectors {
 }
 
 fn build(
-    queries: Option<LogicalPlan>,
-    base: LogicalPlan,
+    (name, lsh): Called,
+    (queries, base): (Option<LogicalPlan>, LogicalPlan),
     vectors: &Vectors,
     (k, metric): (Expr, Expr),
     resolve: &mut Resolve<'_>,
 ) -> Result<LogicalPlan> {
     let metric = argument(metric, DataType::Utf8);
-    let binary = is_binary(NAME, &metric)?;
+    let binary = is_binary(name, &metric)?;
     let use_of = if vectors.keep { VectorUse::Copied } else { VectorUse::Taken };
     let mut side = |input: &str, plan: LogicalPlan, asked: Option<&ColumnArgument>| {
-        let mut columns = InputColumns::try_new(NAME, input, plan, resolve)?;
+        let mut columns = InputColumns::try_new(name, input, plan, resolve)?;
         let vector = columns.vector(asked, binary, use_of)?;
         Ok::<_, DataFusionError>((vector, columns.into_plan()?))
     };
@@ -87,8 +126,11 @@ fn build(
         None => None,
     };
     let base = side("base", base, vectors.base.as_ref())?;
-    let node = KnnNode::try_new(queries, base, k, metric)?;
-    LogicalPlanBuilder::from(node.into_plan()).alias(NAME)?.build()
+    let mut node = KnnNode::try_new(queries, base, k, metric)?;
+    if let Some(lsh) = lsh {
+        node = node.with_lsh(lsh)?;
+    }
+    LogicalPlanBuilder::from(node.into_plan()).alias(name)?.build()
 }
 
 /// Nearest neighbours on [`DataFrame`]s.
@@ -127,32 +169,62 @@ pub trait KnnExt: Sized {
     /// # Errors
     /// As for [`knn_exact`](Self::knn_exact).
     fn knn_exact_self(self, params: KnnExact) -> Result<Self>;
+
+    /// Most of the k nearest rows of `base` for every row of this frame, by hashing. Columns are those
+    /// of [`knn_exact`](Self::knn_exact).
+    ///
+    /// # Errors
+    /// As for [`knn_exact`](Self::knn_exact), and parameters out of range.
+    fn knn_lsh(self, base: Self, params: KnnLsh) -> Result<Self>;
+
+    /// Most of the k nearest other rows for every row of this frame, by hashing.
+    ///
+    /// # Errors
+    /// As for [`knn_lsh`](Self::knn_lsh).
+    fn knn_lsh_self(self, params: KnnLsh) -> Result<Self>;
 }
 
 impl KnnExt for DataFrame {
     fn knn_exact(self, base: Self, params: KnnExact) -> Result<Self> {
         let (state, queries) = self.into_parts();
-        let plan = from_params(&state, Some(queries), base.into_unoptimized_plan(), params)?;
+        let inputs = (Some(queries), base.into_unoptimized_plan());
+        let plan = from_params(&state, inputs, params, (EXACT_NAME, None))?;
         Ok(Self::new(state, plan))
     }
 
     fn knn_exact_self(self, params: KnnExact) -> Result<Self> {
         let (state, base) = self.into_parts();
-        let plan = from_params(&state, None, base, params)?;
+        let plan = from_params(&state, (None, base), params, (EXACT_NAME, None))?;
+        Ok(Self::new(state, plan))
+    }
+
+    fn knn_lsh(self, base: Self, params: KnnLsh) -> Result<Self> {
+        let (state, queries) = self.into_parts();
+        let inputs = (Some(queries), base.into_unoptimized_plan());
+        let called = (lsh::NAME, Some(LshArguments::from_params(&params)?));
+        let KnnLsh { k, metric, vector, .. } = params;
+        let plan = from_params(&state, inputs, KnnExact { k, metric, vector }, called)?;
+        Ok(Self::new(state, plan))
+    }
+
+    fn knn_lsh_self(self, params: KnnLsh) -> Result<Self> {
+        let (state, base) = self.into_parts();
+        let called = (lsh::NAME, Some(LshArguments::from_params(&params)?));
+        let KnnLsh { k, metric, vector, .. } = params;
+        let plan = from_params(&state, (None, base), KnnExact { k, metric, vector }, called)?;
         Ok(Self::new(state, plan))
     }
 }
 
 fn from_params(
     state: &SessionState,
-    queries: Option<LogicalPlan>,
-    base: LogicalPlan,
-    params: KnnExact,
+    inputs: (Option<LogicalPlan>, LogicalPlan),
+    KnnExact { k, metric, vector }: KnnExact,
+    called: Called,
 ) -> Result<LogicalPlan> {
-    let KnnExact { k, metric, vector } = params;
     let k = i64::try_from(k).map_err(|_| plan_datafusion_err!("k is {k}, which is too large"))?;
     let vector = vector.as_ref().map(ColumnArgument::from_names);
     let vectors = Vectors { queries: vector.clone(), base: vector, keep: false };
     let values = (lit(k), lit(metric.name()));
-    build(queries, base, &vectors, values, &mut resolve_with(state))
+    build(called, inputs, &vectors, values, &mut resolve_with(state))
 }

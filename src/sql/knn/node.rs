@@ -11,6 +11,7 @@ use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, Extension, LogicalPlan, UserDefinedLogicalNodeCore};
 use datafusion::physical_plan::ExecutionPlan;
 
+use super::lsh::{self, LshArguments};
 use crate::algo::knn::KnnParams;
 use crate::exec::{KnnExec, KnnSpec, Side, VectorColumn, knn_fields};
 use crate::matrix::ElementKind;
@@ -18,8 +19,8 @@ use crate::sql::call::{argument, is_binary, metric, positive};
 use crate::sql::family::FamilyNode;
 use crate::sql::options::NeighborsOptions;
 
-/// The function's name in SQL.
-pub(super) const NAME: &str = "knn_exact";
+/// The name of an exact search in SQL.
+pub(super) const EXACT_NAME: &str = "knn_exact";
 
 /// Nearest neighbours in a logical plan. Its inputs are its children; arguments that may be
 /// parameters stay expressions. Settings are read when the physical plan is made.
@@ -29,6 +30,8 @@ pub struct KnnNode {
     base: (VectorColumn, LogicalPlan),
     k: Expr,
     metric: Expr,
+    /// The arguments of hashing; `None` for an exact search.
+    lsh: Option<LshArguments>,
     schema: DFSchemaRef,
 }
 
@@ -45,11 +48,37 @@ impl KnnNode {
         metric: Expr,
     ) -> Result<Self> {
         let (k, metric) = (argument(k, DataType::Int64), argument(metric, DataType::Utf8));
-        is_binary(NAME, &metric)?;
+        is_binary(EXACT_NAME, &metric)?;
         let schema = schema(&queries, &base)?;
-        let node = Self { queries, base, k, metric, schema };
+        let node = Self { queries, base, k, metric, lsh: None, schema };
         node.check()?;
         Ok(node)
+    }
+
+    /// The same search by hashing.
+    ///
+    /// # Errors
+    /// Values already known to be invalid.
+    pub fn with_lsh(self, lsh: LshArguments) -> Result<Self> {
+        let node = Self { lsh: Some(lsh), ..self };
+        node.check()?;
+        Ok(node)
+    }
+
+    /// The arguments of hashing; `None` for an exact search.
+    pub fn lsh(&self) -> Option<&LshArguments> {
+        self.lsh.as_ref()
+    }
+
+    /// The function's name in SQL.
+    fn function(&self) -> &'static str {
+        if self.lsh.is_some() { lsh::NAME } else { EXACT_NAME }
+    }
+
+    /// All value arguments, with their names.
+    fn arguments(&self) -> impl Iterator<Item = (&'static str, &Expr)> {
+        let of_lsh = self.lsh.iter().flat_map(LshArguments::all);
+        [("k", &self.k), ("metric", &self.metric)].into_iter().chain(of_lsh)
     }
 
     /// The node as a plan.
@@ -85,19 +114,23 @@ impl KnnNode {
         let params = self.params()?;
         let mut spec = KnnSpec::new(params, self.base.0.clone(), options.batch_rows);
         spec.query_vector = self.queries.as_ref().map(|(vector, _)| vector.clone());
+        if let Some(lsh) = &self.lsh {
+            spec.lsh = Some(lsh.params(params.metric(), options.seed)?);
+        }
         (spec.device, spec.device_memory) = (options.device, options.device_memory);
         Ok(spec)
     }
 
     fn params(&self) -> Result<KnnParams> {
-        let k = positive(NAME, "k", &self.k)?;
-        let metric = metric(NAME, &self.metric)?;
+        let k = positive(self.function(), "k", &self.k)?;
+        let metric = metric(self.function(), &self.metric)?;
         let (_, kind) = side("base", &self.base)?;
         if !metric.accepts(kind) {
             let wants = if metric.is_binary() { "binary strings" } else { "lists of numbers" };
             let column = self.base.0.names().join(", ");
+            let name = self.function();
             return plan_err!(
-                "{NAME}: metric '{metric}' compares {wants}, which column {column} does not hold"
+                "{name}: metric '{metric}' compares {wants}, which column {column} does not hold"
             );
         }
         Ok(KnnParams::try_new(k, metric)?)
@@ -114,18 +147,22 @@ impl KnnNode {
 
     /// Rejects errors that no value of a parameter could fix.
     fn check(&self) -> Result<()> {
-        let values = [("k", &self.k), ("metric", &self.metric)];
-        for (name, expr) in values {
+        let function = self.function();
+        for (name, expr) in self.arguments() {
             if !expr.column_refs().is_empty() {
                 return plan_err!(
-                    "{NAME}: argument '{name}' is {expr}; accepted is a constant or $1"
+                    "{function}: argument '{name}' is {expr}; accepted is a constant or $1"
                 );
             }
         }
         if let Expr::Literal(_, _) = self.k {
-            positive(NAME, "k", &self.k)?;
+            positive(self.function(), "k", &self.k)?;
             if let Expr::Literal(_, _) = self.metric {
-                self.params()?;
+                let metric = self.params()?.metric();
+                let is_literal = |(_, expr): (_, &Expr)| matches!(expr, Expr::Literal(_, _));
+                if let Some(lsh) = self.lsh.as_ref().filter(|lsh| lsh.all().all(is_literal)) {
+                    lsh.params(metric, 0)?;
+                }
             }
         }
         Ok(())
@@ -176,7 +213,7 @@ impl FamilyNode for KnnNode {
         let (queries, base) = match inputs {
             [queries, base] => (Some(queries.clone()), base),
             [base] => (None, base),
-            _ => return plan_err!("{NAME} lost an input"),
+            _ => return plan_err!("{} lost an input", self.function()),
         };
         let spec = Arc::new(self.spec(options)?);
         Ok(Arc::new(KnnExec::try_new(spec, queries, base.clone())?))
@@ -204,12 +241,14 @@ impl UserDefinedLogicalNodeCore for KnnNode {
     }
 
     fn expressions(&self) -> Vec<Expr> {
-        vec![self.k.clone(), self.metric.clone()]
+        self.arguments().map(|(_, expr)| expr.clone()).collect()
     }
 
     fn fmt_for_explain(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { k, metric, .. } = self;
-        write!(f, "Knn: {NAME}, k={k}, metric={metric}")?;
+        write!(f, "Knn: {}", self.function())?;
+        for (name, expr) in self.arguments() {
+            write!(f, ", {name}={expr}")?;
+        }
         if let Some((vector, _)) = &self.queries {
             write!(f, ", queries=[{}]", vector.names().join(", "))?;
         }
@@ -221,7 +260,7 @@ impl UserDefinedLogicalNodeCore for KnnNode {
         let mut exprs = exprs.into_iter();
         let mut next = |column: &VectorColumn| match inputs.next() {
             Some(plan) => Ok((column.clone(), plan)),
-            None => plan_err!("{NAME} lost an input"),
+            None => plan_err!("{} lost an input", self.function()),
         };
         let queries = match &self.queries {
             Some((column, _)) => Some(next(column)?),
@@ -229,9 +268,13 @@ impl UserDefinedLogicalNodeCore for KnnNode {
         };
         let base = next(&self.base.0)?;
         let (Some(k), Some(metric)) = (exprs.next(), exprs.next()) else {
-            return plan_err!("{NAME} lost an argument");
+            return plan_err!("{} lost an argument", self.function());
         };
-        Self::try_new(queries, base, k, metric)
+        let node = Self::try_new(queries, base, k, metric)?;
+        match &self.lsh {
+            Some(lsh) => node.with_lsh(lsh.with(exprs)?),
+            None => Ok(node),
+        }
     }
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {

@@ -5,7 +5,8 @@
 //! our node and no further, as it does not know which input a column comes from; this rule
 //! continues from there. A filter above a LIMIT or a window function stays there and so is never
 //! seen here. Filters on the base and on the distance apply to the search's result, by definition.
-//! In a self-join of the base, the queries are the base, which has to keep all rows.
+//! In a self-join of the base, the queries are the base, which has to keep all rows. Where parameters
+//! of hashing are chosen by k and by the queries, both stay as they are.
 
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use datafusion::logical_expr::{
 };
 use datafusion::optimizer::{ApplyOrder, OptimizerConfig, OptimizerRule};
 
+use super::lsh::LshArguments;
 use super::node::KnnNode;
 
 /// The rule of the [module](self).
@@ -68,6 +70,9 @@ impl OptimizerRule for PushIntoKnn {
 /// Pushes the parts of a filter that can be applied before the search into the node below it;
 /// `None` if there are none.
 fn push(predicate: &Expr, node: &KnnNode) -> Result<Option<LogicalPlan>> {
+    if node.lsh().is_some_and(LshArguments::is_open) {
+        return Ok(None);
+    }
     let mut k = literal(node.k());
     let columns = node.query_columns()?;
     let (mut of_queries, mut kept) = (Vec::new(), Vec::new());

@@ -1,0 +1,342 @@
+//! Choosing the parameters of hashing: the recall of a sample with the very functions that will be used,
+//! and the share of the base that they would compare.
+//!
+//! Functions follow from the seed, the table and their number alone. So whether a query and its neighbour
+//! share a bucket is known without any table, and so is how many tables it takes until enough do.
+
+use std::sync::Arc;
+
+use super::hashing::{Hashing, LshParams, MOST_HASHES};
+use super::params::KnnParams;
+use super::sample::Sample;
+use crate::device::{Device, QueryRows};
+use crate::error::{Error, Result};
+use crate::index::lsh::{Family, Signature, TableFunctions};
+use crate::job::Job;
+use crate::matrix::Rows;
+use crate::parallel::in_parallel;
+
+/// Tables that are tried, if their number is free.
+const TABLES: usize = 128;
+
+/// Widths that are tried, in distances of the last neighbour.
+const WIDTHS: [f64; 9] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 60.0];
+
+/// Standard errors between the mean of a sample and the lower bound of 99%.
+const ERRORS: f64 = 2.326;
+
+/// After so many tables, functions are given up that have found less than this share of what is needed.
+const EARLY: usize = 16;
+const TOO_FEW: f64 = 0.1;
+
+/// Parameters that share at most this many times the fewest candidates are chosen among by time.
+const SHARES: f64 = 1.5;
+
+/// What was chosen, and what it is expected to do.
+pub(super) struct Chosen {
+    pub hashing: Hashing,
+    /// The mean recall of the sample.
+    pub recall: f64,
+    /// Candidates of a query, as a share of the base.
+    pub share: f64,
+}
+
+/// Numbers of functions that are tried with one width.
+struct Group {
+    signature: Signature,
+    trials: Vec<Trial>,
+}
+
+/// Parameters that are tried.
+struct Trial {
+    hashes: usize,
+    /// Neighbours that share a bucket with their query in a table so far.
+    found: Vec<bool>,
+    recall: f64,
+    /// Tables that are enough.
+    tables: Option<usize>,
+    is_over: bool,
+    /// Pairs of a query and a base row that share a bucket in a table so far.
+    seen: Vec<u64>,
+    visited: u64,
+}
+
+/// Chooses what is free in the parameters.
+///
+/// # Errors
+/// [`Error::Unsatisfiable`] if no parameters reach the recall, and errors of the exact search.
+pub(super) fn choose<D: Device>(
+    device: &Arc<D>,
+    base: &Rows,
+    (params, lsh): (KnnParams, &LshParams),
+    queries: (&Rows, QueryRows),
+    job: &Job,
+) -> Result<Chosen> {
+    let with = |signature, hashes, tables| {
+        let LshParams { probes, seed, .. } = *lsh;
+        Hashing { signature, tables, hashes, probes, seed }
+    };
+    let sample = Sample::new(device, base, queries, params, (lsh.seed, job))?;
+    let dim = base.matrix().dim();
+    let mut groups = groups(lsh, &sample, params, dim);
+    let most = all(&groups).map(|trial| trial.hashes).max().unwrap_or(1);
+    if sample.per_query == 0 {
+        // Nothing to be found.
+        let hashing = with(groups[0].signature, most, lsh.tables.unwrap_or(1));
+        return Ok(Chosen { hashing, recall: 1.0, share: 0.0 });
+    }
+    let tables = lsh.tables.unwrap_or(TABLES);
+    let functions = |table| {
+        job.check()?;
+        let family = (lsh.family, params.metric());
+        Ok(TableFunctions::new(family, (lsh.seed, table), most, dim))
+    };
+    groups = find(groups, tables, functions, (&sample, lsh))?;
+    let best = all(&groups).map(|trial| trial.recall).fold(0.0, f64::max);
+    groups.iter_mut().for_each(|group| group.trials.retain(|trial| trial.tables.is_some()));
+    groups = count(groups, functions, (&sample, lsh))?;
+    let sizes = (base.len(), queries.0.len(), dim);
+    match cheapest(&groups, |trial| trial.costs(sizes, &sample, lsh.probes)) {
+        Some((group, trial)) => {
+            let hashing = with(group.signature, trial.hashes, trial.tables.unwrap_or(tables));
+            let (share, _) = trial.costs(sizes, &sample, lsh.probes);
+            Ok(Chosen { hashing, recall: trial.recall, share })
+        }
+        None => Err(Error::Unsatisfiable(format!(
+            "knn_lsh: recall {} is out of reach: {tables} tables find {best:.2} of the neighbours of a \
+             sample; leave more parameters free, or use knn_exact",
+            lsh.recall
+        ))),
+    }
+}
+
+/// Looks for the neighbours of the sample, in table after table until enough are found.
+fn find(
+    mut groups: Vec<Group>,
+    tables: usize,
+    functions: impl Fn(usize) -> Result<TableFunctions>,
+    (sample, lsh): (&Sample, &LshParams),
+) -> Result<Vec<Group>> {
+    for table in 0..tables {
+        if all(&groups).all(|trial| trial.is_over) {
+            break;
+        }
+        let functions = functions(table)?;
+        let values = [&sample.queries, &sample.neighbors].map(|rows| functions.values(rows));
+        groups = in_parallel(groups, |mut group| {
+            group.look(&values, &functions, (sample, lsh.probes));
+            group.trials.iter_mut().for_each(|trial| trial.judge(table + 1, sample, lsh));
+            group
+        });
+    }
+    Ok(groups)
+}
+
+/// Counts the candidates of the sample, in the tables that are enough.
+fn count(
+    mut groups: Vec<Group>,
+    functions: impl Fn(usize) -> Result<TableFunctions>,
+    (sample, lsh): (&Sample, &LshParams),
+) -> Result<Vec<Group>> {
+    let last = all(&groups).filter_map(|trial| trial.tables).max().unwrap_or(0);
+    for table in 0..last {
+        let functions = functions(table)?;
+        let values = [&sample.queries, &sample.base].map(|rows| functions.values(rows));
+        groups = in_parallel(groups, |mut group| {
+            group.count(&values, &functions, (table, sample, lsh.probes));
+            group
+        });
+    }
+    Ok(groups)
+}
+
+fn all(groups: &[Group]) -> impl Iterator<Item = &Trial> {
+    groups.iter().flat_map(|group| &group.trials)
+}
+
+/// Of the trials that compare few candidates, the one that takes the least time. `costs` gives both.
+fn cheapest(groups: &[Group], costs: impl Fn(&Trial) -> (f64, f64)) -> Option<(&Group, &Trial)> {
+    let fewest = all(groups).map(|trial| costs(trial).0).fold(f64::INFINITY, f64::min);
+    groups
+        .iter()
+        .flat_map(|group| group.trials.iter().map(move |trial| (group, trial)))
+        .filter(|(_, trial)| costs(trial).0 <= fewest * SHARES)
+        .min_by(|(_, a), (_, b)| costs(a).1.total_cmp(&costs(b).1))
+}
+
+/// All combinations of what is free.
+fn groups(lsh: &LshParams, sample: &Sample, params: KnnParams, dim: usize) -> Vec<Group> {
+    let widths: Vec<f64> = match (lsh.family, lsh.width) {
+        (Family::PStable, None) => WIDTHS.iter().map(|times| times * sample.reach).collect(),
+        (_, width) => vec![width.unwrap_or(0.0)],
+    };
+    let counts: &[usize] = match lsh.family {
+        Family::PStable => &[1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 22, 26],
+        Family::Hyperplane => {
+            &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 24]
+        }
+        Family::Bits => &[1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 40, 48],
+        Family::MinHash => &[1, 2, 3, 4, 5, 6, 8],
+    };
+    let most = if lsh.family == Family::Bits { dim } else { MOST_HASHES };
+    let counts: Vec<usize> = match lsh.hashes {
+        Some(hashes) => vec![hashes.min(most)],
+        None => counts.iter().copied().filter(|count| *count <= most).collect(),
+    };
+    let pairs = sample.neighbors.len();
+    let trial = |hashes: &usize| Trial {
+        hashes: *hashes,
+        found: vec![false; pairs],
+        recall: 0.0,
+        tables: None,
+        is_over: false,
+        seen: Vec::new(),
+        visited: 0,
+    };
+    let (metric, has_width) = (params.metric(), lsh.width.is_some());
+    let group = |width| Group {
+        signature: lsh.signature(metric, width, !has_width),
+        trials: counts.iter().map(trial).collect(),
+    };
+    widths.into_iter().map(group).collect()
+}
+
+impl Group {
+    /// Looks for neighbours in one more table.
+    fn look(
+        &mut self,
+        values: &[Vec<f64>; 2],
+        functions: &TableFunctions,
+        (sample, probes): (&Sample, usize),
+    ) {
+        if self.trials.iter().all(|trial| trial.is_over) {
+            return;
+        }
+        let (all, signature) = (functions.count(), &self.signature);
+        let [Ok(queries), Ok(rows)] = [0, 1].map(|i| signature.wholes(&values[i], functions))
+        else {
+            // Slots are out of range: these parameters are useless.
+            self.trials.iter_mut().for_each(|trial| trial.is_over = true);
+            return;
+        };
+        let mut keys = Vec::new();
+        for trial in self.trials.iter_mut().filter(|trial| !trial.is_over) {
+            let of_queries = values[0].chunks_exact(all).zip(queries.chunks_exact(all));
+            let found = trial.found.chunks_exact_mut(sample.per_query);
+            for (query, ((values, wholes), found)) in of_queries.zip(found).enumerate() {
+                if found.iter().all(|found| *found) {
+                    continue;
+                }
+                keys.clear();
+                let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
+                signature.keys(of_query, functions, probes, &mut keys);
+                for (i, found) in found.iter_mut().enumerate().filter(|(_, found)| !**found) {
+                    let pair = query * sample.per_query + i;
+                    *found = keys.contains(&signature.key(&rows[pair * all..][..trial.hashes]));
+                }
+            }
+        }
+    }
+
+    /// Counts candidates in one more table.
+    fn count(
+        &mut self,
+        values: &[Vec<f64>; 2],
+        functions: &TableFunctions,
+        (table, sample, probes): (usize, &Sample, usize),
+    ) {
+        let (all, signature) = (functions.count(), &self.signature);
+        let [Ok(queries), Ok(rows)] = [0, 1].map(|i| signature.wholes(&values[i], functions))
+        else {
+            // Building the tables will say so.
+            return;
+        };
+        let is_used = |trial: &&mut Trial| trial.tables.is_some_and(|tables| table < tables);
+        let mut keys = Vec::new();
+        for trial in self.trials.iter_mut().filter(is_used) {
+            let rows: Vec<u64> =
+                rows.chunks_exact(all).map(|row| signature.key(&row[..trial.hashes])).collect();
+            let words = rows.len().div_ceil(64);
+            trial.seen.resize(sample.queries.len() * words, 0);
+            let of_queries = values[0].chunks_exact(all).zip(queries.chunks_exact(all));
+            for (query, (values, wholes)) in of_queries.enumerate() {
+                keys.clear();
+                let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
+                signature.keys(of_query, functions, probes, &mut keys);
+                let seen = &mut trial.seen[query * words..][..words];
+                for key in &keys {
+                    trial.visited += mark(&rows, *key, sample.itself[query], seen);
+                }
+            }
+        }
+    }
+}
+
+/// Marks the rows with a key, except the query itself. Returns how many.
+fn mark(rows: &[u64], key: u64, itself: Option<usize>, seen: &mut [u64]) -> u64 {
+    let mut count = 0;
+    for (i, (rows, seen)) in rows.chunks(64).zip(seen).enumerate() {
+        let mut same = 0u64;
+        for (bit, row) in rows.iter().enumerate() {
+            same |= u64::from(*row == key) << bit;
+        }
+        if let Some(own) = itself.filter(|own| own / 64 == i) {
+            same &= !(1 << (own % 64));
+        }
+        *seen |= same;
+        count += u64::from(same.count_ones());
+    }
+    count
+}
+
+impl Trial {
+    /// Judges the recall of so many tables.
+    fn judge(&mut self, tables: usize, sample: &Sample, lsh: &LshParams) {
+        if self.is_over {
+            return;
+        }
+        let count = sample.queries.len() as f64;
+        let of_query = self.found.chunks_exact(sample.per_query).map(|found| {
+            found.iter().filter(|found| **found).count() as f64 / sample.per_query as f64
+        });
+        let recalls: Vec<f64> = of_query.collect();
+        self.recall = recalls.iter().sum::<f64>() / count;
+        let variance =
+            recalls.iter().map(|recall| (recall - self.recall).powi(2)).sum::<f64>() / count;
+        // Where all queries were sampled, the recall is known.
+        let error = (variance / count * (1.0 - sample.share)).max(0.0).sqrt();
+        let is_enough = self.recall - ERRORS * error >= lsh.recall;
+        match lsh.tables {
+            Some(given) if tables < given => {}
+            Some(given) => {
+                self.tables = is_enough.then_some(given);
+                self.is_over = true;
+            }
+            None if is_enough => {
+                self.tables = Some(tables);
+                self.is_over = true;
+            }
+            None => self.is_over |= tables == EARLY && self.recall < lsh.recall * TOO_FEW,
+        }
+    }
+
+    /// The share of the base that is compared with a query, and about how long all takes, in ns.
+    fn costs(
+        &self,
+        (base, queries, dim): (usize, usize, usize),
+        sample: &Sample,
+        probes: usize,
+    ) -> (f64, f64) {
+        let pairs = (sample.queries.len() * sample.base.len()) as f64;
+        let distinct: u32 = self.seen.iter().map(|seen| seen.count_ones()).sum();
+        // As if one more had been seen: none of a sample are not none.
+        let share = (f64::from(distinct) + 1.0) / pairs;
+        let visited = (self.visited as f64 + 1.0) / pairs;
+        let tables = self.tables.unwrap_or(0) as f64;
+        let (rows, queries, dim) = (base as f64, queries as f64, dim as f64);
+        let hash = tables * self.hashes as f64 * dim * 0.2;
+        let build = tables * 30.0 * rows + hash * rows;
+        let find = queries * (hash + tables * probes as f64 * 100.0 + visited * rows * 2.0);
+        (share, build + find + queries * share * rows * (5.0 + dim * 0.7))
+    }
+}

@@ -1,0 +1,62 @@
+//! k nearest neighbours: the parameters, and a base ready to be searched, exactly or by hashing.
+
+mod choose;
+mod found;
+mod hashing;
+mod lsh;
+mod params;
+mod sample;
+mod select;
+
+use std::sync::Arc;
+
+use crate::device::{AnyDevice, Device, OnDevice, QueryRows, StreamedSearch};
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::Rows;
+
+pub use found::{Found, HashedWork, Index, KnnSearch};
+pub use hashing::LshParams;
+use lsh::LshSearch;
+pub use params::KnnParams;
+
+/// How a base is searched.
+#[derive(Debug, Clone)]
+pub enum Method<'a> {
+    /// Exactly.
+    Exact,
+    /// By hashing; free parameters are chosen for queries like these.
+    Lsh(&'a LshParams, Rows, QueryRows),
+}
+
+/// Loads a base onto a device, if it fits there, and builds what the method needs.
+///
+/// # Errors
+/// Any error of the device, and [`TooManyRows`](crate::Error::TooManyRows); with hashing, [`Unsatisfiable`](crate::Error::Unsatisfiable) for
+/// parameters that these rows cannot meet.
+pub fn open_base(
+    device: &AnyDevice,
+    base: Rows,
+    params: KnnParams,
+    method: Method<'_>,
+    job: &Job,
+) -> Result<Box<dyn KnnSearch>> {
+    struct Open<'a>(Rows, KnnParams, Method<'a>, &'a Job);
+    impl OnDevice for Open<'_> {
+        type Output = Result<Box<dyn KnnSearch>>;
+        fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+            let Self(base, params, method, job) = self;
+            let (k, metric) = (params.k(), params.metric());
+            Ok(match method {
+                Method::Exact => {
+                    Box::new(StreamedSearch::open(device.clone(), base, metric, k, job)?)
+                }
+                Method::Lsh(lsh, queries, query_rows) => {
+                    let queries = (&queries, query_rows);
+                    Box::new(LshSearch::open(device, base, (params, lsh), queries, job)?)
+                }
+            })
+        }
+    }
+    device.run(Open(base, params, method, job))
+}

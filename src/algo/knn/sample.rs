@@ -1,0 +1,128 @@
+//! A sample of queries with their exact neighbours, and of base rows, by which parameters are chosen.
+
+use std::sync::Arc;
+
+use super::params::KnnParams;
+use crate::device::{Device, QueryRows, StreamedSearch};
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::Rows;
+use crate::metric::Metric;
+use crate::random::Random;
+
+/// Queries that are sampled.
+const QUERIES: usize = 160;
+/// Ranks of each that are looked for.
+const RANKS: usize = 10;
+/// Base rows by which candidates are counted.
+const BASE: usize = 2048;
+
+/// The sample.
+pub(super) struct Sample {
+    pub queries: Rows,
+    /// For each query its neighbours of some ranks, `per_query` of them, one after the other.
+    pub neighbors: Rows,
+    pub per_query: usize,
+    pub base: Rows,
+    /// For each query the row of `base` that it is itself, if it is there.
+    pub itself: Vec<Option<usize>>,
+    /// The share of all queries that were sampled.
+    pub share: f64,
+    /// The median distance of a query's last neighbour.
+    pub reach: f64,
+}
+
+impl Sample {
+    /// # Errors
+    /// Those of the exact search.
+    pub fn new<D: Device>(
+        device: &Arc<D>,
+        base: &Rows,
+        (queries, query_rows): (&Rows, QueryRows),
+        params: KnnParams,
+        (seed, job): (u64, &Job),
+    ) -> Result<Self> {
+        let mut random = Random::new(seed);
+        let positions = spread(queries.len(), QUERIES, &mut random);
+        let of_base = spread(base.len(), BASE, &mut random);
+        let first = match query_rows {
+            QueryRows::OfBase { first } => Some(first),
+            QueryRows::Separate => None,
+        };
+        let sampled = Rows::all(Arc::new(queries.gather(&positions, job)?));
+        let k = params.k() + usize::from(first.is_some());
+        let search = StreamedSearch::open(device.clone(), base.clone(), params.metric(), k, job)?;
+        let found = search.search(&sampled, QueryRows::Separate, None, job)?;
+        let most = found.per_query - usize::from(first.is_some()).min(found.per_query);
+        let ranks: Vec<usize> =
+            (0..most.min(RANKS)).map(|i| (2 * i + 1) * most / (2 * most.min(RANKS))).collect();
+        let (mut neighbors, mut itself) = (Vec::new(), Vec::new());
+        for (query, position) in positions.iter().enumerate() {
+            let own = first.map(|first| first + position);
+            let list = &found.rows[query * found.per_query..][..found.per_query];
+            let others: Vec<u32> = list.iter().copied().filter(|row| Some(*row) != own).collect();
+            neighbors.extend(ranks.iter().map(|rank| others[*rank]));
+            itself.push(of_base.iter().position(|row| Some(*row) == own));
+        }
+        let neighbors = Rows::all(Arc::new(base.gather(&neighbors, job)?));
+        let mut sample = Self {
+            queries: sampled,
+            neighbors,
+            per_query: ranks.len(),
+            base: Rows::all(Arc::new(base.gather(&of_base, job)?)),
+            itself,
+            share: positions.len() as f64 / queries.len().max(1) as f64,
+            reach: 0.0,
+        };
+        sample.reach = sample.median_reach(params.metric());
+        Ok(sample)
+    }
+
+    /// The median distance of the last neighbours, or if it is 0 of any rows: as `l2` or `l1`.
+    fn median_reach(&self, metric: Metric) -> f64 {
+        let last = |query: usize| (query + 1) * self.per_query - 1;
+        let count = if self.per_query == 0 { 0 } else { self.queries.len() };
+        let near = (0..count)
+            .map(|query| distance(metric, (&self.queries, query), (&self.neighbors, last(query))));
+        let near = median(near.collect());
+        if near > 0.0 {
+            return near;
+        }
+        let far = 0..self.base.len().min(self.queries.len());
+        let far = far.map(|row| distance(metric, (&self.queries, row), (&self.base, row)));
+        let far = far.filter(|distance| *distance > 0.0).collect();
+        match median(far) {
+            far if far > 0.0 => far,
+            _ => 1.0,
+        }
+    }
+}
+
+/// About `count` of the positions below `all`: one of each part of equal length.
+fn spread(all: usize, count: usize, random: &mut Random) -> Vec<u32> {
+    let count = count.min(all);
+    let part = |i: usize| i * all / count;
+    (0..count)
+        .map(|i| (part(i) as u64 + random.below((part(i + 1) - part(i)) as u64)) as u32)
+        .collect()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.retain(|value| value.is_finite());
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// The distance by which slots are measured; 0 for rows of bits.
+fn distance(metric: Metric, (a, x): (&Rows, usize), (b, y): (&Rows, usize)) -> f64 {
+    let dim = a.matrix().dim();
+    let of = |rows: &Rows, row: usize, i: usize| {
+        let at = row * dim + i;
+        rows.reals::<f64>().map(|x| x[at]).or_else(|| rows.reals::<f32>().map(|x| f64::from(x[at])))
+    };
+    let apart = (0..dim).map(|i| of(a, x, i).unwrap_or(0.0) - of(b, y, i).unwrap_or(0.0));
+    match metric {
+        Metric::L1 => apart.map(f64::abs).sum(),
+        _ => apart.map(|apart| apart * apart).sum::<f64>().sqrt(),
+    }
+}

@@ -1,0 +1,71 @@
+//! The metrics of a [`KnnExec`](super::KnnExec).
+
+use datafusion::physical_plan::metrics::{
+    BaselineMetrics, Count, ExecutionPlanMetricsSet, Gauge, MetricBuilder, Time,
+};
+
+use crate::algo::knn::Found;
+use crate::exec::phases::{self, Phases};
+
+/// The metrics that EXPLAIN ANALYZE shows.
+pub(super) struct Metrics {
+    pub baseline: BaselineMetrics,
+    pub phases: Phases,
+    pub base_rows: Count,
+    query_rows: Count,
+    pairs_computed: Count,
+    pairs_rechecked: Count,
+    rows_redone: Count,
+    bytes_sent: Count,
+    pub device_memory: Gauge,
+    transfer_time: Time,
+    kernel_time: Time,
+    hashed: Option<HashedMetrics>,
+}
+
+/// Those of hashing.
+struct HashedMetrics {
+    rows_visited: Count,
+    queries_short: Count,
+}
+
+impl Metrics {
+    pub fn new(set: &ExecutionPlanMetricsSet, is_hashed: bool) -> Self {
+        let count = |name: &'static str| MetricBuilder::new(set).counter(name, 0);
+        let time = |name: &'static str| MetricBuilder::new(set).subset_time(name, 0);
+        let baseline = BaselineMetrics::new(set, 0);
+        let phases = if is_hashed { phases::LSH } else { phases::KNN };
+        Self {
+            phases: Phases::new(set, phases, &baseline),
+            baseline,
+            base_rows: count("base_rows"),
+            query_rows: count("query_rows"),
+            pairs_computed: count("pairs_computed"),
+            pairs_rechecked: count("pairs_rechecked"),
+            rows_redone: count("rows_redone"),
+            bytes_sent: count("bytes_sent"),
+            device_memory: MetricBuilder::new(set).gauge("device_memory_peak", 0),
+            transfer_time: time("transfer_time"),
+            kernel_time: time("kernel_time"),
+            hashed: is_hashed.then(|| HashedMetrics {
+                rows_visited: count("rows_visited"),
+                queries_short: count("queries_short"),
+            }),
+        }
+    }
+
+    pub fn record(&self, found: &Found, queries: usize) {
+        let work = &found.neighbors.work;
+        self.query_rows.add(queries);
+        self.pairs_computed.add(work.pairs as usize);
+        self.pairs_rechecked.add(work.rechecked as usize);
+        self.rows_redone.add(work.redone as usize);
+        self.bytes_sent.add(work.bytes_sent as usize);
+        self.transfer_time.add_duration(work.transfer);
+        self.kernel_time.add_duration(work.kernel);
+        if let Some(hashed) = &self.hashed {
+            hashed.rows_visited.add(found.hashed.visited as usize);
+            hashed.queries_short.add(found.hashed.short as usize);
+        }
+    }
+}

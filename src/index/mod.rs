@@ -1,0 +1,3 @@
+//! Indexes: what is built from rows once and looked up often.
+
+pub mod lsh;

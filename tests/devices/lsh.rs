@@ -1,0 +1,246 @@
+//! Neighbours by hashing, against the definition: the rows whose keys are among a query's in some
+//! table, compared one by one.
+
+use datafusion_neighbors::algo::knn::{Found, KnnParams, LshParams, Method, open_base};
+use datafusion_neighbors::device::{AnyDevice, Distances, QueryRows};
+use datafusion_neighbors::index::lsh::{Family, Rounding, Signature, TableFunctions};
+use datafusion_neighbors::job::Job;
+use datafusion_neighbors::matrix::Rows;
+use datafusion_neighbors::{Error, Metric};
+use libtest_mimic::Failed;
+
+use crate::Test;
+use crate::support::{Kind, matrix_bits, matrix_f32, matrix_f64, oracle, oracle_of_pair};
+
+/// Rows of queries, 0 in a self-join; rows of the base; dimensions; k.
+const SHAPES: [(usize, usize, usize, usize); 6] = [
+    (1, 1, 2, 1),
+    (0, 1, 3, 2),
+    (5, 40, 7, 3),
+    (0, 130, 4, 5),
+    (70, 300, 20, 200),
+    (0, 500, 33, 2),
+];
+
+/// Tables, functions, probes.
+const SIZES: [(usize, usize, usize); 4] = [(1, 1, 1), (3, 2, 4), (7, 9, 1), (2, 65, 30)];
+
+/// All trials.
+pub fn trials() -> Vec<(String, Test)> {
+    let mut all: Vec<(String, Test)> = Vec::new();
+    for metric in Metric::ALL {
+        for family in Family::of(metric).iter().copied() {
+            let run = move |device: &AnyDevice| answers(device, metric, family);
+            all.push((format!("lsh::{metric}::{}", family.name()), Box::new(run)));
+        }
+    }
+    all.push(("lsh::many_candidates".to_string(), Box::new(many)));
+    all.push(("lsh::chosen_parameters_reach_the_recall".to_string(), Box::new(chosen)));
+    all.push(("lsh::refused".to_string(), Box::new(refused)));
+    all
+}
+
+fn answers(device: &AnyDevice, metric: Metric, family: Family) -> Result<(), Failed> {
+    let kinds: &[Kind] = if metric.is_binary() { &[Kind::Normal] } else { &Kind::ALL };
+    for kind in kinds {
+        for (i, &(queries, base, dim, k)) in SHAPES.iter().enumerate() {
+            for &(tables, hashes, probes) in &SIZES {
+                let make = |seed: usize, rows: usize| match metric.is_binary() {
+                    true => matrix_bits(seed as u64, rows, dim * 8),
+                    false if i % 2 == 0 => {
+                        matrix_f32(&kind.rows(seed as u64, rows, dim), dim, metric)
+                    }
+                    false => matrix_f64(&kind.rows(seed as u64, rows, dim), dim, metric),
+                };
+                let base = make(i, base);
+                let queries = (queries > 0).then(|| make(100 + i, queries));
+                let mut params = LshParams::try_new(metric, Some(family))?;
+                params.tables = Some(tables);
+                params.hashes = Some(hashes.min(base.matrix().dim()));
+                params.probes = if family == Family::MinHash { 1 } else { probes };
+                params.seed = i as u64;
+                if family == Family::PStable {
+                    params.width = Some(width_of(*kind, metric));
+                    params.rounding = [Rounding::Floor, Rounding::Zero][i % 2];
+                }
+                check(device, (&base, queries.as_ref()), k, &params, metric)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A width at which some rows share a slot.
+fn width_of(kind: Kind, metric: Metric) -> f64 {
+    match kind {
+        Kind::FarAway if metric == Metric::L1 => 1e4,
+        Kind::Huge => 1e25,
+        Kind::Subnormal => 1e-41,
+        Kind::Ascending | Kind::Descending => 40.0,
+        _ => 2.0,
+    }
+}
+
+fn check(
+    device: &AnyDevice,
+    (base, queries): (&Rows, Option<&Rows>),
+    k: usize,
+    params: &LshParams,
+    metric: Metric,
+) -> Result<(), Failed> {
+    let found = search(device, (base, queries), k, params, metric)?;
+    let wanted = by_definition((base, queries), k, params, metric);
+    if lists(&found) != wanted {
+        let (rows, dim) = (base.len(), base.matrix().dim());
+        return Err(format!("{metric}, {params}, {rows} rows of {dim}: other neighbours").into());
+    }
+    Ok(())
+}
+
+fn search(
+    device: &AnyDevice,
+    (base, queries): (&Rows, Option<&Rows>),
+    k: usize,
+    params: &LshParams,
+    metric: Metric,
+) -> Result<Found, Error> {
+    let (queries, query_rows) = match queries {
+        Some(queries) => (queries, QueryRows::Separate),
+        None => (base, QueryRows::OfBase { first: 0 }),
+    };
+    let method = Method::Lsh(params, queries.clone(), query_rows);
+    let knn = KnnParams::try_new(k as u64, metric)?;
+    let search = open_base(device, base.clone(), knn, method, &Job::default())?;
+    search.search(queries, query_rows, &Job::default())
+}
+
+/// For each query its neighbours, as rows and distances.
+fn lists(found: &Found) -> Vec<Vec<(u32, f64)>> {
+    let distances: Vec<f64> = match &found.neighbors.distances {
+        Distances::F32(distances) => distances.iter().map(|x| f64::from(*x)).collect(),
+        Distances::F64(distances) => distances.clone(),
+    };
+    let all: Vec<_> = found.neighbors.rows.iter().copied().zip(distances).collect();
+    let starts = found.starts.as_ref().expect("lists of any length");
+    starts.windows(2).map(|list| all[list[0]..list[1]].to_vec()).collect()
+}
+
+fn by_definition(
+    (base, queries): (&Rows, Option<&Rows>),
+    k: usize,
+    params: &LshParams,
+    metric: Metric,
+) -> Vec<Vec<(u32, f64)>> {
+    let LshParams { family, rounding, probes, seed, .. } = *params;
+    let width = params.width.unwrap_or(0.0);
+    let signature = Signature { family, metric, width, rounding, is_clamped: false };
+    let (tables, hashes) = (params.tables.expect("given"), params.hashes.expect("given"));
+    let asked = queries.unwrap_or(base);
+    let mut near = vec![vec![false; base.len()]; asked.len()];
+    for table in 0..tables {
+        let dim = base.matrix().dim();
+        let functions = TableFunctions::new((family, metric), (seed, table), hashes, dim);
+        let keys = |rows: &Rows, row: usize, probes: usize| {
+            let values = functions.values(&rows.slice(row..row + 1));
+            let wholes = signature.wholes(&values, &functions).expect("slots in range");
+            let mut keys = Vec::new();
+            signature.keys((&values, &wholes), &functions, probes, &mut keys);
+            keys
+        };
+        let of_base: Vec<u64> = (0..base.len()).map(|row| keys(base, row, 1)[0]).collect();
+        for (query, near) in near.iter_mut().enumerate() {
+            let keys = keys(asked, query, probes);
+            near.iter_mut().zip(&of_base).for_each(|(near, key)| *near |= keys.contains(key));
+        }
+    }
+    let list = |query: usize| {
+        let is_other = |row: &usize| queries.is_some() || *row != query;
+        let rows = (0..base.len()).filter(|row| near[query][*row]).filter(is_other);
+        let mut list: Vec<_> =
+            rows.map(|row| (row as u32, oracle_of_pair(asked, base, metric, query, row))).collect();
+        list.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
+        list.truncate(k);
+        list
+    };
+    (0..asked.len()).map(list).collect()
+}
+
+/// More candidates than are in memory at a time.
+fn many(device: &AnyDevice) -> Result<(), Failed> {
+    let base = matrix_f32(&Kind::Normal.rows(3, 3000, 3), 3, Metric::L2);
+    let mut params = LshParams::try_new(Metric::L2, None)?;
+    (params.tables, params.hashes, params.width) = (Some(2), Some(1), Some(30.0));
+    check(device, (&base, None), 3, &params, Metric::L2)
+}
+
+/// Where parameters are chosen, the recall is reached: within what a sample may be wrong by.
+fn chosen(device: &AnyDevice) -> Result<(), Failed> {
+    let kinds = [Kind::Normal, Kind::Lattice, Kind::AllEqual, Kind::Duplicates, Kind::FarAway];
+    for (i, kind) in kinds.into_iter().enumerate() {
+        for (metric, recall) in [
+            (Metric::L2, 0.9),
+            (Metric::L1, 0.7),
+            (Metric::Cosine, 0.95),
+            (Metric::Hamming, 0.9),
+            (Metric::Jaccard, 0.5),
+        ] {
+            let (rows, dim, k) = (1500, 8, 1 + 3 * i);
+            let base = match metric.is_binary() {
+                true => matrix_bits(i as u64, rows, 12 * dim),
+                false => matrix_f32(&kind.rows(i as u64, rows, dim), dim, metric),
+            };
+            let mut params = LshParams::try_new(metric, None)?;
+            params.check(Some(recall))?;
+            let found = lists(&search(device, (&base, None), k, &params, metric)?);
+            let (_, exact) = oracle(&base, &base, metric, k, Some(0));
+            let exact: Vec<f64> = match exact {
+                Distances::F32(distances) => distances.iter().map(|x| f64::from(*x)).collect(),
+                Distances::F64(distances) => distances,
+            };
+            let lasts = exact.chunks_exact(k).map(|list| list[k - 1]);
+            let right = |(list, last): (&Vec<(u32, f64)>, f64)| {
+                list.iter().filter(|(_, distance)| *distance <= last).count()
+            };
+            let right: usize = found.iter().zip(lasts).map(right).sum();
+            let reached = right as f64 / (rows * k) as f64;
+            if reached < recall - 0.02 {
+                return Err(format!("{kind:?}, {metric}, k {k}: {reached} of {recall}").into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What these rows cannot meet is an error that names it.
+fn refused(device: &AnyDevice) -> Result<(), Failed> {
+    let base = matrix_f32(&Kind::Normal.rows(3, 100, 3), 3, Metric::L2);
+    let bits = matrix_bits(3, 100, 9);
+    let mut narrow = LshParams::try_new(Metric::L2, None)?;
+    (narrow.tables, narrow.hashes, narrow.width) = (Some(2), Some(1), Some(1e-9));
+    let mut many = LshParams::try_new(Metric::Hamming, None)?;
+    (many.tables, many.hashes) = (Some(2), Some(10));
+    let mut few = LshParams::try_new(Metric::L2, None)?;
+    (few.tables, few.width, few.recall) = (Some(1), Some(0.1), 0.999);
+    let tried = [
+        (search(device, (&base, None), 1, &narrow, Metric::L2), "width"),
+        (search(device, (&bits, None), 1, &many, Metric::Hamming), "hashes is 10"),
+        (search(device, (&base, None), 90, &few, Metric::L2), "recall 0.999 is out of reach"),
+    ];
+    for (found, wanted) in tried {
+        match found {
+            Err(Error::Unsatisfiable(text)) if text.contains(wanted) => {}
+            Err(other) => return Err(format!("{wanted}: {other}").into()),
+            Ok(_) => return Err(format!("{wanted}: neighbours were found").into()),
+        }
+    }
+    let job = Job::default();
+    job.cancel().cancel();
+    many.hashes = Some(3);
+    let method = Method::Lsh(&many, bits.slice(0..0), QueryRows::Separate);
+    let knn = KnnParams::try_new(1, Metric::Hamming)?;
+    match open_base(device, bits.clone(), knn, method, &job) {
+        Err(Error::Cancelled) => Ok(()),
+        Err(other) => Err(format!("expected a cancellation, found {other}").into()),
+        Ok(_) => Err("expected a cancellation".into()),
+    }
+}

@@ -1,0 +1,260 @@
+//! Hash functions: their numbers, how probably rows collide, and what more of them find.
+
+use std::collections::BTreeSet;
+use std::f64::consts::PI;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{AsArray, RecordBatch};
+use datafusion::arrow::datatypes::UInt32Type;
+use datafusion_neighbors::index::lsh::{Family, Rounding, Signature, TableFunctions};
+use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::{KnnLsh, Metric, knn_lsh};
+
+use crate::support::{Kind, Rng, matrix_f64};
+use crate::{cpu, vectors};
+
+/// Functions that a probability is estimated by, in tables of this many.
+const FUNCTIONS: usize = 24_000;
+const PER_TABLE: usize = 240;
+
+/// Standard errors between an estimate and the truth.
+const ERRORS: f64 = 4.0;
+
+fn rows_of(values: Vec<f64>, dim: usize) -> Rows {
+    let rows = values.len() / dim;
+    Rows::all(Arc::new(Matrix::new(Elements::F64(values), rows, dim)))
+}
+
+/// The share of functions under which the first row collides with each other row.
+fn collisions(rows: &Rows, metric: Metric, width: f64) -> Vec<f64> {
+    let family = Family::of(metric)[0];
+    let signature =
+        Signature { family, metric, width, rounding: Rounding::Floor, is_clamped: false };
+    let mut counts = vec![0usize; rows.len() - 1];
+    for table in 0..FUNCTIONS / PER_TABLE {
+        let dim = rows.matrix().dim();
+        let functions = TableFunctions::new((family, metric), (7, table), PER_TABLE, dim);
+        let wholes = signature.wholes(&functions.values(rows), &functions).expect("in range");
+        let mut lists = wholes.chunks_exact(PER_TABLE);
+        let first = lists.next().expect("a row");
+        for (count, own) in counts.iter_mut().zip(lists) {
+            *count += own.iter().zip(first).filter(|(a, b)| a == b).count();
+        }
+    }
+    counts.into_iter().map(|count| count as f64 / FUNCTIONS as f64).collect()
+}
+
+fn check(found: Vec<f64>, wanted: impl Iterator<Item = f64>, what: &str) {
+    for (i, (found, wanted)) in found.into_iter().zip(wanted).enumerate() {
+        let error = ERRORS * (wanted * (1.0 - wanted) / FUNCTIONS as f64).sqrt() + 1e-3;
+        assert!((found - wanted).abs() <= error, "{what} {i}: {found}, not {wanted}");
+    }
+}
+
+/// A row, and rows at some distances from it.
+fn at(distances: &[f64]) -> Rows {
+    let mut values = vec![0.3, -2.0, 1.5];
+    // Along a direction that has length 1 for `l2`, and for `l1` if only one number of it is used.
+    for distance in distances {
+        values.extend([0.3, -2.0 + distance, 1.5]);
+    }
+    rows_of(values, 3)
+}
+
+#[test]
+fn gaussian_slots_collide_as_datar_says() {
+    let (distances, w) = ([0.1, 0.5, 1.0, 2.0, 5.0], 1.3);
+    let cdf = |x: f64| (1.0 + libm::erf(x / 2f64.sqrt())) / 2.0;
+    let law = |c: &f64| {
+        let t = w / c;
+        1.0 - 2.0 * cdf(-t) - 2.0 / ((2.0 * PI).sqrt() * t) * (1.0 - (-t * t / 2.0).exp())
+    };
+    check(collisions(&at(&distances), Metric::L2, w), distances.iter().map(law), "gauss");
+}
+
+#[test]
+fn cauchy_slots_collide_as_datar_says() {
+    let (distances, w) = ([0.1, 0.5, 1.0, 2.0, 5.0], 1.3);
+    let law = |c: &f64| {
+        let t: f64 = w / c;
+        2.0 * t.atan() / PI - (1.0 + t * t).ln() / (PI * t)
+    };
+    check(collisions(&at(&distances), Metric::L1, w), distances.iter().map(law), "cauchy");
+}
+
+#[test]
+fn planes_collide_by_the_angle() {
+    let angles: [f64; 5] = [0.05, 0.4, 1.0, 1.6, 3.0];
+    let mut values = vec![1.0, 0.0];
+    values.extend(angles.iter().flat_map(|angle| [angle.cos(), angle.sin()]));
+    let law = angles.iter().map(|angle| 1.0 - angle / PI);
+    check(collisions(&rows_of(values, 2), Metric::Cosine, 0.0), law, "angle");
+}
+
+/// Rows of bits: all of the first `ones` of 200, with some of the first and of the others flipped.
+fn bits(flips: &[(usize, usize)], ones: usize) -> Rows {
+    let mut words = Vec::new();
+    for (first, others) in [(0, 0)].iter().chain(flips) {
+        let mut row = [0u64; 4];
+        let set = (*first..ones).chain(ones..ones + others);
+        set.for_each(|bit| row[bit / 64] |= 1 << (bit % 64));
+        words.extend(row);
+    }
+    Rows::all(Arc::new(Matrix::new(Elements::Bits(words), flips.len() + 1, 200)))
+}
+
+#[test]
+fn minhash_collides_by_the_shared_part() {
+    let flips = [(0, 0), (10, 0), (0, 30), (40, 20), (55, 60)];
+    let law = flips.iter().map(|(first, others)| (60 - first) as f64 / (60 + others) as f64);
+    check(collisions(&bits(&flips, 60), Metric::Jaccard, 0.0), law, "jaccard");
+}
+
+#[test]
+fn distinct_bits_agree_as_drawn_without_return() {
+    let (flips, count, dim) = ([(0, 1), (3, 0), (5, 5), (20, 10), (60, 0)], 6, 200);
+    let rows = bits(&flips, 60);
+    let signature = Signature {
+        family: Family::Bits,
+        metric: Metric::Hamming,
+        width: 0.0,
+        rounding: Rounding::Floor,
+        is_clamped: false,
+    };
+    let tables = FUNCTIONS;
+    let mut counts = [0usize; 5];
+    for table in 0..tables {
+        let functions =
+            TableFunctions::new((Family::Bits, Metric::Hamming), (3, table), count, dim);
+        let wholes = signature.wholes(&functions.values(&rows), &functions).expect("in range");
+        let keys: Vec<u64> = wholes.chunks_exact(count).map(|own| signature.key(own)).collect();
+        counts.iter_mut().zip(&keys[1..]).for_each(|(n, key)| *n += usize::from(*key == keys[0]));
+    }
+    let found = counts.map(|count| count as f64 / tables as f64).to_vec();
+    let law = flips.iter().map(|(first, others)| {
+        let apart = first + others;
+        (0..count).map(|i| (dim - apart - i) as f64 / (dim - i) as f64).product()
+    });
+    check(found, law, "bits");
+}
+
+#[test]
+fn values_are_sums_in_order() {
+    let (dim, count) = (37, 21);
+    for metric in [Metric::L2, Metric::L1] {
+        let functions = TableFunctions::new((Family::PStable, metric), (5, 2), count, dim);
+        // The numbers of the planes: the values of unit vectors.
+        let mut units = vec![0.0; dim * dim];
+        (0..dim).for_each(|j| units[j * dim + j] = 1.0);
+        let planes = functions.values(&rows_of(units, dim));
+        let rows = matrix_f64(&Kind::Normal.rows(4, 11, dim), dim, metric);
+        let found = functions.values(&rows);
+        let x = rows.reals::<f64>().expect("numbers");
+        for (row, found) in found.chunks_exact(count).enumerate() {
+            for (i, found) in found.iter().enumerate() {
+                let wanted =
+                    (0..dim).fold(0.0, |sum, j| sum + x[row * dim + j] * planes[j * count + i]);
+                assert_eq!(*found, wanted, "row {row}, function {i}");
+            }
+        }
+        // A function is the same whatever others there are.
+        let few = TableFunctions::new((Family::PStable, metric), (5, 2), 3, dim).values(&rows);
+        for (few, found) in few.chunks_exact(3).zip(found.chunks_exact(count)) {
+            assert_eq!(few, &found[..3]);
+        }
+    }
+}
+
+#[test]
+fn next_buckets_are_the_nearest_ones() {
+    let mut rng = Rng(9);
+    for family in [Family::PStable, Family::Hyperplane, Family::Bits] {
+        let (metric, dim, count, probes) = match family {
+            Family::PStable => (Metric::L2, 5, 4, 40),
+            Family::Hyperplane => (Metric::Cosine, 5, 6, 40),
+            _ => (Metric::Hamming, 64, 6, 22),
+        };
+        let signature =
+            Signature { family, metric, width: 0.7, rounding: Rounding::Floor, is_clamped: false };
+        let functions = TableFunctions::new((family, metric), (1, 0), count, dim);
+        let rows = match family {
+            Family::Bits => {
+                Rows::all(Arc::new(Matrix::new(Elements::Bits(vec![rng.next()]), 1, 64)))
+            }
+            _ => rows_of((0..dim).map(|_| rng.normal()).collect(), dim),
+        };
+        let values = functions.values(&rows);
+        let own = signature.wholes(&values, &functions).expect("in range");
+        // All changes of up to three values by one, by their cost.
+        let cost = |i: usize, change: i32| match family {
+            Family::PStable => {
+                let at = values[i] / 0.7 + functions.offsets()[i] - f64::from(own[i]);
+                let apart = if change < 0 { at } else { 1.0 - at };
+                (apart * 0.7).powi(2)
+            }
+            Family::Hyperplane => values[i] * values[i],
+            _ => 1.0,
+        };
+        let choices: &[i32] = if family == Family::PStable { &[0, -1, 1] } else { &[0, 1] };
+        let mut all = vec![(0.0, own.clone())];
+        for i in 0..count {
+            let more = all.iter().flat_map(|(sum, wholes)| {
+                choices.iter().map(move |change| {
+                    let mut wholes = wholes.clone();
+                    wholes[i] = match family {
+                        Family::PStable => wholes[i] + change,
+                        _ => wholes[i] ^ change,
+                    };
+                    (sum + if *change == 0 { 0.0 } else { cost(i, *change) }, wholes)
+                })
+            });
+            all = more.collect();
+        }
+        all.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let wanted: BTreeSet<u64> =
+            all[..probes].iter().map(|(_, wholes)| signature.key(wholes)).collect();
+        let mut keys = Vec::new();
+        signature.keys((&values, &own), &functions, probes, &mut keys);
+        assert_eq!(keys[0], signature.key(&own));
+        assert_eq!(keys.len(), probes);
+        assert_eq!(keys.iter().copied().collect::<BTreeSet<_>>(), wanted, "{}", family.name());
+        // Fewer are the first of more.
+        let mut few = Vec::new();
+        signature.keys((&values, &own), &functions, 7, &mut few);
+        assert_eq!(few, keys[..7]);
+    }
+}
+
+/// Pairs of a query and a neighbour.
+fn pairs(found: &RecordBatch) -> BTreeSet<(u32, u32)> {
+    let column = |i: usize| found.column(i).as_primitive::<UInt32Type>().values();
+    column(0).iter().copied().zip(column(1).iter().copied()).collect()
+}
+
+#[test]
+fn more_tables_and_fewer_functions_find_more() {
+    let rows = Kind::Normal.rows(8, 600, 6);
+    let base = vectors(&rows, true);
+    let all = |asked: KnnLsh| {
+        let found = knn_lsh(&cpu(), base.as_ref(), None, &asked).expect("neighbours");
+        pairs(&found)
+    };
+    for metric in [Metric::L2, Metric::L1, Metric::Cosine] {
+        let asked = |tables, hashes, probes| {
+            let asked = KnnLsh::k(599).metric(metric).tables(tables).hashes(hashes).probes(probes);
+            let asked = asked.seed(3);
+            if metric == Metric::Cosine { asked } else { asked.width(1.5) }
+        };
+        let some = all(asked(3, 5, 2));
+        assert!(!some.is_empty() && some.len() < 599 * 600);
+        for more in [asked(4, 5, 2), asked(3, 4, 1), asked(3, 5, 9)] {
+            let few = if more == asked(3, 4, 1) { all(asked(3, 5, 1)) } else { some.clone() };
+            let more = all(more);
+            assert!(few.is_subset(&more) && few.len() < more.len(), "{metric}");
+        }
+        // Another seed, other candidates; the same on one thread.
+        assert_ne!(some, all(asked(3, 5, 2).seed(4)));
+        let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
+        assert_eq!(some, one.install(|| all(asked(3, 5, 2))));
+    }
+}
