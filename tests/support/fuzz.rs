@@ -278,7 +278,7 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     if rng.below(3) > 0 {
         asked = asked.tables(1 + rng.below(20)).hashes(1 + rng.below(20)).probes(1 + rng.below(30));
         if is_slotted {
-            asked = asked.width(style.scale * (0.01 + rng.uniform() * 20.0));
+            asked = asked.width((style.scale * (0.01 + rng.uniform() * 20.0)).min(1e300));
         }
     } else {
         asked = asked.recall(0.05 + rng.uniform() * 0.94);

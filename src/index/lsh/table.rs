@@ -5,8 +5,7 @@ use std::ops::Range;
 /// Rows that share the leading bits of their keys, on average.
 const PER_SECTION: usize = 4;
 
-/// The rows of a base, bucket by bucket. Memory: 12 bytes a row and 4 bytes for every
-/// [`PER_SECTION`].
+/// The rows of a base, bucket by bucket. Memory: 13 bytes a row.
 pub struct Table {
     /// Ascending.
     keys: Vec<u64>,
