@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
-use super::hashing::{Hashing, LshParams, MOST_HASHES};
+use super::hashing::{Hashing, LshParams, MOST_BUCKETS, MOST_HASHES};
 use super::params::KnnParams;
 use super::sample::Sample;
 use crate::device::{Device, QueryRows};
 use crate::error::{Error, Result};
-use crate::index::lsh::{Family, Signature, TableFunctions};
+use crate::index::lsh::{Family, Signature, Table, TableFunctions};
 use crate::job::Job;
 use crate::matrix::Rows;
 use crate::parallel::in_parallel;
@@ -85,16 +85,16 @@ pub(super) fn choose<D: Device>(
         let hashing = with(groups[0].signature, most, lsh.tables.unwrap_or(1));
         return Ok(Chosen { hashing, recall: 1.0, share: 0.0 });
     }
-    let tables = lsh.tables.unwrap_or(TABLES);
+    let tables = lsh.tables.unwrap_or(TABLES.min(MOST_BUCKETS / lsh.probes));
     let functions = |table| {
         job.check()?;
         let family = (lsh.family, params.metric());
         Ok(TableFunctions::new(family, (lsh.seed, table), most, dim))
     };
-    groups = find(groups, tables, functions, (&sample, lsh))?;
+    groups = find(groups, tables, functions, (&sample, lsh), job)?;
     let best = all(&groups).map(|trial| trial.recall).fold(0.0, f64::max);
     groups.iter_mut().for_each(|group| group.trials.retain(|trial| trial.tables.is_some()));
-    groups = count(groups, functions, (&sample, lsh))?;
+    groups = count(groups, functions, (&sample, lsh), job)?;
     let sizes = (base.len(), queries.0.len(), dim);
     match cheapest(&groups, |trial| trial.costs(sizes, &sample, lsh.probes)) {
         Some((group, trial)) => {
@@ -116,6 +116,7 @@ fn find(
     tables: usize,
     functions: impl Fn(usize) -> Result<TableFunctions>,
     (sample, lsh): (&Sample, &LshParams),
+    job: &Job,
 ) -> Result<Vec<Group>> {
     for table in 0..tables {
         if all(&groups).all(|trial| trial.is_over) {
@@ -124,10 +125,12 @@ fn find(
         let functions = functions(table)?;
         let values = [&sample.queries, &sample.neighbors].map(|rows| functions.values(rows));
         groups = in_parallel(groups, |mut group| {
-            group.look(&values, &functions, (sample, lsh.probes));
+            group.look(&values, &functions, (sample, lsh.probes), job)?;
             group.trials.iter_mut().for_each(|trial| trial.judge(table + 1, sample, lsh));
-            group
-        });
+            Ok(group)
+        })
+        .into_iter()
+        .collect::<Result<_>>()?;
     }
     Ok(groups)
 }
@@ -137,15 +140,18 @@ fn count(
     mut groups: Vec<Group>,
     functions: impl Fn(usize) -> Result<TableFunctions>,
     (sample, lsh): (&Sample, &LshParams),
+    job: &Job,
 ) -> Result<Vec<Group>> {
     let last = all(&groups).filter_map(|trial| trial.tables).max().unwrap_or(0);
     for table in 0..last {
         let functions = functions(table)?;
         let values = [&sample.queries, &sample.base].map(|rows| functions.values(rows));
         groups = in_parallel(groups, |mut group| {
-            group.count(&values, &functions, (table, sample, lsh.probes));
-            group
-        });
+            group.count(&values, &functions, (table, sample, lsh.probes), job)?;
+            Ok(group)
+        })
+        .into_iter()
+        .collect::<Result<_>>()?;
     }
     Ok(groups)
 }
@@ -208,19 +214,21 @@ impl Group {
         values: &[Vec<f64>; 2],
         functions: &TableFunctions,
         (sample, probes): (&Sample, usize),
-    ) {
+        job: &Job,
+    ) -> Result<()> {
         if self.trials.iter().all(|trial| trial.is_over) {
-            return;
+            return Ok(());
         }
         let (all, signature) = (functions.count(), &self.signature);
         let [Ok(queries), Ok(rows)] = [0, 1].map(|i| signature.wholes(&values[i], functions))
         else {
             // Slots are out of range: these parameters are useless.
             self.trials.iter_mut().for_each(|trial| trial.is_over = true);
-            return;
+            return Ok(());
         };
         let mut keys = Vec::new();
         for trial in self.trials.iter_mut().filter(|trial| !trial.is_over) {
+            job.check()?;
             let of_queries = values[0].chunks_exact(all).zip(queries.chunks_exact(all));
             let found = trial.found.chunks_exact_mut(sample.per_query);
             for (query, ((values, wholes), found)) in of_queries.zip(found).enumerate() {
@@ -230,12 +238,15 @@ impl Group {
                 keys.clear();
                 let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
                 signature.keys(of_query, functions, probes, &mut keys);
+                keys.sort_unstable();
                 for (i, found) in found.iter_mut().enumerate().filter(|(_, found)| !**found) {
                     let pair = query * sample.per_query + i;
-                    *found = keys.contains(&signature.key(&rows[pair * all..][..trial.hashes]));
+                    let key = signature.key(&rows[pair * all..][..trial.hashes]);
+                    *found = keys.binary_search(&key).is_ok();
                 }
             }
         }
+        Ok(())
     }
 
     /// Counts candidates in one more table.
@@ -244,19 +255,22 @@ impl Group {
         values: &[Vec<f64>; 2],
         functions: &TableFunctions,
         (table, sample, probes): (usize, &Sample, usize),
-    ) {
+        job: &Job,
+    ) -> Result<()> {
         let (all, signature) = (functions.count(), &self.signature);
         let [Ok(queries), Ok(rows)] = [0, 1].map(|i| signature.wholes(&values[i], functions))
         else {
             // Building the tables will say so.
-            return;
+            return Ok(());
         };
         let is_used = |trial: &&mut Trial| trial.tables.is_some_and(|tables| table < tables);
         let mut keys = Vec::new();
         for trial in self.trials.iter_mut().filter(is_used) {
-            let rows: Vec<u64> =
+            job.check()?;
+            let keys_of_rows: Vec<u64> =
                 rows.chunks_exact(all).map(|row| signature.key(&row[..trial.hashes])).collect();
-            let words = rows.len().div_ceil(64);
+            let buckets = Table::new(&keys_of_rows);
+            let words = keys_of_rows.len().div_ceil(64);
             trial.seen.resize(sample.queries.len() * words, 0);
             let of_queries = values[0].chunks_exact(all).zip(queries.chunks_exact(all));
             for (query, (values, wholes)) in of_queries.enumerate() {
@@ -264,29 +278,16 @@ impl Group {
                 let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
                 signature.keys(of_query, functions, probes, &mut keys);
                 let seen = &mut trial.seen[query * words..][..words];
-                for key in &keys {
-                    trial.visited += mark(&rows, *key, sample.itself[query], seen);
+                let found = keys.iter().flat_map(|key| buckets.rows(buckets.bucket(*key)));
+                let itself = sample.itself[query];
+                for row in found.map(|row| *row as usize).filter(|row| Some(*row) != itself) {
+                    seen[row / 64] |= 1 << (row % 64);
+                    trial.visited += 1;
                 }
             }
         }
+        Ok(())
     }
-}
-
-/// Marks the rows with a key, except the query itself. Returns how many.
-fn mark(rows: &[u64], key: u64, itself: Option<usize>, seen: &mut [u64]) -> u64 {
-    let mut count = 0;
-    for (i, (rows, seen)) in rows.chunks(64).zip(seen).enumerate() {
-        let mut same = 0u64;
-        for (bit, row) in rows.iter().enumerate() {
-            same |= u64::from(*row == key) << bit;
-        }
-        if let Some(own) = itself.filter(|own| own / 64 == i) {
-            same &= !(1 << (own % 64));
-        }
-        *seen |= same;
-        count += u64::from(same.count_ones());
-    }
-    count
 }
 
 impl Trial {
@@ -303,8 +304,7 @@ impl Trial {
         self.recall = recalls.iter().sum::<f64>() / count;
         let variance =
             recalls.iter().map(|recall| (recall - self.recall).powi(2)).sum::<f64>() / count;
-        // Where all queries were sampled, the recall is known.
-        let error = (variance / count * (1.0 - sample.share)).max(0.0).sqrt();
+        let error = (variance / count * (1.0 - sample.known)).max(0.0).sqrt();
         let is_enough = self.recall - ERRORS * error >= lsh.recall;
         match lsh.tables {
             Some(given) if tables < given => {}

@@ -17,7 +17,7 @@ pub(super) const MOST_HASHES: usize = 256;
 const MOST_PROBES: usize = 65_536;
 
 /// The most buckets that a query looks at in all tables.
-const MOST_BUCKETS: usize = 1 << 20;
+pub(super) const MOST_BUCKETS: usize = 1 << 20;
 
 /// The recall aimed for if nothing is said.
 const RECALL: f64 = 0.9;
@@ -185,6 +185,14 @@ impl Hashing {
         let LshParams { probes, seed, .. } = *params;
         let signature = params.signature(metric, width, params.is_width_chosen);
         Some(Self { signature, tables: params.tables?, hashes: params.hashes?, probes, seed })
+    }
+
+    /// The same where there is nothing to hash, and so nothing to choose.
+    pub fn any(params: &LshParams, metric: Metric) -> Self {
+        let LshParams { probes, seed, .. } = *params;
+        let signature = params.signature(metric, params.width.unwrap_or(1.0), true);
+        let (tables, hashes) = (params.tables.unwrap_or(1), params.hashes.unwrap_or(1));
+        Self { signature, tables, hashes, probes, seed }
     }
 
     /// The same as parameters that leave nothing to be chosen.

@@ -55,27 +55,30 @@ impl<D: Device> LshSearch<D> {
             return Err(Error::TooManyRows { input: "base", rows: base.len() as u64 });
         }
         let (k, metric) = (params.k(), params.metric());
+        let dim = base.matrix().dim();
+        if lsh.family == Family::Bits && !base.is_empty() && lsh.hashes.is_some_and(|n| n > dim) {
+            let hashes = lsh.hashes.unwrap_or(0);
+            return Err(Error::Unsatisfiable(format!(
+                "knn_lsh: hashes is {hashes}, but rows have only {dim} bits to sample"
+            )));
+        }
         let (hashing, expected) = match Hashing::given(lsh, metric) {
             Some(hashing) => (hashing, None),
+            None if base.is_empty() => (Hashing::any(lsh, metric), None),
             None => {
                 job.enter(Phase::Tune);
                 let chosen = choose(device, &base, (params, lsh), queries, job)?;
                 (chosen.hashing, Some((chosen.recall, chosen.share)))
             }
         };
-        let dim = base.matrix().dim();
-        if lsh.family == Family::Bits && hashing.hashes > dim && !base.is_empty() {
-            let hashes = hashing.hashes;
-            return Err(Error::Unsatisfiable(format!(
-                "knn_lsh: hashes is {hashes}, but rows have only {dim} bits to sample"
-            )));
-        }
-        let functions =
-            hashing.tables * dim * hashing.hashes.next_multiple_of(8) * size_of::<f64>();
-        let bytes = hashing.tables * Table::bytes(base.len()) + functions;
-        let mut reserved = job.reserve("tables of hashes", bytes)?;
-        let tables = build(&hashing, &base, job)?;
-        reserved.shrink_to(hashing.tables * (Table::bytes(base.len()) / 2) + functions);
+        let (kept, more) = Table::bytes(base.len());
+        let numbers = dim * hashing.hashes.next_multiple_of(8) * size_of::<f64>();
+        let seen = threads() * base.len().div_ceil(64) * size_of::<u64>();
+        let built = hashing.tables * (kept + numbers) + seen;
+        let together = threads().min(hashing.tables);
+        let mut reserved = job.reserve("tables of hashes", built + together * more)?;
+        let tables = if base.is_empty() { vec![] } else { build(&hashing, &base, job)? };
+        reserved.shrink_to(built);
         let on_device = device.rows(&base, metric);
         device.prepare(&on_device, RowUse::Gather, job)?;
         let sizes = tables.iter().map(|(_, table)| table.sizes());
@@ -226,7 +229,7 @@ impl<D: Device> KnnSearch for LshSearch<D> {
         let itself = usize::from(query_rows != QueryRows::Separate);
         let others = self.base.len().saturating_sub(itself);
         let per_query = self.tables.len() * self.hashing.probes;
-        let wave = (MOST_BUCKETS / per_query).max(1);
+        let wave = (MOST_BUCKETS / per_query.max(1)).max(1);
         let queries_searched = if self.base.is_empty() { 0 } else { queries.len() };
         for start in (0..queries_searched).step_by(wave) {
             job.enter(Phase::Find);

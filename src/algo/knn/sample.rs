@@ -12,6 +12,9 @@ use crate::random::Random;
 
 /// Queries that are sampled.
 const QUERIES: usize = 160;
+/// … but fewer where they have so many neighbours, down to a few.
+const MOST_NEIGHBORS: usize = 1 << 20;
+const FEWEST_QUERIES: usize = 16;
 /// Ranks of each that are looked for.
 const RANKS: usize = 10;
 /// Base rows by which candidates are counted.
@@ -26,8 +29,8 @@ pub(super) struct Sample {
     pub base: Rows,
     /// For each query the row of `base` that it is itself, if it is there.
     pub itself: Vec<Option<usize>>,
-    /// The share of all queries that were sampled.
-    pub share: f64,
+    /// The share of all neighbours that are in the sample, if it is known for each query: else 0.
+    pub known: f64,
     /// The median distance of a query's last neighbour.
     pub reach: f64,
 }
@@ -43,7 +46,9 @@ impl Sample {
         (seed, job): (u64, &Job),
     ) -> Result<Self> {
         let mut random = Random::new(seed);
-        let positions = spread(queries.len(), QUERIES, &mut random);
+        let count = QUERIES.min(MOST_NEIGHBORS / params.k()).max(FEWEST_QUERIES);
+        let positions = spread(queries.len(), count, &mut random);
+        let share = positions.len() as f64 / queries.len().max(1) as f64;
         let of_base = spread(base.len(), BASE, &mut random);
         let first = match query_rows {
             QueryRows::OfBase { first } => Some(first),
@@ -51,6 +56,11 @@ impl Sample {
         };
         let sampled = Rows::all(Arc::new(queries.gather(&positions, job)?));
         let k = params.k() + usize::from(first.is_some());
+        let neighbors = positions.len() * k.min(base.len()) * size_of::<(f64, u32)>();
+        let rows = (positions.len() * (1 + RANKS) + of_base.len())
+            * base.matrix().width()
+            * size_of::<f64>();
+        let _reserved = job.reserve("a sample of queries", 2 * neighbors + rows)?;
         let search = StreamedSearch::open(device.clone(), base.clone(), params.metric(), k, job)?;
         let found = search.search(&sampled, QueryRows::Separate, None, job)?;
         let most = found.per_query - usize::from(first.is_some()).min(found.per_query);
@@ -71,7 +81,7 @@ impl Sample {
             per_query: ranks.len(),
             base: Rows::all(Arc::new(base.gather(&of_base, job)?)),
             itself,
-            share: positions.len() as f64 / queries.len().max(1) as f64,
+            known: if ranks.len() < most { 0.0 } else { share },
             reach: 0.0,
         };
         sample.reach = sample.median_reach(params.metric());

@@ -135,7 +135,8 @@ impl Base {
         })
         .await?;
         if let Some(index) = search.index() {
-            self.lsh = Some(join.index.get_or_init(|| index.clone()).params.clone());
+            join.index.get_or_init(|| index.clone());
+            self.lsh = Some(index.params.clone());
             self.sample = (self.rows.slice(0..0), QueryRows::default());
         }
         let uploaded = device.info().memory.is_some();
@@ -302,6 +303,8 @@ impl Search {
             let device = device.clone();
             self.metrics.phases.enter(Phase::Prepare);
             self.join.device.fall_back(&device, error);
+            // Its memory is for what takes its place.
+            self.base.search = None;
             self.base.open(&self.join, AnyDevice::cpu(), &self.job).await?;
             found = self.search_on_device(&block).await?;
         }
@@ -438,7 +441,11 @@ impl Search {
                 self.on_device(expected).await?;
             }
             return Ok(Some(Block {
-                rows: rows.slice(0..rows.len().min(needed)),
+                // By hashing, queries may have fewer neighbours than expected.
+                rows: match &self.join.spec.lsh {
+                    Some(_) => rows,
+                    None => rows.slice(0..rows.len().min(needed)),
+                },
                 carried: Some(carried),
                 query_rows: QueryRows::Separate,
                 reservations: reservations.into(),

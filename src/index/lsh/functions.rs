@@ -191,7 +191,9 @@ impl<T: Real> WithSimd for Products<'_, T> {
         let Self { rows, dim, planes, count, values } = self;
         let padded = count.next_multiple_of(LANES);
         let (planes, _) = S::as_simd_f64s(planes);
+        // Of a dimension's numbers; the last ones may be nothing but what fills it up.
         let registers = padded / S::F64_LANES;
+        let used = count.div_ceil(S::F64_LANES);
         let mut sums = vec![0.0; padded];
         let rows_of = rows.chunks(dim * TOGETHER).zip(values.chunks_mut(count * TOGETHER));
         for (rows, values) in rows_of {
@@ -199,7 +201,7 @@ impl<T: Real> WithSimd for Products<'_, T> {
             let some = rows.len() / dim;
             let rows: [&[T]; TOGETHER] =
                 std::array::from_fn(|i| &rows[i.min(some - 1) * dim..][..dim]);
-            for register in 0..registers {
+            for register in 0..used {
                 let mut added = [simd.splat_f64s(0.0); TOGETHER];
                 for j in 0..dim {
                     let plane = planes[j * registers + register];
@@ -209,12 +211,50 @@ impl<T: Real> WithSimd for Products<'_, T> {
                     }
                 }
                 let first = register * S::F64_LANES;
-                let here = S::F64_LANES.min(count.saturating_sub(first));
+                let here = S::F64_LANES.min(count - first);
                 for (i, added) in added.iter().enumerate().take(some) {
                     let (to, _) = S::as_mut_simd_f64s(&mut sums);
                     to[0] = *added;
                     values[i * count + first..][..here].copy_from_slice(&sums[..here]);
                 }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Registers of any size give the same bits, for any number of functions.
+    #[test]
+    fn every_processor_has_the_same_values() {
+        let (dim, rows) = (5, 7);
+        let mut random = Random::new(3);
+        let x: Vec<f32> = (0..rows * dim).map(|_| random.normal() as f32).collect();
+        for count in (1..=17).chain([26]) {
+            let of = (Family::PStable, Metric::L2);
+            let functions = TableFunctions::new(of, (1, 0), count, dim);
+            let Kind::Planes { numbers, .. } = &functions.kind else { unreachable!("planes") };
+            let mut wanted = vec![0.0; rows * count];
+            for (row, wanted) in x.chunks_exact(dim).zip(wanted.chunks_exact_mut(count)) {
+                for (i, wanted) in wanted.iter_mut().enumerate() {
+                    let plane = numbers[i..].iter().step_by(count.next_multiple_of(LANES));
+                    *wanted =
+                        row.iter().zip(plane).fold(0.0, |sum, (x, a)| sum + f64::from(*x) * a);
+                }
+            }
+            let mut found = vec![0.0; rows * count];
+            pulp::Arch::new().dispatch(functions.products(&x, numbers, &mut found));
+            assert_eq!(found, wanted, "{count}");
+            found.fill(0.0);
+            functions.products(&x, numbers, &mut found).with_simd(pulp::Scalar::new());
+            assert_eq!(found, wanted, "{count}, without SIMD");
+            #[cfg(target_arch = "x86_64")]
+            if let Some(simd) = pulp::x86::V3::try_new() {
+                found.fill(0.0);
+                Simd::vectorize(simd, functions.products(&x, numbers, &mut found));
+                assert_eq!(found, wanted, "{count}, AVX2");
             }
         }
     }

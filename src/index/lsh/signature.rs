@@ -255,22 +255,21 @@ impl Iterator for Sets<'_> {
         loop {
             let Set { steps: set, .. } = self.open.pop()?;
             let last = set[set.len() - 1];
+            let function = |step: &usize| self.steps[*step].function;
+            let is_valid =
+                set[..set.len() - 1].iter().all(|step| function(step) != function(&last));
             if last + 1 < self.steps.len() {
                 let mut moved = set.clone();
                 moved[set.len() - 1] = last + 1;
-                let mut more = set.clone();
-                more.push(last + 1);
-                for steps in [moved, more] {
-                    if !self.are_flips || steps.len() <= 2 {
-                        self.open.push(Set { cost: self.cost(&steps), steps });
-                    }
+                self.open.push(Set { cost: self.cost(&moved), steps: moved });
+                // What is added to two steps of one function leaves them there.
+                if is_valid && (!self.are_flips || set.len() < 2) {
+                    let mut more = set.clone();
+                    more.push(last + 1);
+                    self.open.push(Set { cost: self.cost(&more), steps: more });
                 }
             }
-            let function = |step: &usize| self.steps[*step].function;
-            let is_valid = |(i, step): (usize, &usize)| {
-                set[..i].iter().all(|other| function(other) != function(step))
-            };
-            if set.iter().enumerate().all(is_valid) {
+            if is_valid {
                 return Some(set);
             }
         }

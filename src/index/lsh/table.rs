@@ -18,11 +18,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// Bytes for a number of rows, while it is built.
-    pub fn bytes(rows: usize) -> usize {
-        let sections = rows.div_ceil(PER_SECTION).next_power_of_two();
-        // The keys by row are in memory as well, and pairs are sorted.
-        rows * (12 + 8 + 16) + sections * 4
+    /// Bytes of a table of so many rows, and how many more while it is built from keys by row.
+    pub fn bytes(rows: usize) -> (usize, usize) {
+        let sections = rows.div_ceil(PER_SECTION).next_power_of_two() * size_of::<u32>();
+        let row = size_of::<u64>() + size_of::<u32>();
+        // Keys by row, in parts and together, and pairs that are sorted.
+        (rows * row + sections, rows * (2 * size_of::<u64>() + size_of::<(u64, u32)>()) + sections)
     }
 
     /// Sorts rows by their keys: row `i` has the key `keys[i]`.

@@ -126,10 +126,7 @@ fn build(
         None => None,
     };
     let base = side("base", base, vectors.base.as_ref())?;
-    let mut node = KnnNode::try_new(queries, base, k, metric)?;
-    if let Some(lsh) = lsh {
-        node = node.with_lsh(lsh)?;
-    }
+    let node = KnnNode::new(queries, base, (k, metric), lsh)?;
     LogicalPlanBuilder::from(node.into_plan()).alias(name)?.build()
 }
 

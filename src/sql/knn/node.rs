@@ -47,12 +47,7 @@ impl KnnNode {
         k: Expr,
         metric: Expr,
     ) -> Result<Self> {
-        let (k, metric) = (argument(k, DataType::Int64), argument(metric, DataType::Utf8));
-        is_binary(EXACT_NAME, &metric)?;
-        let schema = schema(&queries, &base)?;
-        let node = Self { queries, base, k, metric, lsh: None, schema };
-        node.check()?;
-        Ok(node)
+        Self::new(queries, base, (k, metric), None)
     }
 
     /// The same search by hashing.
@@ -60,9 +55,30 @@ impl KnnNode {
     /// # Errors
     /// Values already known to be invalid.
     pub fn with_lsh(self, lsh: LshArguments) -> Result<Self> {
-        let node = Self { lsh: Some(lsh), ..self };
+        Self::new(self.queries, self.base, (self.k, self.metric), Some(lsh))
+    }
+
+    /// Either search.
+    ///
+    /// # Errors
+    /// Columns that are missing or hold no vectors; values already known to be invalid.
+    pub(super) fn new(
+        queries: Option<(VectorColumn, LogicalPlan)>,
+        base: (VectorColumn, LogicalPlan),
+        (k, metric): (Expr, Expr),
+        lsh: Option<LshArguments>,
+    ) -> Result<Self> {
+        let (k, metric) = (argument(k, DataType::Int64), argument(metric, DataType::Utf8));
+        let schema = schema(&queries, &base)?;
+        let node = Self { queries, base, k, metric, lsh, schema };
+        is_binary(node.function(), &node.metric)?;
         node.check()?;
         Ok(node)
+    }
+
+    /// The node as a plan.
+    pub fn into_plan(self) -> LogicalPlan {
+        LogicalPlan::Extension(Extension { node: Arc::new(self) })
     }
 
     /// The arguments of hashing; `None` for an exact search.
@@ -79,11 +95,6 @@ impl KnnNode {
     fn arguments(&self) -> impl Iterator<Item = (&'static str, &Expr)> {
         let of_lsh = self.lsh.iter().flat_map(LshArguments::all);
         [("k", &self.k), ("metric", &self.metric)].into_iter().chain(of_lsh)
-    }
-
-    /// The node as a plan.
-    pub fn into_plan(self) -> LogicalPlan {
-        LogicalPlan::Extension(Extension { node: Arc::new(self) })
     }
 
     /// The queries and the columns of their vectors; `None` in a self-join of the base.
@@ -270,11 +281,8 @@ impl UserDefinedLogicalNodeCore for KnnNode {
         let (Some(k), Some(metric)) = (exprs.next(), exprs.next()) else {
             return plan_err!("{} lost an argument", self.function());
         };
-        let node = Self::try_new(queries, base, k, metric)?;
-        match &self.lsh {
-            Some(lsh) => node.with_lsh(lsh.with(exprs)?),
-            None => Ok(node),
-        }
+        let lsh = self.lsh.as_ref().map(|lsh| lsh.with(exprs)).transpose()?;
+        Self::new(queries, base, (k, metric), lsh)
     }
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {
