@@ -4,6 +4,17 @@
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
+/// What the state grows by: 2⁶⁴ divided by the golden ratio, odd.
+pub const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// SplitMix64's mixing of 64 bits: a bijection, after which similar numbers have nothing in common.
+#[inline]
+pub const fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
 impl Random {
     /// The numbers generated from this seed.
     pub fn new(seed: u64) -> Self {
@@ -12,11 +23,8 @@ impl Random {
 
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(STEP);
+        mix(self.0)
     }
 
     /// A number from 0 to below 1.

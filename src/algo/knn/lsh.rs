@@ -23,9 +23,9 @@ const ROWS_TOGETHER: usize = 8192;
 /// Queries that are hashed together.
 const QUERIES_TOGETHER: usize = 64;
 
-/// Buckets whose places are in memory at a time, and candidates.
-const MOST_BUCKETS: usize = 1 << 21;
-const MOST_CANDIDATES: usize = 1 << 22;
+/// Places of buckets, and candidates, that are in memory at a time.
+const PLACES_TOGETHER: usize = 1 << 21;
+const CANDIDATES_TOGETHER: usize = 1 << 22;
 
 /// A base in tables of hashes.
 pub(super) struct LshSearch<D: Device> {
@@ -100,9 +100,14 @@ impl<D: Device> LshSearch<D> {
         })
     }
 
+    /// Buckets that a query looks at.
+    fn per_query(&self) -> usize {
+        self.tables.len() * self.hashing.probes
+    }
+
     /// For each query and table, the buckets it looks at.
     fn buckets(&self, queries: &Rows, job: &Job) -> Result<Vec<Range<u32>>> {
-        let per_query = self.tables.len() * self.hashing.probes;
+        let per_query = self.per_query();
         let tasks: Vec<_> = (0..queries.len()).step_by(QUERIES_TOGETHER).collect();
         let found = in_parallel(tasks, |first| {
             job.check()?;
@@ -144,7 +149,7 @@ impl<D: Device> LshSearch<D> {
         let lock = || self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let mut seen = lock().pop().unwrap_or_else(|| vec![0; self.base.len().div_ceil(64)]);
         let (mut rows, mut counts) = (Vec::new(), Vec::new());
-        let per_query = self.tables.len() * self.hashing.probes;
+        let per_query = self.per_query();
         for (query, buckets) in buckets.chunks_exact(per_query).enumerate() {
             let start = rows.len();
             for ((_, table), buckets) in
@@ -183,9 +188,9 @@ impl<D: Device> LshSearch<D> {
         job: &Job,
     ) -> Result<(Nearest, u64)> {
         job.enter(Phase::Find);
-        let real = if queries.matrix().kind() == ElementKind::F64 { 8 } else { 4 };
-        let _reserved = job.reserve("candidates", bound * (2 * size_of::<u32>() + real))?;
-        let per_query = self.tables.len() * self.hashing.probes;
+        let per_candidate = 2 * size_of::<u32>() + size_of::<f64>();
+        let _reserved = job.reserve("candidates", bound * per_candidate)?;
+        let per_query = self.per_query();
         let count = buckets.len() / per_query;
         let step = count.div_ceil(4 * threads()).max(1);
         let tasks: Vec<_> = (0..count).step_by(step).collect();
@@ -228,8 +233,8 @@ impl<D: Device> KnnSearch for LshSearch<D> {
         let mut all = All::new(self.base.matrix().kind());
         let itself = usize::from(query_rows != QueryRows::Separate);
         let others = self.base.len().saturating_sub(itself);
-        let per_query = self.tables.len() * self.hashing.probes;
-        let wave = (MOST_BUCKETS / per_query.max(1)).max(1);
+        let per_query = self.per_query();
+        let wave = (PLACES_TOGETHER / per_query.max(1)).max(1);
         let queries_searched = if self.base.is_empty() { 0 } else { queries.len() };
         for start in (0..queries_searched).step_by(wave) {
             job.enter(Phase::Find);
@@ -244,7 +249,7 @@ impl<D: Device> KnnSearch for LshSearch<D> {
                     let own = &buckets[to * per_query..(to + 1) * per_query];
                     let visited: usize = own.iter().map(Range::len).sum();
                     let more = bound + visited.min(self.base.len());
-                    if to > from && more > MOST_CANDIDATES {
+                    if to > from && more > CANDIDATES_TOGETHER {
                         break;
                     }
                     all.hashed.visited += visited as u64;
@@ -276,10 +281,7 @@ struct All {
 
 impl All {
     fn new(kind: ElementKind) -> Self {
-        let distances = match kind {
-            ElementKind::F64 => Distances::F64(Vec::new()),
-            ElementKind::F32 | ElementKind::Bits => Distances::F32(Vec::new()),
-        };
+        let distances = Distances::none(kind);
         let hashed = HashedWork::default();
         Self { rows: Vec::new(), distances, starts: vec![0], hashed, pairs: 0 }
     }
@@ -292,11 +294,7 @@ impl All {
             self.hashed.short += u64::from(count < wanted);
         }
         self.rows.extend(nearest.rows);
-        match (&mut self.distances, nearest.distances) {
-            (Distances::F32(all), Distances::F32(own)) => all.extend(own),
-            (Distances::F64(all), Distances::F64(own)) => all.extend(own),
-            _ => unreachable!("one device returns one type of distance"),
-        }
+        self.distances.extend(nearest.distances);
         self.pairs += pairs;
     }
 

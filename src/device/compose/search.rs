@@ -12,7 +12,7 @@ use crate::device::contract::{
 };
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::Rows;
 use crate::metric::Metric;
 
 /// A base, ready to be searched on a device.
@@ -121,10 +121,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
 
     /// Lists without neighbours.
     fn nothing(&self) -> Neighbors {
-        let distances = match self.base.matrix().kind() {
-            ElementKind::F64 => Distances::F64(vec![]),
-            ElementKind::F32 | ElementKind::Bits => Distances::F32(vec![]),
-        };
+        let distances = Distances::none(self.base.matrix().kind());
         Neighbors { per_query: 0, rows: vec![], distances, work: Work::default() }
     }
 
@@ -208,11 +205,7 @@ fn concat(blocks: Vec<Neighbors>) -> Neighbors {
     }
     for block in blocks {
         all.rows.extend(block.rows);
-        match (&mut all.distances, block.distances) {
-            (Distances::F32(all), Distances::F32(block)) => all.extend(block),
-            (Distances::F64(all), Distances::F64(block)) => all.extend(block),
-            _ => unreachable!("one device returns one type of distance"),
-        }
+        all.distances.extend(block.distances);
         all.work += block.work;
     }
     all

@@ -274,6 +274,26 @@ impl Distances {
         }
     }
 
+    /// No distances, of the type that rows of this kind have.
+    pub fn none(kind: ElementKind) -> Self {
+        match kind {
+            ElementKind::F64 => Self::F64(Vec::new()),
+            ElementKind::F32 | ElementKind::Bits => Self::F32(Vec::new()),
+        }
+    }
+
+    /// Appends more distances.
+    ///
+    /// # Panics
+    /// If they are of another type.
+    pub fn extend(&mut self, more: Self) {
+        match (self, more) {
+            (Self::F32(all), Self::F32(more)) => all.extend(more),
+            (Self::F64(all), Self::F64(more)) => all.extend(more),
+            _ => unreachable!("one device returns one type of distance"),
+        }
+    }
+
     /// The distances, if they are of this type.
     pub fn reals<T: Real>(self) -> Option<Vec<T>> {
         match self {

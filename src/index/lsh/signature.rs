@@ -8,6 +8,7 @@ use pulp::{Simd, WithSimd};
 use super::family::{Family, Rounding};
 use super::functions::TableFunctions;
 use crate::metric::Metric;
+use crate::random::{STEP, mix};
 
 /// Slots of p-stable functions reach from minus this to this.
 pub const MOST_SLOT: f64 = (1 << 24) as f64;
@@ -207,19 +208,11 @@ static FACTORS: [u64; 256] = {
     let mut factors = [0; 256];
     let mut i = 0;
     while i < factors.len() {
-        factors[i] = mix((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)) | 1;
+        factors[i] = mix((i as u64 + 1).wrapping_mul(STEP)) | 1;
         i += 1;
     }
     factors
 };
-
-/// A bijection (Stafford's variant 13, as in SplitMix64).
-#[inline]
-const fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
 
 /// Sets of steps, at most one of each function, the cheapest first (Lv et al. 2007): each set after
 /// its own is one whose last step is moved on, or one with one more step.

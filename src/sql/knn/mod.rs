@@ -22,21 +22,21 @@ use super::call::{
 use crate::exec::{KnnExact, KnnLsh};
 use crate::metric::Metric;
 
+/// The arguments of both functions.
+const SEARCH: [Argument; 8] = [
+    Argument::optional("queries", Kind::Input, "none"),
+    Argument::required("base", Kind::Input),
+    Argument::required("k", Kind::Value),
+    Argument::optional("metric", Kind::Value, "'l2'"),
+    Argument::optional("vector", Kind::Columns, "the only column that can be one"),
+    Argument::optional("query_vector", Kind::Columns, "vector"),
+    Argument::optional("base_vector", Kind::Columns, "vector"),
+    Argument::optional("keep_vector", Kind::Value, "false"),
+];
+
 /// `knn_exact`.
 pub(super) static EXACT: Function = Function {
-    signature: Signature {
-        name: EXACT_NAME,
-        arguments: &[
-            Argument::optional("queries", Kind::Input, "none"),
-            Argument::required("base", Kind::Input),
-            Argument::required("k", Kind::Value),
-            Argument::optional("metric", Kind::Value, "'l2'"),
-            Argument::optional("vector", Kind::Columns, "the only column that can be one"),
-            Argument::optional("query_vector", Kind::Columns, "vector"),
-            Argument::optional("base_vector", Kind::Columns, "vector"),
-            Argument::optional("keep_vector", Kind::Value, "false"),
-        ],
-    },
+    signature: Signature { name: EXACT_NAME, arguments: &SEARCH },
     plan: |mut arguments, resolve| plan((EXACT_NAME, None), &mut arguments, resolve),
 };
 
@@ -44,24 +44,27 @@ pub(super) static EXACT: Function = Function {
 pub(super) static LSH: Function = Function {
     signature: Signature {
         name: lsh::NAME,
-        arguments: &[
-            Argument::optional("queries", Kind::Input, "none"),
-            Argument::required("base", Kind::Input),
-            Argument::required("k", Kind::Value),
-            Argument::optional("metric", Kind::Value, "'l2'"),
-            Argument::optional("vector", Kind::Columns, "the only column that can be one"),
-            Argument::optional("query_vector", Kind::Columns, "vector"),
-            Argument::optional("base_vector", Kind::Columns, "vector"),
-            Argument::optional("keep_vector", Kind::Value, "false"),
-            Argument::optional("recall", Kind::Value, "0.9"),
-            Argument::optional("family", Kind::Value, "by the metric"),
-            Argument::optional("tables", Kind::Value, "chosen"),
-            Argument::optional("hashes", Kind::Value, "chosen"),
-            Argument::optional("width", Kind::Value, "chosen"),
-            Argument::optional("rounding", Kind::Value, "'floor'"),
-            Argument::optional("probes", Kind::Value, "1"),
-            Argument::optional("seed", Kind::Value, "neighbors.seed"),
-        ],
+        arguments: &{
+            let [queries, base, k, metric, vector, of_queries, of_base, keep] = SEARCH;
+            [
+                queries,
+                base,
+                k,
+                metric,
+                vector,
+                of_queries,
+                of_base,
+                keep,
+                Argument::optional("recall", Kind::Value, "0.9"),
+                Argument::optional("family", Kind::Value, "by the metric"),
+                Argument::optional("tables", Kind::Value, "chosen"),
+                Argument::optional("hashes", Kind::Value, "chosen"),
+                Argument::optional("width", Kind::Value, "chosen"),
+                Argument::optional("rounding", Kind::Value, "'floor'"),
+                Argument::optional("probes", Kind::Value, "1"),
+                Argument::optional("seed", Kind::Value, "neighbors.seed"),
+            ]
+        },
     },
     plan: |mut arguments, resolve| {
         let called = (lsh::NAME, Some(LshArguments::from_call(&arguments)?));
@@ -198,17 +201,13 @@ impl KnnExt for DataFrame {
     fn knn_lsh(self, base: Self, params: KnnLsh) -> Result<Self> {
         let (state, queries) = self.into_parts();
         let inputs = (Some(queries), base.into_unoptimized_plan());
-        let called = (lsh::NAME, Some(LshArguments::from_params(&params)?));
-        let KnnLsh { k, metric, vector, .. } = params;
-        let plan = from_params(&state, inputs, KnnExact { k, metric, vector }, called)?;
+        let plan = from_lsh_params(&state, inputs, params)?;
         Ok(Self::new(state, plan))
     }
 
     fn knn_lsh_self(self, params: KnnLsh) -> Result<Self> {
         let (state, base) = self.into_parts();
-        let called = (lsh::NAME, Some(LshArguments::from_params(&params)?));
-        let KnnLsh { k, metric, vector, .. } = params;
-        let plan = from_params(&state, (None, base), KnnExact { k, metric, vector }, called)?;
+        let plan = from_lsh_params(&state, (None, base), params)?;
         Ok(Self::new(state, plan))
     }
 }
@@ -224,4 +223,14 @@ fn from_params(
     let vectors = Vectors { queries: vector.clone(), base: vector, keep: false };
     let values = (lit(k), lit(metric.name()));
     build(called, inputs, &vectors, values, &mut resolve_with(state))
+}
+
+fn from_lsh_params(
+    state: &SessionState,
+    inputs: (Option<LogicalPlan>, LogicalPlan),
+    params: KnnLsh,
+) -> Result<LogicalPlan> {
+    let called = (lsh::NAME, Some(LshArguments::from_params(&params)?));
+    let KnnLsh { k, metric, vector, .. } = params;
+    from_params(state, inputs, KnnExact { k, metric, vector }, called)
 }
