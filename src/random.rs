@@ -15,6 +15,13 @@ pub const fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// The number that [`mix`] made this of.
+pub const fn unmix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 31) ^ (z >> 62)).wrapping_mul(0x3196_42b2_d24d_8ec3);
+    z = (z ^ (z >> 27) ^ (z >> 54)).wrapping_mul(0x96de_1b17_3f11_9089);
+    z ^ (z >> 30) ^ (z >> 60)
+}
+
 impl Random {
     /// The numbers generated from this seed.
     pub fn new(seed: u64) -> Self {
@@ -47,5 +54,18 @@ impl Random {
     /// A whole number from 0 to below a bound.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mixing_can_be_undone() {
+        let mut random = Random::new(1);
+        for z in [0, 1, u64::MAX].into_iter().chain((0..100).map(|_| random.bits())) {
+            assert_eq!(unmix(mix(z)), z);
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 mod arrays;
 mod at_once;
+mod buckets;
 mod chosen;
 mod collect;
 mod dbscan;
@@ -22,6 +23,7 @@ mod weights;
 use datafusion::common::DataFusionError;
 
 pub use arrays::{Dbscan, KMeans, KnnExact, dbscan, kmeans, knn_exact, knn_lsh};
+pub use buckets::{bucket_field, bucket_fields, row_buckets};
 pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec, dbscan_fields};
 pub use hashed::KnnLsh;
 pub use inputs::{InTurnExec, InputExec, NumberedExec, ShowInputs};

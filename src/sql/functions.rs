@@ -13,8 +13,8 @@ use super::kmeans::{self, KMeansNode};
 use super::knn::{self, KnnNode, PushIntoKnn};
 
 /// Table functions.
-pub(super) static TABLE: [&Function; 5] =
-    [&knn::EXACT, &knn::LSH, &kmeans::ROWS, &kmeans::CENTROIDS, &dbscan::ROWS];
+pub(super) static TABLE: [&Function; 6] =
+    [&knn::EXACT, &knn::LSH, &knn::BUCKETS, &kmeans::ROWS, &kmeans::CENTROIDS, &dbscan::ROWS];
 
 /// Window functions.
 pub(super) static WINDOWS: [&GroupFunction; 2] = [&kmeans::WINDOW, &dbscan::WINDOW];

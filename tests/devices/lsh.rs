@@ -1,9 +1,13 @@
 //! Neighbours by hashing, against the definition: the rows whose keys are among a query's in some
 //! table, compared one by one.
 
-use datafusion_neighbors::algo::knn::{Found, KnnParams, LshParams, Method, open_base};
+use std::collections::BTreeSet;
+
+use datafusion_neighbors::algo::knn::{Found, KnnParams, LshParams, Method, Scoring, open_base};
 use datafusion_neighbors::device::{AnyDevice, Distances, QueryRows};
-use datafusion_neighbors::index::lsh::{Family, Rounding, Signature, TableFunctions};
+use datafusion_neighbors::index::lsh::{
+    Family, Hasher, Planes, Rounding, Signature, TableFunctions,
+};
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::Rows;
 use datafusion_neighbors::{Error, Metric};
@@ -34,6 +38,11 @@ pub fn trials() -> Vec<(String, Test)> {
             all.push((format!("lsh::{metric}::{}", family.name()), Box::new(run)));
         }
     }
+    for metric in [Metric::L2, Metric::SqEuclidean, Metric::Cosine, Metric::Pearson] {
+        let run = move |device: &AnyDevice| within_a_radius(device, metric);
+        all.push((format!("lsh::radius::{metric}"), Box::new(run)));
+    }
+    all.push(("lsh::scored".to_string(), Box::new(scored)));
     all.push(("lsh::many_candidates".to_string(), Box::new(many)));
     all.push(("lsh::chosen_parameters_reach_the_recall".to_string(), Box::new(chosen)));
     all.push(("lsh::refused".to_string(), Box::new(refused)));
@@ -64,6 +73,12 @@ fn answers(device: &AnyDevice, metric: Metric, family: Family) -> Result<(), Fai
                     params.rounding = [Rounding::Floor, Rounding::Zero][i % 2];
                 }
                 check(device, (&base, queries.as_ref()), k, &params, metric)?;
+                if family == Family::Hyperplane && hashes < dim {
+                    (params.planes, params.is_zero_sum) = (Planes::Orthogonal, i % 2 == 0);
+                    check(device, (&base, queries.as_ref()), k, &params, metric)?;
+                    params.is_centred = true;
+                    check(device, (&base, queries.as_ref()), k, &params, metric)?;
+                }
             }
         }
     }
@@ -137,9 +152,14 @@ fn by_definition(
     let (tables, hashes) = (params.tables.expect("given"), params.hashes.expect("given"));
     let asked = queries.unwrap_or(base);
     let mut near = vec![vec![false; base.len()]; asked.len()];
+    let mut scores = vec![vec![0.0; base.len()]; asked.len()];
+    let mut hasher = Hasher::new((family, metric), seed, base.matrix().dim())
+        .with_planes(params.planes, params.is_zero_sum);
+    if params.is_centred {
+        hasher = hasher.with_centre_of(base, &Job::default()).expect("a centre");
+    }
     for table in 0..tables {
-        let dim = base.matrix().dim();
-        let functions = TableFunctions::new((family, metric), (seed, table), hashes, dim);
+        let functions = hasher.functions(table, hashes, &Job::default()).expect("functions");
         let keys = |rows: &Rows, row: usize, probes: usize| {
             let values = functions.values(&rows.slice(row..row + 1));
             let wholes = signature.wholes(&values, &functions).expect("slots in range");
@@ -149,8 +169,24 @@ fn by_definition(
         };
         let of_base: Vec<u64> = (0..base.len()).map(|row| keys(base, row, 1)[0]).collect();
         for (query, near) in near.iter_mut().enumerate() {
-            let keys = keys(asked, query, probes);
+            let keys = match &params.scoring {
+                Some(scoring) => keys(asked, query, scoring.probes(hashes)),
+                None => keys(asked, query, probes),
+            };
             near.iter_mut().zip(&of_base).for_each(|(near, key)| *near |= keys.contains(key));
+            let Some(scoring) = &params.scoring else { continue };
+            let own = bits_of(asked, query, &functions);
+            for (row, score) in scores[query].iter_mut().enumerate() {
+                let other = bits_of(base, row, &functions);
+                let errors = own.iter().zip(&other).filter(|(a, b)| a != b).count();
+                *score += scoring.weights.get(errors).unwrap_or(&0.0);
+            }
+        }
+    }
+    if let Some(scoring) = &params.scoring {
+        let is_found = |near: bool, score: f64| near && score > scoring.score;
+        for (near, scores) in near.iter_mut().zip(&scores) {
+            near.iter_mut().zip(scores).for_each(|(near, score)| *near = is_found(*near, *score));
         }
     }
     let list = |query: usize| {
@@ -163,6 +199,98 @@ fn by_definition(
         list
     };
     (0..asked.len()).map(list).collect()
+}
+
+fn bits_of(rows: &Rows, row: usize, functions: &TableFunctions) -> Vec<f64> {
+    functions.values(&rows.slice(row..row + 1))
+}
+
+/// Every row within the radius is found, of whatever kind rows and planes are.
+fn within_a_radius(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
+    for (i, kind) in Kind::ALL.into_iter().enumerate() {
+        for (j, planes) in [Planes::Orthogonal, Planes::Trained].into_iter().enumerate() {
+            let (rows, dim) = ([200, 150][j], [6, 19][j]);
+            let make = |seed: u64, rows: usize| match i % 2 {
+                0 => matrix_f32(&kind.rows(seed, rows, dim), dim, metric),
+                _ => matrix_f64(&kind.rows(seed, rows, dim), dim, metric),
+            };
+            let (base, queries) = (make(1, rows), make(2, 20));
+            let (queries, is_self) = if i % 3 == 0 { (&base, true) } else { (&queries, false) };
+            let radius = |query: usize, row: usize| apart((queries, query), (&base, row), metric);
+            let mut radii: Vec<f64> = (0..rows).map(|row| radius(0, row)).collect();
+            radii.retain(|radius| radius.is_finite());
+            radii.sort_by(f64::total_cmp);
+            for (share, hashes) in [(0, 5), (rows / 10, 5), (rows / 3, 4), (rows / 3, dim - 1)] {
+                let mut params = LshParams::try_new(metric, Some(Family::Hyperplane))?;
+                (params.tables, params.hashes) = (Some(1 + share % 2), Some(hashes));
+                (params.planes, params.is_zero_sum) = (planes, share % 3 == 0);
+                params.is_centred = i % 2 == 0;
+                params.box_radius = Some(radii.get(share).copied().unwrap_or(1.0));
+                params.check(None)?;
+                let limit = params.box_radius.unwrap_or(0.0);
+                let asked = (!is_self).then_some(queries);
+                let found = lists(&search(device, (&base, asked), rows, &params, metric)?);
+                for (query, found) in found.iter().enumerate() {
+                    let found: BTreeSet<u32> = found.iter().map(|(row, _)| *row).collect();
+                    let is_missing = |row: &u32| {
+                        let itself = is_self && *row as usize == query;
+                        !itself && !found.contains(row) && radius(query, *row as usize) <= limit
+                    };
+                    if let Some(row) = (0..rows as u32).find(is_missing) {
+                        let text = format!("{kind:?}, {params}: row {row} of query {query}");
+                        return Err(text.into());
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The Euclidean distance of two rows: of rows of length 1 under `cosine`, and under `pearson` of
+/// those less their means.
+fn apart(query: (&Rows, usize), row: (&Rows, usize), metric: Metric) -> f64 {
+    let [a, b] = [query, row].map(|(rows, row)| {
+        let one = rows.slice(row..row + 1);
+        let wide = || one.reals::<f64>().map(<[f64]>::to_vec);
+        let narrow = one.reals::<f32>().map(|x| x.iter().map(|x| f64::from(*x)).collect());
+        let mut x: Vec<f64> = narrow.or_else(wide).expect("numbers");
+        if metric == Metric::Pearson {
+            let mean = x.iter().sum::<f64>() / x.len() as f64;
+            x.iter_mut().for_each(|x| *x -= mean);
+        }
+        if matches!(metric, Metric::Cosine | Metric::Pearson) {
+            let largest = x.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+            x.iter_mut().for_each(|x| *x /= largest);
+            let length = x.iter().map(|x| x * x).sum::<f64>().sqrt();
+            x.iter_mut().for_each(|x| *x /= length);
+        }
+        x
+    });
+    a.iter().zip(&b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt()
+}
+
+/// Error weighted hashing, by the definition of its scores.
+fn scored(device: &AnyDevice) -> Result<(), Failed> {
+    let (base, queries) = (matrix_bits(1, 300, 40), matrix_bits(2, 40, 40));
+    let cases: [(usize, usize, &[f64], f64); 7] = [
+        (3, 4, &[4.0, 3.0, 2.0], 0.0),
+        (3, 4, &[4.0, 3.0, 2.0], 6.0),
+        (5, 8, &[8.0, 7.0], 9.5),
+        (1, 1, &[1.0, 0.25], 0.5),
+        (2, 9, &[1.0], 1.0),
+        (4, 6, &[0.0, 0.5, 0.0], 0.0),
+        (4, 6, &[0.0, 0.5, 0.0], -1.0),
+    ];
+    for (tables, bits, weights, score) in cases {
+        let mut params = LshParams::try_new(Metric::Hamming, None)?;
+        (params.tables, params.hashes) = (Some(tables), Some(bits));
+        params.scoring = Some(Scoring { weights: weights.to_vec(), score });
+        params.check(None)?;
+        check(device, (&base, Some(&queries)), 300, &params, Metric::Hamming)?;
+        check(device, (&base, None), 5, &params, Metric::Hamming)?;
+    }
+    Ok(())
 }
 
 /// More candidates than are in memory at a time.

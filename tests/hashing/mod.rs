@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::UInt32Type;
-use datafusion_neighbors::index::lsh::{Family, Rounding, Signature, TableFunctions};
+use datafusion_neighbors::index::lsh::{
+    Family, Hasher, Planes, Rounding, Signature, TableFunctions,
+};
+use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use datafusion_neighbors::{KnnLsh, Metric, knn_lsh};
 
@@ -25,15 +28,29 @@ fn rows_of(values: Vec<f64>, dim: usize) -> Rows {
     Rows::all(Arc::new(Matrix::new(Elements::F64(values), rows, dim)))
 }
 
+/// The first functions of a table.
+fn functions(
+    of: (Family, Metric),
+    (seed, table): (u64, usize),
+    count: usize,
+    dim: usize,
+) -> TableFunctions {
+    Hasher::new(of, seed, dim).functions(table, count, &Job::default()).expect("functions")
+}
+
 /// The share of functions under which the first row collides with each other row.
 fn collisions(rows: &Rows, metric: Metric, width: f64) -> Vec<f64> {
+    let family = Family::of(metric)[0];
+    collisions_by(&Hasher::new((family, metric), 7, rows.matrix().dim()), rows, metric, width)
+}
+
+fn collisions_by(hasher: &Hasher, rows: &Rows, metric: Metric, width: f64) -> Vec<f64> {
     let family = Family::of(metric)[0];
     let signature =
         Signature { family, metric, width, rounding: Rounding::Floor, is_clamped: false };
     let mut counts = vec![0usize; rows.len() - 1];
     for table in 0..FUNCTIONS / PER_TABLE {
-        let dim = rows.matrix().dim();
-        let functions = TableFunctions::new((family, metric), (7, table), PER_TABLE, dim);
+        let functions = hasher.functions(table, PER_TABLE, &Job::default()).expect("functions");
         let wholes = signature.wholes(&functions.values(rows), &functions).expect("in range");
         let mut lists = wholes.chunks_exact(PER_TABLE);
         let first = lists.next().expect("a row");
@@ -91,6 +108,81 @@ fn planes_collide_by_the_angle() {
     check(collisions(&rows_of(values, 2), Metric::Cosine, 0.0), law, "angle");
 }
 
+/// Zero-sum planes see the angle between rows less their means: Pearson's.
+#[test]
+fn zero_sum_planes_collide_by_pearson() {
+    let angles: [f64; 5] = [0.05, 0.4, 1.0, 1.6, 3.0];
+    // Two directions at right angles to each other and to (1, 1, 1), moved far along it.
+    let row = |(a, b): (f64, f64), mean: f64| {
+        let (a, b) = (a / 2f64.sqrt(), b / 6f64.sqrt());
+        [mean + a + b, mean - a + b, mean - 2.0 * b]
+    };
+    let mut values = row((1.0, 0.0), 3.0).to_vec();
+    values.extend(angles.iter().flat_map(|angle| row((angle.cos(), angle.sin()), -7.0)));
+    let (rows, law) = (rows_of(values, 3), || angles.iter().map(|angle| 1.0 - angle / PI));
+    check(collisions(&rows, Metric::Pearson, 0.0), law(), "pearson");
+    let hasher = Hasher::new((Family::Hyperplane, Metric::Cosine), 7, 3);
+    let zero_sum = hasher.clone().with_planes(Planes::Random, true);
+    check(collisions_by(&zero_sum, &rows, Metric::Cosine, 0.0), law(), "zero-sum");
+    // Others do not.
+    let others = collisions_by(&hasher, &rows, Metric::Cosine, 0.0);
+    assert!(others.iter().zip(law()).any(|(found, law)| (found - law).abs() > 0.3));
+}
+
+#[test]
+fn a_centre_is_where_planes_meet() {
+    let angles: [f64; 4] = [0.4, 1.0, 1.6, 3.0];
+    // The mean of the rows is (50, -20): each has an opposite.
+    let at = |angle: f64| [50.0 + angle.cos(), -20.0 + angle.sin()];
+    let mut values = at(0.0).to_vec();
+    values.extend(angles.iter().flat_map(|angle| at(*angle)));
+    let opposite = values.iter().zip([100.0, -40.0].iter().cycle()).map(|(x, twice)| twice - x);
+    let opposite: Vec<f64> = opposite.collect();
+    values.extend(opposite);
+    let rows = rows_of(values, 2);
+    let hasher = Hasher::new((Family::Hyperplane, Metric::L2), 7, 2);
+    let hasher = hasher.with_centre_of(&rows, &Job::default()).expect("a centre");
+    let found = collisions_by(&hasher, &rows.slice(0..5), Metric::Cosine, 0.0);
+    check(found, angles.iter().map(|angle| 1.0 - angle / PI), "centre");
+}
+
+/// The numbers of planes, plane by plane: their values for unit vectors.
+fn numbers(functions: &TableFunctions, dim: usize) -> Vec<Vec<f64>> {
+    let mut units = vec![0.0; dim * dim];
+    (0..dim).for_each(|j| units[j * dim + j] = 1.0);
+    let values = functions.values(&rows_of(units, dim));
+    let count = functions.count();
+    (0..count).map(|i| values[i..].iter().step_by(count).copied().collect()).collect()
+}
+
+#[test]
+fn orthogonal_planes_are_orthonormal() {
+    let rows = rows_of(Kind::Normal.rows(5, 300, 40).concat(), 40);
+    for planes in [Planes::Orthogonal, Planes::Trained] {
+        for (is_zero_sum, most) in [(false, 40), (true, 39)] {
+            let hasher = Hasher::new((Family::Hyperplane, Metric::L2), 3, 40)
+                .with_planes(planes, is_zero_sum)
+                .with_training(&rows);
+            assert_eq!(hasher.most(), most);
+            let all = |table, count| {
+                let functions = hasher.functions(table, count, &Job::default());
+                numbers(&functions.expect("functions"), 40)
+            };
+            let found = all(2, most);
+            for (i, a) in found.iter().enumerate() {
+                for (j, b) in found.iter().enumerate() {
+                    let product: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
+                    assert!((product - f64::from(i == j)).abs() < 1e-12, "{i}, {j}: {product}");
+                }
+                assert!(!is_zero_sum || a.iter().sum::<f64>().abs() < 1e-12);
+            }
+            // Earlier planes stay what they are; other tables have others.
+            assert_eq!(all(2, 5), found[..5]);
+            assert_ne!(all(3, 5), found[..5]);
+        }
+    }
+}
+
 /// Rows of bits: all of the first `ones` of 200, with some of the first and of the others flipped.
 fn bits(flips: &[(usize, usize)], ones: usize) -> Rows {
     let mut words = Vec::new();
@@ -124,8 +216,7 @@ fn distinct_bits_agree_as_drawn_without_return() {
     let tables = FUNCTIONS;
     let mut counts = [0usize; 5];
     for table in 0..tables {
-        let functions =
-            TableFunctions::new((Family::Bits, Metric::Hamming), (3, table), count, dim);
+        let functions = functions((Family::Bits, Metric::Hamming), (3, table), count, dim);
         let wholes = signature.wholes(&functions.values(&rows), &functions).expect("in range");
         let keys: Vec<u64> = wholes.chunks_exact(count).map(|own| signature.key(own)).collect();
         counts.iter_mut().zip(&keys[1..]).for_each(|(n, key)| *n += usize::from(*key == keys[0]));
@@ -142,7 +233,7 @@ fn distinct_bits_agree_as_drawn_without_return() {
 fn values_are_sums_in_order() {
     let (dim, count) = (37, 21);
     for metric in [Metric::L2, Metric::L1] {
-        let functions = TableFunctions::new((Family::PStable, metric), (5, 2), count, dim);
+        let functions = functions((Family::PStable, metric), (5, 2), count, dim);
         // The numbers of the planes: the values of unit vectors.
         let mut units = vec![0.0; dim * dim];
         (0..dim).for_each(|j| units[j * dim + j] = 1.0);
@@ -158,7 +249,7 @@ fn values_are_sums_in_order() {
             }
         }
         // A function is the same whatever others there are.
-        let few = TableFunctions::new((Family::PStable, metric), (5, 2), 3, dim).values(&rows);
+        let few = self::functions((Family::PStable, metric), (5, 2), 3, dim).values(&rows);
         for (few, found) in few.chunks_exact(3).zip(found.chunks_exact(count)) {
             assert_eq!(few, &found[..3]);
         }
@@ -176,7 +267,7 @@ fn next_buckets_are_the_nearest_ones() {
         };
         let signature =
             Signature { family, metric, width: 0.7, rounding: Rounding::Floor, is_clamped: false };
-        let functions = TableFunctions::new((family, metric), (1, 0), count, dim);
+        let functions = functions((family, metric), (1, 0), count, dim);
         let rows = match family {
             Family::Bits => {
                 Rows::all(Arc::new(Matrix::new(Elements::Bits(vec![rng.next()]), 1, 64)))

@@ -1,7 +1,7 @@
 //! Random inputs for the functions on Arrow arrays, and a check of their answers against the
 //! definition, bit by bit.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -272,10 +272,19 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let own = base.prepared(metric, is_narrow);
     let others = queries.as_ref().map_or_else(|| own.clone(), |q| q.prepared(metric, is_narrow));
     let (Some(rows), Some(others)) = (own, others) else { return Ok(()) };
-    let k = size(rng, 30);
+    let planes = ["random", "orthogonal", "trained"][rng.below(3) as usize];
+    let has_planes = metric != Metric::L1 && dim > 1 && rng.below(3) == 0;
+    let has_boxes = has_planes && planes != "random";
+    let k = if has_boxes { count } else { size(rng, 30) };
     let mut asked = KnnLsh::k(k as u64).metric(metric).seed(rng.next());
     let is_slotted = matches!(metric, Metric::L2 | Metric::SqEuclidean | Metric::L1);
-    if rng.below(3) > 0 {
+    let radius = has_boxes.then(|| (style.scale * rng.uniform() * 3.0).min(1e300));
+    if has_planes {
+        let most = (dim as u64 - 1).min(16);
+        asked = asked.planes(planes).zero_sum(rng.below(2) == 0).centre(rng.below(2) == 0);
+        asked = asked.tables(1 + rng.below(3)).hashes(1 + rng.below(most));
+        asked = radius.into_iter().fold(asked, KnnLsh::box_radius);
+    } else if rng.below(3) > 0 {
         asked = asked.tables(1 + rng.below(20)).hashes(1 + rng.below(20)).probes(1 + rng.below(30));
         if is_slotted {
             asked = asked.width((style.scale * (0.01 + rng.uniform() * 20.0)).min(1e300));
@@ -308,6 +317,17 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         neighbor.as_primitive::<UInt32Type>().values(),
     );
     let rank = rank.as_primitive::<Int64Type>().values();
+    // Every row within the radius is there; of `l2`, whose distances are in its units.
+    if let (Some(radius), Metric::L2) = (radius, metric) {
+        let pairs: BTreeSet<_> = query.iter().zip(neighbor).collect();
+        for (q, row) in (0..others.len()).flat_map(|q| (0..rows.len()).map(move |row| (q, row))) {
+            let is_asked = queries.is_some() || q != row;
+            let is_found = pairs.contains(&(&(q as u32), &(row as u32)));
+            if is_asked && !is_found && oracle_of_pair(&others, &rows, metric, q, row) <= radius {
+                return Err(wrong(format!("row {row} is within the radius of query {q}")));
+            }
+        }
+    }
     for i in 0..found.num_rows() {
         let (q, row) = (query[i] as usize, neighbor[i] as usize);
         let wanted = oracle_of_pair(&others, &rows, metric, q, row);

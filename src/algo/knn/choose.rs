@@ -6,18 +6,22 @@
 
 use std::sync::Arc;
 
-use super::hashing::{Hashing, LshParams, MOST_BUCKETS, MOST_HASHES};
+use super::hashing::{Hashing, LshParams, MOST_BUCKETS, MOST_HASHES, Reach};
 use super::params::KnnParams;
 use super::sample::Sample;
 use crate::device::{Device, QueryRows};
 use crate::error::{Error, Result};
-use crate::index::lsh::{Family, Signature, Table, TableFunctions};
+use crate::index::lsh::{
+    Family, Hasher, MOST_PLANES, Near, Planes, Signature, Table, TableFunctions, limit,
+};
 use crate::job::Job;
 use crate::matrix::Rows;
 use crate::parallel::in_parallel;
 
 /// Tables that are tried, if their number is free.
 const TABLES: usize = 128;
+/// The same where planes are trained, which takes time for each.
+const TRAINED_TABLES: usize = 32;
 
 /// Widths that are tried, in distances of the last neighbour.
 const WIDTHS: [f64; 9] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 60.0];
@@ -68,33 +72,34 @@ struct Trial {
 pub(super) fn choose<D: Device>(
     device: &Arc<D>,
     base: &Rows,
-    (params, lsh): (KnnParams, &LshParams),
+    (params, lsh, hasher): (KnnParams, &LshParams, &Hasher),
     queries: (&Rows, QueryRows),
     job: &Job,
 ) -> Result<Chosen> {
     let with = |signature, hashes, tables| {
-        let LshParams { probes, seed, .. } = *lsh;
-        Hashing { signature, tables, hashes, probes, seed }
+        let (hasher, reach) = (hasher.clone(), Reach::of(lsh, hashes));
+        Hashing { hasher, signature, tables, hashes, reach }
     };
     let sample = Sample::new(device, base, queries, params, (lsh.seed, job))?;
     let dim = base.matrix().dim();
-    let mut groups = groups(lsh, &sample, params, dim);
+    let mut groups = groups(lsh, &sample, params, hasher.most());
     let most = all(&groups).map(|trial| trial.hashes).max().unwrap_or(1);
     if sample.per_query == 0 {
         // Nothing to be found.
         let hashing = with(groups[0].signature, most, lsh.tables.unwrap_or(1));
         return Ok(Chosen { hashing, recall: 1.0, share: 0.0 });
     }
-    let tables = lsh.tables.unwrap_or(TABLES.min(MOST_BUCKETS / lsh.probes));
+    let free = if lsh.planes == Planes::Trained { TRAINED_TABLES } else { TABLES };
+    let tables = lsh.tables.unwrap_or(free.min(MOST_BUCKETS / lsh.probes));
     let functions = |table| {
         job.check()?;
-        let family = (lsh.family, params.metric());
-        Ok(TableFunctions::new(family, (lsh.seed, table), most, dim))
+        hasher.functions(table, most, job)
     };
-    groups = find(groups, tables, functions, (&sample, lsh), job)?;
+    let limits = Limits::new(hasher, &sample, lsh);
+    groups = find(groups, tables, functions, (&sample, lsh, &limits), job)?;
     let best = all(&groups).map(|trial| trial.recall).fold(0.0, f64::max);
     groups.iter_mut().for_each(|group| group.trials.retain(|trial| trial.tables.is_some()));
-    groups = count(groups, functions, (&sample, lsh), job)?;
+    groups = count(groups, functions, (&sample, lsh, &limits), job)?;
     let sizes = (base.len(), queries.0.len(), dim);
     match cheapest(&groups, |trial| trial.costs(sizes, &sample, lsh.probes)) {
         Some((group, trial)) => {
@@ -103,7 +108,7 @@ pub(super) fn choose<D: Device>(
             Ok(Chosen { hashing, recall: trial.recall, share })
         }
         None => Err(Error::Unsatisfiable(format!(
-            "knn_lsh: recall {} is out of reach: {tables} tables find {best:.2} of the neighbours of a \
+            "recall {} is out of reach: {tables} tables find {best:.2} of the neighbours of a \
              sample; leave more parameters free, or use knn_exact",
             lsh.recall
         ))),
@@ -115,7 +120,7 @@ fn find(
     mut groups: Vec<Group>,
     tables: usize,
     functions: impl Fn(usize) -> Result<TableFunctions>,
-    (sample, lsh): (&Sample, &LshParams),
+    (sample, lsh, limits): (&Sample, &LshParams, &Limits),
     job: &Job,
 ) -> Result<Vec<Group>> {
     for table in 0..tables {
@@ -125,7 +130,7 @@ fn find(
         let functions = functions(table)?;
         let values = [&sample.queries, &sample.neighbors].map(|rows| functions.values(rows));
         groups = in_parallel(groups, |mut group| {
-            group.look(&values, &functions, (sample, lsh.probes), job)?;
+            group.look(&values, &functions, (sample, lsh.probes, limits), job)?;
             group.trials.iter_mut().for_each(|trial| trial.judge(table + 1, sample, lsh));
             Ok(group)
         })
@@ -139,7 +144,7 @@ fn find(
 fn count(
     mut groups: Vec<Group>,
     functions: impl Fn(usize) -> Result<TableFunctions>,
-    (sample, lsh): (&Sample, &LshParams),
+    (sample, lsh, limits): (&Sample, &LshParams, &Limits),
     job: &Job,
 ) -> Result<Vec<Group>> {
     let last = all(&groups).filter_map(|trial| trial.tables).max().unwrap_or(0);
@@ -147,7 +152,7 @@ fn count(
         let functions = functions(table)?;
         let values = [&sample.queries, &sample.base].map(|rows| functions.values(rows));
         groups = in_parallel(groups, |mut group| {
-            group.count(&values, &functions, (table, sample, lsh.probes), job)?;
+            group.count(&values, &functions, (table, sample, lsh.probes), limits, job)?;
             Ok(group)
         })
         .into_iter()
@@ -171,7 +176,7 @@ fn cheapest(groups: &[Group], costs: impl Fn(&Trial) -> (f64, f64)) -> Option<(&
 }
 
 /// All combinations of what is free.
-fn groups(lsh: &LshParams, sample: &Sample, params: KnnParams, dim: usize) -> Vec<Group> {
+fn groups(lsh: &LshParams, sample: &Sample, params: KnnParams, most: usize) -> Vec<Group> {
     let widths: Vec<f64> = match (lsh.family, lsh.width) {
         (Family::PStable, None) => WIDTHS.iter().map(|times| times * sample.reach).collect(),
         (_, width) => vec![width.unwrap_or(0.0)],
@@ -184,7 +189,7 @@ fn groups(lsh: &LshParams, sample: &Sample, params: KnnParams, dim: usize) -> Ve
         Family::Bits => &[1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 40, 48],
         Family::MinHash => &[1, 2, 3, 4, 5, 6, 8],
     };
-    let most = if lsh.family == Family::Bits { dim } else { MOST_HASHES };
+    let most = most.min(if lsh.box_radius.is_some() { MOST_PLANES } else { MOST_HASHES });
     let counts: Vec<usize> = match lsh.hashes {
         Some(hashes) => vec![hashes.min(most)],
         None => counts.iter().copied().filter(|count| *count <= most).collect(),
@@ -207,13 +212,32 @@ fn groups(lsh: &LshParams, sample: &Sample, params: KnnParams, dim: usize) -> Ve
     widths.into_iter().map(group).collect()
 }
 
+/// How far queries of the sample reach, where boxes are found by radius.
+struct Limits(Vec<f64>);
+
+impl Limits {
+    fn new(hasher: &Hasher, sample: &Sample, lsh: &LshParams) -> Self {
+        let Some(radius) = lsh.box_radius else { return Self(Vec::new()) };
+        // A row of the base that is longer than these would widen the radius by a rounding error more.
+        let longest = hasher.lengths(&sample.base).into_iter().fold(0.0, f64::max);
+        let others = longest + 2.0 * hasher.shifted_by();
+        let dim = sample.base.matrix().dim();
+        let lengths = hasher.lengths(&sample.queries).into_iter();
+        Self(lengths.map(|length| limit(radius, length + others, dim)).collect())
+    }
+
+    fn near(&self, query: usize, values: &[f64]) -> Option<Near> {
+        self.0.get(query).map(|limit| Near::new(values, *limit))
+    }
+}
+
 impl Group {
     /// Looks for neighbours in one more table.
     fn look(
         &mut self,
         values: &[Vec<f64>; 2],
         functions: &TableFunctions,
-        (sample, probes): (&Sample, usize),
+        (sample, probes, limits): (&Sample, usize, &Limits),
         job: &Job,
     ) -> Result<()> {
         if self.trials.iter().all(|trial| trial.is_over) {
@@ -238,11 +262,16 @@ impl Group {
                 keys.clear();
                 let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
                 signature.keys(of_query, functions, probes, &mut keys);
+                let home = keys[0];
                 keys.sort_unstable();
+                let near = limits.near(query, of_query.0);
                 for (i, found) in found.iter_mut().enumerate().filter(|(_, found)| !**found) {
                     let pair = query * sample.per_query + i;
                     let key = signature.key(&rows[pair * all..][..trial.hashes]);
-                    *found = keys.binary_search(&key).is_ok();
+                    *found = match &near {
+                        Some(near) => near.reaches(Signature::flips(home, key)),
+                        None => keys.binary_search(&key).is_ok(),
+                    };
                 }
             }
         }
@@ -255,6 +284,7 @@ impl Group {
         values: &[Vec<f64>; 2],
         functions: &TableFunctions,
         (table, sample, probes): (usize, &Sample, usize),
+        limits: &Limits,
         job: &Job,
     ) -> Result<()> {
         let (all, signature) = (functions.count(), &self.signature);
@@ -278,6 +308,11 @@ impl Group {
                 let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
                 signature.keys(of_query, functions, probes, &mut keys);
                 let seen = &mut trial.seen[query * words..][..words];
+                if let Some(near) = limits.near(query, of_query.0) {
+                    let home = keys[0];
+                    let is_near = |(key, _): &(u64, _)| near.reaches(Signature::flips(home, *key));
+                    keys = buckets.buckets().filter(is_near).map(|(key, _)| key).collect();
+                }
                 let found = keys.iter().flat_map(|key| buckets.rows(buckets.bucket(*key)));
                 let itself = sample.itself[query];
                 for row in found.map(|row| *row as usize).filter(|row| Some(*row) != itself) {

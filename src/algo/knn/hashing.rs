@@ -3,7 +3,10 @@
 use std::fmt;
 
 use crate::error::{Error, Result};
-use crate::index::lsh::{Family, Rounding, Signature, SlotOutOfRange, TableFunctions};
+use crate::index::lsh::{
+    Family, Hasher, MOST_PLANES, Planes, Rounding, Signature, SlotOutOfRange, TableFunctions,
+};
+use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::Metric;
 
@@ -38,12 +41,49 @@ pub struct LshParams {
     pub is_width_chosen: bool,
     /// How p-stable slots are rounded.
     pub rounding: Rounding,
+    /// How hyperplanes are made.
+    pub planes: Planes,
+    /// Whether the numbers of a hyperplane sum to 0.
+    pub is_zero_sum: bool,
+    /// Whether hyperplanes go through the mean of the base instead of the origin.
+    pub is_centred: bool,
     /// Buckets that a query looks at in each table, its own included.
     pub probes: usize,
+    /// Every box of orthogonal planes is looked at that is within this distance of the query.
+    pub box_radius: Option<f64>,
+    /// How candidates are scored before they are compared; by default all are compared.
+    pub scoring: Option<Scoring>,
     /// The seed of all functions.
     pub seed: u64,
     /// The recall that free parameters are chosen for.
     pub recall: f64,
+}
+
+/// Error weighted hashing (Bhatia and Badarla 2014): rows are compared if their score is high enough,
+/// which is the sum over all tables of the weight of the number of bits by which their bucket differs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scoring {
+    /// The weight of no error, of one, …: as many as are looked at.
+    pub weights: Vec<f64>,
+    /// Rows with a greater score are compared.
+    pub score: f64,
+}
+
+impl Scoring {
+    /// The most errors that are looked at.
+    pub const MOST_ERRORS: usize = 2;
+
+    /// The buckets that a query looks at in a table with so many bits.
+    pub fn probes(&self, bits: usize) -> usize {
+        let pairs = bits * bits.saturating_sub(1) / 2;
+        [1, 1 + bits, 1 + bits + pairs][self.weights.len() - 1]
+    }
+
+    /// The weight of the `probe`-th of these buckets, which are in the order of their errors.
+    pub(super) fn weight(&self, probe: usize, bits: usize) -> f64 {
+        let errors = if probe == 0 { 0 } else { 1 + usize::from(probe > bits) };
+        self.weights[errors]
+    }
 }
 
 impl LshParams {
@@ -77,7 +117,12 @@ impl LshParams {
             width: None,
             is_width_chosen: false,
             rounding: Rounding::Floor,
+            planes: Planes::Random,
+            is_zero_sum: false,
+            is_centred: false,
             probes: 1,
+            box_radius: None,
+            scoring: None,
             seed: 0,
             recall: RECALL,
         })
@@ -98,7 +143,6 @@ impl LshParams {
     }
 
     fn check_values(&self) -> Result<(), String> {
-        let family = self.family.name();
         let counts = [
             ("tables", self.tables, MOST_TABLES),
             ("hashes", self.hashes, MOST_HASHES),
@@ -115,12 +159,37 @@ impl LshParams {
                 "tables is {tables} and probes is {probes}; accepted are {MOST_BUCKETS} buckets in all"
             ));
         }
-        if self.family != Family::PStable {
-            let given =
-                [("width", self.width.is_some()), ("rounding", self.rounding != Rounding::Floor)];
-            if let Some((name, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
-                return Err(format!("{name} is given, but family '{family}' has no slots"));
-            }
+        self.check_family()?;
+        self.check_boxes()?;
+        self.check_scoring()?;
+        if !(self.recall > 0.0 && self.recall < 1.0) {
+            return Err(format!(
+                "recall is {}; accepted are numbers above 0 and below 1 (knn_exact finds all)",
+                self.recall
+            ));
+        }
+        Ok(())
+    }
+
+    /// What only some families have.
+    fn check_family(&self) -> Result<(), String> {
+        let family = self.family.name();
+        let slots =
+            [("width", self.width.is_some()), ("rounding", self.rounding != Rounding::Floor)];
+        let planes = [
+            ("planes", self.planes != Planes::Random),
+            ("zero_sum", self.is_zero_sum),
+            ("centre", self.is_centred),
+            ("box_radius", self.box_radius.is_some()),
+        ];
+        let first = |given: &[(&'static str, bool)]| {
+            given.iter().find(|(_, is_given)| *is_given).map(|(name, _)| *name)
+        };
+        if let (Some(name), true) = (first(&slots), self.family != Family::PStable) {
+            return Err(format!("{name} is given, but family '{family}' has no slots"));
+        }
+        if let (Some(name), true) = (first(&planes), self.family != Family::Hyperplane) {
+            return Err(format!("{name} is given, but family '{family}' has no hyperplanes"));
         }
         if let Some(width) = self.width.filter(|width| !(*width > 0.0 && width.is_finite())) {
             return Err(format!("width is {width}; accepted are numbers above 0"));
@@ -131,10 +200,58 @@ impl LshParams {
                 self.probes
             ));
         }
-        if !(self.recall > 0.0 && self.recall < 1.0) {
+        Ok(())
+    }
+
+    fn check_boxes(&self) -> Result<(), String> {
+        let Some(radius) = self.box_radius else { return Ok(()) };
+        if !(radius >= 0.0 && radius.is_finite()) {
+            return Err(format!("box_radius is {radius}; accepted are numbers from 0"));
+        }
+        if self.planes == Planes::Random {
+            let message = "box_radius is given, but planes is 'random'; accepted are 'orthogonal' \
+                           and 'trained'";
+            return Err(message.to_string());
+        }
+        if self.probes > 1 {
+            return Err("probes and box_radius are given; accepted is one of them".to_string());
+        }
+        match self.hashes {
+            Some(hashes) if hashes > MOST_PLANES => {
+                Err(format!("hashes is {hashes}; accepted are 1 to {MOST_PLANES} with box_radius"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_scoring(&self) -> Result<(), String> {
+        let Some(Scoring { weights, score }) = &self.scoring else { return Ok(()) };
+        if self.family != Family::Bits {
+            let family = self.family.name();
+            return Err(format!("method 'ewh' scores by bits, which family '{family}' has not"));
+        }
+        if self.probes > 1 {
+            return Err("probes is given, but method 'ewh' has errors instead".to_string());
+        }
+        let (Some(tables), Some(bits)) = (self.tables, self.hashes) else {
+            return Err("method 'ewh' needs tables and bits".to_string());
+        };
+        let (errors, most) = (weights.len().saturating_sub(1), Scoring::MOST_ERRORS.min(bits));
+        if weights.is_empty() || errors > most {
+            return Err(format!("errors is {errors}; accepted are 0 to {most}"));
+        }
+        if let Some(weight) = weights.iter().find(|weight| !(**weight >= 0.0 && weight.is_finite()))
+        {
+            return Err(format!("weights has {weight}; accepted are numbers from 0"));
+        }
+        if !score.is_finite() {
+            return Err(format!("score is {score}; accepted are finite numbers"));
+        }
+        let buckets = tables * self.scoring.as_ref().map_or(1, |scoring| scoring.probes(bits));
+        if buckets > MOST_BUCKETS {
             return Err(format!(
-                "recall is {}; accepted are numbers above 0 and below 1 (knn_exact finds all)",
-                self.recall
+                "tables is {tables}, bits {bits} and errors {errors}: {buckets} buckets for each \
+                 query; accepted are {MOST_BUCKETS}"
             ));
         }
         Ok(())
@@ -143,6 +260,11 @@ impl LshParams {
     /// How values become keys, with this width.
     pub(super) fn signature(&self, metric: Metric, width: f64, is_clamped: bool) -> Signature {
         Signature { family: self.family, metric, width, rounding: self.rounding, is_clamped }
+    }
+
+    /// Whether functions follow from the rows of a base as well.
+    pub fn needs_all_rows(&self) -> bool {
+        self.planes == Planes::Trained || self.is_centred
     }
 
     /// Whether something is left to be chosen.
@@ -163,36 +285,123 @@ impl fmt::Display for LshParams {
         if self.rounding == Rounding::Zero {
             write!(f, ", rounding=zero")?;
         }
-        write!(f, ", probes={}, seed={}", self.probes, self.seed)?;
+        let planes = Planes::NAMES.iter().find(|(_, planes)| *planes == self.planes);
+        if let Some((name, _)) = planes.filter(|(_, planes)| *planes != Planes::Random) {
+            write!(f, ", planes={name}")?;
+        }
+        let flags = [(", zero_sum", self.is_zero_sum), (", centre", self.is_centred)];
+        flags.iter().filter(|(_, is_so)| *is_so).try_for_each(|(name, _)| write!(f, "{name}"))?;
+        match (self.box_radius, &self.scoring) {
+            (Some(radius), _) => write!(f, ", box_radius={radius}")?,
+            (None, Some(Scoring { weights, score })) => {
+                write!(f, ", ewh weights={weights:?} score={score}")?
+            }
+            (None, None) => write!(f, ", probes={}", self.probes)?,
+        }
+        write!(f, ", seed={}", self.seed)?;
         if self.is_open() { write!(f, ", recall={}", self.recall) } else { Ok(()) }
     }
 }
 
-/// Parameters that all have values.
+/// Which buckets of a table a query looks at.
 #[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Reach {
+    /// So many, the most probable first.
+    Probes(usize),
+    /// The boxes within this distance.
+    Radius(f64),
+}
+
+impl Reach {
+    pub fn of(params: &LshParams, hashes: usize) -> Self {
+        match (params.box_radius, &params.scoring) {
+            (Some(radius), _) => Self::Radius(radius),
+            (None, Some(scoring)) => Self::Probes(scoring.probes(hashes)),
+            (None, None) => Self::Probes(params.probes),
+        }
+    }
+}
+
+/// What makes the functions of all tables, for this base. Planes are trained on `training`.
+pub(super) fn hasher(
+    params: &LshParams,
+    metric: Metric,
+    base: &Rows,
+    training: &Rows,
+    job: &Job,
+) -> Result<Hasher> {
+    let dim = base.matrix().dim();
+    let mut hasher = Hasher::new((params.family, metric), params.seed, dim)
+        .with_planes(params.planes, params.is_zero_sum);
+    if params.box_radius.is_some() {
+        hasher = hasher.with_unit_rows();
+    }
+    if params.is_centred {
+        hasher = hasher.with_centre_of(base, job)?;
+    }
+    if params.planes == Planes::Trained {
+        hasher = hasher.with_training(training);
+    }
+    let (most, asked) = (hasher.most(), params.hashes.unwrap_or(1));
+    if asked <= most {
+        return Ok(hasher);
+    }
+    let what = match params.family {
+        Family::Bits => format!("rows have only {dim} bits to sample"),
+        _ if params.is_zero_sum || metric == Metric::Pearson => format!(
+            "in {dim} dimensions only {most} planes whose numbers sum to 0 are at right angles to \
+             each other"
+        ),
+        _ => format!("in {dim} dimensions only {most} planes are at right angles to each other"),
+    };
+    Err(Error::Unsatisfiable(format!("hashes is {asked}, but {what}")))
+}
+
+/// The key of each row in each table, for parameters that leave nothing to be chosen and need no
+/// other rows.
+///
+/// # Errors
+/// [`Error::Unsatisfiable`] for parameters that these rows cannot meet.
+pub fn bucket_keys(params: &LshParams, metric: Metric, rows: &Rows) -> Result<Vec<Vec<u64>>> {
+    let job = Job::default();
+    let hasher = hasher(params, metric, rows, &rows.slice(0..0), &job)?;
+    let given = Hashing::given(params, metric, &hasher);
+    let Some(hashing) = given.filter(|_| !params.needs_all_rows()) else {
+        return Err(Error::InvalidArgument("tables, hashes and width are needed".to_string()));
+    };
+    let keys = |table| hashing.keys(rows, &hashing.functions(table, &job)?);
+    (0..hashing.tables)
+        .map(|table| if rows.is_empty() { Ok(vec![]) } else { keys(table) })
+        .collect()
+}
+
+/// Parameters that all have values.
+#[derive(Debug, Clone)]
 pub(super) struct Hashing {
+    pub hasher: Hasher,
     pub signature: Signature,
     pub tables: usize,
     pub hashes: usize,
-    pub probes: usize,
-    pub seed: u64,
+    pub reach: Reach,
 }
 
 impl Hashing {
     /// `None` if something is left to be chosen.
-    pub fn given(params: &LshParams, metric: Metric) -> Option<Self> {
+    pub fn given(params: &LshParams, metric: Metric, hasher: &Hasher) -> Option<Self> {
         let width = if params.family == Family::PStable { params.width? } else { 0.0 };
-        let LshParams { probes, seed, .. } = *params;
         let signature = params.signature(metric, width, params.is_width_chosen);
-        Some(Self { signature, tables: params.tables?, hashes: params.hashes?, probes, seed })
+        let (tables, hashes) = (params.tables?, params.hashes?);
+        let (hasher, reach) = (hasher.clone(), Reach::of(params, hashes));
+        Some(Self { hasher, signature, tables, hashes, reach })
     }
 
     /// The same where there is nothing to hash, and so nothing to choose.
-    pub fn any(params: &LshParams, metric: Metric) -> Self {
-        let LshParams { probes, seed, .. } = *params;
+    pub fn any(params: &LshParams, metric: Metric, dim: usize) -> Self {
         let signature = params.signature(metric, params.width.unwrap_or(1.0), true);
         let (tables, hashes) = (params.tables.unwrap_or(1), params.hashes.unwrap_or(1));
-        Self { signature, tables, hashes, probes, seed }
+        let hasher = Hasher::new((params.family, metric), params.seed, dim);
+        let reach = Reach::of(params, hashes);
+        Self { hasher, signature, tables, hashes, reach }
     }
 
     /// The same as parameters that leave nothing to be chosen.
@@ -204,9 +413,8 @@ impl Hashing {
     }
 
     /// The functions of a table.
-    pub fn functions(&self, table: usize, dim: usize) -> TableFunctions {
-        let Signature { family, metric, .. } = self.signature;
-        TableFunctions::new((family, metric), (self.seed, table), self.hashes, dim)
+    pub fn functions(&self, table: usize, job: &Job) -> Result<TableFunctions> {
+        self.hasher.functions(table, self.hashes, job)
     }
 
     /// The key of each row in a table.
@@ -221,7 +429,7 @@ impl Hashing {
 
     pub fn out_of_range(&self) -> Error {
         Error::Unsatisfiable(format!(
-            "knn_lsh: rows are more than 16777216 slots of width {} from the origin; give a larger width",
+            "rows are more than 16777216 slots of width {} from the origin; give a larger width",
             self.signature.width
         ))
     }

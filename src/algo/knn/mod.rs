@@ -1,6 +1,7 @@
 //! k nearest neighbours: the parameters, and a base ready to be searched, exactly or by hashing.
 
 mod choose;
+mod finder;
 mod found;
 mod hashing;
 mod lsh;
@@ -16,7 +17,7 @@ use crate::job::Job;
 use crate::matrix::Rows;
 
 pub use found::{Found, HashedWork, Index, KnnSearch};
-pub use hashing::LshParams;
+pub use hashing::{LshParams, Scoring, bucket_keys};
 use lsh::LshSearch;
 pub use params::KnnParams;
 

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use super::hashing::LshParams;
 use super::params::KnnParams;
 use crate::device::{Device, QueryRows, StreamedSearch};
 use crate::error::Result;
-use crate::job::Job;
+use crate::index::lsh::Planes;
+use crate::job::{Job, Reserved};
 use crate::matrix::Rows;
 use crate::metric::Metric;
 use crate::random::Random;
@@ -19,6 +21,8 @@ const FEWEST_QUERIES: usize = 16;
 const RANKS: usize = 10;
 /// Base rows by which candidates are counted.
 const BASE: usize = 2048;
+/// Base rows that planes are trained on.
+const TRAINING: usize = 8192;
 
 /// The sample.
 pub(super) struct Sample {
@@ -106,6 +110,16 @@ impl Sample {
             _ => 1.0,
         }
     }
+}
+
+/// Rows that planes are trained on, if they are: a sample of the base.
+pub(super) fn training(lsh: &LshParams, base: &Rows, job: &Job) -> Result<(Rows, Reserved)> {
+    let count = if lsh.planes == Planes::Trained { TRAINING } else { 0 };
+    let positions = spread(base.len(), count, &mut Random::new(lsh.seed));
+    let bytes = positions.len() * base.matrix().width() * size_of::<f64>();
+    // As rows, and as planes see them.
+    let reserved = job.reserve("rows that planes are trained on", 2 * bytes)?;
+    Ok((Rows::all(Arc::new(base.gather(&positions, job)?)), reserved))
 }
 
 /// About `count` of the positions below `all`: one of each part of equal length.

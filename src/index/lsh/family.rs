@@ -27,6 +27,19 @@ pub enum Rounding {
     Zero,
 }
 
+/// How the hyperplanes of a table are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Planes {
+    /// Of independent normal numbers.
+    #[default]
+    Random,
+    /// Of length 1 and at right angles to each other.
+    Orthogonal,
+    /// Orthogonal, and each the one of many that best divides rows it is trained on.
+    Trained,
+}
+
 impl Family {
     /// Every family, with its name in SQL.
     pub const NAMES: [(&str, Self); 4] = [
@@ -58,4 +71,10 @@ impl Family {
 impl Rounding {
     /// Every way, with its name in SQL.
     pub const NAMES: [(&str, Self); 2] = [("floor", Self::Floor), ("zero", Self::Zero)];
+}
+
+impl Planes {
+    /// Every way, with its name in SQL.
+    pub const NAMES: [(&str, Self); 3] =
+        [("random", Self::Random), ("orthogonal", Self::Orthogonal), ("trained", Self::Trained)];
 }

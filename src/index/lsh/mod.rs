@@ -4,19 +4,29 @@
 //! | module | job |
 //! |---|---|
 //! | `family` | which functions suit which metric |
-//! | `functions` | the functions of a table, from the seed alone, and their values for rows |
+//! | `hasher` | what the functions of all tables have in common |
+//! | `functions` | the functions of a table, and their values for rows |
+//! | `planes` | hyperplanes: random, orthogonal, trained |
 //! | `signature` | from values to keys, of a row's own bucket and of the next best ones |
+//! | `products` | the products of rows with planes |
+//! | `boxes` | the boxes between hyperplanes that are within a radius of a row |
 //! | `table` | rows by key |
 //!
 //! Everything is portable arithmetic in a fixed order: the same seed gives the same buckets on every
 //! machine.
 
+mod boxes;
 mod family;
 mod functions;
+mod hasher;
+mod planes;
+mod products;
 mod signature;
 mod table;
 
-pub use family::{Family, Rounding};
+pub use boxes::{MOST_PLANES, Near, limit};
+pub use family::{Family, Planes, Rounding};
 pub use functions::TableFunctions;
+pub use hasher::Hasher;
 pub use signature::{MOST_SLOT, Signature, SlotOutOfRange};
 pub use table::Table;

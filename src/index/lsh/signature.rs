@@ -8,7 +8,7 @@ use pulp::{Simd, WithSimd};
 use super::family::{Family, Rounding};
 use super::functions::TableFunctions;
 use crate::metric::Metric;
-use crate::random::{STEP, mix};
+use crate::random::{STEP, mix, unmix};
 
 /// Slots of p-stable functions reach from minus this to this.
 pub const MOST_SLOT: f64 = (1 << 24) as f64;
@@ -79,6 +79,17 @@ impl Signature {
         };
         // Keys of all bits: similar signatures are far apart, different ones stay different.
         mix(key)
+    }
+
+    /// The key of the box on the other side of some planes, of at most 64: the lowest bit of `flips`
+    /// is that of the last plane.
+    pub fn flipped(key: u64, flips: u64) -> u64 {
+        mix(unmix(key) ^ flips)
+    }
+
+    /// The planes, of at most 64, of which the boxes with these keys are on different sides.
+    pub fn flips(key: u64, other: u64) -> u64 {
+        unmix(key) ^ unmix(other)
     }
 
     /// The keys of a row's own bucket and of the next best, `probes` in all or all there are: the

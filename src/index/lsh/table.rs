@@ -64,10 +64,19 @@ impl Table {
         &self.rows[bucket]
     }
 
+    /// All buckets that have rows, by their keys.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, Range<usize>)> {
+        let mut end = 0;
+        self.keys.chunk_by(|a, b| a == b).map(move |keys| {
+            end += keys.len();
+            (keys[0], end - keys.len()..end)
+        })
+    }
+
     /// The number of buckets with rows, and of rows in the largest.
     pub fn sizes(&self) -> (usize, usize) {
-        let buckets = self.keys.chunk_by(|a, b| a == b).map(<[u64]>::len);
-        buckets.fold((0, 0), |(count, largest), size| (count + 1, largest.max(size)))
+        let sizes = self.buckets().map(|(_, rows)| rows.len());
+        sizes.fold((0, 0), |(count, largest), size| (count + 1, largest.max(size)))
     }
 }
 
@@ -93,6 +102,9 @@ mod tests {
             distinct.sort_unstable();
             distinct.dedup();
             assert_eq!(table.sizes().0, distinct.len());
+            let buckets: Vec<_> = table.buckets().collect();
+            assert_eq!(buckets.iter().map(|(key, _)| *key).collect::<Vec<_>>(), distinct);
+            assert!(buckets.iter().all(|(key, rows)| table.bucket(*key) == *rows));
         }
     }
 }

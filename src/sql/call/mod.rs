@@ -16,4 +16,6 @@ pub(super) use function::Function;
 pub(super) use group_function::{GroupFunction, Labelled};
 pub(super) use relation::{from_expr, table_by_name};
 pub(super) use signature::{Argument, Kind, Signature};
-pub(super) use values::{argument, boolean, is_binary, metric, not_negative, positive, seed};
+pub(super) use values::{
+    argument, boolean, is_binary, metric, not_negative, number, numbers, positive, whole,
+};

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::datatypes::{DataType, Field};
+use datafusion::arrow::array::{Array, AsArray};
+use datafusion::arrow::datatypes::{DataType, Field, Float64Type};
 use datafusion::common::{ScalarValue, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::Expr;
@@ -50,27 +51,48 @@ pub(in crate::sql) fn positive(function: &str, name: &str, expr: &Expr) -> Resul
 }
 
 /// A whole number from 0, once the expression has a value.
-pub(in crate::sql) fn seed(function: &str, expr: &Expr) -> Result<u64> {
+pub(in crate::sql) fn whole(function: &str, name: &str, expr: &Expr) -> Result<u64> {
     if let Expr::Literal(value, _) = expr
         && value.data_type().is_integer()
         && let Ok(ScalarValue::UInt64(Some(number))) = value.cast_to(&DataType::UInt64)
     {
         return Ok(number);
     }
-    plan_err!("{function}: argument 'seed' is {expr}; accepted are whole numbers from 0")
+    plan_err!("{function}: argument '{name}' is {expr}; accepted are whole numbers from 0")
 }
 
-/// A number from 0, once the expression has a value.
-pub(in crate::sql) fn not_negative(function: &str, name: &str, expr: &Expr) -> Result<f64> {
+/// A number, once the expression has a value.
+pub(in crate::sql) fn number(function: &str, name: &str, expr: &Expr) -> Result<f64> {
     if let Expr::Literal(value, _) = expr
         && value.data_type().is_numeric()
         && let Ok(ScalarValue::Float64(Some(number))) = value.cast_to(&DataType::Float64)
-        && number >= 0.0
         && number.is_finite()
     {
         return Ok(number);
     }
-    plan_err!("{function}: argument '{name}' is {expr}; accepted are numbers from 0")
+    plan_err!("{function}: argument '{name}' is {expr}; accepted are numbers")
+}
+
+/// A list of numbers, once the expression has a value.
+pub(in crate::sql) fn numbers(function: &str, name: &str, expr: &Expr) -> Result<Vec<f64>> {
+    let wanted = DataType::new_list(DataType::Float64, true);
+    if let Expr::Literal(value, _) = expr
+        && value.data_type().is_list()
+        && let Ok(ScalarValue::List(list)) = value.cast_to(&wanted)
+        && let Some(numbers) = list.value(0).as_primitive_opt::<Float64Type>()
+        && list.null_count() + numbers.null_count() == 0
+    {
+        return Ok(numbers.values().to_vec());
+    }
+    plan_err!("{function}: argument '{name}' is {expr}; accepted is a list of numbers")
+}
+
+/// A number from 0, once the expression has a value.
+pub(in crate::sql) fn not_negative(function: &str, name: &str, expr: &Expr) -> Result<f64> {
+    match number(function, name, expr) {
+        Ok(number) if number >= 0.0 => Ok(number),
+        _ => plan_err!("{function}: argument '{name}' is {expr}; accepted are numbers from 0"),
+    }
 }
 
 /// A metric's name, once the expression has a value.

@@ -7,7 +7,7 @@ use datafusion::logical_expr::{Expr, lit};
 
 use crate::algo::kmeans::{Init, KMeansParams};
 use crate::exec::KMeans;
-use crate::sql::call::{argument, metric, not_negative, positive, seed};
+use crate::sql::call::{argument, metric, not_negative, positive, whole};
 
 /// The arguments of [`KMeansNode`](crate::plan::KMeansNode) that may be parameters: literals, or
 /// parameters that are not bound yet.
@@ -92,7 +92,7 @@ impl KMeansArguments {
             init: if given { Init::Given } else { method(function, &self.init)? },
             runs: count("runs", &self.runs)?,
             seed: match &self.seed {
-                Some(expr) => seed(function, expr)?,
+                Some(expr) => whole(function, "seed", expr)?,
                 None => default_seed,
             },
             ..params

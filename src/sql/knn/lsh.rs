@@ -7,9 +7,10 @@ use datafusion::logical_expr::{Expr, lit};
 
 use crate::algo::knn::LshParams;
 use crate::exec::KnnLsh;
-use crate::index::lsh::{Family, Rounding};
 use crate::metric::Metric;
-use crate::sql::call::{Arguments, argument, not_negative, positive, seed};
+use crate::sql::call::{
+    Arguments, argument, boolean, not_negative, number, numbers, positive, whole,
+};
 
 /// The function's name in SQL.
 pub(super) const NAME: &str = "knn_lsh";
@@ -17,29 +18,46 @@ pub(super) const NAME: &str = "knn_lsh";
 /// The arguments of hashing that may be parameters, as far as they are given.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LshArguments {
-    /// Names and values, in the order of [`LshArguments::TYPES`].
+    /// Names and values, in the order of [`LshArguments::types`].
     given: Vec<(&'static str, Expr)>,
 }
 
 impl LshArguments {
     /// All arguments, and the types of their parameters.
-    const TYPES: [(&'static str, DataType); 8] = [
-        ("recall", DataType::Float64),
-        ("family", DataType::Utf8),
-        ("tables", DataType::Int64),
-        ("hashes", DataType::Int64),
-        ("width", DataType::Float64),
-        ("rounding", DataType::Utf8),
-        ("probes", DataType::Int64),
-        ("seed", DataType::Int64),
-    ];
+    fn types() -> [(&'static str, DataType); 17] {
+        let numbers = DataType::new_list(DataType::Float64, true);
+        [
+            ("recall", DataType::Float64),
+            ("family", DataType::Utf8),
+            ("tables", DataType::Int64),
+            ("hashes", DataType::Int64),
+            ("width", DataType::Float64),
+            ("rounding", DataType::Utf8),
+            ("probes", DataType::Int64),
+            ("planes", DataType::Utf8),
+            ("zero_sum", DataType::Boolean),
+            ("centre", DataType::Boolean),
+            ("box_radius", DataType::Float64),
+            ("method", DataType::Utf8),
+            ("bits", DataType::Int64),
+            ("errors", DataType::Int64),
+            ("weights", numbers),
+            ("score", DataType::Float64),
+            ("seed", DataType::Int64),
+        ]
+    }
 
     fn new(mut value: impl FnMut(&str) -> Result<Option<Expr>>) -> Result<Self> {
         let mut given = Vec::new();
-        for (name, wanted) in Self::TYPES {
+        for (name, wanted) in Self::types() {
             given.extend(value(name)?.map(|expr| (name, argument(expr, wanted))));
         }
         Ok(Self { given })
+    }
+
+    /// Those with values.
+    pub(super) fn from_values(given: Vec<(&'static str, Expr)>) -> Self {
+        Self { given }
     }
 
     /// Those of a call.
@@ -57,7 +75,17 @@ impl LshArguments {
                 "tables" => whole(params.tables),
                 "hashes" => whole(params.hashes),
                 "width" => params.width.map(lit),
+                "rounding" => params.rounding.clone().map(lit),
                 "probes" => whole(params.probes),
+                "planes" => params.planes.clone().map(lit),
+                "zero_sum" => params.zero_sum.map(lit),
+                "centre" => params.centre.map(lit),
+                "box_radius" => params.box_radius.map(lit),
+                "method" => params.method.clone().map(lit),
+                "bits" => whole(params.bits),
+                "errors" => whole(params.errors),
+                "weights" => params.weights.as_deref().map(list),
+                "score" => params.score.map(lit),
                 "seed" => whole(params.seed),
                 _ => None,
             })
@@ -77,47 +105,57 @@ impl LshArguments {
     }
 
     /// The parameters, once every argument has a value.
-    pub(super) fn params(&self, metric: Metric, default_seed: u64) -> Result<LshParams> {
-        let find = |name| self.all().find(|(given, _)| *given == name).map(|(_, expr)| expr);
-        let count = |name| {
-            let count = find(name).map(|expr| positive(NAME, name, expr)).transpose()?;
-            Ok::<_, datafusion::common::DataFusionError>(
-                count.map(|count| usize::try_from(count).unwrap_or(usize::MAX)),
-            )
-        };
-        let number = |name| find(name).map(|expr| not_negative(NAME, name, expr)).transpose();
-        let family =
-            find("family").map(|expr| named("family", expr, &Family::NAMES)).transpose()?;
-        let mut params = LshParams::try_new(metric, family)?;
-        (params.tables, params.hashes) = (count("tables")?, count("hashes")?);
-        params.width = number("width")?;
-        params.probes = count("probes")?.unwrap_or(params.probes);
-        if let Some(expr) = find("rounding") {
-            params.rounding = named("rounding", expr, &Rounding::NAMES)?;
+    pub(super) fn params(
+        &self,
+        function: &str,
+        metric: Metric,
+        default_seed: u64,
+    ) -> Result<LshParams> {
+        let mut params = KnnLsh::k(1).metric(metric).seed(default_seed);
+        for (name, expr) in self.all() {
+            match name {
+                "recall" => params.recall = Some(not_negative(function, name, expr)?),
+                "family" => params.family = Some(text(function, name, expr)?),
+                "tables" => params.tables = Some(positive(function, name, expr)?),
+                "hashes" => params.hashes = Some(positive(function, name, expr)?),
+                "width" => params.width = Some(not_negative(function, name, expr)?),
+                "rounding" => params.rounding = Some(text(function, name, expr)?),
+                "probes" => params.probes = Some(positive(function, name, expr)?),
+                "planes" => params.planes = Some(text(function, name, expr)?),
+                "zero_sum" => params.zero_sum = Some(boolean(function, name, expr)?),
+                "centre" => params.centre = Some(boolean(function, name, expr)?),
+                "box_radius" => params.box_radius = Some(not_negative(function, name, expr)?),
+                "method" => params.method = Some(text(function, name, expr)?),
+                "bits" => params.bits = Some(positive(function, name, expr)?),
+                "errors" => params.errors = Some(whole(function, name, expr)?),
+                "weights" => params.weights = Some(numbers(function, name, expr)?),
+                "score" => params.score = Some(number(function, name, expr)?),
+                "seed" => params.seed = Some(whole(function, name, expr)?),
+                _ => return plan_err!("{function}: unknown argument '{name}'"),
+            }
         }
-        params.seed = match find("seed") {
-            Some(expr) => seed(NAME, expr)?,
-            None => default_seed,
-        };
-        params.check(number("recall")?)?;
-        Ok(params)
+        Ok(params.params()?)
     }
 
-    /// Whether parameters are chosen by the queries, unless an argument without a value tells.
+    /// Whether parameters are chosen by the queries, as far as can be told without values.
     pub(super) fn is_open(&self) -> bool {
         let is_given = |name| self.all().any(|(given, _)| given == name);
         !(is_given("tables") && is_given("hashes") && is_given("width"))
     }
 }
 
-/// One of several things by its name, once the expression has a value.
-fn named<T: Copy>(name: &str, expr: &Expr, all: &[(&str, T)]) -> Result<T> {
+/// Numbers as a literal list.
+fn list(numbers: &[f64]) -> Expr {
+    let values: Vec<_> = numbers.iter().map(|number| ScalarValue::from(*number)).collect();
+    lit(ScalarValue::List(ScalarValue::new_list_nullable(&values, &DataType::Float64)))
+}
+
+/// A name, once the expression has a value.
+fn text(function: &str, name: &str, expr: &Expr) -> Result<String> {
     if let Expr::Literal(value, _) = expr
         && let Some(Some(given)) = value.try_as_str()
-        && let Some((_, found)) = all.iter().find(|(known, _)| known.eq_ignore_ascii_case(given))
     {
-        return Ok(*found);
+        return Ok(given.to_string());
     }
-    let names: Vec<_> = all.iter().map(|(name, _)| format!("'{name}'")).collect();
-    plan_err!("{NAME}: argument '{name}' is {expr}; accepted are {}", names.join(", "))
+    plan_err!("{function}: argument '{name}' is {expr}; accepted is a name in quotes")
 }

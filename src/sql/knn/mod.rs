@@ -1,5 +1,6 @@
-//! `knn_exact` and `knn_lsh`: the SQL and Rust interfaces that create a [`KnnNode`].
+//! `knn_exact` and `knn_lsh`: the SQL and Rust interfaces that create a [`KnnNode`]; `lsh_buckets`.
 
+mod buckets;
 mod lsh;
 mod node;
 mod pushdown;
@@ -11,6 +12,7 @@ use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, lit};
 use datafusion::prelude::DataFrame;
 
+pub(super) use self::buckets::BUCKETS;
 pub use self::lsh::LshArguments;
 use self::node::EXACT_NAME;
 pub use self::node::KnnNode;
@@ -62,6 +64,15 @@ pub(super) static LSH: Function = Function {
                 Argument::optional("width", Kind::Value, "chosen"),
                 Argument::optional("rounding", Kind::Value, "'floor'"),
                 Argument::optional("probes", Kind::Value, "1"),
+                Argument::optional("planes", Kind::Value, "'random'"),
+                Argument::optional("zero_sum", Kind::Value, "false"),
+                Argument::optional("centre", Kind::Value, "false"),
+                Argument::optional("box_radius", Kind::Value, "none"),
+                Argument::optional("method", Kind::Value, "'lsh'"),
+                Argument::optional("bits", Kind::Value, "required by 'ewh'"),
+                Argument::optional("errors", Kind::Value, "2"),
+                Argument::optional("weights", Kind::Value, "bits, bits - 1, bits - 2"),
+                Argument::optional("score", Kind::Value, "0"),
                 Argument::optional("seed", Kind::Value, "neighbors.seed"),
             ]
         },

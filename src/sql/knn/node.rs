@@ -126,7 +126,7 @@ impl KnnNode {
         let mut spec = KnnSpec::new(params, self.base.0.clone(), options.batch_rows);
         spec.query_vector = self.queries.as_ref().map(|(vector, _)| vector.clone());
         if let Some(lsh) = &self.lsh {
-            spec.lsh = Some(lsh.params(params.metric(), options.seed)?);
+            spec.lsh = Some(lsh.params(lsh::NAME, params.metric(), options.seed)?);
         }
         (spec.device, spec.device_memory) = (options.device, options.device_memory);
         Ok(spec)
@@ -172,7 +172,7 @@ impl KnnNode {
                 let metric = self.params()?.metric();
                 let is_literal = |(_, expr): (_, &Expr)| matches!(expr, Expr::Literal(_, _));
                 if let Some(lsh) = self.lsh.as_ref().filter(|lsh| lsh.all().all(is_literal)) {
-                    lsh.params(metric, 0)?;
+                    lsh.params(lsh::NAME, metric, 0)?;
                 }
             }
         }

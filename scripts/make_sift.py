@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""Write sql/data/sift.parquet: SIFT descriptors of a picture, and of the same picture turned and made smaller.
+
+Columns: picture (int8: 1 as it is, 2 turned by 35 degrees and 0.7 times as large), id (int32, from 0 in each
+picture), x and y (float32, where the point is in picture 1, in pixels), descriptor (128 numbers from 0 to 255,
+FixedSizeList<uint8, 128>). Needs numpy, pyarrow, scikit-image and opencv-python-headless.
+
+The picture is scikit-image's `astronaut`: Eileen Collins, by NASA, in the public domain.
+"""
+import os
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import skimage.data
+
+PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "sql", "data", "sift.parquet")
+POINTS = 800  # the strongest of each picture
+DESCRIPTOR = pa.list_(pa.field("item", pa.uint8(), nullable=False), 128)
+
+
+def main():
+    picture = cv2.cvtColor(skimage.data.astronaut(), cv2.COLOR_RGB2GRAY)
+    height, width = picture.shape
+    turn = cv2.getRotationMatrix2D((width / 2, height / 2), 35, 0.7)
+    turned = cv2.warpAffine(picture, turn, (width, height), flags=cv2.INTER_AREA)
+    back = cv2.invertAffineTransform(turn)
+    parts = [points(1, picture, np.float64([[1, 0, 0], [0, 1, 0]])), points(2, turned, back)]
+    table = pa.concat_tables(parts)
+    os.makedirs(os.path.dirname(PATH), exist_ok=True)
+    pq.write_table(table, PATH, compression="zstd", compression_level=19)
+    print(f"{os.path.normpath(PATH)}: {table.num_rows} rows, {os.path.getsize(PATH):,} bytes")
+
+
+def points(number, picture, to_first):
+    found, descriptors = cv2.SIFT_create().detectAndCompute(picture, None)
+    # Strongest first; a point with several directions has several descriptors.
+    order = sorted(range(len(found)), key=lambda i: (-found[i].response, found[i].pt, found[i].angle))[:POINTS]
+    at = np.array([to_first @ [*found[i].pt, 1] for i in order])
+    descriptors = descriptors[order].astype(np.uint8)
+    return pa.table({
+        "picture": pa.array(np.full(len(order), number), pa.int8()),
+        "id": pa.array(np.arange(len(order)), pa.int32()),
+        "x": pa.array(at[:, 0], pa.float32()),
+        "y": pa.array(at[:, 1], pa.float32()),
+        "descriptor": pa.FixedSizeListArray.from_arrays(pa.array(descriptors.reshape(-1)), type=DESCRIPTOR),
+    })
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+//! Boxes between hyperplanes, and those that are within a radius of a row (Widerberg, chapter 6).
+//!
+//! A row within the radius `T` of a query that is on the other side of some planes is at least as far
+//! from the query as these planes together: of orthonormal ones, `Σ (a·q)² ≤ T²`.
+
+/// By how much a radius is widened: more than what float32 distances are rounded by.
+const WIDER: f64 = 2e-6;
+
+/// The most planes of a table whose boxes are searched by radius: one bit each of a key.
+pub const MOST_PLANES: usize = 64;
+
+/// Which boxes of a table are near a row.
+pub struct Near {
+    /// The square of the distance to each plane.
+    costs: Vec<f64>,
+    /// What these may sum up to.
+    limit: f64,
+}
+
+/// The square that the distances to crossed planes may reach together, for the radius to be covered
+/// whatever rounding does. Rows have `dim` dimensions; the query, the longest row and what was
+/// subtracted from both have the summed length `size`.
+pub fn limit(radius: f64, size: f64, dim: usize) -> f64 {
+    // Each value is off by up to (dim + 4) half units in the last place of its size, twice: at the
+    // query and at the row; and there are up to 64 of them.
+    let rounding = 16.0 * (dim as f64 + 8.0) * f64::EPSILON * size;
+    (radius * (1.0 + WIDER) + rounding).powi(2)
+}
+
+impl Near {
+    /// Of a row with these values; there are at most [`MOST_PLANES`].
+    pub fn new(values: &[f64], limit: f64) -> Self {
+        // What is no number, after an overflow, is no obstacle.
+        let cost = |value: &f64| if value.is_nan() { 0.0 } else { value * value };
+        Self { costs: values.iter().map(cost).collect(), limit }
+    }
+
+    fn bit(&self, function: usize) -> u64 {
+        1 << (self.costs.len() - 1 - function)
+    }
+
+    /// Whether the box is near where these sides differ. The sum is always taken in the order of the
+    /// functions, so that fewer functions never make a box far.
+    pub fn reaches(&self, flips: u64) -> bool {
+        let (mut left, mut sum) = (flips, 0.0);
+        while left != 0 {
+            let place = 63 - left.leading_zeros() as usize;
+            sum += self.costs[self.costs.len() - 1 - place];
+            left &= !(1 << place);
+        }
+        sum <= self.limit
+    }
+
+    /// The differing sides of every box that is near, the own one first; `None` if there are more
+    /// than `most`.
+    pub fn flips(&self, most: usize) -> Option<Vec<u64>> {
+        let mut order: Vec<usize> = (0..self.costs.len()).collect();
+        order.retain(|i| self.costs[*i] <= self.limit);
+        order.sort_by(|a, b| self.costs[*a].total_cmp(&self.costs[*b]));
+        let mut near = vec![0];
+        // Sets whose last member is the one before: they can only be continued with later ones.
+        let mut open = vec![(0u64, 0.0, 0)];
+        while let Some((flips, sum, next)) = open.pop() {
+            if near.len() > most {
+                return None;
+            }
+            for (i, function) in order.iter().enumerate().skip(next) {
+                let sum: f64 = sum + self.costs[*function];
+                // Another order of summing may round down.
+                if sum > self.limit * (1.0 + 1e-9) {
+                    break;
+                }
+                let flips = flips | self.bit(*function);
+                if self.reaches(flips) {
+                    near.push(flips);
+                }
+                open.push((flips, sum, i + 1));
+            }
+        }
+        Some(near)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    #[test]
+    fn every_near_box_is_found_once() {
+        let mut random = Random::new(4);
+        for planes in 1..12 {
+            let values: Vec<f64> = (0..planes).map(|_| random.normal()).collect();
+            for radius in [0.0, 0.3, 1.0, 2.0, 100.0] {
+                let near = Near::new(&values, limit(radius, 1.0, 3));
+                let wanted: Vec<u64> =
+                    (0..1 << planes).filter(|flips| near.reaches(*flips)).collect();
+                let mut found = near.flips(wanted.len()).expect("all of them");
+                assert_eq!(found[0], 0);
+                assert!(near.flips(wanted.len() - 1).is_none());
+                found.sort_unstable();
+                assert_eq!(found, wanted);
+                let by_hand = wanted.iter().all(|flips| {
+                    let crossed = (0..planes).filter(|i| flips >> (planes - 1 - i) & 1 == 1);
+                    crossed.map(|i| values[i].powi(2)).sum::<f64>() <= (radius + 1e-3).powi(2)
+                });
+                assert!(by_hand);
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_overflowed_exclude_nothing() {
+        let near = Near::new(&[f64::NAN, f64::INFINITY], limit(1.0, f64::INFINITY, 3));
+        assert_eq!(near.flips(4).map(|found| found.len()), Some(4));
+        assert!(near.flips(3).is_none());
+    }
+}

@@ -1,0 +1,171 @@
+//! What the functions of all tables have in common.
+
+use std::sync::Arc;
+
+use super::family::{Family, Planes};
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::{Real, Rows};
+use crate::metric::Metric;
+use crate::random::Random;
+
+/// Rows that are made ready at a time.
+const TOGETHER: usize = 256;
+
+/// What the functions of all tables have in common: with it, functions follow from the number of the
+/// table and their own.
+#[derive(Debug, Clone)]
+pub struct Hasher {
+    pub(super) family: Family,
+    pub(super) metric: Metric,
+    pub(super) seed: u64,
+    pub(super) dim: usize,
+    pub(super) planes: Planes,
+    pub(super) is_zero_sum: bool,
+    pub(super) shift: Option<Arc<Shift>>,
+    /// Rows that planes are trained on, as planes see them.
+    pub(super) training: Arc<[f64]>,
+}
+
+/// How rows are changed before planes see them.
+#[derive(Debug, Default)]
+pub(super) struct Shift {
+    /// Their own mean is subtracted.
+    is_level: bool,
+    /// They are divided by their length.
+    is_unit: bool,
+    /// Then this is subtracted.
+    centre: Vec<f64>,
+}
+
+impl Hasher {
+    /// Functions of a family for a metric, of rows of `dim` dimensions. Under `pearson` the numbers of
+    /// a plane sum to 0, so that a row's mean is of no influence.
+    pub fn new((family, metric): (Family, Metric), seed: u64, dim: usize) -> Self {
+        let (planes, shift) = (Planes::Random, None);
+        let is_zero_sum = metric == Metric::Pearson;
+        Self { family, metric, seed, dim, planes, is_zero_sum, shift, training: [].into() }
+    }
+
+    /// Planes made in another way; with `is_zero_sum`, their numbers sum to 0.
+    pub fn with_planes(self, planes: Planes, is_zero_sum: bool) -> Self {
+        let is_zero_sum = is_zero_sum || self.is_zero_sum;
+        Self { planes, is_zero_sum, ..self }
+    }
+
+    /// The same where planes see rows of length 1 under `cosine`, and under `pearson` those less
+    /// their means.
+    pub fn with_unit_rows(self) -> Self {
+        let is_level = self.metric == Metric::Pearson;
+        let is_unit = is_level || self.metric == Metric::Cosine;
+        if !is_unit {
+            return self;
+        }
+        let shift = Shift { is_level, is_unit, centre: Vec::new() };
+        Self { shift: Some(Arc::new(shift)), ..self }
+    }
+
+    /// The same through the mean of these rows instead of the origin.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled).
+    pub fn with_centre_of(self, rows: &Rows, job: &Job) -> Result<Self> {
+        let mut hasher = self.with_unit_rows();
+        let mut centre = vec![0.0; hasher.dim];
+        let all = rows.len() as f64;
+        for first in (0..rows.len()).step_by(TOGETHER) {
+            job.check()?;
+            let some = rows.slice(first..rows.len().min(first + TOGETHER));
+            for row in hasher.seen(&some).chunks_exact(hasher.dim) {
+                centre.iter_mut().zip(row).for_each(|(sum, x)| *sum += x / all);
+            }
+        }
+        let (is_level, is_unit) =
+            hasher.shift.as_ref().map_or((false, false), |shift| (shift.is_level, shift.is_unit));
+        hasher.shift = Some(Arc::new(Shift { is_level, is_unit, centre }));
+        Ok(hasher)
+    }
+
+    /// The same with planes trained on these rows.
+    pub fn with_training(self, rows: &Rows) -> Self {
+        let training = self.seen(rows).into();
+        Self { training, ..self }
+    }
+
+    /// How many functions a table can have.
+    pub fn most(&self) -> usize {
+        match (self.family, self.planes) {
+            (Family::Bits, _) => self.dim,
+            (Family::Hyperplane, Planes::Orthogonal | Planes::Trained) => {
+                self.dim - usize::from(self.is_zero_sum).min(self.dim)
+            }
+            _ => usize::MAX,
+        }
+    }
+
+    /// Rows as planes see them, in float64.
+    fn seen(&self, rows: &Rows) -> Vec<f64> {
+        let none = Shift::default();
+        self.shift.as_deref().unwrap_or(&none).apply(rows)
+    }
+
+    /// The length of each row, as planes see it.
+    pub fn lengths(&self, rows: &Rows) -> Vec<f64> {
+        let length = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let mut lengths = Vec::with_capacity(rows.len());
+        for first in (0..rows.len()).step_by(TOGETHER) {
+            let some = rows.slice(first..rows.len().min(first + TOGETHER));
+            lengths.extend(self.seen(&some).chunks_exact(self.dim.max(1)).map(length));
+        }
+        lengths
+    }
+
+    /// The length of what is subtracted from rows.
+    pub fn shifted_by(&self) -> f64 {
+        let centre = self.shift.iter().flat_map(|shift| &shift.centre);
+        centre.map(|x| x * x).sum::<f64>().sqrt()
+    }
+}
+
+impl Shift {
+    pub(super) fn apply(&self, rows: &Rows) -> Vec<f64> {
+        let dim = rows.matrix().dim();
+        if let Some(x) = rows.reals::<f32>() {
+            self.changed(x, dim)
+        } else {
+            rows.reals::<f64>().map_or_else(Vec::new, |x| self.changed(x, dim))
+        }
+    }
+
+    fn changed<T: Real>(&self, rows: &[T], dim: usize) -> Vec<f64> {
+        let mut changed: Vec<f64> = rows.iter().map(|x| x.to_f64()).collect();
+        for row in changed.chunks_exact_mut(dim.max(1)) {
+            if self.is_unit {
+                let largest = row.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+                if largest > 0.0 {
+                    row.iter_mut().for_each(|x| *x /= largest);
+                }
+            }
+            if self.is_level {
+                let mean = row.iter().sum::<f64>() / dim as f64;
+                row.iter_mut().for_each(|x| *x -= mean);
+            }
+            if self.is_unit {
+                let length = row.iter().map(|x| x * x).sum::<f64>().sqrt();
+                if length > 0.0 {
+                    row.iter_mut().for_each(|x| *x /= length);
+                }
+            }
+            row.iter_mut().zip(&self.centre).for_each(|(x, centre)| *x -= centre);
+        }
+        changed
+    }
+}
+
+/// The random numbers of a function.
+pub(super) fn random_of(seed: u64, table: usize, function: usize) -> Random {
+    let mut random = Random::new(seed);
+    let mut random = Random::new(random.bits() ^ table as u64);
+    let mut random = Random::new(random.bits() ^ function as u64);
+    Random::new(random.bits())
+}

@@ -1,0 +1,180 @@
+//! `lsh_buckets`: the buckets of rows, as a function of each row and an unnest of what it returns.
+
+use datafusion::arrow::datatypes::DataType;
+use datafusion::common::{Column, ScalarValue, exec_datafusion_err, plan_err};
+use datafusion::error::Result;
+use datafusion::functions::core::expr_fn::get_field;
+use datafusion::logical_expr::{
+    ColumnarValue, Expr, LogicalPlan, LogicalPlanBuilder, ScalarFunctionArgs, ScalarUDF,
+    ScalarUDFImpl, Signature as UdfSignature, Volatility, lit,
+};
+
+use super::lsh::LshArguments;
+use crate::algo::knn::LshParams;
+use crate::error::Error;
+use crate::exec::{VectorColumn, bucket_field, bucket_fields, row_buckets};
+use crate::matrix::ElementKind;
+use crate::metric::Metric;
+use crate::sql::call::{
+    Argument, Arguments, Function, InputColumns, Kind, Resolve, Signature, VectorUse, argument,
+    is_binary, metric,
+};
+use crate::sql::options::NeighborsOptions;
+
+const NAME: &str = "lsh_buckets";
+
+/// `lsh_buckets`.
+pub(in crate::sql) static BUCKETS: Function = Function {
+    signature: Signature {
+        name: NAME,
+        arguments: &[
+            Argument::required("items", Kind::Input),
+            Argument::required("tables", Kind::Value),
+            Argument::required("hashes", Kind::Value),
+            Argument::optional("width", Kind::Value, "required by 'pstable'"),
+            Argument::optional("metric", Kind::Value, "'l2'"),
+            Argument::optional("vector", Kind::Columns, "the only column that can be one"),
+            Argument::optional("family", Kind::Value, "by the metric"),
+            Argument::optional("rounding", Kind::Value, "'floor'"),
+            Argument::optional("planes", Kind::Value, "'random'"),
+            Argument::optional("zero_sum", Kind::Value, "false"),
+            Argument::optional("seed", Kind::Value, "neighbors.seed"),
+        ],
+    },
+    plan,
+};
+
+fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPlan> {
+    let items = arguments.required_input("items")?;
+    let wanted = arguments.value("metric")?.unwrap_or_else(|| lit(Metric::default().name()));
+    let wanted = argument(wanted, DataType::Utf8);
+    arguments.required_value("tables")?;
+    arguments.required_value("hashes")?;
+    let lsh = LshArguments::from_call(&arguments)?;
+    let is_literal = |(_, expr): (_, &Expr)| matches!(expr, Expr::Literal(_, _));
+    if lsh.all().chain([("metric", &wanted)]).all(is_literal) {
+        params(&lsh, metric(NAME, &wanted)?, 0)?;
+    }
+    let carried = items.schema().columns();
+    let mut columns = InputColumns::try_new(NAME, "items", items, resolve)?;
+    let asked = arguments.columns("vector")?;
+    let vector = columns.vector(asked.as_ref(), is_binary(NAME, &wanted)?, VectorUse::Shared)?;
+    let input = columns.into_plan()?;
+    for field in &bucket_fields() {
+        if carried.iter().any(|column| column.name == *field.name()) {
+            return plan_err!(
+                "{NAME}: items has a column '{}' already; give it another name in a subquery",
+                field.name()
+            );
+        }
+    }
+    let names = vector.names().iter();
+    let vectors = names.map(|name| Expr::Column(Column::from_name(name)));
+    let values = std::iter::once(wanted).chain(lsh.all().map(|(_, expr)| expr.clone()));
+    let of_row = BucketsOfRow {
+        vector: vector.clone(),
+        arguments: lsh.all().map(|(name, _)| name).collect(),
+        signature: UdfSignature::user_defined(Volatility::Stable),
+    };
+    let buckets = ScalarUDF::from(of_row).call(vectors.chain(values).collect()).alias(BUCKET);
+    let own = |columns: &[Column]| columns.iter().cloned().map(Expr::Column).collect::<Vec<_>>();
+    let mut output = own(&carried);
+    let unnested = LogicalPlanBuilder::from(input)
+        .project(output.iter().cloned().chain([buckets]))?
+        .unnest_column(BUCKET)?;
+    let field = |name: &str| get_field(Expr::Column(Column::from_name(BUCKET)), name).alias(name);
+    output.extend(bucket_fields().iter().map(|of| field(of.name())));
+    unnested.project(output)?.alias(NAME)?.build()
+}
+
+/// The column of buckets before it is taken apart.
+const BUCKET: &str = "lsh_buckets (table, bucket)";
+
+/// The parameters, once every argument has a value.
+fn params(arguments: &LshArguments, metric: Metric, default_seed: u64) -> Result<LshParams> {
+    let params = arguments.params(NAME, metric, default_seed)?;
+    if params.is_open() {
+        let family = params.family.name();
+        return plan_err!("{NAME}: argument 'width' is missing, which family '{family}' needs");
+    }
+    if params.needs_all_rows() {
+        return plan_err!(
+            "{NAME}: argument 'planes' is 'trained'; accepted are 'random' and 'orthogonal', which \
+             need no other rows"
+        );
+    }
+    Ok(params)
+}
+
+/// The buckets of a row: a list of tables and buckets. The arguments are the columns of vectors, the
+/// metric, and those of hashing.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct BucketsOfRow {
+    vector: VectorColumn,
+    /// The names of the arguments of hashing.
+    arguments: Vec<&'static str>,
+    signature: UdfSignature,
+}
+
+impl BucketsOfRow {
+    fn kind(&self, types: &[DataType]) -> Result<ElementKind> {
+        let types: Vec<_> = types.iter().take(self.vector.names().len()).collect();
+        match self.vector.kind(&types) {
+            Some(kind) => Ok(kind),
+            None => plan_err!("{NAME}: column {} holds no vectors", self.vector.names().join(", ")),
+        }
+    }
+}
+
+impl ScalarUDFImpl for BucketsOfRow {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn signature(&self) -> &UdfSignature {
+        &self.signature
+    }
+
+    fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
+        self.kind(types)?;
+        Ok(types.to_vec())
+    }
+
+    fn return_type(&self, types: &[DataType]) -> Result<DataType> {
+        self.kind(types)?;
+        Ok(DataType::List(bucket_field()))
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let types: Vec<_> = args.args.iter().map(ColumnarValue::data_type).collect();
+        let kind = self.kind(&types)?;
+        let (vectors, values) = args.args.split_at(self.vector.names().len());
+        let values = values.iter().map(|value| match value {
+            ColumnarValue::Scalar(value) => Ok(lit(value.clone())),
+            ColumnarValue::Array(array) => Ok(lit(ScalarValue::try_from_array(array, 0)?)),
+        });
+        let mut values = values.collect::<Result<Vec<_>>>()?.into_iter();
+        let metric = metric(NAME, &values.next().unwrap_or_else(|| lit(ScalarValue::Null)))?;
+        if !metric.accepts(kind) {
+            let wants = if metric.is_binary() { "binary strings" } else { "lists of numbers" };
+            let column = self.vector.names().join(", ");
+            return plan_err!(
+                "{NAME}: metric '{metric}' compares {wants}, which column {column} does not hold"
+            );
+        }
+        let options = args.config_options.extensions.get::<NeighborsOptions>();
+        let default_seed = options.map_or(0, |options| options.seed);
+        let given = self.arguments.iter().copied().zip(values).collect();
+        let params = params(&LshArguments::from_values(given), metric, default_seed)?;
+        let columns = vectors.iter().map(|vector| vector.to_array(args.number_rows));
+        let columns = columns.collect::<Result<Vec<_>>>()?;
+        let buckets = row_buckets(&columns, (&self.vector, kind), metric, &params);
+        buckets.map(ColumnarValue::Array).map_err(|error| match error {
+            // Its number would be that in a batch.
+            Error::BadRow { input, column, problem, .. } => {
+                exec_datafusion_err!("{NAME}: a row of {input}, column \"{column}\": {problem}")
+            }
+            other => other.into(),
+        })
+    }
+}
