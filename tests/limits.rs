@@ -447,7 +447,8 @@ fn cancelled_work_ends_soon() {
             });
             let longest = longest.max().unwrap_or_default();
             println!("{name}, {what}: {whole:.2?}, ends within {longest:.2?}");
-            if longest > most {
+            // Where other processes take nearly all of the machine, everything takes longer.
+            if longest > most.max(whole / 50) {
                 wrong.push(format!("{name}, {what}: went on for {longest:?}"));
             }
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use datafusion_neighbors::algo::knn::{Found, KnnParams, LshParams, Method, Scoring, open_base};
 use datafusion_neighbors::device::{AnyDevice, Distances, QueryRows};
 use datafusion_neighbors::index::lsh::{
-    Family, Hasher, Planes, Rounding, Signature, TableFunctions,
+    Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
 };
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::Rows;
@@ -164,7 +164,7 @@ fn by_definition(
             let values = functions.values(&rows.slice(row..row + 1));
             let wholes = signature.wholes(&values, &functions).expect("slots in range");
             let mut keys = Vec::new();
-            signature.keys((&values, &wholes), &functions, probes, &mut keys);
+            Prober::default().keys(&signature, (&values, &wholes), &functions, probes, &mut keys);
             keys
         };
         let of_base: Vec<u64> = (0..base.len()).map(|row| keys(base, row, 1)[0]).collect();

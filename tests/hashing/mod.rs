@@ -7,7 +7,7 @@ use std::sync::Arc;
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::UInt32Type;
 use datafusion_neighbors::index::lsh::{
-    Family, Hasher, Planes, Rounding, Signature, TableFunctions,
+    Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
 };
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
@@ -305,13 +305,13 @@ fn next_buckets_are_the_nearest_ones() {
         let wanted: BTreeSet<u64> =
             all[..probes].iter().map(|(_, wholes)| signature.key(wholes)).collect();
         let mut keys = Vec::new();
-        signature.keys((&values, &own), &functions, probes, &mut keys);
+        Prober::default().keys(&signature, (&values, &own), &functions, probes, &mut keys);
         assert_eq!(keys[0], signature.key(&own));
         assert_eq!(keys.len(), probes);
         assert_eq!(keys.iter().copied().collect::<BTreeSet<_>>(), wanted, "{}", family.name());
         // Fewer are the first of more.
         let mut few = Vec::new();
-        signature.keys((&values, &own), &functions, 7, &mut few);
+        Prober::default().keys(&signature, (&values, &own), &functions, 7, &mut few);
         assert_eq!(few, keys[..7]);
     }
 }

@@ -12,7 +12,7 @@ use super::sample::Sample;
 use crate::device::{Device, QueryRows};
 use crate::error::{Error, Result};
 use crate::index::lsh::{
-    Family, Hasher, MOST_PLANES, Near, Planes, Signature, Table, TableFunctions, limit,
+    Family, Hasher, MOST_PLANES, Near, Planes, Prober, Signature, Table, TableFunctions, limit,
 };
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -250,7 +250,7 @@ impl Group {
             self.trials.iter_mut().for_each(|trial| trial.is_over = true);
             return Ok(());
         };
-        let mut keys = Vec::new();
+        let (mut prober, mut keys) = (Prober::default(), Vec::new());
         for trial in self.trials.iter_mut().filter(|trial| !trial.is_over) {
             job.check()?;
             let of_queries = values[0].chunks_exact(all).zip(queries.chunks_exact(all));
@@ -261,7 +261,7 @@ impl Group {
                 }
                 keys.clear();
                 let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
-                signature.keys(of_query, functions, probes, &mut keys);
+                prober.keys(signature, of_query, functions, probes, &mut keys);
                 let home = keys[0];
                 keys.sort_unstable();
                 let near = limits.near(query, of_query.0);
@@ -294,7 +294,8 @@ impl Group {
             return Ok(());
         };
         let is_used = |trial: &&mut Trial| trial.tables.is_some_and(|tables| table < tables);
-        let mut keys = Vec::new();
+        let (mut prober, mut keys) = (Prober::default(), Vec::new());
+        let mut places = Vec::new();
         for trial in self.trials.iter_mut().filter(is_used) {
             job.check()?;
             let keys_of_rows: Vec<u64> =
@@ -306,14 +307,16 @@ impl Group {
             for (query, (values, wholes)) in of_queries.enumerate() {
                 keys.clear();
                 let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
-                signature.keys(of_query, functions, probes, &mut keys);
+                prober.keys(signature, of_query, functions, probes, &mut keys);
                 let seen = &mut trial.seen[query * words..][..words];
                 if let Some(near) = limits.near(query, of_query.0) {
                     let home = keys[0];
                     let is_near = |(key, _): &(u64, _)| near.reaches(Signature::flips(home, *key));
                     keys = buckets.buckets().filter(is_near).map(|(key, _)| key).collect();
                 }
-                let found = keys.iter().flat_map(|key| buckets.rows(buckets.bucket(*key)));
+                places.clear();
+                buckets.find(&keys, &mut places);
+                let found = places.iter().flat_map(|bucket| buckets.rows(bucket));
                 let itself = sample.itself[query];
                 for row in found.map(|row| *row as usize).filter(|row| Some(*row) != itself) {
                     seen[row / 64] |= 1 << (row % 64);

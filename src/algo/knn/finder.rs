@@ -6,7 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use super::hashing::{Hashing, LshParams, Reach, Scoring};
 use crate::device::QueryRows;
 use crate::error::{Error, Result};
-use crate::index::lsh::{Near, Signature, SlotOutOfRange, Table, TableFunctions, limit};
+use crate::index::lsh::{
+    Near, Own, Prober, Signature, SlotOutOfRange, Table, TableFunctions, limit,
+};
 use crate::job::{Job, Phase, Reserved};
 use crate::matrix::Rows;
 use crate::parallel::{in_parallel, threads};
@@ -33,11 +35,13 @@ pub(super) struct Finder {
     _reserved: Reserved,
 }
 
-/// A table, its functions, and all its boxes where they are found by radius.
+/// A table and its functions; all its boxes where they are found by radius.
 struct Hashed {
     functions: TableFunctions,
     table: Table,
     boxes: Vec<(u64, Range<u32>)>,
+    /// The bucket of each row, where queries are rows of the base and look at no others.
+    own: Option<Own>,
 }
 
 /// The buckets that queries look at.
@@ -60,7 +64,7 @@ pub(super) type Found = (Vec<u32>, Vec<usize>);
 
 impl Places {
     /// Those of one query, table by table.
-    fn of(&self, query: usize) -> impl Iterator<Item = &[Range<u32>]> {
+    fn of(&self, query: usize) -> impl Iterator<Item = &[Range<u32>]> + Clone {
         let starts = &self.starts[query * self.tables..=(query + 1) * self.tables];
         starts.windows(2).map(|of_table| &self.buckets[of_table[0]..of_table[1]])
     }
@@ -73,14 +77,29 @@ impl Places {
 
 impl Finder {
     /// Hashes the base, and sorts its rows into tables.
-    pub fn build(hashing: Hashing, params: &LshParams, base: &Rows, job: &Job) -> Result<Self> {
+    pub fn build(
+        hashing: Hashing,
+        params: &LshParams,
+        (base, is_queried): (&Rows, bool),
+        job: &Job,
+    ) -> Result<Self> {
         let (kept, more) = Table::bytes(base.len());
         let dim = base.matrix().dim();
         let numbers = dim * hashing.hashes.next_multiple_of(8) * size_of::<f64>();
-        let (marks, boxes) = match (params.scoring.is_some(), hashing.reach) {
-            (true, _) => (base.len() * size_of::<f64>(), 0),
-            (false, Reach::Radius(_)) => (base.len().div_ceil(8), base.len() * BOX),
-            (false, Reach::Probes(_)) => (base.len().div_ceil(8), 0),
+        let looks_at_own = is_queried && hashing.reach == Reach::Probes(1);
+        let marks = match params.scoring {
+            Some(_) => base.len() * size_of::<f64>(),
+            None => base.len().div_ceil(8),
+        };
+        let boxes = match hashing.reach {
+            Reach::Radius(_) => base.len() * BOX,
+            Reach::Probes(_) => {
+                if looks_at_own {
+                    Own::bytes(base.len())
+                } else {
+                    0
+                }
+            }
         };
         let built = hashing.tables * (kept + numbers + boxes) + threads() * marks;
         let together = threads().min(hashing.tables);
@@ -89,7 +108,7 @@ impl Finder {
         let numbers: Vec<usize> = (0..hashing.tables).collect();
         let numbers = if base.is_empty() { &[] } else { &numbers[..] };
         for numbers in numbers.chunks(threads()) {
-            tables.extend(build(&hashing, numbers, base, job)?);
+            tables.extend(build(&hashing, numbers, (base, looks_at_own), job)?);
         }
         if let Reach::Radius(_) = hashing.reach {
             job.enter(Phase::Hash);
@@ -115,13 +134,20 @@ impl Finder {
         }
     }
 
-    /// The buckets that queries look at.
-    pub fn places(&self, queries: &Rows, job: &Job) -> Result<Places> {
+    /// The buckets that queries look at; `query_rows` says whether they are rows of the base.
+    pub fn places(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Places> {
         let tasks: Vec<_> = (0..queries.len()).step_by(QUERIES_TOGETHER).collect();
+        let looks_at_own = self.tables.first().is_some_and(|hashed| hashed.own.is_some());
         let found = in_parallel(tasks, |first| {
             job.check()?;
-            let rows = queries.slice(first..queries.len().min(first + QUERIES_TOGETHER));
-            self.places_of(&rows, job)
+            let end = queries.len().min(first + QUERIES_TOGETHER);
+            match query_rows {
+                QueryRows::OfBase { first: row } if looks_at_own => {
+                    let row = row as usize;
+                    Ok(self.places_of_rows(row + first..row + end))
+                }
+                _ => self.places_of(&queries.slice(first..end), job),
+            }
         });
         let (mut buckets, mut starts, tables) = (Vec::new(), vec![0], self.tables.len());
         for found in found {
@@ -136,6 +162,18 @@ impl Finder {
         Ok(Places { buckets, starts, tables })
     }
 
+    /// The buckets of a few rows of the base, row by row and table by table, and how many they are.
+    fn places_of_rows(&self, rows: Range<usize>) -> (Vec<Range<u32>>, Vec<u32>) {
+        let mut buckets = vec![0..0; rows.len() * self.tables.len()];
+        for (i, hashed) in self.tables.iter().enumerate() {
+            let Some(own) = &hashed.own else { continue };
+            let to = buckets[i..].iter_mut().step_by(self.tables.len());
+            to.zip(rows.clone()).for_each(|(to, row)| *to = hashed.table.of_row(row, own));
+        }
+        let counts = vec![1; buckets.len()];
+        (buckets, counts)
+    }
+
     /// The buckets of a few queries, query by query and table by table, and how many they are.
     fn places_of(&self, queries: &Rows, job: &Job) -> Result<(Vec<Range<u32>>, Vec<u32>)> {
         let limits = match self.hashing.reach {
@@ -144,28 +182,31 @@ impl Finder {
         };
         // Table by table, so that functions stay near.
         let (mut buckets, mut ends) = (Vec::new(), Vec::new());
+        let (mut prober, mut keys) = (Prober::default(), Vec::new());
         for hashed in &self.tables {
             let values = hashed.functions.values(queries);
             let wholes = self.hashing.signature.wholes(&values, &hashed.functions);
             let wholes = wholes.map_err(|SlotOutOfRange| self.hashing.out_of_range())?;
             let count = hashed.functions.count();
             let of_rows = values.chunks_exact(count).zip(wholes.chunks_exact(count));
-            let mut keys = Vec::new();
-            for (row, of_row) in of_rows.enumerate() {
-                match self.hashing.reach {
-                    Reach::Probes(probes) => {
-                        keys.clear();
-                        let signature = &self.hashing.signature;
-                        signature.keys(of_row, &hashed.functions, probes, &mut keys);
-                        buckets.extend(keys.iter().map(|key| hashed.bucket(*key)));
+            let signature = &self.hashing.signature;
+            match self.hashing.reach {
+                Reach::Probes(probes) => {
+                    keys.clear();
+                    for of_row in of_rows {
+                        prober.keys(signature, of_row, &hashed.functions, probes, &mut keys);
+                        ends.push(buckets.len() + keys.len());
                     }
-                    Reach::Radius(_) => {
+                    hashed.table.find(&keys, &mut buckets);
+                }
+                Reach::Radius(_) => {
+                    for ((values, wholes), limit) in of_rows.zip(&limits) {
                         job.check()?;
-                        let key = self.hashing.signature.key(of_row.1);
-                        hashed.near(&Near::new(of_row.0, limits[row]), key, &mut buckets);
+                        let near = Near::new(values, *limit);
+                        hashed.near(&near, signature.key(wholes), &mut buckets);
+                        ends.push(buckets.len());
                     }
                 }
-                ends.push(buckets.len());
             }
         }
         let mut by_query = Vec::with_capacity(buckets.len());
@@ -227,15 +268,20 @@ impl Finder {
     /// The rows in some buckets.
     fn unite<'a>(
         &self,
-        places: impl Iterator<Item = &'a [Range<u32>]>,
+        places: impl Iterator<Item = &'a [Range<u32>]> + Clone,
         seen: &mut [u64],
         rows: &mut Vec<u32>,
         job: &Job,
     ) -> Result<()> {
+        // The processor waits for the first rows of all buckets at once.
+        let first = self.tables.iter().zip(places.clone()).flat_map(|(hashed, buckets)| {
+            buckets.iter().map(|bucket| hashed.table.first_row(bucket))
+        });
+        std::hint::black_box(first.fold(0, |all, row| all ^ row));
         let start = rows.len();
         for (hashed, buckets) in self.tables.iter().zip(places) {
             job.check()?;
-            for row in buckets.iter().flat_map(|bucket| hashed.rows(bucket)) {
+            for row in buckets.iter().flat_map(|bucket| hashed.table.rows(bucket)) {
                 let (word, bit) = (&mut seen[*row as usize / 64], 1 << (row % 64));
                 if *word & bit == 0 {
                     *word |= bit;
@@ -261,7 +307,7 @@ impl Finder {
             job.check()?;
             for (probe, bucket) in buckets.iter().enumerate() {
                 let weight = scoring.weight(probe, self.hashing.hashes);
-                for row in hashed.rows(bucket) {
+                for row in hashed.table.rows(bucket) {
                     let score = &mut scores[*row as usize];
                     match (*score == 0.0, weight > 0.0) {
                         (true, true) => rows.push(*row),
@@ -292,22 +338,21 @@ impl Finder {
 }
 
 impl Hashed {
-    fn bucket(&self, key: u64) -> Range<u32> {
-        let found = self.table.bucket(key);
-        found.start as u32..found.end as u32
-    }
-
-    fn rows(&self, bucket: &Range<u32>) -> &[u32] {
-        self.table.rows(bucket.start as usize..bucket.end as usize)
-    }
-
     /// The boxes with rows that are near a row in the box of this key.
     fn near(&self, near: &Near, key: u64, buckets: &mut Vec<Range<u32>>) {
         match near.flips(self.boxes.len()) {
-            Some(flips) => {
-                let of_flips =
-                    flips.iter().map(|flips| self.bucket(Signature::flipped(key, *flips)));
-                buckets.extend(of_flips.filter(|bucket| !bucket.is_empty()));
+            Some(mut keys) => {
+                keys.iter_mut().for_each(|flips| *flips = Signature::flipped(key, *flips));
+                let start = buckets.len();
+                self.table.find(&keys, buckets);
+                let mut kept = start;
+                for i in start..buckets.len() {
+                    if !buckets[i].is_empty() {
+                        buckets.swap(kept, i);
+                        kept += 1;
+                    }
+                }
+                buckets.truncate(kept);
             }
             // There are fewer boxes than sets of planes to cross.
             None => {
@@ -321,7 +366,12 @@ impl Hashed {
 }
 
 /// Some of the tables.
-fn build(hashing: &Hashing, numbers: &[usize], base: &Rows, job: &Job) -> Result<Vec<Hashed>> {
+fn build(
+    hashing: &Hashing,
+    numbers: &[usize],
+    (base, looks_at_own): (&Rows, bool),
+    job: &Job,
+) -> Result<Vec<Hashed>> {
     job.enter(Phase::Hash);
     let functions = in_parallel(numbers.to_vec(), |table| hashing.functions(table, job));
     let functions: Vec<_> = functions.into_iter().collect::<Result<_>>()?;
@@ -340,16 +390,14 @@ fn build(hashing: &Hashing, numbers: &[usize], base: &Rows, job: &Job) -> Result
     let built = in_parallel((0..numbers.len()).collect(), |table| {
         let table = Table::new(&of_table(table));
         let boxes = match hashing.reach {
-            Reach::Radius(_) => {
-                let place = |rows: Range<usize>| rows.start as u32..rows.end as u32;
-                table.buckets().map(|(key, rows)| (key, place(rows))).collect()
-            }
+            Reach::Radius(_) => table.buckets().collect(),
             Reach::Probes(_) => Vec::new(),
         };
-        (table, boxes)
+        let own = looks_at_own.then(|| table.own());
+        (table, boxes, own)
     });
     job.check()?;
-    let hashed = |(functions, (table, boxes))| Hashed { functions, table, boxes };
+    let hashed = |(functions, (table, boxes, own))| Hashed { functions, table, boxes, own };
     Ok(functions.into_iter().zip(built).map(hashed).collect())
 }
 

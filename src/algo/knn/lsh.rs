@@ -60,7 +60,8 @@ impl<D: Device> LshSearch<D> {
             }
         };
         let used = hashing.params(lsh);
-        let finder = Finder::build(hashing, lsh, &base, job)?;
+        let is_queried = queries.1 != QueryRows::Separate;
+        let finder = Finder::build(hashing, lsh, (&base, is_queried), job)?;
         let on_device = device.rows(&base, metric);
         device.prepare(&on_device, RowUse::Gather, job)?;
         let (buckets, largest) = finder.sizes();
@@ -122,8 +123,8 @@ impl<D: Device> KnnSearch for LshSearch<D> {
         for start in (0..queries_searched).step_by(wave) {
             job.enter(Phase::Find);
             let some = queries.slice(start..queries_searched.min(start + wave));
-            let places = self.finder.places(&some, job)?;
             let query_rows = query_rows.skip(start as u32);
+            let places = self.finder.places(&some, query_rows, job)?;
             let mut from = 0;
             while from < some.len() {
                 // As many as have few candidates together, but one at least.

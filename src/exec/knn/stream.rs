@@ -74,7 +74,7 @@ struct Base {
     search: Option<OnDevice>,
     /// The parameters of hashing; once tables are built, none of them is open.
     lsh: Option<LshParams>,
-    /// Queries by which they are chosen, until they are.
+    /// Queries by which they are chosen, until they are, and whether queries are rows of the base.
     sample: (Rows, QueryRows),
     _carried: Arc<MemoryReservation>,
     _rows: Option<Reserved>,
@@ -137,7 +137,7 @@ impl Base {
         if let Some(index) = search.index() {
             join.index.get_or_init(|| index.clone());
             self.lsh = Some(index.params.clone());
-            self.sample = (self.rows.slice(0..0), QueryRows::default());
+            self.sample.0 = self.rows.slice(0..0);
         }
         let uploaded = device.info().memory.is_some();
         Ok(self.search.insert(OnDevice { device, search: Arc::from(search), uploaded }).clone())
@@ -208,8 +208,10 @@ pub(super) fn run(
         let watched = (&metrics.phases, &job);
         let mut base = collect_base(base, base_side, reader, for_base, watched).await?;
         base.lsh = join.spec.lsh.clone();
-        if let (Source::Base(first), true) = (&queries, join.chooses()) {
-            base.sample = (base.rows.clone(), QueryRows::OfBase { first: *first as u32 });
+        if let Source::Base(first) = &queries {
+            let end = if join.chooses() { base.rows.len() } else { 0 };
+            let query_rows = QueryRows::OfBase { first: *first as u32 };
+            base.sample = (base.rows.slice(0..end), query_rows);
         }
         metrics.base_rows.add(base.rows.len());
         let search = Search {

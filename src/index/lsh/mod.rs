@@ -7,7 +7,8 @@
 //! | `hasher` | what the functions of all tables have in common |
 //! | `functions` | the functions of a table, and their values for rows |
 //! | `planes` | hyperplanes: random, orthogonal, trained |
-//! | `signature` | from values to keys, of a row's own bucket and of the next best ones |
+//! | `signature` | from values to keys |
+//! | `probes` | the buckets that a query looks at: its own, and the next best ones |
 //! | `products` | the products of rows with planes |
 //! | `boxes` | the boxes between hyperplanes that are within a radius of a row |
 //! | `table` | rows by key |
@@ -20,6 +21,7 @@ mod family;
 mod functions;
 mod hasher;
 mod planes;
+mod probes;
 mod products;
 mod signature;
 mod table;
@@ -28,5 +30,6 @@ pub use boxes::{MOST_PLANES, Near, limit};
 pub use family::{Family, Planes, Rounding};
 pub use functions::TableFunctions;
 pub use hasher::Hasher;
+pub use probes::Prober;
 pub use signature::{MOST_SLOT, Signature, SlotOutOfRange};
-pub use table::Table;
+pub use table::{Own, Table};

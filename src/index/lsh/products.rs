@@ -47,21 +47,27 @@ impl<T: Real> WithSimd for Products<'_, T> {
             let some = rows.len() / dim;
             let rows: [&[T]; TOGETHER] =
                 std::array::from_fn(|i| &rows[i.min(some - 1) * dim..][..dim]);
-            for register in 0..used {
-                let mut added = [simd.splat_f64s(0.0); TOGETHER];
+            for register in (0..used).step_by(2) {
+                // Two registers at a time, so that a row's number is read once for both.
+                let other = (register + 1).min(registers - 1);
+                let mut added = [[simd.splat_f64s(0.0); 2]; TOGETHER];
                 for j in 0..dim {
-                    let plane = planes[j * registers + register];
+                    let planes = [planes[j * registers + register], planes[j * registers + other]];
                     for i in 0..TOGETHER {
                         let x = simd.splat_f64s(rows[i][j].to_f64());
-                        added[i] = simd.add_f64s(added[i], simd.mul_f64s(x, plane));
+                        for (added, plane) in added[i].iter_mut().zip(planes) {
+                            *added = simd.add_f64s(*added, simd.mul_f64s(x, plane));
+                        }
                     }
                 }
-                let first = register * S::F64_LANES;
-                let here = S::F64_LANES.min(count - first);
                 for (i, added) in added.iter().enumerate().take(some) {
-                    let (to, _) = S::as_mut_simd_f64s(&mut sums);
-                    to[0] = *added;
-                    values[i * count + first..][..here].copy_from_slice(&sums[..here]);
+                    for (added, register) in added.iter().zip(register..used) {
+                        let first = register * S::F64_LANES;
+                        let here = S::F64_LANES.min(count - first);
+                        let (to, _) = S::as_mut_simd_f64s(&mut sums);
+                        to[0] = *added;
+                        values[i * count + first..][..here].copy_from_slice(&sums[..here]);
+                    }
                 }
             }
         }

@@ -1,7 +1,4 @@
-//! From the values of functions to keys of buckets: of a row's own, and of the next best.
-
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+//! From the values of functions to keys of buckets.
 
 use pulp::{Simd, WithSimd};
 
@@ -38,10 +35,11 @@ pub struct SlotOutOfRange;
 
 /// A change of one value of a signature, and its cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Step {
-    cost: f64,
-    function: usize,
-    whole: i32,
+pub(super) struct Step {
+    pub cost: f64,
+    pub function: usize,
+    pub from: i32,
+    pub to: i32,
 }
 
 impl Signature {
@@ -67,8 +65,15 @@ impl Signature {
     /// The bucket of a row with these whole numbers.
     #[inline]
     pub fn key(&self, wholes: &[i32]) -> u64 {
+        Self::mixed(self.raw(wholes))
+    }
+
+    /// What the key of these whole numbers is made of: they themselves where 64 bits suffice, else a
+    /// sum of their multiples.
+    #[inline]
+    pub(super) fn raw(&self, wholes: &[i32]) -> u64 {
         let bits = self.bits();
-        let key = if bits as usize * wholes.len() <= 64 {
+        if bits as usize * wholes.len() <= 64 {
             let mask = u64::MAX >> (64 - bits);
             wholes.iter().fold(0u64, |key, whole| key << (bits % 64) | (*whole as u64 & mask))
         } else {
@@ -76,9 +81,25 @@ impl Signature {
             terms.fold(0u64, |key, (whole, factor)| {
                 key.wrapping_add((*whole as u64).wrapping_mul(*factor))
             })
-        };
-        // Keys of all bits: similar signatures are far apart, different ones stay different.
-        mix(key)
+        }
+    }
+
+    /// The same after a step, of `count` whole numbers.
+    #[inline]
+    pub(super) fn changed(&self, raw: u64, count: usize, step: &Step) -> u64 {
+        let (bits, from, to) = (self.bits(), step.from as u64, step.to as u64);
+        if bits as usize * count <= 64 {
+            let mask = u64::MAX >> (64 - bits);
+            raw ^ (((from ^ to) & mask) << (bits as usize * (count - 1 - step.function)))
+        } else {
+            raw.wrapping_add(to.wrapping_sub(from).wrapping_mul(FACTORS[step.function]))
+        }
+    }
+
+    /// A key of all bits: similar signatures are far apart, different ones stay different.
+    #[inline]
+    pub(super) fn mixed(raw: u64) -> u64 {
+        mix(raw)
     }
 
     /// The key of the box on the other side of some planes, of at most 64: the lowest bit of `flips`
@@ -90,35 +111,6 @@ impl Signature {
     /// The planes, of at most 64, of which the boxes with these keys are on different sides.
     pub fn flips(key: u64, other: u64) -> u64 {
         unmix(key) ^ unmix(other)
-    }
-
-    /// The keys of a row's own bucket and of the next best, `probes` in all or all there are: the
-    /// most probable first, by the distances of the row to what it would have to cross.
-    pub fn keys(
-        &self,
-        (values, wholes): (&[f64], &[i32]),
-        functions: &TableFunctions,
-        probes: usize,
-        keys: &mut Vec<u64>,
-    ) {
-        keys.push(self.key(wholes));
-        if probes == 1 {
-            return;
-        }
-        let mut steps = self.steps(values, wholes, functions);
-        steps.sort_by(|a, b| a.cost.total_cmp(&b.cost));
-        let mut changed = wholes.to_vec();
-        let of_set = |set: Vec<usize>| {
-            set.iter().for_each(|step| changed[steps[*step].function] = steps[*step].whole);
-            let key = self.key(&changed);
-            set.iter().for_each(|step| {
-                let function = steps[*step].function;
-                changed[function] = wholes[function];
-            });
-            key
-        };
-        let sets = Sets::new(&steps, self.family == Family::Bits);
-        keys.extend(sets.take(probes - 1).map(of_set));
     }
 
     /// Bits of a whole number in a packed key.
@@ -137,35 +129,40 @@ impl Signature {
     }
 
     /// The next values of each function, with what it costs to go there.
-    fn steps(&self, values: &[f64], wholes: &[i32], functions: &TableFunctions) -> Vec<Step> {
-        let mut steps = Vec::new();
+    pub(super) fn steps(
+        &self,
+        values: &[f64],
+        wholes: &[i32],
+        functions: &TableFunctions,
+        steps: &mut Vec<Step>,
+    ) {
         let square = |x: f64| if self.metric == Metric::L1 { x.abs() } else { x * x };
         for (function, (value, own)) in values.iter().zip(wholes).enumerate() {
+            let own = *own;
             match self.family {
                 Family::PStable => {
                     let at = self.slot(*value, functions.offsets()[function]);
                     // Towards zero, the slot of 0 begins at -1.
                     let begins = match self.rounding {
-                        Rounding::Zero if *own <= 0 => own - 1,
-                        _ => *own,
+                        Rounding::Zero if own <= 0 => own - 1,
+                        _ => own,
                     };
                     let ends = match self.rounding {
-                        Rounding::Zero if *own < 0 => *own,
+                        Rounding::Zero if own < 0 => own,
                         _ => own + 1,
                     };
                     let below = square((at - f64::from(begins)) * self.width);
                     let above = square((f64::from(ends) - at) * self.width);
-                    steps.push(Step { cost: below, function, whole: own - 1 });
-                    steps.push(Step { cost: above, function, whole: own + 1 });
+                    steps.push(Step { cost: below, function, from: own, to: own - 1 });
+                    steps.push(Step { cost: above, function, from: own, to: own + 1 });
                 }
                 Family::Hyperplane => {
-                    steps.push(Step { cost: value * value, function, whole: 1 - own });
+                    steps.push(Step { cost: value * value, function, from: own, to: 1 - own });
                 }
-                Family::Bits => steps.push(Step { cost: 1.0, function, whole: 1 - own }),
-                Family::MinHash => {}
+                // Bits are flipped in order, and the first set bit has no next best.
+                Family::Bits | Family::MinHash => {}
             }
         }
-        steps
     }
 }
 
@@ -224,75 +221,3 @@ static FACTORS: [u64; 256] = {
     }
     factors
 };
-
-/// Sets of steps, at most one of each function, the cheapest first (Lv et al. 2007): each set after
-/// its own is one whose last step is moved on, or one with one more step.
-struct Sets<'a> {
-    steps: &'a [Step],
-    /// Steps that cost the same are ordered by the number of them, and two at most are made.
-    are_flips: bool,
-    open: BinaryHeap<Set>,
-}
-
-/// Positions in the steps, ascending.
-#[derive(Debug, Clone, PartialEq)]
-struct Set {
-    cost: f64,
-    steps: Vec<usize>,
-}
-
-impl<'a> Sets<'a> {
-    fn new(steps: &'a [Step], are_flips: bool) -> Self {
-        let first = steps.first().map(|step| Set { cost: step.cost, steps: vec![0] });
-        Self { steps, are_flips, open: first.into_iter().collect() }
-    }
-
-    fn cost(&self, set: &[usize]) -> f64 {
-        set.iter().map(|step| self.steps[*step].cost).sum()
-    }
-}
-
-impl Iterator for Sets<'_> {
-    type Item = Vec<usize>;
-
-    fn next(&mut self) -> Option<Vec<usize>> {
-        loop {
-            let Set { steps: set, .. } = self.open.pop()?;
-            let last = set[set.len() - 1];
-            let function = |step: &usize| self.steps[*step].function;
-            let is_valid =
-                set[..set.len() - 1].iter().all(|step| function(step) != function(&last));
-            if last + 1 < self.steps.len() {
-                let mut moved = set.clone();
-                moved[set.len() - 1] = last + 1;
-                self.open.push(Set { cost: self.cost(&moved), steps: moved });
-                // What is added to two steps of one function leaves them there.
-                if is_valid && (!self.are_flips || set.len() < 2) {
-                    let mut more = set.clone();
-                    more.push(last + 1);
-                    self.open.push(Set { cost: self.cost(&more), steps: more });
-                }
-            }
-            if is_valid {
-                return Some(set);
-            }
-        }
-    }
-}
-
-impl Eq for Set {}
-
-impl Ord for Set {
-    /// The cheapest is the greatest, of those the one with fewer steps, then with earlier ones.
-    fn cmp(&self, other: &Self) -> Ordering {
-        let order = self.cost.total_cmp(&other.cost);
-        let order = order.then(self.steps.len().cmp(&other.steps.len()));
-        order.then_with(|| self.steps.cmp(&other.steps)).reverse()
-    }
-}
-
-impl PartialOrd for Set {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}

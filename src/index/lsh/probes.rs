@@ -1,0 +1,156 @@
+//! The buckets that a query looks at: its own, then the most probable others (Lv et al. 2007).
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use super::family::Family;
+use super::functions::TableFunctions;
+use super::signature::{Signature, Step};
+
+/// The most steps of a set. One of so many is behind all of its subsets, of which there are as many as a
+/// query may look at buckets.
+const MOST_STEPS: usize = 16;
+
+/// Finds the buckets that queries look at; its memory is used again for the next.
+#[derive(Debug, Default)]
+pub struct Prober {
+    steps: Vec<Step>,
+    open: BinaryHeap<Set>,
+}
+
+/// Steps to take together.
+#[derive(Debug, Clone, Copy)]
+struct Set {
+    cost: f64,
+    /// Positions among the steps, ascending.
+    steps: [u16; MOST_STEPS],
+    count: usize,
+    /// What the key is made of, after these steps.
+    raw: u64,
+    /// The same without the last step.
+    before: (f64, u64),
+}
+
+impl Prober {
+    /// Appends the keys of a row's own bucket and of the next best, `probes` in all or all there are: the
+    /// most probable first, by the distances of the row to what it would have to cross.
+    pub fn keys(
+        &mut self,
+        signature: &Signature,
+        (values, wholes): (&[f64], &[i32]),
+        functions: &TableFunctions,
+        probes: usize,
+        keys: &mut Vec<u64>,
+    ) {
+        let raw = signature.raw(wholes);
+        keys.push(Signature::mixed(raw));
+        if probes == 1 {
+            return;
+        }
+        if signature.family == Family::Bits {
+            return flips(signature, (wholes, raw), probes, keys);
+        }
+        self.steps.clear();
+        signature.steps(values, wholes, functions, &mut self.steps);
+        // Each of the first steps by itself comes before any set with a later one.
+        let order = |a: &Step, b: &Step| {
+            let order = a.cost.total_cmp(&b.cost);
+            order.then(a.function.cmp(&b.function)).then(a.to.cmp(&b.to))
+        };
+        if self.steps.len() >= probes {
+            self.steps.select_nth_unstable_by(probes - 2, order);
+            self.steps.truncate(probes - 1);
+        }
+        self.steps.sort_unstable_by(order);
+        let count = wholes.len();
+        self.open.clear();
+        self.open.extend(Set::none(raw).with(0, &self.steps, signature, count));
+        let mut left = probes - 1;
+        while let Some(set) = self.open.pop() {
+            let last = usize::from(set.steps[set.count - 1]);
+            let function = |step: u16| self.steps[usize::from(step)].function;
+            let own = self.steps[last].function;
+            let is_valid = set.steps[..set.count - 1].iter().all(|step| function(*step) != own);
+            self.open.extend(set.without_last().with(last + 1, &self.steps, signature, count));
+            // What is added to two steps of one function leaves them there.
+            if is_valid {
+                self.open.extend(set.with(last + 1, &self.steps, signature, count));
+                keys.push(Signature::mixed(set.raw));
+                left -= 1;
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// The keys with one bit flipped, then with two.
+fn flips(signature: &Signature, (wholes, raw): (&[i32], u64), probes: usize, keys: &mut Vec<u64>) {
+    let count = wholes.len();
+    let flipped = |raw: u64, i: usize| {
+        let step = Step { cost: 1.0, function: i, from: wholes[i], to: 1 - wholes[i] };
+        signature.changed(raw, count, &step)
+    };
+    let one = (0..count).map(|i| flipped(raw, i));
+    let two = (0..count).flat_map(|i| {
+        let first = flipped(raw, i);
+        (i + 1..count).map(move |j| flipped(first, j))
+    });
+    keys.extend(one.chain(two).take(probes - 1).map(Signature::mixed));
+}
+
+impl Set {
+    fn none(raw: u64) -> Self {
+        Self { cost: 0.0, steps: [0; MOST_STEPS], count: 0, raw, before: (0.0, raw) }
+    }
+
+    /// The same with one more step, if there is this one.
+    fn with(
+        &self,
+        position: usize,
+        steps: &[Step],
+        signature: &Signature,
+        functions: usize,
+    ) -> Option<Self> {
+        let step = steps.get(position)?;
+        let mut set = *self;
+        *set.steps.get_mut(self.count)? = position as u16;
+        set.count += 1;
+        set.cost = self.cost + step.cost;
+        set.raw = signature.changed(self.raw, functions, step);
+        set.before = (self.cost, self.raw);
+        Some(set)
+    }
+
+    fn without_last(&self) -> Self {
+        let (cost, raw) = self.before;
+        Self { cost, raw, count: self.count - 1, ..*self }
+    }
+
+    fn positions(&self) -> &[u16] {
+        &self.steps[..self.count]
+    }
+}
+
+impl PartialEq for Set {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Set {}
+
+impl Ord for Set {
+    /// The cheapest is the greatest, of those the one with fewer steps, then with earlier ones.
+    fn cmp(&self, other: &Self) -> Ordering {
+        let order = self.cost.total_cmp(&other.cost).then(self.count.cmp(&other.count));
+        order.then_with(|| self.positions().cmp(other.positions())).reverse()
+    }
+}
+
+impl PartialOrd for Set {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
