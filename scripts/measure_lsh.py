@@ -57,7 +57,18 @@ def measure(o, task, base):
         inputs = f"queries => (SELECT id, v FROM '{queries}'), {inputs}"
     exact = f"knn_exact({inputs}, k => {k}, metric => '{metric}')"
     hashed = f"knn_lsh({inputs}, k => {k}, metric => '{metric}'{o.arguments})"
-    sql = f"""SET neighbors.device = 'cpu';
+    recall, deviation, plan, exact_plan = run(o.program, "cpu", exact, hashed)
+    rows, pairs, asked = (count(plan, what) for what in ("base_rows", "pairs_computed", "query_rows"))
+    phases = ", ".join(f"{milliseconds(plan, phase + '_time'):.0f}" for phase in ("tune", "hash", "build", "find", "compare"))
+    parameters = re.search(r"lsh \(family=(.*?), seed=", plan)[1].replace("probes=1", "").strip(" ,")
+    print(f"| {name}, {metric}, k {k} | {rows:.0f} | {recall:.3f} | {100 * (deviation - 1):.2f} "
+          f"| {100 * pairs / rows / asked:.3f} | {milliseconds(exact_plan, 'elapsed_compute'):.0f} "
+          f"| {milliseconds(plan, 'elapsed_compute'):.0f} | {phases} | {parameters} |", flush=True)
+
+
+def run(program, device, exact, hashed):
+    """The recall and the deviation of a call of `knn_lsh`, its operator in EXPLAIN ANALYZE, and that of `knn_exact`."""
+    sql = f"""SET neighbors.device = '{device}';
 CREATE TABLE e AS SELECT query_id, rank, distance FROM {exact};
 CREATE TABLE h AS SELECT query_id, rank, distance FROM {hashed};
 SELECT 'RECALL', (SELECT count(*) FROM h, (SELECT query_id AS q, max(distance) AS d FROM e GROUP BY query_id)
@@ -69,15 +80,10 @@ EXPLAIN ANALYZE SELECT count(*) FROM {hashed};
     with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
         file.write(sql)
         file.flush()
-        done = subprocess.run([o.program, "-f", file.name], check=True, capture_output=True, text=True)
+        done = subprocess.run([program, "-f", file.name], check=True, capture_output=True, text=True)
     recall, deviation = re.search(r"RECALL *\| *([\d.]+) *\| *([\d.]*)", done.stdout).groups()
-    plans = re.findall(r"KnnExec:.*", done.stdout)
-    rows, pairs, asked = (count(plans[1], what) for what in ("base_rows", "pairs_computed", "query_rows"))
-    phases = ", ".join(f"{milliseconds(plans[1], phase + '_time'):.0f}" for phase in ("tune", "hash", "build", "find", "compare"))
-    parameters = re.search(r"lsh \(family=(.*?), seed=", plans[1])[1].replace("probes=1", "").strip(" ,")
-    print(f"| {name}, {metric}, k {k} | {rows:.0f} | {float(recall):.3f} | {100 * (float(deviation or 1) - 1):.2f} "
-          f"| {100 * pairs / rows / asked:.3f} | {milliseconds(plans[0], 'elapsed_compute'):.0f} "
-          f"| {milliseconds(plans[1], 'elapsed_compute'):.0f} | {phases} | {parameters} |", flush=True)
+    exact_plan, plan = re.findall(r"KnnExec:.*", done.stdout)
+    return float(recall), float(deviation or 1), plan, exact_plan
 
 
 def milliseconds(plan, metric):

@@ -362,9 +362,9 @@ fn works(device: &AnyDevice, larger: usize) -> Vec<Work<'_>> {
             let mut lsh = LshParams::try_new(Metric::L2, None)?;
             (lsh.tables, lsh.hashes, lsh.width) = (tables, hashes, width);
             let all = QueryRows::OfBase { first: 0 };
-            open_base(device, base.clone(), params, Method::Lsh(&lsh, base.clone(), all), job)?
-                .search(&base, all, job)
-                .map(drop)
+            let queries = base.clone();
+            let method = Method::Lsh { params: &lsh, queries, query_rows: all, training: None };
+            open_base(device, base.clone(), params, method, job)?.search(&base, all, job).map(drop)
         }
     };
     let wide = rows(1, 30_000, 128);

@@ -144,7 +144,12 @@ fn neighbors(
         None => (base.clone(), base_positions.clone(), QueryRows::OfBase { first: 0 }),
     };
     let job = Job::default();
-    let method = lsh.map_or(Method::Exact, |lsh| Method::Lsh(lsh, queries.clone(), query_rows));
+    let method = lsh.map_or(Method::Exact, |lsh| Method::Lsh {
+        params: lsh,
+        queries: queries.clone(),
+        query_rows,
+        training: None,
+    });
     let search = open_base(device, base, KnnParams::try_new(k, metric)?, method, &job)?;
     let Found { neighbors: found, starts, .. } = search.search(&queries, query_rows, &job)?;
     let starts = starts

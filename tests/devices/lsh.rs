@@ -123,7 +123,8 @@ fn search(
         Some(queries) => (queries, QueryRows::Separate),
         None => (base, QueryRows::OfBase { first: 0 }),
     };
-    let method = Method::Lsh(params, queries.clone(), query_rows);
+    let (queries_by, training) = (queries.clone(), None);
+    let method = Method::Lsh { params, queries: queries_by, query_rows, training };
     let knn = KnnParams::try_new(k as u64, metric)?;
     let search = open_base(device, base.clone(), knn, method, &Job::default())?;
     search.search(queries, query_rows, &Job::default())
@@ -364,7 +365,8 @@ fn refused(device: &AnyDevice) -> Result<(), Failed> {
     let job = Job::default();
     job.cancel().cancel();
     many.hashes = Some(3);
-    let method = Method::Lsh(&many, bits.slice(0..0), QueryRows::Separate);
+    let (queries, query_rows) = (bits.slice(0..0), QueryRows::Separate);
+    let method = Method::Lsh { params: &many, queries, query_rows, training: None };
     let knn = KnnParams::try_new(1, Metric::Hamming)?;
     match open_base(device, bits.clone(), knn, method, &job) {
         Err(Error::Cancelled) => Ok(()),

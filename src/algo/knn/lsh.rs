@@ -33,12 +33,12 @@ pub(super) struct LshSearch<D: Device> {
 }
 
 impl<D: Device> LshSearch<D> {
-    /// Chooses free parameters for queries like these, and builds the tables.
+    /// Chooses free parameters for queries like these, and builds the tables; planes are trained on
+    /// these rows or a sample of the base.
     pub fn open(
         device: &Arc<D>,
-        base: Rows,
+        (base, queries, trained_on): (Rows, (&Rows, QueryRows), Option<&Rows>),
         (params, lsh): (KnnParams, &LshParams),
-        queries: (&Rows, QueryRows),
         job: &Job,
     ) -> Result<Self> {
         if u32::try_from(base.len()).is_err() {
@@ -49,7 +49,7 @@ impl<D: Device> LshSearch<D> {
             (Hashing::any(lsh, metric, base.matrix().dim()), None)
         } else {
             job.enter(Phase::Tune);
-            let (trained_on, _reserved) = training(lsh, &base, job)?;
+            let (trained_on, _reserved) = training(lsh, &base, trained_on, job)?;
             let hasher = hasher(lsh, metric, &base, &trained_on, job)?;
             match Hashing::given(lsh, metric, &hasher) {
                 Some(hashing) => (hashing, None),

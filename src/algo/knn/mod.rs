@@ -26,8 +26,17 @@ pub use params::KnnParams;
 pub enum Method<'a> {
     /// Exactly.
     Exact,
-    /// By hashing; free parameters are chosen for queries like these.
-    Lsh(&'a LshParams, Rows, QueryRows),
+    /// By hashing.
+    Lsh {
+        /// The parameters of hashing.
+        params: &'a LshParams,
+        /// Queries by which free ones are chosen.
+        queries: Rows,
+        /// Whether queries are rows of the base.
+        query_rows: QueryRows,
+        /// Rows that planes are trained on, instead of a sample of the base.
+        training: Option<Rows>,
+    },
 }
 
 /// Loads a base onto a device, if it fits there, and builds what the method needs.
@@ -52,9 +61,10 @@ pub fn open_base(
                 Method::Exact => {
                     Box::new(StreamedSearch::open(device.clone(), base, metric, k, job)?)
                 }
-                Method::Lsh(lsh, queries, query_rows) => {
+                Method::Lsh { params: lsh, queries, query_rows, training } => {
                     let queries = (&queries, query_rows);
-                    Box::new(LshSearch::open(device, base, (params, lsh), queries, job)?)
+                    let inputs = (base, queries, training.as_ref());
+                    Box::new(LshSearch::open(device, inputs, (params, lsh), job)?)
                 }
             })
         }

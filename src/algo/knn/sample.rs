@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::hashing::LshParams;
 use super::params::KnnParams;
 use crate::device::{Device, QueryRows, StreamedSearch};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::index::lsh::Planes;
 use crate::job::{Job, Reserved};
 use crate::matrix::Rows;
@@ -112,8 +112,23 @@ impl Sample {
     }
 }
 
-/// Rows that planes are trained on, if they are: a sample of the base.
-pub(super) fn training(lsh: &LshParams, base: &Rows, job: &Job) -> Result<(Rows, Reserved)> {
+/// Rows that planes are trained on, if they are: those given, or a sample of the base.
+pub(super) fn training(
+    lsh: &LshParams,
+    base: &Rows,
+    given: Option<&Rows>,
+    job: &Job,
+) -> Result<(Rows, Reserved)> {
+    if let Some(given) = given {
+        let dims = (given.matrix().dim(), base.matrix().dim());
+        if !given.is_empty() && dims.0 != dims.1 {
+            let text = format!("dim mismatch: training has {}, base has {}", dims.0, dims.1);
+            return Err(Error::Unsatisfiable(text));
+        }
+        let bytes = given.len() * given.matrix().width() * size_of::<f64>();
+        let reserved = job.reserve("rows that planes are trained on", bytes)?;
+        return Ok((given.clone(), reserved));
+    }
     let count = if lsh.planes == Planes::Trained { TRAINING } else { 0 };
     let positions = spread(base.len(), count, &mut Random::new(lsh.seed));
     let bytes = positions.len() * base.matrix().width() * size_of::<f64>();

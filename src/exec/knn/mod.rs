@@ -21,6 +21,7 @@
 //! in the session's pool. A block ends where the pool refuses more, from 64 queries on; a base that
 //! it refuses fails with `ResourcesExhausted`.
 
+mod base;
 mod metrics;
 mod output;
 mod queries;
@@ -35,6 +36,7 @@ use datafusion::common::stats::Precision;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{
     ColumnStatistics, DataFusionError, ScalarValue, Statistics, internal_err, plan_datafusion_err,
+    plan_err,
 };
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -56,6 +58,7 @@ use crate::exec::chosen::Chosen;
 use crate::exec::collect::{execute_all, expected_rows};
 use crate::exec::side::Side;
 use crate::exec::vectors::common_kind;
+use crate::matrix::ElementKind;
 
 /// The nearest base rows of every query, in one partition and in the order of the queries.
 ///
@@ -66,6 +69,7 @@ pub struct KnnExec {
     spec: Arc<KnnSpec>,
     queries: Option<(Side, Arc<dyn ExecutionPlan>)>,
     base: (Side, Arc<dyn ExecutionPlan>),
+    training: Option<(Side, Arc<dyn ExecutionPlan>)>,
     schema: SchemaRef,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
@@ -108,6 +112,7 @@ impl KnnExec {
             spec,
             queries,
             base: (base_side, base),
+            training: None,
             schema,
             properties: Arc::new(properties),
             metrics: ExecutionPlanMetricsSet::new(),
@@ -115,6 +120,25 @@ impl KnnExec {
             index: Arc::default(),
             fetch: None,
         })
+    }
+
+    /// The same with planes trained on these rows.
+    ///
+    /// # Errors
+    /// An input without the columns the spec names, or that the spec does not name.
+    pub fn with_training(self, training: Option<Arc<dyn ExecutionPlan>>) -> Result<Self> {
+        let training = match (training, &self.spec.training_vector) {
+            (Some(plan), Some(vector)) => {
+                let side = Side::try_new("training", vector, plan.schema().fields())?;
+                if (side.kind == ElementKind::Bits) != (self.base.0.kind == ElementKind::Bits) {
+                    return plan_err!("training and base must both hold numbers or both hold bits");
+                }
+                Some((side, plan))
+            }
+            (None, None) => None,
+            _ => return internal_err!("KnnExec has no columns of training"),
+        };
+        Ok(Self { training, ..self })
     }
 
     fn fetching(self, fetch: Option<usize>) -> Self {
@@ -171,6 +195,9 @@ impl DisplayAs for KnnExec {
             shown.push(("queries", format!("[{}]", vector.names().join(", "))));
         }
         shown.push(("base", format!("[{}]", spec.base_vector.names().join(", "))));
+        if let Some(vector) = &spec.training_vector {
+            shown.push(("training", format!("[{}]", vector.names().join(", "))));
+        }
         let mut shown: Vec<_> =
             shown.iter().map(|(name, value)| format!("{name}={value}")).collect();
         if spec.query_vector.is_none() {
@@ -194,7 +221,8 @@ impl ExecutionPlan for KnnExec {
     }
 
     fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        self.queries.iter().map(|(_, plan)| plan).chain([&self.base.1]).collect()
+        let inputs = self.queries.iter().chain([&self.base]).chain(&self.training);
+        inputs.map(|(_, plan)| plan).collect()
     }
 
     /// Any partitioning will do: the base is read over all of its partitions.
@@ -222,9 +250,11 @@ impl ExecutionPlan for KnnExec {
         mut children: Vec<Arc<dyn ExecutionPlan>>,
         _options: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
+        let training = self.training.as_ref().and_then(|_| children.pop());
         let base = children.pop().ok_or_else(|| plan_datafusion_err!("KnnExec has no base"))?;
         let queries = children.pop();
-        Ok(Arc::new(Self::try_new(self.spec.clone(), queries, base)?.fetching(self.fetch)))
+        let same = Self::try_new(self.spec.clone(), queries, base)?.with_training(training)?;
+        Ok(Arc::new(same.fetching(self.fetch)))
     }
 
     fn apply_expressions(
@@ -237,8 +267,9 @@ impl ExecutionPlan for KnnExec {
     /// With a limit, it searches only as many queries as it takes to produce that many rows.
     fn with_fetch(&self, fetch: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
         let queries = self.queries.as_ref().map(|(_, plan)| plan.clone());
+        let training = self.training.as_ref().map(|(_, plan)| plan.clone());
         let same = Self::try_new(self.spec.clone(), queries, self.base.1.clone()).ok()?;
-        Some(Arc::new(same.fetching(fetch)))
+        Some(Arc::new(same.with_training(training).ok()?.fetching(fetch)))
     }
 
     fn fetch(&self) -> Option<usize> {
@@ -256,7 +287,8 @@ impl ExecutionPlan for KnnExec {
         inputs: &[Arc<Statistics>],
         _args: &StatisticsArgs,
     ) -> Result<Arc<Statistics>> {
-        let (Some(queries), Some(base)) = (inputs.first(), inputs.last()) else {
+        let of_base = usize::from(self.queries.is_some());
+        let (Some(queries), Some(base)) = (inputs.first(), inputs.get(of_base)) else {
             return internal_err!("KnnExec has no base");
         };
         let (k, itself) = (self.spec.params.k(), usize::from(self.queries.is_none()));
@@ -307,10 +339,11 @@ impl ExecutionPlan for KnnExec {
         };
         let queries = self.queries.as_ref().map(start).transpose()?;
         let base = start(&self.base)?;
+        let training = self.training.as_ref().map(start).transpose()?;
         let kind = self.base.0.kind;
         let kind = queries.as_ref().map_or(kind, |(side, _)| common_kind(side.kind, kind));
         let expected = self.queries.as_ref().and_then(|(_, plan)| expected_rows(plan));
-        let join = stream::Join {
+        let join = base::Join {
             spec: self.spec.clone(),
             schema: self.schema.clone(),
             kind,
@@ -319,6 +352,6 @@ impl ExecutionPlan for KnnExec {
             fetch: self.fetch,
             expected,
         };
-        Ok(stream::run(join, base, queries, &context, &self.metrics))
+        Ok(stream::run(join, (base, queries, training), &context, &self.metrics))
     }
 }

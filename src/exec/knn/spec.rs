@@ -24,6 +24,8 @@ pub struct KnnSpec {
     pub query_vector: Option<VectorColumn>,
     /// Where the vectors of the base are.
     pub base_vector: VectorColumn,
+    /// Where the vectors are that planes are trained on; `None` for a sample of the base.
+    pub training_vector: Option<VectorColumn>,
     /// The requested device.
     pub device: DeviceChoice,
     /// Bytes of the device's memory to use; 0: nearly all that is free.
@@ -41,6 +43,7 @@ impl KnnSpec {
             lsh: None,
             query_vector: None,
             base_vector,
+            training_vector: None,
             device,
             device_memory,
             batch_rows,

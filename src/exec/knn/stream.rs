@@ -4,11 +4,9 @@
 //! searched than it takes to produce that many rows. The time that the output waits is booked to
 //! phases.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::common::{DataFusionError, internal_err};
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
@@ -17,43 +15,17 @@ use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, RecordOutput};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
 
+use super::base::{Base, Input, Join, OnDevice, read};
 use super::metrics::Metrics;
 use super::output::{Batches, Carried};
 use super::queries::{Queries, SMALLEST_BLOCK, reserve};
-use super::spec::KnnSpec;
-use crate::algo::knn::{Found, Index, KnnSearch, LshParams, Method, open_base};
+use crate::algo::knn::Found;
 use crate::device::{AnyDevice, QueryRows};
-use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
-use crate::exec::collect::{CancelOnDrop, Pool, blocking, collect, computing};
-use crate::exec::phases::Phases;
-use crate::exec::rows::{Read, Reading};
-use crate::exec::side::Side;
+use crate::exec::chosen::may_fall_back;
+use crate::exec::collect::{CancelOnDrop, Pool, computing};
 use crate::exec::vectors::VectorReader;
-use crate::job::{Cancel, Job, Phase, Reserved, Watch};
+use crate::job::{Cancel, Job, Phase, Watch};
 use crate::matrix::{ElementKind, Rows};
-
-/// The computation, and how it is shown.
-pub(super) struct Join {
-    pub spec: Arc<KnnSpec>,
-    pub schema: SchemaRef,
-    /// The type that holds the elements of both sides.
-    pub kind: ElementKind,
-    /// Receives the chosen device.
-    pub device: Chosen,
-    /// Receives what was built.
-    pub index: Arc<OnceLock<Index>>,
-    /// The number of rows requested.
-    pub fetch: Option<usize>,
-    /// The number of queries expected from statistics.
-    pub expected: Option<usize>,
-}
-
-impl Join {
-    /// Whether parameters are chosen by the queries.
-    fn chooses(&self) -> bool {
-        self.spec.lsh.as_ref().is_some_and(LshParams::is_open)
-    }
-}
 
 /// Queries of the first block; each block has twice those of the one before, up to
 /// `neighbors.batch_rows`. A reader of only the first rows waits for a small block, and a reader of
@@ -63,123 +35,10 @@ const FIRST_BLOCK: usize = 1024;
 /// The same on a device with its own memory, which is slow on few queries.
 const FIRST_BLOCK_UPLOADED: usize = 16_384;
 
-/// The columns of an input, and its partitions.
-type Input = (Side, Vec<SendableRecordBatchStream>);
-
-/// The rows of the base, the columns carried along, and, once queries have come, the base on its
-/// device.
-struct Base {
-    rows: Rows,
-    carried: Carried,
-    search: Option<OnDevice>,
-    /// The parameters of hashing; once tables are built, none of them is open.
-    lsh: Option<LshParams>,
-    /// Queries by which they are chosen, until they are, and whether queries are rows of the base.
-    sample: (Rows, QueryRows),
-    _carried: Arc<MemoryReservation>,
-    _rows: Option<Reserved>,
-}
-
-/// A base on its device.
-#[derive(Clone)]
-struct OnDevice {
-    device: AnyDevice,
-    search: Arc<dyn KnnSearch>,
-    /// Whether the device has memory of its own.
-    uploaded: bool,
-}
-
-impl Base {
-    /// The base on its device, which is chosen by the expected number of queries.
-    async fn on_device(
-        &mut self,
-        join: &Join,
-        phases: &Phases,
-        queries: usize,
-        job: &Job,
-    ) -> Result<OnDevice> {
-        if let Some(search) = &self.search {
-            return Ok(search.clone());
-        }
-        phases.enter(Phase::Prepare);
-        let width = self.rows.matrix().width().max(1) as f64;
-        let operations = 2.0 * width * self.rows.len() as f64 * queries as f64;
-        let KnnSpec { device: choice, device_memory, .. } = *join.spec;
-        let (device, info) = blocking(move || {
-            let device = AnyDevice::choose(choice, device_memory, operations)?;
-            let info = device.info();
-            Ok((device, info))
-        })
-        .await?;
-        if info.memory.is_some() {
-            phases.enter(Phase::Upload);
-        }
-        let found = self.open(join, device, job).await?;
-        phases.enter(Phase::Prepare);
-        Ok(found)
-    }
-
-    /// Opens the base on this device, or on the CPU if that fails and fallback is allowed.
-    async fn open(&mut self, join: &Join, device: AnyDevice, job: &Job) -> Result<OnDevice> {
-        let KnnSpec { device: choice, params, .. } = *join.spec;
-        let (rows, chosen, job) = (self.rows.clone(), join.device.clone(), job.clone());
-        let (lsh, (queries, query_rows)) = (self.lsh.clone(), self.sample.clone());
-        let (device, search) = computing(move || {
-            let may = may_fall_back(choice, &device);
-            let method = || match &lsh {
-                Some(lsh) => Method::Lsh(lsh, queries.clone(), query_rows),
-                None => Method::Exact,
-            };
-            let open = |device: &AnyDevice| open_base(device, rows.clone(), params, method(), &job);
-            Ok(run_or_fall_back(device, may, &chosen, open)?)
-        })
-        .await?;
-        if let Some(index) = search.index() {
-            join.index.get_or_init(|| index.clone());
-            self.lsh = Some(index.params.clone());
-            self.sample.0 = self.rows.slice(0..0);
-        }
-        let uploaded = device.info().memory.is_some();
-        Ok(self.search.insert(OnDevice { device, search: Arc::from(search), uploaded }).clone())
-    }
-}
-
-/// The base's rows, and its columns that are carried along.
-async fn collect_base(
-    streams: Vec<SendableRecordBatchStream>,
-    side: Side,
-    reader: VectorReader,
-    reservation: Arc<MemoryReservation>,
-    (phases, job): (&Phases, &Job),
-) -> Result<Base> {
-    let batches = collect(streams, &reservation).await?;
-    phases.enter(Phase::Prepare);
-    let job = job.clone();
-    blocking(move || {
-        let mut carried = Carried::new(&side);
-        let mut kept = RecordBatchMemoryCounter::new();
-        let mut reading = Reading::new(reader, batches.iter().map(RecordBatch::num_rows).sum());
-        for batch in batches {
-            reading.append(&batch, &side, &job)?;
-            kept.count_batch(&batch.project(&side.carried)?);
-            carried.push(&batch, &side);
-        }
-        // The columns of vectors have been dropped by now.
-        reservation.resize(kept.memory_usage());
-        let Read { rows, positions, reserved } = reading.finish();
-        carried.positions = positions;
-        let sample = (rows.slice(0..0), QueryRows::default());
-        let (search, lsh) = (None, None);
-        Ok(Base { rows, carried, search, lsh, sample, _carried: reservation, _rows: reserved })
-    })
-    .await
-}
-
 /// Searches for the neighbours of every query.
 pub(super) fn run(
     join: Join,
-    (base_side, base): Input,
-    queries: Option<Input>,
+    (base, queries, training): (Input, Option<Input>, Option<Input>),
     context: &Arc<TaskContext>,
     metrics: &ExecutionPlanMetricsSet,
 ) -> SendableRecordBatchStream {
@@ -187,9 +46,8 @@ pub(super) fn run(
     let metrics = Metrics::new(metrics, join.spec.lsh.is_some());
     let phases = metrics.phases.clone();
     let reserve = |name: &str| MemoryConsumer::new(name).register(context.memory_pool());
-    let (for_base, reservation) = (Arc::new(reserve("KnnExec base")), reserve("KnnExec queries"));
-    let vector = join.spec.base_vector.clone();
-    let reader = VectorReader::new("base", vector, join.kind, join.spec.params.metric());
+    let reservation = reserve("KnnExec queries");
+    let reservations = (reserve("KnnExec base"), reserve("KnnExec training"));
     let batch_size = context.session_config().batch_size();
     let cancel = CancelOnDrop(Cancel::default());
     let budget = Arc::new(Pool(reserve("KnnExec rows")));
@@ -206,8 +64,7 @@ pub(super) fn run(
             None => Source::Base(0),
         };
         let watched = (&metrics.phases, &job);
-        let mut base = collect_base(base, base_side, reader, for_base, watched).await?;
-        base.lsh = join.spec.lsh.clone();
+        let mut base = read(&join, (base, training), reservations, watched).await?;
         if let Source::Base(first) = &queries {
             let end = if join.chooses() { base.rows.len() } else { 0 };
             let query_rows = QueryRows::OfBase { first: *first as u32 };

@@ -178,7 +178,8 @@ fn divide(plane: &Vec<f64>, rows: &[f64], boxes: &[u32], all: usize) -> (Vec<u32
             next - 1
         })
     });
-    (divided.collect(), next as usize)
+    let divided = divided.collect();
+    (divided, (next as usize).max(1))
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ impl Arguments {
         let mut arguments = Self { function, inputs: Vec::new(), values: Vec::new() };
         for (name, arg) in names.into_iter().zip(positional).chain(named) {
             arguments.check_new(name)?;
-            if function.kind(name) == Kind::Input {
+            if let Kind::Input | Kind::Relation = function.kind(name) {
                 let plan = relation::plan(function.name, name, arg, context)?;
                 arguments.inputs.push((name, plan));
             } else {

@@ -27,6 +27,8 @@ pub(in crate::sql) struct Argument {
 pub(in crate::sql) enum Kind {
     /// A relation.
     Input,
+    /// A relation that is given by name only.
+    Relation,
     /// A constant, or a parameter.
     Value,
     /// Columns of an input, or expressions over them.
@@ -69,7 +71,7 @@ impl Signature {
 
     pub(super) fn find(&self, name: &str) -> Result<&'static str> {
         let lower = name.to_ascii_lowercase();
-        match self.inputs().chain(self.values()).find(|known| *known == lower) {
+        match self.names().find(|known| *known == lower) {
             Some(known) => Ok(known),
             None => plan_err!("{}: unknown argument '{name}'", self.describe()),
         }
@@ -77,7 +79,7 @@ impl Signature {
 
     /// The function with its arguments, for errors.
     pub(super) fn describe(&self) -> String {
-        let names: Vec<_> = self.inputs().chain(self.values()).collect();
+        let names: Vec<_> = self.names().collect();
         format!("{}({})", self.name, names.join(", "))
     }
 
@@ -85,6 +87,12 @@ impl Signature {
     pub(super) fn kind(&self, name: &str) -> Kind {
         let found = self.arguments.iter().find(|argument| argument.name == name);
         found.map_or(Kind::Value, |argument| argument.kind)
+    }
+
+    /// All arguments: those by position, in their order, then the others.
+    fn names(&self) -> impl Iterator<Item = &'static str> {
+        let relations = self.arguments.iter().filter(|argument| argument.kind == Kind::Relation);
+        self.inputs().chain(self.values()).chain(relations.map(|argument| argument.name))
     }
 
     /// The relations, in the order of positions.
@@ -95,7 +103,8 @@ impl Signature {
 
     /// All others, in the order of positions.
     fn values(&self) -> impl Iterator<Item = &'static str> {
-        let values = self.arguments.iter().filter(|argument| argument.kind != Kind::Input);
+        let is_value = |kind| !matches!(kind, Kind::Input | Kind::Relation);
+        let values = self.arguments.iter().filter(move |argument| is_value(argument.kind));
         values.map(|argument| argument.name)
     }
 }

@@ -65,6 +65,8 @@ pub(super) static LSH: Function = Function {
                 Argument::optional("rounding", Kind::Value, "'floor'"),
                 Argument::optional("probes", Kind::Value, "1"),
                 Argument::optional("planes", Kind::Value, "'random'"),
+                Argument::optional("training", Kind::Relation, "a sample of the base"),
+                Argument::optional("training_vector", Kind::Columns, "base_vector"),
                 Argument::optional("zero_sum", Kind::Value, "false"),
                 Argument::optional("centre", Kind::Value, "false"),
                 Argument::optional("box_radius", Kind::Value, "none"),
@@ -105,24 +107,28 @@ fn plan(
     if of_queries.is_some() && queries.is_none() {
         return plan_err!("{name}: argument 'query_vector' is given, but 'queries' is not");
     }
+    let of_base = arguments.columns("base_vector")?.or_else(|| both.clone());
     let vectors = Vectors {
-        queries: of_queries.or_else(|| both.clone()),
-        base: arguments.columns("base_vector")?.or(both),
+        queries: of_queries.or(both),
+        training: arguments.columns("training_vector")?.or_else(|| of_base.clone()),
+        base: of_base,
         keep,
     };
-    build(called, (queries, base), &vectors, (k, metric), resolve)
+    let inputs = (queries, base, arguments.input("training"));
+    build(called, inputs, &vectors, (k, metric), resolve)
 }
 
 /// The vector columns as requested.
 struct Vectors {
     queries: Option<ColumnArgument>,
     base: Option<ColumnArgument>,
+    training: Option<ColumnArgument>,
     keep: bool,
 }
 
 fn build(
     (name, lsh): Called,
-    (queries, base): (Option<LogicalPlan>, LogicalPlan),
+    (queries, base, training): (Option<LogicalPlan>, LogicalPlan, Option<LogicalPlan>),
     vectors: &Vectors,
     (k, metric): (Expr, Expr),
     resolve: &mut Resolve<'_>,
@@ -140,7 +146,11 @@ fn build(
         None => None,
     };
     let base = side("base", base, vectors.base.as_ref())?;
-    let node = KnnNode::new(queries, base, (k, metric), lsh)?;
+    let training = match training {
+        Some(plan) => Some(side("training", plan, vectors.training.as_ref())?),
+        None => None,
+    };
+    let node = KnnNode::new((queries, base, training), (k, metric), lsh)?;
     LogicalPlanBuilder::from(node.into_plan()).alias(name)?.build()
 }
 
@@ -231,9 +241,10 @@ fn from_params(
 ) -> Result<LogicalPlan> {
     let k = i64::try_from(k).map_err(|_| plan_datafusion_err!("k is {k}, which is too large"))?;
     let vector = vector.as_ref().map(ColumnArgument::from_names);
-    let vectors = Vectors { queries: vector.clone(), base: vector, keep: false };
+    let (queries, training) = (vector.clone(), None);
+    let vectors = Vectors { queries, base: vector, training, keep: false };
     let values = (lit(k), lit(metric.name()));
-    build(called, inputs, &vectors, values, &mut resolve_with(state))
+    build(called, (inputs.0, inputs.1, None), &vectors, values, &mut resolve_with(state))
 }
 
 fn from_lsh_params(

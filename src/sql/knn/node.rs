@@ -12,9 +12,11 @@ use datafusion::logical_expr::{Expr, Extension, LogicalPlan, UserDefinedLogicalN
 use datafusion::physical_plan::ExecutionPlan;
 
 use super::lsh::{self, LshArguments};
-use crate::algo::knn::KnnParams;
+use crate::algo::knn::{KnnParams, LshParams};
 use crate::exec::{KnnExec, KnnSpec, Side, VectorColumn, knn_fields};
+use crate::index::lsh::Planes;
 use crate::matrix::ElementKind;
+use crate::metric::Metric;
 use crate::sql::call::{argument, is_binary, metric, positive};
 use crate::sql::family::FamilyNode;
 use crate::sql::options::NeighborsOptions;
@@ -28,6 +30,7 @@ pub(super) const EXACT_NAME: &str = "knn_exact";
 pub struct KnnNode {
     queries: Option<(VectorColumn, LogicalPlan)>,
     base: (VectorColumn, LogicalPlan),
+    training: Option<(VectorColumn, LogicalPlan)>,
     k: Expr,
     metric: Expr,
     /// The arguments of hashing; `None` for an exact search.
@@ -47,7 +50,7 @@ impl KnnNode {
         k: Expr,
         metric: Expr,
     ) -> Result<Self> {
-        Self::new(queries, base, (k, metric), None)
+        Self::new((queries, base, None), (k, metric), None)
     }
 
     /// The same search by hashing.
@@ -55,22 +58,25 @@ impl KnnNode {
     /// # Errors
     /// Values already known to be invalid.
     pub fn with_lsh(self, lsh: LshArguments) -> Result<Self> {
-        Self::new(self.queries, self.base, (self.k, self.metric), Some(lsh))
+        let inputs = (self.queries, self.base, self.training);
+        Self::new(inputs, (self.k, self.metric), Some(lsh))
     }
 
-    /// Either search.
+    /// Either search; planes are trained on the last input, if there is one.
     ///
     /// # Errors
     /// Columns that are missing or hold no vectors; values already known to be invalid.
     pub(super) fn new(
-        queries: Option<(VectorColumn, LogicalPlan)>,
-        base: (VectorColumn, LogicalPlan),
+        (queries, base, training): Inputs,
         (k, metric): (Expr, Expr),
         lsh: Option<LshArguments>,
     ) -> Result<Self> {
         let (k, metric) = (argument(k, DataType::Int64), argument(metric, DataType::Utf8));
         let schema = schema(&queries, &base)?;
-        let node = Self { queries, base, k, metric, lsh, schema };
+        if let Some(training) = &training {
+            side("training", training)?;
+        }
+        let node = Self { queries, base, training, k, metric, lsh, schema };
         is_binary(node.function(), &node.metric)?;
         node.check()?;
         Ok(node)
@@ -107,6 +113,11 @@ impl KnnNode {
         &self.base
     }
 
+    /// The rows that planes are trained on, and the columns of their vectors.
+    pub fn training(&self) -> Option<&(VectorColumn, LogicalPlan)> {
+        self.training.as_ref()
+    }
+
     /// Neighbours for each query: a literal or a parameter.
     pub fn k(&self) -> &Expr {
         &self.k
@@ -125,11 +136,20 @@ impl KnnNode {
         let params = self.params()?;
         let mut spec = KnnSpec::new(params, self.base.0.clone(), options.batch_rows);
         spec.query_vector = self.queries.as_ref().map(|(vector, _)| vector.clone());
+        spec.training_vector = self.training.as_ref().map(|(vector, _)| vector.clone());
         if let Some(lsh) = &self.lsh {
-            spec.lsh = Some(lsh.params(lsh::NAME, params.metric(), options.seed)?);
+            spec.lsh = Some(self.lsh_params(lsh, params.metric(), options.seed)?);
         }
         (spec.device, spec.device_memory) = (options.device, options.device_memory);
         Ok(spec)
+    }
+
+    fn lsh_params(&self, lsh: &LshArguments, metric: Metric, seed: u64) -> Result<LshParams> {
+        let params = lsh.params(lsh::NAME, metric, seed)?;
+        if self.training.is_some() && params.planes != Planes::Trained {
+            return plan_err!("{}: training is given, but planes is not 'trained'", lsh::NAME);
+        }
+        Ok(params)
     }
 
     fn params(&self) -> Result<KnnParams> {
@@ -172,7 +192,7 @@ impl KnnNode {
                 let metric = self.params()?.metric();
                 let is_literal = |(_, expr): (_, &Expr)| matches!(expr, Expr::Literal(_, _));
                 if let Some(lsh) = self.lsh.as_ref().filter(|lsh| lsh.all().all(is_literal)) {
-                    lsh.params(lsh::NAME, metric, 0)?;
+                    self.lsh_params(lsh, metric, 0)?;
                 }
             }
         }
@@ -188,6 +208,13 @@ impl KnnNode {
         needed
     }
 }
+
+/// The queries, the base and the rows that planes are trained on.
+type Inputs = (
+    Option<(VectorColumn, LogicalPlan)>,
+    (VectorColumn, LogicalPlan),
+    Option<(VectorColumn, LogicalPlan)>,
+);
 
 /// The columns of an input, and the type of its vectors.
 fn side(name: &str, (vector, plan): &(VectorColumn, LogicalPlan)) -> Result<(Side, ElementKind)> {
@@ -213,7 +240,12 @@ fn schema(
 
 impl FamilyNode for KnnNode {
     fn input_names(&self) -> &'static [&'static str] {
-        if self.queries.is_some() { &["queries", "base"] } else { &["base"] }
+        match (&self.queries, &self.training) {
+            (Some(_), Some(_)) => &["queries", "base", "training"],
+            (Some(_), None) => &["queries", "base"],
+            (None, Some(_)) => &["base", "training"],
+            (None, None) => &["base"],
+        }
     }
 
     fn operator(
@@ -221,13 +253,16 @@ impl FamilyNode for KnnNode {
         options: &NeighborsOptions,
         inputs: &[Arc<dyn ExecutionPlan>],
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let (queries, base) = match inputs {
-            [queries, base] => (Some(queries.clone()), base),
-            [base] => (None, base),
-            _ => return plan_err!("{} lost an input", self.function()),
+        let mut inputs = inputs.iter().cloned();
+        let mut next = |is_there: bool| is_there.then(|| inputs.next()).flatten();
+        let (queries, base) = (next(self.queries.is_some()), next(true));
+        let training = next(self.training.is_some());
+        let Some(base) = base else {
+            return plan_err!("{} lost an input", self.function());
         };
         let spec = Arc::new(self.spec(options)?);
-        Ok(Arc::new(KnnExec::try_new(spec, queries, base.clone())?))
+        let exec = KnnExec::try_new(spec, queries, base)?.with_training(training)?;
+        Ok(Arc::new(exec))
     }
 }
 
@@ -244,7 +279,8 @@ impl UserDefinedLogicalNodeCore for KnnNode {
     }
 
     fn inputs(&self) -> Vec<&LogicalPlan> {
-        self.queries.iter().map(|(_, plan)| plan).chain([&self.base.1]).collect()
+        let inputs = self.queries.iter().chain([&self.base]).chain(&self.training);
+        inputs.map(|(_, plan)| plan).collect()
     }
 
     fn schema(&self) -> &DFSchemaRef {
@@ -263,7 +299,10 @@ impl UserDefinedLogicalNodeCore for KnnNode {
         if let Some((vector, _)) = &self.queries {
             write!(f, ", queries=[{}]", vector.names().join(", "))?;
         }
-        write!(f, ", base=[{}]", self.base.0.names().join(", "))
+        write!(f, ", base=[{}]", self.base.0.names().join(", "))?;
+        let training = self.training.as_ref();
+        training
+            .map_or(Ok(()), |(vector, _)| write!(f, ", training=[{}]", vector.names().join(", ")))
     }
 
     fn with_exprs_and_inputs(&self, exprs: Vec<Expr>, inputs: Vec<LogicalPlan>) -> Result<Self> {
@@ -278,20 +317,24 @@ impl UserDefinedLogicalNodeCore for KnnNode {
             None => None,
         };
         let base = next(&self.base.0)?;
+        let training = match &self.training {
+            Some((column, _)) => Some(next(column)?),
+            None => None,
+        };
         let (Some(k), Some(metric)) = (exprs.next(), exprs.next()) else {
             return plan_err!("{} lost an argument", self.function());
         };
         let lsh = self.lsh.as_ref().map(|lsh| lsh.with(exprs)).transpose()?;
-        Self::new(queries, base, (k, metric), lsh)
+        Self::new((queries, base, training), (k, metric), lsh)
     }
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {
         let (base, _) = side("base", &self.base).ok()?;
-        match &self.queries {
+        let mut all = match &self.queries {
             Some(queries) => {
                 let (queries, _) = side("queries", queries).ok()?;
                 let start = queries.carried.len();
-                Some(vec![self.needed(&queries, 0, output), self.needed(&base, start, output)])
+                vec![self.needed(&queries, 0, output), self.needed(&base, start, output)]
             }
             None => {
                 // Both sides of the output come from the same input.
@@ -299,8 +342,13 @@ impl UserDefinedLogicalNodeCore for KnnNode {
                 needed.extend(self.needed(&base, base.carried.len(), output));
                 needed.sort_unstable();
                 needed.dedup();
-                Some(vec![needed])
+                vec![needed]
             }
+        };
+        if let Some(training) = &self.training {
+            let (training, _) = side("training", training).ok()?;
+            all.push(self.needed(&training, 0, &[]));
         }
+        Some(all)
     }
 }

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Redo the tables of three theses on hashing with `knn_lsh`, beside what they report.
+
+    theses_lsh.py --dir DIR [--program target/debug/neighbors] [--only A,D,E] [--device cpu] [--rows N]
+
+A: p-stable slots that are cast to integers, on friedman10 and on higgs28 x 0.16 (van Craen). D: zero-sum planes and
+boxes within a radius, on SIFT descriptors (Widerberg). E: error weighted hashing, on bits512 (Bhatia and Badarla).
+DIR holds NAME-base.parquet and NAME-query.parquet as benches/workloads.py NAME DIR and
+scripts/make_sift.py --all DIR write them; tables whose files are missing are skipped. `--rows` takes the first rows of a base.
+Recall is the share of neighbours at most as far as the exact k-th, for D and E of the nearest.
+"""
+import argparse
+import os
+from measure_lsh import count, milliseconds, run
+
+A = {  # set: factor, (l, m, w, what A reports: seconds, recall, deviation)
+    "friedman10": (1, [(30, 50, 2.0, 0.76, 50.21, 11.02), (30, 40, 2.0, 1.13, 75.88, 2.86), (50, 15, 1.0, 1.41, 90.41, 0.78),
+                       (110, 20, 2.0, 92.93, 100.0, 0.0)]),
+    "higgs28": (0.16, [(30, 25, 1.5, 5.05, 51.04, 8.80), (70, 25, 1.5, 10.63, 75.53, 3.24), (60, 20, 1.5, 21.80, 90.24, 0.91),
+                       (60, 30, 3.0, 795.63, 99.92, 0.01)]),
+}
+ZERO_SUM = "family => 'hyperplane', zero_sum => true"
+D = (  # what, arguments, what D reports: recall, share
+    [(f"32 tables × {m} planes", f"{ZERO_SUM}, tables => 32, hashes => {m}", r, s)
+     for m, r, s in [(15, 87.1, 3.55), (16, 83.0, 2.40), (18, 75.0, 1.30), (20, 67.2, 0.770), (22, 58.0, 0.443)]]
+    + [(f"{l} tables × 16 planes", f"{ZERO_SUM}, tables => {l}, hashes => 16", r, s)
+       for l, r, s in [(2, 20.5, 0.220), (8, 48.1, 0.625), (16, 67.0, 1.31)]]
+    + [(f"one table, {m} trained planes, radius 30", f"planes => 'trained', zero_sum => true, tables => 1, hashes => {m}, box_radius => 30", r, s)
+       for m, r, s in [(10, 86.0, 6.97), (14, 78.7, 2.59), (16, 75.0, 1.66), (20, 67.8, 0.761)]]
+    + [(f"one table, {m} orthogonal planes, radius 30", f"planes => 'orthogonal', zero_sum => true, tables => 1, hashes => {m}, box_radius => 30", r, s)
+       for m, r, s in [(14, 84.0, 6.62), (16, 82.0, 5.24), (20, 76.0, 2.60)]]
+    + [(f"one table, 16 trained planes, radius {t}", f"planes => 'trained', zero_sum => true, tables => 1, hashes => 16, box_radius => {t}", r, s)
+       for t, r, s in [(0, 6.59, 0.0095), (10, 27.7, 0.104), (20, 53.1, 0.502), (35, 83.4, 2.73)]]
+    + [(f"one table, 16 orthogonal planes, radius {t}", f"planes => 'orthogonal', zero_sum => true, tables => 1, hashes => 16, box_radius => {t}", r, s)
+       for t, r, s in [(0, 10.4, 0.0940), (20, 62.7, 2.16), (35, 88.2, 7.44)]]
+)
+E = [  # what, arguments, what is known
+    ("4 tables × 4 bits, score > 0", "tables => 4, bits => 4, errors => 2", "E: 0.8 s a query at 4M"),
+    ("4 tables × 4 bits, score > 11", "tables => 4, bits => 4, errors => 2, score => 11", "emulated: 95.7% at 3.5%"),
+    ("8 tables × 16 bits, score > 0", "tables => 8, bits => 16, errors => 2", "emulated: 99.99% at 1.7%"),
+    ("8 tables × 16 bits, score > 14", "tables => 8, bits => 16, errors => 2, score => 14", ""),
+]
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--dir", required=True)
+    a.add_argument("--program", default="target/debug/neighbors")
+    a.add_argument("--only", default="A,D,E")
+    a.add_argument("--device", default="cpu")
+    a.add_argument("--rows", type=int)
+    o = a.parse_args()
+    wanted = o.only.split(",")
+    if "A" in wanted:
+        print("| Set | l, m, w | Recall, % | Reported | Deviation, % | Reported | Share, % | Visited a row | Seconds | Reported | hash, build, find, compare, s |")
+        print("|---|---|---|---|---|---|---|---|---|---|---|")
+        for name, (factor, rows) in A.items():
+            base = relation(o, name, "base")
+            for l, m, w, *reported in rows if base else []:
+                # A row times a factor in slots of w is the row in slots of w / factor.
+                table_of_a(o, name, (l, m, w), w / factor, base, reported)
+    if "D" in wanted and (base := relation(o, "sift", "base")):
+        print("\n| SIFT | Recall, % | D | Share, % | D | Seconds |\n|---|---|---|---|---|---|")
+        for what, arguments, recall, share in D:
+            found = measure(o, f"queries => {relation(o, 'sift', 'query')}, base => {base}", 1, "l2", arguments)
+            print(f"| {what} | {100 * found['recall']:.1f} | {recall} | {found['share']:.3f} | {share} | {found['seconds']:.3f} |", flush=True)
+    if "E" in wanted and (base := relation(o, "bits512", "base")):
+        print("\n| bits512 | Recall of the nearest, % | Share, % | Visited, % | Seconds | Build | Known |\n|---|---|---|---|---|---|---|")
+        for what, arguments, known in E:
+            queries = relation(o, "bits512", "query")
+            found = measure(o, f"queries => {queries}, base => {base}", 1, "hamming", f"method => 'ewh', {arguments}")
+            print(f"| {what} | {100 * found['recall']:.2f} | {found['share']:.3f} | {found['visited']:.2f} | {found['seconds']:.3f} "
+                  f"| {found['hash'] + found['build']:.3f} | {known} |", flush=True)
+
+
+def relation(o, name, part):
+    path = os.path.join(o.dir, f"{name}-{part}.parquet")
+    if not os.path.exists(path):
+        return None
+    limit = f" ORDER BY id LIMIT {o.rows}" if o.rows and part == "base" else ""
+    return f"(SELECT id, v FROM '{path}'{limit})"
+
+
+def table_of_a(o, name, lmw, width, base, reported):
+    l, m, _ = lmw
+    found = measure(o, f"base => {base}", 5, "l2", f"tables => {l}, hashes => {m}, width => {width}, rounding => 'zero'")
+    seconds, recall, deviation = reported
+    phases = ", ".join(f"{found[phase]:.2f}" for phase in ("hash", "build", "find", "compare"))
+    print(f"| {name} | {', '.join(map(str, lmw))} | {100 * found['recall']:.1f} | {recall} | {found['deviation']:.2f} | {deviation} "
+          f"| {found['share']:.3f} | {found['per_query']:.0f} | {found['seconds']:.2f} | {seconds} | {phases} |", flush=True)
+
+
+def measure(o, inputs, k, metric, arguments):
+    exact = f"knn_exact({inputs}, k => {k}, metric => '{metric}')"
+    hashed = f"knn_lsh({inputs}, k => {k}, metric => '{metric}', {arguments})"
+    recall, deviation, plan, _ = run(o.program, o.device, exact, hashed)
+    rows, pairs, asked, visited = (count(plan, what) for what in ("base_rows", "pairs_computed", "query_rows", "rows_visited"))
+    found = {phase: milliseconds(plan, f"{phase}_time") / 1000 for phase in ("hash", "build", "find", "compare")}
+    return found | {
+        "recall": recall, "deviation": 100 * (deviation - 1), "share": 100 * pairs / rows / asked, "per_query": visited / asked,
+        "visited": 100 * visited / rows / asked, "seconds": milliseconds(plan, "elapsed_compute") / 1000,
+    }
+
+
+if __name__ == "__main__":
+    main()

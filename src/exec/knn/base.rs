@@ -1,0 +1,196 @@
+//! The base of a join: read once, then opened on a device.
+
+use std::sync::{Arc, OnceLock};
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::common::utils::memory::RecordBatchMemoryCounter;
+use datafusion::error::Result;
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::execution::memory_pool::MemoryReservation;
+
+use super::output::Carried;
+use super::spec::KnnSpec;
+use crate::algo::knn::{Index, KnnSearch, LshParams, Method, open_base};
+use crate::device::{AnyDevice, QueryRows};
+use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
+use crate::exec::collect::{blocking, collect, computing};
+use crate::exec::phases::Phases;
+use crate::exec::rows::{Read, Reading};
+use crate::exec::side::Side;
+use crate::exec::vectors::{VectorColumn, VectorReader};
+use crate::job::{Job, Phase, Reserved, Watch};
+use crate::matrix::{ElementKind, Rows};
+
+/// The computation, and how it is shown.
+pub(super) struct Join {
+    pub spec: Arc<KnnSpec>,
+    pub schema: SchemaRef,
+    /// The type that holds the elements of both sides.
+    pub kind: ElementKind,
+    /// Receives the chosen device.
+    pub device: Chosen,
+    /// Receives what was built.
+    pub index: Arc<OnceLock<Index>>,
+    /// The number of rows requested.
+    pub fetch: Option<usize>,
+    /// The number of queries expected from statistics.
+    pub expected: Option<usize>,
+}
+
+impl Join {
+    /// Whether parameters are chosen by the queries.
+    pub fn chooses(&self) -> bool {
+        self.spec.lsh.as_ref().is_some_and(LshParams::is_open)
+    }
+}
+
+/// The columns of an input, and its partitions.
+pub(super) type Input = (Side, Vec<SendableRecordBatchStream>);
+
+/// The rows of the base, the columns carried along, and, once queries have come, the base on its
+/// device.
+pub(super) struct Base {
+    pub rows: Rows,
+    pub carried: Carried,
+    pub search: Option<OnDevice>,
+    /// The parameters of hashing; once tables are built, none of them is open.
+    lsh: Option<LshParams>,
+    /// Rows that planes are trained on, if they are given.
+    training: Option<Box<Self>>,
+    /// Queries by which they are chosen, until they are, and whether queries are rows of the base.
+    pub sample: (Rows, QueryRows),
+    _carried: Arc<MemoryReservation>,
+    _rows: Option<Reserved>,
+}
+
+/// A base on its device.
+#[derive(Clone)]
+pub(super) struct OnDevice {
+    pub device: AnyDevice,
+    pub search: Arc<dyn KnnSearch>,
+    /// Whether the device has memory of its own.
+    pub uploaded: bool,
+}
+
+impl Base {
+    /// The base on its device, which is chosen by the expected number of queries.
+    pub async fn on_device(
+        &mut self,
+        join: &Join,
+        phases: &Phases,
+        queries: usize,
+        job: &Job,
+    ) -> Result<OnDevice> {
+        if let Some(search) = &self.search {
+            return Ok(search.clone());
+        }
+        phases.enter(Phase::Prepare);
+        let width = self.rows.matrix().width().max(1) as f64;
+        let operations = 2.0 * width * self.rows.len() as f64 * queries as f64;
+        let KnnSpec { device: choice, device_memory, .. } = *join.spec;
+        let (device, info) = blocking(move || {
+            let device = AnyDevice::choose(choice, device_memory, operations)?;
+            let info = device.info();
+            Ok((device, info))
+        })
+        .await?;
+        if info.memory.is_some() {
+            phases.enter(Phase::Upload);
+        }
+        let found = self.open(join, device, job).await?;
+        phases.enter(Phase::Prepare);
+        Ok(found)
+    }
+
+    /// Opens the base on this device, or on the CPU if that fails and fallback is allowed.
+    pub async fn open(&mut self, join: &Join, device: AnyDevice, job: &Job) -> Result<OnDevice> {
+        let KnnSpec { device: choice, params, .. } = *join.spec;
+        let (rows, chosen, job) = (self.rows.clone(), join.device.clone(), job.clone());
+        let (lsh, (queries, query_rows)) = (self.lsh.clone(), self.sample.clone());
+        let training = self.training.as_ref().map(|training| training.rows.clone());
+        let (device, search) = computing(move || {
+            let may = may_fall_back(choice, &device);
+            let method = || match &lsh {
+                Some(params) => {
+                    let (queries, training) = (queries.clone(), training.clone());
+                    Method::Lsh { params, queries, query_rows, training }
+                }
+                None => Method::Exact,
+            };
+            let open = |device: &AnyDevice| open_base(device, rows.clone(), params, method(), &job);
+            Ok(run_or_fall_back(device, may, &chosen, open)?)
+        })
+        .await?;
+        if let Some(index) = search.index() {
+            join.index.get_or_init(|| index.clone());
+            self.lsh = Some(index.params.clone());
+            self.sample.0 = self.rows.slice(0..0);
+        }
+        let uploaded = device.info().memory.is_some();
+        Ok(self.search.insert(OnDevice { device, search: Arc::from(search), uploaded }).clone())
+    }
+}
+
+/// The base, and the rows that planes are trained on, if they are given. Both have a reservation.
+pub(super) async fn read(
+    join: &Join,
+    (base, training): (Input, Option<Input>),
+    (of_base, of_training): (MemoryReservation, MemoryReservation),
+    watched: (&Phases, &Job),
+) -> Result<Base> {
+    let reader = |input, vector: &VectorColumn| {
+        VectorReader::new(input, vector.clone(), join.kind, join.spec.params.metric())
+    };
+    let (side, streams) = base;
+    let vectors = reader("base", &join.spec.base_vector);
+    let mut base = collect_rows(streams, side, vectors, of_base, watched).await?;
+    base.lsh = join.spec.lsh.clone();
+    if let (Some((side, streams)), Some(vector)) = (training, &join.spec.training_vector) {
+        let vectors = reader("training", vector);
+        let found = collect_rows(streams, side, vectors, of_training, watched).await?;
+        base.training = Some(Box::new(found));
+    }
+    Ok(base)
+}
+
+/// The rows of an input, and its columns that are carried along.
+async fn collect_rows(
+    streams: Vec<SendableRecordBatchStream>,
+    side: Side,
+    reader: VectorReader,
+    reservation: MemoryReservation,
+    (phases, job): (&Phases, &Job),
+) -> Result<Base> {
+    let reservation = Arc::new(reservation);
+    let batches = collect(streams, &reservation).await?;
+    phases.enter(Phase::Prepare);
+    let job = job.clone();
+    blocking(move || {
+        let mut carried = Carried::new(&side);
+        let mut kept = RecordBatchMemoryCounter::new();
+        let mut reading = Reading::new(reader, batches.iter().map(RecordBatch::num_rows).sum());
+        for batch in batches {
+            reading.append(&batch, &side, &job)?;
+            kept.count_batch(&batch.project(&side.carried)?);
+            carried.push(&batch, &side);
+        }
+        // The columns of vectors have been dropped by now.
+        reservation.resize(kept.memory_usage());
+        let Read { rows, positions, reserved } = reading.finish();
+        carried.positions = positions;
+        let sample = (rows.slice(0..0), QueryRows::default());
+        let (search, lsh, training) = (None, None, None);
+        Ok(Base {
+            rows,
+            carried,
+            search,
+            lsh,
+            training,
+            sample,
+            _carried: reservation,
+            _rows: reserved,
+        })
+    })
+    .await
+}
