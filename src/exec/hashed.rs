@@ -215,7 +215,9 @@ impl KnnLsh {
                 let most = Scoring::MOST_ERRORS.min(bits);
                 let given = self.weights.as_ref().map(|weights| weights.len().saturating_sub(1));
                 let errors = self.errors.map(count).or(given).unwrap_or(most);
-                if let Some(weights) = self.weights.as_ref().filter(|w| w.len() != errors + 1) {
+                if let Some(weights) =
+                    self.weights.as_ref().filter(|w| w.len() != errors.saturating_add(1))
+                {
                     let (found, wanted) = (weights.len(), errors.saturating_add(1));
                     return Err(format!(
                         "weights has {found} numbers, but errors asks for {wanted}"

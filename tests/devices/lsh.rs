@@ -221,7 +221,9 @@ fn within_a_radius(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
             let mut radii: Vec<f64> = (0..rows).map(|row| radius(0, row)).collect();
             radii.retain(|radius| radius.is_finite());
             radii.sort_by(f64::total_cmp);
-            for (share, hashes) in [(0, 5), (rows / 10, 5), (rows / 3, 4), (rows / 3, dim - 1)] {
+            for (share, hashes) in
+                [(0, 5), (1, 5), (rows / 10, 5), (rows / 3, 4), (rows / 3, dim - 1)]
+            {
                 let mut params = LshParams::try_new(metric, Some(Family::Hyperplane))?;
                 (params.tables, params.hashes) = (Some(1 + share % 2), Some(hashes));
                 (params.planes, params.is_zero_sum) = (planes, share % 3 == 0);
@@ -233,9 +235,16 @@ fn within_a_radius(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
                 let found = lists(&search(device, (&base, asked), rows, &params, metric)?);
                 for (query, found) in found.iter().enumerate() {
                     let found: BTreeSet<u32> = found.iter().map(|(row, _)| *row).collect();
+                    // By the true distance, or by the one that would be returned.
+                    let is_within = |row: usize| {
+                        radius(query, row) <= limit || {
+                            let distance = oracle_of_pair(queries, &base, metric, query, row);
+                            returned_within(distance, limit, metric)
+                        }
+                    };
                     let is_missing = |row: &u32| {
                         let itself = is_self && *row as usize == query;
-                        !itself && !found.contains(row) && radius(query, *row as usize) <= limit
+                        !itself && !found.contains(row) && is_within(*row as usize)
                     };
                     if let Some(row) = (0..rows as u32).find(is_missing) {
                         let text = format!("{kind:?}, {params}: row {row} of query {query}");
@@ -246,6 +255,15 @@ fn within_a_radius(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// Whether a returned distance is within a radius.
+fn returned_within(distance: f64, radius: f64, metric: Metric) -> bool {
+    match metric {
+        Metric::L2 => distance <= radius,
+        Metric::SqEuclidean => distance <= radius * radius,
+        _ => 2.0 * distance <= radius * radius,
+    }
 }
 
 /// The Euclidean distance of two rows: of rows of length 1 under `cosine`, and under `pearson` of

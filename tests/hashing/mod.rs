@@ -162,7 +162,8 @@ fn orthogonal_planes_are_orthonormal() {
         for (is_zero_sum, most) in [(false, 40), (true, 39)] {
             let hasher = Hasher::new((Family::Hyperplane, Metric::L2), 3, 40)
                 .with_planes(planes, is_zero_sum)
-                .with_training(&rows);
+                .with_training(&rows, &Job::default())
+                .expect("rows");
             assert_eq!(hasher.most(), most);
             let all = |table, count| {
                 let functions = hasher.functions(table, count, &Job::default());

@@ -278,7 +278,9 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let k = if has_boxes { count } else { size(rng, 30) };
     let mut asked = KnnLsh::k(k as u64).metric(metric).seed(rng.next());
     let is_slotted = matches!(metric, Metric::L2 | Metric::SqEuclidean | Metric::L1);
-    let radius = has_boxes.then(|| (style.scale * rng.uniform() * 3.0).min(1e300));
+    let unit = if is_slotted { style.scale.min(1e300) } else { 1.0 };
+    let part = if rng.below(2) == 0 { 1e-4 } else { 3.0 };
+    let radius = has_boxes.then(|| unit * rng.uniform() * part);
     if has_planes {
         let most = (dim as u64 - 1).min(16);
         asked = asked.planes(planes).zero_sum(rng.below(2) == 0).centre(rng.below(2) == 0);
@@ -317,13 +319,19 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         neighbor.as_primitive::<UInt32Type>().values(),
     );
     let rank = rank.as_primitive::<Int64Type>().values();
-    // Every row within the radius is there; of `l2`, whose distances are in its units.
-    if let (Some(radius), Metric::L2) = (radius, metric) {
+    // Every row within the radius is there.
+    if let Some(radius) = radius {
+        let most = match metric {
+            Metric::L2 => radius,
+            Metric::SqEuclidean => radius * radius,
+            // Of rows of length 1.
+            _ => radius * radius / 2.0,
+        };
         let pairs: BTreeSet<_> = query.iter().zip(neighbor).collect();
         for (q, row) in (0..others.len()).flat_map(|q| (0..rows.len()).map(move |row| (q, row))) {
             let is_asked = queries.is_some() || q != row;
             let is_found = pairs.contains(&(&(q as u32), &(row as u32)));
-            if is_asked && !is_found && oracle_of_pair(&others, &rows, metric, q, row) <= radius {
+            if is_asked && !is_found && oracle_of_pair(&others, &rows, metric, q, row) <= most {
                 return Err(wrong(format!("row {row} is within the radius of query {q}")));
             }
         }

@@ -16,6 +16,7 @@ use crate::index::lsh::{
 };
 use crate::job::Job;
 use crate::matrix::Rows;
+use crate::metric::Metric;
 use crate::parallel::in_parallel;
 
 /// Tables that are tried, if their number is free.
@@ -95,7 +96,7 @@ pub(super) fn choose<D: Device>(
         job.check()?;
         hasher.functions(table, most, job)
     };
-    let limits = Limits::new(hasher, &sample, lsh);
+    let limits = Limits::new(hasher, &sample, (lsh, params.metric()));
     groups = find(groups, tables, functions, (&sample, lsh, &limits), job)?;
     let best = all(&groups).map(|trial| trial.recall).fold(0.0, f64::max);
     groups.iter_mut().for_each(|group| group.trials.retain(|trial| trial.tables.is_some()));
@@ -216,14 +217,14 @@ fn groups(lsh: &LshParams, sample: &Sample, params: KnnParams, most: usize) -> V
 struct Limits(Vec<f64>);
 
 impl Limits {
-    fn new(hasher: &Hasher, sample: &Sample, lsh: &LshParams) -> Self {
+    fn new(hasher: &Hasher, sample: &Sample, (lsh, metric): (&LshParams, Metric)) -> Self {
         let Some(radius) = lsh.box_radius else { return Self(Vec::new()) };
         // A row of the base that is longer than these would widen the radius by a rounding error more.
         let longest = hasher.lengths(&sample.base).into_iter().fold(0.0, f64::max);
         let others = longest + 2.0 * hasher.shifted_by();
-        let dim = sample.base.matrix().dim();
+        let (of, dim) = ((metric, sample.base.matrix().kind()), sample.base.matrix().dim());
         let lengths = hasher.lengths(&sample.queries).into_iter();
-        Self(lengths.map(|length| limit(radius, length + others, dim)).collect())
+        Self(lengths.map(|length| limit(radius, length + others, of, dim)).collect())
     }
 
     fn near(&self, query: usize, values: &[f64]) -> Option<Near> {

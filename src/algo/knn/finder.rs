@@ -54,8 +54,9 @@ pub(super) struct Places {
 
 /// What is noted of rows while a query is answered.
 struct Marks {
-    /// Rows seen, or, where rows are scored, their scores.
+    /// Whether they were seen.
     seen: Vec<u64>,
+    /// Their scores, where they are scored.
     scores: Vec<f64>,
 }
 
@@ -69,6 +70,14 @@ impl Places {
         starts.windows(2).map(|of_table| &self.buckets[of_table[0]..of_table[1]])
     }
 
+    /// The most buckets of a query, and the bytes of all.
+    pub fn most(&self) -> (usize, usize) {
+        let firsts = self.starts.iter().step_by(self.tables.max(1));
+        let most = firsts.clone().zip(firsts.skip(1)).map(|(first, next)| next - first).max();
+        let bytes = size_of_val(&self.buckets[..]) + size_of_val(&self.starts[..]);
+        (most.unwrap_or(0), bytes)
+    }
+
     /// Rows in all buckets of a query.
     pub fn visited(&self, query: usize) -> usize {
         self.of(query).flatten().map(|bucket| (bucket.end - bucket.start) as usize).sum()
@@ -78,7 +87,7 @@ impl Places {
 impl Finder {
     /// Hashes the base, and sorts its rows into tables.
     pub fn build(
-        hashing: Hashing,
+        mut hashing: Hashing,
         params: &LshParams,
         (base, is_queried): (&Rows, bool),
         job: &Job,
@@ -87,10 +96,8 @@ impl Finder {
         let dim = base.matrix().dim();
         let numbers = dim * hashing.hashes.next_multiple_of(8) * size_of::<f64>();
         let looks_at_own = is_queried && hashing.reach == Reach::Probes(1);
-        let marks = match params.scoring {
-            Some(_) => base.len() * size_of::<f64>(),
-            None => base.len().div_ceil(8),
-        };
+        let scored = if params.scoring.is_some() { base.len() } else { 0 };
+        let marks = base.len().div_ceil(8) + scored * size_of::<f64>();
         let boxes = match hashing.reach {
             Reach::Radius(_) => base.len() * BOX,
             Reach::Probes(_) => {
@@ -115,6 +122,7 @@ impl Finder {
             longest = longest_row(&hashing, base, job)?;
         }
         reserved.shrink_to(built);
+        hashing.hasher.forget_training();
         let (scoring, rows) = (params.scoring.clone(), base.len());
         let idle = Mutex::default();
         Ok(Self { hashing, scoring, rows, tables, longest, idle, _reserved: reserved })
@@ -126,21 +134,32 @@ impl Finder {
         sizes.fold((0, 0), |(all, most), (count, size)| (all + count, most.max(size)))
     }
 
-    /// The most buckets that a query can look at.
-    pub fn most_places(&self) -> usize {
-        match self.hashing.reach {
+    /// How many queries to look up at a time, for so many buckets in all; `found` is what those looked
+    /// up before have found, how many they were, and the most of one.
+    pub fn together(&self, buckets: usize, found: Option<(usize, usize)>) -> usize {
+        let most: usize = match self.hashing.reach {
             Reach::Probes(probes) => self.tables.len() * probes,
             Reach::Radius(_) => self.tables.iter().map(|hashed| hashed.boxes.len()).sum(),
+        };
+        let certain = (buckets / most.max(1)).max(1);
+        match found {
+            // Few boxes are near most queries.
+            Some((queries, most)) => (buckets / (2 * most).max(1)).min(4 * queries).max(certain),
+            None => certain.max(threads()),
         }
     }
 
     /// The buckets that queries look at; `query_rows` says whether they are rows of the base.
     pub fn places(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Places> {
-        let tasks: Vec<_> = (0..queries.len()).step_by(QUERIES_TOGETHER).collect();
+        let together = match self.hashing.reach {
+            Reach::Probes(_) => QUERIES_TOGETHER,
+            Reach::Radius(_) => queries.len().div_ceil(4 * threads()).clamp(1, QUERIES_TOGETHER),
+        };
+        let tasks: Vec<_> = (0..queries.len()).step_by(together).collect();
         let looks_at_own = self.tables.first().is_some_and(|hashed| hashed.own.is_some());
         let found = in_parallel(tasks, |first| {
             job.check()?;
-            let end = queries.len().min(first + QUERIES_TOGETHER);
+            let end = queries.len().min(first + together);
             match query_rows {
                 QueryRows::OfBase { first: row } if looks_at_own => {
                     let row = row as usize;
@@ -225,9 +244,10 @@ impl Finder {
     /// For each query, the square that the distances to crossed planes may reach together.
     fn limits(&self, queries: &Rows, radius: f64) -> Vec<f64> {
         let (hasher, dim) = (&self.hashing.hasher, queries.matrix().dim());
+        let of = (self.hashing.signature.metric, queries.matrix().kind());
         let others = self.longest + 2.0 * hasher.shifted_by();
         let lengths = hasher.lengths(queries);
-        lengths.into_iter().map(|length| limit(radius, length + others, dim)).collect()
+        lengths.into_iter().map(|length| limit(radius, length + others, of, dim)).collect()
     }
 
     /// The rows to compare with some of the queries, each once and without the query itself.
@@ -246,7 +266,7 @@ impl Finder {
             match &self.scoring {
                 None => self.unite(places.of(query), &mut marks.seen, &mut rows, job)?,
                 Some(scoring) => {
-                    self.score(scoring, places.of(query), &mut marks.scores, &mut rows, job)?;
+                    self.score(scoring, places.of(query), &mut marks, &mut rows, job)?;
                 }
             }
             let itself =
@@ -259,10 +279,8 @@ impl Finder {
     }
 
     fn marks(&self) -> Marks {
-        match self.scoring {
-            None => Marks { seen: vec![0; self.rows.div_ceil(64)], scores: Vec::new() },
-            Some(_) => Marks { seen: Vec::new(), scores: vec![0.0; self.rows] },
-        }
+        let scored = if self.scoring.is_some() { self.rows } else { 0 };
+        Marks { seen: vec![0; self.rows.div_ceil(64)], scores: vec![0.0; scored] }
     }
 
     /// The rows in some buckets.
@@ -298,32 +316,26 @@ impl Finder {
         &self,
         scoring: &Scoring,
         places: impl Iterator<Item = &'a [Range<u32>]>,
-        scores: &mut [f64],
+        Marks { seen, scores }: &mut Marks,
         rows: &mut Vec<u32>,
         job: &Job,
     ) -> Result<()> {
-        let (start, mut weightless) = (rows.len(), Vec::new());
+        let start = rows.len();
         for (hashed, buckets) in self.tables.iter().zip(places) {
             job.check()?;
             for (probe, bucket) in buckets.iter().enumerate() {
                 let weight = scoring.weight(probe, self.hashing.hashes);
                 for row in hashed.table.rows(bucket) {
-                    let score = &mut scores[*row as usize];
-                    match (*score == 0.0, weight > 0.0) {
-                        (true, true) => rows.push(*row),
-                        (true, false) => weightless.push(*row),
-                        (false, _) => {}
+                    let (word, bit) = (&mut seen[*row as usize / 64], 1 << (row % 64));
+                    if *word & bit == 0 {
+                        *word |= bit;
+                        rows.push(*row);
                     }
-                    *score += weight;
+                    scores[*row as usize] += weight;
                 }
             }
         }
-        // Rows without a score are compared where the threshold is below 0.
-        let is_zero = |row: &u32| scores[*row as usize] == 0.0;
-        weightless.retain(is_zero);
-        weightless.sort_unstable();
-        weightless.dedup();
-        rows.extend(weightless);
+        rows[start..].iter().for_each(|row| seen[*row as usize / 64] = 0);
         let mut kept = start;
         for i in start..rows.len() {
             let score = std::mem::take(&mut scores[rows[i] as usize]);
@@ -390,7 +402,11 @@ fn build(
     let built = in_parallel((0..numbers.len()).collect(), |table| {
         let table = Table::new(&of_table(table));
         let boxes = match hashing.reach {
-            Reach::Radius(_) => table.buckets().collect(),
+            Reach::Radius(_) => {
+                let mut boxes = Vec::with_capacity(table.buckets().count());
+                boxes.extend(table.buckets());
+                boxes
+            }
             Reach::Probes(_) => Vec::new(),
         };
         let own = looks_at_own.then(|| table.own());

@@ -145,7 +145,7 @@ impl LshParams {
     fn check_values(&self) -> Result<(), String> {
         let counts = [
             ("tables", self.tables, MOST_TABLES),
-            ("hashes", self.hashes, MOST_HASHES),
+            (self.hashes_name(), self.hashes, MOST_HASHES),
             ("probes", Some(self.probes), MOST_PROBES),
         ];
         for (name, value, most) in counts {
@@ -169,6 +169,11 @@ impl LshParams {
             ));
         }
         Ok(())
+    }
+
+    /// What the number of functions of a table is called.
+    fn hashes_name(&self) -> &'static str {
+        if self.scoring.is_some() { "bits" } else { "hashes" }
     }
 
     /// What only some families have.
@@ -340,7 +345,7 @@ pub(super) fn hasher(
         hasher = hasher.with_centre_of(base, job)?;
     }
     if params.planes == Planes::Trained {
-        hasher = hasher.with_training(training);
+        hasher = hasher.with_training(training, job)?;
     }
     let (most, asked) = (hasher.most(), params.hashes.unwrap_or(1));
     if asked <= most {
@@ -354,7 +359,7 @@ pub(super) fn hasher(
         ),
         _ => format!("in {dim} dimensions only {most} planes are at right angles to each other"),
     };
-    Err(Error::Unsatisfiable(format!("hashes is {asked}, but {what}")))
+    Err(Error::Unsatisfiable(format!("{} is {asked}, but {what}", params.hashes_name())))
 }
 
 /// The key of each row in each table, for parameters that leave nothing to be chosen and need no
@@ -363,6 +368,9 @@ pub(super) fn hasher(
 /// # Errors
 /// [`Error::Unsatisfiable`] for parameters that these rows cannot meet.
 pub fn bucket_keys(params: &LshParams, metric: Metric, rows: &Rows) -> Result<Vec<Vec<u64>>> {
+    if rows.is_empty() {
+        return Ok(vec![Vec::new(); params.tables.unwrap_or(0)]);
+    }
     let job = Job::default();
     let hasher = hasher(params, metric, rows, &rows.slice(0..0), &job)?;
     let given = Hashing::given(params, metric, &hasher);
@@ -370,9 +378,7 @@ pub fn bucket_keys(params: &LshParams, metric: Metric, rows: &Rows) -> Result<Ve
         return Err(Error::InvalidArgument("tables, hashes and width are needed".to_string()));
     };
     let keys = |table| hashing.keys(rows, &hashing.functions(table, &job)?);
-    (0..hashing.tables)
-        .map(|table| if rows.is_empty() { Ok(vec![]) } else { keys(table) })
-        .collect()
+    (0..hashing.tables).map(keys).collect()
 }
 
 /// Parameters that all have values.

@@ -45,11 +45,14 @@ impl<D: Device> LshSearch<D> {
             return Err(Error::TooManyRows { input: "base", rows: base.len() as u64 });
         }
         let (k, metric) = (params.k(), params.metric());
+        let mut _reserved = None;
         let (hashing, expected) = if base.is_empty() {
             (Hashing::any(lsh, metric, base.matrix().dim()), None)
         } else {
             job.enter(Phase::Tune);
-            let (trained_on, _reserved) = training(lsh, &base, trained_on, job)?;
+            let (trained_on, reserved) = training(lsh, &base, trained_on, job)?;
+            // Until the tables are built.
+            _reserved = Some(reserved);
             let hasher = hasher(lsh, metric, &base, &trained_on, job)?;
             match Hashing::given(lsh, metric, &hasher) {
                 Some(hashing) => (hashing, None),
@@ -118,13 +121,18 @@ impl<D: Device> KnnSearch for LshSearch<D> {
         let mut all = All::new(self.base.matrix().kind());
         let itself = usize::from(query_rows != QueryRows::Separate);
         let others = self.base.len().saturating_sub(itself);
-        let wave = (PLACES_TOGETHER / self.finder.most_places().max(1)).max(1);
+        let mut wave = self.finder.together(PLACES_TOGETHER, None);
         let queries_searched = if self.base.is_empty() { 0 } else { queries.len() };
-        for start in (0..queries_searched).step_by(wave) {
+        let mut start = 0;
+        while start < queries_searched {
             job.enter(Phase::Find);
             let some = queries.slice(start..queries_searched.min(start + wave));
             let query_rows = query_rows.skip(start as u32);
             let places = self.finder.places(&some, query_rows, job)?;
+            let (most, bytes) = places.most();
+            let _reserved = job.reserve("buckets of queries", bytes)?;
+            wave = self.finder.together(PLACES_TOGETHER, Some((some.len(), most)));
+            start += some.len();
             let mut from = 0;
             while from < some.len() {
                 // As many as have few candidates together, but one at least.

@@ -10,6 +10,7 @@ use crate::index::lsh::Planes;
 use crate::job::{Job, Reserved};
 use crate::matrix::Rows;
 use crate::metric::Metric;
+use crate::parallel::threads;
 use crate::random::Random;
 
 /// Queries that are sampled.
@@ -125,16 +126,23 @@ pub(super) fn training(
             let text = format!("dim mismatch: training has {}, base has {}", dims.0, dims.1);
             return Err(Error::Unsatisfiable(text));
         }
-        let bytes = given.len() * given.matrix().width() * size_of::<f64>();
+        let bytes = training_bytes(given.len(), dims.1);
         let reserved = job.reserve("rows that planes are trained on", bytes)?;
         return Ok((given.clone(), reserved));
     }
     let count = if lsh.planes == Planes::Trained { TRAINING } else { 0 };
     let positions = spread(base.len(), count, &mut Random::new(lsh.seed));
-    let bytes = positions.len() * base.matrix().width() * size_of::<f64>();
-    // As rows, and as planes see them.
-    let reserved = job.reserve("rows that planes are trained on", 2 * bytes)?;
+    let dim = base.matrix().dim();
+    let bytes = training_bytes(positions.len(), dim) + positions.len() * dim * size_of::<f64>();
+    let reserved = job.reserve("rows that planes are trained on", bytes)?;
     Ok((Rows::all(Arc::new(base.gather(&positions, job)?)), reserved))
+}
+
+/// Bytes of rows as planes see them, twice while they are made, and of what is noted of each while
+/// candidates are judged: by each thread the sides of its box for a few planes, in each table at work
+/// its box and a value.
+fn training_bytes(rows: usize, dim: usize) -> usize {
+    rows * (2 * dim * size_of::<f64>() + threads() * 96)
 }
 
 /// About `count` of the positions below `all`: one of each part of equal length.

@@ -3,8 +3,8 @@
 //! A row within the radius `T` of a query that is on the other side of some planes is at least as far
 //! from the query as these planes together: of orthonormal ones, `Σ (a·q)² ≤ T²`.
 
-/// By how much a radius is widened: more than what float32 distances are rounded by.
-const WIDER: f64 = 2e-6;
+use crate::matrix::ElementKind;
+use crate::metric::Metric;
 
 /// The most planes of a table whose boxes are searched by radius: one bit each of a key.
 pub const MOST_PLANES: usize = 64;
@@ -17,14 +17,27 @@ pub struct Near {
     limit: f64,
 }
 
-/// The square that the distances to crossed planes may reach together, for the radius to be covered
-/// whatever rounding does. Rows have `dim` dimensions; the query, the longest row and what was
-/// subtracted from both have the summed length `size`.
-pub fn limit(radius: f64, size: f64, dim: usize) -> f64 {
+/// The square that the distances to crossed planes may reach together, for every row to be reached whose
+/// distance is within the radius, be it the true one or that which is computed from rows of this kind.
+/// Rows have `dim` dimensions; the query, the longest row and what was subtracted from both have the
+/// summed length `size`.
+pub fn limit(radius: f64, size: f64, (metric, kind): (Metric, ElementKind), dim: usize) -> f64 {
+    let dim = dim as f64 + 8.0;
     // Each value is off by up to (dim + 4) half units in the last place of its size, twice: at the
     // query and at the row; and there are up to 64 of them.
-    let rounding = 16.0 * (dim as f64 + 8.0) * f64::EPSILON * size;
-    (radius * (1.0 + WIDER) + rounding).powi(2)
+    let of_values = 16.0 * dim * f64::EPSILON * size;
+    // A distance is off by a unit in the last place for each dimension, …
+    let (unit, least) = match kind {
+        ElementKind::F64 => (f64::EPSILON, f64::from_bits(1)),
+        _ => (f64::from(f32::EPSILON), f64::from(f32::from_bits(1))),
+    };
+    let own = match metric {
+        // … of 1, half of which the square of a chord is, …
+        Metric::Cosine | Metric::Pearson => (radius * radius + 4.0 * dim * unit).sqrt(),
+        // … or of itself; a square, by what is too small for a number.
+        _ => radius * (1.0 + dim * unit) + (dim * least).sqrt(),
+    };
+    (own + of_values).powi(2)
 }
 
 impl Near {
@@ -86,13 +99,15 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
+    const F32: (Metric, ElementKind) = (Metric::L2, ElementKind::F32);
+
     #[test]
     fn every_near_box_is_found_once() {
         let mut random = Random::new(4);
         for planes in 1..12 {
             let values: Vec<f64> = (0..planes).map(|_| random.normal()).collect();
             for radius in [0.0, 0.3, 1.0, 2.0, 100.0] {
-                let near = Near::new(&values, limit(radius, 1.0, 3));
+                let near = Near::new(&values, limit(radius, 1.0, F32, 3));
                 let wanted: Vec<u64> =
                     (0..1 << planes).filter(|flips| near.reaches(*flips)).collect();
                 let mut found = near.flips(wanted.len()).expect("all of them");
@@ -111,7 +126,8 @@ mod tests {
 
     #[test]
     fn values_that_overflowed_exclude_nothing() {
-        let near = Near::new(&[f64::NAN, f64::INFINITY], limit(1.0, f64::INFINITY, 3));
+        let limit = limit(1.0, f64::INFINITY, F32, 3);
+        let near = Near::new(&[f64::NAN, f64::INFINITY], limit);
         assert_eq!(near.flips(4).map(|found| found.len()), Some(4));
         assert!(near.flips(3).is_none());
     }

@@ -12,6 +12,9 @@ use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
 use crate::random::Random;
 
+/// Rows that are changed before planes see them at a time.
+const ROWS: usize = 256;
+
 /// No number of a Cauchy plane is larger: a single one would make slots of every row overflow. The
 /// probability of a collision changes by less than 0.0002 a dimension.
 const LARGEST_CAUCHY: f64 = 4096.0;
@@ -26,7 +29,7 @@ pub struct TableFunctions {
 }
 
 enum Kind {
-    /// For each dimension the numbers of all planes, filled up to a multiple of [`LANES`], for each
+    /// For each dimension the numbers of all planes, as [`padded`] has them, for each
     /// plane its offset, in widths, and how rows are changed before.
     Planes { numbers: Vec<f64>, offsets: Vec<f64>, shift: Option<Arc<Shift>> },
     /// The bit that each function reads.
@@ -116,8 +119,12 @@ impl TableFunctions {
     pub fn values(&self, rows: &Rows) -> Vec<f64> {
         let mut values = vec![0.0; rows.len() * self.count];
         if let Kind::Planes { numbers, shift: Some(shift), .. } = &self.kind {
-            let x = shift.apply(rows);
-            pulp::Arch::new().dispatch(self.products(&x, numbers, &mut values));
+            for first in (0..rows.len()).step_by(ROWS) {
+                let end = rows.len().min(first + ROWS);
+                let x = shift.apply(&rows.slice(first..end));
+                let values = &mut values[first * self.count..end * self.count];
+                pulp::Arch::new().dispatch(self.products(&x, numbers, values));
+            }
         } else if let (Some(x), Kind::Planes { numbers, .. }) = (rows.reals::<f32>(), &self.kind) {
             pulp::Arch::new().dispatch(self.products(x, numbers, &mut values));
         } else if let (Some(x), Kind::Planes { numbers, .. }) = (rows.reals::<f64>(), &self.kind) {

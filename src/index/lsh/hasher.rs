@@ -87,9 +87,21 @@ impl Hasher {
     }
 
     /// The same with planes trained on these rows.
-    pub fn with_training(self, rows: &Rows) -> Self {
-        let training = self.seen(rows).into();
-        Self { training, ..self }
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled).
+    pub fn with_training(self, rows: &Rows, job: &Job) -> Result<Self> {
+        let mut training = Vec::with_capacity(rows.len() * self.dim);
+        for first in (0..rows.len()).step_by(TOGETHER) {
+            job.check()?;
+            training.extend(self.seen(&rows.slice(first..rows.len().min(first + TOGETHER))));
+        }
+        Ok(Self { training: training.into(), ..self })
+    }
+
+    /// Drops the rows that planes were trained on, once there are all planes.
+    pub fn forget_training(&mut self) {
+        self.training = [].into();
     }
 
     /// How many functions a table can have.

@@ -96,6 +96,7 @@ fn trained(hasher: &Hasher, table: usize, count: usize, job: &Job) -> Result<Vec
     // The box of each row; those with rows are numbered.
     let (mut boxes, mut all) = (vec![0u32; rows.len() / hasher.dim.max(1)], 1);
     for i in 0..count {
+        job.check()?;
         let mut random = random_of(hasher.seed, table, i);
         let mut draw = || {
             let random = &mut random;
@@ -200,7 +201,8 @@ mod tests {
         let rows = Rows::all(Arc::new(Matrix::new(Elements::F64(x.clone()), 700, dim)));
         let hasher = Hasher::new((Family::Hyperplane, Metric::L2), 3, dim)
             .with_planes(Planes::Trained, is_zero_sum)
-            .with_training(&rows);
+            .with_training(&rows, &Job::default())
+            .expect("rows");
         let found = trained(&hasher, 2, count, &Job::default()).expect("planes");
         let mut boxes = vec![0u32; 700];
         for (i, found) in found.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! `lsh_buckets`: the buckets of rows, as a function of each row and an unnest of what it returns.
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::{Column, ScalarValue, exec_datafusion_err, plan_err};
+use datafusion::common::{Column, ScalarValue, exec_datafusion_err, exec_err, plan_err};
 use datafusion::error::Result;
 use datafusion::functions::core::expr_fn::get_field;
 use datafusion::logical_expr::{
@@ -51,6 +51,11 @@ fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPl
     arguments.required_value("tables")?;
     arguments.required_value("hashes")?;
     let lsh = LshArguments::from_call(&arguments)?;
+    for (name, expr) in lsh.all().chain([("metric", &wanted)]) {
+        if !expr.column_refs().is_empty() || expr.is_volatile() {
+            return plan_err!("{NAME}: argument '{name}' is {expr}; accepted is a constant or $1");
+        }
+    }
     let is_literal = |(_, expr): (_, &Expr)| matches!(expr, Expr::Literal(_, _));
     if lsh.all().chain([("metric", &wanted)]).all(is_literal) {
         params(&lsh, metric(NAME, &wanted)?, 0)?;
@@ -151,7 +156,7 @@ impl ScalarUDFImpl for BucketsOfRow {
         let (vectors, values) = args.args.split_at(self.vector.names().len());
         let values = values.iter().map(|value| match value {
             ColumnarValue::Scalar(value) => Ok(lit(value.clone())),
-            ColumnarValue::Array(array) => Ok(lit(ScalarValue::try_from_array(array, 0)?)),
+            ColumnarValue::Array(_) => exec_err!("{NAME}: accepted for values are constants"),
         });
         let mut values = values.collect::<Result<Vec<_>>>()?.into_iter();
         let metric = metric(NAME, &values.next().unwrap_or_else(|| lit(ScalarValue::Null)))?;

@@ -64,6 +64,7 @@ pub(super) static LSH: Function = Function {
                 Argument::optional("width", Kind::Value, "chosen"),
                 Argument::optional("rounding", Kind::Value, "'floor'"),
                 Argument::optional("probes", Kind::Value, "1"),
+                Argument::optional("seed", Kind::Value, "neighbors.seed"),
                 Argument::optional("planes", Kind::Value, "'random'"),
                 Argument::optional("training", Kind::Relation, "a sample of the base"),
                 Argument::optional("training_vector", Kind::Columns, "base_vector"),
@@ -75,7 +76,6 @@ pub(super) static LSH: Function = Function {
                 Argument::optional("errors", Kind::Value, "2"),
                 Argument::optional("weights", Kind::Value, "bits, bits - 1, bits - 2"),
                 Argument::optional("score", Kind::Value, "0"),
-                Argument::optional("seed", Kind::Value, "neighbors.seed"),
             ]
         },
     },
@@ -107,15 +107,19 @@ fn plan(
     if of_queries.is_some() && queries.is_none() {
         return plan_err!("{name}: argument 'query_vector' is given, but 'queries' is not");
     }
+    let of_training = arguments.columns("training_vector")?;
+    let training = arguments.input("training");
+    if of_training.is_some() && training.is_none() {
+        return plan_err!("{name}: argument 'training_vector' is given, but 'training' is not");
+    }
     let of_base = arguments.columns("base_vector")?.or_else(|| both.clone());
     let vectors = Vectors {
         queries: of_queries.or(both),
-        training: arguments.columns("training_vector")?.or_else(|| of_base.clone()),
+        training: of_training.or_else(|| of_base.clone()),
         base: of_base,
         keep,
     };
-    let inputs = (queries, base, arguments.input("training"));
-    build(called, inputs, &vectors, (k, metric), resolve)
+    build(called, (queries, base, training), &vectors, (k, metric), resolve)
 }
 
 /// The vector columns as requested.

@@ -144,6 +144,17 @@ impl KnnNode {
         Ok(spec)
     }
 
+    /// Whether parameters are chosen by the queries, as far as can be told without values.
+    pub(super) fn chooses(&self) -> bool {
+        let is_literal = |(_, expr): (_, &Expr)| matches!(expr, Expr::Literal(_, _));
+        let Some(lsh) = &self.lsh else { return false };
+        let metric = metric(self.function(), &self.metric);
+        match metric.and_then(|metric| self.lsh_params(lsh, metric, 0)) {
+            Ok(params) if lsh.all().all(is_literal) => params.is_open(),
+            _ => lsh.is_open(),
+        }
+    }
+
     fn lsh_params(&self, lsh: &LshArguments, metric: Metric, seed: u64) -> Result<LshParams> {
         let params = lsh.params(lsh::NAME, metric, seed)?;
         if self.training.is_some() && params.planes != Planes::Trained {

@@ -20,7 +20,6 @@ use datafusion::logical_expr::{
 };
 use datafusion::optimizer::{ApplyOrder, OptimizerConfig, OptimizerRule};
 
-use super::lsh::LshArguments;
 use super::node::KnnNode;
 
 /// The rule of the [module](self).
@@ -70,7 +69,7 @@ impl OptimizerRule for PushIntoKnn {
 /// Pushes the parts of a filter that can be applied before the search into the node below it;
 /// `None` if there are none.
 fn push(predicate: &Expr, node: &KnnNode) -> Result<Option<LogicalPlan>> {
-    if node.lsh().is_some_and(LshArguments::is_open) {
+    if node.chooses() {
         return Ok(None);
     }
     let mut k = literal(node.k());
