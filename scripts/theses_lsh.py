@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Redo the tables of three theses on hashing with `knn_lsh`, beside what they report.
 
-    theses_lsh.py --dir DIR [--program target/debug/neighbors] [--only A,D,E] [--device cpu] [--rows N]
+    theses_lsh.py --dir DIR [--program target/debug/neighbors] [--only A,D,E] [--device cpu] [--rows N] [--queries N]
 
 A: p-stable slots that are cast to integers, on friedman10 and on higgs28 x 0.16 (van Craen). D: zero-sum planes and
 boxes within a radius, on SIFT descriptors (Widerberg). E: error weighted hashing, on bits512 (Bhatia and Badarla).
 DIR holds NAME-base.parquet and NAME-query.parquet as benches/workloads.py NAME DIR and
-scripts/make_sift.py --all DIR write them; tables whose files are missing are skipped. `--rows` takes the first rows of a base.
+scripts/make_sift.py --all DIR write them; tables whose files are missing are skipped. `--rows` takes the first rows of
+a base, `--queries` the first queries.
 Recall is the share of neighbours at most as far as the exact k-th, for D and E of the nearest.
 """
 import argparse
@@ -49,6 +50,7 @@ def main():
     a.add_argument("--only", default="A,D,E")
     a.add_argument("--device", default="cpu")
     a.add_argument("--rows", type=int)
+    a.add_argument("--queries", type=int)
     o = a.parse_args()
     wanted = o.only.split(",")
     if "A" in wanted:
@@ -77,7 +79,8 @@ def relation(o, name, part):
     path = os.path.join(o.dir, f"{name}-{part}.parquet")
     if not os.path.exists(path):
         return None
-    limit = f" ORDER BY id LIMIT {o.rows}" if o.rows and part == "base" else ""
+    first = o.rows if part == "base" else o.queries
+    limit = f" ORDER BY id LIMIT {first}" if first else ""
     return f"(SELECT id, v FROM '{path}'{limit})"
 
 

@@ -6,8 +6,9 @@
 
 use std::sync::Arc;
 
-use super::hashing::{Hashing, LshParams, MOST_BUCKETS, MOST_HASHES, Reach};
+use super::hashing::{LshParams, MOST_BUCKETS, MOST_HASHES};
 use super::params::KnnParams;
+use super::ready::{Hashing, Reach};
 use super::sample::Sample;
 use crate::device::{Device, QueryRows};
 use crate::error::{Error, Result};

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::hashing::{Hashing, LshParams, Reach, Scoring};
+use super::hashing::{LshParams, Scoring};
+use super::ready::{Hashing, Reach};
 use crate::device::QueryRows;
 use crate::error::{Error, Result};
 use crate::index::lsh::{

@@ -6,6 +6,7 @@ mod found;
 mod hashing;
 mod lsh;
 mod params;
+mod ready;
 mod sample;
 mod select;
 
@@ -17,9 +18,10 @@ use crate::job::Job;
 use crate::matrix::Rows;
 
 pub use found::{Found, HashedWork, Index, KnnSearch};
-pub use hashing::{LshParams, Scoring, bucket_keys};
+pub use hashing::{LshParams, Scoring};
 use lsh::LshSearch;
 pub use params::KnnParams;
+pub use ready::bucket_keys;
 
 /// How a base is searched.
 #[derive(Debug, Clone)]

@@ -1,0 +1,141 @@
+//! The parameters of hashing with all their values, and what makes the functions of all tables.
+
+use super::hashing::LshParams;
+use crate::error::{Error, Result};
+use crate::index::lsh::{Family, Hasher, Planes, Signature, SlotOutOfRange, TableFunctions};
+use crate::job::Job;
+use crate::matrix::Rows;
+use crate::metric::Metric;
+
+/// Which buckets of a table a query looks at.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Reach {
+    /// So many, the most probable first.
+    Probes(usize),
+    /// The boxes within this distance.
+    Radius(f64),
+}
+
+impl Reach {
+    pub fn of(params: &LshParams, hashes: usize) -> Self {
+        match (params.box_radius, &params.scoring) {
+            (Some(radius), _) => Self::Radius(radius),
+            (None, Some(scoring)) => Self::Probes(scoring.probes(hashes)),
+            (None, None) => Self::Probes(params.probes),
+        }
+    }
+}
+
+/// What makes the functions of all tables, for this base. Planes are trained on `training`.
+pub(super) fn hasher(
+    params: &LshParams,
+    metric: Metric,
+    base: &Rows,
+    training: &Rows,
+    job: &Job,
+) -> Result<Hasher> {
+    let dim = base.matrix().dim();
+    let mut hasher = Hasher::new((params.family, metric), params.seed, dim)
+        .with_planes(params.planes, params.is_zero_sum);
+    if params.box_radius.is_some() {
+        hasher = hasher.with_unit_rows();
+    }
+    if params.is_centred {
+        hasher = hasher.with_centre_of(base, job)?;
+    }
+    if params.planes == Planes::Trained {
+        hasher = hasher.with_training(training, job)?;
+    }
+    let (most, asked) = (hasher.most(), params.hashes.unwrap_or(1));
+    if asked <= most {
+        return Ok(hasher);
+    }
+    let what = match params.family {
+        Family::Bits => format!("rows have only {dim} bits to sample"),
+        _ if params.is_zero_sum || metric == Metric::Pearson => format!(
+            "in {dim} dimensions only {most} planes whose numbers sum to 0 are at right angles to \
+             each other"
+        ),
+        _ => format!("in {dim} dimensions only {most} planes are at right angles to each other"),
+    };
+    Err(Error::Unsatisfiable(format!("{} is {asked}, but {what}", params.hashes_name())))
+}
+
+/// The key of each row in each table, for parameters that leave nothing to be chosen and need no
+/// other rows.
+///
+/// # Errors
+/// [`Error::Unsatisfiable`] for parameters that these rows cannot meet.
+pub fn bucket_keys(params: &LshParams, metric: Metric, rows: &Rows) -> Result<Vec<Vec<u64>>> {
+    if rows.is_empty() {
+        return Ok(vec![Vec::new(); params.tables.unwrap_or(0)]);
+    }
+    let job = Job::default();
+    let hasher = hasher(params, metric, rows, &rows.slice(0..0), &job)?;
+    let given = Hashing::given(params, metric, &hasher);
+    let Some(hashing) = given.filter(|_| !params.needs_all_rows()) else {
+        return Err(Error::InvalidArgument("tables, hashes and width are needed".to_string()));
+    };
+    let keys = |table| hashing.keys(rows, &hashing.functions(table, &job)?);
+    (0..hashing.tables).map(keys).collect()
+}
+
+/// Parameters that all have values.
+#[derive(Debug, Clone)]
+pub(super) struct Hashing {
+    pub hasher: Hasher,
+    pub signature: Signature,
+    pub tables: usize,
+    pub hashes: usize,
+    pub reach: Reach,
+}
+
+impl Hashing {
+    /// `None` if something is left to be chosen.
+    pub fn given(params: &LshParams, metric: Metric, hasher: &Hasher) -> Option<Self> {
+        let width = if params.family == Family::PStable { params.width? } else { 0.0 };
+        let signature = params.signature(metric, width, params.is_width_chosen);
+        let (tables, hashes) = (params.tables?, params.hashes?);
+        let (hasher, reach) = (hasher.clone(), Reach::of(params, hashes));
+        Some(Self { hasher, signature, tables, hashes, reach })
+    }
+
+    /// The same where there is nothing to hash, and so nothing to choose.
+    pub fn any(params: &LshParams, metric: Metric, dim: usize) -> Self {
+        let signature = params.signature(metric, params.width.unwrap_or(1.0), true);
+        let (tables, hashes) = (params.tables.unwrap_or(1), params.hashes.unwrap_or(1));
+        let hasher = Hasher::new((params.family, metric), params.seed, dim);
+        let reach = Reach::of(params, hashes);
+        Self { hasher, signature, tables, hashes, reach }
+    }
+
+    /// The same as parameters that leave nothing to be chosen.
+    pub fn params(&self, open: &LshParams) -> LshParams {
+        let width = (open.family == Family::PStable).then_some(self.signature.width);
+        let (tables, hashes) = (Some(self.tables), Some(self.hashes));
+        let is_width_chosen = self.signature.is_clamped;
+        LshParams { tables, hashes, width, is_width_chosen, ..open.clone() }
+    }
+
+    /// The functions of a table.
+    pub fn functions(&self, table: usize, job: &Job) -> Result<TableFunctions> {
+        self.hasher.functions(table, self.hashes, job)
+    }
+
+    /// The key of each row in a table.
+    ///
+    /// # Errors
+    /// [`Error::Unsatisfiable`] for slots out of range.
+    pub fn keys(&self, rows: &Rows, functions: &TableFunctions) -> Result<Vec<u64>> {
+        let wholes = self.signature.wholes(&functions.values(rows), functions);
+        let wholes = wholes.map_err(|SlotOutOfRange| self.out_of_range())?;
+        Ok(wholes.chunks_exact(self.hashes).map(|wholes| self.signature.key(wholes)).collect())
+    }
+
+    pub fn out_of_range(&self) -> Error {
+        Error::Unsatisfiable(format!(
+            "rows are more than 16777216 slots of width {} from the origin; give a larger width",
+            self.signature.width
+        ))
+    }
+}
