@@ -20,10 +20,12 @@ use libtest_mimic::Failed;
 
 use super::{check, session, table};
 
-const STATEMENTS: [&str; 10] = [
+const STATEMENTS: [&str; 12] = [
     "SELECT * FROM knn_exact(queries => q, base => (SELECT * FROM b WHERE id % 3 > 0), k => 2)",
     "SELECT * FROM knn_exact(base => (SELECT * FROM b ORDER BY id DESC LIMIT 70), k => 3, metric => 'cosine')",
     "SELECT * FROM knn_exact(q, b, 4, 'l1', ['id', 'id + 1']) WHERE rank <= 2",
+    "SELECT * FROM knn_lsh(q, b, 4, tables => 3, hashes => 2, width => 3, probes => 2)",
+    "SELECT * FROM knn_lsh(b, k => 4, tables => 3, hashes => 2, planes => 'trained', training => q, zero_sum => true)",
     "SELECT * FROM kmeans(b, k => 3, seed => 5, tolerance => 0.01, runs => 2, weight => id + 1)",
     "SELECT * FROM kmeans(b, k => 2, init => (SELECT v FROM q LIMIT 2), max_iterations => 4)",
     "SELECT * FROM kmeans_centroids((SELECT * FROM b UNION ALL SELECT * FROM q), k => 3, max_iterations => 2)",
@@ -64,7 +66,13 @@ fn logical(plan: &LogicalPlan) -> Result<Option<LogicalPlan>> {
     let any = extension.node.as_any();
     if let Some(node) = any.downcast_ref::<KnnNode>() {
         let (queries, base) = (node.queries().cloned(), node.base().clone());
-        let again = KnnNode::try_new(queries, base, node.k().clone(), node.metric().clone())?;
+        let mut again = KnnNode::try_new(queries, base, node.k().clone(), node.metric().clone())?;
+        if let Some(lsh) = node.lsh() {
+            again = again.with_lsh(lsh.clone())?;
+        }
+        if let Some(training) = node.training() {
+            again = again.with_training(training.clone())?;
+        }
         return Ok(Some(again.into_plan()));
     }
     if let Some(node) = any.downcast_ref::<DbscanNode>() {
@@ -123,7 +131,10 @@ fn physical(plan: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
             Some(_) => (Some(child(0)?), child(1)?),
             None => (None, child(0)?),
         };
-        return Ok(Arc::new(KnnExec::try_new(Arc::new(spec), queries, base)?));
+        let of_training = 1 + usize::from(queries.is_some());
+        let training = spec.training_vector.as_ref().map(|_| child(of_training)).transpose()?;
+        let again = KnnExec::try_new(Arc::new(spec), queries, base)?.with_training(training)?;
+        return Ok(Arc::new(again));
     }
     if let Some(kmeans) = plan.downcast_ref::<KMeansExec>() {
         let spec = kmeans_spec(kmeans.spec())?;
@@ -149,6 +160,8 @@ fn knn_spec(spec: &KnnSpec) -> Result<KnnSpec> {
     let params = KnnParams::try_new(spec.params.k() as u64, spec.params.metric())?;
     let mut again = KnnSpec::new(params, vector(&spec.base_vector), spec.batch_rows);
     again.query_vector = spec.query_vector.as_ref().map(vector);
+    again.training_vector = spec.training_vector.as_ref().map(vector);
+    again.lsh = spec.lsh.clone();
     (again.device, again.device_memory) = (spec.device, spec.device_memory);
     Ok(again)
 }

@@ -62,6 +62,14 @@ impl KnnNode {
         Self::new(inputs, (self.k, self.metric), Some(lsh))
     }
 
+    /// The same search with planes trained on these rows.
+    ///
+    /// # Errors
+    /// Columns that are missing or hold no vectors; values already known to be invalid.
+    pub fn with_training(self, training: (VectorColumn, LogicalPlan)) -> Result<Self> {
+        Self::new((self.queries, self.base, Some(training)), (self.k, self.metric), self.lsh)
+    }
+
     /// Either search; planes are trained on the last input, if there is one.
     ///
     /// # Errors
