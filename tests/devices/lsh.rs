@@ -209,8 +209,10 @@ fn bits_of(rows: &Rows, row: usize, functions: &TableFunctions) -> Vec<f64> {
 /// Every row within the radius is found, of whatever kind rows and planes are.
 fn within_a_radius(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
     for (i, kind) in Kind::ALL.into_iter().enumerate() {
-        for (j, planes) in [Planes::Orthogonal, Planes::Trained].into_iter().enumerate() {
-            let (rows, dim) = ([200, 150][j], [6, 19][j]);
+        let all = [Planes::Orthogonal, Planes::Trained, Planes::Orthogonal];
+        for (j, planes) in all.into_iter().enumerate() {
+            // The last has as many planes as a key has bits.
+            let (rows, dim) = ([200, 150, 60][j], [6, 19, 66][j]);
             let make = |seed: u64, rows: usize| match i % 2 {
                 0 => matrix_f32(&kind.rows(seed, rows, dim), dim, metric),
                 _ => matrix_f64(&kind.rows(seed, rows, dim), dim, metric),
@@ -222,7 +224,7 @@ fn within_a_radius(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
             radii.retain(|radius| radius.is_finite());
             radii.sort_by(f64::total_cmp);
             for (share, hashes) in
-                [(0, 5), (1, 5), (rows / 10, 5), (rows / 3, 4), (rows / 3, dim - 1)]
+                [(0, 5), (1, 5), (rows / 10, 5), (rows / 3, 4), (rows / 3, (dim - 1).min(64))]
             {
                 let mut params = LshParams::try_new(metric, Some(Family::Hyperplane))?;
                 (params.tables, params.hashes) = (Some(1 + share % 2), Some(hashes));

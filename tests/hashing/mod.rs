@@ -317,6 +317,71 @@ fn next_buckets_are_the_nearest_ones() {
     }
 }
 
+/// Keys that do not fit 64 bits, other orders of cost, and slots that are cast: of the first sets, each has
+/// but the cheapest steps, whose sets can all be listed.
+#[test]
+fn next_buckets_of_many_functions_are_the_nearest_ones() {
+    let cases = [
+        (Family::PStable, Metric::L2, Rounding::Floor, 20),
+        (Family::PStable, Metric::L2, Rounding::Zero, 3),
+        (Family::PStable, Metric::L1, Rounding::Floor, 2),
+        (Family::PStable, Metric::L1, Rounding::Zero, 9),
+        (Family::Hyperplane, Metric::Cosine, Rounding::Floor, 64),
+        (Family::Hyperplane, Metric::Cosine, Rounding::Floor, 70),
+    ];
+    for (seed, (family, metric, rounding, count)) in (0..20).flat_map(|i| cases.map(|c| (i, c))) {
+        let (dim, width) = (5, 0.7);
+        let signature = Signature { family, metric, width, rounding, is_clamped: false };
+        let functions = functions((family, metric), (seed, 0), count, dim);
+        let mut rng = Rng(seed + 1);
+        let values = functions.values(&rows_of((0..dim).map(|_| rng.normal()).collect(), dim));
+        let own = signature.wholes(&values, &functions).expect("in range");
+        // The steps of each function: its change, and the distance to where it changes.
+        let mut steps: Vec<(f64, usize, i32)> = Vec::new();
+        for i in 0..count {
+            let power = |apart: f64| if metric == Metric::L1 { apart } else { apart * apart };
+            if family == Family::Hyperplane {
+                steps.push((power(values[i].abs()), i, 1 - 2 * own[i]));
+                continue;
+            }
+            let at = values[i] / width + functions.offsets()[i];
+            let slot = |at: f64| if rounding == Rounding::Zero { at.trunc() } else { at.floor() };
+            assert_eq!(slot(at) as i32, own[i]);
+            for change in [-1, 1] {
+                // Where the slot changes: a whole number, the nearest in this direction that does.
+                let edges = (0..3).map(|n| {
+                    if change < 0 { at.ceil() - f64::from(n) } else { at.floor() + f64::from(n) }
+                });
+                let beyond = |edge: f64| slot(edge + f64::from(change) * 1e-6) as i32;
+                let edge = edges.into_iter().find(|edge| beyond(*edge) == own[i] + change);
+                let apart = (edge.expect("an edge") - at).abs() * width;
+                steps.push((power(apart), i, change));
+            }
+        }
+        steps.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let few = steps.len().min(12);
+        let mut sets: Vec<(f64, Vec<i32>)> = Vec::new();
+        'sets: for set in 0u32..1 << few {
+            let (mut wholes, mut sum) = (own.clone(), 0.0);
+            for (cost, i, change) in (0..few).filter(|j| set >> j & 1 == 1).map(|j| steps[j]) {
+                if wholes[i] != own[i] {
+                    continue 'sets;
+                }
+                (wholes[i], sum) = (wholes[i] + change, sum + cost);
+            }
+            sets.push((sum, wholes));
+        }
+        sets.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let probes = (few + 1).min(sets.len());
+        let mut keys = Vec::new();
+        let of = (&values[..], &own[..]);
+        Prober::default().keys(&signature, of, &functions, probes, &mut keys);
+        let wanted: Vec<u64> =
+            sets[..probes].iter().map(|(_, wholes)| signature.key(wholes)).collect();
+        assert_eq!(keys, wanted, "{}, {metric}, {count}, seed {seed}", family.name());
+    }
+}
+
 /// Pairs of a query and a neighbour.
 fn pairs(found: &RecordBatch) -> BTreeSet<(u32, u32)> {
     let column = |i: usize| found.column(i).as_primitive::<UInt32Type>().values();

@@ -17,5 +17,6 @@ pub(super) use group_function::{GroupFunction, Labelled};
 pub(super) use relation::{from_expr, table_by_name};
 pub(super) use signature::{Argument, Kind, Signature};
 pub(super) use values::{
-    argument, boolean, is_binary, metric, not_negative, number, numbers, positive, whole,
+    argument, boolean, check_kind, is_binary, metric, not_negative, number, numbers, positive,
+    whole,
 };

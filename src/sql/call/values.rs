@@ -9,6 +9,8 @@ use datafusion::error::Result;
 use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::expr::Placeholder;
 
+use crate::exec::VectorColumn;
+use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
 /// Removes the aliases that DataFusion gives to expressions it has evaluated, and gives an untyped
@@ -29,6 +31,21 @@ pub(in crate::sql) fn is_binary(function: &str, expr: &Expr) -> Result<Option<bo
         Expr::Literal(_, _) => Ok(Some(metric(function, expr)?.is_binary())),
         _ => Ok(None),
     }
+}
+
+/// Refuses columns that do not hold what the metric compares.
+pub(in crate::sql) fn check_kind(
+    function: &str,
+    metric: Metric,
+    vector: &VectorColumn,
+    kind: ElementKind,
+) -> Result<()> {
+    if metric.accepts(kind) {
+        return Ok(());
+    }
+    let wants = if metric.is_binary() { "binary strings" } else { "lists of numbers" };
+    let column = vector.names().join(", ");
+    plan_err!("{function}: metric '{metric}' compares {wants}, which column {column} does not hold")
 }
 
 /// True or false.

@@ -17,7 +17,7 @@ use crate::matrix::ElementKind;
 use crate::metric::Metric;
 use crate::sql::call::{
     Argument, Arguments, Function, InputColumns, Kind, Resolve, Signature, VectorUse, argument,
-    is_binary, metric,
+    check_kind, is_binary, metric,
 };
 use crate::sql::options::NeighborsOptions;
 
@@ -160,13 +160,7 @@ impl ScalarUDFImpl for BucketsOfRow {
         });
         let mut values = values.collect::<Result<Vec<_>>>()?.into_iter();
         let metric = metric(NAME, &values.next().unwrap_or_else(|| lit(ScalarValue::Null)))?;
-        if !metric.accepts(kind) {
-            let wants = if metric.is_binary() { "binary strings" } else { "lists of numbers" };
-            let column = self.vector.names().join(", ");
-            return plan_err!(
-                "{NAME}: metric '{metric}' compares {wants}, which column {column} does not hold"
-            );
-        }
+        check_kind(NAME, metric, &self.vector, kind)?;
         let options = args.config_options.extensions.get::<NeighborsOptions>();
         let default_seed = options.map_or(0, |options| options.seed);
         let given = self.arguments.iter().copied().zip(values).collect();

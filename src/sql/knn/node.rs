@@ -17,7 +17,7 @@ use crate::exec::{KnnExec, KnnSpec, Side, VectorColumn, knn_fields};
 use crate::index::lsh::Planes;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
-use crate::sql::call::{argument, is_binary, metric, positive};
+use crate::sql::call::{argument, check_kind, is_binary, metric, positive};
 use crate::sql::family::FamilyNode;
 use crate::sql::options::NeighborsOptions;
 
@@ -175,14 +175,7 @@ impl KnnNode {
         let k = positive(self.function(), "k", &self.k)?;
         let metric = metric(self.function(), &self.metric)?;
         let (_, kind) = side("base", &self.base)?;
-        if !metric.accepts(kind) {
-            let wants = if metric.is_binary() { "binary strings" } else { "lists of numbers" };
-            let column = self.base.0.names().join(", ");
-            let name = self.function();
-            return plan_err!(
-                "{name}: metric '{metric}' compares {wants}, which column {column} does not hold"
-            );
-        }
+        check_kind(self.function(), metric, &self.base.0, kind)?;
         Ok(KnnParams::try_new(k, metric)?)
     }
 
