@@ -74,6 +74,9 @@ pub enum Error {
         /// The budget's reason for refusing.
         reason: String,
     },
+    /// An index file that is not one, is damaged, or does not suit what is asked.
+    #[error("{0}")]
+    IndexFile(String),
     /// The query was cancelled; nobody is waiting for this answer.
     #[error("cancelled")]
     Cancelled,

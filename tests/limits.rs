@@ -4,6 +4,7 @@
 //! An allocator counts the bytes of this process, and a pool those that are reserved. Inputs are made
 //! batch by batch while they are read, so that what is held is the operators'.
 
+mod damage;
 #[path = "support/mod.rs"]
 mod support;
 
@@ -276,6 +277,14 @@ const FITTING: &[(&str, usize)] = &[
     ("SELECT id, cluster_id FROM dbscan(low, eps => 1e6, weight => part)", 400_000),
     ("SELECT id, cluster_id FROM dbscan(few, eps => 0.01, metric => 'cosine')", 20_000),
     ("SELECT id, dbscan(v, 2000, 4) OVER (PARTITION BY part) FROM low", 400_000),
+    (
+        concat!(
+            "COPY many TO '",
+            env!("CARGO_TARGET_TMPDIR"),
+            "/many.lsh' STORED AS LSH OPTIONS ('lsh.tables' '9', 'lsh.hashes' '6', 'lsh.width' '900')"
+        ),
+        1,
+    ),
 ];
 
 const TABLES: &[(&str, usize, usize)] =
@@ -514,4 +523,22 @@ fn a_dropped_stream_returns_at_once_and_what_it_held_soon() {
             }
         }
     });
+}
+
+/// Damaged files that are tried; `DAMAGED_FILES` in the environment is another number.
+const DAMAGED: u64 = 6000;
+
+#[test]
+fn damaged_indexes_are_errors() {
+    let _alone = alone();
+    let times = std::env::var("DAMAGED_FILES").ok().and_then(|times| times.parse().ok());
+    let held = async |work: &dyn Fn() -> futures::future::BoxFuture<'static, damage::Outcome>| {
+        BASELINE.store(HELD.load(SeqCst), SeqCst);
+        MOST_HELD.store(0, SeqCst);
+        WATCHING.store(true, SeqCst);
+        let done = work().await;
+        WATCHING.store(false, SeqCst);
+        (done, MOST_HELD.load(SeqCst))
+    };
+    runtime().block_on(damage::run(times.unwrap_or(DAMAGED), held)).unwrap();
 }

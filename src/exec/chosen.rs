@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::stored::release_idle;
 use crate::device::{AnyDevice, DeviceChoice};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The device that was chosen, for EXPLAIN ANALYZE.
 #[derive(Debug, Clone, Default)]
@@ -54,7 +55,12 @@ pub(super) fn run_or_fall_back<T>(
     chosen: &Chosen,
     mut run: impl FnMut(&AnyDevice) -> Result<T>,
 ) -> Result<(AnyDevice, T)> {
-    match run(&device) {
+    let done = match run(&device) {
+        // What is kept on it between queries gives way.
+        Err(Error::DeviceMemory { .. }) if release_idle() => run(&device),
+        done => done,
+    };
+    match done {
         Err(error) if may_fall_back && error.is_of_device() => {
             chosen.fall_back(&device, &error);
             let cpu = AnyDevice::cpu();
@@ -71,7 +77,6 @@ pub(super) fn run_or_fall_back<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
 
     fn exhausted() -> Error {
         Error::DeviceMemory { device: "cuda:0".to_string(), needed: 2, budget: 1 }

@@ -13,6 +13,7 @@ use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use futures::StreamExt;
 
+use super::stored::release_idle;
 use crate::job::{Budget, Cancel};
 use crate::parallel::on_own_threads;
 
@@ -47,7 +48,7 @@ pub(super) async fn collect(
                 while let Some(batch) = stream.next().await.transpose()? {
                     let bytes =
                         counter.lock().unwrap_or_else(PoisonError::into_inner).count_batch(&batch);
-                    reservation.try_grow(bytes)?;
+                    grow(&reservation, bytes)?;
                     batches.push(batch);
                 }
                 Ok::<_, DataFusionError>(batches)
@@ -59,6 +60,14 @@ pub(super) async fn collect(
         batches.extend(partition.join_unwind().await.map_err(join_error)??);
     }
     Ok(batches)
+}
+
+/// Counts bytes as used. Where they are refused, what is kept of indexes between queries is given up.
+pub(super) fn grow(reservation: &MemoryReservation, bytes: usize) -> Result<()> {
+    match reservation.try_grow(bytes) {
+        Err(_) if release_idle() => reservation.try_grow(bytes),
+        done => done,
+    }
 }
 
 /// Some columns of a batch.
@@ -81,7 +90,7 @@ pub(super) struct Pool(pub MemoryReservation);
 
 impl Budget for Pool {
     fn grow(&self, bytes: usize) -> Result<(), String> {
-        self.0.try_grow(bytes).map_err(|refused| refused.strip_backtrace())
+        grow(&self.0, bytes).map_err(|refused| refused.strip_backtrace())
     }
 
     fn shrink(&self, bytes: usize) {

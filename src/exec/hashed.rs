@@ -193,7 +193,7 @@ impl KnnLsh {
     }
 
     /// Fills in what only error weighted hashing has.
-    fn score_candidates(&self, params: &mut LshParams) -> Result<(), String> {
+    pub(crate) fn score_candidates(&self, params: &mut LshParams) -> Result<(), String> {
         let only = [
             ("bits", self.bits.is_some()),
             ("errors", self.errors.is_some()),

@@ -17,6 +17,7 @@ mod pairs;
 mod phases;
 mod rows;
 mod side;
+mod stored;
 mod vectors;
 mod weights;
 
@@ -27,11 +28,12 @@ pub use buckets::{bucket_field, bucket_fields, row_buckets};
 pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec, dbscan_fields};
 pub use hashed::KnnLsh;
 pub use inputs::{InTurnExec, InputExec, NumberedExec, ShowInputs};
-pub(crate) use inputs::{check_bounded, plan_input};
+pub(crate) use inputs::{check_bounded, in_turn, plan_input};
 pub use kmeans::{KMeansExec, KMeansOutput, KMeansSpec, kmeans_fields};
 pub use knn::{KnnExec, KnnSpec, knn_fields};
 pub use pairs::row_distances;
 pub use side::Side;
+pub(crate) use stored::{IndexScanExec, IndexSink, StoredIndex};
 pub use vectors::{VectorColumn, VectorReader};
 pub(crate) use vectors::{common_kind, kind_of_vector};
 
@@ -44,7 +46,8 @@ impl From<Error> for DataFusionError {
             Error::Unsatisfiable(_)
             | Error::BadRow { .. }
             | Error::DimMismatch { .. }
-            | Error::TooManyRows { .. } => Self::Execution(error.to_string()),
+            | Error::TooManyRows { .. }
+            | Error::IndexFile(_) => Self::Execution(error.to_string()),
             Error::DeviceMemory { .. } | Error::HostMemory { .. } => {
                 Self::ResourcesExhausted(error.to_string())
             }

@@ -5,6 +5,7 @@ mod dbscan;
 mod distance;
 mod family;
 mod functions;
+mod index;
 mod kmeans;
 mod knn;
 mod options;
@@ -158,6 +159,7 @@ fn add_functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     let ours = functions::WINDOWS.iter().map(|ours| WindowUDF::from(window::Form::new(ours)));
     windows.extend(ours.map(Arc::new));
     builder.analyzer_rules().get_or_insert_with(Vec::new).push(Arc::new(window::WindowForm));
+    builder = index::install(builder);
     let scalars = builder.scalar_functions().get_or_insert_with(Vec::new);
     scalars.extend(distance::functions().map(Arc::new));
     builder

@@ -9,9 +9,11 @@ use datafusion::common::tree_node::{
     Transformed, TransformedResult, TreeNodeRecursion, TreeNodeRewriter,
 };
 use datafusion::error::Result;
+use datafusion::logical_expr::dml::CopyTo;
 use datafusion::logical_expr::{Expr, Extension, LogicalPlan, UserDefinedLogicalNodeCore};
 
 use super::functions::family;
+use super::index::options::FORMAT;
 
 /// An input as a node without children.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
@@ -51,6 +53,14 @@ impl TreeNodeRewriter for Seal {
                 });
                 let node = node.with_exprs_and_inputs(node.expressions(), inputs.collect())?;
                 let plan = LogicalPlan::Extension(Extension { node });
+                Ok(Transformed::new(plan, true, TreeNodeRecursion::Jump))
+            }
+            // The rows of an index are in order, too.
+            LogicalPlan::Copy(copy) if copy.file_type.get_ext() == FORMAT => {
+                let input = Sealed { input: copy.input.as_ref().clone(), depth: self.depth };
+                let node = Arc::new(input);
+                let input = Arc::new(LogicalPlan::Extension(Extension { node }));
+                let plan = LogicalPlan::Copy(CopyTo { input, ..copy });
                 Ok(Transformed::new(plan, true, TreeNodeRecursion::Jump))
             }
             other => Ok(Transformed::no(other)),

@@ -1,6 +1,6 @@
 //! The pages' examples: every ```sql block of a page runs, in order, in one session; what the
 //! ```text block behind it shows must come out. Statements in a comment, `<!-- sql`, make tables that a
-//! page need not show. With `UPDATE_PAGES=1` in the environment, what comes out is written to the page.
+//! page need not show. Files of indexes are in a folder that is removed. With `UPDATE_PAGES=1` in the environment, what comes out is written to the page.
 
 use std::path::Path;
 
@@ -25,6 +25,8 @@ pub async fn run(page: &Path, device: &str) -> Result<(), Failed> {
     datafusion_neighbors::register_all(&ctx)?;
     ctx.sql(&format!("SET neighbors.device = '{device}'")).await?.collect().await?;
     let examples = examples(&text);
+    let temporary = tempfile::TempDir::new()?;
+    let folder = format!("{}/", temporary.path().display());
     if examples.iter().all(|example| example.shown.is_none()) {
         return Err("no example shows what comes out".into());
     }
@@ -34,7 +36,13 @@ pub async fn run(page: &Path, device: &str) -> Result<(), Failed> {
         let at = |error: String| Failed::from(format!("{}:{line}: {error}", page.display()));
         let mut found = String::new();
         for statement in sql.split_inclusive(";\n").filter(|sql| !sql.trim().is_empty()) {
-            found = output(&ctx, statement).await.map_err(|error| at(error.to_string()))?;
+            let of_file = |text: &str| match text.ends_with(".lsh") {
+                true => format!("{folder}{text}"),
+                false => text.to_string(),
+            };
+            let statement = statement.split('\'').map(of_file).collect::<Vec<_>>().join("'");
+            found = output(&ctx, &statement).await.map_err(|error| at(error.to_string()))?;
+            found = found.replace(&folder, "");
         }
         if let Some(shown) = shown.filter(|shown| *shown != found) {
             if is_update {

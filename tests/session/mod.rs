@@ -3,6 +3,7 @@
 mod embedding;
 mod fallback;
 mod plans;
+mod stored;
 mod surface;
 pub mod waiting;
 
@@ -54,6 +55,12 @@ pub const TESTS: &[(&str, Test)] = &[
     ("a_bad_row_gives_no_output", || run(bad_row())),
     ("explain_analyze_shows_the_work", || run(metrics())),
     ("plans_can_be_built_again", || run(plans::round_trips())),
+    ("indexes_find_what_built_tables_find", || run(stored::as_built())),
+    ("indexes_answer_for_every_plan", || run(stored::plans())),
+    ("indexes_stay_and_go", || run(stored::residence())),
+    ("indexes_larger_than_memory", || run(stored::table_by_table())),
+    ("indexes_are_written_whole", || run(stored::two_writers())),
+    ("indexes_reach_a_recall", || run(stored::recall())),
     ("the_cpu_goes_on_where_a_gpu_fails", || run(fallback::too_little_device_memory())),
     ("callers_may_be_workers_that_all_wait", embedding::workers_that_wait),
     ("sessions_run_side_by_side", embedding::sessions_side_by_side),

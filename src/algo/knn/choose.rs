@@ -13,17 +13,15 @@ use super::sample::Sample;
 use crate::device::{Device, QueryRows};
 use crate::error::{Error, Result};
 use crate::index::lsh::{
-    Family, Hasher, MOST_PLANES, Near, Planes, Prober, Signature, Table, TableFunctions, limit,
+    Family, Hasher, MOST_PLANES, Near, Prober, Signature, Table, TableFunctions, limit,
 };
 use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
 
-/// Tables that are tried, if their number is free.
-const TABLES: usize = 128;
-/// The same where planes are trained, which takes time for each.
-const TRAINED_TABLES: usize = 32;
+/// Numbers of probes that are tried, if they are free.
+const PROBES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 
 /// Widths that are tried, in distances of the last neighbour.
 const WIDTHS: [f64; 9] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 60.0];
@@ -45,6 +43,8 @@ pub(super) struct Chosen {
     pub recall: f64,
     /// Candidates of a query, as a share of the base.
     pub share: f64,
+    /// About how long all takes, in ns.
+    time: f64,
 }
 
 /// Numbers of functions that are tried with one width.
@@ -78,43 +78,64 @@ pub(super) fn choose<D: Device>(
     queries: (&Rows, QueryRows),
     job: &Job,
 ) -> Result<Chosen> {
+    let sample = Sample::new(device, base, queries, params, (lsh.seed, job))?;
+    let given = [lsh.probes];
+    let probes: &[usize] = if lsh.has_free_probes { &PROBES } else { &given };
+    let (mut all, mut best) = (Vec::new(), 0.0);
+    for probes in probes {
+        let lsh = LshParams { probes: *probes, has_free_probes: false, ..lsh.clone() };
+        let sizes = (base.len(), queries.0.len());
+        let (found, recall) = choose_one((params, &lsh, hasher), &sample, sizes, job)?;
+        all.extend(found);
+        best = f64::max(best, recall);
+    }
+    let fewest = all.iter().map(|chosen| chosen.share).fold(f64::INFINITY, f64::min);
+    let few = all.into_iter().filter(|chosen| chosen.share <= fewest * SHARES);
+    few.min_by(|a, b| a.time.total_cmp(&b.time)).ok_or_else(|| {
+        let (tables, recall) = (lsh.tried_tables(), lsh.recall);
+        Error::Unsatisfiable(format!(
+            "recall {recall} is out of reach: {tables} tables find {best:.2} of the neighbours of a \
+             sample; leave more parameters free, or use knn_exact"
+        ))
+    })
+}
+
+/// Chooses what is free but the number of probes; `None` if nothing is good enough, and the best recall.
+fn choose_one(
+    (params, lsh, hasher): (KnnParams, &LshParams, &Hasher),
+    sample: &Sample,
+    (rows, queries): (usize, usize),
+    job: &Job,
+) -> Result<(Option<Chosen>, f64)> {
     let with = |signature, hashes, tables| {
         let (hasher, reach) = (hasher.clone(), Reach::of(lsh, hashes));
         Hashing { hasher, signature, tables, hashes, reach }
     };
-    let sample = Sample::new(device, base, queries, params, (lsh.seed, job))?;
-    let dim = base.matrix().dim();
-    let mut groups = groups(lsh, &sample, params, hasher.most());
+    let mut groups = groups(lsh, sample, params, hasher.most());
     let most = all(&groups).map(|trial| trial.hashes).max().unwrap_or(1);
     if sample.per_query == 0 {
         // Nothing to be found.
         let hashing = with(groups[0].signature, most, lsh.tables.unwrap_or(1));
-        return Ok(Chosen { hashing, recall: 1.0, share: 0.0 });
+        return Ok((Some(Chosen { hashing, recall: 1.0, share: 0.0, time: 0.0 }), 1.0));
     }
-    let free = if lsh.planes == Planes::Trained { TRAINED_TABLES } else { TABLES };
-    let tables = lsh.tables.unwrap_or(free.min(MOST_BUCKETS / lsh.probes));
+    let tables = lsh.tried_tables().min(MOST_BUCKETS / lsh.probes);
     let functions = |table| {
         job.check()?;
         hasher.functions(table, most, job)
     };
-    let limits = Limits::new(hasher, &sample, (lsh, params.metric()));
-    groups = find(groups, tables, functions, (&sample, lsh, &limits), job)?;
+    let limits = Limits::new(hasher, sample, (lsh, params.metric()));
+    groups = find(groups, tables, functions, (sample, lsh, &limits), job)?;
     let best = all(&groups).map(|trial| trial.recall).fold(0.0, f64::max);
     groups.iter_mut().for_each(|group| group.trials.retain(|trial| trial.tables.is_some()));
-    groups = count(groups, functions, (&sample, lsh, &limits), job)?;
-    let sizes = (base.len(), queries.0.len(), dim);
-    match cheapest(&groups, |trial| trial.costs(sizes, &sample, lsh.probes)) {
-        Some((group, trial)) => {
-            let hashing = with(group.signature, trial.hashes, trial.tables.unwrap_or(tables));
-            let (share, _) = trial.costs(sizes, &sample, lsh.probes);
-            Ok(Chosen { hashing, recall: trial.recall, share })
-        }
-        None => Err(Error::Unsatisfiable(format!(
-            "recall {} is out of reach: {tables} tables find {best:.2} of the neighbours of a \
-             sample; leave more parameters free, or use knn_exact",
-            lsh.recall
-        ))),
-    }
+    groups = count(groups, functions, (sample, lsh, &limits), job)?;
+    let sizes = (rows, queries, hasher.dim());
+    let costs = |trial: &Trial| trial.costs(sizes, sample, lsh.probes);
+    let chosen = cheapest(&groups, costs).map(|(group, trial)| {
+        let hashing = with(group.signature, trial.hashes, trial.tables.unwrap_or(tables));
+        let (share, time) = costs(trial);
+        Chosen { hashing, recall: trial.recall, share, time }
+    });
+    Ok((chosen, best))
 }
 
 /// Looks for the neighbours of the sample, in table after table until enough are found.

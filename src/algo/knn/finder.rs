@@ -1,21 +1,18 @@
 //! Tables of hashes, and the candidates that queries find in them.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::hashing::{LshParams, Scoring};
 use super::ready::{Hashing, Reach};
+use super::selection::Selection;
+use super::tables::{Hashed, ROWS_TOGETHER, build};
 use crate::device::QueryRows;
 use crate::error::{Error, Result};
-use crate::index::lsh::{
-    Near, Own, Prober, Signature, SlotOutOfRange, Table, TableFunctions, limit,
-};
+use crate::index::lsh::{Near, Own, Prober, Signature, SlotOutOfRange, Table, limit};
 use crate::job::{Job, Phase, Reserved};
-use crate::matrix::Rows;
+use crate::matrix::{ElementKind, Rows};
 use crate::parallel::{in_parallel, threads};
-
-/// Rows hashed by a task.
-const ROWS_TOGETHER: usize = 8192;
 
 /// Queries that are hashed together.
 const QUERIES_TOGETHER: usize = 64;
@@ -23,26 +20,33 @@ const QUERIES_TOGETHER: usize = 64;
 /// Bytes of a bucket in the list of a table's boxes.
 const BOX: usize = size_of::<(u64, Range<u32>)>();
 
-/// The tables of a base.
+/// What finds candidates in the tables of a base.
 pub(super) struct Finder {
     hashing: Hashing,
     scoring: Option<Scoring>,
-    rows: usize,
-    tables: Vec<Hashed>,
+    base: FinderBase,
+    tables: Vec<Arc<Hashed>>,
+    /// All boxes of each table, where they are found by radius.
+    boxes: Vec<Vec<(u64, Range<u32>)>>,
+    /// The bucket of each row in each table, where queries are rows of the base and look at no others.
+    own: Vec<Own>,
     /// The length of the longest row, as planes see it, where boxes are found by radius.
     longest: f64,
     /// Marks of rows that are all unset, for reuse.
     idle: Mutex<Vec<Marks>>,
-    _reserved: Reserved,
+    _reserved: Vec<Reserved>,
 }
 
-/// A table and its functions; all its boxes where they are found by radius.
-struct Hashed {
-    functions: TableFunctions,
-    table: Table,
-    boxes: Vec<(u64, Range<u32>)>,
-    /// The bucket of each row, where queries are rows of the base and look at no others.
-    own: Option<Own>,
+/// A base, and what is known of it.
+#[derive(Clone)]
+pub(super) struct FinderBase {
+    pub rows: Rows,
+    /// Whether queries are rows of it.
+    pub is_queried: bool,
+    /// The rows that count, if not all do.
+    pub selection: Option<Arc<Selection>>,
+    /// The kind of numbers that were hashed.
+    pub hashed: ElementKind,
 }
 
 /// The buckets that queries look at.
@@ -61,8 +65,53 @@ struct Marks {
     scores: Vec<f64>,
 }
 
-/// The rows to compare with some queries, one after the other, and how many each has.
-pub(super) type Found = (Vec<u32>, Vec<usize>);
+/// Lists one after the other, and how long each is.
+pub(super) type Lists<T> = (Vec<T>, Vec<usize>);
+
+/// The lists of all tasks, about `expected` elements, and where each starts and the last ends.
+pub(super) fn joined<T>(tasks: Vec<Result<Lists<T>>>, expected: usize) -> Result<Lists<T>> {
+    let (mut all, mut starts, mut end) = (Vec::with_capacity(expected), vec![0], 0);
+    for lists in tasks {
+        let (own, counts) = lists?;
+        starts.extend(counts.into_iter().map(|count| {
+            end += count;
+            end
+        }));
+        all.extend(own);
+    }
+    Ok((all, starts))
+}
+
+impl Marks {
+    /// Whether a row is seen for the first time.
+    #[inline(always)]
+    fn is_new(&mut self, row: u32) -> bool {
+        let (word, bit) = (&mut self.seen[row as usize / 64], 1 << (row % 64));
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
+
+    /// Unmarks the only rows that were seen. Those that do not count stay marked.
+    fn forget(&mut self, rows: &[u32], selection: Option<&Selection>) {
+        for row in rows {
+            let word = &mut self.seen[*row as usize / 64];
+            match selection {
+                None => *word = 0,
+                Some(_) => *word &= !(1 << (row % 64)),
+            }
+        }
+    }
+}
+
+impl FinderBase {
+    /// The row of the base that a query is, or `None` if it is none.
+    fn row_of(&self, query: usize, query_rows: QueryRows) -> Option<u32> {
+        let QueryRows::OfBase { first } = query_rows else { return None };
+        let query = first + query as u32;
+        Some(self.selection.as_ref().map_or(query, |selection| selection.rows()[query as usize]))
+    }
+}
 
 impl Places {
     /// Those of one query, table by table.
@@ -90,48 +139,68 @@ impl Finder {
     pub fn build(
         mut hashing: Hashing,
         params: &LshParams,
-        (base, is_queried): (&Rows, bool),
+        base: FinderBase,
         job: &Job,
     ) -> Result<Self> {
-        let (kept, more) = Table::bytes(base.len());
-        let dim = base.matrix().dim();
-        let numbers = dim * hashing.hashes.next_multiple_of(8) * size_of::<f64>();
-        let looks_at_own = is_queried && hashing.reach == Reach::Probes(1);
-        let scored = if params.scoring.is_some() { base.len() } else { 0 };
-        let marks = base.len().div_ceil(8) + scored * size_of::<f64>();
-        let boxes = match hashing.reach {
-            Reach::Radius(_) => base.len() * BOX,
-            Reach::Probes(_) => {
-                if looks_at_own {
-                    Own::bytes(base.len())
-                } else {
-                    0
-                }
-            }
-        };
-        let built = hashing.tables * (kept + numbers + boxes) + threads() * marks;
+        let (kept, more) = Table::bytes(base.rows.len());
+        let built = hashing.tables * (kept + hashing.bytes());
         let together = threads().min(hashing.tables);
         let mut reserved = job.reserve("tables of hashes", built + together * more)?;
-        let (mut tables, mut longest) = (Vec::with_capacity(hashing.tables), 0.0);
+        let mut tables = Vec::with_capacity(hashing.tables);
         let numbers: Vec<usize> = (0..hashing.tables).collect();
-        let numbers = if base.is_empty() { &[] } else { &numbers[..] };
+        let numbers = if base.rows.is_empty() { &[] } else { &numbers[..] };
         for numbers in numbers.chunks(threads()) {
-            tables.extend(build(&hashing, numbers, (base, looks_at_own), job)?);
-        }
-        if let Reach::Radius(_) = hashing.reach {
-            job.enter(Phase::Hash);
-            longest = longest_row(&hashing, base, job)?;
+            tables.extend(build(&hashing, numbers, &base.rows, job)?.into_iter().map(Arc::new));
         }
         reserved.shrink_to(built);
         hashing.hasher.forget_training();
-        let (scoring, rows) = (params.scoring.clone(), base.len());
-        let idle = Mutex::default();
-        Ok(Self { hashing, scoring, rows, tables, longest, idle, _reserved: reserved })
+        let mut finder = Self::over(tables, hashing, params, base, job)?;
+        finder._reserved.push(reserved);
+        Ok(finder)
+    }
+
+    /// Finds candidates in these tables.
+    pub fn over(
+        tables: Vec<Arc<Hashed>>,
+        hashing: Hashing,
+        params: &LshParams,
+        base: FinderBase,
+        job: &Job,
+    ) -> Result<Self> {
+        let (rows, reach) = (base.rows.len(), hashing.reach);
+        let looks_at_own = base.is_queried && reach == Reach::Probes(1);
+        let scored = if params.scoring.is_some() { rows } else { 0 };
+        let marks = rows.div_ceil(8) + scored * size_of::<f64>();
+        let of_table = match reach {
+            Reach::Radius(_) => rows * BOX,
+            Reach::Probes(_) if looks_at_own => Own::bytes(rows),
+            Reach::Probes(_) => 0,
+        };
+        let bytes = tables.len() * of_table + threads() * marks;
+        let reserved = job.reserve("what finds candidates", bytes)?;
+        let (mut boxes, mut own, mut longest) = (Vec::new(), Vec::new(), 0.0);
+        if let Reach::Radius(_) = reach {
+            job.enter(Phase::Hash);
+            longest = longest_row(&hashing, &base.rows, job)?;
+            job.enter(Phase::Build);
+            boxes = in_parallel(tables.iter().collect(), |hashed: &Arc<Hashed>| {
+                let mut boxes = Vec::with_capacity(hashed.table.buckets().count());
+                boxes.extend(hashed.table.buckets());
+                boxes
+            });
+        } else if looks_at_own {
+            job.enter(Phase::Build);
+            own = in_parallel(tables.iter().collect(), |hashed: &Arc<Hashed>| hashed.table.own());
+        }
+        job.check()?;
+        let (scoring, idle) = (params.scoring.clone(), Mutex::default());
+        let _reserved = vec![reserved];
+        Ok(Self { hashing, scoring, base, tables, boxes, own, longest, idle, _reserved })
     }
 
     /// The number of buckets with rows, and of rows in the largest.
     pub fn sizes(&self) -> (usize, usize) {
-        let sizes = self.tables.iter().map(|hashed| hashed.table.sizes());
+        let sizes = self.tables.iter().map(|hashed| hashed.sizes);
         sizes.fold((0, 0), |(all, most), (count, size)| (all + count, most.max(size)))
     }
 
@@ -140,7 +209,7 @@ impl Finder {
     pub fn together(&self, buckets: usize, found: Option<(usize, usize)>) -> usize {
         let most: usize = match self.hashing.reach {
             Reach::Probes(probes) => self.tables.len() * probes,
-            Reach::Radius(_) => self.tables.iter().map(|hashed| hashed.boxes.len()).sum(),
+            Reach::Radius(_) => self.boxes.iter().map(Vec::len).sum(),
         };
         let certain = (buckets / most.max(1)).max(1);
         match found {
@@ -157,45 +226,38 @@ impl Finder {
             Reach::Radius(_) => queries.len().div_ceil(4 * threads()).clamp(1, QUERIES_TOGETHER),
         };
         let tasks: Vec<_> = (0..queries.len()).step_by(together).collect();
-        let looks_at_own = self.tables.first().is_some_and(|hashed| hashed.own.is_some());
         let found = in_parallel(tasks, |first| {
             job.check()?;
             let end = queries.len().min(first + together);
             match query_rows {
-                QueryRows::OfBase { first: row } if looks_at_own => {
-                    let row = row as usize;
-                    Ok(self.places_of_rows(row + first..row + end))
+                QueryRows::OfBase { .. } if !self.own.is_empty() => {
+                    Ok(self.places_of_rows(first..end, query_rows))
                 }
                 _ => self.places_of(&queries.slice(first..end), job),
             }
         });
-        let (mut buckets, mut starts, tables) = (Vec::new(), vec![0], self.tables.len());
-        for found in found {
-            let (own, counts) = found?;
-            let mut end = buckets.len();
-            starts.extend(counts.iter().map(|count| {
-                end += *count as usize;
-                end
-            }));
-            buckets.extend(own);
-        }
-        Ok(Places { buckets, starts, tables })
+        let (buckets, starts) = joined(found, 0)?;
+        Ok(Places { buckets, starts, tables: self.tables.len() })
     }
 
-    /// The buckets of a few rows of the base, row by row and table by table, and how many they are.
-    fn places_of_rows(&self, rows: Range<usize>) -> (Vec<Range<u32>>, Vec<u32>) {
-        let mut buckets = vec![0..0; rows.len() * self.tables.len()];
-        for (i, hashed) in self.tables.iter().enumerate() {
-            let Some(own) = &hashed.own else { continue };
+    /// The buckets of a few queries that are rows of the base, query by query and table by table, and
+    /// how many they are.
+    fn places_of_rows(&self, queries: Range<usize>, query_rows: QueryRows) -> Lists<Range<u32>> {
+        let mut buckets = vec![0..0; queries.len() * self.tables.len()];
+        for (i, (hashed, own)) in self.tables.iter().zip(&self.own).enumerate() {
             let to = buckets[i..].iter_mut().step_by(self.tables.len());
-            to.zip(rows.clone()).for_each(|(to, row)| *to = hashed.table.of_row(row, own));
+            for (to, query) in to.zip(queries.clone()) {
+                if let Some(row) = self.base.row_of(query, query_rows) {
+                    *to = hashed.table.of_row(row as usize, own);
+                }
+            }
         }
         let counts = vec![1; buckets.len()];
         (buckets, counts)
     }
 
     /// The buckets of a few queries, query by query and table by table, and how many they are.
-    fn places_of(&self, queries: &Rows, job: &Job) -> Result<(Vec<Range<u32>>, Vec<u32>)> {
+    fn places_of(&self, queries: &Rows, job: &Job) -> Result<Lists<Range<u32>>> {
         let limits = match self.hashing.reach {
             Reach::Radius(radius) => self.limits(queries, radius),
             Reach::Probes(_) => Vec::new(),
@@ -203,7 +265,7 @@ impl Finder {
         // Table by table, so that functions stay near.
         let (mut buckets, mut ends) = (Vec::new(), Vec::new());
         let (mut prober, mut keys) = (Prober::default(), Vec::new());
-        for hashed in &self.tables {
+        for (table, hashed) in self.tables.iter().enumerate() {
             let values = hashed.functions.values(queries);
             let wholes = self.hashing.signature.wholes(&values, &hashed.functions);
             let wholes = wholes.map_err(|SlotOutOfRange| self.hashing.out_of_range())?;
@@ -223,7 +285,8 @@ impl Finder {
                     for ((values, wholes), limit) in of_rows.zip(&limits) {
                         job.check()?;
                         let near = Near::new(values, *limit);
-                        hashed.near(&near, signature.key(wholes), &mut buckets);
+                        let key = signature.key(wholes);
+                        near_boxes(&near, key, (&hashed.table, &self.boxes[table]), &mut buckets);
                         ends.push(buckets.len());
                     }
                 }
@@ -236,7 +299,7 @@ impl Finder {
                 let at = table * queries.len() + query;
                 let start = if at == 0 { 0 } else { ends[at - 1] };
                 by_query.extend_from_slice(&buckets[start..ends[at]]);
-                counts.push((ends[at] - start) as u32);
+                counts.push(ends[at] - start);
             }
         }
         Ok((by_query, counts))
@@ -245,7 +308,12 @@ impl Finder {
     /// For each query, the square that the distances to crossed planes may reach together.
     fn limits(&self, queries: &Rows, radius: f64) -> Vec<f64> {
         let (hasher, dim) = (&self.hashing.hasher, queries.matrix().dim());
-        let of = (self.hashing.signature.metric, queries.matrix().kind());
+        // The rounding of whichever is coarser.
+        let kind = match (self.base.hashed, queries.matrix().kind()) {
+            (ElementKind::F32, _) => ElementKind::F32,
+            (_, kind) => kind,
+        };
+        let of = (self.hashing.signature.metric, kind);
         let others = self.longest + 2.0 * hasher.shifted_by();
         let lengths = hasher.lengths(queries);
         lengths.into_iter().map(|length| limit(radius, length + others, of, dim)).collect()
@@ -258,21 +326,22 @@ impl Finder {
         queries: Range<usize>,
         query_rows: QueryRows,
         job: &Job,
-    ) -> Result<Found> {
+    ) -> Result<Lists<u32>> {
         let lock = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let mut marks = lock().pop().unwrap_or_else(|| self.marks());
         let (mut rows, mut counts) = (Vec::new(), Vec::new());
         for query in queries {
             let start = rows.len();
             match &self.scoring {
-                None => self.unite(places.of(query), &mut marks.seen, &mut rows, job)?,
+                None => self.unite(places.of(query), &mut marks, &mut rows, job)?,
                 Some(scoring) => {
                     self.score(scoring, places.of(query), &mut marks, &mut rows, job)?;
                 }
             }
-            let itself =
-                rows[start..].iter().position(|row| query_rows.is_same(query, u64::from(*row)));
-            itself.map(|at| rows.swap_remove(start + at));
+            if let Some(own) = self.base.row_of(query, query_rows) {
+                let itself = rows[start..].iter().position(|row| *row == own);
+                itself.map(|at| rows.swap_remove(start + at));
+            }
             counts.push(rows.len() - start);
         }
         lock().push(marks);
@@ -280,15 +349,20 @@ impl Finder {
     }
 
     fn marks(&self) -> Marks {
-        let scored = if self.scoring.is_some() { self.rows } else { 0 };
-        Marks { seen: vec![0; self.rows.div_ceil(64)], scores: vec![0.0; scored] }
+        let rows = self.base.rows.len();
+        let scored = if self.scoring.is_some() { rows } else { 0 };
+        let seen = match &self.base.selection {
+            Some(selection) => selection.others(),
+            None => vec![0; rows.div_ceil(64)],
+        };
+        Marks { seen, scores: vec![0.0; scored] }
     }
 
     /// The rows in some buckets.
     fn unite<'a>(
         &self,
         places: impl Iterator<Item = &'a [Range<u32>]> + Clone,
-        seen: &mut [u64],
+        marks: &mut Marks,
         rows: &mut Vec<u32>,
         job: &Job,
     ) -> Result<()> {
@@ -301,14 +375,12 @@ impl Finder {
         for (hashed, buckets) in self.tables.iter().zip(places) {
             job.check()?;
             for row in buckets.iter().flat_map(|bucket| hashed.table.rows(bucket)) {
-                let (word, bit) = (&mut seen[*row as usize / 64], 1 << (row % 64));
-                if *word & bit == 0 {
-                    *word |= bit;
+                if marks.is_new(*row) {
                     rows.push(*row);
                 }
             }
         }
-        rows[start..].iter().for_each(|row| seen[*row as usize / 64] = 0);
+        marks.forget(&rows[start..], self.base.selection.as_deref());
         Ok(())
     }
 
@@ -317,29 +389,28 @@ impl Finder {
         &self,
         scoring: &Scoring,
         places: impl Iterator<Item = &'a [Range<u32>]>,
-        Marks { seen, scores }: &mut Marks,
+        marks: &mut Marks,
         rows: &mut Vec<u32>,
         job: &Job,
     ) -> Result<()> {
-        let start = rows.len();
+        let (start, selection) = (rows.len(), self.base.selection.as_deref());
         for (hashed, buckets) in self.tables.iter().zip(places) {
             job.check()?;
             for (probe, bucket) in buckets.iter().enumerate() {
                 let weight = scoring.weight(probe, self.hashing.hashes);
-                for row in hashed.table.rows(bucket) {
-                    let (word, bit) = (&mut seen[*row as usize / 64], 1 << (row % 64));
-                    if *word & bit == 0 {
-                        *word |= bit;
+                let counts = |row: &&u32| selection.is_none_or(|selection| selection.has(**row));
+                for row in hashed.table.rows(bucket).iter().filter(counts) {
+                    if marks.is_new(*row) {
                         rows.push(*row);
                     }
-                    scores[*row as usize] += weight;
+                    marks.scores[*row as usize] += weight;
                 }
             }
         }
-        rows[start..].iter().for_each(|row| seen[*row as usize / 64] = 0);
+        marks.forget(&rows[start..], selection);
         let mut kept = start;
         for i in start..rows.len() {
-            let score = std::mem::take(&mut scores[rows[i] as usize]);
+            let score = std::mem::take(&mut marks.scores[rows[i] as usize]);
             if score > scoring.score {
                 rows[kept] = rows[i];
                 kept += 1;
@@ -350,72 +421,33 @@ impl Finder {
     }
 }
 
-impl Hashed {
-    /// The boxes with rows that are near a row in the box of this key.
-    fn near(&self, near: &Near, key: u64, buckets: &mut Vec<Range<u32>>) {
-        match near.flips(self.boxes.len()) {
-            Some(mut keys) => {
-                keys.iter_mut().for_each(|flips| *flips = Signature::flipped(key, *flips));
-                let start = buckets.len();
-                self.table.find(&keys, buckets);
-                let mut kept = start;
-                for i in start..buckets.len() {
-                    if !buckets[i].is_empty() {
-                        buckets.swap(kept, i);
-                        kept += 1;
-                    }
+/// The boxes with rows that are near a row in the box of this key.
+fn near_boxes(
+    near: &Near,
+    key: u64,
+    (table, boxes): (&Table, &[(u64, Range<u32>)]),
+    buckets: &mut Vec<Range<u32>>,
+) {
+    match near.flips(boxes.len()) {
+        Some(mut keys) => {
+            keys.iter_mut().for_each(|flips| *flips = Signature::flipped(key, *flips));
+            let start = buckets.len();
+            table.find(&keys, buckets);
+            let mut kept = start;
+            for i in start..buckets.len() {
+                if !buckets[i].is_empty() {
+                    buckets.swap(kept, i);
+                    kept += 1;
                 }
-                buckets.truncate(kept);
             }
-            // There are fewer boxes than sets of planes to cross.
-            None => {
-                let is_near =
-                    |found: &&(u64, Range<u32>)| near.reaches(Signature::flips(found.0, key));
-                let found = self.boxes.iter().filter(is_near);
-                buckets.extend(found.map(|(_, bucket)| bucket.clone()));
-            }
+            buckets.truncate(kept);
+        }
+        // There are fewer boxes than sets of planes to cross.
+        None => {
+            let is_near = |found: &&(u64, Range<u32>)| near.reaches(Signature::flips(found.0, key));
+            buckets.extend(boxes.iter().filter(is_near).map(|(_, bucket)| bucket.clone()));
         }
     }
-}
-
-/// Some of the tables.
-fn build(
-    hashing: &Hashing,
-    numbers: &[usize],
-    (base, looks_at_own): (&Rows, bool),
-    job: &Job,
-) -> Result<Vec<Hashed>> {
-    job.enter(Phase::Hash);
-    let functions = in_parallel(numbers.to_vec(), |table| hashing.functions(table, job));
-    let functions: Vec<_> = functions.into_iter().collect::<Result<_>>()?;
-    let parts = (0..base.len()).step_by(ROWS_TOGETHER);
-    let tasks: Vec<_> =
-        functions.iter().flat_map(|of| parts.clone().map(move |at| (of, at))).collect();
-    let keys = in_parallel(tasks, |(functions, first)| {
-        job.check()?;
-        let rows = base.slice(first..base.len().min(first + ROWS_TOGETHER));
-        hashing.keys(&rows, functions)
-    });
-    let keys: Vec<Vec<u64>> = keys.into_iter().collect::<Result<_>>()?;
-    job.enter(Phase::Build);
-    let parts = base.len().div_ceil(ROWS_TOGETHER);
-    let of_table = |table: usize| keys[table * parts..(table + 1) * parts].concat();
-    let built = in_parallel((0..numbers.len()).collect(), |table| {
-        let table = Table::new(&of_table(table));
-        let boxes = match hashing.reach {
-            Reach::Radius(_) => {
-                let mut boxes = Vec::with_capacity(table.buckets().count());
-                boxes.extend(table.buckets());
-                boxes
-            }
-            Reach::Probes(_) => Vec::new(),
-        };
-        let own = looks_at_own.then(|| table.own());
-        (table, boxes, own)
-    });
-    job.check()?;
-    let hashed = |(functions, (table, boxes, own))| Hashed { functions, table, boxes, own };
-    Ok(functions.into_iter().zip(built).map(hashed).collect())
 }
 
 fn longest_row(hashing: &Hashing, base: &Rows, job: &Job) -> Result<f64> {

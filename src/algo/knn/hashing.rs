@@ -18,6 +18,11 @@ const MOST_PROBES: usize = 65_536;
 /// The most buckets that a query looks at in all tables.
 pub(super) const MOST_BUCKETS: usize = 1 << 20;
 
+/// Tables that are tried, if their number is free.
+const FREE_TABLES: usize = 128;
+/// The same where planes are trained, which takes time for each.
+const FREE_TRAINED_TABLES: usize = 32;
+
 /// The recall aimed for if nothing is said.
 const RECALL: f64 = 0.9;
 
@@ -29,6 +34,8 @@ pub struct LshParams {
     pub family: Family,
     /// Number of tables.
     pub tables: Option<usize>,
+    /// How many tables there are to choose from; `None` if more can be built.
+    pub most_tables: Option<usize>,
     /// Functions of each table: rows are in one bucket if all of them agree.
     pub hashes: Option<usize>,
     /// The width of p-stable slots, in units of the distance.
@@ -45,6 +52,8 @@ pub struct LshParams {
     pub is_centred: bool,
     /// Buckets that a query looks at in each table, its own included.
     pub probes: usize,
+    /// Whether more probes may be chosen.
+    pub has_free_probes: bool,
     /// Every box of orthogonal planes is looked at that is within this distance of the query.
     pub box_radius: Option<f64>,
     /// How candidates are scored before they are compared; by default all are compared.
@@ -109,6 +118,7 @@ impl LshParams {
         Ok(Self {
             family,
             tables: None,
+            most_tables: None,
             hashes: None,
             width: None,
             is_width_chosen: false,
@@ -117,6 +127,7 @@ impl LshParams {
             is_zero_sum: false,
             is_centred: false,
             probes: 1,
+            has_free_probes: false,
             box_radius: None,
             scoring: None,
             seed: 0,
@@ -258,6 +269,15 @@ impl LshParams {
         Ok(())
     }
 
+    /// The most tables that are tried.
+    pub(super) fn tried_tables(&self) -> usize {
+        let free = match self.planes {
+            Planes::Trained => FREE_TRAINED_TABLES,
+            _ => FREE_TABLES,
+        };
+        self.tables.or(self.most_tables).unwrap_or(free)
+    }
+
     /// How values become keys, with this width.
     pub(super) fn signature(&self, metric: Metric, width: f64, is_clamped: bool) -> Signature {
         Signature { family: self.family, metric, width, rounding: self.rounding, is_clamped }
@@ -271,7 +291,7 @@ impl LshParams {
     /// Whether something is left to be chosen.
     pub fn is_open(&self) -> bool {
         let has_width = self.width.is_some() || self.family != Family::PStable;
-        self.tables.is_none() || self.hashes.is_none() || !has_width
+        self.tables.is_none() || self.hashes.is_none() || !has_width || self.has_free_probes
     }
 }
 

@@ -1,16 +1,18 @@
 //! Nearest neighbours by hashing: candidates are the rows that share a bucket with the query in some
 //! table; their distances are exact.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::choose::choose;
-use super::finder::{Finder, Places};
+use super::finder::{Finder, FinderBase, Places, joined};
 use super::found::{Found, HashedWork, Index, KnnSearch};
 use super::hashing::LshParams;
+use super::loading::InTurn;
 use super::params::KnnParams;
 use super::ready::{Hashing, hasher};
 use super::sample::training;
-use super::select::{Nearest, select};
+use super::select::{Nearest, merge, select};
 use crate::device::{Candidates, Device, Distances, Neighbors, QueryRows, RowUse, Work};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
@@ -24,13 +26,72 @@ const CANDIDATES_TOGETHER: usize = 1 << 22;
 
 /// A base in tables of hashes.
 pub(super) struct LshSearch<D: Device> {
+    pub base: Arc<Base<D>>,
+    pub k: usize,
+    /// How many rows count.
+    pub counting: usize,
+    pub finders: Finders,
+    pub index: Index,
+}
+
+/// The rows of a base, on a device.
+pub(super) struct Base<D: Device> {
     device: Arc<D>,
     metric: Metric,
-    k: usize,
-    base: Rows,
+    pub rows: Rows,
     on_device: D::Rows,
-    finder: Finder,
-    index: Index,
+}
+
+/// What finds candidates.
+pub(super) enum Finders {
+    /// In all tables at a time.
+    Together(Finder),
+    /// In some tables after others, each time that they are needed.
+    InTurn(InTurn),
+}
+
+impl<D: Device> Base<D> {
+    /// Puts rows on a device.
+    pub fn new(device: &Arc<D>, rows: Rows, metric: Metric, job: &Job) -> Result<Self> {
+        if u32::try_from(rows.len()).is_err() {
+            return Err(Error::TooManyRows { input: "base", rows: rows.len() as u64 });
+        }
+        let on_device = device.rows(&rows, metric);
+        device.prepare(&on_device, RowUse::Gather, job)?;
+        Ok(Self { device: device.clone(), metric, rows, on_device })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<D> {
+        &self.device
+    }
+}
+
+/// The parameters with all their values and, if they were chosen, the recall and the share of a sample.
+pub(super) type Ready = (Hashing, Option<(f64, f64)>);
+
+/// Chooses free parameters for queries like these; planes are trained on these rows or a sample of the
+/// base.
+pub(super) fn ready<D: Device>(
+    device: &Arc<D>,
+    (base, queries, trained_on): (&Rows, (&Rows, QueryRows), Option<&Rows>),
+    (params, lsh): (KnnParams, &LshParams),
+    job: &Job,
+) -> Result<Ready> {
+    let metric = params.metric();
+    if base.is_empty() {
+        return Ok((Hashing::any(lsh, metric, base.matrix().dim()), None));
+    }
+    job.enter(Phase::Tune);
+    let (trained_on, _reserved) = training(lsh, base, trained_on, job)?;
+    let hasher = hasher(lsh, metric, base, &trained_on, job)?;
+    match Hashing::given(lsh, metric, &hasher) {
+        Some(hashing) => Ok((hashing, None)),
+        None => {
+            let chosen = choose(device, base, (params, lsh, &hasher), queries, job)?;
+            Ok((chosen.hashing, Some((chosen.recall, chosen.share))))
+        }
+    }
 }
 
 impl<D: Device> LshSearch<D> {
@@ -38,46 +99,32 @@ impl<D: Device> LshSearch<D> {
     /// these rows or a sample of the base.
     pub fn open(
         device: &Arc<D>,
-        (base, queries, trained_on): (Rows, (&Rows, QueryRows), Option<&Rows>),
+        (rows, queries, trained_on): (Rows, (&Rows, QueryRows), Option<&Rows>),
         (params, lsh): (KnnParams, &LshParams),
         job: &Job,
     ) -> Result<Self> {
-        if u32::try_from(base.len()).is_err() {
-            return Err(Error::TooManyRows { input: "base", rows: base.len() as u64 });
-        }
-        let (k, metric) = (params.k(), params.metric());
-        let mut _reserved = None;
-        let (hashing, expected) = if base.is_empty() {
-            (Hashing::any(lsh, metric, base.matrix().dim()), None)
-        } else {
-            job.enter(Phase::Tune);
-            let (trained_on, reserved) = training(lsh, &base, trained_on, job)?;
-            // Until the tables are built.
-            _reserved = Some(reserved);
-            let hasher = hasher(lsh, metric, &base, &trained_on, job)?;
-            match Hashing::given(lsh, metric, &hasher) {
-                Some(hashing) => (hashing, None),
-                None => {
-                    let chosen = choose(device, &base, (params, lsh, &hasher), queries, job)?;
-                    (chosen.hashing, Some((chosen.recall, chosen.share)))
-                }
-            }
-        };
+        let inputs = (&rows, queries, trained_on);
+        let (hashing, expected) = ready(device, inputs, (params, lsh), job)?;
         let used = hashing.params(lsh);
-        let is_queried = queries.1 != QueryRows::Separate;
-        let finder = Finder::build(hashing, lsh, (&base, is_queried), job)?;
-        let on_device = device.rows(&base, metric);
-        device.prepare(&on_device, RowUse::Gather, job)?;
+        let of_finder = FinderBase {
+            rows: rows.clone(),
+            is_queried: queries.1 != QueryRows::Separate,
+            selection: None,
+            hashed: rows.matrix().kind(),
+        };
+        let finder = Finder::build(hashing, lsh, of_finder, job)?;
+        let base = Arc::new(Base::new(device, rows, params.metric(), job)?);
         let (buckets, largest) = finder.sizes();
         let index = Index { params: used, expected, buckets, largest };
-        Ok(Self { device: device.clone(), metric, k, base, on_device, finder, index })
+        let (counting, finders) = (base.rows.len(), Finders::Together(finder));
+        Ok(Self { base, k: params.k(), counting, finders, index })
     }
 
     /// The neighbours of queries whose buckets are known, of which `first` is the first.
     fn compare(
         &self,
         (queries, query_rows): (&Rows, QueryRows),
-        places: &Places,
+        (finder, places): (&Finder, &Places),
         (first, end, bound): (usize, usize, usize),
         job: &Job,
     ) -> Result<(Nearest, u64)> {
@@ -87,73 +134,106 @@ impl<D: Device> LshSearch<D> {
         let step = (end - first).div_ceil(4 * threads()).max(1);
         let tasks: Vec<_> = (first..end).step_by(step).collect();
         let found = in_parallel(tasks, |from| {
-            self.finder.candidates(places, from..end.min(from + step), query_rows, job)
+            finder.candidates(places, from..end.min(from + step), query_rows, job)
         });
-        let (mut rows, mut starts) = (Vec::with_capacity(bound), vec![0]);
-        for found in found {
-            let (own, counts) = found?;
-            let mut end = rows.len();
-            starts.extend(counts.iter().map(|count| {
-                end += count;
-                end
-            }));
-            rows.extend(own);
-        }
+        let (rows, starts) = joined(found, bound)?;
         job.enter(Phase::Compare);
+        let Base { device, metric, on_device, .. } = &*self.base;
+        let is_part = self.counting < self.base.rows.len();
         let queries = match query_rows {
-            QueryRows::OfBase { first: row } => {
+            QueryRows::OfBase { first: row } if !is_part => {
                 let row = row as usize;
-                self.device.slice(&self.on_device, row + first..row + end)
+                device.slice(on_device, row + first..row + end)
             }
-            QueryRows::Separate => self.device.rows(&queries.slice(first..end), self.metric),
+            _ => device.rows(&queries.slice(first..end), *metric),
         };
         let candidates = Candidates::new(&starts, &rows);
-        let distances = self.device.among(&queries, &self.on_device, &candidates, job)?;
+        let distances = device.among(&queries, on_device, &candidates, job)?;
         Ok((select((&starts, &rows), distances, self.k), rows.len() as u64))
+    }
+
+    /// As many queries as have at most so many candidates together, but one at least: where they end,
+    /// the rows in their buckets, and an upper bound on their candidates.
+    fn few(&self, places: &Places, queries: Range<usize>, most: usize) -> (usize, u64, usize) {
+        let (mut to, mut all, mut bound) = (queries.start, 0, 0);
+        while to < queries.end {
+            let visited = places.visited(to);
+            let more = bound + visited.min(self.base.rows.len());
+            if to > queries.start && more > most {
+                break;
+            }
+            all += visited as u64;
+            (to, bound) = (to + 1, more);
+        }
+        (to, all, bound)
+    }
+
+    /// The neighbours that are among the candidates of one finder.
+    fn search_in(
+        &self,
+        finder: &Finder,
+        (queries, query_rows): (&Rows, QueryRows),
+        job: &Job,
+    ) -> Result<All> {
+        let mut all = All::new(self.base.rows.matrix().kind());
+        let mut wave = finder.together(PLACES_TOGETHER, None);
+        let mut start = 0;
+        while start < queries.len() {
+            job.enter(Phase::Find);
+            let some = queries.slice(start..queries.len().min(start + wave));
+            let query_rows = query_rows.skip(start as u32);
+            let places = finder.places(&some, query_rows, job)?;
+            let (most, bytes) = places.most();
+            let _reserved = job.reserve("buckets of queries", bytes)?;
+            wave = finder.together(PLACES_TOGETHER, Some((some.len(), most)));
+            start += some.len();
+            let (mut from, mut most) = (0, CANDIDATES_TOGETHER);
+            while from < some.len() {
+                let (to, visited, bound) = self.few(&places, from..some.len(), most);
+                let (found, part) = ((finder, &places), (from, to, bound));
+                match self.compare((&some, query_rows), found, part, job) {
+                    Ok((nearest, pairs)) => {
+                        all.visited += visited;
+                        all.add(nearest, pairs);
+                        from = to;
+                    }
+                    // Fewer at a time, then.
+                    Err(Error::HostMemory { .. }) if to > from + 1 => most = bound / 2,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(all)
     }
 }
 
 impl<D: Device> KnnSearch for LshSearch<D> {
     fn search(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Found> {
-        let dims = (queries.matrix().dim(), self.base.matrix().dim());
-        if !queries.is_empty() && !self.base.is_empty() && dims.0 != dims.1 {
+        let base = &self.base.rows;
+        let dims = (queries.matrix().dim(), base.matrix().dim());
+        if !queries.is_empty() && !base.is_empty() && dims.0 != dims.1 {
             return Err(Error::DimMismatch { queries: dims.0, base: dims.1 });
         }
-        let mut all = All::new(self.base.matrix().kind());
         let itself = usize::from(query_rows != QueryRows::Separate);
-        let others = self.base.len().saturating_sub(itself);
-        let mut wave = self.finder.together(PLACES_TOGETHER, None);
-        let queries_searched = if self.base.is_empty() { 0 } else { queries.len() };
-        let mut start = 0;
-        while start < queries_searched {
-            job.enter(Phase::Find);
-            let some = queries.slice(start..queries_searched.min(start + wave));
-            let query_rows = query_rows.skip(start as u32);
-            let places = self.finder.places(&some, query_rows, job)?;
-            let (most, bytes) = places.most();
-            let _reserved = job.reserve("buckets of queries", bytes)?;
-            wave = self.finder.together(PLACES_TOGETHER, Some((some.len(), most)));
-            start += some.len();
-            let mut from = 0;
-            while from < some.len() {
-                // As many as have few candidates together, but one at least.
-                let (mut to, mut bound) = (from, 0);
-                while to < some.len() {
-                    let visited = places.visited(to);
-                    let more = bound + visited.min(self.base.len());
-                    if to > from && more > CANDIDATES_TOGETHER {
-                        break;
-                    }
-                    all.hashed.visited += visited as u64;
-                    (to, bound) = (to + 1, more);
-                }
-                let (nearest, pairs) =
-                    self.compare((&some, query_rows), &places, (from, to, bound), job)?;
-                all.add(nearest, pairs, self.k.min(others));
-                from = to;
+        let wanted = self.k.min(self.counting.saturating_sub(itself));
+        let none = queries.slice(0..0);
+        let queries = (if base.is_empty() { &none } else { queries }, query_rows);
+        let all = match &self.finders {
+            Finders::Together(finder) => self.search_in(finder, queries, job)?,
+            Finders::InTurn(in_turn) => {
+                let mut all = None;
+                in_turn.each(job, |finder| {
+                    let found = self.search_in(finder, queries, job)?;
+                    all = Some(match all.take() {
+                        Some(before) => found.with(before, self.k),
+                        None => found,
+                    });
+                    Ok(())
+                })?;
+                all.unwrap_or_else(|| All::new(base.matrix().kind()))
             }
-        }
-        Ok(all.finish(self.k.min(others)))
+        };
+        Ok(all.finish(wanted))
     }
 
     fn index(&self) -> Option<&Index> {
@@ -163,35 +243,42 @@ impl<D: Device> KnnSearch for LshSearch<D> {
 
 /// The lists of all queries of a call.
 struct All {
-    rows: Vec<u32>,
-    distances: Distances,
-    starts: Vec<usize>,
-    hashed: HashedWork,
+    nearest: Nearest,
+    visited: u64,
     pairs: u64,
 }
 
 impl All {
     fn new(kind: ElementKind) -> Self {
-        let distances = Distances::none(kind);
-        let hashed = HashedWork::default();
-        Self { rows: Vec::new(), distances, starts: vec![0], hashed, pairs: 0 }
+        let (distances, rows, counts) = (Distances::none(kind), Vec::new(), Vec::new());
+        Self { nearest: Nearest { rows, distances, counts }, visited: 0, pairs: 0 }
     }
 
-    fn add(&mut self, nearest: Nearest, pairs: u64, wanted: usize) {
-        let mut end = self.rows.len();
-        for count in nearest.counts {
-            end += count;
-            self.starts.push(end);
-            self.hashed.short += u64::from(count < wanted);
-        }
-        self.rows.extend(nearest.rows);
-        self.distances.extend(nearest.distances);
+    fn add(&mut self, nearest: Nearest, pairs: u64) {
+        self.nearest.rows.extend(nearest.rows);
+        self.nearest.distances.extend(nearest.distances);
+        self.nearest.counts.extend(nearest.counts);
         self.pairs += pairs;
     }
 
+    /// The same where others were found for the same queries.
+    fn with(self, other: Self, k: usize) -> Self {
+        let nearest = merge(self.nearest, other.nearest, k);
+        Self { nearest, visited: self.visited + other.visited, pairs: self.pairs + other.pairs }
+    }
+
+    /// What was found, where a query can have `per_query` neighbours.
     fn finish(self, per_query: usize) -> Found {
+        let Nearest { rows, distances, counts } = self.nearest;
+        let short = counts.iter().filter(|count| **count < per_query).count() as u64;
         let work = Work { pairs: self.pairs, ..Work::default() };
-        let neighbors = Neighbors { per_query, rows: self.rows, distances: self.distances, work };
-        Found { neighbors, starts: Some(self.starts), hashed: self.hashed }
+        let mut starts = vec![0];
+        starts.extend(counts.iter().scan(0, |end, count| {
+            *end += count;
+            Some(*end)
+        }));
+        let neighbors = Neighbors { per_query, rows, distances, work };
+        let hashed = HashedWork { visited: self.visited, short };
+        Found { neighbors, starts: Some(starts), hashed }
     }
 }

@@ -4,11 +4,15 @@ mod choose;
 mod finder;
 mod found;
 mod hashing;
+mod loading;
 mod lsh;
 mod params;
 mod ready;
 mod sample;
 mod select;
+mod selection;
+mod stored;
+mod tables;
 
 use std::sync::Arc;
 
@@ -19,9 +23,12 @@ use crate::matrix::Rows;
 
 pub use found::{Found, HashedWork, Index, KnnSearch};
 pub use hashing::{LshParams, Scoring};
+pub use loading::TableSource;
 use lsh::LshSearch;
 pub use params::KnnParams;
 pub use ready::bucket_keys;
+pub use selection::Selection;
+pub use stored::{BuiltTable, StoredBase, StoredTables, TablesBuilder, load_base};
 
 /// How a base is searched.
 #[derive(Debug, Clone)]

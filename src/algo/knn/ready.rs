@@ -37,7 +37,8 @@ pub(super) fn hasher(
     let dim = base.matrix().dim();
     let mut hasher = Hasher::new((params.family, metric), params.seed, dim)
         .with_planes(params.planes, params.is_zero_sum);
-    if params.box_radius.is_some() {
+    // Boxes within a radius are those of unit rows.
+    if params.planes != Planes::Random {
         hasher = hasher.with_unit_rows();
     }
     if params.is_centred {
@@ -93,6 +94,9 @@ pub(super) struct Hashing {
 impl Hashing {
     /// `None` if something is left to be chosen.
     pub fn given(params: &LshParams, metric: Metric, hasher: &Hasher) -> Option<Self> {
+        if params.is_open() {
+            return None;
+        }
         let width = if params.family == Family::PStable { params.width? } else { 0.0 };
         let signature = params.signature(metric, width, params.is_width_chosen);
         let (tables, hashes) = (params.tables?, params.hashes?);
@@ -114,7 +118,18 @@ impl Hashing {
         let width = (open.family == Family::PStable).then_some(self.signature.width);
         let (tables, hashes) = (Some(self.tables), Some(self.hashes));
         let is_width_chosen = self.signature.is_clamped;
-        LshParams { tables, hashes, width, is_width_chosen, ..open.clone() }
+        let probes = match (self.reach, &open.scoring) {
+            (Reach::Probes(probes), None) => probes,
+            _ => open.probes,
+        };
+        let has_free_probes = false;
+        let open = open.clone();
+        LshParams { tables, hashes, width, is_width_chosen, probes, has_free_probes, ..open }
+    }
+
+    /// Bytes of the functions of a table.
+    pub fn bytes(&self) -> usize {
+        self.hasher.dim() * self.hashes.next_multiple_of(8) * size_of::<f64>()
     }
 
     /// The functions of a table.

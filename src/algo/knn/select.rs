@@ -55,3 +55,56 @@ fn nearest<T: Real>((starts, rows): (&[usize], &[u32]), distances: &[T], k: usiz
     }
     Nearest { rows, distances: Distances::of(distances), counts }
 }
+
+/// The `k` nearest of both lists of each query. What is in both occurs once.
+pub(super) fn merge(one: Nearest, other: Nearest, k: usize) -> Nearest {
+    let (mut rows, mut starts) = (Vec::new(), vec![0]);
+    let mut from = Vec::with_capacity(one.rows.len() + other.rows.len());
+    let mut firsts = (0, 0);
+    for counts in one.counts.iter().zip(&other.counts) {
+        let lists =
+            (&one.rows[firsts.0..firsts.0 + counts.0], &other.rows[firsts.1..firsts.1 + counts.1]);
+        rows.extend(lists.0);
+        from.extend(firsts.0..firsts.0 + counts.0);
+        for (i, row) in lists.1.iter().enumerate().filter(|(_, row)| !lists.0.contains(row)) {
+            rows.push(*row);
+            from.push(one.rows.len() + firsts.1 + i);
+        }
+        starts.push(rows.len());
+        firsts = (firsts.0 + counts.0, firsts.1 + counts.1);
+    }
+    let mut distances = one.distances;
+    distances.extend(other.distances);
+    let distances = match distances {
+        Distances::F32(all) => Distances::F32(from.iter().map(|i| all[*i]).collect()),
+        Distances::F64(all) => Distances::F64(from.iter().map(|i| all[*i]).collect()),
+    };
+    select((&starts, &rows), distances, k)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merged_lists_are_those_of_all_candidates() {
+        let all: Vec<(u32, f32)> = (0..40).map(|row| (row, (row * 7 % 11) as f32)).collect();
+        let of = |lists: &[&[(u32, f32)]]| {
+            let candidates = lists.concat();
+            let rows: Vec<u32> = candidates.iter().map(|(row, _)| *row).collect();
+            let distances = candidates.iter().map(|(_, distance)| *distance).collect();
+            let mut starts = vec![0];
+            lists.iter().for_each(|list| starts.push(starts[starts.len() - 1] + list.len()));
+            select((&starts, &rows), Distances::F32(distances), 6)
+        };
+        let one = of(&[&all[..9], &all[10..12], &[]]);
+        let other = of(&[&all[4..30], &[], &all[5..8]]);
+        let (merged, wanted) = (merge(one, other, 6), of(&[&all[..30], &all[10..12], &all[5..8]]));
+        assert_eq!((merged.rows, merged.counts), (wanted.rows, wanted.counts));
+        let (Distances::F32(merged), Distances::F32(wanted)) = (merged.distances, wanted.distances)
+        else {
+            panic!("another type");
+        };
+        assert_eq!(merged, wanted);
+    }
+}

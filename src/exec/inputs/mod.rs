@@ -65,6 +65,14 @@ pub(crate) async fn plan_input(
     Ok(Arc::new(InputExec::new(plan)))
 }
 
+/// The partitions of a plan one after the other.
+pub(crate) fn in_turn(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
+    match plan.output_partitioning().partition_count() {
+        1 => plan,
+        _ => InTurnExec::over(plan),
+    }
+}
+
 /// Refuses inputs that never end: every row must be seen before the first answer.
 pub(crate) fn check_bounded(name: &str, input: &Arc<dyn ExecutionPlan>) -> Result<()> {
     if input.boundedness().is_unbounded() {

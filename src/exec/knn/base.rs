@@ -7,10 +7,12 @@ use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
 use datafusion::execution::SendableRecordBatchStream;
-use datafusion::execution::memory_pool::MemoryReservation;
+use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
+use tokio::runtime::Handle;
 
 use super::output::Carried;
 use super::spec::KnnSpec;
+use super::stored::{Selected, Stored, select};
 use crate::algo::knn::{Index, KnnSearch, LshParams, Method, open_base};
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
@@ -32,6 +34,10 @@ pub(super) struct Join {
     pub device: Chosen,
     /// Receives what was built.
     pub index: Arc<OnceLock<Index>>,
+    /// The index whose rows the base has, if it is one.
+    pub stored: Option<Stored>,
+    /// The session's memory.
+    pub pool: Arc<dyn MemoryPool>,
     /// The number of rows requested.
     pub fetch: Option<usize>,
     /// The number of queries expected from statistics.
@@ -54,6 +60,8 @@ pub(super) struct Base {
     pub rows: Rows,
     pub carried: Carried,
     pub search: Option<OnDevice>,
+    /// Which rows of an index they are, if the base is one.
+    selected: Option<Selected>,
     /// The parameters of hashing; once tables are built, none of them is open.
     lsh: Option<LshParams>,
     /// Rows that planes are trained on, if they are given.
@@ -61,7 +69,7 @@ pub(super) struct Base {
     /// Queries by which they are chosen, until they are, and whether queries are rows of the base.
     pub sample: (Rows, QueryRows),
     _carried: Arc<MemoryReservation>,
-    _rows: Option<Reserved>,
+    _rows: Vec<Reserved>,
 }
 
 /// A base on its device.
@@ -74,6 +82,33 @@ pub(super) struct OnDevice {
 }
 
 impl Base {
+    /// Rows, and the columns that are carried along, with their reservations.
+    fn new(
+        rows: Rows,
+        carried: Carried,
+        (held, reserved): (Arc<MemoryReservation>, Vec<Reserved>),
+    ) -> Self {
+        Self {
+            sample: (rows.slice(0..0), QueryRows::default()),
+            rows,
+            carried,
+            search: None,
+            selected: None,
+            lsh: None,
+            training: None,
+            _carried: held,
+            _rows: reserved,
+        }
+    }
+
+    /// Rows found, as places among the rows of the base that have a vector.
+    pub fn places(&self, rows: &mut [u32]) {
+        let selection = self.selected.as_ref().and_then(|selected| selected.selection.as_ref());
+        if let Some(selection) = selection {
+            rows.iter_mut().for_each(|row| *row = selection.rank(*row) as u32);
+        }
+    }
+
     /// The base on its device, which is chosen by the expected number of queries.
     pub async fn on_device(
         &mut self,
@@ -109,8 +144,23 @@ impl Base {
         let (rows, chosen, job) = (self.rows.clone(), join.device.clone(), job.clone());
         let (lsh, (queries, query_rows)) = (self.lsh.clone(), self.sample.clone());
         let training = self.training.as_ref().map(|training| training.rows.clone());
+        let selected = self.selected.as_ref();
+        let of_index = join.stored.clone().zip(selected.cloned());
+        let pool = join.pool.clone();
+        let runtime = Handle::current();
         let (device, search) = computing(move || {
             let may = may_fall_back(choice, &device);
+            if let (Some((stored, selected)), Some(lsh)) = (&of_index, &lsh) {
+                let open = |device: &AnyDevice| {
+                    let rows = &selected.kept.rows;
+                    let (base, residence) =
+                        stored.index.base(device, rows, (&pool, &runtime), &job)?;
+                    stored.set(residence);
+                    let sample = (&queries, query_rows);
+                    base.search((params, lsh), sample, selected.selection.clone(), &job)
+                };
+                return Ok(run_or_fall_back(device, may, &chosen, open)?);
+            }
             let method = || match &lsh {
                 Some(params) => {
                     let (queries, training) = (queries.clone(), training.clone());
@@ -143,8 +193,13 @@ pub(super) async fn read(
         VectorReader::new(input, vector.clone(), join.kind, join.spec.params.metric())
     };
     let (side, streams) = base;
-    let vectors = reader("base", &join.spec.base_vector);
-    let mut base = collect_rows(streams, side, vectors, of_base, watched).await?;
+    let mut base = match &join.stored {
+        Some(stored) => of_index(join, stored, (streams, &side), of_base, watched).await?,
+        None => {
+            let vectors = reader("base", &join.spec.base_vector);
+            collect_rows(streams, side, vectors, of_base, watched).await?
+        }
+    };
     base.lsh = join.spec.lsh.clone();
     if let (Some((side, streams)), Some(vector)) = (training, &join.spec.training_vector) {
         let vectors = reader("training", vector);
@@ -179,18 +234,24 @@ async fn collect_rows(
         reservation.resize(kept.memory_usage());
         let Read { rows, positions, reserved } = reading.finish();
         carried.positions = positions;
-        let sample = (rows.slice(0..0), QueryRows::default());
-        let (search, lsh, training) = (None, None, None);
-        Ok(Base {
-            rows,
-            carried,
-            search,
-            lsh,
-            training,
-            sample,
-            _carried: reservation,
-            _rows: reserved,
-        })
+        Ok(Base::new(rows, carried, (reservation, reserved.into_iter().collect())))
     })
     .await
+}
+
+/// The rows of an index.
+async fn of_index(
+    join: &Join,
+    stored: &Stored,
+    input: (Vec<SendableRecordBatchStream>, &Side),
+    held: MemoryReservation,
+    (phases, job): (&Phases, &Job),
+) -> Result<Base> {
+    phases.enter(Phase::Read);
+    let held = Arc::new(held);
+    let use_of = (join.kind, join.spec.query_vector.is_none());
+    let (selected, carried, rows, reserved) =
+        select(stored, input, use_of, (&held, &join.pool), job).await?;
+    let base = Base::new(rows, carried, (held, reserved));
+    Ok(Base { selected: Some(selected), ..base })
 }

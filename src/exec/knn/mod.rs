@@ -26,6 +26,7 @@ mod metrics;
 mod output;
 mod queries;
 mod spec;
+mod stored;
 mod stream;
 
 use std::fmt;
@@ -41,6 +42,7 @@ use datafusion::common::{
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{Distribution, EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::empty::EmptyExec;
 use datafusion::physical_plan::execution_plan::{
     Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
 };
@@ -52,12 +54,14 @@ use datafusion::physical_plan::{
 };
 
 pub use self::spec::{KnnSpec, knn_fields};
+use self::stored::Stored;
 use crate::algo::knn::Index;
 use crate::device::AnyDevice;
 use crate::exec::chosen::Chosen;
 use crate::exec::collect::{execute_all, expected_rows};
 use crate::exec::side::Side;
-use crate::exec::vectors::common_kind;
+use crate::exec::stored::{StoredIndex, numbered, stored_in};
+use crate::exec::vectors::{VectorColumn, common_kind};
 use crate::matrix::ElementKind;
 
 /// The nearest base rows of every query, in one partition and in the order of the queries.
@@ -77,6 +81,9 @@ pub struct KnnExec {
     device: Chosen,
     /// What was built to find candidates, once it was.
     index: Arc<OnceLock<Index>>,
+    /// The index whose rows the base is, if it is one: its plan then has the carried columns, and the
+    /// number of each row.
+    stored: Option<Stored>,
     /// The number of rows requested.
     fetch: Option<usize>,
 }
@@ -118,8 +125,46 @@ impl KnnExec {
             metrics: ExecutionPlanMetricsSet::new(),
             device: Chosen::default(),
             index: Arc::default(),
+            stored: None,
             fetch: None,
         })
+    }
+
+    /// The index whose rows this base has, if its vectors are those of the index.
+    pub(crate) fn stored_in(
+        base: &Arc<dyn ExecutionPlan>,
+        vector: &VectorColumn,
+    ) -> Result<Option<Arc<StoredIndex>>> {
+        let side = Side::try_new("base", vector, base.schema().fields())?;
+        Ok(stored_in(base, &side.vector))
+    }
+
+    /// The same search in the tables of an index [whose rows the base has](Self::stored_in).
+    ///
+    /// # Errors
+    /// A base that has other rows.
+    pub(crate) fn with_stored(self, index: Option<Arc<StoredIndex>>) -> Result<Self> {
+        let Some(index) = index else { return Ok(self) };
+        let (side, base) = self.base;
+        let schema = base.schema();
+        let numbered = numbered(&base, &side.carried)?;
+        let stored = Some(Stored { index, schema, residence: Arc::default() });
+        Ok(Self { base: (side, numbered), stored, ..self })
+    }
+
+    /// The same operator over other inputs.
+    fn over(&self, mut children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Self> {
+        let training = self.training.as_ref().and_then(|_| children.pop());
+        let base = children.pop().ok_or_else(|| plan_datafusion_err!("KnnExec has no base"))?;
+        let queries = children.pop();
+        let Some(stored) = &self.stored else {
+            let same = Self::try_new(self.spec.clone(), queries, base)?;
+            return same.with_training(training);
+        };
+        let as_it_was = Arc::new(EmptyExec::new(stored.schema.clone()));
+        let same = Self::try_new(self.spec.clone(), queries, as_it_was)?.with_training(training)?;
+        let (stored, base) = (Some(stored.clone()), (same.base.0.clone(), base));
+        Ok(Self { base, stored, ..same })
     }
 
     /// The same with planes trained on these rows.
@@ -171,7 +216,8 @@ impl KnnExec {
             let (side, base) = &self.base;
             let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
             let pairs = expected_rows(base).zip(expected_rows(queries));
-            let width = side.dim(base.schema().fields()).map(|dim| side.kind.width(dim as usize));
+            let schema = self.stored.as_ref().map_or(base.schema(), |stored| stored.schema.clone());
+            let width = side.dim(schema.fields()).map(|dim| side.kind.width(dim as usize));
             let operations = pairs.zip(width);
             let operations = operations
                 .map(|((base, queries), width)| 2.0 * width as f64 * base as f64 * queries as f64);
@@ -195,6 +241,9 @@ impl DisplayAs for KnnExec {
             shown.push(("queries", format!("[{}]", vector.names().join(", "))));
         }
         shown.push(("base", format!("[{}]", spec.base_vector.names().join(", "))));
+        if let Some(stored) = &self.stored {
+            shown.push(("index", stored.shown()));
+        }
         if let Some(vector) = &spec.training_vector {
             shown.push(("training", format!("[{}]", vector.names().join(", "))));
         }
@@ -247,14 +296,10 @@ impl ExecutionPlan for KnnExec {
 
     fn replace_children(
         self: Arc<Self>,
-        mut children: Vec<Arc<dyn ExecutionPlan>>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
         _options: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let training = self.training.as_ref().and_then(|_| children.pop());
-        let base = children.pop().ok_or_else(|| plan_datafusion_err!("KnnExec has no base"))?;
-        let queries = children.pop();
-        let same = Self::try_new(self.spec.clone(), queries, base)?.with_training(training)?;
-        Ok(Arc::new(same.fetching(self.fetch)))
+        Ok(Arc::new(self.over(children)?.fetching(self.fetch)))
     }
 
     fn apply_expressions(
@@ -266,10 +311,8 @@ impl ExecutionPlan for KnnExec {
 
     /// With a limit, it searches only as many queries as it takes to produce that many rows.
     fn with_fetch(&self, fetch: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
-        let queries = self.queries.as_ref().map(|(_, plan)| plan.clone());
-        let training = self.training.as_ref().map(|(_, plan)| plan.clone());
-        let same = Self::try_new(self.spec.clone(), queries, self.base.1.clone()).ok()?;
-        Some(Arc::new(same.with_training(training).ok()?.fetching(fetch)))
+        let children = self.children().into_iter().cloned().collect();
+        Some(Arc::new(self.over(children).ok()?.fetching(fetch)))
     }
 
     fn fetch(&self) -> Option<usize> {
@@ -287,15 +330,21 @@ impl ExecutionPlan for KnnExec {
         inputs: &[Arc<Statistics>],
         _args: &StatisticsArgs,
     ) -> Result<Arc<Statistics>> {
-        let of_base = usize::from(self.queries.is_some());
-        let (Some(queries), Some(base)) = (inputs.first(), inputs.get(of_base)) else {
+        let second = usize::from(self.queries.is_some());
+        let (Some(queries), Some(base)) = (inputs.first(), inputs.get(second)) else {
             return internal_err!("KnnExec has no base");
         };
         let (k, itself) = (self.spec.params.k(), usize::from(self.queries.is_none()));
         let others = base.num_rows.get_value().map(|rows| rows.saturating_sub(itself));
         let list = others.map_or(k, |others| others.min(k));
-        let carried = |side: &Side, input: &Statistics| {
-            let known = side.carried.iter().map(|i| input.column_statistics.get(*i).cloned());
+        // The base of an index has no other columns but those that are carried.
+        let of_index: Vec<usize> = (0..self.base.0.carried.len()).collect();
+        let of_base = match &self.stored {
+            Some(_) => &of_index,
+            None => &self.base.0.carried,
+        };
+        let carried = |columns: &[usize], input: &Statistics| {
+            let known = columns.iter().map(|i| input.column_statistics.get(*i).cloned());
             let known = known.map(|column| column.unwrap_or_else(ColumnStatistics::new_unknown));
             // Rows appear several times or not at all, so sums over them are not known.
             let known = known.map(|column| ColumnStatistics {
@@ -306,9 +355,9 @@ impl ExecutionPlan for KnnExec {
             });
             known.collect::<Vec<_>>()
         };
-        let (query_side, _) = self.queries.as_ref().unwrap_or(&self.base);
-        let mut columns = carried(query_side, queries);
-        columns.extend(carried(&self.base.0, base));
+        let of_queries = self.queries.as_ref().map_or(of_base, |(side, _)| &side.carried);
+        let mut columns = carried(of_queries, queries);
+        columns.extend(carried(of_base, base));
         let rank = |rank: usize| Precision::Inexact(ScalarValue::Int64(i64::try_from(rank).ok()));
         let ranks =
             ColumnStatistics::new_unknown().with_min_value(rank(1)).with_max_value(rank(list));
@@ -349,6 +398,8 @@ impl ExecutionPlan for KnnExec {
             kind,
             device: self.device.clone(),
             index: self.index.clone(),
+            stored: self.stored.clone(),
+            pool: context.memory_pool().clone(),
             fetch: self.fetch,
             expected,
         };

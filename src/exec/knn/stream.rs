@@ -70,7 +70,7 @@ pub(super) fn run(
             let query_rows = QueryRows::OfBase { first: *first as u32 };
             base.sample = (base.rows.slice(0..end), query_rows);
         }
-        metrics.base_rows.add(base.rows.len());
+        metrics.base_rows.add(base.carried.positions.len());
         let search = Search {
             target: FIRST_BLOCK.min(join.spec.batch_rows),
             left: join.fetch.unwrap_or(usize::MAX),
@@ -167,7 +167,8 @@ impl Search {
             self.base.open(&self.join, AnyDevice::cpu(), &self.job).await?;
             found = self.search_on_device(&block).await?;
         }
-        let found = found?;
+        let mut found = found?;
+        self.base.places(&mut found.neighbors.rows);
         self.metrics.record(&found, block.rows.len());
         if !self.base.rows.is_empty() {
             self.target = self.target.saturating_mul(2).min(self.join.spec.batch_rows);

@@ -105,6 +105,14 @@ impl TableFunctions {
         self.count
     }
 
+    /// The numbers of all planes, plane by plane.
+    pub fn planes(&self) -> Vec<f64> {
+        let Kind::Planes { numbers, .. } = &self.kind else { return Vec::new() };
+        let dimensions = numbers.chunks_exact(numbers.len() / self.dim.max(1));
+        let plane = |i: usize| dimensions.clone().map(move |numbers| numbers[i]);
+        (0..self.count).flat_map(plane).collect()
+    }
+
     /// The offsets of p-stable functions, in widths: from 0 to below 1.
     pub fn offsets(&self) -> &[f64] {
         match &self.kind {

@@ -25,6 +25,8 @@ pub struct Hasher {
     pub(super) shift: Option<Arc<Shift>>,
     /// Rows that planes are trained on, as planes see them.
     pub(super) training: Arc<[f64]>,
+    /// The numbers of all planes of each table, if they are known.
+    pub(super) known: Option<Arc<[Vec<f64>]>>,
 }
 
 /// How rows are changed before planes see them.
@@ -44,7 +46,8 @@ impl Hasher {
     pub fn new((family, metric): (Family, Metric), seed: u64, dim: usize) -> Self {
         let (planes, shift) = (Planes::Random, None);
         let is_zero_sum = metric == Metric::Pearson;
-        Self { family, metric, seed, dim, planes, is_zero_sum, shift, training: [].into() }
+        let (training, known) = ([].into(), None);
+        Self { family, metric, seed, dim, planes, is_zero_sum, shift, training, known }
     }
 
     /// Planes made in another way; with `is_zero_sum`, their numbers sum to 0.
@@ -70,7 +73,7 @@ impl Hasher {
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
     pub fn with_centre_of(self, rows: &Rows, job: &Job) -> Result<Self> {
-        let mut hasher = self.with_unit_rows();
+        let hasher = self.with_unit_rows();
         let mut centre = vec![0.0; hasher.dim];
         let all = rows.len() as f64;
         for first in (0..rows.len()).step_by(TOGETHER) {
@@ -80,10 +83,25 @@ impl Hasher {
                 centre.iter_mut().zip(row).for_each(|(sum, x)| *sum += x / all);
             }
         }
+        Ok(hasher.with_centre(centre))
+    }
+
+    /// The same through this point instead of the origin.
+    pub fn with_centre(self, centre: Vec<f64>) -> Self {
+        let hasher = self.with_unit_rows();
         let (is_level, is_unit) =
             hasher.shift.as_ref().map_or((false, false), |shift| (shift.is_level, shift.is_unit));
-        hasher.shift = Some(Arc::new(Shift { is_level, is_unit, centre }));
-        Ok(hasher)
+        Self { shift: Some(Arc::new(Shift { is_level, is_unit, centre })), ..hasher }
+    }
+
+    /// The point that planes go through; empty if it is the origin.
+    pub fn centre(&self) -> &[f64] {
+        self.shift.as_ref().map_or(&[], |shift| &shift.centre)
+    }
+
+    /// The same with planes that were trained before: of each table their numbers, plane by plane.
+    pub fn with_known_planes(self, planes: Vec<Vec<f64>>) -> Self {
+        Self { known: Some(planes.into()), ..self }
     }
 
     /// The same with planes trained on these rows.
@@ -102,6 +120,11 @@ impl Hasher {
     /// Drops the rows that planes were trained on, once there are all planes.
     pub fn forget_training(&mut self) {
         self.training = [].into();
+    }
+
+    /// The dimensions of rows.
+    pub fn dim(&self) -> usize {
+        self.dim
     }
 
     /// How many functions a table can have.

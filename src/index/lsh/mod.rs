@@ -12,12 +12,14 @@
 //! | `products` | the products of rows with planes |
 //! | `boxes` | the boxes between hyperplanes that are within a radius of a row |
 //! | `table` | rows by key |
+//! | `file` | the file of an index |
 //!
 //! Everything is portable arithmetic in a fixed order: the same seed gives the same buckets on every
 //! machine.
 
 mod boxes;
 mod family;
+pub mod file;
 mod functions;
 mod hasher;
 mod planes;

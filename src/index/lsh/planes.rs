@@ -27,6 +27,13 @@ pub(super) fn planes(
     count: usize,
     job: &Job,
 ) -> Result<Vec<Vec<f64>>> {
+    if let Some(known) = &hasher.known {
+        return Ok(known[table]
+            .chunks_exact(hasher.dim)
+            .take(count)
+            .map(<[f64]>::to_vec)
+            .collect());
+    }
     if hasher.planes == Planes::Trained {
         return trained(hasher, table, count, job);
     }

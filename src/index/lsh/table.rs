@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+use super::file::bad;
+use crate::error::Result;
+
 /// Rows that share the leading bits of their keys, on average.
 const PER_SECTION: usize = 4;
 
@@ -52,13 +55,7 @@ impl Table {
 
     /// Sorts rows by their keys: row `i` has the key `keys[i]`.
     pub fn new(by_row: &[u64]) -> Self {
-        let bits = by_row.len().div_ceil(PER_SECTION).next_power_of_two().trailing_zeros().max(1);
-        let shift = 64 - bits;
-        let mut sections = vec![0u32; (1 << bits) + 1];
-        by_row.iter().for_each(|key| sections[(key >> shift) as usize + 1] += 1);
-        for i in 1..sections.len() {
-            sections[i] += sections[i - 1];
-        }
+        let (sections, shift) = sections(by_row);
         let mut next = sections.clone();
         let mut sorted = vec![(0u64, 0u32); by_row.len()];
         for (row, key) in by_row.iter().enumerate() {
@@ -71,6 +68,45 @@ impl Table {
         }
         let (keys, rows) = sorted.into_iter().unzip();
         Self { keys, rows, sections, shift }
+    }
+
+    /// Bytes of a table of so many rows in a file.
+    pub fn bytes_in_file(rows: usize) -> usize {
+        rows * (size_of::<u64>() + size_of::<u32>())
+    }
+
+    /// All keys, ascending, and then the rows in the same order, as little-endian numbers.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(Self::bytes_in_file(self.rows.len()));
+        self.keys.iter().for_each(|key| bytes.extend(key.to_le_bytes()));
+        self.rows.iter().for_each(|row| bytes.extend(row.to_le_bytes()));
+        bytes
+    }
+
+    /// The table of `rows` rows that these bytes stand for.
+    ///
+    /// # Errors
+    /// [`Error::IndexFile`](crate::Error::IndexFile) if they stand for none.
+    pub fn from_bytes(bytes: &[u8], rows: usize) -> Result<Self> {
+        if bytes.len() != Self::bytes_in_file(rows) {
+            return Err(bad("a table has another number of rows"));
+        }
+        let (keys, of_rows) = bytes.split_at(rows * size_of::<u64>());
+        let (keys, _) = keys.as_chunks();
+        let (of_rows, _) = of_rows.as_chunks();
+        let keys: Vec<u64> = keys.iter().map(|key| u64::from_le_bytes(*key)).collect();
+        let of_rows: Vec<u32> = of_rows.iter().map(|row| u32::from_le_bytes(*row)).collect();
+        let mut seen = vec![0u64; rows.div_ceil(64)];
+        for i in 0..rows {
+            let row = of_rows[i] as usize;
+            let is_sorted = i == 0 || (keys[i - 1], of_rows[i - 1]) < (keys[i], of_rows[i]);
+            if !is_sorted || row >= rows || seen[row / 64] >> (row % 64) & 1 == 1 {
+                return Err(bad("a table is out of order"));
+            }
+            seen[row / 64] |= 1 << (row % 64);
+        }
+        let (sections, shift) = sections(&keys);
+        Ok(Self { keys, rows: of_rows, sections, shift })
     }
 
     /// The bucket of each row.
@@ -152,6 +188,18 @@ impl Table {
     }
 }
 
+/// Where the sections of keys begin once they are sorted, and how far a key is shifted.
+fn sections(keys: &[u64]) -> (Vec<u32>, u32) {
+    let bits = keys.len().div_ceil(PER_SECTION).next_power_of_two().trailing_zeros().max(1);
+    let shift = 64 - bits;
+    let mut sections = vec![0u32; (1 << bits) + 1];
+    keys.iter().for_each(|key| sections[(key >> shift) as usize + 1] += 1);
+    for i in 1..sections.len() {
+        sections[i] += sections[i - 1];
+    }
+    (sections, shift)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,6 +239,23 @@ mod tests {
             let mut found = Vec::new();
             table.find(&distinct, &mut found);
             assert!(buckets.iter().zip(found).all(|((_, bucket), found)| *bucket == found));
+            let read = Table::from_bytes(&table.to_bytes(), rows as usize).unwrap();
+            assert_eq!((read.keys, read.rows), (table.keys, table.rows));
+            assert_eq!((read.sections, read.shift), (table.sections, table.shift));
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_table_are_refused() {
+        let bytes = Table::new(&[7, 3, 3]).to_bytes();
+        assert!(Table::from_bytes(&bytes, 3).is_ok());
+        assert!(Table::from_bytes(&bytes, 2).is_err() && Table::from_bytes(&bytes, 4).is_err());
+        // A key out of order, a row twice, a row beyond the last, rows of a bucket out of order.
+        for (at, byte) in [(0, 9), (24, 0), (24, 3), (24, 2)] {
+            let mut bytes = bytes.clone();
+            assert_ne!(bytes[at], byte);
+            bytes[at] = byte;
+            assert!(Table::from_bytes(&bytes, 3).is_err(), "{at}");
         }
     }
 }

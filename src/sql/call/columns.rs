@@ -314,7 +314,7 @@ fn decode(expr: Expr, found: DataType) -> (Expr, DataType) {
 }
 
 /// The only column that holds vectors for the metric.
-fn only_vector(
+pub(in crate::sql) fn only_vector(
     function: &str,
     input: &str,
     schema: &DFSchema,

@@ -10,7 +10,7 @@ mod values;
 
 pub(super) use arguments::Arguments;
 pub(super) use columns::{
-    ColumnArgument, InputColumns, Resolve, VectorUse, resolve_in, resolve_with,
+    ColumnArgument, InputColumns, Resolve, VectorUse, only_vector, resolve_in, resolve_with,
 };
 pub(super) use function::Function;
 pub(super) use group_function::{GroupFunction, Labelled};

@@ -111,7 +111,14 @@ impl LshArguments {
         metric: Metric,
         default_seed: u64,
     ) -> Result<LshParams> {
-        let mut params = KnnLsh::k(1).metric(metric).seed(default_seed);
+        let mut params = self.given(function, metric)?;
+        params.seed = params.seed.or(Some(default_seed));
+        Ok(params.params()?)
+    }
+
+    /// Those that are given, once every argument has a value.
+    pub(super) fn given(&self, function: &str, metric: Metric) -> Result<KnnLsh> {
+        let mut params = KnnLsh::k(1).metric(metric);
         for (name, expr) in self.all() {
             match name {
                 "recall" => params.recall = Some(not_negative(function, name, expr)?),
@@ -134,7 +141,7 @@ impl LshArguments {
                 _ => return plan_err!("{function}: unknown argument '{name}'"),
             }
         }
-        Ok(params.params()?)
+        Ok(params)
     }
 
     /// Whether parameters are chosen by the queries, as far as can be told without values.

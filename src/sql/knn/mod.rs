@@ -23,6 +23,7 @@ use super::call::{
 };
 use crate::exec::{KnnExact, KnnLsh};
 use crate::metric::Metric;
+use crate::sql::index::table::index_of;
 
 /// The arguments of both functions.
 const SEARCH: [Argument; 8] = [
@@ -97,7 +98,9 @@ fn plan(
     let base = arguments.required_input("base")?;
     let queries = arguments.input("queries");
     let k = arguments.required_value("k")?;
-    let metric = arguments.value("metric")?.unwrap_or_else(|| lit(Metric::default().name()));
+    let of_index = called.1.as_ref().and_then(|_| index_of(&base));
+    let default = of_index.map_or_else(Metric::default, |index| index.file().tables().metric);
+    let metric = arguments.value("metric")?.unwrap_or_else(|| lit(default.name()));
     let keep = match arguments.value("keep_vector")? {
         Some(expr) => boolean(name, "keep_vector", &expr)?,
         None => false,

@@ -13,12 +13,13 @@ use datafusion::physical_plan::ExecutionPlan;
 
 use super::lsh::{self, LshArguments};
 use crate::algo::knn::{KnnParams, LshParams};
-use crate::exec::{KnnExec, KnnSpec, Side, VectorColumn, knn_fields};
+use crate::exec::{KnnExec, KnnSpec, Side, StoredIndex, VectorColumn, knn_fields};
 use crate::index::lsh::Planes;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 use crate::sql::call::{argument, check_kind, is_binary, metric, positive};
 use crate::sql::family::FamilyNode;
+use crate::sql::index::table::index_of;
 use crate::sql::options::NeighborsOptions;
 
 /// The name of an exact search in SQL.
@@ -35,6 +36,8 @@ pub struct KnnNode {
     metric: Expr,
     /// The arguments of hashing; `None` for an exact search.
     lsh: Option<LshArguments>,
+    /// Whether the base may be an index, whose parameters need not be given.
+    has_index: bool,
     schema: DFSchemaRef,
 }
 
@@ -75,16 +78,26 @@ impl KnnNode {
     /// # Errors
     /// Columns that are missing or hold no vectors; values already known to be invalid.
     pub(super) fn new(
+        inputs: Inputs,
+        values: (Expr, Expr),
+        lsh: Option<LshArguments>,
+    ) -> Result<Self> {
+        let has_index = index_of(&inputs.1.1).is_some();
+        Self::checked(inputs, values, lsh, has_index)
+    }
+
+    fn checked(
         (queries, base, training): Inputs,
         (k, metric): (Expr, Expr),
         lsh: Option<LshArguments>,
+        has_index: bool,
     ) -> Result<Self> {
         let (k, metric) = (argument(k, DataType::Int64), argument(metric, DataType::Utf8));
         let schema = schema(&queries, &base)?;
         if let Some(training) = &training {
             side("training", training)?;
         }
-        let node = Self { queries, base, training, k, metric, lsh, schema };
+        let node = Self { queries, base, training, k, metric, lsh, has_index, schema };
         is_binary(node.function(), &node.metric)?;
         node.check()?;
         Ok(node)
@@ -141,12 +154,28 @@ impl KnnNode {
     /// # Errors
     /// Arguments without a value, or with an invalid one.
     pub fn spec(&self, options: &NeighborsOptions) -> Result<KnnSpec> {
+        self.spec_over(None, options)
+    }
+
+    /// The specification of a search in the tables of an index, if there is one.
+    fn spec_over(
+        &self,
+        stored: Option<&StoredIndex>,
+        options: &NeighborsOptions,
+    ) -> Result<KnnSpec> {
         let params = self.params()?;
         let mut spec = KnnSpec::new(params, self.base.0.clone(), options.batch_rows);
         spec.query_vector = self.queries.as_ref().map(|(vector, _)| vector.clone());
         spec.training_vector = self.training.as_ref().map(|(vector, _)| vector.clone());
         if let Some(lsh) = &self.lsh {
-            spec.lsh = Some(self.lsh_params(lsh, params.metric(), options.seed)?);
+            spec.lsh = Some(match stored {
+                Some(index) => {
+                    let tables = index.file().tables();
+                    let given = lsh.given(lsh::NAME, params.metric())?;
+                    given.over(&tables.params, tables.metric)?
+                }
+                None => self.lsh_params(lsh, params.metric(), options.seed)?,
+            });
         }
         (spec.device, spec.device_memory) = (options.device, options.device_memory);
         Ok(spec)
@@ -203,7 +232,9 @@ impl KnnNode {
             if let Expr::Literal(_, _) = self.metric {
                 let metric = self.params()?.metric();
                 let is_literal = |(_, expr): (_, &Expr)| matches!(expr, Expr::Literal(_, _));
-                if let Some(lsh) = self.lsh.as_ref().filter(|lsh| lsh.all().all(is_literal)) {
+                let lsh = self.lsh.as_ref().filter(|lsh| lsh.all().all(is_literal));
+                // What an index has been built with need not be given.
+                if let Some(lsh) = lsh.filter(|_| !self.has_index) {
                     self.lsh_params(lsh, metric, 0)?;
                 }
             }
@@ -272,9 +303,20 @@ impl FamilyNode for KnnNode {
         let Some(base) = base else {
             return plan_err!("{} lost an input", self.function());
         };
-        let spec = Arc::new(self.spec(options)?);
-        let exec = KnnExec::try_new(spec, queries, base)?.with_training(training)?;
-        Ok(Arc::new(exec))
+        let stored = match &self.lsh {
+            Some(_) => KnnExec::stored_in(&base, &self.base.0)?,
+            None => None,
+        };
+        if let (Some(index), true) = (&stored, self.training.is_some()) {
+            return plan_err!(
+                "{}: training is given, but the base is the index {}, which has its planes",
+                self.function(),
+                index.file().name()
+            );
+        }
+        let spec = self.spec_over(stored.as_deref(), options)?;
+        let exec = KnnExec::try_new(Arc::new(spec), queries, base)?.with_training(training)?;
+        Ok(Arc::new(exec.with_stored(stored)?))
     }
 }
 
@@ -337,7 +379,7 @@ impl UserDefinedLogicalNodeCore for KnnNode {
             return plan_err!("{} lost an argument", self.function());
         };
         let lsh = self.lsh.as_ref().map(|lsh| lsh.with(exprs)).transpose()?;
-        Self::new((queries, base, training), (k, metric), lsh)
+        Self::checked((queries, base, training), (k, metric), lsh, self.has_index)
     }
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {

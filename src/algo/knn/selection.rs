@@ -1,0 +1,78 @@
+//! Some rows of a base.
+
+/// Rows of a base that count, in ascending order. Memory: 4 bytes a row, and 6 bits of every row of the
+/// base.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Selection {
+    rows: Vec<u32>,
+    /// A bit for each row of the base.
+    bits: Vec<u64>,
+    /// How many rows are before each word of bits.
+    before: Vec<u32>,
+}
+
+impl Selection {
+    /// These of `all` rows; each counts once.
+    pub fn new(chosen: impl IntoIterator<Item = u32>, all: usize) -> Self {
+        let mut bits = vec![0u64; all.div_ceil(64)];
+        chosen.into_iter().for_each(|row| bits[row as usize / 64] |= 1 << (row % 64));
+        let mut count = 0;
+        let counted = |word: &u64| {
+            count += word.count_ones();
+            count - word.count_ones()
+        };
+        let before = bits.iter().map(counted).collect();
+        let is_set = |row: &u32| bits[*row as usize / 64] >> (row % 64) & 1 == 1;
+        let rows = (0..all as u32).filter(is_set).collect();
+        Self { rows, bits, before }
+    }
+
+    /// Bytes of `rows` of `all` rows.
+    pub fn bytes(rows: usize, all: usize) -> usize {
+        rows * size_of::<u32>() + all.div_ceil(64) * (size_of::<u64>() + size_of::<u32>())
+    }
+
+    /// The rows, ascending.
+    pub fn rows(&self) -> &[u32] {
+        &self.rows
+    }
+
+    /// How many of the rows are before this one.
+    pub fn rank(&self, row: u32) -> usize {
+        let at = row as usize / 64;
+        let before = self.bits[at] & ((1 << (row % 64)) - 1);
+        (self.before[at] + before.count_ones()) as usize
+    }
+
+    /// Whether a row is among them.
+    #[inline(always)]
+    pub(super) fn has(&self, row: u32) -> bool {
+        self.bits[row as usize / 64] >> (row % 64) & 1 == 1
+    }
+
+    /// A bit for each row of the base that is not among them.
+    pub(super) fn others(&self) -> Vec<u64> {
+        self.bits.iter().map(|word| !word).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_counted_in_their_order() {
+        let chosen = [130, 3, 64, 0, 63, 3];
+        let selection = Selection::new(chosen, 131);
+        assert_eq!(selection.rows(), [0, 3, 63, 64, 130]);
+        for (rank, row) in selection.rows().iter().enumerate() {
+            assert_eq!(selection.rank(*row), rank);
+        }
+        let others = selection.others();
+        for row in 0..131 {
+            assert_eq!(selection.has(row), chosen.contains(&row));
+            assert_eq!(others[row as usize / 64] >> (row % 64) & 1 == 0, chosen.contains(&row));
+        }
+        assert!(Selection::new([], 0).rows().is_empty());
+    }
+}

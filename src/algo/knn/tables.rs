@@ -1,0 +1,63 @@
+//! Tables of hashes, as they are built.
+
+use super::ready::Hashing;
+use crate::error::Result;
+use crate::index::lsh::{Table, TableFunctions};
+use crate::job::{Job, Phase};
+use crate::matrix::Rows;
+use crate::parallel::in_parallel;
+
+/// Rows hashed by a task.
+pub(super) const ROWS_TOGETHER: usize = 8192;
+
+/// A table and its functions.
+pub(super) struct Hashed {
+    pub functions: TableFunctions,
+    pub table: Table,
+    /// The number of buckets with rows, and of rows in the largest.
+    pub sizes: (usize, usize),
+}
+
+impl Hashed {
+    pub fn new(functions: TableFunctions, table: Table) -> Self {
+        let sizes = table.sizes();
+        Self { functions, table, sizes }
+    }
+}
+
+/// The tables of these numbers.
+pub(super) fn build(
+    hashing: &Hashing,
+    numbers: &[usize],
+    base: &Rows,
+    job: &Job,
+) -> Result<Vec<Hashed>> {
+    job.enter(Phase::Hash);
+    let functions = functions(hashing, numbers, job)?;
+    let parts = (0..base.len()).step_by(ROWS_TOGETHER);
+    let tasks: Vec<_> =
+        functions.iter().flat_map(|of| parts.clone().map(move |at| (of, at))).collect();
+    let keys = in_parallel(tasks, |(functions, first)| {
+        job.check()?;
+        let rows = base.slice(first..base.len().min(first + ROWS_TOGETHER));
+        hashing.keys(&rows, functions)
+    });
+    let keys: Vec<Vec<u64>> = keys.into_iter().collect::<Result<_>>()?;
+    job.enter(Phase::Build);
+    let parts = base.len().div_ceil(ROWS_TOGETHER);
+    let of_table = |table: usize| keys[table * parts..(table + 1) * parts].concat();
+    let tables = in_parallel((0..numbers.len()).collect(), |table| Table::new(&of_table(table)));
+    job.check()?;
+    let tables = functions.into_iter().zip(tables);
+    Ok(tables.map(|(functions, table)| Hashed::new(functions, table)).collect())
+}
+
+/// The functions of the tables of these numbers.
+pub(super) fn functions(
+    hashing: &Hashing,
+    numbers: &[usize],
+    job: &Job,
+) -> Result<Vec<TableFunctions>> {
+    let functions = in_parallel(numbers.to_vec(), |table| hashing.functions(table, job));
+    functions.into_iter().collect()
+}

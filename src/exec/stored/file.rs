@@ -1,0 +1,295 @@
+//! An index file that is open: its summary is known, its sections are read when they are needed.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{Array, ArrayRef, RecordBatch};
+use datafusion::arrow::buffer::Buffer;
+use datafusion::arrow::datatypes::{FieldRef, Schema, SchemaRef};
+use datafusion::arrow::error::ArrowError;
+use datafusion::arrow::ipc::reader::StreamDecoder;
+use datafusion::arrow::ipc::writer::StreamWriter;
+use datafusion::object_store::path::Path;
+use datafusion::object_store::{ObjectStore, ObjectStoreExt};
+
+use super::options::from_entries;
+use crate::algo::knn::StoredTables;
+use crate::error::{Error, Result};
+use crate::exec::side::Side;
+use crate::exec::vectors::VectorColumn;
+use crate::index::lsh::Table;
+use crate::index::lsh::file::{FOOTER, HEADER, Section, Summary, bad, summary_place};
+
+/// Entries of a summary beside the parameters.
+pub(super) const ROWS: &str = "rows";
+pub(super) const GROUP: &str = "rows_of_a_group";
+pub(super) const DIM: &str = "dimensions";
+pub(super) const BUCKETS: &str = "buckets";
+pub(super) const LARGEST: &str = "largest_bucket";
+/// Of the vectors: the names of their columns, and whether each is a dimension.
+pub(super) const VECTOR: &str = "vector_column";
+pub(super) const DIMENSION: &str = "dimension_column";
+
+/// An index file that is open.
+pub(crate) struct IndexFile {
+    pub(super) reader: Reader,
+    schema: SchemaRef,
+    rows: usize,
+    group: usize,
+    /// The columns of the vectors.
+    vector: VectorColumn,
+    /// The numbers of the rows without a vector.
+    without: Vec<u32>,
+    tables: Arc<StoredTables>,
+    cells: Vec<Section>,
+    of_tables: Vec<Section>,
+}
+
+/// Reads sections of a file.
+#[derive(Clone)]
+pub(super) struct Reader {
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+    name: String,
+}
+
+impl Reader {
+    /// What the file says of itself.
+    async fn summary(&self) -> Result<Summary> {
+        let fails = |error| bad(format!("reading fails: {error}"));
+        let size = self.store.head(&self.path).await.map_err(fails)?.size;
+        let [header, footer] = [HEADER, FOOTER].map(|length| length as u64);
+        if size < header + footer {
+            return Err(bad("it is no index of neighbors, or truncated"));
+        }
+        let ends = [0..header, size - footer..size];
+        let ends = self.store.get_ranges(&self.path, &ends).await.map_err(fails)?;
+        let place = summary_place(&ends[0], &ends[1], size)?;
+        Summary::from_bytes(&self.bytes(place.bytes.clone()).await?, &place)
+    }
+
+    /// The bytes of a section, if they are those that were written.
+    pub async fn read(&self, section: &Section) -> Result<Buffer> {
+        section.length()?;
+        let read = self.bytes(section.bytes.clone()).await.and_then(|bytes| {
+            section.check(&bytes)?;
+            Ok(bytes)
+        });
+        read.map_err(|error| self.of_file(error))
+    }
+
+    async fn bytes(&self, range: Range<u64>) -> Result<Buffer> {
+        if range.is_empty() {
+            return Ok(Buffer::from(&[]));
+        }
+        let read = self.store.get_range(&self.path, range).await;
+        read.map(Buffer::from).map_err(|error| bad(format!("reading fails: {error}")))
+    }
+
+    /// An error that names the file.
+    pub fn of_file(&self, error: Error) -> Error {
+        match error {
+            Error::IndexFile(problem) if !problem.starts_with("index '") => {
+                bad(format!("index '{}': {problem}", self.name))
+            }
+            other => other,
+        }
+    }
+}
+
+impl IndexFile {
+    /// Opens a file: reads what it says of itself.
+    pub(super) async fn open(
+        store: Arc<dyn ObjectStore>,
+        path: Path,
+        name: String,
+    ) -> Result<Self> {
+        let reader = Reader { store, path, name };
+        Self::read(reader.clone()).await.map_err(|error| reader.of_file(error))
+    }
+
+    async fn read(reader: Reader) -> Result<Self> {
+        let summary = reader.summary().await?;
+        let [schema, without, sections @ .., numbers] = &summary.sections[..] else {
+            return Err(bad("it has no sections"));
+        };
+        let (params, metric) = from_entries(&summary.entries)?;
+        let (rows, group) = (summary.count(ROWS)?, summary.count(GROUP)?);
+        let schema = schema_of(reader.read(schema).await?)?;
+        let cells = rows.div_ceil(group.max(1)).checked_mul(schema.fields().len());
+        let all = cells.and_then(|cells| cells.checked_add(params.tables.unwrap_or(0)));
+        let (Some(cells), true) = (cells, all == Some(sections.len())) else {
+            return Err(bad("it has another number of sections"));
+        };
+        let (cells, of_tables) = sections.split_at(cells);
+        let vector = vector_of(&summary)?;
+        let side = Side::try_new("the index", &vector, schema.fields());
+        let kind = side.map_err(|error| bad(error.strip_backtrace()))?.kind;
+        let without = numbers_of(&reader.read(without).await?, u32::from_le_bytes)?;
+        let is_sorted = without.windows(2).all(|pair| pair[0] < pair[1]);
+        if !is_sorted || without.last().is_some_and(|last| *last as usize >= rows) {
+            return Err(bad("its list of rows without vectors is out of order"));
+        }
+        let (cells, of_tables) = (cells.to_vec(), of_tables.to_vec());
+        let of_table = Table::bytes_in_file(rows - without.len());
+        if of_tables.iter().any(|table| table.length().ok() != Some(of_table)) {
+            return Err(bad("its tables have another number of rows"));
+        }
+        let numbers = numbers_of(&reader.read(numbers).await?, f64::from_le_bytes)?;
+        let dim = summary.count(DIM)?;
+        let (centre, planes) = StoredTables::split(&params, dim, numbers)?;
+        let sizes = (summary.count(BUCKETS)?, summary.count(LARGEST)?);
+        let tables = StoredTables { params, metric, dim, kind, centre, planes, sizes };
+        tables.check()?;
+        let tables = Arc::new(tables);
+        Ok(Self { reader, schema, rows, group, vector, without, tables, cells, of_tables })
+    }
+
+    /// The name of the file.
+    pub(crate) fn name(&self) -> &str {
+        &self.reader.name
+    }
+
+    /// The columns of its rows.
+    pub(crate) fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// The number of its rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The columns of the vectors.
+    pub(crate) fn vector(&self) -> &VectorColumn {
+        &self.vector
+    }
+
+    /// Its tables.
+    pub(crate) fn tables(&self) -> &Arc<StoredTables> {
+        &self.tables
+    }
+
+    /// Where its tables are.
+    pub(super) fn of_tables(&self) -> &[Section] {
+        &self.of_tables
+    }
+
+    /// The number of rows with vectors.
+    pub(crate) fn with_vectors(&self) -> usize {
+        self.rows - self.without.len()
+    }
+
+    /// The number of a row among those with vectors, if it has one.
+    pub(super) fn number(&self, row: u32) -> Option<u32> {
+        let before = self.without.partition_point(|other| *other < row);
+        (self.without.get(before) != Some(&row)).then(|| row - before as u32)
+    }
+
+    /// The groups of rows that are stored together.
+    pub(super) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (rows, group) = (self.rows, self.group.max(1));
+        (0..rows).step_by(group).map(move |first| first..rows.min(first.saturating_add(group)))
+    }
+
+    /// Bytes of some columns for a group of rows.
+    pub(super) fn bytes(&self, group: usize, columns: &[usize]) -> usize {
+        let all = self.schema.fields().len();
+        columns.iter().filter_map(|column| self.cells[group * all + column].length().ok()).sum()
+    }
+
+    /// The values of some columns for the rows of a group.
+    pub(super) async fn columns(
+        &self,
+        group: usize,
+        rows: usize,
+        columns: &[usize],
+    ) -> Result<Vec<ArrayRef>> {
+        let all = self.schema.fields().len();
+        let mut values = Vec::with_capacity(columns.len());
+        for column in columns {
+            let bytes = self.reader.read(&self.cells[group * all + column]).await?;
+            let field = self.schema.field(*column);
+            let array = column_of(bytes).map_err(|error| self.reader.of_file(error))?;
+            if array.len() != rows || array.data_type() != field.data_type() {
+                let name = field.name();
+                let error = bad(format!("column {name} has other rows than the file"));
+                return Err(self.reader.of_file(error));
+            }
+            values.push(array);
+        }
+        Ok(values)
+    }
+}
+
+impl fmt::Debug for IndexFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IndexFile").field("name", &self.reader.name).finish_non_exhaustive()
+    }
+}
+
+fn vector_of(summary: &Summary) -> Result<VectorColumn> {
+    let named = |wanted: &str| {
+        let entries = summary.entries.iter().filter(|(name, _)| name == wanted);
+        entries.map(|(_, value)| value.clone()).collect::<Vec<_>>()
+    };
+    match (<[String; 1]>::try_from(named(VECTOR)), named(DIMENSION)) {
+        (Ok([column]), dimensions) if dimensions.is_empty() => Ok(VectorColumn::Whole(column)),
+        (Err(columns), dimensions) if columns.is_empty() && !dimensions.is_empty() => {
+            Ok(VectorColumn::Dimensions(dimensions))
+        }
+        _ => Err(bad("its summary names no column of vectors")),
+    }
+}
+
+/// Little-endian numbers.
+fn numbers_of<T, const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> T) -> Result<Vec<T>> {
+    match bytes.as_chunks() {
+        (numbers, []) => Ok(numbers.iter().map(|bytes| number(*bytes)).collect()),
+        _ => Err(bad("a list of numbers is cut off")),
+    }
+}
+
+/// A schema as bytes.
+pub(super) fn schema_bytes(schema: &Schema) -> Result<Vec<u8>, ArrowError> {
+    StreamWriter::try_new(Vec::new(), schema)?.into_inner()
+}
+
+fn schema_of(bytes: Buffer) -> Result<SchemaRef> {
+    let mut decoder = StreamDecoder::new();
+    let mut bytes = bytes;
+    let none = decoded(|| decoder.decode(&mut bytes))?;
+    match (decoder.schema(), none) {
+        (Some(schema), None) => Ok(schema),
+        _ => Err(bad("it has no schema")),
+    }
+}
+
+/// The values of a column as bytes.
+pub(super) fn column_bytes(field: &FieldRef, values: ArrayRef) -> Result<Vec<u8>, ArrowError> {
+    let schema = Arc::new(Schema::new(vec![field.clone()]));
+    let mut writer = StreamWriter::try_new(Vec::new(), &schema)?;
+    writer.write(&RecordBatch::try_new(schema, vec![values])?)?;
+    writer.into_inner()
+}
+
+fn column_of(bytes: Buffer) -> Result<ArrayRef> {
+    let mut decoder = StreamDecoder::new();
+    let mut bytes = bytes;
+    let batch = decoded(|| decoder.decode(&mut bytes))?;
+    match batch.map(|batch| batch.columns().to_vec()).as_deref() {
+        Some([column]) => Ok(column.clone()),
+        _ => Err(bad("a column is damaged")),
+    }
+}
+
+/// What Arrow makes of bytes. It is made for bytes that a writer of its own has written.
+fn decoded<T>(decode: impl FnOnce() -> Result<T, ArrowError>) -> Result<T> {
+    let decode = std::panic::AssertUnwindSafe(decode);
+    match std::panic::catch_unwind(decode) {
+        Ok(Ok(decoded)) => Ok(decoded),
+        Ok(Err(error)) => Err(bad(error.to_string())),
+        Err(_) => Err(bad("a column is damaged")),
+    }
+}

@@ -1,0 +1,37 @@
+//! Indexes of `knn_lsh` as files: `STORED AS LSH`.
+//!
+//! ```text
+//! COPY items TO 'items.lsh' STORED AS LSH OPTIONS ('lsh.metric' 'cosine')   IndexSink writes
+//! CREATE EXTERNAL TABLE items_lsh STORED AS LSH LOCATION 'items.lsh'        StoredIndex opens
+//! SELECT … FROM items_lsh                                                   IndexScanExec reads
+//! SELECT … FROM knn_lsh(…, base => items_lsh, …)                            a resident base answers
+//! ```
+//!
+//! A [file](crate::index::lsh::file) has these sections:
+//!
+//! | sections | what they hold |
+//! |---|---|
+//! | 1 | the schema, as an Arrow IPC stream without batches |
+//! | 1 | the numbers of the rows that have no vector, ascending (u32 each) |
+//! | groups × columns | a column's values for the rows of a group, as an Arrow IPC stream |
+//! | tables | a [table](crate::index::lsh::Table) each: keys, ascending, and the rows with them |
+//! | 1 | the point that planes go through, and the planes of each table if they are trained (f64 each) |
+//!
+//! Rows of tables are numbered without those that have no vector. Hash functions are not stored, as
+//! they follow from the parameters: entries of the summary under the names of the arguments.
+//!
+//! The vectors of an open file and its tables are read when a search first needs them, and stay in
+//! memory, and on the device, while the table exists or until something else wants the memory.
+
+mod file;
+mod numbered;
+mod options;
+mod resident;
+mod scan;
+mod write;
+
+pub(super) use numbered::{numbered, stored_in};
+pub(crate) use resident::StoredIndex;
+pub(super) use resident::{Kept, Residence, release_idle};
+pub(crate) use scan::IndexScanExec;
+pub(crate) use write::IndexSink;

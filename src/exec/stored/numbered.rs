@@ -1,0 +1,157 @@
+//! Which rows of an index an input has: the same plan with the number of each row.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::error::Result;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::coop::CooperativeExec;
+use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
+use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
+use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
+use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
+
+use super::resident::StoredIndex;
+use super::scan::IndexScanExec;
+use crate::exec::inputs::{InTurnExec, InputExec};
+
+/// The index whose rows a plan has, each at most once and in their order, if its columns at these
+/// positions are the vectors of the index.
+pub(in crate::exec) fn stored_in(
+    plan: &Arc<dyn ExecutionPlan>,
+    vectors: &[usize],
+) -> Option<Arc<StoredIndex>> {
+    let (mut plan, mut columns) = (plan, vectors.to_vec());
+    loop {
+        if let Some(scan) = plan.downcast_ref::<IndexScanExec>() {
+            let file = scan.index().file();
+            let found: Option<Vec<_>> = columns.iter().map(|i| scan.column(*i)).collect();
+            let names = file.vector().names().iter();
+            let wanted: Option<Vec<_>> =
+                names.map(|name| file.schema().index_of(name).ok()).collect();
+            return (found.is_some() && found == wanted).then(|| scan.index().clone());
+        }
+        if let Some(projection) = plan.downcast_ref::<ProjectionExec>() {
+            let column = |i: &usize| {
+                let expr = projection.expr().get(*i)?;
+                expr.expr.downcast_ref::<Column>().map(Column::index)
+            };
+            columns = columns.iter().map(column).collect::<Option<_>>()?;
+            plan = projection.input();
+        } else if let Some(filter) = plan.downcast_ref::<FilterExec>() {
+            if let Some(projection) = filter.projection() {
+                columns =
+                    columns.iter().map(|i| projection.get(*i).copied()).collect::<Option<_>>()?;
+            }
+            plan = filter.input();
+        } else {
+            plan = below(plan)?;
+        }
+    }
+}
+
+/// The input of an operator that keeps columns as they are, and rows in their order.
+fn below(plan: &Arc<dyn ExecutionPlan>) -> Option<&Arc<dyn ExecutionPlan>> {
+    if let Some(input) = plan.downcast_ref::<InputExec>() {
+        return Some(input.plan());
+    }
+    let keeps = plan.is::<CooperativeExec>()
+        || plan.is::<InTurnExec>()
+        || plan.is::<GlobalLimitExec>()
+        || plan.is::<LocalLimitExec>();
+    keeps.then(|| plan.children().pop()).flatten()
+}
+
+/// A plan that [has the rows of an index](stored_in), with these of its columns, and then the number of
+/// each row.
+pub(in crate::exec) fn numbered(
+    plan: &Arc<dyn ExecutionPlan>,
+    columns: &[usize],
+) -> Result<Arc<dyn ExecutionPlan>> {
+    if let Some(scan) = plan.downcast_ref::<IndexScanExec>() {
+        return Ok(Arc::new(scan.numbered(columns)?));
+    }
+    if let Some(projection) = plan.downcast_ref::<ProjectionExec>() {
+        let kept: Vec<&ProjectionExpr> = columns.iter().map(|i| &projection.expr()[*i]).collect();
+        let needed = kept.iter().flat_map(|expr| columns_of(&expr.expr)).collect();
+        let (input, place) = narrowed(projection.input(), needed)?;
+        let mut exprs = Vec::with_capacity(kept.len() + 1);
+        for kept in kept {
+            let expr = moved(kept.expr.clone(), &place)?;
+            exprs.push(ProjectionExpr { expr, alias: kept.alias.clone() });
+        }
+        exprs.push(number(&input));
+        return Ok(Arc::new(ProjectionExec::try_new(exprs, input)?));
+    }
+    if let Some(filter) = plan.downcast_ref::<FilterExec>() {
+        let of_input = |i: &usize| filter.projection().as_ref().map_or(*i, |kept| kept[*i]);
+        let columns: Vec<usize> = columns.iter().map(of_input).collect();
+        let needed = columns.iter().copied().chain(columns_of(filter.predicate())).collect();
+        let (input, place) = narrowed(filter.input(), needed)?;
+        let predicate = moved(filter.predicate().clone(), &place)?;
+        let last = input.schema().fields().len() - 1;
+        let kept = columns.iter().map(|i| place(*i)).chain([last]).collect();
+        let filter = FilterExecBuilder::new(predicate, input)
+            .with_batch_size(filter.batch_size())
+            .with_fetch(filter.fetch())
+            .apply_projection(Some(kept))?
+            .build()?;
+        return Ok(Arc::new(filter));
+    }
+    let Some(input) = below(plan) else {
+        return datafusion::common::internal_err!("{} does not keep rows", plan.name());
+    };
+    let input = numbered(input, columns)?;
+    if plan.is::<InputExec>() {
+        return Ok(Arc::new(InputExec::new(input)));
+    }
+    let mode = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+    plan.clone().replace_children(vec![input], mode)
+}
+
+/// A plan with only these columns and the numbers, and where each of them is then.
+fn narrowed(
+    plan: &Arc<dyn ExecutionPlan>,
+    needed: BTreeSet<usize>,
+) -> Result<(Arc<dyn ExecutionPlan>, impl Fn(usize) -> usize + use<>)> {
+    let needed: Vec<usize> = needed.into_iter().collect();
+    let input = numbered(plan, &needed)?;
+    Ok((input, move |i: usize| needed.partition_point(|column| *column < i)))
+}
+
+/// The numbers of rows, which are the last column.
+fn number(plan: &Arc<dyn ExecutionPlan>) -> ProjectionExpr {
+    let schema = plan.schema();
+    let last = schema.fields().len() - 1;
+    let name = schema.field(last).name();
+    ProjectionExpr { expr: Arc::new(Column::new(name, last)), alias: name.clone() }
+}
+
+fn columns_of(expr: &Arc<dyn PhysicalExpr>) -> BTreeSet<usize> {
+    let mut columns = BTreeSet::new();
+    // The closure does not fail.
+    let _ = expr.apply(|part| {
+        columns.extend(part.downcast_ref::<Column>().map(Column::index));
+        Ok(TreeNodeRecursion::Continue)
+    });
+    columns
+}
+
+fn moved(
+    expr: Arc<dyn PhysicalExpr>,
+    place: &impl Fn(usize) -> usize,
+) -> Result<Arc<dyn PhysicalExpr>> {
+    let move_column = |part: Arc<dyn PhysicalExpr>| {
+        Ok(match part.downcast_ref::<Column>() {
+            Some(column) => {
+                let column = Column::new(column.name(), place(column.index()));
+                Transformed::yes(Arc::new(column) as _)
+            }
+            None => Transformed::no(part),
+        })
+    };
+    expr.transform(move_column).data()
+}

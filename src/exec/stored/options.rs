@@ -1,0 +1,261 @@
+//! The parameters of an index as text: in OPTIONS of a statement, and in the summary of a file.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use crate::algo::knn::{LshParams, Scoring};
+use crate::error::{Error, Result};
+use crate::exec::hashed::KnnLsh;
+use crate::exec::vectors::VectorColumn;
+use crate::index::lsh::{Family, Planes, Rounding, file};
+use crate::metric::Metric;
+
+/// Whether the width was chosen, in a summary.
+const WIDTH_IS_CHOSEN: &str = "width_is_chosen";
+
+/// What a query may leave to be chosen again: tables and probes.
+const CHOSEN: [&str; 2] = ["tables", "probes"];
+
+impl KnnLsh {
+    /// Sets a parameter from text.
+    ///
+    /// # Errors
+    /// Unknown names, and values of another kind.
+    pub(crate) fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        let text = || Some(value.to_string());
+        match name {
+            "k" => self.k = parsed(name, value, "a whole number")?,
+            "metric" => self.metric = value.parse()?,
+            "vector" => self.vector = Some(columns(value)),
+            "family" => self.family = text(),
+            "tables" => self.tables = Some(parsed(name, value, "a whole number")?),
+            "hashes" => self.hashes = Some(parsed(name, value, "a whole number")?),
+            "width" => self.width = Some(parsed(name, value, "a number")?),
+            "rounding" => self.rounding = text(),
+            "probes" => self.probes = Some(parsed(name, value, "a whole number")?),
+            "planes" => self.planes = text(),
+            "zero_sum" => self.zero_sum = Some(parsed(name, value, "true or false")?),
+            "centre" => self.centre = Some(parsed(name, value, "true or false")?),
+            "box_radius" => self.box_radius = Some(parsed(name, value, "a number")?),
+            "method" => self.method = text(),
+            "bits" => self.bits = Some(parsed(name, value, "a whole number")?),
+            "errors" => self.errors = Some(parsed(name, value, "a whole number")?),
+            "weights" => {
+                let list = items(value).map(|item| parsed(name, item, "a list of numbers"));
+                self.weights = Some(list.collect::<Result<_>>()?);
+            }
+            "score" => self.score = Some(parsed(name, value, "a number")?),
+            "seed" => self.seed = Some(parsed(name, value, "a whole number")?),
+            "recall" => self.recall = Some(parsed(name, value, "a number")?),
+            _ => {
+                return Err(Error::InvalidArgument(format!(
+                    "there is no option '{name}'; there are {}",
+                    NAMES.join(", ")
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The parameters of a search in stored tables: theirs, and what is given here as far as it is free.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what is not, and for values out of range.
+    pub(crate) fn over(&self, stored: &LshParams, metric: Metric) -> Result<LshParams> {
+        fixed("metric", Some(self.metric.name()), metric.name())?;
+        let lower = |text: &Option<String>| text.as_ref().map(|text| text.to_ascii_lowercase());
+        fixed("family", lower(&self.family).as_deref(), stored.family.name())?;
+        fixed(
+            "rounding",
+            lower(&self.rounding).as_deref(),
+            name_of(stored.rounding, &Rounding::NAMES),
+        )?;
+        fixed("planes", lower(&self.planes).as_deref(), name_of(stored.planes, &Planes::NAMES))?;
+        fixed("zero_sum", self.zero_sum, stored.is_zero_sum)?;
+        fixed("centre", self.centre, stored.is_centred)?;
+        fixed("seed", self.seed, stored.seed)?;
+        let hashes = stored.hashes.unwrap_or(0);
+        fixed("hashes", self.hashes, hashes as u64)?;
+        fixed("bits", self.bits, hashes as u64)?;
+        fixed("width", self.width, stored.width.unwrap_or(0.0))?;
+        let (mut params, tables) = (stored.clone(), stored.tables.unwrap_or(0));
+        params.most_tables = Some(tables);
+        if let Some(given) = self.tables {
+            let few = usize::try_from(given).ok().filter(|given| (1..=tables).contains(given));
+            params.tables = Some(few.ok_or_else(|| {
+                Error::InvalidArgument(format!(
+                    "tables is {given}, but the index has {tables}; accepted are 1 to {tables}"
+                ))
+            })?);
+        }
+        if let Some(probes) = self.probes {
+            (params.probes, params.box_radius) = (probes as usize, None);
+        }
+        if self.box_radius.is_some() {
+            (params.box_radius, params.probes) =
+                (self.box_radius, self.probes.map_or(1, |p| p as usize));
+        }
+        self.score_again(&mut params)?;
+        if self.recall.is_some() {
+            if self.tables.is_none() {
+                params.tables = None;
+            }
+            params.has_free_probes = self.probes.is_none()
+                && params.box_radius.is_none()
+                && params.family != Family::MinHash;
+            if params.scoring.is_some() {
+                let message = "recall is given, but method 'ewh' chooses nothing by it";
+                return Err(Error::InvalidArgument(message.to_string()));
+            }
+            if !params.is_open() {
+                let names = CHOSEN.join(" or ");
+                let message = format!(
+                    "recall is given, but nothing is left to be chosen for it: leave out {names}"
+                );
+                return Err(Error::InvalidArgument(message));
+            }
+        }
+        params.check(self.recall)?;
+        Ok(params)
+    }
+
+    /// How candidates are scored: as the index says, unless something is given.
+    fn score_again(&self, params: &mut LshParams) -> Result<()> {
+        let is_given = self.method.is_some()
+            || self.errors.is_some()
+            || self.weights.is_some()
+            || self.score.is_some();
+        if !is_given {
+            return Ok(());
+        }
+        let stored = params.scoring.take();
+        let mut again = self.clone();
+        (again.hashes, again.bits) = (None, params.hashes.map(|bits| bits as u64));
+        if let Some(Scoring { weights, score }) = &stored {
+            again.method = again.method.or_else(|| Some("ewh".to_string()));
+            if again.errors.is_none() && again.weights.is_none() {
+                again.weights = Some(weights.clone());
+            }
+            again.score = again.score.or(Some(*score));
+        }
+        let is_plain =
+            again.method.as_deref().is_none_or(|method| method.eq_ignore_ascii_case("lsh"));
+        if is_plain {
+            again = Self { bits: None, score: self.score, weights: self.weights.clone(), ..again };
+        }
+        again.score_candidates(params).map_err(Error::InvalidArgument)
+    }
+}
+
+/// The names of all parameters.
+const NAMES: [&str; 20] = [
+    "metric",
+    "vector",
+    "k",
+    "recall",
+    "family",
+    "tables",
+    "hashes",
+    "width",
+    "rounding",
+    "probes",
+    "planes",
+    "zero_sum",
+    "centre",
+    "box_radius",
+    "method",
+    "bits",
+    "errors",
+    "weights",
+    "score",
+    "seed",
+];
+
+/// The parameters of stored tables, with their names.
+pub(super) fn entries(params: &LshParams, metric: Metric) -> Vec<(String, String)> {
+    let mut entries = vec![
+        ("metric", metric.name().to_string()),
+        ("family", params.family.name().to_string()),
+        ("rounding", name_of(params.rounding, &Rounding::NAMES).to_string()),
+        ("planes", name_of(params.planes, &Planes::NAMES).to_string()),
+        ("zero_sum", params.is_zero_sum.to_string()),
+        ("centre", params.is_centred.to_string()),
+        ("probes", params.probes.to_string()),
+        ("seed", params.seed.to_string()),
+        (WIDTH_IS_CHOSEN, params.is_width_chosen.to_string()),
+    ];
+    let hashes = if params.scoring.is_some() { "bits" } else { "hashes" };
+    entries.extend(params.tables.map(|tables| ("tables", tables.to_string())));
+    entries.extend(params.hashes.map(|count| (hashes, count.to_string())));
+    entries.extend(params.width.map(|width| ("width", width.to_string())));
+    entries.extend(params.box_radius.map(|radius| ("box_radius", radius.to_string())));
+    if let Some(Scoring { weights, score }) = &params.scoring {
+        let weights: Vec<_> = weights.iter().map(f64::to_string).collect();
+        entries.push(("method", "ewh".to_string()));
+        entries.push(("weights", weights.join(", ")));
+        entries.push(("score", score.to_string()));
+    }
+    entries.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+}
+
+/// The parameters that these entries stand for.
+///
+/// # Errors
+/// [`Error::IndexFile`] if they stand for none, or leave something open.
+pub(super) fn from_entries(entries: &[(String, String)]) -> Result<(LshParams, Metric)> {
+    let damaged = |error: Error| file::bad(format!("its parameters are not accepted: {error}"));
+    let mut given = KnnLsh::k(1);
+    let mut is_width_chosen = false;
+    for (name, value) in entries {
+        match name.as_str() {
+            WIDTH_IS_CHOSEN => {
+                is_width_chosen = parsed(name, value, "true or false").map_err(damaged)?
+            }
+            _ if NAMES.contains(&name.as_str()) => given.set(name, value).map_err(damaged)?,
+            _ => {}
+        }
+    }
+    let params = given.params().map_err(damaged)?;
+    if params.is_open() {
+        return Err(file::bad("its parameters are not complete"));
+    }
+    Ok((LshParams { is_width_chosen, ..params }, given.metric))
+}
+
+/// A column, or several in brackets, of which each is a dimension.
+fn columns(text: &str) -> VectorColumn {
+    if text.trim().starts_with('[') {
+        VectorColumn::Dimensions(items(text).map(str::to_string).collect())
+    } else {
+        VectorColumn::Whole(text.to_string())
+    }
+}
+
+/// The items of a list, with or without brackets.
+fn items(text: &str) -> impl Iterator<Item = &str> {
+    let text = text.trim();
+    let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    inner.split(',').map(|item| item.trim().trim_matches(['\'', '"']))
+}
+
+fn parsed<T: FromStr>(name: &str, value: &str, accepted: &str) -> Result<T> {
+    value
+        .trim()
+        .parse()
+        .map_err(|_| Error::InvalidArgument(format!("{name} is '{value}'; accepted is {accepted}")))
+}
+
+fn name_of<T: PartialEq>(one: T, all: &[(&'static str, T)]) -> &'static str {
+    all.iter().find(|(_, known)| *known == one).map_or("", |(name, _)| name)
+}
+
+/// Refuses a value that is another than the index has.
+fn fixed<T: PartialEq + Display>(name: &str, given: Option<T>, stored: T) -> Result<()> {
+    match given.filter(|given| *given != stored) {
+        Some(given) => Err(Error::InvalidArgument(format!(
+            "{name} is {given}, but the index was built with {stored}: leave it out, or build \
+             another index"
+        ))),
+        None => Ok(()),
+    }
+}

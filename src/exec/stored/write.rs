@@ -1,0 +1,282 @@
+//! `IndexSink`: writes an index file.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::compute::concat_batches;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::common::DataFusionError;
+use datafusion::common::utils::memory::RecordBatchMemoryCounter;
+use datafusion::datasource::sink::DataSink;
+use datafusion::error::Result;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::execution::object_store::ObjectStoreUrl;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::object_store::path::Path;
+use datafusion::object_store::{ObjectStoreExt, WriteMultipart};
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan};
+
+use super::file::{
+    BUCKETS, DIM, DIMENSION, GROUP, LARGEST, ROWS, VECTOR, column_bytes, schema_bytes,
+};
+use super::options::entries;
+use crate::algo::knn::{KnnParams, TablesBuilder};
+use crate::exec::collect::{CancelOnDrop, Pool, collect, computing, execute_all};
+use crate::exec::hashed::KnnLsh;
+use crate::exec::rows::{Read, Reading};
+use crate::exec::side::Side;
+use crate::exec::vectors::{VectorColumn, VectorReader};
+use crate::index::lsh::file::{Section, Summary, header};
+use crate::job::{Cancel, Job};
+
+/// Rows that are stored together, at least and at most, and about the bytes that they have.
+const FEWEST_ROWS: usize = 1024;
+const MOST_ROWS: usize = 65_536;
+const GROUP_BYTES: usize = 16 << 20;
+
+/// Parts of a file that are on their way at a time.
+const PARTS: usize = 8;
+
+/// Writes all rows and their tables to one file.
+#[derive(Debug)]
+pub(crate) struct IndexSink {
+    schema: SchemaRef,
+    side: Side,
+    vector: VectorColumn,
+    params: KnnLsh,
+    /// The rows that planes are trained on, if they are given.
+    training: Option<(Arc<dyn ExecutionPlan>, Side, VectorColumn)>,
+    store: ObjectStoreUrl,
+    path: Path,
+}
+
+impl IndexSink {
+    /// Rows with this schema, to this file.
+    pub(crate) fn new(
+        schema: SchemaRef,
+        (side, vector): (Side, VectorColumn),
+        params: KnnLsh,
+        (store, path): (ObjectStoreUrl, Path),
+    ) -> Self {
+        Self { schema, side, vector, params, training: None, store, path }
+    }
+
+    /// The same with planes trained on the rows of a plan.
+    ///
+    /// # Errors
+    /// A plan without this column.
+    pub(crate) fn with_training(
+        self,
+        plan: Arc<dyn ExecutionPlan>,
+        vector: VectorColumn,
+    ) -> Result<Self> {
+        let side = Side::try_new("training", &vector, plan.schema().fields())?;
+        Ok(Self { training: Some((plan, side, vector)), ..self })
+    }
+
+    /// Rows that planes are trained on, if they are given.
+    async fn training(
+        &self,
+        context: &Arc<TaskContext>,
+        held: &Arc<MemoryReservation>,
+        job: &Job,
+    ) -> Result<Option<Read>> {
+        let Some((plan, side, vector)) = &self.training else { return Ok(None) };
+        let batches = collect(execute_all(plan, context)?, held).await?;
+        let input = ("training", vector.clone(), side.clone());
+        self.read(input, Arc::new(batches), job).await.map(Some)
+    }
+
+    /// The vectors of some batches, as numbers of the kind that the rows have.
+    async fn read(
+        &self,
+        (input, vector, side): (&'static str, VectorColumn, Side),
+        batches: Arc<Vec<RecordBatch>>,
+        job: &Job,
+    ) -> Result<Read> {
+        let reader = VectorReader::new(input, vector, self.side.kind, self.params.metric);
+        let job = job.clone();
+        computing(move || {
+            let all = batches.iter().map(RecordBatch::num_rows).sum();
+            let mut reading = Reading::new(reader, all);
+            batches.iter().try_for_each(|batch| reading.append(batch, &side, &job))?;
+            Ok(reading.finish())
+        })
+        .await
+    }
+
+    fn entries(
+        &self,
+        builder: &TablesBuilder,
+        read: &Read,
+        (rows, group): (usize, usize),
+    ) -> Vec<(String, String)> {
+        let mut all = entries(&builder.params, self.params.metric);
+        let numbers = [(ROWS, rows), (GROUP, group), (DIM, read.rows.matrix().dim())];
+        all.extend(numbers.map(|(name, number)| (name.to_string(), number.to_string())));
+        let name = match self.vector {
+            VectorColumn::Whole(_) => VECTOR,
+            VectorColumn::Dimensions(_) => DIMENSION,
+        };
+        all.extend(self.vector.names().iter().map(|column| (name.to_string(), column.clone())));
+        all
+    }
+}
+
+/// A file that is being written.
+struct Writer {
+    upload: WriteMultipart,
+    end: u64,
+    summary: Summary,
+}
+
+impl Writer {
+    async fn write(&mut self, bytes: Vec<u8>) -> Result<()> {
+        self.upload.wait_for_capacity(PARTS).await?;
+        self.end += bytes.len() as u64;
+        self.upload.put(bytes.into());
+        Ok(())
+    }
+
+    async fn section(&mut self, bytes: Vec<u8>) -> Result<()> {
+        self.summary.sections.push(Section::of(self.end, &bytes));
+        self.write(bytes).await
+    }
+}
+
+impl IndexSink {
+    /// Writes all of it.
+    async fn write(
+        &self,
+        (batches, training): (Vec<RecordBatch>, Option<Read>),
+        writer: &mut Writer,
+        job: &Job,
+    ) -> Result<()> {
+        let (batches, metric) = (Arc::new(batches), self.params.metric);
+        let all = batches.iter().map(RecordBatch::num_rows).sum();
+        let input = ("items", self.vector.clone(), self.side.clone());
+        let read = self.read(input, batches.clone(), job).await?;
+        let (rows, of_job) = (read.rows.clone(), job.clone());
+        let (params, lsh) = (KnnParams::try_new(self.params.k, metric)?, self.params.params()?);
+        let builder = computing(move || {
+            let training = training.as_ref().map(|read| &read.rows);
+            Ok(TablesBuilder::new((rows, training), (params, &lsh), &of_job)?)
+        })
+        .await?;
+        let group = group_rows(&batches, all);
+        writer.summary.entries = self.entries(&builder, &read, (all, group));
+        writer.write(header()).await?;
+        writer.section(schema_bytes(&self.schema)?).await?;
+        writer.section(without(&read.positions, all)).await?;
+        drop(read);
+        for first in (0..all).step_by(group) {
+            let rows = slice(&batches, first, group.min(all - first));
+            let group = concat_batches(&self.schema, &rows)?;
+            let columns = self.schema.fields().iter().zip(group.columns());
+            for (field, values) in columns {
+                writer.section(column_bytes(field, values.clone())?).await?;
+            }
+        }
+        drop(batches);
+        let mut numbers: Vec<u8> = builder.centre().iter().flat_map(|x| x.to_le_bytes()).collect();
+        let (tables, together) = (builder.params.tables.unwrap_or(0), builder.together());
+        let (builder, mut sizes) = (Arc::new(builder), (0, 0));
+        for first in (0..tables).step_by(together) {
+            let (builder, job) = (builder.clone(), job.clone());
+            let numbers_of = first..tables.min(first + together);
+            for built in computing(move || Ok(builder.build(numbers_of, &job)?)).await? {
+                sizes = (sizes.0 + built.sizes.0, built.sizes.1.max(sizes.1));
+                numbers.extend(built.planes.iter().flat_map(|x| x.to_le_bytes()));
+                writer.section(built.table.to_bytes()).await?;
+            }
+        }
+        writer.section(numbers).await?;
+        for (name, number) in [(BUCKETS, sizes.0), (LARGEST, sizes.1)] {
+            writer.summary.entries.push((name.to_string(), number.to_string()));
+        }
+        let summary = writer.summary.to_bytes();
+        writer.write(summary).await
+    }
+}
+
+/// Rows to be stored together.
+fn group_rows(batches: &[RecordBatch], all: usize) -> usize {
+    let mut counter = RecordBatchMemoryCounter::new();
+    let bytes: usize = batches.iter().map(|batch| counter.count_batch(batch)).sum();
+    let fitting = GROUP_BYTES.saturating_mul(all.max(1)) / bytes.max(1);
+    fitting.clamp(FEWEST_ROWS, MOST_ROWS)
+}
+
+/// The numbers of the rows without a vector.
+fn without(positions: &[u32], all: usize) -> Vec<u8> {
+    let (mut next, mut bytes) = (0, Vec::new());
+    for position in positions.iter().copied().chain([all as u32]) {
+        (next..position).for_each(|row| bytes.extend(row.to_le_bytes()));
+        next = position + 1;
+    }
+    bytes
+}
+
+/// Some consecutive rows.
+fn slice(batches: &[RecordBatch], first: usize, rows: usize) -> Vec<RecordBatch> {
+    let (mut start, mut parts) = (0, Vec::new());
+    for batch in batches {
+        let end = start + batch.num_rows();
+        let (from, to) = (first.max(start), (first + rows).min(end));
+        if from < to {
+            parts.push(batch.slice(from - start, to - from));
+        }
+        start = end;
+    }
+    parts
+}
+
+#[async_trait]
+impl DataSink for IndexSink {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    async fn write_all(
+        &self,
+        data: SendableRecordBatchStream,
+        context: &Arc<TaskContext>,
+    ) -> Result<u64> {
+        let reserve = |name: &str| MemoryConsumer::new(name).register(context.memory_pool());
+        let held = Arc::new(reserve("index items"));
+        let cancel = CancelOnDrop(Cancel::default());
+        let budget = Arc::new(Pool(reserve("index tables")));
+        let job = Job::new(cancel.0.clone()).with_budget(budget);
+        let batches = collect(vec![data], &held).await?;
+        let all: usize = batches.iter().map(RecordBatch::num_rows).sum();
+        if u32::try_from(all).is_err() {
+            return Err(crate::Error::TooManyRows { input: "items", rows: all as u64 }.into());
+        }
+        let training = self.training(context, &held, &job).await?;
+        let store = context.runtime_env().object_store(&self.store)?;
+        // A store shows a file under its name once it is complete.
+        let upload = WriteMultipart::new(store.put_multipart(&self.path).await?);
+        let mut writer = Writer { upload, end: 0, summary: Summary::default() };
+        match self.write((batches, training), &mut writer, &job).await {
+            Ok(()) => {
+                writer.upload.finish().await.map_err(DataFusionError::from)?;
+                Ok(all as u64)
+            }
+            Err(error) => {
+                // What was written so far is nobody's.
+                if let Err(left) = writer.upload.abort().await {
+                    log::warn!("{} is left incomplete: {left}", self.path);
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+impl DisplayAs for IndexSink {
+    fn fmt_as(&self, _format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IndexSink: file={}", self.path)
+    }
+}

@@ -1,0 +1,335 @@
+//! Indexes as tables: they find what tables built for the query find, whatever the plan, the numbers
+//! and the memory; they stay in memory, and give it up.
+
+use std::sync::Arc;
+
+use datafusion::common::plan_datafusion_err;
+use datafusion::error::Result;
+use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool};
+use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion_neighbors::register_all;
+use libtest_mimic::Failed;
+use tempfile::TempDir;
+
+use super::{check, session, text};
+
+/// Kinds of tables: a metric, the options of an index, and the same as arguments.
+const KINDS: [(&str, &str, &str); 9] = [
+    (
+        "l2",
+        "'lsh.tables' '5', 'lsh.hashes' '4', 'lsh.width' '1.5', 'lsh.rounding' 'zero'",
+        "tables => 5, hashes => 4, width => 1.5, rounding => 'zero'",
+    ),
+    (
+        "sqeuclidean",
+        "'lsh.tables' '3', 'lsh.hashes' '2', 'lsh.width' '2', 'lsh.probes' '3'",
+        "tables => 3, hashes => 2, width => 2, probes => 3",
+    ),
+    (
+        "l1",
+        "'lsh.tables' '4', 'lsh.hashes' '2', 'lsh.width' '9', 'lsh.seed' '4'",
+        "tables => 4, hashes => 2, width => 9, seed => 4",
+    ),
+    ("cosine", "'lsh.tables' '4', 'lsh.hashes' '5'", "tables => 4, hashes => 5"),
+    (
+        "pearson",
+        "'lsh.tables' '4', 'lsh.hashes' '3', 'lsh.planes' 'orthogonal', 'lsh.probes' '2'",
+        "tables => 4, hashes => 3, planes => 'orthogonal', probes => 2",
+    ),
+    (
+        "l2",
+        "'lsh.family' 'hyperplane', 'lsh.tables' '2', 'lsh.hashes' '4', 'lsh.planes' 'trained', 'lsh.box_radius' '0.7'",
+        "family => 'hyperplane', tables => 2, hashes => 4, planes => 'trained', box_radius => 0.7",
+    ),
+    (
+        "cosine",
+        "'lsh.tables' '2', 'lsh.hashes' '3', 'lsh.planes' 'trained', 'lsh.centre' 'true', 'lsh.box_radius' '0.3'",
+        "tables => 2, hashes => 3, planes => 'trained', centre => true, box_radius => 0.3",
+    ),
+    (
+        "hamming",
+        "'lsh.tables' '6', 'lsh.hashes' '7', 'lsh.probes' '4'",
+        "tables => 6, hashes => 7, probes => 4",
+    ),
+    ("jaccard", "'lsh.tables' '6', 'lsh.hashes' '2'", "tables => 6, hashes => 2"),
+];
+
+/// Types of the vectors of the base and of the queries.
+const TYPES: [(&str, &str); 4] = [
+    ("List(Float32)", "List(Float32)"),
+    ("FixedSizeList(4 x Float64)", "List(Float32)"),
+    ("List(Float16)", "LargeList(Float64)"),
+    ("LargeList(Int32)", "List(Float32)"),
+];
+
+fn rows(first: usize, count: usize, wanted: &str) -> String {
+    // Whole numbers, so that all types hold them.
+    format!(
+        "SELECT value AS id, 'row ' || value AS title, value % 3 AS price, \
+         arrow_cast(chr(33 + value * 7 % 90) || chr(40 + value * 31 % 80) || chr(33 + value % 9), 'Binary') AS b, \
+         CASE WHEN value % 31 = 5 THEN NULL ELSE arrow_cast([value % 7 + 1, value * 13 % 11, value * 5 % 8, value * 3 % 4 + 12], '{wanted}') END AS v \
+         FROM range({first}, {})",
+        first + count
+    )
+}
+
+async fn run(ctx: &SessionContext, sql: &str) -> Result<()> {
+    ctx.sql(sql).await?.collect().await.map(|_| ())
+}
+
+/// Writes a table as an index and opens it.
+async fn index(
+    ctx: &SessionContext,
+    name: &str,
+    of: &str,
+    folder: &TempDir,
+    options: &str,
+) -> Result<()> {
+    let file = folder.path().join(format!("{name}.lsh"));
+    let file = file.to_string_lossy();
+    run(ctx, &format!("COPY {of} TO '{file}' STORED AS LSH OPTIONS ({options})")).await?;
+    run(ctx, &format!("DROP TABLE IF EXISTS {name}")).await?;
+    run(ctx, &format!("CREATE EXTERNAL TABLE {name} STORED AS LSH LOCATION '{file}'")).await
+}
+
+/// Every kind of tables, over every type, with and without queries, filtered and not.
+pub async fn as_built() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    for (i, (of_base, of_queries)) in TYPES.into_iter().enumerate() {
+        let ctx = session(SessionConfig::new().with_target_partitions(1 + i))?;
+        run(&ctx, &format!("CREATE TABLE items AS {}", rows(0, 500, of_base))).await?;
+        run(&ctx, &format!("CREATE TABLE queries AS {}", rows(777, 60, of_queries))).await?;
+        for (metric, options, arguments) in KINDS {
+            let vector = if matches!(metric, "hamming" | "jaccard") { "b" } else { "v" };
+            let options = format!("'lsh.metric' '{metric}', 'lsh.vector' '{vector}', {options}");
+            index(&ctx, "stored", "items", &folder, &options).await?;
+            let with = format!("k => 3, metric => '{metric}', vector => '{vector}'");
+            let is_of_rows = arguments.contains("trained");
+            for some in ["", "WHERE price = 1 AND id > 40", "WHERE id % 2 = 0"] {
+                // Planes that depend on the rows are others where some are left out.
+                if is_of_rows && !some.is_empty() {
+                    continue;
+                }
+                for queries in ["", "queries => queries, "] {
+                    let call = |base: &str, arguments: &str| {
+                        format!(
+                            "SELECT query_id, base_id, base_title, rank, distance FROM knn_lsh({queries}base => (SELECT * FROM {base} {some}), {with}{arguments}) ORDER BY query_id, rank"
+                        )
+                    };
+                    let wanted = text(&ctx, &call("items", &format!(", {arguments}"))).await?;
+                    let found = text(&ctx, &call("stored", "")).await?;
+                    check(
+                        found == wanted,
+                        format!(
+                            "{of_base}: {options} {some} {queries}:\n{found}\nbut built\n{wanted}"
+                        ),
+                    )?;
+                    let plan = text(&ctx, &format!("EXPLAIN {}", call("stored", ""))).await?;
+                    check(plan.contains("index="), format!("no index is used:\n{plan}"))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One answer, whatever the relation that has the rows is made of.
+pub async fn plans() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let options = "'lsh.vector' 'v', 'lsh.tables' '5', 'lsh.hashes' '3', 'lsh.width' '3'";
+    let arguments = "tables => 5, hashes => 3, width => 3";
+    for (partitions, order) in [(1, "exact"), (4, "exact"), (4, "any")] {
+        let config = SessionConfig::new().with_target_partitions(partitions);
+        let ctx = session(config)?;
+        run(&ctx, &format!("SET neighbors.input_order = '{order}'")).await?;
+        run(&ctx, &format!("CREATE TABLE items AS {}", rows(0, 3000, "List(Float32)"))).await?;
+        run(&ctx, &format!("CREATE TABLE queries AS {}", rows(5000, 40, "List(Float32)"))).await?;
+        index(&ctx, "stored", "(SELECT * FROM items ORDER BY id)", &folder, options).await?;
+        run(&ctx, "CREATE VIEW seen AS SELECT v AS place, id * 2 AS twice, id, price FROM stored WHERE price > 0").await?;
+        let of = |base: &str| {
+            format!("FROM knn_lsh(queries => (SELECT id, v FROM queries), base => {base}, k => 4")
+        };
+        for (base, plain) in [
+            ("(SELECT v, id, price FROM stored WHERE price > 0)", "price > 0"),
+            (
+                "(SELECT x.v, x.id FROM stored AS x WHERE x.price + x.id % 2 > 1)",
+                "price + id % 2 > 1",
+            ),
+            (
+                "(SELECT * FROM (SELECT v, id, title || '!' AS t FROM stored WHERE id > 9) WHERE t LIKE '%1!')",
+                "id > 9 AND title LIKE '%1'",
+            ),
+            ("(SELECT v, id FROM stored WHERE array_length(v) = 4 AND v[1] < 4)", "v[1] < 4"),
+            (
+                "(WITH few AS (SELECT id, v FROM stored WHERE id < 1000) SELECT * FROM few WHERE id >= 100)",
+                "id < 1000 AND id >= 100",
+            ),
+        ] {
+            let columns = "SELECT query_id, base_id, rank, distance";
+            let found = format!(
+                "{columns} {}, base_vector => 'v', query_vector => 'v') ORDER BY 1, 3",
+                of(base)
+            );
+            let base = format!("(SELECT id, v FROM items WHERE {plain} ORDER BY id)");
+            let wanted = format!("{columns} {}, {arguments}) ORDER BY 1, 3", of(&base));
+            let plan = text(&ctx, &format!("EXPLAIN {found}")).await?;
+            check(
+                plan.contains("index="),
+                format!("{partitions}, {order}: no index is used:\n{plan}"),
+            )?;
+            let (found, wanted) = (text(&ctx, &found).await?, text(&ctx, &wanted).await?);
+            check(
+                found == wanted,
+                format!("{partitions}, {order}, {plain}:\n{found}\nbut built\n{wanted}"),
+            )?;
+        }
+        let found = format!(
+            "SELECT query_id, base_twice / 2 AS id, rank {}, base_vector => 'place', query_vector => 'v') ORDER BY 1, 3",
+            of("seen")
+        );
+        let wanted = format!(
+            "SELECT query_id, base_id AS id, rank {}, {arguments}) ORDER BY 1, 3",
+            of("(SELECT id, v FROM items WHERE price > 0 ORDER BY id)")
+        );
+        check(text(&ctx, &found).await? == text(&ctx, &wanted).await?, "a view")?;
+        // Rows in another order, twice, or with other vectors are not those of the index.
+        for base in [
+            "(SELECT id, v FROM stored ORDER BY price, id)",
+            "(SELECT id, v FROM stored UNION ALL SELECT id, v FROM stored)",
+            "(SELECT id, array_reverse(v) AS v FROM stored)",
+            "(SELECT s.id, s.v FROM stored s JOIN queries q ON s.id = q.id)",
+            "(SELECT max(id) AS id, v FROM stored GROUP BY v)",
+        ] {
+            let call = format!("SELECT * {}, {arguments})", of(base));
+            let plan = text(&ctx, &format!("EXPLAIN {call}")).await?;
+            check(!plan.contains("index="), format!("an index is used:\n{plan}"))?;
+            run(&ctx, &call).await?;
+        }
+    }
+    Ok(())
+}
+
+/// A session with a limited pool, which is returned as well.
+fn limited(bytes: usize) -> Result<(SessionContext, Arc<dyn MemoryPool>)> {
+    let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(bytes));
+    let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool.clone()).build_arc()?;
+    let ctx = SessionContext::new_with_config_rt(SessionConfig::new(), runtime);
+    register_all(&ctx)?;
+    Ok((ctx, pool))
+}
+
+const OPTIONS: &str = "'lsh.vector' 'v', 'lsh.tables' '40', 'lsh.hashes' '3', 'lsh.width' '3'";
+
+const CALL: &str = "SELECT sum(base_id * rank), sum(distance), count(*) FROM knn_lsh(queries => (SELECT id, v FROM stored WHERE id < 50), base => stored, k => 4, vector => 'v')";
+
+/// It is loaded once, counted, and given up when something else wants the memory, or the table goes.
+pub async fn residence() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let (ctx, pool) = limited(24 << 20)?;
+    let items = format!("({})", rows(0, 20_000, "List(Float32)"));
+    index(&ctx, "stored", &items, &folder, OPTIONS).await?;
+    check(
+        pool.reserved() == 0,
+        format!("{} bytes for an index that is not used", pool.reserved()),
+    )?;
+    let wanted = text(&ctx, CALL).await?;
+    let held = pool.reserved();
+    check(held > 20_000 * 40 * 12, format!("only {held} bytes are counted"))?;
+    let shown = text(&ctx, &format!("EXPLAIN ANALYZE {CALL}")).await?;
+    check(shown.contains("(resident)"), format!("it is loaded again:\n{shown}"))?;
+    check(text(&ctx, CALL).await? == wanted, "another answer")?;
+    check(pool.reserved() == held, format!("{held} bytes, then {}", pool.reserved()))?;
+    // More than is left beside it.
+    let large = format!(
+        "SELECT count(*) FROM knn_exact(queries => ({}), base => ({}), k => 1, vector => 'v')",
+        rows(0, 10, "List(Float64)"),
+        rows(0, 300_000, "List(Float64)")
+    );
+    run(&ctx, "SET neighbors.device = 'cpu'").await?;
+    run(&ctx, &large).await?;
+    check(pool.reserved() < held, "nothing was given up")?;
+    let shown = text(&ctx, &format!("EXPLAIN ANALYZE {CALL}")).await?;
+    check(shown.contains("(loaded)"), format!("it was given up, but\n{shown}"))?;
+    check(text(&ctx, CALL).await? == wanted, "another answer after it was given up")?;
+    run(&ctx, "DROP TABLE stored").await?;
+    check(pool.reserved() == 0, format!("{} bytes for a table that is gone", pool.reserved()))
+}
+
+/// Where memory does not hold all tables, some are read after others, and the answer is the same.
+pub async fn table_by_table() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let (ctx, _) = limited(1 << 30)?;
+    let items = format!("({})", rows(0, 20_000, "List(Float32)"));
+    index(&ctx, "stored", &items, &folder, OPTIONS).await?;
+    let file = folder.path().join("stored.lsh");
+    let joined = "SELECT sum(base_id * rank), sum(query_id), sum(distance) FROM knn_lsh(base => (SELECT * FROM stored WHERE price = 1), k => 3, vector => 'v', tables => 30)";
+    let wanted = (text(&ctx, CALL).await?, text(&ctx, joined).await?);
+    let (small, pool) = limited(7 << 20)?;
+    run(
+        &small,
+        &format!("CREATE EXTERNAL TABLE stored STORED AS LSH LOCATION '{}'", file.display()),
+    )
+    .await?;
+    let shown = text(&small, &format!("EXPLAIN ANALYZE {CALL}")).await?;
+    check(shown.contains("(table by table)"), format!("there is memory for all:\n{shown}"))?;
+    let found = (text(&small, CALL).await?, text(&small, joined).await?);
+    check(found == wanted, format!("{found:?} but with all tables {wanted:?}"))?;
+    check(pool.reserved() < 7 << 20, "memory is lost")
+}
+
+/// Two writers of one file: one of them wins, whole; nothing else is left.
+pub async fn two_writers() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let ctx = session(SessionConfig::new())?;
+    let file = folder.path().join("one.lsh").display().to_string();
+    let write = |rows_of: usize, ctx: SessionContext, file: String| async move {
+        let sql = format!(
+            "COPY ({}) TO '{file}' STORED AS LSH OPTIONS ('lsh.vector' 'v', 'lsh.tables' '9', 'lsh.hashes' '3', 'lsh.width' '2')",
+            rows(0, rows_of, "List(Float32)")
+        );
+        ctx.sql(&sql).await?.collect().await
+    };
+    for _ in 0..4 {
+        let one = tokio::spawn(write(2000, ctx.clone(), file.clone()));
+        let other = tokio::spawn(write(3000, ctx.clone(), file.clone()));
+        let join = |error| plan_datafusion_err!("{error}");
+        one.await.map_err(join)??;
+        other.await.map_err(join)??;
+        run(&ctx, "DROP TABLE IF EXISTS one").await?;
+        run(&ctx, &format!("CREATE EXTERNAL TABLE one STORED AS LSH LOCATION '{file}'")).await?;
+        let count = text(&ctx, "SELECT count(*), max(id) FROM one").await?;
+        check(count.contains("| 2000     | 1999") || count.contains("| 3000     | 2999"), count)?;
+        run(&ctx, "SELECT * FROM knn_lsh(base => one, k => 2, vector => 'v')").await?;
+    }
+    let left: Vec<_> =
+        std::fs::read_dir(folder.path())?.flatten().map(|file| file.file_name()).collect();
+    check(left == ["one.lsh"], format!("left are {left:?}"))
+}
+
+/// A recall is reached with what is stored.
+pub async fn recall() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let ctx = session(SessionConfig::new())?;
+    let rows = "(SELECT value AS id, value % 3 AS price, [sin(value * 0.7), cos(value * 1.3), sin(value * 2.9), cos(value * 0.11), sin(value * 3.3)] AS v FROM range(0, 6000))";
+    run(&ctx, &format!("CREATE TABLE items AS SELECT * FROM {rows}")).await?;
+    index(&ctx, "stored", "items", &folder, "'lsh.recall' '0.97'").await?;
+    for some in ["", "WHERE price = 1"] {
+        for wanted in [0.5, 0.9] {
+            let sql = format!(
+                "SELECT 1000 * count(l.rank) / count(*) AS found FROM knn_exact(base => (SELECT * FROM items {some}), k => 5) e \
+                 LEFT JOIN knn_lsh(base => (SELECT * FROM stored {some}), k => 5, recall => {wanted}) l ON e.query_id = l.query_id AND e.base_id = l.base_id"
+            );
+            let found = text(&ctx, &sql).await?;
+            let found = found
+                .lines()
+                .nth(3)
+                .and_then(|line| line.trim_matches(['|', ' ']).parse::<f64>().ok());
+            check(
+                found.is_some_and(|found| found >= 1000.0 * wanted - 20.0),
+                format!("{some} {wanted}: {found:?}"),
+            )?;
+        }
+    }
+    Ok(())
+}
