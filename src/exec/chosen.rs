@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::stored::release_idle;
+use super::idle::release_idle;
 use crate::device::{AnyDevice, DeviceChoice};
 use crate::error::{Error, Result};
 

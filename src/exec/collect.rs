@@ -13,7 +13,7 @@ use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use futures::StreamExt;
 
-use super::stored::release_idle;
+use super::idle::grow;
 use crate::job::{Budget, Cancel};
 use crate::parallel::on_own_threads;
 
@@ -60,14 +60,6 @@ pub(super) async fn collect(
         batches.extend(partition.join_unwind().await.map_err(join_error)??);
     }
     Ok(batches)
-}
-
-/// Counts bytes as used. Where they are refused, what is kept of indexes between queries is given up.
-pub(super) fn grow(reservation: &MemoryReservation, bytes: usize) -> Result<()> {
-    match reservation.try_grow(bytes) {
-        Err(_) if release_idle() => reservation.try_grow(bytes),
-        done => done,
-    }
 }
 
 /// Some columns of a batch.

@@ -9,6 +9,7 @@ mod collect;
 mod dbscan;
 mod groups;
 mod hashed;
+mod idle;
 mod inputs;
 mod kmeans;
 mod knn;

@@ -59,6 +59,8 @@ pub const TESTS: &[(&str, Test)] = &[
     ("indexes_answer_for_every_plan", || run(stored::plans())),
     ("indexes_stay_and_go", || run(stored::residence())),
     ("indexes_larger_than_memory", || run(stored::table_by_table())),
+    ("indexes_need_few_threads", stored::few_threads),
+    ("indexes_in_use_stay", || run(stored::in_use())),
     ("indexes_are_written_whole", || run(stored::two_writers())),
     ("indexes_reach_a_recall", || run(stored::recall())),
     ("the_cpu_goes_on_where_a_gpu_fails", || run(fallback::too_little_device_memory())),

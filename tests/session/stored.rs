@@ -278,6 +278,50 @@ pub async fn table_by_table() -> Result<(), Failed> {
     check(pool.reserved() < 7 << 20, "memory is lost")
 }
 
+/// One thread for work that blocks is enough.
+pub fn few_threads() -> Result<(), Failed> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .max_blocking_threads(1)
+        .enable_all()
+        .build()?;
+    let (done, waits) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        done.send(runtime.block_on(async {
+            residence().await?;
+            table_by_table().await
+        }))
+    });
+    match waits.recv_timeout(std::time::Duration::from_secs(300)) {
+        Ok(result) => {
+            let _ = thread.join();
+            result
+        }
+        Err(_) => Err("it hangs".into()),
+    }
+}
+
+/// A running search keeps its index, though something else wants the memory.
+pub async fn in_use() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let (ctx, pool) = limited(64 << 20)?;
+    let items = format!("({})", rows(0, 20_000, "List(Float32)"));
+    index(&ctx, "stored", &items, &folder, OPTIONS).await?;
+    let call = "SELECT query_id FROM knn_lsh(base => stored, k => 1, vector => 'v')";
+    let mut running = ctx.sql(call).await?.execute_stream().await?;
+    let first = futures::StreamExt::next(&mut running).await.transpose()?;
+    check(first.is_some(), "no rows")?;
+    let held = pool.reserved();
+    let too_large = format!(
+        "SELECT count(*) FROM knn_exact(base => ({}), k => 1, vector => 'v')",
+        rows(0, 3_000_000, "List(Float64)")
+    );
+    check(run(&ctx, &too_large).await.is_err(), "it is not too large")?;
+    check(pool.reserved() >= held, format!("{held} bytes, then {}", pool.reserved()))?;
+    drop(running);
+    Ok(())
+}
+
 /// Two writers of one file: one of them wins, whole; nothing else is left.
 pub async fn two_writers() -> Result<(), Failed> {
     let folder = TempDir::new()?;

@@ -8,14 +8,13 @@ use super::choose::choose;
 use super::finder::{Finder, FinderBase, Places, joined};
 use super::found::{Found, HashedWork, Index, KnnSearch};
 use super::hashing::LshParams;
-use super::loading::InTurn;
 use super::params::KnnParams;
 use super::ready::{Hashing, hasher};
 use super::sample::training;
 use super::select::{Nearest, merge, select};
 use crate::device::{Candidates, Device, Distances, Neighbors, QueryRows, RowUse, Work};
 use crate::error::{Error, Result};
-use crate::job::{Job, Phase};
+use crate::job::{Job, Phase, Reserved};
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 use crate::parallel::{in_parallel, threads};
@@ -26,12 +25,17 @@ const CANDIDATES_TOGETHER: usize = 1 << 22;
 
 /// A base in tables of hashes.
 pub(super) struct LshSearch<D: Device> {
+    pub among: Among<D>,
+    pub finder: Finder,
+    pub index: Index,
+}
+
+/// What compares queries with the candidates among a base.
+pub(super) struct Among<D: Device> {
     pub base: Arc<Base<D>>,
     pub k: usize,
     /// How many rows count.
     pub counting: usize,
-    pub finders: Finders,
-    pub index: Index,
 }
 
 /// The rows of a base, on a device.
@@ -40,14 +44,6 @@ pub(super) struct Base<D: Device> {
     metric: Metric,
     pub rows: Rows,
     on_device: D::Rows,
-}
-
-/// What finds candidates.
-pub(super) enum Finders {
-    /// In all tables at a time.
-    Together(Finder),
-    /// In some tables after others, each time that they are needed.
-    InTurn(InTurn),
 }
 
 impl<D: Device> Base<D> {
@@ -67,8 +63,14 @@ impl<D: Device> Base<D> {
     }
 }
 
-/// The parameters with all their values and, if they were chosen, the recall and the share of a sample.
-pub(super) type Ready = (Hashing, Option<(f64, f64)>);
+/// The parameters with all their values.
+pub(super) struct Ready {
+    pub hashing: Hashing,
+    /// The recall and the share of a sample, if they were chosen by it.
+    pub expected: Option<(f64, f64)>,
+    /// Until the tables are built: the rows that planes are trained on.
+    pub _reserved: Option<Reserved>,
+}
 
 /// Chooses free parameters for queries like these; planes are trained on these rows or a sample of the
 /// base.
@@ -80,16 +82,19 @@ pub(super) fn ready<D: Device>(
 ) -> Result<Ready> {
     let metric = params.metric();
     if base.is_empty() {
-        return Ok((Hashing::any(lsh, metric, base.matrix().dim()), None));
+        let hashing = Hashing::any(lsh, metric, base.matrix().dim());
+        return Ok(Ready { hashing, expected: None, _reserved: None });
     }
     job.enter(Phase::Tune);
-    let (trained_on, _reserved) = training(lsh, base, trained_on, job)?;
+    let (trained_on, reserved) = training(lsh, base, trained_on, job)?;
+    let _reserved = Some(reserved);
     let hasher = hasher(lsh, metric, base, &trained_on, job)?;
     match Hashing::given(lsh, metric, &hasher) {
-        Some(hashing) => Ok((hashing, None)),
+        Some(hashing) => Ok(Ready { hashing, expected: None, _reserved }),
         None => {
             let chosen = choose(device, base, (params, lsh, &hasher), queries, job)?;
-            Ok((chosen.hashing, Some((chosen.recall, chosen.share))))
+            let expected = Some((chosen.recall, chosen.share));
+            Ok(Ready { hashing: chosen.hashing, expected, _reserved })
         }
     }
 }
@@ -104,7 +109,7 @@ impl<D: Device> LshSearch<D> {
         job: &Job,
     ) -> Result<Self> {
         let inputs = (&rows, queries, trained_on);
-        let (hashing, expected) = ready(device, inputs, (params, lsh), job)?;
+        let Ready { hashing, expected, _reserved } = ready(device, inputs, (params, lsh), job)?;
         let used = hashing.params(lsh);
         let of_finder = FinderBase {
             rows: rows.clone(),
@@ -116,10 +121,12 @@ impl<D: Device> LshSearch<D> {
         let base = Arc::new(Base::new(device, rows, params.metric(), job)?);
         let (buckets, largest) = finder.sizes();
         let index = Index { params: used, expected, buckets, largest };
-        let (counting, finders) = (base.rows.len(), Finders::Together(finder));
-        Ok(Self { base, k: params.k(), counting, finders, index })
+        let counting = base.rows.len();
+        Ok(Self { among: Among { base, k: params.k(), counting }, finder, index })
     }
+}
 
+impl<D: Device> Among<D> {
     /// The neighbours of queries whose buckets are known, of which `first` is the first.
     fn compare(
         &self,
@@ -168,14 +175,20 @@ impl<D: Device> LshSearch<D> {
         (to, all, bound)
     }
 
-    /// The neighbours that are among the candidates of one finder.
-    fn search_in(
+    /// The neighbours that are among the candidates of a finder.
+    pub fn search(
         &self,
         finder: &Finder,
         (queries, query_rows): (&Rows, QueryRows),
         job: &Job,
-    ) -> Result<All> {
-        let mut all = All::new(self.base.rows.matrix().kind());
+    ) -> Result<Part> {
+        let base = &self.base.rows;
+        let dims = (queries.matrix().dim(), base.matrix().dim());
+        if !queries.is_empty() && !base.is_empty() && dims.0 != dims.1 {
+            return Err(Error::DimMismatch { queries: dims.0, base: dims.1 });
+        }
+        let mut all = Part::new(base.matrix().kind());
+        let queries = &queries.slice(0..if base.is_empty() { 0 } else { queries.len() });
         let mut wave = finder.together(PLACES_TOGETHER, None);
         let mut start = 0;
         while start < queries.len() {
@@ -207,33 +220,18 @@ impl<D: Device> LshSearch<D> {
     }
 }
 
+impl<D: Device> Among<D> {
+    /// What was found in all tables.
+    pub fn finish(&self, found: Part, query_rows: QueryRows) -> Found {
+        let itself = usize::from(query_rows != QueryRows::Separate);
+        found.finish(self.k.min(self.counting.saturating_sub(itself)))
+    }
+}
+
 impl<D: Device> KnnSearch for LshSearch<D> {
     fn search(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Found> {
-        let base = &self.base.rows;
-        let dims = (queries.matrix().dim(), base.matrix().dim());
-        if !queries.is_empty() && !base.is_empty() && dims.0 != dims.1 {
-            return Err(Error::DimMismatch { queries: dims.0, base: dims.1 });
-        }
-        let itself = usize::from(query_rows != QueryRows::Separate);
-        let wanted = self.k.min(self.counting.saturating_sub(itself));
-        let none = queries.slice(0..0);
-        let queries = (if base.is_empty() { &none } else { queries }, query_rows);
-        let all = match &self.finders {
-            Finders::Together(finder) => self.search_in(finder, queries, job)?,
-            Finders::InTurn(in_turn) => {
-                let mut all = None;
-                in_turn.each(job, |finder| {
-                    let found = self.search_in(finder, queries, job)?;
-                    all = Some(match all.take() {
-                        Some(before) => found.with(before, self.k),
-                        None => found,
-                    });
-                    Ok(())
-                })?;
-                all.unwrap_or_else(|| All::new(base.matrix().kind()))
-            }
-        };
-        Ok(all.finish(wanted))
+        let found = self.among.search(&self.finder, (queries, query_rows), job)?;
+        Ok(self.among.finish(found, query_rows))
     }
 
     fn index(&self) -> Option<&Index> {
@@ -241,14 +239,14 @@ impl<D: Device> KnnSearch for LshSearch<D> {
     }
 }
 
-/// The lists of all queries of a call.
-struct All {
+/// What queries have found in some tables.
+pub struct Part {
     nearest: Nearest,
     visited: u64,
     pairs: u64,
 }
 
-impl All {
+impl Part {
     fn new(kind: ElementKind) -> Self {
         let (distances, rows, counts) = (Distances::none(kind), Vec::new(), Vec::new());
         Self { nearest: Nearest { rows, distances, counts }, visited: 0, pairs: 0 }
@@ -261,10 +259,11 @@ impl All {
         self.pairs += pairs;
     }
 
-    /// The same where others were found for the same queries.
-    fn with(self, other: Self, k: usize) -> Self {
-        let nearest = merge(self.nearest, other.nearest, k);
-        Self { nearest, visited: self.visited + other.visited, pairs: self.pairs + other.pairs }
+    /// The same with what the same queries have found in other tables.
+    pub(super) fn with(self, other: Self, k: usize, job: &Job) -> Result<Self> {
+        let nearest = merge(self.nearest, other.nearest, k, job)?;
+        let (visited, pairs) = (self.visited + other.visited, self.pairs + other.pairs);
+        Ok(Self { nearest, visited, pairs })
     }
 
     /// What was found, where a query can have `per_query` neighbours.

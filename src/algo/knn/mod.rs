@@ -4,7 +4,6 @@ mod choose;
 mod finder;
 mod found;
 mod hashing;
-mod loading;
 mod lsh;
 mod params;
 mod ready;
@@ -23,12 +22,16 @@ use crate::matrix::Rows;
 
 pub use found::{Found, HashedWork, Index, KnnSearch};
 pub use hashing::{LshParams, Scoring};
-pub use loading::TableSource;
 use lsh::LshSearch;
+pub use lsh::Part;
 pub use params::KnnParams;
 pub use ready::bucket_keys;
 pub use selection::Selection;
-pub use stored::{BuiltTable, StoredBase, StoredTables, TablesBuilder, load_base};
+pub use stored::{
+    BuiltTable, BuiltTables, InTurnSearch, StoredBase, StoredSearch, StoredTables, TablesBuilder,
+    open_stored,
+};
+pub use tables::LoadedTables;
 
 /// How a base is searched.
 #[derive(Debug, Clone)]

@@ -1,6 +1,8 @@
 //! The nearest of each query's candidates.
 
 use crate::device::Distances;
+use crate::error::Result;
+use crate::job::Job;
 use crate::matrix::Real;
 use crate::parallel::in_parallel;
 
@@ -56,30 +58,56 @@ fn nearest<T: Real>((starts, rows): (&[usize], &[u32]), distances: &[T], k: usiz
     Nearest { rows, distances: Distances::of(distances), counts }
 }
 
-/// The `k` nearest of both lists of each query. What is in both occurs once.
-pub(super) fn merge(one: Nearest, other: Nearest, k: usize) -> Nearest {
-    let (mut rows, mut starts) = (Vec::new(), vec![0]);
-    let mut from = Vec::with_capacity(one.rows.len() + other.rows.len());
-    let mut firsts = (0, 0);
-    for counts in one.counts.iter().zip(&other.counts) {
-        let lists =
-            (&one.rows[firsts.0..firsts.0 + counts.0], &other.rows[firsts.1..firsts.1 + counts.1]);
-        rows.extend(lists.0);
-        from.extend(firsts.0..firsts.0 + counts.0);
-        for (i, row) in lists.1.iter().enumerate().filter(|(_, row)| !lists.0.contains(row)) {
-            rows.push(*row);
-            from.push(one.rows.len() + firsts.1 + i);
-        }
-        starts.push(rows.len());
-        firsts = (firsts.0 + counts.0, firsts.1 + counts.1);
+/// The `k` nearest of both lists of each query, which are by distance and then by row. What is in both
+/// occurs once.
+///
+/// # Errors
+/// [`Cancelled`](crate::Error::Cancelled).
+pub(super) fn merge(one: Nearest, other: Nearest, k: usize, job: &Job) -> Result<Nearest> {
+    let counts = (&one.counts[..], &other.counts[..]);
+    let rows = (&one.rows[..], &other.rows[..]);
+    match (&one.distances, &other.distances) {
+        (Distances::F32(a), Distances::F32(b)) => merged((a, b), rows, counts, k, job),
+        (Distances::F64(a), Distances::F64(b)) => merged((a, b), rows, counts, k, job),
+        _ => unreachable!("distances of one search have one type"),
     }
-    let mut distances = one.distances;
-    distances.extend(other.distances);
-    let distances = match distances {
-        Distances::F32(all) => Distances::F32(from.iter().map(|i| all[*i]).collect()),
-        Distances::F64(all) => Distances::F64(from.iter().map(|i| all[*i]).collect()),
-    };
-    select((&starts, &rows), distances, k)
+}
+
+fn merged<T: Real>(
+    distances: (&[T], &[T]),
+    rows: (&[u32], &[u32]),
+    counts: (&[usize], &[usize]),
+    k: usize,
+    job: &Job,
+) -> Result<Nearest> {
+    let mut found = (Vec::with_capacity(rows.0.len()), Vec::with_capacity(rows.0.len()));
+    let mut found_counts = Vec::with_capacity(counts.0.len());
+    let (mut i, mut j) = (0, 0);
+    for (query, (a, b)) in counts.0.iter().zip(counts.1).enumerate() {
+        if query % TASK == 0 {
+            job.check()?;
+        }
+        let (ends, start) = ((i + a, j + b), found.0.len());
+        while found.0.len() < start + k && (i < ends.0 || j < ends.1) {
+            let key = |at: usize, end: usize, distances: &[T], rows: &[u32]| {
+                (at < end).then(|| distances[at].key(rows[at]))
+            };
+            let keys = (key(i, ends.0, distances.0, rows.0), key(j, ends.1, distances.1, rows.1));
+            let is_first = keys.1.as_ref().is_none_or(|b| keys.0.as_ref().is_some_and(|a| a <= b));
+            let (distance, row) =
+                if is_first { (distances.0[i], rows.0[i]) } else { (distances.1[j], rows.1[j]) };
+            // A row that is in both has one distance, and so one key.
+            let is_both = keys.0 == keys.1;
+            i += usize::from(is_first);
+            j += usize::from(!is_first || is_both);
+            found.0.push(distance);
+            found.1.push(row);
+        }
+        (i, j) = ends;
+        found_counts.push(found.0.len() - start);
+    }
+    let distances = Distances::of(found.0);
+    Ok(Nearest { rows: found.1, distances, counts: found_counts })
 }
 
 #[cfg(test)]
@@ -99,7 +127,8 @@ mod tests {
         };
         let one = of(&[&all[..9], &all[10..12], &[]]);
         let other = of(&[&all[4..30], &[], &all[5..8]]);
-        let (merged, wanted) = (merge(one, other, 6), of(&[&all[..30], &all[10..12], &all[5..8]]));
+        let merged = merge(one, other, 6, &Job::default()).unwrap();
+        let wanted = of(&[&all[..30], &all[10..12], &all[5..8]]);
         assert_eq!((merged.rows, merged.counts), (wanted.rows, wanted.counts));
         let (Distances::F32(merged), Distances::F32(wanted)) = (merged.distances, wanted.distances)
         else {

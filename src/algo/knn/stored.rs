@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use super::choose::choose;
 use super::finder::{Finder, FinderBase};
-use super::found::{Index, KnnSearch};
+use super::found::{Found, Index, KnnSearch};
 use super::hashing::LshParams;
-use super::loading::{InTurn, TableSource, load};
-use super::lsh::{Base, Finders, LshSearch, Ready, ready};
+use super::lsh::{Among, Base, LshSearch, Part, Ready, ready};
 use super::params::KnnParams;
 use super::ready::{Hashing, Reach};
 use super::selection::Selection;
-use super::tables::{Hashed, build};
+use super::tables::{Hashed, LoadedTables, build};
 use crate::device::{AnyDevice, Device, OnDevice, QueryRows};
 use crate::error::{Error, Result};
 use crate::index::lsh::{Hasher, Planes, Table, file};
@@ -40,64 +39,78 @@ pub struct StoredTables {
     pub sizes: (usize, usize),
 }
 
-/// A base with tables, ready for searches with different parameters.
+/// A base on a device, ready for searches in its tables.
 pub trait StoredBase: Send + Sync {
-    /// The rows.
-    fn rows(&self) -> &Rows;
-
-    /// Whether all tables are in memory.
-    fn has_tables(&self) -> bool;
-
     /// A search among the rows of a selection, or all. Free parameters are chosen for these queries.
+    /// Without tables, or memory for what finds candidates in them, some are searched after others.
     ///
     /// # Errors
     /// [`Error::Unsatisfiable`] for a recall that is out of reach, and errors of the device.
     fn search(
         &self,
+        tables: Option<&LoadedTables>,
         params: (KnnParams, &LshParams),
         queries: (&Rows, QueryRows),
         selection: Option<Arc<Selection>>,
         job: &Job,
-    ) -> Result<Box<dyn KnnSearch>>;
+    ) -> Result<StoredSearch>;
 }
 
-/// Puts the base of stored tables onto a device, and loads the tables, if there is memory for all.
+/// A search in stored tables.
+pub enum StoredSearch {
+    /// In all tables at a time.
+    Together(Box<dyn KnnSearch>),
+    /// In some tables after others.
+    InTurn(Box<dyn InTurnSearch>),
+}
+
+/// A search in some tables after others.
+pub trait InTurnSearch: Send + Sync {
+    /// How many tables there are.
+    fn tables(&self) -> usize;
+
+    /// What was built, for EXPLAIN ANALYZE.
+    fn index(&self) -> &Index;
+
+    /// What queries find in some tables, beside what they have found in others.
+    ///
+    /// # Errors
+    /// Those of a search.
+    fn search(
+        &self,
+        tables: &LoadedTables,
+        before: Option<Part>,
+        queries: (&Rows, QueryRows),
+        job: &Job,
+    ) -> Result<Part>;
+
+    /// What was found in all tables.
+    fn finish(&self, found: Part, query_rows: QueryRows) -> Found;
+}
+
+/// Puts the base of stored tables onto a device.
 ///
 /// # Errors
-/// Errors of the device, and of the source.
-pub fn load_base(
+/// Errors of the device.
+pub fn open_stored(
     device: &AnyDevice,
     rows: Rows,
     stored: Arc<StoredTables>,
-    source: Arc<dyn TableSource>,
     job: &Job,
 ) -> Result<Arc<dyn StoredBase>> {
     if !rows.is_empty() && rows.matrix().dim() != stored.dim {
         return Err(file::bad("its rows have another number of dimensions"));
     }
-    struct Load<'a>(Rows, Arc<StoredTables>, Arc<dyn TableSource>, &'a Job);
-    impl OnDevice for Load<'_> {
+    struct Open<'a>(Rows, Arc<StoredTables>, &'a Job);
+    impl OnDevice for Open<'_> {
         type Output = Result<Arc<dyn StoredBase>>;
         fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
-            let Self(rows, stored, source, job) = self;
+            let Self(rows, stored, job) = self;
             let base = Arc::new(Base::new(device, rows, stored.metric, job)?);
-            let hashing = stored.hashing(&stored.params);
-            let all = stored.params.tables.unwrap_or(0);
-            let of_table = Table::bytes(base.rows.len()).0 + hashing.bytes();
-            let (mut tables, mut reserved) = (None, None);
-            match job.reserve("tables of an index", all * of_table) {
-                Ok(held) => {
-                    tables = Some(load(&hashing, 0..all, source.as_ref(), &base.rows, job)?);
-                    reserved = Some(held);
-                }
-                // Some after others, then.
-                Err(Error::HostMemory { .. }) => {}
-                Err(error) => return Err(error),
-            }
-            Ok(Arc::new(OfDevice { base, stored, source, tables, _reserved: reserved }))
+            Ok(Arc::new(OfDevice { base, stored }))
         }
     }
-    device.run(Load(rows, stored, source, job))
+    device.run(Open(rows, stored, job))
 }
 
 impl StoredTables {
@@ -126,6 +139,9 @@ impl StoredTables {
     /// # Errors
     /// [`Error::IndexFile`] if rows of this length have fewer functions.
     pub fn check(&self) -> Result<()> {
+        if i32::try_from(self.dim).is_err() {
+            return Err(file::bad(format!("rows of {} dimensions", self.dim)));
+        }
         let most = self.hasher().most();
         match self.params.hashes {
             Some(hashes) if self.dim > 0 && hashes > most => {
@@ -133,6 +149,24 @@ impl StoredTables {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Bytes of a table of so many rows, with its functions.
+    pub fn bytes_of_table(&self, rows: usize) -> usize {
+        Table::bytes(rows).0 + self.hashing(&self.params).bytes()
+    }
+
+    /// The tables from the number `first` on, with their functions.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`].
+    pub fn load(
+        &self,
+        tables: (usize, Vec<Table>),
+        reserved: Reserved,
+        job: &Job,
+    ) -> Result<LoadedTables> {
+        LoadedTables::new(&self.hashing(&self.params), tables, reserved, job)
     }
 
     /// The parameters with all their values; those of `lsh` that are free for a query.
@@ -162,14 +196,10 @@ impl StoredTables {
     }
 }
 
-/// A base with tables, on a device.
+/// A base on a device.
 struct OfDevice<D: Device> {
     base: Arc<Base<D>>,
     stored: Arc<StoredTables>,
-    source: Arc<dyn TableSource>,
-    /// All of them, if there was memory for them.
-    tables: Option<Vec<Arc<Hashed>>>,
-    _reserved: Option<Reserved>,
 }
 
 impl<D: Device> OfDevice<D> {
@@ -181,8 +211,12 @@ impl<D: Device> OfDevice<D> {
         selection: Option<&Selection>,
         job: &Job,
     ) -> Result<Ready> {
-        if !lsh.is_open() || self.base.rows.is_empty() {
-            return Ok((self.stored.hashing(lsh), None));
+        let given = || {
+            let hashing = self.stored.hashing(lsh);
+            Ok(Ready { hashing, expected: None, _reserved: None })
+        };
+        if !lsh.is_open() {
+            return given();
         }
         let (mut rows, mut _reserved) = (self.base.rows.clone(), None);
         if let Some(selection) = selection {
@@ -191,35 +225,29 @@ impl<D: Device> OfDevice<D> {
             rows = Rows::all(Arc::new(rows.gather(selection.rows(), job)?));
         }
         if rows.is_empty() {
-            return Ok((self.stored.hashing(lsh), None));
+            return given();
         }
         let hasher = self.stored.hasher();
         let device = self.base.device();
         let chosen = choose(device, &rows, (params, lsh, &hasher), queries, job)?;
-        Ok((chosen.hashing, Some((chosen.recall, chosen.share))))
+        let expected = Some((chosen.recall, chosen.share));
+        Ok(Ready { hashing: chosen.hashing, expected, _reserved: None })
     }
 }
 
 impl<D: Device> StoredBase for OfDevice<D> {
-    fn rows(&self) -> &Rows {
-        &self.base.rows
-    }
-
-    fn has_tables(&self) -> bool {
-        self.tables.is_some()
-    }
-
     fn search(
         &self,
+        tables: Option<&LoadedTables>,
         (params, lsh): (KnnParams, &LshParams),
         (queries, query_rows): (&Rows, QueryRows),
         selection: Option<Arc<Selection>>,
         job: &Job,
-    ) -> Result<Box<dyn KnnSearch>> {
+    ) -> Result<StoredSearch> {
         let rows = &self.base.rows;
         let counting = selection.as_ref().map_or(rows.len(), |selection| selection.rows().len());
         let of_queries = (queries, query_rows);
-        let (hashing, expected) =
+        let Ready { hashing, expected, .. } =
             self.ready((params, lsh), of_queries, selection.as_deref(), job)?;
         let used = hashing.params(lsh);
         let finder = FinderBase {
@@ -228,30 +256,69 @@ impl<D: Device> StoredBase for OfDevice<D> {
             selection,
             hashed: self.stored.kind,
         };
-        let mut sizes = self.stored.sizes;
-        let finders = match &self.tables {
-            Some(tables) => {
-                let tables = tables.iter().take(hashing.tables).cloned().collect();
-                let finder = Finder::over(tables, hashing, lsh, finder, job)?;
-                sizes = finder.sizes();
-                Finders::Together(finder)
+        let among = Among { base: self.base.clone(), k: params.k(), counting };
+        let index = |(buckets, largest)| Index { params: used, expected, buckets, largest };
+        if let Some(tables) = tables {
+            let tables = tables.hashed.iter().take(hashing.tables).cloned().collect();
+            match Finder::over(tables, hashing.clone(), lsh, finder.clone(), job) {
+                Ok(finder) => {
+                    let index = index(finder.sizes());
+                    let search = LshSearch { among, finder, index };
+                    return Ok(StoredSearch::Together(Box::new(search)));
+                }
+                Err(Error::HostMemory { .. }) if lsh.scoring.is_none() => {}
+                Err(error) => return Err(error),
             }
-            None if lsh.scoring.is_some() => {
-                let tables = hashing.tables;
-                return Err(Error::Unsatisfiable(format!(
-                    "method 'ewh' adds up the scores of all tables, but there is no memory for \
-                     {tables} of them: ask for fewer tables"
-                )));
-            }
-            None => {
-                let (source, params) = (self.source.clone(), lsh.clone());
-                Finders::InTurn(InTurn { hashing, params, finder, source })
-            }
-        };
-        let (buckets, largest) = sizes;
-        let index = Index { params: used, expected, buckets, largest };
-        let (base, k) = (self.base.clone(), params.k());
-        Ok(Box::new(LshSearch { base, k, counting, finders, index }))
+        }
+        if lsh.scoring.is_some() {
+            let tables = hashing.tables;
+            return Err(Error::Unsatisfiable(format!(
+                "method 'ewh' adds up the scores of all tables, but there is no memory for {tables} \
+                 of them: ask for fewer tables"
+            )));
+        }
+        let index = index(self.stored.sizes);
+        let search = InTurn { among, hashing, params: lsh.clone(), finder, index };
+        Ok(StoredSearch::InTurn(Box::new(search)))
+    }
+}
+
+/// A search in some tables after others.
+struct InTurn<D: Device> {
+    among: Among<D>,
+    hashing: Hashing,
+    params: LshParams,
+    finder: FinderBase,
+    index: Index,
+}
+
+impl<D: Device> InTurnSearch for InTurn<D> {
+    fn tables(&self) -> usize {
+        self.hashing.tables
+    }
+
+    fn index(&self) -> &Index {
+        &self.index
+    }
+
+    fn search(
+        &self,
+        tables: &LoadedTables,
+        before: Option<Part>,
+        queries: (&Rows, QueryRows),
+        job: &Job,
+    ) -> Result<Part> {
+        let (tables, hashing) = (tables.hashed.clone(), self.hashing.clone());
+        let finder = Finder::over(tables, hashing, &self.params, self.finder.clone(), job)?;
+        let found = self.among.search(&finder, queries, job)?;
+        match before {
+            Some(before) => found.with(before, self.among.k, job),
+            None => Ok(found),
+        }
+    }
+
+    fn finish(&self, found: Part, query_rows: QueryRows) -> Found {
+        self.among.finish(found, query_rows)
     }
 }
 
@@ -263,6 +330,14 @@ pub struct TablesBuilder {
     pub params: LshParams,
     /// The recall of a sample and the share of the base compared, if they were chosen by them.
     pub expected: Option<(f64, f64)>,
+    _reserved: (Option<Reserved>, Option<Reserved>),
+}
+
+/// Tables as they are stored.
+pub struct BuiltTables {
+    /// The tables.
+    pub tables: Vec<BuiltTable>,
+    _reserved: Reserved,
 }
 
 /// A table as it is stored.
@@ -282,7 +357,7 @@ impl TablesBuilder {
     /// # Errors
     /// [`Error::Unsatisfiable`] for parameters that these rows cannot meet.
     pub fn new(
-        (base, training): (Rows, Option<&Rows>),
+        (base, reserved, training): (Rows, Option<Reserved>, Option<&Rows>),
         (params, lsh): (KnnParams, &LshParams),
         job: &Job,
     ) -> Result<Self> {
@@ -295,10 +370,11 @@ impl TablesBuilder {
                 ready(device, inputs, (params, lsh), job)
             }
         }
-        let (hashing, expected) =
+        let Ready { hashing, expected, _reserved } =
             AnyDevice::cpu().run(Choose(&base, training, params, lsh, job))?;
         let params = hashing.params(lsh);
-        Ok(Self { hashing, base, params, expected })
+        let _reserved = (reserved, _reserved);
+        Ok(Self { hashing, base, params, expected, _reserved })
     }
 
     /// The point that planes go through; empty if it is the origin.
@@ -315,17 +391,24 @@ impl TablesBuilder {
     ///
     /// # Errors
     /// [`Error::HostMemory`], [`Error::Cancelled`].
-    pub fn build(&self, numbers: Range<usize>, job: &Job) -> Result<Vec<BuiltTable>> {
+    pub fn build(&self, numbers: Range<usize>, job: &Job) -> Result<BuiltTables> {
         let (kept, more) = Table::bytes(self.base.len());
-        let bytes = numbers.len() * (2 * kept + more + self.hashing.bytes());
-        let _reserved = job.reserve("tables of hashes", bytes)?;
+        // Tables, and the same as bytes.
+        let bytes = numbers.len() * (2 * kept + self.hashing.bytes());
+        let mut _reserved = job.reserve("tables of hashes", bytes + numbers.len() * more)?;
+        if self.base.is_empty() {
+            // No rows to hash, which may have no dimensions.
+            let none = |_| BuiltTable { table: Table::new(&[]), planes: Vec::new(), sizes: (0, 0) };
+            return Ok(BuiltTables { tables: numbers.map(none).collect(), _reserved });
+        }
         let numbers: Vec<usize> = numbers.collect();
         let built = build(&self.hashing, &numbers, &self.base, job)?;
+        _reserved.shrink_to(bytes);
         let is_trained = self.params.planes == Planes::Trained;
         let of = |Hashed { functions, table, sizes }| {
             let planes = if is_trained { functions.planes() } else { Vec::new() };
             BuiltTable { table, planes, sizes }
         };
-        Ok(built.into_iter().map(of).collect())
+        Ok(BuiltTables { tables: built.into_iter().map(of).collect(), _reserved })
     }
 }

@@ -1,9 +1,11 @@
 //! Tables of hashes, as they are built.
 
+use std::sync::Arc;
+
 use super::ready::Hashing;
 use crate::error::Result;
 use crate::index::lsh::{Table, TableFunctions};
-use crate::job::{Job, Phase};
+use crate::job::{Job, Phase, Reserved};
 use crate::matrix::Rows;
 use crate::parallel::in_parallel;
 
@@ -22,6 +24,38 @@ impl Hashed {
     pub fn new(functions: TableFunctions, table: Table) -> Self {
         let sizes = table.sizes();
         Self { functions, table, sizes }
+    }
+}
+
+/// Tables of an index that are in memory.
+pub struct LoadedTables {
+    pub(super) hashed: Vec<Arc<Hashed>>,
+    _reserved: Reserved,
+}
+
+impl LoadedTables {
+    /// How many they are.
+    pub fn len(&self) -> usize {
+        self.hashed.len()
+    }
+
+    /// Whether there are none: of a base without rows.
+    pub fn is_empty(&self) -> bool {
+        self.hashed.is_empty()
+    }
+
+    /// The tables from the number `first` on, with their functions.
+    pub(super) fn new(
+        hashing: &Hashing,
+        (first, tables): (usize, Vec<Table>),
+        reserved: Reserved,
+        job: &Job,
+    ) -> Result<Self> {
+        let numbers: Vec<usize> = (first..first + tables.len()).collect();
+        let functions = functions(hashing, &numbers, job)?;
+        let tables = functions.into_iter().zip(tables);
+        let hashed = tables.map(|(functions, table)| Arc::new(Hashed::new(functions, table)));
+        Ok(Self { hashed: hashed.collect(), _reserved: reserved })
     }
 }
 
@@ -53,11 +87,7 @@ pub(super) fn build(
 }
 
 /// The functions of the tables of these numbers.
-pub(super) fn functions(
-    hashing: &Hashing,
-    numbers: &[usize],
-    job: &Job,
-) -> Result<Vec<TableFunctions>> {
+fn functions(hashing: &Hashing, numbers: &[usize], job: &Job) -> Result<Vec<TableFunctions>> {
     let functions = in_parallel(numbers.to_vec(), |table| hashing.functions(table, job));
     functions.into_iter().collect()
 }

@@ -50,6 +50,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::settings::BATCH_ROWS;
 use crate::exec::collect::join_error;
+use crate::exec::idle::grow;
 
 /// The most bytes that all partitions of one operator may buffer ahead of their turns.
 const AHEAD_BYTES: usize = 256 << 20;
@@ -343,7 +344,7 @@ impl Cut {
                 Some(batch) => {
                     let wanted = BATCH_ROWS - self.coalescer.get_buffered_rows() % BATCH_ROWS;
                     let batch = self.front(batch, wanted);
-                    self.memory.try_grow(slice_bytes(&batch)?)?;
+                    grow(&self.memory, slice_bytes(&batch)?)?;
                     self.coalescer.push_batch(batch)?;
                 }
                 None => self.ended = true,
@@ -465,9 +466,7 @@ impl Ahead {
 
     /// Starts the next partition.
     fn start(&mut self, place: OwnedSemaphorePermit) -> Result<()> {
-        let Some(partition) = self.waiting.next() else {
-            return Ok(());
-        };
+        let Some(partition) = self.waiting.next() else { return Ok(()) };
         let mut stream = self.input.execute(partition, self.context.clone())?;
         let (sender, receiver) = mpsc::unbounded_channel::<Sent>();
         let (memory, bytes_left, peak) =

@@ -8,12 +8,11 @@ use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
-use tokio::runtime::Handle;
 
 use super::output::Carried;
 use super::spec::KnnSpec;
-use super::stored::{Selected, Stored, select};
-use crate::algo::knn::{Index, KnnSearch, LshParams, Method, open_base};
+use super::stored::{Searching, Selected, Stored, open_stored, select};
+use crate::algo::knn::{Index, LshParams, Method, open_base};
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::collect::{blocking, collect, computing};
@@ -76,7 +75,7 @@ pub(super) struct Base {
 #[derive(Clone)]
 pub(super) struct OnDevice {
     pub device: AnyDevice,
-    pub search: Arc<dyn KnnSearch>,
+    pub search: Searching,
     /// Whether the device has memory of its own.
     pub uploaded: bool,
 }
@@ -144,23 +143,16 @@ impl Base {
         let (rows, chosen, job) = (self.rows.clone(), join.device.clone(), job.clone());
         let (lsh, (queries, query_rows)) = (self.lsh.clone(), self.sample.clone());
         let training = self.training.as_ref().map(|training| training.rows.clone());
-        let selected = self.selected.as_ref();
-        let of_index = join.stored.clone().zip(selected.cloned());
-        let pool = join.pool.clone();
-        let runtime = Handle::current();
+        if let (Some(stored), Some(selected), Some(lsh)) = (&join.stored, &self.selected, &lsh) {
+            let inputs = (device, (queries, query_rows));
+            let of_session = (&join.pool, &join.device);
+            let params = (&*join.spec, lsh);
+            let opened = open_stored((stored, selected), params, of_session, inputs, &job);
+            let (device, search) = opened.await?;
+            return Ok(self.opened(join, device, search));
+        }
         let (device, search) = computing(move || {
             let may = may_fall_back(choice, &device);
-            if let (Some((stored, selected)), Some(lsh)) = (&of_index, &lsh) {
-                let open = |device: &AnyDevice| {
-                    let rows = &selected.kept.rows;
-                    let (base, residence) =
-                        stored.index.base(device, rows, (&pool, &runtime), &job)?;
-                    stored.set(residence);
-                    let sample = (&queries, query_rows);
-                    base.search((params, lsh), sample, selected.selection.clone(), &job)
-                };
-                return Ok(run_or_fall_back(device, may, &chosen, open)?);
-            }
             let method = || match &lsh {
                 Some(params) => {
                     let (queries, training) = (queries.clone(), training.clone());
@@ -172,13 +164,17 @@ impl Base {
             Ok(run_or_fall_back(device, may, &chosen, open)?)
         })
         .await?;
+        Ok(self.opened(join, device, Searching::AtOnce(Arc::from(search))))
+    }
+
+    fn opened(&mut self, join: &Join, device: AnyDevice, search: Searching) -> OnDevice {
         if let Some(index) = search.index() {
             join.index.get_or_init(|| index.clone());
             self.lsh = Some(index.params.clone());
             self.sample.0 = self.rows.slice(0..0);
         }
         let uploaded = device.info().memory.is_some();
-        Ok(self.search.insert(OnDevice { device, search: Arc::from(search), uploaded }).clone())
+        self.search.insert(OnDevice { device, search, uploaded }).clone()
     }
 }
 

@@ -241,8 +241,10 @@ impl DisplayAs for KnnExec {
             shown.push(("queries", format!("[{}]", vector.names().join(", "))));
         }
         shown.push(("base", format!("[{}]", spec.base_vector.names().join(", "))));
-        if let Some(stored) = &self.stored {
-            shown.push(("index", stored.shown()));
+        match (&self.stored, self.index.get()) {
+            (Some(stored), _) => shown.push(("index", stored.shown())),
+            (None, Some(_)) => shown.push(("index", "built".to_string())),
+            (None, None) => {}
         }
         if let Some(vector) = &spec.training_vector {
             shown.push(("training", format!("[{}]", vector.names().join(", "))));

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 
 use super::output::Carried;
 use crate::exec::collect::{blocking, columns, join_error};
+use crate::exec::idle::grow;
 use crate::exec::phases::Phases;
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
@@ -172,7 +173,7 @@ impl Queries {
     /// batch are in memory anyway, and cannot be held in part.
     fn hold(&self, block: &mut Filling, batch: &RecordBatch) -> Result<bool> {
         let bytes = block.kept.count_batch(&batch.project(&self.side.carried)?);
-        Ok(block.columns.try_grow(bytes).is_ok() || block.carried.is_empty())
+        Ok(grow(&block.columns, bytes).is_ok() || block.carried.is_empty())
     }
 
     /// How many rows the block has memory for, given a batch of `batch` rows.

@@ -9,13 +9,18 @@ use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
-use tokio::runtime::Handle;
 
 use super::output::Carried;
-use crate::algo::knn::Selection;
-use crate::exec::collect::{collect, computing};
+use super::spec::KnnSpec;
+use crate::algo::knn::{
+    Found, InTurnSearch, Index, KnnSearch, LoadedTables, LshParams, Selection, StoredBase,
+    StoredSearch,
+};
+use crate::device::{AnyDevice, QueryRows};
+use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
+use crate::exec::collect::{blocking, collect, computing};
 use crate::exec::side::Side;
-use crate::exec::stored::{Kept, Residence, StoredIndex};
+use crate::exec::stored::{Residence, StoredIndex, Vectors};
 use crate::job::{Job, Reserved};
 use crate::matrix::{ElementKind, Rows};
 
@@ -47,14 +52,14 @@ impl Stored {
 #[derive(Clone)]
 pub(super) struct Selected {
     /// The vectors of the index.
-    pub kept: Arc<Kept>,
+    pub vectors: Arc<Vectors>,
     /// Those of the base, if they are not all.
     pub selection: Option<Arc<Selection>>,
 }
 
 /// What is selected, the columns that are carried along, the vectors that are searched for in a
 /// self-join, and their reservations.
-type Found = (Selected, Carried, Rows, Vec<Reserved>);
+type Input = (Selected, Carried, Rows, Vec<Reserved>);
 
 /// Reads which rows of an index a base has, and their columns that are carried along.
 pub(super) async fn select(
@@ -63,13 +68,13 @@ pub(super) async fn select(
     (kind, is_joined): (ElementKind, bool),
     (held, pool): (&Arc<MemoryReservation>, &Arc<dyn MemoryPool>),
     job: &Job,
-) -> Result<Found> {
+) -> Result<Input> {
     let batches = collect(streams, held).await?;
+    let vectors = stored.index.vectors(kind, pool, job).await?;
     let number = side.carried.len();
     let side = Side { vector: vec![number], carried: (0..number).collect(), ..side.clone() };
-    let (held, pool, job) = (held.clone(), pool.clone(), job.clone());
-    let (index, runtime) = (stored.index.clone(), Handle::current());
-    computing(move || {
+    let (held, job) = (held.clone(), job.clone());
+    blocking(move || {
         let mut carried = Carried::new(&side);
         let mut counter = RecordBatchMemoryCounter::new();
         let (mut numbers, mut position) = (Vec::new(), 0u32);
@@ -82,17 +87,16 @@ pub(super) async fn select(
             };
             numbers
                 .extend(of_batch.iter().zip(position..).filter_map(|(row, at)| Some((row?, at))));
-            position += of_batch.len() as u32;
+            position += batch.num_rows() as u32;
             counter.count_batch(&batch.project(&side.carried)?);
             carried.push(&batch, &side);
         }
         held.resize(counter.memory_usage());
-        let kept = index.vectors(kind, (&pool, &runtime), &job)?;
         // Plans keep the order of rows, but for those of several partitions.
         numbers.sort_unstable();
         carried.positions = numbers.iter().map(|(_, at)| *at).collect();
-        let all = kept.rows.len();
-        let (mut rows, mut selection) = (kept.rows.clone(), None);
+        let (mut rows, mut selection) = (vectors.rows.clone(), None);
+        let all = rows.len();
         if numbers.len() < all {
             reserved.push(job.reserve("selected rows", Selection::bytes(numbers.len(), all))?);
             let chosen = Selection::new(numbers.iter().map(|(row, _)| *row), all);
@@ -103,7 +107,111 @@ pub(super) async fn select(
             }
             selection = Some(Arc::new(chosen));
         }
-        Ok((Selected { kept, selection }, carried, rows, reserved))
+        Ok((Selected { vectors, selection }, carried, rows, reserved))
     })
     .await
+}
+
+/// A search, wherever its tables are.
+#[derive(Clone)]
+pub(super) enum Searching {
+    /// They are in memory, if there are any.
+    AtOnce(Arc<dyn KnnSearch>),
+    /// Those of an index are, as long as this is.
+    Kept { search: Arc<dyn KnnSearch>, _tables: Arc<LoadedTables>, _base: Arc<dyn StoredBase> },
+    /// Some are read after others.
+    InTurn {
+        search: Arc<dyn InTurnSearch>,
+        _base: Arc<dyn StoredBase>,
+        index: Arc<StoredIndex>,
+        pool: Arc<dyn MemoryPool>,
+    },
+}
+
+impl Searching {
+    /// What was built, if anything.
+    pub fn index(&self) -> Option<&Index> {
+        match self {
+            Self::AtOnce(search) | Self::Kept { search, .. } => search.index(),
+            Self::InTurn { search, .. } => Some(search.index()),
+        }
+    }
+
+    /// The neighbours of queries, or the error of the device.
+    pub async fn search(
+        &self,
+        (queries, query_rows): (Rows, QueryRows),
+        job: &Job,
+    ) -> Result<Result<Found, crate::Error>> {
+        let (search, of_job) = (self.clone(), job.clone());
+        match search {
+            Self::AtOnce(search) | Self::Kept { search, .. } => {
+                computing(move || Ok(search.search(&queries, query_rows, &of_job))).await
+            }
+            Self::InTurn { search, index, pool, .. } => {
+                let (mut found, mut first, all) = (None, 0, search.tables());
+                let mut together = all.div_ceil(2).max(1);
+                while first < all {
+                    let most = together.min(all - first);
+                    let tables = index.some_tables(first, most, (&pool, job)).await?;
+                    together = tables.len().max(1);
+                    first += together;
+                    let (search, queries, job) = (search.clone(), queries.clone(), job.clone());
+                    let part = computing(move || {
+                        Ok(search.search(&tables, found, (&queries, query_rows), &job))
+                    });
+                    match part.await? {
+                        Ok(part) => found = Some(part),
+                        Err(error) => return Ok(Err(error)),
+                    }
+                }
+                match found {
+                    Some(found) => Ok(Ok(search.finish(found, query_rows))),
+                    None => internal_err!("an index has no tables"),
+                }
+            }
+        }
+    }
+}
+
+/// A search in the tables of an index, and the device that it is on.
+pub(super) async fn open_stored(
+    (stored, selected): (&Stored, &Selected),
+    (spec, lsh): (&KnnSpec, &LshParams),
+    (pool, chosen): (&Arc<dyn MemoryPool>, &Chosen),
+    (device, (queries, query_rows)): (AnyDevice, (Rows, QueryRows)),
+    job: &Job,
+) -> Result<(AnyDevice, Searching)> {
+    let tables = stored.index.tables(pool, job).await?;
+    let (tables, residence) = match tables {
+        Some((tables, residence)) => (Some(tables), residence),
+        None => (None, Residence::InTurn),
+    };
+    let KnnSpec { device: choice, device_memory, params, .. } = *spec;
+    let (index, selected, chosen) = (stored.index.clone(), selected.clone(), chosen.clone());
+    let (lsh, job, held) = (lsh.clone(), job.clone(), tables.clone());
+    let (device, (base, search)) = computing(move || {
+        let open = |device: &AnyDevice| {
+            let base = index.base(device, device_memory, &selected.vectors, &job)?;
+            let (sample, selection) = ((&queries, query_rows), selected.selection.clone());
+            let search = base.search(held.as_deref(), (params, &lsh), sample, selection, &job)?;
+            Ok((base, search))
+        };
+        let may = may_fall_back(choice, &device);
+        Ok(run_or_fall_back(device, may, &chosen, open)?)
+    })
+    .await?;
+    let search = match (search, tables) {
+        (StoredSearch::Together(search), Some(tables)) => {
+            stored.set(residence);
+            Searching::Kept { search: Arc::from(search), _tables: tables, _base: base }
+        }
+        (StoredSearch::Together(search), None) => Searching::AtOnce(Arc::from(search)),
+        (StoredSearch::InTurn(search), _) => {
+            stored.set(Residence::InTurn);
+            let (index, pool) = (stored.index.clone(), pool.clone());
+            Searching::InTurn { search: Arc::from(search), _base: base, index, pool }
+        }
+    };
+    Ok((device, search))
 }

@@ -22,7 +22,7 @@ use super::queries::{Queries, SMALLEST_BLOCK, reserve};
 use crate::algo::knn::Found;
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::chosen::may_fall_back;
-use crate::exec::collect::{CancelOnDrop, Pool, computing};
+use crate::exec::collect::{CancelOnDrop, Pool};
 use crate::exec::vectors::VectorReader;
 use crate::job::{Cancel, Job, Phase, Watch};
 use crate::matrix::{ElementKind, Rows};
@@ -192,9 +192,8 @@ impl Search {
     async fn search_on_device(&mut self, block: &Block) -> Result<Result<Found, crate::Error>> {
         let OnDevice { search, device, .. } = self.on_device(block.rows.len()).await?;
         self.metrics.phases.enter(Phase::Search);
-        let (queries, query_rows) = (block.rows.clone(), block.query_rows);
-        let job = self.job.clone();
-        let found = computing(move || Ok(search.search(&queries, query_rows, &job))).await?;
+        let queries = (block.rows.clone(), block.query_rows);
+        let found = search.search(queries, &self.job).await?;
         self.metrics.device_memory.set_max(device.peak_memory() as usize);
         Ok(found)
     }

@@ -4,9 +4,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, RecordBatch};
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use datafusion::arrow::buffer::Buffer;
-use datafusion::arrow::datatypes::{FieldRef, Schema, SchemaRef};
+use datafusion::arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
 use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::ipc::reader::StreamDecoder;
 use datafusion::arrow::ipc::writer::StreamWriter;
@@ -116,6 +116,9 @@ impl IndexFile {
         };
         let (params, metric) = from_entries(&summary.entries)?;
         let (rows, group) = (summary.count(ROWS)?, summary.count(GROUP)?);
+        if u32::try_from(rows).is_err() {
+            return Err(bad(format!("it says that it has {rows} rows")));
+        }
         let schema = schema_of(reader.read(schema).await?)?;
         let cells = rows.div_ceil(group.max(1)).checked_mul(schema.fields().len());
         let all = cells.and_then(|cells| cells.checked_add(params.tables.unwrap_or(0)));
@@ -267,8 +270,14 @@ fn schema_of(bytes: Buffer) -> Result<SchemaRef> {
 }
 
 /// The values of a column as bytes.
-pub(super) fn column_bytes(field: &FieldRef, values: ArrayRef) -> Result<Vec<u8>, ArrowError> {
+pub(super) fn column_bytes(field: &FieldRef, values: &ArrayRef) -> Result<Vec<u8>, ArrowError> {
     let schema = Arc::new(Schema::new(vec![field.clone()]));
+    // Views may be of far more than these values.
+    let values = match field.data_type() {
+        DataType::Utf8View => Arc::new(values.as_string_view().gc()) as ArrayRef,
+        DataType::BinaryView => Arc::new(values.as_binary_view().gc()) as ArrayRef,
+        _ => values.clone(),
+    };
     let mut writer = StreamWriter::try_new(Vec::new(), &schema)?;
     writer.write(&RecordBatch::try_new(schema, vec![values])?)?;
     writer.into_inner()

@@ -32,6 +32,6 @@ mod write;
 
 pub(super) use numbered::{numbered, stored_in};
 pub(crate) use resident::StoredIndex;
-pub(super) use resident::{Kept, Residence, release_idle};
+pub(super) use resident::{Residence, Vectors};
 pub(crate) use scan::IndexScanExec;
 pub(crate) use write::IndexSink;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_expr::expressions::{Column, LambdaExpr};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
@@ -35,6 +35,9 @@ pub(in crate::exec) fn stored_in(
             return (found.is_some() && found == wanted).then(|| scan.index().clone());
         }
         if let Some(projection) = plan.downcast_ref::<ProjectionExec>() {
+            if projection.expr().iter().any(|expr| has_lambda(&expr.expr)) {
+                return None;
+            }
             let column = |i: &usize| {
                 let expr = projection.expr().get(*i)?;
                 expr.expr.downcast_ref::<Column>().map(Column::index)
@@ -42,6 +45,9 @@ pub(in crate::exec) fn stored_in(
             columns = columns.iter().map(column).collect::<Option<_>>()?;
             plan = projection.input();
         } else if let Some(filter) = plan.downcast_ref::<FilterExec>() {
+            if has_lambda(filter.predicate()) {
+                return None;
+            }
             if let Some(projection) = filter.projection() {
                 columns =
                     columns.iter().map(|i| projection.get(*i).copied()).collect::<Option<_>>()?;
@@ -51,6 +57,11 @@ pub(in crate::exec) fn stored_in(
             plan = below(plan)?;
         }
     }
+}
+
+/// Whether an expression has functions inside, which find their arguments behind all columns.
+fn has_lambda(expr: &Arc<dyn PhysicalExpr>) -> bool {
+    expr.exists(|part| Ok(part.is::<LambdaExpr>())).unwrap_or(true)
 }
 
 /// The input of an operator that keeps columns as they are, and rows in their order.

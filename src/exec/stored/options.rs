@@ -49,7 +49,7 @@ impl KnnLsh {
             "recall" => self.recall = Some(parsed(name, value, "a number")?),
             _ => {
                 return Err(Error::InvalidArgument(format!(
-                    "there is no option '{name}'; there are {}",
+                    "there is no option '{name}'; there are {}, training",
                     NAMES.join(", ")
                 )));
             }
@@ -96,6 +96,9 @@ impl KnnLsh {
                 (self.box_radius, self.probes.map_or(1, |p| p as usize));
         }
         self.score_again(&mut params)?;
+        if params.scoring.is_some() && self.probes.is_none() {
+            params.probes = 1;
+        }
         if self.recall.is_some() {
             if self.tables.is_none() {
                 params.tables = None;
@@ -241,6 +244,7 @@ fn items(text: &str) -> impl Iterator<Item = &str> {
 fn parsed<T: FromStr>(name: &str, value: &str, accepted: &str) -> Result<T> {
     value
         .trim()
+        .to_ascii_lowercase()
         .parse()
         .map_err(|_| Error::InvalidArgument(format!("{name} is '{value}'; accepted is {accepted}")))
 }

@@ -1,59 +1,68 @@
 //! What is kept of an index between queries: its vectors and its tables, while nothing else wants the
 //! memory.
+//!
+//! Files are read by tasks, and never by a thread that blocks: a store may need such a thread itself.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool};
 use datafusion::object_store::ObjectStore;
 use datafusion::object_store::path::Path;
-use tokio::runtime::Handle;
+use futures::future::try_join_all;
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::file::{IndexFile, Reader};
-use crate::algo::knn::{StoredBase, TableSource, load_base};
+use super::file::IndexFile;
+use crate::algo::knn::{LoadedTables, StoredBase, open_stored};
 use crate::device::AnyDevice;
-use crate::error::Result;
-use crate::exec::collect::Pool;
+use crate::error::{Error, Result as OwnResult};
+use crate::exec::collect::{Pool, blocking, computing};
+use crate::exec::idle::{Keeper, register};
 use crate::exec::vectors::VectorReader;
 use crate::index::lsh::Table;
-use crate::index::lsh::file::Section;
+use crate::index::lsh::file::bad;
 use crate::job::{Job, Phase, Reserved};
 use crate::matrix::{ElementKind, Rows};
+use crate::parallel::{in_parallel, threads};
 
 /// An index file, and what is kept of it.
 pub(crate) struct StoredIndex {
     file: IndexFile,
-    resident: AsyncMutex<Vec<Resident>>,
+    /// Locked while something is read.
+    read: AsyncMutex<Read>,
+    bases: Mutex<Vec<OnDevice>>,
 }
 
-/// Something that is kept.
-struct Resident {
-    kind: ElementKind,
-    what: What,
+/// What was read.
+#[derive(Default)]
+struct Read {
+    vectors: Vec<Arc<Vectors>>,
+    tables: Option<Arc<LoadedTables>>,
 }
 
-enum What {
-    /// The vectors.
-    Rows(Arc<Kept>),
-    /// The vectors on a device, and the tables.
-    Base(String, Arc<dyn StoredBase>),
-}
-
-/// Vectors, and their reservation.
-pub(in crate::exec) struct Kept {
+/// The vectors of an index, as numbers of one kind.
+pub(in crate::exec) struct Vectors {
     pub rows: Rows,
-    _reserved: Reserved,
+    _reserved: Option<Reserved>,
 }
 
-/// How an index came to be in memory, for EXPLAIN ANALYZE.
+/// The vectors on a device, with so much of its memory.
+struct OnDevice {
+    device: (String, u64),
+    vectors: Arc<Vectors>,
+    base: Arc<dyn StoredBase>,
+}
+
+/// How the tables of an index came to be in memory, for EXPLAIN ANALYZE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::exec) enum Residence {
-    /// It was read.
+    /// They were read.
     Loaded,
-    /// It was there.
+    /// They were there.
     Resident,
-    /// Its tables are read for every block of queries.
+    /// Some are read after others, for every block of queries.
     InTurn,
 }
 
@@ -68,57 +77,40 @@ impl Residence {
     }
 }
 
-/// Indexes that are open, and may have something to give up.
-static OPEN: Mutex<Vec<Weak<StoredIndex>>> = Mutex::new(Vec::new());
-
-/// Gives up what no query uses. Returns whether there was anything.
-pub(in crate::exec) fn release_idle() -> bool {
-    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let mut released = false;
-    for index in open.iter().filter_map(Weak::upgrade) {
+impl Keeper for StoredIndex {
+    fn release(&self) -> bool {
         // One that is being read is in use.
-        let Ok(mut resident) = index.resident.try_lock() else { continue };
-        let before = resident.len();
-        let is_used = |what: &What| match what {
-            What::Base(_, base) => Arc::strong_count(base) > 1,
-            What::Rows(rows) => Arc::strong_count(rows) > 1,
+        let Ok(mut read) = self.read.try_lock() else { return false };
+        let mut bases = self.bases.lock().unwrap_or_else(PoisonError::into_inner);
+        fn is_used<T: ?Sized>(held: &Arc<T>) -> bool {
+            Arc::strong_count(held) > 1
+        }
+        let held = |bases: &[OnDevice], read: &Read| {
+            bases.len() + read.vectors.len() + usize::from(read.tables.is_some())
         };
-        // Vectors that are on a device are used by that.
-        resident.retain(|held| matches!(held.what, What::Rows(_)) || is_used(&held.what));
-        let is_needed = resident.iter().any(|held| matches!(held.what, What::Base(..)));
-        resident.retain(|held| is_needed || is_used(&held.what));
-        released |= resident.len() < before;
-    }
-    released
-}
-
-/// Where the tables of a file are.
-struct Source {
-    reader: Reader,
-    sections: Vec<Section>,
-    rows: usize,
-    runtime: Handle,
-}
-
-impl TableSource for Source {
-    fn table(&self, number: usize) -> Result<Table> {
-        let bytes = self.runtime.block_on(self.reader.read(&self.sections[number]))?;
-        Table::from_bytes(&bytes, self.rows).map_err(|error| self.reader.of_file(error))
+        let before = held(&bases, &read);
+        bases.retain(|on_device| is_used(&on_device.base));
+        read.tables.take_if(|tables| !is_used(tables));
+        // Those on a device are used by that.
+        read.vectors.retain(is_used);
+        held(&bases, &read) < before
     }
 }
 
 impl StoredIndex {
     /// Opens a file: reads what it says of itself.
+    ///
+    /// # Errors
+    /// [`Error::IndexFile`] for files that are none, damaged or newer.
     pub(crate) async fn open(
         store: Arc<dyn ObjectStore>,
         path: Path,
         name: String,
-    ) -> Result<Arc<Self>> {
+    ) -> OwnResult<Arc<Self>> {
         let file = IndexFile::open(store, path, name).await?;
-        let index = Arc::new(Self { file, resident: AsyncMutex::default() });
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|index| index.strong_count() > 0);
-        open.push(Arc::downgrade(&index));
+        let index = Arc::new(Self { file, read: AsyncMutex::default(), bases: Mutex::default() });
+        let keeper: Weak<dyn Keeper> = Arc::<Self>::downgrade(&index);
+        register(keeper);
         Ok(index)
     }
 
@@ -127,63 +119,61 @@ impl StoredIndex {
         &self.file
     }
 
-    /// The vectors, as numbers of this kind. Blocks, on a thread that may.
-    pub(in crate::exec) fn vectors(
+    /// The vectors, as numbers of this kind.
+    pub(in crate::exec) async fn vectors(
         &self,
         kind: ElementKind,
-        (pool, runtime): (&Arc<dyn MemoryPool>, &Handle),
+        pool: &Arc<dyn MemoryPool>,
         job: &Job,
-    ) -> Result<Arc<Kept>> {
-        let mut resident = runtime.block_on(self.resident.lock());
-        let kept = resident.iter().find_map(|held| match &held.what {
-            What::Rows(kept) if held.kind == kind => Some(kept.clone()),
-            _ => None,
-        });
-        if let Some(kept) = kept {
-            return Ok(kept);
+    ) -> Result<Arc<Vectors>> {
+        let mut read = self.read.lock().await;
+        let is_wanted = |held: &&Arc<Vectors>| held.rows.matrix().kind() == kind;
+        if let Some(held) = read.vectors.iter().find(is_wanted) {
+            return Ok(held.clone());
         }
-        let job = self.own_budget(pool, job);
-        let kept = Arc::new(self.read_vectors(kind, runtime, &job)?);
-        resident.push(Resident { kind, what: What::Rows(kept.clone()) });
-        Ok(kept)
+        let vectors = Arc::new(self.read_vectors(kind, &self.own_budget(pool, job)).await?);
+        read.vectors.push(vectors.clone());
+        Ok(vectors)
     }
 
-    /// The vectors on a device, and the tables. Blocks, on a thread that may.
+    /// The tables; `None` if there is no memory for all.
+    pub(in crate::exec) async fn tables(
+        &self,
+        pool: &Arc<dyn MemoryPool>,
+        job: &Job,
+    ) -> Result<Option<(Arc<LoadedTables>, Residence)>> {
+        let mut read = self.read.lock().await;
+        if let Some(tables) = &read.tables {
+            return Ok(Some((tables.clone(), Residence::Resident)));
+        }
+        let all = 0..self.file.tables().params.tables.unwrap_or(0);
+        let tables = self.read_tables(all, 1, &self.own_budget(pool, job)).await?;
+        let tables = tables.map(|tables| (Arc::new(tables), Residence::Loaded));
+        read.tables = tables.as_ref().map(|(tables, _)| tables.clone());
+        Ok(tables)
+    }
+
+    /// The vectors on a device.
     pub(in crate::exec) fn base(
         &self,
         device: &AnyDevice,
-        rows: &Rows,
-        (pool, runtime): (&Arc<dyn MemoryPool>, &Handle),
+        memory: u64,
+        vectors: &Arc<Vectors>,
         job: &Job,
-    ) -> Result<(Arc<dyn StoredBase>, Residence)> {
-        let (kind, name) = (rows.matrix().kind(), device.info().name);
-        let mut resident = runtime.block_on(self.resident.lock());
-        let kept = resident.iter().position(|held| match &held.what {
-            What::Base(on, _) => *on == name && held.kind == kind,
-            What::Rows(_) => false,
-        });
-        if let Some(at) = kept {
-            if let What::Base(_, base) = &resident[at].what
-                && base.has_tables()
-            {
-                return Ok((base.clone(), Residence::Resident));
-            }
-            // There may be memory for the tables now.
-            resident.remove(at);
+    ) -> OwnResult<Arc<dyn StoredBase>> {
+        let lock = || self.bases.lock().unwrap_or_else(PoisonError::into_inner);
+        let device_of = (device.info().name, memory);
+        let is_wanted =
+            |held: &&OnDevice| held.device == device_of && Arc::ptr_eq(&held.vectors, vectors);
+        if let Some(held) = lock().iter().find(is_wanted) {
+            return Ok(held.base.clone());
         }
-        let job = self.own_budget(pool, job);
-        let source = Source {
-            reader: self.file.reader.clone(),
-            sections: self.file.of_tables().to_vec(),
-            rows: self.file.with_vectors(),
-            runtime: runtime.clone(),
-        };
-        let tables = self.file.tables().clone();
-        let base = load_base(device, rows.clone(), tables, Arc::new(source), &job)
+        let (rows, tables) = (vectors.rows.clone(), self.file.tables().clone());
+        let base = open_stored(device, rows, tables, job)
             .map_err(|error| self.file.reader.of_file(error))?;
-        let residence = if base.has_tables() { Residence::Loaded } else { Residence::InTurn };
-        resident.push(Resident { kind, what: What::Base(name, base.clone()) });
-        Ok((base, residence))
+        let vectors = vectors.clone();
+        lock().push(OnDevice { device: device_of, vectors, base: base.clone() });
+        Ok(base)
     }
 
     /// The same work, with memory that is counted for the index.
@@ -192,50 +182,105 @@ impl StoredIndex {
         job.clone().with_budget(Arc::new(Pool(held)))
     }
 
-    fn read_vectors(&self, kind: ElementKind, runtime: &Handle, job: &Job) -> Result<Kept> {
+    async fn read_vectors(&self, kind: ElementKind, job: &Job) -> Result<Vectors> {
         job.enter(Phase::Read);
-        let schema = self.file.schema();
-        let columns: Vec<_> = self
-            .file
-            .vector()
-            .names()
-            .iter()
-            .filter_map(|name| schema.index_of(name).ok())
-            .collect();
-        let mut reader = VectorReader::new(
-            "the index",
-            self.file.vector().clone(),
-            kind,
-            self.file.tables().metric,
-        );
+        let (file, schema) = (&self.file, self.file.schema());
+        let names = file.vector().names().iter();
+        let columns: Vec<_> = names.filter_map(|name| schema.index_of(name).ok()).collect();
+        let metric = file.tables().metric;
+        let mut reader = VectorReader::new("the index", file.vector().clone(), kind, metric);
         let mut reserved = None;
-        for (group, rows) in self.file.groups().enumerate() {
+        for (group, rows) in file.groups().enumerate() {
             job.check()?;
-            let _read = job.reserve("columns of an index", self.file.bytes(group, &columns))?;
-            let values = runtime.block_on(self.file.columns(group, rows.len(), &columns))?;
-            reader.append(&values)?;
+            let bytes = file.bytes(group, &columns);
+            let _read = job.reserve("columns of an index", bytes)?;
+            let values = file.columns(group, rows.len(), &columns).await?;
+            reader = blocking(move || {
+                reader.append(&values)?;
+                Ok(reader)
+            })
+            .await?;
             if reserved.is_none() && reader.len() > 0 {
                 // A damaged file may say that it has more rows than it can have.
-                let (seen, read) = (rows.end, self.file.bytes(group, &columns).max(1));
-                let all = self.cell_bytes(&columns).div_ceil(read).saturating_mul(seen);
-                let expected = self.file.with_vectors().min(all);
+                let all = self.bytes_of(&columns).div_ceil(bytes.max(1)).saturating_mul(rows.end);
+                let expected = file.with_vectors().min(all);
                 reserved = Some(job.reserve("rows of an index", reader.bytes_of(expected))?);
                 reader.reserve(expected);
             }
         }
         let (rows, positions) = reader.finish();
-        if positions.len() != self.file.with_vectors() {
-            let error = crate::index::lsh::file::bad("its rows without vectors are others");
-            return Err(self.file.reader.of_file(error));
+        if positions.len() != file.with_vectors() {
+            let error = bad("its rows without vectors are others");
+            return Err(file.reader.of_file(error).into());
         }
-        let none = || job.reserve("rows of an index", 0);
-        let _reserved = reserved.map_or_else(none, Ok)?;
-        Ok(Kept { rows, _reserved })
+        Ok(Vectors { rows, _reserved: reserved })
     }
 
     /// Bytes of some columns for all rows.
-    fn cell_bytes(&self, columns: &[usize]) -> usize {
+    fn bytes_of(&self, columns: &[usize]) -> usize {
         self.file.groups().enumerate().map(|(group, _)| self.file.bytes(group, columns)).sum()
+    }
+
+    /// The next tables from `first` on: at most `most`, and as many as there is memory for, with as much
+    /// again for what finds candidates in them.
+    pub(in crate::exec) async fn some_tables(
+        &self,
+        first: usize,
+        most: usize,
+        (pool, job): (&Arc<dyn MemoryPool>, &Job),
+    ) -> Result<LoadedTables> {
+        let (job, mut count) = (self.own_budget(pool, job), most);
+        loop {
+            if let Some(tables) = self.read_tables(first..first + count, 2, &job).await? {
+                return Ok(tables);
+            }
+            if count == 1 {
+                let (what, bytes) = ("a table of an index", self.bytes_of_table());
+                let reason = "not even one fits".to_string();
+                return Err(Error::HostMemory { what, bytes, reason }.into());
+            }
+            count = count.div_ceil(2);
+        }
+    }
+
+    fn bytes_of_table(&self) -> usize {
+        self.file.tables().bytes_of_table(self.file.with_vectors())
+    }
+
+    /// Some tables; `None` if there is no memory for `times` as many.
+    async fn read_tables(
+        &self,
+        numbers: Range<usize>,
+        times: usize,
+        job: &Job,
+    ) -> Result<Option<LoadedTables>> {
+        let rows = self.file.with_vectors();
+        let numbers = if rows == 0 { numbers.start..numbers.start } else { numbers };
+        // As bytes, and a mark for each row.
+        let together = threads().min(numbers.len());
+        let raw = together * (Table::bytes_in_file(rows) + rows.div_ceil(8));
+        let needed = numbers.len() * self.bytes_of_table();
+        let mut reserved = match job.reserve("tables of an index", needed * times + raw) {
+            Err(Error::HostMemory { .. }) => return Ok(None),
+            reserved => reserved?,
+        };
+        reserved.shrink_to(needed + raw);
+        job.enter(Phase::Read);
+        let mut tables = Vec::with_capacity(numbers.len());
+        for some in self.file.of_tables()[numbers.clone()].chunks(threads()) {
+            job.check()?;
+            let read = some.iter().map(|section| self.file.reader.read(section));
+            let bytes = try_join_all(read).await?;
+            let read = computing(move || {
+                let read = in_parallel(bytes, |bytes| Table::from_bytes(&bytes, rows));
+                Ok(read.into_iter().collect::<OwnResult<Vec<_>>>())
+            });
+            tables.extend(read.await?.map_err(|error| self.file.reader.of_file(error))?);
+        }
+        reserved.shrink_to(needed);
+        let (stored, job) = (self.file.tables().clone(), job.clone());
+        job.enter(Phase::Hash);
+        computing(move || Ok(Some(stored.load((numbers.start, tables), reserved, &job)?))).await
     }
 }
 

@@ -24,7 +24,7 @@ use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Pla
 use futures::{StreamExt, TryStreamExt};
 
 use super::resident::StoredIndex;
-use crate::exec::collect::grow;
+use crate::exec::idle::grow;
 
 /// The rows of an index file, in one partition and in the order in which they were written.
 #[derive(Debug)]

@@ -36,8 +36,10 @@ const FEWEST_ROWS: usize = 1024;
 const MOST_ROWS: usize = 65_536;
 const GROUP_BYTES: usize = 16 << 20;
 
-/// Parts of a file that are on their way at a time.
-const PARTS: usize = 8;
+/// Bytes of a part of a file, which stores take up to 10,000 of, and parts that are on their way at a
+/// time.
+const PART: usize = 32 << 20;
+const PARTS: usize = 2;
 
 /// Writes all rows and their tables to one file.
 #[derive(Debug)]
@@ -107,15 +109,10 @@ impl IndexSink {
         .await
     }
 
-    fn entries(
-        &self,
-        builder: &TablesBuilder,
-        read: &Read,
-        (rows, group): (usize, usize),
-    ) -> Vec<(String, String)> {
+    fn entries(&self, builder: &TablesBuilder, numbers: &[(&str, usize)]) -> Vec<(String, String)> {
         let mut all = entries(&builder.params, self.params.metric);
-        let numbers = [(ROWS, rows), (GROUP, group), (DIM, read.rows.matrix().dim())];
-        all.extend(numbers.map(|(name, number)| (name.to_string(), number.to_string())));
+        let text = |(name, number): &(&str, usize)| (name.to_string(), number.to_string());
+        all.extend(numbers.iter().map(text));
         let name = match self.vector {
             VectorColumn::Whole(_) => VECTOR,
             VectorColumn::Dimensions(_) => DIMENSION,
@@ -134,9 +131,11 @@ struct Writer {
 
 impl Writer {
     async fn write(&mut self, bytes: Vec<u8>) -> Result<()> {
-        self.upload.wait_for_capacity(PARTS).await?;
         self.end += bytes.len() as u64;
-        self.upload.put(bytes.into());
+        for part in bytes.chunks(PART) {
+            self.upload.wait_for_capacity(PARTS).await?;
+            self.upload.write(part);
+        }
         Ok(())
     }
 
@@ -157,26 +156,27 @@ impl IndexSink {
         let (batches, metric) = (Arc::new(batches), self.params.metric);
         let all = batches.iter().map(RecordBatch::num_rows).sum();
         let input = ("items", self.vector.clone(), self.side.clone());
-        let read = self.read(input, batches.clone(), job).await?;
-        let (rows, of_job) = (read.rows.clone(), job.clone());
+        let Read { rows, positions, reserved } = self.read(input, batches.clone(), job).await?;
+        let of_job = job.clone();
         let (params, lsh) = (KnnParams::try_new(self.params.k, metric)?, self.params.params()?);
+        let dim = rows.matrix().dim();
         let builder = computing(move || {
             let training = training.as_ref().map(|read| &read.rows);
-            Ok(TablesBuilder::new((rows, training), (params, &lsh), &of_job)?)
+            Ok(TablesBuilder::new((rows, reserved, training), (params, &lsh), &of_job)?)
         })
         .await?;
         let group = group_rows(&batches, all);
-        writer.summary.entries = self.entries(&builder, &read, (all, group));
+        let numbers = [(ROWS, all), (GROUP, group), (DIM, dim)];
+        writer.summary.entries = self.entries(&builder, &numbers);
         writer.write(header()).await?;
         writer.section(schema_bytes(&self.schema)?).await?;
-        writer.section(without(&read.positions, all)).await?;
-        drop(read);
+        writer.section(without(&positions, all)).await?;
         for first in (0..all).step_by(group) {
             let rows = slice(&batches, first, group.min(all - first));
             let group = concat_batches(&self.schema, &rows)?;
             let columns = self.schema.fields().iter().zip(group.columns());
             for (field, values) in columns {
-                writer.section(column_bytes(field, values.clone())?).await?;
+                writer.section(column_bytes(field, values)?).await?;
             }
         }
         drop(batches);
@@ -186,7 +186,8 @@ impl IndexSink {
         for first in (0..tables).step_by(together) {
             let (builder, job) = (builder.clone(), job.clone());
             let numbers_of = first..tables.min(first + together);
-            for built in computing(move || Ok(builder.build(numbers_of, &job)?)).await? {
+            let built = computing(move || Ok(builder.build(numbers_of, &job)?)).await?;
+            for built in &built.tables {
                 sizes = (sizes.0 + built.sizes.0, built.sizes.1.max(sizes.1));
                 numbers.extend(built.planes.iter().flat_map(|x| x.to_le_bytes()));
                 writer.section(built.table.to_bytes()).await?;
@@ -257,7 +258,8 @@ impl DataSink for IndexSink {
         let training = self.training(context, &held, &job).await?;
         let store = context.runtime_env().object_store(&self.store)?;
         // A store shows a file under its name once it is complete.
-        let upload = WriteMultipart::new(store.put_multipart(&self.path).await?);
+        let upload = store.put_multipart(&self.path).await?;
+        let upload = WriteMultipart::new_with_chunk_size(upload, PART);
         let mut writer = Writer { upload, end: 0, summary: Summary::default() };
         match self.write((batches, training), &mut writer, &job).await {
             Ok(()) => {

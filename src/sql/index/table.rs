@@ -26,21 +26,37 @@ struct IndexTable {
     index: Arc<StoredIndex>,
 }
 
-/// The index whose rows, or some of them in their order, a plan has.
+/// The index whose rows, or some of them in their order, a plan has, with their vectors.
 pub(in crate::sql) fn index_of(plan: &LogicalPlan) -> Option<Arc<StoredIndex>> {
-    let mut plan = plan;
-    loop {
-        plan = match plan {
-            LogicalPlan::Projection(projection) => &projection.input,
-            LogicalPlan::Filter(filter) => &filter.input,
-            LogicalPlan::SubqueryAlias(alias) => &alias.input,
-            LogicalPlan::Limit(limit) => &limit.input,
-            LogicalPlan::TableScan(scan) => {
-                let provider = source_as_provider(&scan.source).ok()?;
-                return provider.downcast_ref::<IndexTable>().map(|table| table.index.clone());
-            }
-            _ => return None,
-        };
+    traced(plan).map(|(index, _)| index)
+}
+
+/// The same, and what the columns of the vectors are called.
+fn traced(plan: &LogicalPlan) -> Option<(Arc<StoredIndex>, Vec<String>)> {
+    match plan {
+        LogicalPlan::Filter(filter) => traced(&filter.input),
+        LogicalPlan::SubqueryAlias(alias) => traced(&alias.input),
+        LogicalPlan::Limit(limit) => traced(&limit.input),
+        LogicalPlan::Projection(projection) => {
+            let (index, names) = traced(&projection.input)?;
+            let passed = |name: &String| {
+                let is_column = |expr: &&Expr| {
+                    let expr = (*expr).clone().unalias();
+                    matches!(expr, Expr::Column(column) if column.name == *name)
+                };
+                let expr = projection.expr.iter().find(is_column)?;
+                Some(expr.qualified_name().1)
+            };
+            let names = names.iter().map(passed).collect::<Option<_>>()?;
+            Some((index, names))
+        }
+        LogicalPlan::TableScan(scan) => {
+            let provider = source_as_provider(&scan.source).ok()?;
+            let index = provider.downcast_ref::<IndexTable>()?.index.clone();
+            let names = index.file().vector().names().to_vec();
+            Some((index, names))
+        }
+        _ => None,
     }
 }
 

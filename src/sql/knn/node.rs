@@ -185,6 +185,10 @@ impl KnnNode {
     pub(super) fn chooses(&self) -> bool {
         let is_literal = |(_, expr): (_, &Expr)| matches!(expr, Expr::Literal(_, _));
         let Some(lsh) = &self.lsh else { return false };
+        if self.has_index {
+            // Where the index cannot be used, all may be chosen.
+            return lsh.all().any(|(name, _)| name == "recall") || lsh.is_open();
+        }
         let metric = metric(self.function(), &self.metric);
         match metric.and_then(|metric| self.lsh_params(lsh, metric, 0)) {
             Ok(params) if lsh.all().all(is_literal) => params.is_open(),
