@@ -28,17 +28,18 @@ use crate::exec::hashed::KnnLsh;
 use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
 use crate::exec::vectors::{VectorColumn, VectorReader};
+use crate::index::lsh::Table;
 use crate::index::lsh::file::{Section, Summary, header};
-use crate::job::{Cancel, Job};
+use crate::job::{Cancel, Job, Reserved};
 
 /// Rows that are stored together, at least and at most, and about the bytes that they have.
 const FEWEST_ROWS: usize = 1024;
 const MOST_ROWS: usize = 65_536;
 const GROUP_BYTES: usize = 16 << 20;
 
-/// Bytes of a part of a file, which stores take up to 10,000 of, and parts that are on their way at a
-/// time.
-const PART: usize = 32 << 20;
+/// Bytes of a part of a file, at least; stores take 10,000 of them. Parts that are on their way at a time.
+const PART: usize = 5 << 20;
+const MOST_PARTS: usize = 8000;
 const PARTS: usize = 2;
 
 /// Writes all rows and their tables to one file.
@@ -125,6 +126,7 @@ impl IndexSink {
 /// A file that is being written.
 struct Writer {
     upload: WriteMultipart,
+    part: usize,
     end: u64,
     summary: Summary,
 }
@@ -132,7 +134,7 @@ struct Writer {
 impl Writer {
     async fn write(&mut self, bytes: Vec<u8>) -> Result<()> {
         self.end += bytes.len() as u64;
-        for part in bytes.chunks(PART) {
+        for part in bytes.chunks(self.part) {
             self.upload.wait_for_capacity(PARTS).await?;
             self.upload.write(part);
         }
@@ -145,27 +147,58 @@ impl Writer {
     }
 }
 
+/// What is to be written.
+struct Content {
+    batches: Vec<RecordBatch>,
+    /// Where the vectors are among the rows.
+    positions: Vec<u32>,
+    dim: usize,
+    builder: TablesBuilder,
+    /// Rows to be stored together, and bytes of a part.
+    group: usize,
+    part: usize,
+    /// Of what is on its way.
+    _reserved: Reserved,
+}
+
 impl IndexSink {
-    /// Writes all of it.
-    async fn write(
+    /// Reads the vectors, and chooses what is free.
+    async fn prepare(
         &self,
-        (batches, training): (Vec<RecordBatch>, Option<Read>),
-        writer: &mut Writer,
+        batches: Vec<RecordBatch>,
+        training: Option<Read>,
         job: &Job,
-    ) -> Result<()> {
+    ) -> Result<Content> {
         let (batches, metric) = (Arc::new(batches), self.params.metric);
-        let all = batches.iter().map(RecordBatch::num_rows).sum();
         let input = ("items", self.vector.clone(), self.side.clone());
         let Read { rows, positions, reserved } = self.read(input, batches.clone(), job).await?;
         let of_job = job.clone();
         let (params, lsh) = (KnnParams::try_new(self.params.k, metric)?, self.params.params()?);
-        let dim = rows.matrix().dim();
+        let (dim, vectors) = (rows.matrix().dim(), rows.len());
         let builder = computing(move || {
             let training = training.as_ref().map(|read| &read.rows);
             Ok(TablesBuilder::new((rows, reserved, training), (params, &lsh), &of_job)?)
         })
         .await?;
-        let group = group_rows(&batches, all);
+        let mut counter = RecordBatchMemoryCounter::new();
+        let bytes: usize = batches.iter().map(|batch| counter.count_batch(batch)).sum();
+        let all: usize = batches.iter().map(RecordBatch::num_rows).sum();
+        let fitting = GROUP_BYTES.saturating_mul(all.max(1)) / bytes.max(1);
+        let group = fitting.clamp(FEWEST_ROWS, MOST_ROWS);
+        let tables = builder.params.tables.unwrap_or(0) * Table::bytes_in_file(vectors);
+        let part = ((bytes + tables) / MOST_PARTS).max(PART);
+        // A group as it is and as bytes, and parts.
+        let of_group = bytes.min(2 * group * (bytes / all.max(1)));
+        let parts = (bytes + tables).min((PARTS + 2) * part);
+        let _reserved = job.reserve("parts of an index", 2 * of_group + parts)?;
+        let batches = Arc::unwrap_or_clone(batches);
+        Ok(Content { batches, positions, dim, builder, group, part, _reserved })
+    }
+
+    /// Writes all of it.
+    async fn write(&self, content: Content, writer: &mut Writer, job: &Job) -> Result<()> {
+        let Content { batches, positions, dim, builder, group, _reserved, .. } = content;
+        let all = batches.iter().map(RecordBatch::num_rows).sum();
         let numbers = [(ROWS, all), (GROUP, group), (DIM, dim)];
         writer.summary.entries = self.entries(&builder, &numbers);
         writer.write(header()).await?;
@@ -200,14 +233,6 @@ impl IndexSink {
         let summary = writer.summary.to_bytes();
         writer.write(summary).await
     }
-}
-
-/// Rows to be stored together.
-fn group_rows(batches: &[RecordBatch], all: usize) -> usize {
-    let mut counter = RecordBatchMemoryCounter::new();
-    let bytes: usize = batches.iter().map(|batch| counter.count_batch(batch)).sum();
-    let fitting = GROUP_BYTES.saturating_mul(all.max(1)) / bytes.max(1);
-    fitting.clamp(FEWEST_ROWS, MOST_ROWS)
 }
 
 /// The numbers of the rows without a vector.
@@ -256,12 +281,13 @@ impl DataSink for IndexSink {
             return Err(crate::Error::TooManyRows { input: "items", rows: all as u64 }.into());
         }
         let training = self.training(context, &held, &job).await?;
+        let content = self.prepare(batches, training, &job).await?;
         let store = context.runtime_env().object_store(&self.store)?;
         // A store shows a file under its name once it is complete.
-        let upload = store.put_multipart(&self.path).await?;
-        let upload = WriteMultipart::new_with_chunk_size(upload, PART);
-        let mut writer = Writer { upload, end: 0, summary: Summary::default() };
-        match self.write((batches, training), &mut writer, &job).await {
+        let (upload, part) = (store.put_multipart(&self.path).await?, content.part);
+        let upload = WriteMultipart::new_with_chunk_size(upload, part);
+        let mut writer = Writer { upload, part, end: 0, summary: Summary::default() };
+        match self.write(content, &mut writer, &job).await {
             Ok(()) => {
                 writer.upload.finish().await.map_err(DataFusionError::from)?;
                 Ok(all as u64)
