@@ -261,20 +261,47 @@ pub async fn table_by_table() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     let (ctx, _) = limited(1 << 30)?;
     let items = format!("({})", rows(0, 20_000, "List(Float32)"));
-    index(&ctx, "stored", &items, &folder, OPTIONS).await?;
-    let file = folder.path().join("stored.lsh");
-    let joined = "SELECT sum(base_id * rank), sum(query_id), sum(distance) FROM knn_lsh(base => (SELECT * FROM stored WHERE price = 1), k => 3, vector => 'v', tables => 30)";
-    let wanted = (text(&ctx, CALL).await?, text(&ctx, joined).await?);
+    let boxes = "'lsh.vector' 'v', 'lsh.family' 'hyperplane', 'lsh.planes' 'orthogonal', 'lsh.tables' '30', 'lsh.hashes' '4', 'lsh.box_radius' '0.5'";
+    let scored = "'lsh.vector' 'b', 'lsh.metric' 'hamming', 'lsh.method' 'ewh', 'lsh.tables' '40', 'lsh.bits' '12', 'lsh.score' '11'";
+    let files = [("stored", OPTIONS), ("boxes", boxes), ("scored", scored)];
+    for (name, options) in files {
+        index(&ctx, name, &items, &folder, options).await?;
+    }
+    let sums = "SELECT sum(base_id * rank), sum(query_id), sum(distance), count(*) FROM knn_lsh";
+    let statements = [
+        CALL.to_string(),
+        format!(
+            "{sums}(base => (SELECT * FROM stored WHERE price = 1), k => 3, vector => 'v', tables => 30)"
+        ),
+        format!(
+            "{sums}(queries => (SELECT id, v FROM boxes WHERE id < 90), base => boxes, k => 3, vector => 'v')"
+        ),
+        format!(
+            "{sums}(queries => (SELECT id, v FROM stored), base => (SELECT * FROM stored WHERE id < 0), k => 3, vector => 'v', recall => 0.9)"
+        ),
+        format!(
+            "{sums}(queries => (SELECT id, b FROM scored WHERE id < 9), base => scored, k => 3, vector => 'b', tables => 2)"
+        ),
+    ];
     let (small, pool) = limited(7 << 20)?;
-    run(
-        &small,
-        &format!("CREATE EXTERNAL TABLE stored STORED AS LSH LOCATION '{}'", file.display()),
-    )
-    .await?;
+    for (name, _) in files {
+        let file = folder.path().join(format!("{name}.lsh"));
+        let location = file.display();
+        run(&small, &format!("CREATE EXTERNAL TABLE {name} STORED AS LSH LOCATION '{location}'"))
+            .await?;
+    }
     let shown = text(&small, &format!("EXPLAIN ANALYZE {CALL}")).await?;
     check(shown.contains("(table by table)"), format!("there is memory for all:\n{shown}"))?;
-    let found = (text(&small, CALL).await?, text(&small, joined).await?);
-    check(found == wanted, format!("{found:?} but with all tables {wanted:?}"))?;
+    for sql in statements {
+        let (found, wanted) = (text(&small, &sql).await?, text(&ctx, &sql).await?);
+        check(found == wanted, format!("{sql}:\n{found}\nbut with all tables\n{wanted}"))?;
+    }
+    let all = format!(
+        "{sums}(queries => (SELECT id, b FROM scored WHERE id < 9), base => scored, k => 3, vector => 'b')"
+    );
+    let refused = text(&small, &all).await.err().map(|error| error.to_string());
+    let says = refused.as_ref().is_some_and(|error| error.contains("ask for fewer tables"));
+    check(says, format!("{refused:?}"))?;
     check(pool.reserved() < 7 << 20, "memory is lost")
 }
 

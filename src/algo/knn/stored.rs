@@ -72,17 +72,18 @@ pub trait InTurnSearch: Send + Sync {
     /// What was built, for EXPLAIN ANALYZE.
     fn index(&self) -> &Index;
 
-    /// What queries find in some tables, beside what they have found in others.
+    /// What queries find in some tables.
     ///
     /// # Errors
     /// Those of a search.
-    fn search(
-        &self,
-        tables: &LoadedTables,
-        before: Option<Part>,
-        queries: (&Rows, QueryRows),
-        job: &Job,
-    ) -> Result<Part>;
+    fn search(&self, tables: &LoadedTables, queries: (&Rows, QueryRows), job: &Job)
+    -> Result<Part>;
+
+    /// What the same queries have found in some tables and in others.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`].
+    fn merge(&self, some: Part, others: Part, job: &Job) -> Result<Part>;
 
     /// What was found in all tables.
     fn finish(&self, found: Part, query_rows: QueryRows) -> Found;
@@ -172,7 +173,8 @@ impl StoredTables {
     /// The parameters with all their values; those of `lsh` that are free for a query.
     fn hashing(&self, lsh: &LshParams) -> Hashing {
         let params = &self.params;
-        let (tables, hashes) = (lsh.tables.unwrap_or(0), params.hashes.unwrap_or(1));
+        let tables = lsh.tables.or(params.tables).unwrap_or(0);
+        let hashes = params.hashes.unwrap_or(1);
         let signature =
             params.signature(self.metric, params.width.unwrap_or(0.0), params.is_width_chosen);
         let (hasher, reach) = (self.hasher(), Reach::of(lsh, hashes));
@@ -304,17 +306,16 @@ impl<D: Device> InTurnSearch for InTurn<D> {
     fn search(
         &self,
         tables: &LoadedTables,
-        before: Option<Part>,
         queries: (&Rows, QueryRows),
         job: &Job,
     ) -> Result<Part> {
         let (tables, hashing) = (tables.hashed.clone(), self.hashing.clone());
         let finder = Finder::over(tables, hashing, &self.params, self.finder.clone(), job)?;
-        let found = self.among.search(&finder, queries, job)?;
-        match before {
-            Some(before) => found.with(before, self.among.k, job),
-            None => Ok(found),
-        }
+        self.among.search(&finder, queries, job)
+    }
+
+    fn merge(&self, some: Part, others: Part, job: &Job) -> Result<Part> {
+        some.with(others, self.among.k, job)
     }
 
     fn finish(&self, found: Part, query_rows: QueryRows) -> Found {

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use super::output::Carried;
 use crate::exec::collect::{blocking, columns, join_error};
-use crate::exec::idle::grow;
+use crate::exec::idle::{grow, release_idle};
 use crate::exec::phases::Phases;
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
@@ -43,6 +43,7 @@ pub(super) fn reserve(
     loop {
         match reservation.try_resize(rows.saturating_mul(bytes_per_row)) {
             Ok(()) => return Ok(rows),
+            Err(_) if release_idle() => {}
             Err(_) if rows > SMALLEST_BLOCK => rows = (rows / 2).max(SMALLEST_BLOCK),
             Err(refused) => return Err(refused),
         }
@@ -206,6 +207,7 @@ impl Filling {
             let bytes = (2 * self.capacity + more).saturating_mul(self.bytes_per_row);
             match self.rows.try_resize(bytes) {
                 Ok(()) => break,
+                Err(_) if release_idle() => {}
                 Err(_) if more > SMALLEST_BLOCK => more = (more / 2).max(SMALLEST_BLOCK),
                 Err(refused) => return Err(refused),
             }

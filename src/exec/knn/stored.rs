@@ -95,10 +95,11 @@ pub(super) async fn select(
         // Plans keep the order of rows, but for those of several partitions.
         numbers.sort_unstable();
         carried.positions = numbers.iter().map(|(_, at)| *at).collect();
+        let rows_of_base = numbers.len();
         let (mut rows, mut selection) = (vectors.rows.clone(), None);
         let all = rows.len();
-        if numbers.len() < all {
-            reserved.push(job.reserve("selected rows", Selection::bytes(numbers.len(), all))?);
+        if rows_of_base < all {
+            reserved.push(job.reserve("selected rows", Selection::bytes(rows_of_base, all))?);
             let chosen = Selection::new(numbers.iter().map(|(row, _)| *row), all);
             if is_joined {
                 let row = rows.matrix().width() * rows.matrix().kind().bytes();
@@ -107,6 +108,8 @@ pub(super) async fn select(
             }
             selection = Some(Arc::new(chosen));
         }
+        drop(numbers);
+        reserved[0].shrink_to(rows_of_base * size_of::<u32>());
         Ok((Selected { vectors, selection }, carried, rows, reserved))
     })
     .await
@@ -143,26 +146,50 @@ impl Searching {
         (queries, query_rows): (Rows, QueryRows),
         job: &Job,
     ) -> Result<Result<Found, crate::Error>> {
-        let (search, of_job) = (self.clone(), job.clone());
-        match search {
+        // Work that nobody waits for any more still uses all of it.
+        let (whole, of_job) = (self.clone(), job.clone());
+        match self {
             Self::AtOnce(search) | Self::Kept { search, .. } => {
-                computing(move || Ok(search.search(&queries, query_rows, &of_job))).await
+                let search = search.clone();
+                computing(move || {
+                    let found = search.search(&queries, query_rows, &of_job);
+                    drop(whole);
+                    Ok(found)
+                })
+                .await
             }
             Self::InTurn { search, index, pool, .. } => {
                 let (mut found, mut first, all) = (None, 0, search.tables());
                 let mut together = all.div_ceil(2).max(1);
                 while first < all {
                     let most = together.min(all - first);
-                    let tables = index.some_tables(first, most, (&pool, job)).await?;
+                    let tables = index.some_tables(first, most, (pool, job)).await?;
                     together = tables.len().max(1);
-                    first += together;
                     let (search, queries, job) = (search.clone(), queries.clone(), job.clone());
+                    let (whole, earlier) = (whole.clone(), found.take());
                     let part = computing(move || {
-                        Ok(search.search(&tables, found, (&queries, query_rows), &job))
+                        let part = match search.search(&tables, (&queries, query_rows), &job) {
+                            Ok(part) => part,
+                            Err(error) => return Ok((earlier, Err(error))),
+                        };
+                        let part = match earlier {
+                            Some(earlier) => search.merge(part, earlier, &job),
+                            None => Ok(part),
+                        };
+                        drop((tables, whole));
+                        Ok((None, part))
                     });
                     match part.await? {
-                        Ok(part) => found = Some(part),
-                        Err(error) => return Ok(Err(error)),
+                        (_, Ok(part)) => {
+                            found = Some(part);
+                            first += together;
+                        }
+                        // Fewer at a time, then.
+                        (earlier, Err(crate::Error::HostMemory { .. })) if together > 1 => {
+                            found = earlier;
+                            together = together.div_ceil(2);
+                        }
+                        (_, Err(error)) => return Ok(Err(error)),
                     }
                 }
                 match found {
@@ -182,7 +209,7 @@ pub(super) async fn open_stored(
     (device, (queries, query_rows)): (AnyDevice, (Rows, QueryRows)),
     job: &Job,
 ) -> Result<(AnyDevice, Searching)> {
-    let tables = stored.index.tables(pool, job).await?;
+    let tables = stored.index.tables(lsh.tables, pool, job).await?;
     let (tables, residence) = match tables {
         Some((tables, residence)) => (Some(tables), residence),
         None => (None, Residence::InTurn),

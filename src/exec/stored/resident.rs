@@ -136,9 +136,11 @@ impl StoredIndex {
         Ok(vectors)
     }
 
-    /// The tables; `None` if there is no memory for all.
+    /// The tables, or only the first `wanted` where there is no memory for all; `None` if there is
+    /// none for these.
     pub(in crate::exec) async fn tables(
         &self,
+        wanted: Option<usize>,
         pool: &Arc<dyn MemoryPool>,
         job: &Job,
     ) -> Result<Option<(Arc<LoadedTables>, Residence)>> {
@@ -146,11 +148,18 @@ impl StoredIndex {
         if let Some(tables) = &read.tables {
             return Ok(Some((tables.clone(), Residence::Resident)));
         }
-        let all = 0..self.file.tables().params.tables.unwrap_or(0);
-        let tables = self.read_tables(all, 1, &self.own_budget(pool, job)).await?;
-        let tables = tables.map(|tables| (Arc::new(tables), Residence::Loaded));
-        read.tables = tables.as_ref().map(|(tables, _)| tables.clone());
-        Ok(tables)
+        let all = self.file.tables().params.tables.unwrap_or(0);
+        let own = self.own_budget(pool, job);
+        if let Some(tables) = self.read_tables(0..all, 1, &own).await? {
+            let tables = Arc::new(tables);
+            read.tables = Some(tables.clone());
+            return Ok(Some((tables, Residence::Loaded)));
+        }
+        drop(read);
+        // For this query alone.
+        let Some(wanted) = wanted.filter(|wanted| *wanted < all) else { return Ok(None) };
+        let tables = self.read_tables(0..wanted, 1, &own).await?;
+        Ok(tables.map(|tables| (Arc::new(tables), Residence::Loaded)))
     }
 
     /// The vectors on a device.
@@ -171,8 +180,14 @@ impl StoredIndex {
         let (rows, tables) = (vectors.rows.clone(), self.file.tables().clone());
         let base = open_stored(device, rows, tables, job)
             .map_err(|error| self.file.reader.of_file(error))?;
-        let vectors = vectors.clone();
-        lock().push(OnDevice { device: device_of, vectors, base: base.clone() });
+        let (vectors, mut bases) = (vectors.clone(), lock());
+        // Another query may have been faster.
+        let is_wanted =
+            |held: &&OnDevice| held.device == device_of && Arc::ptr_eq(&held.vectors, &vectors);
+        if let Some(held) = bases.iter().find(is_wanted) {
+            return Ok(held.base.clone());
+        }
+        bases.push(OnDevice { device: device_of, vectors, base: base.clone() });
         Ok(base)
     }
 

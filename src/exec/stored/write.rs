@@ -150,6 +150,7 @@ impl Writer {
 /// What is to be written.
 struct Content {
     batches: Vec<RecordBatch>,
+    held: Arc<MemoryReservation>,
     /// Where the vectors are among the rows.
     positions: Vec<u32>,
     dim: usize,
@@ -165,7 +166,7 @@ impl IndexSink {
     /// Reads the vectors, and chooses what is free.
     async fn prepare(
         &self,
-        batches: Vec<RecordBatch>,
+        (batches, held): (Vec<RecordBatch>, Arc<MemoryReservation>),
         training: Option<Read>,
         job: &Job,
     ) -> Result<Content> {
@@ -192,12 +193,12 @@ impl IndexSink {
         let parts = (bytes + tables).min((PARTS + 2) * part);
         let _reserved = job.reserve("parts of an index", 2 * of_group + parts)?;
         let batches = Arc::unwrap_or_clone(batches);
-        Ok(Content { batches, positions, dim, builder, group, part, _reserved })
+        Ok(Content { batches, held, positions, dim, builder, group, part, _reserved })
     }
 
     /// Writes all of it.
     async fn write(&self, content: Content, writer: &mut Writer, job: &Job) -> Result<()> {
-        let Content { batches, positions, dim, builder, group, _reserved, .. } = content;
+        let Content { batches, held, positions, dim, builder, group, _reserved, .. } = content;
         let all = batches.iter().map(RecordBatch::num_rows).sum();
         let numbers = [(ROWS, all), (GROUP, group), (DIM, dim)];
         writer.summary.entries = self.entries(&builder, &numbers);
@@ -212,7 +213,7 @@ impl IndexSink {
                 writer.section(column_bytes(field, values)?).await?;
             }
         }
-        drop(batches);
+        drop((batches, held));
         let mut numbers: Vec<u8> = builder.centre().iter().flat_map(|x| x.to_le_bytes()).collect();
         let (tables, together) = (builder.params.tables.unwrap_or(0), builder.together());
         let (builder, mut sizes) = (Arc::new(builder), (0, 0));
@@ -280,8 +281,10 @@ impl DataSink for IndexSink {
         if u32::try_from(all).is_err() {
             return Err(crate::Error::TooManyRows { input: "items", rows: all as u64 }.into());
         }
-        let training = self.training(context, &held, &job).await?;
-        let content = self.prepare(batches, training, &job).await?;
+        let of_training = Arc::new(reserve("index training"));
+        let training = self.training(context, &of_training, &job).await?;
+        let content = self.prepare((batches, held), training, &job).await?;
+        drop(of_training);
         let store = context.runtime_env().object_store(&self.store)?;
         // A store shows a file under its name once it is complete.
         let (upload, part) = (store.put_multipart(&self.path).await?, content.part);
