@@ -56,6 +56,7 @@ pub const TESTS: &[(&str, Test)] = &[
     ("explain_analyze_shows_the_work", || run(metrics())),
     ("plans_can_be_built_again", || run(plans::round_trips())),
     ("indexes_find_what_built_tables_find", || run(stored::as_built())),
+    ("indexes_are_one_file", || run(stored::one_file())),
     ("indexes_answer_for_every_plan", || run(stored::plans())),
     ("indexes_stay_and_go", || run(stored::residence())),
     ("indexes_larger_than_memory", || run(stored::table_by_table())),

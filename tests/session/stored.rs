@@ -134,6 +134,30 @@ pub async fn as_built() -> Result<(), Failed> {
     Ok(())
 }
 
+/// One file, byte by byte, for any number of partitions; and shells may check its options.
+pub async fn one_file() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let mut files = Vec::new();
+    for (partitions, batch) in [(1, "8192"), (2, "100"), (7, "1000")] {
+        let config = SessionConfig::new().with_target_partitions(partitions);
+        let ctx =
+            session(config.set_str("datafusion.execution.batch_size", batch))?.enable_url_table();
+        let parts = folder.path().join("parts");
+        for (name, first) in [("b", 0), ("a", 9000)].into_iter().filter(|_| files.is_empty()) {
+            let rows = rows(first, 7000, "List(Float32)");
+            run(&ctx, &format!("COPY ({rows}) TO '{}/{name}.parquet'", parts.display())).await?;
+        }
+        let file = folder.path().join(format!("{partitions}.lsh"));
+        let of = format!("(SELECT id, title, v FROM '{}/' WHERE price < 2)", parts.display());
+        run(&ctx, &format!("COPY {of} TO '{}' STORED AS LSH", file.display())).await?;
+        files.push(std::fs::read(file)?);
+        let mut options = ctx.state().default_table_options();
+        options.set("lsh.tables", "5")?;
+        check(options.set("lsh.trees", "5").is_err(), "an unknown option")?;
+    }
+    check(files.windows(2).all(|pair| pair[0] == pair[1]), "another file")
+}
+
 /// One answer, whatever the relation that has the rows is made of.
 pub async fn plans() -> Result<(), Failed> {
     let folder = TempDir::new()?;

@@ -218,9 +218,7 @@ impl<D: Device> Among<D> {
         }
         Ok(all)
     }
-}
 
-impl<D: Device> Among<D> {
     /// What was found in all tables.
     pub fn finish(&self, found: Part, query_rows: QueryRows) -> Found {
         let itself = usize::from(query_rows != QueryRows::Separate);

@@ -329,8 +329,6 @@ pub struct TablesBuilder {
     base: Rows,
     /// The parameters, of which none is open.
     pub params: LshParams,
-    /// The recall of a sample and the share of the base compared, if they were chosen by them.
-    pub expected: Option<(f64, f64)>,
     _reserved: (Option<Reserved>, Option<Reserved>),
 }
 
@@ -371,11 +369,11 @@ impl TablesBuilder {
                 ready(device, inputs, (params, lsh), job)
             }
         }
-        let Ready { hashing, expected, _reserved } =
+        let Ready { hashing, _reserved, .. } =
             AnyDevice::cpu().run(Choose(&base, training, params, lsh, job))?;
         let params = hashing.params(lsh);
         let _reserved = (reserved, _reserved);
-        Ok(Self { hashing, base, params, expected, _reserved })
+        Ok(Self { hashing, base, params, _reserved })
     }
 
     /// The point that planes go through; empty if it is the origin.

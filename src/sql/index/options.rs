@@ -43,6 +43,8 @@ impl ExtensionOptions for IndexOptions {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        // Options of tables come with their prefix.
+        let key = key.strip_prefix("lsh.").unwrap_or(key);
         if key != TRAINING {
             KnnLsh::k(K).set(key, value)?;
         }
