@@ -153,6 +153,13 @@ pub enum RowProblem {
     },
     /// A vector without elements.
     Empty,
+    /// A set of more elements than can be counted.
+    TooManyTokens {
+        /// Its elements.
+        found: usize,
+        /// How many it may have.
+        most: usize,
+    },
     /// A zero vector has no direction.
     ZeroVector,
     /// A vector of equal elements has no correlation.
@@ -168,6 +175,9 @@ impl fmt::Display for RowProblem {
                 write!(f, "dim mismatch: it has {found}, the others {expected}")
             }
             Self::Empty => write!(f, "the vector has no elements"),
+            Self::TooManyTokens { found, most } => {
+                write!(f, "a set of {found} elements; there may be {most}")
+            }
             Self::ZeroVector => write!(f, "a zero vector has no cosine distance"),
             Self::ConstantVector => {
                 write!(f, "a vector of equal elements has no Pearson distance")

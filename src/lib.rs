@@ -22,6 +22,8 @@ pub mod metric;
 mod parallel;
 #[doc(hidden)]
 pub mod random;
+#[doc(hidden)]
+pub mod sets;
 mod sql;
 
 pub use algo::kmeans::Init;

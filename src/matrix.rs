@@ -1,11 +1,13 @@
-//! Rows of equal length in one buffer, as the exec layer passes them to the algorithms and devices.
+//! Rows in one buffer, as the exec layer passes them to the algorithms and devices: of equal length, or
+//! sets.
 
 use std::fmt;
 use std::ops::{Add, Mul, Neg, Range, Sub};
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::Job;
+use crate::sets::Sets;
 
 /// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
@@ -148,10 +150,21 @@ pub enum ElementKind {
     F64,
     /// Bits, in words of 64.
     Bits,
+    /// Integers of sets, which differ in size.
+    Sets,
 }
 
 impl ElementKind {
-    /// Elements in a row of `dim` dimensions.
+    /// The dimensions of rows of sets, which have none.
+    pub const DIM_OF_SETS: usize = 1;
+
+    /// Whether rows of this kind and of another can be compared, as numbers of the wider kind.
+    pub fn is_like(self, other: Self) -> bool {
+        let is_number = |kind| matches!(kind, Self::F32 | Self::F64);
+        self == other || is_number(self) && is_number(other)
+    }
+
+    /// Elements in a row of `dim` dimensions; 1 for a set.
     pub fn width(self, dim: usize) -> usize {
         if self == Self::Bits { dim.div_ceil(64) } else { dim }
     }
@@ -171,6 +184,8 @@ pub enum Elements {
     F64(Vec<f64>),
     /// Bits; the last word of a row is padded with zeros.
     Bits(Vec<u64>),
+    /// Sets of integers.
+    Sets(Sets),
 }
 
 impl Elements {
@@ -180,6 +195,7 @@ impl Elements {
             Self::F32(_) => ElementKind::F32,
             Self::F64(_) => ElementKind::F64,
             Self::Bits(_) => ElementKind::Bits,
+            Self::Sets(_) => ElementKind::Sets,
         }
     }
 
@@ -188,11 +204,12 @@ impl Elements {
             Self::F32(x) => x.len(),
             Self::F64(x) => x.len(),
             Self::Bits(x) => x.len(),
+            Self::Sets(x) => x.len(),
         }
     }
 }
 
-/// Rows of equal length. All numbers are finite.
+/// Rows of equal length, or sets. All numbers are finite.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Matrix {
     elements: Elements,
@@ -201,11 +218,14 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Wraps elements, row by row. `dim` counts numbers, or bits.
+    /// Wraps elements, row by row. `dim` counts numbers, or bits; sets have
+    /// [`DIM_OF_SETS`](ElementKind::DIM_OF_SETS).
     ///
     /// # Panics
     /// If the elements are not `rows` whole rows.
     pub fn new(elements: Elements, rows: usize, dim: usize) -> Self {
+        let is_sets = elements.kind() == ElementKind::Sets;
+        let dim = if is_sets { ElementKind::DIM_OF_SETS } else { dim };
         let width = elements.kind().width(dim);
         assert_eq!(elements.len(), rows * width, "{rows} rows of {width} elements");
         Self { elements, rows, dim }
@@ -231,14 +251,29 @@ impl Matrix {
         self.dim
     }
 
-    /// Elements in a row.
+    /// Elements in a row: numbers, words of bits or, on average, tokens.
     pub fn width(&self) -> usize {
-        self.kind().width(self.dim)
+        match &self.elements {
+            Elements::Sets(sets) => sets.mean_tokens().ceil() as usize,
+            _ => self.kind().width(self.dim),
+        }
     }
 
     /// Bytes of all rows.
     pub fn bytes(&self) -> usize {
-        self.elements.len() * self.kind().bytes()
+        self.bytes_of(0..self.rows)
+    }
+
+    fn bytes_of(&self, rows: Range<usize>) -> usize {
+        match &self.elements {
+            Elements::Sets(sets) => sets.bytes(rows),
+            _ => rows.len() * self.width() * self.kind().bytes(),
+        }
+    }
+
+    /// Bytes of a row, on average.
+    pub fn row_bytes(&self) -> usize {
+        self.bytes().div_ceil(self.rows.max(1))
     }
 }
 
@@ -289,6 +324,16 @@ impl Rows {
             Elements::F32(x) => Elements::F32(rows(&x[self.elements()], width, positions, job)?),
             Elements::F64(x) => Elements::F64(rows(&x[self.elements()], width, positions, job)?),
             Elements::Bits(x) => Elements::Bits(rows(&x[self.elements()], width, positions, job)?),
+            Elements::Sets(x) => {
+                let mut sets = Sets::default();
+                for positions in positions.chunks(UNCHECKED) {
+                    job.check()?;
+                    for position in positions {
+                        sets.push_from(x, self.range.start + *position as usize);
+                    }
+                }
+                Elements::Sets(sets)
+            }
         };
         Ok(Matrix::new(elements, positions.len(), self.matrix.dim()))
     }
@@ -310,7 +355,7 @@ impl Rows {
 
     /// Bytes of these rows.
     pub fn bytes(&self) -> usize {
-        self.len() * self.matrix.width() * self.matrix.kind().bytes()
+        self.matrix.bytes_of(self.range.clone())
     }
 
     /// Their numbers, row by row; `None` if the elements are of another type.
@@ -323,6 +368,33 @@ impl Rows {
         match &self.matrix.elements {
             Elements::Bits(words) => Some(&words[self.elements()]),
             _ => None,
+        }
+    }
+
+    /// Their sets, and where the first of them is among these; `None` if they are of another type.
+    pub fn sets(&self) -> Option<(&Sets, usize)> {
+        match &self.matrix.elements {
+            Elements::Sets(sets) => Some((sets, self.range.start)),
+            _ => None,
+        }
+    }
+
+    /// Refuses rows that cannot be compared with these, the base.
+    ///
+    /// # Errors
+    /// [`DimMismatch`](Error::DimMismatch), and [`Unsatisfiable`](Error::Unsatisfiable) for sets of
+    /// which different tokens could be taken for each other.
+    pub fn check_queries(&self, queries: &Self) -> Result<()> {
+        let dims = (queries.matrix.dim, self.matrix.dim);
+        if queries.is_empty() || self.is_empty() {
+            return Ok(());
+        }
+        if dims.0 != dims.1 {
+            return Err(Error::DimMismatch { queries: dims.0, base: dims.1 });
+        }
+        match (queries.sets(), self.sets()) {
+            (Some((queries, _)), Some((base, _))) => queries.check_comparable(base),
+            _ => Ok(()),
         }
     }
 

@@ -16,7 +16,7 @@
 //! | `inner_product` | `s = fma(−qⱼ, xⱼ, s)` | `s` |
 //! | `cosine`, `pearson` | the same, on prepared rows | `1 + s`, clamped to 0…2 |
 //! | `hamming` | bits that differ | the count |
-//! | `jaccard` | bits in both, bits in either | `(either − both) / either`, 0 if there are none |
+//! | `jaccard` | bits or tokens in both, and in either | `(either − both) / either`, 0 if there are none |
 //!
 //! A fused multiply-add of finite numbers is never NaN, even when the sum has overflowed, so
 //! distances are totally ordered and the order of neighbours is `(distance, base row)`.
@@ -26,6 +26,7 @@ use std::str::FromStr;
 
 use crate::error::{Error, Result, RowProblem};
 use crate::matrix::{ElementKind, Real};
+use crate::sets::jaccard;
 
 /// How far apart two rows are. See the [module](self) for the exact arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -46,7 +47,8 @@ pub enum Metric {
     Pearson,
     /// Number of bits that differ.
     Hamming,
-    /// 1 − bits in both over bits in either.
+    /// 1 − bits in both over bits in either; of sets of integers, 1 − tokens in both over tokens in
+    /// either.
     Jaccard,
 }
 
@@ -93,14 +95,27 @@ impl Metric {
         }
     }
 
-    /// Whether rows are strings of bits rather than vectors of numbers.
+    /// Whether rows are strings of bits, or sets, rather than vectors of numbers.
     pub fn is_binary(self) -> bool {
         matches!(self, Self::Hamming | Self::Jaccard)
     }
 
     /// Whether rows of this kind can be compared under this metric.
     pub fn accepts(self, kind: ElementKind) -> bool {
-        self.is_binary() == (kind == ElementKind::Bits)
+        match kind {
+            ElementKind::F32 | ElementKind::F64 => !self.is_binary(),
+            ElementKind::Bits => self.is_binary(),
+            ElementKind::Sets => self == Self::Jaccard,
+        }
+    }
+
+    /// What it compares, for messages.
+    pub fn compares(self) -> &'static str {
+        match self {
+            Self::Jaccard => "binary strings or lists of integers",
+            Self::Hamming => "binary strings",
+            _ => "lists of numbers",
+        }
     }
 
     /// The sum that a device computes for this metric.
@@ -225,12 +240,6 @@ impl Metric {
             _ => unreachable!("{self} is a metric of numbers"),
         }
     }
-}
-
-/// Jaccard's distance; two empty sets are equal.
-#[inline(always)]
-fn jaccard(both: u32, either: u32) -> f32 {
-    if either == 0 { 0.0 } else { (either - both) as f32 / either as f32 }
 }
 
 /// A power of two that brings a number of this size near 1; 1 for 0.

@@ -262,6 +262,16 @@ async fn watch(ctx: &SessionContext, sql: &str) -> Seen {
 
 /// Statements that fit, and how many rows they give.
 const FITTING: &[(&str, usize)] = &[
+    (
+        "SELECT query_id FROM knn_exact((SELECT id, range(id % 5000, id % 5000 + 90) AS v FROM few), \
+         k => 5, metric => 'jaccard')",
+        100_000,
+    ),
+    (
+        "SELECT query_id FROM knn_lsh((SELECT id, range(id % 9000, id % 9000 + 90) AS v FROM few), \
+         k => 1, metric => 'jaccard', tables => 4, hashes => 2)",
+        20_000,
+    ),
     ("SELECT * FROM knn_exact(queries => few, base => many, k => 10)", 200_000),
     ("SELECT query_id, base_id, distance FROM knn_exact(many, few, k => 3)", 360_000),
     ("SELECT * FROM knn_exact(base => few, k => 100)", 2_000_000),

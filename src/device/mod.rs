@@ -23,6 +23,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::matrix::ElementKind;
 
 pub use cluster_sums::ClusterSums;
 pub use compose::{Means, StreamedSearch};
@@ -205,6 +206,11 @@ impl AnyDevice {
             }
         }
         self.run(Peak)
+    }
+
+    /// This device or, for rows of a kind that only the CPU compares, the CPU.
+    pub fn for_kind(&self, kind: ElementKind) -> Self {
+        if kind == ElementKind::Sets { Self::cpu() } else { self.clone() }
     }
 
     /// Runs a task on this device.

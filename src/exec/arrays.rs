@@ -130,9 +130,15 @@ fn neighbors(
     (k, metric): (u64, Metric),
     lsh: Option<&LshParams>,
 ) -> Result<RecordBatch> {
-    let mut kind = kind_of(base, "base", metric)?;
+    let mut kind = kind_of(base, ("base", true), metric)?;
     if let Some(queries) = queries {
-        kind = common_kind(kind, kind_of(queries, "queries", metric)?);
+        let other = kind_of(queries, ("queries", true), metric)?;
+        if !kind.is_like(other) {
+            return Err(Error::InvalidArgument(
+                "queries and base must both hold numbers, both bits or both sets".to_string(),
+            ));
+        }
+        kind = common_kind(kind, other);
     }
     let (base, base_positions) = read("base", base, kind, metric, None)?;
     let dim = (!base.is_empty()).then(|| base.matrix().dim());
@@ -306,13 +312,13 @@ pub fn kmeans(
     params: &KMeans,
 ) -> Result<(Clustering, Vec<u32>)> {
     let mut asked = params.params()?;
-    let kind = kind_of(vectors, "input", params.metric)?;
+    let kind = kind_of(vectors, ("input", false), params.metric)?;
     let (rows, positions) = read("input", vectors, kind, params.metric, None)?;
     let dim = (!rows.is_empty()).then(|| rows.matrix().dim());
     let first = match init {
         Some(init) => {
             asked.init = Init::Given;
-            kind_of(init, "init", params.metric)?;
+            kind_of(init, ("init", false), params.metric)?;
             Some(read("init", init, kind, params.metric, dim)?.0)
         }
         None => None,
@@ -404,7 +410,7 @@ pub fn dbscan(
     params: &Dbscan,
 ) -> Result<(Density, Vec<u32>)> {
     let asked = DbscanParams::try_new(params.eps, params.min_points, params.metric)?;
-    let kind = kind_of(vectors, "input", params.metric)?;
+    let kind = kind_of(vectors, ("input", false), params.metric)?;
     let column = VectorColumn::Whole("array".to_string());
     let reader = VectorReader::new("input", column, kind, params.metric).unprepared();
     let (rows, positions) = finish("input", vectors, reader)?;
@@ -412,10 +418,15 @@ pub fn dbscan(
     Ok((found, positions))
 }
 
-fn kind_of(array: &dyn Array, input: &str, metric: Metric) -> Result<ElementKind> {
+/// The kind of an input's vectors, which may be sets.
+fn kind_of(
+    array: &dyn Array,
+    (input, may_be_sets): (&str, bool),
+    metric: Metric,
+) -> Result<ElementKind> {
     let found = array.data_type();
     let vectors = if let DataType::Dictionary(_, values) = found { values } else { found };
-    match kind_of_vector(vectors) {
+    match kind_of_vector(vectors, may_be_sets.then_some(metric)) {
         Some(kind) if metric.accepts(kind) => Ok(kind),
         Some(_) => Err(Error::InvalidArgument(format!(
             "metric '{metric}' does not compare vectors of type {found} ({input})"

@@ -13,6 +13,7 @@ mod idle;
 mod inputs;
 mod kmeans;
 mod knn;
+mod lists;
 mod output;
 mod pairs;
 mod phases;

@@ -15,6 +15,8 @@ pub(super) struct Reading {
     /// Rows of all batches.
     expected: usize,
     reserved: Option<Reserved>,
+    /// Of what rows of different sizes have.
+    of_sets: Option<Reserved>,
 }
 
 /// Rows, and their memory reservation.
@@ -28,7 +30,7 @@ pub(super) struct Read {
 impl Reading {
     /// Nothing read yet; the batches have `expected` rows in all.
     pub fn new(reader: VectorReader, expected: usize) -> Self {
-        Self { reader, expected, reserved: None }
+        Self { reader, expected, reserved: None, of_sets: None }
     }
 
     /// Reads the vectors of the next batch.
@@ -38,7 +40,9 @@ impl Reading {
     /// [`Cancelled`](crate::Error::Cancelled).
     pub fn append(&mut self, batch: &RecordBatch, side: &Side, job: &Job) -> Result<()> {
         job.check()?;
-        self.reader.append(&columns(batch, &side.vector))?;
+        let columns = columns(batch, &side.vector);
+        self.of_sets = self.reader.reserve_sets(&columns, self.of_sets.take(), job)?;
+        self.reader.append(&columns)?;
         // The first row with a vector determines the length of rows.
         if self.reserved.is_none() && self.reader.len() > 0 {
             let bytes = self.reader.bytes_of(self.expected);
@@ -51,6 +55,11 @@ impl Reading {
     /// The rows.
     pub fn finish(self) -> Read {
         let (rows, positions) = self.reader.finish();
-        Read { rows, positions, reserved: self.reserved }
+        let mut reserved = self.reserved;
+        if let (Some(all), Some(mut of_sets)) = (&mut reserved, self.of_sets) {
+            of_sets.shrink_to(rows.bytes());
+            all.add(of_sets);
+        }
+        Read { rows, positions, reserved }
     }
 }

@@ -6,6 +6,7 @@ use datafusion::error::Result;
 
 use super::vectors::VectorColumn;
 use crate::matrix::ElementKind;
+use crate::metric::Metric;
 
 /// One input: the vector columns and the ones carried to the output.
 #[derive(Debug, Clone)]
@@ -24,6 +25,18 @@ impl Side {
     /// # Errors
     /// A column that is missing, or holds no vectors.
     pub fn try_new(input: &str, vector: &VectorColumn, fields: &Fields) -> Result<Self> {
+        Self::compared(input, (vector, None), fields)
+    }
+
+    /// The same for a search under a metric, if it is known: lists of integers may be sets.
+    ///
+    /// # Errors
+    /// A column that is missing, or holds no vectors.
+    pub fn compared(
+        input: &str,
+        (vector, metric): (&VectorColumn, Option<Metric>),
+        fields: &Fields,
+    ) -> Result<Self> {
         let names = vector.names();
         let earlier = |(i, name): (usize, &String)| names[..i].contains(name).then(|| name.clone());
         if let Some(twice) = names.iter().enumerate().find_map(earlier) {
@@ -32,7 +45,7 @@ impl Side {
         let positions = names.iter().map(|name| find(input, name, fields));
         let positions = positions.collect::<Result<Vec<_>>>()?;
         let types: Vec<_> = positions.iter().map(|i| fields[*i].data_type()).collect();
-        let Some(kind) = vector.kind(&types) else {
+        let Some(kind) = vector.kind(&types, metric) else {
             let names = vector.names().join(", ");
             let types = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             return plan_err!("column {names} of {input} holds no vectors, but {types}");
@@ -43,6 +56,9 @@ impl Side {
 
     /// The length of the vectors, if the type determines it.
     pub(super) fn dim(&self, fields: &Fields) -> Option<i32> {
+        if self.kind == ElementKind::Sets {
+            return None;
+        }
         match (self.vector.len(), fields[self.vector[0]].data_type()) {
             (1, DataType::FixedSizeList(_, dim)) => Some(*dim),
             (1, DataType::FixedSizeBinary(bytes)) => Some(bytes * 8),

@@ -3,16 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
-    Array, ArrayRef, AsArray, BinaryArray, BinaryViewArray, FixedSizeBinaryArray, GenericListArray,
-    GenericListViewArray, LargeBinaryArray, OffsetSizeTrait, PrimitiveArray,
-};
-use datafusion::arrow::compute::{cast, concat};
-use datafusion::arrow::datatypes::{DataType, Float32Type, Float64Type};
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, PrimitiveArray};
+use datafusion::arrow::buffer::ScalarBuffer;
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::datatypes::{DataType, Float32Type, Float64Type, Int64Type, UInt64Type};
 
+use super::lists::{bytes_of, list_ranges};
 use crate::error::{Error, Result, RowProblem};
+use crate::job::{Job, Reserved};
 use crate::matrix::{ElementKind, Elements, Matrix, Real, Rows};
 use crate::metric::Metric;
+use crate::sets::{MOST_TOKENS, Sets};
 
 /// Where the vectors of an input are: in one column of vectors, or in one column per dimension.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
@@ -33,10 +34,11 @@ impl VectorColumn {
         }
     }
 
-    /// The type of the rows' elements, if columns of these types hold vectors.
-    pub fn kind(&self, types: &[&DataType]) -> Option<ElementKind> {
+    /// The type of the rows' elements, if columns of these types hold vectors. Metrics that compare
+    /// sets, if it is known that one does, take lists of integers for these.
+    pub fn kind(&self, types: &[&DataType], metric: Option<Metric>) -> Option<ElementKind> {
         match (self, types) {
-            (Self::Whole(_), [one]) => kind_of_vector(one),
+            (Self::Whole(_), [one]) => kind_of_vector(one, metric),
             (Self::Whole(_), _) => None,
             (Self::Dimensions(_), types) => {
                 types.iter().try_fold(ElementKind::F32, |widest, one| {
@@ -52,14 +54,19 @@ pub(crate) fn common_kind(a: ElementKind, b: ElementKind) -> ElementKind {
     if a == ElementKind::F64 { a } else { b }
 }
 
-/// The type of the elements of a column of vectors; `None` if it holds none.
-pub(crate) fn kind_of_vector(column: &DataType) -> Option<ElementKind> {
+/// The type of the elements of a column of vectors; `None` if it holds none. Metrics that compare sets
+/// take lists of integers for these.
+pub(crate) fn kind_of_vector(column: &DataType, metric: Option<Metric>) -> Option<ElementKind> {
+    let has_sets = metric.is_some_and(|metric| metric.accepts(ElementKind::Sets));
     match column {
         DataType::FixedSizeList(item, _)
         | DataType::List(item)
         | DataType::LargeList(item)
         | DataType::ListView(item)
-        | DataType::LargeListView(item) => kind_of_number(item.data_type()),
+        | DataType::LargeListView(item) => match item.data_type() {
+            integer if has_sets && integer.is_integer() => Some(ElementKind::Sets),
+            number => kind_of_number(number),
+        },
         DataType::FixedSizeBinary(_)
         | DataType::Binary
         | DataType::LargeBinary
@@ -114,6 +121,7 @@ impl VectorReader {
             ElementKind::F32 => Elements::F32(Vec::new()),
             ElementKind::F64 => Elements::F64(Vec::new()),
             ElementKind::Bits => Elements::Bits(Vec::new()),
+            ElementKind::Sets => Elements::Sets(Sets::default()),
         };
         let positions = Vec::new();
         Self {
@@ -161,6 +169,7 @@ impl VectorReader {
             Elements::F32(values) => self.append_numbers::<f32>(columns, values),
             Elements::F64(values) => self.append_numbers::<f64>(columns, values),
             Elements::Bits(words) => self.append_bits(&columns[0], words),
+            Elements::Sets(sets) => self.append_sets(&columns[0], sets),
         };
         self.elements = elements;
         self.seen += rows as u64;
@@ -182,6 +191,8 @@ impl VectorReader {
             Elements::F32(x) => x.reserve_exact(more),
             Elements::F64(x) => x.reserve_exact(more),
             Elements::Bits(x) => x.reserve_exact(more),
+            // Their sizes are not known.
+            Elements::Sets(_) => {}
         }
     }
 
@@ -191,6 +202,34 @@ impl VectorReader {
         rows * (4 + kind.width(self.dim.unwrap_or(0)) * kind.bytes())
     }
 
+    /// Bytes of the sets in a batch, while they are collected; 0 for rows of equal length.
+    pub(super) fn bytes_of_sets(&self, columns: &[ArrayRef]) -> usize {
+        match (&self.elements, columns) {
+            (Elements::Sets(_), [column]) => {
+                let (values, _) = list_ranges(column);
+                // A buffer that grows is at most half empty.
+                2 * (values.len() * size_of::<i64>() + column.len() * size_of::<usize>())
+            }
+            _ => 0,
+        }
+    }
+
+    /// Counts the bytes of the sets in a batch that is about to be read, with those of batches before.
+    pub(super) fn reserve_sets(
+        &self,
+        columns: &[ArrayRef],
+        before: Option<Reserved>,
+        job: &Job,
+    ) -> Result<Option<Reserved>> {
+        let bytes = self.bytes_of_sets(columns);
+        if bytes == 0 {
+            return Ok(before);
+        }
+        let mut reserved = job.reserve("sets", bytes)?;
+        before.into_iter().for_each(|before| reserved.add(before));
+        Ok(Some(reserved))
+    }
+
     /// Bytes held.
     pub fn bytes(&self) -> usize {
         self.positions.capacity() * 4
@@ -198,11 +237,15 @@ impl VectorReader {
                 Elements::F32(x) => x.capacity() * 4,
                 Elements::F64(x) => x.capacity() * 8,
                 Elements::Bits(x) => x.capacity() * 8,
+                Elements::Sets(x) => x.bytes_held(),
             }
     }
 
     /// The rows that have a vector, and their positions among the rows read.
-    pub fn finish(self) -> (Rows, Vec<u32>) {
+    pub fn finish(mut self) -> (Rows, Vec<u32>) {
+        if let Elements::Sets(sets) = &mut self.elements {
+            sets.shrink_to_fit();
+        }
         let matrix = Matrix::new(self.elements, self.positions.len(), self.dim.unwrap_or(0));
         (Rows::all(Arc::new(matrix)), self.positions)
     }
@@ -305,6 +348,32 @@ impl VectorReader {
         Ok(())
     }
 
+    fn append_sets(&mut self, column: &ArrayRef, out: &mut Sets) -> Result<()> {
+        let (values, range) = list_ranges(column);
+        let (tokens, is_unsigned) = tokens_of(&values);
+        let tokens: &PrimitiveArray<Int64Type> = tokens.as_primitive();
+        for row in (0..column.len()).filter(|row| column.is_valid(*row)) {
+            let range = range(row);
+            if tokens.null_count() > 0
+                && let Some(at) = range.clone().position(|i| tokens.is_null(i))
+            {
+                return Err(self.bad(row, RowProblem::NullElement { at }));
+            }
+            if range.len() > MOST_TOKENS {
+                let (found, most) = (range.len(), MOST_TOKENS);
+                return Err(self.bad(row, RowProblem::TooManyTokens { found, most }));
+            }
+            let tokens = &tokens.values()[range];
+            if is_unsigned {
+                out.push_unsigned(tokens);
+            } else {
+                out.push(tokens);
+            }
+            self.keep(row, out.len(), ElementKind::DIM_OF_SETS);
+        }
+        Ok(())
+    }
+
     fn check_dim(&mut self, row: usize, found: usize) -> Result<()> {
         if found == 0 {
             return Err(self.bad(row, RowProblem::Empty));
@@ -324,92 +393,17 @@ impl VectorReader {
     }
 }
 
-/// Where each row's values are.
-type Ranges<'a> = Box<dyn Fn(usize) -> Range<usize> + 'a>;
-
-/// The values of the rows of a column of lists, and where each row's are among them. For a slice of
-/// a longer array, these are the slice's values only, so that no others are converted.
-fn list_ranges(column: &ArrayRef) -> (ArrayRef, Ranges<'_>) {
-    match column.data_type() {
-        DataType::FixedSizeList(_, _) => {
-            let list = column.as_fixed_size_list();
-            let dim = list.value_length() as usize;
-            (list.values().clone(), Box::new(move |row| row * dim..(row + 1) * dim))
-        }
-        DataType::List(_) => list(column.as_list::<i32>()),
-        DataType::LargeList(_) => list(column.as_list::<i64>()),
-        DataType::ListView(_) => list_view(column.as_list_view::<i32>()),
-        DataType::LargeListView(_) => list_view(column.as_list_view::<i64>()),
-        other => unreachable!("planning accepts no vectors of type {other}"),
+/// Integers of any type as 64 bits, and whether these are without a sign.
+fn tokens_of(values: &ArrayRef) -> (ArrayRef, bool) {
+    if let Some(unsigned) = values.as_primitive_opt::<UInt64Type>() {
+        let tokens = ScalarBuffer::from(unsigned.values().inner().clone());
+        let tokens = PrimitiveArray::<Int64Type>::new(tokens, unsigned.nulls().cloned());
+        return (Arc::new(tokens), true);
     }
-}
-
-fn list<O: OffsetSizeTrait>(list: &GenericListArray<O>) -> (ArrayRef, Ranges<'_>) {
-    let offsets = list.value_offsets();
-    let (first, end) = (offsets[0].as_usize(), offsets[list.len()].as_usize());
-    let range =
-        move |row: usize| offsets[row].as_usize() - first..offsets[row + 1].as_usize() - first;
-    (list.values().slice(first, end - first), Box::new(range))
-}
-
-fn list_view<O: OffsetSizeTrait>(list: &GenericListViewArray<O>) -> (ArrayRef, Ranges<'_>) {
-    let (offsets, sizes) = (list.value_offsets(), list.value_sizes());
-    let absolute = move |row: usize| {
-        let start = offsets[row].as_usize();
-        start..start + sizes[row].as_usize()
-    };
-    // Views may be anywhere and in any order; those of NULLs need not be within the values.
-    let used = || (0..list.len()).filter(|row| list.is_valid(*row)).map(absolute);
-    let first = used().map(|range| range.start).min().unwrap_or(0);
-    let end = used().map(|range| range.end).max().unwrap_or(first);
-    if used().map(|range| range.len()).sum::<usize>() < (end - first) / 2 {
-        return gathered(
-            list.values(),
-            (0..list.len()).map(|row| list.is_valid(row).then(|| absolute(row))),
-        );
+    match cast(values, &DataType::Int64) {
+        Ok(tokens) => (tokens, false),
+        Err(error) => unreachable!("integers convert to integers: {error}"),
     }
-    let range = move |row: usize| {
-        let range = absolute(row);
-        range.start - first..range.end - first
-    };
-    (list.values().slice(first, end - first), Box::new(range))
-}
-
-/// Gathers the values in some ranges end to end; also returns where each range is then. After a
-/// filter, views may be far apart, with the values of all other rows between them.
-fn gathered<'a>(
-    values: &ArrayRef,
-    ranges: impl Iterator<Item = Option<Range<usize>>>,
-) -> (ArrayRef, Ranges<'a>) {
-    let (mut pieces, mut ends) = (Vec::new(), vec![0]);
-    for range in ranges {
-        let range = range.unwrap_or(0..0);
-        ends.push(ends[ends.len() - 1] + range.len());
-        pieces.push(values.slice(range.start, range.len()));
-    }
-    let pieces: Vec<_> = pieces.iter().map(AsRef::as_ref).collect();
-    match concat(&pieces) {
-        Ok(values) => (values, Box::new(move |row| ends[row]..ends[row + 1])),
-        Err(error) => unreachable!("slices of one array have one type: {error}"),
-    }
-}
-
-/// The bytes of each row of a column of binary strings.
-fn bytes_of<'a>(column: &'a ArrayRef) -> Box<dyn Fn(usize) -> &'a [u8] + 'a> {
-    let any = column.as_any();
-    if let Some(array) = any.downcast_ref::<FixedSizeBinaryArray>() {
-        return Box::new(|row| array.value(row));
-    }
-    if let Some(array) = any.downcast_ref::<BinaryArray>() {
-        return Box::new(|row| array.value(row));
-    }
-    if let Some(array) = any.downcast_ref::<LargeBinaryArray>() {
-        return Box::new(|row| array.value(row));
-    }
-    if let Some(array) = any.downcast_ref::<BinaryViewArray>() {
-        return Box::new(|row| array.value(row));
-    }
-    unreachable!("planning accepts no bits of type {}", column.data_type())
 }
 
 /// Reals as Arrow arrays hold them.
@@ -438,45 +432,3 @@ macro_rules! number {
 }
 number!(f32, Float32Type, Float32);
 number!(f64, Float64Type, Float64);
-
-#[cfg(test)]
-mod tests {
-    use datafusion::arrow::array::{BooleanArray, ListArray};
-    use datafusion::arrow::compute::filter;
-    use datafusion::arrow::datatypes::{Field, Int32Type};
-
-    use super::*;
-
-    /// A slice is read without the values of the rows around it, wherever views have them.
-    #[test]
-    fn slices_have_their_own_values() {
-        let rows = (0..100).map(|row| (row % 10 != 3).then(|| vec![Some(row), Some(-row)]));
-        let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>(rows));
-        let item = Arc::new(Field::new_list_field(DataType::Int32, true));
-        for to in [
-            DataType::List(item.clone()),
-            DataType::LargeList(item.clone()),
-            DataType::ListView(item.clone()),
-            DataType::LargeListView(item.clone()),
-        ] {
-            let all = cast(&lists, &to).expect("lists convert to lists");
-            let every_seventh: BooleanArray = (0..100).map(|row| Some(row % 7 == 0)).collect();
-            let far_apart = filter(&all, &every_seventh).expect("as long as the lists");
-            let few = (0..100).filter(|row| row % 7 == 0).collect::<Vec<_>>();
-            for (part, wanted) in [
-                (all.slice(0, 0), vec![]),
-                (all.slice(3, 1), vec![3]),
-                (all.slice(40, 10), (40..50).collect()),
-                (far_apart, few),
-            ] {
-                let (values, range) = list_ranges(&part);
-                assert!(values.len() <= 2 * part.len(), "{to}: {} values", values.len());
-                let values = f64::numbers(&values);
-                for (row, number) in wanted.into_iter().enumerate().filter(|(_, n)| n % 10 != 3) {
-                    let number = f64::from(number);
-                    assert_eq!(f64::slice_of(&values, range(row)), [number, -number], "{to}");
-                }
-            }
-        }
-    }
-}

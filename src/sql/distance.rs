@@ -50,10 +50,14 @@ struct Distance {
 fn documentation(metric: Metric, name: &str) -> Documentation {
     let section = DocSection { include: true, label: "Vector Functions", description: None };
     let what = format!("The {metric} distance of two vectors, as knn_exact computes it.");
-    let wants = if metric.is_binary() { "Binary string" } else { "List of numbers" };
+    let (wants, other) = match metric {
+        Metric::Jaccard => ("Binary string or list of integers", "Another one"),
+        Metric::Hamming => ("Binary string", "Binary string of the same length"),
+        _ => ("List of numbers", "List of numbers of the same length"),
+    };
     Documentation::builder(section, what, format!("{name}(a, b)"))
         .with_argument("a", wants)
-        .with_argument("b", format!("{wants} of the same length"))
+        .with_argument("b", other)
         .build()
 }
 
@@ -65,17 +69,23 @@ impl Distance {
         };
         let mut kinds = [None, None];
         for (kind, found) in kinds.iter_mut().zip([a, b]) {
-            *kind = match kind_of_vector(found) {
+            *kind = match kind_of_vector(found, Some(self.metric)) {
                 Some(kind) if self.metric.accepts(kind) => Some(kind),
                 None if found.is_null() => None,
                 _ => {
-                    let wants =
-                        if self.metric.is_binary() { "binary strings" } else { "lists of numbers" };
+                    let wants = self.metric.compares();
                     return plan_err!("{} takes {wants}, not {found}", self.name);
                 }
             };
         }
-        Ok(kinds[0].zip(kinds[1]).map(|(a, b)| common_kind(a, b)))
+        match (kinds[0], kinds[1]) {
+            (Some(a), Some(b)) if a.is_like(b) => Ok(Some(common_kind(a, b))),
+            (Some(_), Some(_)) => plan_err!(
+                "{} takes two binary strings or two lists of integers, not {a} and {b}",
+                self.name
+            ),
+            _ => Ok(None),
+        }
     }
 }
 

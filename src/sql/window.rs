@@ -79,7 +79,7 @@ impl WindowUDFImpl for Form {
             DataType::Dictionary(_, values) => values.as_ref(),
             found => found,
         };
-        match kind_of_vector(vector) {
+        match kind_of_vector(vector, None) {
             Some(ElementKind::F32 | ElementKind::F64) => {
                 Ok(std::iter::once(vector).chain(&types[1..]).cloned().collect())
             }

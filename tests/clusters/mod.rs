@@ -23,7 +23,7 @@ fn centroids(found: &Clustering) -> Vec<Vec<f64>> {
     let flat: Vec<f64> = match found.centroids.elements() {
         Elements::F32(values) => values.iter().map(|x| f64::from(*x)).collect(),
         Elements::F64(values) => values.clone(),
-        Elements::Bits(_) => unreachable!("centroids are numbers"),
+        Elements::Bits(_) | Elements::Sets(_) => unreachable!("centroids are numbers"),
     };
     flat.chunks(found.centroids.dim()).map(<[f64]>::to_vec).collect()
 }

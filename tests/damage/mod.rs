@@ -25,15 +25,17 @@ const HEADER: usize = 12;
 const FOOTER: usize = 36;
 
 /// The statements that write the files that are damaged.
-const FILES: [&str; 3] = [
+const FILES: [&str; 4] = [
     "COPY (SELECT value AS id, 'row ' || value AS title, CASE WHEN value % 9 = 2 THEN NULL ELSE [value % 7, value % 5, 1.5] END AS v FROM range(0, 70)) TO 'memory:///0.lsh' STORED AS LSH OPTIONS ('lsh.tables' '3', 'lsh.hashes' '2', 'lsh.width' '2')",
     "COPY (SELECT value AS id, [value % 7 + 1, value % 5, 2, 0] AS v FROM range(0, 40)) TO 'memory:///1.lsh' STORED AS LSH OPTIONS ('lsh.metric' 'cosine', 'lsh.tables' '2', 'lsh.hashes' '2', 'lsh.planes' 'trained', 'lsh.centre' 'true')",
     "COPY (SELECT arrow_cast('row', 'Dictionary(Int32, Utf8)') AS name, arrow_cast(chr(40 + value % 80) || chr(value % 11 + 50), 'Binary') AS b FROM range(0, 50)) TO 'memory:///2.lsh' STORED AS LSH OPTIONS ('lsh.metric' 'hamming', 'lsh.tables' '4', 'lsh.bits' '3', 'lsh.method' 'ewh')",
+    "COPY (SELECT value AS id, CASE WHEN value % 8 = 5 THEN NULL ELSE range(value % 5, value % 11) END AS tokens FROM range(0, 60)) TO 'memory:///3.lsh' STORED AS LSH OPTIONS ('lsh.metric' 'jaccard', 'lsh.tables' '3', 'lsh.hashes' '2')",
 ];
 
-const SEARCHES: [&str; 3] = [
+const SEARCHES: [&str; 4] = [
     "SELECT * FROM knn_lsh(base => damaged, k => 2)",
     "SELECT * FROM knn_lsh(base => damaged, k => 2, box_radius => 0.1)",
+    "SELECT * FROM knn_lsh(base => damaged, k => 2)",
     "SELECT * FROM knn_lsh(base => damaged, k => 2)",
 ];
 

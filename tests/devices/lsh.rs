@@ -14,7 +14,7 @@ use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 
 use crate::Test;
-use crate::support::{Kind, matrix_bits, matrix_f32, matrix_f64, oracle, oracle_of_pair};
+use crate::support::{Kind, SetKind, matrix_bits, matrix_f32, matrix_f64, oracle, oracle_of_pair};
 
 /// Rows of queries, 0 in a self-join; rows of the base; dimensions; k.
 const SHAPES: [(usize, usize, usize, usize); 6] = [
@@ -41,6 +41,10 @@ pub fn trials() -> Vec<(String, Test)> {
     for metric in [Metric::L2, Metric::SqEuclidean, Metric::Cosine, Metric::Pearson] {
         let run = move |device: &AnyDevice| within_a_radius(device, metric);
         all.push((format!("lsh::radius::{metric}"), Box::new(run)));
+    }
+    for kind in SetKind::ALL {
+        let run = move |device: &AnyDevice| sets(device, kind);
+        all.push((format!("lsh::sets::{kind:?}"), Box::new(run)));
     }
     all.push(("lsh::scored".to_string(), Box::new(scored)));
     all.push(("lsh::many_candidates".to_string(), Box::new(many)));
@@ -78,6 +82,44 @@ fn answers(device: &AnyDevice, metric: Metric, family: Family) -> Result<(), Fai
                     check(device, (&base, queries.as_ref()), k, &params, metric)?;
                     params.is_centred = true;
                     check(device, (&base, queries.as_ref()), k, &params, metric)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn sets(device: &AnyDevice, kind: SetKind) -> Result<(), Failed> {
+    for (i, (queries, base, k)) in
+        [(0, 1, 2), (9, 40, 3), (30, 600, 40), (0, 300, 5)].iter().enumerate()
+    {
+        let base = kind.rows(i as u64, *base);
+        let queries = (*queries > 0).then(|| kind.rows(7 + i as u64, *queries));
+        for (tables, hashes) in [(1, 1), (5, 2), (3, 7)] {
+            let mut params = LshParams::try_new(Metric::Jaccard, None)?;
+            (params.tables, params.hashes) = (Some(tables), Some(hashes));
+            check(device, (&base, queries.as_ref()), *k, &params, Metric::Jaccard)?;
+        }
+        // Nothing collides with sets that have nothing in common.
+        if matches!(kind, SetKind::Disjoint | SetKind::OneLarge) {
+            continue;
+        }
+        // Chosen: all that is found is right, and as much as asked for.
+        let params = LshParams::try_new(Metric::Jaccard, None)?;
+        let found =
+            lists(&search(device, (&base, queries.as_ref()), *k, &params, Metric::Jaccard)?);
+        let asked = queries.as_ref().unwrap_or(&base);
+        let first = queries.is_none().then_some(0);
+        let (wanted, _) = oracle(asked, &base, Metric::Jaccard, *k, first);
+        let hits = found.iter().map(Vec::len).sum::<usize>();
+        if (hits as f64) < 0.8 * wanted.len() as f64 {
+            return Err(format!("{kind:?}: {hits} of {}", wanted.len()).into());
+        }
+        for (query, list) in found.iter().enumerate() {
+            for (row, distance) in list {
+                let wanted = oracle_of_pair(asked, &base, Metric::Jaccard, query, *row as usize);
+                if wanted != *distance {
+                    return Err(format!("{kind:?}: {distance}, not {wanted}").into());
                 }
             }
         }

@@ -10,7 +10,7 @@ use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 
-use crate::support::{Kind, Rng, matrix_bits, matrix_f32, matrix_f64, oracle};
+use crate::support::{Kind, Rng, SetKind, matrix_bits, matrix_f32, matrix_f64, oracle};
 use crate::{Check, Test};
 
 /// Rows of queries, rows of base, dim, k.
@@ -55,6 +55,9 @@ pub fn trials() -> Vec<(String, Test)> {
     }
     for metric in [Metric::Hamming, Metric::Jaccard] {
         all.push((format!("top_k::{metric}"), Box::new(move |device| bits(device, metric))));
+    }
+    for kind in SetKind::ALL {
+        all.push((format!("top_k::sets::{kind:?}"), Box::new(move |device| sets(device, kind))));
     }
     let others: [(&str, Check); 11] = [
         ("few_queries_of_every_shape", few),
@@ -108,6 +111,24 @@ fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
         check(device, &x, &y, metric, k, None)?;
         let last = base.saturating_sub(50)..base;
         check(device, &y.slice(last.clone()), &y, metric, k.min(40), Some(last.start))?;
+    }
+    Ok(())
+}
+
+/// Sets are compared on the host, whole and in pieces.
+fn sets(device: &AnyDevice, kind: SetKind) -> Result<(), Failed> {
+    let metric = Metric::Jaccard;
+    for (i, (queries, base)) in [(1, 1), (30, 40), (70, 300), (40, 700)].into_iter().enumerate() {
+        let (x, y) = (kind.rows(i as u64, queries), kind.rows(99 + i as u64, base));
+        let device = device.for_kind(x.matrix().kind());
+        for k in [1, 2, 10, 64, base] {
+            check(&device, &x, &y, metric, k, None)?;
+            let last = base.saturating_sub(50)..base;
+            check(&device, &y.slice(last.clone()), &y, metric, k.min(40), Some(last.start))?;
+            let pieces = [2 * base / 3..base, 0..base / 5, base / 5..2 * base / 3];
+            let found = device.run(InPieces { base: &y, pieces: &pieces, k, metric })?;
+            compare(&found, &y, &y, metric, k, Some(0))?;
+        }
     }
     Ok(())
 }
@@ -194,7 +215,7 @@ fn chunks(device: &AnyDevice) -> Result<(), Failed> {
             let mut pieces: Vec<_> = cuts.windows(2).map(|w| w[0]..w[1]).collect();
             for _ in 0..2 {
                 pieces.reverse();
-                let task = InPieces { base: &base, pieces: &pieces, k: 9 };
+                let task = InPieces { base: &base, pieces: &pieces, k: 9, metric: Metric::L2 };
                 let found = device.run(task)?;
                 compare(&found, &base, &base, Metric::L2, 9, Some(0))?;
             }
@@ -207,6 +228,7 @@ struct InPieces<'a> {
     base: &'a Rows,
     pieces: &'a [std::ops::Range<usize>],
     k: usize,
+    metric: Metric,
 }
 
 impl OnDevice for InPieces<'_> {
@@ -214,10 +236,10 @@ impl OnDevice for InPieces<'_> {
 
     fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
         let job = Job::default();
-        let queries = device.rows(self.base, Metric::L2);
+        let queries = device.rows(self.base, self.metric);
         let mut lists = device.new_lists(&queries, self.k)?;
         for piece in self.pieces {
-            let base = device.rows(&self.base.slice(piece.clone()), Metric::L2);
+            let base = device.rows(&self.base.slice(piece.clone()), self.metric);
             let itself = QueryRows::OfBase { first: 0 };
             let pairing = Pairing { first_base: piece.start as u32, queries: itself, near: None };
             device.top_k(&queries, &base, &pairing, &mut lists, &job)?;

@@ -11,6 +11,7 @@ use datafusion_neighbors::index::lsh::{
 };
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::sets::Sets;
 use datafusion_neighbors::{KnnLsh, Metric, knn_lsh};
 
 use crate::support::{Kind, Rng, matrix_f64};
@@ -201,6 +202,24 @@ fn minhash_collides_by_the_shared_part() {
     let flips = [(0, 0), (10, 0), (0, 30), (40, 20), (55, 60)];
     let law = flips.iter().map(|(first, others)| (60 - first) as f64 / (60 + others) as f64);
     check(collisions(&bits(&flips, 60), Metric::Jaccard, 0.0), law, "jaccard");
+}
+
+/// Sets with so many tokens in common, and others in each, whatever the tokens are.
+#[test]
+fn minhash_of_sets_collides_by_the_shared_part() {
+    let others = [(60, 0, 0), (50, 10, 10), (40, 20, 70), (15, 45, 300), (1, 59, 0)];
+    for spread in [1, 3, 1 << 40, -7] {
+        let mut sets = Sets::default();
+        sets.push(&(0..60).map(|i| i * spread).collect::<Vec<i64>>());
+        for (both, _, more) in others {
+            let own = (0..both).chain(1000..1000 + more);
+            sets.push(&own.map(|i| i * spread).collect::<Vec<i64>>());
+        }
+        let rows = Rows::all(Arc::new(Matrix::new(Elements::Sets(sets), others.len() + 1, 0)));
+        let law =
+            others.iter().map(|(both, only, more)| *both as f64 / (both + only + more) as f64);
+        check(collisions(&rows, Metric::Jaccard, 0.0), law, "jaccard of sets");
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::device::{AnyDevice, Distances};
 use datafusion_neighbors::matrix::{ElementKind, Elements, Matrix, Rows};
+use datafusion_neighbors::sets::Sets;
 
 /// A small seeded generator (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
 /// generators").
@@ -151,6 +152,64 @@ pub fn matrix_bits(seed: u64, rows: usize, dim: usize) -> Rows {
     Rows::all(Arc::new(Matrix::new(Elements::Bits(words), rows, dim)))
 }
 
+/// How the sets of a test are made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum SetKind {
+    /// Of some tokens, a few of which most sets have.
+    Words,
+    /// Of very few tokens: ties everywhere.
+    Few,
+    /// Each within the one after it.
+    Nested,
+    /// No token is in two sets.
+    Disjoint,
+    /// Without tokens, or of one.
+    Empty,
+    /// One among small ones that has nearly all tokens.
+    OneLarge,
+    /// Tokens of all signs and sizes.
+    Wide,
+}
+
+impl SetKind {
+    pub const ALL: [Self; 7] = [
+        Self::Words,
+        Self::Few,
+        Self::Nested,
+        Self::Disjoint,
+        Self::Empty,
+        Self::OneLarge,
+        Self::Wide,
+    ];
+
+    /// Sets of this kind; tokens occur several times, in any order.
+    pub fn rows(self, seed: u64, rows: usize) -> Rows {
+        let mut rng = Rng(seed);
+        let mut sets = Sets::default();
+        for row in 0..rows {
+            let word = |rng: &mut Rng| (400.0 * rng.uniform().powi(4)) as i64;
+            let tokens: Vec<i64> = match self {
+                Self::Words => (0..5 + rng.below(40)).map(|_| word(&mut rng)).collect(),
+                Self::Few => (0..rng.below(4)).map(|_| rng.below(5) as i64).collect(),
+                Self::Nested => (0..row as i64 % 60).rev().collect(),
+                Self::Disjoint => {
+                    (0..3).map(|i| (seed as i64 * 1000 + row as i64) * 3 + i).collect()
+                }
+                Self::Empty => (0..rng.below(5) / 4).map(|_| rng.below(3) as i64).collect(),
+                Self::OneLarge if row == rows / 2 => (0..5000).collect(),
+                Self::OneLarge => (0..1 + rng.below(9)).map(|_| rng.below(6000) as i64).collect(),
+                Self::Wide => (0..rng.below(6))
+                    .map(|_| {
+                        [i64::MIN, -1, 0, i64::MAX, 7, rng.below(9) as i64][rng.below(6) as usize]
+                    })
+                    .collect(),
+            };
+            sets.push(&tokens);
+        }
+        Rows::all(Arc::new(Matrix::new(Elements::Sets(sets), rows, 0)))
+    }
+}
+
 /// The answer by definition: every pair in the order of the contract, all of them sorted.
 pub fn oracle(
     queries: &Rows,
@@ -184,6 +243,9 @@ pub fn oracle_of_pair(
     }
     if let (Some(x), Some(y)) = (queries.reals::<f32>(), base.reals::<f32>()) {
         return distance_f32(metric, &x[q], &y[b]).into();
+    }
+    if let (Some((x, first)), Some((y, start))) = (queries.sets(), base.sets()) {
+        return distance_sets(x.tokens(first + query), y.tokens(start + row)).into();
     }
     let (x, y) = (queries.words().expect("bits"), base.words().expect("bits"));
     distance_bits(metric, &x[q], &y[b]).into()
@@ -228,6 +290,14 @@ macro_rules! distance {
 }
 distance!(distance_f32, f32);
 distance!(distance_f64, f64);
+
+fn distance_sets(q: &[i64], x: &[i64]) -> f32 {
+    let both = q.iter().filter(|token| x.contains(token)).count();
+    match q.len() + x.len() - both {
+        0 => 0.0,
+        either => (either - both) as f32 / either as f32,
+    }
+}
 
 fn distance_bits(metric: Metric, q: &[u64], x: &[u64]) -> f32 {
     let count = |f: fn(u64, u64) -> u64| -> u32 {

@@ -128,7 +128,12 @@ fn choose_one(
     let best = all(&groups).map(|trial| trial.recall).fold(0.0, f64::max);
     groups.iter_mut().for_each(|group| group.trials.retain(|trial| trial.tables.is_some()));
     groups = count(groups, functions, (sample, lsh, &limits), job)?;
-    let sizes = (rows, queries, hasher.dim());
+    let dim = match sample.base.sets() {
+        // A token takes the time of a few dimensions.
+        Some((sets, _)) => 5 * sets.mean_tokens().ceil() as usize,
+        None => hasher.dim(),
+    };
+    let sizes = (rows, queries, dim);
     let costs = |trial: &Trial| trial.costs(sizes, sample, lsh.probes);
     let chosen = cheapest(&groups, costs).map(|(group, trial)| {
         let hashing = with(group.signature, trial.hashes, trial.tables.unwrap_or(tables));

@@ -183,10 +183,7 @@ impl<D: Device> Among<D> {
         job: &Job,
     ) -> Result<Part> {
         let base = &self.base.rows;
-        let dims = (queries.matrix().dim(), base.matrix().dim());
-        if !queries.is_empty() && !base.is_empty() && dims.0 != dims.1 {
-            return Err(Error::DimMismatch { queries: dims.0, base: dims.1 });
-        }
+        base.check_queries(queries)?;
         let mut all = Part::new(base.matrix().kind());
         let queries = &queries.slice(0..if base.is_empty() { 0 } else { queries.len() });
         let mut wave = finder.together(PLACES_TOGETHER, None);

@@ -81,5 +81,5 @@ pub fn open_base(
             })
         }
     }
-    device.run(Open(base, params, method, job))
+    device.for_kind(base.matrix().kind()).run(Open(base, params, method, job))
 }

@@ -111,7 +111,7 @@ pub fn open_stored(
             Ok(Arc::new(OfDevice { base, stored }))
         }
     }
-    device.run(Open(rows, stored, job))
+    device.for_kind(rows.matrix().kind()).run(Open(rows, stored, job))
 }
 
 impl StoredTables {
@@ -222,7 +222,7 @@ impl<D: Device> OfDevice<D> {
         }
         let (mut rows, mut _reserved) = (self.base.rows.clone(), None);
         if let Some(selection) = selection {
-            let bytes = rows.matrix().width() * rows.matrix().kind().bytes();
+            let bytes = rows.matrix().row_bytes();
             _reserved = Some(job.reserve("selected rows", selection.rows().len() * bytes)?);
             rows = Rows::all(Arc::new(rows.gather(selection.rows(), job)?));
         }

@@ -85,10 +85,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         if queries.is_empty() || self.base.is_empty() {
             return Ok(self.nothing());
         }
-        let dims = (queries.matrix().dim(), self.base.matrix().dim());
-        if dims.0 != dims.1 {
-            return Err(Error::DimMismatch { queries: dims.0, base: dims.1 });
-        }
+        self.base.check_queries(queries)?;
         let capacity = self.device.capacity(&self.shape());
         let mut pieces = Pieces { base: capacity.base, queries: capacity.queries.max(1) };
         let mut found = Vec::new();

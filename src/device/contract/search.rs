@@ -255,7 +255,7 @@ pub struct Neighbors {
     pub work: Work,
 }
 
-/// Distances, in the precision of the rows. Distances between strings of bits are f32.
+/// Distances, in the precision of the rows. Distances between strings of bits or sets are f32.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Distances {
     /// 32-bit floats.
@@ -270,7 +270,7 @@ impl Distances {
         match T::elements(values) {
             Elements::F32(values) => Self::F32(values),
             Elements::F64(values) => Self::F64(values),
-            Elements::Bits(_) => unreachable!("distances are numbers"),
+            Elements::Bits(_) | Elements::Sets(_) => unreachable!("distances are numbers"),
         }
     }
 
@@ -278,7 +278,7 @@ impl Distances {
     pub fn none(kind: ElementKind) -> Self {
         match kind {
             ElementKind::F64 => Self::F64(Vec::new()),
-            ElementKind::F32 | ElementKind::Bits => Self::F32(Vec::new()),
+            ElementKind::F32 | ElementKind::Bits | ElementKind::Sets => Self::F32(Vec::new()),
         }
     }
 

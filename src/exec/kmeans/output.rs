@@ -41,7 +41,7 @@ pub(super) fn centroids(found: Clustering, schema: &SchemaRef) -> Result<RecordB
     let values: ArrayRef = match found.centroids.elements() {
         Elements::F32(values) => Arc::new(Float32Array::from(values.clone())),
         Elements::F64(values) => Arc::new(Float64Array::from(values.clone())),
-        Elements::Bits(_) => return internal_err!("centroids are numbers"),
+        Elements::Bits(_) | Elements::Sets(_) => return internal_err!("centroids are numbers"),
     };
     let centroid: ArrayRef = match schema.field(1).data_type() {
         DataType::FixedSizeList(item, dim) => {

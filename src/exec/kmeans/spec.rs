@@ -76,7 +76,7 @@ pub enum KMeansOutput {
 pub fn kmeans_fields(output: &KMeansOutput, side: &Side, fields: &Fields) -> Result<Vec<Field>> {
     let float = match side.kind {
         ElementKind::F64 => DataType::Float64,
-        ElementKind::F32 | ElementKind::Bits => DataType::Float32,
+        _ => DataType::Float32,
     };
     match output {
         KMeansOutput::Table => {

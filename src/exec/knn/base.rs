@@ -123,9 +123,14 @@ impl Base {
         let width = self.rows.matrix().width().max(1) as f64;
         let operations = 2.0 * width * self.rows.len() as f64 * queries as f64;
         let KnnSpec { device: choice, device_memory, .. } = *join.spec;
+        let (kind, chosen) = (join.kind, join.device.clone());
         let (device, info) = blocking(move || {
-            let device = AnyDevice::choose(choice, device_memory, operations)?;
+            let asked = AnyDevice::choose(choice, device_memory, operations)?;
+            let device = asked.for_kind(kind);
             let info = device.info();
+            if info.name != asked.info().name {
+                chosen.set_host(&asked, "sets are compared on the host");
+            }
             Ok((device, info))
         })
         .await?;

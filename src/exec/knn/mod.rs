@@ -62,7 +62,6 @@ use crate::exec::collect::{execute_all, expected_rows};
 use crate::exec::side::Side;
 use crate::exec::stored::{StoredIndex, numbered, stored_in};
 use crate::exec::vectors::{VectorColumn, common_kind};
-use crate::matrix::ElementKind;
 
 /// The nearest base rows of every query, in one partition and in the order of the queries.
 ///
@@ -96,10 +95,12 @@ impl KnnExec {
         queries: Option<Arc<dyn ExecutionPlan>>,
         base: Arc<dyn ExecutionPlan>,
     ) -> Result<Self> {
-        let base_side = Side::try_new("base", &spec.base_vector, base.schema().fields())?;
+        let metric = Some(spec.params.metric());
+        let base_side =
+            Side::compared("base", (&spec.base_vector, metric), base.schema().fields())?;
         let queries = match (queries, &spec.query_vector) {
             (Some(plan), Some(vector)) => {
-                Some((Side::try_new("queries", vector, plan.schema().fields())?, plan))
+                Some((Side::compared("queries", (vector, metric), plan.schema().fields())?, plan))
             }
             _ => None,
         };
@@ -174,8 +175,9 @@ impl KnnExec {
     pub fn with_training(self, training: Option<Arc<dyn ExecutionPlan>>) -> Result<Self> {
         let training = match (training, &self.spec.training_vector) {
             (Some(plan), Some(vector)) => {
-                let side = Side::try_new("training", vector, plan.schema().fields())?;
-                if (side.kind == ElementKind::Bits) != (self.base.0.kind == ElementKind::Bits) {
+                let vector = (vector, Some(self.spec.params.metric()));
+                let side = Side::compared("training", vector, plan.schema().fields())?;
+                if !side.kind.is_like(self.base.0.kind) {
                     return plan_err!("training and base must both hold numbers or both hold bits");
                 }
                 Some((side, plan))

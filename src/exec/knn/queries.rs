@@ -73,6 +73,8 @@ pub(super) struct Filling {
     kept: RecordBatchMemoryCounter,
     columns: MemoryReservation,
     rows: MemoryReservation,
+    /// What rows of different sizes have.
+    sets: MemoryReservation,
     /// Bytes of a row and of its list.
     bytes_per_row: usize,
     /// Rows that memory is reserved for.
@@ -100,6 +102,7 @@ impl Queries {
             kept: RecordBatchMemoryCounter::new(),
             columns: self.in_hand.new_empty(),
             rows: self.in_hand.new_empty(),
+            sets: self.in_hand.new_empty(),
             bytes_per_row,
             capacity: 0,
             full: false,
@@ -120,12 +123,13 @@ impl Queries {
                 true => self.room(&mut block, target, batch.num_rows())?,
                 false => 0,
             };
+            let room = self.room_for_sets(&block, &batch, room)?;
             if room == 0 {
                 block.full = true;
                 self.rest = Some(batch);
                 break;
             }
-            let taken = batch.slice(0, room.min(batch.num_rows()));
+            let taken = batch.slice(0, room);
             let left = batch.num_rows() - taken.num_rows();
             self.rest = (left > 0).then(|| batch.slice(taken.num_rows(), left));
             drop(batch);
@@ -193,6 +197,25 @@ impl Queries {
         }
         Ok(block.capacity.min(target).saturating_sub(held))
     }
+
+    /// How many rows of a batch, at most `room`, the block has memory for if they are sets.
+    fn room_for_sets(&self, block: &Filling, batch: &RecordBatch, room: usize) -> Result<usize> {
+        let mut room = room.min(batch.num_rows());
+        while room > 0 {
+            let rows = columns(&batch.slice(0, room), &self.side.vector);
+            let refused = match block.reader.bytes_of_sets(&rows) {
+                0 => break,
+                bytes => grow(&block.sets, bytes).err(),
+            };
+            room = match refused {
+                None => break,
+                Some(_) if block.len() > 0 => 0,
+                Some(refused) if room == 1 => return Err(refused),
+                Some(_) => room / 2,
+            };
+        }
+        Ok(room)
+    }
 }
 
 impl Filling {
@@ -227,8 +250,8 @@ impl Filling {
     }
 
     /// The rows, the carried columns, and the reservations held as long as the block exists.
-    pub fn into_parts(self) -> (VectorReader, Carried, [MemoryReservation; 2]) {
-        (self.reader, self.carried, [self.columns, self.rows])
+    pub fn into_parts(self) -> (VectorReader, Carried, [MemoryReservation; 3]) {
+        (self.reader, self.carried, [self.columns, self.rows, self.sets])
     }
 }
 

@@ -59,8 +59,8 @@ impl KnnSpec {
 pub fn knn_fields(queries: Option<(&Side, &Fields)>, base: (&Side, &Fields)) -> Result<Vec<Field>> {
     let (query_side, query_fields) = queries.unwrap_or(base);
     let kinds = (query_side.kind, base.0.kind);
-    if (kinds.0 == ElementKind::Bits) != (kinds.1 == ElementKind::Bits) {
-        return plan_err!("queries and base must both hold numbers or both hold bits");
+    if !kinds.0.is_like(kinds.1) {
+        return plan_err!("queries and base must both hold numbers, both bits or both sets");
     }
     if let (Some(q), Some(b)) = (query_side.dim(query_fields), base.0.dim(base.1))
         && q != b
@@ -69,7 +69,7 @@ pub fn knn_fields(queries: Option<(&Side, &Fields)>, base: (&Side, &Fields)) -> 
     }
     let distance = match common_kind(kinds.0, kinds.1) {
         ElementKind::F64 => DataType::Float64,
-        ElementKind::F32 | ElementKind::Bits => DataType::Float32,
+        ElementKind::F32 | ElementKind::Bits | ElementKind::Sets => DataType::Float32,
     };
     let carried = |prefix: &str, side: &Side, fields: &Fields| {
         let rename = |i: &usize| {

@@ -102,7 +102,7 @@ pub(super) async fn select(
             reserved.push(job.reserve("selected rows", Selection::bytes(rows_of_base, all))?);
             let chosen = Selection::new(numbers.iter().map(|(row, _)| *row), all);
             if is_joined {
-                let row = rows.matrix().width() * rows.matrix().kind().bytes();
+                let row = rows.matrix().row_bytes();
                 reserved.push(job.reserve("selected rows", chosen.rows().len() * row)?);
                 rows = Rows::all(Arc::new(rows.gather(chosen.rows(), &job)?));
             }

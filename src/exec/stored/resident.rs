@@ -45,7 +45,7 @@ struct Read {
 /// The vectors of an index, as numbers of one kind.
 pub(in crate::exec) struct Vectors {
     pub rows: Rows,
-    _reserved: Option<Reserved>,
+    _reserved: [Option<Reserved>; 2],
 }
 
 /// The vectors on a device, with so much of its memory.
@@ -204,12 +204,13 @@ impl StoredIndex {
         let columns: Vec<_> = names.filter_map(|name| schema.index_of(name).ok()).collect();
         let metric = file.tables().metric;
         let mut reader = VectorReader::new("the index", file.vector().clone(), kind, metric);
-        let mut reserved = None;
+        let (mut reserved, mut of_sets) = (None, None);
         for (group, rows) in file.groups().enumerate() {
             job.check()?;
             let bytes = file.bytes(group, &columns);
             let _read = job.reserve("columns of an index", bytes)?;
             let values = file.columns(group, rows.len(), &columns).await?;
+            of_sets = reader.reserve_sets(&values, of_sets, job)?;
             reader = blocking(move || {
                 reader.append(&values)?;
                 Ok(reader)
@@ -228,7 +229,10 @@ impl StoredIndex {
             let error = bad("its rows without vectors are others");
             return Err(file.reader.of_file(error).into());
         }
-        Ok(Vectors { rows, _reserved: reserved })
+        if let Some(of_sets) = &mut of_sets {
+            of_sets.shrink_to(rows.bytes());
+        }
+        Ok(Vectors { rows, _reserved: [reserved, of_sets] })
     }
 
     /// Bytes of some columns for all rows.

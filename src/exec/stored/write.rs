@@ -75,7 +75,11 @@ impl IndexSink {
         plan: Arc<dyn ExecutionPlan>,
         vector: VectorColumn,
     ) -> Result<Self> {
-        let side = Side::try_new("training", &vector, plan.schema().fields())?;
+        let side = Side::compared(
+            "training",
+            (&vector, Some(self.params.metric)),
+            plan.schema().fields(),
+        )?;
         Ok(Self { training: Some((plan, side, vector)), ..self })
     }
 

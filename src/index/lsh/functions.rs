@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
-use crate::random::Random;
+use crate::random::{Random, mix};
 
 /// Rows that are changed before planes see them at a time.
 const ROWS: usize = 256;
@@ -34,7 +34,7 @@ enum Kind {
     Planes { numbers: Vec<f64>, offsets: Vec<f64>, shift: Option<Arc<Shift>> },
     /// The bit that each function reads.
     Bits(Vec<u32>),
-    /// For each function the priorities of all bits.
+    /// For each function the priorities of all bits; of sets the number that tokens are mixed with.
     MinHash(Vec<u64>),
 }
 
@@ -123,7 +123,7 @@ impl TableFunctions {
 
     /// The values of all functions for each row: of planes `a·x`, summed in order of the dimensions
     /// in float64, each product and sum rounded; of bits 0 or 1; of MinHash the position of the first
-    /// set bit in the function's order, or -1 if there is none.
+    /// set bit in the function's order, or of a set 32 bits of its first token, or -1 if there is none.
     pub fn values(&self, rows: &Rows) -> Vec<f64> {
         let mut values = vec![0.0; rows.len() * self.count];
         if let Kind::Planes { numbers, shift: Some(shift), .. } = &self.kind {
@@ -139,6 +139,10 @@ impl TableFunctions {
             pulp::Arch::new().dispatch(self.products(x, numbers, &mut values));
         } else if let Some(words) = rows.words() {
             self.values_of_bits(words, &mut values);
+        } else if let (Some((sets, first)), Kind::MinHash(numbers)) = (rows.sets(), &self.kind) {
+            for (row, values) in values.chunks_exact_mut(self.count).enumerate() {
+                token_values(sets.tokens(first + row), numbers, values);
+            }
         }
         values
     }
@@ -171,6 +175,15 @@ impl TableFunctions {
                 Kind::Planes { .. } => {}
             }
         }
+    }
+}
+
+/// For each function 32 bits of the first token in its order, which is that of the tokens mixed with its
+/// number; -1 if there is none.
+fn token_values(tokens: &[i64], numbers: &[u64], values: &mut [f64]) {
+    for (value, number) in values.iter_mut().zip(numbers) {
+        let first = tokens.iter().map(|token| mix(*token as u64 ^ number)).min();
+        *value = first.map_or(-1.0, |first| f64::from(first as i32));
     }
 }
 

@@ -6,6 +6,7 @@
 //! node finds its columns by unique names, whatever names the user has chosen.
 
 use std::collections::HashSet;
+use std::fmt;
 
 use datafusion::arrow::array::Array;
 use datafusion::arrow::datatypes::DataType;
@@ -21,6 +22,7 @@ use datafusion::sql::sqlparser::tokenizer::Token;
 
 use crate::exec::{VectorColumn, kind_of_vector};
 use crate::matrix::ElementKind;
+use crate::metric::Metric;
 
 /// Turns SQL into an expression over a schema.
 pub(in crate::sql) type Resolve<'a> = dyn FnMut(ast::Expr, &DFSchema) -> Result<Expr> + 'a;
@@ -154,6 +156,57 @@ pub(in crate::sql) enum VectorUse {
     Shared,
 }
 
+/// What a column of vectors is to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::sql) enum Compared {
+    /// Numbers or bits.
+    Any,
+    /// Numbers.
+    Numbers,
+    /// Bits.
+    Bits,
+    /// Bits, or integers of sets.
+    BitsOrSets,
+}
+
+impl Compared {
+    /// What a search under this metric compares, if it is known.
+    pub fn under(metric: Option<Metric>) -> Self {
+        match metric {
+            None => Self::Any,
+            Some(metric) if metric.accepts(ElementKind::Sets) => Self::BitsOrSets,
+            Some(metric) if metric.is_binary() => Self::Bits,
+            Some(_) => Self::Numbers,
+        }
+    }
+
+    /// The same of a function that takes no sets.
+    pub fn without_sets(self) -> Self {
+        if self == Self::BitsOrSets { Self::Bits } else { self }
+    }
+
+    fn has(self, found: &DataType) -> bool {
+        let is_set = || kind_of_vector(found, Some(Metric::Jaccard)) == Some(ElementKind::Sets);
+        kind_of_vector(found, None).is_some_and(|kind| match self {
+            Self::Any => true,
+            Self::Numbers => kind != ElementKind::Bits,
+            Self::Bits => kind == ElementKind::Bits,
+            Self::BitsOrSets => kind == ElementKind::Bits || is_set(),
+        })
+    }
+}
+
+impl fmt::Display for Compared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Any => "lists of numbers or binary strings",
+            Self::Numbers => "lists of numbers",
+            Self::Bits => "binary strings",
+            Self::BitsOrSets => "binary strings or lists of integers",
+        })
+    }
+}
+
 /// An input of a call, while its columns are being resolved.
 pub(in crate::sql) struct InputColumns<'a, 'b> {
     function: &'a str,
@@ -197,7 +250,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
     pub fn vector(
         &mut self,
         asked: Option<&ColumnArgument>,
-        binary: Option<bool>,
+        compared: Compared,
         use_of: VectorUse,
     ) -> Result<VectorColumn> {
         let schema = self.plan.schema().clone();
@@ -207,7 +260,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
                 (exprs, asked.is_list)
             }
             None => {
-                let column = only_vector(self.function, self.input, &schema, binary)?;
+                let column = only_vector(self.function, self.input, &schema, compared)?;
                 (vec![(column.name.clone(), Expr::Column(column))], false)
             }
         };
@@ -226,7 +279,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
             (_, Err(names)) => VectorColumn::Dimensions(names),
         };
         let labels = whole(labels);
-        if labels.kind(&types.iter().collect::<Vec<_>>()).is_none() {
+        if labels.kind(&types.iter().collect::<Vec<_>>(), None).is_none() {
             let (input, names) = (self.input, labels.names().join(", "));
             let types = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             return plan_err!("column {names} of {input} holds no vectors, but {types}");
@@ -247,7 +300,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         if let Ok((label, expr)) = found {
             let (expr, found) = decode(expr.clone(), expr.get_type(schema.as_ref())?);
             let numbers = VectorColumn::Dimensions(vec![label.clone()]);
-            if !asked.is_list && numbers.kind(&[&found]).is_some() {
+            if !asked.is_list && numbers.kind(&[&found], None).is_some() {
                 return Ok(self.place(expr, &label, "weight", VectorUse::Shared));
             }
         }
@@ -318,12 +371,11 @@ pub(in crate::sql) fn only_vector(
     function: &str,
     input: &str,
     schema: &DFSchema,
-    binary: Option<bool>,
+    compared: Compared,
 ) -> Result<Column> {
     let holds_vectors = |found: &DataType| {
         let found = if let DataType::Dictionary(_, values) = found { values } else { found };
-        let kind = kind_of_vector(found);
-        kind.is_some_and(|kind| binary.is_none_or(|b| b == (kind == ElementKind::Bits)))
+        compared.has(found)
     };
     let candidates: Vec<_> = (schema.iter())
         .filter(|(_, field)| holds_vectors(field.data_type()))
@@ -332,19 +384,14 @@ pub(in crate::sql) fn only_vector(
     match candidates.as_slice() {
         [only] => Ok(only.clone()),
         [] => {
-            let wants = match binary {
-                Some(true) => "binary strings",
-                Some(false) => "lists of numbers",
-                None => "lists of numbers or binary strings",
-            };
             let columns = schema.fields().iter().map(|f| format!("{} {}", f.name(), f.data_type()));
             let columns = columns.collect::<Vec<_>>().join(", ");
-            let hint = match binary {
-                Some(true) => "",
+            let hint = match compared {
+                Compared::Bits | Compared::BitsOrSets => "",
                 _ => ". Numeric columns serve as dimensions with vector => ['x', 'y']",
             };
             plan_err!(
-                "{function}: {input} has no column of {wants}; its columns are {columns}{hint}"
+                "{function}: {input} has no column of {compared}; its columns are {columns}{hint}"
             )
         }
         several => {

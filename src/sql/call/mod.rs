@@ -10,13 +10,14 @@ mod values;
 
 pub(super) use arguments::Arguments;
 pub(super) use columns::{
-    ColumnArgument, InputColumns, Resolve, VectorUse, only_vector, resolve_in, resolve_with,
+    ColumnArgument, Compared, InputColumns, Resolve, VectorUse, only_vector, resolve_in,
+    resolve_with,
 };
 pub(super) use function::Function;
 pub(super) use group_function::{GroupFunction, Labelled};
 pub(super) use relation::{from_expr, table_by_name};
 pub(super) use signature::{Argument, Kind, Signature};
 pub(super) use values::{
-    argument, boolean, check_kind, is_binary, metric, not_negative, number, numbers, positive,
+    argument, boolean, check_kind, known_metric, metric, not_negative, number, numbers, positive,
     whole,
 };

@@ -25,10 +25,10 @@ pub(in crate::sql) fn argument(expr: Expr, wanted: DataType) -> Expr {
     }
 }
 
-/// Whether the metric compares bits; `None` if it is a parameter.
-pub(in crate::sql) fn is_binary(function: &str, expr: &Expr) -> Result<Option<bool>> {
+/// The metric; `None` if it is a parameter.
+pub(in crate::sql) fn known_metric(function: &str, expr: &Expr) -> Result<Option<Metric>> {
     match expr {
-        Expr::Literal(_, _) => Ok(Some(metric(function, expr)?.is_binary())),
+        Expr::Literal(_, _) => Ok(Some(metric(function, expr)?)),
         _ => Ok(None),
     }
 }
@@ -43,8 +43,7 @@ pub(in crate::sql) fn check_kind(
     if metric.accepts(kind) {
         return Ok(());
     }
-    let wants = if metric.is_binary() { "binary strings" } else { "lists of numbers" };
-    let column = vector.names().join(", ");
+    let (wants, column) = (metric.compares(), vector.names().join(", "));
     plan_err!("{function}: metric '{metric}' compares {wants}, which column {column} does not hold")
 }
 

@@ -12,8 +12,8 @@ use datafusion::prelude::DataFrame;
 pub use self::arguments::DbscanArguments;
 pub use self::node::DbscanNode;
 use super::call::{
-    Argument, Arguments, ColumnArgument, Function, GroupFunction, InputColumns, Kind, Labelled,
-    Resolve, Signature, VectorUse, is_binary, resolve_with,
+    Argument, Arguments, ColumnArgument, Compared, Function, GroupFunction, InputColumns, Kind,
+    Labelled, Resolve, Signature, VectorUse, known_metric, resolve_with,
 };
 use crate::exec::{Dbscan, DbscanOutput, VectorColumn};
 
@@ -70,8 +70,8 @@ fn build(
 ) -> Result<LogicalPlan> {
     let carried = input.schema().fields().len();
     let mut columns = InputColumns::try_new(NAME, "input", input, resolve)?;
-    let binary = is_binary(NAME, &values.metric)?;
-    let vector = columns.vector(vector.as_ref(), binary, VectorUse::Shared)?;
+    let compared = Compared::under(known_metric(NAME, &values.metric)?).without_sets();
+    let vector = columns.vector(vector.as_ref(), compared, VectorUse::Shared)?;
     let weight = weight.map(|weight| columns.weight(&weight)).transpose()?;
     let input = (vector, columns.into_plan()?);
     let all = input.1.schema().fields().len();

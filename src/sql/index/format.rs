@@ -26,7 +26,7 @@ use super::options::{FORMAT, Given};
 use crate::algo::knn::KnnParams;
 use crate::exec::{IndexSink, KnnLsh, Side, VectorColumn, in_turn, plan_input};
 use crate::metric::Metric;
-use crate::sql::call::{check_kind, only_vector};
+use crate::sql::call::{Compared, check_kind, only_vector};
 use crate::sql::options::NeighborsOptions;
 use crate::sql::planner::NeighborsPlanner;
 use crate::sql::sealed::seal;
@@ -130,7 +130,7 @@ impl FileFormat for IndexFormat {
             Some(vector) => vector.clone(),
             None => only_column("the input", &schema, metric)?,
         };
-        let side = Side::try_new("the input", &vector, schema.fields())?;
+        let side = Side::compared("the input", (&vector, Some(metric)), schema.fields())?;
         check_kind(NAME, metric, &vector, side.kind)?;
         KnnParams::try_new(params.k, metric)?;
         let place = (conf.object_store_url.clone(), path.prefix().clone());
@@ -152,7 +152,7 @@ impl FileFormat for IndexFormat {
 /// The only column that holds vectors for the metric.
 fn only_column(input: &str, schema: &SchemaRef, metric: Metric) -> Result<VectorColumn> {
     let known = DFSchema::try_from(schema.clone())?;
-    let column = only_vector(NAME, input, &known, Some(metric.is_binary()))?;
+    let column = only_vector(NAME, input, &known, Compared::under(Some(metric)))?;
     Ok(VectorColumn::Whole(column.name))
 }
 

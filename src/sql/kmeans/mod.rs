@@ -14,8 +14,8 @@ pub use self::arguments::KMeansArguments;
 pub use self::node::KMeansNode;
 use self::node::function_name;
 use super::call::{
-    Argument, Arguments, ColumnArgument, Function, GroupFunction, InputColumns, Kind, Labelled,
-    Resolve, Signature, VectorUse, resolve_with,
+    Argument, Arguments, ColumnArgument, Compared, Function, GroupFunction, InputColumns, Kind,
+    Labelled, Resolve, Signature, VectorUse, resolve_with,
 };
 use crate::algo::kmeans::Init;
 use crate::exec::{KMeans, KMeansOutput, VectorColumn};
@@ -111,7 +111,7 @@ fn build(
     let function = function_name(&output);
     let carried = input.schema().fields().len();
     let mut columns = InputColumns::try_new(function, "input", input, resolve)?;
-    let vector = columns.vector(asked.vector.as_ref(), Some(false), VectorUse::Shared)?;
+    let vector = columns.vector(asked.vector.as_ref(), Compared::Numbers, VectorUse::Shared)?;
     let weight = match &asked.weight {
         Some(weight) => Some(columns.weight(weight)?),
         None => None,
@@ -144,8 +144,8 @@ fn centroids(
     resolve: &mut Resolve<'_>,
 ) -> Result<(VectorColumn, LogicalPlan)> {
     let mut columns = InputColumns::try_new(function, "init", plan, resolve)?;
-    let vector = match columns.vector(asked, Some(false), VectorUse::Taken) {
-        Err(_) if asked.is_some() => columns.vector(None, Some(false), VectorUse::Taken)?,
+    let vector = match columns.vector(asked, Compared::Numbers, VectorUse::Taken) {
+        Err(_) if asked.is_some() => columns.vector(None, Compared::Numbers, VectorUse::Taken)?,
         other => other?,
     };
     Ok((vector, columns.into_plan()?))

@@ -16,8 +16,8 @@ use crate::exec::{VectorColumn, bucket_field, bucket_fields, row_buckets};
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 use crate::sql::call::{
-    Argument, Arguments, Function, InputColumns, Kind, Resolve, Signature, VectorUse, argument,
-    check_kind, is_binary, metric,
+    Argument, Arguments, Compared, Function, InputColumns, Kind, Resolve, Signature, VectorUse,
+    argument, check_kind, known_metric, metric,
 };
 use crate::sql::options::NeighborsOptions;
 
@@ -63,7 +63,8 @@ fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPl
     let carried = items.schema().columns();
     let mut columns = InputColumns::try_new(NAME, "items", items, resolve)?;
     let asked = arguments.columns("vector")?;
-    let vector = columns.vector(asked.as_ref(), is_binary(NAME, &wanted)?, VectorUse::Shared)?;
+    let compared = Compared::under(known_metric(NAME, &wanted)?);
+    let vector = columns.vector(asked.as_ref(), compared, VectorUse::Shared)?;
     let input = columns.into_plan()?;
     for field in &bucket_fields() {
         if carried.iter().any(|column| column.name == *field.name()) {
@@ -122,9 +123,9 @@ struct BucketsOfRow {
 }
 
 impl BucketsOfRow {
-    fn kind(&self, types: &[DataType]) -> Result<ElementKind> {
+    fn kind(&self, types: &[DataType], metric: Option<Metric>) -> Result<ElementKind> {
         let types: Vec<_> = types.iter().take(self.vector.names().len()).collect();
-        match self.vector.kind(&types) {
+        match self.vector.kind(&types, metric) {
             Some(kind) => Ok(kind),
             None => plan_err!("{NAME}: column {} holds no vectors", self.vector.names().join(", ")),
         }
@@ -141,18 +142,17 @@ impl ScalarUDFImpl for BucketsOfRow {
     }
 
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
-        self.kind(types)?;
+        self.kind(types, None)?;
         Ok(types.to_vec())
     }
 
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {
-        self.kind(types)?;
+        self.kind(types, None)?;
         Ok(DataType::List(bucket_field()))
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         let types: Vec<_> = args.args.iter().map(ColumnarValue::data_type).collect();
-        let kind = self.kind(&types)?;
         let (vectors, values) = args.args.split_at(self.vector.names().len());
         let values = values.iter().map(|value| match value {
             ColumnarValue::Scalar(value) => Ok(lit(value.clone())),
@@ -160,6 +160,7 @@ impl ScalarUDFImpl for BucketsOfRow {
         });
         let mut values = values.collect::<Result<Vec<_>>>()?.into_iter();
         let metric = metric(NAME, &values.next().unwrap_or_else(|| lit(ScalarValue::Null)))?;
+        let kind = self.kind(&types, Some(metric))?;
         check_kind(NAME, metric, &self.vector, kind)?;
         let options = args.config_options.extensions.get::<NeighborsOptions>();
         let default_seed = options.map_or(0, |options| options.seed);

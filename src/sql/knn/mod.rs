@@ -18,8 +18,8 @@ use self::node::EXACT_NAME;
 pub use self::node::KnnNode;
 pub(super) use self::pushdown::PushIntoKnn;
 use super::call::{
-    Argument, Arguments, ColumnArgument, Function, InputColumns, Kind, Resolve, Signature,
-    VectorUse, argument, boolean, is_binary, resolve_with,
+    Argument, Arguments, ColumnArgument, Compared, Function, InputColumns, Kind, Resolve,
+    Signature, VectorUse, argument, boolean, known_metric, resolve_with,
 };
 use crate::exec::{KnnExact, KnnLsh};
 use crate::metric::Metric;
@@ -141,11 +141,11 @@ fn build(
     resolve: &mut Resolve<'_>,
 ) -> Result<LogicalPlan> {
     let metric = argument(metric, DataType::Utf8);
-    let binary = is_binary(name, &metric)?;
+    let compared = Compared::under(known_metric(name, &metric)?);
     let use_of = if vectors.keep { VectorUse::Copied } else { VectorUse::Taken };
     let mut side = |input: &str, plan: LogicalPlan, asked: Option<&ColumnArgument>| {
         let mut columns = InputColumns::try_new(name, input, plan, resolve)?;
-        let vector = columns.vector(asked, binary, use_of)?;
+        let vector = columns.vector(asked, compared, use_of)?;
         Ok::<_, DataFusionError>((vector, columns.into_plan()?))
     };
     let queries = match queries {

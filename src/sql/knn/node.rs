@@ -17,7 +17,7 @@ use crate::exec::{KnnExec, KnnSpec, Side, StoredIndex, VectorColumn, knn_fields}
 use crate::index::lsh::Planes;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
-use crate::sql::call::{argument, check_kind, is_binary, metric, positive};
+use crate::sql::call::{argument, check_kind, known_metric, metric, positive};
 use crate::sql::family::FamilyNode;
 use crate::sql::index::table::index_of;
 use crate::sql::options::NeighborsOptions;
@@ -93,12 +93,13 @@ impl KnnNode {
         has_index: bool,
     ) -> Result<Self> {
         let (k, metric) = (argument(k, DataType::Int64), argument(metric, DataType::Utf8));
-        let schema = schema(&queries, &base)?;
+        let function = if lsh.is_some() { lsh::NAME } else { EXACT_NAME };
+        let known = known_metric(function, &metric)?;
+        let schema = schema(&queries, &base, known)?;
         if let Some(training) = &training {
-            side("training", training)?;
+            side("training", training, known)?;
         }
         let node = Self { queries, base, training, k, metric, lsh, has_index, schema };
-        is_binary(node.function(), &node.metric)?;
         node.check()?;
         Ok(node)
     }
@@ -207,7 +208,7 @@ impl KnnNode {
     fn params(&self) -> Result<KnnParams> {
         let k = positive(self.function(), "k", &self.k)?;
         let metric = metric(self.function(), &self.metric)?;
-        let (_, kind) = side("base", &self.base)?;
+        let (_, kind) = side("base", &self.base, Some(metric))?;
         check_kind(self.function(), metric, &self.base.0, kind)?;
         Ok(KnnParams::try_new(k, metric)?)
     }
@@ -216,7 +217,7 @@ impl KnnNode {
     /// self-join of the base.
     pub(super) fn query_columns(&self) -> Result<Vec<Column>> {
         let Some(queries) = &self.queries else { return Ok(vec![]) };
-        let (side, _) = side("queries", queries)?;
+        let (side, _) = side("queries", queries, None)?;
         let columns = queries.1.schema().columns();
         Ok(side.carried.iter().map(|i| columns[*i].clone()).collect())
     }
@@ -264,8 +265,12 @@ type Inputs = (
 );
 
 /// The columns of an input, and the type of its vectors.
-fn side(name: &str, (vector, plan): &(VectorColumn, LogicalPlan)) -> Result<(Side, ElementKind)> {
-    let side = Side::try_new(name, vector, plan.schema().fields())?;
+fn side(
+    name: &str,
+    (vector, plan): &(VectorColumn, LogicalPlan),
+    metric: Option<Metric>,
+) -> Result<(Side, ElementKind)> {
+    let side = Side::compared(name, (vector, metric), plan.schema().fields())?;
     let kind = side.kind;
     Ok((side, kind))
 }
@@ -273,14 +278,15 @@ fn side(name: &str, (vector, plan): &(VectorColumn, LogicalPlan)) -> Result<(Sid
 fn schema(
     queries: &Option<(VectorColumn, LogicalPlan)>,
     base: &(VectorColumn, LogicalPlan),
+    metric: Option<Metric>,
 ) -> Result<DFSchemaRef> {
     let query_side = match queries {
-        Some(queries) => Some((side("queries", queries)?.0, queries.1.schema().fields())),
+        Some(queries) => Some((side("queries", queries, metric)?.0, queries.1.schema().fields())),
         None => None,
     };
     let fields = knn_fields(
         query_side.as_ref().map(|(side, fields)| (side, *fields)),
-        (&side("base", base)?.0, base.1.schema().fields()),
+        (&side("base", base, metric)?.0, base.1.schema().fields()),
     )?;
     Ok(Arc::new(DFSchema::try_from(Schema::new(fields))?))
 }
@@ -387,10 +393,10 @@ impl UserDefinedLogicalNodeCore for KnnNode {
     }
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {
-        let (base, _) = side("base", &self.base).ok()?;
+        let (base, _) = side("base", &self.base, None).ok()?;
         let mut all = match &self.queries {
             Some(queries) => {
-                let (queries, _) = side("queries", queries).ok()?;
+                let (queries, _) = side("queries", queries, None).ok()?;
                 let start = queries.carried.len();
                 vec![self.needed(&queries, 0, output), self.needed(&base, start, output)]
             }
@@ -404,7 +410,7 @@ impl UserDefinedLogicalNodeCore for KnnNode {
             }
         };
         if let Some(training) = &self.training {
-            let (training, _) = side("training", training).ok()?;
+            let (training, _) = side("training", training, None).ok()?;
             all.push(self.needed(&training, 0, &[]));
         }
         Some(all)

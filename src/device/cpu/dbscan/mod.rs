@@ -108,6 +108,7 @@ fn group(input: &DbscanInput<'_>, range: Range<usize>, job: &Job) -> Result<Comp
         ElementKind::Bits => components(Bits::new(&rows, input.within), &own, job),
         ElementKind::F32 => of_numbers::<f32>(&own, job),
         ElementKind::F64 => of_numbers::<f64>(&own, job),
+        ElementKind::Sets => Err(Error::InvalidArgument("dbscan: rows are sets".to_string())),
     }
 }
 

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::Metric;
+use crate::sets::distance;
 
 /// Pairs of a task.
 const TASK_PAIRS: usize = 4096;
@@ -33,6 +34,14 @@ pub(super) fn among(
         let numbers = Numbers { metric, dim: base.matrix().dim(), from, to };
         return each(candidates, |pairs, found| numbers.distances(pairs, found), job)
             .map(Distances::F32);
+    }
+    if let (Some((from, first)), Some((to, start))) = (queries.sets(), base.sets()) {
+        let sets = |pairs: &[(usize, u32)], found: &mut [f32]| {
+            for (found, (query, row)) in found.iter_mut().zip(pairs) {
+                *found = distance(from.tokens(first + query), to.tokens(start + *row as usize));
+            }
+        };
+        return each(candidates, sets, job).map(Distances::F32);
     }
     let (from, to) = (queries.words().unwrap_or_default(), base.words().unwrap_or_default());
     let width = base.matrix().width();

@@ -3,6 +3,7 @@
 use super::bits::Bits;
 use super::direct::Direct;
 use super::quantised::Quantised;
+use super::sets::Tokens;
 use super::sink::Sink;
 use super::traversal::{Arithmetic, Block, Visit};
 use crate::device::contract::Work;
@@ -18,6 +19,7 @@ pub(super) enum BaseLayout {
     F32(Layout<f32>),
     F64(Layout<f64>),
     Bits(Bits),
+    Sets(Tokens),
 }
 
 impl BaseLayout {
@@ -27,6 +29,8 @@ impl BaseLayout {
             Self::F32(Layout::new(rows, values, metric, job)?)
         } else if let Some(values) = rows.reals::<f64>() {
             Self::F64(Layout::new(rows, values, metric, job)?)
+        } else if rows.sets().is_some() {
+            Self::Sets(Tokens::new(rows, job)?)
         } else {
             Self::Bits(Bits(rows.clone()))
         })

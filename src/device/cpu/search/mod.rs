@@ -3,7 +3,7 @@
 //! | module | job |
 //! |---|---|
 //! | `traversal` | which pairs, in which order, on which threads |
-//! | `layout` | base rows and their arithmetic: `quantised` (8 bits decide which pairs to compute), `direct` (`product`, `panels`), `bits` |
+//! | `layout` | base rows and their arithmetic: `quantised` (8 bits decide which pairs to compute), `direct` (`product`, `panels`), `bits`, `sets` (tokens decide) |
 //! | `sink` | what for: the k nearest |
 //! | `nearest`, `among` | shapes of their own: few base rows, chosen pairs |
 
@@ -17,6 +17,7 @@ mod nearest;
 mod panels;
 mod product;
 mod quantised;
+mod sets;
 mod sink;
 mod traversal;
 
@@ -102,7 +103,7 @@ impl SearchDevice for CpuDevice {
         let (count, metric) = (queries.rows.len(), queries.metric);
         let lists = match queries.rows.matrix().kind() {
             ElementKind::F64 => Lists::F64(vec![Selection::new(k, metric); count]),
-            ElementKind::F32 | ElementKind::Bits => {
+            ElementKind::F32 | ElementKind::Bits | ElementKind::Sets => {
                 Lists::F32(vec![Selection::new(k, metric); count])
             }
         };
@@ -132,6 +133,7 @@ impl SearchDevice for CpuDevice {
             (BaseLayout::Bits(layout), Lists::F32(lists)) => {
                 traversal::run(layout, rows, &call, lists)?
             }
+            (BaseLayout::Sets(layout), Lists::F32(lists)) => layout.top_k(rows, &call, lists)?,
             _ => unreachable!("both sides of a call have one element type"),
         };
         lists.work += work;

@@ -75,6 +75,7 @@ impl Spec {
             ElementKind::F32 => "F32",
             ElementKind::F64 => "F64",
             ElementKind::Bits => "BITS",
+            ElementKind::Sets => unreachable!("dbscan takes no sets"),
         };
         [
             format!("ELEMENT={element}"),

@@ -148,7 +148,7 @@ fn bounds(
     let (sure, may) = match kind {
         ElementKind::F64 => (limit, limit),
         // Shares of bits, divided approximately.
-        ElementKind::Bits => (limit - 1e-5, limit + 1e-5),
+        ElementKind::Bits | ElementKind::Sets => (limit - 1e-5, limit + 1e-5),
         ElementKind::F32 if directions.iter().all(|of| within.fits_f32(of.inverse)) => {
             within.limits_of_f32(dim)
         }

@@ -161,6 +161,7 @@ pub(in crate::device::cuda) fn bytes_of(rows: &Rows) -> Result<&[u8]> {
         ElementKind::F32 => rows.reals::<f32>().map(sys::bytes_of),
         ElementKind::F64 => rows.reals::<f64>().map(sys::bytes_of),
         ElementKind::Bits => rows.words().map(sys::bytes_of),
+        ElementKind::Sets => None,
     };
     bytes.ok_or_else(|| Error::InvalidArgument("rows of an unknown element type".to_string()))
 }

@@ -67,6 +67,7 @@ impl Spec {
             ElementKind::F32 => "F32",
             ElementKind::F64 => "F64",
             ElementKind::Bits => "BITS",
+            ElementKind::Sets => unreachable!("sets are compared on the host"),
         };
         [
             format!("ELEMENT={element}"),
