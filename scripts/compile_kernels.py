@@ -37,7 +37,8 @@ MODULES = {
             ("BITS", ["HAMMING", "JACCARD"], [0, 2, 16, 32]),
         ],
         ["pack", "scan", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
-         "search_again", "gather", "take_queries", "among"],
+         "search_again", "gather", "take_queries", "among", "nearest_in_buckets",
+         "find_own_buckets"],
     ),
     "dbscan.cu": (
         [

@@ -146,11 +146,6 @@ impl Job {
 }
 
 impl Reserved {
-    /// Counts other bytes of the same budget with these.
-    pub fn add(&mut self, mut other: Self) {
-        self.bytes += std::mem::take(&mut other.bytes);
-    }
-
     /// Counts only this many bytes, which must be fewer, from now on.
     pub fn shrink_to(&mut self, bytes: usize) {
         let less = self.bytes.saturating_sub(bytes);

@@ -325,17 +325,22 @@ impl Rows {
             Elements::F64(x) => Elements::F64(rows(&x[self.elements()], width, positions, job)?),
             Elements::Bits(x) => Elements::Bits(rows(&x[self.elements()], width, positions, job)?),
             Elements::Sets(x) => {
-                let mut sets = Sets::default();
-                for positions in positions.chunks(UNCHECKED) {
-                    job.check()?;
-                    for position in positions {
-                        sets.push_from(x, self.range.start + *position as usize);
-                    }
-                }
-                Elements::Sets(sets)
+                let of = |position: &u32| self.range.start + *position as usize;
+                Elements::Sets(x.gather(positions.iter().map(of)))
             }
         };
         Ok(Matrix::new(elements, positions.len(), self.matrix.dim()))
+    }
+
+    /// Bytes of the rows at these positions.
+    pub fn bytes_at(&self, positions: &[u32]) -> usize {
+        match &self.matrix.elements {
+            Elements::Sets(sets) => {
+                let at = positions.iter().map(|at| self.range.start + *at as usize);
+                at.map(|at| sets.bytes(at..at + 1)).sum()
+            }
+            _ => positions.len() * self.matrix.row_bytes(),
+        }
     }
 
     /// Number of rows.
@@ -382,19 +387,15 @@ impl Rows {
     /// Refuses rows that cannot be compared with these, the base.
     ///
     /// # Errors
-    /// [`DimMismatch`](Error::DimMismatch), and [`Unsatisfiable`](Error::Unsatisfiable) for sets of
-    /// which different tokens could be taken for each other.
+    /// [`DimMismatch`](Error::DimMismatch).
     pub fn check_queries(&self, queries: &Self) -> Result<()> {
         let dims = (queries.matrix.dim, self.matrix.dim);
         if queries.is_empty() || self.is_empty() {
             return Ok(());
         }
-        if dims.0 != dims.1 {
-            return Err(Error::DimMismatch { queries: dims.0, base: dims.1 });
-        }
-        match (queries.sets(), self.sets()) {
-            (Some((queries, _)), Some((base, _))) => queries.check_comparable(base),
-            _ => Ok(()),
+        match dims.0 == dims.1 {
+            true => Ok(()),
+            false => Err(Error::DimMismatch { queries: dims.0, base: dims.1 }),
         }
     }
 

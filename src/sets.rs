@@ -2,30 +2,36 @@
 
 use std::ops::Range;
 
-use crate::error::{Error, Result};
-
 /// Elements of a set, at most: counts of two sets together are then exact in f32.
 pub const MOST_TOKENS: usize = 1 << 23;
 
-/// Sets, one after the other. The elements, called tokens, are integers from −2⁶³ to 2⁶⁴ − 1.
+/// Sets, one after the other. The elements, called tokens, are integers from −2⁶³ to 2⁶³ − 1, or from 0 to
+/// 2⁶⁴ − 1.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sets {
-    /// The tokens of each set, ascending as `i64`; those from 2⁶³ on have their lowest 64 bits here.
+    /// The tokens of each set, ascending as `i64`; those from 2⁶³ on have their 64 bits here.
     tokens: Vec<i64>,
     /// Where each set ends.
     ends: Vec<usize>,
-    /// Whether there are tokens below 0, and from 2⁶³ on: their 64 bits may be the same.
-    has: Wide,
-}
-
-/// Tokens that not every 64-bit type has.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Wide {
-    negative: bool,
-    large: bool,
+    /// Whether numbers below 0 stand for those from 2⁶³ on.
+    is_unsigned: bool,
 }
 
 impl Sets {
+    /// No sets, of tokens with or without a sign.
+    pub fn new(is_unsigned: bool) -> Self {
+        Self { is_unsigned, ..Self::default() }
+    }
+
+    /// The same sets, of which there are none yet, of tokens with or without a sign.
+    ///
+    /// # Panics
+    /// If there are sets.
+    pub fn with_sign(self, is_unsigned: bool) -> Self {
+        assert!(self.is_empty() || self.is_unsigned == is_unsigned);
+        Self { is_unsigned, ..self }
+    }
+
     /// Appends a set; a token counts once, however often it is given.
     pub fn push(&mut self, tokens: &[i64]) {
         let start = self.tokens.len();
@@ -43,16 +49,6 @@ impl Sets {
             self.tokens.truncate(kept);
         }
         self.ends.push(self.tokens.len());
-        self.has.negative |= self.tokens.get(start).is_some_and(|least| *least < 0);
-    }
-
-    /// The same, of tokens from 0 to 2⁶⁴ − 1 as their 64 bits.
-    pub fn push_unsigned(&mut self, tokens: &[i64]) {
-        let negative = self.has.negative;
-        self.has.negative = false;
-        self.push(tokens);
-        self.has.large |= self.has.negative;
-        self.has.negative = negative;
     }
 
     /// Number of sets.
@@ -76,14 +72,15 @@ impl Sets {
         sets.len() * size_of::<usize>() + self.places(sets).len() * size_of::<i64>()
     }
 
-    /// Bytes held.
-    pub fn bytes_held(&self) -> usize {
-        self.ends.capacity() * size_of::<usize>() + self.tokens.capacity() * size_of::<i64>()
-    }
-
     /// Tokens of a set, on average.
     pub fn mean_tokens(&self) -> f64 {
         self.tokens.len() as f64 / self.len().max(1) as f64
+    }
+
+    /// Makes room for this many sets, and tokens, more.
+    pub fn reserve(&mut self, sets: usize, tokens: usize) {
+        self.ends.reserve_exact(sets);
+        self.tokens.reserve_exact(tokens);
     }
 
     /// Gives back what is not used.
@@ -92,30 +89,33 @@ impl Sets {
         self.tokens.shrink_to_fit();
     }
 
-    /// Appends a set of others.
-    pub fn push_from(&mut self, other: &Self, set: usize) {
-        self.tokens.extend_from_slice(other.tokens(set));
-        self.ends.push(self.tokens.len());
-        self.has = Wide {
-            negative: self.has.negative | other.has.negative,
-            large: self.has.large | other.has.large,
-        };
+    /// Some of the sets, by their places.
+    pub fn gather(&self, sets: impl Iterator<Item = usize> + Clone) -> Self {
+        let tokens = sets.clone().map(|set| self.tokens(set).len()).sum();
+        let mut some = Self::new(self.is_unsigned);
+        some.reserve(sets.clone().count(), tokens);
+        for set in sets {
+            some.tokens.extend_from_slice(self.tokens(set));
+            some.ends.push(some.tokens.len());
+        }
+        some
     }
 
-    /// Refuses sets of which tokens below 0 and others from 2⁶³ on could be taken for each other.
-    ///
-    /// # Errors
-    /// [`Error::Unsatisfiable`].
-    pub fn check_comparable(&self, other: &Self) -> Result<()> {
-        let (a, b) = (self.has, other.has);
-        if (a.negative || b.negative) && (a.large || b.large) {
-            return Err(Error::Unsatisfiable(
-                "some tokens are negative and others above 9223372036854775807; 64 bits do not tell \
-                 them apart"
-                    .to_string(),
-            ));
-        }
-        Ok(())
+    /// A token as others have it; `None` if they cannot.
+    pub fn token_in(&self, token: i64, others: &Self) -> Option<i64> {
+        (token >= 0 || self.is_unsigned == others.is_unsigned).then_some(token)
+    }
+
+    /// Jaccard's distance of a set and one of others.
+    pub fn distance(&self, set: usize, others: &Self, other: usize) -> f32 {
+        let (a, b) = (self.tokens(set), others.tokens(other));
+        // Those below 0 are not the same numbers.
+        let differs = |tokens: &[i64]| match self.is_unsigned == others.is_unsigned {
+            true => 0,
+            false => tokens.partition_point(|token| *token < 0),
+        };
+        let both = in_both(&a[differs(a)..], &b[differs(b)..]);
+        jaccard(both as u32, (a.len() + b.len() - both) as u32)
     }
 
     fn places(&self, sets: Range<usize>) -> Range<usize> {
@@ -125,7 +125,7 @@ impl Sets {
 }
 
 /// The number of tokens in both of two sets, each ascending.
-pub fn in_both(a: &[i64], b: &[i64]) -> usize {
+fn in_both(a: &[i64], b: &[i64]) -> usize {
     let (few, mut many) = if a.len() < b.len() { (a, b) } else { (b, a) };
     // From here on it is faster to look for each of the few.
     if many.len() / 16 > few.len() {
@@ -154,12 +154,6 @@ pub fn jaccard(both: u32, either: u32) -> f32 {
     if either == 0 { 0.0 } else { (either - both) as f32 / either as f32 }
 }
 
-/// Jaccard's distance of two sets, each ascending.
-pub fn distance(a: &[i64], b: &[i64]) -> f32 {
-    let both = in_both(a, b);
-    jaccard(both as u32, (a.len() + b.len() - both) as u32)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,33 +169,24 @@ mod tests {
         assert_eq!(sets.tokens(1), [0i64; 0]);
         assert_eq!(sets.tokens(2), [1, 2, 3]);
         assert_eq!(sets.bytes(1..3), 2 * 8 + 3 * 8);
-        let mut some = Sets::default();
-        some.push_from(&sets, 2);
-        some.push_from(&sets, 0);
+        let some = sets.gather([2, 0].into_iter());
         assert_eq!((some.len(), some.tokens(1)), (2, &[-2, 5, 9][..]));
     }
 
     #[test]
     fn signs_are_told_apart() {
-        let of = |tokens: &[i64], is_signed: bool| {
-            let mut sets = Sets::default();
-            if is_signed {
-                sets.push(tokens)
-            } else {
-                sets.push_unsigned(tokens)
-            }
+        let of = |tokens: &[i64], is_unsigned: bool| {
+            let mut sets = Sets::new(is_unsigned);
+            sets.push(tokens);
             sets
         };
-        let (negative, large) = (of(&[-1], true), of(&[-1, 3], false));
-        let (small, unsigned) = (of(&[3], true), of(&[3], false));
-        for (a, b) in [(&negative, &small), (&large, &unsigned), (&small, &large)] {
-            assert!(a.check_comparable(b).is_ok() && b.check_comparable(a).is_ok());
-        }
-        assert!(negative.check_comparable(&large).is_err());
-        assert!(large.check_comparable(&negative).is_err());
-        let mut both = negative.clone();
-        both.push_unsigned(&[-1]);
-        assert!(both.check_comparable(&small).is_err());
+        let (signed, unsigned) = (of(&[-1, 3, 4], false), of(&[-1, 3], true));
+        assert_eq!(signed.distance(0, &unsigned, 0), 3.0 / 4.0);
+        assert_eq!(unsigned.distance(0, &signed, 0), 3.0 / 4.0);
+        assert_eq!(signed.distance(0, &of(&[-1, 3], false), 0), 1.0 / 3.0);
+        assert_eq!(unsigned.distance(0, &of(&[-1, 3], true), 0), 0.0);
+        assert_eq!(signed.token_in(-1, &unsigned), None);
+        assert_eq!(signed.token_in(3, &unsigned), Some(3));
     }
 
     #[test]

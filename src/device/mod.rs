@@ -28,10 +28,11 @@ use crate::matrix::ElementKind;
 pub use cluster_sums::ClusterSums;
 pub use compose::{Means, StreamedSearch};
 pub use contract::{
-    Assignment, Candidates, Capacity, Components, DbscanDevice, DbscanInput, DbscanWork, Direction,
-    Distances, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, NOISE, Neighbors, Pairing,
-    QueryRows, RoundsRun, RowUse, SearchDevice, Shape, StopReason, Within, Work, centroid_shift,
-    squares_are_finite, stop_reason,
+    Assignment, Buckets, Candidates, Capacity, Components, DbscanDevice, DbscanInput, DbscanWork,
+    Direction, Distances, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
+    NOISE, NearestInBuckets, Neighbors, Pairing, QueryRows, Ranges, RoundsRun, RowUse,
+    SearchDevice, Shape, StopReason, TableRows, Within, Work, centroid_shift, squares_are_finite,
+    stop_reason,
 };
 pub use cpu::CpuDevice;
 pub(crate) use cpu::kmeans::seeding::plus_plus as seed_plus_plus;
@@ -43,7 +44,9 @@ mod sealed {
 }
 
 /// A device: the primitives of every family of functions.
-pub trait Device: SearchDevice + KMeansDevice + DbscanDevice + sealed::Sealed {
+pub trait Device:
+    SearchDevice + HashingDevice + KMeansDevice + DbscanDevice + sealed::Sealed
+{
     /// A description of the device.
     fn info(&self) -> DeviceInfo;
 

@@ -59,12 +59,12 @@ impl KnnExact {
 /// `base` among the others.
 ///
 /// The arrays hold vectors: lists of numbers of any Arrow list type, or binary strings for the
-/// metrics of bits; dictionaries of such vectors as well. A NULL vector has no neighbours and is
+/// metrics of bits, or lists of integers as sets under `jaccard`; dictionaries of such vectors as well. A NULL vector has no neighbours and is
 /// not a neighbour of any row.
 ///
 /// Returns a row for each neighbour: `query` and `base` (UInt32, positions in the arrays), `rank`
 /// (Int64, from 1) and `distance` (Float64 if either side has elements that f32 does not hold,
-/// else Float32), ordered by query and rank.
+/// else Float32, and Float32 for bits and sets), ordered by query and rank.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for arrays that hold no vectors or a metric that does not fit them,

@@ -29,6 +29,27 @@ pub(super) fn list_ranges(column: &ArrayRef) -> (ArrayRef, Ranges<'_>) {
     }
 }
 
+/// The lengths of the lists that are not NULL.
+pub(super) fn list_lengths(column: &ArrayRef) -> Box<dyn Iterator<Item = usize> + '_> {
+    let valid = (0..column.len()).filter(|row| column.is_valid(*row));
+    match column.data_type() {
+        DataType::FixedSizeList(_, length) => Box::new(valid.map(|_| *length as usize)),
+        DataType::List(_) => {
+            Box::new(valid.map(|row| column.as_list::<i32>().value_length(row) as usize))
+        }
+        DataType::LargeList(_) => {
+            Box::new(valid.map(|row| column.as_list::<i64>().value_length(row) as usize))
+        }
+        DataType::ListView(_) => {
+            Box::new(valid.map(|row| column.as_list_view::<i32>().value_size(row) as usize))
+        }
+        DataType::LargeListView(_) => {
+            Box::new(valid.map(|row| column.as_list_view::<i64>().value_size(row) as usize))
+        }
+        other => unreachable!("planning accepts no vectors of type {other}"),
+    }
+}
+
 fn list<O: OffsetSizeTrait>(list: &GenericListArray<O>) -> (ArrayRef, Ranges<'_>) {
     let offsets = list.value_offsets();
     let (first, end) = (offsets[0].as_usize(), offsets[list.len()].as_usize());

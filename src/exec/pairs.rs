@@ -9,7 +9,6 @@ use super::vectors::{VectorColumn, VectorReader};
 use crate::error::{Error, Result};
 use crate::matrix::{ElementKind, Elements};
 use crate::metric::Metric;
-use crate::sets::distance;
 
 /// The distances of the vectors in two arrays of equal length; NULL where either is NULL.
 ///
@@ -44,9 +43,8 @@ pub fn row_distances(
             Arc::new(Float32Array::from(scatter(rows, &at, found.collect())))
         }
         (Elements::Sets(x), Elements::Sets(y)) => {
-            x.check_comparable(y)?;
             let found = pairs.into_iter();
-            let found = found.map(|(i, j)| distance(x.tokens(i.start), y.tokens(j.start)));
+            let found = found.map(|(i, j)| x.distance(i.start, y, j.start));
             Arc::new(Float32Array::from(scatter(rows, &at, found.collect())))
         }
         _ => unreachable!("both were read as one type"),

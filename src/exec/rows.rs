@@ -12,11 +12,10 @@ use crate::matrix::Rows;
 /// Rows that are read batch by batch, in memory that is reserved before it is taken.
 pub(super) struct Reading {
     reader: VectorReader,
-    /// Rows of all batches.
-    expected: usize,
+    /// Rows of all batches, and integers of their sets.
+    rows: usize,
+    tokens: usize,
     reserved: Option<Reserved>,
-    /// Of what rows of different sizes have.
-    of_sets: Option<Reserved>,
 }
 
 /// Rows, and their memory reservation.
@@ -28,9 +27,12 @@ pub(super) struct Read {
 }
 
 impl Reading {
-    /// Nothing read yet; the batches have `expected` rows in all.
-    pub fn new(reader: VectorReader, expected: usize) -> Self {
-        Self { reader, expected, reserved: None, of_sets: None }
+    /// Nothing read yet of these batches.
+    pub fn new(reader: VectorReader, batches: &[RecordBatch], side: &Side) -> Self {
+        let rows = batches.iter().map(RecordBatch::num_rows).sum();
+        let tokens = batches.iter().map(|batch| reader.tokens_in(&columns(batch, &side.vector)));
+        let tokens = tokens.sum();
+        Self { reader, rows, tokens, reserved: None }
     }
 
     /// Reads the vectors of the next batch.
@@ -40,14 +42,22 @@ impl Reading {
     /// [`Cancelled`](crate::Error::Cancelled).
     pub fn append(&mut self, batch: &RecordBatch, side: &Side, job: &Job) -> Result<()> {
         job.check()?;
-        let columns = columns(batch, &side.vector);
-        self.of_sets = self.reader.reserve_sets(&columns, self.of_sets.take(), job)?;
-        self.reader.append(&columns)?;
+        if self.tokens > 0 {
+            self.reserve(job)?;
+        }
+        self.reader.append(&columns(batch, &side.vector))?;
         // The first row with a vector determines the length of rows.
-        if self.reserved.is_none() && self.reader.len() > 0 {
-            let bytes = self.reader.bytes_of(self.expected);
+        if self.reader.len() > 0 {
+            self.reserve(job)?;
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self, job: &Job) -> Result<()> {
+        if self.reserved.is_none() {
+            let bytes = self.reader.bytes_of(self.rows) + self.tokens * size_of::<i64>();
             self.reserved = Some(job.reserve("rows", bytes)?);
-            self.reader.reserve(self.expected);
+            self.reader.reserve(self.rows, self.tokens);
         }
         Ok(())
     }
@@ -56,9 +66,9 @@ impl Reading {
     pub fn finish(self) -> Read {
         let (rows, positions) = self.reader.finish();
         let mut reserved = self.reserved;
-        if let (Some(all), Some(mut of_sets)) = (&mut reserved, self.of_sets) {
-            of_sets.shrink_to(rows.bytes());
-            all.add(of_sets);
+        if let (Some(reserved), Some(_)) = (&mut reserved, rows.sets()) {
+            // Integers that were given twice.
+            reserved.shrink_to(rows.bytes() + size_of_val(&positions[..]));
         }
         Read { rows, positions, reserved }
     }

@@ -17,6 +17,8 @@ pub struct Side {
     pub carried: Vec<usize>,
     /// Type of the vectors' elements.
     pub kind: ElementKind,
+    /// Whether they are sets under a metric that is not known yet.
+    pub(super) may_be_sets: bool,
 }
 
 impl Side {
@@ -25,7 +27,7 @@ impl Side {
     /// # Errors
     /// A column that is missing, or holds no vectors.
     pub fn try_new(input: &str, vector: &VectorColumn, fields: &Fields) -> Result<Self> {
-        Self::compared(input, (vector, None), fields)
+        Self::compared(input, (vector, Some(Metric::default())), fields)
     }
 
     /// The same for a search under a metric, if it is known: lists of integers may be sets.
@@ -50,13 +52,15 @@ impl Side {
             let types = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             return plan_err!("column {names} of {input} holds no vectors, but {types}");
         };
+        let may_be_sets = metric.is_none()
+            && vector.kind(&types, Some(Metric::Jaccard)) == Some(ElementKind::Sets);
         let carried = (0..fields.len()).filter(|i| !positions.contains(i)).collect();
-        Ok(Self { vector: positions, carried, kind })
+        Ok(Self { vector: positions, carried, kind, may_be_sets })
     }
 
     /// The length of the vectors, if the type determines it.
     pub(super) fn dim(&self, fields: &Fields) -> Option<i32> {
-        if self.kind == ElementKind::Sets {
+        if self.kind == ElementKind::Sets || self.may_be_sets {
             return None;
         }
         match (self.vector.len(), fields[self.vector[0]].data_type()) {

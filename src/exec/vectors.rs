@@ -8,9 +8,8 @@ use datafusion::arrow::buffer::ScalarBuffer;
 use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::{DataType, Float32Type, Float64Type, Int64Type, UInt64Type};
 
-use super::lists::{bytes_of, list_ranges};
+use super::lists::{bytes_of, list_lengths, list_ranges};
 use crate::error::{Error, Result, RowProblem};
-use crate::job::{Job, Reserved};
 use crate::matrix::{ElementKind, Elements, Matrix, Real, Rows};
 use crate::metric::Metric;
 use crate::sets::{MOST_TOKENS, Sets};
@@ -64,7 +63,10 @@ pub(crate) fn kind_of_vector(column: &DataType, metric: Option<Metric>) -> Optio
         | DataType::LargeList(item)
         | DataType::ListView(item)
         | DataType::LargeListView(item) => match item.data_type() {
-            integer if has_sets && integer.is_integer() => Some(ElementKind::Sets),
+            // Of an empty list, nothing else is known.
+            integer if has_sets && (integer.is_integer() || integer.is_null()) => {
+                Some(ElementKind::Sets)
+            }
             number => kind_of_number(number),
         },
         DataType::FixedSizeBinary(_)
@@ -181,17 +183,20 @@ impl VectorReader {
         self.positions.len()
     }
 
-    /// Makes room for `rows` rows with vectors in all, if their length is known.
-    pub(super) fn reserve(&mut self, rows: usize) {
+    /// Makes room for `rows` rows with vectors in all, if their length is known, or for `tokens` integers of
+    /// sets.
+    pub(super) fn reserve(&mut self, rows: usize, tokens: usize) {
         let more = rows.saturating_sub(self.len());
         self.positions.reserve_exact(more);
+        if let Elements::Sets(sets) = &mut self.elements {
+            return sets.reserve(more, tokens);
+        }
         let Some(dim) = self.dim else { return };
         let more = more * self.elements.kind().width(dim);
         match &mut self.elements {
             Elements::F32(x) => x.reserve_exact(more),
             Elements::F64(x) => x.reserve_exact(more),
             Elements::Bits(x) => x.reserve_exact(more),
-            // Their sizes are not known.
             Elements::Sets(_) => {}
         }
     }
@@ -199,46 +204,24 @@ impl VectorReader {
     /// Bytes of `rows` rows with vectors, if their length is known.
     pub(super) fn bytes_of(&self, rows: usize) -> usize {
         let kind = self.elements.kind();
-        rows * (4 + kind.width(self.dim.unwrap_or(0)) * kind.bytes())
+        let dim = match kind {
+            ElementKind::Sets => ElementKind::DIM_OF_SETS,
+            _ => self.dim.unwrap_or(0),
+        };
+        rows * (4 + kind.width(dim) * kind.bytes())
     }
 
-    /// Bytes of the sets in a batch, while they are collected; 0 for rows of equal length.
-    pub(super) fn bytes_of_sets(&self, columns: &[ArrayRef]) -> usize {
+    /// Integers in the sets of a batch; 0 for rows of equal length.
+    pub(super) fn tokens_in(&self, columns: &[ArrayRef]) -> usize {
         match (&self.elements, columns) {
-            (Elements::Sets(_), [column]) => {
-                let (values, _) = list_ranges(column);
-                // A buffer that grows is at most half empty.
-                2 * (values.len() * size_of::<i64>() + column.len() * size_of::<usize>())
-            }
+            (Elements::Sets(_), [column]) => list_lengths(column).sum(),
             _ => 0,
         }
     }
 
-    /// Counts the bytes of the sets in a batch that is about to be read, with those of batches before.
-    pub(super) fn reserve_sets(
-        &self,
-        columns: &[ArrayRef],
-        before: Option<Reserved>,
-        job: &Job,
-    ) -> Result<Option<Reserved>> {
-        let bytes = self.bytes_of_sets(columns);
-        if bytes == 0 {
-            return Ok(before);
-        }
-        let mut reserved = job.reserve("sets", bytes)?;
-        before.into_iter().for_each(|before| reserved.add(before));
-        Ok(Some(reserved))
-    }
-
-    /// Bytes held.
-    pub fn bytes(&self) -> usize {
-        self.positions.capacity() * 4
-            + match &self.elements {
-                Elements::F32(x) => x.capacity() * 4,
-                Elements::F64(x) => x.capacity() * 8,
-                Elements::Bits(x) => x.capacity() * 8,
-                Elements::Sets(x) => x.bytes_held(),
-            }
+    /// Bytes of the integers in the sets of a batch, in a buffer that grows and is at most half empty.
+    pub(super) fn bytes_of_tokens(&self, columns: &[ArrayRef]) -> usize {
+        2 * self.tokens_in(columns) * size_of::<i64>()
     }
 
     /// The rows that have a vector, and their positions among the rows read.
@@ -351,6 +334,7 @@ impl VectorReader {
     fn append_sets(&mut self, column: &ArrayRef, out: &mut Sets) -> Result<()> {
         let (values, range) = list_ranges(column);
         let (tokens, is_unsigned) = tokens_of(&values);
+        *out = std::mem::take(out).with_sign(is_unsigned);
         let tokens: &PrimitiveArray<Int64Type> = tokens.as_primitive();
         for row in (0..column.len()).filter(|row| column.is_valid(*row)) {
             let range = range(row);
@@ -364,11 +348,7 @@ impl VectorReader {
                 return Err(self.bad(row, RowProblem::TooManyTokens { found, most }));
             }
             let tokens = &tokens.values()[range];
-            if is_unsigned {
-                out.push_unsigned(tokens);
-            } else {
-                out.push(tokens);
-            }
+            out.push(tokens);
             self.keep(row, out.len(), ElementKind::DIM_OF_SETS);
         }
         Ok(())

@@ -209,7 +209,7 @@ fn minhash_collides_by_the_shared_part() {
 fn minhash_of_sets_collides_by_the_shared_part() {
     let others = [(60, 0, 0), (50, 10, 10), (40, 20, 70), (15, 45, 300), (1, 59, 0)];
     for spread in [1, 3, 1 << 40, -7] {
-        let mut sets = Sets::default();
+        let mut sets = Sets::new(false);
         sets.push(&(0..60).map(|i| i * spread).collect::<Vec<i64>>());
         for (both, _, more) in others {
             let own = (0..both).chain(1000..1000 + more);

@@ -185,7 +185,7 @@ impl SetKind {
     /// Sets of this kind; tokens occur several times, in any order.
     pub fn rows(self, seed: u64, rows: usize) -> Rows {
         let mut rng = Rng(seed);
-        let mut sets = Sets::default();
+        let mut sets = Sets::new(false);
         for row in 0..rows {
             let word = |rng: &mut Rng| (400.0 * rng.uniform().powi(4)) as i64;
             let tokens: Vec<i64> = match self {

@@ -1,13 +1,14 @@
 //! Tables of hashes, and the candidates that queries find in them.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::hashing::{LshParams, Scoring};
+use super::places::{Lists, Places, joined};
 use super::ready::{Hashing, Reach};
 use super::selection::Selection;
 use super::tables::{Hashed, ROWS_TOGETHER, build};
-use crate::device::QueryRows;
+use crate::device::{QueryRows, TableRows};
 use crate::error::{Error, Result};
 use crate::index::lsh::{Near, Own, Prober, Signature, SlotOutOfRange, Table, limit};
 use crate::job::{Job, Phase, Reserved};
@@ -28,8 +29,10 @@ pub(super) struct Finder {
     tables: Vec<Arc<Hashed>>,
     /// All boxes of each table, where they are found by radius.
     boxes: Vec<Vec<(u64, Range<u32>)>>,
-    /// The bucket of each row in each table, where queries are rows of the base and look at no others.
-    own: Vec<Own>,
+    /// Whether queries are rows of the base and look at no other buckets than their own, and the bucket
+    /// of each row in each table, once it was asked for.
+    looks_at_own: bool,
+    own: OnceLock<Vec<Own>>,
     /// The length of the longest row, as planes see it, where boxes are found by radius.
     longest: f64,
     /// Marks of rows that are all unset, for reuse.
@@ -49,37 +52,12 @@ pub(super) struct FinderBase {
     pub hashed: ElementKind,
 }
 
-/// The buckets that queries look at.
-pub(super) struct Places {
-    buckets: Vec<Range<u32>>,
-    /// Where those of each query in each table begin, and where the last end.
-    starts: Vec<usize>,
-    tables: usize,
-}
-
 /// What is noted of rows while a query is answered.
 struct Marks {
     /// Whether they were seen.
     seen: Vec<u64>,
     /// Their scores, where they are scored.
     scores: Vec<f64>,
-}
-
-/// Lists one after the other, and how long each is.
-pub(super) type Lists<T> = (Vec<T>, Vec<usize>);
-
-/// The lists of all tasks, about `expected` elements, and where each starts and the last ends.
-pub(super) fn joined<T>(tasks: Vec<Result<Lists<T>>>, expected: usize) -> Result<Lists<T>> {
-    let (mut all, mut starts, mut end) = (Vec::with_capacity(expected), vec![0], 0);
-    for lists in tasks {
-        let (own, counts) = lists?;
-        starts.extend(counts.into_iter().map(|count| {
-            end += count;
-            end
-        }));
-        all.extend(own);
-    }
-    Ok((all, starts))
 }
 
 impl Marks {
@@ -110,27 +88,6 @@ impl FinderBase {
         let QueryRows::OfBase { first } = query_rows else { return None };
         let query = first + query as u32;
         Some(self.selection.as_ref().map_or(query, |selection| selection.rows()[query as usize]))
-    }
-}
-
-impl Places {
-    /// Those of one query, table by table.
-    fn of(&self, query: usize) -> impl Iterator<Item = &[Range<u32>]> + Clone {
-        let starts = &self.starts[query * self.tables..=(query + 1) * self.tables];
-        starts.windows(2).map(|of_table| &self.buckets[of_table[0]..of_table[1]])
-    }
-
-    /// The most buckets of a query, and the bytes of all.
-    pub fn most(&self) -> (usize, usize) {
-        let firsts = self.starts.iter().step_by(self.tables.max(1));
-        let most = firsts.clone().zip(firsts.skip(1)).map(|(first, next)| next - first).max();
-        let bytes = size_of_val(&self.buckets[..]) + size_of_val(&self.starts[..]);
-        (most.unwrap_or(0), bytes)
-    }
-
-    /// Rows in all buckets of a query.
-    pub fn visited(&self, query: usize) -> usize {
-        self.of(query).flatten().map(|bucket| (bucket.end - bucket.start) as usize).sum()
     }
 }
 
@@ -178,7 +135,7 @@ impl Finder {
         };
         let bytes = tables.len() * of_table + threads() * marks;
         let reserved = job.reserve("what finds candidates", bytes)?;
-        let (mut boxes, mut own, mut longest) = (Vec::new(), Vec::new(), 0.0);
+        let (mut boxes, mut longest) = (Vec::new(), 0.0);
         if let Reach::Radius(_) = reach {
             job.enter(Phase::Hash);
             longest = longest_row(&hashing, &base.rows, job)?;
@@ -188,20 +145,62 @@ impl Finder {
                 boxes.extend(hashed.table.buckets());
                 boxes
             });
-        } else if looks_at_own {
-            job.enter(Phase::Build);
-            own = in_parallel(tables.iter().collect(), |hashed: &Arc<Hashed>| hashed.table.own());
         }
         job.check()?;
         let (scoring, idle) = (params.scoring.clone(), Mutex::default());
-        let _reserved = vec![reserved];
-        Ok(Self { hashing, scoring, base, tables, boxes, own, longest, idle, _reserved })
+        let (_reserved, own) = (vec![reserved], OnceLock::new());
+        Ok(Self {
+            hashing,
+            scoring,
+            base,
+            tables,
+            boxes,
+            looks_at_own,
+            own,
+            longest,
+            idle,
+            _reserved,
+        })
     }
 
     /// The number of buckets with rows, and of rows in the largest.
     pub fn sizes(&self) -> (usize, usize) {
         let sizes = self.tables.iter().map(|hashed| hashed.sizes);
         sizes.fold((0, 0), |(all, most), (count, size)| (all + count, most.max(size)))
+    }
+
+    /// The tables, for a device.
+    pub fn rows_of_tables(&self) -> Vec<TableRows<'_>> {
+        in_parallel(self.tables.iter().collect(), |hashed: &Arc<Hashed>| {
+            let mut buckets = Vec::with_capacity(hashed.sizes.0);
+            buckets.extend(hashed.table.buckets().map(|(_, bucket)| bucket.start));
+            TableRows { rows: hashed.table.all_rows(), buckets }
+        })
+    }
+
+    /// How many tables there are, and rows in all of them.
+    pub fn counts(&self) -> (usize, u64) {
+        (self.tables.len(), self.tables.len() as u64 * self.base.rows.len() as u64)
+    }
+
+    /// Whether queries are rows of the base and look at no other buckets than their own.
+    pub fn looks_at_own(&self) -> bool {
+        self.looks_at_own && self.scoring.is_none()
+    }
+
+    /// Whether rows are scored by their buckets.
+    pub fn scores(&self) -> bool {
+        self.scoring.is_some()
+    }
+
+    /// Which base rows queries are, if they are any.
+    pub fn own(&self, queries: usize, query_rows: QueryRows) -> Option<Vec<u32>> {
+        (0..queries).map(|query| self.base.row_of(query, query_rows)).collect()
+    }
+
+    /// The base rows that do not count, if there are any.
+    pub fn left_out(&self) -> Option<Vec<u64>> {
+        self.base.selection.as_ref().map(|selection| selection.others())
     }
 
     /// How many queries to look up at a time, for so many buckets in all; `found` is what those looked
@@ -225,12 +224,18 @@ impl Finder {
             Reach::Probes(_) => QUERIES_TOGETHER,
             Reach::Radius(_) => queries.len().div_ceil(4 * threads()).clamp(1, QUERIES_TOGETHER),
         };
+        if self.looks_at_own && self.own.get().is_none() {
+            job.enter(Phase::Build);
+            let own = |hashed: &Arc<Hashed>| hashed.table.own();
+            self.own.get_or_init(|| in_parallel(self.tables.iter().collect(), own));
+            job.enter(Phase::Find);
+        }
         let tasks: Vec<_> = (0..queries.len()).step_by(together).collect();
         let found = in_parallel(tasks, |first| {
             job.check()?;
             let end = queries.len().min(first + together);
             match query_rows {
-                QueryRows::OfBase { .. } if !self.own.is_empty() => {
+                QueryRows::OfBase { .. } if self.looks_at_own => {
                     Ok(self.places_of_rows(first..end, query_rows))
                 }
                 _ => self.places_of(&queries.slice(first..end), job),
@@ -244,7 +249,8 @@ impl Finder {
     /// how many they are.
     fn places_of_rows(&self, queries: Range<usize>, query_rows: QueryRows) -> Lists<Range<u32>> {
         let mut buckets = vec![0..0; queries.len() * self.tables.len()];
-        for (i, (hashed, own)) in self.tables.iter().zip(&self.own).enumerate() {
+        let own = self.own.get().map_or(&[][..], |own| own);
+        for (i, (hashed, own)) in self.tables.iter().zip(own).enumerate() {
             let to = buckets[i..].iter_mut().step_by(self.tables.len());
             for (to, query) in to.zip(queries.clone()) {
                 if let Some(row) = self.base.row_of(query, query_rows) {

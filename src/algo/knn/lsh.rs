@@ -5,14 +5,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::choose::choose;
-use super::finder::{Finder, FinderBase, Places, joined};
+use super::finder::{Finder, FinderBase};
 use super::found::{Found, HashedWork, Index, KnnSearch};
 use super::hashing::LshParams;
 use super::params::KnnParams;
+use super::places::{Places, joined};
 use super::ready::{Hashing, hasher};
 use super::sample::training;
 use super::select::{Nearest, merge, select};
-use crate::device::{Candidates, Device, Distances, Neighbors, QueryRows, RowUse, Work};
+use super::sent::SentTables;
+use crate::device::{
+    Buckets, Candidates, Device, Distances, NearestInBuckets, Neighbors, QueryRows, RowUse, Work,
+};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Reserved};
 use crate::matrix::{ElementKind, Rows};
@@ -27,6 +31,7 @@ const CANDIDATES_TOGETHER: usize = 1 << 22;
 pub(super) struct LshSearch<D: Device> {
     pub among: Among<D>,
     pub finder: Finder,
+    pub sent: Arc<SentTables<D>>,
     pub index: Index,
 }
 
@@ -122,7 +127,8 @@ impl<D: Device> LshSearch<D> {
         let (buckets, largest) = finder.sizes();
         let index = Index { params: used, expected, buckets, largest };
         let counting = base.rows.len();
-        Ok(Self { among: Among { base, k: params.k(), counting }, finder, index })
+        let (among, sent) = (Among { base, k: params.k(), counting }, Arc::default());
+        Ok(Self { among, finder, sent, index })
     }
 }
 
@@ -175,10 +181,45 @@ impl<D: Device> Among<D> {
         (to, all, bound)
     }
 
-    /// The neighbours that are among the candidates of a finder.
+    /// The neighbours of queries that look at these buckets, or at those in which they are themselves, if
+    /// the device finds them there.
+    fn in_buckets(
+        &self,
+        (queries, query_rows): (&Rows, QueryRows),
+        (finder, places): (&Finder, Option<&Places>),
+        sent: &SentTables<D>,
+        job: &Job,
+    ) -> Result<Option<Part>> {
+        let (tables, rows) = finder.counts();
+        let visited = match places {
+            Some(places) => (0..queries.len()).map(|query| places.visited(query) as u64).sum(),
+            // At least: large buckets are visited more often than small ones.
+            None => queries.len() as u64 * tables as u64 * rows / (finder.sizes().0 as u64).max(1),
+        };
+        let Base { device, metric, on_device: base, .. } = &*self.base;
+        let Some(sent) = sent.get((device, finder), visited, job)? else { return Ok(None) };
+        let (own, left_out) = (finder.own(queries.len(), query_rows), finder.left_out());
+        let buckets = Buckets {
+            queries: queries.len(),
+            tables,
+            ranges: places.map(Places::ranges),
+            own: own.as_deref(),
+            left_out: left_out.as_deref(),
+        };
+        job.enter(Phase::Compare);
+        let sides = (&device.rows(queries, *metric), base);
+        let found = device.nearest_in_buckets(sides, &sent, &buckets, self.k, job)?;
+        Ok(found.map(|NearestInBuckets { rows, distances, counts, visited, pairs }| Part {
+            nearest: Nearest { rows, distances, counts },
+            visited,
+            pairs,
+        }))
+    }
+
+    /// The neighbours that are among the candidates of a finder, whose tables may be on the device.
     pub fn search(
         &self,
-        finder: &Finder,
+        (finder, sent): (&Finder, Option<&SentTables<D>>),
         (queries, query_rows): (&Rows, QueryRows),
         job: &Job,
     ) -> Result<Part> {
@@ -186,6 +227,13 @@ impl<D: Device> Among<D> {
         base.check_queries(queries)?;
         let mut all = Part::new(base.matrix().kind());
         let queries = &queries.slice(0..if base.is_empty() { 0 } else { queries.len() });
+        let sent = sent.filter(|_| D::HAS_TABLES && !finder.scores());
+        if let (Some(sent), true) = (sent, finder.looks_at_own())
+            && let Some(found) =
+                self.in_buckets((queries, query_rows), (finder, None), sent, job)?
+        {
+            return Ok(found);
+        }
         let mut wave = finder.together(PLACES_TOGETHER, None);
         let mut start = 0;
         while start < queries.len() {
@@ -197,6 +245,14 @@ impl<D: Device> Among<D> {
             let _reserved = job.reserve("buckets of queries", bytes)?;
             wave = finder.together(PLACES_TOGETHER, Some((some.len(), most)));
             start += some.len();
+            if let Some(sent) = sent {
+                let tables = (finder, Some(&places));
+                if let Some(found) = self.in_buckets((&some, query_rows), tables, sent, job)? {
+                    all.visited += found.visited;
+                    all.add(found.nearest, found.pairs);
+                    continue;
+                }
+            }
             let (mut from, mut most) = (0, CANDIDATES_TOGETHER);
             while from < some.len() {
                 let (to, visited, bound) = self.few(&places, from..some.len(), most);
@@ -225,7 +281,8 @@ impl<D: Device> Among<D> {
 
 impl<D: Device> KnnSearch for LshSearch<D> {
     fn search(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Found> {
-        let found = self.among.search(&self.finder, (queries, query_rows), job)?;
+        let tables = (&self.finder, Some(&*self.sent));
+        let found = self.among.search(tables, (queries, query_rows), job)?;
         Ok(self.among.finish(found, query_rows))
     }
 

@@ -6,10 +6,12 @@ mod found;
 mod hashing;
 mod lsh;
 mod params;
+mod places;
 mod ready;
 mod sample;
 mod select;
 mod selection;
+mod sent;
 mod stored;
 mod tables;
 

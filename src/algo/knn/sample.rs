@@ -62,7 +62,9 @@ impl Sample {
         let sampled = Rows::all(Arc::new(queries.gather(&positions, job)?));
         let k = params.k() + usize::from(first.is_some());
         let neighbors = positions.len() * k.min(base.len()) * size_of::<(f64, u32)>();
-        let rows = (positions.len() * (1 + RANKS) + of_base.len()) * base.matrix().row_bytes();
+        let rows = queries.bytes_at(&positions)
+            + base.bytes_at(&of_base)
+            + positions.len() * RANKS * base.matrix().row_bytes();
         let _reserved = job.reserve("a sample of queries", 2 * neighbors + rows)?;
         let search = StreamedSearch::open(device.clone(), base.clone(), params.metric(), k, job)?;
         let found = search.search(&sampled, QueryRows::Separate, None, job)?;

@@ -1,7 +1,7 @@
 //! Tables of hashes that outlive a query: built to be written to a file, and loaded from there.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::choose::choose;
 use super::finder::{Finder, FinderBase};
@@ -11,6 +11,7 @@ use super::lsh::{Among, Base, LshSearch, Part, Ready, ready};
 use super::params::KnnParams;
 use super::ready::{Hashing, Reach};
 use super::selection::Selection;
+use super::sent::SentTables;
 use super::tables::{Hashed, LoadedTables, build};
 use crate::device::{AnyDevice, Device, OnDevice, QueryRows};
 use crate::error::{Error, Result};
@@ -108,7 +109,7 @@ pub fn open_stored(
         fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
             let Self(rows, stored, job) = self;
             let base = Arc::new(Base::new(device, rows, stored.metric, job)?);
-            Ok(Arc::new(OfDevice { base, stored }))
+            Ok(Arc::new(OfDevice { base, stored, tables: Mutex::default() }))
         }
     }
     device.for_kind(rows.matrix().kind()).run(Open(rows, stored, job))
@@ -202,9 +203,29 @@ impl StoredTables {
 struct OfDevice<D: Device> {
     base: Arc<Base<D>>,
     stored: Arc<StoredTables>,
+    tables: Mutex<Option<TablesOnDevice<D>>>,
+}
+
+/// The tables that are on the device, or will be: the first of all, and how many they are.
+struct TablesOnDevice<D: Device> {
+    of: (Weak<Hashed>, usize),
+    tables: Arc<SentTables<D>>,
 }
 
 impl<D: Device> OfDevice<D> {
+    /// These tables on the device, where they stay until others are searched.
+    fn sent(&self, tables: &[Arc<Hashed>]) -> Arc<SentTables<D>> {
+        let mut kept = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = tables.first().map_or_else(Weak::new, Arc::downgrade);
+        let of = (first, tables.len());
+        let is_kept =
+            kept.as_ref().is_some_and(|kept| kept.of.0.ptr_eq(&of.0) && kept.of.1 == of.1);
+        match &*kept {
+            Some(kept) if is_kept => kept.tables.clone(),
+            _ => kept.insert(TablesOnDevice { of, tables: Arc::default() }).tables.clone(),
+        }
+    }
+
     /// The parameters with all their values: free ones are chosen for these queries.
     fn ready(
         &self,
@@ -222,8 +243,8 @@ impl<D: Device> OfDevice<D> {
         }
         let (mut rows, mut _reserved) = (self.base.rows.clone(), None);
         if let Some(selection) = selection {
-            let bytes = rows.matrix().row_bytes();
-            _reserved = Some(job.reserve("selected rows", selection.rows().len() * bytes)?);
+            let bytes = rows.bytes_at(selection.rows());
+            _reserved = Some(job.reserve("selected rows", bytes)?);
             rows = Rows::all(Arc::new(rows.gather(selection.rows(), job)?));
         }
         if rows.is_empty() {
@@ -261,11 +282,12 @@ impl<D: Device> StoredBase for OfDevice<D> {
         let among = Among { base: self.base.clone(), k: params.k(), counting };
         let index = |(buckets, largest)| Index { params: used, expected, buckets, largest };
         if let Some(tables) = tables {
-            let tables = tables.hashed.iter().take(hashing.tables).cloned().collect();
-            match Finder::over(tables, hashing.clone(), lsh, finder.clone(), job) {
+            let tables: Vec<_> = tables.hashed.iter().take(hashing.tables).cloned().collect();
+            match Finder::over(tables.clone(), hashing.clone(), lsh, finder.clone(), job) {
                 Ok(finder) => {
                     let index = index(finder.sizes());
-                    let search = LshSearch { among, finder, index };
+                    let sent = self.sent(&tables);
+                    let search = LshSearch { among, finder, sent, index };
                     return Ok(StoredSearch::Together(Box::new(search)));
                 }
                 Err(Error::HostMemory { .. }) if lsh.scoring.is_none() => {}
@@ -311,7 +333,8 @@ impl<D: Device> InTurnSearch for InTurn<D> {
     ) -> Result<Part> {
         let (tables, hashing) = (tables.hashed.clone(), self.hashing.clone());
         let finder = Finder::over(tables, hashing, &self.params, self.finder.clone(), job)?;
-        self.among.search(&finder, queries, job)
+        // Others take their place soon.
+        self.among.search((&finder, None), queries, job)
     }
 
     fn merge(&self, some: Part, others: Part, job: &Job) -> Result<Part> {

@@ -4,6 +4,7 @@
 //! here depends on a device.
 
 mod dbscan;
+mod hashing;
 mod kmeans;
 mod search;
 
@@ -11,6 +12,7 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 pub use dbscan::{Components, DbscanDevice, DbscanInput, DbscanWork, Direction, NOISE, Within};
+pub use hashing::{Buckets, HashingDevice, NearestInBuckets, Ranges, TableRows};
 pub use kmeans::{
     Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, StopReason,
     centroid_shift, squares_are_finite, stop_reason,

@@ -15,7 +15,10 @@ mod simd;
 use std::sync::Arc;
 
 use super::compose::BySearch;
-use super::contract::{KMeansDevice, KMeansInput, KMeansProblem, KMeansSession};
+use super::contract::{
+    Buckets, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
+    NearestInBuckets, SearchDevice, TableRows,
+};
 use super::{Device, DeviceInfo, sealed};
 use crate::error::Result;
 use crate::job::Job;
@@ -50,6 +53,31 @@ impl Device for CpuDevice {
             description: format!("{threads} thread{plural}, {simd}"),
             memory: None,
         }
+    }
+}
+
+/// There are none: tables stay where they were built.
+#[derive(Debug)]
+pub enum NoTables {}
+
+impl HashingDevice for CpuDevice {
+    type Tables = NoTables;
+
+    const HAS_TABLES: bool = false;
+
+    fn tables(&self, _tables: &[TableRows<'_>], _job: &Job) -> Result<Option<NoTables>> {
+        Ok(None)
+    }
+
+    fn nearest_in_buckets(
+        &self,
+        _sides: (&<Self as SearchDevice>::Rows, &<Self as SearchDevice>::Rows),
+        tables: &NoTables,
+        _buckets: &Buckets<'_>,
+        _k: usize,
+        _job: &Job,
+    ) -> Result<Option<NearestInBuckets>> {
+        match *tables {}
     }
 }
 

@@ -107,7 +107,7 @@ impl Call {
         let (vector, metric) = (spec.vector.clone(), spec.params.metric());
         let reader = VectorReader::new("input", vector, side.kind, metric).unprepared();
         let all = batches.iter().map(RecordBatch::num_rows).sum();
-        let mut reading = Reading::new(reader, all);
+        let mut reading = Reading::new(reader, batches, side);
         let mut weights = Weights::new(spec.weight.as_deref(), all, job)?;
         for batch in batches {
             weights.append(batch, side)?;

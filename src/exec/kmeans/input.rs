@@ -33,7 +33,7 @@ impl Input {
         let metric = spec.params.metric();
         let reader = VectorReader::new("input", spec.vector.clone(), kind, metric);
         let all = batches.iter().map(RecordBatch::num_rows).sum();
-        let mut reading = Reading::new(reader, all);
+        let mut reading = Reading::new(reader, batches, side);
         let mut weights = Weights::new(spec.weight.as_deref(), all, job)?;
         for batch in batches {
             weights.append(batch, side)?;
@@ -46,8 +46,7 @@ impl Input {
                 let vector = spec.init_vector.clone().unwrap_or_else(|| spec.vector.clone());
                 let dim = (!rows.is_empty()).then(|| rows.matrix().dim());
                 let reader = VectorReader::new("init", vector, kind, metric);
-                let all = batches.iter().map(RecordBatch::num_rows).sum();
-                let mut reading = Reading::new(reader.continuing(0, dim), all);
+                let mut reading = Reading::new(reader.continuing(0, dim), &batches, &side);
                 for batch in &batches {
                     reading.append(batch, &side, job)?;
                 }

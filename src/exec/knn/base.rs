@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, OnceLock};
 
-use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
@@ -125,6 +124,8 @@ impl Base {
         let KnnSpec { device: choice, device_memory, .. } = *join.spec;
         let (kind, chosen) = (join.kind, join.device.clone());
         let (device, info) = blocking(move || {
+            // No device of its own is opened for what it leaves to the CPU.
+            let operations = if kind == ElementKind::Sets { 0.0 } else { operations };
             let asked = AnyDevice::choose(choice, device_memory, operations)?;
             let device = asked.for_kind(kind);
             let info = device.info();
@@ -225,7 +226,7 @@ async fn collect_rows(
     blocking(move || {
         let mut carried = Carried::new(&side);
         let mut kept = RecordBatchMemoryCounter::new();
-        let mut reading = Reading::new(reader, batches.iter().map(RecordBatch::num_rows).sum());
+        let mut reading = Reading::new(reader, &batches, &side);
         for batch in batches {
             reading.append(&batch, &side, &job)?;
             kept.count_batch(&batch.project(&side.carried)?);

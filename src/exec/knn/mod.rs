@@ -178,7 +178,9 @@ impl KnnExec {
                 let vector = (vector, Some(self.spec.params.metric()));
                 let side = Side::compared("training", vector, plan.schema().fields())?;
                 if !side.kind.is_like(self.base.0.kind) {
-                    return plan_err!("training and base must both hold numbers or both hold bits");
+                    return plan_err!(
+                        "training and base must both hold numbers, both bits or both sets"
+                    );
                 }
                 Some((side, plan))
             }

@@ -187,8 +187,8 @@ impl Batches {
             return end;
         }
         let mut bytes = 0;
-        for i in self.next..end {
-            bytes += queries.row_bytes(self.place(i).0);
+        for (i, (query, _)) in (self.next..end).zip(self.places(self.next..end)) {
+            bytes += queries.row_bytes(query);
             bytes += base.row_bytes(self.neighbors.rows[i] as usize);
             if bytes > BATCH_BYTES && i > self.next {
                 return i;
@@ -199,24 +199,35 @@ impl Batches {
 
     fn batch(&self, base: &Carried, range: Range<usize>) -> Result<RecordBatch> {
         let queries = self.queries.as_ref().unwrap_or(base);
-        let mut columns = queries.take(range.clone().map(|i| self.place(i).0))?;
+        let mut columns = queries.take(self.places(range.clone()).map(|(query, _)| query))?;
         let rows = &self.neighbors.rows[range.clone()];
         columns.extend(base.take(rows.iter().map(|row| *row as usize))?);
-        let ranks = range.clone().map(|i| self.place(i).1 as i64 + 1);
+        let ranks = self.places(range.clone()).map(|(_, place)| place as i64 + 1);
         columns.push(Arc::new(ranks.collect::<Int64Array>()));
         columns.push(slice_of(&self.neighbors.distances, range));
         Ok(RecordBatch::try_new(self.schema.clone(), columns)?)
     }
 
-    /// The row of a neighbour's query, and its place in the list, from 0.
-    fn place(&self, i: usize) -> (usize, usize) {
-        let (query, place) = match &self.starts {
-            Some(starts) => {
-                let query = starts.partition_point(|start| *start <= i) - 1;
-                (query, i - starts[query])
-            }
-            None => (i / self.neighbors.per_query, i % self.neighbors.per_query),
+    /// For each of these neighbours, the row of its query, and its place in the list, from 0.
+    fn places(&self, range: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
+        let per_query = self.neighbors.per_query.max(1);
+        let mut query = match &self.starts {
+            Some(starts) => starts.partition_point(|start| *start <= range.start) - 1,
+            None => range.start / per_query,
         };
-        (self.first_query + query, place)
+        range.map(move |i| {
+            let (start, end) = match &self.starts {
+                Some(starts) => {
+                    while starts[query + 1] <= i {
+                        query += 1;
+                    }
+                    (starts[query], starts[query + 1])
+                }
+                None => (query * per_query, (query + 1) * per_query),
+            };
+            let place = (self.first_query + query, i - start);
+            query += usize::from(i + 1 == end);
+            place
+        })
     }
 }

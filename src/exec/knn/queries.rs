@@ -136,7 +136,7 @@ impl Queries {
             self.seen += taken.num_rows() as u64;
             let side = self.side.clone();
             block = blocking(move || {
-                block.reader.reserve(block.capacity);
+                block.reader.reserve(block.capacity, 0);
                 block.reader.append(&columns(&taken, &side.vector))?;
                 block.carried.push(&taken, &side);
                 // Releases the memory from which the rows have moved.
@@ -203,10 +203,16 @@ impl Queries {
         let mut room = room.min(batch.num_rows());
         while room > 0 {
             let rows = columns(&batch.slice(0, room), &self.side.vector);
-            let refused = match block.reader.bytes_of_sets(&rows) {
-                0 => break,
-                bytes => grow(&block.sets, bytes).err(),
-            };
+            let bytes = block.reader.bytes_of_tokens(&rows);
+            if bytes == 0 {
+                break;
+            }
+            let mut refused = grow(&block.sets, bytes).err();
+            if refused.is_some() && block.len() == 0 {
+                // The reservation for the batch in memory must not get in the way.
+                self.in_hand.free();
+                refused = grow(&block.sets, bytes).err();
+            }
             room = match refused {
                 None => break,
                 Some(_) if block.len() > 0 => 0,
@@ -247,6 +253,8 @@ impl Filling {
     /// Reduces the reservation to what the block keeps while it is searched and output.
     pub fn settle(&self) {
         self.rows.resize(self.len().saturating_mul(self.bytes_per_row));
+        // Buffers that have grown are cut back to what is used, at least half.
+        self.sets.resize(self.sets.size() / 2);
     }
 
     /// The rows, the carried columns, and the reservations held as long as the block exists.

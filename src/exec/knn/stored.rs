@@ -102,8 +102,8 @@ pub(super) async fn select(
             reserved.push(job.reserve("selected rows", Selection::bytes(rows_of_base, all))?);
             let chosen = Selection::new(numbers.iter().map(|(row, _)| *row), all);
             if is_joined {
-                let row = rows.matrix().row_bytes();
-                reserved.push(job.reserve("selected rows", chosen.rows().len() * row)?);
+                let bytes = rows.bytes_at(chosen.rows());
+                reserved.push(job.reserve("selected rows", bytes)?);
                 rows = Rows::all(Arc::new(rows.gather(chosen.rows(), &job)?));
             }
             selection = Some(Arc::new(chosen));

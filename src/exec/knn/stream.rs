@@ -257,7 +257,9 @@ impl Search {
 
     async fn block_of_queries(&mut self) -> Result<Option<Block>> {
         let base = self.base.rows.clone();
-        let row_bytes = base.matrix().row_bytes();
+        // Sets are counted one by one.
+        let matrix = base.matrix();
+        let row_bytes = matrix.kind().width(matrix.dim()) * matrix.kind().bytes();
         let (needed, bytes) = (self.needed(), self.list_bytes().saturating_add(row_bytes));
         // A few more than needed: the first may have no vectors.
         // Parameters are chosen by all queries, or as many as memory has room for.

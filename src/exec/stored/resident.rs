@@ -45,7 +45,7 @@ struct Read {
 /// The vectors of an index, as numbers of one kind.
 pub(in crate::exec) struct Vectors {
     pub rows: Rows,
-    _reserved: [Option<Reserved>; 2],
+    _reserved: Vec<Reserved>,
 }
 
 /// The vectors on a device, with so much of its memory.
@@ -204,24 +204,24 @@ impl StoredIndex {
         let columns: Vec<_> = names.filter_map(|name| schema.index_of(name).ok()).collect();
         let metric = file.tables().metric;
         let mut reader = VectorReader::new("the index", file.vector().clone(), kind, metric);
-        let (mut reserved, mut of_sets) = (None, None);
+        let (mut reserved, mut of_sets) = (Vec::new(), Vec::new());
         for (group, rows) in file.groups().enumerate() {
             job.check()?;
             let bytes = file.bytes(group, &columns);
             let _read = job.reserve("columns of an index", bytes)?;
             let values = file.columns(group, rows.len(), &columns).await?;
-            of_sets = reader.reserve_sets(&values, of_sets, job)?;
+            of_sets.push(job.reserve("sets", reader.bytes_of_tokens(&values))?);
             reader = blocking(move || {
                 reader.append(&values)?;
                 Ok(reader)
             })
             .await?;
-            if reserved.is_none() && reader.len() > 0 {
+            if reserved.is_empty() && reader.len() > 0 {
                 // A damaged file may say that it has more rows than it can have.
                 let all = self.bytes_of(&columns).div_ceil(bytes.max(1)).saturating_mul(rows.end);
                 let expected = file.with_vectors().min(all);
-                reserved = Some(job.reserve("rows of an index", reader.bytes_of(expected))?);
-                reader.reserve(expected);
+                reserved.push(job.reserve("rows of an index", reader.bytes_of(expected))?);
+                reader.reserve(expected, 0);
             }
         }
         let (rows, positions) = reader.finish();
@@ -229,10 +229,11 @@ impl StoredIndex {
             let error = bad("its rows without vectors are others");
             return Err(file.reader.of_file(error).into());
         }
-        if let Some(of_sets) = &mut of_sets {
-            of_sets.shrink_to(rows.bytes());
+        if rows.sets().is_some() {
+            drop(of_sets);
+            reserved.push(job.reserve("sets", rows.bytes())?);
         }
-        Ok(Vectors { rows, _reserved: [reserved, of_sets] })
+        Ok(Vectors { rows, _reserved: reserved })
     }
 
     /// Bytes of some columns for all rows.

@@ -106,8 +106,7 @@ impl IndexSink {
         let reader = VectorReader::new(input, vector, self.side.kind, self.params.metric);
         let job = job.clone();
         computing(move || {
-            let all = batches.iter().map(RecordBatch::num_rows).sum();
-            let mut reading = Reading::new(reader, all);
+            let mut reading = Reading::new(reader, &batches, &side);
             batches.iter().try_for_each(|batch| reading.append(batch, &side, &job))?;
             Ok(reading.finish())
         })

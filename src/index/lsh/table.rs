@@ -161,6 +161,11 @@ impl Table {
         }
     }
 
+    /// All rows, bucket by bucket.
+    pub fn all_rows(&self) -> &[u32] {
+        &self.rows
+    }
+
     /// The rows of a bucket, ascending.
     pub fn rows(&self, bucket: &Range<u32>) -> &[u32] {
         &self.rows[bucket.start as usize..bucket.end as usize]

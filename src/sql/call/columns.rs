@@ -185,13 +185,17 @@ impl Compared {
         if self == Self::BitsOrSets { Self::Bits } else { self }
     }
 
+    /// A metric that compares the same.
+    fn metric(self) -> Option<Metric> {
+        (self == Self::BitsOrSets).then_some(Metric::Jaccard)
+    }
+
     fn has(self, found: &DataType) -> bool {
-        let is_set = || kind_of_vector(found, Some(Metric::Jaccard)) == Some(ElementKind::Sets);
-        kind_of_vector(found, None).is_some_and(|kind| match self {
+        kind_of_vector(found, self.metric()).is_some_and(|kind| match self {
             Self::Any => true,
             Self::Numbers => kind != ElementKind::Bits,
             Self::Bits => kind == ElementKind::Bits,
-            Self::BitsOrSets => kind == ElementKind::Bits || is_set(),
+            Self::BitsOrSets => matches!(kind, ElementKind::Bits | ElementKind::Sets),
         })
     }
 }
@@ -279,7 +283,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
             (_, Err(names)) => VectorColumn::Dimensions(names),
         };
         let labels = whole(labels);
-        if labels.kind(&types.iter().collect::<Vec<_>>(), None).is_none() {
+        if labels.kind(&types.iter().collect::<Vec<_>>(), compared.metric()).is_none() {
             let (input, names) = (self.input, labels.names().join(", "));
             let types = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             return plan_err!("column {names} of {input} holds no vectors, but {types}");

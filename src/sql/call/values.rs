@@ -8,18 +8,25 @@ use datafusion::common::{ScalarValue, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::expr::Placeholder;
+use datafusion::logical_expr::simplify::SimplifyContext;
+use datafusion::optimizer::simplify_expressions::ExprSimplifier;
 
 use crate::exec::VectorColumn;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
-/// Removes the aliases that DataFusion gives to expressions it has evaluated, and gives an untyped
-/// parameter its type.
+/// Evaluates a constant expression, removes the aliases that DataFusion gives to those it has
+/// evaluated, and gives an untyped parameter its type.
 pub(in crate::sql) fn argument(expr: Expr, wanted: DataType) -> Expr {
     match expr.unalias_nested().data {
         Expr::Placeholder(Placeholder { id, field: None }) => {
             let field = Arc::new(Field::new(&id, wanted, true));
             Expr::Placeholder(Placeholder::new_with_field(id, Some(field)))
+        }
+        value @ (Expr::Literal(..) | Expr::Placeholder(_)) => value,
+        constant if constant.column_refs().is_empty() && !constant.is_volatile() => {
+            let simplifier = ExprSimplifier::new(SimplifyContext::builder().build());
+            simplifier.simplify(constant.clone()).unwrap_or(constant)
         }
         other => other,
     }

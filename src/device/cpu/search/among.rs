@@ -9,10 +9,10 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::Metric;
-use crate::sets::distance;
 
-/// Pairs of a task.
+/// Pairs of a task, and those of sets, which may be large.
 const TASK_PAIRS: usize = 4096;
+const TASK_SETS: usize = 64;
 
 /// Pairs of a query whose sums are added up side by side.
 const TOGETHER: usize = 8;
@@ -27,28 +27,28 @@ pub(super) fn among(
 ) -> Result<Distances> {
     if let (Some(from), Some(to)) = (queries.reals::<f64>(), base.reals::<f64>()) {
         let numbers = Numbers { metric, dim: base.matrix().dim(), from, to };
-        return each(candidates, |pairs, found| numbers.distances(pairs, found), job)
+        return each(candidates, TASK_PAIRS, |pairs, found| numbers.distances(pairs, found), job)
             .map(Distances::F64);
     }
     if let (Some(from), Some(to)) = (queries.reals::<f32>(), base.reals::<f32>()) {
         let numbers = Numbers { metric, dim: base.matrix().dim(), from, to };
-        return each(candidates, |pairs, found| numbers.distances(pairs, found), job)
+        return each(candidates, TASK_PAIRS, |pairs, found| numbers.distances(pairs, found), job)
             .map(Distances::F32);
     }
     if let (Some((from, first)), Some((to, start))) = (queries.sets(), base.sets()) {
         let sets = |pairs: &[(usize, u32)], found: &mut [f32]| {
             for (found, (query, row)) in found.iter_mut().zip(pairs) {
-                *found = distance(from.tokens(first + query), to.tokens(start + *row as usize));
+                *found = from.distance(first + query, to, start + *row as usize);
             }
         };
-        return each(candidates, sets, job).map(Distances::F32);
+        return each(candidates, TASK_SETS, sets, job).map(Distances::F32);
     }
     let (from, to) = (queries.words().unwrap_or_default(), base.words().unwrap_or_default());
     let width = base.matrix().width();
     let bits = |pairs: &[(usize, u32)], found: &mut [f32]| {
         pulp::Arch::new().dispatch(BitPairs { metric, width, from, to, pairs, found });
     };
-    each(candidates, bits, job).map(Distances::F32)
+    each(candidates, TASK_PAIRS, bits, job).map(Distances::F32)
 }
 
 /// Rows of numbers.
@@ -122,13 +122,14 @@ impl WithSimd for BitPairs<'_> {
 /// The distances of all pairs, in their order.
 fn each<T: Copy + Default + Send + Sync>(
     candidates: &Candidates<'_>,
+    together: usize,
     distances: impl Fn(&[(usize, u32)], &mut [T]) + Sync,
     job: &Job,
 ) -> Result<Vec<T>> {
     let mut found = vec![T::default(); candidates.len()];
-    found.par_chunks_mut(TASK_PAIRS).enumerate().try_for_each(|(task, found)| {
+    found.par_chunks_mut(together).enumerate().try_for_each(|(task, found)| {
         job.check()?;
-        let pairs: Vec<_> = candidates.pairs_from(task * TASK_PAIRS).take(found.len()).collect();
+        let pairs: Vec<_> = candidates.pairs_from(task * together).take(found.len()).collect();
         distances(&pairs, found);
         Ok::<_, Error>(())
     })?;

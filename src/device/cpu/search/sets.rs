@@ -15,10 +15,18 @@ use crate::device::contract::{QueryRows, Work};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::{Real, Rows};
-use crate::sets::{distance, jaccard};
+use crate::random::mix;
+use crate::sets::{Sets, jaccard};
 
 /// Queries of a task, at most.
 const TASK: usize = 64;
+
+/// Tokens are sorted in this many sections, each as one task.
+const SECTIONS: usize = 1 << SECTION_BITS;
+const SECTION_BITS: u32 = 8;
+
+/// Entries that are counted between two checks for cancellation.
+const UNCHECKED: usize = 1 << 20;
 
 /// Times as many rows as were counted must be in the remaining lists for it to be worth trying to leave
 /// them out.
@@ -28,8 +36,10 @@ const WORTH_TRYING: usize = 2;
 #[derive(Debug)]
 pub(super) struct Tokens {
     rows: Rows,
-    /// All tokens, ascending.
+    /// All tokens, section by section, ascending in each.
     tokens: Vec<i64>,
+    /// Where the tokens of each section begin, and where those of the last end.
+    sections: Vec<usize>,
     /// Where the rows of each token start, and where those of the last end.
     starts: Vec<usize>,
     /// The rows that have each token, ascending.
@@ -50,6 +60,8 @@ struct Counts {
 
 /// A query's tokens that the base has.
 struct Query<'a> {
+    sets: &'a Sets,
+    set: usize,
     tokens: &'a [i64],
     /// The token's number, from the rarest to the most frequent.
     known: Vec<usize>,
@@ -58,38 +70,83 @@ struct Query<'a> {
     first_base: u32,
 }
 
+/// The section of a token.
+fn section_of(token: i64) -> usize {
+    (mix(token as u64) >> (u64::BITS - SECTION_BITS)) as usize
+}
+
+/// The tokens of a section, ascending, and the rows that have each.
+#[derive(Default)]
+struct Section {
+    tokens: Vec<i64>,
+    counts: Vec<usize>,
+    having: Vec<u32>,
+}
+
+impl Section {
+    fn new(mut pairs: Vec<(i64, u32)>, job: &Job) -> Result<Self> {
+        job.check()?;
+        pairs.sort_unstable();
+        let distinct = pairs.chunk_by(|a, b| a.0 == b.0).count();
+        let mut section = Self {
+            tokens: Vec::with_capacity(distinct),
+            counts: Vec::with_capacity(distinct),
+            having: pairs.iter().map(|(_, row)| *row).collect(),
+        };
+        for of_token in pairs.chunk_by(|a, b| a.0 == b.0) {
+            section.tokens.push(of_token[0].0);
+            section.counts.push(of_token.len());
+        }
+        Ok(section)
+    }
+}
+
 impl Tokens {
     /// Sorts the tokens of all rows.
     pub fn new(rows: &Rows, job: &Job) -> Result<Self> {
         let Some((sets, first)) = rows.sets() else { unreachable!("rows are sets") };
         let of = |row: usize| sets.tokens(first + row);
-        let all: usize = (0..rows.len()).map(|row| of(row).len()).sum();
-        let pair = size_of::<(i64, u32)>();
-        let kept = |tokens: usize| {
-            tokens * (size_of::<i64>() + size_of::<usize>()) + (all + rows.len()) * size_of::<u32>()
-        };
-        let mut reserved = job.reserve("tokens of sets", all * pair + kept(all))?;
-        let mut pairs: Vec<(i64, u32)> = Vec::with_capacity(all);
+        let mut counts = vec![0; SECTIONS];
         for row in 0..rows.len() {
-            pairs.extend(of(row).iter().map(|token| (*token, row as u32)));
+            check_sometimes(row, job)?;
+            of(row).iter().for_each(|token| counts[section_of(*token)] += 1);
         }
-        job.check()?;
-        pairs.par_sort_unstable();
-        job.check()?;
-        let (mut tokens, mut starts) = (Vec::new(), Vec::new());
-        for (at, (token, _)) in pairs.iter().enumerate() {
-            if tokens.last() != Some(token) {
-                tokens.push(*token);
-                starts.push(at);
+        let all: usize = counts.iter().sum();
+        let of_pairs = job.reserve("tokens of sets", all * size_of::<(i64, u32)>())?;
+        let mut pairs: Vec<Vec<(i64, u32)>> = counts.into_iter().map(Vec::with_capacity).collect();
+        for row in 0..rows.len() {
+            check_sometimes(row, job)?;
+            for token in of(row) {
+                pairs[section_of(*token)].push((*token, row as u32));
             }
         }
-        starts.push(all);
-        let having = pairs.into_iter().map(|(_, row)| row).collect();
+        let sorted: Vec<Section> =
+            pairs.into_par_iter().map(|pairs| Section::new(pairs, job)).collect::<Result<_>>()?;
+        drop(of_pairs);
+        let distinct = sorted.iter().map(|section| section.tokens.len()).sum::<usize>();
+        let per_token = size_of::<i64>() + size_of::<usize>();
+        let kept = distinct * per_token + all * size_of::<u32>();
+        // For a moment there are both, in sections and one after the other.
+        let mut _reserved =
+            job.reserve("tokens of sets", 2 * kept + rows.len() * size_of::<u32>())?;
+        let mut starts = Vec::with_capacity(distinct + 1);
+        let mut sections = vec![0];
+        starts.push(0);
+        for section in &sorted {
+            sections.push(sections[sections.len() - 1] + section.tokens.len());
+            for count in &section.counts {
+                starts.push(starts[starts.len() - 1] + count);
+            }
+        }
+        let (mut tokens, mut having) = (Vec::with_capacity(distinct), Vec::with_capacity(all));
+        for section in sorted {
+            tokens.extend(section.tokens);
+            having.extend(section.having);
+        }
+        job.check()?;
         let sizes = (0..rows.len()).map(|row| of(row).len() as u32).collect();
-        tokens.shrink_to_fit();
-        starts.shrink_to_fit();
-        reserved.shrink_to(kept(tokens.len()));
-        Ok(Self { rows: rows.clone(), tokens, starts, having, sizes, _reserved: reserved })
+        _reserved.shrink_to(kept + rows.len() * size_of::<u32>());
+        Ok(Self { rows: rows.clone(), tokens, sections, starts, having, sizes, _reserved })
     }
 
     /// See [`SearchDevice::top_k`](crate::device::SearchDevice::top_k).
@@ -100,18 +157,19 @@ impl Tokens {
         lists: &mut [Selection<f32>],
     ) -> Result<Work> {
         let Some((sets, first)) = queries.sets() else { unreachable!("queries are sets") };
-        let (rows, task) =
-            (self.rows.len(), TASK.min(queries.len().div_ceil(4 * current_num_threads())).max(1));
+        let (rows, threads) = (self.rows.len(), current_num_threads());
+        let task = TASK.min(queries.len().div_ceil(4 * threads)).max(1);
+        let together = threads.min(queries.len().div_ceil(task));
         let bytes = rows * (2 * size_of::<u32>() + size_of::<f32>());
-        let _reserved = call.job.reserve("counts of tokens", current_num_threads() * bytes)?;
+        let _reserved = call.job.reserve("counts of tokens", together * bytes)?;
         let none = || Counts::new(rows);
         lists.par_chunks_mut(task).enumerate().try_for_each_init(
             none,
             |counts, (chunk, lists)| {
                 for (query, list) in (chunk * task..).zip(lists) {
                     call.job.check()?;
-                    let query = self.query(sets.tokens(first + query), query, call);
-                    self.search(&query, counts, list);
+                    let query = self.query((sets, first + query), query, call);
+                    self.search(&query, counts, list, call.job)?;
                 }
                 Ok::<_, Error>(())
             },
@@ -120,16 +178,29 @@ impl Tokens {
         Ok(Work { pairs, ..Work::default() })
     }
 
-    fn query<'a>(&self, tokens: &'a [i64], query: usize, call: &Call<'_>) -> Query<'a> {
-        let found = tokens.iter().filter_map(|token| self.tokens.binary_search(token).ok());
-        let mut known: Vec<usize> = found.collect();
+    /// The query of this number, which is a set of these.
+    fn query<'a>(
+        &self,
+        (sets, set): (&'a Sets, usize),
+        query: usize,
+        call: &Call<'_>,
+    ) -> Query<'a> {
+        let (tokens, own) = (sets.tokens(set), self.rows.sets());
+        let find = |token: &i64| {
+            let token = sets.token_in(*token, own?.0)?;
+            let section = section_of(token);
+            let section = self.sections[section]..self.sections[section + 1];
+            let place = self.tokens[section.clone()].binary_search(&token).ok()?;
+            Some(section.start + place)
+        };
+        let mut known: Vec<usize> = tokens.iter().filter_map(find).collect();
         known.sort_by_key(|token| self.having(*token).len());
         let first_base = call.pairing.first_base;
         let itself = match call.pairing.queries {
             QueryRows::OfBase { first } => (first + query as u32).checked_sub(first_base),
             QueryRows::Separate => None,
         };
-        Query { tokens, known, itself, first_base }
+        Query { sets, set, tokens, known, itself, first_base }
     }
 
     fn having(&self, token: usize) -> &[u32] {
@@ -137,7 +208,13 @@ impl Tokens {
     }
 
     /// Offers a query's nearest rows, and any others, to its list.
-    fn search(&self, query: &Query<'_>, counts: &mut Counts, list: &mut Selection<f32>) {
+    fn search(
+        &self,
+        query: &Query<'_>,
+        counts: &mut Counts,
+        list: &mut Selection<f32>,
+        job: &Job,
+    ) -> Result<()> {
         let lists = || query.known.iter().map(|token| self.having(*token));
         let mut left: usize = lists().map(<[u32]>::len).sum();
         let mut limit = None;
@@ -151,7 +228,10 @@ impl Tokens {
                 }
             }
             left -= having.len();
-            counts.add(having);
+            for some in having.chunks(UNCHECKED) {
+                job.check()?;
+                counts.add(some);
+            }
         }
         match limit {
             Some((limit, rest)) => self.compare(query, (limit, rest), counts, list),
@@ -161,6 +241,7 @@ impl Tokens {
             }
         }
         counts.clear();
+        Ok(())
     }
 
     /// A distance that the k nearest do not exceed, if all rows that were not counted yet do, with
@@ -205,7 +286,7 @@ impl Tokens {
             if self.distance(query, *row, most) > limit {
                 continue;
             }
-            let distance = distance(query.tokens, sets.tokens(first + *row as usize));
+            let distance = query.sets.distance(query.set, sets, first + *row as usize);
             if distance <= list.reach() {
                 list.insert(Neighbor { distance, row: query.first_base + row });
             }
@@ -248,6 +329,12 @@ impl Tokens {
         let both = both.min(query.tokens.len() as u32);
         jaccard(both, query.tokens.len() as u32 + self.sizes[row as usize] - both)
     }
+}
+
+/// Checks for cancellation at some of the rows.
+fn check_sometimes(row: usize, job: &Job) -> Result<()> {
+    const ROWS: usize = 1024;
+    if row.is_multiple_of(ROWS) { job.check() } else { Ok(()) }
 }
 
 impl Counts {

@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 26] = files![
+const FILES: [(&str, &str); 27] = files![
     "common/arithmetic.cuh",
     "common/copy.cuh",
     "common/sort.cuh",
@@ -42,6 +42,7 @@ const FILES: [(&str, &str); 26] = files![
     "kmeans/assign_tiles.cuh",
     "search.cu",
     "search/among.cuh",
+    "search/buckets.cuh",
     "search/lists.cuh",
     "search/merge.cuh",
     "search/pack.cuh",

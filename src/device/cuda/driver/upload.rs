@@ -5,6 +5,7 @@
 //! the other is being sent. All transfers run on the copy stream, concurrently with the compute
 //! stream.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -101,21 +102,32 @@ impl Uploader {
     ) -> Result<(Buffer, CudaEvent, Transfer)> {
         let begin = self.timestamp()?;
         let bytes = bytes_of(rows)?;
-        let mut buffer = memory.allocate(&self.stream, bytes.len())?;
-        let pieces = bytes.chunks(PIECE_BYTES).enumerate().map(|(i, piece)| (piece, i));
-        let to = buffer.slice_mut();
-        self.send(
-            pieces.map(|(piece, i)| (piece, (i, piece.len()))),
-            job,
-            |stream, landed, at| {
-                let (start, length) = (at.0 * PIECE_BYTES, at.1);
-                let mut place = to.slice_mut(start..start + length);
-                (stream.memcpy_dtod(&landed.slice(..length), &mut place))
-                    .map_err(failed("cuMemcpyDtoDAsync"))
-            },
-        )?;
-        let (end, ready) = (self.timestamp()?, self.timestamp()?);
+        let (buffer, end) = self.upload_parts(memory, &[bytes], job)?;
+        let ready = self.timestamp()?;
         Ok((buffer, ready, Transfer { bytes: bytes.len() as u64, begin, end }))
+    }
+
+    /// Uploads bytes, one part after the other. Returns as [`send`](Self::send) does, with an event that
+    /// passes when all have arrived.
+    pub(in crate::device::cuda) fn upload_parts(
+        &self,
+        memory: &Arc<Memory>,
+        parts: &[&[u8]],
+        job: &Job,
+    ) -> Result<(Buffer, CudaEvent)> {
+        let mut buffer =
+            memory.allocate(&self.stream, parts.iter().map(|part| part.len()).sum())?;
+        let (to, mut end) = (buffer.slice_mut(), 0);
+        let pieces = parts.iter().flat_map(|part| part.chunks(PIECE_BYTES)).map(|piece| {
+            end += piece.len();
+            (piece, end - piece.len()..end)
+        });
+        self.send(pieces, job, |stream, landed, place: Range<usize>| {
+            let length = place.len();
+            (stream.memcpy_dtod(&landed.slice(..length), &mut to.slice_mut(place)))
+                .map_err(failed("cuMemcpyDtoDAsync"))
+        })?;
+        Ok((buffer, self.timestamp()?))
     }
 
     /// Sends pieces of the host's memory, one after the other, to the landing place, where `arrived`

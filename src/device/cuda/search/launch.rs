@@ -32,8 +32,8 @@ const WARPS_SHARED: usize = 32 << 10;
 #[derive(Debug)]
 pub(super) struct Kernels {
     spec: Spec,
-    shared_limit: usize,
-    multiprocessors: usize,
+    pub(super) shared_limit: usize,
+    pub(super) multiprocessors: usize,
     pack: CudaFunction,
     scan: CudaFunction,
     clear_lists: CudaFunction,
@@ -44,6 +44,8 @@ pub(super) struct Kernels {
     gather: CudaFunction,
     take_queries: CudaFunction,
     among: CudaFunction,
+    pub(super) nearest_in_buckets: CudaFunction,
+    pub(super) find_own_buckets: CudaFunction,
     /// Pairs × dimensions per second.
     scan_rate: Arc<Rate>,
     /// The same of pairs whose rows lie anywhere.
@@ -162,12 +164,15 @@ impl Kernels {
             gather: function(&module, "gather")?,
             take_queries: function(&module, "take_queries")?,
             among: function(&module, "among")?,
+            nearest_in_buckets: function(&module, "nearest_in_buckets")?,
+            find_own_buckets: function(&module, "find_own_buckets")?,
             scan_rate: Arc::new(limits.rate(per_cycle)),
             among_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
             merge_rates: MERGE_PENALTIES.map(|slower| Arc::new(limits.rate(per_cycle / slower))),
         };
         allow_shared(&kernels.scan, kernels.scan_shared())?;
         allow_shared(&kernels.merge_by_block, limits.shared)?;
+        allow_shared(&kernels.nearest_in_buckets, limits.shared)?;
         Ok(kernels)
     }
 

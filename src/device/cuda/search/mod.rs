@@ -3,6 +3,7 @@
 //! | module | job |
 //! |---|---|
 //! | `device` | the contract of searches |
+//! | `buckets`, `launch_buckets` | that of searches in buckets |
 //! | `rows` | rows and their layouts on the GPU |
 //! | `lists` | the lists of a block of queries, from empty to downloaded |
 //! | `passes` | how a search is cut into passes |
@@ -11,8 +12,10 @@
 //! Nothing here waits for the device, except to keep the host from running far ahead of it (so that
 //! a cancelled search stops soon) and to download values.
 
+mod buckets;
 mod device;
 mod launch;
+mod launch_buckets;
 mod lists;
 mod passes;
 mod rows;

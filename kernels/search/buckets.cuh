@@ -1,0 +1,214 @@
+// The nearest of the rows in some buckets: a warp per query.
+//
+// A warp goes through the rows of all buckets of a query, 32 at a time, whatever the sizes of the
+// buckets are. Its own field of bits tells which rows it has seen; it is cleared by going through the
+// same rows again. A row seen for the first time is compared, and kept while it may be among the k
+// nearest, in shared memory that is sorted and cut whenever it is full.
+
+#include "search/lists.cuh"
+
+// What a launch searches. The same struct as in src/device/cuda/search/launch_buckets.rs.
+struct BucketSearch {
+    u64 table_rows;  // rows of a table
+    u64 words;       // of 32 bits in the field of a warp
+    u32 first;       // the launch's first query
+    u32 end;
+    u32 tables;      // tables that are looked at
+    u32 dim;         // elements in a row
+    u32 k;           // neighbours per query
+    u32 slots;       // entries of a warp in shared memory, a power of two of at least k + 32
+    u32 is_own;      // whether queries look at the buckets in which they are themselves
+    u32 padding;
+};
+static_assert(sizeof(BucketSearch) == 48, "the host has the same struct");
+
+// The distance of two rows, from their elements in order.
+__device__ __forceinline__ Real distance_of_rows(const Scalar* __restrict__ query,
+                                                 const Scalar* __restrict__ row, u32 run_time_dim) {
+    const u32 dim = DIM > 0 ? DIM : run_time_dim;
+    constexpr u32 TOGETHER = 16 / sizeof(Scalar);
+    Total total = 0;
+    Bits bits = {0, 0};
+    const auto step = [&](Scalar q, Scalar x) {
+        if constexpr (SUM == PRODUCTS) q = -q;
+        total = Step<SUM>::of(q, x, total);
+        if constexpr (SUM == SHARED_BITS) {
+            bits.query += __popc(q);
+            bits.row += __popc(x);
+        }
+    };
+    if (dim % TOGETHER == 0) {
+        // Rows begin at multiples of 16 bytes.
+        for (u32 d = 0; d < dim; d += TOGETHER) {
+            union { uint4 all; Scalar one[TOGETHER]; } q, x;
+            q.all = *reinterpret_cast<const uint4*>(query + d);
+            x.all = *reinterpret_cast<const uint4*>(row + d);
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) step(q.one[i], x.one[i]);
+        }
+    } else {
+#pragma unroll 8
+        for (u32 d = 0; d < dim; d++) step(query[d], row[d]);
+    }
+    return distance_of(total, bits);
+}
+
+// The table of a query's bucket; its buckets in table t begin at starts[t].
+__device__ __forceinline__ u32 table_of(const u32* __restrict__ starts, u32 tables, u32 bucket) {
+    u32 low = 0, high = tables;
+    while (high - low > 1) {
+        const u32 middle = low + (high - low) / 2;
+        if (starts[middle] <= bucket) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// For each row of each table the bucket it is in, as a range of the table's rows; of a row that is alone
+// there, an empty one. The buckets of table t begin at buckets[first_bucket[t]], ascending.
+extern "C" __global__ void find_own_buckets(const u32* __restrict__ rows,
+                                            const u32* __restrict__ buckets,
+                                            const u64* __restrict__ first_bucket,
+                                            uint2* __restrict__ own, u32 table_rows, u32 tables) {
+    const u32 place = blockIdx.x * blockDim.x + threadIdx.x;
+    if (place >= table_rows) return;
+    for (u32 table = blockIdx.y; table < tables; table += gridDim.y) {
+        const u32* starts = buckets + first_bucket[table];
+        const u32 count = (u32)(first_bucket[table + 1] - first_bucket[table]);
+        u32 low = 0, high = count;
+        while (high - low > 1) {
+            const u32 middle = low + (high - low) / 2;
+            if (starts[middle] <= place) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        const u32 start = starts[low], end = low + 1 < count ? starts[low + 1] : table_rows;
+        const u64 of_table = (u64)table * table_rows;
+        own[of_table + rows[of_table + place]] = make_uint2(start, end - start == 1 ? start : end);
+    }
+}
+
+// Calls `visit(row, is_there)` with all lanes for the rows of all buckets of a query, and returns how
+// many rows there are; a lane may have none. Without `starts`, a query has one bucket in each table.
+template <typename Visit>
+__device__ __forceinline__ u64 visit_rows(const BucketSearch& search, u32 query, u32 itself,
+                                           const u32* __restrict__ rows,
+                                           const uint2* __restrict__ ranges,
+                                           const u32* __restrict__ starts, Visit visit) {
+    constexpr u32 ALL = 0xffffffffu;
+    const u32 lane = Warp::rank();
+    const u64 first_table = (u64)query * search.tables;
+    const u32* own_starts = starts + first_table;
+    const u64 begin = starts ? own_starts[0] : first_table;
+    const u64 end = starts ? own_starts[search.tables] : first_table + search.tables;
+    u64 visited = 0;
+    for (u64 chunk = begin; chunk < end; chunk += 32) {
+        const u64 bucket = chunk + lane;
+        u32 size = 0;
+        u64 place = 0;
+        if (bucket < end) {
+            const u32 table = starts ? table_of(own_starts, search.tables, (u32)bucket)
+                                     : (u32)(bucket - begin);
+            const uint2 range = ranges[search.is_own ? table * search.table_rows + itself : bucket];
+            size = range.y - range.x;
+            place = table * search.table_rows + range.x;
+        }
+        u32 sum = size;  // of the sizes up to this lane's
+#pragma unroll
+        for (u32 apart = 1; apart < 32; apart *= 2) {
+            const u32 before = __shfl_up_sync(ALL, sum, apart);
+            if (lane >= apart) sum += before;
+        }
+        const u32 count = __shfl_sync(ALL, sum, 31);
+        visited += count;
+        place -= sum - size;
+        for (u32 first = 0; first < count; first += 32) {
+            const u32 i = first + lane;
+            // How many buckets end at or before this row.
+            u32 source = 0;
+#pragma unroll
+            for (u32 step = 16; step > 0; step /= 2) {
+                const u32 ends = __shfl_sync(ALL, sum, source + step - 1);
+                if (ends <= i) source += step;
+            }
+            const u64 from = __shfl_sync(ALL, place, source);
+            visit(i < count ? rows[from + i] : 0u, i < count);
+        }
+    }
+    return visited;
+}
+
+// `counts` gets the neighbours of each query, `work` the rows visited and the pairs compared. `seen` is 0 everywhere before
+// and after. `starts`, `own` and `left_out` may be null.
+extern "C" __global__ void nearest_in_buckets(
+    const Scalar* __restrict__ queries, const Scalar* __restrict__ base,
+    const u32* __restrict__ rows, const uint2* __restrict__ ranges,
+    const u32* __restrict__ starts, const u32* __restrict__ own,
+    const u32* __restrict__ left_out, u32* __restrict__ seen, u32* __restrict__ found,
+    Real* __restrict__ distances, u32* __restrict__ counts, u64* __restrict__ work,
+    BucketSearch search) {
+    constexpr u32 ALL = 0xffffffffu;
+    const u32 lane = Warp::rank(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const u32 worker = blockIdx.x * warps + warp;
+    Entry* entries = reinterpret_cast<Entry*>(shared) + (u64)warp * search.slots;
+    u32* bits = seen + worker * search.words;
+    u64 visited = 0, compared = 0;
+    for (u64 at = (u64)search.first + worker; at < search.end; at += (u64)gridDim.x * warps) {
+        const u32 query = (u32)at;
+        const Scalar* of_query = queries + (u64)query * search.dim;
+        const u32 itself = own ? own[query] : ALL;
+        u32 kept = 0;
+        Entry worst = Entry::none();
+        const auto compare = [&](u32 row, bool is_there) {
+            bool is_new = is_there && !(own && row == itself);
+            if (is_new && left_out) is_new = !(left_out[row / 32] >> (row % 32) & 1);
+            if (is_new) {
+                const u32 bit = 1u << (row % 32);
+                is_new = !(atomicOr(&bits[row / 32], bit) & bit);
+            }
+            Entry entry = Entry::none();
+            if (is_new) {
+                compared++;
+                const Scalar* of_row = base + (u64)row * search.dim;
+                entry = Entry::of(distance_of_rows(of_query, of_row, search.dim), row);
+            }
+            const bool is_near = is_new && entry < worst;
+            const u32 near = __ballot_sync(ALL, is_near);
+            if (near == 0) return;
+            if (is_near) entries[kept + __popc(near & ((1u << lane) - 1))] = entry;
+            kept += __popc(near);
+            if (kept + 32 > search.slots) {
+                sort<Warp>(entries, kept);
+                kept = min(kept, search.k);
+                if (kept == search.k) worst = entries[kept - 1];
+                Warp::sync();
+            }
+        };
+        visited += visit_rows(search, query, itself, rows, ranges, starts, compare);
+        Warp::sync();
+        const auto forget = [&](u32 row, bool is_there) {
+            if (is_there) bits[row / 32] = 0;
+        };
+        visit_rows(search, query, itself, rows, ranges, starts, forget);
+        sort<Warp>(entries, kept);
+        kept = min(kept, search.k);
+        for (u32 i = lane; i < kept; i += 32) {
+            found[(u64)query * search.k + i] = entries[i].number();
+            distances[(u64)query * search.k + i] = entries[i].distance();
+        }
+        if (lane == 0) counts[query] = kept;
+        Warp::sync();
+    }
+    for (u32 apart = 16; apart > 0; apart /= 2) {
+        compared += __shfl_xor_sync(ALL, compared, apart);
+    }
+    if (lane == 0 && visited > 0) {
+        atomicAdd(&work[0], visited);
+        atomicAdd(&work[1], compared);
+    }
+}

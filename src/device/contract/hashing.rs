@@ -1,0 +1,96 @@
+//! Searches by hashing: the nearest of the rows in some buckets.
+
+use std::ops::Range;
+
+use super::search::{Distances, SearchDevice};
+use crate::error::Result;
+use crate::job::Job;
+
+/// The primitives of searches by hashing.
+pub trait HashingDevice: SearchDevice {
+    /// Tables on the device.
+    type Tables: Send + Sync;
+
+    /// Whether the device may search in tables, which it is then asked for.
+    const HAS_TABLES: bool;
+
+    /// Puts tables on the device. `None` if it has no memory for them.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled), and errors of the device.
+    fn tables(&self, tables: &[TableRows<'_>], job: &Job) -> Result<Option<Self::Tables>>;
+
+    /// For each query, the `k` smallest of `(distance, base row)` among the rows of its buckets, each
+    /// row once, without the query itself and rows that do not count. Distances are those of
+    /// [`crate::metric`], bit by bit.
+    ///
+    /// `None` if the device does better where the host finds the rows, and the device compares
+    /// [those](SearchDevice::among): with few queries, many neighbours, or little memory.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled), and errors of the device.
+    fn nearest_in_buckets(
+        &self,
+        sides: (&Self::Rows, &Self::Rows),
+        tables: &Self::Tables,
+        buckets: &Buckets<'_>,
+        k: usize,
+        job: &Job,
+    ) -> Result<Option<NearestInBuckets>>;
+}
+
+/// The rows of a table.
+#[derive(Debug, Clone)]
+pub struct TableRows<'a> {
+    /// All base rows, bucket by bucket.
+    pub rows: &'a [u32],
+    /// Where each bucket begins, ascending.
+    pub buckets: Vec<u32>,
+}
+
+/// The buckets that queries look at.
+#[derive(Debug, Clone, Copy)]
+pub struct Buckets<'a> {
+    /// The number of queries.
+    pub queries: usize,
+    /// How many tables are looked at, the first ones.
+    pub tables: usize,
+    /// The buckets of each query in each table; `None` if it looks at the one in which it is itself.
+    pub ranges: Option<Ranges<'a>>,
+    /// The base row that each query is itself, if they are base rows.
+    pub own: Option<&'a [u32]>,
+    /// Rows that do not count: a bit for each base row, if there are any.
+    pub left_out: Option<&'a [u64]>,
+}
+
+/// Ranges of the rows of tables.
+#[derive(Debug, Clone, Copy)]
+pub struct Ranges<'a> {
+    /// The ranges, query by query and table by table.
+    pub all: &'a [Range<u32>],
+    /// Where those of each query in each table begin, and where the last end.
+    pub starts: &'a [usize],
+}
+
+/// What queries found.
+#[derive(Debug, Clone)]
+pub struct NearestInBuckets {
+    /// The base rows of each query, nearest first, and list after list.
+    pub rows: Vec<u32>,
+    /// Their distances.
+    pub distances: Distances,
+    /// The length of each list.
+    pub counts: Vec<usize>,
+    /// Rows in all buckets, as often as they are there.
+    pub visited: u64,
+    /// Pairs that were compared.
+    pub pairs: u64,
+}
+
+impl Ranges<'_> {
+    /// Rows in all buckets of a query that looks at so many tables.
+    pub fn visited(&self, query: usize, tables: usize) -> usize {
+        let ranges = self.starts[query * tables]..self.starts[(query + 1) * tables];
+        self.all[ranges].iter().map(|range| range.len()).sum()
+    }
+}

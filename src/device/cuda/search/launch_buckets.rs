@@ -1,0 +1,237 @@
+//! The launches of searches in buckets, and the memory that they share. See `launch` for what all
+//! launches share.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
+
+use super::launch::Kernels;
+use super::spec::{entry_bytes, real_bytes, scalar_bytes};
+use crate::device::cuda::driver::launch::{check_size, config};
+use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::sys::failed;
+use crate::error::Result;
+use crate::matrix::ElementKind;
+
+/// Shared memory of a block, at least: with fewer warps more blocks are on a multiprocessor.
+const BLOCK_SHARED: usize = 16 << 10;
+
+/// Warps of a block, at most, and of a multiprocessor.
+const MOST_WARPS: usize = 8;
+const WARPS_TOGETHER: usize = 32;
+
+/// Entries that a warp takes beside its neighbours before they are sorted, at least.
+const ROOM: usize = 48;
+
+/// The same struct as in `kernels/search/buckets.cuh`, which documents it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct BucketSearch {
+    table_rows: u64,
+    words: u64,
+    first: u32,
+    end: u32,
+    tables: u32,
+    dim: u32,
+    k: u32,
+    slots: u32,
+    is_own: u32,
+    padding: u32,
+}
+
+// SAFETY: a C struct of integers without padding, laid out as the kernel declares it.
+unsafe impl DeviceRepr for BucketSearch {}
+
+const _: () = assert!(size_of::<BucketSearch>() == 48);
+
+/// A search in buckets, on the device.
+pub(super) struct InBuckets {
+    pub(super) queries: usize,
+    pub(super) base_rows: usize,
+    /// Elements of a row.
+    pub(super) dim: usize,
+    pub(super) k: usize,
+    /// How many tables there are, and are looked at.
+    pub(super) tables: (usize, usize),
+    /// Of how many warps there are fields of bits.
+    pub(super) workers: usize,
+    /// The rows of all tables, of u32.
+    pub(super) rows: Arc<Buffer>,
+    /// The buckets that queries look at.
+    pub(super) buckets: LookedAt,
+    /// For each query the base row that it is, of u32.
+    pub(super) own: Option<Buffer>,
+    /// A bit for each base row that does not count, in words of 64.
+    pub(super) left_out: Option<Buffer>,
+    /// A bit for each base row and warp; all 0.
+    pub(super) seen: Buffer,
+    /// For each query `k` rows and distances, and how many of them there are.
+    pub(super) found: Buffer,
+    pub(super) distances: Buffer,
+    pub(super) counts: Buffer,
+    /// Two u64: the rows that were visited, and the pairs that were compared.
+    pub(super) work: Buffer,
+}
+
+/// The buckets that queries look at, as ranges of two u32 each.
+pub(super) enum LookedAt {
+    /// Each query at the one in which it is itself: those of each row of each table.
+    Own(Arc<Buffer>),
+    /// So many ranges, and where those of each query and table begin, and the last end, of u32; `None`
+    /// if each has one.
+    Given(usize, Buffer, Option<Buffer>),
+}
+
+/// The tables whose rows' own buckets are to be found.
+pub(super) struct OwnBuckets<'a> {
+    /// How many tables there are, and rows in each.
+    pub(super) tables: usize,
+    pub(super) table_rows: usize,
+    /// The rows of all tables, of u32.
+    pub(super) rows: &'a Buffer,
+    /// How many buckets there are, and where they begin in their tables, of u32.
+    pub(super) buckets: (usize, &'a Buffer),
+    /// The number of the first bucket of each table, and of all buckets, of u64.
+    pub(super) first_bucket: &'a Buffer,
+}
+
+impl InBuckets {
+    /// Words of 32 bits in the field of a warp.
+    pub(super) fn words(base_rows: usize) -> usize {
+        base_rows.div_ceil(32)
+    }
+
+    /// Checks the sizes of all buffers.
+    fn check(&self, kind: ElementKind) {
+        let Self { queries, base_rows, k, tables: (tables, looked_at), workers, .. } = *self;
+        assert!(looked_at <= tables && looked_at > 0);
+        check_size(&self.rows, tables * base_rows, 4);
+        self.own.iter().for_each(|own| check_size(own, queries, 4));
+        self.left_out.iter().for_each(|bits| check_size(bits, base_rows.div_ceil(64), 8));
+        check_size(&self.seen, workers * Self::words(base_rows), 4);
+        check_size(&self.found, queries * k, 4);
+        check_size(&self.distances, queries * k, real_bytes(kind));
+        check_size(&self.counts, queries, 4);
+        check_size(&self.work, 2, 8);
+        match &self.buckets {
+            LookedAt::Own(ranges) => {
+                check_size(ranges, tables * base_rows, 8);
+                assert!(self.own.is_some());
+            }
+            LookedAt::Given(count, ranges, starts) => {
+                check_size(ranges, *count, 8);
+                match starts {
+                    Some(starts) => check_size(starts, queries * looked_at + 1, 4),
+                    None => assert!(*count == queries * looked_at),
+                }
+            }
+        }
+    }
+}
+
+impl LookedAt {
+    /// The ranges, and where those of queries begin.
+    fn parts(&self) -> (&Buffer, Option<&Buffer>) {
+        match self {
+            Self::Own(ranges) => (ranges, None),
+            Self::Given(_, ranges, starts) => (ranges, starts.as_ref()),
+        }
+    }
+}
+
+impl Kernels {
+    /// Entries that a warp has room for, and warps of a block; `None` if not even one fits.
+    pub(super) fn warps_of_block(&self, k: usize) -> Option<(usize, usize)> {
+        let slots = (k + ROOM).next_power_of_two();
+        let bytes = slots.checked_mul(entry_bytes(self.spec().kind()))?;
+        let warps = (BLOCK_SHARED / bytes).clamp(1, MOST_WARPS);
+        (bytes <= self.shared_limit).then_some((slots, warps))
+    }
+
+    /// Warps that the device works with at a time.
+    pub(super) fn warps_together(&self) -> usize {
+        self.multiprocessors * WARPS_TOGETHER
+    }
+
+    /// Searches for the neighbours of some of the queries.
+    pub(super) fn nearest_in_buckets(
+        &self,
+        stream: &Arc<CudaStream>,
+        (queries, base): (&Buffer, &Buffer),
+        search: &mut InBuckets,
+        some: Range<usize>,
+    ) -> Result<()> {
+        let Some((slots, warps)) = self.warps_of_block(search.k) else {
+            unreachable!("the entries of a warp fit")
+        };
+        let kind = self.spec().kind();
+        let InBuckets { dim, k, base_rows, workers, tables: (_, looked_at), .. } = *search;
+        check_size(queries, search.queries * dim, scalar_bytes(kind));
+        check_size(base, base_rows * dim, scalar_bytes(kind));
+        assert!(some.end <= search.queries && k > 0);
+        let words = InBuckets::words(base_rows);
+        search.check(kind);
+        let (ranges, starts) = search.buckets.parts();
+        let blocks = (workers / warps).min(some.len().div_ceil(warps));
+        assert!(blocks > 0);
+        let given = BucketSearch {
+            table_rows: base_rows as u64,
+            words: words as u64,
+            first: some.start as u32,
+            end: some.end as u32,
+            tables: looked_at as u32,
+            dim: dim as u32,
+            k: k as u32,
+            slots: slots as u32,
+            is_own: u32::from(matches!(search.buckets, LookedAt::Own(_))),
+            padding: 0,
+        };
+        let null = 0u64;
+        let mut launch = stream.launch_builder(&self.nearest_in_buckets);
+        launch.arg(queries.slice()).arg(base.slice());
+        launch.arg(search.rows.slice()).arg(ranges.slice());
+        for optional in [starts, search.own.as_ref(), search.left_out.as_ref()] {
+            match optional {
+                Some(buffer) => launch.arg(buffer.slice()),
+                None => launch.arg(&null),
+            };
+        }
+        launch.arg(search.seen.slice_mut()).arg(search.found.slice_mut());
+        launch.arg(search.distances.slice_mut()).arg(search.counts.slice_mut());
+        launch.arg(search.work.slice_mut()).arg(&given);
+        // SAFETY: sizes are checked above; ranges are of rows of their tables, and these of the base,
+        // as the caller has checked. A warp has a field of bits and entries of its own: there are
+        // `workers` fields, and `slots` entries for each warp of a block.
+        let shared = warps * slots * entry_bytes(kind);
+        unsafe { launch.launch(config(blocks, 32 * warps, shared)) }
+            .map_err(failed("nearest_in_buckets"))?;
+        Ok(())
+    }
+
+    /// Finds the bucket that each row is in, in each table.
+    pub(super) fn find_own_buckets(
+        &self,
+        stream: &Arc<CudaStream>,
+        found: &mut Buffer,
+        of: &OwnBuckets<'_>,
+    ) -> Result<()> {
+        const THREADS: usize = 256;
+        let OwnBuckets { tables, table_rows, rows, buckets: (count, buckets), first_bucket } = *of;
+        check_size(rows, tables * table_rows, 4);
+        check_size(buckets, count, 4);
+        check_size(first_bucket, tables + 1, 8);
+        check_size(found, tables * table_rows, 8);
+        let (all_rows, all_tables) = (table_rows as u32, tables as u32);
+        let mut grid = config(table_rows.div_ceil(THREADS), THREADS, 0);
+        grid.grid_dim.1 = tables.min(65_535) as u32;
+        let mut launch = stream.launch_builder(&self.find_own_buckets);
+        launch.arg(rows.slice()).arg(buckets.slice()).arg(first_bucket.slice());
+        launch.arg(found.slice_mut()).arg(&all_rows).arg(&all_tables);
+        // SAFETY: each table has `table_rows` rows of the base, each once, and a bucket that begins at
+        // its first row, as the caller has checked; sizes are checked above.
+        unsafe { launch.launch(grid) }.map_err(failed("find_own_buckets"))?;
+        Ok(())
+    }
+}
