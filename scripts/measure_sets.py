@@ -92,7 +92,7 @@ def measure(program, path, name):
     wanted = pairs_within(path)
     print(row(name, "datasketch MinHashLSH", seconds, "", f"{len(pairs & wanted) / len(wanted):.3f} of all {len(wanted)}"), flush=True)
     seconds, pairs = by_buckets(program, path)
-    print(row(name, "lsh_buckets, 24 tables of 2", seconds, "", f"{len(pairs & wanted) / len(wanted):.3f} of all {len(wanted)}"), flush=True)
+    print(row(name, "lsh_buckets, 64 tables of 4", seconds, "", f"{len(pairs & wanted) / len(wanted):.3f} of all {len(wanted)}"), flush=True)
 
 
 def row(*cells):
@@ -118,7 +118,7 @@ def answer(program, query):
 
 
 def by_buckets(program, path):
-    buckets = f"lsh_buckets((SELECT id, v FROM '{path}'), metric => 'jaccard', tables => 24, hashes => 2)"
+    buckets = f"lsh_buckets((SELECT id, v FROM '{path}'), metric => 'jaccard', tables => 64, hashes => 4)"
     seconds, found = answer(program, f"""
         SELECT DISTINCT a.id AS one, b.id AS other FROM {buckets} a JOIN {buckets} b
         ON a."table" = b."table" AND a.bucket = b.bucket AND a.id < b.id WHERE jaccard_distance(a.v, b.v) <= {NEAR}""")

@@ -146,6 +146,11 @@ impl Job {
 }
 
 impl Reserved {
+    /// How many bytes are counted.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Counts only this many bytes, which must be fewer, from now on.
     pub fn shrink_to(&mut self, bytes: usize) {
         let less = self.bytes.saturating_sub(bytes);

@@ -326,7 +326,7 @@ impl Rows {
             Elements::Bits(x) => Elements::Bits(rows(&x[self.elements()], width, positions, job)?),
             Elements::Sets(x) => {
                 let of = |position: &u32| self.range.start + *position as usize;
-                Elements::Sets(x.gather(positions.iter().map(of)))
+                Elements::Sets(x.gather(positions.iter().map(of), || job.check())?)
             }
         };
         Ok(Matrix::new(elements, positions.len(), self.matrix.dim()))

@@ -5,6 +5,9 @@ use std::ops::Range;
 /// Elements of a set, at most: counts of two sets together are then exact in f32.
 pub const MOST_TOKENS: usize = 1 << 23;
 
+/// Tokens that are copied between two checks for cancellation.
+const UNCHECKED: usize = 1 << 20;
+
 /// Sets, one after the other. The elements, called tokens, are integers from −2⁶³ to 2⁶³ − 1, or from 0 to
 /// 2⁶⁴ − 1.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -83,22 +86,41 @@ impl Sets {
         self.tokens.reserve_exact(tokens);
     }
 
+    /// Bytes of all tokens.
+    pub fn bytes_of_tokens(&self) -> usize {
+        self.tokens.len() * size_of::<i64>()
+    }
+
     /// Gives back what is not used.
     pub fn shrink_to_fit(&mut self) {
         self.ends.shrink_to_fit();
         self.tokens.shrink_to_fit();
     }
 
-    /// Some of the sets, by their places.
-    pub fn gather(&self, sets: impl Iterator<Item = usize> + Clone) -> Self {
+    /// Some of the sets, by their places. `check` is called now and then.
+    ///
+    /// # Errors
+    /// Those of `check`.
+    pub fn gather<E>(
+        &self,
+        sets: impl ExactSizeIterator<Item = usize> + Clone,
+        check: impl Fn() -> Result<(), E>,
+    ) -> Result<Self, E> {
+        check()?;
         let tokens = sets.clone().map(|set| self.tokens(set).len()).sum();
         let mut some = Self::new(self.is_unsigned);
-        some.reserve(sets.clone().count(), tokens);
+        some.reserve(sets.len(), tokens);
+        let mut unchecked = 0;
         for set in sets {
             some.tokens.extend_from_slice(self.tokens(set));
             some.ends.push(some.tokens.len());
+            unchecked += 1 + self.tokens(set).len();
+            if unchecked > UNCHECKED {
+                check()?;
+                unchecked = 0;
+            }
         }
-        some
+        Ok(some)
     }
 
     /// A token as others have it; `None` if they cannot.
@@ -169,7 +191,9 @@ mod tests {
         assert_eq!(sets.tokens(1), [0i64; 0]);
         assert_eq!(sets.tokens(2), [1, 2, 3]);
         assert_eq!(sets.bytes(1..3), 2 * 8 + 3 * 8);
-        let some = sets.gather([2, 0].into_iter());
+        let Ok(some) = sets.gather([2, 0].into_iter(), || Ok::<_, ()>(())) else {
+            panic!("nothing to fail")
+        };
         assert_eq!((some.len(), some.tokens(1)), (2, &[-2, 5, 9][..]));
     }
 

@@ -187,33 +187,48 @@ impl<D: Device> Among<D> {
         &self,
         (queries, query_rows): (&Rows, QueryRows),
         (finder, places): (&Finder, Option<&Places>),
-        sent: &SentTables<D>,
+        (sent, left_out): (&SentTables<D>, Option<&[u64]>),
         job: &Job,
     ) -> Result<Option<Part>> {
         let (tables, rows) = finder.counts();
         let visited = match places {
             Some(places) => (0..queries.len()).map(|query| places.visited(query) as u64).sum(),
-            // At least: large buckets are visited more often than small ones.
-            None => queries.len() as u64 * tables as u64 * rows / (finder.sizes().0 as u64).max(1),
+            None => {
+                // At least: large buckets are visited more often than small ones.
+                let of_query = tables as f64 * rows as f64 / finder.sizes().0.max(1) as f64;
+                (queries.len() as f64 * of_query) as u64
+            }
         };
         let Base { device, metric, on_device: base, .. } = &*self.base;
-        let Some(sent) = sent.get((device, finder), visited, job)? else { return Ok(None) };
-        let (own, left_out) = (finder.own(queries.len(), query_rows), finder.left_out());
-        let buckets = Buckets {
-            queries: queries.len(),
-            tables,
-            ranges: places.map(Places::ranges),
-            own: own.as_deref(),
-            left_out: left_out.as_deref(),
-        };
+        let k = self.k.min(self.counting);
+        if k == 0 || !device.finds_in_buckets(base, queries.len(), k)? {
+            return Ok(None);
+        }
+        let Some(tables_sent) = sent.get((device, finder), visited, job)? else { return Ok(None) };
         job.enter(Phase::Compare);
+        let ranges = places.map(Places::ranges);
+        let of_ranges =
+            ranges.map_or(0, |ranges| size_of_val(ranges.all) + 4 * ranges.starts.len());
+        let bytes = of_ranges + queries.len() * (size_of::<u32>() + size_of::<f64>());
+        let _reserved = match job.reserve("queries of a device", bytes) {
+            Err(Error::HostMemory { .. }) => return Ok(None),
+            reserved => reserved?,
+        };
+        let own = finder.own(queries.len(), query_rows);
+        let own = own.as_deref();
+        let buckets = Buckets { queries: queries.len(), tables, ranges, own, left_out };
         let sides = (&device.rows(queries, *metric), base);
-        let found = device.nearest_in_buckets(sides, &sent, &buckets, self.k, job)?;
-        Ok(found.map(|NearestInBuckets { rows, distances, counts, visited, pairs }| Part {
-            nearest: Nearest { rows, distances, counts },
-            visited,
-            pairs,
-        }))
+        match device.nearest_in_buckets(sides, &tables_sent, &buckets, k, job) {
+            Ok(found) => Ok(found.map(|found| {
+                let NearestInBuckets { rows, distances, counts, visited, pairs } = found;
+                Part { nearest: Nearest { rows, distances, counts }, visited, pairs }
+            })),
+            Err(Error::DeviceMemory { .. }) => {
+                sent.give_up();
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// The neighbours that are among the candidates of a finder, whose tables may be on the device.
@@ -227,7 +242,8 @@ impl<D: Device> Among<D> {
         base.check_queries(queries)?;
         let mut all = Part::new(base.matrix().kind());
         let queries = &queries.slice(0..if base.is_empty() { 0 } else { queries.len() });
-        let sent = sent.filter(|_| D::HAS_TABLES && !finder.scores());
+        let left_out = finder.left_out();
+        let sent = sent.filter(|_| !finder.scores()).map(|sent| (sent, left_out.as_deref()));
         if let (Some(sent), true) = (sent, finder.looks_at_own())
             && let Some(found) =
                 self.in_buckets((queries, query_rows), (finder, None), sent, job)?

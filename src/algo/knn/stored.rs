@@ -218,8 +218,9 @@ impl<D: Device> OfDevice<D> {
         let mut kept = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         let first = tables.first().map_or_else(Weak::new, Arc::downgrade);
         let of = (first, tables.len());
-        let is_kept =
-            kept.as_ref().is_some_and(|kept| kept.of.0.ptr_eq(&of.0) && kept.of.1 == of.1);
+        let is_kept = kept.as_ref().is_some_and(|kept| {
+            kept.of.0.ptr_eq(&of.0) && kept.of.1 == of.1 && !kept.tables.is_given_up()
+        });
         match &*kept {
             Some(kept) if is_kept => kept.tables.clone(),
             _ => kept.insert(TablesOnDevice { of, tables: Arc::default() }).tables.clone(),
@@ -301,6 +302,8 @@ impl<D: Device> StoredBase for OfDevice<D> {
                  of them: ask for fewer tables"
             )));
         }
+        // Those of others are gone, and so is the memory for them.
+        *self.tables.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let index = index(self.stored.sizes);
         let search = InTurn { among, hashing, params: lsh.clone(), finder, index };
         Ok(StoredSearch::InTurn(Box::new(search)))

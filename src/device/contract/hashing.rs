@@ -11,24 +11,29 @@ pub trait HashingDevice: SearchDevice {
     /// Tables on the device.
     type Tables: Send + Sync;
 
-    /// Whether the device may search in tables, which it is then asked for.
-    const HAS_TABLES: bool;
-
-    /// Puts tables on the device. `None` if it has no memory for them.
+    /// Whether the device finds the neighbours of so many queries in buckets faster than it compares
+    /// rows that the host has found there.
     ///
     /// # Errors
-    /// [`Cancelled`](crate::Error::Cancelled), and errors of the device.
-    fn tables(&self, tables: &[TableRows<'_>], job: &Job) -> Result<Option<Self::Tables>>;
+    /// Errors of the device.
+    fn finds_in_buckets(&self, base: &Self::Rows, queries: usize, k: usize) -> Result<bool>;
+
+    /// Puts tables on the device.
+    ///
+    /// # Errors
+    /// [`DeviceMemory`](crate::Error::DeviceMemory), [`Cancelled`](crate::Error::Cancelled), and other
+    /// errors of the device.
+    fn tables(&self, tables: &[TableRows<'_>], job: &Job) -> Result<Self::Tables>;
 
     /// For each query, the `k` smallest of `(distance, base row)` among the rows of its buckets, each
     /// row once, without the query itself and rows that do not count. Distances are those of
     /// [`crate::metric`], bit by bit.
     ///
-    /// `None` if the device does better where the host finds the rows, and the device compares
-    /// [those](SearchDevice::among): with few queries, many neighbours, or little memory.
+    /// `None` if some queries visit so many rows that it is better for the host to find them.
     ///
     /// # Errors
-    /// [`Cancelled`](crate::Error::Cancelled), and errors of the device.
+    /// [`DeviceMemory`](crate::Error::DeviceMemory), [`Cancelled`](crate::Error::Cancelled), and other
+    /// errors of the device.
     fn nearest_in_buckets(
         &self,
         sides: (&Self::Rows, &Self::Rows),

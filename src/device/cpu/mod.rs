@@ -20,7 +20,7 @@ use super::contract::{
     NearestInBuckets, SearchDevice, TableRows,
 };
 use super::{Device, DeviceInfo, sealed};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Real;
 
@@ -63,10 +63,17 @@ pub enum NoTables {}
 impl HashingDevice for CpuDevice {
     type Tables = NoTables;
 
-    const HAS_TABLES: bool = false;
+    fn finds_in_buckets(
+        &self,
+        _base: &<Self as SearchDevice>::Rows,
+        _queries: usize,
+        _k: usize,
+    ) -> Result<bool> {
+        Ok(false)
+    }
 
-    fn tables(&self, _tables: &[TableRows<'_>], _job: &Job) -> Result<Option<NoTables>> {
-        Ok(None)
+    fn tables(&self, _tables: &[TableRows<'_>], _job: &Job) -> Result<NoTables> {
+        Err(Error::InvalidArgument("the CPU takes no tables".to_string()))
     }
 
     fn nearest_in_buckets(

@@ -229,9 +229,12 @@ impl StoredIndex {
             let error = bad("its rows without vectors are others");
             return Err(file.reader.of_file(error).into());
         }
-        if rows.sets().is_some() {
-            drop(of_sets);
-            reserved.push(job.reserve("sets", rows.bytes())?);
+        // Where sets end is counted with the rows.
+        let mut tokens = rows.sets().map_or(0, |(sets, _)| sets.bytes_of_tokens());
+        for mut of_group in of_sets {
+            of_group.shrink_to(of_group.bytes().min(tokens));
+            tokens -= of_group.bytes();
+            reserved.push(of_group);
         }
         Ok(Vectors { rows, _reserved: reserved })
     }

@@ -25,6 +25,9 @@ const TASK: usize = 64;
 const SECTIONS: usize = 1 << SECTION_BITS;
 const SECTION_BITS: u32 = 8;
 
+/// Bytes of a different token, and of where its rows begin.
+const PER_TOKEN: usize = size_of::<i64>() + size_of::<usize>();
+
 /// Entries that are counted between two checks for cancellation.
 const UNCHECKED: usize = 1 << 20;
 
@@ -76,11 +79,11 @@ fn section_of(token: i64) -> usize {
 }
 
 /// The tokens of a section, ascending, and the rows that have each.
-#[derive(Default)]
 struct Section {
     tokens: Vec<i64>,
     counts: Vec<usize>,
     having: Vec<u32>,
+    _reserved: Reserved,
 }
 
 impl Section {
@@ -88,7 +91,9 @@ impl Section {
         job.check()?;
         pairs.sort_unstable();
         let distinct = pairs.chunk_by(|a, b| a.0 == b.0).count();
+        let bytes = distinct * PER_TOKEN + pairs.len() * size_of::<u32>();
         let mut section = Self {
+            _reserved: job.reserve("tokens of sets", bytes)?,
             tokens: Vec::with_capacity(distinct),
             counts: Vec::with_capacity(distinct),
             having: pairs.iter().map(|(_, row)| *row).collect(),
@@ -124,11 +129,8 @@ impl Tokens {
             pairs.into_par_iter().map(|pairs| Section::new(pairs, job)).collect::<Result<_>>()?;
         drop(of_pairs);
         let distinct = sorted.iter().map(|section| section.tokens.len()).sum::<usize>();
-        let per_token = size_of::<i64>() + size_of::<usize>();
-        let kept = distinct * per_token + all * size_of::<u32>();
-        // For a moment there are both, in sections and one after the other.
-        let mut _reserved =
-            job.reserve("tokens of sets", 2 * kept + rows.len() * size_of::<u32>())?;
+        let bytes = distinct * PER_TOKEN + (all + rows.len()) * size_of::<u32>();
+        let _reserved = job.reserve("tokens of sets", bytes)?;
         let mut starts = Vec::with_capacity(distinct + 1);
         let mut sections = vec![0];
         starts.push(0);
@@ -145,7 +147,6 @@ impl Tokens {
         }
         job.check()?;
         let sizes = (0..rows.len()).map(|row| of(row).len() as u32).collect();
-        _reserved.shrink_to(kept + rows.len() * size_of::<u32>());
         Ok(Self { rows: rows.clone(), tokens, sections, starts, having, sizes, _reserved })
     }
 

@@ -128,6 +128,12 @@ impl Memory {
         self.limit.min(self.shared.left() + self.state().used)
     }
 
+    /// Bytes that are left of these.
+    pub(in crate::device::cuda) fn unused(&self) -> u64 {
+        let used = self.state().used;
+        self.available().saturating_sub(used)
+    }
+
     /// The most bytes that were used at a time.
     pub(in crate::device::cuda) fn peak(&self) -> u64 {
         self.state().peak

@@ -13,16 +13,22 @@ use crate::device::cuda::driver::launch::Pace;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::handle::CudaDevice;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::{ElementKind, Real};
 
-/// Fewer queries do not fill a GPU …
+/// Fewer queries do not fill a GPU.
 const FEWEST_QUERIES: usize = 32;
 
-/// … nor do those few of which one visits more rows than this.
+/// A warp takes this many rows in about 0.1 s: longer work could not be cancelled in time.
+const MOST_VISITED: f64 = 2_097_152.0;
+
+/// With fewer queries, the host is faster if one of them visits more rows.
 const FEW_QUERIES: usize = 4096;
-const MOST_VISITED: f64 = 131_072.0;
+const MANY_VISITED: f64 = 131_072.0;
+
+/// With more neighbours, their lists take the shared memory of other warps.
+const MOST_NEIGHBORS: usize = 4000;
 
 /// Rows of a base: those of 32 buckets are counted in 32 bits.
 const MOST_ROWS: usize = 1 << 26;
@@ -42,8 +48,9 @@ pub struct CudaTables {
     rows: Arc<Buffer>,
     /// How many buckets there are; where they begin in their tables; the number of the first of each table.
     buckets: (usize, Buffer, Buffer),
-    /// About how many rows a row visits in the buckets that it is in itself.
+    /// How many rows a row visits in the buckets that it is in itself: on average, and not more than.
     visits: f64,
+    most_visits: f64,
     /// The bucket of each row in each table, once it was asked for.
     own: Mutex<Option<Arc<Buffer>>>,
 }
@@ -51,37 +58,45 @@ pub struct CudaTables {
 impl HashingDevice for CudaDevice {
     type Tables = CudaTables;
 
-    const HAS_TABLES: bool = true;
-
-    fn tables(&self, tables: &[TableRows<'_>], job: &Job) -> Result<Option<CudaTables>> {
-        let table_rows = tables.first().map_or(0, |table| table.rows.len());
-        if table_rows == 0 || table_rows > MOST_ROWS {
-            return Ok(None);
+    fn finds_in_buckets(&self, base: &CudaRows, queries: usize, k: usize) -> Result<bool> {
+        let is_possible = (1..=MOST_ROWS).contains(&base.rows.len()) && k <= MOST_NEIGHBORS;
+        if queries < FEWEST_QUERIES || !is_possible {
+            return Ok(false);
         }
-        let (mut numbers, mut visits) = (vec![0u64], 0.0);
+        let kernels = Kernels::get(&self.gpu, &base.rows, base.metric)?;
+        Ok(kernels.warps_of_block(k).is_some())
+    }
+
+    fn tables(&self, tables: &[TableRows<'_>], job: &Job) -> Result<CudaTables> {
+        let table_rows = tables.first().map_or(0, |table| table.rows.len());
+        let (mut numbers, mut visits, mut most_visits) = (vec![0u64], 0.0, 0.0);
         for TableRows { rows, buckets } in tables {
             assert!(rows.len() == table_rows && buckets.first() == Some(&0));
             numbers.push(numbers[numbers.len() - 1] + buckets.len() as u64);
             let ends = buckets[1..].iter().copied().chain([table_rows as u32]);
-            let squares =
-                buckets.iter().zip(ends).map(|(start, end)| f64::from(end - start).powi(2));
-            visits += squares.sum::<f64>() / table_rows as f64;
+            let sizes = buckets.iter().zip(ends).map(|(start, end)| f64::from(end - start));
+            let (squares, largest) = sizes
+                .fold((0.0, 0.0), |(all, most), size| (all + size * size, f64::max(most, size)));
+            visits += squares / table_rows as f64;
+            most_visits += largest;
         }
-        let sent = || -> Result<CudaTables> {
-            let rows = tables.iter().map(|table| sys::bytes_of(table.rows)).collect::<Vec<_>>();
-            let buckets = tables.iter().map(|table| sys::bytes_of(&table.buckets[..]));
-            let all = numbers[tables.len()] as usize;
-            let begins = self.send(&buckets.collect::<Vec<_>>(), job)?;
-            Ok(CudaTables {
-                tables: tables.len(),
-                table_rows,
-                rows: Arc::new(self.send(&rows, job)?),
-                buckets: (all, begins, self.send(&[sys::bytes_of(&numbers[..])], job)?),
-                visits,
-                own: Mutex::default(),
-            })
-        };
-        unless_too_large(sent())
+        let rows: Vec<&[u8]> = tables.iter().map(|table| sys::bytes_of(table.rows)).collect();
+        let buckets: Vec<&[u8]> =
+            tables.iter().map(|table| sys::bytes_of(&table.buckets[..])).collect();
+        let all = numbers[tables.len()] as usize;
+        Ok(CudaTables {
+            tables: tables.len(),
+            table_rows,
+            rows: Arc::new(self.send(&rows, job)?),
+            buckets: (
+                all,
+                self.send(&buckets, job)?,
+                self.send(&[sys::bytes_of(&numbers[..])], job)?,
+            ),
+            visits,
+            most_visits,
+            own: Mutex::default(),
+        })
     }
 
     fn nearest_in_buckets(
@@ -92,32 +107,23 @@ impl HashingDevice for CudaDevice {
         k: usize,
         job: &Job,
     ) -> Result<Option<NearestInBuckets>> {
-        let visited: Vec<f64> = match &buckets.ranges {
-            Some(ranges) => (0..buckets.queries)
-                .map(|query| ranges.visited(query, buckets.tables) as f64)
-                .collect(),
-            None => vec![tables.visits; buckets.queries],
+        let (visited, most) = match &buckets.ranges {
+            Some(ranges) => {
+                let of_query = |query| ranges.visited(query, buckets.tables) as f64;
+                let visited: Vec<f64> = (0..buckets.queries).map(of_query).collect();
+                let most = visited.iter().copied().fold(0.0, f64::max);
+                (visited, most)
+            }
+            None => (vec![tables.visits; buckets.queries], tables.most_visits),
         };
-        let most = visited.iter().copied().fold(0.0, f64::max);
-        let is_few = buckets.queries < FEWEST_QUERIES
-            || buckets.queries < FEW_QUERIES && most > MOST_VISITED;
-        let kernels = Kernels::get(&self.gpu, &sides.1.rows, sides.1.metric)?;
-        if is_few || kernels.warps_of_block(k).is_none() {
+        if most > if buckets.queries < FEW_QUERIES { MANY_VISITED } else { MOST_VISITED } {
             return Ok(None);
         }
-        unless_too_large(match sides.1.rows.matrix().kind() {
+        match sides.1.rows.matrix().kind() {
             ElementKind::F64 => self.search::<f64>(sides, tables, (buckets, &visited), k, job),
             _ => self.search::<f32>(sides, tables, (buckets, &visited), k, job),
-        })
-    }
-}
-
-/// `None` for what the device has no memory for.
-fn unless_too_large<T>(done: Result<T>) -> Result<Option<T>> {
-    match done {
-        Ok(done) => Ok(Some(done)),
-        Err(Error::DeviceMemory { .. }) => Ok(None),
-        Err(error) => Err(error),
+        }
+        .map(Some)
     }
 }
 
@@ -136,20 +142,27 @@ impl CudaDevice {
         wait_for(gpu, &plain.0.ready)?;
         wait_for(gpu, &plain.1.ready)?;
         let mut search = self.in_buckets((queries, base), tables, buckets, (k, &kernels), job)?;
-        let (rate, dim) = (kernels.among_rate(), search.dim + VISIT);
+        let (rate, dim) = (kernels.buckets_rate(), search.dim + VISIT);
         let mut pace = Pace::default();
         let mut first = 0;
         while first < visited.len() {
             job.check()?;
             let most = rate.of_a_launch() / dim as f64;
-            let (mut end, mut rows) = (first, 0.0);
-            while end < visited.len() && (end == first || rows + visited[end] < most) {
+            // Every warp has a query: fewer take as long.
+            let mut end = visited.len().min(first + search.workers);
+            let mut rows: f64 = visited[first..end].iter().sum();
+            while end < visited.len() && rows + visited[end] < most {
                 rows += visited[end];
                 end += 1;
             }
             let sides = (&plain.0.buffer, &plain.1.buffer);
             kernels.nearest_in_buckets(&gpu.compute, sides, &mut search, first..end)?;
-            pace.launched(&gpu.compute, rate, rows * dim as f64)?;
+            let operations = rows * dim as f64;
+            if end - first < search.workers {
+                pace.launched_at_most(&gpu.compute, rate, operations)?;
+            } else {
+                pace.launched(&gpu.compute, rate, operations)?;
+            }
             first = end;
         }
         let read = sys::failed("cuMemcpyDtoHAsync");
@@ -181,7 +194,7 @@ impl CudaDevice {
         assert!(base_rows == tables.table_rows);
         let words = InBuckets::words(base_rows);
         let (_, warps) = kernels.warps_of_block(k).unwrap_or((0, 1));
-        let fitting = (memory.available() / SHARE_OF_FIELDS) as usize / (4 * words);
+        let fitting = (memory.unused() / SHARE_OF_FIELDS) as usize / (4 * words);
         let wanted = kernels.warps_together().min(queries.next_multiple_of(warps));
         let workers = (wanted.min(fitting) / warps).max(1) * warps;
         let numbers = |numbers: &[u32]| self.send(&[sys::bytes_of(numbers)], job);

@@ -48,8 +48,9 @@ pub(super) struct Kernels {
     pub(super) find_own_buckets: CudaFunction,
     /// Pairs × dimensions per second.
     scan_rate: Arc<Rate>,
-    /// The same of pairs whose rows lie anywhere.
+    /// The same of pairs whose rows lie anywhere, and of those in buckets.
     among_rate: Arc<Rate>,
+    buckets_rate: Arc<Rate>,
     /// Entries × steps of a sort per second, in shared memory and in place.
     merge_rates: [Arc<Rate>; 2],
 }
@@ -168,6 +169,7 @@ impl Kernels {
             find_own_buckets: function(&module, "find_own_buckets")?,
             scan_rate: Arc::new(limits.rate(per_cycle)),
             among_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
+            buckets_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
             merge_rates: MERGE_PENALTIES.map(|slower| Arc::new(limits.rate(per_cycle / slower))),
         };
         allow_shared(&kernels.scan, kernels.scan_shared())?;
@@ -184,6 +186,11 @@ impl Kernels {
     /// Pairs × dimensions per second, of pairs whose rows lie anywhere.
     pub(super) fn among_rate(&self) -> &Arc<Rate> {
         &self.among_rate
+    }
+
+    /// The same of pairs in buckets.
+    pub(super) fn buckets_rate(&self) -> &Arc<Rate> {
+        &self.buckets_rate
     }
 
     /// Entries of such lists × steps of the sort per second.
