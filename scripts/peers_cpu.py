@@ -84,12 +84,12 @@ def sklearn_kmeans(base, k, rounds):
     return KMeans(k, init=start, n_init=1, max_iter=rounds, tol=0, algorithm="lloyd").fit(base)
 
 
-def load_peers(threads):
+def load_peers(threads, simd=""):
     """Import the peers so that each one's BLAS takes its best kernels; return what was loaded.
 
     Settings of the surrounding shell are dropped, since they can name an older processor. FAISS' wheel
     brings an OpenBLAS of 2021 that falls back to SSE on processors made after it, so it alone is told
-    what this one can do; the newer OpenBLAS of scipy, loaded before, decides by itself.
+    what this one can do, or that it has only AVX2; the newer OpenBLAS of scipy, loaded before, decides by itself.
     """
     for name in [name for name in os.environ if name.startswith(("OPENBLAS_", "MKL_", "OMP_"))]:
         del os.environ[name]
@@ -99,7 +99,7 @@ def load_peers(threads):
     import sklearn.neighbors
     flags = cpu_flags()
     if "avx512f" in flags or "avx2" in flags:
-        os.environ["OPENBLAS_CORETYPE"] = "SkylakeX" if "avx512f" in flags else "Haswell"
+        os.environ["OPENBLAS_CORETYPE"] = "SkylakeX" if "avx512f" in flags and simd != "avx2" else "Haswell"
     import faiss
     os.environ.pop("OPENBLAS_CORETYPE", None)
     from threadpoolctl import threadpool_info

@@ -36,6 +36,14 @@ pub(crate) fn on_own_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     done
 }
 
+/// The same where the caller is a worker of such threads: it waits, and works on nothing else meanwhile.
+pub(crate) fn on_other_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| on_own_threads(work)).join();
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
 /// How many tasks run at the same time.
 pub(crate) fn threads() -> usize {
     rayon::current_num_threads()

@@ -135,6 +135,13 @@ impl AnyDevice {
         Self::Cpu(Arc::new(CpuDevice::new()))
     }
 
+    /// The CPU, once with each set of instructions that searches distinguish and this processor has, and
+    /// their names.
+    pub fn cpu_levels() -> Vec<(&'static str, Self)> {
+        let all = CpuDevice::every_level().into_iter();
+        all.map(|(name, device)| (name, Self::Cpu(Arc::new(device)))).collect()
+    }
+
     /// The GPU of this number, with at most `memory` bytes of its memory (0: nearly all that is
     /// free).
     ///

@@ -35,5 +35,12 @@ fn main() {
             trials.push(trial.with_ignored_flag(missing));
         }
     }
+    // Searches on the CPU differ by its instructions.
+    for (level, device) in AnyDevice::cpu_levels().into_iter().skip(1) {
+        for (test, run) in search::trials().into_iter().chain(among::trials()) {
+            let device = device.clone();
+            trials.push(Trial::test(format!("cpu-{level}::{test}"), move || run(&device)));
+        }
+    }
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

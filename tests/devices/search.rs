@@ -310,16 +310,18 @@ fn overflow(device: &AnyDevice) -> Result<(), Failed> {
     for k in [1, 2, 3, 300] {
         check(device, &queries, &base, Metric::InnerProduct, k, None)?;
     }
-    let scaled = |seed, rows, scale: f64| -> Vec<Vec<f64>> {
-        let mut rows = Kind::Normal.rows(seed, rows, 6);
+    let scaled = |seed, rows, (dim, scale): (usize, f64)| {
+        let mut rows = Kind::Normal.rows(seed, rows, dim);
         rows.iter_mut().flatten().for_each(|x| *x *= scale);
         rows
     };
-    for metric in [Metric::InnerProduct, Metric::L2] {
+    for (dim, metric) in
+        [6, 128].into_iter().flat_map(|dim| [Metric::InnerProduct, Metric::L2].map(|of| (dim, of)))
+    {
         for size in [1.0, 1e6, 1e90] {
-            let wide = matrix_f64(&scaled(4, 4000, size), 6, metric);
+            let wide = matrix_f64(&scaled(4, 4000, (dim, size)), dim, metric);
             for scale in [1e-310, 1e-308, 1e-200, 1e-160, 1e99, 1e200, 1e307] {
-                let some = matrix_f64(&scaled(9, 3, scale / 10.0), 6, metric);
+                let some = matrix_f64(&scaled(9, 3, (dim, scale / 10.0)), dim, metric);
                 check(device, &some, &wide, metric, 4, None)?;
                 check(device, &wide.slice(0..3), &some, metric, 2, None)?;
             }

@@ -14,6 +14,7 @@ mod simd;
 
 use std::sync::Arc;
 
+use self::simd::level::Level;
 use super::compose::BySearch;
 use super::contract::{
     Buckets, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
@@ -25,13 +26,26 @@ use crate::job::Job;
 use crate::matrix::Real;
 
 /// The CPU of this machine, with as many threads as rayon's current pool has.
-#[derive(Debug, Default)]
-pub struct CpuDevice {}
+#[derive(Debug)]
+pub struct CpuDevice {
+    level: Level,
+}
 
 impl CpuDevice {
     /// The CPU.
     pub fn new() -> Self {
-        Self {}
+        Self { level: Level::detect() }
+    }
+
+    /// The CPU, once with each set of instructions that searches distinguish and this processor has.
+    pub fn every_level() -> Vec<(&'static str, Self)> {
+        Level::all().into_iter().map(|level| (level.name(), Self { level })).collect()
+    }
+}
+
+impl Default for CpuDevice {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

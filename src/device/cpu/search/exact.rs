@@ -1,12 +1,19 @@
-//! Sums of chosen pairs in the contract's order, a register of them at a time: each is one long
-//! chain of additions, but the chains of different pairs run side by side, one to a lane.
+//! Sums of chosen pairs in the contract's order, several at a time: each is one long chain of
+//! additions, but the chains of different pairs run side by side.
 
-use crate::device::cpu::simd::vnni::{self, Chains, SLAB, Vnni};
-use crate::metric::Sum;
+use pulp::{Simd, WithSimd};
+
+use crate::device::cpu::simd::chains::{SLAB, prefetch};
+use crate::device::cpu::simd::lanes::Lanes;
+use crate::device::cpu::simd::level::{Level, Wide};
+use crate::metric::{Metric, Sum};
+
+/// Pairs whose sums are added up side by side without AVX-512.
+const TOGETHER: usize = 8;
 
 /// Computes the sums of pairs of a query and a base row, by their positions, in this order.
 pub(super) struct Pairs<'a, T, F> {
-    pub sum: Sum,
+    pub metric: Metric,
     pub queries: &'a [T],
     pub base: &'a [T],
     pub dim: usize,
@@ -15,34 +22,66 @@ pub(super) struct Pairs<'a, T, F> {
     pub found: F,
 }
 
-impl<T: Chains, F: FnMut((u32, u32), T)> Pairs<'_, T, F> {
-    pub fn compute(mut self, vnni: Vnni) {
-        let (queries, bases, dim) = (self.queries, self.base, self.dim);
-        let query = |pair: &(u32, u32)| &queries[pair.0 as usize * dim..][..dim];
-        let base = |pair: &(u32, u32)| &bases[pair.1 as usize * dim..][..dim];
+impl<T: Lanes, F: FnMut((u32, u32), T)> Pairs<'_, T, F> {
+    pub fn compute(self, level: Level) {
+        match level.wide().filter(|_| self.metric.sum() != Sum::Absolute) {
+            Some(wide) => self.in_chains(wide),
+            None => level.dispatch(self),
+        }
+    }
+
+    fn query(&self, pair: &(u32, u32)) -> &[T] {
+        &self.queries[pair.0 as usize * self.dim..][..self.dim]
+    }
+
+    fn base(&self, pair: &(u32, u32)) -> &[T] {
+        &self.base[pair.1 as usize * self.dim..][..self.dim]
+    }
+
+    fn in_chains(mut self, wide: Wide) {
         let mut state = T::state();
         let mut chunks = self.pairs.chunks(T::LANES).peekable();
         while let Some(chunk) = chunks.next() {
             if let Some(next) = chunks.peek() {
-                next.iter().for_each(|pair| vnni::prefetch(base(pair)));
+                next.iter().for_each(|pair| prefetch(self.base(pair)));
             }
             state.as_mut().fill(T::ZERO);
-            for first in (0..dim).step_by(SLAB) {
-                let slab = first..dim.min(first + SLAB);
+            for first in (0..self.dim).step_by(SLAB) {
+                let slab = first..self.dim.min(first + SLAB);
                 let rows = |i: usize| {
                     // A partial chunk repeats its last pair.
                     let pair = &chunk[i.min(chunk.len() - 1)];
-                    (&query(pair)[slab.clone()], &base(pair)[slab.clone()])
+                    (&self.query(pair)[slab.clone()], &self.base(pair)[slab.clone()])
                 };
-                match self.sum {
-                    Sum::Squares => T::add_squares(vnni, &mut state, rows),
-                    _ => T::add_products(vnni, &mut state, rows),
+                match self.metric.sum() {
+                    Sum::Squares => T::add_squares(wide, &mut state, rows),
+                    _ => T::add_products(wide, &mut state, rows),
                 }
             }
-            chunk
-                .iter()
-                .zip(state.as_mut().iter())
-                .for_each(|(pair, sum)| (self.found)(*pair, *sum));
+            let sums = chunk.iter().zip(state.as_mut().iter());
+            sums.for_each(|(pair, sum)| (self.found)(*pair, *sum));
+        }
+    }
+}
+
+impl<T: Lanes, F: FnMut((u32, u32), T)> WithSimd for Pairs<'_, T, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, _: S) {
+        let metric = self.metric;
+        for chunk in self.pairs.chunks(TOGETHER) {
+            // Of a last few, some are computed more than once.
+            let pair = |i: usize| &chunk[i.min(chunk.len() - 1)];
+            let queries: [&[T]; TOGETHER] = std::array::from_fn(|i| self.query(pair(i)));
+            let bases: [&[T]; TOGETHER] = std::array::from_fn(|i| self.base(pair(i)));
+            let mut sums = [T::ZERO; TOGETHER];
+            for j in 0..self.dim {
+                for i in 0..TOGETHER {
+                    sums[i] = metric.add_to_sum(sums[i], queries[i][j], bases[i][j]);
+                }
+            }
+            chunk.iter().zip(sums).for_each(|(pair, sum)| (self.found)(*pair, sum));
         }
     }
 }

@@ -1,17 +1,25 @@
 //! The layouts of base rows, each with its arithmetic, and which of them suits which rows.
 
+use std::sync::{Mutex, OnceLock};
+
 use super::bits::Bits;
-use super::direct::Direct;
+use super::panels::Panels;
 use super::quantised::Quantised;
 use super::sets::Tokens;
 use super::sink::Sink;
 use super::traversal::{Arithmetic, Block, Visit};
 use crate::device::contract::Work;
 use crate::device::cpu::simd::lanes::Lanes;
-use crate::error::Result;
+use crate::device::cpu::simd::level::Level;
+use crate::device::cpu::simd::sweep::Width;
+use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::Metric;
+use crate::parallel::on_other_threads;
+
+/// Whole numbers that rows are rounded to, the coarsest first.
+const WIDTHS: [Width; 2] = [Width::Eight, Width::Sixteen];
 
 /// Base rows in the layout that suits their dimension and metric.
 #[derive(Debug)]
@@ -24,11 +32,11 @@ pub(super) enum BaseLayout {
 
 impl BaseLayout {
     /// Lays rows out, within the job's budget.
-    pub fn new(rows: &Rows, metric: Metric, job: &Job) -> Result<Self> {
-        Ok(if let Some(values) = rows.reals::<f32>() {
-            Self::F32(Layout::new(rows, values, metric, job)?)
-        } else if let Some(values) = rows.reals::<f64>() {
-            Self::F64(Layout::new(rows, values, metric, job)?)
+    pub fn new(rows: &Rows, (metric, level): (Metric, Level), job: &Job) -> Result<Self> {
+        Ok(if rows.reals::<f32>().is_some() {
+            Self::F32(Layout::new(rows, (metric, level), &WIDTHS, job)?)
+        } else if rows.reals::<f64>().is_some() {
+            Self::F64(Layout::new(rows, (metric, level), &WIDTHS, job)?)
         } else if rows.sets().is_some() {
             Self::Sets(Tokens::new(rows, job)?)
         } else {
@@ -37,28 +45,75 @@ impl BaseLayout {
     }
 }
 
+/// Rows of numbers in the layouts that they need: the first that suits them, and others once many pairs
+/// pass in those before.
+#[derive(Debug)]
+pub(super) struct Layout<T> {
+    rows: Rows,
+    metric: Metric,
+    level: Level,
+    layouts: [OnceLock<Made<T>>; 3],
+    making: Mutex<()>,
+}
+
 /// A layout of rows of numbers.
 #[derive(Debug)]
-pub(super) enum Layout<T> {
-    Quantised(Box<Quantised<T>>),
-    Direct(Direct<T>),
+enum Made<T> {
+    Quantised(Box<Quantised>),
+    Panels(Panels<T>),
 }
 
 impl<T: Lanes> Layout<T> {
-    fn new(rows: &Rows, values: &[T], metric: Metric, job: &Job) -> Result<Self> {
-        Ok(match Quantised::try_new(rows, values, metric, job)? {
-            Some(quantised) => Self::Quantised(Box::new(quantised)),
-            None => Self::Direct(Direct::new(rows, values, metric, job)?),
-        })
+    /// Whole numbers of these widths are tried, the first that suits right now.
+    fn new(
+        rows: &Rows,
+        (metric, level): (Metric, Level),
+        widths: &[Width],
+        job: &Job,
+    ) -> Result<Self> {
+        let layouts = std::array::from_fn(|_| OnceLock::new());
+        let layout = Self { rows: rows.clone(), metric, level, layouts, making: Mutex::default() };
+        let first = layout.make(widths, job)?;
+        let _ = layout.layouts[0].set(first);
+        Ok(layout)
+    }
+
+    /// The first of these widths that suits, or panels.
+    fn make(&self, widths: &[Width], job: &Job) -> Result<Made<T>> {
+        let values = self.rows.reals().unwrap_or_default();
+        for width in widths {
+            let of = (self.metric, self.level, *width);
+            if let Some(quantised) = Quantised::try_new(&self.rows, values, of, job)? {
+                return Ok(Made::Quantised(Box::new(quantised)));
+            }
+        }
+        Ok(Made::Panels(Panels::new(&self.rows, values, job)?))
+    }
+
+    /// Whether there is a layout of this number, for rows that do not suit whole numbers of this width;
+    /// makes it if it may, and there is memory, on other threads: while one of these waits for a part, it works on
+    /// another task. Does not wait for others that make it.
+    fn has(&self, number: usize, coarser: Width, may_make: bool, job: &Job) -> Result<bool> {
+        let layout = &self.layouts[number];
+        if layout.get().is_some() || !may_make {
+            return Ok(layout.get().is_some());
+        }
+        let Ok(_only) = self.making.try_lock() else { return Ok(false) };
+        if layout.get().is_some() {
+            return Ok(true);
+        }
+        let finer = if coarser == Width::Eight { &WIDTHS[1..] } else { &[] };
+        match on_other_threads(|| self.make(finer, job)) {
+            Ok(made) => Ok(layout.set(made).is_ok()),
+            Err(Error::HostMemory { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }
 
 impl<T: Lanes> Arithmetic<T> for Layout<T> {
     fn rows(&self) -> usize {
-        match self {
-            Self::Quantised(base) => base.rows(),
-            Self::Direct(base) => base.rows(),
-        }
+        self.rows.len()
     }
 
     fn scan<K: Sink<T>>(
@@ -67,10 +122,25 @@ impl<T: Lanes> Arithmetic<T> for Layout<T> {
         visit: &Visit<'_>,
         sinks: &mut [K],
     ) -> Result<Work> {
-        match self {
-            Self::Quantised(base) => base.scan(queries, visit, sinks),
-            Self::Direct(base) => base.scan(queries, visit, sinks),
+        let (mut all, mut visit) = (Work::default(), visit.clone());
+        for (number, layout) in self.layouts.iter().enumerate() {
+            match layout.get() {
+                Some(Made::Quantised(base)) => {
+                    let width = base.width();
+                    let next = |may_make| self.has(number + 1, width, may_make, visit.job);
+                    let (work, left) = base.scan(queries, &visit, sinks, &next)?;
+                    all += work;
+                    let Some(left) = left else { break };
+                    visit = left;
+                }
+                Some(Made::Panels(base)) => {
+                    all += base.scan(queries, &visit, sinks)?;
+                    break;
+                }
+                None => unreachable!("rows are left to a layout that is there"),
+            }
         }
+        Ok(all)
     }
 }
 
@@ -132,22 +202,20 @@ mod tests {
             let reach = dim as f32 / 7.0;
             let job = Job::default();
             let call = Call { metric, pairing: &Pairing::default(), job: &job };
-            let quantised = BaseLayout::new(&base, metric, &job).unwrap();
-            let BaseLayout::F32(quantised) = quantised else { panic!("rows of f32") };
-            let direct = Direct::new(&base, &values, metric, &job).unwrap();
-            let mut found = vec![Within { reach, rows: Vec::new() }; queries.len()];
-            let mut found_directly = found.clone();
-            traversal::run(&quantised, &queries, &call, &mut found).unwrap();
-            traversal::run(&direct, &queries, &call, &mut found_directly).unwrap();
-            for (q, sinks) in found.into_iter().zip(found_directly).enumerate() {
-                let sum = |row: usize| {
-                    metric.sum_of(&values[q * dim..][..dim], &values[row * dim..][..dim])
-                };
-                let wanted: Vec<u32> =
-                    (0..rows).filter(|row| sum(*row) <= reach).map(|row| row as u32).collect();
-                for mut sink in [sinks.0, sinks.1] {
+            for (level, first) in
+                Level::all().into_iter().flat_map(|level| [0, 1, 2].map(|first| (level, first)))
+            {
+                let layout = Layout::new(&base, (metric, level), &WIDTHS[first..], &job).unwrap();
+                let mut found = vec![Within { reach, rows: Vec::new() }; queries.len()];
+                traversal::run(&layout, &queries, &call, &mut found).unwrap();
+                for (q, mut sink) in found.into_iter().enumerate() {
+                    let sum = |row: usize| {
+                        metric.sum_of(&values[q * dim..][..dim], &values[row * dim..][..dim])
+                    };
+                    let wanted: Vec<u32> =
+                        (0..rows).filter(|row| sum(*row) <= reach).map(|row| row as u32).collect();
                     sink.rows.sort_unstable();
-                    assert_eq!(sink.rows, wanted, "query {q} of {rows} × {dim}");
+                    assert_eq!(sink.rows, wanted, "query {q} of {rows} × {dim}, {level:?}");
                 }
             }
         }

@@ -3,19 +3,16 @@
 //! | module | job |
 //! |---|---|
 //! | `traversal` | which pairs, in which order, on which threads |
-//! | `layout` | base rows and their arithmetic: `quantised` (8 bits decide which pairs to compute), `direct` (`product`, `panels`), `bits`, `sets` (tokens decide) |
+//! | `layout` | base rows and their arithmetic: `quantised` (8 or 16 bits decide which pairs to compute), `panels`, `bits`, `sets` (tokens decide) |
 //! | `sink` | what for: the k nearest |
 //! | `nearest`, `among` | shapes of their own: few base rows, chosen pairs |
 
 mod among;
 mod bits;
-mod bounds;
-mod direct;
 mod exact;
 mod layout;
 mod nearest;
 mod panels;
-mod product;
 mod quantised;
 mod sets;
 mod sink;
@@ -30,6 +27,7 @@ use self::sink::{Neighbor, Selection};
 use self::traversal::Call;
 use super::CpuDevice;
 use super::simd::lanes::Lanes;
+use super::simd::level::Level;
 use crate::device::contract::{
     Candidates, Capacity, Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape,
     Work,
@@ -47,6 +45,7 @@ const BLOCK_QUERIES: usize = 1 << 16;
 pub struct CpuRows {
     rows: Rows,
     metric: Metric,
+    level: Level,
     base: OnceLock<BaseLayout>,
 }
 
@@ -68,7 +67,7 @@ impl CpuRows {
         if let Some(base) = self.base.get() {
             return Ok(base);
         }
-        let base = BaseLayout::new(&self.rows, self.metric, job)?;
+        let base = BaseLayout::new(&self.rows, (self.metric, self.level), job)?;
         Ok(self.base.get_or_init(|| base))
     }
 }
@@ -85,7 +84,7 @@ impl SearchDevice for CpuDevice {
     }
 
     fn rows(&self, rows: &Rows, metric: Metric) -> CpuRows {
-        CpuRows { rows: rows.clone(), metric, base: OnceLock::new() }
+        CpuRows { rows: rows.clone(), metric, level: self.level, base: OnceLock::new() }
     }
 
     fn slice(&self, rows: &CpuRows, range: Range<usize>) -> CpuRows {
@@ -186,7 +185,7 @@ impl SearchDevice for CpuDevice {
         job: &Job,
     ) -> Result<Distances> {
         candidates.check(queries.rows.len(), base.rows.len())?;
-        among::among(&queries.rows, &base.rows, queries.metric, candidates, job)
+        among::among(&queries.rows, &base.rows, queries.metric, (candidates, self.level), job)
     }
 }
 

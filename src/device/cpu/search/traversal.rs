@@ -18,8 +18,7 @@ use crate::metric::Metric;
 /// Queries in a task.
 const TASK_QUERIES: usize = 256;
 
-/// Base rows in a block, the unit that tasks and layouts share. With a task's queries, their products
-/// in f32 take 1 MiB, an L2 cache.
+/// Base rows in a block, the unit that tasks and layouts share.
 pub(super) const BLOCK_ROWS: usize = 1024;
 
 /// The parameters that all tasks of a call share.
@@ -84,6 +83,11 @@ impl Visit<'_> {
     /// The rest of the visit after this position.
     pub fn after(&self, position: usize) -> Self {
         Self { positions: position + 1..self.positions.end, ..self.clone() }
+    }
+
+    /// Whether it visits no block.
+    pub fn is_empty(&self) -> bool {
+        self.positions.is_empty()
     }
 
     /// The base rows of a block.

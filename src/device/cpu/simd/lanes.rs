@@ -2,12 +2,10 @@
 
 use pulp::Simd;
 
-use super::vnni::Chains;
+use super::chains::Chains;
 
 /// Element types of which a [`Simd`] register holds several.
-pub(in crate::device::cpu) trait Lanes:
-    Chains + faer::traits::ComplexField
-{
+pub(in crate::device::cpu) trait Lanes: Chains {
     /// A register.
     type Vector<S: Simd>: Copy;
 

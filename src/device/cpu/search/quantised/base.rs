@@ -1,14 +1,14 @@
-//! Base rows in 8 bits.
+//! Base rows in 8 or 16 bits.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rayon::prelude::*;
 
 use super::query::{Bound, Query};
-use super::scale::{LARGEST, ONE_OUTLIER_IN, Scale, TOGETHER, square};
-use crate::device::cpu::search::direct::Direct;
+use super::scale::{ONE_OUTLIER_IN, Rounded, Scale, TOGETHER, square};
 use crate::device::cpu::simd::lanes::Lanes;
-use crate::device::cpu::simd::vnni::{GROUP, Group, ROWS, Starts, Vnni};
+use crate::device::cpu::simd::level::Level;
+use crate::device::cpu::simd::sweep::{Group, ROWS, Starts, Width};
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::matrix::{Real, Rows};
@@ -23,31 +23,50 @@ const LEAST_ROWS: usize = 256;
 /// Panels that a thread prepares together.
 const PANELS_TOGETHER: usize = TOGETHER / ROWS;
 
-/// Base rows, and the same rounded to 8 bits.
+/// Base rows, and the same rounded to whole numbers.
 #[derive(Debug)]
-pub(in crate::device::cpu::search) struct Quantised<T> {
+pub(in crate::device::cpu::search) struct Quantised {
     pub(super) rows: Rows,
     pub(super) metric: Metric,
-    pub(super) vnni: Vnni,
+    pub(super) level: Level,
     pub(super) scale: Scale,
     pub(super) groups: Vec<Group>,
     pub(super) starts: Vec<Starts>,
-    /// How much shorter each row's residual is than the longest (its slack), in steps.
-    pub(super) slack: Vec<[f32; ROWS]>,
-    pub(super) most_slack: f64,
     /// For each panel, a bit for each row that is decided by its sum.
     pub(super) decided: Vec<u64>,
     /// For each panel, a bit for each row of odd square, whose start lost a half.
     pub(super) odd_norm: Vec<u64>,
     /// Rows that are always computed, ascending.
     pub(super) outliers: Vec<u32>,
-    /// The lengths of the longest residual and of the longest row among the others.
+    /// The longest residual, and the longest row among the others, from the origin and from the centre.
     pub(super) residual: f64,
     pub(super) norm: f64,
-    /// The layout for rows that 8 bits do not separate well enough.
-    pub(super) fallback: OnceLock<Direct<T>>,
-    pub(super) making_fallback: Mutex<()>,
+    pub(super) length: f64,
+    /// How many tasks were left to the next layout, and were not.
+    pub(super) tasks: Tasks,
     reserved: Reserved,
+}
+
+/// How many tasks were left to the next layout, and how many were not: what is faster for most of them is
+/// taken from the beginning.
+#[derive(Debug, Default)]
+pub(super) struct Tasks {
+    left: AtomicU32,
+    finished: AtomicU32,
+    skipped: AtomicU32,
+}
+
+impl Tasks {
+    pub(super) fn count(&self, is_left: bool) {
+        let counter = if is_left { &self.left } else { &self.finished };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Once in a while a task tries again.
+    pub(super) fn are_mostly_left(&self) -> bool {
+        let are_left = self.left.load(Ordering::Relaxed) > self.finished.load(Ordering::Relaxed);
+        are_left && self.skipped.fetch_add(1, Ordering::Relaxed) % 64 != 63
+    }
 }
 
 /// Some panels that are being filled.
@@ -56,8 +75,6 @@ struct Panels<'a> {
     starts: &'a mut [Starts],
     decided: &'a mut [u64],
     odd_norm: &'a mut [u64],
-    /// For each row that is not an outlier, the length of its rounding residual.
-    residuals: &'a mut [f64],
 }
 
 /// Statistics of the rows of some panels.
@@ -67,6 +84,7 @@ struct Filled {
     outliers: Vec<usize>,
     residual: f64,
     norm: f64,
+    length: f64,
 }
 
 impl Panels<'_> {
@@ -76,76 +94,74 @@ impl Panels<'_> {
         scale: &Scale,
         (dim, words, squares): (usize, usize, bool),
     ) -> Filled {
-        let usual = scale.usual_residual();
-        let mut filled = Filled::default();
+        let (mut filled, mut numbers) = (Filled::default(), Vec::with_capacity(dim));
         for (row, values) in values.chunks_exact(dim).enumerate() {
-            let rounded = scale.round(values, scale.step);
+            let rounded = scale.round(values, (&scale.centre, scale.step), &mut numbers);
             let (panel, lane) = (row / ROWS, row % ROWS);
-            for (group, values) in
-                self.groups[panel * words..][..words].iter_mut().zip(rounded.values.chunks(GROUP))
-            {
-                for (slot, value) in group.0[lane].iter_mut().zip(values) {
-                    *slot = (i16::from(*value) + 128) as u8;
-                }
+            let is_outlier = scale.is_outlier(&rounded);
+            if is_outlier {
+                // Its products could leave 32 bits.
+                numbers.fill(0);
+            }
+            let groups = &mut self.groups[panel * words..][..words];
+            for (group, word) in groups.iter_mut().zip(scale.words(&numbers, true)) {
+                group.0[lane] = word;
             }
             if squares {
-                let square = square(&rounded.values);
-                self.starts[panel].0[lane] = -(square / 2);
+                let square = square(&numbers);
+                self.starts[panel].0[lane] = -(square / 2) as i32;
                 self.odd_norm[panel] |= u64::from(square % 2 == 1) << lane;
             }
-            if rounded.residual > usual + 1e-9 * rounded.norm {
+            if is_outlier {
                 filled.outliers.push(row);
             } else {
                 self.decided[panel] |= 1 << lane;
-                self.residuals[row] = rounded.residual;
                 filled.residual = filled.residual.max(rounded.residual);
                 filled.norm = filled.norm.max(rounded.norm);
+                filled.length = filled.length.max(rounded.length);
             }
         }
         filled
     }
 }
 
-impl<T: Lanes> Quantised<T> {
+impl Quantised {
     /// `None` if this layout does not suit these rows, or this processor.
-    pub(in crate::device::cpu::search) fn try_new(
+    pub(in crate::device::cpu::search) fn try_new<T: Lanes>(
         rows: &Rows,
         values: &[T],
-        metric: Metric,
+        (metric, level, width): (Metric, Level, Width),
         job: &Job,
     ) -> Result<Option<Self>> {
         let (dim, sum) = (rows.matrix().dim(), metric.sum());
         let fits = (LEAST_DIM..=MOST_DIM).contains(&dim) && rows.len() >= LEAST_ROWS;
-        if !fits || sum == Sum::Absolute {
+        if !fits || sum == Sum::Absolute || !level.has(width) {
             return Ok(None);
         }
-        let Some(vnni) = Vnni::detect() else { return Ok(None) };
-        let words = dim.div_ceil(GROUP);
+        let words = dim.div_ceil(width.per_word());
         let panels = rows.len().div_ceil(ROWS);
-        let of_panel = words * size_of::<Group>() + 2 * size_of::<Starts>() + 2 * size_of::<u64>();
+        let of_panel = words * size_of::<Group>() + size_of::<Starts>() + 2 * size_of::<u64>();
         // During construction, also one number for each row.
         let of_rows = rows.len() * size_of::<f64>();
-        let reserved = job.reserve("base rows in 8 bits", panels * of_panel + of_rows)?;
-        let scale = Scale::new(values, dim, sum, job)?;
-        if !(1e-100..1e100).contains(&scale.step) {
+        let reserved = job.reserve("base rows in whole numbers", panels * of_panel + of_rows)?;
+        let scale = Scale::new(values, dim, (sum, width), job)?;
+        let Some(scale) = scale.filter(|scale| (1e-100..1e100).contains(&scale.step)) else {
             return Ok(None);
-        }
+        };
         let mut quantised = Self {
             rows: rows.clone(),
             metric,
-            vnni,
-            groups: vec![Group([[0; GROUP]; ROWS]); panels * words],
+            level,
+            groups: vec![Group([[0; 4]; ROWS]); panels * words],
             starts: vec![Starts([0; ROWS]); panels],
-            slack: vec![[0.0; ROWS]; panels],
-            most_slack: 0.0,
             decided: vec![0; panels],
             odd_norm: vec![0; panels],
             outliers: Vec::new(),
             residual: 0.0,
             norm: 0.0,
+            length: 0.0,
             scale,
-            fallback: OnceLock::new(),
-            making_fallback: Mutex::default(),
+            tasks: Tasks::default(),
             reserved,
         };
         quantised.fill(values, dim, words, job)?;
@@ -154,108 +170,119 @@ impl<T: Lanes> Quantised<T> {
         Ok((quantised.outliers.len() <= few).then_some(quantised))
     }
 
-    fn fill(&mut self, values: &[T], dim: usize, words: usize, job: &Job) -> Result<()> {
-        let mut residuals = vec![0.0; values.len() / dim];
+    /// The width of its numbers.
+    pub(in crate::device::cpu::search) fn width(&self) -> Width {
+        self.scale.width
+    }
+
+    fn fill<T: Lanes>(&mut self, values: &[T], dim: usize, words: usize, job: &Job) -> Result<()> {
         let (scale, squares) = (&self.scale, self.metric.sum() == Sum::Squares);
         let groups = self.groups.par_chunks_mut(PANELS_TOGETHER * words);
         let starts = self.starts.par_chunks_mut(PANELS_TOGETHER);
         let bits = (self.decided.par_chunks_mut(PANELS_TOGETHER))
             .zip(self.odd_norm.par_chunks_mut(PANELS_TOGETHER));
-        let rows = (values.par_chunks(PANELS_TOGETHER * ROWS * dim))
-            .zip(residuals.par_chunks_mut(PANELS_TOGETHER * ROWS));
+        let rows = values.par_chunks(PANELS_TOGETHER * ROWS * dim);
         let parts = groups.zip(starts).zip(bits).zip(rows);
-        let parts = parts.map(|(((groups, starts), (decided, odd_norm)), (values, residuals))| {
+        let parts = parts.map(|(((groups, starts), (decided, odd_norm)), values)| {
             job.check()?;
-            let panels = Panels { groups, starts, decided, odd_norm, residuals };
+            let panels = Panels { groups, starts, decided, odd_norm };
             Ok(panels.fill(values, scale, (dim, words, squares)))
         });
         let parts: Vec<_> = parts.collect::<Result<_>>()?;
-        for (part, Filled { outliers, residual, norm }) in parts.into_iter().enumerate() {
+        for (part, Filled { outliers, residual, norm, length }) in parts.into_iter().enumerate() {
             let first = part * PANELS_TOGETHER * ROWS;
             self.outliers.extend(outliers.into_iter().map(|row| (first + row) as u32));
             (self.residual, self.norm) = (self.residual.max(residual), self.norm.max(norm));
-        }
-        for (row, residual) in
-            residuals.into_iter().enumerate().filter(|(_, residual)| *residual > 0.0)
-        {
-            let slack = (self.residual - residual) / self.scale.step;
-            self.most_slack = self.most_slack.max(slack);
-            self.slack[row / ROWS][row % ROWS] = (slack * (1.0 - 1e-6)) as f32;
+            self.length = self.length.max(length);
         }
         Ok(())
     }
 
-    /// The layout for rows that 8 bits do not separate well enough. Made on threads of its own:
-    /// rayon's may wait for it here.
-    pub(super) fn fallback(&self, job: &Job) -> Result<&Direct<T>> {
-        if let Some(made) = self.fallback.get() {
-            return Ok(made);
-        }
-        let _only = self.making_fallback.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(made) = self.fallback.get() {
-            return Ok(made);
-        }
-        let values = self.rows.reals().unwrap_or_default();
-        let made = Direct::new(&self.rows, values, self.metric, job)?;
-        Ok(self.fallback.get_or_init(|| made))
-    }
-
-    pub(super) fn query(&self, values: &[T]) -> Query {
-        let squares = self.metric.sum() == Sum::Squares;
-        let largest = values.iter().fold(0.0f64, |m, x| m.max(x.to_f64().abs()));
-        let own = if largest > 0.0 { largest / LARGEST } else { 1.0 };
-        let step = if squares { self.scale.step } else { own };
-        let rounded = self.scale.round(values, step);
-        let square = f64::from(square(&rounded.values));
-        let sum: i32 = rounded.values.iter().map(|x| i32::from(*x)).sum();
+    /// Rounds a query, and appends its words.
+    pub(super) fn query<T: Lanes>(&self, values: &[T], words: &mut Vec<i32>) -> Query {
+        let (scale, squares) = (&self.scale, self.metric.sum() == Sum::Squares);
+        let step = if squares { scale.step } else { scale.step_of(values) };
+        let mut numbers = Vec::with_capacity(values.len());
+        let rounded = scale.round(values, (&scale.of_queries, step), &mut numbers);
         // Whole numbers below 2⁵³ add up exactly; x − c would be rounded, and a tiny difference from
         // a whole number be lost.
-        let as_is = |((value, x), c): ((&i8, &T), &f64)| c + f64::from(*value) == x.to_f64();
-        let integral = self.scale.integral
-            && rounded.values.iter().zip(values).zip(&self.scale.centre).all(as_is);
-        let words = rounded.values.chunks(GROUP).map(|chunk| {
-            let mut word = [0; GROUP];
-            word.iter_mut().zip(chunk).for_each(|(slot, value)| *slot = *value as u8);
-            i32::from_le_bytes(word)
-        });
-        // The rounding error of the contract's own sum, relative and, near zero, absolute.
-        let d = values.len() as f64 + 8.0;
-        let relative = d * T::EPSILON.to_f64();
-        let absolute = 4.0 * d * T::MIN_POSITIVE.to_f64() * T::EPSILON.to_f64();
-        let bound = if squares {
-            Bound::Squares {
-                factor: 1.0 + relative,
-                apart: (rounded.residual + absolute.sqrt()) / step,
-                residual: self.residual / step,
-                inverse: 1.0 / step,
-                square,
-            }
+        let as_is = |((value, x), c): ((&i16, &T), &f64)| c + f64::from(*value) == x.to_f64();
+        let integral = scale.integral && numbers.iter().zip(values).zip(&scale.centre).all(as_is);
+        let square = square(&numbers) as f64;
+        let rounding = Rounding::of::<T>(values.len() as f64);
+        let bound = if scale.is_too_long(&rounded, step) {
+            Bound::None
+        } else if squares {
+            rounding.squares(self, (&rounded, square))
         } else {
-            let length = square.sqrt() * step * (1.0 + 1e-9);
-            let most = rounded.norm * self.norm;
-            let apart =
-                rounded.residual * self.norm + length * self.residual + relative * most + absolute;
-            let inverse = 1.0 / (step * self.scale.step);
-            // There is no bound on a sum that may overflow on its way, nor on one of a query whose
-            // length was lost because its squares underflow in float64.
-            let has_length = (1e-100..1e100).contains(&step);
-            if has_length
-                && most < T::MAX.to_f64() / 4.0
-                && apart.is_finite()
-                && inverse.is_normal()
-            {
-                Bound::Products { apart, inverse }
-            } else {
-                Bound::None
-            }
+            let of_centre = values.iter().zip(&scale.centre).map(|(q, c)| q.to_f64() * c).sum();
+            rounding.products(self, (&rounded, square, step), of_centre)
         };
+        let has_bound = !matches!(bound, Bound::None);
+        if !has_bound {
+            // Its products could leave 32 bits.
+            numbers.fill(0);
+        }
+        words.extend(scale.words(&numbers, false).map(i32::from_le_bytes));
+        let sum: i64 = numbers.iter().map(|x| i64::from(*x)).sum();
         Query {
-            words: words.collect(),
-            offset: 128.0 * f64::from(sum),
-            integral: integral.then_some(square),
+            offset: scale.offset() * sum as f64,
+            integral: (integral && has_bound).then_some(square),
+            far: squares && scale.is_far(&rounded, step),
+            known: (f64::NAN, i32::MIN),
             bound,
-            known: (f64::NAN, f64::NAN),
-            far: rounded.residual > 4.0 * self.scale.usual_residual() && squares,
+        }
+    }
+}
+
+/// The rounding error of the contract's own sum, relative and, near zero, absolute.
+struct Rounding {
+    dim: f64,
+    relative: f64,
+    absolute: f64,
+    largest: f64,
+}
+
+impl Rounding {
+    fn of<T: Real>(dim: f64) -> Self {
+        let (dim, largest) = (dim + 8.0, T::MAX.to_f64());
+        let relative = dim * T::EPSILON.to_f64();
+        let absolute = 4.0 * dim * T::MIN_POSITIVE.to_f64() * T::EPSILON.to_f64();
+        Self { dim, relative, absolute, largest }
+    }
+
+    fn squares(self, base: &Quantised, (query, square): (&Rounded, f64)) -> Bound {
+        let step = base.scale.step;
+        Bound::Squares {
+            factor: 1.0 + self.relative,
+            apart: (query.residual + self.absolute.sqrt()) / step,
+            residual: base.residual / step,
+            inverse: 1.0 / step,
+            square,
+        }
+    }
+
+    fn products(
+        self,
+        base: &Quantised,
+        (query, square, step): (&Rounded, f64, f64),
+        of_centre: f64,
+    ) -> Bound {
+        let length = square.sqrt() * step * (1.0 + 1e-9);
+        let most = query.norm * base.norm;
+        let apart = query.residual * base.length
+            + length * base.residual
+            + self.relative * most
+            + self.dim * 1e-15 * query.norm * base.scale.centre_norm
+            + self.absolute;
+        let inverse = 1.0 / (step * base.scale.step);
+        // There is no bound on a sum that may overflow on its way, nor on one of a query whose
+        // length was lost because its squares underflow in float64.
+        let has_length = (1e-100..1e100).contains(&step);
+        if has_length && most < self.largest / 4.0 && apart.is_finite() && inverse.is_normal() {
+            Bound::Products { apart, inverse, of_centre }
+        } else {
+            Bound::None
         }
     }
 }

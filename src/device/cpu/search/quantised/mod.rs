@@ -1,80 +1,96 @@
-//! Rows in 8 bits decide which pairs are worth computing; those are then computed exactly.
+//! Rows in whole numbers decide which pairs are worth computing; those are then computed exactly.
 //!
-//! With a centre c and a step t, a row x is `c + t x̂ + e`, x̂ being whole numbers from −127 to 127
-//! and e a residual of known length r. Products of such rows are exact in integers, four dimensions
-//! and sixteen rows to an instruction, and closely bound the sums of the original rows:
+//! With a centre c and a step t, a row x is `c + t x̂ + e`, x̂ being whole numbers and e a residual of known
+//! length r. Products of such rows are exact in integers, and closely bound the sums of the original rows:
 //!
 //! - squares: `‖q − x‖ ≥ t ‖q̂ − x̂‖ − r_q − r_x` by the triangle inequality;
-//! - products (c = 0, the query with a step t_q of its own):
-//!   `|q·x − t_q t q̂·x̂| ≤ r_q ‖x‖ + ‖t_q q̂‖ r_x` by Cauchy and Schwarz.
+//! - products (the query with a step t_q of its own and no centre):
+//!   `|q·x − q·c − t_q t q̂·x̂| ≤ r_q ‖x − c‖ + ‖t_q q̂‖ r_x` by Cauchy and Schwarz.
 //!
-//! A pair whose bound is beyond the reach of its query's sink is discarded; every other one gets
-//! its sum in the contract's order. The test is one comparison per pair, with the largest residual of
-//! all rows; a row's slack (the largest residual minus its own) is folded into its sum's initial
-//! value. The few rows outside the range that 8 bits cover are kept aside and always computed. Where
-//! the residuals are not small compared with the distances that matter, too many pairs pass: the rows
-//! not yet visited are then left to another layout.
+//! A pair whose bound is beyond the reach of its query's sink is discarded; the test is one comparison, with the
+//! largest residual of all rows. Others are kept. A kept pair's bounds say how far away it is at most, and so
+//! which others cannot be among the nearest; in the end hardly more pairs than were asked for get their sums in
+//! the contract's order. The few rows outside the range that is covered are set aside and always computed.
+//!
+//! | numbers | of | products |
+//! |---|---|---|
+//! | 8 bits | rows that are whole numbers of 8 bits, with VNNI | four dimensions and sixteen rows to an instruction |
+//! | 16 bits | lengths with which no sum leaves 32 bits | half as many |
+//!
+//! Where the residuals are not small compared with the distances that matter, too many pairs pass: the
+//! rows not yet visited are then left to the next layout, after 8 bits 16, after those direct
+//! differences.
 
 mod base;
+mod kept;
 mod query;
 mod scale;
 mod search;
 
 pub(super) use self::base::Quantised;
-use self::query::Tightened;
+use self::kept::Kept;
 use self::search::Search;
 use super::sink::Sink;
-use super::traversal::{Arithmetic, BLOCK_ROWS, Block, Visit};
+use super::traversal::{BLOCK_ROWS, Block, Visit};
 use crate::device::contract::Work;
 use crate::device::cpu::simd::lanes::Lanes;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
-/// If more than one in this many pairs passes, another layout is faster.
+/// If more than one in this many pairs is computed, the next layout is faster.
 const ONE_PASSES_IN: u64 = 32;
 
-impl<T: Lanes> Arithmetic<T> for Quantised<T> {
-    fn rows(&self) -> usize {
-        self.rows.len()
-    }
+/// From this many queries of a task on, making another layout pays.
+const WORTH_ANOTHER: usize = 64;
 
-    fn scan<K: Sink<T>>(
+/// Whether the layout that rows are left to is there; with `true`, it may be made.
+type IsThere<'a> = &'a dyn Fn(bool) -> Result<bool>;
+
+impl Quantised {
+    /// Offers all pairs of the queries with the visited blocks, if they are within reach, to the
+    /// queries' sinks; returns the rest of the visit if it is left to the next layout.
+    pub fn scan<'a, T: Lanes, K: Sink<T>>(
         &self,
         queries: &Block<'_, T>,
-        visit: &Visit<'_>,
+        visit: &Visit<'a>,
         sinks: &mut [K],
-    ) -> Result<Work> {
+        next: IsThere<'_>,
+    ) -> Result<(Work, Option<Visit<'a>>)> {
         let dim = self.rows.matrix().dim();
-        let rounded: Vec<_> = queries.values.chunks_exact(dim).map(|q| self.query(q)).collect();
-        if rounded.iter().filter(|query| query.far).count() > sinks.len() / 16 {
-            return self.fallback(visit.job)?.scan(queries, visit, sinks);
+        let mut words = Vec::new();
+        let each = queries.values.chunks_exact(dim);
+        let rounded: Vec<_> = each.map(|values| self.query(values, &mut words)).collect();
+        let far = rounded.iter().filter(|query| query.far).count();
+        let may_make = sinks.len() >= WORTH_ANOTHER;
+        if (far > sinks.len() / 16 || self.tasks.are_mostly_left()) && next(may_make)? {
+            return Ok((Work::default(), Some(visit.clone())));
         }
-        let (passed, hits, sums) = (Vec::new(), Vec::new(), Vec::new());
-        let (starts, tightened) = (Vec::new(), Tightened::default());
-        let mut search = Search {
-            base: self,
-            queries,
-            visit,
-            rounded,
-            starts,
-            tightened,
-            passed,
-            hits,
-            sums,
-            sinks,
+        let most = sinks[0].most();
+        let bytes = sinks.len() * Kept::bytes(most, self.rows.len());
+        let reserved = match visit.job.reserve("candidates", bytes) {
+            Err(Error::HostMemory { .. }) => None,
+            reserved => Some(reserved?),
         };
+        let packed = self.level.pack(&words, words.len() / sinks.len());
+        let mut search =
+            Search::new(self, (queries, visit), (rounded, packed), (sinks, reserved.is_some()));
         let mut work = Work::default();
-        let most = search.sinks[0].most().saturating_add(BLOCK_ROWS).saturating_mul(4);
+        let most = most.saturating_add(BLOCK_ROWS).saturating_mul(4);
         let free = search.sinks.len().saturating_mul(most) as u64;
+        let mut left = None;
         for (position, block) in visit.positions() {
             visit.job.check()?;
-            work.pairs += (search.sinks.len() * visit.rows_of(block).len()) as u64;
-            work.rechecked += search.block(block);
-            if work.rechecked > free.saturating_add(work.pairs / ONE_PASSES_IN) {
-                let fallback = self.fallback(visit.job)?;
-                work += fallback.scan(queries, &visit.after(position), search.sinks)?;
-                return Ok(work);
+            let rows = visit.rows_of(block).len();
+            work.pairs += (search.sinks.len() * rows) as u64;
+            work.rechecked += search.block(block)?;
+            let is_crowded = work.rechecked > free.saturating_add(work.pairs / ONE_PASSES_IN);
+            let rest = visit.after(position);
+            if is_crowded && !rest.is_empty() && next(may_make)? {
+                left = Some(rest);
+                break;
             }
         }
-        Ok(work)
+        work.rechecked += search.finish()?;
+        self.tasks.count(left.is_some());
+        Ok((work, left))
     }
 }

@@ -2,13 +2,24 @@
 
 use rayon::prelude::*;
 
+use crate::device::cpu::simd::sweep::Width;
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::Sum;
 
-/// The whole numbers a row is rounded to: from −LARGEST − 1 to LARGEST.
-pub(super) const LARGEST: f64 = 127.0;
+/// The whole numbers of 8 bits that a row is rounded to: from −LARGEST − 1 to LARGEST.
+const LARGEST: f64 = 127.0;
+/// The same of 16 bits, from −LARGEST_WORD on.
+const LARGEST_WORD: f64 = 32_767.0;
+/// The longest row of a base and the longest query in 16 bits, in steps: a product and half a square do
+/// not leave 32 bits, and as lengths bound every part of a product, no sum does on its way.
+const LENGTH: f64 = 26_800.0;
+/// The length that all rows but a few outliers have at most; a little longer ones are none yet.
+const USUAL_LENGTH: f64 = 24_000.0;
+const QUERY_LENGTH: f64 = 66_000.0;
+/// The length of a query with a step of its own.
+const OWN_LENGTH: f64 = 65_000.0;
 /// In float64, the sum of this and any number below 2⁵¹ is a whole number.
 const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
 /// At most one in this many rows may lie outside the range that is covered.
@@ -19,91 +30,176 @@ pub(super) const TOGETHER: usize = 4096;
 /// The scale by which rows are rounded to whole numbers.
 #[derive(Debug)]
 pub(super) struct Scale {
+    pub(super) width: Width,
+    /// What is subtracted from the rows of a base, and from queries.
     pub(super) centre: Vec<f64>,
+    pub(super) of_queries: Vec<f64>,
+    /// The length of the centre.
+    pub(super) centre_norm: f64,
     pub(super) step: f64,
     /// All rows are whole numbers in range, and nothing is rounded.
     pub(super) integral: bool,
 }
 
 /// A row rounded to whole numbers.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Rounded {
-    pub(super) values: Vec<i8>,
     /// The length of the rounding residual.
     pub(super) residual: f64,
     /// The length of the row, from the origin.
     pub(super) norm: f64,
+    /// The length of the row, from the centre.
+    pub(super) length: f64,
 }
 
 impl Scale {
-    /// Chooses the range that all rows but a few outliers fit into.
-    pub(super) fn new<T: Real>(values: &[T], dim: usize, sum: Sum, job: &Job) -> Result<Self> {
-        if sum == Sum::Squares
-            && let Some(centre) = integral_centre(values, dim, job)?
-        {
-            return Ok(Self { centre, step: 1.0, integral: true });
+    /// Chooses the range that all rows but a few outliers fit into; `None` if rows do not suit 8 bits, which they
+    /// do if nothing is rounded.
+    pub(super) fn new<T: Real>(
+        values: &[T],
+        dim: usize,
+        (sum, width): (Sum, Width),
+        job: &Job,
+    ) -> Result<Option<Self>> {
+        let squares = sum == Sum::Squares;
+        if squares && let Some(centre) = integral_centre(values, dim, width, job)? {
+            let (of_queries, centre_norm, step) = (centre.clone(), norm(&centre), 1.0);
+            let integral = true;
+            return Ok(Some(Self { width, centre, of_queries, centre_norm, step, integral }));
+        }
+        if width == Width::Eight {
+            return Ok(None);
         }
         let rows = values.len() / dim;
-        let mut centre = vec![0.0; dim];
-        if sum == Sum::Squares {
-            let mean = |rows_of: &[T]| {
-                job.check()?;
-                let mut mean = vec![0.0; dim];
-                for row in rows_of.chunks_exact(dim) {
-                    mean.iter_mut().zip(row).for_each(|(c, x)| *c += x.to_f64() / rows as f64);
-                }
-                Ok(mean)
-            };
-            let means: Vec<_> =
-                values.par_chunks(TOGETHER * dim).map(mean).collect::<Result<_>>()?;
-            for mean in means {
-                centre.iter_mut().zip(mean).for_each(|(c, x)| *c += x);
+        let mean = |rows_of: &[T]| {
+            job.check()?;
+            let mut mean = vec![0.0; dim];
+            for row in rows_of.chunks_exact(dim) {
+                mean.iter_mut().zip(row).for_each(|(c, x)| *c += x.to_f64() / rows as f64);
             }
+            Ok(mean)
+        };
+        let means: Vec<_> = values.par_chunks(TOGETHER * dim).map(mean).collect::<Result<_>>()?;
+        let mut centre = vec![0.0; dim];
+        for mean in means {
+            centre.iter_mut().zip(mean).for_each(|(c, x)| *c += x);
         }
         let reach = |row: &[T]| {
-            let apart = row.iter().zip(&centre).map(|(x, c)| (x.to_f64() - c).abs());
-            apart.fold(0.0, f64::max)
+            let apart = row.iter().zip(&centre).map(|(x, c)| x.to_f64() - c);
+            apart.map(|x| x * x).sum::<f64>().sqrt()
         };
         let mut reaches: Vec<f64> = values.par_chunks_exact(dim).map(reach).collect();
         job.check()?;
         let kept = rows - 1 - rows / ONE_OUTLIER_IN;
         let (_, most, _) = reaches.select_nth_unstable_by(kept, f64::total_cmp);
-        let step = if *most > 0.0 { *most / LARGEST } else { 1.0 };
-        Ok(Self { centre, step, integral: false })
+        let step = if *most > 0.0 { *most / USUAL_LENGTH } else { 1.0 };
+        let of_queries = if squares { centre.clone() } else { vec![0.0; dim] };
+        let centre_norm = norm(&centre);
+        Ok(Some(Self { width, centre, of_queries, centre_norm, step, integral: false }))
     }
 
     /// The longest residual of a row within the range.
-    pub(super) fn usual_residual(&self) -> f64 {
-        self.step * (self.centre.len() as f64).sqrt() * 0.5 * (1.0 + 1e-6)
+    fn usual_residual(&self, step: f64) -> f64 {
+        step * (self.centre.len() as f64).sqrt() * 0.5 * (1.0 + 1e-6)
     }
 
-    pub(super) fn round<T: Real>(&self, row: &[T], step: f64) -> Rounded {
+    /// Whether a row of a base lies outside the range.
+    pub(super) fn is_outlier(&self, row: &Rounded) -> bool {
+        self.width == Width::Sixteen && row.length > LENGTH * self.step * (1.0 + 1e-9)
+    }
+
+    /// Whether a query lies so far outside the range that its bounds are loose.
+    pub(super) fn is_far(&self, query: &Rounded, step: f64) -> bool {
+        match self.width {
+            Width::Eight => query.residual > 4.0 * self.usual_residual(step),
+            Width::Sixteen => self.is_too_long(query, step),
+        }
+    }
+
+    /// Whether a query has no bounds, as its products with rows may leave 32 bits or it was cut off.
+    pub(super) fn is_too_long(&self, query: &Rounded, step: f64) -> bool {
+        let is_cut = query.residual > self.usual_residual(step) + 1e-9 * query.length;
+        self.width == Width::Sixteen
+            && (is_cut || query.length > QUERY_LENGTH * step * (1.0 + 1e-9))
+    }
+
+    /// The step of a query of its own.
+    pub(super) fn step_of<T: Real>(&self, query: &[T]) -> f64 {
+        let largest = query.iter().fold(0.0f64, |m, x| m.max(x.to_f64().abs()));
+        let length = query.iter().map(|x| x.to_f64() * x.to_f64()).sum::<f64>().sqrt();
+        let step = (length / OWN_LENGTH).max(largest / LARGEST_WORD);
+        if step > 0.0 { step } else { 1.0 }
+    }
+
+    /// Rounds a row less a centre to whole numbers.
+    pub(super) fn round<T: Real>(
+        &self,
+        row: &[T],
+        (centre, step): (&[f64], f64),
+        values: &mut Vec<i16>,
+    ) -> Rounded {
         let (mut residual, mut square, mut size) = (0.0, 0.0, 0.0);
         let inverse = 1.0 / step;
-        let values = row.iter().zip(&self.centre).map(|(x, c)| {
+        let (least, most) = match self.width {
+            Width::Eight => (-LARGEST - 1.0, LARGEST),
+            Width::Sixteen => (-LARGEST_WORD, LARGEST_WORD),
+        };
+        values.clear();
+        values.extend(row.iter().zip(centre).map(|(x, c)| {
             let x = x.to_f64();
             let apart = x - c;
             // Adding a number this large leaves no room for a fraction.
-            let rounded =
-                (apart * inverse).clamp(-LARGEST - 1.0, LARGEST) + NO_FRACTIONS - NO_FRACTIONS;
+            let rounded = (apart * inverse).clamp(least, most) + NO_FRACTIONS - NO_FRACTIONS;
             residual += (apart - rounded * step) * (apart - rounded * step);
             square += x * x;
             size += apart * apart;
-            rounded as i8
-        });
-        let values = values.collect();
+            rounded as i16
+        }));
         // The float64 rounding errors of this file are far smaller than this.
         let rounding = 1e-12 * (square.sqrt() + f64::sqrt(size));
         Rounded {
-            values,
             residual: f64::sqrt(residual) * (1.0 + 1e-9) + rounding,
             norm: f64::sqrt(square) * (1.0 + 1e-9),
+            length: f64::sqrt(size) * (1.0 + 1e-9),
         }
+    }
+
+    /// The word that each few of a row's numbers make; of a base or of a query.
+    pub(super) fn words<'a>(
+        &self,
+        values: &'a [i16],
+        is_base: bool,
+    ) -> impl Iterator<Item = [u8; 4]> + 'a {
+        let width = self.width;
+        values.chunks(width.per_word()).map(move |values| match (width, values) {
+            (Width::Sixteen, [even, odd @ ..]) => {
+                let odd = odd.first().copied().unwrap_or(0);
+                let ([a, b], [c, d]) = (even.to_le_bytes(), odd.to_le_bytes());
+                [a, b, c, d]
+            }
+            _ => {
+                let offset = if is_base { 128 } else { 0 };
+                let mut word = [0; 4];
+                word.iter_mut().zip(values).for_each(|(to, x)| *to = (x + offset) as u8);
+                word
+            }
+        })
+    }
+
+    /// What is added to each of a query's numbers times those of a base row.
+    pub(super) fn offset(&self) -> f64 {
+        if self.width == Width::Eight { 128.0 } else { 0.0 }
     }
 }
 
-/// The centre of rows of whole numbers that fit into 8 bits as they are, so that nothing is rounded:
+/// The centre of rows of whole numbers that fit into a width as they are, so that nothing is rounded:
 /// pixels, counts, SIFT descriptors, rows that were quantised before.
-fn integral_centre<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Option<Vec<f64>>> {
+fn integral_centre<T: Real>(
+    values: &[T],
+    dim: usize,
+    width: Width,
+    job: &Job,
+) -> Result<Option<Vec<f64>>> {
     let nothing = || vec![(f64::INFINITY, f64::NEG_INFINITY); dim];
     let ranges_of = |rows: &[T]| {
         job.check()?;
@@ -129,14 +225,24 @@ fn integral_centre<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Optio
             *range = (range.0.min(found.0), range.1.max(found.1));
         }
     }
-    let fits = |&(least, most): &(f64, f64)| most - least <= 2.0 * LARGEST + 1.0;
+    let fits = |ranges: &[(f64, f64)]| match width {
+        Width::Eight => ranges.iter().all(|(least, most)| most - least <= 2.0 * LARGEST + 1.0),
+        Width::Sixteen => {
+            let half = |(least, most): &(f64, f64)| (most - least) / 2.0 + 1.0;
+            ranges.iter().map(|range| half(range) * half(range)).sum::<f64>() <= LENGTH * LENGTH
+        }
+    };
     let middle = |(least, most): (f64, f64)| ((least + most) / 2.0).ceil();
     let exact = |x: f64| x.abs() < 1e15;
-    Ok((ranges.iter().all(|range| fits(range) && exact(range.0)))
+    Ok((fits(&ranges) && ranges.iter().all(|range| exact(range.0)))
         .then(|| ranges.into_iter().map(middle).collect()))
 }
 
 /// The squared length of a row in whole numbers.
-pub(super) fn square(values: &[i8]) -> i32 {
-    values.iter().map(|x| i32::from(*x) * i32::from(*x)).sum()
+pub(super) fn square(values: &[i16]) -> i64 {
+    values.iter().map(|x| i64::from(*x) * i64::from(*x)).sum()
+}
+
+fn norm(values: &[f64]) -> f64 {
+    values.iter().map(|x| x * x).sum::<f64>().sqrt()
 }

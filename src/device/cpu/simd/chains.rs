@@ -1,97 +1,11 @@
-//! Operations that need AVX-512 with VNNI: products of 8-bit rows, 64 to an instruction, and sums of
-//! many pairs in the contract's order, one to a lane.
+//! Sums of many pairs in the contract's order, one to a lane, with AVX-512; and prefetching.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+use super::level::Wide;
 use crate::matrix::Real;
-
-/// Base rows in a panel: four registers of 32-bit sums.
-pub(in crate::device::cpu) const ROWS: usize = 64;
-/// Queries that are compared with a panel together.
-pub(in crate::device::cpu) const QUERIES: usize = 4;
-/// Dimensions that an instruction adds up.
-pub(in crate::device::cpu) const GROUP: usize = 4;
-
-/// A few dimensions of every row of a panel, unsigned, row after row.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub(in crate::device::cpu) struct Group(pub [[u8; GROUP]; ROWS]);
-
-/// For each row of a panel, the initial value of its sum, or the sum.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub(in crate::device::cpu) struct Starts(pub [i32; ROWS]);
-
-/// The rows of a panel that passed for a query, one bit a row.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::device::cpu) struct Hits {
-    pub query: usize,
-    pub panel: usize,
-    pub rows: u64,
-}
-
-/// Proof that this processor has the instructions.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::device::cpu) struct Vnni(());
-
-impl Vnni {
-    /// Returns `None` if the processor lacks them.
-    pub fn detect() -> Option<Self> {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni") {
-            return Some(Self(()));
-        }
-        None
-    }
-
-    /// The rows of all panels with `start + Σ base · query ≥ least`, for four queries.
-    ///
-    /// `groups` has as many groups for each of `starts` as a query has words; a word is a group of
-    /// signed 8-bit numbers. With `sums`, all sums of the panel of each hit are added there.
-    pub fn sweep(
-        self,
-        groups: &[Group],
-        starts: &[Starts],
-        queries: [&[i32]; QUERIES],
-        least: [i32; QUERIES],
-        hits: &mut Vec<Hits>,
-        sums: Option<&mut Vec<Starts>>,
-    ) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `self` was made by `detect`, which found the features that the function enables.
-        unsafe {
-            sweep_avx512(groups, starts, queries, least, hits, sums);
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        unreachable!(
-            "detected on another processor: {groups:?} {starts:?} {queries:?} {least:?} {hits:?} {sums:?}"
-        )
-    }
-}
-
-impl Vnni {
-    /// For each row, `start − slack (twice − slack) / 2`, where the amount subtracted is a little less
-    /// than that, and `most` at most.
-    pub fn tighten(
-        self,
-        starts: &[Starts],
-        slack: &[[f32; ROWS]],
-        (twice, most): (f32, f32),
-        tightened: &mut Vec<Starts>,
-    ) {
-        tightened.clear();
-        tightened.resize(starts.len(), Starts([0; ROWS]));
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as for `sweep`.
-        unsafe {
-            tighten_avx512(starts, slack, (twice, most), tightened);
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        unreachable!("detected on another processor: {starts:?} {slack:?} {twice:?} {most:?}")
-    }
-}
 
 /// The most dimensions that `Chains` adds at a time.
 pub(in crate::device::cpu) const SLAB: usize = 64;
@@ -108,13 +22,13 @@ pub(in crate::device::cpu) trait Chains: Real {
     /// For each pair: `sum = d · d + sum`, rounded once, with `d = q − x`, for each dimension of a
     /// slab. `rows` gives the slab of the query and of the base row of a pair.
     fn add_squares<'a>(
-        vnni: Vnni,
+        wide: Wide,
         state: &mut Self::State,
         rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
     );
     /// For each pair: `sum = −q · x + sum`, rounded once, for each dimension of a slab.
     fn add_products<'a>(
-        vnni: Vnni,
+        wide: Wide,
         state: &mut Self::State,
         rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
     );
@@ -222,7 +136,7 @@ macro_rules! chains {
 
             #[cfg(target_arch = "x86_64")]
             fn add_squares<'a>(
-                _: Vnni,
+                _: Wide,
                 state: &mut Self::State,
                 rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
             ) {
@@ -258,13 +172,13 @@ macro_rules! chains {
                     // SAFETY: as above.
                     unsafe { $store(state.sums.as_mut_ptr(), sums) };
                 }
-                // SAFETY: a `Vnni` was made by `detect`, which found the feature.
+                // SAFETY: a `Wide` is a proof that the processor has the feature.
                 unsafe { add(state, rows) };
             }
 
             #[cfg(target_arch = "x86_64")]
             fn add_products<'a>(
-                _: Vnni,
+                _: Wide,
                 state: &mut Self::State,
                 rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
             ) {
@@ -295,13 +209,13 @@ macro_rules! chains {
                     // SAFETY: as above.
                     unsafe { $store(state.sums.as_mut_ptr(), sums) };
                 }
-                // SAFETY: a `Vnni` was made by `detect`, which found the feature.
+                // SAFETY: a `Wide` is a proof that the processor has the feature.
                 unsafe { add(state, rows) };
             }
 
             #[cfg(not(target_arch = "x86_64"))]
             fn add_squares<'a>(
-                _: Vnni,
+                _: Wide,
                 _: &mut Self::State,
                 _: impl Fn(usize) -> (&'a [Self], &'a [Self]),
             ) {
@@ -310,7 +224,7 @@ macro_rules! chains {
 
             #[cfg(not(target_arch = "x86_64"))]
             fn add_products<'a>(
-                _: Vnni,
+                _: Wide,
                 _: &mut Self::State,
                 _: impl Fn(usize) -> (&'a [Self], &'a [Self]),
             ) {
@@ -363,99 +277,4 @@ pub(in crate::device::cpu) fn prefetch<T>(row: &[T]) {
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast()) };
         }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vnni")]
-fn sweep_avx512(
-    groups: &[Group],
-    starts: &[Starts],
-    queries: [&[i32]; QUERIES],
-    least: [i32; QUERIES],
-    hits: &mut Vec<Hits>,
-    mut wanted: Option<&mut Vec<Starts>>,
-) {
-    let words = queries[0].len();
-    assert!(groups.len() == starts.len() * words && queries.iter().all(|q| q.len() == words));
-    let [q0, q1, q2, q3] = queries;
-    let least = least.map(|least| _mm512_set1_epi32(least));
-    for (panel, (start, groups)) in starts.iter().zip(groups.chunks_exact(words)).enumerate() {
-        let mut sums = [registers(start); QUERIES];
-        // No indexing here: its bounds checks would cost as much as the products.
-        for ((((group, a), b), c), d) in groups.iter().zip(q0).zip(q1).zip(q2).zip(q3) {
-            let base = registers(group);
-            for (sum, query) in sums.iter_mut().zip([a, b, c, d]) {
-                let query = _mm512_set1_epi32(*query);
-                for (sum, base) in sum.iter_mut().zip(base) {
-                    *sum = _mm512_dpbusd_epi32(*sum, base, query);
-                }
-            }
-        }
-        // One comparison per query while no row passes, which is nearly always.
-        let most = sums
-            .map(|[a, b, c, d]| _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d)));
-        let passes = |query: usize| _mm512_cmpge_epi32_mask(most[query], least[query]);
-        let passed = [passes(0), passes(1), passes(2), passes(3)];
-        if (passed[0] | passed[1]) | (passed[2] | passed[3]) == 0 {
-            continue;
-        }
-        // A copy in memory, which the following code needs: the sums themselves stay in registers.
-        let sums = std::hint::black_box(sums);
-        for query in (0..QUERIES).filter(|query| passed[*query] != 0) {
-            let mut rows = 0;
-            for (i, sum) in sums[query].into_iter().enumerate() {
-                rows |= u64::from(_mm512_cmpge_epi32_mask(sum, least[query])) << (16 * i);
-            }
-            hits.push(Hits { query, panel, rows });
-            if let Some(wanted) = &mut wanted {
-                let mut all = Starts([0; ROWS]);
-                for (to, sum) in all.0.chunks_exact_mut(16).zip(sums[query]) {
-                    // SAFETY: the chunk has as many numbers as a register.
-                    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), sum) };
-                }
-                wanted.push(all);
-            }
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn tighten_avx512(
-    starts: &[Starts],
-    slack: &[[f32; ROWS]],
-    (twice, most): (f32, f32),
-    tightened: &mut [Starts],
-) {
-    let (twice, most) = (_mm512_set1_ps(twice), _mm512_set1_ps(most));
-    let half = _mm512_set1_ps(0.499_999);
-    for ((start, slack), to) in starts.iter().zip(slack).zip(tightened) {
-        let slacks = slack.chunks_exact(16).zip(to.0.chunks_exact_mut(16));
-        for (start, (slack, to)) in registers(start).into_iter().zip(slacks) {
-            // SAFETY: the chunk has as many numbers as a register.
-            let slack = unsafe { _mm512_loadu_ps(slack.as_ptr()) };
-            let less = _mm512_mul_ps(_mm512_mul_ps(slack, _mm512_sub_ps(twice, slack)), half);
-            let less = _mm512_cvttps_epi32(_mm512_min_ps(less, most));
-            // SAFETY: as above.
-            unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_sub_epi32(start, less)) };
-        }
-    }
-}
-
-/// Types of four registers' size and alignment, without padding.
-#[cfg(target_arch = "x86_64")]
-trait FourRegisters {}
-#[cfg(target_arch = "x86_64")]
-impl FourRegisters for Group {}
-#[cfg(target_arch = "x86_64")]
-impl FourRegisters for Starts {}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn registers<T: FourRegisters>(from: &T) -> [__m512i; 4] {
-    const { assert!(size_of::<T>() == 256 && align_of::<T>() == 64) };
-    let from = std::ptr::from_ref(from).cast::<__m512i>();
-    // SAFETY: the reference is valid for reads of 256 initialised bytes at an address divisible by
-    // 64, as asserted above; any bits make a register.
-    std::array::from_fn(|i| unsafe { _mm512_load_si512(from.add(i)) })
 }

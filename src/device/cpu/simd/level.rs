@@ -1,0 +1,83 @@
+//! Which instructions this processor has.
+
+use pulp::{Simd, WithSimd};
+
+/// A set of instructions: a proof that this processor has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Level(pub(super) Instructions);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Instructions {
+    Plain,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// AVX-512 F and BW.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// The same and VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Vnni,
+}
+
+/// A proof that this processor has AVX-512 F.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::device::cpu) struct Wide(());
+
+impl Level {
+    /// Every one that this processor has, the most capable first.
+    pub fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let has_avx512 = has_avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw");
+            let has_vnni = has_avx512 && is_x86_feature_detected!("avx512vnni");
+            all.extend(has_vnni.then_some(Self(Instructions::Vnni)));
+            all.extend(has_avx512.then_some(Self(Instructions::Avx512)));
+            all.extend(has_avx2.then_some(Self(Instructions::Avx2)));
+        }
+        all.push(Self(Instructions::Plain));
+        all
+    }
+
+    /// The most capable that this processor has; or that of the environment variable `NEIGHBORS_SIMD`, if it
+    /// names one that it has: `vnni`, `avx512`, `avx2` or `plain`. Only the products of whole numbers and the sums of
+    /// the pairs that they leave know of it.
+    pub fn detect() -> Self {
+        let (all, asked) = (Self::all(), std::env::var("NEIGHBORS_SIMD").unwrap_or_default());
+        all.iter().find(|level| level.name() == asked).copied().unwrap_or(all[0])
+    }
+
+    /// Runs portable code, compiled for no more than AVX2 if this is it.
+    pub(in crate::device::cpu) fn dispatch<W: WithSimd>(self, work: W) -> W::Output {
+        #[cfg(target_arch = "x86_64")]
+        if let (Instructions::Avx2, Some(simd)) = (self.0, pulp::x86::V3::try_new()) {
+            return Simd::vectorize(simd, work);
+        }
+        pulp::Arch::new().dispatch(work)
+    }
+
+    /// AVX-512 F, if it has it.
+    pub(in crate::device::cpu) fn wide(self) -> Option<Wide> {
+        #[cfg(target_arch = "x86_64")]
+        if self.0 >= Instructions::Avx512 {
+            return Some(Wide(()));
+        }
+        None
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Instructions::Plain => "plain",
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Vnni => "vnni",
+        }
+    }
+}
