@@ -11,6 +11,9 @@ use crate::metric::{Metric, Sum};
 /// Pairs whose sums are added up side by side without AVX-512.
 const TOGETHER: usize = 8;
 
+/// With fewer dimensions, putting them side by side takes longer than adding them up.
+const LEAST_DIM: usize = 16;
+
 /// Computes the sums of pairs of a query and a base row, by their positions, in this order.
 pub(super) struct Pairs<'a, T, F> {
     pub metric: Metric,
@@ -24,7 +27,8 @@ pub(super) struct Pairs<'a, T, F> {
 
 impl<T: Lanes, F: FnMut((u32, u32), T)> Pairs<'_, T, F> {
     pub fn compute(self, level: Level) {
-        match level.wide().filter(|_| self.metric.sum() != Sum::Absolute) {
+        let suits = self.metric.sum() != Sum::Absolute && self.dim >= LEAST_DIM;
+        match level.wide().filter(|_| suits) {
             Some(wide) => self.in_chains(wide),
             None => level.dispatch(self),
         }
