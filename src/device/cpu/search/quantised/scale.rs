@@ -15,9 +15,9 @@ const LARGEST_WORD: f64 = 32_767.0;
 /// The longest row of a base and the longest query in 16 bits, in steps: a product and half a square do
 /// not leave 32 bits, and as lengths bound every part of a product, no sum does on its way.
 const LENGTH: f64 = 26_800.0;
+const QUERY_LENGTH: f64 = 66_000.0;
 /// The length that all rows but a few outliers have at most; a little longer ones are none yet.
 const USUAL_LENGTH: f64 = 24_000.0;
-const QUERY_LENGTH: f64 = 66_000.0;
 /// The length of a query with a step of its own.
 const OWN_LENGTH: f64 = 65_000.0;
 /// In float64, the sum of this and any number below 2⁵¹ is a whole number.
