@@ -4,4 +4,4 @@
 #include "search/scan.cuh"
 #include "search/merge.cuh"
 #include "search/among.cuh"
-#include "search/buckets.cuh"
+#include "search/join.cuh"

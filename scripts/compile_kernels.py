@@ -38,7 +38,12 @@ MODULES = {
         ],
         ["pack", "scan", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
          "search_again", "gather", "take_queries", "among", "nearest_in_buckets",
-         "find_own_buckets"],
+         "find_own_buckets", "join_buckets", "take_lists"],
+    ),
+    "hashing.cu": (
+        [("F32", ["SQEUCLIDEAN"], [0]), ("F64", ["SQEUCLIDEAN"], [0]), ("BITS", ["HAMMING"], [0])],
+        ["add_up", "hash_rows", "hash_bits", "place_rows", "sort_sections", "sort_large_sections",
+         "find_buckets"],
     ),
     "dbscan.cu": (
         [
@@ -76,7 +81,7 @@ def options():
             names = re.findall(r'\("(\w+)", (\w+)\)', items)
             family = path.parent.name
             constants[family] = [f"-D{name}={values[family, own]}u" for name, own in names]
-    if not common or constants.keys() != {"search", "kmeans", "dbscan"}:
+    if not common or constants.keys() != {"search", "kmeans", "dbscan", "hashing"}:
         sys.exit(f"{CUDA}: found options {common} and constants {constants}")
     return common, constants
 

@@ -3,6 +3,7 @@
 // A key takes the bits of some coordinates in turn. The coordinate's value is first mapped to its share
 // of all rows, by a sample of them: far outliers cost no bits.
 
+#include "common/scan.cuh"
 #include "dbscan/rows.cuh"
 
 struct Keys {
@@ -99,26 +100,6 @@ extern "C" __global__ __launch_bounds__(256) void count_digits(
     counts[threadIdx.x * gridDim.x + blockIdx.x] = own[threadIdx.x];
 }
 
-// The sum of a value over the threads of a block before this one, and over all of them.
-__device__ __forceinline__ u32 sum_before(u32 own, u32& all) {
-    __shared__ u32 of_warps[32];
-    u32 up_to = own;
-    for (u32 apart = 1; apart < 32; apart *= 2) {
-        const u32 other = __shfl_up_sync(0xffffffff, up_to, apart);
-        if (Warp::rank() >= apart) up_to += other;
-    }
-    if (Warp::rank() == 31) of_warps[threadIdx.x / 32] = up_to;
-    __syncthreads();
-    u32 before = 0;
-    all = 0;
-    for (u32 i = 0; i < blockDim.x / 32; i++) {
-        if (i < threadIdx.x / 32) before += of_warps[i];
-        all += of_warps[i];
-    }
-    __syncthreads();
-    return before + up_to - own;
-}
-
 // Moves keys and their rows to their places by a digit; keys of the same digit keep their order.
 extern "C" __global__ __launch_bounds__(256) void move_keys(
     const u32* keys, const u32* rows, u32 count, u32 shift, const u32* offsets, const u32* sums,
@@ -152,31 +133,4 @@ extern "C" __global__ __launch_bounds__(256) void move_keys(
         }
         __syncwarp();
     });
-}
-
-// Replaces each of `total` counts by the sum of those before it among so many, and each such `sum` by
-// theirs. A block for each sum.
-extern "C" __global__ __launch_bounds__(1024) void add_up(
-    u32* counts, u32 total, u32 together, u32* sums) {
-    constexpr u32 OWN = 8;
-    u32* row = counts + (u64)blockIdx.x * together;
-    const u32 count = min(together, total - blockIdx.x * together);
-    u32 before = 0;
-    for (u32 start = 0; start < count; start += blockDim.x * OWN) {
-        u32 own[OWN], sum = 0, all;
-        const u32 first = start + threadIdx.x * OWN;
-#pragma unroll
-        for (u32 i = 0; i < OWN; i++) {
-            own[i] = first + i < count ? row[first + i] : 0;
-            sum += own[i];
-        }
-        u32 place = before + sum_before(sum, all);
-#pragma unroll
-        for (u32 i = 0; i < OWN; i++) {
-            if (first + i < count) row[first + i] = place;
-            place += own[i];
-        }
-        before += all;
-    }
-    if (threadIdx.x == 0) sums[blockIdx.x] = before;
 }

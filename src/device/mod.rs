@@ -29,10 +29,10 @@ pub use cluster_sums::ClusterSums;
 pub use compose::{Means, StreamedSearch};
 pub use contract::{
     Assignment, Buckets, Candidates, Capacity, Components, DbscanDevice, DbscanInput, DbscanWork,
-    Direction, Distances, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
-    NOISE, NearestInBuckets, Neighbors, Pairing, QueryRows, Ranges, RoundsRun, RowUse,
-    SearchDevice, Shape, StopReason, TableRows, Within, Work, centroid_shift, squares_are_finite,
-    stop_reason,
+    Direction, Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem,
+    KMeansSession, LookedAt, NOISE, NearestInBuckets, Neighbors, Pairing, QueryRows, Ranges,
+    RoundsRun, RowUse, SearchDevice, Shape, StopReason, TableRows, TablesBuilt, Within, Work,
+    centroid_shift, squares_are_finite, stop_reason,
 };
 pub use cpu::CpuDevice;
 pub(crate) use cpu::kmeans::seeding::plus_plus as seed_plus_plus;

@@ -47,6 +47,10 @@ pub fn trials() -> Vec<(String, Test)> {
         all.push((format!("lsh::sets::{kind:?}"), Box::new(run)));
     }
     all.push(("lsh::scored".to_string(), Box::new(scored)));
+    for family in [Family::PStable, Family::Hyperplane, Family::Bits] {
+        let run = move |device: &AnyDevice| many_rows(device, family);
+        all.push((format!("lsh::many_rows::{}", family.name()), Box::new(run)));
+    }
     all.push(("lsh::many_candidates".to_string(), Box::new(many)));
     all.push(("lsh::chosen_parameters_reach_the_recall".to_string(), Box::new(chosen)));
     all.push(("lsh::refused".to_string(), Box::new(refused)));
@@ -82,6 +86,41 @@ fn answers(device: &AnyDevice, metric: Metric, family: Family) -> Result<(), Fai
                     check(device, (&base, queries.as_ref()), k, &params, metric)?;
                     params.is_centred = true;
                     check(device, (&base, queries.as_ref()), k, &params, metric)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Tables of many sections, and buckets from one row to nearly all.
+fn many_rows(device: &AnyDevice, family: Family) -> Result<(), Failed> {
+    let metric = if family == Family::Bits { Metric::Hamming } else { Metric::L2 };
+    let (rows, asked, dim) = (20_000, 40, 6);
+    for (i, (tables, hashes)) in [(3, 1), (5, 4), (2, 18), (3, 70)].into_iter().enumerate() {
+        let make = |seed: u64, rows: usize| match family {
+            Family::Bits => matrix_bits(seed, rows, 96),
+            _ if i % 2 == 0 => matrix_f32(&Kind::Normal.rows(seed, rows, dim), dim, metric),
+            _ => matrix_f64(&Kind::Normal.rows(seed, rows, dim), dim, metric),
+        };
+        let (base, queries) = (make(1, rows), make(2, asked));
+        let mut params = LshParams::try_new(metric, Some(family))?;
+        (params.tables, params.hashes, params.seed) = (Some(tables), Some(hashes), 7);
+        if family == Family::PStable {
+            params.width = Some([3.0, 0.3, 1.0, 4.0][i]);
+        }
+        for k in [1, 5, 100] {
+            check(device, (&base, Some(&queries)), k, &params, metric)?;
+            // The first rows of a join with itself: as queries they find themselves, too.
+            let first = base.slice(0..asked);
+            let found = lists(&search(device, (&base, None), k, &params, metric)?);
+            let wanted = by_definition((&base, Some(&first)), k + 1, &params, metric);
+            for (row, (found, mut wanted)) in found.into_iter().zip(wanted).enumerate() {
+                let itself = wanted.iter().position(|(other, _)| *other as usize == row);
+                itself.map(|at| wanted.remove(at));
+                wanted.truncate(k);
+                if found != wanted {
+                    return Err(format!("{params}, k {k}: other neighbours of row {row}").into());
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! k nearest neighbours: the parameters, and a base ready to be searched, exactly or by hashing.
 
+mod among;
 mod choose;
 mod finder;
 mod found;
@@ -14,6 +15,7 @@ mod selection;
 mod sent;
 mod stored;
 mod tables;
+mod there;
 
 use std::sync::Arc;
 
@@ -22,10 +24,10 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Rows;
 
+pub use among::Part;
 pub use found::{Found, HashedWork, Index, KnnSearch};
 pub use hashing::{LshParams, Scoring};
 use lsh::LshSearch;
-pub use lsh::Part;
 pub use params::KnnParams;
 pub use ready::bucket_keys;
 pub use selection::Selection;

@@ -3,11 +3,12 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use super::among::{Among, Base, Part};
 use super::choose::choose;
 use super::finder::{Finder, FinderBase};
 use super::found::{Found, Index, KnnSearch};
 use super::hashing::LshParams;
-use super::lsh::{Among, Base, LshSearch, Part, Ready, ready};
+use super::lsh::{LshSearch, Ready, ready};
 use super::params::KnnParams;
 use super::ready::{Hashing, Reach};
 use super::selection::Selection;
@@ -252,7 +253,7 @@ impl<D: Device> OfDevice<D> {
             return given();
         }
         let hasher = self.stored.hasher();
-        let device = self.base.device();
+        let device = &self.base.device;
         let chosen = choose(device, &rows, (params, lsh, &hasher), queries, job)?;
         let expected = Some((chosen.recall, chosen.share));
         Ok(Ready { hashing: chosen.hashing, expected, _reserved: None })
@@ -288,7 +289,8 @@ impl<D: Device> StoredBase for OfDevice<D> {
                 Ok(finder) => {
                     let index = index(finder.sizes());
                     let sent = self.sent(&tables);
-                    let search = LshSearch { among, finder, sent, index };
+                    let finder = finder.into();
+                    let search = LshSearch { among, there: None, finder, sent, index };
                     return Ok(StoredSearch::Together(Box::new(search)));
                 }
                 Err(Error::HostMemory { .. }) if lsh.scoring.is_none() => {}

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::search::{Distances, SearchDevice};
 use crate::error::Result;
+use crate::index::lsh::{Signature, TableFunctions};
 use crate::job::Job;
 
 /// The primitives of searches by hashing.
@@ -18,6 +19,20 @@ pub trait HashingDevice: SearchDevice {
     /// Errors of the device.
     fn finds_in_buckets(&self, base: &Self::Rows, queries: usize, k: usize) -> Result<bool>;
 
+    /// Hashes a base, and sorts its rows into tables on the device: for queries that are its rows, or for
+    /// others. `None` if that is for the host to do.
+    ///
+    /// # Errors
+    /// [`DeviceMemory`](crate::Error::DeviceMemory), [`Cancelled`](crate::Error::Cancelled), and other
+    /// errors of the device.
+    fn build_tables(
+        &self,
+        base: &Self::Rows,
+        hashes: &Hashes<'_>,
+        is_queried: bool,
+        job: &Job,
+    ) -> Result<Option<TablesBuilt<Self::Tables>>>;
+
     /// Puts tables on the device.
     ///
     /// # Errors
@@ -28,6 +43,9 @@ pub trait HashingDevice: SearchDevice {
     /// For each query, the `k` smallest of `(distance, base row)` among the rows of its buckets, each
     /// row once, without the query itself and rows that do not count. Distances are those of
     /// [`crate::metric`], bit by bit.
+    ///
+    /// Where queries look at the buckets in which they are themselves, a pair may be compared in each
+    /// bucket that it shares.
     ///
     /// `None` if some queries visit so many rows that it is better for the host to find them.
     ///
@@ -42,6 +60,24 @@ pub trait HashingDevice: SearchDevice {
         k: usize,
         job: &Job,
     ) -> Result<Option<NearestInBuckets>>;
+}
+
+/// The functions of all tables, and how their values become keys.
+#[derive(Clone, Copy)]
+pub struct Hashes<'a> {
+    /// As many functions of each table.
+    pub functions: &'a [TableFunctions],
+    /// How their values become keys.
+    pub signature: &'a Signature,
+}
+
+/// Tables that a device has built.
+#[derive(Debug)]
+pub struct TablesBuilt<T> {
+    /// The tables.
+    pub tables: T,
+    /// The number of buckets with rows in all of them, and of rows in the largest.
+    pub sizes: (usize, usize),
 }
 
 /// The rows of a table.
@@ -60,12 +96,23 @@ pub struct Buckets<'a> {
     pub queries: usize,
     /// How many tables are looked at, the first ones.
     pub tables: usize,
-    /// The buckets of each query in each table; `None` if it looks at the one in which it is itself.
-    pub ranges: Option<Ranges<'a>>,
+    /// Which they are.
+    pub looked_at: LookedAt<'a>,
     /// The base row that each query is itself, if they are base rows.
     pub own: Option<&'a [u32]>,
     /// Rows that do not count: a bit for each base row, if there are any.
     pub left_out: Option<&'a [u64]>,
+}
+
+/// Which buckets of a table a query looks at.
+#[derive(Debug, Clone, Copy)]
+pub enum LookedAt<'a> {
+    /// The one in which it is itself.
+    Own,
+    /// The one of its key, in tables that the device has built for other queries than its rows.
+    Hashed,
+    /// These.
+    Ranges(Ranges<'a>),
 }
 
 /// Ranges of the rows of tables.
@@ -88,7 +135,7 @@ pub struct NearestInBuckets {
     pub counts: Vec<usize>,
     /// Rows in all buckets, as often as they are there.
     pub visited: u64,
-    /// Pairs that were compared.
+    /// Pairs that were compared, some maybe more than once.
     pub pairs: u64,
 }
 

@@ -12,7 +12,9 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 pub use dbscan::{Components, DbscanDevice, DbscanInput, DbscanWork, Direction, NOISE, Within};
-pub use hashing::{Buckets, HashingDevice, NearestInBuckets, Ranges, TableRows};
+pub use hashing::{
+    Buckets, Hashes, HashingDevice, LookedAt, NearestInBuckets, Ranges, TableRows, TablesBuilt,
+};
 pub use kmeans::{
     Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, StopReason,
     centroid_shift, squares_are_finite, stop_reason,

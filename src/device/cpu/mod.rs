@@ -17,8 +17,8 @@ use std::sync::Arc;
 use self::simd::level::Level;
 use super::compose::BySearch;
 use super::contract::{
-    Buckets, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
-    NearestInBuckets, SearchDevice, TableRows,
+    Buckets, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
+    NearestInBuckets, SearchDevice, TableRows, TablesBuilt,
 };
 use super::{Device, DeviceInfo, sealed};
 use crate::error::{Error, Result};
@@ -84,6 +84,16 @@ impl HashingDevice for CpuDevice {
         _k: usize,
     ) -> Result<bool> {
         Ok(false)
+    }
+
+    fn build_tables(
+        &self,
+        _base: &<Self as SearchDevice>::Rows,
+        _hashes: &Hashes<'_>,
+        _is_queried: bool,
+        _job: &Job,
+    ) -> Result<Option<TablesBuilt<NoTables>>> {
+        Ok(None)
     }
 
     fn tables(&self, _tables: &[TableRows<'_>], _job: &Job) -> Result<NoTables> {

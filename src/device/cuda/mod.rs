@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `handle` | which GPU, and how much of its memory |
 //! | `search` | rows and their layouts, lists, passes of launches, chosen pairs |
+//! | `hashing` | tables of hashes: rows to keys, keys to tables, keys to buckets |
 //! | `kmeans` | sessions of k-means: rows that stay on the GPU, many groups in one launch |
 //! | `dbscan` | rows in tiles under a tree of boxes, in stages of launches that end in time |
 //! | `driver` | per-GPU state of a process: buffers under a budget, uploads beside running kernels, kernels from source and on disk |
@@ -15,6 +16,7 @@
 mod dbscan;
 mod driver;
 mod handle;
+mod hashing;
 mod kmeans;
 mod search;
 

@@ -113,6 +113,24 @@ impl TableFunctions {
         (0..self.count).flat_map(plane).collect()
     }
 
+    /// For each dimension the numbers of all planes, and what fills them up to a multiple of 8.
+    pub fn numbers(&self) -> &[f64] {
+        match &self.kind {
+            Kind::Planes { numbers, .. } => numbers,
+            Kind::Bits(_) | Kind::MinHash(_) => &[],
+        }
+    }
+
+    /// The bit that each function reads, if they read bits.
+    pub fn bits(&self) -> &[u32] {
+        if let Kind::Bits(bits) = &self.kind { bits } else { &[] }
+    }
+
+    /// Whether rows are changed before planes see them.
+    pub fn changes_rows(&self) -> bool {
+        matches!(&self.kind, Kind::Planes { shift: Some(_), .. })
+    }
+
     /// The offsets of p-stable functions, in widths: from 0 to below 1.
     pub fn offsets(&self) -> &[f64] {
         match &self.kind {

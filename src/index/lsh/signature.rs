@@ -114,7 +114,7 @@ impl Signature {
     }
 
     /// Bits of a whole number in a packed key.
-    fn bits(&self) -> u32 {
+    pub fn bits(&self) -> u32 {
         match self.family {
             Family::PStable => SLOT_BITS,
             Family::Hyperplane | Family::Bits => 1,

@@ -19,9 +19,10 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 27] = files![
+const FILES: [(&str, &str); 32] = files![
     "common/arithmetic.cuh",
     "common/copy.cuh",
+    "common/scan.cuh",
     "common/sort.cuh",
     "common/warp.cuh",
     "dbscan.cu",
@@ -33,6 +34,9 @@ const FILES: [(&str, &str); 27] = files![
     "dbscan/rows.cuh",
     "dbscan/tiles.cuh",
     "dbscan/walk.cuh",
+    "hashing.cu",
+    "hashing/keys.cuh",
+    "hashing/tables.cuh",
     "kmeans.cu",
     "kmeans/groups.cuh",
     "kmeans/near.cuh",
@@ -43,6 +47,7 @@ const FILES: [(&str, &str); 27] = files![
     "search.cu",
     "search/among.cuh",
     "search/buckets.cuh",
+    "search/join.cuh",
     "search/lists.cuh",
     "search/merge.cuh",
     "search/pack.cuh",
@@ -126,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_program_has_every_file_it_needs_once() {
-        for file in ["search.cu", "kmeans.cu", "dbscan.cu"] {
+        for file in ["search.cu", "kmeans.cu", "dbscan.cu", "hashing.cu"] {
             let text = source(file);
             assert!(!text.contains("#include"), "{file}");
             assert_eq!(text.matches("enum Metric").count(), 1, "{file}");
@@ -135,7 +140,7 @@ mod tests {
 
     #[test]
     fn every_file_is_in_some_program() {
-        let all = source("search.cu") + &source("kmeans.cu") + &source("dbscan.cu");
+        let all = ["search.cu", "kmeans.cu", "dbscan.cu", "hashing.cu"].map(source).concat();
         for (name, text) in FILES {
             let last = text.lines().rfind(|line| !line.is_empty()).unwrap();
             let is_used = last.starts_with("#include") || all.contains(last);

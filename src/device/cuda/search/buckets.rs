@@ -1,19 +1,22 @@
 //! Searches in buckets, on a GPU.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
+use super::join::JoinOf;
 use super::launch::Kernels;
-use super::launch_buckets::{InBuckets, LookedAt, OwnBuckets};
+use super::launch_buckets::{InBuckets, Lookup, Taken};
+use super::launch_join::Joining;
 use super::rows::{CudaRows, wait_for};
 use super::spec::{device_dim, real_bytes};
+use super::tables::{CudaTables, OwnRanges, hashed};
 use crate::device::contract::{
-    Buckets, Distances, HashingDevice, NearestInBuckets, Ranges, TableRows,
+    Buckets, Distances, Hashes, HashingDevice, LookedAt, NearestInBuckets, Ranges, TableRows,
+    TablesBuilt,
 };
 use crate::device::cuda::driver::launch::Pace;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::handle::CudaDevice;
-use crate::error::Result;
+use crate::device::cuda::hashing::can_hash;
+use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::{ElementKind, Real};
 
@@ -39,64 +42,28 @@ const SHARE_OF_FIELDS: u64 = 8;
 /// Steps that it takes to visit a row, beside those of its dimensions.
 const VISIT: usize = 16;
 
-/// Tables on a GPU.
-pub struct CudaTables {
-    /// How many there are, and rows in each.
-    tables: usize,
-    table_rows: usize,
-    /// The rows of all tables, one table after the other.
-    rows: Arc<Buffer>,
-    /// How many buckets there are; where they begin in their tables; the number of the first of each table.
-    buckets: (usize, Buffer, Buffer),
-    /// How many rows a row visits in the buckets that it is in itself: on average, and not more than.
-    visits: f64,
-    most_visits: f64,
-    /// The bucket of each row in each table, once it was asked for.
-    own: Mutex<Option<Arc<Buffer>>>,
-}
-
 impl HashingDevice for CudaDevice {
     type Tables = CudaTables;
 
     fn finds_in_buckets(&self, base: &CudaRows, queries: usize, k: usize) -> Result<bool> {
-        let is_possible = (1..=MOST_ROWS).contains(&base.rows.len()) && k <= MOST_NEIGHBORS;
-        if queries < FEWEST_QUERIES || !is_possible {
-            return Ok(false);
+        Ok(queries >= FEWEST_QUERIES && self.has_lists(base, k)?)
+    }
+
+    fn build_tables(
+        &self,
+        base: &CudaRows,
+        hashes: &Hashes<'_>,
+        is_queried: bool,
+        job: &Job,
+    ) -> Result<Option<TablesBuilt<CudaTables>>> {
+        if !can_hash(&base.rows, hashes) || !(1..=MOST_ROWS).contains(&base.rows.len()) {
+            return Ok(None);
         }
-        let kernels = Kernels::get(&self.gpu, &base.rows, base.metric)?;
-        Ok(kernels.warps_of_block(k).is_some())
+        CudaTables::build(self, base, hashes, is_queried, job)
     }
 
     fn tables(&self, tables: &[TableRows<'_>], job: &Job) -> Result<CudaTables> {
-        let table_rows = tables.first().map_or(0, |table| table.rows.len());
-        let (mut numbers, mut visits, mut most_visits) = (vec![0u64], 0.0, 0.0);
-        for TableRows { rows, buckets } in tables {
-            assert!(rows.len() == table_rows && buckets.first() == Some(&0));
-            numbers.push(numbers[numbers.len() - 1] + buckets.len() as u64);
-            let ends = buckets[1..].iter().copied().chain([table_rows as u32]);
-            let sizes = buckets.iter().zip(ends).map(|(start, end)| f64::from(end - start));
-            let (squares, largest) = sizes
-                .fold((0.0, 0.0), |(all, most), size| (all + size * size, f64::max(most, size)));
-            visits += squares / table_rows as f64;
-            most_visits += largest;
-        }
-        let rows: Vec<&[u8]> = tables.iter().map(|table| sys::bytes_of(table.rows)).collect();
-        let buckets: Vec<&[u8]> =
-            tables.iter().map(|table| sys::bytes_of(&table.buckets[..])).collect();
-        let all = numbers[tables.len()] as usize;
-        Ok(CudaTables {
-            tables: tables.len(),
-            table_rows,
-            rows: Arc::new(self.send(&rows, job)?),
-            buckets: (
-                all,
-                self.send(&buckets, job)?,
-                self.send(&[sys::bytes_of(&numbers[..])], job)?,
-            ),
-            visits,
-            most_visits,
-            own: Mutex::default(),
-        })
+        CudaTables::of(self, tables, job)
     }
 
     fn nearest_in_buckets(
@@ -107,41 +74,131 @@ impl HashingDevice for CudaDevice {
         k: usize,
         job: &Job,
     ) -> Result<Option<NearestInBuckets>> {
-        let (visited, most) = match &buckets.ranges {
-            Some(ranges) => {
-                let of_query = |query| ranges.visited(query, buckets.tables) as f64;
-                let visited: Vec<f64> = (0..buckets.queries).map(of_query).collect();
-                let most = visited.iter().copied().fold(0.0, f64::max);
-                (visited, most)
-            }
-            None => (vec![tables.visits; buckets.queries], tables.most_visits),
-        };
-        if most > if buckets.queries < FEW_QUERIES { MANY_VISITED } else { MOST_VISITED } {
-            return Ok(None);
-        }
         match sides.1.rows.matrix().kind() {
-            ElementKind::F64 => self.search::<f64>(sides, tables, (buckets, &visited), k, job),
-            _ => self.search::<f32>(sides, tables, (buckets, &visited), k, job),
+            ElementKind::F64 => self.nearest::<f64>(sides, tables, buckets, k, job),
+            _ => self.nearest::<f32>(sides, tables, buckets, k, job),
         }
-        .map(Some)
     }
 }
 
+/// A distance on a GPU.
+trait OnGpu: Real + cudarc::driver::DeviceRepr + Default {}
+
+impl OnGpu for f32 {}
+impl OnGpu for f64 {}
+
 impl CudaDevice {
-    fn search<T: Real + cudarc::driver::DeviceRepr + Default>(
+    /// Whether there is room for the lists of queries.
+    fn has_lists(&self, base: &CudaRows, k: usize) -> Result<bool> {
+        let is_possible = (1..=MOST_ROWS).contains(&base.rows.len()) && k <= MOST_NEIGHBORS;
+        Ok(is_possible
+            && Kernels::get(&self.gpu, &base.rows, base.metric)?.warps_of_block(k).is_some())
+    }
+
+    fn nearest<T: OnGpu>(
         &self,
         (queries, base): (&CudaRows, &CudaRows),
         tables: &CudaTables,
-        (buckets, visited): (&Buckets<'_>, &[f64]),
+        buckets: &Buckets<'_>,
         k: usize,
+        job: &Job,
+    ) -> Result<Option<NearestInBuckets>> {
+        let kernels = Kernels::get(&self.gpu, &base.rows, base.metric)?;
+        let (visited, lookup) = match &buckets.looked_at {
+            LookedAt::Ranges(ranges) => {
+                let of_query = |query| ranges.visited(query, buckets.tables) as f64;
+                let visited: Vec<f64> = (0..buckets.queries).map(of_query).collect();
+                (visited, self.given(buckets, ranges, base.rows.len(), job)?)
+            }
+            LookedAt::Own => {
+                if let Some(found) = self.joined::<T>(base, tables, buckets, (k, &kernels), job)? {
+                    return Ok(Some(found));
+                }
+                let most: u64 = tables.most_visits[..buckets.tables].iter().sum();
+                if is_for_the_host(most as f64, tables, buckets.queries) {
+                    return Ok(None);
+                }
+                (vec![tables.visits; buckets.queries], Lookup::Own)
+            }
+            LookedAt::Hashed => {
+                let plain = queries.plain(self, job)?;
+                wait_for(&self.gpu, &plain.ready)?;
+                let Some(built) = tables.built() else { return Ok(None) };
+                let rows = hashed(queries, &plain.buffer);
+                let Some((ranges, visited)) = built.find(self, &rows, job)? else {
+                    return Ok(None);
+                };
+                let count = buckets.queries * buckets.tables;
+                let visited = visited.into_iter().map(|visited| visited as f64).collect();
+                (visited, Lookup::Given(count, ranges, None))
+            }
+        };
+        let most = visited.iter().copied().fold(0.0, f64::max);
+        if is_for_the_host(most, tables, buckets.queries) {
+            return Ok(None);
+        }
+        let found = (buckets, &visited[..], lookup);
+        self.search::<T>((queries, base), tables, found, (k, &kernels), job).map(Some)
+    }
+
+    /// The lists of rows that were joined with those in their own buckets, if that pays.
+    fn joined<T: OnGpu>(
+        &self,
+        base: &CudaRows,
+        tables: &CudaTables,
+        buckets: &Buckets<'_>,
+        (k, kernels): (usize, &Kernels),
+        job: &Job,
+    ) -> Result<Option<NearestInBuckets>> {
+        let (Some(own), count) = (buckets.own, buckets.queries) else { return Ok(None) };
+        if !tables.joins.pays(tables.table_rows, count, k) {
+            return Ok(None);
+        }
+        let plain = base.plain(self, job)?;
+        wait_for(&self.gpu, &plain.ready)?;
+        let send = |bytes: &[u8]| self.send(&[bytes], job);
+        let left_out = buckets.left_out.map(|bits| send(sys::bytes_of(bits))).transpose()?;
+        let matrix = base.rows.matrix();
+        let of_rows = tables.own_buckets(self, kernels)?;
+        let of = JoinOf {
+            base: &plain.buffer,
+            dim: device_dim(matrix.kind(), matrix.dim()),
+            joining: Joining {
+                tables: tables.tables,
+                table_rows: tables.table_rows,
+                rows: tables.rows(),
+                own: of_rows.buffer(),
+                left_out: left_out.as_ref(),
+            },
+            largest: &tables.most_visits[..buckets.tables],
+            left_out: buckets.left_out,
+        };
+        assert!(own.iter().all(|row| (*row as usize) < tables.table_rows));
+        let own = send(sys::bytes_of(own))?;
+        match tables.joins.lists(self, (&of, k, kernels), (&own, count), job) {
+            Ok(taken) => self.read::<T>(&taken, (count, k), job).map(Some),
+            Err(Error::DeviceMemory { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn search<T: OnGpu>(
+        &self,
+        (queries, base): (&CudaRows, &CudaRows),
+        tables: &CudaTables,
+        (buckets, visited, lookup): (&Buckets<'_>, &[f64], Lookup),
+        (k, kernels): (usize, &Kernels),
         job: &Job,
     ) -> Result<NearestInBuckets> {
         let Self { gpu, .. } = self;
-        let kernels = Kernels::get(gpu, &base.rows, base.metric)?;
         let plain = (queries.plain(self, job)?, base.plain(self, job)?);
         wait_for(gpu, &plain.0.ready)?;
         wait_for(gpu, &plain.1.ready)?;
-        let mut search = self.in_buckets((queries, base), tables, buckets, (k, &kernels), job)?;
+        let own = match lookup {
+            Lookup::Own => Some(tables.own_buckets(self, kernels)?),
+            Lookup::Given(..) => None,
+        };
+        let mut search = self.in_buckets(base, tables, (buckets, lookup), (k, kernels), job)?;
         let (rate, dim) = (kernels.buckets_rate(), search.dim + VISIT);
         let mut pace = Pace::default();
         let mut first = 0;
@@ -156,7 +213,9 @@ impl CudaDevice {
                 end += 1;
             }
             let sides = (&plain.0.buffer, &plain.1.buffer);
-            kernels.nearest_in_buckets(&gpu.compute, sides, &mut search, first..end)?;
+            let of_tables = (tables.rows(), own.as_ref().map(OwnRanges::buffer));
+            let some = (&mut search, first..end);
+            kernels.nearest_in_buckets(&gpu.compute, sides, of_tables, some)?;
             let operations = rows * dim as f64;
             if end - first < search.workers {
                 pace.launched_at_most(&gpu.compute, rate, operations)?;
@@ -165,13 +224,22 @@ impl CudaDevice {
             }
             first = end;
         }
+        self.read::<T>(&search.taken, (search.queries, k), job)
+    }
+
+    /// Reads the lists of so many queries.
+    fn read<T: OnGpu>(
+        &self,
+        taken: &Taken,
+        (queries, k): (usize, usize),
+        job: &Job,
+    ) -> Result<NearestInBuckets> {
+        let (stream, all) = (&self.gpu.compute, queries * k);
         let read = sys::failed("cuMemcpyDtoHAsync");
-        let counts = sys::read::<u32>(&gpu.compute, search.counts.slice(), search.queries);
-        let counts = counts.map_err(&read)?;
-        let work = sys::read::<u64>(&gpu.compute, search.work.slice(), 2).map_err(&read)?;
-        let all = search.queries * k;
-        let rows = sys::read_in_pieces::<u32>(&gpu.compute, search.found.slice(), all, job)?;
-        let distances = sys::read_in_pieces::<T>(&gpu.compute, search.distances.slice(), all, job)?;
+        let counts = sys::read::<u32>(stream, taken.counts.slice(), queries).map_err(&read)?;
+        let work = sys::read::<u64>(stream, taken.work.slice(), 2).map_err(&read)?;
+        let rows = sys::read_in_pieces::<u32>(stream, taken.found.slice(), all, job)?;
+        let distances = sys::read_in_pieces::<T>(stream, taken.distances.slice(), all, job)?;
         let counts: Vec<usize> = counts.into_iter().map(|count| count as usize).collect();
         let rows = without_gaps(rows, &counts, k);
         let distances = Distances::of(without_gaps(distances, &counts, k));
@@ -181,16 +249,16 @@ impl CudaDevice {
     /// Everything that a search needs on the device.
     fn in_buckets(
         &self,
-        (queries, base): (&CudaRows, &CudaRows),
+        base: &CudaRows,
         tables: &CudaTables,
-        buckets: &Buckets<'_>,
+        (buckets, lookup): (&Buckets<'_>, Lookup),
         (k, kernels): (usize, &Kernels),
         job: &Job,
     ) -> Result<InBuckets> {
         let Self { gpu, memory } = self;
         let (matrix, base_rows) = (base.rows.matrix(), base.rows.len());
-        let queries = queries.rows.len();
-        assert!(queries == buckets.queries && buckets.tables <= tables.tables);
+        let queries = buckets.queries;
+        assert!(buckets.tables <= tables.tables);
         assert!(base_rows == tables.table_rows);
         let words = InBuckets::words(base_rows);
         let (_, warps) = kernels.warps_of_block(k).unwrap_or((0, 1));
@@ -198,10 +266,6 @@ impl CudaDevice {
         let wanted = kernels.warps_together().min(queries.next_multiple_of(warps));
         let workers = (wanted.min(fitting) / warps).max(1) * warps;
         let numbers = |numbers: &[u32]| self.send(&[sys::bytes_of(numbers)], job);
-        let looked_at = match &buckets.ranges {
-            Some(ranges) => self.given(buckets, ranges, base_rows, job)?,
-            None => LookedAt::Own(self.own_buckets(tables, kernels)?),
-        };
         let zeroed = |bytes: usize| -> Result<Buffer> {
             let mut buffer = memory.allocate(&gpu.compute, bytes)?;
             sys::fill(&gpu.compute, buffer.slice_mut(), 0)
@@ -216,18 +280,19 @@ impl CudaDevice {
             k,
             tables: (tables.tables, buckets.tables),
             workers,
-            rows: tables.rows.clone(),
-            buckets: looked_at,
+            buckets: lookup,
             own: buckets.own.map(numbers).transpose()?,
             left_out: buckets
                 .left_out
                 .map(|bits| self.send(&[sys::bytes_of(bits)], job))
                 .transpose()?,
             seen: zeroed(workers * words * 4)?,
-            found: memory.allocate(&gpu.compute, queries * k * 4)?,
-            distances: memory.allocate(&gpu.compute, queries * k * real)?,
-            counts: zeroed(queries * 4)?,
-            work: zeroed(16)?,
+            taken: Taken {
+                found: memory.allocate(&gpu.compute, queries * k * 4)?,
+                distances: memory.allocate(&gpu.compute, queries * k * real)?,
+                counts: zeroed(queries * 4)?,
+                work: zeroed(16)?,
+            },
         })
     }
 
@@ -238,7 +303,7 @@ impl CudaDevice {
         ranges: &Ranges<'_>,
         base_rows: usize,
         job: &Job,
-    ) -> Result<LookedAt> {
+    ) -> Result<Lookup> {
         let count = ranges.all.len();
         let is_one_each = count == buckets.queries * buckets.tables
             && ranges.starts.iter().enumerate().all(|(i, start)| i == *start);
@@ -254,35 +319,15 @@ impl CudaDevice {
                 Some(self.send(&[sys::bytes_of(&starts[..])], job)?)
             }
         };
-        Ok(LookedAt::Given(count, all, starts))
+        Ok(Lookup::Given(count, all, starts))
     }
+}
 
-    /// The bucket of each row in each table.
-    fn own_buckets(&self, tables: &CudaTables, kernels: &Kernels) -> Result<Arc<Buffer>> {
-        let mut own = tables.own.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = &*own {
-            return Ok(own.clone());
-        }
-        let (gpu, rows) = (&self.gpu, tables.tables * tables.table_rows);
-        let mut found = self.memory.allocate(&gpu.compute, rows * 8)?;
-        let (count, begins, first_bucket) = &tables.buckets;
-        let of = OwnBuckets {
-            tables: tables.tables,
-            table_rows: tables.table_rows,
-            rows: &tables.rows,
-            buckets: (*count, begins),
-            first_bucket,
-        };
-        kernels.find_own_buckets(&gpu.compute, &mut found, &of)?;
-        Ok(own.insert(Arc::new(found)).clone())
-    }
-
-    /// Sends bytes, one part after the other, for the next work of the device.
-    fn send(&self, parts: &[&[u8]], job: &Job) -> Result<Buffer> {
-        let (buffer, ready) = self.gpu.uploader.upload_parts(&self.memory, parts, job)?;
-        wait_for(&self.gpu, &ready)?;
-        Ok(buffer)
-    }
+/// Whether a query visits so many rows that the host had better find them.
+fn is_for_the_host(most: f64, tables: &CudaTables, queries: usize) -> bool {
+    // Where the host has no tables, building them takes longer.
+    let is_few = queries < FEW_QUERIES && tables.built().is_none();
+    most > if is_few { MANY_VISITED } else { MOST_VISITED }
 }
 
 /// The first values of each list of `k`.

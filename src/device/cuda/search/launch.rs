@@ -46,11 +46,15 @@ pub(super) struct Kernels {
     among: CudaFunction,
     pub(super) nearest_in_buckets: CudaFunction,
     pub(super) find_own_buckets: CudaFunction,
+    pub(super) join_buckets: CudaFunction,
+    pub(super) take_lists: CudaFunction,
     /// Pairs × dimensions per second.
     scan_rate: Arc<Rate>,
     /// The same of pairs whose rows lie anywhere, and of those in buckets.
     among_rate: Arc<Rate>,
     buckets_rate: Arc<Rate>,
+    /// The same of pairs in joined buckets.
+    join_rate: Arc<Rate>,
     /// Entries × steps of a sort per second, in shared memory and in place.
     merge_rates: [Arc<Rate>; 2],
 }
@@ -137,6 +141,9 @@ const MERGE_PENALTIES: [f64; 2] = [40.0, 320.0];
 /// How many times slower pairs are whose rows lie anywhere.
 const FETCH_PENALTY: f64 = 32.0;
 
+/// The same where threads beside each other compare with the same rows.
+const JOIN_PENALTY: f64 = 8.0;
+
 impl Kernels {
     /// The kernels for rows and a metric, compiled and loaded by the first caller.
     pub(super) fn get(gpu: &Gpu, rows: &Rows, metric: Metric) -> Result<Arc<Self>> {
@@ -167,9 +174,12 @@ impl Kernels {
             among: function(&module, "among")?,
             nearest_in_buckets: function(&module, "nearest_in_buckets")?,
             find_own_buckets: function(&module, "find_own_buckets")?,
+            join_buckets: function(&module, "join_buckets")?,
+            take_lists: function(&module, "take_lists")?,
             scan_rate: Arc::new(limits.rate(per_cycle)),
             among_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
             buckets_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
+            join_rate: Arc::new(limits.rate(per_cycle / JOIN_PENALTY)),
             merge_rates: MERGE_PENALTIES.map(|slower| Arc::new(limits.rate(per_cycle / slower))),
         };
         allow_shared(&kernels.scan, kernels.scan_shared())?;
@@ -191,6 +201,11 @@ impl Kernels {
     /// The same of pairs in buckets.
     pub(super) fn buckets_rate(&self) -> &Arc<Rate> {
         &self.buckets_rate
+    }
+
+    /// The same of pairs in joined buckets.
+    pub(super) fn join_rate(&self) -> &Arc<Rate> {
+        &self.join_rate
     }
 
     /// Entries of such lists × steps of the sort per second.

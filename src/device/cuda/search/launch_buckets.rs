@@ -57,16 +57,19 @@ pub(super) struct InBuckets {
     pub(super) tables: (usize, usize),
     /// Of how many warps there are fields of bits.
     pub(super) workers: usize,
-    /// The rows of all tables, of u32.
-    pub(super) rows: Arc<Buffer>,
     /// The buckets that queries look at.
-    pub(super) buckets: LookedAt,
+    pub(super) buckets: Lookup,
     /// For each query the base row that it is, of u32.
     pub(super) own: Option<Buffer>,
     /// A bit for each base row that does not count, in words of 64.
     pub(super) left_out: Option<Buffer>,
     /// A bit for each base row and warp; all 0.
     pub(super) seen: Buffer,
+    pub(super) taken: Taken,
+}
+
+/// The lists of queries.
+pub(super) struct Taken {
     /// For each query `k` rows and distances, and how many of them there are.
     pub(super) found: Buffer,
     pub(super) distances: Buffer,
@@ -76,9 +79,9 @@ pub(super) struct InBuckets {
 }
 
 /// The buckets that queries look at, as ranges of two u32 each.
-pub(super) enum LookedAt {
-    /// Each query at the one in which it is itself: those of each row of each table.
-    Own(Arc<Buffer>),
+pub(super) enum Lookup {
+    /// Each query at the one in which it is itself.
+    Own,
     /// So many ranges, and where those of each query and table begin, and the last end, of u32; `None`
     /// if each has one.
     Given(usize, Buffer, Option<Buffer>),
@@ -107,20 +110,13 @@ impl InBuckets {
     fn check(&self, kind: ElementKind) {
         let Self { queries, base_rows, k, tables: (tables, looked_at), workers, .. } = *self;
         assert!(looked_at <= tables && looked_at > 0);
-        check_size(&self.rows, tables * base_rows, 4);
         self.own.iter().for_each(|own| check_size(own, queries, 4));
         self.left_out.iter().for_each(|bits| check_size(bits, base_rows.div_ceil(64), 8));
         check_size(&self.seen, workers * Self::words(base_rows), 4);
-        check_size(&self.found, queries * k, 4);
-        check_size(&self.distances, queries * k, real_bytes(kind));
-        check_size(&self.counts, queries, 4);
-        check_size(&self.work, 2, 8);
+        self.taken.check((queries, k), kind);
         match &self.buckets {
-            LookedAt::Own(ranges) => {
-                check_size(ranges, tables * base_rows, 8);
-                assert!(self.own.is_some());
-            }
-            LookedAt::Given(count, ranges, starts) => {
+            Lookup::Own => assert!(self.own.is_some()),
+            Lookup::Given(count, ranges, starts) => {
                 check_size(ranges, *count, 8);
                 match starts {
                     Some(starts) => check_size(starts, queries * looked_at + 1, 4),
@@ -131,13 +127,13 @@ impl InBuckets {
     }
 }
 
-impl LookedAt {
-    /// The ranges, and where those of queries begin.
-    fn parts(&self) -> (&Buffer, Option<&Buffer>) {
-        match self {
-            Self::Own(ranges) => (ranges, None),
-            Self::Given(_, ranges, starts) => (ranges, starts.as_ref()),
-        }
+impl Taken {
+    /// Checks the sizes of all buffers.
+    pub(super) fn check(&self, (queries, k): (usize, usize), kind: ElementKind) {
+        check_size(&self.found, queries * k, 4);
+        check_size(&self.distances, queries * k, real_bytes(kind));
+        check_size(&self.counts, queries, 4);
+        check_size(&self.work, 2, 8);
     }
 }
 
@@ -155,13 +151,14 @@ impl Kernels {
         self.multiprocessors * WARPS_TOGETHER
     }
 
-    /// Searches for the neighbours of some of the queries.
+    /// Searches for the neighbours of some of the queries. `rows` are those of all tables, of u32, `own`
+    /// the bucket of each of them, as two u32.
     pub(super) fn nearest_in_buckets(
         &self,
         stream: &Arc<CudaStream>,
         (queries, base): (&Buffer, &Buffer),
-        search: &mut InBuckets,
-        some: Range<usize>,
+        (rows, own): (&Buffer, Option<&Buffer>),
+        (search, some): (&mut InBuckets, Range<usize>),
     ) -> Result<()> {
         let Some((slots, warps)) = self.warps_of_block(search.k) else {
             unreachable!("the entries of a warp fit")
@@ -170,10 +167,18 @@ impl Kernels {
         let InBuckets { dim, k, base_rows, workers, tables: (_, looked_at), .. } = *search;
         check_size(queries, search.queries * dim, scalar_bytes(kind));
         check_size(base, base_rows * dim, scalar_bytes(kind));
+        check_size(rows, search.tables.0 * base_rows, 4);
         assert!(some.end <= search.queries && k > 0);
         let words = InBuckets::words(base_rows);
         search.check(kind);
-        let (ranges, starts) = search.buckets.parts();
+        let (ranges, starts) = match (&search.buckets, own) {
+            (Lookup::Given(_, ranges, starts), _) => (ranges, starts.as_ref()),
+            (Lookup::Own, Some(own)) => {
+                check_size(own, search.tables.0 * base_rows, 8);
+                (own, None)
+            }
+            (Lookup::Own, None) => unreachable!("rows have buckets of their own"),
+        };
         let blocks = (workers / warps).min(some.len().div_ceil(warps));
         assert!(blocks > 0);
         let given = BucketSearch {
@@ -185,22 +190,21 @@ impl Kernels {
             dim: dim as u32,
             k: k as u32,
             slots: slots as u32,
-            is_own: u32::from(matches!(search.buckets, LookedAt::Own(_))),
+            is_own: u32::from(matches!(search.buckets, Lookup::Own)),
             padding: 0,
         };
         let null = 0u64;
         let mut launch = stream.launch_builder(&self.nearest_in_buckets);
-        launch.arg(queries.slice()).arg(base.slice());
-        launch.arg(search.rows.slice()).arg(ranges.slice());
+        launch.arg(queries.slice()).arg(base.slice()).arg(rows.slice()).arg(ranges.slice());
         for optional in [starts, search.own.as_ref(), search.left_out.as_ref()] {
             match optional {
                 Some(buffer) => launch.arg(buffer.slice()),
                 None => launch.arg(&null),
             };
         }
-        launch.arg(search.seen.slice_mut()).arg(search.found.slice_mut());
-        launch.arg(search.distances.slice_mut()).arg(search.counts.slice_mut());
-        launch.arg(search.work.slice_mut()).arg(&given);
+        let Taken { found, distances, counts, work } = &mut search.taken;
+        launch.arg(search.seen.slice_mut()).arg(found.slice_mut()).arg(distances.slice_mut());
+        launch.arg(counts.slice_mut()).arg(work.slice_mut()).arg(&given);
         // SAFETY: sizes are checked above; ranges are of rows of their tables, and these of the base,
         // as the caller has checked. A warp has a field of bits and entries of its own: there are
         // `workers` fields, and `slots` entries for each warp of a block.

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `device` | the contract of searches |
 //! | `buckets`, `launch_buckets` | that of searches in buckets |
+//! | `tables` | tables that were built here, or sent |
+//! | `join`, `launch_join` | all rows with those in their own buckets |
 //! | `rows` | rows and their layouts on the GPU |
 //! | `lists` | the lists of a block of queries, from empty to downloaded |
 //! | `passes` | how a search is cut into passes |
@@ -14,9 +16,12 @@
 
 mod buckets;
 mod device;
+mod join;
 mod launch;
 mod launch_buckets;
+mod launch_join;
 mod lists;
 mod passes;
 mod rows;
 mod spec;
+mod tables;

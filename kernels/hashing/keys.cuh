@@ -1,0 +1,200 @@
+// Rows to keys: the same values, whole numbers and keys as in src/index/lsh, bit for bit.
+//
+// Values are sums of f64 in the order of the dimensions, each product and each sum rounded. A thread has
+// a row; the numbers of some functions of a table are in shared memory, in a few dimensions at a time.
+
+#include "common/warp.cuh"
+
+// How values become whole numbers: of p-stable functions by rounding down or towards zero, of
+// hyperplanes by the sign; bits are read.
+enum Kind { FLOOR, ZERO, SIGNS, READ_BITS };
+
+// Slots of p-stable functions reach from minus this to this.
+constexpr double MOST_SLOT = 16777216.0;
+
+// The functions of some tables. The same struct as in src/device/cuda/hashing/launch.rs.
+struct Functions {
+    double width;     // of slots
+    u32 count;        // functions of a table
+    u32 stride;       // their numbers in a dimension, and what fills them up
+    u32 tables;
+    u32 dim;          // elements of a row
+    u32 kind;         // a Kind
+    u32 bits;         // of a whole number in a key
+    u32 is_clamped;   // whether values too far away are in the outermost slots
+    u32 padding;
+};
+static_assert(sizeof(Functions) == 40, "the host has the same struct");
+
+// Tables that are being built, and the rows that a launch looks at. The same struct as in
+// src/device/cuda/hashing/launch.rs.
+struct Building {
+    u64 rows;          // in each table
+    u64 first;         // the launch's first row
+    u64 end;
+    u32 tables;
+    u32 section_bits;  // leading bits of a key, which are the number of its section
+};
+static_assert(sizeof(Building) == 32, "the host has the same struct");
+
+// SplitMix64's mixing, as in src/random.rs.
+__device__ __forceinline__ u64 mix(u64 z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+// What a key is made of: whole numbers side by side where 64 bits suffice, else a sum of their
+// multiples.
+struct Raw {
+    u64 value;
+
+    __device__ __forceinline__ void add(const Functions& of, u32 function, int whole) {
+        const u64 number = (u64)(long long)whole;
+        if (of.bits * of.count <= 64) {
+            value = value << of.bits | (number & (~0ull >> (64 - of.bits)));
+        } else {
+            value += number * (mix((u64)(function + 1) * 0x9e3779b97f4a7c15ull) | 1);
+        }
+    }
+};
+
+// The slot of a value; what is no number, after an overflow, is in slot 0 where slots are clamped.
+__device__ __forceinline__ int slot_of(const Functions& of, double value, double offset,
+                                       bool& is_in_range) {
+    const double shifted = __dadd_rn(value, __dmul_rn(offset, of.width));
+    const double at = __ddiv_rn(shifted, of.width);
+    double slot = of.kind == FLOOR ? floor(at) : trunc(at);
+    if (of.is_clamped) {
+        if (slot < -MOST_SLOT) slot = -MOST_SLOT;
+        if (slot > MOST_SLOT) slot = MOST_SLOT;
+    }
+    is_in_range = is_in_range && fabs(slot) <= MOST_SLOT;
+    return fabs(slot) <= MOST_SLOT ? (int)slot : 0;
+}
+
+// Notes the key of a row in a table, and how many rows of its section came before.
+__device__ __forceinline__ void note_key(const Building& building, u32 table, u64 row, u64 raw,
+                                         u64* __restrict__ keys, u32* __restrict__ ranks,
+                                         u32* __restrict__ sections) {
+    const u64 key = mix(raw);
+    const u64 at = (u64)table * building.rows + row;
+    keys[at] = key;
+    if (ranks) {
+        const u64 section = key >> (64 - building.section_bits);
+        ranks[at] = atomicAdd(&sections[((u64)table << building.section_bits) + section], 1u);
+    }
+}
+
+// Elements of a row that are read at once, where rows begin at multiples of 16 bytes.
+constexpr u32 TOGETHER = 16 / sizeof(Scalar);
+
+// Adds the whole numbers of `N` functions, from `first` on, of a row. `some` is shared.
+template <u32 N>
+__device__ __forceinline__ void add_functions(
+    const Functions& of, u32 first, const Scalar* __restrict__ row, bool is_there,
+    const double* __restrict__ numbers, const double* __restrict__ offsets, double* some, Raw& raw,
+    bool& is_in_range) {
+    double sums[N];
+#pragma unroll
+    for (u32 i = 0; i < N; i++) sums[i] = 0.0;
+    for (u32 begin = 0; begin < of.dim; begin += STAGED) {
+        const u32 here = min((u32)STAGED, of.dim - begin);
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < here * N; i += blockDim.x) {
+            some[i] = numbers[(u64)(begin + i / N) * of.stride + first + i % N];
+        }
+        __syncthreads();
+        if (!is_there) continue;
+        const auto step = [&](u32 d, Scalar element) {
+            const double x = (double)element;
+#pragma unroll
+            for (u32 i = 0; i < N; i++) {
+                sums[i] = __dadd_rn(sums[i], __dmul_rn(x, some[d * N + i]));
+            }
+        };
+        if (of.dim % TOGETHER == 0) {
+#pragma unroll 1
+            for (u32 d = 0; d < here; d += TOGETHER) {
+                union { uint4 all; Scalar one[TOGETHER]; } x;
+                x.all = *reinterpret_cast<const uint4*>(row + begin + d);
+#pragma unroll
+                for (u32 i = 0; i < TOGETHER; i++) step(d + i, x.one[i]);
+            }
+        } else {
+#pragma unroll 2
+            for (u32 d = 0; d < here; d++) step(d, row[begin + d]);
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < N; i++) {
+        const u32 function = first + i;
+        if (!is_there || function >= of.count) continue;
+        int whole;
+        if (of.kind == SIGNS) {
+            whole = sums[i] >= 0.0;
+        } else {
+            whole = slot_of(of, sums[i], offsets[function], is_in_range);
+        }
+        raw.add(of, function, whole);
+    }
+}
+
+// The keys of rows in all tables. `numbers` has for each table and dimension those of all functions,
+// `offsets` for each table those of p-stable functions, in widths. Without `ranks`, nothing is counted.
+// A thread for each row; `out_of_range` is set where a slot is.
+extern "C" __global__ __launch_bounds__(128) void hash_rows(
+    const Scalar* __restrict__ rows, const double* __restrict__ numbers,
+    const double* __restrict__ offsets, u64* __restrict__ keys, u32* __restrict__ ranks,
+    u32* __restrict__ sections, u32* __restrict__ out_of_range, Functions of,
+    Building building) {
+    __shared__ double some[STAGED * 16];
+    const u64 row = building.first + (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const bool is_there = row < building.end;
+    const Scalar* own = rows + (is_there ? row : building.first) * of.dim;
+    bool is_in_range = true;
+    const u32 together = (of.tables + gridDim.y - 1) / gridDim.y;
+    const u32 last = min(of.tables, (blockIdx.y + 1) * together);
+    for (u32 table = blockIdx.y * together; table < last; table++) {
+        const double* of_table = numbers + (u64)table * of.dim * of.stride;
+        const double* own_offsets = offsets + (u64)table * of.stride;
+        Raw raw = {0};
+        u32 first = 0;
+        for (; first + 12 < of.count; first += 16) {
+            add_functions<16>(of, first, own, is_there, of_table, own_offsets, some, raw,
+                              is_in_range);
+        }
+        const u32 left = of.count > first ? of.count - first : 0;
+        if (left > 8) {
+            add_functions<12>(of, first, own, is_there, of_table, own_offsets, some, raw,
+                              is_in_range);
+        } else if (left > 4) {
+            add_functions<8>(of, first, own, is_there, of_table, own_offsets, some, raw,
+                              is_in_range);
+        } else if (left > 0) {
+            add_functions<4>(of, first, own, is_there, of_table, own_offsets, some, raw,
+                              is_in_range);
+        }
+        if (is_there) note_key(building, table, row, raw.value, keys, ranks, sections);
+    }
+    if (!is_in_range && !of.is_clamped) *out_of_range = 1;
+}
+
+// The keys of rows of bits in all tables: `numbers` has for each table the bits that are read.
+extern "C" __global__ __launch_bounds__(128) void hash_bits(
+    const u32* __restrict__ rows, const u32* __restrict__ numbers, u64* __restrict__ keys,
+    u32* __restrict__ ranks, u32* __restrict__ sections, Functions of, Building building) {
+    const u64 row = building.first + (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= building.end) return;
+    const u32* own = rows + row * of.dim;
+    const u32 together = (of.tables + gridDim.y - 1) / gridDim.y;
+    const u32 last = min(of.tables, (blockIdx.y + 1) * together);
+    for (u32 table = blockIdx.y * together; table < last; table++) {
+        const u32* bits = numbers + (u64)table * of.stride;
+        Raw raw = {0};
+        for (u32 i = 0; i < of.count; i++) {
+            raw.add(of, i, (int)(own[bits[i] / 32] >> (bits[i] % 32) & 1));
+        }
+        note_key(building, table, row, raw.value, keys, ranks, sections);
+    }
+}

@@ -1,0 +1,200 @@
+// Keys to tables: the rows of all tables bucket by bucket.
+//
+// The leading bits of a key are its section, of which there is one for every few rows. Rows are first
+// placed section by section, by the ranks that they got while they were hashed; then the few keys of a
+// section are put in order. In a bucket rows are in no order: what is found does not depend on it.
+
+#include "common/scan.cuh"
+#include "hashing/keys.cuh"
+
+// Sections up to so many rows are put in order by a thread for each row, larger ones by a block.
+constexpr u32 SMALL = 64;
+
+// Where the sections of a table begin: within their piece of PIECE sections, and the pieces.
+struct Begins {
+    const u32* of_sections;
+    const u32* of_pieces;
+    u32 pieces;   // of a table
+
+    __device__ __forceinline__ u32 begin(const Building& building, u32 table, u64 section) const {
+        if (section >> building.section_bits) return (u32)building.rows;
+        return of_sections[((u64)table << building.section_bits) + section]
+             + of_pieces[table * pieces + (u32)(section / PIECE)];
+    }
+    __device__ __forceinline__ uint2 range(const Building& building, u32 table, u64 key) const {
+        const u64 section = key >> (64 - building.section_bits);
+        return make_uint2(begin(building, table, section), begin(building, table, section + 1));
+    }
+};
+
+// Of each table: buckets that have rows, rows in the largest, the sum of the squares of all sizes.
+struct Sizes {
+    u64 buckets, largest, squares;
+};
+
+__device__ __forceinline__ void add_sizes(Sizes own, Sizes* all) {
+    constexpr u32 ALL = 0xffffffffu;
+    for (u32 apart = 16; apart > 0; apart /= 2) {
+        own.buckets += __shfl_xor_sync(ALL, own.buckets, apart);
+        own.squares += __shfl_xor_sync(ALL, own.squares, apart);
+        own.largest = max(own.largest, __shfl_xor_sync(ALL, own.largest, apart));
+    }
+    if (Warp::rank() == 0 && own.buckets > 0) {
+        atomicAdd(&all->buckets, own.buckets);
+        atomicAdd(&all->squares, own.squares);
+        atomicMax(&all->largest, own.largest);
+    }
+}
+
+// Where the sorted rows of tables go: `keys` may be null, `own` as well: the bucket of each row, as a
+// range of the table; of a row that is alone there, an empty one.
+struct Tables {
+    u32* rows;
+    u64* keys;
+    uint2* own;
+    Sizes* sizes;   // of each table
+};
+
+// Places rows section by section.
+extern "C" __global__ __launch_bounds__(256) void place_rows(
+    const u64* __restrict__ keys, const u32* __restrict__ ranks, Begins begins,
+    u64* __restrict__ placed_keys, u32* __restrict__ placed_rows, Building building) {
+    const u64 row = building.first + (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= building.end) return;
+    for (u32 table = blockIdx.y; table < building.tables; table += gridDim.y) {
+        const u64 of_table = (u64)table * building.rows;
+        const u64 key = keys[of_table + row];
+        const u64 section = key >> (64 - building.section_bits);
+        const u64 to = of_table + begins.begin(building, table, section) + ranks[of_table + row];
+        placed_keys[to] = key;
+        placed_rows[to] = (u32)row;
+    }
+}
+
+// Sorts the rows of small sections by key, and lists large sections. A thread for each place.
+extern "C" __global__ __launch_bounds__(256) void sort_sections(
+    const u64* __restrict__ placed_keys, const u32* __restrict__ placed_rows, Begins begins,
+    Tables to, uint2* __restrict__ large, u32* __restrict__ large_count, Building building) {
+    const u64 place = building.first + (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    for (u32 table = blockIdx.y; table < building.tables; table += gridDim.y) {
+        Sizes found = {0, 0, 0};
+        if (place < building.end) {
+            const u64 of_table = (u64)table * building.rows;
+            const u64* keys = placed_keys + of_table;
+            const u64 key = keys[place];
+            const uint2 section = begins.range(building, table, key);
+            if (section.y - section.x > SMALL) {
+                if (place == section.x) {
+                    large[atomicAdd(large_count, 1u)] = make_uint2(table, section.x);
+                }
+            } else {
+                u32 less = 0, equal = 0, before = 0;
+                for (u32 i = section.x; i < section.y; i++) {
+                    const u64 other = keys[i];
+                    less += other < key;
+                    equal += other == key;
+                    before += other == key && i < place;
+                }
+                const u32 start = section.x + less, row = placed_rows[of_table + place];
+                to.rows[of_table + start + before] = row;
+                if (to.keys) to.keys[of_table + start + before] = key;
+                if (to.own) {
+                    const u32 end = equal == 1 ? start : start + equal;
+                    to.own[of_table + row] = make_uint2(start, end);
+                }
+                if (before == 0) found = {1, equal, (u64)equal * equal};
+            }
+        }
+        add_sizes(found, &to.sizes[table]);
+    }
+}
+
+// Sorts the rows of large sections, which have few different keys: a block for each section.
+extern "C" __global__ __launch_bounds__(1024) void sort_large_sections(
+    const u64* __restrict__ placed_keys, const u32* __restrict__ placed_rows, Begins begins,
+    Tables to, const uint2* __restrict__ large, const u32* __restrict__ large_count,
+    Building building) {
+    __shared__ u64 least;
+    for (u32 listed = blockIdx.x; listed < *large_count; listed += gridDim.x) {
+        const u32 table = large[listed].x;
+        const u64 of_table = (u64)table * building.rows;
+        const u64* keys = placed_keys + of_table;
+        const uint2 section = begins.range(building, table, keys[large[listed].y]);
+        u32 start = section.x;
+        u64 last = 0;
+        while (start < section.y) {
+            // The least key that was not there before.
+            const bool is_first = start == section.x;
+            __syncthreads();
+            if (threadIdx.x == 0) least = ~0ull;
+            __syncthreads();
+            u64 own = ~0ull;
+            for (u32 i = section.x + threadIdx.x; i < section.y; i += blockDim.x) {
+                const u64 key = keys[i];
+                if (key < own && (is_first || key > last)) own = key;
+            }
+            atomicMin(&least, own);
+            __syncthreads();
+            const u64 key = least;
+            u32 end = start;
+            for (u32 i = section.x; i < section.y; i += blockDim.x) {
+                const u32 place = i + threadIdx.x;
+                const bool is_here = place < section.y && keys[place] == key;
+                u32 all;
+                const u32 at = end + sum_before(is_here, all);
+                if (is_here) {
+                    to.rows[of_table + at] = placed_rows[of_table + place];
+                    if (to.keys) to.keys[of_table + at] = key;
+                }
+                end += all;
+            }
+            if (to.own) {
+                const uint2 bucket = make_uint2(start, end - start == 1 ? start : end);
+                for (u32 i = section.x + threadIdx.x; i < section.y; i += blockDim.x) {
+                    if (keys[i] == key) to.own[of_table + placed_rows[of_table + i]] = bucket;
+                }
+            }
+            if (threadIdx.x == 0) {
+                const u64 size = end - start;
+                atomicAdd(&to.sizes[table].buckets, 1ull);
+                atomicAdd(&to.sizes[table].squares, size * size);
+                atomicMax(&to.sizes[table].largest, size);
+            }
+            start = end;
+            last = key;
+        }
+    }
+}
+
+// The buckets of queries in all tables, by their keys, query by query, and how many rows each query
+// visits. A thread for each query; `building` is of the tables, `queries` of the keys.
+extern "C" __global__ __launch_bounds__(128) void find_buckets(
+    const u64* __restrict__ query_keys, const u64* __restrict__ keys, Begins begins,
+    uint2* __restrict__ ranges, u64* __restrict__ visited, Building queries, Building building) {
+    const u64 query = queries.first + (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (query >= queries.end) return;
+    u64 all = 0;
+    for (u32 table = 0; table < queries.tables; table++) {
+        const u64 key = query_keys[(u64)table * queries.rows + query];
+        const u64* of_table = keys + (u64)table * building.rows;
+        const uint2 section = begins.range(building, table, key);
+        // The first key of the section that is not less, and the first that is greater.
+        u32 bounds[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u32 low = section.x, high = section.y;
+            while (low < high) {
+                const u32 middle = low + (high - low) / 2;
+                if (of_table[middle] < key || (i == 1 && of_table[middle] == key)) {
+                    low = middle + 1;
+                } else {
+                    high = middle;
+                }
+            }
+            bounds[i] = low;
+        }
+        ranges[query * queries.tables + table] = make_uint2(bounds[0], bounds[1]);
+        all += bounds[1] - bounds[0];
+    }
+    visited[query] = all;
+}

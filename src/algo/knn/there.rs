@@ -1,0 +1,120 @@
+//! Tables that a device has built, where queries look at the bucket of their own key alone.
+
+use super::among::{Among, Base, Part};
+use super::hashing::LshParams;
+use super::ready::{Hashing, Reach};
+use crate::device::{Buckets, Device, Hashes, LookedAt, QueryRows, TablesBuilt};
+use crate::error::{Error, Result};
+use crate::job::{Job, Phase};
+use crate::matrix::Rows;
+use crate::parallel::in_parallel;
+
+/// Buckets that are looked up at a time.
+const BUCKETS_TOGETHER: usize = 1 << 24;
+
+/// The tables of a base on its device.
+pub(super) struct TablesThere<D: Device> {
+    tables: D::Tables,
+    /// How many they are.
+    count: usize,
+    /// Whether queries are rows of the base.
+    is_queried: bool,
+}
+
+impl<D: Device> TablesThere<D> {
+    /// Builds the tables, if the device does that and finds neighbours in them; also the number of buckets
+    /// with rows, and of rows in the largest.
+    pub fn build(
+        among: &Among<D>,
+        hashing: &Hashing,
+        (params, is_queried): (&LshParams, bool),
+        job: &Job,
+    ) -> Result<Option<(Self, (usize, usize))>> {
+        let Base { device, rows, on_device, .. } = &*among.base;
+        let k = among.k.min(among.counting);
+        if rows.is_empty()
+            || hashing.reach != Reach::Probes(1)
+            || params.scoring.is_some()
+            || !device.finds_in_buckets(on_device, rows.len(), k)?
+        {
+            return Ok(None);
+        }
+        job.enter(Phase::Hash);
+        let bytes = hashing.tables * hashing.bytes();
+        let _reserved = match job.reserve("functions of tables", bytes) {
+            Err(Error::HostMemory { .. }) => return Ok(None),
+            reserved => reserved?,
+        };
+        let numbers = (0..hashing.tables).collect();
+        let functions = in_parallel(numbers, |table: usize| hashing.functions(table, job));
+        let functions = functions.into_iter().collect::<Result<Vec<_>>>()?;
+        let hashes = Hashes { functions: &functions, signature: &hashing.signature };
+        match device.build_tables(on_device, &hashes, is_queried, job) {
+            Ok(Some(TablesBuilt { tables, sizes })) => {
+                let count = hashing.tables;
+                Ok(Some((Self { tables, count, is_queried }, sizes)))
+            }
+            Ok(None) | Err(Error::DeviceMemory { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The neighbours of queries in their buckets; `None` if the host is to find them.
+    pub fn search(
+        &self,
+        among: &Among<D>,
+        (queries, query_rows): (&Rows, QueryRows),
+        job: &Job,
+    ) -> Result<Option<Part>> {
+        let base = &among.base.rows;
+        base.check_queries(queries)?;
+        if self.is_queried != (query_rows != QueryRows::Separate) {
+            return Ok(None);
+        }
+        job.enter(Phase::Compare);
+        let together = match self.is_queried {
+            true => queries.len(),
+            false => BUCKETS_TOGETHER / self.count,
+        };
+        let mut all = Part::new(base.matrix().kind());
+        for first in (0..queries.len()).step_by(together.max(1)) {
+            let some = queries.slice(first..queries.len().min(first + together.max(1)));
+            match self.search_some(among, (&some, query_rows.skip(first as u32)), job) {
+                Ok(Some(found)) => all.extend(found),
+                Ok(None) | Err(Error::DeviceMemory { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(all))
+    }
+
+    fn search_some(
+        &self,
+        among: &Among<D>,
+        (queries, query_rows): (&Rows, QueryRows),
+        job: &Job,
+    ) -> Result<Option<Part>> {
+        let Base { device, metric, on_device, .. } = &*among.base;
+        let own: Option<Vec<u32>> = match query_rows {
+            QueryRows::OfBase { first } => Some((first..first + queries.len() as u32).collect()),
+            QueryRows::Separate => None,
+        };
+        let buckets = Buckets {
+            queries: queries.len(),
+            tables: self.count,
+            looked_at: if self.is_queried { LookedAt::Own } else { LookedAt::Hashed },
+            own: own.as_deref(),
+            left_out: None,
+        };
+        let on_device_too = match query_rows {
+            QueryRows::OfBase { first } => {
+                device.slice(on_device, first as usize..first as usize + queries.len())
+            }
+            QueryRows::Separate => device.rows(queries, *metric),
+        };
+        let k = among.k.min(among.counting);
+        let sides = (&on_device_too, on_device);
+        let found = device.nearest_in_buckets(sides, &self.tables, &buckets, k, job)?;
+        Ok(found.map(Part::from))
+    }
+}

@@ -1,0 +1,264 @@
+//! Tables of hashes, built on a GPU a few at a time.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::launch::{Building, Functions, Kernels, Numbers, SMALL, Tables, Workspace};
+use crate::device::contract::Hashes;
+use crate::device::cuda::driver::launch::Pace;
+use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::sys;
+use crate::device::cuda::handle::CudaDevice;
+use crate::error::Result;
+use crate::index::lsh::{Family, Rounding};
+use crate::job::{Job, Phase};
+use crate::matrix::{ElementKind, Rows};
+
+/// Rows of tables that are built at a time: 25 bytes for each.
+const ROWS_TOGETHER: usize = 1 << 24;
+
+/// Rows in a section, at least half of it on average.
+const PER_SECTION: usize = 4;
+
+/// Whether these functions hash rows on a GPU.
+pub(in crate::device::cuda) fn can_hash(rows: &Rows, hashes: &Hashes<'_>) -> bool {
+    let is_kind = rows.matrix().kind() != ElementKind::Sets;
+    let is_family = match hashes.signature.family {
+        Family::PStable | Family::Hyperplane => true,
+        Family::Bits => rows.words().is_some(),
+        Family::MinHash => false,
+    };
+    is_kind && is_family && hashes.functions.iter().all(|functions| !functions.changes_rows())
+}
+
+/// Rows one after the other on a device: elements of each, and how many there are.
+pub(in crate::device::cuda) struct Hashed<'a> {
+    pub(in crate::device::cuda) kind: ElementKind,
+    pub(in crate::device::cuda) buffer: &'a Buffer,
+    pub(in crate::device::cuda) dim: usize,
+    pub(in crate::device::cuda) count: usize,
+}
+
+/// Tables that were built.
+pub(in crate::device::cuda) struct BuiltTables {
+    tables: Tables,
+    numbers: Numbers,
+    kernels: Arc<Kernels>,
+    /// Of each table: buckets with rows, rows in the largest, the sum of the squares of all sizes.
+    pub(in crate::device::cuda) sizes: Vec<[u64; 3]>,
+}
+
+impl BuiltTables {
+    /// Hashes rows, and sorts them by their keys: for queries that are these rows, or for others. `None`
+    /// if a slot is out of range.
+    pub(in crate::device::cuda) fn new(
+        device: &CudaDevice,
+        (rows, is_queried): (&Hashed<'_>, bool),
+        hashes: &Hashes<'_>,
+        job: &Job,
+    ) -> Result<Option<Self>> {
+        let stream = &device.gpu.compute;
+        let kernels = Kernels::get(&device.gpu, rows.kind)?;
+        let numbers = send(device, rows.dim, hashes, job)?;
+        let (count, all) = (rows.count, hashes.functions.len());
+        let together = (ROWS_TOGETHER / count.max(1)).clamp(1, all);
+        let mut tables = empty(device, (all, count), is_queried)?;
+        let mut workspace = workspace(device, together, count)?;
+        let mut pace = Pace::default();
+        for first in (0..all).step_by(together) {
+            let some = first..all.min(first + together);
+            job.enter(Phase::Hash);
+            let of = (&tables, &mut workspace);
+            hash(device, &kernels, (rows, &numbers, some.clone()), of, &mut pace, job)?;
+            stream.synchronize().map_err(sys::failed("cuStreamSynchronize"))?;
+            job.enter(Phase::Build);
+            let zero = sys::fill(stream, workspace.large_count.slice_mut(), 0);
+            zero.map_err(sys::failed("cuMemsetD8Async"))?;
+            let building = building(&tables, some.clone(), 0..count);
+            kernels.sort(stream, (&mut workspace, &mut tables, first), building)?;
+            stream.synchronize().map_err(sys::failed("cuStreamSynchronize"))?;
+        }
+        let read = sys::failed("cuMemcpyDtoHAsync");
+        let out = sys::read::<u32>(stream, workspace.out_of_range.slice(), 1).map_err(&read)?;
+        let sizes = sys::read::<u64>(stream, tables.sizes.slice(), 3 * all).map_err(&read)?;
+        let (sizes, _) = sizes.as_chunks::<3>();
+        let sizes = sizes.to_vec();
+        Ok((out[0] == 0).then_some(Self { tables, numbers, kernels, sizes }))
+    }
+
+    /// The rows of all tables, one table after the other, of u32.
+    pub(in crate::device::cuda) fn rows(&self) -> &Buffer {
+        &self.tables.rows
+    }
+
+    /// The bucket of each row in each table, if queries are these rows.
+    pub(in crate::device::cuda) fn own(&self) -> Option<&Buffer> {
+        self.tables.own.as_ref()
+    }
+
+    /// The buckets of other queries, those of each query together, and how many rows each visits; `None`
+    /// if a slot is out of range.
+    pub(in crate::device::cuda) fn find(
+        &self,
+        device: &CudaDevice,
+        queries: &Hashed<'_>,
+        job: &Job,
+    ) -> Result<Option<(Buffer, Vec<u64>)>> {
+        let (stream, all, count) = (&device.gpu.compute, self.tables.tables, queries.count);
+        let allocate = |bytes: usize| device.memory.allocate(stream, bytes);
+        let mut workspace = Workspace {
+            keys: allocate(all * count * 8)?,
+            ranks: allocate(4)?,
+            placed_keys: allocate(4)?,
+            placed_rows: allocate(4)?,
+            large: allocate(4)?,
+            large_count: allocate(4)?,
+            sums: allocate(4)?,
+            out_of_range: zeroed(device, 4)?,
+        };
+        let building = |rows: usize| Building {
+            rows: rows as u64,
+            first: 0,
+            end: rows as u64,
+            tables: all as u32,
+            section_bits: self.tables.section_bits,
+        };
+        let rows = (queries.buffer, &self.numbers, 0);
+        self.kernels.hash(stream, rows, (&mut workspace, None), building(count))?;
+        let (mut ranges, mut visited) = (allocate(all * count * 8)?, allocate(count * 8)?);
+        let (found, of) = ((&mut ranges, &mut visited), (&workspace.keys, &self.tables));
+        self.kernels.find(stream, of, found, (building(count), building(self.tables.count)))?;
+        let read = sys::failed("cuMemcpyDtoHAsync");
+        let out = sys::read::<u32>(stream, workspace.out_of_range.slice(), 1).map_err(&read)?;
+        let visited = sys::read_in_pieces::<u64>(stream, visited.slice(), count, job)?;
+        Ok((out[0] == 0).then_some((ranges, visited)))
+    }
+}
+
+/// Some tables, and some of their rows.
+fn building(tables: &Tables, some: Range<usize>, rows: Range<usize>) -> Building {
+    Building {
+        rows: tables.count as u64,
+        first: rows.start as u64,
+        end: rows.end as u64,
+        tables: some.len() as u32,
+        section_bits: tables.section_bits,
+    }
+}
+
+/// Hashes all rows for some tables, in launches that end in time.
+fn hash(
+    device: &CudaDevice,
+    kernels: &Kernels,
+    (rows, numbers, some): (&Hashed<'_>, &Numbers, Range<usize>),
+    (tables, workspace): (&Tables, &mut Workspace),
+    pace: &mut Pace,
+    job: &Job,
+) -> Result<()> {
+    let stream = &device.gpu.compute;
+    let functions = (some.len() * numbers.of.count as usize).max(1);
+    let per_row = functions as f64 * rows.dim as f64;
+    let mut first = 0;
+    while first < rows.count {
+        job.check()?;
+        let together = (kernels.rate.of_a_launch() / per_row) as usize;
+        let end = rows.count.min(first + together.max(kernels.fewest_rows()));
+        let part = building(tables, some.clone(), first..end);
+        let of = (&mut *workspace, Some(tables));
+        kernels.hash(stream, (rows.buffer, numbers, some.start), of, part)?;
+        pace.launched(stream, &kernels.rate, per_row * (end - first) as f64)?;
+        first = end;
+    }
+    Ok(())
+}
+
+/// Sends functions to a device.
+fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Result<Numbers> {
+    let Hashes { functions, signature } = hashes;
+    let count = functions.first().map_or(0, |functions| functions.count());
+    assert!(functions.iter().all(|functions| functions.count() == count));
+    let (stride, numbers, offsets): (usize, Vec<u8>, Vec<f64>) = match signature.family {
+        Family::Bits => {
+            let bits: Vec<u32> = functions.iter().flat_map(|of| of.bits()).copied().collect();
+            assert!(bits.iter().all(|bit| (*bit as usize) < 32 * dim));
+            (count, sys::bytes_of(&bits[..]).to_vec(), Vec::new())
+        }
+        _ => {
+            let stride = functions.first().map_or(0, |of| of.numbers().len() / dim.max(1));
+            let mut numbers = Vec::new();
+            functions.iter().for_each(|of| numbers.extend_from_slice(sys::bytes_of(of.numbers())));
+            let filled = |offsets: &[f64]| {
+                offsets.iter().copied().chain(std::iter::repeat(0.0)).take(stride).collect()
+            };
+            let offsets: Vec<Vec<f64>> = functions.iter().map(|of| filled(of.offsets())).collect();
+            (stride, numbers, offsets.concat())
+        }
+    };
+    let kind = match (signature.family, signature.rounding) {
+        (Family::PStable, Rounding::Floor) => 0,
+        (Family::PStable, Rounding::Zero) => 1,
+        (Family::Hyperplane, _) => 2,
+        (Family::Bits | Family::MinHash, _) => 3,
+    };
+    let of = Functions {
+        width: signature.width,
+        count: count as u32,
+        stride: stride as u32,
+        tables: functions.len() as u32,
+        dim: dim as u32,
+        kind,
+        bits: signature.bits(),
+        is_clamped: u32::from(signature.is_clamped),
+        padding: 0,
+    };
+    let upload = |bytes: &[u8]| -> Result<Buffer> {
+        let (buffer, ready) = device.gpu.uploader.upload_parts(&device.memory, &[bytes], job)?;
+        device.gpu.compute.wait(&ready).map_err(sys::failed("cuStreamWaitEvent"))?;
+        Ok(buffer)
+    };
+    Ok(Numbers { of, numbers: upload(&numbers)?, offsets: upload(sys::bytes_of(&offsets[..]))? })
+}
+
+/// Room for so many tables of so many rows, with sections counted from 0.
+fn empty(device: &CudaDevice, (tables, count): (usize, usize), is_queried: bool) -> Result<Tables> {
+    let section_bits = (2 * count / PER_SECTION).next_power_of_two().trailing_zeros().max(1);
+    let (sections, pieces) = Tables::sections(section_bits);
+    let allocate = |bytes: usize| device.memory.allocate(&device.gpu.compute, bytes);
+    let (own, keys) = match is_queried {
+        true => (Some(allocate(tables * count * 8)?), None),
+        false => (None, Some(allocate(tables * count * 8)?)),
+    };
+    Ok(Tables {
+        tables,
+        count,
+        section_bits,
+        rows: allocate(tables * count * 4)?,
+        keys,
+        own,
+        sections: zeroed(device, tables * sections * 4)?,
+        pieces: allocate(tables * pieces * 4)?,
+        sizes: zeroed(device, tables * 24)?,
+    })
+}
+
+/// Room to build so many tables at a time.
+fn workspace(device: &CudaDevice, tables: usize, count: usize) -> Result<Workspace> {
+    let allocate = |bytes: usize| device.memory.allocate(&device.gpu.compute, bytes);
+    Ok(Workspace {
+        keys: allocate(tables * count * 8)?,
+        ranks: allocate(tables * count * 4)?,
+        placed_keys: allocate(tables * count * 8)?,
+        placed_rows: allocate(tables * count * 4)?,
+        large: allocate(tables * (count / SMALL) * 8)?,
+        large_count: allocate(4)?,
+        sums: allocate(tables * 4)?,
+        out_of_range: zeroed(device, 4)?,
+    })
+}
+
+fn zeroed(device: &CudaDevice, bytes: usize) -> Result<Buffer> {
+    let mut buffer = device.memory.allocate(&device.gpu.compute, bytes)?;
+    sys::fill(&device.gpu.compute, buffer.slice_mut(), 0)
+        .map_err(sys::failed("cuMemsetD8Async"))?;
+    Ok(buffer)
+}

@@ -1,0 +1,381 @@
+//! The launches of hashing. Buffers are borrowed for a call and used by kernels later: a buffer outlives
+//! them because dropping it only retires it (see `driver::memory`), and all are in one stream.
+#![allow(unsafe_code)]
+
+use std::sync::{Arc, LazyLock};
+
+use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
+
+use crate::device::cuda::driver::compile::Program;
+use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::launch::{Rate, address, check_size, config, function};
+use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::modules::Once;
+use crate::device::cuda::driver::sys::failed;
+use crate::error::Result;
+use crate::matrix::ElementKind;
+
+/// Constants that `kernels/hashing` shares with this folder.
+const CONSTANTS: [(&str, usize); 2] = [("STAGED", STAGED), ("PIECE", PIECE)];
+
+/// Dimensions of planes in shared memory at a time.
+const STAGED: usize = 64;
+
+/// Sections whose beginnings are counted together.
+const PIECE: usize = 8192;
+
+/// Sections with more rows are put in order by a block of threads.
+pub(super) const SMALL: usize = 64;
+
+/// Threads of a block that hashes, and of others.
+const HASHING: usize = 128;
+const THREADS: usize = 256;
+
+/// Tables that a block hashes its rows for, so that they are read once for all.
+const TABLES_OF_BLOCK: usize = 4;
+
+/// The most blocks in the second dimension of a grid.
+const MOST_BLOCKS: usize = 65_535;
+
+/// Products of f64 per cycle of a multiprocessor, each rounded before it is added.
+const PER_CYCLE: f64 = 16.0;
+
+/// The same struct as in `kernels/hashing/keys.cuh`, which documents it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Functions {
+    pub(super) width: f64,
+    pub(super) count: u32,
+    pub(super) stride: u32,
+    pub(super) tables: u32,
+    pub(super) dim: u32,
+    pub(super) kind: u32,
+    pub(super) bits: u32,
+    pub(super) is_clamped: u32,
+    pub(super) padding: u32,
+}
+
+/// The same struct as in `kernels/hashing/keys.cuh`, which documents it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Building {
+    pub(super) rows: u64,
+    pub(super) first: u64,
+    pub(super) end: u64,
+    pub(super) tables: u32,
+    pub(super) section_bits: u32,
+}
+
+/// The same struct as in `kernels/hashing/tables.cuh`: addresses on the device.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct BeginsOnDevice {
+    of_sections: u64,
+    of_pieces: u64,
+    pieces: u32,
+    padding: u32,
+}
+
+/// The same struct as in `kernels/hashing/tables.cuh`: addresses on the device.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct TablesOnDevice {
+    rows: u64,
+    keys: u64,
+    own: u64,
+    sizes: u64,
+}
+
+// SAFETY: C structs of numbers without padding, laid out as the kernels declare them.
+unsafe impl DeviceRepr for Functions {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Building {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for BeginsOnDevice {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for TablesOnDevice {}
+
+const _: () = assert!(size_of::<Functions>() == 40 && size_of::<Building>() == 32);
+
+/// The kernels for rows of one kind, loaded on a device.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    kind: ElementKind,
+    multiprocessors: usize,
+    hash_rows: CudaFunction,
+    hash_bits: CudaFunction,
+    add_up: CudaFunction,
+    place_rows: CudaFunction,
+    sort_sections: CudaFunction,
+    sort_large_sections: CudaFunction,
+    find_buckets: CudaFunction,
+    /// Rows × functions × dimensions per second.
+    pub(super) rate: Arc<Rate>,
+}
+
+/// The functions of all tables, on a device.
+pub(super) struct Numbers {
+    pub(super) of: Functions,
+    /// f64 for each table, dimension and function; the positions of bits, of u32, for each table.
+    pub(super) numbers: Buffer,
+    /// Offsets for each table and function, of f64.
+    pub(super) offsets: Buffer,
+}
+
+/// What tables are made of while they are built, for some of them at a time.
+pub(super) struct Workspace {
+    /// For each table and row its key, and its rank in its section; both section by section.
+    pub(super) keys: Buffer,
+    pub(super) ranks: Buffer,
+    pub(super) placed_keys: Buffer,
+    pub(super) placed_rows: Buffer,
+    /// Large sections, and how many there are.
+    pub(super) large: Buffer,
+    pub(super) large_count: Buffer,
+    /// Rows of each table, of u32.
+    pub(super) sums: Buffer,
+    /// Whether a slot was out of range, of u32.
+    pub(super) out_of_range: Buffer,
+}
+
+/// All tables, on a device.
+pub(super) struct Tables {
+    pub(super) tables: usize,
+    /// Rows of a table.
+    pub(super) count: usize,
+    pub(super) section_bits: u32,
+    /// The rows of all tables, of u32.
+    pub(super) rows: Buffer,
+    /// Their keys, of u64.
+    pub(super) keys: Option<Buffer>,
+    /// For each table and row its bucket, as two u32.
+    pub(super) own: Option<Buffer>,
+    /// Where sections begin in their pieces, and pieces in their tables.
+    pub(super) sections: Buffer,
+    pub(super) pieces: Buffer,
+    /// For each table three u64: the number of buckets, the rows of the largest, the sum of all squares.
+    pub(super) sizes: Buffer,
+}
+
+impl Tables {
+    /// Sections of a table, and their pieces.
+    pub(super) fn sections(section_bits: u32) -> (usize, usize) {
+        let sections = 1usize << section_bits;
+        (sections, sections.div_ceil(PIECE))
+    }
+
+    fn begins(&self, stream: &Arc<CudaStream>, first: usize) -> BeginsOnDevice {
+        let (sections, pieces) = Self::sections(self.section_bits);
+        check_size(&self.sections, self.tables * sections, 4);
+        check_size(&self.pieces, self.tables * pieces, 4);
+        assert!(first < self.tables);
+        BeginsOnDevice {
+            of_sections: address(stream, &self.sections) + (first * sections * 4) as u64,
+            of_pieces: address(stream, &self.pieces) + (first * pieces * 4) as u64,
+            pieces: pieces as u32,
+            padding: 0,
+        }
+    }
+
+    fn on_device(&self, stream: &Arc<CudaStream>, first: usize) -> TablesOnDevice {
+        let (all, before) = (self.tables * self.count, first * self.count);
+        let at = |buffer: &Buffer, bytes: usize| {
+            check_size(buffer, all, bytes);
+            address(stream, buffer) + (before * bytes) as u64
+        };
+        check_size(&self.sizes, 3 * self.tables, 8);
+        TablesOnDevice {
+            rows: at(&self.rows, 4),
+            keys: self.keys.as_ref().map_or(0, |keys| at(keys, 8)),
+            own: self.own.as_ref().map_or(0, |own| at(own, 8)),
+            sizes: address(stream, &self.sizes) + (first * 24) as u64,
+        }
+    }
+}
+
+impl Kernels {
+    /// The kernels for rows of a kind, compiled and loaded by the first caller.
+    pub(super) fn get(gpu: &Gpu, kind: ElementKind) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, ElementKind), Kernels>> = LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, kind), || Self::load(gpu, kind))
+    }
+
+    fn load(gpu: &Gpu, kind: ElementKind) -> Result<Self> {
+        let (element, metric) = match kind {
+            ElementKind::F32 => ("F32", "SQEUCLIDEAN"),
+            ElementKind::F64 => ("F64", "SQEUCLIDEAN"),
+            ElementKind::Bits => ("BITS", "HAMMING"),
+            ElementKind::Sets => unreachable!("sets are hashed on the host"),
+        };
+        let parameters =
+            [format!("ELEMENT={element}"), format!("METRIC={metric}"), "DIM=0".to_string()];
+        let module = gpu.load(&Program::new("hashing.cu", &parameters, &CONSTANTS))?;
+        let per_cycle = 2.0 * PER_CYCLE / gpu.limits.double_penalty;
+        Ok(Self {
+            kind,
+            multiprocessors: gpu.limits.multiprocessors,
+            hash_rows: function(&module, "hash_rows")?,
+            hash_bits: function(&module, "hash_bits")?,
+            add_up: function(&module, "add_up")?,
+            place_rows: function(&module, "place_rows")?,
+            sort_sections: function(&module, "sort_sections")?,
+            sort_large_sections: function(&module, "sort_large_sections")?,
+            find_buckets: function(&module, "find_buckets")?,
+            rate: Arc::new(gpu.limits.rate(per_cycle)),
+        })
+    }
+
+    /// The fewest rows of a launch that fill the device.
+    pub(super) fn fewest_rows(&self) -> usize {
+        self.multiprocessors * 2048
+    }
+
+    /// Hashes some of the rows for the tables from `first` on; `sections` counts them.
+    pub(super) fn hash(
+        &self,
+        stream: &Arc<CudaStream>,
+        (rows, numbers, first): (&Buffer, &Numbers, usize),
+        (workspace, sections): (&mut Workspace, Option<&Tables>),
+        building: Building,
+    ) -> Result<()> {
+        let Numbers { of, numbers, offsets } = numbers;
+        let (count, tables) = (building.rows as usize, building.tables as usize);
+        let last = first + tables;
+        let all = Functions { tables: building.tables, ..*of };
+        assert!(building.end <= building.rows && last <= of.tables as usize);
+        let scalar = if self.kind == ElementKind::F64 { 8 } else { 4 };
+        check_size(rows, count * of.dim as usize, scalar);
+        check_size(&workspace.keys, tables * count, 8);
+        let is_bits = self.kind == ElementKind::Bits;
+        let of_table = of.stride as usize * if is_bits { 1 } else { of.dim as usize };
+        let bytes = if is_bits { 4 } else { 8 };
+        check_size(numbers, last * of_table, bytes);
+        let numbers = address(stream, numbers) + (first * of_table * bytes) as u64;
+        let mut ranks = 0u64;
+        let mut counts = 0u64;
+        if let Some(tables_on_device) = sections {
+            check_size(&workspace.ranks, tables * count, 4);
+            assert!(tables_on_device.section_bits == building.section_bits);
+            ranks = address(stream, &workspace.ranks);
+            counts = tables_on_device.begins(stream, first).of_sections;
+        }
+        let some = (building.end - building.first) as usize;
+        let mut grid = config(some.div_ceil(HASHING), HASHING, 0);
+        grid.grid_dim.1 = tables.div_ceil(TABLES_OF_BLOCK).min(MOST_BLOCKS) as u32;
+        if is_bits {
+            let mut launch = stream.launch_builder(&self.hash_bits);
+            launch.arg(rows.slice()).arg(&numbers).arg(workspace.keys.slice_mut());
+            launch.arg(&ranks).arg(&counts).arg(&all).arg(&building);
+            // SAFETY: sizes are checked above; bits are of the rows, as the caller has checked.
+            unsafe { launch.launch(grid) }.map_err(failed("hash_bits"))?;
+            return Ok(());
+        }
+        check_size(offsets, last * of.stride as usize, 8);
+        check_size(&workspace.out_of_range, 1, 4);
+        // Functions are read in fours.
+        assert!(of.stride >= of.count.next_multiple_of(4));
+        let offsets = address(stream, offsets) + (first * of.stride as usize * 8) as u64;
+        let mut launch = stream.launch_builder(&self.hash_rows);
+        launch.arg(rows.slice()).arg(&numbers).arg(&offsets).arg(workspace.keys.slice_mut());
+        launch.arg(&ranks).arg(&counts).arg(workspace.out_of_range.slice_mut());
+        launch.arg(&all).arg(&building);
+        // SAFETY: sizes are checked above, also those behind addresses.
+        unsafe { launch.launch(grid) }.map_err(failed("hash_rows"))?;
+        Ok(())
+    }
+
+    /// Sorts hashed rows into the tables from `first` on.
+    pub(super) fn sort(
+        &self,
+        stream: &Arc<CudaStream>,
+        (workspace, tables, first): (&mut Workspace, &mut Tables, usize),
+        building: Building,
+    ) -> Result<()> {
+        let (count, some) = (building.rows as usize, building.tables as usize);
+        assert!(count == tables.count && first + some <= tables.tables);
+        self.add_up_sections(stream, (tables, &mut workspace.sums), (first, some))?;
+        let Workspace { keys, ranks, placed_keys, placed_rows, large, large_count, .. } = workspace;
+        check_size(keys, some * count, 8);
+        check_size(ranks, some * count, 4);
+        check_size(placed_keys, some * count, 8);
+        check_size(placed_rows, some * count, 4);
+        check_size(large, some * (count / SMALL), 8);
+        check_size(large_count, 1, 4);
+        let begins = tables.begins(stream, first);
+        let mut grid = config(count.div_ceil(THREADS), THREADS, 0);
+        grid.grid_dim.1 = some.min(MOST_BLOCKS) as u32;
+        let mut launch = stream.launch_builder(&self.place_rows);
+        launch.arg(keys.slice()).arg(ranks.slice()).arg(&begins);
+        launch.arg(placed_keys.slice_mut()).arg(placed_rows.slice_mut()).arg(&building);
+        // SAFETY: sizes are checked above. Ranks in a section are all different, and less than its
+        // count, as `hash` has counted them.
+        unsafe { launch.launch(grid) }.map_err(failed("place_rows"))?;
+        let to = tables.on_device(stream, first);
+        let mut launch = stream.launch_builder(&self.sort_sections);
+        launch.arg(placed_keys.slice()).arg(placed_rows.slice()).arg(&begins).arg(&to);
+        launch.arg(large.slice_mut()).arg(large_count.slice_mut()).arg(&building);
+        // SAFETY: as above. A large section has more than `SMALL` rows.
+        unsafe { launch.launch(grid) }.map_err(failed("sort_sections"))?;
+        let blocks = LaunchConfig { block_dim: (1024, 1, 1), ..config(self.multiprocessors, 1, 0) };
+        let mut launch = stream.launch_builder(&self.sort_large_sections);
+        launch.arg(placed_keys.slice()).arg(placed_rows.slice()).arg(&begins).arg(&to);
+        launch.arg(large.slice()).arg(large_count.slice()).arg(&building);
+        // SAFETY: as above.
+        unsafe { launch.launch(blocks) }.map_err(failed("sort_large_sections"))?;
+        Ok(())
+    }
+
+    /// From rows in each section to where sections begin. `sums` gets the rows of each table.
+    fn add_up_sections(
+        &self,
+        stream: &Arc<CudaStream>,
+        (tables, sums): (&Tables, &mut Buffer),
+        (first, some): (usize, usize),
+    ) -> Result<()> {
+        let (sections, pieces) = Tables::sections(tables.section_bits);
+        check_size(sums, some, 4);
+        let begins = tables.begins(stream, first);
+        let sums = address(stream, sums);
+        let steps = [
+            (begins.of_sections, sections, sections.min(PIECE), begins.of_pieces),
+            (begins.of_pieces, pieces, pieces, sums),
+        ];
+        for (counts, each, together, to) in steps {
+            let (all, in_sum) = ((some * each) as u32, together as u32);
+            let mut launch = stream.launch_builder(&self.add_up);
+            launch.arg(&counts).arg(&all).arg(&in_sum).arg(&to);
+            let grid = config(some * (each / together), 1024, 0);
+            // SAFETY: `begins` has checked the sizes of both, and there is a sum for each table. All are
+            // powers of two, so that pieces are of whole tables.
+            unsafe { launch.launch(grid) }.map_err(failed("add_up"))?;
+        }
+        Ok(())
+    }
+
+    /// Finds the buckets of queries by their keys, those of each query together, as two u32 each, and
+    /// how many rows each visits, of u64.
+    pub(super) fn find(
+        &self,
+        stream: &Arc<CudaStream>,
+        (query_keys, tables): (&Buffer, &Tables),
+        (ranges, visited): (&mut Buffer, &mut Buffer),
+        (queries, building): (Building, Building),
+    ) -> Result<()> {
+        let (count, of_query) = (queries.rows as usize, queries.tables as usize);
+        let Some(keys) = &tables.keys else { unreachable!("tables for other queries have keys") };
+        assert!(building.rows as usize == tables.count && of_query <= tables.tables);
+        check_size(keys, tables.tables * tables.count, 8);
+        check_size(query_keys, count * of_query, 8);
+        check_size(ranges, count * of_query, 8);
+        check_size(visited, count, 8);
+        let begins = tables.begins(stream, 0);
+        let mut launch = stream.launch_builder(&self.find_buckets);
+        launch.arg(query_keys.slice()).arg(keys.slice()).arg(&begins);
+        launch.arg(ranges.slice_mut()).arg(visited.slice_mut()).arg(&queries).arg(&building);
+        let some = (queries.end - queries.first) as usize;
+        // SAFETY: sizes are checked above.
+        unsafe { launch.launch(config(some.div_ceil(HASHING), HASHING, 0)) }
+            .map_err(failed("find_buckets"))?;
+        Ok(())
+    }
+}

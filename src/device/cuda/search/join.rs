@@ -1,0 +1,128 @@
+//! Joins of all base rows with those in their own buckets, on a GPU: made for the first queries, kept for
+//! the others.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::launch::Kernels;
+use super::launch_buckets::Taken;
+use super::launch_join::{Join, JoinedLists, Joining};
+use super::spec::{entry_bytes, real_bytes};
+use crate::device::cuda::driver::launch::Pace;
+use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::sys;
+use crate::device::cuda::handle::CudaDevice;
+use crate::error::Result;
+use crate::job::Job;
+
+/// With more neighbours, it takes too long to put one into its list.
+const MOST_NEIGHBORS: usize = 64;
+
+/// A join of all rows takes about as long as finding the neighbours of one in so many of them.
+const ALL_FOR: usize = 64;
+
+/// Steps that it takes to compare a row, beside those of its dimensions.
+const COMPARE: usize = 8;
+
+/// A join that was made, and of which rows.
+#[derive(Default)]
+pub(super) struct Joins(Mutex<Option<(JoinedLists, Option<Vec<u64>>)>>);
+
+/// What a join is made of: the base, its tables, and the rows in the largest bucket of each.
+pub(super) struct JoinOf<'a> {
+    pub(super) base: &'a Buffer,
+    /// Elements of a row.
+    pub(super) dim: usize,
+    pub(super) joining: Joining<'a>,
+    pub(super) largest: &'a [u64],
+    /// The same as `joining.left_out`.
+    pub(super) left_out: Option<&'a [u64]>,
+}
+
+impl Joins {
+    /// Whether it pays to join all of so many rows for these queries.
+    pub(super) fn pays(&self, rows: usize, queries: usize, k: usize) -> bool {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_there = kept.as_ref().is_some_and(|(joined, _)| joined.k == k);
+        (1..=MOST_NEIGHBORS).contains(&k) && (is_there || queries.saturating_mul(ALL_FOR) >= rows)
+    }
+
+    /// The lists of the base rows that queries are; all are made, unless that was done before.
+    pub(super) fn lists(
+        &self,
+        device: &CudaDevice,
+        (of, k, kernels): (&JoinOf<'_>, usize, &Kernels),
+        (own, queries): (&Buffer, usize),
+        job: &Job,
+    ) -> Result<Taken> {
+        // Others wait for the join that is being made.
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = |(joined, left_out): &(JoinedLists, Option<Vec<u64>>)| {
+            joined.k == k && left_out.as_deref() == of.left_out
+        };
+        let joined = match &mut *kept {
+            Some(kept) if is_same(kept) => kept,
+            _ => {
+                *kept = None;
+                let left_out = of.left_out.map(<[u64]>::to_vec);
+                kept.insert((join_all(device, of, (k, kernels), job)?, left_out))
+            }
+        };
+        let allocate = |bytes: usize| device.memory.allocate(&device.gpu.compute, bytes);
+        let mut taken = Taken {
+            found: allocate(queries * k * 4)?,
+            distances: allocate(queries * k * real_bytes(kernels.spec().kind()))?,
+            counts: filled(device, queries * 4, 0)?,
+            work: filled(device, 16, 0)?,
+        };
+        kernels.take_lists(&device.gpu.compute, &joined.0, (own, queries), &mut taken)?;
+        Ok(taken)
+    }
+}
+
+/// Joins all rows, table by table, in launches that end in time.
+fn join_all(
+    device: &CudaDevice,
+    of: &JoinOf<'_>,
+    (k, kernels): (usize, &Kernels),
+    job: &Job,
+) -> Result<JoinedLists> {
+    let (stream, rows) = (&device.gpu.compute, of.joining.table_rows);
+    let kind = kernels.spec().kind();
+    let lists = filled(device, rows * k * entry_bytes(kind), 0xff)?;
+    let mut joined = JoinedLists { k, rows, lists, work: filled(device, rows * 16, 0)? };
+    let (rate, steps) = (kernels.join_rate(), (of.dim + COMPARE) as f64);
+    let mut pace = Pace::default();
+    for (table, largest) in of.largest.iter().enumerate() {
+        // Rows of each bucket in a launch, so that all threads together end in time.
+        let most = (rate.of_a_launch() / steps / kernels.threads_together() as f64) as usize;
+        let count = most.max(64).min(*largest as usize).max(1);
+        let together = (rate.of_a_launch() / steps / count as f64) as usize;
+        let together = together.max(kernels.threads_together()).min(rows);
+        for from in (0..*largest as usize).step_by(count) {
+            for first in (0..rows).step_by(together) {
+                job.check()?;
+                let end = rows.min(first + together);
+                let join = Join {
+                    first: first as u32,
+                    end: end as u32,
+                    from: from as u32,
+                    count: count as u32,
+                    k: k as u32,
+                    dim: of.dim as u32,
+                };
+                kernels.join_buckets(stream, (of.base, &of.joining, table), &mut joined, join)?;
+                // Most buckets are smaller than the largest.
+                let operations = steps * count as f64 * (end - first) as f64;
+                pace.launched_at_most(stream, rate, operations)?;
+            }
+        }
+    }
+    Ok(joined)
+}
+
+fn filled(device: &CudaDevice, bytes: usize, byte: u8) -> Result<Buffer> {
+    let mut buffer = device.memory.allocate(&device.gpu.compute, bytes)?;
+    sys::fill(&device.gpu.compute, buffer.slice_mut(), byte)
+        .map_err(sys::failed("cuMemsetD8Async"))?;
+    Ok(buffer)
+}

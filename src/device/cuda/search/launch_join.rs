@@ -1,0 +1,125 @@
+//! The launches of joins of all rows with those in their own buckets. See `launch` for what all launches
+//! share.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
+
+use super::launch::Kernels;
+use super::launch_buckets::Taken;
+use super::spec::{entry_bytes, scalar_bytes};
+use crate::device::cuda::driver::launch::{address, check_size, config};
+use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::sys::failed;
+use crate::error::Result;
+
+/// Threads of a block that joins, and of one that takes lists.
+const JOINING: usize = 128;
+const TAKING: usize = 256;
+
+/// Threads of a multiprocessor.
+const THREADS_TOGETHER: usize = 2048;
+
+/// The same struct as in `kernels/search/join.cuh`, which documents it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Join {
+    pub(super) first: u32,
+    pub(super) end: u32,
+    pub(super) from: u32,
+    pub(super) count: u32,
+    pub(super) k: u32,
+    pub(super) dim: u32,
+}
+
+// SAFETY: a C struct of integers without padding, laid out as the kernel declares it.
+unsafe impl DeviceRepr for Join {}
+
+/// Tables whose rows are joined: how many tables there are, and rows in each.
+pub(super) struct Joining<'a> {
+    pub(super) tables: usize,
+    pub(super) table_rows: usize,
+    /// The rows of all tables, of u32.
+    pub(super) rows: &'a Buffer,
+    /// The bucket of each row in each table, as two u32.
+    pub(super) own: &'a Buffer,
+    /// A bit for each base row that does not count, in words of 64.
+    pub(super) left_out: Option<&'a Buffer>,
+}
+
+/// The nearest of each base row.
+pub(super) struct JoinedLists {
+    pub(super) k: usize,
+    pub(super) rows: usize,
+    /// `k` entries for each row, ascending; those that there are not are all ones.
+    pub(super) lists: Buffer,
+    /// Two u64 for each row: the rows that it visited, and those that were compared with it.
+    pub(super) work: Buffer,
+}
+
+impl Kernels {
+    /// Rows of a launch that fill the device.
+    pub(super) fn threads_together(&self) -> usize {
+        self.multiprocessors * THREADS_TOGETHER
+    }
+
+    /// Compares some rows of a table with those in their buckets.
+    pub(super) fn join_buckets(
+        &self,
+        stream: &Arc<CudaStream>,
+        (base, joining, table): (&Buffer, &Joining<'_>, usize),
+        joined: &mut JoinedLists,
+        join: Join,
+    ) -> Result<()> {
+        let (all, count) = (joining.tables * joining.table_rows, joining.table_rows);
+        let kind = self.spec().kind();
+        assert!(table < joining.tables && joined.rows == count && join.end as usize <= count);
+        assert!(joined.k == join.k as usize && joined.k > 0);
+        check_size(base, count * join.dim as usize, scalar_bytes(kind));
+        check_size(joining.rows, all, 4);
+        check_size(joining.own, all, 8);
+        joining.left_out.iter().for_each(|bits| check_size(bits, count.div_ceil(64), 8));
+        check_size(&joined.lists, count * joined.k, entry_bytes(kind));
+        check_size(&joined.work, 2 * count, 8);
+        let rows = address(stream, joining.rows) + (table * count * 4) as u64;
+        let own = address(stream, joining.own) + (table * count * 8) as u64;
+        let null = 0u64;
+        let mut launch = stream.launch_builder(&self.join_buckets);
+        launch.arg(base.slice()).arg(&rows).arg(&own);
+        match joining.left_out {
+            Some(bits) => launch.arg(bits.slice()),
+            None => launch.arg(&null),
+        };
+        launch.arg(joined.lists.slice_mut()).arg(joined.work.slice_mut()).arg(&join);
+        let threads = (join.end - join.first) as usize;
+        // SAFETY: sizes are checked above; rows of tables are of the base, each once in a table, and
+        // buckets are ranges of them: each thread has a list of its own.
+        unsafe { launch.launch(config(threads.div_ceil(JOINING), JOINING, 0)) }
+            .map_err(failed("join_buckets"))?;
+        Ok(())
+    }
+
+    /// The lists of the base rows that queries are.
+    pub(super) fn take_lists(
+        &self,
+        stream: &Arc<CudaStream>,
+        joined: &JoinedLists,
+        (own, queries): (&Buffer, usize),
+        to: &mut Taken,
+    ) -> Result<()> {
+        let (k, kind) = (joined.k, self.spec().kind());
+        check_size(own, queries, 4);
+        to.check((queries, k), kind);
+        let (count, per_query) = (queries as u32, k as u32);
+        let mut launch = stream.launch_builder(&self.take_lists);
+        launch.arg(joined.lists.slice()).arg(joined.work.slice()).arg(own.slice());
+        launch.arg(to.found.slice_mut()).arg(to.distances.slice_mut());
+        launch.arg(to.counts.slice_mut()).arg(to.work.slice_mut()).arg(&count).arg(&per_query);
+        // SAFETY: sizes are checked above, those of lists when they were made; queries are base rows, as
+        // the caller has checked.
+        unsafe { launch.launch(config((queries * k).div_ceil(TAKING), TAKING, 0)) }
+            .map_err(failed("take_lists"))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,186 @@
+//! Tables on a GPU: built there, or sent.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::join::Joins;
+use super::launch::Kernels;
+use super::launch_buckets::OwnBuckets;
+use super::rows::{CudaRows, wait_for};
+use super::spec::device_dim;
+use crate::device::contract::{Hashes, TableRows, TablesBuilt};
+use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::sys;
+use crate::device::cuda::handle::CudaDevice;
+use crate::device::cuda::hashing::{BuiltTables, Hashed};
+use crate::error::Result;
+use crate::job::Job;
+
+/// Tables on a GPU.
+pub struct CudaTables {
+    /// How many there are, and rows in each.
+    pub(super) tables: usize,
+    pub(super) table_rows: usize,
+    source: Source,
+    /// How many rows a row visits in the buckets that it is in itself: on average, and not more than in
+    /// each table.
+    pub(super) visits: f64,
+    pub(super) most_visits: Vec<u64>,
+    /// Rows that are joined with those in their buckets.
+    pub(super) joins: Joins,
+}
+
+/// Where tables come from.
+enum Source {
+    Built(Box<BuiltTables>),
+    Sent(Box<SentTables>),
+}
+
+/// Tables that the host has built.
+struct SentTables {
+    /// The rows of all tables, one table after the other.
+    rows: Buffer,
+    /// How many buckets there are; where they begin in their tables; the number of the first of each table.
+    buckets: (usize, Buffer, Buffer),
+    /// The bucket of each row in each table, once it was asked for.
+    own: Mutex<Option<Arc<Buffer>>>,
+}
+
+/// The bucket of each row in each table, on the device.
+pub(super) enum OwnRanges<'a> {
+    Built(&'a Buffer),
+    Found(Arc<Buffer>),
+}
+
+impl OwnRanges<'_> {
+    pub(super) fn buffer(&self) -> &Buffer {
+        match self {
+            Self::Built(buffer) => buffer,
+            Self::Found(buffer) => buffer,
+        }
+    }
+}
+
+impl CudaTables {
+    /// Hashes a base, and sorts its rows into tables; `None` if a slot is out of range.
+    pub(super) fn build(
+        device: &CudaDevice,
+        base: &CudaRows,
+        hashes: &Hashes<'_>,
+        is_queried: bool,
+        job: &Job,
+    ) -> Result<Option<TablesBuilt<Self>>> {
+        let plain = base.plain(device, job)?;
+        wait_for(&device.gpu, &plain.ready)?;
+        let rows = hashed(base, &plain.buffer);
+        let Some(built) = BuiltTables::new(device, (&rows, is_queried), hashes, job)? else {
+            return Ok(None);
+        };
+        let buckets: u64 = built.sizes.iter().map(|[buckets, ..]| buckets).sum();
+        let squares: f64 = built.sizes.iter().map(|[.., squares]| *squares as f64).sum();
+        let most_visits: Vec<u64> = built.sizes.iter().map(|[_, largest, _]| *largest).collect();
+        let sizes = (buckets as usize, most_visits.iter().max().map_or(0, |most| *most as usize));
+        let tables = Self {
+            tables: hashes.functions.len(),
+            table_rows: rows.count,
+            source: Source::Built(Box::new(built)),
+            visits: squares / rows.count as f64,
+            most_visits,
+            joins: Joins::default(),
+        };
+        Ok(Some(TablesBuilt { tables, sizes }))
+    }
+
+    /// Sends tables.
+    pub(super) fn of(device: &CudaDevice, tables: &[TableRows<'_>], job: &Job) -> Result<Self> {
+        let table_rows = tables.first().map_or(0, |table| table.rows.len());
+        let (mut numbers, mut visits, mut most_visits) = (vec![0u64], 0.0, Vec::new());
+        for TableRows { rows, buckets } in tables {
+            assert!(rows.len() == table_rows && buckets.first() == Some(&0));
+            numbers.push(numbers[numbers.len() - 1] + buckets.len() as u64);
+            let ends = buckets[1..].iter().copied().chain([table_rows as u32]);
+            let sizes = buckets.iter().zip(ends).map(|(start, end)| end - start);
+            let (squares, largest) = sizes.fold((0.0, 0), |(all, most), size| {
+                (all + f64::from(size) * f64::from(size), most.max(size))
+            });
+            visits += squares / table_rows as f64;
+            most_visits.push(u64::from(largest));
+        }
+        let rows: Vec<&[u8]> = tables.iter().map(|table| sys::bytes_of(table.rows)).collect();
+        let buckets: Vec<&[u8]> =
+            tables.iter().map(|table| sys::bytes_of(&table.buckets[..])).collect();
+        let source = Source::Sent(Box::new(SentTables {
+            rows: device.send(&rows, job)?,
+            buckets: (
+                numbers[tables.len()] as usize,
+                device.send(&buckets, job)?,
+                device.send(&[sys::bytes_of(&numbers[..])], job)?,
+            ),
+            own: Mutex::default(),
+        }));
+        let (tables, joins) = (tables.len(), Joins::default());
+        Ok(Self { tables, table_rows, source, visits, most_visits, joins })
+    }
+
+    /// The bucket of each row in each table.
+    pub(super) fn own_buckets(
+        &self,
+        device: &CudaDevice,
+        kernels: &Kernels,
+    ) -> Result<OwnRanges<'_>> {
+        let sent = match &self.source {
+            Source::Built(built) => {
+                let own = built.own().expect("tables for queries that are rows of the base");
+                return Ok(OwnRanges::Built(own));
+            }
+            Source::Sent(sent) => sent,
+        };
+        let mut own = sent.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = &*own {
+            return Ok(OwnRanges::Found(own.clone()));
+        }
+        let (gpu, rows) = (&device.gpu, self.tables * self.table_rows);
+        let mut found = device.memory.allocate(&gpu.compute, rows * 8)?;
+        let (count, begins, first_bucket) = &sent.buckets;
+        let of = OwnBuckets {
+            tables: self.tables,
+            table_rows: self.table_rows,
+            rows: &sent.rows,
+            buckets: (*count, begins),
+            first_bucket,
+        };
+        kernels.find_own_buckets(&gpu.compute, &mut found, &of)?;
+        Ok(OwnRanges::Found(own.insert(Arc::new(found)).clone()))
+    }
+
+    /// The tables, if they were built here.
+    pub(super) fn built(&self) -> Option<&BuiltTables> {
+        match &self.source {
+            Source::Built(built) => Some(built),
+            Source::Sent(_) => None,
+        }
+    }
+
+    /// The rows of all tables, one table after the other, of u32.
+    pub(super) fn rows(&self) -> &Buffer {
+        match &self.source {
+            Source::Built(built) => built.rows(),
+            Source::Sent(sent) => &sent.rows,
+        }
+    }
+}
+
+impl CudaDevice {
+    /// Sends bytes, one part after the other, for the next work of the device.
+    pub(super) fn send(&self, parts: &[&[u8]], job: &Job) -> Result<Buffer> {
+        let (buffer, ready) = self.gpu.uploader.upload_parts(&self.memory, parts, job)?;
+        wait_for(&self.gpu, &ready)?;
+        Ok(buffer)
+    }
+}
+
+/// Rows as they are hashed.
+pub(super) fn hashed<'a>(rows: &CudaRows, buffer: &'a Buffer) -> Hashed<'a> {
+    let matrix = rows.rows.matrix();
+    let (kind, count) = (matrix.kind(), rows.rows.len());
+    Hashed { kind, buffer, dim: device_dim(kind, matrix.dim()), count }
+}
