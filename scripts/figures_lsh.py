@@ -20,12 +20,13 @@ FIGURES = [  # workload, k, metric, arguments
     ("friedman10", 5, "l2", "tables => 50, hashes => 15, width => 1.0, rounding => 'zero'"),
     ("friedman10", 5, "l2", "tables => 80, hashes => 12, width => 0.95"),
     ("friedman10", 5, "l2", ""),
-    ("higgs28", 5, "l2", "tables => 50, hashes => 15, width => 4.0"),
+    ("higgs28", 5, "l2", "tables => 50, hashes => 15, width => 6.25, rounding => 'zero'"),
     ("higgs28", 5, "l2", "tables => 60, hashes => 20, width => 9.375, rounding => 'zero'"),
     ("sift128", 1, "l2", f"{PLANES}, tables => 32, hashes => 16"),
     ("sift128", 1, "l2", f"{PLANES}, tables => 32, hashes => 20"),
     ("sift128", 10, "l2", ""),
     ("bits512", 1, "hamming", "method => 'ewh', tables => 10, bits => 24, errors => 2"),
+    ("bits512", 1, "hamming", "method => 'ewh', tables => 6, bits => 20, errors => 2"),
     ("bits512", 1, "hamming", "tables => 40, hashes => 22"),
 ]
 PHASES = ("tune", "hash", "build", "find", "compare")

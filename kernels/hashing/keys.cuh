@@ -44,6 +44,13 @@ __device__ __forceinline__ u64 mix(u64 z) {
     return z ^ (z >> 31);
 }
 
+// The number that mixing made this of.
+__device__ __forceinline__ u64 unmix(u64 z) {
+    z = (z ^ (z >> 31) ^ (z >> 62)) * 0x319642b2d24d8ec3ull;
+    z = (z ^ (z >> 27) ^ (z >> 54)) * 0x96de1b173f119089ull;
+    return z ^ (z >> 30) ^ (z >> 60);
+}
+
 // What a key is made of: whole numbers side by side where 64 bits suffice, else a sum of their
 // multiples.
 struct Raw {

@@ -166,35 +166,61 @@ extern "C" __global__ __launch_bounds__(1024) void sort_large_sections(
     }
 }
 
+// The first `probes` ways to change no bit of a key, one, or two: those of the first functions first.
+struct Flips {
+    u32 count;    // of functions
+    u32 first, second;
+
+    __device__ __forceinline__ u64 next(u32 probe) {
+        if (probe == 0) return 0;
+        if (probe <= count) {
+            first = 0;
+            second = 0;
+            return bit(probe - 1);
+        }
+        if (++second == count) second = ++first + 1;
+        return bit(first) | bit(second);
+    }
+    __device__ __forceinline__ u64 bit(u32 function) const { return 1ull << (count - 1 - function); }
+};
+
 // The buckets of queries in all tables, by their keys, query by query, and how many rows each query
-// visits. A thread for each query; `building` is of the tables, `queries` of the keys.
+// visits: `probes` in each table, of which all but the first differ in a bit or two. A thread for each
+// query and table; `queries` is of the keys, `building` of the tables.
 extern "C" __global__ __launch_bounds__(128) void find_buckets(
     const u64* __restrict__ query_keys, const u64* __restrict__ keys, Begins begins,
-    uint2* __restrict__ ranges, u64* __restrict__ visited, Building queries, Building building) {
+    uint2* __restrict__ ranges, u64* __restrict__ visited, u32 functions, u32 probes,
+    Building queries, Building building) {
     const u64 query = queries.first + (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (query >= queries.end) return;
-    u64 all = 0;
-    for (u32 table = 0; table < queries.tables; table++) {
-        const u64 key = query_keys[(u64)table * queries.rows + query];
+    for (u32 table = blockIdx.y; table < queries.tables; table += gridDim.y) {
+        const u64 home = query_keys[(u64)table * queries.rows + query];
         const u64* of_table = keys + (u64)table * building.rows;
-        const uint2 section = begins.range(building, table, key);
-        // The first key of the section that is not less, and the first that is greater.
-        u32 bounds[2];
+        uint2* to = ranges + (query * queries.tables + table) * probes;
+        Flips flips = {functions, 0, 0};
+        u64 all = 0;
+        for (u32 probe = 0; probe < probes; probe++) {
+            const u64 flipped = flips.next(probe);
+            const u64 key = probe == 0 ? home : mix(unmix(home) ^ flipped);
+            const uint2 section = begins.range(building, table, key);
+            // The first key of the section that is not less, and the first that is greater.
+            u32 bounds[2];
 #pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            u32 low = section.x, high = section.y;
-            while (low < high) {
-                const u32 middle = low + (high - low) / 2;
-                if (of_table[middle] < key || (i == 1 && of_table[middle] == key)) {
-                    low = middle + 1;
-                } else {
-                    high = middle;
+            for (u32 i = 0; i < 2; i++) {
+                u32 low = section.x, high = section.y;
+                while (low < high) {
+                    const u32 middle = low + (high - low) / 2;
+                    if (of_table[middle] < key || (i == 1 && of_table[middle] == key)) {
+                        low = middle + 1;
+                    } else {
+                        high = middle;
+                    }
                 }
+                bounds[i] = low;
             }
-            bounds[i] = low;
+            to[probe] = make_uint2(bounds[0], bounds[1]);
+            all += bounds[1] - bounds[0];
         }
-        ranges[query * queries.tables + table] = make_uint2(bounds[0], bounds[1]);
-        all += bounds[1] - bounds[0];
+        if (all > 0) atomicAdd(&visited[query], all);
     }
-    visited[query] = all;
 }

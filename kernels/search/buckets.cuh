@@ -18,39 +18,55 @@ struct BucketSearch {
     u32 k;           // neighbours per query
     u32 slots;       // entries of a warp in shared memory, a power of two of at least k + 32
     u32 is_own;      // whether queries look at the buckets in which they are themselves
-    u32 padding;
+    u32 probes;      // buckets of a query in each table, where all have as many
 };
 static_assert(sizeof(BucketSearch) == 48, "the host has the same struct");
 
-// The distance of two rows, from their elements in order.
-__device__ __forceinline__ Real distance_of_rows(const Scalar* __restrict__ query,
-                                                 const Scalar* __restrict__ row, u32 run_time_dim) {
+// The distances of a row to some others, from their elements in order: `N` sums at a time, so that the
+// processor need not wait for one.
+template <u32 N>
+__device__ __forceinline__ void distances_of_rows(const Scalar* __restrict__ query,
+                                                  const Scalar* const (&rows)[N],
+                                                  u32 run_time_dim, Real (&distances)[N]) {
     const u32 dim = DIM > 0 ? DIM : run_time_dim;
     constexpr u32 TOGETHER = 16 / sizeof(Scalar);
-    Total total = 0;
-    Bits bits = {0, 0};
-    const auto step = [&](Scalar q, Scalar x) {
+    Total totals[N];
+    Bits bits[N];
+#pragma unroll
+    for (u32 n = 0; n < N; n++) {
+        totals[n] = 0;
+        bits[n] = {0, 0};
+    }
+    const auto step = [&](u32 n, Scalar q, Scalar x) {
         if constexpr (SUM == PRODUCTS) q = -q;
-        total = Step<SUM>::of(q, x, total);
+        totals[n] = Step<SUM>::of(q, x, totals[n]);
         if constexpr (SUM == SHARED_BITS) {
-            bits.query += __popc(q);
-            bits.row += __popc(x);
+            bits[n].query += __popc(q);
+            bits[n].row += __popc(x);
         }
     };
     if (dim % TOGETHER == 0) {
         // Rows begin at multiples of 16 bytes.
         for (u32 d = 0; d < dim; d += TOGETHER) {
-            union { uint4 all; Scalar one[TOGETHER]; } q, x;
+            union Part { uint4 all; Scalar one[TOGETHER]; } q, x[N];
             q.all = *reinterpret_cast<const uint4*>(query + d);
-            x.all = *reinterpret_cast<const uint4*>(row + d);
 #pragma unroll
-            for (u32 i = 0; i < TOGETHER; i++) step(q.one[i], x.one[i]);
+            for (u32 n = 0; n < N; n++) x[n].all = *reinterpret_cast<const uint4*>(rows[n] + d);
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) {
+#pragma unroll
+                for (u32 n = 0; n < N; n++) step(n, q.one[i], x[n].one[i]);
+            }
         }
     } else {
 #pragma unroll 8
-        for (u32 d = 0; d < dim; d++) step(query[d], row[d]);
+        for (u32 d = 0; d < dim; d++) {
+#pragma unroll
+            for (u32 n = 0; n < N; n++) step(n, query[d], rows[n][d]);
+        }
     }
-    return distance_of(total, bits);
+#pragma unroll
+    for (u32 n = 0; n < N; n++) distances[n] = distance_of(totals[n], bits[n]);
 }
 
 // The table of a query's bucket; its buckets in table t begin at starts[t].
@@ -104,8 +120,8 @@ __device__ __forceinline__ u64 visit_rows(const BucketSearch& search, u32 query,
     const u32 lane = Warp::rank();
     const u64 first_table = (u64)query * search.tables;
     const u32* own_starts = starts + first_table;
-    const u64 begin = starts ? own_starts[0] : first_table;
-    const u64 end = starts ? own_starts[search.tables] : first_table + search.tables;
+    const u64 begin = starts ? own_starts[0] : first_table * search.probes;
+    const u64 end = starts ? own_starts[search.tables] : begin + search.tables * search.probes;
     u64 visited = 0;
     for (u64 chunk = begin; chunk < end; chunk += 32) {
         const u64 bucket = chunk + lane;
@@ -113,7 +129,7 @@ __device__ __forceinline__ u64 visit_rows(const BucketSearch& search, u32 query,
         u64 place = 0;
         if (bucket < end) {
             const u32 table = starts ? table_of(own_starts, search.tables, (u32)bucket)
-                                     : (u32)(bucket - begin);
+                                     : (u32)(bucket - begin) / search.probes;
             const uint2 range = ranges[search.is_own ? table * search.table_rows + itself : bucket];
             size = range.y - range.x;
             place = table * search.table_rows + range.x;
@@ -174,8 +190,10 @@ extern "C" __global__ void nearest_in_buckets(
             Entry entry = Entry::none();
             if (is_new) {
                 compared++;
-                const Scalar* of_row = base + (u64)row * search.dim;
-                entry = Entry::of(distance_of_rows(of_query, of_row, search.dim), row);
+                const Scalar* const of_row[1] = {base + (u64)row * search.dim};
+                Real distance[1];
+                distances_of_rows(of_query, of_row, search.dim, distance);
+                entry = Entry::of(distance[0], row);
             }
             const bool is_near = is_new && entry < worst;
             const u32 near = __ballot_sync(ALL, is_near);

@@ -17,8 +17,11 @@ struct Join {
 };
 static_assert(sizeof(Join) == 24, "the host has the same struct");
 
+// Rows of a bucket that are compared at a time.
+constexpr u32 TOGETHER = 4;
+
 // Puts an entry into a sorted list, unless it is there.
-__device__ __forceinline__ void insert(Entry* list, u32 k, Entry entry) {
+__device__ __noinline__ void insert(Entry* list, u32 k, Entry entry) {
     u32 at = k - 1;
     while (at > 0 && entry < list[at - 1]) at--;
     if (at > 0 && !(list[at - 1] < entry)) return;
@@ -44,15 +47,28 @@ extern "C" __global__ __launch_bounds__(128) void join_buckets(
     Entry* list = lists + (u64)row * join.k;
     Entry worst = list[join.k - 1];
     u32 compared = 0;
-    for (u32 i = bucket.x + join.from; i < end; i++) {
-        const u32 other = rows[i];
-        if (other == row || (left_out && left_out[other / 32] >> (other % 32) & 1)) continue;
-        compared++;
-        const Scalar* of_other = base + (u64)other * join.dim;
-        const Entry entry = Entry::of(distance_of_rows(of_row, of_other, join.dim), other);
-        if (entry < worst) {
-            insert(list, join.k, entry);
-            worst = list[join.k - 1];
+    for (u32 i = bucket.x + join.from; i < end; i += TOGETHER) {
+        u32 others[TOGETHER];
+        const Scalar* of_others[TOGETHER];
+        Real distances[TOGETHER];
+#pragma unroll
+        for (u32 n = 0; n < TOGETHER; n++) {
+            // At the end, one is compared more than once.
+            others[n] = rows[min(i + n, end - 1)];
+            of_others[n] = base + (u64)others[n] * join.dim;
+        }
+        distances_of_rows(of_row, of_others, join.dim, distances);
+#pragma unroll
+        for (u32 n = 0; n < TOGETHER; n++) {
+            const u32 other = others[n];
+            if (i + n >= end || other == row) continue;
+            if (left_out && left_out[other / 32] >> (other % 32) & 1) continue;
+            compared++;
+            const Entry entry = Entry::of(distances[n], other);
+            if (entry < worst) {
+                insert(list, join.k, entry);
+                worst = list[join.k - 1];
+            }
         }
     }
     work[row].x += end - bucket.x - join.from;

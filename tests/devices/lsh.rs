@@ -109,6 +109,13 @@ fn many_rows(device: &AnyDevice, family: Family) -> Result<(), Failed> {
         if family == Family::PStable {
             params.width = Some([3.0, 0.3, 1.0, 4.0][i]);
         }
+        if family == Family::Bits && hashes == 18 {
+            let mut params = params.clone();
+            params.scoring = Some(Scoring { weights: vec![18.0, 17.0, 16.0], score: 15.0 });
+            check(device, (&base, Some(&queries)), 3, &params, metric)?;
+            (params.scoring, params.probes) = (None, 100);
+            check(device, (&base, Some(&queries)), 3, &params, metric)?;
+        }
         for k in [1, 5, 100] {
             check(device, (&base, Some(&queries)), k, &params, metric)?;
             // The first rows of a join with itself: as queries they find themselves, too.

@@ -230,6 +230,11 @@ impl Part {
 
     /// Adds what the next queries have found.
     pub(super) fn extend(&mut self, next: Self) {
+        if self.nearest.counts.is_empty() {
+            let (visited, pairs) = (self.visited + next.visited, self.pairs + next.pairs);
+            *self = Self { visited, pairs, ..next };
+            return;
+        }
         self.visited += next.visited;
         self.add(next.nearest, next.pairs);
     }

@@ -4,6 +4,7 @@
 //! Functions follow from the seed, the table and their number alone. So whether a query and its neighbour
 //! share a bucket is known without any table, and so is how many tables it takes until enough do.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::hashing::{LshParams, MOST_BUCKETS, MOST_HASHES};
@@ -18,7 +19,7 @@ use crate::index::lsh::{
 use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::Metric;
-use crate::parallel::in_parallel;
+use crate::parallel::{in_parallel, threads};
 
 /// Numbers of probes that are tried, if they are free.
 const PROBES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
@@ -147,19 +148,43 @@ fn choose_one(
 fn find(
     mut groups: Vec<Group>,
     tables: usize,
-    functions: impl Fn(usize) -> Result<TableFunctions>,
+    functions: impl Fn(usize) -> Result<TableFunctions> + Sync,
     (sample, lsh, limits): (&Sample, &LshParams, &Limits),
     job: &Job,
 ) -> Result<Vec<Group>> {
-    for table in 0..tables {
-        if all(&groups).all(|trial| trial.is_over) {
-            break;
-        }
-        let functions = functions(table)?;
-        let values = [&sample.queries, &sample.neighbors].map(|rows| functions.values(rows));
+    let mut table = 0;
+    while table < tables && !all(&groups).all(|trial| trial.is_over) {
+        let some = table..tables.min(table + threads());
+        let hashed = hash(some.clone(), &functions, [&sample.queries, &sample.neighbors])?;
         groups = in_parallel(groups, |mut group| {
-            group.look(&values, &functions, (sample, lsh.probes, limits), job)?;
-            group.trials.iter_mut().for_each(|trial| trial.judge(table + 1, sample, lsh));
+            for (table, hashed) in some.clone().zip(&hashed) {
+                group.look(hashed, (sample, lsh.probes, limits), job)?;
+                group.trials.iter_mut().for_each(|trial| trial.judge(table + 1, sample, lsh));
+            }
+            Ok(group)
+        })
+        .into_iter()
+        .collect::<Result<_>>()?;
+        table = some.end;
+    }
+    Ok(groups)
+}
+
+/// Counts the candidates of the sample, in the tables that are enough.
+fn count(
+    mut groups: Vec<Group>,
+    functions: impl Fn(usize) -> Result<TableFunctions> + Sync,
+    (sample, lsh, limits): (&Sample, &LshParams, &Limits),
+    job: &Job,
+) -> Result<Vec<Group>> {
+    let last = all(&groups).filter_map(|trial| trial.tables).max().unwrap_or(0);
+    for first in (0..last).step_by(threads()) {
+        let some = first..last.min(first + threads());
+        let hashed = hash(some.clone(), &functions, [&sample.queries, &sample.base])?;
+        groups = in_parallel(groups, |mut group| {
+            for (table, hashed) in some.clone().zip(&hashed) {
+                group.count(hashed, (table, sample, lsh.probes), limits, job)?;
+            }
             Ok(group)
         })
         .into_iter()
@@ -168,25 +193,20 @@ fn find(
     Ok(groups)
 }
 
-/// Counts the candidates of the sample, in the tables that are enough.
-fn count(
-    mut groups: Vec<Group>,
-    functions: impl Fn(usize) -> Result<TableFunctions>,
-    (sample, lsh, limits): (&Sample, &LshParams, &Limits),
-    job: &Job,
-) -> Result<Vec<Group>> {
-    let last = all(&groups).filter_map(|trial| trial.tables).max().unwrap_or(0);
-    for table in 0..last {
+/// The functions of some tables, and their values for rows of two kinds.
+type HashedSample = (TableFunctions, [Vec<f64>; 2]);
+
+fn hash(
+    tables: Range<usize>,
+    functions: impl Fn(usize) -> Result<TableFunctions> + Sync,
+    sides: [&Rows; 2],
+) -> Result<Vec<HashedSample>> {
+    let hashed = in_parallel(tables.collect(), |table| {
         let functions = functions(table)?;
-        let values = [&sample.queries, &sample.base].map(|rows| functions.values(rows));
-        groups = in_parallel(groups, |mut group| {
-            group.count(&values, &functions, (table, sample, lsh.probes), limits, job)?;
-            Ok(group)
-        })
-        .into_iter()
-        .collect::<Result<_>>()?;
-    }
-    Ok(groups)
+        let values = sides.map(|rows| functions.values(rows));
+        Ok((functions, values))
+    });
+    hashed.into_iter().collect()
 }
 
 fn all(groups: &[Group]) -> impl Iterator<Item = &Trial> {
@@ -263,24 +283,26 @@ impl Group {
     /// Looks for neighbours in one more table.
     fn look(
         &mut self,
-        values: &[Vec<f64>; 2],
-        functions: &TableFunctions,
+        (functions, values): &HashedSample,
         (sample, probes, limits): (&Sample, usize, &Limits),
         job: &Job,
     ) -> Result<()> {
         if self.trials.iter().all(|trial| trial.is_over) {
             return Ok(());
         }
-        let (all, signature) = (functions.count(), &self.signature);
+        let (all, signature) = (functions.count(), &{ self.signature });
         let [Ok(queries), Ok(rows)] = [0, 1].map(|i| signature.wholes(&values[i], functions))
         else {
             // Slots are out of range: these parameters are useless.
             self.trials.iter_mut().for_each(|trial| trial.is_over = true);
             return Ok(());
         };
-        let (mut prober, mut keys) = (Prober::default(), Vec::new());
-        for trial in self.trials.iter_mut().filter(|trial| !trial.is_over) {
+        self.each_trial(|trial| {
+            if trial.is_over {
+                return Ok(());
+            }
             job.check()?;
+            let (mut prober, mut keys) = (Prober::default(), Vec::new());
             let of_queries = values[0].chunks_exact(all).zip(queries.chunks_exact(all));
             let found = trial.found.chunks_exact_mut(sample.per_query);
             for (query, ((values, wholes), found)) in of_queries.zip(found).enumerate() {
@@ -302,30 +324,41 @@ impl Group {
                     };
                 }
             }
-        }
+            Ok(())
+        })
+    }
+
+    /// Does the same with all trials, on all cores.
+    fn each_trial(&mut self, run: impl Fn(&mut Trial) -> Result<()> + Sync + Send) -> Result<()> {
+        let trials = in_parallel(std::mem::take(&mut self.trials), |mut trial| {
+            run(&mut trial)?;
+            Ok(trial)
+        });
+        self.trials = trials.into_iter().collect::<Result<_>>()?;
         Ok(())
     }
 
     /// Counts candidates in one more table.
     fn count(
         &mut self,
-        values: &[Vec<f64>; 2],
-        functions: &TableFunctions,
+        (functions, values): &HashedSample,
         (table, sample, probes): (usize, &Sample, usize),
         limits: &Limits,
         job: &Job,
     ) -> Result<()> {
-        let (all, signature) = (functions.count(), &self.signature);
+        let (all, signature) = (functions.count(), &{ self.signature });
         let [Ok(queries), Ok(rows)] = [0, 1].map(|i| signature.wholes(&values[i], functions))
         else {
             // Building the tables will say so.
             return Ok(());
         };
-        let is_used = |trial: &&mut Trial| trial.tables.is_some_and(|tables| table < tables);
-        let (mut prober, mut keys) = (Prober::default(), Vec::new());
-        let mut places = Vec::new();
-        for trial in self.trials.iter_mut().filter(is_used) {
+        self.each_trial(|trial| {
+            if trial.tables.is_none_or(|tables| table >= tables) {
+                return Ok(());
+            }
             job.check()?;
+            let (mut prober, mut keys) = (Prober::default(), Vec::new());
+            let mut places = Vec::new();
             let keys_of_rows: Vec<u64> =
                 rows.chunks_exact(all).map(|row| signature.key(&row[..trial.hashes])).collect();
             let buckets = Table::new(&keys_of_rows);
@@ -351,8 +384,8 @@ impl Group {
                     trial.visited += 1;
                 }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 

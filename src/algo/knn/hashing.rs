@@ -84,6 +84,11 @@ impl Scoring {
         [1, 1 + bits, 1 + bits + pairs][self.weights.len() - 1]
     }
 
+    /// Whether every row that is found has a score that is high enough.
+    pub(super) fn takes_all(&self) -> bool {
+        self.weights.iter().all(|weight| *weight > self.score)
+    }
+
     /// The weight of the `probe`-th of these buckets, which are in the order of their errors.
     pub(super) fn weight(&self, probe: usize, bits: usize) -> f64 {
         let errors = if probe == 0 { 0 } else { 1 + usize::from(probe > bits) };

@@ -107,6 +107,7 @@ impl<D: Device> LshSearch<D> {
             selection: None,
             hashed: rows.matrix().kind(),
         };
+        job.enter(Phase::Upload);
         let base = Arc::new(Base::new(device, rows, params.metric(), job)?);
         let counting = base.rows.len();
         let among = Among { base, k: params.k(), counting };

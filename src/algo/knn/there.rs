@@ -1,10 +1,11 @@
-//! Tables that a device has built, where queries look at the bucket of their own key alone.
+//! Tables that a device has built, where it finds the buckets that queries look at.
 
 use super::among::{Among, Base, Part};
 use super::hashing::LshParams;
 use super::ready::{Hashing, Reach};
 use crate::device::{Buckets, Device, Hashes, LookedAt, QueryRows, TablesBuilt};
 use crate::error::{Error, Result};
+use crate::index::lsh::Family;
 use crate::job::{Job, Phase};
 use crate::matrix::Rows;
 use crate::parallel::in_parallel;
@@ -17,8 +18,8 @@ pub(super) struct TablesThere<D: Device> {
     tables: D::Tables,
     /// How many they are.
     count: usize,
-    /// Whether queries are rows of the base.
-    is_queried: bool,
+    /// Buckets that a query looks at in each; `None` if queries are rows of the base that look at their own.
+    probes: Option<usize>,
 }
 
 impl<D: Device> TablesThere<D> {
@@ -32,9 +33,11 @@ impl<D: Device> TablesThere<D> {
     ) -> Result<Option<(Self, (usize, usize))>> {
         let Base { device, rows, on_device, .. } = &*among.base;
         let k = among.k.min(among.counting);
+        let Reach::Probes(probes) = hashing.reach else { return Ok(None) };
+        let probes = if flips_bits(hashing, params) { probes.min(flips(hashing)) } else { probes };
         if rows.is_empty()
-            || hashing.reach != Reach::Probes(1)
-            || params.scoring.is_some()
+            || (probes > 1 && !flips_bits(hashing, params))
+            || params.scoring.as_ref().is_some_and(|scoring| !scoring.takes_all())
             || !device.finds_in_buckets(on_device, rows.len(), k)?
         {
             return Ok(None);
@@ -49,10 +52,11 @@ impl<D: Device> TablesThere<D> {
         let functions = in_parallel(numbers, |table: usize| hashing.functions(table, job));
         let functions = functions.into_iter().collect::<Result<Vec<_>>>()?;
         let hashes = Hashes { functions: &functions, signature: &hashing.signature };
-        match device.build_tables(on_device, &hashes, is_queried, job) {
+        let looks_at_own = is_queried && probes == 1;
+        match device.build_tables(on_device, &hashes, looks_at_own, job) {
             Ok(Some(TablesBuilt { tables, sizes })) => {
-                let count = hashing.tables;
-                Ok(Some((Self { tables, count, is_queried }, sizes)))
+                let probes = (!looks_at_own).then_some(probes);
+                Ok(Some((Self { tables, count: hashing.tables, probes }, sizes)))
             }
             Ok(None) | Err(Error::DeviceMemory { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -68,13 +72,13 @@ impl<D: Device> TablesThere<D> {
     ) -> Result<Option<Part>> {
         let base = &among.base.rows;
         base.check_queries(queries)?;
-        if self.is_queried != (query_rows != QueryRows::Separate) {
+        if self.probes.is_none() && query_rows == QueryRows::Separate {
             return Ok(None);
         }
         job.enter(Phase::Compare);
-        let together = match self.is_queried {
-            true => queries.len(),
-            false => BUCKETS_TOGETHER / self.count,
+        let together = match self.probes {
+            None => queries.len(),
+            Some(probes) => BUCKETS_TOGETHER / (self.count * probes),
         };
         let mut all = Part::new(base.matrix().kind());
         for first in (0..queries.len()).step_by(together.max(1)) {
@@ -102,7 +106,10 @@ impl<D: Device> TablesThere<D> {
         let buckets = Buckets {
             queries: queries.len(),
             tables: self.count,
-            looked_at: if self.is_queried { LookedAt::Own } else { LookedAt::Hashed },
+            looked_at: match self.probes {
+                None => LookedAt::Own,
+                Some(probes) => LookedAt::Hashed { probes },
+            },
             own: own.as_deref(),
             left_out: None,
         };
@@ -117,4 +124,15 @@ impl<D: Device> TablesThere<D> {
         let found = device.nearest_in_buckets(sides, &self.tables, &buckets, k, job)?;
         Ok(found.map(Part::from))
     }
+}
+
+/// Whether the next best buckets differ in bits of a key.
+fn flips_bits(hashing: &Hashing, params: &LshParams) -> bool {
+    params.family == Family::Bits && hashing.hashes <= 64
+}
+
+/// Buckets that differ from one in no bit, in one, or in two.
+fn flips(hashing: &Hashing) -> usize {
+    let bits = hashing.hashes;
+    1 + bits + bits * (bits - 1) / 2
 }

@@ -109,8 +109,12 @@ pub struct Buckets<'a> {
 pub enum LookedAt<'a> {
     /// The one in which it is itself.
     Own,
-    /// The one of its key, in tables that the device has built for other queries than its rows.
-    Hashed,
+    /// Those of its key, in tables that the device has built for other queries than its rows: more than one
+    /// if functions read bits and 64 bits are enough for a key. They then differ in one bit, or two.
+    Hashed {
+        /// How many.
+        probes: usize,
+    },
     /// These.
     Ranges(Ranges<'a>),
 }

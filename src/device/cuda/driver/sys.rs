@@ -13,6 +13,8 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc;
 
+use rayon::prelude::*;
+
 use crate::error::{Error, Result};
 use crate::job::Job;
 
@@ -224,15 +226,18 @@ pub(in crate::device::cuda) fn fill(
 ///
 /// # Panics
 /// If the buffer is shorter.
-pub(in crate::device::cuda) fn read_in_pieces<T: DeviceRepr + Clone + Default>(
+pub(in crate::device::cuda) fn read_in_pieces<T: DeviceRepr + Clone + Default + Send>(
     stream: &Arc<CudaStream>,
     from: &CudaSlice<u8>,
     count: usize,
     job: &Job,
 ) -> Result<Vec<T>> {
     const PIECE_BYTES: usize = 64 << 20;
+    const PAGES_BYTES: usize = 256 << 10;
     assert!(count * size_of::<T>() <= from.len());
     let mut values = vec![T::default(); count];
+    // Threads take the pages of new memory from the system: one alone takes longer than the copy.
+    values.par_chunks_mut(PAGES_BYTES / size_of::<T>()).for_each(|part| part.fill(T::default()));
     let call = failed("cuMemcpyDtoHAsync");
     stream.context().bind_to_thread().map_err(&call)?;
     let (pointer, _guard) = from.device_ptr(stream);

@@ -96,12 +96,12 @@ impl BuiltTables {
         self.tables.own.as_ref()
     }
 
-    /// The buckets of other queries, those of each query together, and how many rows each visits; `None`
-    /// if a slot is out of range.
+    /// The buckets of other queries, `probes` in each table and those of each query together, and how many
+    /// rows each visits; `None` if a slot is out of range.
     pub(in crate::device::cuda) fn find(
         &self,
         device: &CudaDevice,
-        queries: &Hashed<'_>,
+        (queries, probes): (&Hashed<'_>, usize),
         job: &Job,
     ) -> Result<Option<(Buffer, Vec<u64>)>> {
         let (stream, all, count) = (&device.gpu.compute, self.tables.tables, queries.count);
@@ -125,9 +125,11 @@ impl BuiltTables {
         };
         let rows = (queries.buffer, &self.numbers, 0);
         self.kernels.hash(stream, rows, (&mut workspace, None), building(count))?;
-        let (mut ranges, mut visited) = (allocate(all * count * 8)?, allocate(count * 8)?);
+        let mut ranges = allocate(all * count * probes * 8)?;
+        let mut visited = zeroed(device, count * 8)?;
         let (found, of) = ((&mut ranges, &mut visited), (&workspace.keys, &self.tables));
-        self.kernels.find(stream, of, found, (building(count), building(self.tables.count)))?;
+        let parts = (building(count), building(self.tables.count));
+        self.kernels.find(stream, of, found, (self.numbers.of.count as usize, probes), parts)?;
         let read = sys::failed("cuMemcpyDtoHAsync");
         let out = sys::read::<u32>(stream, workspace.out_of_range.slice(), 1).map_err(&read)?;
         let visited = sys::read_in_pieces::<u64>(stream, visited.slice(), count, job)?;

@@ -352,13 +352,14 @@ impl Kernels {
         Ok(())
     }
 
-    /// Finds the buckets of queries by their keys, those of each query together, as two u32 each, and
-    /// how many rows each visits, of u64.
+    /// Finds the buckets of queries by their keys, and by those that differ in a bit or two, so many in each
+    /// table; those of each query together, as two u32 each. Adds up how many rows each visits, of u64.
     pub(super) fn find(
         &self,
         stream: &Arc<CudaStream>,
         (query_keys, tables): (&Buffer, &Tables),
         (ranges, visited): (&mut Buffer, &mut Buffer),
+        (functions, probes): (usize, usize),
         (queries, building): (Building, Building),
     ) -> Result<()> {
         let (count, of_query) = (queries.rows as usize, queries.tables as usize);
@@ -366,16 +367,22 @@ impl Kernels {
         assert!(building.rows as usize == tables.count && of_query <= tables.tables);
         check_size(keys, tables.tables * tables.count, 8);
         check_size(query_keys, count * of_query, 8);
-        check_size(ranges, count * of_query, 8);
+        // Two bits of keys of as many bits as functions.
+        let most = 1 + functions + functions * functions.saturating_sub(1) / 2;
+        assert!(probes == 1 || (functions <= 64 && (1..=most).contains(&probes)));
+        check_size(ranges, count * of_query * probes, 8);
         check_size(visited, count, 8);
         let begins = tables.begins(stream, 0);
         let mut launch = stream.launch_builder(&self.find_buckets);
         launch.arg(query_keys.slice()).arg(keys.slice()).arg(&begins);
-        launch.arg(ranges.slice_mut()).arg(visited.slice_mut()).arg(&queries).arg(&building);
+        let (functions, probes) = (functions as u32, probes as u32);
+        launch.arg(ranges.slice_mut()).arg(visited.slice_mut());
+        launch.arg(&functions).arg(&probes).arg(&queries).arg(&building);
         let some = (queries.end - queries.first) as usize;
+        let mut grid = config(some.div_ceil(HASHING), HASHING, 0);
+        grid.grid_dim.1 = of_query.min(MOST_BLOCKS) as u32;
         // SAFETY: sizes are checked above.
-        unsafe { launch.launch(config(some.div_ceil(HASHING), HASHING, 0)) }
-            .map_err(failed("find_buckets"))?;
+        unsafe { launch.launch(grid) }.map_err(failed("find_buckets"))?;
         Ok(())
     }
 }

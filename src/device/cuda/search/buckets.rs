@@ -120,15 +120,15 @@ impl CudaDevice {
                 }
                 (vec![tables.visits; buckets.queries], Lookup::Own)
             }
-            LookedAt::Hashed => {
+            LookedAt::Hashed { probes } => {
                 let plain = queries.plain(self, job)?;
                 wait_for(&self.gpu, &plain.ready)?;
                 let Some(built) = tables.built() else { return Ok(None) };
                 let rows = hashed(queries, &plain.buffer);
-                let Some((ranges, visited)) = built.find(self, &rows, job)? else {
+                let Some((ranges, visited)) = built.find(self, (&rows, *probes), job)? else {
                     return Ok(None);
                 };
-                let count = buckets.queries * buckets.tables;
+                let count = buckets.queries * buckets.tables * probes;
                 let visited = visited.into_iter().map(|visited| visited as f64).collect();
                 (visited, Lookup::Given(count, ranges, None))
             }
@@ -332,6 +332,9 @@ fn is_for_the_host(most: f64, tables: &CudaTables, queries: usize) -> bool {
 
 /// The first values of each list of `k`.
 fn without_gaps<T: Copy>(mut values: Vec<T>, counts: &[usize], k: usize) -> Vec<T> {
+    if counts.iter().all(|count| *count == k) {
+        return values;
+    }
     let mut end = 0;
     for (list, count) in counts.iter().enumerate() {
         values.copy_within(list * k..list * k + count, end);

@@ -23,6 +23,9 @@ const ALL_FOR: usize = 64;
 /// Steps that it takes to compare a row, beside those of its dimensions.
 const COMPARE: usize = 8;
 
+/// The share of all steps of a device that a single thread makes.
+const OF_A_THREAD: f64 = 1.0 / 65_536.0;
+
 /// A join that was made, and of which rows.
 #[derive(Default)]
 pub(super) struct Joins(Mutex<Option<(JoinedLists, Option<Vec<u64>>)>>);
@@ -91,11 +94,11 @@ fn join_all(
     let lists = filled(device, rows * k * entry_bytes(kind), 0xff)?;
     let mut joined = JoinedLists { k, rows, lists, work: filled(device, rows * 16, 0)? };
     let (rate, steps) = (kernels.join_rate(), (of.dim + COMPARE) as f64);
+    // A thread compares one row after the other: so many take as long as a launch may.
+    let most = (rate.of_a_launch() * OF_A_THREAD / steps) as usize;
     let mut pace = Pace::default();
     for (table, largest) in of.largest.iter().enumerate() {
-        // Rows of each bucket in a launch, so that all threads together end in time.
-        let most = (rate.of_a_launch() / steps / kernels.threads_together() as f64) as usize;
-        let count = most.max(64).min(*largest as usize).max(1);
+        let count = most.clamp(1, (*largest as usize).max(1));
         let together = (rate.of_a_launch() / steps / count as f64) as usize;
         let together = together.max(kernels.threads_together()).min(rows);
         for from in (0..*largest as usize).step_by(count) {

@@ -142,7 +142,7 @@ const MERGE_PENALTIES: [f64; 2] = [40.0, 320.0];
 const FETCH_PENALTY: f64 = 32.0;
 
 /// The same where threads beside each other compare with the same rows.
-const JOIN_PENALTY: f64 = 8.0;
+const JOIN_PENALTY: f64 = 2.0;
 
 impl Kernels {
     /// The kernels for rows and a metric, compiled and loaded by the first caller.

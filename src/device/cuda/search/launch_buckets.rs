@@ -38,7 +38,7 @@ struct BucketSearch {
     k: u32,
     slots: u32,
     is_own: u32,
-    padding: u32,
+    probes: u32,
 }
 
 // SAFETY: a C struct of integers without padding, laid out as the kernel declares it.
@@ -83,7 +83,7 @@ pub(super) enum Lookup {
     /// Each query at the one in which it is itself.
     Own,
     /// So many ranges, and where those of each query and table begin, and the last end, of u32; `None`
-    /// if each has one.
+    /// if each has as many.
     Given(usize, Buffer, Option<Buffer>),
 }
 
@@ -106,6 +106,14 @@ impl InBuckets {
         base_rows.div_ceil(32)
     }
 
+    /// Ranges of each query and table, where all have as many.
+    fn probes(&self) -> usize {
+        match self.buckets {
+            Lookup::Given(count, _, None) => count / (self.queries * self.tables.1).max(1),
+            Lookup::Given(..) | Lookup::Own => 1,
+        }
+    }
+
     /// Checks the sizes of all buffers.
     fn check(&self, kind: ElementKind) {
         let Self { queries, base_rows, k, tables: (tables, looked_at), workers, .. } = *self;
@@ -120,7 +128,7 @@ impl InBuckets {
                 check_size(ranges, *count, 8);
                 match starts {
                     Some(starts) => check_size(starts, queries * looked_at + 1, 4),
-                    None => assert!(*count == queries * looked_at),
+                    None => assert!(*count == queries * looked_at * self.probes()),
                 }
             }
         }
@@ -191,7 +199,7 @@ impl Kernels {
             k: k as u32,
             slots: slots as u32,
             is_own: u32::from(matches!(search.buckets, Lookup::Own)),
-            padding: 0,
+            probes: search.probes() as u32,
         };
         let null = 0u64;
         let mut launch = stream.launch_builder(&self.nearest_in_buckets);
