@@ -1,5 +1,5 @@
--- A tour of `knn_exact`, `kmeans` and `dbscan`. Most of it is on real data: 1,797 handwritten digits, each a
--- picture of 8 x 8 pixels.
+-- A tour of `knn_exact`, `knn_lsh`, `kmeans` and `dbscan`. Most of it is on real data: 1,797 handwritten digits,
+-- each a picture of 8 x 8 pixels.
 -- Run it in the root of the repository:  neighbors -f sql/tour.sql
 
 -- 1. The data. `pixels` is the vector: 64 counts of ink from 0 to 16, row by row; here is one row of each picture.

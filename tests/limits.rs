@@ -267,6 +267,12 @@ const FITTING: &[(&str, usize)] = &[
         "SELECT query_id FROM knn_lsh(baskets, k => 1, metric => 'jaccard', tables => 4, hashes => 9)",
         20_000,
     ),
+    ("SELECT query_id FROM knn_lsh(queries => few, base => many, k => 10)", 197_556),
+    (
+        "SELECT query_id FROM knn_lsh(few, k => 5, tables => 20, hashes => 6, planes => 'orthogonal', probes => 8)",
+        100_000,
+    ),
+    ("SELECT query_id FROM knn_lsh(few, k => 5, tables => 3, hashes => 1, width => 1e9)", 100_000),
     ("SELECT * FROM knn_exact(queries => few, base => many, k => 10)", 200_000),
     ("SELECT query_id, base_id, distance FROM knn_exact(many, few, k => 3)", 360_000),
     ("SELECT * FROM knn_exact(base => few, k => 100)", 2_000_000),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::f64::consts::PI;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{AsArray, RecordBatch};
+use datafusion::arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray, RecordBatch};
 use datafusion::arrow::datatypes::UInt32Type;
 use datafusion_neighbors::index::lsh::{
     Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
@@ -398,6 +398,38 @@ fn next_buckets_of_many_functions_are_the_nearest_ones() {
         let wanted: Vec<u64> =
             sets[..probes].iter().map(|(_, wholes)| signature.key(wholes)).collect();
         assert_eq!(keys, wanted, "{}, {metric}, {count}, seed {seed}", family.name());
+    }
+}
+
+/// The same with functions of other kinds: bits, first tokens, planes at right angles and trained ones, and
+/// boxes.
+#[test]
+fn more_tables_of_every_kind_find_more() {
+    type Of = Box<dyn Fn(KnnLsh) -> KnnLsh>;
+    let numbers = vectors(&Kind::Normal.rows(8, 400, 8), true);
+    let mut random = Rng(5);
+    let few_bits = |_| ((random.next() & random.next()) as u32).to_le_bytes();
+    let bits: Vec<[u8; 4]> = (0..400).map(few_bits).collect();
+    let bits = FixedSizeBinaryArray::try_from_iter(bits.into_iter()).expect("rows of 32 bits");
+    let bits: ArrayRef = Arc::new(bits);
+    let planes = |name: &'static str| move |asked: KnnLsh| asked.metric(Metric::L2).planes(name);
+    let kinds: [(&str, &ArrayRef, Of); 5] = [
+        ("bits", &bits, Box::new(|asked| asked.metric(Metric::Hamming))),
+        ("minhash", &bits, Box::new(|asked| asked.metric(Metric::Jaccard))),
+        ("orthogonal", &numbers, Box::new(planes("orthogonal"))),
+        ("trained", &numbers, Box::new(planes("trained"))),
+        ("boxes", &numbers, Box::new(move |asked| planes("orthogonal")(asked).box_radius(0.4))),
+    ];
+    for (name, rows, of) in kinds {
+        let all = |tables, hashes| {
+            let asked = of(KnnLsh::k(399).tables(tables).hashes(hashes).seed(3));
+            pairs(&knn_lsh(&cpu(), rows.as_ref(), None, &asked).expect("neighbours"))
+        };
+        let some = all(2, 5);
+        assert!(!some.is_empty() && some.len() < 399 * 400, "{name}: {}", some.len());
+        for more in [all(4, 5), all(2, 3)] {
+            assert!(some.is_subset(&more) && some.len() < more.len(), "{name}");
+        }
     }
 }
 

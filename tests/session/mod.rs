@@ -376,5 +376,33 @@ async fn metrics() -> Result<(), Failed> {
         "output_rows=1.50 K",
     ];
     let missing: Vec<_> = wanted.into_iter().filter(|part| !shown.contains(part)).collect();
-    check(missing.is_empty(), format!("{missing:?} missing in {shown}"))
+    check(missing.is_empty(), format!("{missing:?} missing in {shown}"))?;
+    // Two tables with one bucket: a row visits all others and itself in both, and is compared with each once.
+    let one = "tables => 2, hashes => 1, width => 1e9, rounding => 'zero'";
+    let shown =
+        text(&ctx, &format!("EXPLAIN ANALYZE SELECT * FROM knn_lsh(b, k => 3, {one})")).await?;
+    let wanted = [
+        "method=lsh (family=pstable, tables=2, hashes=1, width=1000000000, rounding=zero, probes=1, seed=0",
+        "buckets=2, largest_bucket=500",
+        "rows_visited=500.0 K",
+        "pairs_computed=249.5 K",
+        "queries_short=0",
+        "hash_time=",
+        "build_time=",
+        "find_time=",
+        "compare_time=",
+        "tune_time=",
+    ];
+    let missing: Vec<_> = wanted.into_iter().filter(|part| !shown.contains(part)).collect();
+    check(missing.is_empty(), format!("{missing:?} missing in {shown}"))?;
+    let shown = text(&ctx, "EXPLAIN ANALYZE SELECT * FROM knn_lsh(b, k => 3)").await?;
+    let missing: Vec<_> = ["expected_recall=0.9", "expected_share="]
+        .into_iter()
+        .filter(|part| !shown.contains(part))
+        .collect();
+    check(missing.is_empty(), format!("{missing:?} missing in {shown}"))?;
+    let none = "tables => 1, hashes => 26, width => 1e-3";
+    let shown =
+        text(&ctx, &format!("EXPLAIN ANALYZE SELECT * FROM knn_lsh(b, k => 3, {none})")).await?;
+    check(shown.contains("queries_short=500"), shown)
 }

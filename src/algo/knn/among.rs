@@ -67,7 +67,7 @@ impl<D: Device> Among<D> {
         let found = in_parallel(tasks, |from| {
             finder.candidates(places, from..end.min(from + step), query_rows, job)
         });
-        let (rows, starts) = joined(found, bound)?;
+        let (rows, starts) = joined(found)?;
         job.enter(Phase::Compare);
         let Base { device, metric, on_device, .. } = &*self.base;
         let is_part = self.counting < self.base.rows.len();
@@ -169,10 +169,25 @@ impl<D: Device> Among<D> {
         while start < queries.len() {
             job.enter(Phase::Find);
             let some = queries.slice(start..queries.len().min(start + wave));
+            let reserve = |bytes| job.reserve("buckets of queries", bytes);
+            let mut reserved = match reserve(finder.bytes_of_places(some.len())) {
+                // Fewer at a time, then.
+                Err(Error::HostMemory { .. }) if some.len() > 1 => {
+                    wave = some.len() / 2;
+                    continue;
+                }
+                reserved => reserved?,
+            };
             let query_rows = query_rows.skip(start as u32);
             let places = finder.places(&some, query_rows, job)?;
             let (most, bytes) = places.most();
-            let _reserved = job.reserve("buckets of queries", bytes)?;
+            let _reserved = match finder.bytes_of_places(some.len()) {
+                0 => reserve(bytes)?,
+                _ => {
+                    reserved.shrink_to(bytes);
+                    reserved
+                }
+            };
             wave = finder.together(PLACES_TOGETHER, Some((some.len(), most)));
             start += some.len();
             if let Some(sent) = sent {

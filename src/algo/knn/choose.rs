@@ -86,7 +86,7 @@ pub(super) fn choose<D: Device>(
     for probes in probes {
         let lsh = LshParams { probes: *probes, has_free_probes: false, ..lsh.clone() };
         let sizes = (base.len(), queries.0.len());
-        let (found, recall) = choose_one((params, &lsh, hasher), &sample, sizes, job)?;
+        let (found, recall) = enough((params, &lsh, hasher), &sample, sizes, job)?;
         all.extend(found);
         best = f64::max(best, recall);
     }
@@ -101,13 +101,13 @@ pub(super) fn choose<D: Device>(
     })
 }
 
-/// Chooses what is free but the number of probes; `None` if nothing is good enough, and the best recall.
-fn choose_one(
+/// All parameters that are good enough, with this number of probes, and the best recall.
+fn enough(
     (params, lsh, hasher): (KnnParams, &LshParams, &Hasher),
     sample: &Sample,
     (rows, queries): (usize, usize),
     job: &Job,
-) -> Result<(Option<Chosen>, f64)> {
+) -> Result<(Vec<Chosen>, f64)> {
     let with = |signature, hashes, tables| {
         let (hasher, reach) = (hasher.clone(), Reach::of(lsh, hashes));
         Hashing { hasher, signature, tables, hashes, reach }
@@ -117,7 +117,7 @@ fn choose_one(
     if sample.per_query == 0 {
         // Nothing to be found.
         let hashing = with(groups[0].signature, most, lsh.tables.unwrap_or(1));
-        return Ok((Some(Chosen { hashing, recall: 1.0, share: 0.0, time: 0.0 }), 1.0));
+        return Ok((vec![Chosen { hashing, recall: 1.0, share: 0.0, time: 0.0 }], 1.0));
     }
     let tables = lsh.tried_tables().min(MOST_BUCKETS / lsh.probes);
     let functions = |table| {
@@ -134,14 +134,16 @@ fn choose_one(
         Some((sets, _)) => 5 * sets.mean_tokens().ceil() as usize,
         None => hasher.dim(),
     };
-    let sizes = (rows, queries, dim);
-    let costs = |trial: &Trial| trial.costs(sizes, sample, lsh.probes);
-    let chosen = cheapest(&groups, costs).map(|(group, trial)| {
+    let chosen = |group: &Group, trial: &Trial| {
         let hashing = with(group.signature, trial.hashes, trial.tables.unwrap_or(tables));
-        let (share, time) = costs(trial);
+        let (share, time) = trial.costs((rows, queries, dim), sample, lsh.probes);
         Chosen { hashing, recall: trial.recall, share, time }
-    });
-    Ok((chosen, best))
+    };
+    let mut found = Vec::new();
+    for group in &groups {
+        found.extend(group.trials.iter().map(|trial| chosen(group, trial)));
+    }
+    Ok((found, best))
 }
 
 /// Looks for the neighbours of the sample, in table after table until enough are found.
@@ -211,16 +213,6 @@ fn hash(
 
 fn all(groups: &[Group]) -> impl Iterator<Item = &Trial> {
     groups.iter().flat_map(|group| &group.trials)
-}
-
-/// Of the trials that compare few candidates, the one that takes the least time. `costs` gives both.
-fn cheapest(groups: &[Group], costs: impl Fn(&Trial) -> (f64, f64)) -> Option<(&Group, &Trial)> {
-    let fewest = all(groups).map(|trial| costs(trial).0).fold(f64::INFINITY, f64::min);
-    groups
-        .iter()
-        .flat_map(|group| group.trials.iter().map(move |trial| (group, trial)))
-        .filter(|(_, trial)| costs(trial).0 <= fewest * SHARES)
-        .min_by(|(_, a), (_, b)| costs(a).1.total_cmp(&costs(b).1))
 }
 
 /// All combinations of what is free.

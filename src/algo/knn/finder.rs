@@ -218,6 +218,16 @@ impl Finder {
         }
     }
 
+    /// Bytes of the buckets of so many queries, and of the lists that they are put together from; 0 if their
+    /// number follows from the rows.
+    pub fn bytes_of_places(&self, queries: usize) -> usize {
+        let per_table = |probes: usize| 2 * (probes * size_of::<Range<u32>>() + size_of::<usize>());
+        match self.hashing.reach {
+            Reach::Probes(probes) => queries * self.tables.len() * per_table(probes),
+            Reach::Radius(_) => 0,
+        }
+    }
+
     /// The buckets that queries look at; `query_rows` says whether they are rows of the base.
     pub fn places(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Places> {
         let together = match self.hashing.reach {
@@ -241,7 +251,7 @@ impl Finder {
                 _ => self.places_of(&queries.slice(first..end), job),
             }
         });
-        let (buckets, starts) = joined(found, 0)?;
+        let (buckets, starts) = joined(found)?;
         Ok(Places { buckets, starts, tables: self.tables.len() })
     }
 

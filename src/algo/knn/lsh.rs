@@ -31,8 +31,11 @@ pub(super) struct LshSearch<D: Device> {
 /// What finds candidates on the host; where the device has built tables, only once it is asked for.
 pub(super) struct LateFinder {
     made: OnceLock<Finder>,
-    late: Mutex<Option<(Hashing, LshParams, FinderBase)>>,
+    late: Mutex<Option<Late>>,
 }
+
+/// What a finder is made of, and the memory for rows that planes are trained on.
+type Late = (Hashing, LshParams, FinderBase, Option<Reserved>);
 
 impl From<Finder> for LateFinder {
     fn from(finder: Finder) -> Self {
@@ -44,7 +47,7 @@ impl LateFinder {
     fn get(&self, job: &Job) -> Result<&Finder> {
         // Others wait for the tables that are being built.
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (None, Some((hashing, params, base))) = (self.made.get(), &*late) {
+        if let (None, Some((hashing, params, base, _reserved))) = (self.made.get(), &*late) {
             let finder = Finder::build(hashing.clone(), params, base.clone(), job)?;
             let _ = self.made.set(finder);
             *late = None;
@@ -99,7 +102,8 @@ impl<D: Device> LshSearch<D> {
         job: &Job,
     ) -> Result<Self> {
         let inputs = (&rows, queries, trained_on);
-        let Ready { hashing, expected, _reserved } = ready(device, inputs, (params, lsh), job)?;
+        let Ready { hashing, expected, _reserved: reserved } =
+            ready(device, inputs, (params, lsh), job)?;
         let used = hashing.params(lsh);
         let of_finder = FinderBase {
             rows: rows.clone(),
@@ -114,7 +118,7 @@ impl<D: Device> LshSearch<D> {
         let there = TablesThere::build(&among, &hashing, (lsh, of_finder.is_queried), job)?;
         let (finder, sizes) = match &there {
             Some((_, sizes)) => {
-                let late = Mutex::new(Some((hashing, lsh.clone(), of_finder)));
+                let late = Mutex::new(Some((hashing, lsh.clone(), of_finder, reserved)));
                 (LateFinder { made: OnceLock::new(), late }, *sizes)
             }
             None => {

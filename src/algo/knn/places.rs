@@ -16,9 +16,10 @@ pub(super) struct Places {
 /// Lists one after the other, and how long each is.
 pub(super) type Lists<T> = (Vec<T>, Vec<usize>);
 
-/// The lists of all tasks, about `expected` elements, and where each starts and the last ends.
-pub(super) fn joined<T>(tasks: Vec<Result<Lists<T>>>, expected: usize) -> Result<Lists<T>> {
-    let (mut all, mut starts, mut end) = (Vec::with_capacity(expected), vec![0], 0);
+/// The lists of all tasks, and where each starts and the last ends.
+pub(super) fn joined<T>(tasks: Vec<Result<Lists<T>>>) -> Result<Lists<T>> {
+    let count = tasks.iter().flatten().map(|(own, _)| own.len()).sum();
+    let (mut all, mut starts, mut end) = (Vec::with_capacity(count), vec![0], 0);
     for lists in tasks {
         let (own, counts) = lists?;
         starts.extend(counts.into_iter().map(|count| {

@@ -38,6 +38,7 @@ impl<D: Device> TablesThere<D> {
         if rows.is_empty()
             || (probes > 1 && !flips_bits(hashing, params))
             || params.scoring.as_ref().is_some_and(|scoring| !scoring.takes_all())
+            || !device.can_hash(on_device, &hashing.hasher)
             || !device.finds_in_buckets(on_device, rows.len(), k)?
         {
             return Ok(None);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::search::{Distances, SearchDevice};
 use crate::error::Result;
-use crate::index::lsh::{Signature, TableFunctions};
+use crate::index::lsh::{Hasher, Signature, TableFunctions};
 use crate::job::Job;
 
 /// The primitives of searches by hashing.
@@ -19,8 +19,11 @@ pub trait HashingDevice: SearchDevice {
     /// Errors of the device.
     fn finds_in_buckets(&self, base: &Self::Rows, queries: usize, k: usize) -> Result<bool>;
 
+    /// Whether the device hashes a base with such functions.
+    fn can_hash(&self, base: &Self::Rows, hasher: &Hasher) -> bool;
+
     /// Hashes a base, and sorts its rows into tables on the device: for queries that are its rows, or for
-    /// others. `None` if that is for the host to do.
+    /// others. `None` if a slot is out of range.
     ///
     /// # Errors
     /// [`DeviceMemory`](crate::Error::DeviceMemory), [`Cancelled`](crate::Error::Cancelled), and other

@@ -22,6 +22,7 @@ use super::contract::{
 };
 use super::{Device, DeviceInfo, sealed};
 use crate::error::{Error, Result};
+use crate::index::lsh::Hasher;
 use crate::job::Job;
 use crate::matrix::Real;
 
@@ -84,6 +85,10 @@ impl HashingDevice for CpuDevice {
         _k: usize,
     ) -> Result<bool> {
         Ok(false)
+    }
+
+    fn can_hash(&self, _base: &<Self as SearchDevice>::Rows, _hasher: &Hasher) -> bool {
+        false
     }
 
     fn build_tables(

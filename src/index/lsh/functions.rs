@@ -126,11 +126,6 @@ impl TableFunctions {
         if let Kind::Bits(bits) = &self.kind { bits } else { &[] }
     }
 
-    /// Whether rows are changed before planes see them.
-    pub fn changes_rows(&self) -> bool {
-        matches!(&self.kind, Kind::Planes { shift: Some(_), .. })
-    }
-
     /// The offsets of p-stable functions, in widths: from 0 to below 1.
     pub fn offsets(&self) -> &[f64] {
         match &self.kind {

@@ -122,6 +122,16 @@ impl Hasher {
         self.training = [].into();
     }
 
+    /// The family of functions.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Whether rows are changed before planes see them.
+    pub fn changes_rows(&self) -> bool {
+        self.shift.is_some()
+    }
+
     /// The dimensions of rows.
     pub fn dim(&self) -> usize {
         self.dim

@@ -9,8 +9,8 @@ use crate::device::cuda::driver::launch::Pace;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::handle::CudaDevice;
-use crate::error::Result;
-use crate::index::lsh::{Family, Rounding};
+use crate::error::{Error, Result};
+use crate::index::lsh::{Family, Hasher, Rounding, TableFunctions};
 use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Rows};
 
@@ -20,15 +20,14 @@ const ROWS_TOGETHER: usize = 1 << 24;
 /// Rows in a section, at least half of it on average.
 const PER_SECTION: usize = 4;
 
-/// Whether these functions hash rows on a GPU.
-pub(in crate::device::cuda) fn can_hash(rows: &Rows, hashes: &Hashes<'_>) -> bool {
-    let is_kind = rows.matrix().kind() != ElementKind::Sets;
-    let is_family = match hashes.signature.family {
-        Family::PStable | Family::Hyperplane => true,
+/// Whether a GPU hashes such rows with such functions.
+pub(in crate::device::cuda) fn can_hash(rows: &Rows, hasher: &Hasher) -> bool {
+    let is_family = match hasher.family() {
+        Family::PStable | Family::Hyperplane => !hasher.changes_rows(),
         Family::Bits => rows.words().is_some(),
         Family::MinHash => false,
     };
-    is_kind && is_family && hashes.functions.iter().all(|functions| !functions.changes_rows())
+    is_family && rows.matrix().kind() != ElementKind::Sets
 }
 
 /// Rows one after the other on a device: elements of each, and how many there are.
@@ -61,20 +60,25 @@ impl BuiltTables {
         let kernels = Kernels::get(&device.gpu, rows.kind)?;
         let numbers = send(device, rows.dim, hashes, job)?;
         let (count, all) = (rows.count, hashes.functions.len());
-        let together = (ROWS_TOGETHER / count.max(1)).clamp(1, all);
+        let mut together = (ROWS_TOGETHER / count.max(1)).clamp(1, all);
         let mut tables = empty(device, (all, count), is_queried)?;
-        let mut workspace = workspace(device, together, count)?;
+        let mut workspace = loop {
+            match workspace(device, together, count) {
+                Err(Error::DeviceMemory { .. }) if together > 1 => together = together.div_ceil(2),
+                made => break made?,
+            }
+        };
         let mut pace = Pace::default();
         for first in (0..all).step_by(together) {
             let some = first..all.min(first + together);
             job.enter(Phase::Hash);
-            let of = (&tables, &mut workspace);
-            hash(device, &kernels, (rows, &numbers, some.clone()), of, &mut pace, job)?;
+            let to = (&mut workspace, Some(&tables), tables.section_bits);
+            hash(device, &kernels, (rows, &numbers, some.clone()), to, &mut pace, job)?;
             stream.synchronize().map_err(sys::failed("cuStreamSynchronize"))?;
             job.enter(Phase::Build);
             let zero = sys::fill(stream, workspace.large_count.slice_mut(), 0);
             zero.map_err(sys::failed("cuMemsetD8Async"))?;
-            let building = building(&tables, some.clone(), 0..count);
+            let building = building((count, some.len()), 0..count, tables.section_bits);
             kernels.sort(stream, (&mut workspace, &mut tables, first), building)?;
             stream.synchronize().map_err(sys::failed("cuStreamSynchronize"))?;
         }
@@ -116,20 +120,15 @@ impl BuiltTables {
             sums: allocate(4)?,
             out_of_range: zeroed(device, 4)?,
         };
-        let building = |rows: usize| Building {
-            rows: rows as u64,
-            first: 0,
-            end: rows as u64,
-            tables: all as u32,
-            section_bits: self.tables.section_bits,
-        };
-        let rows = (queries.buffer, &self.numbers, 0);
-        self.kernels.hash(stream, rows, (&mut workspace, None), building(count))?;
+        let (numbers, bits) = (&self.numbers, self.tables.section_bits);
+        let (of, to) = ((queries, numbers, 0..all), (&mut workspace, None, bits));
+        hash(device, &self.kernels, of, to, &mut Pace::default(), job)?;
         let mut ranges = allocate(all * count * probes * 8)?;
         let mut visited = zeroed(device, count * 8)?;
         let (found, of) = ((&mut ranges, &mut visited), (&workspace.keys, &self.tables));
-        let parts = (building(count), building(self.tables.count));
-        self.kernels.find(stream, of, found, (self.numbers.of.count as usize, probes), parts)?;
+        let rows = self.tables.count;
+        let parts = [count, rows].map(|rows| building((rows, all), 0..rows, bits));
+        self.kernels.find(stream, of, found, (numbers.of.count as usize, probes), parts)?;
         let read = sys::failed("cuMemcpyDtoHAsync");
         let out = sys::read::<u32>(stream, workspace.out_of_range.slice(), 1).map_err(&read)?;
         let visited = sys::read_in_pieces::<u64>(stream, visited.slice(), count, job)?;
@@ -137,23 +136,24 @@ impl BuiltTables {
     }
 }
 
-/// Some tables, and some of their rows.
-fn building(tables: &Tables, some: Range<usize>, rows: Range<usize>) -> Building {
+/// So many tables of so many rows, and some of the rows.
+fn building((count, tables): (usize, usize), rows: Range<usize>, section_bits: u32) -> Building {
     Building {
-        rows: tables.count as u64,
+        rows: count as u64,
         first: rows.start as u64,
         end: rows.end as u64,
-        tables: some.len() as u32,
-        section_bits: tables.section_bits,
+        tables: tables as u32,
+        section_bits,
     }
 }
 
-/// Hashes all rows for some tables, in launches that end in time.
+/// Hashes all rows for some tables, in launches that end in time; the rows of sections are counted in
+/// `tables`.
 fn hash(
     device: &CudaDevice,
     kernels: &Kernels,
     (rows, numbers, some): (&Hashed<'_>, &Numbers, Range<usize>),
-    (tables, workspace): (&Tables, &mut Workspace),
+    (workspace, tables, section_bits): (&mut Workspace, Option<&Tables>, u32),
     pace: &mut Pace,
     job: &Job,
 ) -> Result<()> {
@@ -164,10 +164,10 @@ fn hash(
     while first < rows.count {
         job.check()?;
         let together = (kernels.rate.of_a_launch() / per_row) as usize;
-        let end = rows.count.min(first + together.max(kernels.fewest_rows()));
-        let part = building(tables, some.clone(), first..end);
-        let of = (&mut *workspace, Some(tables));
-        kernels.hash(stream, (rows.buffer, numbers, some.start), of, part)?;
+        let end = rows.count.min(first + together.max(kernels.fewest_rows(some.len())));
+        let part = building((rows.count, some.len()), first..end, section_bits);
+        let to = (&mut *workspace, tables);
+        kernels.hash(stream, (rows.buffer, numbers, some.start), to, part)?;
         pace.launched(stream, &kernels.rate, per_row * (end - first) as f64)?;
         first = end;
     }
@@ -179,22 +179,10 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
     let Hashes { functions, signature } = hashes;
     let count = functions.first().map_or(0, |functions| functions.count());
     assert!(functions.iter().all(|functions| functions.count() == count));
-    let (stride, numbers, offsets): (usize, Vec<u8>, Vec<f64>) = match signature.family {
-        Family::Bits => {
-            let bits: Vec<u32> = functions.iter().flat_map(|of| of.bits()).copied().collect();
-            assert!(bits.iter().all(|bit| (*bit as usize) < 32 * dim));
-            (count, sys::bytes_of(&bits[..]).to_vec(), Vec::new())
-        }
-        _ => {
-            let stride = functions.first().map_or(0, |of| of.numbers().len() / dim.max(1));
-            let mut numbers = Vec::new();
-            functions.iter().for_each(|of| numbers.extend_from_slice(sys::bytes_of(of.numbers())));
-            let filled = |offsets: &[f64]| {
-                offsets.iter().copied().chain(std::iter::repeat(0.0)).take(stride).collect()
-            };
-            let offsets: Vec<Vec<f64>> = functions.iter().map(|of| filled(of.offsets())).collect();
-            (stride, numbers, offsets.concat())
-        }
+    let upload = |parts: &[&[u8]]| -> Result<Buffer> {
+        let (buffer, ready) = device.gpu.uploader.upload_parts(&device.memory, parts, job)?;
+        device.gpu.compute.wait(&ready).map_err(sys::failed("cuStreamWaitEvent"))?;
+        Ok(buffer)
     };
     let kind = match (signature.family, signature.rounding) {
         (Family::PStable, Rounding::Floor) => 0,
@@ -202,7 +190,7 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
         (Family::Hyperplane, _) => 2,
         (Family::Bits | Family::MinHash, _) => 3,
     };
-    let of = Functions {
+    let of = |stride: usize| Functions {
         width: signature.width,
         count: count as u32,
         stride: stride as u32,
@@ -213,12 +201,22 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
         is_clamped: u32::from(signature.is_clamped),
         padding: 0,
     };
-    let upload = |bytes: &[u8]| -> Result<Buffer> {
-        let (buffer, ready) = device.gpu.uploader.upload_parts(&device.memory, &[bytes], job)?;
-        device.gpu.compute.wait(&ready).map_err(sys::failed("cuStreamWaitEvent"))?;
-        Ok(buffer)
+    if signature.family == Family::Bits {
+        let bits: Vec<u32> = functions.iter().flat_map(|of| of.bits()).copied().collect();
+        assert!(bits.iter().all(|bit| (*bit as usize) < 32 * dim));
+        let (numbers, offsets) = (upload(&[sys::bytes_of(&bits[..])])?, upload(&[])?);
+        return Ok(Numbers { of: of(count), numbers, offsets });
+    }
+    let stride = functions.first().map_or(0, |of| of.numbers().len() / dim.max(1));
+    let filled = |of: &TableFunctions| {
+        let mut offsets = of.offsets().to_vec();
+        offsets.resize(stride, 0.0);
+        offsets
     };
-    Ok(Numbers { of, numbers: upload(&numbers)?, offsets: upload(sys::bytes_of(&offsets[..]))? })
+    let offsets = functions.iter().map(filled).collect::<Vec<_>>().concat();
+    let numbers: Vec<&[u8]> = functions.iter().map(|of| sys::bytes_of(of.numbers())).collect();
+    let (numbers, offsets) = (upload(&numbers)?, upload(&[sys::bytes_of(&offsets[..])])?);
+    Ok(Numbers { of: of(stride), numbers, offsets })
 }
 
 /// Room for so many tables of so many rows, with sections counted from 0.

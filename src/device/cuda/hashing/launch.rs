@@ -225,9 +225,9 @@ impl Kernels {
         })
     }
 
-    /// The fewest rows of a launch that fill the device.
-    pub(super) fn fewest_rows(&self) -> usize {
-        self.multiprocessors * 2048
+    /// The fewest rows of a launch that fill the device, for so many tables.
+    pub(super) fn fewest_rows(&self, tables: usize) -> usize {
+        (self.multiprocessors * 2048 / tables.div_ceil(TABLES_OF_BLOCK)).max(HASHING)
     }
 
     /// Hashes some of the rows for the tables from `first` on; `sections` counts them.
@@ -360,7 +360,7 @@ impl Kernels {
         (query_keys, tables): (&Buffer, &Tables),
         (ranges, visited): (&mut Buffer, &mut Buffer),
         (functions, probes): (usize, usize),
-        (queries, building): (Building, Building),
+        [queries, building]: [Building; 2],
     ) -> Result<()> {
         let (count, of_query) = (queries.rows as usize, queries.tables as usize);
         let Some(keys) = &tables.keys else { unreachable!("tables for other queries have keys") };

@@ -17,7 +17,8 @@ use crate::device::cuda::driver::sys;
 use crate::device::cuda::handle::CudaDevice;
 use crate::device::cuda::hashing::can_hash;
 use crate::error::{Error, Result};
-use crate::job::Job;
+use crate::index::lsh::Hasher;
+use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Real};
 
 /// Fewer queries do not fill a GPU.
@@ -49,6 +50,10 @@ impl HashingDevice for CudaDevice {
         Ok(queries >= FEWEST_QUERIES && self.has_lists(base, k)?)
     }
 
+    fn can_hash(&self, base: &CudaRows, hasher: &Hasher) -> bool {
+        (1..=MOST_ROWS).contains(&base.rows.len()) && can_hash(&base.rows, hasher)
+    }
+
     fn build_tables(
         &self,
         base: &CudaRows,
@@ -56,9 +61,6 @@ impl HashingDevice for CudaDevice {
         is_queried: bool,
         job: &Job,
     ) -> Result<Option<TablesBuilt<CudaTables>>> {
-        if !can_hash(&base.rows, hashes) || !(1..=MOST_ROWS).contains(&base.rows.len()) {
-            return Ok(None);
-        }
         CudaTables::build(self, base, hashes, is_queried, job)
     }
 
@@ -125,9 +127,11 @@ impl CudaDevice {
                 wait_for(&self.gpu, &plain.ready)?;
                 let Some(built) = tables.built() else { return Ok(None) };
                 let rows = hashed(queries, &plain.buffer);
+                job.enter(Phase::Find);
                 let Some((ranges, visited)) = built.find(self, (&rows, *probes), job)? else {
                     return Ok(None);
                 };
+                job.enter(Phase::Compare);
                 let count = buckets.queries * buckets.tables * probes;
                 let visited = visited.into_iter().map(|visited| visited as f64).collect();
                 (visited, Lookup::Given(count, ranges, None))
@@ -151,7 +155,9 @@ impl CudaDevice {
         job: &Job,
     ) -> Result<Option<NearestInBuckets>> {
         let (Some(own), count) = (buckets.own, buckets.queries) else { return Ok(None) };
-        if !tables.joins.pays(tables.table_rows, count, k) {
+        // A join is of all tables.
+        let is_of_all = buckets.tables == tables.tables;
+        if !is_of_all || !tables.joins.pays(tables.table_rows, count, (k, buckets.left_out)) {
             return Ok(None);
         }
         let plain = base.plain(self, job)?;

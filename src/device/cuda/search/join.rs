@@ -28,7 +28,14 @@ const OF_A_THREAD: f64 = 1.0 / 65_536.0;
 
 /// A join that was made, and of which rows.
 #[derive(Default)]
-pub(super) struct Joins(Mutex<Option<(JoinedLists, Option<Vec<u64>>)>>);
+pub(super) struct Joins(Mutex<Option<Kept>>);
+
+type Kept = (JoinedLists, Option<Vec<u64>>);
+
+/// Whether a join has so many neighbours of each row, of the rows that count.
+fn is_of((joined, without): &Kept, k: usize, left_out: Option<&[u64]>) -> bool {
+    joined.k == k && without.as_deref() == left_out
+}
 
 /// What a join is made of: the base, its tables, and the rows in the largest bucket of each.
 pub(super) struct JoinOf<'a> {
@@ -42,10 +49,15 @@ pub(super) struct JoinOf<'a> {
 }
 
 impl Joins {
-    /// Whether it pays to join all of so many rows for these queries.
-    pub(super) fn pays(&self, rows: usize, queries: usize, k: usize) -> bool {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_there = kept.as_ref().is_some_and(|(joined, _)| joined.k == k);
+    /// Whether it pays to join all of so many rows for these queries; not while others are joined.
+    pub(super) fn pays(
+        &self,
+        rows: usize,
+        queries: usize,
+        (k, left_out): (usize, Option<&[u64]>),
+    ) -> bool {
+        let Ok(kept) = self.0.try_lock() else { return false };
+        let is_there = kept.as_ref().is_some_and(|kept| is_of(kept, k, left_out));
         (1..=MOST_NEIGHBORS).contains(&k) && (is_there || queries.saturating_mul(ALL_FOR) >= rows)
     }
 
@@ -59,11 +71,8 @@ impl Joins {
     ) -> Result<Taken> {
         // Others wait for the join that is being made.
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |(joined, left_out): &(JoinedLists, Option<Vec<u64>>)| {
-            joined.k == k && left_out.as_deref() == of.left_out
-        };
         let joined = match &mut *kept {
-            Some(kept) if is_same(kept) => kept,
+            Some(kept) if is_of(kept, k, of.left_out) => kept,
             _ => {
                 *kept = None;
                 let left_out = of.left_out.map(<[u64]>::to_vec);
