@@ -13,7 +13,7 @@ use crate::device::{
     RowUse, Work,
 };
 use crate::error::{Error, Result};
-use crate::job::{Job, Phase};
+use crate::job::{Job, Phase, Reserved};
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 use crate::parallel::{in_parallel, threads};
@@ -169,51 +169,52 @@ impl<D: Device> Among<D> {
         while start < queries.len() {
             job.enter(Phase::Find);
             let some = queries.slice(start..queries.len().min(start + wave));
-            let reserve = |bytes| job.reserve("buckets of queries", bytes);
-            let mut reserved = match reserve(finder.bytes_of_places(some.len())) {
+            let here = (&some, query_rows.skip(start as u32));
+            let (places, _reserved) = match reserved_places(finder, here, job) {
                 // Fewer at a time, then.
                 Err(Error::HostMemory { .. }) if some.len() > 1 => {
                     wave = some.len() / 2;
                     continue;
                 }
-                reserved => reserved?,
+                found => found?,
             };
-            let query_rows = query_rows.skip(start as u32);
-            let places = finder.places(&some, query_rows, job)?;
-            let (most, bytes) = places.most();
-            let _reserved = match finder.bytes_of_places(some.len()) {
-                0 => reserve(bytes)?,
-                _ => {
-                    reserved.shrink_to(bytes);
-                    reserved
-                }
-            };
+            let (most, _) = places.most();
             wave = finder.together(PLACES_TOGETHER, Some((some.len(), most)));
             start += some.len();
-            if let Some(sent) = sent {
-                let tables = (finder, Some(&places));
-                if let Some(found) = self.in_buckets((&some, query_rows), tables, sent, job)? {
-                    all.extend(found);
-                    continue;
-                }
+            if let Some(sent) = sent
+                && let Some(found) = self.in_buckets(here, (finder, Some(&places)), sent, job)?
+            {
+                all.extend(found);
+                continue;
             }
-            let (mut from, mut most) = (0, CANDIDATES_TOGETHER);
-            while from < some.len() {
-                let (to, visited, bound) = self.few(&places, from..some.len(), most);
-                let (found, part) = ((finder, &places), (from, to, bound));
-                match self.compare((&some, query_rows), found, part, job) {
-                    Ok((nearest, pairs)) => {
-                        all.visited += visited;
-                        all.add(nearest, pairs);
-                        from = to;
-                    }
-                    // Fewer at a time, then.
-                    Err(Error::HostMemory { .. }) if to > from + 1 => most = bound / 2,
-                    Err(error) => return Err(error),
-                }
-            }
+            self.compare_all(here, (finder, &places), &mut all, job)?;
         }
         Ok(all)
+    }
+
+    /// Adds the neighbours of queries whose buckets are known, as many queries at a time as memory allows.
+    fn compare_all(
+        &self,
+        queries: (&Rows, QueryRows),
+        found: (&Finder, &Places),
+        all: &mut Part,
+        job: &Job,
+    ) -> Result<()> {
+        let (mut from, mut most) = (0, CANDIDATES_TOGETHER);
+        while from < queries.0.len() {
+            let (to, visited, bound) = self.few(found.1, from..queries.0.len(), most);
+            match self.compare(queries, found, (from, to, bound), job) {
+                Ok((nearest, pairs)) => {
+                    all.visited += visited;
+                    all.add(nearest, pairs);
+                    from = to;
+                }
+                // Fewer at a time, then.
+                Err(Error::HostMemory { .. }) if to > from + 1 => most = bound / 2,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// What was found in all tables.
@@ -221,6 +222,24 @@ impl<D: Device> Among<D> {
         let itself = usize::from(query_rows != QueryRows::Separate);
         found.finish(self.k.min(self.counting.saturating_sub(itself)))
     }
+}
+
+/// The buckets that queries look at, and their memory.
+fn reserved_places(
+    finder: &Finder,
+    (queries, query_rows): (&Rows, QueryRows),
+    job: &Job,
+) -> Result<(Places, Reserved)> {
+    let reserve = |bytes| job.reserve("buckets of queries", bytes);
+    let expected = finder.bytes_of_places(queries.len());
+    let mut reserved = reserve(expected)?;
+    let places = finder.places(queries, query_rows, job)?;
+    let (_, bytes) = places.most();
+    if expected == 0 {
+        reserved = reserve(bytes)?;
+    }
+    reserved.shrink_to(bytes);
+    Ok((places, reserved))
 }
 
 /// What queries have found in some tables.
