@@ -44,7 +44,8 @@ impl<D: Device> TablesThere<D> {
             return Ok(None);
         }
         job.enter(Phase::Hash);
-        let bytes = hashing.tables * hashing.bytes();
+        // Of each table, and of all together while they are sent.
+        let bytes = 2 * hashing.tables * hashing.bytes();
         let _reserved = match job.reserve("functions of tables", bytes) {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
