@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measure `knn_lsh` against `knn_exact` on the CPU: recall, deviation, share of the base, and time by phase.
+"""Measure `knn_lsh` against `knn_exact`: recall, deviation, share of the base, and time by phase.
 
-    measure_lsh.py --dir DIR [--program target/debug/neighbors] [--only NAME,...] [--arguments ", tables => 50, ..."]
+    measure_lsh.py --dir DIR [--program target/debug/neighbors] [--device cpu] [--only NAME,...]
+                   [--arguments ", tables => 50, ..."]
 
 DIR holds NAME-base.parquet, and NAME-query.parquet where rows are not joined with themselves, as
-benches/workloads.py, peers_dbscan.py --make and make_embeddings.py write them, whole or scaled. Recall is the
+benches/workloads.py, peers_dbscan.py --make, make_sift.py --all and make_embeddings.py write them, whole or scaled. Recall is the
 share of neighbours at most as far as the exact k-th; the deviation is by how much the sum of all distances is
 larger than of the exact ones of the same ranks. Times are those of EXPLAIN ANALYZE: reading is not in them.
 """
@@ -20,6 +21,7 @@ TASKS = [  # workload, k, metric
     ("sift128", 10, "l2"),
     ("embed384", 10, "cosine"),
     ("bits512", 1, "hamming"),
+    ("sift", 10, "l2"),
     ("sentences384", 10, "cosine"),
     ("sentences384", 10, "l2"),
     ("pixels5", 10, "l2"),
@@ -38,6 +40,7 @@ def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--dir", required=True)
     a.add_argument("--program", default="target/debug/neighbors")
+    a.add_argument("--device", default="cpu")
     a.add_argument("--only", default="")
     a.add_argument("--arguments", default="")
     o = a.parse_args()
@@ -57,7 +60,7 @@ def measure(o, task, base):
         inputs = f"queries => (SELECT id, v FROM '{queries}'), {inputs}"
     exact = f"knn_exact({inputs}, k => {k}, metric => '{metric}')"
     hashed = f"knn_lsh({inputs}, k => {k}, metric => '{metric}'{o.arguments})"
-    recall, deviation, plan, exact_plan = run(o.program, "cpu", exact, hashed)
+    recall, deviation, plan, exact_plan = run(o.program, o.device, exact, hashed)
     rows, pairs, asked = (count(plan, what) for what in ("base_rows", "pairs_computed", "query_rows"))
     phases = ", ".join(f"{milliseconds(plan, phase + '_time'):.0f}" for phase in ("tune", "hash", "build", "find", "compare"))
     parameters = re.search(r"lsh \(family=(.*?), seed=", plan)[1].replace("probes=1", "").strip(" ,")

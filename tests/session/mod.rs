@@ -199,23 +199,30 @@ async fn tensors() -> Result<(), Failed> {
 
 /// Every tie is decided by the order of the input, however it is read.
 async fn partitions() -> Result<(), Failed> {
-    let sql = "SELECT query_id, base_id, rank, distance \
-               FROM knn_exact(queries => (SELECT * FROM q WHERE id % 3 = 0), base => (SELECT * FROM b WHERE id % 2 = 0), k => 9) \
-               ORDER BY query_id, rank";
-    let mut wanted = None;
-    for (parts, batch, target, rows) in
-        [(1, 5000, 1, 1000), (1, 7, 8, 10), (5, 100, 3, 1), (3, 64, 8, 33)]
-    {
-        let ctx = session(SessionConfig::new().with_target_partitions(target))?;
-        ctx.sql(&format!("SET neighbors.batch_rows = {rows}")).await?.collect().await?;
-        table(&ctx, "q", 60, 3, parts, batch)?;
-        table(&ctx, "b", 3000, 3, parts, batch)?;
-        let found = text(&ctx, sql).await?;
-        let wanted = wanted.get_or_insert_with(|| found.clone());
-        check(
-            found == *wanted,
-            format!("{parts} partitions, batches of {batch}, target {target}"),
-        )?;
+    for (name, arguments) in [
+        ("knn_exact", ""),
+        ("knn_lsh", ""),
+        ("knn_lsh", ", tables => 7, hashes => 5, width => 20, probes => 3"),
+    ] {
+        let sql = format!(
+            "SELECT query_id, base_id, rank, distance FROM {name}(queries => (SELECT * FROM q WHERE id % 3 = 0), \
+             base => (SELECT * FROM b WHERE id % 2 = 0), k => 9{arguments}) ORDER BY query_id, rank"
+        );
+        let mut wanted = None;
+        for (parts, batch, target, rows) in
+            [(1, 5000, 1, 1000), (1, 7, 8, 10), (5, 100, 3, 1), (3, 64, 8, 33)]
+        {
+            let ctx = session(SessionConfig::new().with_target_partitions(target))?;
+            ctx.sql(&format!("SET neighbors.batch_rows = {rows}")).await?.collect().await?;
+            table(&ctx, "q", 60, 3, parts, batch)?;
+            table(&ctx, "b", 3000, 3, parts, batch)?;
+            let found = text(&ctx, &sql).await?;
+            let wanted = wanted.get_or_insert_with(|| found.clone());
+            check(
+                found == *wanted && found.lines().count() > 50,
+                format!("{sql}: {parts} partitions, batches of {batch}, target {target}"),
+            )?;
+        }
     }
     parquet_partitions().await
 }
