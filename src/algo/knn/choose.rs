@@ -282,7 +282,7 @@ impl Group {
         if self.trials.iter().all(|trial| trial.is_over) {
             return Ok(());
         }
-        let (all, signature) = (functions.count(), &{ self.signature });
+        let (all, signature) = (functions.count(), self.signature);
         let [Ok(queries), Ok(rows)] = [0, 1].map(|i| signature.wholes(&values[i], functions))
         else {
             // Slots are out of range: these parameters are useless.
@@ -303,7 +303,7 @@ impl Group {
                 }
                 keys.clear();
                 let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
-                prober.keys(signature, of_query, functions, probes, &mut keys);
+                prober.keys(&signature, of_query, functions, probes, &mut keys);
                 let home = keys[0];
                 keys.sort_unstable();
                 let near = limits.near(query, of_query.0);
@@ -338,7 +338,7 @@ impl Group {
         limits: &Limits,
         job: &Job,
     ) -> Result<()> {
-        let (all, signature) = (functions.count(), &{ self.signature });
+        let (all, signature) = (functions.count(), self.signature);
         let [Ok(queries), Ok(rows)] = [0, 1].map(|i| signature.wholes(&values[i], functions))
         else {
             // Building the tables will say so.
@@ -360,7 +360,7 @@ impl Group {
             for (query, (values, wholes)) in of_queries.enumerate() {
                 keys.clear();
                 let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
-                prober.keys(signature, of_query, functions, probes, &mut keys);
+                prober.keys(&signature, of_query, functions, probes, &mut keys);
                 let seen = &mut trial.seen[query * words..][..words];
                 if let Some(near) = limits.near(query, of_query.0) {
                     let home = keys[0];

@@ -33,10 +33,12 @@ impl<D: Device> TablesThere<D> {
     ) -> Result<Option<(Self, (usize, usize))>> {
         let Base { device, rows, on_device, .. } = &*among.base;
         let k = among.k.min(among.counting);
-        let Reach::Probes(probes) = hashing.reach else { return Ok(None) };
-        let probes = if flips_bits(hashing, params) { probes.min(flips(hashing)) } else { probes };
+        let probes = match (hashing.reach, flips(hashing, params)) {
+            (Reach::Probes(1), _) => 1,
+            (Reach::Probes(probes), Some(most)) => probes.min(most),
+            _ => return Ok(None),
+        };
         if rows.is_empty()
-            || (probes > 1 && !flips_bits(hashing, params))
             || params.scoring.as_ref().is_some_and(|scoring| !scoring.takes_all())
             || !device.can_hash(on_device, &hashing.hasher)
             || !device.finds_in_buckets(on_device, rows.len(), k)?
@@ -128,13 +130,8 @@ impl<D: Device> TablesThere<D> {
     }
 }
 
-/// Whether the next best buckets differ in bits of a key.
-fn flips_bits(hashing: &Hashing, params: &LshParams) -> bool {
-    params.family == Family::Bits && hashing.hashes <= 64
-}
-
-/// Buckets that differ from one in no bit, in one, or in two.
-fn flips(hashing: &Hashing) -> usize {
+/// Buckets that differ from one in no bit, in one, or in two, if the next best ones differ in bits of a key.
+fn flips(hashing: &Hashing, params: &LshParams) -> Option<usize> {
     let bits = hashing.hashes;
-    1 + bits + bits * (bits - 1) / 2
+    (params.family == Family::Bits && bits <= 64).then(|| 1 + bits + bits * (bits - 1) / 2)
 }

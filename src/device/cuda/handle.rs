@@ -4,10 +4,11 @@ use std::error::Error as _;
 use std::sync::Arc;
 
 use super::driver::gpu::{self, Gpu};
-use super::driver::memory::Memory;
+use super::driver::memory::{Buffer, Memory};
 use super::driver::sys;
 use crate::device::{DeviceInfo, sealed};
 use crate::error::{Error, Result};
+use crate::job::Job;
 
 /// The share of the free memory that may be used.
 const SHARE_OF_FREE: f64 = 0.9;
@@ -45,6 +46,21 @@ impl CudaDevice {
             (gpu.info.name.clone(), gpu.shared.clone(), gpu.compute.clone());
         let memory = Memory::new(name, memory, shared, compute);
         Ok(Arc::new(Self { gpu, memory }))
+    }
+
+    /// Sends bytes, one part after the other, for the next work of the device.
+    pub(super) fn send(&self, parts: &[&[u8]], job: &Job) -> Result<Buffer> {
+        let (buffer, ready) = self.gpu.uploader.upload_parts(&self.memory, parts, job)?;
+        self.gpu.compute.wait(&ready).map_err(sys::failed("cuStreamWaitEvent"))?;
+        Ok(buffer)
+    }
+
+    /// Memory of which every byte is this one.
+    pub(super) fn filled(&self, bytes: usize, byte: u8) -> Result<Buffer> {
+        let mut buffer = self.memory.allocate(&self.gpu.compute, bytes)?;
+        sys::fill(&self.gpu.compute, buffer.slice_mut(), byte)
+            .map_err(sys::failed("cuMemsetD8Async"))?;
+        Ok(buffer)
     }
 }
 

@@ -118,13 +118,13 @@ impl BuiltTables {
             large: allocate(4)?,
             large_count: allocate(4)?,
             sums: allocate(4)?,
-            out_of_range: zeroed(device, 4)?,
+            out_of_range: device.filled(4, 0)?,
         };
         let (numbers, bits) = (&self.numbers, self.tables.section_bits);
         let (of, to) = ((queries, numbers, 0..all), (&mut workspace, None, bits));
         hash(device, &self.kernels, of, to, &mut Pace::default(), job)?;
         let mut ranges = allocate(all * count * probes * 8)?;
-        let mut visited = zeroed(device, count * 8)?;
+        let mut visited = device.filled(count * 8, 0)?;
         let (found, of) = ((&mut ranges, &mut visited), (&workspace.keys, &self.tables));
         let rows = self.tables.count;
         let parts = [count, rows].map(|rows| building((rows, all), 0..rows, bits));
@@ -179,11 +179,7 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
     let Hashes { functions, signature } = hashes;
     let count = functions.first().map_or(0, |functions| functions.count());
     assert!(functions.iter().all(|functions| functions.count() == count));
-    let upload = |bytes: &[u8]| -> Result<Buffer> {
-        let (buffer, ready) = device.gpu.uploader.upload_parts(&device.memory, &[bytes], job)?;
-        device.gpu.compute.wait(&ready).map_err(sys::failed("cuStreamWaitEvent"))?;
-        Ok(buffer)
-    };
+    let upload = |bytes: &[u8]| device.send(&[bytes], job);
     let kind = match (signature.family, signature.rounding) {
         (Family::PStable, Rounding::Floor) => 0,
         (Family::PStable, Rounding::Zero) => 1,
@@ -236,9 +232,9 @@ fn empty(device: &CudaDevice, (tables, count): (usize, usize), is_queried: bool)
         rows: allocate(tables * count * 4)?,
         keys,
         own,
-        sections: zeroed(device, tables * sections * 4)?,
+        sections: device.filled(tables * sections * 4, 0)?,
         pieces: allocate(tables * pieces * 4)?,
-        sizes: zeroed(device, tables * 24)?,
+        sizes: device.filled(tables * 24, 0)?,
     })
 }
 
@@ -253,13 +249,6 @@ fn workspace(device: &CudaDevice, tables: usize, count: usize) -> Result<Workspa
         large: allocate(tables * (count / SMALL) * 8)?,
         large_count: allocate(4)?,
         sums: allocate(tables * 4)?,
-        out_of_range: zeroed(device, 4)?,
+        out_of_range: device.filled(4, 0)?,
     })
-}
-
-fn zeroed(device: &CudaDevice, bytes: usize) -> Result<Buffer> {
-    let mut buffer = device.memory.allocate(&device.gpu.compute, bytes)?;
-    sys::fill(&device.gpu.compute, buffer.slice_mut(), 0)
-        .map_err(sys::failed("cuMemsetD8Async"))?;
-    Ok(buffer)
 }

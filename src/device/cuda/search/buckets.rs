@@ -12,7 +12,6 @@ use crate::device::contract::{
     TablesBuilt,
 };
 use crate::device::cuda::driver::launch::Pace;
-use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::handle::CudaDevice;
 use crate::device::cuda::hashing::can_hash;
@@ -272,12 +271,6 @@ impl CudaDevice {
         let wanted = kernels.warps_together().min(queries.next_multiple_of(warps));
         let workers = (wanted.min(fitting) / warps).max(1) * warps;
         let numbers = |numbers: &[u32]| self.send(&[sys::bytes_of(numbers)], job);
-        let zeroed = |bytes: usize| -> Result<Buffer> {
-            let mut buffer = memory.allocate(&gpu.compute, bytes)?;
-            sys::fill(&gpu.compute, buffer.slice_mut(), 0)
-                .map_err(sys::failed("cuMemsetD8Async"))?;
-            Ok(buffer)
-        };
         let real = real_bytes(matrix.kind());
         Ok(InBuckets {
             queries,
@@ -292,12 +285,12 @@ impl CudaDevice {
                 .left_out
                 .map(|bits| self.send(&[sys::bytes_of(bits)], job))
                 .transpose()?,
-            seen: zeroed(workers * words * 4)?,
+            seen: self.filled(workers * words * 4, 0)?,
             taken: Taken {
                 found: memory.allocate(&gpu.compute, queries * k * 4)?,
                 distances: memory.allocate(&gpu.compute, queries * k * real)?,
-                counts: zeroed(queries * 4)?,
-                work: zeroed(16)?,
+                counts: self.filled(queries * 4, 0)?,
+                work: self.filled(16, 0)?,
             },
         })
     }

@@ -9,7 +9,6 @@ use super::launch_join::{Join, JoinedLists, Joining};
 use super::spec::{entry_bytes, real_bytes};
 use crate::device::cuda::driver::launch::Pace;
 use crate::device::cuda::driver::memory::Buffer;
-use crate::device::cuda::driver::sys;
 use crate::device::cuda::handle::CudaDevice;
 use crate::error::Result;
 use crate::job::Job;
@@ -83,8 +82,8 @@ impl Joins {
         let mut taken = Taken {
             found: allocate(queries * k * 4)?,
             distances: allocate(queries * k * real_bytes(kernels.spec().kind()))?,
-            counts: filled(device, queries * 4, 0)?,
-            work: filled(device, 16, 0)?,
+            counts: device.filled(queries * 4, 0)?,
+            work: device.filled(16, 0)?,
         };
         kernels.take_lists(&device.gpu.compute, &joined.0, (own, queries), &mut taken)?;
         Ok(taken)
@@ -100,8 +99,8 @@ fn join_all(
 ) -> Result<JoinedLists> {
     let (stream, rows) = (&device.gpu.compute, of.joining.table_rows);
     let kind = kernels.spec().kind();
-    let lists = filled(device, rows * k * entry_bytes(kind), 0xff)?;
-    let mut joined = JoinedLists { k, rows, lists, work: filled(device, rows * 16, 0)? };
+    let lists = device.filled(rows * k * entry_bytes(kind), 0xff)?;
+    let mut joined = JoinedLists { k, rows, lists, work: device.filled(rows * 16, 0)? };
     let (rate, steps) = (kernels.join_rate(), (of.dim + COMPARE) as f64);
     // A thread compares one row after the other: so many take as long as a launch may.
     let most = (rate.of_a_launch() * OF_A_THREAD / steps) as usize;
@@ -130,11 +129,4 @@ fn join_all(
         }
     }
     Ok(joined)
-}
-
-fn filled(device: &CudaDevice, bytes: usize, byte: u8) -> Result<Buffer> {
-    let mut buffer = device.memory.allocate(&device.gpu.compute, bytes)?;
-    sys::fill(&device.gpu.compute, buffer.slice_mut(), byte)
-        .map_err(sys::failed("cuMemsetD8Async"))?;
-    Ok(buffer)
 }

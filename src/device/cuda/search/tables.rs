@@ -169,15 +169,6 @@ impl CudaTables {
     }
 }
 
-impl CudaDevice {
-    /// Sends bytes, one part after the other, for the next work of the device.
-    pub(super) fn send(&self, parts: &[&[u8]], job: &Job) -> Result<Buffer> {
-        let (buffer, ready) = self.gpu.uploader.upload_parts(&self.memory, parts, job)?;
-        wait_for(&self.gpu, &ready)?;
-        Ok(buffer)
-    }
-}
-
 /// Rows as they are hashed.
 pub(super) fn hashed<'a>(rows: &CudaRows, buffer: &'a Buffer) -> Hashed<'a> {
     let matrix = rows.rows.matrix();
