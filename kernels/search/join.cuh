@@ -1,7 +1,8 @@
-// The nearest of the rows in their own buckets, for all rows of a table at once: a thread per row.
+// The nearest of the rows in their own buckets, for all rows of a table at once: a few lanes of a warp for
+// each row.
 //
-// Threads beside each other have rows of the same bucket, which they compare with the same others. Table
-// after table, the k nearest of each row stay in a list in its order; a row found again is there already.
+// Warps have rows of the same bucket beside each other, which are compared with the same others. Table after
+// table, the k nearest of each row stay in a list in its order; a row found again is there already.
 
 #include "search/buckets.cuh"
 
@@ -17,7 +18,7 @@ struct Join {
 };
 static_assert(sizeof(Join) == 24, "the host has the same struct");
 
-// Rows of a bucket that are compared at a time.
+// Rows of the bucket that each lane compares at a time. The host defines LANES (-D), those of a row.
 constexpr u32 TOGETHER = 4;
 
 // Puts an entry into a sorted list, unless it is there.
@@ -33,46 +34,65 @@ __device__ __noinline__ void insert(Entry* list, u32 k, Entry entry) {
 // visited and compared.
 extern "C" __global__ __launch_bounds__(128) void join_buckets(
     const Scalar* __restrict__ base, const u32* __restrict__ rows, const uint2* __restrict__ own,
-    const u32* __restrict__ left_out, Entry* __restrict__ lists, ulonglong2* __restrict__ work,
-    Join join) {
-    const u32 place = join.first + blockIdx.x * blockDim.x + threadIdx.x;
-    if (place >= join.end) return;
-    const u32 row = rows[place];
-    if (left_out && left_out[row / 32] >> (row % 32) & 1) return;
-    const uint2 bucket = own[row];
+    const u32* __restrict__ left_out, Entry* lists, ulonglong2* __restrict__ work, Join join) {
+    constexpr u32 ALL = 0xffffffffu;
+    const u32 lane = threadIdx.x % LANES;
+    const u64 place = join.first + ((u64)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+    const u32 row = place < join.end ? rows[place] : 0;
+    bool is_there = place < join.end && !(left_out && left_out[row / 32] >> (row % 32) & 1);
+    uint2 bucket = make_uint2(0, 0);
+    if (is_there) bucket = own[row];
     const u32 size = bucket.y - bucket.x;
-    if (size <= join.from) return;
-    const u32 end = bucket.x + min(size, join.from + join.count);
+    is_there = is_there && size > join.from;
+    const u32 begin = bucket.x + join.from;
+    const u32 end = is_there ? bucket.x + min(size, join.from + join.count) : begin;
     const Scalar* of_row = base + (u64)row * join.dim;
     Entry* list = lists + (u64)row * join.k;
     Entry worst = list[join.k - 1];
     u32 compared = 0;
-    for (u32 i = bucket.x + join.from; i < end; i += TOGETHER) {
+    for (u32 first = begin; __any_sync(ALL, first < end); first += LANES * TOGETHER) {
         u32 others[TOGETHER];
-        const Scalar* of_others[TOGETHER];
         Real distances[TOGETHER];
+        if (first < end) {
+            const Scalar* of_others[TOGETHER];
 #pragma unroll
-        for (u32 n = 0; n < TOGETHER; n++) {
-            // At the end, one is compared more than once.
-            others[n] = rows[min(i + n, end - 1)];
-            of_others[n] = base + (u64)others[n] * join.dim;
-        }
-        distances_of_rows(of_row, of_others, join.dim, distances);
-#pragma unroll
-        for (u32 n = 0; n < TOGETHER; n++) {
-            const u32 other = others[n];
-            if (i + n >= end || other == row) continue;
-            if (left_out && left_out[other / 32] >> (other % 32) & 1) continue;
-            compared++;
-            const Entry entry = Entry::of(distances[n], other);
-            if (entry < worst) {
-                insert(list, join.k, entry);
-                worst = list[join.k - 1];
+            for (u32 n = 0; n < TOGETHER; n++) {
+                // At the end, one is compared more than once.
+                others[n] = rows[min(first + n * LANES + lane, end - 1)];
+                of_others[n] = base + (u64)others[n] * join.dim;
             }
+            distances_of_rows(of_row, of_others, join.dim, distances);
+        }
+#pragma unroll
+        for (u32 n = 0; n < TOGETHER; n++) {
+            bool is_near = false;
+            Entry entry = Entry::none();
+            if (first + n * LANES + lane < end) {
+                const u32 other = others[n];
+                if (other != row && !(left_out && left_out[other / 32] >> (other % 32) & 1)) {
+                    compared++;
+                    entry = Entry::of(distances[n], other);
+                    is_near = entry < worst;
+                }
+            }
+            if (!__any_sync(ALL, is_near)) continue;
+            // One lane of each row after the other.
+            for (u32 turn = 0; turn < LANES; turn++) {
+                if (is_near && lane == turn && entry < list[join.k - 1]) {
+                    insert(list, join.k, entry);
+                }
+                __syncwarp();
+            }
+            worst = list[join.k - 1];
         }
     }
-    work[row].x += end - bucket.x - join.from;
-    work[row].y += compared;
+    for (u32 apart = 1; apart < LANES; apart *= 2) {
+        compared += __shfl_xor_sync(ALL, compared, apart);
+    }
+    if (is_there && lane == 0) {
+        work[row].x += end - begin;
+        work[row].y += compared;
+    }
 }
 
 // The lists of the base rows that queries are: a thread for each rank of each query. `counts` gets the

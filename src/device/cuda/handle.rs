@@ -3,6 +3,8 @@
 use std::error::Error as _;
 use std::sync::Arc;
 
+use cudarc::driver::DeviceRepr;
+
 use super::driver::gpu::{self, Gpu};
 use super::driver::memory::{Buffer, Memory};
 use super::driver::sys;
@@ -23,7 +25,7 @@ pub struct CudaDevice {
 impl CudaDevice {
     /// The GPU of this number, with at most `memory` bytes of its memory (0: as much as there
     /// is), and no more than 90% of what is free now. Also takes 16 MiB of it, and
-    /// 32 MiB of pinned host memory, once per process.
+    /// 40 MiB of pinned host memory, once per process.
     ///
     /// # Errors
     /// Says why the GPU cannot be used.
@@ -46,6 +48,16 @@ impl CudaDevice {
             (gpu.info.name.clone(), gpu.shared.clone(), gpu.compute.clone());
         let memory = Memory::new(name, memory, shared, compute);
         Ok(Arc::new(Self { gpu, memory }))
+    }
+
+    /// The first values of a buffer, after all earlier work of the device.
+    pub(super) fn read<T: DeviceRepr + Clone + Default>(
+        &self,
+        from: &Buffer,
+        count: usize,
+        job: &Job,
+    ) -> Result<Vec<T>> {
+        self.gpu.downloader.read(&self.gpu.compute, from.slice(), count, job)
     }
 
     /// Sends bytes, one part after the other, for the next work of the device.

@@ -13,6 +13,7 @@ use cudarc::driver::{
 use super::kernels::{Kernels, SECTION, SORTED_KEYS, SPLITTERS, STAGED_THREADS, Staged, TILE};
 use super::order::Order;
 use super::structs::{Dbscan, Keys, LEVELS, Progress, RowDirection, Weight};
+use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{address, config, launch_seconds};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
@@ -279,10 +280,10 @@ impl Workspace {
     }
 
     /// Whether each row is core, and the first row of its cluster.
-    pub(super) fn found(&self, job: &Job) -> Result<(Vec<bool>, Vec<u32>)> {
-        let core: Vec<u8> =
-            sys::read_in_pieces(&self.stream, self.is_core.slice(), self.count, job)?;
-        let firsts = sys::read_in_pieces(&self.stream, self.firsts.slice(), self.count, job)?;
+    pub(super) fn found(&self, gpu: &Gpu, job: &Job) -> Result<(Vec<bool>, Vec<u32>)> {
+        let (stream, count, from) = (&self.stream, self.count, &gpu.downloader);
+        let core: Vec<u8> = from.read(stream, self.is_core.slice(), count, job)?;
+        let firsts = from.read(stream, self.firsts.slice(), count, job)?;
         Ok((core.iter().map(|core| *core != 0).collect(), firsts))
     }
 

@@ -15,6 +15,8 @@ use cudarc::nvrtc::Ptx;
 
 use super::cache::Cache;
 use super::compile::Program;
+use super::copiers::Copiers;
+use super::download::Downloader;
 use super::launch::Limits;
 use super::memory::Shared;
 use super::modules::Once;
@@ -31,9 +33,10 @@ pub(in crate::device::cuda) struct Gpu {
     pub(in crate::device::cuda) ordinal: usize,
     pub(in crate::device::cuda) info: DeviceInfo,
     pub(in crate::device::cuda) context: Arc<CudaContext>,
-    /// Where kernels on lists run; uploads have a stream of their own.
+    /// Where kernels on lists run, and results leave; uploads have a stream of their own.
     pub(in crate::device::cuda) compute: Arc<CudaStream>,
     pub(in crate::device::cuda) uploader: Uploader,
+    pub(in crate::device::cuda) downloader: Downloader,
     /// The memory that all handles use.
     pub(in crate::device::cuda) shared: Arc<Shared>,
     arch: String,
@@ -75,12 +78,15 @@ impl Gpu {
         };
         sys::keep_in_pool(&context, KEEP_IN_POOL).map_err(failed("cuMemPoolSetAttribute"))?;
         let compute = context.new_stream().map_err(failed("cuStreamCreate"))?;
-        let uploader = Uploader::new(&context)?;
+        let copiers = Arc::new(Copiers::new());
+        let uploader = Uploader::new(&context, copiers.clone())?;
+        let downloader = Downloader::new(&context, copiers)?;
         Ok(Self {
             ordinal,
             info: info(ordinal, &properties),
             compute,
             uploader,
+            downloader,
             shared: Arc::new(Shared::new()),
             arch: arch(&properties),
             limits,

@@ -4,6 +4,7 @@
 pub(super) mod cache;
 pub(super) mod compile;
 mod copiers;
+pub(super) mod download;
 pub(super) mod gpu;
 pub(super) mod launch;
 pub(super) mod memory;

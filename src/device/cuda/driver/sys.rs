@@ -8,15 +8,12 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::result::{self, mem_pool};
 use cudarc::driver::sys::{CUdevice_attribute, CUmemPool_attribute};
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr,
+    CudaContext, CudaEvent, CudaSlice, CudaStream, CudaView, DevicePtr, DevicePtrMut, DeviceRepr,
     DriverError, PinnedHostSlice,
 };
 use cudarc::nvrtc;
 
-use rayon::prelude::*;
-
 use crate::error::{Error, Result};
-use crate::job::Job;
 
 /// The error that made CUDA unusable for the rest of the process.
 static LOST: OnceLock<String> = OnceLock::new();
@@ -188,11 +185,42 @@ pub(in crate::device::cuda) fn copy_to_device(
     sent.record(stream).map_err(failed("cuEventRecord"))
 }
 
+/// Starts copying device memory to the beginning of a pinned buffer, in the order of a stream. `arrived`
+/// passes when it is there: wait for it before the buffer is read.
+///
+/// # Panics
+/// If the buffer is shorter.
+pub(in crate::device::cuda) fn copy_to_host(
+    stream: &Arc<CudaStream>,
+    from: &CudaView<'_, u8>,
+    to: &mut PinnedHostSlice<u8>,
+    arrived: &CudaEvent,
+) -> Result<()> {
+    let target = to.as_mut_slice().map_err(failed("cuEventSynchronize"))?;
+    let target = &mut target[..from.len()];
+    stream.context().bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
+    // A copy that nobody waited for may still be under way.
+    arrived.synchronize().map_err(failed("cuEventSynchronize"))?;
+    let (pointer, _guard) = from.device_ptr(stream);
+    // SAFETY: both sides hold as many bytes and belong to this context. `to` is pinned memory that
+    // lives as long as the device's registry entry, and is read, or written by another copy, only after
+    // `arrived`, recorded below, has passed.
+    unsafe { result::memcpy_dtoh_async(target, pointer, stream.cu_stream()) }
+        .map_err(failed("cuMemcpyDtoHAsync"))?;
+    arrived.record(stream).map_err(failed("cuEventRecord"))
+}
+
 /// Numbers, or structs of numbers without padding, as bytes.
 pub(in crate::device::cuda) fn bytes_of<T: DeviceRepr>(numbers: &[T]) -> &[u8] {
     // SAFETY: `DeviceRepr` types used here (numbers, `Status` and `Job`) have no padding, u8 has no
     // alignment, and the slice borrows `numbers` for as long as it lives.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
+}
+
+/// The same numbers as bytes that can be written.
+pub(in crate::device::cuda) fn bytes_of_mut<T: DeviceRepr>(numbers: &mut [T]) -> &mut [u8] {
+    // SAFETY: as in `bytes_of`, and all bytes are some number of these types.
+    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
 }
 
 /// Copies values to the beginning of a device buffer, in the order of a stream.
@@ -220,37 +248,6 @@ pub(in crate::device::cuda) fn fill(
     let (pointer, _guard) = buffer.device_ptr_mut(stream);
     // SAFETY: the buffer has as many bytes, and every byte is a u8.
     unsafe { result::memset_d8_async(pointer, byte, bytes, stream.cu_stream()) }
-}
-
-/// The first `count` values of a device buffer, like [`read`], with checks for cancellation.
-///
-/// # Panics
-/// If the buffer is shorter.
-pub(in crate::device::cuda) fn read_in_pieces<T: DeviceRepr + Clone + Default + Send>(
-    stream: &Arc<CudaStream>,
-    from: &CudaSlice<u8>,
-    count: usize,
-    job: &Job,
-) -> Result<Vec<T>> {
-    const PIECE_BYTES: usize = 64 << 20;
-    const PAGES_BYTES: usize = 256 << 10;
-    assert!(count * size_of::<T>() <= from.len());
-    let mut values = vec![T::default(); count];
-    // Threads take the pages of new memory from the system: one alone takes longer than the copy.
-    values.par_chunks_mut(PAGES_BYTES / size_of::<T>()).for_each(|part| part.fill(T::default()));
-    let call = failed("cuMemcpyDtoHAsync");
-    stream.context().bind_to_thread().map_err(&call)?;
-    let (pointer, _guard) = from.device_ptr(stream);
-    let together = PIECE_BYTES / size_of::<T>();
-    for (i, piece) in values.chunks_mut(together).enumerate() {
-        job.check()?;
-        let at = pointer + (i * together * size_of::<T>()) as u64;
-        // SAFETY: both sides hold as many values from here on, checked above; T is plain numbers, and
-        // the copy is over before `values` can be seen or freed.
-        unsafe { result::memcpy_dtoh_async(piece, at, stream.cu_stream()) }.map_err(&call)?;
-        stream.synchronize().map_err(&call)?;
-    }
-    Ok(values)
 }
 
 /// The first `count` values of a device buffer, after all earlier work in the stream.

@@ -27,7 +27,7 @@ pub(in crate::device::cuda) const PIECE_BYTES: usize = 16 << 20;
 #[derive(Debug)]
 pub(in crate::device::cuda) struct Uploader {
     stream: Arc<CudaStream>,
-    copiers: Copiers,
+    copiers: Arc<Copiers>,
     staging: Mutex<Staging>,
 }
 
@@ -71,7 +71,10 @@ pub(in crate::device::cuda) fn elapsed(begin: &CudaEvent, end: &CudaEvent) -> Re
 
 impl Uploader {
     /// A stream and buffers of its own.
-    pub(in crate::device::cuda) fn new(context: &Arc<CudaContext>) -> Result<Self> {
+    pub(in crate::device::cuda) fn new(
+        context: &Arc<CudaContext>,
+        copiers: Arc<Copiers>,
+    ) -> Result<Self> {
         let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
         let pinned = || -> Result<Pinned> {
             let buffer =
@@ -82,7 +85,6 @@ impl Uploader {
         };
         let pinned = [pinned()?, pinned()?];
         let landed = sys::allocate(&stream, PIECE_BYTES).map_err(failed("cuMemAllocAsync"))?;
-        let copiers = Copiers::new();
         Ok(Self { stream, copiers, staging: Mutex::new(Staging { pinned, next: 0, landed }) })
     }
 

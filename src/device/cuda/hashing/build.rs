@@ -131,7 +131,7 @@ impl BuiltTables {
         self.kernels.find(stream, of, found, (numbers.of.count as usize, probes), parts)?;
         let read = sys::failed("cuMemcpyDtoHAsync");
         let out = sys::read::<u32>(stream, workspace.out_of_range.slice(), 1).map_err(&read)?;
-        let visited = sys::read_in_pieces::<u64>(stream, visited.slice(), count, job)?;
+        let visited = device.read::<u64>(&visited, count, job)?;
         Ok((out[0] == 0).then_some((ranges, visited)))
     }
 }

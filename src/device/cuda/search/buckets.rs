@@ -1,5 +1,7 @@
 //! Searches in buckets, on a GPU.
 
+use rayon::prelude::*;
+
 use super::join::JoinOf;
 use super::launch::Kernels;
 use super::launch_buckets::{InBuckets, Lookup, Taken};
@@ -38,6 +40,9 @@ const MOST_ROWS: usize = 1 << 26;
 
 /// The share of the memory for the fields of bits of all warps.
 const SHARE_OF_FIELDS: u64 = 8;
+
+/// Lists that a thread moves at a time.
+const LISTS: usize = 16_384;
 
 /// Steps that it takes to visit a row, beside those of its dimensions.
 const VISIT: usize = 16;
@@ -181,7 +186,7 @@ impl CudaDevice {
         assert!(own.iter().all(|row| (*row as usize) < tables.table_rows));
         let own = send(sys::bytes_of(own))?;
         match tables.joins.lists(self, (&of, k, kernels), (&own, count), job) {
-            Ok(taken) => self.read::<T>(&taken, (count, k), job).map(Some),
+            Ok(taken) => self.read_lists::<T>(&taken, (count, k), job).map(Some),
             Err(Error::DeviceMemory { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -229,24 +234,21 @@ impl CudaDevice {
             }
             first = end;
         }
-        self.read::<T>(&search.taken, (search.queries, k), job)
+        self.read_lists::<T>(&search.taken, (search.queries, k), job)
     }
 
     /// Reads the lists of so many queries.
-    fn read<T: OnGpu>(
+    fn read_lists<T: OnGpu>(
         &self,
         taken: &Taken,
         (queries, k): (usize, usize),
         job: &Job,
     ) -> Result<NearestInBuckets> {
-        let (stream, all) = (&self.gpu.compute, queries * k);
-        let read = sys::failed("cuMemcpyDtoHAsync");
-        let counts = sys::read::<u32>(stream, taken.counts.slice(), queries).map_err(&read)?;
-        let work = sys::read::<u64>(stream, taken.work.slice(), 2).map_err(&read)?;
-        let rows = sys::read_in_pieces::<u32>(stream, taken.found.slice(), all, job)?;
-        let distances = sys::read_in_pieces::<T>(stream, taken.distances.slice(), all, job)?;
-        let counts: Vec<usize> = counts.into_iter().map(|count| count as usize).collect();
-        let rows = without_gaps(rows, &counts, k);
+        let work: Vec<u64> = self.read(&taken.work, 2, job)?;
+        let counts: Vec<u32> = self.read(&taken.counts, queries, job)?;
+        let counts: Vec<usize> = counts.into_par_iter().map(|count| count as usize).collect();
+        let rows = without_gaps(self.read::<u32>(&taken.found, queries * k, job)?, &counts, k);
+        let distances = self.read::<T>(&taken.distances, queries * k, job)?;
         let distances = Distances::of(without_gaps(distances, &counts, k));
         Ok(NearestInBuckets { rows, distances, counts, visited: work[0], pairs: work[1] })
     }
@@ -330,17 +332,29 @@ fn is_for_the_host(most: f64, tables: &CudaTables, queries: usize) -> bool {
 }
 
 /// The first values of each list of `k`.
-fn without_gaps<T: Copy>(mut values: Vec<T>, counts: &[usize], k: usize) -> Vec<T> {
-    if counts.iter().all(|count| *count == k) {
+fn without_gaps<T: Copy + Default + Send + Sync>(
+    values: Vec<T>,
+    counts: &[usize],
+    k: usize,
+) -> Vec<T> {
+    if counts.par_iter().all(|count| *count == k) {
         return values;
     }
-    let mut end = 0;
-    for (list, count) in counts.iter().enumerate() {
-        values.copy_within(list * k..list * k + count, end);
-        end += count;
+    let mut found = vec![T::default(); counts.par_iter().sum()];
+    let (mut parts, mut rest) = (Vec::new(), &mut found[..]);
+    for (counts, lists) in counts.chunks(LISTS).zip(values.chunks(LISTS * k)) {
+        let (part, after) = rest.split_at_mut(counts.iter().sum());
+        parts.push((counts, lists, part));
+        rest = after;
     }
-    values.truncate(end);
-    values
+    parts.into_par_iter().for_each(|(counts, lists, mut part)| {
+        for (count, list) in counts.iter().zip(lists.chunks_exact(k)) {
+            let (own, after) = part.split_at_mut(*count);
+            own.copy_from_slice(&list[..*count]);
+            part = after;
+        }
+    });
+    found
 }
 
 #[cfg(test)]
@@ -352,5 +366,10 @@ mod tests {
         let lists = vec![1, 2, 0, 3, 0, 0, 0, 0, 0, 4, 5, 6];
         assert_eq!(without_gaps(lists, &[2, 1, 0, 3], 3), [1, 2, 3, 4, 5, 6]);
         assert!(without_gaps(Vec::<u8>::new(), &[], 3).is_empty());
+        let counts: Vec<usize> = (0..3 * LISTS + 7).map(|list| list % 3).collect();
+        let lists: Vec<usize> = (0..2 * counts.len()).collect();
+        let expected: Vec<usize> =
+            counts.iter().enumerate().flat_map(|(i, count)| 2 * i..2 * i + count).collect();
+        assert_eq!(without_gaps(lists, &counts, 2), expected);
     }
 }

@@ -11,7 +11,7 @@ use crate::device::contract::{
     Candidates, Capacity, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape,
 };
 use crate::device::cuda::driver::launch::Pace;
-use crate::device::cuda::driver::sys::{self, failed};
+use crate::device::cuda::driver::sys;
 use crate::device::cuda::handle::CudaDevice;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -141,8 +141,7 @@ impl CudaDevice {
             sys::write(&gpu.compute, pairs.rows.slice_mut(), rows)?;
             kernels.among(&gpu.compute, (&sides.0.buffer, &sides.1.buffer), &mut pairs)?;
             pace.launched(&gpu.compute, rate, rows.len() as f64 * of_a_pair)?;
-            let distances = sys::read::<T>(&gpu.compute, pairs.distances.slice(), rows.len());
-            found.extend(distances.map_err(failed("cuMemcpyDtoHAsync"))?);
+            found.extend(self.read::<T>(&pairs.distances, rows.len(), job)?);
         }
         Ok(found)
     }

@@ -22,8 +22,8 @@ const ALL_FOR: usize = 64;
 /// Steps that it takes to compare a row, beside those of its dimensions.
 const COMPARE: usize = 8;
 
-/// The share of all steps of a device that a single thread makes.
-const OF_A_THREAD: f64 = 1.0 / 65_536.0;
+/// The share of all steps of a device that the lanes of a row make, alone.
+const OF_A_ROW: f64 = 1.0 / 16_384.0;
 
 /// A join that was made, and of which rows.
 #[derive(Default)]
@@ -102,13 +102,13 @@ fn join_all(
     let lists = device.filled(rows * k * entry_bytes(kind), 0xff)?;
     let mut joined = JoinedLists { k, rows, lists, work: device.filled(rows * 16, 0)? };
     let (rate, steps) = (kernels.join_rate(), (of.dim + COMPARE) as f64);
-    // A thread compares one row after the other: so many take as long as a launch may.
-    let most = (rate.of_a_launch() * OF_A_THREAD / steps) as usize;
+    // Lanes compare a few rows after the other: so many take as long as a launch may.
+    let most = (rate.of_a_launch() * OF_A_ROW / steps) as usize;
     let mut pace = Pace::default();
     for (table, largest) in of.largest.iter().enumerate() {
         let count = most.clamp(1, (*largest as usize).max(1));
         let together = (rate.of_a_launch() / steps / count as f64) as usize;
-        let together = together.max(kernels.threads_together()).min(rows);
+        let together = together.max(kernels.joined_together()).min(rows);
         for from in (0..*largest as usize).step_by(count) {
             for first in (0..rows).step_by(together) {
                 job.check()?;

@@ -8,7 +8,7 @@ use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 
 use super::launch::Kernels;
 use super::launch_buckets::Taken;
-use super::spec::{entry_bytes, scalar_bytes};
+use super::spec::{LANES, entry_bytes, scalar_bytes};
 use crate::device::cuda::driver::launch::{address, check_size, config};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
@@ -18,8 +18,8 @@ use crate::error::Result;
 const JOINING: usize = 128;
 const TAKING: usize = 256;
 
-/// Threads of a multiprocessor.
-const THREADS_TOGETHER: usize = 2048;
+/// Rows that a multiprocessor joins at a time, at most.
+const ROWS_TOGETHER: usize = 2048 / LANES;
 
 /// The same struct as in `kernels/search/join.cuh`, which documents it.
 #[repr(C)]
@@ -60,8 +60,8 @@ pub(super) struct JoinedLists {
 
 impl Kernels {
     /// Rows of a launch that fill the device.
-    pub(super) fn threads_together(&self) -> usize {
-        self.multiprocessors * THREADS_TOGETHER
+    pub(super) fn joined_together(&self) -> usize {
+        self.multiprocessors * ROWS_TOGETHER
     }
 
     /// Compares some rows of a table with those in their buckets.
@@ -92,9 +92,9 @@ impl Kernels {
             None => launch.arg(&null),
         };
         launch.arg(joined.lists.slice_mut()).arg(joined.work.slice_mut()).arg(&join);
-        let threads = (join.end - join.first) as usize;
+        let threads = (join.end - join.first) as usize * LANES;
         // SAFETY: sizes are checked above; rows of tables are of the base, each once in a table, and
-        // buckets are ranges of them: each thread has a list of its own.
+        // buckets are ranges of them: the lanes of a row have a list of their own.
         unsafe { launch.launch(config(threads.div_ceil(JOINING), JOINING, 0)) }
             .map_err(failed("join_buckets"))?;
         Ok(())

@@ -203,11 +203,11 @@ impl Search {
             let lists = &self.lists;
             self.kernels.gather(&gpu.compute, lists, per_query, &mut rows, &mut distances)?;
         }
-        let rows = sys::read_in_pieces::<u32>(&gpu.compute, rows.slice(), count, job)?;
-        let (from, stream) = (distances.slice(), &gpu.compute);
+        let (stream, from) = (&gpu.compute, distances.slice());
+        let rows = gpu.downloader.read::<u32>(stream, rows.slice(), count, job)?;
         let distances = match kind {
-            ElementKind::F64 => Distances::F64(sys::read_in_pieces(stream, from, count, job)?),
-            _ => Distances::F32(sys::read_in_pieces(stream, from, count, job)?),
+            ElementKind::F64 => Distances::F64(gpu.downloader.read(stream, from, count, job)?),
+            _ => Distances::F32(gpu.downloader.read(stream, from, count, job)?),
         };
         let redone = sys::read::<u64>(&gpu.compute, self.lists.redone.slice(), 1);
         let redone = redone.map_err(failed("cuMemcpyDtoHAsync"))?;

@@ -6,10 +6,13 @@ use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
 /// Constants that `kernels/search` shares with this folder.
-const CONSTANTS: [(&str, usize); 2] = [("PANEL", PANEL), ("RUN", RUN)];
+const CONSTANTS: [(&str, usize); 3] = [("PANEL", PANEL), ("RUN", RUN), ("LANES", LANES)];
 
 /// Consecutive base rows in a panel.
 pub(super) const RUN: usize = 8;
+
+/// Lanes of a row that is joined with those in its buckets.
+pub(super) const LANES: usize = 4;
 
 /// The parameters of a module; also its key in memory and, with the sources, on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
