@@ -82,7 +82,9 @@ fn seeds_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
         for (count, dim, k, metric) in [
             (1, 2, 1, Metric::SqEuclidean),
             (1025, 3, 4, Metric::SqEuclidean),
+            (1100, 7, 30, Metric::SqEuclidean),
             (2500, 33, 5, Metric::Cosine),
+            (1300, 150, 9, Metric::SqEuclidean),
         ] {
             let rows = rows_of::<T>(&kind.rows(i as u64, count, dim), dim, metric);
             let weights: Vec<f64> = (0..count).map(|row| [1.0, 0.5, 3.0][row % 3]).collect();

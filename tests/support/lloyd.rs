@@ -1,7 +1,6 @@
 //! k-means by its definition: exact means by an expansion of floats, every distance in the contract's
 //! order, and nothing kept from one round to the next.
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 
 use datafusion_neighbors::Metric;
@@ -169,66 +168,78 @@ pub fn plus_plus(
     mut random: Random,
 ) -> Vec<usize> {
     let weight = |row: usize| weights.map_or(1.0, |weights| weights[row]);
-    let mut costs = vec![f64::INFINITY; rows.len()];
-    let mut chosen = Vec::new();
+    let weights: Vec<f64> = (0..rows.len()).map(weight).collect();
+    let distances = |row: u32| {
+        let chosen = rows.slice(row as usize..row as usize + 1);
+        distances_of(&oracle(rows, &chosen, metric, 1, None).1)
+    };
+    let mut costs = vec![1.0; rows.len()];
+    let mut power = power_of_shares(&weights, &costs);
+    let first = draw(&shares(&weights, &costs, power), &weights, random.bits());
+    let mut chosen = vec![first as usize];
+    costs = distances(first);
+    power = power_of_shares(&weights, &costs);
     while chosen.len() < k {
-        let shares: Vec<f64> = (0..rows.len())
-            .map(|row| if chosen.is_empty() { weight(row) } else { weight(row) * costs[row] })
-            .collect();
-        let candidates = if chosen.is_empty() { 1 } else { 2 + (k as f64).ln() as usize };
-        let drawn: Vec<u32> = (0..candidates).map(|_| draw(&shares, random.unit())).collect();
-        chosen.push(choose(rows, weights, metric, &mut costs, &drawn) as usize);
+        let now = shares(&weights, &costs, power);
+        let candidates = 2 + (k as f64).ln() as usize;
+        let drawn: Vec<u32> =
+            (0..candidates).map(|_| draw(&now, &weights, random.bits())).collect();
+        let left = |candidate: &u32| -> Vec<f64> {
+            costs.iter().zip(distances(*candidate)).map(|(a, b)| a.min(b)).collect()
+        };
+        let all: Vec<Vec<f64>> = drawn.iter().map(left).collect();
+        let sum = |costs: &[f64]| shares(&weights, costs, power).iter().sum::<u128>();
+        let best = (0..all.len()).min_by_key(|i| (sum(&all[*i]), *i)).expect("a candidate");
+        chosen.push(drawn[best] as usize);
+        costs.clone_from(&all[best]);
+        if sum(&costs) < 1 << 50 {
+            power = power_of_shares(&weights, &costs);
+        }
     }
     chosen
 }
 
-/// A row, with a probability proportional to its share. Shares are added up by blocks of 1024 rows.
-fn draw(shares: &[f64], unit: f64) -> u32 {
-    let blocks: Vec<f64> = shares.chunks(1024).map(|block| block.iter().sum()).collect();
-    let mut left = unit * blocks.iter().sum::<f64>();
-    for (block, sum) in blocks.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
-        if left >= *sum {
-            left -= sum;
-            continue;
-        }
-        for (row, share) in shares.iter().enumerate().skip(block * 1024).take(1024) {
-            if *share > 0.0 && left < *share {
-                return row as u32;
-            }
-            left -= share;
-        }
-    }
-    // Rounding has eaten up the end, or nothing has a share.
-    match shares.iter().rposition(|share| *share > 0.0) {
-        Some(last) => last as u32,
-        None => ((unit * shares.len() as f64) as usize).min(shares.len() - 1) as u32,
-    }
+/// The power of two, as an exponent, that gives the largest of some products 52 bits.
+fn power_of_shares(weights: &[f64], costs: &[f64]) -> i32 {
+    let products = weights.iter().zip(costs).map(|(w, c)| if *w == 0.0 { 0.0 } else { w * c });
+    let largest = products.fold(0.0f64, |a, b| a.max(b.min(f64::MAX)));
+    let has_bits = |power: &i32| scaled(largest, *power) >= 1 << 51;
+    if largest > 0.0 { (-1000..1200).find(has_bits).expect("a power") } else { 0 }
 }
 
-/// Which of some candidates leaves the least of the sum of weight times distance to the nearest chosen
-/// row, added up by blocks of 1024 rows; the first of equals. `costs` becomes what it leaves.
-fn choose(
-    rows: &Rows,
-    weights: Option<&[f64]>,
-    metric: Metric,
-    costs: &mut Vec<f64>,
-    candidates: &[u32],
-) -> u32 {
-    let left = |candidate: &u32| {
-        let at = *candidate as usize;
-        let chosen = rows.slice(at..at + 1);
-        let found = distances_of(&oracle(rows, &chosen, metric, 1, None).1);
-        let left: Vec<f64> = costs.iter().zip(found).map(|(a, b)| a.min(b)).collect();
-        let shares: Vec<f64> = (left.iter().enumerate())
-            .map(|(row, cost)| weights.map_or(1.0, |weights| weights[row]) * cost)
-            .collect();
-        let blocks: Vec<f64> = shares.chunks(1024).map(|block| block.iter().sum()).collect();
-        (blocks.iter().sum::<f64>(), left)
+/// A number times a power of two, rounded down.
+fn scaled(x: f64, power: i32) -> u128 {
+    let steps = |mut x: f64| {
+        for _ in 0..power.abs() {
+            x *= if power > 0 { 2.0 } else { 0.5 };
+        }
+        x
     };
-    let all: Vec<(f64, Vec<f64>)> = candidates.iter().map(left).collect();
-    let best = (0..all.len())
-        .min_by(|a, b| all[*a].0.total_cmp(&all[*b].0).then(Reverse(*b).cmp(&Reverse(*a))))
-        .expect("a candidate");
-    *costs = all[best].1.clone();
-    candidates[best]
+    steps(x) as u128
+}
+
+/// Weight times cost, in whole numbers.
+fn shares(weights: &[f64], costs: &[f64], power: i32) -> Vec<u128> {
+    let of =
+        |(w, c): (&f64, &f64)| if *w == 0.0 { 0 } else { scaled((w * c).min(f64::MAX), power) };
+    weights.iter().zip(costs).map(of).collect()
+}
+
+/// A row, with a probability proportional to its share.
+fn draw(shares: &[u128], weights: &[f64], bits: u64) -> u32 {
+    let total: u128 = shares.iter().sum();
+    if total == 0 {
+        let heavy: Vec<usize> = (0..weights.len()).filter(|row| weights[*row] > 0.0).collect();
+        return heavy[((u128::from(bits) * heavy.len() as u128) >> 64) as usize] as u32;
+    }
+    // In two parts, as their product may have more than 128 bits.
+    let (high, low) = (total >> 53, total % (1 << 53));
+    let drawn = u128::from(bits >> 11);
+    let wanted = high * drawn + ((low * drawn) >> 53);
+    let mut sum = 0;
+    let passes = |share: &u128| {
+        sum += share;
+        sum > wanted
+    };
+    shares.iter().position(passes).expect("a share") as u32
 }

@@ -66,10 +66,15 @@ pub struct KMeansProblem {
 /// All results have the same bits on every device.
 pub trait KMeansSession<T>: Send + Sync {
     /// Initial centroids by greedy k-means++ (Arthur and Vassilvitskii 2007): 2 + ⌊ln k⌋ candidate
-    /// rows at a time are drawn with a probability proportional to weight times distance from the
-    /// nearest row chosen so far; the candidate that leaves the smallest sum of these products is
-    /// chosen, the first in case of a tie. Sums over rows are formed in blocks of 1,024 rows, and then
-    /// over blocks. Returns one list of centroids for each problem of the call.
+    /// rows at a time are drawn with a probability proportional to their shares, which are weight times
+    /// distance from the nearest row chosen so far; the candidate that leaves the smallest sum of shares
+    /// is chosen, the first in case of a tie. Returns one list of centroids for each problem of the call.
+    ///
+    /// Shares are multiplied by a power of two and rounded down to whole numbers, so that sums are exact.
+    /// The power is the one that gives the largest share 52 bits, and is chosen anew after the first row,
+    /// and whenever the sum falls below 2⁵⁰. A row is drawn by 53 random bits: the first one with which the
+    /// sum of shares exceeds the sum of all times the bits / 2⁵³, rounded down. If nothing has a share, it is
+    /// one of the rows of positive weight, by 64 random bits.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory), and any

@@ -5,10 +5,14 @@
 //! | `search` | pairs of rows: traversal, arithmetic, sinks |
 //! | `dbscan` | core rows and their components, by a tree of tiles |
 //! | `kmeans` | the host's part of k-means |
+//! | `rounded` | rows in whole numbers, which decide for most pairs without computing them |
+//! | `exact` | the sums of the other pairs |
 //! | `simd` | operations on registers |
 
 mod dbscan;
+mod exact;
 pub(in crate::device) mod kmeans;
+mod rounded;
 mod search;
 mod simd;
 

@@ -2,3 +2,4 @@
 
 pub(in crate::device) mod cluster_sums;
 pub(in crate::device) mod seeding;
+mod shares;

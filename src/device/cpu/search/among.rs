@@ -3,8 +3,8 @@
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::exact;
 use crate::device::contract::{Candidates, Distances};
+use crate::device::cpu::exact;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::error::{Error, Result};

@@ -4,11 +4,11 @@ use std::sync::{Mutex, OnceLock};
 
 use super::bits::Bits;
 use super::panels::Panels;
-use super::quantised::Quantised;
 use super::sets::Tokens;
 use super::sink::Sink;
 use super::traversal::{Arithmetic, Block, Visit};
 use crate::device::contract::Work;
+use crate::device::cpu::rounded::base::Quantised;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::sweep::Width;

@@ -9,7 +9,6 @@
 
 mod among;
 mod bits;
-mod exact;
 mod layout;
 mod nearest;
 mod panels;

@@ -1,5 +1,8 @@
 //! Rows dimension by dimension, so that a register holds an element of many rows.
 
+use pulp::{Simd, WithSimd};
+
+use super::lanes::Lanes;
 use crate::matrix::Real;
 use crate::metric::{Metric, Sum};
 
@@ -30,30 +33,58 @@ impl<T: Real> Transposed<T> {
         Self { columns, dim }
     }
 
-    /// The distance of every row from a query, in the contract's order.
-    pub fn costs(&self, metric: Metric, query: &[T], out: &mut [T]) {
+    /// Calls `found` with each row, by its number, that is nearer to a query than its cost, and their distance in the
+    /// contract's order.
+    pub fn nearer(&self, metric: Metric, query: &[T], costs: &[T], found: impl FnMut(usize, T))
+    where
+        T: Lanes,
+    {
+        pulp::Arch::new().dispatch(NearerRows { rows: self, metric, query, costs, found });
+    }
+}
+
+/// See [`Transposed::nearer`].
+struct NearerRows<'a, T, F> {
+    rows: &'a Transposed<T>,
+    metric: Metric,
+    query: &'a [T],
+    costs: &'a [T],
+    found: F,
+}
+
+impl<T: Lanes, F: FnMut(usize, T)> WithSimd for NearerRows<'_, T, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let Self { rows, metric, query, costs, .. } = self;
         let squares = metric.sum() == Sum::Squares;
-        pulp::Arch::new().dispatch(
-            #[inline(always)]
-            || {
-                for (group, out) in
-                    self.columns.chunks_exact(self.dim).zip(out.chunks_mut(SIDE_BY_SIDE))
-                {
-                    let mut sums = [T::ZERO; SIDE_BY_SIDE];
-                    for (column, q) in group.iter().zip(query) {
-                        for (sum, x) in sums.iter_mut().zip(&column.0) {
-                            *sum = if squares {
-                                (*q - *x).mul_add(*q - *x, *sum)
-                            } else {
-                                (-*q).mul_add(*x, *sum)
-                            };
-                        }
-                    }
-                    for (out, sum) in out.iter_mut().zip(sums) {
-                        *out = metric.distance(sum);
-                    }
+        let groups = rows.columns.chunks_exact(rows.dim).zip(costs.chunks(SIDE_BY_SIDE));
+        for (number, (group, costs)) in groups.enumerate() {
+            let mut sums = [T::ZERO; SIDE_BY_SIDE];
+            for (register, sum) in T::vectors_mut::<S>(&mut sums).iter_mut().enumerate() {
+                for (column, q) in group.iter().zip(query) {
+                    let x = T::vectors::<S>(&column.0)[register];
+                    *sum = if squares {
+                        let apart = T::minus(simd, T::splat(simd, *q), x);
+                        T::times_plus(simd, apart, apart, *sum)
+                    } else {
+                        T::times_plus(simd, T::splat(simd, -*q), x, *sum)
+                    };
                 }
-            },
-        );
+            }
+            let distances = sums.map(|sum| metric.distance(sum));
+            // Most groups have none.
+            let is_nearer = |(distance, cost): (&T, &T)| distance < cost;
+            let nearer = distances.iter().zip(costs).map(is_nearer);
+            if !nearer.fold(false, |any, is_nearer| any | is_nearer) {
+                continue;
+            }
+            for (row, (distance, cost)) in distances.iter().zip(costs).enumerate() {
+                if distance < cost {
+                    (self.found)(number * SIDE_BY_SIDE + row, *distance);
+                }
+            }
+        }
     }
 }

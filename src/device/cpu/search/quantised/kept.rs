@@ -1,7 +1,7 @@
 //! Pairs that passed: where sums of whole numbers hardly err, few more than are asked for have to be computed at
 //! the end.
 
-use super::query::Query;
+use crate::device::cpu::rounded::query::Query;
 use crate::matrix::Real;
 use crate::metric::Metric;
 

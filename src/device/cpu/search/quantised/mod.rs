@@ -1,38 +1,23 @@
 //! Rows in whole numbers decide which pairs are worth computing; those are then computed exactly.
 //!
-//! With a centre c and a step t, a row x is `c + t x̂ + e`, x̂ being whole numbers and e a residual of known
-//! length r. Products of such rows are exact in integers, and closely bound the sums of the original rows:
-//!
-//! - squares: `‖q − x‖ ≥ t ‖q̂ − x̂‖ − r_q − r_x` by the triangle inequality;
-//! - products (the query with a step t_q of its own and no centre):
-//!   `|q·x − q·c − t_q t q̂·x̂| ≤ r_q ‖x − c‖ + ‖t_q q̂‖ r_x` by Cauchy and Schwarz.
-//!
-//! A pair whose bound is beyond the reach of its query's sink is discarded; the test is one comparison, with the
-//! largest residual of all rows. Others are kept. A kept pair's bounds say how far away it is at most, and so
-//! which others cannot be among the nearest; in the end hardly more pairs than were asked for get their sums in
-//! the contract's order. The few rows outside the range that is covered are set aside and always computed.
-//!
-//! | numbers | of | products |
-//! |---|---|---|
-//! | 8 bits | rows that are whole numbers of 8 bits, with VNNI | four dimensions and sixteen rows to an instruction |
-//! | 16 bits | lengths with which no sum leaves 32 bits | half as many |
+//! A pair whose [bound](crate::device::cpu::rounded) is beyond the reach of its query's sink is discarded; the test is
+//! one comparison, with the largest residual of all rows. Others are kept. A kept pair's bounds say how far away it is
+//! at most, and so which others cannot be among the nearest; in the end hardly more pairs than were asked for get their
+//! sums in the contract's order.
 //!
 //! Where the residuals are not small compared with the distances that matter, too many pairs pass: the
 //! rows not yet visited are then left to the next layout, after 8 bits 16, after those direct
 //! differences.
 
-mod base;
 mod kept;
-mod query;
-mod scale;
 mod search;
 
-pub(super) use self::base::Quantised;
 use self::kept::Kept;
 use self::search::Search;
 use super::sink::Sink;
 use super::traversal::{BLOCK_ROWS, Block, Visit};
 use crate::device::contract::Work;
+use crate::device::cpu::rounded::base::Quantised;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::error::{Error, Result};
 
@@ -48,7 +33,7 @@ type IsThere<'a> = &'a dyn Fn(bool) -> Result<bool>;
 impl Quantised {
     /// Offers all pairs of the queries with the visited blocks, if they are within reach, to the
     /// queries' sinks; returns the rest of the visit if it is left to the next layout.
-    pub fn scan<'a, T: Lanes, K: Sink<T>>(
+    pub(in crate::device::cpu::search) fn scan<'a, T: Lanes, K: Sink<T>>(
         &self,
         queries: &Block<'_, T>,
         visit: &Visit<'a>,

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::base::Quantised;
 use super::kept::Kept;
-use super::query::Query;
-use crate::device::cpu::search::exact;
+use crate::device::cpu::exact;
+use crate::device::cpu::rounded::base::Quantised;
+use crate::device::cpu::rounded::query::Query;
 use crate::device::cpu::search::sink::Sink;
 use crate::device::cpu::search::traversal::{BLOCK_ROWS, Block, Visit};
 use crate::device::cpu::simd::lanes::Lanes;
@@ -51,7 +51,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
     pub(super) fn block(&mut self, block: usize) -> Result<u64> {
         let panels = block * PANELS_PER_BLOCK..(block + 1) * PANELS_PER_BLOCK;
         let panels = panels.start..panels.end.min(self.base.starts.len());
-        let most = (STEP_BYTES / (self.words() * size_of::<Group>())).max(1);
+        let most = (STEP_BYTES / (self.base.words() * size_of::<Group>())).max(1);
         // Until lists are full, everything passes: take a few panels at a time.
         let full = self
             .sinks
@@ -66,11 +66,6 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
             (next, step) = (end, most.min(2 * step));
         }
         Ok(computed)
-    }
-
-    /// Words of a row.
-    fn words(&self) -> usize {
-        self.base.groups.len() / self.base.starts.len()
     }
 
     /// Compares all queries with some panels of a block; returns how many pairs were computed exactly.
@@ -103,7 +98,9 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
     fn settle(&mut self, query: usize) -> Result<u64> {
         let pairs = self.kept[query].take();
         for (sum, row) in &pairs {
-            match self.integral_sum(query, *row, *sum) {
+            let of = &self.rounded[query];
+            let sum = f64::from(*sum) - of.offset;
+            match of.integral.and_then(|x| self.base.integral_square(x, *row as usize, sum)) {
                 Some(sum) => self.offer(query, *row, sum),
                 None => self.passed.push((query as u32, *row)),
             }
@@ -114,7 +111,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
 
     /// Finds the pairs of all queries and some panels that pass.
     fn sweep(&mut self, panels: Range<usize>) {
-        let (base, words) = (self.base, self.words());
+        let (base, words) = (self.base, self.base.words());
         self.least.clear();
         let queries = self.rounded.iter_mut().zip(self.sinks.iter()).zip(&self.kept);
         self.least.extend(
@@ -139,17 +136,6 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
         self.found = found;
     }
 
-    /// The sum of a pair of whole rows, if this type holds it and all partial sums exactly, so that
-    /// the contract's order gives the same result as any other.
-    fn integral_sum(&self, query: usize, row: u32, sum: i32) -> Option<T> {
-        let query = &self.rounded[query];
-        let square = query.integral?;
-        let (panel, lane) = (row as usize / ROWS, row as usize % ROWS);
-        let odd_norm = (self.base.odd_norm[panel] >> lane & 1) as f64;
-        let squares = square - 2.0 * (f64::from(sum) - query.offset) + odd_norm;
-        (squares * T::EPSILON.to_f64() <= 2.0).then(|| T::from_f64(squares))
-    }
-
     fn offer(&mut self, query: usize, row: u32, sum: T) {
         let sink = &mut self.sinks[query];
         if sum <= sink.reach() {
@@ -159,12 +145,10 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
 
     /// Computes the outliers for every query.
     fn outliers(&mut self, rows: Range<usize>) -> Result<u64> {
-        let all = &self.base.outliers;
-        let start = all.partition_point(|row| (*row as usize) < rows.start);
-        let end = all.partition_point(|row| (*row as usize) < rows.end);
+        let outliers = self.base.outliers(rows);
         let mut computed = 0;
         for query in 0..self.sinks.len() as u32 {
-            self.passed.extend(all[start..end].iter().map(|row| (query, *row)));
+            self.passed.extend(outliers.iter().map(|row| (query, *row)));
             computed += self.compute_if(SETTLED)?;
         }
         Ok(computed)

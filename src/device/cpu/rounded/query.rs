@@ -1,19 +1,19 @@
 //! Queries rounded to whole numbers, and which sums they rule out.
 
 /// A query rounded to whole numbers.
-pub(super) struct Query {
+pub(in crate::device::cpu) struct Query {
     /// The offset that the unsigned base adds to every product.
-    pub(super) offset: f64,
+    pub(in crate::device::cpu) offset: f64,
     /// The square of the query, if neither it nor the base was rounded.
-    pub(super) integral: Option<f64>,
-    pub(super) bound: Bound,
+    pub(in crate::device::cpu) integral: Option<f64>,
+    pub(in crate::device::cpu) bound: Bound,
     /// The last reach of the sink, and the smallest sum within it.
-    pub(super) known: (f64, i32),
+    pub(in crate::device::cpu) known: (f64, i32),
     /// Whether it lies far outside the range of the base, so that its bounds are loose.
-    pub(super) far: bool,
+    pub(in crate::device::cpu) far: bool,
 }
 
-pub(super) enum Bound {
+pub(in crate::device::cpu) enum Bound {
     /// Lengths in steps.
     Squares { factor: f64, apart: f64, residual: f64, inverse: f64, square: f64 },
     Products {
@@ -29,7 +29,7 @@ pub(super) enum Bound {
 impl Query {
     /// The smallest sum of a pair that may be within the sink's reach, which rarely changes.
     #[inline]
-    pub(super) fn least_now(&mut self, reach: f64) -> i32 {
+    pub(in crate::device::cpu) fn least_now(&mut self, reach: f64) -> i32 {
         if self.known.0 != reach {
             self.known = (reach, self.least(reach));
         }
@@ -37,7 +37,7 @@ impl Query {
     }
 
     /// The smallest sum of a pair that may be within reach.
-    pub(super) fn least(&self, reach: f64) -> i32 {
+    pub(in crate::device::cpu) fn least(&self, reach: f64) -> i32 {
         let least = match self.bound {
             Bound::Squares { factor, apart, residual, inverse, square } => {
                 let own = reach.max(0.0).sqrt() * factor * inverse + apart + residual;
@@ -55,7 +55,7 @@ impl Query {
     }
 
     /// A number that the sum of a pair is not above, from its sum of whole numbers.
-    pub(super) fn most(&self, sum: i32) -> f64 {
+    pub(in crate::device::cpu) fn most(&self, sum: i32) -> f64 {
         let sum = f64::from(sum) - self.offset;
         match self.bound {
             Bound::Squares { factor, apart, residual, inverse, square } => {

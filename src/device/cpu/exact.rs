@@ -15,7 +15,7 @@ const TOGETHER: usize = 8;
 const LEAST_DIM: usize = 16;
 
 /// Computes the sums of pairs of a query and a base row, by their positions, in this order.
-pub(super) struct Pairs<'a, T, F> {
+pub(in crate::device::cpu) struct Pairs<'a, T, F> {
     pub metric: Metric,
     pub queries: &'a [T],
     pub base: &'a [T],

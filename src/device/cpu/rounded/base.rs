@@ -1,5 +1,6 @@
 //! Base rows in 8 or 16 bits.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rayon::prelude::*;
@@ -25,45 +26,45 @@ const PANELS_TOGETHER: usize = TOGETHER / ROWS;
 
 /// Base rows, and the same rounded to whole numbers.
 #[derive(Debug)]
-pub(in crate::device::cpu::search) struct Quantised {
-    pub(super) rows: Rows,
-    pub(super) metric: Metric,
-    pub(super) level: Level,
-    pub(super) scale: Scale,
-    pub(super) groups: Vec<Group>,
-    pub(super) starts: Vec<Starts>,
+pub(in crate::device::cpu) struct Quantised {
+    pub(in crate::device::cpu) rows: Rows,
+    pub(in crate::device::cpu) metric: Metric,
+    pub(in crate::device::cpu) level: Level,
+    pub(in crate::device::cpu) scale: Scale,
+    pub(in crate::device::cpu) groups: Vec<Group>,
+    pub(in crate::device::cpu) starts: Vec<Starts>,
     /// For each panel, a bit for each row that is decided by its sum.
-    pub(super) decided: Vec<u64>,
+    pub(in crate::device::cpu) decided: Vec<u64>,
     /// For each panel, a bit for each row of odd square, whose start lost a half.
-    pub(super) odd_norm: Vec<u64>,
+    pub(in crate::device::cpu) odd_norm: Vec<u64>,
     /// Rows that are always computed, ascending.
-    pub(super) outliers: Vec<u32>,
+    pub(in crate::device::cpu) outliers: Vec<u32>,
     /// The longest residual, and the longest row among the others, from the origin and from the centre.
-    pub(super) residual: f64,
-    pub(super) norm: f64,
-    pub(super) length: f64,
+    pub(in crate::device::cpu) residual: f64,
+    pub(in crate::device::cpu) norm: f64,
+    pub(in crate::device::cpu) length: f64,
     /// How many tasks were left to the next layout, and were not.
-    pub(super) tasks: Tasks,
+    pub(in crate::device::cpu) tasks: Tasks,
     reserved: Reserved,
 }
 
 /// How many tasks were left to the next layout, and how many were not: what is faster for most of them is
 /// taken from the beginning.
 #[derive(Debug, Default)]
-pub(super) struct Tasks {
+pub(in crate::device::cpu) struct Tasks {
     left: AtomicU32,
     finished: AtomicU32,
     skipped: AtomicU32,
 }
 
 impl Tasks {
-    pub(super) fn count(&self, is_left: bool) {
+    pub(in crate::device::cpu) fn count(&self, is_left: bool) {
         let counter = if is_left { &self.left } else { &self.finished };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Once in a while a task tries again.
-    pub(super) fn are_mostly_left(&self) -> bool {
+    pub(in crate::device::cpu) fn are_mostly_left(&self) -> bool {
         let are_left = self.left.load(Ordering::Relaxed) > self.finished.load(Ordering::Relaxed);
         are_left && self.skipped.fetch_add(1, Ordering::Relaxed) % 64 != 63
     }
@@ -127,7 +128,7 @@ impl Panels<'_> {
 
 impl Quantised {
     /// `None` if this layout does not suit these rows, or this processor.
-    pub(in crate::device::cpu::search) fn try_new<T: Lanes>(
+    pub(in crate::device::cpu) fn try_new<T: Lanes>(
         rows: &Rows,
         values: &[T],
         (metric, level, width): (Metric, Level, Width),
@@ -171,7 +172,7 @@ impl Quantised {
     }
 
     /// The width of its numbers.
-    pub(in crate::device::cpu::search) fn width(&self) -> Width {
+    pub(in crate::device::cpu) fn width(&self) -> Width {
         self.scale.width
     }
 
@@ -198,8 +199,39 @@ impl Quantised {
         Ok(())
     }
 
+    /// The square of the distance of a query of whole numbers from a row of them, if this type holds it and all
+    /// partial sums exactly, so that the contract's order gives the same result as any other. `square` is the
+    /// query's, `sum` that of the pair.
+    #[inline(always)]
+    pub(in crate::device::cpu) fn integral_square<T: Real>(
+        &self,
+        square: f64,
+        row: usize,
+        sum: f64,
+    ) -> Option<T> {
+        let odd_norm = (self.odd_norm[row / ROWS] >> (row % ROWS) & 1) as f64;
+        let squares = square - 2.0 * sum + odd_norm;
+        (squares * T::EPSILON.to_f64() <= 2.0).then(|| T::from_f64(squares))
+    }
+
+    /// Words of a row.
+    pub(in crate::device::cpu) fn words(&self) -> usize {
+        self.groups.len() / self.starts.len()
+    }
+
+    /// The outliers among some rows.
+    pub(in crate::device::cpu) fn outliers(&self, rows: Range<usize>) -> &[u32] {
+        let start = self.outliers.partition_point(|row| (*row as usize) < rows.start);
+        let end = self.outliers.partition_point(|row| (*row as usize) < rows.end);
+        &self.outliers[start..end]
+    }
+
     /// Rounds a query, and appends its words.
-    pub(super) fn query<T: Lanes>(&self, values: &[T], words: &mut Vec<i32>) -> Query {
+    pub(in crate::device::cpu) fn query<T: Lanes>(
+        &self,
+        values: &[T],
+        words: &mut Vec<i32>,
+    ) -> Query {
         let (scale, squares) = (&self.scale, self.metric.sum() == Sum::Squares);
         let step = if squares { scale.step } else { scale.step_of(values) };
         let mut numbers = Vec::with_capacity(values.len());
@@ -236,15 +268,15 @@ impl Quantised {
 }
 
 /// The rounding error of the contract's own sum, relative and, near zero, absolute.
-struct Rounding {
+pub(in crate::device::cpu) struct Rounding {
     dim: f64,
-    relative: f64,
-    absolute: f64,
+    pub(in crate::device::cpu) relative: f64,
+    pub(in crate::device::cpu) absolute: f64,
     largest: f64,
 }
 
 impl Rounding {
-    fn of<T: Real>(dim: f64) -> Self {
+    pub(in crate::device::cpu) fn of<T: Real>(dim: f64) -> Self {
         let (dim, largest) = (dim + 8.0, T::MAX.to_f64());
         let relative = dim * T::EPSILON.to_f64();
         let absolute = 4.0 * dim * T::MIN_POSITIVE.to_f64() * T::EPSILON.to_f64();

@@ -23,39 +23,39 @@ const OWN_LENGTH: f64 = 65_000.0;
 /// In float64, the sum of this and any number below 2⁵¹ is a whole number.
 const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
 /// At most one in this many rows may lie outside the range that is covered.
-pub(super) const ONE_OUTLIER_IN: usize = 8192;
+pub(in crate::device::cpu) const ONE_OUTLIER_IN: usize = 8192;
 /// Rows that a thread prepares together.
-pub(super) const TOGETHER: usize = 4096;
+pub(in crate::device::cpu) const TOGETHER: usize = 4096;
 
 /// The scale by which rows are rounded to whole numbers.
 #[derive(Debug)]
-pub(super) struct Scale {
-    pub(super) width: Width,
+pub(in crate::device::cpu) struct Scale {
+    pub(in crate::device::cpu) width: Width,
     /// What is subtracted from the rows of a base, and from queries.
-    pub(super) centre: Vec<f64>,
-    pub(super) of_queries: Vec<f64>,
+    pub(in crate::device::cpu) centre: Vec<f64>,
+    pub(in crate::device::cpu) of_queries: Vec<f64>,
     /// The length of the centre.
-    pub(super) centre_norm: f64,
-    pub(super) step: f64,
+    pub(in crate::device::cpu) centre_norm: f64,
+    pub(in crate::device::cpu) step: f64,
     /// All rows are whole numbers in range, and nothing is rounded.
-    pub(super) integral: bool,
+    pub(in crate::device::cpu) integral: bool,
 }
 
 /// A row rounded to whole numbers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rounded {
+pub(in crate::device::cpu) struct Rounded {
     /// The length of the rounding residual.
-    pub(super) residual: f64,
+    pub(in crate::device::cpu) residual: f64,
     /// The length of the row, from the origin.
-    pub(super) norm: f64,
+    pub(in crate::device::cpu) norm: f64,
     /// The length of the row, from the centre.
-    pub(super) length: f64,
+    pub(in crate::device::cpu) length: f64,
 }
 
 impl Scale {
     /// Chooses the range that all rows but a few outliers fit into; `None` if rows do not suit 8 bits, which they
     /// do if nothing is rounded.
-    pub(super) fn new<T: Real>(
+    pub(in crate::device::cpu) fn new<T: Real>(
         values: &[T],
         dim: usize,
         (sum, width): (Sum, Width),
@@ -104,12 +104,12 @@ impl Scale {
     }
 
     /// Whether a row of a base lies outside the range.
-    pub(super) fn is_outlier(&self, row: &Rounded) -> bool {
+    pub(in crate::device::cpu) fn is_outlier(&self, row: &Rounded) -> bool {
         self.width == Width::Sixteen && row.length > LENGTH * self.step * (1.0 + 1e-9)
     }
 
     /// Whether a query lies so far outside the range that its bounds are loose.
-    pub(super) fn is_far(&self, query: &Rounded, step: f64) -> bool {
+    pub(in crate::device::cpu) fn is_far(&self, query: &Rounded, step: f64) -> bool {
         match self.width {
             Width::Eight => query.residual > 4.0 * self.usual_residual(step),
             Width::Sixteen => self.is_too_long(query, step),
@@ -117,14 +117,14 @@ impl Scale {
     }
 
     /// Whether a query has no bounds, as its products with rows may leave 32 bits or it was cut off.
-    pub(super) fn is_too_long(&self, query: &Rounded, step: f64) -> bool {
+    pub(in crate::device::cpu) fn is_too_long(&self, query: &Rounded, step: f64) -> bool {
         let is_cut = query.residual > self.usual_residual(step) + 1e-9 * query.length;
         self.width == Width::Sixteen
             && (is_cut || query.length > QUERY_LENGTH * step * (1.0 + 1e-9))
     }
 
     /// The step of a query of its own.
-    pub(super) fn step_of<T: Real>(&self, query: &[T]) -> f64 {
+    pub(in crate::device::cpu) fn step_of<T: Real>(&self, query: &[T]) -> f64 {
         let largest = query.iter().fold(0.0f64, |m, x| m.max(x.to_f64().abs()));
         let length = query.iter().map(|x| x.to_f64() * x.to_f64()).sum::<f64>().sqrt();
         let step = (length / OWN_LENGTH).max(largest / LARGEST_WORD);
@@ -132,7 +132,7 @@ impl Scale {
     }
 
     /// Rounds a row less a centre to whole numbers.
-    pub(super) fn round<T: Real>(
+    pub(in crate::device::cpu) fn round<T: Real>(
         &self,
         row: &[T],
         (centre, step): (&[f64], f64),
@@ -165,7 +165,7 @@ impl Scale {
     }
 
     /// The word that each few of a row's numbers make; of a base or of a query.
-    pub(super) fn words<'a>(
+    pub(in crate::device::cpu) fn words<'a>(
         &self,
         values: &'a [i16],
         is_base: bool,
@@ -187,7 +187,7 @@ impl Scale {
     }
 
     /// What is added to each of a query's numbers times those of a base row.
-    pub(super) fn offset(&self) -> f64 {
+    pub(in crate::device::cpu) fn offset(&self) -> f64 {
         if self.width == Width::Eight { 128.0 } else { 0.0 }
     }
 }
@@ -239,7 +239,7 @@ fn integral_centre<T: Real>(
 }
 
 /// The squared length of a row in whole numbers.
-pub(super) fn square(values: &[i16]) -> i64 {
+pub(in crate::device::cpu) fn square(values: &[i16]) -> i64 {
     values.iter().map(|x| i64::from(*x) * i64::from(*x)).sum()
 }
 
