@@ -5,7 +5,9 @@ use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, Float64Array};
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, FixedSizeListArray, Float64Array, RecordBatch,
+};
 use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::{DataType, Field, Float64Type, Int64Type, UInt32Type};
 use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
@@ -15,9 +17,9 @@ use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use datafusion_neighbors::{Error, KMeans, KnnExact, KnnLsh, Metric, kmeans, knn_exact, knn_lsh};
 
-use super::density;
 use super::lloyd::{distances_of, exact_mean, unit_of, values_of};
 use super::{Rng, matrix_f32, matrix_f64, oracle, oracle_of_pair};
+use super::{density, discrete};
 
 /// Types of elements, the largest number that each holds, and whether float32 holds all of it.
 const TYPES: [(DataType, f64, bool); 7] = [
@@ -37,13 +39,14 @@ const MOST_WORK: usize = 2_000_000;
 pub fn try_seed(seed: u64, device: &AnyDevice) -> Result<(), String> {
     let mut rng = Rng(seed);
     rng.next();
-    let what = [knn_case, knn_case, kmeans_case, dbscan_case, lsh_case][rng.below(5) as usize];
+    let what = [knn_case, knn_case, kmeans_case, dbscan_case, lsh_case, discrete::case];
+    let what = what[rng.below(6) as usize];
     what(&mut rng, device)
         .map_err(|text| format!("support::fuzz::try_seed({seed}, &device): {text}"))
 }
 
 /// Numbers of which most are small, and some large.
-fn size(rng: &mut Rng, most: usize) -> usize {
+pub fn size(rng: &mut Rng, most: usize) -> usize {
     let most = 1 + rng.below(most as u64);
     1 + rng.below(most) as usize
 }
@@ -310,6 +313,35 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     if again.ok().as_ref() != Some(&found) {
         return Err(wrong("another answer the second time".to_string()));
     }
+    let pairs = check_neighbors(&found, (queries.is_none(), k), |q, row| {
+        oracle_of_pair(&others, &rows, metric, q, row)
+    })
+    .map_err(&wrong)?;
+    // Every row within the radius is there.
+    if let Some(radius) = radius {
+        let most = match metric {
+            Metric::L2 => radius,
+            Metric::SqEuclidean => radius * radius,
+            // Of rows of length 1.
+            _ => radius * radius / 2.0,
+        };
+        for (q, row) in (0..others.len()).flat_map(|q| (0..rows.len()).map(move |row| (q, row))) {
+            let is_asked = queries.is_some() || q != row;
+            let is_found = pairs.contains(&(q, row));
+            if is_asked && !is_found && oracle_of_pair(&others, &rows, metric, q, row) <= most {
+                return Err(wrong(format!("row {row} is within the radius of query {q}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks the order of what was found, the limit on it, and the distances; returns the pairs.
+pub fn check_neighbors(
+    found: &RecordBatch,
+    (is_joined, k): (bool, usize),
+    wanted: impl Fn(usize, usize) -> f64,
+) -> Result<BTreeSet<(usize, usize)>, String> {
     let column = |name: &str| found.column_by_name(name).expect("a column").clone();
     let (query, neighbor, rank) = (column("query"), column("base"), column("rank"));
     let distance = cast(&column("distance"), &DataType::Float64).expect("numbers");
@@ -319,37 +351,19 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         neighbor.as_primitive::<UInt32Type>().values(),
     );
     let rank = rank.as_primitive::<Int64Type>().values();
-    // Every row within the radius is there.
-    if let Some(radius) = radius {
-        let most = match metric {
-            Metric::L2 => radius,
-            Metric::SqEuclidean => radius * radius,
-            // Of rows of length 1.
-            _ => radius * radius / 2.0,
-        };
-        let pairs: BTreeSet<_> = query.iter().zip(neighbor).collect();
-        for (q, row) in (0..others.len()).flat_map(|q| (0..rows.len()).map(move |row| (q, row))) {
-            let is_asked = queries.is_some() || q != row;
-            let is_found = pairs.contains(&(&(q as u32), &(row as u32)));
-            if is_asked && !is_found && oracle_of_pair(&others, &rows, metric, q, row) <= most {
-                return Err(wrong(format!("row {row} is within the radius of query {q}")));
-            }
-        }
-    }
     for i in 0..found.num_rows() {
         let (q, row) = (query[i] as usize, neighbor[i] as usize);
-        let wanted = oracle_of_pair(&others, &rows, metric, q, row);
         let is_next = rank[i] > 1;
         let is_in_order = !is_next
             || (query[i - 1] == query[i]
                 && (distance[i - 1], neighbor[i - 1]) < (distance[i], neighbor[i])
                 && rank[i - 1] + 1 == rank[i]);
-        let is_itself = queries.is_none() && q == row;
-        if wanted != distance[i] || !is_in_order || is_itself || rank[i] as usize > k {
-            return Err(wrong(format!("neighbour {i}: {q} {row} {} {}", rank[i], distance[i])));
+        let is_itself = is_joined && q == row;
+        if wanted(q, row) != distance[i] || !is_in_order || is_itself || rank[i] as usize > k {
+            return Err(format!("neighbour {i}: {q} {row} {} {}", rank[i], distance[i]));
         }
     }
-    Ok(())
+    Ok(query.iter().zip(neighbor).map(|(q, row)| (*q as usize, *row as usize)).collect())
 }
 
 fn knn_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {

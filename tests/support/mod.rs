@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test binary uses a part
 
 pub mod density;
+pub mod discrete;
 pub mod fuzz;
 pub mod lloyd;
 
