@@ -134,12 +134,16 @@ fn assignments_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
                 check(session.assign_to(0, given, &job)?, given, "before rounds")?;
                 session.start(0, given[..5 * dim].to_vec(), &job)?;
                 session.assign(0, &job)?;
-                check(session.assignment(0)?, &given[..5 * dim], "without rounds")?;
+                check(
+                    session.assignment(0, &Job::default())?,
+                    &given[..5 * dim],
+                    "without rounds",
+                )?;
                 session.start(0, given[5 * dim..10 * dim].to_vec(), &job)?;
                 session.run(&[(0, 3)], &job)?;
                 session.assign(0, &job)?;
                 let centroids = session.centroids(0)?;
-                check(session.assignment(0)?, &centroids, "after rounds")?;
+                check(session.assignment(0, &Job::default())?, &centroids, "after rounds")?;
                 check(session.assign_to(0, given, &job)?, given, "beside rounds")?;
                 Ok(())
             })?;
@@ -203,7 +207,8 @@ fn check_sums<T: Real>(
     weights: Option<&[f64]>,
     k: usize,
 ) -> Result<(), Failed> {
-    let (labels, sums) = (session.assignment(0)?.labels, session.sums(0, &Job::default())?);
+    let (labels, sums) =
+        (session.assignment(0, &Job::default())?.labels, session.sums(0, &Job::default())?);
     let x = values_of(rows);
     let weight = |row: usize| weights.map_or(1.0, |weights| weights[row]);
     for cluster in 0..k {
@@ -321,7 +326,7 @@ fn outcome<T: Real>(
 ) -> Result<Vec<Outcome<T>>, Failed> {
     let one = |(i, run)| {
         session.assign(i, job)?;
-        Ok((run, session.centroids(i)?, session.assignment(i)?))
+        Ok((run, session.centroids(i)?, session.assignment(i, &Job::default())?))
     };
     runs.into_iter().enumerate().map(one).collect()
 }

@@ -147,7 +147,7 @@ fn lloyd<T: Real>(
     let clustering = |(i, progress): (usize, &Progress)| {
         job.check()?;
         session.assign(i, job)?;
-        let (last, centroids) = (session.assignment(i)?, session.centroids(i)?);
+        let (last, centroids) = (session.assignment(i, job)?, session.centroids(i)?);
         Ok(inputs[i].clustering(last, centroids, progress))
     };
     all.iter().enumerate().map(clustering).collect()
@@ -163,7 +163,7 @@ impl<T: Real> Input<'_, T> {
         job: &Job,
     ) -> Result<bool> {
         let before = session.centroids(problem)?;
-        let (sums, now) = (session.sums(problem, job)?, session.assignment(problem)?);
+        let (sums, now) = (session.sums(problem, job)?, session.assignment(problem, job)?);
         let Self { values, dim, weights, .. } = *self;
         let metric = self.params.cost();
         let means = Means { values, dim, weights, metric };

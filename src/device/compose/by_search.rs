@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Means, StreamedSearch};
 use crate::device::contract::{
-    Assignment, KMeansInput, KMeansProblem, KMeansSession, QueryRows, RoundsRun, SearchDevice,
-    StopReason, Work, centroid_shift, stop_reason,
+    Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
+    QueryRows, RoundsRun, StopReason, Work, centroid_shift, stop_reason,
 };
 use crate::device::cpu::kmeans::{cluster_sums, seeding};
 use crate::device::{ClusterSums, Device};
@@ -24,7 +24,7 @@ use crate::random::Random;
 pub const LARGE_PROBLEM: usize = 1 << 24;
 
 /// See the [module](self).
-pub struct BySearch<'a, D: SearchDevice, T> {
+pub struct BySearch<'a, D: KMeansDevice, T> {
     search: Search<D>,
     problems: Vec<Problem<'a, T>>,
 }
@@ -42,16 +42,27 @@ struct Problem<'a, T> {
     weights: Option<&'a [f64]>,
     given: KMeansProblem,
     state: Option<State<T>>,
+    /// Assigns rows in rounds, if it was looked for, and if the device has something better than searches.
+    assigner: Option<Option<Box<dyn Assigner>>>,
 }
 
 struct State<T> {
     centroids: Vec<T>,
     sums: ClusterSums,
     /// The clusters of the rows, if they are assigned to any.
-    assignment: Option<Assignment<T>>,
+    clusters: Option<Clusters<T>>,
     /// Whether rows were assigned to the current centroids.
     is_assigned: bool,
     _reserved: Reserved,
+}
+
+/// Rows in clusters.
+struct Clusters<T> {
+    labels: Vec<u32>,
+    /// The distances of rows from their centroids, once they are known.
+    costs: Option<Vec<T>>,
+    /// The centroids that rows were assigned to.
+    centroids: Rows,
 }
 
 impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
@@ -63,6 +74,7 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
             weights: weights.map(|weights| &weights[given.rows.clone()]),
             given,
             state: None,
+            assigner: None,
         });
         let search = Search { device: device.clone(), metric, work: Mutex::default() };
         Self { search, problems: problems.collect() }
@@ -81,9 +93,13 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
         sums: ClusterSums,
         job: &Job,
     ) -> Result<()> {
+        let dim = self.problems[problem].rows.matrix().dim();
+        let Assignment { labels, costs } = assignment;
+        let rows = rows_of(&centroids, dim);
         self.problems[problem].start(centroids, job)?;
         let state = self.problems[problem].state_mut()?;
-        (state.assignment, state.sums) = (Some(assignment), sums);
+        let clusters = Clusters { labels, costs: Some(costs), centroids: rows };
+        (state.clusters, state.sums) = (Some(clusters), sums);
         Ok(())
     }
 }
@@ -103,7 +119,11 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
     }
 
     fn assign_to(&self, problem: usize, centroids: &[T], job: &Job) -> Result<Assignment<T>> {
-        self.search.nearest(&self.problems[problem].rows, centroids, None, job)
+        let rows = &self.problems[problem].rows;
+        let centroids = rows_of(centroids, rows.matrix().dim());
+        let Clusters { labels, costs, .. } =
+            self.search.nearest((rows, None), centroids, None, job)?;
+        Ok(Assignment { labels, costs: costs.ok_or_else(not_started)? })
     }
 
     fn start(&mut self, problem: usize, centroids: Vec<T>, job: &Job) -> Result<()> {
@@ -143,9 +163,15 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
         problems[problem].assign(search, job).map(drop)
     }
 
-    fn assignment(&mut self, problem: usize) -> Result<Assignment<T>> {
-        let state = self.problems[problem].state_mut()?;
-        state.assignment.clone().ok_or_else(not_started)
+    fn assignment(&mut self, problem: usize, job: &Job) -> Result<Assignment<T>> {
+        let Problem { state, assigner, .. } = &mut self.problems[problem];
+        let clusters = state.as_mut().and_then(|state| state.clusters.as_mut());
+        let Clusters { labels, costs, centroids } = clusters.ok_or_else(not_started)?;
+        if let (None, Some(Some(assigner))) = (&costs, &assigner) {
+            *costs = assigner.distances(centroids, labels, job)?.reals();
+        }
+        let costs = costs.clone().ok_or_else(not_started)?;
+        Ok(Assignment { labels: labels.clone(), costs })
     }
 
     fn centroids(&mut self, problem: usize) -> Result<Vec<T>> {
@@ -165,24 +191,33 @@ fn not_started() -> Error {
     Error::InvalidArgument("kmeans: a problem was not started".to_string())
 }
 
+/// Vectors one after the other as rows.
+fn rows_of<T: Real>(values: &[T], dim: usize) -> Rows {
+    Rows::all(Arc::new(Matrix::new(T::elements(values.to_vec()), values.len() / dim, dim)))
+}
+
 impl<D: Device> Search<D> {
     /// The nearest of some vectors for every row; uses the row's previous nearest one, if it had one.
     fn nearest<T: Real>(
         &self,
-        rows: &Rows,
-        centroids: &[T],
+        (rows, assigner): (&Rows, Option<&mut Box<dyn Assigner>>),
+        centroids: Rows,
         near: Option<&[u32]>,
         job: &Job,
-    ) -> Result<Assignment<T>> {
+    ) -> Result<Clusters<T>> {
         job.check()?;
-        let dim = rows.matrix().dim();
-        let matrix = Matrix::new(T::elements(centroids.to_vec()), centroids.len() / dim, dim);
-        let base = Rows::all(Arc::new(matrix));
-        let search = StreamedSearch::open(self.device.clone(), base, self.metric, 1, job)?;
+        if let Some(assigner) = assigner
+            && let Some(Assigned { labels, work }) = assigner.assign(&centroids, near, job)?
+        {
+            *self.lock() += work;
+            return Ok(Clusters { labels, costs: None, centroids });
+        }
+        let (device, base) = (self.device.clone(), centroids.clone());
+        let search = StreamedSearch::open(device, base, self.metric, 1, job)?;
         let found = search.search(rows, QueryRows::Separate, near, job)?;
         *self.lock() += found.work;
-        let costs = found.distances.reals().ok_or_else(not_started)?;
-        Ok(Assignment { labels: found.rows, costs })
+        let costs = Some(found.distances.reals().ok_or_else(not_started)?);
+        Ok(Clusters { labels: found.rows, costs, centroids })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Work> {
@@ -215,23 +250,29 @@ impl<T: Real> Problem<'_, T> {
         let sums_bytes = sums.bytes() * (2 + if self.is_large() { threads() } else { 0 });
         let bytes = assignments + sums_bytes + 3 * size_of_val(centroids.as_slice());
         let reserved = job.reserve("clusters of k-means", bytes)?;
-        let (assignment, is_assigned) = (None, false);
-        self.state = Some(State { centroids, sums, assignment, is_assigned, _reserved: reserved });
+        let (clusters, is_assigned) = (None, false);
+        self.state = Some(State { centroids, sums, clusters, is_assigned, _reserved: reserved });
         Ok(())
     }
 
     /// Assigns every row to the nearest centroid; the labels so far.
     fn assign<D: Device>(&mut self, search: &Search<D>, job: &Job) -> Result<Option<Vec<u32>>> {
-        let Self { rows, state, .. } = self;
+        let is_large = self.is_large();
+        let Self { rows, given, state, assigner, .. } = self;
         let state = state.as_mut().ok_or_else(not_started)?;
         if state.is_assigned {
-            return Ok(state.assignment.as_ref().map(|now| now.labels.clone()));
+            return Ok(state.clusters.as_ref().map(|now| now.labels.clone()));
         }
         job.enter(Phase::Assign);
-        let near = state.assignment.as_ref().map(|before| before.labels.as_slice());
-        let now = search.nearest(rows, &state.centroids, near, job)?;
+        if is_large && assigner.is_none() {
+            *assigner = Some(search.device.assigner(rows, given.k, search.metric, job)?);
+        }
+        let assigner = assigner.as_mut().and_then(Option::as_mut);
+        let near = state.clusters.as_ref().map(|before| before.labels.as_slice());
+        let centroids = rows_of(&state.centroids, rows.matrix().dim());
+        let now = search.nearest((rows, assigner), centroids, near, job)?;
         state.is_assigned = true;
-        Ok(state.assignment.replace(now).map(|before| before.labels))
+        Ok(state.clusters.replace(now).map(|before| before.labels))
     }
 
     fn run<D: Device>(&mut self, search: &Search<D>, limit: usize, job: &Job) -> Result<RoundsRun> {
@@ -259,7 +300,7 @@ impl<T: Real> Problem<'_, T> {
         let (rows, weights, dim) = (self.rows.clone(), self.weights, self.rows.matrix().dim());
         let (tolerance, unit) = (self.given.tolerance, self.given.unit);
         let state = self.state_mut()?;
-        let labels = &state.assignment.as_ref().ok_or_else(not_started)?.labels;
+        let labels = &state.clusters.as_ref().ok_or_else(not_started)?.labels;
         let moved = match before {
             Some(before) => before.iter().zip(labels).filter(|(a, b)| a != b).count(),
             None => rows.len(),

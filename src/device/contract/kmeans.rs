@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::super::cluster_sums::ClusterSums;
-use super::{SearchDevice, Work};
+use super::{Distances, SearchDevice, Work};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::{Real, Rows};
@@ -27,6 +27,50 @@ pub trait KMeansDevice: SearchDevice {
         problems: Vec<KMeansProblem>,
         job: &Job,
     ) -> Result<Box<dyn KMeansSession<T> + 'a>>;
+
+    /// What assigns rows to this many centroids faster than searches do, if there is such a thing.
+    ///
+    /// # Errors
+    /// See [`KMeansSession::seed`].
+    fn assigner(
+        &self,
+        _rows: &Rows,
+        _k: usize,
+        _metric: Metric,
+        _job: &Job,
+    ) -> Result<Option<Box<dyn Assigner>>> {
+        Ok(None)
+    }
+}
+
+/// Assigns the rows of a problem in every round, with what earlier rounds showed.
+pub trait Assigner: Send + Sync {
+    /// The nearest of these centroids for every row, the first in case of a tie. `near` has the centroids of
+    /// the last call, if there was one; the answer does not depend on them. `None` if a search suits better.
+    ///
+    /// # Errors
+    /// See [`KMeansSession::seed`].
+    fn assign(
+        &mut self,
+        centroids: &Rows,
+        near: Option<&[u32]>,
+        job: &Job,
+    ) -> Result<Option<Assigned>>;
+
+    /// The distance of every row from a centroid.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled).
+    fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances>;
+}
+
+/// What an [`Assigner`] found.
+#[derive(Debug, Clone)]
+pub struct Assigned {
+    /// The number of every row's nearest centroid.
+    pub labels: Vec<u32>,
+    /// The work it took.
+    pub work: Work,
 }
 
 /// Rows to cluster.
@@ -122,7 +166,7 @@ pub trait KMeansSession<T>: Send + Sync {
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
-    fn assignment(&mut self, problem: usize) -> Result<Assignment<T>>;
+    fn assignment(&mut self, problem: usize, job: &Job) -> Result<Assignment<T>>;
 
     /// The centroids of a problem, one after the other.
     ///

@@ -16,8 +16,8 @@ pub use hashing::{
     Buckets, Hashes, HashingDevice, LookedAt, NearestInBuckets, Ranges, TableRows, TablesBuilt,
 };
 pub use kmeans::{
-    Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, StopReason,
-    centroid_shift, squares_are_finite, stop_reason,
+    Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
+    RoundsRun, StopReason, centroid_shift, squares_are_finite, stop_reason,
 };
 pub use search::{
     Candidates, Capacity, Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape,

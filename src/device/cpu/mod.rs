@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `search` | pairs of rows: traversal, arithmetic, sinks |
 //! | `dbscan` | core rows and their components, by a tree of tiles |
-//! | `kmeans` | the host's part of k-means |
+//! | `kmeans` | first centroids, rounds, sums of clusters |
 //! | `rounded` | rows in whole numbers, which decide for most pairs without computing them |
 //! | `exact` | the sums of the other pairs |
 //! | `simd` | operations on registers |
@@ -18,17 +18,20 @@ mod simd;
 
 use std::sync::Arc;
 
+use self::kmeans::rounds::Rounds;
+use self::simd::lanes::Lanes;
 use self::simd::level::Level;
 use super::compose::BySearch;
 use super::contract::{
-    Buckets, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
-    NearestInBuckets, SearchDevice, TableRows, TablesBuilt,
+    Assigner, Buckets, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem,
+    KMeansSession, NearestInBuckets, SearchDevice, TableRows, TablesBuilt,
 };
 use super::{Device, DeviceInfo, sealed};
 use crate::error::{Error, Result};
 use crate::index::lsh::Hasher;
 use crate::job::Job;
-use crate::matrix::Real;
+use crate::matrix::{Real, Rows};
+use crate::metric::Metric;
 
 /// The CPU of this machine, with as many threads as rayon's current pool has.
 #[derive(Debug)]
@@ -129,5 +132,22 @@ impl KMeansDevice for CpuDevice {
         _job: &Job,
     ) -> Result<Box<dyn KMeansSession<T> + 'a>> {
         Ok(Box::new(BySearch::open(self, input, problems)))
+    }
+
+    fn assigner(
+        &self,
+        rows: &Rows,
+        k: usize,
+        metric: Metric,
+        job: &Job,
+    ) -> Result<Option<Box<dyn Assigner>>> {
+        let of = (metric, self.level);
+        fn boxed<T: Lanes>(rounds: Rounds<T>) -> Box<dyn Assigner> {
+            Box::new(rounds)
+        }
+        Ok(match rows.reals::<f32>() {
+            Some(_) => Rounds::<f32>::try_new(rows, k, of, job)?.map(boxed),
+            None => Rounds::<f64>::try_new(rows, k, of, job)?.map(boxed),
+        })
     }
 }

@@ -1,5 +1,12 @@
-//! The host's part of k-means: the choice of initial centroids, and sums of clusters.
+//! k-means on the CPU, and the host's part of it on other devices.
+//!
+//! | module | job |
+//! |---|---|
+//! | `seeding`, `shares` | the choice of first centroids |
+//! | `rounds` | the nearest centroid of every row |
+//! | `cluster_sums` | sums of clusters |
 
 pub(in crate::device) mod cluster_sums;
+pub(in crate::device::cpu) mod rounds;
 pub(in crate::device) mod seeding;
 mod shares;

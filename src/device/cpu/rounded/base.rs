@@ -45,7 +45,7 @@ pub(in crate::device::cpu) struct Quantised {
     pub(in crate::device::cpu) length: f64,
     /// How many tasks were left to the next layout, and were not.
     pub(in crate::device::cpu) tasks: Tasks,
-    reserved: Reserved,
+    _reserved: Reserved,
 }
 
 /// How many tasks were left to the next layout, and how many were not: what is faster for most of them is
@@ -139,16 +139,28 @@ impl Quantised {
         if !fits || sum == Sum::Absolute || !level.has(width) {
             return Ok(None);
         }
-        let words = dim.div_ceil(width.per_word());
+        // One number for each row.
+        let reserved = job.reserve("lengths of base rows", rows.len() * size_of::<f64>())?;
+        let scale = Scale::new(values, dim, (sum, width), job)?;
+        drop(reserved);
+        let Some(scale) = scale.filter(Scale::is_usual) else { return Ok(None) };
+        let quantised = Self::rounded(rows, values, (metric, level, scale), job)?;
+        let few = rows.len() / (ONE_OUTLIER_IN / 8) + 4;
+        Ok((quantised.outliers.len() <= few).then_some(quantised))
+    }
+
+    /// Rows rounded by this scale, of a width that the level has.
+    pub(in crate::device::cpu) fn rounded<T: Lanes>(
+        rows: &Rows,
+        values: &[T],
+        (metric, level, scale): (Metric, Level, Scale),
+        job: &Job,
+    ) -> Result<Self> {
+        let dim = rows.matrix().dim();
+        let words = dim.div_ceil(scale.width.per_word());
         let panels = rows.len().div_ceil(ROWS);
         let of_panel = words * size_of::<Group>() + size_of::<Starts>() + 2 * size_of::<u64>();
-        // During construction, also one number for each row.
-        let of_rows = rows.len() * size_of::<f64>();
-        let reserved = job.reserve("base rows in whole numbers", panels * of_panel + of_rows)?;
-        let scale = Scale::new(values, dim, (sum, width), job)?;
-        let Some(scale) = scale.filter(|scale| (1e-100..1e100).contains(&scale.step)) else {
-            return Ok(None);
-        };
+        let reserved = job.reserve("base rows in whole numbers", panels * of_panel)?;
         let mut quantised = Self {
             rows: rows.clone(),
             metric,
@@ -163,12 +175,10 @@ impl Quantised {
             length: 0.0,
             scale,
             tasks: Tasks::default(),
-            reserved,
+            _reserved: reserved,
         };
         quantised.fill(values, dim, words, job)?;
-        quantised.reserved.shrink_to(panels * of_panel);
-        let few = rows.len() / (ONE_OUTLIER_IN / 8) + 4;
-        Ok((quantised.outliers.len() <= few).then_some(quantised))
+        Ok(quantised)
     }
 
     /// The width of its numbers.
@@ -245,7 +255,7 @@ impl Quantised {
         let bound = if scale.is_too_long(&rounded, step) {
             Bound::None
         } else if squares {
-            rounding.squares(self, (&rounded, square))
+            rounding.squares(self, (rounded.residual, square))
         } else {
             let of_centre = values.iter().zip(&scale.centre).map(|(q, c)| q.to_f64() * c).sum();
             rounding.products(self, (&rounded, square, step), of_centre)
@@ -268,6 +278,7 @@ impl Quantised {
 }
 
 /// The rounding error of the contract's own sum, relative and, near zero, absolute.
+#[derive(Clone, Copy)]
 pub(in crate::device::cpu) struct Rounding {
     dim: f64,
     pub(in crate::device::cpu) relative: f64,
@@ -283,11 +294,16 @@ impl Rounding {
         Self { dim, relative, absolute, largest }
     }
 
-    fn squares(self, base: &Quantised, (query, square): (&Rounded, f64)) -> Bound {
+    /// The bound of a query, by its residual and its square.
+    pub(in crate::device::cpu) fn squares(
+        &self,
+        base: &Quantised,
+        (residual, square): (f64, f64),
+    ) -> Bound {
         let step = base.scale.step;
         Bound::Squares {
             factor: 1.0 + self.relative,
-            apart: (query.residual + self.absolute.sqrt()) / step,
+            apart: (residual + self.absolute.sqrt()) / step,
             residual: base.residual / step,
             inverse: 1.0 / step,
             square,

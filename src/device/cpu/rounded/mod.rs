@@ -17,4 +17,5 @@
 pub(super) mod base;
 pub(super) mod nearer;
 pub(super) mod query;
-mod scale;
+pub(super) mod rows;
+pub(super) mod scale;

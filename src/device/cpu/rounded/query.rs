@@ -54,6 +54,18 @@ impl Query {
         if least.is_nan() { i32::MIN } else { least as i32 }
     }
 
+    /// The least distance that a pair may have, by squares, from its sum of whole numbers; 0 without a bound.
+    pub(in crate::device::cpu) fn nearest(&self, sum: i32) -> f64 {
+        let sum = f64::from(sum) - self.offset;
+        match self.bound {
+            Bound::Squares { apart, residual, inverse, square, .. } => {
+                let between = (square - 2.0 * sum).max(0.0).sqrt() - residual - apart;
+                (between / inverse * (1.0 - 1e-9)).max(0.0)
+            }
+            Bound::Products { .. } | Bound::None => 0.0,
+        }
+    }
+
     /// A number that the sum of a pair is not above, from its sum of whole numbers.
     pub(in crate::device::cpu) fn most(&self, sum: i32) -> f64 {
         let sum = f64::from(sum) - self.offset;

@@ -24,11 +24,13 @@ const OWN_LENGTH: f64 = 65_000.0;
 const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
 /// At most one in this many rows may lie outside the range that is covered.
 pub(in crate::device::cpu) const ONE_OUTLIER_IN: usize = 8192;
+/// Elements of a row that are rounded together.
+const SIDE_BY_SIDE: usize = 8;
 /// Rows that a thread prepares together.
 pub(in crate::device::cpu) const TOGETHER: usize = 4096;
 
 /// The scale by which rows are rounded to whole numbers.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(in crate::device::cpu) struct Scale {
     pub(in crate::device::cpu) width: Width,
     /// What is subtracted from the rows of a base, and from queries.
@@ -70,6 +72,17 @@ impl Scale {
         if width == Width::Eight {
             return Ok(None);
         }
+        Self::fitting(values, dim, sum, job).map(Some)
+    }
+
+    /// The range of 16 bits that all rows but a few outliers fit into.
+    pub(in crate::device::cpu) fn fitting<T: Real>(
+        values: &[T],
+        dim: usize,
+        sum: Sum,
+        job: &Job,
+    ) -> Result<Self> {
+        let (squares, width) = (sum == Sum::Squares, Width::Sixteen);
         let rows = values.len() / dim;
         let mean = |rows_of: &[T]| {
             job.check()?;
@@ -95,7 +108,12 @@ impl Scale {
         let step = if *most > 0.0 { *most / USUAL_LENGTH } else { 1.0 };
         let of_queries = if squares { centre.clone() } else { vec![0.0; dim] };
         let centre_norm = norm(&centre);
-        Ok(Some(Self { width, centre, of_queries, centre_norm, step, integral: false }))
+        Ok(Self { width, centre, of_queries, centre_norm, step, integral: false })
+    }
+
+    /// Whether the step is far from where squares overflow or underflow in float64.
+    pub(in crate::device::cpu) fn is_usual(&self) -> bool {
+        (1e-100..1e100).contains(&self.step)
     }
 
     /// The longest residual of a row within the range.
@@ -138,29 +156,22 @@ impl Scale {
         (centre, step): (&[f64], f64),
         values: &mut Vec<i16>,
     ) -> Rounded {
-        let (mut residual, mut square, mut size) = (0.0, 0.0, 0.0);
-        let inverse = 1.0 / step;
-        let (least, most) = match self.width {
+        let range = match self.width {
             Width::Eight => (-LARGEST - 1.0, LARGEST),
             Width::Sixteen => (-LARGEST_WORD, LARGEST_WORD),
         };
         values.clear();
-        values.extend(row.iter().zip(centre).map(|(x, c)| {
-            let x = x.to_f64();
-            let apart = x - c;
-            // Adding a number this large leaves no room for a fraction.
-            let rounded = (apart * inverse).clamp(least, most) + NO_FRACTIONS - NO_FRACTIONS;
-            residual += (apart - rounded * step) * (apart - rounded * step);
-            square += x * x;
-            size += apart * apart;
-            rounded as i16
-        }));
+        values.resize(row.len(), 0);
+        let [residual, square, size] = pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || round_row(row, (centre, step), range, values),
+        );
         // The float64 rounding errors of this file are far smaller than this.
-        let rounding = 1e-12 * (square.sqrt() + f64::sqrt(size));
+        let rounding = 1e-12 * (square.sqrt() + size.sqrt());
         Rounded {
-            residual: f64::sqrt(residual) * (1.0 + 1e-9) + rounding,
-            norm: f64::sqrt(square) * (1.0 + 1e-9),
-            length: f64::sqrt(size) * (1.0 + 1e-9),
+            residual: residual.sqrt() * (1.0 + 1e-9) + rounding,
+            norm: square.sqrt() * (1.0 + 1e-9),
+            length: size.sqrt() * (1.0 + 1e-9),
         }
     }
 
@@ -190,6 +201,44 @@ impl Scale {
     pub(in crate::device::cpu) fn offset(&self) -> f64 {
         if self.width == Width::Eight { 128.0 } else { 0.0 }
     }
+}
+
+/// Rounds a row less a centre to whole numbers within a range; the squares of the residual, of the row, and of
+/// the row less the centre.
+#[inline(always)]
+fn round_row<T: Real>(
+    row: &[T],
+    (centre, step): (&[f64], f64),
+    (least, most): (f64, f64),
+    values: &mut [i16],
+) -> [f64; 3] {
+    // Sums of every eighth element, side by side.
+    let [mut residuals, mut squares, mut sizes] = [[0.0; SIDE_BY_SIDE]; 3];
+    let inverse = 1.0 / step;
+    let mut add = |lane: usize, value: &mut i16, x: T, c: f64| {
+        let x = x.to_f64();
+        let apart = x - c;
+        // Adding a number this large leaves no room for a fraction, and the whole number in the lowest bits.
+        let whole = (apart * inverse).clamp(least, most) + NO_FRACTIONS;
+        let left = apart - (whole - NO_FRACTIONS) * step;
+        residuals[lane] += left * left;
+        squares[lane] += x * x;
+        sizes[lane] += apart * apart;
+        *value = whole.to_bits() as i16;
+    };
+    let (wholes, last) = values.as_chunks_mut::<SIDE_BY_SIDE>();
+    let (rows, last_of_row) = row.as_chunks::<SIDE_BY_SIDE>();
+    let (centres, last_of_centre) = centre.as_chunks::<SIDE_BY_SIDE>();
+    for ((values, row), centre) in wholes.iter_mut().zip(rows).zip(centres) {
+        for lane in 0..SIDE_BY_SIDE {
+            add(lane, &mut values[lane], row[lane], centre[lane]);
+        }
+    }
+    for (lane, ((value, x), c)) in last.iter_mut().zip(last_of_row).zip(last_of_centre).enumerate()
+    {
+        add(lane, value, *x, *c);
+    }
+    [residuals, squares, sizes].map(|sums| sums.iter().sum())
 }
 
 /// The centre of rows of whole numbers that fit into a width as they are, so that nothing is rounded:

@@ -12,14 +12,14 @@ use crate::matrix::Rows;
 use crate::metric::Metric;
 
 /// Up to this many dimensions and base rows, comparing every pair is the fastest way to the nearest.
-const FEW_DIMENSIONS: usize = 32;
-const FEW_ROWS: usize = 4096;
-/// Queries of a task.
+const FEW: [(usize, usize); 3] = [(32, 4096), (256, 128), (usize::MAX, 64)];
+/// Bytes of the queries of a task, and their number at most.
+const TASK_BYTES: usize = 512 << 10;
 const TASK_QUERIES: usize = 2048;
 
 /// Whether every pair may be compared with this many base rows.
 pub(super) fn is_small(dim: usize, base: usize) -> bool {
-    dim <= FEW_DIMENSIONS && base <= FEW_ROWS
+    FEW.iter().any(|(most_dim, most_rows)| dim <= *most_dim && base <= *most_rows)
 }
 
 /// See [`SearchDevice::nearest_one`](crate::device::SearchDevice::nearest_one). `None` if
@@ -52,9 +52,11 @@ fn nearest_reals<T: Lanes>(
 ) -> Result<Neighbors> {
     let count = queries.len() / dim;
     let (mut rows, mut distances) = (vec![0; count], vec![T::ZERO; count]);
+    let task = (TASK_BYTES / (dim * size_of::<T>())).clamp(SIDE_BY_SIDE, TASK_QUERIES);
+    let task = task.next_multiple_of(SIDE_BY_SIDE);
     queries
-        .par_chunks(TASK_QUERIES * dim)
-        .zip(rows.par_chunks_mut(TASK_QUERIES).zip(distances.par_chunks_mut(TASK_QUERIES)))
+        .par_chunks(task * dim)
+        .zip(rows.par_chunks_mut(task).zip(distances.par_chunks_mut(task)))
         .try_for_each(|(queries, (rows, distances))| {
             job.check()?;
             let queries = Transposed::new(queries, dim);

@@ -174,12 +174,12 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             return self.run_general(problem, limit, job);
         };
         if run.stop == StopReason::EmptyCluster {
-            let (assignment, sums) = (self.assignment(problem)?, self.sums(problem, job)?);
+            let (assignment, sums) = (self.assignment(problem, job)?, self.sums(problem, job)?);
             self.problems[problem].begun.1 = Some((assignment, sums));
         } else if !is_alone {
             // The next one may need the memory.
             self.assign(problem, job)?;
-            let done = (self.centroids(problem)?, self.assignment(problem)?);
+            let done = (self.centroids(problem)?, self.assignment(problem, job)?);
             self.forget(problem)?;
             self.problems[problem].done = Some(done);
         }
@@ -387,7 +387,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         self.general(problem).assign(problem, job)
     }
 
-    fn assignment(&mut self, problem: usize) -> Result<Assignment<T>> {
+    fn assignment(&mut self, problem: usize, job: &Job) -> Result<Assignment<T>> {
         let state = &mut self.problems[problem];
         if let Some((_, assignment)) = &state.done {
             return Ok(assignment.clone());
@@ -397,7 +397,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
                 let Assignment { labels, costs } = resident.assignment()?;
                 Ok(Assignment { labels, costs: reals(costs) })
             }
-            _ => self.general(problem).assignment(problem),
+            _ => self.general(problem).assignment(problem, job),
         }
     }
 

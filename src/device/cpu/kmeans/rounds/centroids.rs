@@ -1,0 +1,179 @@
+//! The centroids of a round, rounded to whole numbers, and what distances from them say about costs.
+//!
+//! Distances here are Euclidean, in steps of the rows' rounding. Costs of products are bounded by them too:
+//! `‖q − x‖² = ‖q‖² + ‖x‖² − 2 q·x`.
+
+use rayon::prelude::*;
+
+use super::lists::{down, up};
+use crate::device::cpu::rounded::base::{Quantised, Rounding};
+use crate::device::cpu::rounded::scale::Scale;
+use crate::device::cpu::simd::lanes::Lanes;
+use crate::device::cpu::simd::level::Level;
+use crate::device::cpu::simd::sweep::Width;
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::{Real, Rows};
+use crate::metric::{Metric, Sum};
+
+/// By which part of a row's length a centroid may be moved for 8 bits to be fine enough.
+const FINE: f64 = 0.02;
+
+/// How rows and centroids are compared.
+pub(super) struct Measure {
+    pub metric: Metric,
+    pub level: Level,
+    pub scale: Scale,
+    /// The square of the longest row.
+    longest: f64,
+}
+
+/// The centroids of a round.
+pub(super) struct Centroids<'a, T> {
+    pub values: &'a [T],
+    pub quantised: Quantised,
+    /// How far each has moved, and the farthest of them.
+    pub moved: Vec<f32>,
+    pub most_moved: f32,
+    metric: Metric,
+    rounding: Rounding,
+    /// Steps in a unit of the rows.
+    pub unit: f64,
+    /// Of products: what the square of a distance exceeds twice the sum by, at most.
+    squares: f64,
+    /// By which factor and by how much distances from two centroids of equal costs differ, and of products by how much
+    /// their squares do.
+    factor: f32,
+    apart: f32,
+    slack: f32,
+}
+
+impl Measure {
+    /// `None` if rows are too far from the usual sizes.
+    pub fn new<T: Lanes>(
+        values: &[T],
+        dim: usize,
+        (metric, level): (Metric, Level),
+        job: &Job,
+    ) -> Result<Option<Self>> {
+        let whole = match level.has(Width::Eight) {
+            true => Scale::new(values, dim, (Sum::Squares, Width::Eight), job)?,
+            false => None,
+        };
+        let scale = match whole.filter(|whole| is_fine(values, whole)) {
+            // Centroids are rounded.
+            Some(whole) => Scale { integral: false, ..whole },
+            None => Scale::fitting(values, dim, Sum::Squares, job)?,
+        };
+        let longest = values.par_chunks_exact(dim).map(square).reduce(|| 0.0, f64::max);
+        Ok(scale.is_usual().then_some(Self { metric, level, scale, longest }))
+    }
+
+    /// Rounds centroids, which were at `before` in the last round; `None` if some are too far away for that.
+    pub fn centroids<'a, T: Lanes>(
+        &self,
+        (rows, values): (&Rows, &'a [T]),
+        before: &[T],
+        job: &Job,
+    ) -> Result<Option<Centroids<'a, T>>> {
+        let dim = rows.matrix().dim();
+        let of = (Metric::SqEuclidean, self.level, self.scale.clone());
+        let quantised = Quantised::rounded(rows, values, of, job)?;
+        if !quantised.outliers.is_empty() {
+            return Ok(None);
+        }
+        let unit = 1.0 / self.scale.step;
+        let pairs = values.chunks_exact(dim).zip(before.chunks_exact(dim));
+        let apart = |(a, b): (&T, &T)| (a.to_f64() - b.to_f64()) * (a.to_f64() - b.to_f64());
+        let moved = pairs.map(|(now, before)| {
+            let square: f64 = now.iter().zip(before).map(apart).sum();
+            up(square.sqrt() * (1.0 + 1e-9) * unit)
+        });
+        let mut moved: Vec<f32> = moved.collect();
+        moved.resize(rows.len(), 0.0);
+        let most_moved = moved.iter().copied().fold(0.0, f32::max);
+        let rounding = Rounding::of::<T>(dim as f64);
+        let mut centroids = Centroids {
+            values,
+            quantised,
+            moved,
+            most_moved,
+            metric: self.metric,
+            rounding,
+            unit,
+            squares: 0.0,
+            factor: up(1.0 + 2.0 * rounding.relative),
+            apart: up(3.0 * rounding.absolute.sqrt() * unit),
+            slack: 0.0,
+        };
+        if self.metric.sum() != Sum::Squares {
+            let squares = values.chunks_exact(dim).map(square);
+            let (shortest, longest) = squares
+                .fold((f64::INFINITY, 0.0f64), |(least, most), x| (least.min(x), most.max(x)));
+            let both = self.longest + longest;
+            let error = rounding.relative * both + rounding.absolute + 8.0 * T::EPSILON.to_f64();
+            // Costs below 0 are 0.
+            let of_zero = (both - 2.0).max(0.0);
+            centroids.squares = both + 4.0 * error;
+            centroids.slack = up(((longest - shortest) + of_zero + 4.0 * error) * unit * unit);
+        }
+        Ok(Some(centroids))
+    }
+}
+
+impl<T: Lanes> Centroids<'_, T> {
+    /// A distance that a centroid of this cost is not beyond.
+    pub fn most(&self, cost: T) -> f32 {
+        let Rounding { relative, absolute, .. } = self.rounding;
+        let reach = self.metric.reach(cost).to_f64();
+        let distance = match self.metric.sum() {
+            Sum::Squares => (reach.sqrt() + absolute.sqrt()) * (1.0 + relative),
+            _ => (self.squares + 2.0 * reach).max(0.0).sqrt(),
+        };
+        up(distance * self.unit)
+    }
+
+    /// A distance that a centroid of this cost is not nearer than.
+    pub fn least(&self, cost: T) -> f32 {
+        let Rounding { relative, absolute, .. } = self.rounding;
+        if self.metric.sum() != Sum::Squares || cost == T::INFINITY {
+            return 0.0;
+        }
+        let square = (cost.to_f64() - absolute).max(0.0);
+        down(square.sqrt() * (1.0 - relative) * self.unit)
+    }
+
+    /// A distance such that what is beyond it costs more than what is within this one.
+    #[inline(always)]
+    pub fn bound(&self, distance: f32) -> f32 {
+        let bound = if self.slack > 0.0 {
+            (distance * distance + self.slack).sqrt()
+        } else {
+            distance * self.factor + self.apart
+        };
+        bound * (1.0 + 4.0 * f32::EPSILON)
+    }
+
+    /// What is not nearer than centroids outside of this reach, a squared distance of rows.
+    pub fn beyond(&self, reach: f64) -> f32 {
+        down(reach.sqrt() * self.unit * (1.0 - 1e-9))
+    }
+}
+
+/// Whether rounding a centroid to whole numbers moves it by little, compared with how far rows are apart.
+fn is_fine<T: Real>(values: &[T], whole: &Scale) -> bool {
+    let centre = &whole.centre;
+    let square = |row: &[T]| {
+        let apart = row.iter().zip(centre).map(|(x, c)| x.to_f64() - c);
+        apart.map(|x| x * x).sum::<f64>()
+    };
+    let rows = values.par_chunks_exact(centre.len());
+    let count = rows.len() as f64;
+    // The mean square of a number from 0 to 1 rounded to a whole one.
+    let rounded = centre.len() as f64 / 12.0;
+    rounded * count <= FINE * FINE * rows.map(square).sum::<f64>()
+}
+
+fn square<T: Real>(row: &[T]) -> f64 {
+    row.iter().map(|x| x.to_f64() * x.to_f64()).sum()
+}

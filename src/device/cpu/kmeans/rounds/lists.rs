@@ -1,0 +1,155 @@
+//! For each row the centroids that may become its nearest one, and how far away all others are.
+
+/// Centroids of a list.
+pub(super) const LENGTH: usize = 12;
+
+/// A centroid's number, and a bound that its distance from the row is not below.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
+    pub centroid: u32,
+    pub least: f32,
+}
+
+/// What is known of a row.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct List {
+    /// The row's own distance is not above this.
+    own: f32,
+    /// No centroid without an entry is nearer.
+    beyond: f32,
+    centroids: [u32; LENGTH],
+    /// Bounds that their distances are not below, infinite for an entry without a centroid.
+    least: [f32; LENGTH],
+}
+
+impl List {
+    /// Nothing is known.
+    pub const fn empty() -> Self {
+        let (centroids, least) = ([0; LENGTH], [f32::INFINITY; LENGTH]);
+        Self { own: f32::INFINITY, beyond: 0.0, centroids, least }
+    }
+
+    pub fn own(&self) -> f32 {
+        self.own
+    }
+
+    pub fn set_own(&mut self, most: f32) {
+        self.own = most;
+    }
+
+    pub fn beyond(&self) -> f32 {
+        self.beyond
+    }
+
+    pub fn forget(&mut self) {
+        (self.own, self.beyond) = (f32::INFINITY, 0.0);
+    }
+
+    /// The centroids, but for the row's own one, that may be within a distance.
+    pub fn within(&self, distance: f32, own: u32) -> impl Iterator<Item = u32> {
+        let entries = self.centroids.iter().zip(&self.least);
+        let near = entries.filter(move |(other, least)| **least <= distance && **other != own);
+        near.map(|(other, _)| *other)
+    }
+
+    /// Centroids have moved: each so far, and none farther than `most`. Returns a distance that no centroid but the
+    /// row's own one is nearer than.
+    #[inline(always)]
+    pub fn age(&mut self, own: u32, moved: &[f32], most: f32) -> f32 {
+        self.own = (self.own + moved[own as usize]) * (1.0 + 2.0 * f32::EPSILON);
+        self.beyond = less(self.beyond, most);
+        let mut others = [self.beyond; LENGTH];
+        for ((least, centroid), other) in
+            self.least.iter_mut().zip(&self.centroids).zip(&mut others)
+        {
+            *least = less(*least, moved[*centroid as usize]);
+            *other = if *centroid == own { f32::INFINITY } else { *least };
+        }
+        others.into_iter().fold(self.beyond, f32::min)
+    }
+
+    /// The distance of a centroid has become known: it is not below this.
+    pub fn learn(&mut self, centroid: u32, least: f32) {
+        let entries = self.centroids.iter().zip(&mut self.least);
+        let own = entries.filter(|(other, least)| **other == centroid && least.is_finite());
+        own.for_each(|(_, to)| *to = least);
+    }
+
+    /// Sets the entries to those of the nearest of these centroids, of which the row's own one is always kept; all
+    /// others are not nearer than `beyond`.
+    pub fn set(&mut self, found: &mut [Entry], own: u32, beyond: f32) {
+        *self = Self { own: self.own, beyond, ..Self::empty() };
+        if let Some(at) = found.iter().position(|entry| entry.centroid == own) {
+            found[at].least = 0.0;
+        }
+        if found.len() > LENGTH {
+            found.select_nth_unstable_by(LENGTH, |a, b| a.least.total_cmp(&b.least));
+            self.beyond = self.beyond.min(found[LENGTH].least);
+        }
+        let entries = self.centroids.iter_mut().zip(&mut self.least).zip(found.iter());
+        entries.for_each(|((centroid, least), entry)| {
+            (*centroid, *least) = (entry.centroid, entry.least);
+        });
+    }
+}
+
+/// `bound - moved`, rounded down, as a distance.
+#[inline(always)]
+fn less(bound: f32, moved: f32) -> f32 {
+    ((bound - moved) * (1.0 - 2.0 * f32::EPSILON)).max(0.0)
+}
+
+/// A float32 that is not above this distance.
+pub(super) fn down(distance: f64) -> f32 {
+    ((distance * (1.0 - 2.0 * f64::from(f32::EPSILON))) as f32).min(f32::MAX)
+}
+
+/// A float32 that is not below this distance.
+pub(super) fn up(distance: f64) -> f32 {
+    let up = (distance * (1.0 + 2.0 * f64::from(f32::EPSILON))) as f32 + f32::MIN_POSITIVE;
+    if up.is_nan() { f32::INFINITY } else { up }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_rounded_to_their_side() {
+        for x in [0.0, 1e-300, 1e-40, 0.1, 1.0 / 3.0, 1e10, 3.4e38, 1e39, f64::INFINITY] {
+            assert!(f64::from(down(x)) <= x && f64::from(up(x)) >= x, "{x}");
+        }
+        assert!(down(f64::INFINITY).is_finite());
+        assert_eq!(up(f64::NAN), f32::INFINITY);
+        for (bound, moved) in [(1.0f32, 0.1f32), (1e-3, 1e-10), (1e20, 3.0), (0.1, 0.2)] {
+            let exact = f64::from(bound) - f64::from(moved);
+            assert!(f64::from(less(bound, moved)) <= exact.max(0.0));
+        }
+        assert_eq!(less(f32::INFINITY, 1.0), f32::INFINITY);
+    }
+
+    #[test]
+    fn the_nearest_entries_are_kept_and_the_own_one() {
+        let entry = |i: usize| Entry { centroid: i as u32, least: ((i * 7) % 40) as f32 };
+        let mut found: Vec<_> = (0..40).map(entry).collect();
+        let mut list = List::empty();
+        // The farthest of all.
+        let own = found.iter().find(|entry| entry.least == 39.0).map_or(0, |e| e.centroid);
+        list.set(&mut found, own, 100.0);
+        list.set_own(39.0);
+        assert_eq!(list.beyond(), LENGTH as f32 - 1.0);
+        let mut kept: Vec<_> = list.within(200.0, 99).collect();
+        kept.sort_unstable_by_key(|centroid| (*centroid as usize * 7) % 40);
+        assert!(kept.contains(&own) && kept.len() == LENGTH);
+        assert_eq!(list.within(200.0, own).count(), LENGTH - 1);
+        // The nearest of the others was at 0.
+        assert_eq!(list.age(own, &[0.5; 40], 1.0), 0.0);
+        assert!(list.own() >= 39.5 && list.own() < 39.6);
+        assert!(list.beyond() <= LENGTH as f32 - 2.0 && list.beyond() > LENGTH as f32 - 2.1);
+        list.learn(own, 3.0);
+        assert!(!list.within(2.9, 99).any(|centroid| centroid == own));
+        list.set(&mut [entry(3)], 3, 5.0);
+        assert_eq!((list.within(1e9, 99).count(), list.beyond()), (1, 5.0));
+        assert!(list.age(3, &[0.5; 40], 1.0) > 3.9);
+    }
+}

@@ -1,0 +1,358 @@
+//! The nearest centroid of every row, round after round.
+//!
+//! Rows keep a list of the centroids that were not much farther than their own one, with bounds on their distances,
+//! and a bound on all others. Bounds shrink by how far centroids move. As long as a row's own centroid is nearer than
+//! all others can be, only the few of the list that may be nearer are computed; then all are compared in whole numbers,
+//! and the list is made anew.
+//!
+//! Labels and distances are those of the definition: bounds only decide which pairs are computed.
+
+mod centroids;
+mod lists;
+mod scan;
+
+use rayon::prelude::*;
+
+use self::centroids::{Centroids, Measure};
+use self::lists::{LENGTH, List};
+use self::scan::{Scan, TOGETHER};
+use crate::device::contract::{Assigned, Assigner, Distances, Work};
+use crate::device::cpu::exact;
+
+use crate::device::cpu::rounded::rows::RoundedRows;
+use crate::device::cpu::simd::lanes::Lanes;
+use crate::device::cpu::simd::level::Level;
+use crate::error::{Error, Result};
+use crate::job::{Job, Reserved};
+use crate::matrix::Rows;
+use crate::metric::{Metric, Sum};
+
+/// Rows of a task.
+const BLOCK: usize = 512;
+
+/// Up to this many dimensions and centroids, comparing all pairs is as fast.
+const FEW: [(usize, usize); 4] = [(15, usize::MAX), (32, 511), (256, 128), (usize::MAX, 64)];
+/// With more dimensions, sums leave 32 bits.
+const MOST_DIM: usize = 1 << 15;
+
+/// By how much a list's reach may exceed the distance of a row's own centroid, at first and at most.
+const FIRST_MARGIN: f64 = 0.1;
+const MARGINS: (f64, f64) = (0.005, 1.0);
+
+/// If more than one in this many pairs is computed, there is a faster way.
+const ONE_COMPUTED_IN: usize = 8;
+
+/// See the [module](self).
+pub(in crate::device::cpu) struct Rounds<T> {
+    rows: Rows,
+    measure: Measure,
+    rounded: RoundedRows,
+    lists: Vec<List>,
+    /// The centroids of the last round.
+    before: Vec<T>,
+    margin: f64,
+    /// Bounds decide too little.
+    is_given_up: bool,
+    _reserved: Reserved,
+}
+
+/// Rows of a task.
+struct Block<'a, T> {
+    /// The number of the first.
+    first: usize,
+    labels: &'a mut [u32],
+    /// Of those that were computed.
+    costs: &'a mut [T],
+    lists: &'a mut [List],
+}
+
+impl<T> Block<'_, T> {
+    /// A row, by its number among all, and a centroid.
+    fn pair(&self, row: u32, centroid: u32) -> (u32, u32) {
+        (self.first as u32 + row, centroid)
+    }
+}
+
+/// What a thread uses again.
+#[derive(Default)]
+struct Scratch {
+    scan: Scan,
+    /// Always left empty.
+    pairs: Vec<(u32, u32)>,
+    uncertain: Vec<u32>,
+    scanned: Vec<u32>,
+}
+
+/// What was done for some rows.
+#[derive(Default, Clone, Copy)]
+struct Done {
+    scanned: usize,
+    computed: usize,
+    /// Centroids that were found within reach of the rows that were scanned.
+    found: usize,
+}
+
+impl<T: Lanes> Rounds<T> {
+    /// `None` if comparing all pairs suits these rows.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled).
+    pub fn try_new(
+        rows: &Rows,
+        k: usize,
+        (metric, level): (Metric, Level),
+        job: &Job,
+    ) -> Result<Option<Self>> {
+        let (Some(values), dim) = (rows.reals::<T>(), rows.matrix().dim()) else { return Ok(None) };
+        let is_few = FEW.iter().any(|(most_dim, most)| dim <= *most_dim && k <= *most);
+        if is_few || dim > MOST_DIM || metric.sum() == Sum::Absolute {
+            return Ok(None);
+        }
+        Self::of_rows(rows, values, (metric, level), job)
+    }
+
+    fn of_rows(
+        rows: &Rows,
+        values: &[T],
+        (metric, level): (Metric, Level),
+        job: &Job,
+    ) -> Result<Option<Self>> {
+        let dim = rows.matrix().dim();
+        let bytes = rows.len() * (size_of::<List>() + size_of::<f64>());
+        let mut reserved = match job.reserve("lists of near centroids", bytes) {
+            Err(Error::HostMemory { .. }) => return Ok(None),
+            reserved => reserved?,
+        };
+        let Some(measure) = Measure::new(values, dim, (metric, level), job)? else {
+            return Ok(None);
+        };
+        reserved.shrink_to(rows.len() * size_of::<List>());
+        let rounded = match RoundedRows::new(values, dim, &measure.scale, job) {
+            Err(Error::HostMemory { .. }) => return Ok(None),
+            rounded => rounded?,
+        };
+        Ok(Some(Self {
+            rows: rows.clone(),
+            measure,
+            rounded,
+            lists: vec![List::empty(); rows.len()],
+            before: Vec::new(),
+            margin: FIRST_MARGIN,
+            is_given_up: false,
+            _reserved: reserved,
+        }))
+    }
+
+    /// Assigns the rows of a block.
+    fn block(
+        &self,
+        centroids: &Centroids<'_, T>,
+        block: &mut Block<'_, T>,
+        (has_labels, scratch): (bool, &mut Scratch),
+    ) -> Done {
+        let Scratch { scan, pairs, uncertain, scanned } = scratch;
+        scanned.clear();
+        if has_labels {
+            self.uncertain(centroids, block, uncertain);
+            pairs.extend(uncertain.iter().map(|row| block.pair(*row, block.labels[*row as usize])));
+            self.compute(centroids, block, pairs, true);
+            for row in uncertain.iter() {
+                let (own, list) = (block.labels[*row as usize], &block.lists[*row as usize]);
+                let bound = centroids.bound(list.own());
+                if bound < list.beyond() {
+                    pairs.extend(list.within(bound, own).map(|other| block.pair(*row, other)));
+                } else {
+                    scanned.push(*row);
+                }
+            }
+        } else {
+            scanned.extend(0..block.labels.len() as u32);
+        }
+        let own = if has_labels { uncertain.len() } else { 0 };
+        let mut done = Done { scanned: scanned.len(), computed: own + pairs.len(), found: 0 };
+        self.compute(centroids, block, pairs, false);
+        for some in scanned.chunks(TOGETHER) {
+            let found = self.scan(centroids, block, (some, has_labels), (scan, pairs));
+            done.computed += found.computed;
+            done.found += found.found;
+        }
+        done
+    }
+
+    /// Ages lists; finds the rows to which another centroid than their own may be nearer.
+    fn uncertain(
+        &self,
+        centroids: &Centroids<'_, T>,
+        block: &mut Block<'_, T>,
+        uncertain: &mut Vec<u32>,
+    ) {
+        let (moved, most) = (centroids.moved.as_slice(), centroids.most_moved);
+        uncertain.clear();
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                for (row, (list, own)) in
+                    block.lists.iter_mut().zip(block.labels.iter()).enumerate()
+                {
+                    let others = list.age(*own, moved, most);
+                    if centroids.bound(list.own()) >= others {
+                        uncertain.push(row as u32);
+                    }
+                }
+            },
+        );
+    }
+
+    /// Compares rows with all centroids.
+    fn scan(
+        &self,
+        centroids: &Centroids<'_, T>,
+        block: &mut Block<'_, T>,
+        (rows, has_labels): (&[u32], bool),
+        (scan, pairs): (&mut Scan, &mut Vec<(u32, u32)>),
+    ) -> Done {
+        let mut done = Done::default();
+        let reach = |row: u32| match has_labels {
+            true => {
+                let own = f64::from(centroids.bound(block.lists[row as usize].own()));
+                (own / centroids.unit * (1.0 + self.margin)).powi(2)
+            }
+            false => f64::INFINITY,
+        };
+        let asked = rows.iter().map(|row| (block.first + *row as usize, reach(*row)));
+        scan.run(&centroids.quantised, (&self.rounded, asked), centroids.unit);
+        if !has_labels {
+            for (row, (_, _, best)) in rows.iter().zip(scan.found()) {
+                block.labels[*row as usize] = best;
+                pairs.push(block.pair(*row, best));
+            }
+            done.computed += pairs.len();
+            self.compute(centroids, block, pairs, true);
+        }
+        for (row, (found, reach, _)) in rows.iter().zip(scan.found()) {
+            let (own, list) = (block.labels[*row as usize], &mut block.lists[*row as usize]);
+            let (bound, beyond) = (centroids.bound(list.own()), centroids.beyond(reach));
+            done.found += found.len();
+            if bound < beyond {
+                let near = found.iter().filter(|entry| entry.least <= bound);
+                let others = near.map(|entry| entry.centroid).filter(|other| *other != own);
+                pairs.extend(others.map(|other| block.pair(*row, other)));
+            } else {
+                let others = (0..centroids.moved.len() as u32).filter(|other| *other != own);
+                pairs.extend(others.map(|other| block.pair(*row, other)));
+            }
+        }
+        done.computed += pairs.len();
+        self.compute(centroids, block, pairs, false);
+        for (row, (found, reach, _)) in rows.iter().zip(scan.found()) {
+            let row = *row as usize;
+            block.lists[row].set(found, block.labels[row], centroids.beyond(reach));
+        }
+        done
+    }
+
+    /// Computes pairs of a row, by its number among all, and a centroid: the row's own one, or others, of which a
+    /// nearer one becomes its own.
+    fn compute(
+        &self,
+        centroids: &Centroids<'_, T>,
+        block: &mut Block<'_, T>,
+        pairs: &mut Vec<(u32, u32)>,
+        is_own: bool,
+    ) {
+        let Measure { metric, level, .. } = self.measure;
+        let Block { first, labels, costs, lists } = block;
+        let found = |(row, centroid): (u32, u32), sum: T| {
+            let (row, cost) = (row as usize - *first, metric.distance(sum));
+            if !is_own {
+                lists[row].learn(centroid, centroids.least(cost));
+            }
+            if is_own || (cost, centroid) < (costs[row], labels[row]) {
+                (costs[row], labels[row]) = (cost, centroid);
+                lists[row].set_own(centroids.most(cost));
+            }
+        };
+        let (queries, base) = (self.rows.reals().unwrap_or_default(), centroids.values);
+        let dim = self.rows.matrix().dim();
+        exact::Pairs { metric, queries, base, dim, pairs, found }.compute(level);
+        pairs.clear();
+    }
+
+    /// Adapts what the next lists hold to what the last ones did.
+    fn adapt(&mut self, done: Done, k: usize) {
+        let (least, most) = MARGINS;
+        if done.scanned > 0 {
+            let found = done.found as f64 / done.scanned as f64;
+            let wanted = LENGTH as f64;
+            let factor = (wanted / found.max(1.0)).sqrt().clamp(0.5, 1.5);
+            self.margin = (self.margin * factor).clamp(least, most);
+        }
+        let pairs = self.rows.len() * k;
+        self.is_given_up |= done.computed > pairs / ONE_COMPUTED_IN + 4 * self.rows.len();
+    }
+}
+
+impl<T: Lanes> Assigner for Rounds<T> {
+    fn assign(
+        &mut self,
+        centroids: &Rows,
+        near: Option<&[u32]>,
+        job: &Job,
+    ) -> Result<Option<Assigned>> {
+        let Some(values) = centroids.reals::<T>().filter(|_| !self.is_given_up) else {
+            return Ok(None);
+        };
+        let rounded = self.measure.centroids((centroids, values), &self.before, job)?;
+        if near.is_none() || rounded.is_none() || self.before.len() != values.len() {
+            self.lists.iter_mut().for_each(List::forget);
+        }
+        self.before = values.to_vec();
+        let Some(rounded) = rounded else { return Ok(None) };
+        let mut labels = near.map_or_else(|| vec![0; self.rows.len()], <[u32]>::to_vec);
+        let mut lists = std::mem::take(&mut self.lists);
+        let blocks = labels.par_chunks_mut(BLOCK).zip(lists.par_chunks_mut(BLOCK)).enumerate();
+        let assign = |scratch: &mut Scratch, (block, (labels, lists)): (_, (&mut [u32], _))| {
+            job.check()?;
+            let costs = &mut [T::ZERO; BLOCK][..labels.len()];
+            let mut block = Block { first: block * BLOCK, labels, costs, lists };
+            Ok(self.block(&rounded, &mut block, (near.is_some(), scratch)))
+        };
+        let done: Result<Vec<Done>> = blocks.map_init(Scratch::default, assign).collect();
+        self.lists = lists;
+        let done = done?.into_iter().fold(Done::default(), |all, done| Done {
+            scanned: all.scanned + done.scanned,
+            computed: all.computed + done.computed,
+            found: all.found + done.found,
+        });
+        let k = centroids.len();
+        if near.is_some() {
+            self.adapt(done, k);
+        }
+        let (pairs, rechecked) = (done.computed + done.scanned * k, done.computed);
+        let work = Work { pairs: pairs as u64, rechecked: rechecked as u64, ..Work::default() };
+        Ok(Some(Assigned { labels, work }))
+    }
+
+    fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
+        let (queries, base) = (self.rows.reals().unwrap_or_default(), centroids.reals::<T>());
+        let (base, dim) = (base.unwrap_or_default(), self.rows.matrix().dim());
+        let Measure { metric, level, .. } = self.measure;
+        let mut distances = vec![T::ZERO; labels.len()];
+        let blocks = distances.par_chunks_mut(BLOCK).zip(labels.par_chunks(BLOCK)).enumerate();
+        blocks.try_for_each(|(block, (distances, labels))| {
+            job.check()?;
+            let first = (block * BLOCK) as u32;
+            let pairs: Vec<_> = (first..).zip(labels.iter().copied()).collect();
+            let pairs = pairs.as_slice();
+            let found = |(row, _): (u32, u32), sum| {
+                distances[(row - first) as usize] = metric.distance(sum);
+            };
+            exact::Pairs { metric, queries, base, dim, pairs, found }.compute(level);
+            Ok::<_, Error>(())
+        })?;
+        Ok(Distances::of(distances))
+    }
+}
+
+#[cfg(test)]
+mod tests;

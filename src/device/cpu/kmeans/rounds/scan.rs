@@ -1,0 +1,112 @@
+//! Compares rows with all centroids in whole numbers, and says which of them may be near.
+
+use super::lists::{Entry, down};
+use crate::device::cpu::rounded::base::Quantised;
+use crate::device::cpu::rounded::query::Query;
+use crate::device::cpu::rounded::rows::RoundedRows;
+use crate::device::cpu::simd::sweep::{Group, Packed, Panels, Passed, ROWS};
+
+/// Rows that are compared together.
+pub(super) const TOGETHER: usize = 128;
+
+/// Bytes of centroids that these rows are compared with before the next ones: a part of an L2 cache.
+const STEP_BYTES: usize = 192 << 10;
+
+/// The part of a squared distance that the reach of a row of which nothing is known exceeds the nearest found by.
+const LEFT_OPEN: f64 = 0.01;
+
+/// What a thread uses again: for each of some rows, what was found.
+#[derive(Default)]
+pub(super) struct Scan {
+    words: Vec<i32>,
+    least: Vec<i32>,
+    passed: Vec<Passed>,
+    found: Vec<Vec<Entry>>,
+    queries: Vec<Query>,
+    /// For each row, its reach as a squared distance.
+    reach: Vec<f64>,
+    /// For each row, the centroid of the largest sum, and the sum.
+    best: Vec<(u32, i32)>,
+}
+
+impl Scan {
+    /// Finds all centroids that may be within reach of these rows, which is a squared distance, or infinite if
+    /// it is unknown. Distances of entries are multiplied by `unit`.
+    pub fn run(
+        &mut self,
+        centroids: &Quantised,
+        (all_rows, rows): (&RoundedRows, impl Iterator<Item = (usize, f64)>),
+        unit: f64,
+    ) {
+        let Self { words, queries, reach, found, best, .. } = self;
+        words.clear();
+        queries.clear();
+        reach.clear();
+        for (row, of_row) in rows {
+            queries.push(all_rows.query(row, centroids));
+            words.extend_from_slice(all_rows.words(row));
+            reach.push(of_row);
+        }
+        found.resize_with(queries.len(), Vec::new);
+        found.iter_mut().for_each(Vec::clear);
+        best.clear();
+        best.resize(queries.len(), (0, i32::MIN));
+        let packed = centroids.level.pack(&self.words, centroids.words());
+        let all = centroids.starts.len();
+        // The nearest of a few limits the reach of rows of which nothing is known.
+        let few = usize::from(self.reach.contains(&f64::INFINITY));
+        if few > 0 {
+            self.sweep(centroids, &packed, 0..few, unit);
+            self.limit();
+        }
+        let step = (STEP_BYTES / (centroids.words() * size_of::<Group>())).max(1);
+        for first in (few..all).step_by(step) {
+            self.sweep(centroids, &packed, first..all.min(first + step), unit);
+        }
+    }
+
+    fn sweep(
+        &mut self,
+        centroids: &Quantised,
+        packed: &Packed,
+        panels: std::ops::Range<usize>,
+        unit: f64,
+    ) {
+        let Self { least, passed, found, queries, reach, best, .. } = self;
+        least.clear();
+        least.extend(queries.iter().zip(reach.iter()).map(|(query, reach)| query.least(*reach)));
+        let words = centroids.words();
+        let swept = Panels {
+            groups: &centroids.groups[panels.start * words..panels.end * words],
+            starts: &centroids.starts[panels.clone()],
+        };
+        centroids.level.sweep(centroids.width(), swept, packed, least, passed);
+        for Passed { query, row, sum } in passed.drain(..) {
+            let row = panels.start * ROWS + row as usize;
+            if centroids.decided[row / ROWS] >> (row % ROWS) & 1 == 1 {
+                let query = query as usize;
+                let least = down(queries[query].nearest(sum) * unit);
+                found[query].push(Entry { centroid: row as u32, least });
+                if sum > best[query].1 {
+                    best[query] = (row as u32, sum);
+                }
+            }
+        }
+    }
+
+    /// Limits a reach that is not known to that of the nearest found, and what its bounds leave open.
+    fn limit(&mut self) {
+        for ((query, reach), best) in self.queries.iter().zip(&mut self.reach).zip(&self.best) {
+            if *reach == f64::INFINITY {
+                *reach = query.most(best.1) * (1.0 + LEFT_OPEN);
+            }
+        }
+    }
+
+    /// For each row the centroids that may be within reach, the reach, and the centroid that is probably the
+    /// nearest.
+    pub fn found(&mut self) -> impl Iterator<Item = (&mut Vec<Entry>, f64, u32)> {
+        let rows = self.found.iter_mut().zip(&self.reach).zip(&self.best);
+        rows.map(|((found, reach), (best, _))| (found, *reach, *best))
+    }
+}

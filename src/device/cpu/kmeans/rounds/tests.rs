@@ -1,0 +1,129 @@
+//! Rounds of moving centroids, against the definition.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::matrix::{Matrix, Real};
+use crate::random::Random;
+
+const KINDS: usize = 10;
+
+/// A number of a row of some kind: spread out, in clusters far from the origin, whole, with one row far away, all
+/// but equal, large, small, few-valued, of unit length; and spread
+/// out again.
+fn value(kind: usize, row: usize, random: &mut Random) -> f64 {
+    match kind {
+        1 => 1e4 * (row % 7) as f64 + random.normal(),
+        2 => random.below(200) as f64,
+        3 => random.normal() * if row == 77 { 1e9 } else { 1.0 },
+        4 => 1.0 + 1e-6 * random.normal(),
+        5 => random.normal() * 1e17,
+        6 => random.normal() * 1e-19,
+        7 => random.below(2) as f64,
+        _ => random.normal(),
+    }
+}
+
+fn of_kind<T: Lanes>(kind: usize, count: usize, dim: usize, random: &mut Random) -> Vec<T> {
+    let mut values: Vec<f64> = (0..count * dim).map(|i| value(kind, i / dim, random)).collect();
+    for row in values.chunks_exact_mut(dim).filter(|_| kind == 8) {
+        let length = row.iter().map(|x| x * x).sum::<f64>().sqrt();
+        row.iter_mut().for_each(|x| *x /= length);
+    }
+    values.into_iter().map(T::from_f64).collect()
+}
+
+fn rows_of<T: Real>(values: &[T], dim: usize) -> Rows {
+    Rows::all(Arc::new(Matrix::new(T::elements(values.to_vec()), values.len() / dim, dim)))
+}
+
+/// The nearest centroid of each row by definition, and the distances.
+fn nearest<T: Lanes>(
+    metric: Metric,
+    rows: &[T],
+    centroids: &[T],
+    dim: usize,
+) -> (Vec<u32>, Vec<T>) {
+    let of = |row: &[T]| {
+        let all = centroids.chunks_exact(dim).zip(0u32..);
+        let all = all.map(|(c, i)| (metric.distance(metric.sum_of(row, c)), i));
+        let least = all.reduce(|a, b| if b < a { b } else { a });
+        least.map_or((0, T::ZERO), |(cost, i)| (i, cost))
+    };
+    rows.chunks_exact(dim).map(of).unzip()
+}
+
+/// Moves centroids: most a little, and once in a while some far, and one onto another.
+fn moves<T: Lanes>(centroids: &mut [T], rows: &[T], dim: usize, random: &mut Random) {
+    let k = centroids.len() / dim;
+    let is_wild = random.below(3) == 0;
+    for c in 0..k {
+        let at = random.below((rows.len() / dim) as u64) as usize * dim;
+        let part = match random.below(12) {
+            0 if is_wild => 1.0,
+            1 if is_wild => 0.1,
+            2..6 => 0.0,
+            _ => 1e-3,
+        };
+        for j in 0..dim {
+            let (x, to) = (centroids[c * dim + j].to_f64(), rows[at + j].to_f64());
+            centroids[c * dim + j] = T::from_f64(x + part * (to - x));
+        }
+    }
+    if !is_wild {
+        return;
+    }
+    let (from, to) = (random.below(k as u64) as usize, random.below(k as u64) as usize);
+    centroids.copy_within(from * dim..(from + 1) * dim, to * dim);
+}
+
+fn check<T: Lanes>(kind: usize, (count, k, dim): (usize, usize, usize)) {
+    let (mut random, job) = (Random::new(kind as u64), Job::default());
+    let metric = if kind == 8 { Metric::Cosine } else { Metric::SqEuclidean };
+    let values = of_kind::<T>(kind, count, dim, &mut random);
+    let rows = rows_of(&values, dim);
+    let mut start = values[..k * dim].to_vec();
+    if kind == 9 {
+        // One that no row is near.
+        start[..dim].fill(T::from_f64(1e3));
+    }
+    for level in Level::all() {
+        let mut random = Random::new(9);
+        let of = (metric, level);
+        let rounds = Rounds::<T>::of_rows(&rows, &values, of, &job).unwrap();
+        let mut rounds = rounds.expect("rows that suit");
+        let (mut centroids, mut near) = (start.clone(), None::<Vec<u32>>);
+        // Rounds that were answered, and those with few pairs.
+        let (mut answered, mut by_lists) = (0, 0);
+        for round in 0..12 {
+            let now = rows_of(&centroids, dim);
+            let wanted = nearest(metric, &values, &centroids, dim);
+            match rounds.assign(&now, near.as_deref(), &job).unwrap() {
+                Some(Assigned { labels, work }) => {
+                    answered += 1;
+                    by_lists += usize::from(work.pairs < (count * k / 2) as u64);
+                    let text = format!("kind {kind}, {level:?}, round {round}");
+                    assert_eq!(labels, wanted.0, "{text}");
+                    let distances = rounds.distances(&now, &labels, &job).unwrap();
+                    assert_eq!(distances, Distances::of(wanted.1), "{text}");
+                    near = Some(labels);
+                }
+                // Too many are computed, or a centroid is too far away.
+                None => near = Some(wanted.0),
+            }
+            moves(&mut centroids, &values, dim, &mut random);
+        }
+        // Of 1, centroids go from cluster to cluster. One row far away leaves no numbers to the others of 3, and one
+        // centroid of 9 none to it.
+        let is_hard = matches!(kind, 1 | 3 | 9);
+        assert!(is_hard || answered > 9 && by_lists > 3, "kind {kind}: {answered}, {by_lists}");
+    }
+}
+
+#[test]
+fn every_round_gives_the_nearest_centroids_by_definition() {
+    for kind in 0..KINDS {
+        check::<f32>(kind, (900, 70, 20));
+        check::<f64>(kind, (600, 150, 7));
+    }
+}

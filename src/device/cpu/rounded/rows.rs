@@ -1,0 +1,82 @@
+//! Rows that are queries again and again, of bases that are rounded by the same scale.
+
+use rayon::prelude::*;
+
+use super::base::{Quantised, Rounding};
+use super::query::{Bound, Query};
+use super::scale::{Scale, TOGETHER, square};
+use crate::device::cpu::simd::lanes::Lanes;
+use crate::error::Result;
+use crate::job::{Job, Reserved};
+
+/// Rows rounded to whole numbers, to be compared by squares.
+pub(in crate::device::cpu) struct RoundedRows {
+    /// As many words for each row.
+    words: Vec<i32>,
+    length: usize,
+    rows: Vec<RoundedRow>,
+    /// Of the sums that bounds are for.
+    rounding: Rounding,
+    _reserved: Reserved,
+}
+
+#[derive(Clone, Copy, Default)]
+struct RoundedRow {
+    /// The length of the rounding residual; infinite if there is no bound.
+    residual: f64,
+    square: f64,
+    /// See [`Query`].
+    offset: f64,
+}
+
+impl RoundedRows {
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
+    pub fn new<T: Lanes>(values: &[T], dim: usize, scale: &Scale, job: &Job) -> Result<Self> {
+        let (count, length) = (values.len() / dim, dim.div_ceil(scale.width.per_word()));
+        let bytes = count * (length * size_of::<i32>() + size_of::<RoundedRow>());
+        let reserved = job.reserve("rows in whole numbers", bytes)?;
+        let mut words = vec![0; count * length];
+        let mut rows = vec![RoundedRow::default(); count];
+        let parts = words.par_chunks_mut(TOGETHER * length).zip(rows.par_chunks_mut(TOGETHER));
+        parts.zip(values.par_chunks(TOGETHER * dim)).try_for_each(|((words, rows), values)| {
+            job.check()?;
+            let mut numbers = Vec::with_capacity(dim);
+            let each = rows.iter_mut().zip(words.chunks_exact_mut(length));
+            for ((row, words), values) in each.zip(values.chunks_exact(dim)) {
+                let centre = (scale.centre.as_slice(), scale.step);
+                let rounded = scale.round(values, centre, &mut numbers);
+                if scale.is_too_long(&rounded, scale.step) {
+                    row.residual = f64::INFINITY;
+                    continue;
+                }
+                let sum: i64 = numbers.iter().map(|x| i64::from(*x)).sum();
+                *row = RoundedRow {
+                    residual: rounded.residual,
+                    square: square(&numbers) as f64,
+                    offset: scale.offset() * sum as f64,
+                };
+                let of_numbers = scale.words(&numbers, false).map(i32::from_le_bytes);
+                words.iter_mut().zip(of_numbers).for_each(|(to, word)| *to = word);
+            }
+            Ok::<_, crate::Error>(())
+        })?;
+        let rounding = Rounding::of::<T>(dim as f64);
+        Ok(Self { words, length, rows, rounding, _reserved: reserved })
+    }
+
+    /// The words of a row.
+    pub fn words(&self, row: usize) -> &[i32] {
+        &self.words[row * self.length..][..self.length]
+    }
+
+    /// A row as a query of a base.
+    pub fn query(&self, row: usize, base: &Quantised) -> Query {
+        let RoundedRow { residual, square, offset } = self.rows[row];
+        let bound = match residual.is_finite() {
+            true => self.rounding.squares(base, (residual, square)),
+            false => Bound::None,
+        };
+        Query { offset, integral: None, far: false, known: (f64::NAN, i32::MIN), bound }
+    }
+}
