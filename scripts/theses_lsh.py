@@ -54,18 +54,18 @@ def main():
     o = a.parse_args()
     wanted = o.only.split(",")
     if "A" in wanted:
-        print("| Set | l, m, w | Recall, % | Reported | Deviation, % | Reported | Share, % | Visited a row | Seconds | Reported | hash, build, find, compare, s |")
-        print("|---|---|---|---|---|---|---|---|---|---|---|")
+        print("| Set | l, m, w | Recall, % | Reported | Deviation, % | Reported | Share, % | Visited a row | Seconds | Reported | hash, build, find, compare, s | Exact, s |")
+        print("|---|---|---|---|---|---|---|---|---|---|---|---|")
         for name, (factor, rows) in A.items():
             base = relation(o, name, "base")
             for l, m, w, *reported in rows if base else []:
                 # A row times a factor in slots of w is the row in slots of w / factor.
                 table_of_a(o, name, (l, m, w), w / factor, base, reported)
     if "D" in wanted and (base := relation(o, "sift", "base")):
-        print("\n| SIFT | Recall, % | D | Share, % | D | Seconds |\n|---|---|---|---|---|---|")
+        print("\n| SIFT | Recall, % | D | Share, % | D | Seconds | Exact, s |\n|---|---|---|---|---|---|---|")
         for what, arguments, recall, share in D:
             found = measure(o, f"queries => {relation(o, 'sift', 'query')}, base => {base}", 1, "l2", arguments)
-            print(f"| {what} | {100 * found['recall']:.1f} | {recall} | {found['share']:.3f} | {share} | {found['seconds']:.3f} |", flush=True)
+            print(f"| {what} | {100 * found['recall']:.1f} | {recall} | {found['share']:.3f} | {share} | {found['seconds']:.3f} | {found['exact']:.3f} |", flush=True)
     if "E" in wanted and (base := relation(o, "bits512", "base")):
         print("\n| bits512 | Recall of the nearest, % | Share, % | Visited, % | Seconds | Build | Known |\n|---|---|---|---|---|---|---|")
         for what, arguments, known in E:
@@ -90,18 +90,19 @@ def table_of_a(o, name, lmw, width, base, reported):
     seconds, recall, deviation = reported
     phases = ", ".join(f"{found[phase]:.2f}" for phase in ("hash", "build", "find", "compare"))
     print(f"| {name} | {', '.join(map(str, lmw))} | {100 * found['recall']:.1f} | {recall} | {found['deviation']:.2f} | {deviation} "
-          f"| {found['share']:.3f} | {found['per_query']:.0f} | {found['seconds']:.2f} | {seconds} | {phases} |", flush=True)
+          f"| {found['share']:.3f} | {found['per_query']:.0f} | {found['seconds']:.2f} | {seconds} | {phases} | {found['exact']:.2f} |", flush=True)
 
 
 def measure(o, inputs, k, metric, arguments):
     exact = f"knn_exact({inputs}, k => {k}, metric => '{metric}')"
     hashed = f"knn_lsh({inputs}, k => {k}, metric => '{metric}', {arguments})"
-    recall, deviation, plan, _ = run(o.program, o.device, exact, hashed)
+    recall, deviation, plan, exact_plan = run(o.program, o.device, exact, hashed)
     rows, pairs, asked, visited = (count(plan, what) for what in ("base_rows", "pairs_computed", "query_rows", "rows_visited"))
     found = {phase: milliseconds(plan, f"{phase}_time") / 1000 for phase in ("hash", "build", "find", "compare")}
     return found | {
         "recall": recall, "deviation": 100 * (deviation - 1), "share": 100 * pairs / rows / asked, "per_query": visited / asked,
         "visited": 100 * visited / rows / asked, "seconds": milliseconds(plan, "elapsed_compute") / 1000,
+        "exact": milliseconds(exact_plan, "elapsed_compute") / 1000,
     }
 
 
