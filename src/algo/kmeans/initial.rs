@@ -27,7 +27,8 @@ pub(super) fn initial<T: Real>(
     match params.init {
         Init::Given => all().into_iter().map(|(_, input)| input.given(given)).collect(),
         Init::Random => {
-            Ok(in_parallel(all(), |(_, input): (usize, &Input<'_, T>)| input.at_random(random())))
+            let at_random = |(_, input): (usize, &Input<'_, T>)| input.at_random(random(), job);
+            in_parallel(all(), at_random).into_iter().collect()
         }
         Init::PlusPlus => session.seed((0..inputs.len()).map(|i| (i, random())).collect(), job),
         Init::Parallel => {
@@ -56,21 +57,25 @@ impl<T: Real> Input<'_, T> {
         Ok(values.to_vec())
     }
 
-    /// Random distinct vectors of positive weight; there are enough of them.
-    fn at_random(&self, mut random: Random) -> Vec<T> {
-        let all = 0..self.rows.len() as u32;
-        let mut left: Vec<u32> = all.filter(|row| self.weight(*row as usize) > 0.0).collect();
+    /// Random distinct vectors, one after the other with a probability proportional to the weights of those left;
+    /// there are enough of positive weight.
+    fn at_random(&self, mut random: Random, job: &Job) -> Result<Vec<T>> {
+        let _reserved = job.reserve("rows to draw from", self.rows.len() * size_of::<f64>())?;
+        let mut left = match self.weights {
+            None => Left::Equal((0..self.rows.len() as u32).collect()),
+            Some(weights) => Left::Weighted(Weighted::new(weights)),
+        };
         let size = self.params.k * self.dim;
         let mut chosen: Vec<T> = Vec::with_capacity(size);
         let mut distinct: HashSet<Vec<u64>> = HashSet::new();
         while chosen.len() < size {
-            let at = random.below(left.len() as u64) as usize;
-            let row = self.row(left.swap_remove(at) as usize);
+            job.check()?;
+            let row = self.row(left.draw(&mut random));
             if distinct.insert(row.iter().map(|x| (*x + T::ZERO).to_f64().to_bits()).collect()) {
                 chosen.extend_from_slice(row);
             }
         }
-        chosen
+        Ok(chosen)
     }
 
     /// k-means||: a few rounds that draw many rows each, thinned out by k-means++.
@@ -120,5 +125,110 @@ impl<T: Real> Input<'_, T> {
         let candidates = Matrix::new(T::elements(candidates), count, self.dim);
         let candidates = Rows::all(Arc::new(candidates));
         seed_plus_plus(&candidates, Some(&attracted), metric, k, &mut random, job)
+    }
+}
+
+/// Rows that have not been drawn.
+enum Left<'a> {
+    Equal(Vec<u32>),
+    Weighted(Weighted<'a>),
+}
+
+impl Left<'_> {
+    fn draw(&mut self, random: &mut Random) -> usize {
+        match self {
+            Self::Equal(left) => {
+                let at = random.below(left.len() as u64) as usize;
+                left.swap_remove(at) as usize
+            }
+            Self::Weighted(left) => left.draw(random),
+        }
+    }
+}
+
+/// Rows of unequal weights, of which some have been drawn.
+struct Weighted<'a> {
+    weights: &'a [f64],
+    /// For each row, the sum of the weights of it and all before it that were left at some time.
+    sums: Vec<f64>,
+    drawn: HashSet<usize>,
+}
+
+/// Draws of rows that are no longer left, before they are taken out of the sums.
+const MOST_MISSES: usize = 16;
+
+impl<'a> Weighted<'a> {
+    fn new(weights: &'a [f64]) -> Self {
+        let (sums, drawn) = (Vec::with_capacity(weights.len()), HashSet::new());
+        let mut weighted = Self { weights, sums, drawn };
+        weighted.add_up();
+        weighted
+    }
+
+    /// Adds up the weights of the rows that are left.
+    fn add_up(&mut self) {
+        let left = |(row, weight): (usize, &f64)| match self.drawn.contains(&row) {
+            true => 0.0,
+            false => *weight,
+        };
+        let left = self.weights.iter().enumerate().map(left);
+        // Sums of parts of the largest weight do not overflow.
+        let largest = left.clone().fold(0.0, f64::max);
+        let sums = left.scan(0.0, |sum, weight| {
+            *sum += weight / largest;
+            Some(*sum)
+        });
+        self.sums.clear();
+        self.sums.extend(sums);
+    }
+
+    fn draw(&mut self, random: &mut Random) -> usize {
+        loop {
+            for _ in 0..MOST_MISSES {
+                let target = random.unit() * self.sums.last().copied().unwrap_or(0.0);
+                let row = self.sums.partition_point(|sum| *sum <= target);
+                if row < self.sums.len() && self.drawn.insert(row) {
+                    return row;
+                }
+            }
+            self.add_up();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_drawn_in_proportion_to_the_weights_of_those_left() {
+        let weights = [0.0, 1.0, 2.0, 1e-30, 5.0, 0.0];
+        let mut first = [0u32; 6];
+        let mut second_after_4 = [0; 6];
+        for seed in 0..8000 {
+            let (mut left, mut random) = (Weighted::new(&weights), Random::new(seed));
+            let drawn: Vec<_> = (0..4).map(|_| left.draw(&mut random)).collect();
+            first[drawn[0]] += 1;
+            second_after_4[drawn[1]] += usize::from(drawn[0] == 4);
+            let mut all = drawn.clone();
+            all.sort_unstable();
+            assert_eq!((all, drawn[3]), (vec![1, 2, 3, 4], 3));
+        }
+        let expected = [0u32, 1000, 2000, 0, 5000, 0];
+        assert!(first.iter().zip(expected).all(|(n, e)| n.abs_diff(e) <= 150), "{first:?}");
+        let part = second_after_4[1] as f64 / first[4] as f64;
+        assert!((part - 1.0 / 3.0).abs() < 0.03, "{second_after_4:?}");
+    }
+
+    #[test]
+    fn weights_of_all_sizes_are_drawn_from() {
+        for weights in
+            [[f64::MAX, f64::MAX, f64::MAX], [5e-324, 5e-324, 1e-300], [1e300, 1.0, 1e-300]]
+        {
+            let (mut left, mut random) = (Weighted::new(&weights), Random::new(1));
+            let mut drawn: Vec<_> = (0..3).map(|_| left.draw(&mut random)).collect();
+            drawn.sort_unstable();
+            assert_eq!(drawn, [0, 1, 2]);
+        }
     }
 }
