@@ -18,6 +18,9 @@ use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
 use crate::random::Random;
 
+/// Choosing fewer rows takes less time than rounding all of them.
+const FEW: usize = 16;
+
 /// Distances that are kept of a block, until one of the candidates is chosen.
 const KEPT: usize = BLOCK;
 
@@ -62,7 +65,7 @@ fn choose<T: Lanes>(
     if k <= 1 {
         return Ok(vec![first; k]);
     }
-    let method = Method::new(rows, of, job)?;
+    let method = Method::new(rows, of, k, job)?;
     let costs = vec![T::INFINITY; rows.len()];
     let seeding = Seeding { shares, costs, starts: method.starts(), method };
     seeding.choose(first, k, random, job)
@@ -109,7 +112,10 @@ struct Lowered<T> {
 type Kept<T> = Option<Vec<Lowered<T>>>;
 
 impl<T: Lanes> Method<T> {
-    fn new(rows: &Rows, of: (Metric, Level), job: &Job) -> Result<Self> {
+    fn new(rows: &Rows, of: (Metric, Level), k: usize, job: &Job) -> Result<Self> {
+        if k < FEW {
+            return Ok(Self::EachPair(EachPair::new(rows, of.0, job)?));
+        }
         match Nearer::try_new::<T>(rows, of, job) {
             Ok(Some(nearer)) => Ok(Self::ByBounds(Box::new(nearer))),
             Ok(None) | Err(Error::HostMemory { .. }) => {
