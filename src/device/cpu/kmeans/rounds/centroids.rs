@@ -60,12 +60,15 @@ impl Measure {
             true => Scale::new(values, dim, (Sum::Squares, Width::Eight), job)?,
             false => None,
         };
+        job.check()?;
         let scale = match whole.filter(|whole| is_fine(values, whole)) {
             // Centroids are rounded.
             Some(whole) => Scale { integral: false, ..whole },
             None => Scale::fitting(values, dim, Sum::Squares, job)?,
         };
+        job.check()?;
         let longest = values.par_chunks_exact(dim).map(square).reduce(|| 0.0, f64::max);
+        job.check()?;
         Ok(scale.is_usual().then_some(Self { metric, level, scale, longest }))
     }
 

@@ -35,6 +35,9 @@ const FEW: [(usize, usize); 4] = [(15, usize::MAX), (32, 511), (256, 128), (usiz
 /// With more dimensions, sums leave 32 bits.
 const MOST_DIM: usize = 1 << 15;
 
+/// Centroids that may be found for rows that are compared together, if bounds rule out none.
+const MOST_FOUND: usize = 1 << 19;
+
 /// By how much a list's reach may exceed the distance of a row's own centroid, at first and at most.
 const FIRST_MARGIN: f64 = 0.1;
 const MARGINS: (f64, f64) = (0.005, 1.0);
@@ -171,7 +174,8 @@ impl<T: Lanes> Rounds<T> {
         let own = if has_labels { uncertain.len() } else { 0 };
         let mut done = Done { scanned: scanned.len(), computed: own + pairs.len(), found: 0 };
         self.compute(centroids, block, pairs, false);
-        for some in scanned.chunks(TOGETHER) {
+        let together = (MOST_FOUND / centroids.moved.len()).clamp(1, TOGETHER);
+        for some in scanned.chunks(together) {
             let found = self.scan(centroids, block, (some, has_labels), (scan, pairs));
             done.computed += found.computed;
             done.found += found.found;
