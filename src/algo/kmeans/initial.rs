@@ -60,7 +60,8 @@ impl<T: Real> Input<'_, T> {
     /// Random distinct vectors, one after the other with a probability proportional to the weights of those left;
     /// there are enough of positive weight.
     fn at_random(&self, mut random: Random, job: &Job) -> Result<Vec<T>> {
-        let _reserved = job.reserve("rows to draw from", self.rows.len() * size_of::<f64>())?;
+        let _reserved =
+            job.reserve("rows to draw from", self.rows.len() * (size_of::<f64>() + 1))?;
         let mut left = match self.weights {
             None => Left::Equal((0..self.rows.len() as u32).collect()),
             Some(weights) => Left::Weighted(Weighted::new(weights)),
@@ -151,7 +152,7 @@ struct Weighted<'a> {
     weights: &'a [f64],
     /// For each row, the sum of the weights of it and all before it that were left at some time.
     sums: Vec<f64>,
-    drawn: HashSet<usize>,
+    drawn: Vec<bool>,
 }
 
 /// Draws of rows that are no longer left, before they are taken out of the sums.
@@ -159,7 +160,7 @@ const MOST_MISSES: usize = 16;
 
 impl<'a> Weighted<'a> {
     fn new(weights: &'a [f64]) -> Self {
-        let (sums, drawn) = (Vec::with_capacity(weights.len()), HashSet::new());
+        let (sums, drawn) = (Vec::with_capacity(weights.len()), vec![false; weights.len()]);
         let mut weighted = Self { weights, sums, drawn };
         weighted.add_up();
         weighted
@@ -167,11 +168,8 @@ impl<'a> Weighted<'a> {
 
     /// Adds up the weights of the rows that are left.
     fn add_up(&mut self) {
-        let left = |(row, weight): (usize, &f64)| match self.drawn.contains(&row) {
-            true => 0.0,
-            false => *weight,
-        };
-        let left = self.weights.iter().enumerate().map(left);
+        let left = self.weights.iter().zip(&self.drawn);
+        let left = left.map(|(weight, is_drawn)| if *is_drawn { 0.0 } else { *weight });
         // Sums of parts of the largest weight do not overflow.
         let largest = left.clone().fold(0.0, f64::max);
         let sums = left.scan(0.0, |sum, weight| {
@@ -187,7 +185,7 @@ impl<'a> Weighted<'a> {
             for _ in 0..MOST_MISSES {
                 let target = random.unit() * self.sums.last().copied().unwrap_or(0.0);
                 let row = self.sums.partition_point(|sum| *sum <= target);
-                if row < self.sums.len() && self.drawn.insert(row) {
+                if row < self.sums.len() && !std::mem::replace(&mut self.drawn[row], true) {
                     return row;
                 }
             }

@@ -97,6 +97,8 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
         let Assignment { labels, costs } = assignment;
         let rows = rows_of(&centroids, dim);
         self.problems[problem].start(centroids, job)?;
+        // It knows other labels.
+        self.problems[problem].assigner = None;
         let state = self.problems[problem].state_mut()?;
         let clusters = Clusters { labels, costs: Some(costs), centroids: rows };
         (state.clusters, state.sums) = (Some(clusters), sums);

@@ -45,8 +45,8 @@ pub trait KMeansDevice: SearchDevice {
 
 /// Assigns the rows of a problem in every round, with what earlier rounds showed.
 pub trait Assigner: Send + Sync {
-    /// The nearest of these centroids for every row, the first in case of a tie. `near` has the centroids of
-    /// the last call, if there was one; the answer does not depend on them. `None` if a search suits better.
+    /// The nearest of these centroids for every row, the first in case of a tie. `near` is what the last call
+    /// returned, or what a search found instead; none to begin anew. `None` if a search suits better.
     ///
     /// # Errors
     /// See [`KMeansSession::seed`].

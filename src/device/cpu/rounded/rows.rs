@@ -17,7 +17,7 @@ pub(in crate::device::cpu) struct RoundedRows {
     rows: Vec<RoundedRow>,
     /// Of the sums that bounds are for.
     rounding: Rounding,
-    _reserved: Reserved,
+    reserved: Reserved,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -62,7 +62,13 @@ impl RoundedRows {
             Ok::<_, crate::Error>(())
         })?;
         let rounding = Rounding::of::<T>(dim as f64);
-        Ok(Self { words, length, rows, rounding, _reserved: reserved })
+        Ok(Self { words, length, rows, rounding, reserved })
+    }
+
+    /// Frees the rows, which nothing may ask for any more.
+    pub fn clear(&mut self) {
+        (self.words, self.rows) = (Vec::new(), Vec::new());
+        self.reserved.shrink_to(0);
     }
 
     /// The words of a row.

@@ -46,6 +46,8 @@ pub(super) struct Centroids<'a, T> {
     factor: f32,
     apart: f32,
     slack: f32,
+    /// Of squares: a distance up to which no cost overflows.
+    finite: f32,
 }
 
 impl Measure {
@@ -108,7 +110,12 @@ impl Measure {
             factor: up(1.0 + 2.0 * rounding.relative),
             apart: up(3.0 * rounding.absolute.sqrt() * unit),
             slack: 0.0,
+            finite: f32::INFINITY,
         };
+        if self.metric.sum() == Sum::Squares {
+            // Infinite costs are equal, whatever the distances.
+            centroids.finite = down((T::MAX.to_f64() / 4.0).sqrt() * unit);
+        }
         if self.metric.sum() != Sum::Squares {
             let squares = values.chunks_exact(dim).map(square);
             let (shortest, longest) = squares
@@ -149,6 +156,9 @@ impl<T: Lanes> Centroids<'_, T> {
     /// A distance such that what is beyond it costs more than what is within this one.
     #[inline(always)]
     pub fn bound(&self, distance: f32) -> f32 {
+        if distance > self.finite {
+            return f32::INFINITY;
+        }
         let bound = if self.slack > 0.0 {
             (distance * distance + self.slack).sqrt()
         } else {

@@ -42,7 +42,7 @@ impl List {
     }
 
     pub fn forget(&mut self) {
-        (self.own, self.beyond) = (f32::INFINITY, 0.0);
+        *self = Self::empty();
     }
 
     /// The centroids, but for the row's own one, that may be within a distance.
@@ -72,7 +72,7 @@ impl List {
     pub fn learn(&mut self, centroid: u32, least: f32) {
         let entries = self.centroids.iter().zip(&mut self.least);
         let own = entries.filter(|(other, least)| **other == centroid && least.is_finite());
-        own.for_each(|(_, to)| *to = least);
+        own.for_each(|(_, to)| *to = to.max(least));
     }
 
     /// Sets the entries to those of the nearest of these centroids, of which the row's own one is always kept; all
@@ -101,7 +101,8 @@ fn less(bound: f32, moved: f32) -> f32 {
 
 /// A float32 that is not above this distance.
 pub(super) fn down(distance: f64) -> f32 {
-    ((distance * (1.0 - 2.0 * f64::from(f32::EPSILON))) as f32).min(f32::MAX)
+    let down = (distance * (1.0 - 2.0 * f64::from(f32::EPSILON))) as f32;
+    if down < f32::MIN_POSITIVE { 0.0 } else { down.min(f32::MAX) }
 }
 
 /// A float32 that is not below this distance.

@@ -42,8 +42,9 @@ const MOST_FOUND: usize = 1 << 19;
 const FIRST_MARGIN: f64 = 0.1;
 const MARGINS: (f64, f64) = (0.005, 1.0);
 
-/// If more than one in this many pairs is computed, there is a faster way.
+/// If more than one in this many pairs is computed, and some of each row, there is a faster way.
 const ONE_COMPUTED_IN: usize = 8;
+const FREE: usize = 4;
 
 /// See the [module](self).
 pub(in crate::device::cpu) struct Rounds<T> {
@@ -54,9 +55,9 @@ pub(in crate::device::cpu) struct Rounds<T> {
     /// The centroids of the last round.
     before: Vec<T>,
     margin: f64,
-    /// Bounds decide too little.
+    /// Bounds decide too little, or there is no memory.
     is_given_up: bool,
-    _reserved: Reserved,
+    reserved: Reserved,
 }
 
 /// Rows of a task.
@@ -142,7 +143,7 @@ impl<T: Lanes> Rounds<T> {
             before: Vec::new(),
             margin: FIRST_MARGIN,
             is_given_up: false,
-            _reserved: reserved,
+            reserved,
         }))
     }
 
@@ -283,7 +284,7 @@ impl<T: Lanes> Rounds<T> {
     }
 
     /// Adapts what the next lists hold to what the last ones did.
-    fn adapt(&mut self, done: Done, k: usize) {
+    fn adapt(&mut self, done: Done) {
         let (least, most) = MARGINS;
         if done.scanned > 0 {
             let found = done.found as f64 / done.scanned as f64;
@@ -291,8 +292,14 @@ impl<T: Lanes> Rounds<T> {
             let factor = (wanted / found.max(1.0)).sqrt().clamp(0.5, 1.5);
             self.margin = (self.margin * factor).clamp(least, most);
         }
-        let pairs = self.rows.len() * k;
-        self.is_given_up |= done.computed > pairs / ONE_COMPUTED_IN + 4 * self.rows.len();
+    }
+
+    /// Leaves all further rounds to searches.
+    fn give_up(&mut self) {
+        self.is_given_up = true;
+        self.lists = Vec::new();
+        self.rounded.clear();
+        self.reserved.shrink_to(0);
     }
 }
 
@@ -306,11 +313,18 @@ impl<T: Lanes> Assigner for Rounds<T> {
         let Some(values) = centroids.reals::<T>().filter(|_| !self.is_given_up) else {
             return Ok(None);
         };
-        let rounded = self.measure.centroids((centroids, values), &self.before, job)?;
+        let rounded = match self.measure.centroids((centroids, values), &self.before, job) {
+            Err(Error::HostMemory { .. }) => {
+                self.give_up();
+                return Ok(None);
+            }
+            rounded => rounded?,
+        };
         if near.is_none() || rounded.is_none() || self.before.len() != values.len() {
             self.lists.iter_mut().for_each(List::forget);
         }
-        self.before = values.to_vec();
+        // What is cut short begins anew.
+        self.before.clear();
         let Some(rounded) = rounded else { return Ok(None) };
         let mut labels = near.map_or_else(|| vec![0; self.rows.len()], <[u32]>::to_vec);
         let mut lists = std::mem::take(&mut self.lists);
@@ -328,9 +342,13 @@ impl<T: Lanes> Assigner for Rounds<T> {
             computed: all.computed + done.computed,
             found: all.found + done.found,
         });
+        self.before.extend_from_slice(values);
         let k = centroids.len();
         if near.is_some() {
-            self.adapt(done, k);
+            self.adapt(done);
+        }
+        if done.computed > self.rows.len() * (k / ONE_COMPUTED_IN + FREE) {
+            self.give_up();
         }
         let (pairs, rechecked) = (done.computed + done.scanned * k, done.computed);
         let work = Work { pairs: pairs as u64, rechecked: rechecked as u64, ..Work::default() };
