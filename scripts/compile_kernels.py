@@ -55,8 +55,14 @@ MODULES = {
          "bound_nodes", "count_own", "count_others", "list_others", "count_near", "alone", "link_own",
          "link_tiles", "flatten", "know", "attach", "finish"],
     ),
+    "seeding.cu": (
+        [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 16, 17, 128, 1000]),
+         ("F64", ["SQEUCLIDEAN", "COSINE"], [16, 33])],
+        ["begin", "draw_candidates", "take_best", "largest_share", "add_shares", "compare_pairs",
+         "round_to_words", "compare_bounds"],
+    ),
     "kmeans.cu": (
-        [("F32", ["SQEUCLIDEAN"], [1, 8, 10, 11, 32, 33, 96, 128, 129])],
+        [("F32", ["SQEUCLIDEAN"], [1, 8, 10, 11, 32, 33, 96, 128, 129, 384, 1025])],
         ["add_moved", "add_sorted", "means", "finish_round", "costs", "list_centroids",
          "assign_near", "sort_count", "sort_add_up", "sort_move", "round_rows",
          "round_centroids", "assign_tiles", "find_candidates", "compare_candidates", "settle",
@@ -81,7 +87,7 @@ def options():
             names = re.findall(r'\("(\w+)", (\w+)\)', items)
             family = path.parent.name
             constants[family] = [f"-D{name}={values[family, own]}u" for name, own in names]
-    if not common or constants.keys() != {"search", "kmeans", "dbscan", "hashing"}:
+    if not common or constants.keys() != {"search", "kmeans", "seeding", "dbscan", "hashing"}:
         sys.exit(f"{CUDA}: found options {common} and constants {constants}")
     return common, constants
 

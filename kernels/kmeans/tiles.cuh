@@ -1,6 +1,7 @@
 // Products of rows and centroids in half precision on tensor cores, which every architecture from
-// sm_80 on has: the basis of `assign_tiles.cuh`. The WARPS of a block work on TILE centroids at a time
-// in shared memory, which has room for STAGES tiles.
+// sm_80 on has: the basis of `assign_tiles.cuh`. The WARPS of a block work on TILE centroids at a time,
+// of which shared memory has room for STAGES slices: up to NARROW_DIM elements are one slice, and a row
+// stays in registers; of more, a slice has SLICE elements, and rows are read again for each tile.
 
 #include "common/copy.cuh"
 #include "kmeans/rounds.cuh"
@@ -33,27 +34,35 @@ struct Halves {
 static_assert(sizeof(Halves) == 96, "the host has the same struct");
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-constexpr bool HAS_TILES = DIM <= 128;
+constexpr bool HAS_TILES = DIM <= TILES_DIM;
 #else
 constexpr bool HAS_TILES = false;
 #endif
 
-constexpr u32 STEPS = HAS_TILES ? (DIM + 15) / 16 : 1;  // multiplications of 16 elements each
-constexpr u32 HALF_DIM = (DIM + 15) / 16 * 16;
+constexpr bool IS_WIDE = HAS_TILES && DIM > NARROW_DIM;
+constexpr u32 HALF_DIM = IS_WIDE ? (DIM + SLICE - 1) / SLICE * SLICE : (DIM + 15) / 16 * 16;
+constexpr u32 STEPS = HAS_TILES ? HALF_DIM / 16 : 1;  // multiplications of 16 elements each
+constexpr u32 SLICES = IS_WIDE ? HALF_DIM / SLICE : 1;
+constexpr u32 SLICE_HALVES = HALF_DIM / SLICES;
 
 constexpr u32 PART = 32;   // centroids multiplied at a time, of the TILE in shared memory
 constexpr u32 SLOTS = 4;   // rows per thread: numbers lane / 4 + 8 i of its warp's 32
-constexpr u32 BLOCKS = 4;  // resident per multiprocessor
+constexpr u32 BLOCKS = IS_WIDE ? 3 : 4;  // resident per multiprocessor
 // Halves from one centroid to the next in shared memory; odd in units of 16 bytes.
-constexpr u32 STRIDE = HALF_DIM + 8;
+constexpr u32 STRIDE = SLICE_HALVES + 8;
 constexpr u32 STAGE_BYTES = TILE * STRIDE * 2 + TILE * 4;
 
 // Products of SLOTS rows with 8 of each 32 centroids: [i / 2][n][i % 2 * 2 + which].
 typedef float Products[SLOTS / 2][PART / 8][4];
 
-// The index of an element of a centroid in `half_centroids`.
+// The index of an element of a centroid in `half_centroids`. Of a wide row, a thread multiplies 16
+// neighbouring elements of a slice, so that it loads them together: they are where the thread's
+// elements of the slice's multiplications are.
 __device__ __forceinline__ u64 half_place(u32 cluster, u32 j) {
-    return (u64)cluster * HALF_DIM + j;
+    const u64 start = (u64)cluster * HALF_DIM;
+    if constexpr (!IS_WIDE) return start + j;
+    const u32 of_slice = j % SLICE, step = of_slice % 16 / 4, high = of_slice % 4 / 2;
+    return start + (j - of_slice) + step * 16 + high * 8 + of_slice / 16 * 2 + j % 2;
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -78,16 +87,109 @@ __device__ __forceinline__ void load_matrices(u32 (&)[4], const unsigned short*)
 __device__ __forceinline__ void multiply_add(float (&)[4], const u32 (&)[4], u32, u32) {}
 #endif
 
-__device__ __forceinline__ void bring_tile(const Halves& halves, unsigned char* stage, u32 tile) {
-    constexpr u32 CHUNKS = HALF_DIM / 8;
-    const unsigned short* from = halves.half_centroids + (u64)tile * TILE * HALF_DIM;
+__device__ __forceinline__ void bring_slice(const Halves& halves, unsigned char* stage, u32 tile, u32 slice) {
+    constexpr u32 CHUNKS = SLICE_HALVES / 8;
+    const unsigned short* from =
+        halves.half_centroids + (u64)tile * TILE * HALF_DIM + slice * SLICE_HALVES;
     unsigned short* to = reinterpret_cast<unsigned short*>(stage);
     for (u32 i = threadIdx.x; i < TILE * CHUNKS; i += 32 * WARPS) {
-        copy_16(to + i / CHUNKS * STRIDE + i % CHUNKS * 8, from + (u64)i * 8);
+        const u32 centroid = i / CHUNKS, chunk = i % CHUNKS * 8;
+        copy_16(to + centroid * STRIDE + chunk, from + (u64)centroid * HALF_DIM + chunk);
     }
     unsigned char* squares = stage + TILE * STRIDE * 2;
     if (threadIdx.x < TILE / 4) {
         copy_16(squares + threadIdx.x * 16, halves.half_squares + tile * TILE + threadIdx.x * 4);
+    }
+}
+
+// Where a lane's part of 16 centroids is, from the first of a stage on: lanes 0 to 7 point to centroids 0
+// to 7, elements 0 to 7; the next eight to elements 8 to 15; the others to centroids 8 to 15.
+__device__ __forceinline__ const unsigned short* centroids_of(const unsigned char* stage) {
+    const u32 lane = threadIdx.x % 32;
+    return reinterpret_cast<const unsigned short*>(stage) + (lane % 8 + lane / 16 * 8) * STRIDE +
+           lane / 8 % 2 * 8;
+}
+
+// What products of a part begin with.
+__device__ __forceinline__ void begin_products(Products& products, const unsigned char* stage, u32 part,
+                                               float bias) {
+    const float2* squares = reinterpret_cast<const float2*>(stage + TILE * STRIDE * 2);
+#pragma unroll
+    for (u32 n = 0; n < PART / 8; n++) {
+        const float2 square = squares[(part * PART / 8 + n) * 4 + threadIdx.x % 4];
+#pragma unroll
+        for (u32 m = 0; m < 2; m++) {
+            products[m][n][0] = products[m][n][2] = add(bias, square.x);
+            products[m][n][1] = products[m][n][3] = add(bias, square.y);
+        }
+    }
+}
+
+// Adds products of 16 elements of rows with those of a part.
+__device__ __forceinline__ void add_products(Products& products, const u32 (&a)[2][4],
+                                             const unsigned short* centroids) {
+#pragma unroll
+    for (u32 n = 0; n < PART / 8; n += 2) {
+        u32 b[4];
+        load_matrices(b, centroids + n * 8 * STRIDE);
+#pragma unroll
+        for (u32 m = 0; m < 2; m++) {
+            multiply_add(products[m][n], a[m], b[0], b[1]);
+            multiply_add(products[m][n + 1], a[m], b[2], b[3]);
+        }
+    }
+}
+
+// As `multiply_tiles`, of wide rows.
+template <typename RowOf, typename Use>
+__device__ __forceinline__ void multiply_slices(const Halves& halves, RowOf&& row_of, float bias, u32 begin,
+                                                u32 end, Use&& use) {
+    unsigned char* stages = reinterpret_cast<unsigned char*>(shared);
+    const u32 lane = threadIdx.x % 32, slices = (end - begin) * SLICES;
+    bring_slice(halves, stages, begin, 0);
+    commit_copies();
+    if (slices > 1) bring_slice(halves, stages + STAGE_BYTES, begin + 1 / SLICES, 1 % SLICES);
+    commit_copies();
+    const uint4* rows[SLOTS];
+#pragma unroll
+    for (u32 i = 0; i < SLOTS; i++) {
+        const u32 own = row_of(threadIdx.x / 32 * 8 * SLOTS + lane / 4 + 8 * i);
+        rows[i] = reinterpret_cast<const uint4*>(halves.half_rows + (u64)own * HALF_DIM) + lane % 4 * 2;
+    }
+    Products products[TILE / PART];
+    for (u32 i = 0; i < slices; i++) {
+        const u32 tile = begin + i / SLICES, slice = i % SLICES;
+        // 4 multiplications, each of two pairs of rows: as `multiply_add` takes them.
+        u32 a[SLICE / 16][2][4];
+#pragma unroll
+        for (u32 slot = 0; slot < SLOTS; slot++) {
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                const uint4 words = __ldg(rows[slot] + slice * (SLICE / 8) + half);
+                a[half * 2][slot / 2][slot % 2] = words.x;
+                a[half * 2][slot / 2][slot % 2 + 2] = words.y;
+                a[half * 2 + 1][slot / 2][slot % 2] = words.z;
+                a[half * 2 + 1][slot / 2][slot % 2 + 2] = words.w;
+            }
+        }
+        wait_for_groups<1>();
+        __syncthreads();
+        const unsigned char* stage = stages + i % STAGES * STAGE_BYTES;
+        if (i + 2 < slices) {
+            bring_slice(halves, stages + (i + 2) % STAGES * STAGE_BYTES, begin + (i + 2) / SLICES,
+                        (i + 2) % SLICES);
+        }
+        commit_copies();
+#pragma unroll
+        for (u32 part = 0; part < TILE / PART; part++) {
+            if (slice == 0) begin_products(products[part], stage, part, bias);
+#pragma unroll
+            for (u32 step = 0; step < SLICE / 16; step++) {
+                add_products(products[part], a[step],
+                             centroids_of(stage) + part * PART * STRIDE + step * 16);
+            }
+            if (slice == SLICES - 1) use(tile * (TILE / PART) + part, products[part]);
+        }
     }
 }
 
@@ -98,13 +200,14 @@ __device__ __forceinline__ void bring_tile(const Halves& halves, unsigned char* 
 template <typename RowOf, typename Use>
 __device__ __forceinline__ void multiply_tiles(const Halves& halves, RowOf&& row_of, float bias, u32 begin,
                                                u32 end, Use&& use) {
+    if constexpr (IS_WIDE) return multiply_slices(halves, row_of, bias, begin, end, use);
     unsigned char* stages = reinterpret_cast<unsigned char*>(shared);
     const u32 lane = threadIdx.x % 32;
-    bring_tile(halves, stages, begin);
+    bring_slice(halves, stages, begin, 0);
     commit_copies();
-    if (begin + 1 < end) bring_tile(halves, stages + STAGE_BYTES, begin + 1);
+    if (begin + 1 < end) bring_slice(halves, stages + STAGE_BYTES, begin + 1, 0);
     commit_copies();
-    u32 a[2][STEPS][4];
+    u32 a[STEPS][2][4];
 #pragma unroll
     for (u32 i = 0; i < SLOTS; i++) {
         const u32 own = row_of(threadIdx.x / 32 * 8 * SLOTS + lane / 4 + 8 * i);
@@ -112,8 +215,8 @@ __device__ __forceinline__ void multiply_tiles(const Halves& halves, RowOf&& row
             reinterpret_cast<const u32*>(halves.half_rows + (u64)own * HALF_DIM) + lane % 4;
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) {
-            a[i / 2][step][i % 2] = __ldg(row + step * 8);
-            a[i / 2][step][i % 2 + 2] = __ldg(row + step * 8 + 4);
+            a[step][i / 2][i % 2] = __ldg(row + step * 8);
+            a[step][i / 2][i % 2 + 2] = __ldg(row + step * 8 + 4);
         }
     }
     for (u32 tile = begin; tile < end; tile++) {
@@ -121,38 +224,17 @@ __device__ __forceinline__ void multiply_tiles(const Halves& halves, RowOf&& row
         __syncthreads();
         const unsigned char* stage = stages + (tile - begin) % STAGES * STAGE_BYTES;
         if (tile + 2 < end) {
-            bring_tile(halves, stages + (tile + 2 - begin) % STAGES * STAGE_BYTES, tile + 2);
+            bring_slice(halves, stages + (tile + 2 - begin) % STAGES * STAGE_BYTES, tile + 2, 0);
         }
         commit_copies();
-        // Lanes 0 to 7 point to centroids 0 to 7, elements 0 to 7; the next eight to elements 8 to
-        // 15; the others to centroids 8 to 15.
-        const unsigned short* centroids = reinterpret_cast<const unsigned short*>(stage) +
-                                          (lane % 8 + lane / 16 * 8) * STRIDE + lane / 8 % 2 * 8;
-        const float2* squares = reinterpret_cast<const float2*>(stage + TILE * STRIDE * 2);
 #pragma unroll
         for (u32 part = 0; part < TILE / PART; part++) {
             Products products;
-#pragma unroll
-            for (u32 n = 0; n < PART / 8; n++) {
-                const float2 square = squares[(part * PART / 8 + n) * 4 + lane % 4];
-#pragma unroll
-                for (u32 m = 0; m < 2; m++) {
-                    products[m][n][0] = products[m][n][2] = add(bias, square.x);
-                    products[m][n][1] = products[m][n][3] = add(bias, square.y);
-                }
-            }
+            begin_products(products, stage, part, bias);
 #pragma unroll
             for (u32 step = 0; step < STEPS; step++) {
-#pragma unroll
-                for (u32 n = 0; n < PART / 8; n += 2) {
-                    u32 b[4];
-                    load_matrices(b, centroids + (part * PART + n * 8) * STRIDE + step * 16);
-#pragma unroll
-                    for (u32 m = 0; m < 2; m++) {
-                        multiply_add(products[m][n], a[m][step], b[0], b[1]);
-                        multiply_add(products[m][n + 1], a[m][step], b[2], b[3]);
-                    }
-                }
+                add_products(products, a[step],
+                             centroids_of(stage) + part * PART * STRIDE + step * 16);
             }
             use(tile * (TILE / PART) + part, products);
         }

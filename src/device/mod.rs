@@ -6,7 +6,7 @@
 //! | `contract` | every device's primitives: a trait for each family of functions, whose methods define their answers bit by bit |
 //! | `compose` | primitives made of others, the same on every device: searches larger than memory, k-means by search |
 //! | `cpu`, `cuda` | the devices |
-//! | `sums`, `cluster_sums` | exact sums, which do not depend on the order of adding |
+//! | `sums`, `cluster_sums`, `shares` | exact sums, which do not depend on the order of adding |
 //!
 //! Work of O(rows × rows) is here; the rest of an algorithm is in [`crate::algo`], once.
 
@@ -17,6 +17,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod moments;
+mod shares;
 mod sums;
 
 use std::fmt;

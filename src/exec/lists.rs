@@ -10,7 +10,7 @@ use datafusion::arrow::compute::concat;
 use datafusion::arrow::datatypes::DataType;
 
 /// Where each row's values are.
-pub(super) type Ranges<'a> = Box<dyn Fn(usize) -> Range<usize> + 'a>;
+pub(super) type Ranges<'a> = Box<dyn Fn(usize) -> Range<usize> + Sync + 'a>;
 
 /// The values of the rows of a column of lists, and where each row's are among them. For a slice of
 /// a longer array, these are the slice's values only, so that no others are converted.

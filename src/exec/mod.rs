@@ -14,6 +14,7 @@ mod inputs;
 mod kmeans;
 mod knn;
 mod lists;
+mod numbers;
 mod output;
 mod pairs;
 mod phases;

@@ -32,6 +32,7 @@ impl Reading {
         let rows = batches.iter().map(RecordBatch::num_rows).sum();
         let tokens = batches.iter().map(|batch| reader.tokens_in(&columns(batch, &side.vector)));
         let tokens = tokens.sum();
+        let reader = reader.on_all_cores();
         Self { reader, rows, tokens, reserved: None }
     }
 

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, PrimitiveArray};
 use datafusion::arrow::buffer::ScalarBuffer;
 use datafusion::arrow::compute::cast;
-use datafusion::arrow::datatypes::{DataType, Float32Type, Float64Type, Int64Type, UInt64Type};
+use datafusion::arrow::datatypes::{DataType, Int64Type, UInt64Type};
 
 use super::lists::{bytes_of, list_lengths, list_ranges};
+use super::numbers::{Lists, Number};
 use crate::error::{Error, Result, RowProblem};
 use crate::matrix::{ElementKind, Elements, Matrix, Real, Rows};
 use crate::metric::Metric;
+use crate::parallel::in_parallel;
 use crate::sets::{MOST_TOKENS, Sets};
 
 /// Where the vectors of an input are: in one column of vectors, or in one column per dimension.
@@ -100,6 +102,8 @@ pub struct VectorReader {
     /// Whether rows are rewritten for the metric.
     prepares: bool,
     elements: Elements,
+    /// Numbers read so far. There may be zeros behind them, whose pages nothing has touched.
+    filled: usize,
     dim: Option<usize>,
     /// Whether rows may have different lengths, and then where each ends and how long it is.
     ends: Option<Vec<(usize, usize)>>,
@@ -109,7 +113,12 @@ pub struct VectorReader {
     seen: u64,
     /// Positions of the rows that have a vector.
     positions: Vec<u32>,
+    /// Elements that a thread reads at a time; all threads take part.
+    together: Option<usize>,
 }
+
+/// Elements that a thread reads at a time, if all take part.
+const TOGETHER: usize = 1 << 14;
 
 impl VectorReader {
     /// Nothing read yet. `input` is the input's name in errors, `kind` the type to convert to.
@@ -132,12 +141,19 @@ impl VectorReader {
             metric,
             prepares: true,
             elements,
+            filled: 0,
             dim: None,
             ends: None,
             first: 0,
             seen: 0,
             positions,
+            together: None,
         }
+    }
+
+    /// Reads batches on all cores. The caller holds no lock that rayon's workers may wait for.
+    pub(super) fn on_all_cores(self) -> Self {
+        Self { together: Some(TOGETHER), ..self }
     }
 
     /// Continues in an input whose first `first` rows were read elsewhere; `dim` is the vectors'
@@ -192,10 +208,10 @@ impl VectorReader {
             return sets.reserve(more, tokens);
         }
         let Some(dim) = self.dim else { return };
-        let more = more * self.elements.kind().width(dim);
+        let (more, filled) = (more * self.elements.kind().width(dim), self.filled);
         match &mut self.elements {
-            Elements::F32(x) => x.reserve_exact(more),
-            Elements::F64(x) => x.reserve_exact(more),
+            Elements::F32(x) => add_room(x, filled + more),
+            Elements::F64(x) => add_room(x, filled + more),
             Elements::Bits(x) => x.reserve_exact(more),
             Elements::Sets(_) => {}
         }
@@ -226,21 +242,30 @@ impl VectorReader {
 
     /// The rows that have a vector, and their positions among the rows read.
     pub fn finish(mut self) -> (Rows, Vec<u32>) {
-        if let Elements::Sets(sets) = &mut self.elements {
-            sets.shrink_to_fit();
-        }
+        self.end();
         let matrix = Matrix::new(self.elements, self.positions.len(), self.dim.unwrap_or(0));
         (Rows::all(Arc::new(matrix)), self.positions)
     }
 
     /// Rows of any length, end to end; for each that has a vector, its position among the rows
     /// read, where its elements are, and its length.
-    pub(super) fn finish_of_any_length(self) -> (Elements, Vec<(u32, Range<usize>, usize)>) {
+    pub(super) fn finish_of_any_length(mut self) -> (Elements, Vec<(u32, Range<usize>, usize)>) {
+        self.end();
         let ends = self.ends.unwrap_or_default();
         let starts = std::iter::once(0).chain(ends.iter().map(|(end, _)| *end));
         let rows = self.positions.iter().zip(starts.zip(&ends));
         let rows = rows.map(|(position, (start, (end, dim)))| (*position, start..*end, *dim));
         (self.elements, rows.collect())
+    }
+
+    /// Cuts off what was not filled.
+    fn end(&mut self) {
+        match &mut self.elements {
+            Elements::F32(x) => x.truncate(self.filled),
+            Elements::F64(x) => x.truncate(self.filled),
+            Elements::Bits(_) => {}
+            Elements::Sets(sets) => sets.shrink_to_fit(),
+        }
     }
 
     fn append_numbers<T: Number>(&mut self, columns: &[ArrayRef], out: &mut Vec<T>) -> Result<()> {
@@ -252,18 +277,80 @@ impl VectorReader {
 
     fn append_lists<T: Number>(&mut self, column: &ArrayRef, out: &mut Vec<T>) -> Result<()> {
         let (values, range) = list_ranges(column);
-        let values = T::numbers(&values);
-        for row in (0..column.len()).filter(|row| column.is_valid(*row)) {
-            let range = range(row);
-            self.check_dim(row, range.len())?;
-            if values.null_count() > 0
-                && let Some(at) = range.clone().position(|i| values.is_null(i))
-            {
-                return Err(self.bad(row, RowProblem::NullElement { at }));
-            }
-            self.push(row, T::slice_of(&values, range).iter().copied(), out)?;
+        let lists = Lists::<T>::new(&values, range);
+        let valid = (column.null_count() > 0)
+            .then(|| (0..column.len()).filter(|row| column.is_valid(*row)).collect::<Vec<_>>());
+        let count = valid.as_ref().map_or(column.len(), Vec::len);
+        let row_of = |i: usize| valid.as_ref().map_or(i, |valid| valid[i]);
+        if self.ends.is_some() {
+            return (0..count).map(row_of).try_for_each(|row| {
+                let dim = lists.range(row).len();
+                self.check_dim(row, dim)?;
+                let to = self.room(dim, out);
+                self.fill(&lists, row, to).map_err(|problem| self.bad(row, problem))?;
+                self.keep(row, self.filled, dim);
+                Ok(())
+            });
         }
+        let is_fixed = matches!(column.data_type(), DataType::FixedSizeList(..));
+        let looked_at = if is_fixed { count.min(1) } else { count };
+        let wrong = (0..looked_at).find_map(|i| {
+            let row = row_of(i);
+            Some((i, self.check_dim(row, lists.range(row).len()).err()?))
+        });
+        // All rows before one of another length are looked at first.
+        let (count, wrong) = wrong.map_or((count, Ok(())), |(i, error)| (i, Err(error)));
+        self.append_all(&lists, count, row_of, out)?;
+        wrong
+    }
+
+    /// Appends `count` rows of the known length; `row_of` says which.
+    fn append_all<T: Number>(
+        &mut self,
+        lists: &Lists<'_, T>,
+        count: usize,
+        row_of: impl Fn(usize) -> usize + Sync,
+        out: &mut Vec<T>,
+    ) -> Result<()> {
+        let dim = self.dim.unwrap_or(1);
+        let together = self.together.map_or(count, |together| together / dim).max(1);
+        let tasks: Vec<_> = self.room(count * dim, out).chunks_mut(together * dim).collect();
+        let fill = |(task, to): (usize, &mut [T])| {
+            to.chunks_exact_mut(dim).enumerate().try_for_each(|(i, to)| {
+                let row = row_of(task * together + i);
+                self.fill(lists, row, to).map_err(|problem| (row, problem))
+            })
+        };
+        let tasks: Vec<_> = tasks.into_iter().enumerate().collect();
+        let filled: Result<(), _> = match tasks.len() {
+            0 | 1 => tasks.into_iter().try_for_each(fill),
+            _ => in_parallel(tasks, fill).into_iter().collect(),
+        };
+        filled.map_err(|(row, problem)| self.bad(row, problem))?;
+        let seen = self.seen;
+        self.positions.extend((0..count).map(|i| (seen + row_of(i) as u64) as u32));
         Ok(())
+    }
+
+    /// Sets a row to what is in a list, checked and prepared.
+    fn fill<T: Number>(
+        &self,
+        lists: &Lists<'_, T>,
+        row: usize,
+        to: &mut [T],
+    ) -> Result<(), RowProblem> {
+        to.copy_from_slice(lists.numbers(row)?);
+        self.prepare(to)
+    }
+
+    /// Room for so many more numbers.
+    fn room<'a, T: Real>(&mut self, more: usize, out: &'a mut Vec<T>) -> &'a mut [T] {
+        let start = self.filled;
+        self.filled += more;
+        if out.len() < self.filled {
+            out.resize(self.filled, T::ZERO);
+        }
+        &mut out[start..self.filled]
     }
 
     fn append_dimensions<T: Number>(
@@ -279,33 +366,26 @@ impl VectorReader {
                 None => {}
             }
             self.check_dim(row, columns.len())?;
-            let values = columns.iter().map(|column| T::slice_of(column, row..row + 1)[0]);
-            self.push(row, values, out)?;
+            let to = self.room(columns.len(), out);
+            for (to, column) in to.iter_mut().zip(&columns) {
+                *to = T::slice_of(column, row..row + 1)[0];
+            }
+            self.prepare(to).map_err(|problem| self.bad(row, problem))?;
+            self.keep(row, self.filled, columns.len());
         }
         Ok(())
     }
 
-    /// Appends a row's values, checked and prepared.
-    fn push<T: Real>(
-        &mut self,
-        row: usize,
-        values: impl Iterator<Item = T>,
-        out: &mut Vec<T>,
-    ) -> Result<()> {
-        let start = out.len();
-        out.extend(values);
-        if let Some(at) = out[start..].iter().position(|x| !x.is_finite()) {
-            let value = out[start + at].to_f64();
-            return Err(self.bad(row, RowProblem::NotFinite { at, value }));
+    /// Checks a row's values, and prepares them.
+    fn prepare<T: Real>(&self, row: &mut [T]) -> Result<(), RowProblem> {
+        if let Some(at) = row.iter().position(|x| !x.is_finite()) {
+            return Err(RowProblem::NotFinite { at, value: row[at].to_f64() });
         }
-        let prepared = if self.prepares {
-            self.metric.prepare(&mut out[start..])
+        if self.prepares {
+            self.metric.prepare(row)
         } else {
-            self.metric.prepare(&mut out[start..].to_vec())
-        };
-        prepared.map_err(|problem| self.bad(row, problem))?;
-        self.keep(row, out.len(), out.len() - start);
-        Ok(())
+            self.metric.prepare(&mut row.to_vec())
+        }
     }
 
     /// Records that the row has a vector, which ends here.
@@ -373,6 +453,15 @@ impl VectorReader {
     }
 }
 
+/// Makes room for so many numbers in all.
+fn add_room<T: Real>(values: &mut Vec<T>, all: usize) {
+    if values.len() < all {
+        let mut longer = vec![T::ZERO; all];
+        longer[..values.len()].copy_from_slice(values);
+        *values = longer;
+    }
+}
+
 /// Integers of any type as 64 bits, and whether these are without a sign.
 fn tokens_of(values: &ArrayRef) -> (ArrayRef, bool) {
     if let Some(unsigned) = values.as_primitive_opt::<UInt64Type>() {
@@ -385,30 +474,3 @@ fn tokens_of(values: &ArrayRef) -> (ArrayRef, bool) {
         Err(error) => unreachable!("integers convert to integers: {error}"),
     }
 }
-
-/// Reals as Arrow arrays hold them.
-trait Number: Real {
-    /// Numbers of any type, converted.
-    fn numbers(array: &ArrayRef) -> ArrayRef;
-    /// Some values of a converted array.
-    fn slice_of(array: &ArrayRef, range: Range<usize>) -> &[Self];
-}
-
-macro_rules! number {
-    ($type:ident, $arrow:ident, $data_type:ident) => {
-        impl Number for $type {
-            fn numbers(array: &ArrayRef) -> ArrayRef {
-                match cast(array, &DataType::$data_type) {
-                    Ok(array) => array,
-                    Err(error) => unreachable!("numbers convert to numbers: {error}"),
-                }
-            }
-            fn slice_of(array: &ArrayRef, range: Range<usize>) -> &[Self] {
-                let array: &PrimitiveArray<$arrow> = array.as_primitive();
-                &array.values()[range]
-            }
-        }
-    };
-}
-number!(f32, Float32Type, Float32);
-number!(f64, Float64Type, Float64);

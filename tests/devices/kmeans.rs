@@ -33,7 +33,7 @@ pub fn trials() -> Vec<(String, Test)> {
 }
 
 /// Rows, dimension, clusters: of every way in which a device assigns rows, and around its limits.
-const CLUSTER_SHAPES: [(usize, usize, u64); 11] = [
+const CLUSTER_SHAPES: [(usize, usize, u64); 14] = [
     (40, 1, 3),
     (300, 3, 7),
     (9000, 2, 130),
@@ -45,6 +45,9 @@ const CLUSTER_SHAPES: [(usize, usize, u64); 11] = [
     (600, 128, 70),
     (400, 129, 9),
     (700, 130, 300),
+    (300, 257, 70),
+    (150, 1024, 65),
+    (100, 1025, 5),
 ];
 
 /// Labels are those of the nearest centroid by definition, and everything is bit by bit what the CPU
@@ -280,7 +283,7 @@ fn rounds_by_definition(device: &AnyDevice) -> Result<(), Failed> {
 /// First centroids that are so far away that squares overflow, or that halves do not hold.
 fn far_centroids(device: &AnyDevice) -> Result<(), Failed> {
     for (size, far) in [(1.0, 3e19), (1.0, 1e25), (1e-30, 1e15), (1e-3, 1e8), (1e-38, 1e-2)] {
-        for (dim, k) in [(3, 1), (3, 6), (20, 1), (20, 70), (128, 5)] {
+        for (dim, k) in [(3, 1), (3, 6), (20, 1), (20, 70), (128, 5), (200, 70)] {
             let mut values = Kind::Normal.rows(dim as u64, 500, dim);
             values.iter_mut().flatten().for_each(|x| *x *= size);
             let rows = matrix_f32(&values, dim, Metric::L2);
@@ -301,7 +304,7 @@ fn far_centroids(device: &AnyDevice) -> Result<(), Failed> {
 /// they are added up, and in whatever order, must not decide.
 fn hidden_products(device: &AnyDevice) -> Result<(), Failed> {
     let mut rng = Rng(5);
-    for (dim, k) in [(20, 8), (33, 3), (64, 8), (128, 8)] {
+    for (dim, k) in [(20, 8), (33, 3), (64, 8), (128, 8), (300, 8)] {
         for small in (0..15).map(|places| 2f64.powi(-places)) {
             for cancels in [false, true] {
                 let large: Vec<f64> = (0..dim / 4).map(|_| 64.0 + rng.below(64) as f64).collect();

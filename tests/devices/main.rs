@@ -7,6 +7,7 @@ mod dbscan;
 mod kmeans;
 mod lsh;
 mod search;
+mod seeding;
 mod session;
 #[path = "../support/mod.rs"]
 mod support;
@@ -25,7 +26,7 @@ fn main() {
     for (name, device) in support::devices() {
         let all = search::trials().into_iter().chain(among::trials());
         let all = all.chain(kmeans::trials()).chain(session::trials()).chain(dbscan::trials());
-        let all = all.chain(lsh::trials());
+        let all = all.chain(lsh::trials()).chain(seeding::trials());
         for (test, run) in all {
             let (missing, device) = (device.is_none(), device.clone());
             let trial = Trial::test(format!("{name}::{test}"), move || match &device {

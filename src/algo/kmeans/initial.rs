@@ -15,7 +15,7 @@ use crate::random::Random;
 /// The first centroids of a run, for each problem.
 pub(super) fn initial<T: Real>(
     inputs: &[Input<'_, T>],
-    session: &dyn KMeansSession<T>,
+    session: &mut (dyn KMeansSession<T> + '_),
     given: Option<&Rows>,
     run: usize,
     job: &Job,
@@ -32,6 +32,7 @@ pub(super) fn initial<T: Real>(
         }
         Init::PlusPlus => session.seed((0..inputs.len()).map(|i| (i, random())).collect(), job),
         Init::Parallel => {
+            let session = &*session;
             let parallel = |(i, input): (usize, &Input<'_, T>)| {
                 input.parallel(|centroids| session.assign_to(i, centroids, job), random(), job)
             };

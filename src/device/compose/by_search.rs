@@ -107,7 +107,7 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
 }
 
 impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
-    fn seed(&self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>> {
+    fn seed(&mut self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>> {
         let alone = problems.len() == 1;
         let seed = |(problem, mut random): (usize, Random), job: &Job| {
             let Problem { rows, weights, given, .. } = &self.problems[problem];

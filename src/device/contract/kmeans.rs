@@ -123,7 +123,7 @@ pub trait KMeansSession<T>: Send + Sync {
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory), and any
     /// error of the device; so for the others.
-    fn seed(&self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>>;
+    fn seed(&mut self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>>;
 
     /// The nearest of these vectors, any number of them, for every row of a problem. Does not change
     /// the session.

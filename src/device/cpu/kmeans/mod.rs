@@ -2,11 +2,10 @@
 //!
 //! | module | job |
 //! |---|---|
-//! | `seeding`, `shares` | the choice of first centroids |
+//! | `seeding` | the choice of first centroids |
 //! | `rounds` | the nearest centroid of every row |
 //! | `cluster_sums` | sums of clusters |
 
 pub(in crate::device) mod cluster_sums;
 pub(in crate::device::cpu) mod rounds;
 pub(in crate::device) mod seeding;
-mod shares;

@@ -6,12 +6,12 @@
 
 use rayon::prelude::*;
 
-use super::shares::{BLOCK, Shares};
 use crate::device::cpu::rounded::nearer::{Nearer, PANELS, Scratch, Vectors};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::sweep::{ROWS, Starts};
 use crate::device::cpu::simd::transposed::Transposed;
+use crate::device::shares::{BLOCK, Shares, candidates};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::{Real, Rows};
@@ -58,10 +58,8 @@ fn choose<T: Lanes>(
     // Costs, the starts that bound them, and what is kept.
     let per_row = 2 * size_of::<T>() + KEPT * size_of::<Lowered<T>>() / BLOCK;
     let _reserved = job.reserve("the choice of first centroids", rows.len() * per_row)?;
-    let shares = Shares::new::<T>(rows.len(), weights);
-    let bits = random.bits();
-    let first = shares.draw(&vec![T::ONE; rows.len()], bits);
-    let first = first.unwrap_or_else(|| shares.draw_any(rows.len(), bits));
+    let shares = Shares::new(rows.len(), weights);
+    let first = shares.draw_first(random.bits());
     if k <= 1 {
         return Ok(vec![first; k]);
     }
@@ -211,23 +209,23 @@ impl<T: Lanes> Seeding<'_, T> {
     fn choose(mut self, first: u32, k: usize, random: &mut Random, job: &Job) -> Result<Vec<u32>> {
         let mut chosen = vec![first];
         self.lower(first, None, job)?;
-        self.shares.rescale(&self.costs);
-        let candidates = 2 + (k as f64).ln() as usize;
+        self.shares.rescale(|row| self.costs[row].to_f64());
+        let candidates = candidates(k);
         while chosen.len() < k {
             let drawn: Vec<u32> = (0..candidates).map(|_| self.draw(random.bits())).collect();
             let (best, found) = self.best(&drawn, job)?;
             chosen.push(drawn[best]);
             if chosen.len() < k {
                 self.lower(drawn[best], Some((best, found)), job)?;
-                self.shares.keep_scale(&self.costs);
+                self.shares.keep_scale(|row| self.costs[row].to_f64());
             }
         }
         Ok(chosen)
     }
 
     fn draw(&self, bits: u64) -> u32 {
-        let drawn = self.shares.draw(&self.costs, bits);
-        drawn.unwrap_or_else(|| self.shares.draw_any(self.costs.len(), bits))
+        let drawn = self.shares.draw(|row| self.costs[row].to_f64(), bits);
+        drawn.unwrap_or_else(|| self.shares.draw_any(bits))
     }
 
     /// Which of these rows lowers the sum of all shares most, the first in case of a tie; and what was found on the
@@ -244,7 +242,7 @@ impl<T: Lanes> Seeding<'_, T> {
                 &candidates,
                 scratch,
                 |candidate, row, distance| {
-                    let share = |cost| self.shares.of(block * BLOCK + row, cost);
+                    let share = |cost: T| self.shares.of(block * BLOCK + row, cost.to_f64());
                     gains[candidate] += share(costs[row]) - share(distance);
                     fits &= lowered.len() < KEPT;
                     if fits {
@@ -298,8 +296,9 @@ impl<T: Lanes> Seeding<'_, T> {
                 lowered.into_iter().filter(|found| found.candidate as usize == number)
             {
                 let (row, at) = (row as usize, block * BLOCK + row as usize);
+                let share = |cost: T| shares.of(at, cost.to_f64());
                 // All rows but the first one chosen cost more than there is at first.
-                *total = total.wrapping_sub(shares.of(at, costs[row]) - shares.of(at, distance));
+                *total = total.wrapping_sub(share(costs[row]) - share(distance));
                 costs[row] = distance;
                 if let Method::ByBounds(nearer) = method {
                     starts[row / ROWS].0[row % ROWS] = nearer.start(at, distance);
@@ -346,7 +345,7 @@ mod tests {
             let rows = rows_of(kind, count, dim);
             let metric = if kind == 5 { Metric::Cosine } else { Metric::SqEuclidean };
             let choose = |method: Method<f32>| {
-                let (shares, costs) = (Shares::new::<f32>(count, None), vec![f32::INFINITY; count]);
+                let (shares, costs) = (Shares::new(count, None), vec![f32::INFINITY; count]);
                 let seeding = Seeding { shares, costs, starts: method.starts(), method };
                 seeding.choose(5, 40, &mut Random::new(3), &job)
             };

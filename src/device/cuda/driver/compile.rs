@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 32] = files![
+const FILES: [(&str, &str); 37] = files![
     "common/arithmetic.cuh",
     "common/copy.cuh",
     "common/scan.cuh",
@@ -52,6 +52,11 @@ const FILES: [(&str, &str); 32] = files![
     "search/merge.cuh",
     "search/pack.cuh",
     "search/scan.cuh",
+    "seeding.cu",
+    "seeding/bounds.cuh",
+    "seeding/draw.cuh",
+    "seeding/pairs.cuh",
+    "seeding/shares.cuh",
 ];
 
 /// Options of every compilation. The compiler must not introduce fused multiply-adds: the order and
@@ -129,9 +134,11 @@ fn include(file: &str, seen: &mut Vec<String>, text: &mut String) {
 mod tests {
     use super::*;
 
+    const MODULES: [&str; 5] = ["search.cu", "kmeans.cu", "seeding.cu", "dbscan.cu", "hashing.cu"];
+
     #[test]
     fn a_program_has_every_file_it_needs_once() {
-        for file in ["search.cu", "kmeans.cu", "dbscan.cu", "hashing.cu"] {
+        for file in MODULES {
             let text = source(file);
             assert!(!text.contains("#include"), "{file}");
             assert_eq!(text.matches("enum Metric").count(), 1, "{file}");
@@ -140,7 +147,7 @@ mod tests {
 
     #[test]
     fn every_file_is_in_some_program() {
-        let all = ["search.cu", "kmeans.cu", "dbscan.cu", "hashing.cu"].map(source).concat();
+        let all = MODULES.map(source).concat();
         for (name, text) in FILES {
             let last = text.lines().rfind(|line| !line.is_empty()).unwrap();
             let is_used = last.starts_with("#include") || all.contains(last);

@@ -17,12 +17,18 @@ use crate::metric::Metric;
 const NEAR_DIM: usize = 10;
 const NEAR_CLUSTERS: usize = 4096;
 
-/// The most elements of a row that fit into registers as halves.
-const TILES_DIM: usize = 128;
+/// The most elements of a row that fit into registers as halves, the elements of a slice of wider rows, and
+/// the most of a row in half precision.
+const NARROW_DIM: usize = 128;
+const SLICE: usize = 64;
+const TILES_DIM: usize = 1024;
 
 /// Constants that `kernels/kmeans` shares with this folder.
-const CONSTANTS: [(&str, usize); 6] = [
+const CONSTANTS: [(&str, usize); 9] = [
     ("TILE", TILE),
+    ("NARROW_DIM", NARROW_DIM),
+    ("SLICE", SLICE),
+    ("TILES_DIM", TILES_DIM),
     ("WARPS", WARPS),
     ("STAGES", STAGES),
     ("SORTED_ROWS", SORTED_ROWS),
@@ -164,10 +170,11 @@ pub(super) fn ranks(k: usize) -> usize {
 
 /// Elements of a row in half precision, padded with zeros.
 pub(super) fn half_dim(dim: usize) -> usize {
-    dim.next_multiple_of(16)
+    dim.next_multiple_of(if dim > NARROW_DIM { SLICE } else { 16 })
 }
 
 /// Shared memory of a block that multiplies tiles.
 pub(super) fn stages_bytes(dim: usize) -> usize {
-    STAGES * (TILE * (half_dim(dim) + 8) * 2 + TILE * 4)
+    let slice = if dim > NARROW_DIM { SLICE } else { half_dim(dim) };
+    STAGES * (TILE * (slice + 8) * 2 + TILE * 4)
 }

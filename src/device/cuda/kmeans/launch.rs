@@ -412,7 +412,7 @@ fn of_tiles(
     origin: u64,
     place: &mut impl FnMut(usize) -> Result<u64>,
 ) -> Result<Halves> {
-    let (tiles, room_for_pairs) = (problem.k.next_multiple_of(TILE), count.max(4096));
+    let (tiles, room_for_pairs) = (problem.k.next_multiple_of(TILE), (2 * count).max(4096));
     let scale = scale(problem.farthest);
     Ok(Halves {
         half_rows: place(count * half_dim(dim) * 2)?,

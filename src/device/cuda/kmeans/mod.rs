@@ -2,10 +2,12 @@
 //!
 //! | way | for | how |
 //! |---|---|---|
-//! | [`Resident`] | rows of f32 and equal weight, up to 128 dimensions | rows stay on the GPU, which runs all rounds |
+//! | [`Resident`] | rows of f32 and equal weight, up to 1,024 dimensions | rows stay on the GPU, which runs all rounds |
 //! | groups | the same, up to 32 dimensions, small problems beside others | a block of threads for each, all rounds in few launches |
 //! | by search | everything else | rows are sent in every round, the host computes sums |
 //! | on the host | small problems beside others that are not groups | the CPU |
+//!
+//! First centroids are chosen on the GPU, whatever the way, unless a problem is small.
 //!
 //! A problem falls back to the general ways where its own one gives up: centroids so far away that
 //! squares overflow, too many of them equally near, too little memory.
@@ -14,13 +16,16 @@ mod kernels;
 mod launch;
 mod launch_groups;
 mod resident;
+mod seeding;
 mod structs;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use self::kernels::{MOST_ROWS, RoundKernels, Way as ResidentWay, way};
 use self::launch_groups::{GROUPS_DIM, GroupJob, GroupsWorkspace};
 use self::resident::Resident;
+use super::driver::memory::Buffer;
 use super::driver::sys::failed;
 use super::driver::upload::elapsed;
 use super::handle::CudaDevice;
@@ -51,7 +56,7 @@ impl KMeansDevice for CudaDevice {
 /// A session on a GPU.
 struct CudaKMeans<'a, T> {
     device: Arc<CudaDevice>,
-    rows: &'a Rows,
+    input: KMeansInput<'a>,
     problems: Vec<Problem<T>>,
     by_search: BySearch<'a, CudaDevice, T>,
     on_host: KMeansOnHost<'a, T>,
@@ -68,6 +73,8 @@ struct Problem<T> {
     /// The state before the last rounds: centroids, and clusters with their sums if rows were in any.
     begun: (Vec<T>, Option<(Assignment<T>, ClusterSums)>),
     empty: Option<ClusterSums>,
+    /// Its rows on the GPU, if they were sent to choose among them.
+    uploaded: Option<Buffer>,
     resident: Option<Resident>,
     /// Centroids and clusters of a problem that is done, and removed from the GPU.
     done: Option<(Vec<T>, Assignment<T>)>,
@@ -110,12 +117,13 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             way: suits(given),
             begun: (Vec::new(), None),
             empty: None,
+            uploaded: None,
             resident: None,
             done: None,
         });
         Self {
             device: device.clone(),
-            rows: input.rows,
+            input,
             problems: all.collect(),
             by_search: BySearch::open(device, input, problems.clone()),
             on_host: host_session(input, problems.clone()),
@@ -129,6 +137,32 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             Way::OnHost => &mut self.on_host,
             _ => &mut self.by_search,
         }
+    }
+
+    /// Whether the first centroids of a problem are chosen on the GPU.
+    fn can_seed(&self, problem: usize) -> bool {
+        let Problem { given, rows, .. } = &self.problems[problem];
+        let work = rows.len() * given.k * rows.matrix().dim();
+        work >= LARGE_PROBLEM && given.k > 1 && seeding::can_seed(&self.device, rows, given.k)
+    }
+
+    /// Chooses the first centroids of a problem on the GPU.
+    fn seed_there(&mut self, problem: usize, random: Random, job: &Job) -> Result<Vec<T>> {
+        let KMeansInput { weights, metric, .. } = self.input;
+        let CudaDevice { gpu, memory } = self.device.as_ref();
+        let Problem { given, rows, way, uploaded, .. } = &mut self.problems[problem];
+        let (sent, ready, transfer) = gpu.uploader.upload_plain(memory, rows, job)?;
+        gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
+        let weights = weights.map(|weights| &weights[given.rows.clone()]);
+        let input = seeding::Input { rows, uploaded: &sent, weights, metric, problem: given };
+        let (chosen, kernel) = seeding::plus_plus::<T>(&self.device, &input, random, job)?;
+        let (bytes_sent, transfer) = (transfer.bytes, transfer.time()?);
+        self.work += Work { bytes_sent, transfer, kernel, ..Work::default() };
+        if matches!(way, Way::Resident(_)) {
+            *uploaded = Some(sent);
+        }
+        let (values, dim): (&[T], usize) = (rows.reals().unwrap_or_default(), rows.matrix().dim());
+        Ok(chosen.iter().flat_map(|row| &values[*row as usize * dim..][..dim]).copied().collect())
     }
 
     /// Switches a problem from its own way to the general one, where its last rounds begin again.
@@ -208,10 +242,10 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let jobs = groups.iter().map(|(problem, _)| self.problems[*problem].group_job());
         let jobs: Vec<GroupJob> = jobs.collect();
         let CudaDevice { gpu, memory } = self.device.as_ref();
-        let kernels = RoundKernels::get(gpu, self.rows.matrix().dim())?;
-        let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, self.rows, job)?;
+        let kernels = RoundKernels::get(gpu, self.input.rows.matrix().dim())?;
+        let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, self.input.rows, job)?;
         gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
-        let rows = (buffer, self.rows.len());
+        let rows = (buffer, self.input.rows.len());
         let begin = gpu.timestamp()?;
         let mut workspace = GroupsWorkspace::new(&kernels, &gpu.compute, memory, rows, &jobs)?;
         workspace.run(&kernels, limit, job)?;
@@ -250,7 +284,8 @@ impl<T: Real> Problem<T> {
             let empty = self.empty();
             let CudaDevice { gpu, memory } = device;
             let start = (&empty, way);
-            let mut resident = Resident::open(gpu, memory, &self.rows, &self.given, start, job)?;
+            let rows = (&self.rows, self.uploaded.take());
+            let mut resident = Resident::open(gpu, memory, rows, &self.given, start, job)?;
             resident.start(&singles(&self.begun.0))?;
             self.resident = Some(resident);
         }
@@ -275,8 +310,20 @@ impl<T: Real> Problem<T> {
 }
 
 impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
-    fn seed(&self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>> {
-        self.on_host.seed(problems, job)
+    fn seed(&mut self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>> {
+        let mut found = HashMap::new();
+        let (there, mut here): (Vec<_>, Vec<_>) =
+            problems.iter().cloned().partition(|(problem, _)| self.can_seed(*problem));
+        for (problem, random) in there {
+            match self.seed_there(problem, random.clone(), job) {
+                Ok(centroids) => drop(found.insert(problem, centroids)),
+                Err(Error::DeviceMemory { .. }) => here.push((problem, random)),
+                Err(error) => return Err(error),
+            }
+        }
+        let numbers: Vec<_> = here.iter().map(|(problem, _)| *problem).collect();
+        found.extend(numbers.into_iter().zip(self.on_host.seed(here, job)?));
+        problems.iter().map(|(i, _)| found.remove(i).ok_or_else(not_started)).collect()
     }
 
     fn assign_to(&self, problem: usize, centroids: &[T], job: &Job) -> Result<Assignment<T>> {

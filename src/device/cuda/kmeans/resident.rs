@@ -12,7 +12,7 @@ use super::structs::Status;
 use crate::device::ClusterSums;
 use crate::device::contract::{Assignment, KMeansProblem, RoundsRun, StopReason, Work};
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::memory::Memory;
+use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::failed;
 use crate::device::cuda::driver::upload::elapsed;
 use crate::error::Result;
@@ -41,23 +41,30 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// Uploads rows of f32 whose squared distances never overflow. `empty` has the sums of no rows.
+    /// Uploads rows of f32 whose squared distances never overflow, unless they are there. `empty` has the
+    /// sums of no rows.
     pub(super) fn open(
         gpu: &Arc<Gpu>,
         memory: &Arc<Memory>,
-        rows: &Rows,
+        (rows, uploaded): (&Rows, Option<Buffer>),
         problem: &KMeansProblem,
         (empty, way): (&ClusterSums, Way),
         job: &Job,
     ) -> Result<Self> {
         assert!(rows.len() <= MOST_ROWS);
         let kernels = RoundKernels::get(gpu, rows.matrix().dim())?;
-        let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, rows, job)?;
-        gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
+        let mut work = Work::default();
+        let buffer = match uploaded {
+            Some(buffer) => buffer,
+            None => {
+                let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, rows, job)?;
+                gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
+                (work.bytes_sent, work.transfer) = (transfer.bytes, transfer.time()?);
+                buffer
+            }
+        };
         let (shape, start) = ((rows.len(), way), (problem, empty));
         let workspace = Workspace::new(kernels, &gpu.compute, memory, buffer, shape, start)?;
-        let work =
-            Work { bytes_sent: transfer.bytes, transfer: transfer.time()?, ..Work::default() };
         let (gpu, memory, empty) = (gpu.clone(), memory.clone(), empty.clone());
         let (rows, rounds, computing) = (rows.len(), 0, Vec::new());
         Ok(Self { gpu, memory, workspace, empty, rows, rounds, work, computing })

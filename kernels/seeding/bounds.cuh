@@ -1,0 +1,219 @@
+// Compares rows with candidates in whole numbers of 8 bits on tensor cores, and computes the pairs that
+// those do not decide.
+//
+// A row x is rounded to c + q / inverse, and the distance of x from its rounding, times `inverse`, is its
+// residual. So the distance of two rows in steps is at least |q - p| less both residuals, and the square
+// |q|^2 + |p|^2 - 2 q p of whole numbers is exact. Every bound here is rounded towards computing a pair.
+
+#include "seeding/shares.cuh"
+
+constexpr u32 MULTIPLIED = (DIM + 31) / 32;       // multiplications of 32 elements each
+constexpr u32 ROW_WORDS = MULTIPLIED * 8;
+constexpr u32 CANDIDATE_STRIDE = ROW_WORDS + 4;   // odd in units of 16 bytes
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+constexpr bool HAS_BOUNDS = DIM > MOST_PAIRED;
+#else
+constexpr bool HAS_BOUNDS = false;
+#endif
+
+// 16 rows x 32 elements times 32 elements x 8 candidates.
+__device__ __forceinline__ void multiply_words(int (&sum)[4], uint4 a, u32 b0, u32 b1) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+#endif
+}
+
+// Where a word of a row, 4 elements, is in `words`: rows 0 to 7 of 16 have the first and the third of a
+// lane's words, the others the second and the fourth.
+__device__ __forceinline__ u32* word_of(const Bounds& bounds, u32 row, u32 word) {
+    const u32 lane = row % 8 * 4 + word % 4, of_lane = row / 8 % 2 + word / 4 % 2 * 2;
+    u32* words = reinterpret_cast<u32*>(bounds.words);
+    return words + (((u64)(row / 16) * MULTIPLIED + word / 8) * 32 + lane) * 4 + of_lane;
+}
+
+// Rounds rows to whole numbers, and pads them to multiples of 32 rows. A warp for each row.
+extern "C" __global__ __launch_bounds__(SEED_THREADS) void round_to_words(Seeding seeding, Bounds bounds) {
+    const u32 row = blockIdx.x * (SEED_THREADS / 32) + threadIdx.x / 32, lane = Warp::rank();
+    if (!HAS_BOUNDS || row >= (seeding.count + 31) / 32 * 32) return;
+    const bool is_row = row < seeding.count;
+    double left = 0, length = 0, from_origin = 0;
+    int square = 0;
+    for (u32 word = lane; word < ROW_WORDS; word += 32) {
+        u32 bytes = 0;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 j = word * 4 + i;
+            if (!is_row || j >= DIM) continue;
+            const double x = seeding.rows[(u64)row * DIM + j];
+            const double steps = multiply(add(x, -bounds.centre[j]), bounds.inverse);
+            const double whole = fmin(fmax(rint(steps), -127.0), 127.0);
+            const int number = (int)whole;
+            const double apart = add(steps, -whole);
+            left = fused(apart, apart, left);
+            length = fused(steps, steps, length);
+            from_origin = fused(x, x, from_origin);
+            square += number * number;
+            bytes |= ((u32)number & 0xff) << (8 * i);
+        }
+        *word_of(bounds, row, word) = bytes;
+    }
+    left = add_lanes(left), length = add_lanes(length), from_origin = add_lanes(from_origin);
+    square = (int)add_lanes((double)square);
+    if (lane != 0 || !is_row) return;
+    bounds.squares[row] = square;
+    // The rounding errors of this function are far smaller than these factors say.
+    const double residual = add(multiply(root(left), 1.0 + 1e-9), multiply(root(length), 1e-12));
+    bounds.residuals[row] = __double2float_ru(residual);
+    const float norm = __double2float_ru(multiply(root(from_origin), 1.0 + 1e-9));
+    atomicMax(&seeding.state->longest, __float_as_uint(norm));
+}
+
+// What makes a cost, in the type of rows, a distance in steps that no nearer row exceeds.
+struct Slack {
+    float factor, absolute, squares, inverse;
+};
+
+// The rounding of the contract's own sum: see `Rounding` in src/device/cpu/rounded/base.rs.
+__device__ __forceinline__ Slack slack_of(const Seeding& seeding, const Bounds& bounds) {
+    const double terms = DIM + 8;
+    const double relative = terms * Limits<Scalar>::epsilon();
+    const double absolute = 4 * terms * Limits<Scalar>::smallest() * Limits<Scalar>::epsilon();
+    Slack slack;
+    slack.factor = __double2float_ru(1.0 + 2.0 * relative);
+    slack.absolute = __double2float_ru(2.0 * absolute);
+    const float norm = __uint_as_float(seeding.state->longest);
+    // Of products: |q - x|^2 is at most this and twice their distance less 1.
+    const double squares = 2.0 * norm * (double)norm * (1.0 + 2.0 * relative) + 4.0 * absolute;
+    slack.squares = __double2float_ru(squares * (1.0 + 1e-9));
+    slack.inverse = __double2float_ru(bounds.inverse);
+    return slack;
+}
+
+__device__ __forceinline__ float rounded_up(float x) { return x; }
+__device__ __forceinline__ float rounded_up(double x) { return __double2float_ru(x); }
+
+__device__ __forceinline__ float steps_of(const Slack& slack, Real cost, float residual) {
+    float square;
+    if constexpr (SUM == PRODUCTS) {
+        square = fmaxf(__fmaf_ru(2.0f, rounded_up(reach_of(cost)), slack.squares), 0.0f);
+    } else {
+        square = __fmaf_ru(rounded_up(cost), slack.factor, slack.absolute);
+    }
+    return __fmaf_ru(__fsqrt_ru(square), slack.inverse, residual);
+}
+
+// The distance of two rows, as the contract adds it up.
+__device__ __forceinline__ Real distance_between(const Scalar* a, const Scalar* b) {
+    constexpr u32 TOGETHER = 32, LEFT = DIM % TOGETHER;
+    // All of a row is on its way while its beginning is added up.
+    for (u32 j = TOGETHER; j < DIM; j += LINE / sizeof(Scalar)) prefetch(b + j);
+    Total total = 0;
+    for (u32 j = 0; j + TOGETHER <= DIM; j += TOGETHER) {
+        Scalar x[TOGETHER], y[TOGETHER];
+        load(x, a + j);
+        load(y, b + j);
+        total = add_pair(x, y, total);
+    }
+    for (u32 j = DIM - LEFT; j < DIM; j++) {
+        const Scalar x[1] = {a[j]}, y[1] = {b[j]};
+        total = add_pair(x, y, total);
+    }
+    return distance_of(total, Bits{0, 0});
+}
+
+// Lists the pairs of 32 rows from `start` on and 8 candidates from `first` on that whole numbers do not
+// decide. `reach` and `square` are those of a lane's row.
+__device__ __forceinline__ void list_pairs(const Seeding& seeding, const Bounds& bounds, const u32* candidates,
+                                           const int* squares, const float* residuals, u32 first, u32 drawn,
+                                           u32 start, u32 block_start, float reach, int square, u32* count,
+                                           u32* pairs) {
+    const u32 lane = Warp::rank();
+    int sums[2][4] = {};
+    const uint4* words = bounds.words + (u64)(start / 16) * MULTIPLIED * 32 + lane;
+    const u32* b = candidates + (first + lane / 4) * CANDIDATE_STRIDE + lane % 4;
+#pragma unroll 4
+    for (u32 i = 0; i < MULTIPLIED; i++) {
+        multiply_words(sums[0], __ldg(words + i * 32), b[i * 8], b[i * 8 + 4]);
+        multiply_words(sums[1], __ldg(words + (MULTIPLIED + i) * 32), b[i * 8], b[i * 8 + 4]);
+    }
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        const u32 candidate = first + lane % 4 * 2 + i;
+        const int square_of_candidate = squares[candidate];
+        const float residual = residuals[candidate];
+#pragma unroll
+        for (u32 part = 0; part < 4; part++) {
+            const u32 row = part * 8 + lane / 4;
+            const float most = __fadd_ru(__shfl_sync(0xffffffff, reach, row), residual);
+            const int apart = __shfl_sync(0xffffffff, square, row) + square_of_candidate -
+                              2 * sums[part / 2][part % 2 * 2 + i];
+            const bool is_decided = __fmul_ru(most, most) < __int2float_rd(apart);
+            if (is_decided || start + row >= seeding.count || candidate >= drawn) continue;
+            pairs[atomicAdd(count, 1)] = (start - block_start + row) * 32 + candidate;
+        }
+    }
+}
+
+// Dynamic shared memory: CANDIDATE_STRIDE words for each of the candidates, in whole groups of 8, and for
+// each warp 32 words for each candidate and 32 more. A block takes `together` rows, at most BLOCK_ROWS, and
+// a warp 32 of them at a time.
+extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bounds(
+    Seeding seeding, Bounds bounds, u32 drawn, u32 together) {
+    __shared__ Parts gains[MOST_CANDIDATES];
+    __shared__ u32 listed[SEED_THREADS / 32], rows[MOST_CANDIDATES];
+    __shared__ int squares[MOST_CANDIDATES];
+    __shared__ float residuals[MOST_CANDIDATES];
+    if (!HAS_BOUNDS || !is_going_on(seeding)) return;
+    const u32 padded = (drawn + 7) / 8 * 8, lane = Warp::rank(), warp = threadIdx.x / 32;
+    u32* candidates = reinterpret_cast<u32*>(shared);
+    u32* pairs = candidates + padded * CANDIDATE_STRIDE + warp * 32 * (drawn + 1);
+    clear(gains);
+    if (lane == 0) listed[warp] = 0;
+    for (u32 i = threadIdx.x; i < padded * ROW_WORDS; i += SEED_THREADS) {
+        const u32 candidate = i / ROW_WORDS, word = i % ROW_WORDS;
+        const u32 row = candidate < drawn ? seeding.candidates[candidate] : 0;
+        candidates[candidate * CANDIDATE_STRIDE + word] = *word_of(bounds, row, word);
+        if (word == 0) {
+            rows[candidate] = row;
+            squares[candidate] = bounds.squares[row];
+            residuals[candidate] = bounds.residuals[row];
+        }
+    }
+    __syncthreads();
+    const Slack slack = slack_of(seeding, bounds);
+    const u32 first_row = blockIdx.x * together, end = min(seeding.count, first_row + together);
+    for (u32 start = first_row + warp * 32; start < end; start += SEED_THREADS) {
+        const u32 row = min(start + lane, end - 1);
+        if (start + lane < end) seeding.lowered[row] = 0;
+        const float reach = steps_of(slack, seeding.costs[row], bounds.residuals[row]);
+        for (u32 first = 0; first < drawn; first += 8) {
+            list_pairs(seeding, bounds, candidates, squares, residuals, first, drawn, start, first_row,
+                       reach, bounds.squares[row], &listed[warp], pairs);
+        }
+        __syncwarp();
+        u32 count = listed[warp];
+        __syncwarp();
+        // Pairs of all lanes at a time, until no rows are left.
+        while (count >= 32 || (start + SEED_THREADS >= end && count > 0)) {
+            const u32 left = count < 32 ? 0 : count - 32;
+            if (left + lane < count) {
+                const u32 pair = pairs[left + lane], candidate = pair % 32, row = first_row + pair / 32;
+                const Real distance = distance_between(seeding.rows + (u64)rows[candidate] * DIM,
+                                                       seeding.rows + (u64)row * DIM);
+                const Real cost = seeding.costs[row];
+                if (distance < cost) {
+                    lower(seeding, gains, row, candidate, cost, distance);
+                    atomicOr(&seeding.lowered[row], 1u << candidate);
+                }
+            }
+            count = left;
+            __syncwarp();
+        }
+        if (lane == 0) listed[warp] = count;
+        __syncwarp();
+    }
+    finish(seeding, gains, drawn);
+}

@@ -1,0 +1,398 @@
+//! The launches of k-means++, and the memory that they share. Kernels run in the order of one stream.
+#![allow(unsafe_code)]
+
+use std::sync::{Arc, LazyLock};
+
+use cudarc::driver::{
+    CudaFunction, CudaStream, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
+};
+
+use super::Input;
+use crate::device::cuda::driver::compile::Program;
+use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::launch::{
+    Limits, address, allow_shared, check_size, config, function,
+};
+use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::modules::Once;
+use crate::device::cuda::driver::sys::{self, failed};
+use crate::device::cuda::handle::CudaDevice;
+use crate::device::cuda::kmeans::kernels::MOST_ROWS;
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::{ElementKind, Rows};
+use crate::metric::Metric;
+
+/// Constants that `kernels/seeding` shares with this folder.
+const CONSTANTS: [(&str, usize); 7] = [
+    ("SHARE_ROWS", SHARE_ROWS),
+    ("SHARES_TAKEN", SHARES_TAKEN),
+    ("SEED_THREADS", SEED_THREADS),
+    ("BLOCK_ROWS", BLOCK_ROWS),
+    ("RESIDENT", RESIDENT),
+    ("MOST_CANDIDATES", MOST_CANDIDATES),
+    ("MOST_PAIRED", MOST_PAIRED),
+];
+
+/// Rows whose shares are added up together.
+const SHARE_ROWS: usize = 256;
+/// Sums of shares that a block of threads lowers.
+const SHARES_TAKEN: usize = 4;
+/// Threads of a block that compares rows, and the most of its rows.
+const SEED_THREADS: usize = 256;
+const BLOCK_ROWS: usize = 16_384;
+/// Blocks that compare rows at the same time on a multiprocessor, at least.
+const RESIDENT: usize = 4;
+/// 2 + ⌊ln k⌋ is at most this.
+const MOST_CANDIDATES: usize = 24;
+/// Up to this many elements, rows are compared with every candidate.
+const MOST_PAIRED: usize = 16;
+/// Up to this many elements, sums of squares of 8 bits stay within 31.
+const MOST_DIM: usize = 1 << 14;
+
+/// Static shared memory of a block that compares rows, at most.
+const STATIC_BYTES: usize = 1 << 10;
+
+/// The same struct as in `kernels/seeding/shares.cuh`, which documents it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct State {
+    scale: [f64; 2],
+    largest: u64,
+    stop: u32,
+    pub(super) chosen: u32,
+    scaled: u32,
+    compared: u32,
+    longest: u32,
+    padding: u32,
+}
+
+/// Why steps ended, if they did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stop {
+    GoingOn,
+    SmallShares,
+    AllChosen,
+}
+
+impl State {
+    pub(super) fn stop(&self) -> Stop {
+        match self.stop {
+            0 => Stop::GoingOn,
+            1 => Stop::SmallShares,
+            _ => Stop::AllChosen,
+        }
+    }
+
+    /// The state in which steps go on, at another scale.
+    pub(super) fn at_scale(&self, scale: [f64; 2]) -> Self {
+        Self { scale, largest: 0, stop: 0, scaled: self.chosen, ..*self }
+    }
+}
+
+/// Addresses on the device, and numbers.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Seeding {
+    state: u64,
+    /// Row after row.
+    rows: u64,
+    /// `count` of f64, or null.
+    weights: u64,
+    /// `count` of the elements' type.
+    costs: u64,
+    /// A u64 for each [`SHARE_ROWS`].
+    totals: u64,
+    /// [`MOST_CANDIDATES`] of u32.
+    candidates: u64,
+    /// `k` of u32.
+    chosen: u64,
+    /// [`MOST_CANDIDATES`] of two u64.
+    gains: u64,
+    /// `count` of the elements' type for each candidate of a step.
+    distances: u64,
+    /// `count` of u32.
+    lowered: u64,
+    /// A u64 for each candidate of all steps.
+    random: u64,
+    count: u32,
+    k: u32,
+}
+
+/// Addresses on the device, and a number.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Bounds {
+    /// [`words`] for each row, in whole units of 32 rows.
+    words: u64,
+    /// `count` of i32, and of f32.
+    squares: u64,
+    residuals: u64,
+    /// dim of f64.
+    centre: u64,
+    inverse: f64,
+}
+
+// SAFETY: C structs of numbers without padding, laid out as the kernels declare them.
+unsafe impl DeviceRepr for State {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Seeding {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Bounds {}
+
+const _: () = assert!(size_of::<State>() == 48 && size_of::<Seeding>() == 96);
+const _: () = assert!(size_of::<Bounds>() == 40);
+
+/// The kernels for rows of one kind, metric and dimension, loaded on a device.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    dim: usize,
+    multiprocessors: usize,
+    begin: CudaFunction,
+    draw_candidates: CudaFunction,
+    take_best: CudaFunction,
+    largest_share: CudaFunction,
+    add_shares: CudaFunction,
+    compare_pairs: CudaFunction,
+    round_to_words: CudaFunction,
+    compare_bounds: CudaFunction,
+}
+
+impl Kernels {
+    /// The kernels, compiled and loaded by the first caller.
+    pub(super) fn get(
+        gpu: &Gpu,
+        kind: ElementKind,
+        metric: Metric,
+        dim: usize,
+    ) -> Result<Arc<Self>> {
+        type Name = (usize, ElementKind, Metric, usize);
+        static LOADED: LazyLock<Once<Name, Kernels>> = LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, kind, metric, dim), || Self::load(gpu, kind, metric, dim))
+    }
+
+    fn load(gpu: &Gpu, kind: ElementKind, metric: Metric, dim: usize) -> Result<Self> {
+        let element = if kind == ElementKind::F64 { "F64" } else { "F32" };
+        let metric = metric.name().to_uppercase();
+        let parameters =
+            [format!("ELEMENT={element}"), format!("METRIC={metric}"), format!("DIM={dim}")];
+        let module = gpu.load(&Program::new("seeding.cu", &parameters, &CONSTANTS))?;
+        let function = |name| function(&module, name);
+        let kernels = Self {
+            dim,
+            multiprocessors: gpu.limits.multiprocessors,
+            begin: function("begin")?,
+            draw_candidates: function("draw_candidates")?,
+            take_best: function("take_best")?,
+            largest_share: function("largest_share")?,
+            add_shares: function("add_shares")?,
+            compare_pairs: function("compare_pairs")?,
+            round_to_words: function("round_to_words")?,
+            compare_bounds: function("compare_bounds")?,
+        };
+        let most = bounds_bytes(dim, MOST_CANDIDATES);
+        allow_shared(&kernels.compare_bounds, most.min(gpu.limits.shared - STATIC_BYTES))?;
+        Ok(kernels)
+    }
+}
+
+/// Whether kernels choose among such rows, with this many candidates a step.
+pub(super) fn fits(rows: &Rows, drawn: usize, limits: Limits) -> bool {
+    let dim = rows.matrix().dim();
+    let has_bounds = limits.capability.0 >= 8
+        && dim <= MOST_DIM
+        && bounds_bytes(dim, drawn) + STATIC_BYTES <= limits.shared;
+    let are_real = matches!(rows.matrix().kind(), ElementKind::F32 | ElementKind::F64);
+    are_real && rows.len() <= MOST_ROWS && (dim <= MOST_PAIRED || has_bounds)
+}
+
+/// Words of a row in whole numbers.
+fn words(dim: usize) -> usize {
+    dim.div_ceil(32) * 8
+}
+
+/// Dynamic shared memory of `compare_bounds`.
+fn bounds_bytes(dim: usize, drawn: usize) -> usize {
+    drawn.next_multiple_of(8) * (words(dim) + 4) * 4 + SEED_THREADS * (drawn + 1) * 4
+}
+
+/// The state of steps on a device, with all buffers that they need.
+pub(super) struct Workspace {
+    kernels: Arc<Kernels>,
+    stream: Arc<CudaStream>,
+    seeding: Seeding,
+    bounds: Bounds,
+    state: Buffer,
+    chosen: Buffer,
+    /// The memory behind the other addresses.
+    _kept: Vec<Buffer>,
+}
+
+impl Workspace {
+    /// Memory for steps after the first row, whose `random` numbers are given.
+    pub(super) fn new(
+        device: &CudaDevice,
+        kernels: Arc<Kernels>,
+        input: &Input<'_>,
+        (first, drawn, random): (u32, usize, &[u64]),
+        job: &Job,
+    ) -> Result<Self> {
+        let (count, k, dim) = (input.rows.len(), input.problem.k, kernels.dim);
+        let element = if input.rows.matrix().kind() == ElementKind::F64 { 8 } else { 4 };
+        assert!(fits(input.rows, drawn, device.gpu.limits) && drawn <= MOST_CANDIDATES && k > 1);
+        assert!(random.len() == (k - 1) * drawn && input.problem.origin.len() == dim);
+        check_size(input.uploaded, count * dim, element);
+        let stream = device.gpu.compute.clone();
+        let mut kept = Vec::new();
+        let mut keep = |buffer: Buffer| {
+            let place = address(&stream, &buffer);
+            kept.push(buffer);
+            place
+        };
+        let allocate = |bytes: usize| device.memory.allocate(&stream, bytes);
+        let state = State { scale: [1.0; 2], compared: 1, ..State::default() };
+        let (state, chosen) = (device.send(&[sys::bytes_of(&[state])], job)?, allocate(k * 4)?);
+        let mut candidates = vec![0; MOST_CANDIDATES];
+        candidates[0] = first;
+        let weights = match input.weights {
+            Some(weights) => keep(device.send(&[sys::bytes_of(weights)], job)?),
+            None => 0,
+        };
+        let seeding = Seeding {
+            state: address(&stream, &state),
+            rows: address(&stream, input.uploaded),
+            weights,
+            costs: keep(allocate(count * element)?),
+            totals: keep(device.filled(count.div_ceil(SHARE_ROWS) * 8, 0)?),
+            candidates: keep(device.send(&[sys::bytes_of(&candidates)], job)?),
+            chosen: address(&stream, &chosen),
+            gains: keep(device.filled(MOST_CANDIDATES * 16, 0)?),
+            distances: keep(allocate(drawn * count * element)?),
+            lowered: keep(allocate(count * 4)?),
+            random: keep(device.send(&[sys::bytes_of(random)], job)?),
+            count: count as u32,
+            k: k as u32,
+        };
+        let mut bounds = Bounds::default();
+        if dim > MOST_PAIRED {
+            bounds = Bounds {
+                words: keep(allocate(count.next_multiple_of(32) * words(dim) * 4)?),
+                squares: keep(allocate(count * 4)?),
+                residuals: keep(allocate(count * 4)?),
+                centre: keep(device.send(&[sys::bytes_of(&input.problem.origin)], job)?),
+                inverse: 1.0,
+            };
+        }
+        let _kept = kept;
+        let steps = Self { kernels, stream, seeding, bounds, state, chosen, _kept };
+        steps.launch(&steps.kernels.begin, ("begin", steps.rows()))?;
+        Ok(steps)
+    }
+
+    /// Whether rows are compared in whole numbers.
+    pub(super) fn has_bounds(&self) -> bool {
+        self.kernels.dim > MOST_PAIRED
+    }
+
+    /// Rounds rows to whole numbers, so many in 1.
+    pub(super) fn round(&mut self, inverse: f64) -> Result<()> {
+        self.bounds.inverse = inverse;
+        let rows = (self.seeding.count as usize).next_multiple_of(32);
+        let grid = config(rows.div_ceil(SEED_THREADS / 32), SEED_THREADS, 0);
+        self.launch_more(&self.kernels.round_to_words, ("round_to_words", grid), |launch, steps| {
+            launch.arg(&steps.bounds);
+        })
+    }
+
+    /// Draws the candidates of a step, unless there is no next one.
+    pub(super) fn draw(&self, drawn: &u32) -> Result<()> {
+        let kernel = ("draw_candidates", config(1, 1024, 0));
+        self.launch_more(&self.kernels.draw_candidates, kernel, |launch, _| {
+            launch.arg(drawn);
+        })
+    }
+
+    /// Compares all rows with the first candidates, and chooses the best of these.
+    pub(super) fn compare(&self, drawn: &u32) -> Result<()> {
+        let (count, candidates) = (self.seeding.count as usize, *drawn as usize);
+        // All blocks at the same time, if they have few rows.
+        let resident = if self.has_bounds() { RESIDENT } else { RESIDENT + RESIDENT / 2 };
+        let together = count.div_ceil(self.kernels.multiprocessors * resident);
+        let together = together.next_multiple_of(32).clamp(SEED_THREADS, BLOCK_ROWS);
+        let (blocks, together) = (count.div_ceil(together), &(together as u32));
+        if self.has_bounds() {
+            let shared = bounds_bytes(self.kernels.dim, candidates);
+            let kernel = ("compare_bounds", config(blocks, SEED_THREADS, shared));
+            self.launch_more(&self.kernels.compare_bounds, kernel, |launch, steps| {
+                launch.arg(&steps.bounds).arg(drawn).arg(together);
+            })?;
+        } else {
+            // Elements have 8 bytes at most.
+            let shared = candidates * self.kernels.dim * 8;
+            let kernel = ("compare_pairs", config(blocks, SEED_THREADS, shared));
+            self.launch_more(&self.kernels.compare_pairs, kernel, |launch, _| {
+                launch.arg(drawn).arg(together);
+            })?;
+        }
+        let kernel = ("take_best", self.blocks(SHARES_TAKEN));
+        self.launch(&self.kernels.take_best, kernel)
+    }
+
+    /// The state after all launches. Waits for them.
+    pub(super) fn state(&self) -> Result<State> {
+        let read = sys::read::<State>(&self.stream, self.state.slice(), 1);
+        Ok(read.map_err(failed("cuMemcpyDtoHAsync"))?[0])
+    }
+
+    /// The largest weight times cost.
+    pub(super) fn largest(&self) -> Result<f64> {
+        self.launch(&self.kernels.largest_share, ("largest_share", self.rows()))?;
+        Ok(f64::from_bits(self.state()?.largest))
+    }
+
+    /// Goes on with shares of another scale.
+    pub(super) fn rescale(&mut self, state: &State) -> Result<()> {
+        sys::write(&self.stream, self.state.slice_mut(), std::slice::from_ref(state))?;
+        self.launch(&self.kernels.add_shares, ("add_shares", self.blocks(1)))
+    }
+
+    /// The rows that were chosen, the first so many.
+    pub(super) fn chosen(&self, count: usize) -> Result<Vec<u32>> {
+        let read = sys::read::<u32>(&self.stream, self.chosen.slice(), count);
+        read.map_err(failed("cuMemcpyDtoHAsync"))
+    }
+
+    /// A block for so many times [`SHARE_ROWS`] rows, a thread for one of each.
+    fn blocks(&self, taken: usize) -> LaunchConfig {
+        config((self.seeding.count as usize).div_ceil(taken * SHARE_ROWS), SHARE_ROWS, 0)
+    }
+
+    /// A grid for kernels that take any.
+    fn rows(&self) -> LaunchConfig {
+        let most = self.kernels.multiprocessors * 8;
+        config((self.seeding.count as usize).div_ceil(SEED_THREADS).min(most), SEED_THREADS, 0)
+    }
+
+    fn launch(&self, function: &CudaFunction, kernel: (&'static str, LaunchConfig)) -> Result<()> {
+        self.launch_more(function, kernel, |_, _| {})
+    }
+
+    /// Launches a kernel, with the arguments that `add` gives it after the first.
+    fn launch_more<'a>(
+        &'a self,
+        function: &'a CudaFunction,
+        (name, grid): (&'static str, LaunchConfig),
+        add: impl FnOnce(&mut LaunchArgs<'a>, &'a Self),
+    ) -> Result<()> {
+        let mut launch = self.stream.launch_builder(function);
+        launch.arg(&self.seeding);
+        add(&mut launch, self);
+        // SAFETY: the structs' buffers live as long as this workspace, have the sizes that are written
+        // at their fields, and are used on this stream only; kernels touch rows below `count`, elements
+        // below `dim`, for which they were compiled, and candidates below those that are drawn, which is
+        // less than `MOST_CANDIDATES`. Candidates are rows: the first was given, and others are drawn
+        // among them. Arguments are those that the kernel declares.
+        unsafe { launch.launch(grid) }.map_err(failed(name))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,72 @@
+//! Numbers of any Arrow type as those that are computed with.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, PrimitiveArray};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::datatypes::{DataType, Float32Type, Float64Type};
+
+use super::lists::Ranges;
+use crate::error::RowProblem;
+use crate::matrix::Real;
+
+/// Reals as Arrow arrays hold them.
+pub(super) trait Number: Real {
+    /// Numbers of any type, converted.
+    fn numbers(array: &ArrayRef) -> ArrayRef;
+    /// Some values of a converted array.
+    fn slice_of(array: &ArrayRef, range: Range<usize>) -> &[Self];
+}
+
+macro_rules! number {
+    ($type:ident, $arrow:ident, $data_type:ident) => {
+        impl Number for $type {
+            fn numbers(array: &ArrayRef) -> ArrayRef {
+                match cast(array, &DataType::$data_type) {
+                    Ok(array) => array,
+                    Err(error) => unreachable!("numbers convert to numbers: {error}"),
+                }
+            }
+            fn slice_of(array: &ArrayRef, range: Range<usize>) -> &[Self] {
+                let array: &PrimitiveArray<$arrow> = array.as_primitive();
+                &array.values()[range]
+            }
+        }
+    };
+}
+number!(f32, Float32Type, Float32);
+number!(f64, Float64Type, Float64);
+
+/// Lists of numbers, converted.
+pub(super) struct Lists<'a, T> {
+    values: ArrayRef,
+    ranges: Ranges<'a>,
+    has_nulls: bool,
+    of: PhantomData<T>,
+}
+
+impl<'a, T: Number> Lists<'a, T> {
+    /// Lists of these values.
+    pub fn new(values: &ArrayRef, ranges: Ranges<'a>) -> Self {
+        let values = T::numbers(values);
+        let has_nulls = values.null_count() > 0;
+        Self { values, ranges, has_nulls, of: PhantomData }
+    }
+
+    /// Where a list's numbers are.
+    pub fn range(&self, row: usize) -> Range<usize> {
+        (self.ranges)(row)
+    }
+
+    /// The numbers of a list, none of which is NULL.
+    pub fn numbers(&self, row: usize) -> Result<&[T], RowProblem> {
+        let range = self.range(row);
+        if self.has_nulls
+            && let Some(at) = range.clone().position(|i| self.values.is_null(i))
+        {
+            return Err(RowProblem::NullElement { at });
+        }
+        Ok(T::slice_of(&self.values, range))
+    }
+}

@@ -1,0 +1,118 @@
+//! The first centroids of k-means by k-means++, of problems that are large enough for a device.
+
+use datafusion_neighbors::algo::kmeans::{Clustering, KMeansParams, kmeans};
+use datafusion_neighbors::device::AnyDevice;
+use datafusion_neighbors::job::Job;
+use datafusion_neighbors::matrix::Rows;
+use datafusion_neighbors::{Error, Metric};
+use libtest_mimic::Failed;
+
+use crate::support::{Kind, Rng, matrix_f32, matrix_f64};
+use crate::{Check, Test};
+
+/// All trials.
+pub fn trials() -> Vec<(String, Test)> {
+    let mut all: Vec<(String, Test)> = Vec::new();
+    for (i, kind) in Kind::ALL.into_iter().enumerate() {
+        let rows = move |shape: usize, rows, dim| kind.rows(shape as u64, rows, dim);
+        let run = move |device: &AnyDevice| same_rows(device, i, rows);
+        all.push((format!("seeding::{kind:?}"), Box::new(run)));
+    }
+    let others: [(&str, Check); 3] = [
+        ("rows_of_all_sizes", |device| same_rows(device, 1, of_all_sizes)),
+        ("one_row_far_away", |device| same_rows(device, 2, one_far_away)),
+        ("few_rows", few_rows),
+    ];
+    all.extend(others.map(|(name, run)| (format!("seeding::{name}"), Box::new(run) as Test)));
+    all
+}
+
+/// Rows, dimension, clusters: of each way to compare rows with candidates, and around their limits.
+const SHAPES: [(usize, usize, u64); 7] = [
+    (30_001, 3, 300),
+    (20_000, 10, 100),
+    (8_000, 16, 140),
+    (5_000, 17, 200),
+    (3_000, 40, 150),
+    (1_025, 130, 130),
+    (500, 700, 60),
+];
+
+/// Rows with weights as they are chosen from: those of some have none.
+fn same_rows(
+    device: &AnyDevice,
+    kind: usize,
+    rows_of: impl Fn(usize, usize, usize) -> Vec<Vec<f64>>,
+) -> Result<(), Failed> {
+    for (shape, (count, dim, k)) in SHAPES.into_iter().enumerate() {
+        // The CPU needs no comparison with itself.
+        if device.info().name == "cpu" && shape != kind % SHAPES.len() {
+            continue;
+        }
+        let values = rows_of(shape, count, dim);
+        let weights: Vec<f64> = (0..count).map(|row| [1.0, 0.25, 0.0, 7.5][row % 4]).collect();
+        let weights = (kind + shape).is_multiple_of(2).then_some(weights.as_slice());
+        for metric in [Metric::L2, Metric::Cosine] {
+            for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
+                same(device, &rows, weights, KMeansParams::try_new(k, metric)?)
+                    .map_err(|e| format!("{metric}, dim {dim}, k {k}: {e:?}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sums of shares become smaller and smaller.
+fn of_all_sizes(shape: usize, count: usize, dim: usize) -> Vec<Vec<f64>> {
+    let mut values = Kind::Normal.rows(shape as u64, count, dim);
+    for (i, row) in values.iter_mut().enumerate() {
+        row.iter_mut().for_each(|x| *x = f64::from((*x * 2f64.powi(-(i as i32 % 90))) as f32));
+    }
+    values
+}
+
+/// Steps that suit this row would suit no other.
+fn one_far_away(shape: usize, count: usize, dim: usize) -> Vec<Vec<f64>> {
+    let mut values = Kind::Normal.rows(shape as u64, count, dim);
+    values[count / 2].iter_mut().for_each(|x| *x = f64::from((*x * 1e12) as f32));
+    values
+}
+
+/// Few enough for tools that slow every access down; the last rows to be chosen cost nothing.
+fn few_rows(device: &AnyDevice) -> Result<(), Failed> {
+    for dim in [4, 33] {
+        let count = (1 << 24) / dim / 40 + 1;
+        let mut rng = Rng(dim as u64);
+        let values: Vec<Vec<f64>> = (0..count)
+            .map(|row| {
+                let cluster = (row % 30) as f64 + f64::from(row < 10) * 0.25;
+                (0..dim).map(|j| cluster + f64::from(j == 0) * rng.below(2) as f64).collect()
+            })
+            .collect();
+        for rows in [matrix_f32(&values, dim, Metric::L2), matrix_f64(&values, dim, Metric::L2)] {
+            same(device, &rows, None, KMeansParams::try_new(40, Metric::L2)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// One round from the same first centroids leads to the same clusters.
+fn same(
+    device: &AnyDevice,
+    rows: &Rows,
+    weights: Option<&[f64]>,
+    mut params: KMeansParams,
+) -> Result<(), Failed> {
+    (params.max_iterations, params.seed) = (1, 11);
+    let run = |device: &AnyDevice| kmeans(device, rows, weights, None, &params, &Job::default());
+    let found = match run(device) {
+        Err(Error::Unsatisfiable(_)) => return Ok(()),
+        other => other?,
+    };
+    let cpu = run(&AnyDevice::cpu())?;
+    let bits = |x: &Clustering| (x.labels.clone(), x.distances.clone(), x.inertias.clone());
+    if bits(&found) != bits(&cpu) || found.centroids != cpu.centroids {
+        return Err("not what the CPU finds".into());
+    }
+    Ok(())
+}
