@@ -253,12 +253,15 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
                     // Centroids that pad the last tile have NaN products if BIAS is infinite.
                     const u32 centroid = centroid_at(part, place);
                     if (__float_as_int(product) < least[i] || centroid >= rounds.k) continue;
+                    // Far too many would make the count begin anew.
+                    if (__ldcg(&rounds.status->pairs) > halves.room_for_pairs) continue;
                     const u32 at = atomicAdd(&rounds.status->pairs, 1u);
                     if (at < halves.room_for_pairs) {
                         halves.pairs[at] = {first + 8 * i, centroid};
                     }
                 }
             }
+            __syncwarp();
         };
         const auto row_of = [&](u32 i) { return start + i < count ? halves.uncertain[start + i] : 0; };
         multiply_tiles(halves, row_of, errors.bias, begin, end, look);

@@ -131,6 +131,7 @@ __device__ __forceinline__ void list_pairs(const Seeding& seeding, const Bounds&
                                            u32 start, u32 block_start, float reach, int square, u32* count,
                                            u32* pairs) {
     const u32 lane = Warp::rank();
+    __syncwarp();
     int sums[2][4] = {};
     const uint4* words = bounds.words + (u64)(start / 16) * MULTIPLIED * 32 + lane;
     const u32* b = candidates + (first + lane / 4) * CANDIDATE_STRIDE + lane % 4;
@@ -205,7 +206,8 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
                                                        seeding.rows + (u64)row * DIM);
                 const Real cost = seeding.costs[row];
                 if (distance < cost) {
-                    lower(seeding, gains, row, candidate, cost, distance);
+                    add_gain(seeding, gains[candidate], row, cost, distance);
+                    seeding.distances[(u64)candidate * seeding.count + row] = distance;
                     atomicOr(&seeding.lowered[row], 1u << candidate);
                 }
             }

@@ -160,9 +160,8 @@ extern "C" __global__ __launch_bounds__(SHARE_ROWS) void take_best(Seeding seedi
         const u32 row = first + i * SHARE_ROWS;
         const Real cost = seeding.costs[row];
         const Real distance = seeding.distances[(u64)best * seeding.count + row];
-        const u64 less = share_of(seeding, row, cost) - share_of(seeding, row, distance);
         // Before the first row is chosen there are no shares.
-        if (seeding.state->chosen > 0 && less > 0) add_share(taken[i], less);
+        if (seeding.state->chosen > 0) add_gain(seeding, taken[i], row, cost, distance);
         seeding.costs[row] = distance;
     }
     __syncthreads();

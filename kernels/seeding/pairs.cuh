@@ -16,34 +16,28 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_pai
     __syncthreads();
     if constexpr (DIM <= MOST_PAIRED) {
         const u32 end = min(seeding.count, (blockIdx.x + 1) * together);
-        u32 row = blockIdx.x * together + threadIdx.x;
-        Scalar own[DIM], next[DIM];
-        Real cost = 0;
-        // The next row is on its way while this one is compared.
-        const auto bring = [&] {
-            if (row >= end) return;
-            load(next, seeding.rows + (u64)row * DIM);
-            cost = seeding.costs[row];
-        };
-        bring();
-        while (row < end) {
-            const u32 this_row = row;
-            const Real own_cost = cost;
-#pragma unroll
-            for (u32 j = 0; j < DIM; j++) own[j] = next[j];
-            row += SEED_THREADS;
-            bring();
+        for (u32 row = blockIdx.x * together + threadIdx.x; row < end; row += SEED_THREADS) {
+            const Real cost = seeding.costs[row];
+            Scalar own[DIM];
+            load(own, seeding.rows + (u64)row * DIM);
             u32 lowered = 0;
+#pragma unroll 2
             for (u32 candidate = 0; candidate < drawn; candidate++) {
                 Scalar other[DIM];
                 load(other, candidates + candidate * DIM);
                 const Real distance = distance_of(add_pair(other, own, Total(0)), Bits{0, 0});
-                if (distance < own_cost) {
-                    lower(seeding, gains, this_row, candidate, own_cost, distance);
+                if (distance < cost) {
+                    seeding.distances[(u64)candidate * seeding.count + row] = distance;
                     lowered |= 1u << candidate;
                 }
             }
-            seeding.lowered[this_row] = lowered;
+            seeding.lowered[row] = lowered;
+            // Apart from the loop above, where each candidate is nearer to other lanes' rows.
+            for (u32 left = lowered; left != 0; left &= left - 1) {
+                const u32 candidate = __ffs(left) - 1;
+                const Real distance = seeding.distances[(u64)candidate * seeding.count + row];
+                add_gain(seeding, gains[candidate], row, cost, distance);
+            }
         }
     }
     finish(seeding, gains, drawn);

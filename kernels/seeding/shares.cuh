@@ -78,7 +78,7 @@ struct Parts {
     u32 part[3];
 };
 constexpr u32 PART_BITS = 18;
-static_assert(BLOCK_ROWS <= 1 << (32 - PART_BITS), "parts would overflow");
+static_assert(BLOCK_ROWS <= 1 << 12, "shares of 52 bits would not add up in 64, nor their parts in 32");
 
 __device__ __forceinline__ void add_share(Parts& parts, u64 share) {
 #pragma unroll
@@ -89,12 +89,6 @@ __device__ __forceinline__ void add_share(Parts& parts, u64 share) {
 
 __device__ __forceinline__ u64 sum_of(const Parts& parts) {
     return parts.part[0] + ((u64)parts.part[1] << PART_BITS) + ((u64)parts.part[2] << 2 * PART_BITS);
-}
-
-__device__ __forceinline__ void add_gain(Gain& gain, u64 sum) {
-    if (sum == 0) return;
-    atomicAdd(&gain.low, sum & 0xffffffff);
-    atomicAdd(&gain.high, sum >> 32);
 }
 
 // The candidate that takes the largest share, the first in case of a tie: by a warp.
@@ -121,7 +115,11 @@ __device__ __forceinline__ u32 best_candidate(const Seeding& seeding) {
 __device__ __forceinline__ void finish(const Seeding& seeding, const Parts (&gains)[MOST_CANDIDATES],
                                        u32 compared) {
     __syncthreads();
-    if (threadIdx.x < compared) add_gain(seeding.gains[threadIdx.x], sum_of(gains[threadIdx.x]));
+    if (threadIdx.x >= compared) return;
+    const u64 sum = sum_of(gains[threadIdx.x]);
+    if (sum == 0) return;
+    atomicAdd(&seeding.gains[threadIdx.x].low, sum & 0xffffffff);
+    atomicAdd(&seeding.gains[threadIdx.x].high, sum >> 32);
 }
 
 __device__ __forceinline__ void clear(Parts (&gains)[MOST_CANDIDATES]) {
@@ -129,12 +127,11 @@ __device__ __forceinline__ void clear(Parts (&gains)[MOST_CANDIDATES]) {
     for (u32 i = threadIdx.x; i < sizeof(gains) / 4; i += blockDim.x) words[i] = 0;
 }
 
-// Records that a candidate is nearer to a row than those chosen.
-__device__ __forceinline__ void lower(const Seeding& seeding, Parts (&gains)[MOST_CANDIDATES], u32 row,
-                                      u32 candidate, Real cost, Real distance) {
+// Adds what a row's share is less at this distance than at its cost.
+__device__ __forceinline__ void add_gain(const Seeding& seeding, Parts& gain, u32 row, Real cost,
+                                         Real distance) {
     const u64 share = share_of(seeding, row, cost) - share_of(seeding, row, distance);
-    if (share > 0) add_share(gains[candidate], share);
-    seeding.distances[(u64)candidate * seeding.count + row] = distance;
+    if (share > 0) add_share(gain, share);
 }
 
 // Brings memory nearer that is read soon.

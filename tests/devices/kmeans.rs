@@ -79,7 +79,7 @@ fn clusters(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
 /// A few long runs, which reach the kernels that only later rounds launch, and are short enough for
 /// tools that slow every access down.
 fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
-    for (count, dim, k) in [(1500, 3, 9), (1200, 20, 12)] {
+    for (count, dim, k) in [(1500, 3, 9), (1200, 20, 12), (500, 200, 12)] {
         for outlier in [1.0, 1e15] {
             let mut values = Kind::Normal.rows(1, count, dim);
             values[count - 1].iter_mut().for_each(|x| *x *= outlier);
@@ -88,7 +88,8 @@ fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
             let mut params = KMeansParams::try_new(k, Metric::L2)?;
             (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 20);
             let found = kmeans(device, &rows, None, Some(&start), &params, &Job::default())?;
-            if found.rounds.iterations <= 16 {
+            // Rows of many dimensions come to rest early.
+            if dim < 100 && found.rounds.iterations <= 16 {
                 return Err(format!("{} rounds are too few", found.rounds.iterations).into());
             }
             same_clusters(device, &rows, Some(&start), &params)

@@ -18,10 +18,11 @@ pub fn trials() -> Vec<(String, Test)> {
         let run = move |device: &AnyDevice| same_rows(device, i, rows);
         all.push((format!("seeding::{kind:?}"), Box::new(run)));
     }
-    let others: [(&str, Check); 3] = [
+    let others: [(&str, Check); 4] = [
         ("rows_of_all_sizes", |device| same_rows(device, 1, of_all_sizes)),
         ("one_row_far_away", |device| same_rows(device, 2, one_far_away)),
         ("few_rows", few_rows),
+        ("many_rows", many_rows),
     ];
     all.extend(others.map(|(name, run)| (format!("seeding::{name}"), Box::new(run) as Test)));
     all
@@ -80,7 +81,7 @@ fn one_far_away(shape: usize, count: usize, dim: usize) -> Vec<Vec<f64>> {
 
 /// Few enough for tools that slow every access down; the last rows to be chosen cost nothing.
 fn few_rows(device: &AnyDevice) -> Result<(), Failed> {
-    for dim in [4, 33] {
+    for dim in [16, 65] {
         let count = (1 << 24) / dim / 40 + 1;
         let mut rng = Rng(dim as u64);
         let values: Vec<Vec<f64>> = (0..count)
@@ -91,6 +92,28 @@ fn few_rows(device: &AnyDevice) -> Result<(), Failed> {
             .collect();
         for rows in [matrix_f32(&values, dim, Metric::L2), matrix_f64(&values, dim, Metric::L2)] {
             same(device, &rows, None, KMeansParams::try_new(40, Metric::L2)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// So many that a block of threads takes them one after the other.
+fn many_rows(device: &AnyDevice) -> Result<(), Failed> {
+    for (count, dim, k) in [(700_000, 2, 13), (300_000, 20, 5)] {
+        let mut rng = Rng(count as u64);
+        let values: Vec<Vec<f64>> = (0..count)
+            .map(|_| {
+                let cluster = [0.0, 1000.0, 500.0][rng.below(3) as usize];
+                (0..dim).map(|_| f64::from((cluster + rng.normal()) as f32)).collect()
+            })
+            .collect();
+        for (rows, metric) in [
+            (matrix_f32(&values, dim, Metric::L2), Metric::L2),
+            (matrix_f64(&values, dim, Metric::L2), Metric::L2),
+            (matrix_f32(&values, dim, Metric::Cosine), Metric::Cosine),
+        ] {
+            same(device, &rows, None, KMeansParams::try_new(k, metric)?)
+                .map_err(|e| format!("dim {dim}: {e:?}"))?;
         }
     }
     Ok(())

@@ -150,7 +150,9 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     fn seed_there(&mut self, problem: usize, random: Random, job: &Job) -> Result<Vec<T>> {
         let KMeansInput { weights, metric, .. } = self.input;
         let CudaDevice { gpu, memory } = self.device.as_ref();
-        let Problem { given, rows, way, uploaded, .. } = &mut self.problems[problem];
+        let is_alone = self.problems.len() == 1;
+        let Problem { given, rows, way, uploaded, resident, .. } = &mut self.problems[problem];
+        *uploaded = None;
         let (sent, ready, transfer) = gpu.uploader.upload_plain(memory, rows, job)?;
         gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
         let weights = weights.map(|weights| &weights[given.rows.clone()]);
@@ -158,7 +160,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let (chosen, kernel) = seeding::plus_plus::<T>(&self.device, &input, random, job)?;
         let (bytes_sent, transfer) = (transfer.bytes, transfer.time()?);
         self.work += Work { bytes_sent, transfer, kernel, ..Work::default() };
-        if matches!(way, Way::Resident(_)) {
+        // Those of several problems might not fit, and a resident one has its own.
+        if is_alone && resident.is_none() && matches!(way, Way::Resident(_)) {
             *uploaded = Some(sent);
         }
         let (values, dim): (&[T], usize) = (rows.reals().unwrap_or_default(), rows.matrix().dim());

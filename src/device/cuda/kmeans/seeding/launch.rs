@@ -7,7 +7,7 @@ use cudarc::driver::{
     CudaFunction, CudaStream, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
 };
 
-use super::Input;
+use super::input::Input;
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{
@@ -40,7 +40,7 @@ const SHARE_ROWS: usize = 256;
 const SHARES_TAKEN: usize = 4;
 /// Threads of a block that compares rows, and the most of its rows.
 const SEED_THREADS: usize = 256;
-const BLOCK_ROWS: usize = 16_384;
+const BLOCK_ROWS: usize = 4096;
 /// Blocks that compare rows at the same time on a multiprocessor, at least.
 const RESIDENT: usize = 4;
 /// 2 + ⌊ln k⌋ is at most this.

@@ -1,42 +1,24 @@
 //! Greedy k-means++ on rows that are on a GPU: steps are queued ahead, and the host looks at them now and
 //! then.
 
+mod input;
 mod launch;
 
 use std::time::Duration;
 
+pub(super) use self::input::Input;
 use self::launch::{Kernels, Stop, Workspace};
-use crate::device::contract::KMeansProblem;
-use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::upload::elapsed;
 use crate::device::cuda::handle::CudaDevice;
 use crate::device::shares::{Shares, candidates, scale_for};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::{Real, Rows};
-use crate::metric::Metric;
 use crate::random::Random;
-
-/// Elements of rows that say how fine whole numbers must be, and the part of them that may be cut off.
-const SAMPLED: usize = 1 << 18;
-const ONE_CUT_IN: usize = 4096;
-
-/// The largest of the whole numbers.
-const LARGEST: f64 = 127.0;
 
 /// Pairs times elements between two looks at the device, and the most steps.
 const UNSEEN: usize = 1 << 35;
 const MOST_STEPS: usize = 64;
-
-/// Rows to choose from.
-pub(super) struct Input<'a> {
-    pub(super) rows: &'a Rows,
-    /// The same on the device.
-    pub(super) uploaded: &'a Buffer,
-    pub(super) weights: Option<&'a [f64]>,
-    pub(super) metric: Metric,
-    pub(super) problem: &'a KMeansProblem,
-}
 
 /// Whether a device chooses among such rows.
 pub(super) fn can_seed(device: &CudaDevice, rows: &Rows, k: usize) -> bool {
@@ -92,24 +74,4 @@ pub(super) fn plus_plus<T: Real>(
     let others = random.chunks_exact(drawn as usize).skip(chosen.len() - 1);
     chosen.extend(others.map(|random| shares.draw_any(random[0])));
     Ok((chosen, time))
-}
-
-impl Input<'_> {
-    fn dim(&self) -> usize {
-        self.rows.matrix().dim()
-    }
-
-    /// How many steps of whole numbers make 1, so that few elements are cut off.
-    fn inverse<T: Real>(&self) -> f64 {
-        let (dim, values) = (self.dim(), self.rows.reals::<T>().unwrap_or_default());
-        let apart = |(x, centre): (&T, &f64)| (x.to_f64() - centre).abs();
-        let every = (values.len() / SAMPLED).max(1);
-        let rows = values.chunks_exact(dim).step_by(every);
-        let mut sample: Vec<f64> =
-            rows.flat_map(|row| row.iter().zip(&self.problem.origin).map(apart)).collect();
-        let kept = sample.len() - 1 - sample.len() / ONE_CUT_IN;
-        let (_, most, _) = sample.select_nth_unstable_by(kept, f64::total_cmp);
-        let inverse = LARGEST / if *most > 0.0 { *most } else { self.problem.farthest };
-        if inverse.is_normal() { inverse } else { 1.0 }
-    }
 }

@@ -1,0 +1,43 @@
+//! Rows on a GPU that first centroids are chosen from.
+
+use crate::device::contract::KMeansProblem;
+use crate::device::cuda::driver::memory::Buffer;
+use crate::matrix::{Real, Rows};
+use crate::metric::Metric;
+
+/// Elements of rows that say how fine whole numbers must be, and the part of them that may be cut off.
+const SAMPLED: usize = 1 << 18;
+const ONE_CUT_IN: usize = 4096;
+
+/// The largest of the whole numbers.
+const LARGEST: f64 = 127.0;
+
+/// Rows to choose from.
+pub(in crate::device::cuda::kmeans) struct Input<'a> {
+    pub(in crate::device::cuda::kmeans) rows: &'a Rows,
+    /// The same on the device.
+    pub(in crate::device::cuda::kmeans) uploaded: &'a Buffer,
+    pub(in crate::device::cuda::kmeans) weights: Option<&'a [f64]>,
+    pub(in crate::device::cuda::kmeans) metric: Metric,
+    pub(in crate::device::cuda::kmeans) problem: &'a KMeansProblem,
+}
+
+impl Input<'_> {
+    pub(super) fn dim(&self) -> usize {
+        self.rows.matrix().dim()
+    }
+
+    /// How many steps of whole numbers make 1, so that few elements are cut off.
+    pub(super) fn inverse<T: Real>(&self) -> f64 {
+        let (dim, values) = (self.dim(), self.rows.reals::<T>().unwrap_or_default());
+        let apart = |(x, centre): (&T, &f64)| (x.to_f64() - centre).abs();
+        let every = (values.len() / SAMPLED).max(1);
+        let rows = values.chunks_exact(dim).step_by(every);
+        let mut sample: Vec<f64> =
+            rows.flat_map(|row| row.iter().zip(&self.problem.origin).map(apart)).collect();
+        let kept = sample.len() - 1 - sample.len() / ONE_CUT_IN;
+        let (_, most, _) = sample.select_nth_unstable_by(kept, f64::total_cmp);
+        let inverse = LARGEST / if *most > 0.0 { *most } else { self.problem.farthest };
+        if inverse.is_normal() { inverse } else { 1.0 }
+    }
+}
