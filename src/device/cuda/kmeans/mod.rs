@@ -148,24 +148,18 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
 
     /// Chooses the first centroids of a problem on the GPU.
     fn seed_there(&mut self, problem: usize, random: Random, job: &Job) -> Result<Vec<T>> {
-        let KMeansInput { weights, metric, .. } = self.input;
-        let CudaDevice { gpu, memory } = self.device.as_ref();
-        let is_alone = self.problems.len() == 1;
+        let (is_alone, KMeansInput { weights, metric, .. }) =
+            (self.problems.len() == 1, self.input);
         let Problem { given, rows, way, uploaded, resident, .. } = &mut self.problems[problem];
         *uploaded = None;
-        let (sent, ready, transfer) = gpu.uploader.upload_plain(memory, rows, job)?;
-        gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
-        let weights = weights.map(|weights| &weights[given.rows.clone()]);
-        let input = seeding::Input { rows, uploaded: &sent, weights, metric, problem: given };
-        let (chosen, kernel) = seeding::plus_plus::<T>(&self.device, &input, random, job)?;
-        let (bytes_sent, transfer) = (transfer.bytes, transfer.time()?);
-        self.work += Work { bytes_sent, transfer, kernel, ..Work::default() };
+        let of = (&*rows, weights.map(|weights| &weights[given.rows.clone()]), metric);
+        let (centroids, sent, work) = seeding::choose(&self.device, of, given, random, job)?;
+        self.work += work;
         // Those of several problems might not fit, and a resident one has its own.
         if is_alone && resident.is_none() && matches!(way, Way::Resident(_)) {
             *uploaded = Some(sent);
         }
-        let (values, dim): (&[T], usize) = (rows.reals().unwrap_or_default(), rows.matrix().dim());
-        Ok(chosen.iter().flat_map(|row| &values[*row as usize * dim..][..dim]).copied().collect())
+        Ok(centroids)
     }
 
     /// Switches a problem from its own way to the general one, where its last rounds begin again.

@@ -13,13 +13,13 @@ const ONE_CUT_IN: usize = 4096;
 const LARGEST: f64 = 127.0;
 
 /// Rows to choose from.
-pub(in crate::device::cuda::kmeans) struct Input<'a> {
-    pub(in crate::device::cuda::kmeans) rows: &'a Rows,
+pub(super) struct Input<'a> {
+    pub(super) rows: &'a Rows,
     /// The same on the device.
-    pub(in crate::device::cuda::kmeans) uploaded: &'a Buffer,
-    pub(in crate::device::cuda::kmeans) weights: Option<&'a [f64]>,
-    pub(in crate::device::cuda::kmeans) metric: Metric,
-    pub(in crate::device::cuda::kmeans) problem: &'a KMeansProblem,
+    pub(super) uploaded: &'a Buffer,
+    pub(super) weights: Option<&'a [f64]>,
+    pub(super) metric: Metric,
+    pub(super) problem: &'a KMeansProblem,
 }
 
 impl Input<'_> {

@@ -6,14 +6,18 @@ mod launch;
 
 use std::time::Duration;
 
-pub(super) use self::input::Input;
+use self::input::Input;
 use self::launch::{Kernels, Stop, Workspace};
+use crate::device::contract::{KMeansProblem, Work};
+use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::sys::failed;
 use crate::device::cuda::driver::upload::elapsed;
 use crate::device::cuda::handle::CudaDevice;
 use crate::device::shares::{Shares, candidates, scale_for};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::{Real, Rows};
+use crate::metric::Metric;
 use crate::random::Random;
 
 /// Pairs times elements between two looks at the device, and the most steps.
@@ -25,8 +29,29 @@ pub(super) fn can_seed(device: &CudaDevice, rows: &Rows, k: usize) -> bool {
     launch::fits(rows, candidates(k), device.gpu.limits)
 }
 
-/// The rows that [`seed`](crate::device::KMeansSession::seed) chooses, and how long kernels ran.
-pub(super) fn plus_plus<T: Real>(
+/// The centroids that [`seed`](crate::device::KMeansSession::seed) chooses among rows that may have weights; the
+/// rows on the device, and the work.
+pub(super) fn choose<T: Real>(
+    device: &CudaDevice,
+    (rows, weights, metric): (&Rows, Option<&[f64]>, Metric),
+    problem: &KMeansProblem,
+    random: Random,
+    job: &Job,
+) -> Result<(Vec<T>, Buffer, Work)> {
+    let CudaDevice { gpu, memory } = device;
+    let (uploaded, ready, transfer) = gpu.uploader.upload_plain(memory, rows, job)?;
+    gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
+    let input = Input { rows, uploaded: &uploaded, weights, metric, problem };
+    let (chosen, kernel) = plus_plus::<T>(device, &input, random, job)?;
+    let (bytes_sent, transfer) = (transfer.bytes, transfer.time()?);
+    let work = Work { bytes_sent, transfer, kernel, ..Work::default() };
+    let (values, dim): (&[T], _) = (rows.reals().unwrap_or_default(), input.dim());
+    let row = |row: &u32| &values[*row as usize * dim..][..dim];
+    Ok((chosen.iter().flat_map(row).copied().collect(), uploaded, work))
+}
+
+/// The rows that are chosen, and how long kernels ran.
+fn plus_plus<T: Real>(
     device: &CudaDevice,
     input: &Input<'_>,
     mut random: Random,
