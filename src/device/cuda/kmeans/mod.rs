@@ -143,7 +143,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     fn can_seed(&self, problem: usize) -> bool {
         let Problem { given, rows, .. } = &self.problems[problem];
         let work = rows.len() * given.k * rows.matrix().dim();
-        work >= LARGE_PROBLEM && given.k > 1 && seeding::can_seed(&self.device, rows, given.k)
+        work >= LARGE_PROBLEM && seeding::can_seed(&self.device, rows, given.k)
     }
 
     /// Chooses the first centroids of a problem on the GPU.

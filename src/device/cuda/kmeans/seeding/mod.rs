@@ -24,9 +24,9 @@ use crate::random::Random;
 const UNSEEN: usize = 1 << 35;
 const MOST_STEPS: usize = 64;
 
-/// Whether a device chooses among such rows.
+/// Whether a device chooses more than one of such rows.
 pub(super) fn can_seed(device: &CudaDevice, rows: &Rows, k: usize) -> bool {
-    launch::fits(rows, candidates(k), device.gpu.limits)
+    k > 1 && launch::fits(rows, candidates(k), device.gpu.limits)
 }
 
 /// The centroids that [`seed`](crate::device::KMeansSession::seed) chooses among rows that may have weights; the
@@ -60,10 +60,9 @@ fn plus_plus<T: Real>(
     let (count, k) = (input.rows.len(), input.problem.k);
     let shares = Shares::new(count, input.weights);
     let first = shares.draw_first(random.bits());
-    if k == 1 {
-        return Ok((vec![first], Duration::ZERO));
-    }
     let drawn = candidates(k);
+    let _reserved =
+        job.reserve("random numbers of k-means++", (k - 1) * drawn * size_of::<u64>())?;
     let random: Vec<u64> = (0..(k - 1) * drawn).map(|_| random.bits()).collect();
     let begin = device.gpu.timestamp()?;
     let kernels = Kernels::get(&device.gpu, input.rows.matrix().kind(), input.metric, input.dim())?;
