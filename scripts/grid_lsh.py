@@ -4,13 +4,15 @@
     grid_lsh.py --dir DIR [--program target/debug/neighbors] [--only NAME,...]
 
 For every width and number of functions of a grid, `knn_lsh` chooses the tables that reach the same recall; a point
-that cannot reach it is left out. Tasks and files are those of measure_lsh.py. Shares are counted in EXPLAIN ANALYZE,
+that cannot reach it is left out, and one that takes longer than a few seconds and three times as long as what is
+chosen by itself: it compares far more. Tasks and files are those of measure_lsh.py. Shares are counted in EXPLAIN ANALYZE,
 not estimated.
 """
 import argparse
 import os
 import re
 import subprocess
+import time
 from measure_lsh import TASKS, count
 
 HASHES = {"pstable": (2, 4, 6, 9, 12, 15, 20, 26), "hyperplane": (2, 4, 6, 8, 10, 12, 14, 16, 20), "bits": (4, 8, 12, 16, 20, 24, 32)}
@@ -33,18 +35,23 @@ def main():
         if os.path.exists(queries):
             inputs = f"queries => (SELECT id, v FROM '{queries}'), {inputs}"
         call = f"{inputs}, k => {k}, metric => '{metric}'"
+        start = time.monotonic()
         chosen, share = explained(o.program, call)
+        longest = max(5.0, 3 * (time.monotonic() - start))
         family, width = re.search(r"family=(\w+)", chosen)[1], re.search(r"width=([\d.]+)", chosen)
         widths = [f", width => {float(width[1]) * times:.6g}" for times in WIDTHS] if width else [""]
-        tried = [explained(o.program, f"{call}, hashes => {hashes}{width}") for hashes in HASHES[family] for width in widths]
+        tried = [explained(o.program, f"{call}, hashes => {hashes}{width}", longest) for hashes in HASHES[family] for width in widths]
         best, least = min((found for found in tried if found), key=lambda found: found[1])
         print(f"| {name}, {metric}, k {k} | {short(chosen)} | {100 * share:.4g} | {short(best)} | {100 * least:.4g} | {share / least:.2f} |", flush=True)
 
 
-def explained(program, call):
-    """The parameters used and the share that was compared; `None` if they cannot reach the recall."""
+def explained(program, call, longest=None):
+    """The parameters used and the share that was compared; `None` if they cannot reach the recall in this time."""
     sql = f"SET neighbors.device = 'cpu'; EXPLAIN ANALYZE SELECT count(*) FROM knn_lsh({call})"
-    done = subprocess.run([program, "-c", sql], capture_output=True, text=True)
+    try:
+        done = subprocess.run([program, "-c", sql], capture_output=True, text=True, timeout=longest)
+    except subprocess.TimeoutExpired:
+        return None
     plan = re.search(r"KnnExec:.*", done.stdout)
     if not plan:
         return None

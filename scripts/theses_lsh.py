@@ -21,19 +21,32 @@ A = {  # set: factor, (l, m, w, what A reports: seconds, recall, deviation)
                        (60, 30, 3.0, 795.63, 99.92, 0.01)]),
 }
 ZERO_SUM = "family => 'hyperplane', zero_sum => true"
+
+
+def of_boxes(planes, m, radius, recall, share):
+    arguments = f"planes => '{planes}', zero_sum => true, tables => 1, hashes => {m}, box_radius => {radius}"
+    return f"one table, {m} {planes} planes, radius {radius}", arguments, recall, share
+
+
 D = (  # what, arguments, what D reports: recall, share
     [(f"32 tables × {m} planes", f"{ZERO_SUM}, tables => 32, hashes => {m}", r, s)
-     for m, r, s in [(15, 87.1, 3.55), (16, 83.0, 2.40), (18, 75.0, 1.30), (20, 67.2, 0.770), (22, 58.0, 0.443)]]
+     for m, r, s in [(15, 87.1, 3.55), (16, 83.0, 2.40), (17, 79.6, 2.00), (18, 75.0, 1.30), (19, 71.8, 1.11), (20, 67.2, 0.770),
+                     (21, 62.9, 0.575), (22, 58.0, 0.443)]]
     + [(f"{l} tables × 16 planes", f"{ZERO_SUM}, tables => {l}, hashes => 16", r, s)
-       for l, r, s in [(2, 20.5, 0.220), (8, 48.1, 0.625), (16, 67.0, 1.31)]]
-    + [(f"one table, {m} trained planes, radius 30", f"planes => 'trained', zero_sum => true, tables => 1, hashes => {m}, box_radius => 30", r, s)
-       for m, r, s in [(10, 86.0, 6.97), (14, 78.7, 2.59), (16, 75.0, 1.66), (20, 67.8, 0.761)]]
-    + [(f"one table, {m} orthogonal planes, radius 30", f"planes => 'orthogonal', zero_sum => true, tables => 1, hashes => {m}, box_radius => 30", r, s)
-       for m, r, s in [(14, 84.0, 6.62), (16, 82.0, 5.24), (20, 76.0, 2.60)]]
-    + [(f"one table, 16 trained planes, radius {t}", f"planes => 'trained', zero_sum => true, tables => 1, hashes => 16, box_radius => {t}", r, s)
-       for t, r, s in [(0, 6.59, 0.0095), (10, 27.7, 0.104), (20, 53.1, 0.502), (35, 83.4, 2.73)]]
-    + [(f"one table, 16 orthogonal planes, radius {t}", f"planes => 'orthogonal', zero_sum => true, tables => 1, hashes => 16, box_radius => {t}", r, s)
-       for t, r, s in [(0, 10.4, 0.0940), (20, 62.7, 2.16), (35, 88.2, 7.44)]]
+       for l, r, s in [(2, 20.5, 0.220), (4, 31.1, 0.324), (8, 48.1, 0.625), (16, 67.0, 1.31), (24, 76.8, 1.84)]]
+    + [of_boxes("trained", m, 30, r, s)
+       for m, r, s in [(10, 86.0, 6.97), (12, 82.5, 4.33), (14, 78.7, 2.59), (16, 75.0, 1.66), (18, 71.8, 1.15), (20, 67.8, 0.761)]]
+    + [of_boxes("orthogonal", m, 30, r, s) for m, r, s in [(14, 84.0, 6.62), (16, 82.0, 5.24), (18, 78.6, 3.51), (20, 76.0, 2.60)]]
+    + [of_boxes("trained", 16, t, r, s)
+       for t, r, s in [(0, 6.59, 0.0095), (5, 15.9, 0.0371), (10, 27.7, 0.104), (15, 40.3, 0.242), (20, 53.1, 0.502),
+                       (25, 65.1, 0.950), (35, 83.4, 2.73)]]
+    + [of_boxes("orthogonal", 16, t, r, s)
+       for t, r, s in [(0, 10.4, 0.0940), (5, 22.2, 0.278), (10, 36.1, 0.630), (15, 49.9, 1.24), (20, 62.7, 2.16),
+                       (25, 72.6, 3.49), (35, 88.2, 7.44)]]
+)
+FEW = (  # the same among 10,000 rows, 100 queries
+    [(f"32 tables × {m} planes", f"{ZERO_SUM}, tables => 32, hashes => {m}", r, s) for m, r, s in [(16, 81.0, 2.67), (8, 99.0, 29.9)]]
+    + [of_boxes("trained", m, 35, r, s) for m, r, s in [(16, 74.0, 2.64), (8, 91.0, 14.3)]]
 )
 E = [  # what, arguments, what is known
     ("4 tables × 4 bits, score > 0", "tables => 4, bits => 4, errors => 2", "E: 0.8 s a query at 4M"),
@@ -62,10 +75,10 @@ def main():
                 # A row times a factor in slots of w is the row in slots of w / factor.
                 table_of_a(o, name, (l, m, w), w / factor, base, reported)
     if "D" in wanted and (base := relation(o, "sift", "base")):
-        print("\n| SIFT | Recall, % | D | Share, % | D | Seconds | Exact, s |\n|---|---|---|---|---|---|---|")
-        for what, arguments, recall, share in D:
-            found = measure(o, f"queries => {relation(o, 'sift', 'query')}, base => {base}", 1, "l2", arguments)
-            print(f"| {what} | {100 * found['recall']:.1f} | {recall} | {found['share']:.3f} | {share} | {found['seconds']:.3f} | {found['exact']:.3f} |", flush=True)
+        queries = relation(o, "sift", "query")
+        table_of_d(o, "SIFT", D, f"queries => {queries}, base => {base}")
+        few = [f"(SELECT id, v FROM {of} ORDER BY id LIMIT {count})" for of, count in [(queries, 100), (base, 10_000)]]
+        table_of_d(o, "SIFT, 10,000 rows", FEW, f"queries => {few[0]}, base => {few[1]}")
     if "E" in wanted and (base := relation(o, "bits512", "base")):
         print("\n| bits512 | Recall of the nearest, % | Share, % | Visited, % | Seconds | Build | Known |\n|---|---|---|---|---|---|---|")
         for what, arguments, known in E:
@@ -91,6 +104,14 @@ def table_of_a(o, name, lmw, width, base, reported):
     phases = ", ".join(f"{found[phase]:.2f}" for phase in ("hash", "build", "find", "compare"))
     print(f"| {name} | {', '.join(map(str, lmw))} | {100 * found['recall']:.1f} | {recall} | {found['deviation']:.2f} | {deviation} "
           f"| {found['share']:.3f} | {found['per_query']:.0f} | {found['seconds']:.2f} | {seconds} | {phases} | {found['exact']:.2f} |", flush=True)
+
+
+def table_of_d(o, title, rows, inputs):
+    print(f"\n| {title} | Recall, % | D | Share, % | D | Seconds | Exact, s |\n|---|---|---|---|---|---|---|")
+    for what, arguments, recall, share in rows:
+        found = measure(o, inputs, 1, "l2", arguments)
+        print(f"| {what} | {100 * found['recall']:.1f} | {recall} | {found['share']:.3f} | {share} | {found['seconds']:.3f} "
+              f"| {found['exact']:.3f} |", flush=True)
 
 
 def measure(o, inputs, k, metric, arguments):

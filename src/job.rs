@@ -30,6 +30,12 @@ pub trait Budget: Send + Sync {
 
     /// Counts bytes as free again.
     fn shrink(&self, bytes: usize);
+
+    /// Gives up what is kept for later, on this machine and its devices. Returns whether there was
+    /// anything.
+    fn give_way(&self) -> bool {
+        false
+    }
 }
 
 /// Receives the phases of work.
@@ -131,6 +137,23 @@ impl Job {
         if let Some(watch) = &self.watch {
             watch.enter(phase);
         }
+    }
+
+    /// Does work; if it fails because the memory of a device is full, once more after what is kept there
+    /// for later has given way.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub fn with_room<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+        match work() {
+            Err(Error::DeviceMemory { .. }) if self.give_way() => work(),
+            done => done,
+        }
+    }
+
+    /// Has what is kept for later give way. Returns whether there was anything.
+    pub fn give_way(&self) -> bool {
+        self.budget.as_ref().is_some_and(|budget| budget.give_way())
     }
 
     /// Counts bytes that are about to be allocated.

@@ -1,7 +1,7 @@
 // Rows to keys: the same values, whole numbers and keys as in src/index/lsh, bit for bit.
 //
-// Values are sums of f64 in the order of the dimensions, each product and each sum rounded. A thread has
-// a row; the numbers of some functions of a table are in shared memory, in a few dimensions at a time.
+// Values are sums of f64 in the order of the dimensions, each rounded once with its product. A thread has
+// a few rows; the numbers of some functions of a table are in shared memory, in a few dimensions at a time.
 
 #include "common/warp.cuh"
 
@@ -96,15 +96,25 @@ __device__ __forceinline__ void note_key(const Building& building, u32 table, u6
 // Elements of a row that are read at once, where rows begin at multiples of 16 bytes.
 constexpr u32 TOGETHER = 16 / sizeof(Scalar);
 
-// Adds the whole numbers of `N` functions, from `first` on, of a row. `some` is shared.
+// The rows of a thread, a block's threads apart: all take the same numbers of functions from shared memory.
+struct Own {
+    const Scalar* at[ROWS];
+    bool is_there[ROWS];
+    Raw raw[ROWS];
+    bool is_in_range;
+};
+
+// Adds the whole numbers of `N` functions, from `first` on, of rows. `some` is shared.
 template <u32 N>
 __device__ __forceinline__ void add_functions(
-    const Functions& of, u32 first, const Scalar* __restrict__ row, bool is_there,
-    const double* __restrict__ numbers, const double* __restrict__ offsets, double* some, Raw& raw,
-    bool& is_in_range) {
-    double sums[N];
+    const Functions& of, u32 first, const double* __restrict__ numbers,
+    const double* __restrict__ offsets, double* some, Own& own) {
+    double sums[ROWS][N];
 #pragma unroll
-    for (u32 i = 0; i < N; i++) sums[i] = 0.0;
+    for (u32 r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (u32 i = 0; i < N; i++) sums[r][i] = 0.0;
+    }
     for (u32 begin = 0; begin < of.dim; begin += STAGED) {
         const u32 here = min((u32)STAGED, of.dim - begin);
         __syncthreads();
@@ -112,79 +122,102 @@ __device__ __forceinline__ void add_functions(
             some[i] = numbers[(u64)(begin + i / N) * of.stride + first + i % N];
         }
         __syncthreads();
-        if (!is_there) continue;
-        const auto step = [&](u32 d, Scalar element) {
-            const double x = (double)element;
+        const auto step = [&](u32 d, const Scalar (&elements)[ROWS]) {
 #pragma unroll
             for (u32 i = 0; i < N; i++) {
-                sums[i] = __dadd_rn(sums[i], __dmul_rn(x, some[d * N + i]));
+                const double number = some[d * N + i];
+#pragma unroll
+                for (u32 r = 0; r < ROWS; r++) {
+                    sums[r][i] = __fma_rn((double)elements[r], number, sums[r][i]);
+                }
             }
         };
+        Scalar elements[ROWS];
         if (of.dim % TOGETHER == 0) {
 #pragma unroll 1
             for (u32 d = 0; d < here; d += TOGETHER) {
-                union { uint4 all; Scalar one[TOGETHER]; } x;
-                x.all = *reinterpret_cast<const uint4*>(row + begin + d);
+                union { uint4 all; Scalar one[TOGETHER]; } x[ROWS];
 #pragma unroll
-                for (u32 i = 0; i < TOGETHER; i++) step(d + i, x.one[i]);
+                for (u32 r = 0; r < ROWS; r++) {
+                    x[r].all = *reinterpret_cast<const uint4*>(own.at[r] + begin + d);
+                }
+#pragma unroll
+                for (u32 i = 0; i < TOGETHER; i++) {
+#pragma unroll
+                    for (u32 r = 0; r < ROWS; r++) elements[r] = x[r].one[i];
+                    step(d + i, elements);
+                }
             }
         } else {
 #pragma unroll 2
-            for (u32 d = 0; d < here; d++) step(d, row[begin + d]);
+            for (u32 d = 0; d < here; d++) {
+#pragma unroll
+                for (u32 r = 0; r < ROWS; r++) elements[r] = own.at[r][begin + d];
+                step(d, elements);
+            }
         }
     }
 #pragma unroll
     for (u32 i = 0; i < N; i++) {
         const u32 function = first + i;
-        if (!is_there || function >= of.count) continue;
-        int whole;
-        if (of.kind == SIGNS) {
-            whole = sums[i] >= 0.0;
-        } else {
-            whole = slot_of(of, sums[i], offsets[function], is_in_range);
+        if (function >= of.count) continue;
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) {
+            int whole;
+            if (of.kind == SIGNS) {
+                whole = sums[r][i] >= 0.0;
+            } else {
+                whole = slot_of(of, sums[r][i], offsets[function], own.is_in_range);
+            }
+            own.raw[r].add(of, function, whole);
         }
-        raw.add(of, function, whole);
     }
 }
 
 // The keys of rows in all tables. `numbers` has for each table and dimension those of all functions,
 // `offsets` for each table those of p-stable functions, in widths. Without `ranks`, nothing is counted.
-// A thread for each row; `out_of_range` is set where a slot is.
+// A thread for a few rows; `out_of_range` is set where a slot is.
 extern "C" __global__ __launch_bounds__(128) void hash_rows(
     const Scalar* __restrict__ rows, const double* __restrict__ numbers,
     const double* __restrict__ offsets, u64* __restrict__ keys, u32* __restrict__ ranks,
     u32* __restrict__ sections, u32* __restrict__ out_of_range, Functions of,
     Building building) {
-    __shared__ double some[STAGED * 16];
-    const u64 row = building.first + (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const bool is_there = row < building.end;
-    const Scalar* own = rows + (is_there ? row : building.first) * of.dim;
-    bool is_in_range = true;
+    __shared__ __align__(16) double some[STAGED * 16];
+    const u64 row = building.first + (u64)blockIdx.x * blockDim.x * ROWS + threadIdx.x;
+    Own own;
+    own.is_in_range = true;
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++) {
+        own.is_there[r] = row + r * blockDim.x < building.end;
+        // Others hash the first row, for nobody.
+        own.at[r] = rows + (own.is_there[r] ? row + r * blockDim.x : building.first) * of.dim;
+    }
     const u32 together = (of.tables + gridDim.y - 1) / gridDim.y;
     const u32 last = min(of.tables, (blockIdx.y + 1) * together);
     for (u32 table = blockIdx.y * together; table < last; table++) {
         const double* of_table = numbers + (u64)table * of.dim * of.stride;
         const double* own_offsets = offsets + (u64)table * of.stride;
-        Raw raw = {0};
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) own.raw[r] = {0};
         u32 first = 0;
         for (; first + 12 < of.count; first += 16) {
-            add_functions<16>(of, first, own, is_there, of_table, own_offsets, some, raw,
-                              is_in_range);
+            add_functions<16>(of, first, of_table, own_offsets, some, own);
         }
         const u32 left = of.count > first ? of.count - first : 0;
         if (left > 8) {
-            add_functions<12>(of, first, own, is_there, of_table, own_offsets, some, raw,
-                              is_in_range);
+            add_functions<12>(of, first, of_table, own_offsets, some, own);
         } else if (left > 4) {
-            add_functions<8>(of, first, own, is_there, of_table, own_offsets, some, raw,
-                              is_in_range);
+            add_functions<8>(of, first, of_table, own_offsets, some, own);
         } else if (left > 0) {
-            add_functions<4>(of, first, own, is_there, of_table, own_offsets, some, raw,
-                              is_in_range);
+            add_functions<4>(of, first, of_table, own_offsets, some, own);
         }
-        if (is_there) note_key(building, table, row, raw.value, keys, ranks, sections);
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) {
+            if (!own.is_there[r]) continue;
+            note_key(building, table, row + r * blockDim.x, own.raw[r].value, keys, ranks, sections);
+        }
     }
-    if (!is_in_range && !of.is_clamped) *out_of_range = 1;
+    if (!own.is_in_range && !of.is_clamped) *out_of_range = 1;
 }
 
 // The keys of rows of bits in all tables: `numbers` has for each table the bits that are read.

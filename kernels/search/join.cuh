@@ -125,3 +125,18 @@ extern "C" __global__ __launch_bounds__(256) void take_lists(
         atomicAdd(&all_work[1], compared);
     }
 }
+
+// Moves lists of up to k neighbours beside each other: list i is at starts[i] to starts[i + 1] then. A thread
+// for each rank of each query.
+extern "C" __global__ __launch_bounds__(256) void close_gaps(
+    const u32* __restrict__ found, const Real* __restrict__ distances,
+    const u64* __restrict__ starts, u32* __restrict__ found_there, Real* __restrict__ distances_there,
+    u32 queries, u32 k) {
+    const u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= (u64)queries * k) return;
+    const u32 query = (u32)(at / k), rank = (u32)(at % k);
+    const u64 start = starts[query];
+    if (rank >= starts[query + 1] - start) return;
+    found_there[start + rank] = found[at];
+    distances_there[start + rank] = distances[at];
+}

@@ -13,7 +13,7 @@ use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use futures::StreamExt;
 
-use super::idle::grow;
+use super::idle::{grow, release_idle};
 use crate::job::{Budget, Cancel};
 use crate::parallel::on_own_threads;
 
@@ -87,6 +87,10 @@ impl Budget for Pool {
 
     fn shrink(&self, bytes: usize) {
         self.0.shrink(bytes);
+    }
+
+    fn give_way(&self) -> bool {
+        release_idle()
     }
 }
 

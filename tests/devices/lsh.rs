@@ -2,13 +2,14 @@
 //! table, compared one by one.
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 
 use datafusion_neighbors::algo::knn::{Found, KnnParams, LshParams, Method, Scoring, open_base};
 use datafusion_neighbors::device::{AnyDevice, Distances, QueryRows};
 use datafusion_neighbors::index::lsh::{
     Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
 };
-use datafusion_neighbors::job::Job;
+use datafusion_neighbors::job::{Budget, Job};
 use datafusion_neighbors::matrix::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
@@ -54,6 +55,8 @@ pub fn trials() -> Vec<(String, Test)> {
     all.push(("lsh::many_candidates".to_string(), Box::new(many)));
     all.push(("lsh::chosen_parameters_reach_the_recall".to_string(), Box::new(chosen)));
     all.push(("lsh::refused".to_string(), Box::new(refused)));
+    all.push(("lsh::little_memory".to_string(), Box::new(little_memory)));
+    all.push(("lsh::idle_bases_give_way".to_string(), Box::new(idle_bases_give_way)));
     all
 }
 
@@ -398,6 +401,97 @@ fn scored(device: &AnyDevice) -> Result<(), Failed> {
         params.check(None)?;
         check(device, (&base, Some(&queries)), 300, &params, Metric::Hamming)?;
         check(device, (&base, None), 5, &params, Metric::Hamming)?;
+    }
+    Ok(())
+}
+
+/// A GPU with less memory than the tables need: they take turns there, down to none.
+fn little_memory(device: &AnyDevice) -> Result<(), Failed> {
+    if device.info().memory.is_none() {
+        return Ok(());
+    }
+    let metric = Metric::L2;
+    let make = |seed: u64, rows: usize| matrix_f32(&Kind::Normal.rows(seed, rows, 16), 16, metric);
+    let (base, queries) = (make(1, 6000), make(2, 500));
+    let mut params = LshParams::try_new(metric, Some(Family::PStable))?;
+    (params.tables, params.hashes, params.width) = (Some(24), Some(4), Some(4.0));
+    // Tables for several probes are built on the host.
+    params.probes = 2;
+    let k = 5;
+    let wanted = search(&AnyDevice::cpu(), (&base, Some(&queries)), k, &params, metric)?;
+    let (mut at_once, mut in_turn) = (0, 0);
+    for bytes in (400 << 10..4 << 20).step_by(100 << 10) {
+        let device = AnyDevice::cuda(0, bytes)?;
+        match search(&device, (&base, Some(&queries)), k, &params, metric) {
+            Ok(found) => {
+                if lists(&found) != lists(&wanted) {
+                    return Err(format!("other neighbours with {bytes} bytes").into());
+                }
+                let pairs = (found.neighbors.work.pairs, wanted.neighbors.work.pairs);
+                // Pairs of several tables are compared once each where all tables are there.
+                at_once += usize::from(pairs.0 == pairs.1);
+                in_turn += usize::from(pairs.0 > pairs.1);
+            }
+            Err(Error::DeviceMemory { .. }) => {}
+            Err(error) => return Err(error.to_string().into()),
+        }
+    }
+    match (at_once, in_turn) {
+        (1.., 1..) => Ok(()),
+        _ => Err(format!("{at_once} at once, {in_turn} in turn").into()),
+    }
+}
+
+/// Something that is kept for later, and given up when memory is wanted.
+struct Kept<T>(Mutex<Option<T>>);
+
+impl<T: Send> Budget for Kept<T> {
+    fn grow(&self, _bytes: usize) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn shrink(&self, _bytes: usize) {}
+
+    fn give_way(&self) -> bool {
+        self.0.lock().is_ok_and(|mut kept| kept.take().is_some())
+    }
+}
+
+fn idle_bases_give_way(device: &AnyDevice) -> Result<(), Failed> {
+    if device.info().memory.is_none() {
+        return Ok(());
+    }
+    let metric = Metric::L2;
+    let rows = |seed: u64| matrix_f32(&Kind::Normal.rows(seed, 40_000, 16), 16, metric);
+    let (base, queries) = (rows(1), rows(2).slice(0..2000));
+    let knn = KnnParams::try_new(3, metric)?;
+    let mut params = LshParams::try_new(metric, Some(Family::PStable))?;
+    (params.tables, params.hashes, params.width) = (Some(20), Some(6), Some(3.0));
+    for is_exact in [true, false] {
+        let method = || match is_exact {
+            true => Method::Exact,
+            false => Method::Lsh {
+                params: &params,
+                queries: queries.clone(),
+                query_rows: QueryRows::Separate,
+                training: None,
+            },
+        };
+        let wanted = open_base(&AnyDevice::cpu(), base.clone(), knn, method(), &Job::default())?
+            .search(&queries, QueryRows::Separate, &Job::default())?;
+        // Enough for one of them.
+        let device = AnyDevice::cuda(0, if is_exact { 5 << 20 } else { 20 << 20 })?;
+        let other = open_base(&device, rows(3), knn, method(), &Job::default())?;
+        other.search(&queries, QueryRows::Separate, &Job::default())?;
+        let kept = Arc::new(Kept(Mutex::new(Some(other))));
+        let job = Job::default().with_budget(kept.clone());
+        let search = open_base(&device, base.clone(), knn, method(), &job)?;
+        let found = search.search(&queries, QueryRows::Separate, &job)?;
+        let gave_way = kept.0.lock().is_ok_and(|kept| kept.is_none());
+        let of = |found: &Found| (found.neighbors.rows.clone(), found.neighbors.distances.clone());
+        if of(&found) != of(&wanted) || !gave_way {
+            return Err(format!("exact: {is_exact}, gave way: {gave_way}").into());
+        }
     }
     Ok(())
 }

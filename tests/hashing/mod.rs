@@ -263,8 +263,8 @@ fn values_are_sums_in_order() {
         let x = rows.reals::<f64>().expect("numbers");
         for (row, found) in found.chunks_exact(count).enumerate() {
             for (i, found) in found.iter().enumerate() {
-                let wanted =
-                    (0..dim).fold(0.0, |sum, j| sum + x[row * dim + j] * planes[j * count + i]);
+                let wanted = (0..dim)
+                    .fold(0.0, |sum, j| x[row * dim + j].mul_add(planes[j * count + i], sum));
                 assert_eq!(*found, wanted, "row {row}, function {i}");
             }
         }

@@ -229,6 +229,11 @@ async fn compare(stored: &[Stored], with: &str, input: &str) -> Result<(), Faile
         "{with} SELECT query_id, rank, distance, base_id FROM knn_exact(queries => \
          (SELECT id, v FROM s LIMIT 3), base => ({input}), k => 9, vector => 'v')"
     );
+    let hashed = format!(
+        "{with} SELECT query_id, rank, distance, base_id FROM knn_lsh(queries => \
+         (SELECT id, v FROM s LIMIT 3), base => ({input}), k => 9, vector => 'v', tables => 4, \
+         hashes => 2, width => 3)"
+    );
     let density = format!(
         "{with} SELECT * FROM dbscan(({input}), eps => 0.5, min_points => 3, vector => 'v')"
     );
@@ -238,7 +243,7 @@ async fn compare(stored: &[Stored], with: &str, input: &str) -> Result<(), Faile
         .iter()
         .any(|part| input.contains(part));
     let few = if searched { 2 } else { 0 };
-    let asked = [(labels, stored.len()), (neighbors, few), (density, few)];
+    let asked = [(labels, stored.len()), (neighbors, few), (hashed, few), (density, few)];
     for (sql, layouts) in asked.into_iter().filter(|(_, layouts)| *layouts > 0) {
         let wanted = stored[0].whole(&sql).await?;
         for other in &stored[1..layouts] {

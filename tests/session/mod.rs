@@ -63,6 +63,7 @@ pub const TESTS: &[(&str, Test)] = &[
     ("indexes_need_few_threads", stored::few_threads),
     ("indexes_in_use_stay", || run(stored::in_use())),
     ("indexes_are_written_whole", || run(stored::two_writers())),
+    ("indexes_given_up_leave_nothing", || run(stored::given_up())),
     ("indexes_reach_a_recall", || run(stored::recall())),
     ("the_cpu_goes_on_where_a_gpu_fails", || run(fallback::too_little_device_memory())),
     ("callers_may_be_workers_that_all_wait", embedding::workers_that_wait),

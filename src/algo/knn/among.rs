@@ -9,8 +9,7 @@ use super::places::{Places, joined};
 use super::select::{Nearest, merge, select};
 use super::sent::SentTables;
 use crate::device::{
-    Buckets, Candidates, Device, Distances, LookedAt, NearestInBuckets, Neighbors, QueryRows,
-    RowUse, Work,
+    Candidates, Device, Distances, NearestInBuckets, Neighbors, QueryRows, RowUse, Work,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Reserved};
@@ -97,52 +96,6 @@ impl<D: Device> Among<D> {
             (to, bound) = (to + 1, more);
         }
         (to, all, bound)
-    }
-
-    /// The neighbours of queries that look at these buckets, or at those in which they are themselves, if
-    /// the device finds them there.
-    fn in_buckets(
-        &self,
-        (queries, query_rows): (&Rows, QueryRows),
-        (finder, places): (&Finder, Option<&Places>),
-        (sent, left_out): (&SentTables<D>, Option<&[u64]>),
-        job: &Job,
-    ) -> Result<Option<Part>> {
-        let (tables, rows) = finder.counts();
-        let visited = match places {
-            Some(places) => (0..queries.len()).map(|query| places.visited(query) as u64).sum(),
-            None => {
-                // At least: large buckets are visited more often than small ones.
-                let of_query = tables as f64 * rows as f64 / finder.sizes().0.max(1) as f64;
-                (queries.len() as f64 * of_query) as u64
-            }
-        };
-        let Base { device, metric, on_device: base, .. } = &*self.base;
-        let k = self.k.min(self.counting);
-        if k == 0 || !device.finds_in_buckets(base, queries.len(), k)? {
-            return Ok(None);
-        }
-        let Some(tables_sent) = sent.get((device, finder), visited, job)? else { return Ok(None) };
-        job.enter(Phase::Compare);
-        let looked_at = places.map_or(LookedAt::Own, |places| LookedAt::Ranges(places.ranges()));
-        let of_ranges = places.map_or(0, |places| places.most().1);
-        let bytes = of_ranges + queries.len() * (size_of::<u32>() + size_of::<f64>());
-        let _reserved = match job.reserve("queries of a device", bytes) {
-            Err(Error::HostMemory { .. }) => return Ok(None),
-            reserved => reserved?,
-        };
-        let own = finder.own(queries.len(), query_rows);
-        let own = own.as_deref();
-        let buckets = Buckets { queries: queries.len(), tables, looked_at, own, left_out };
-        let sides = (&device.rows(queries, *metric), base);
-        match device.nearest_in_buckets(sides, &tables_sent, &buckets, k, job) {
-            Ok(found) => Ok(found.map(Part::from)),
-            Err(Error::DeviceMemory { .. }) => {
-                sent.give_up();
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
     }
 
     /// The neighbours that are among the candidates of a finder, whose tables may be on the device.

@@ -114,7 +114,7 @@ fn enough(
     };
     let mut groups = groups(lsh, sample, params, hasher.most());
     let most = all(&groups).map(|trial| trial.hashes).max().unwrap_or(1);
-    if sample.per_query == 0 {
+    if sample.wanted.per_query == 0 {
         // Nothing to be found.
         let hashing = with(groups[0].signature, most, lsh.tables.unwrap_or(1));
         return Ok((vec![Chosen { hashing, recall: 1.0, share: 0.0, time: 0.0 }], 1.0));
@@ -157,7 +157,7 @@ fn find(
     let mut table = 0;
     while table < tables && !all(&groups).all(|trial| trial.is_over) {
         let some = table..tables.min(table + threads());
-        let hashed = hash(some.clone(), &functions, [&sample.queries, &sample.neighbors])?;
+        let hashed = hash(some.clone(), &functions, [&sample.queries, &sample.wanted.rows])?;
         groups = in_parallel(groups, |mut group| {
             for (table, hashed) in some.clone().zip(&hashed) {
                 group.look(hashed, (sample, lsh.probes, limits), job)?;
@@ -234,7 +234,7 @@ fn groups(lsh: &LshParams, sample: &Sample, params: KnnParams, most: usize) -> V
         Some(hashes) => vec![hashes.min(most)],
         None => counts.iter().copied().filter(|count| *count <= most).collect(),
     };
-    let pairs = sample.neighbors.len();
+    let pairs = sample.wanted.rows.len();
     let trial = |hashes: &usize| Trial {
         hashes: *hashes,
         found: vec![false; pairs],
@@ -296,8 +296,9 @@ impl Group {
             job.check()?;
             let (mut prober, mut keys) = (Prober::default(), Vec::new());
             let of_queries = values[0].chunks_exact(all).zip(queries.chunks_exact(all));
-            let found = trial.found.chunks_exact_mut(sample.per_query);
-            for (query, ((values, wholes), found)) in of_queries.zip(found).enumerate() {
+            for (query, (values, wholes)) in of_queries.enumerate() {
+                let places = sample.wanted.places(query);
+                let found = &mut trial.found[places.clone()];
                 if found.iter().all(|found| *found) {
                     continue;
                 }
@@ -307,8 +308,7 @@ impl Group {
                 let home = keys[0];
                 keys.sort_unstable();
                 let near = limits.near(query, of_query.0);
-                for (i, found) in found.iter_mut().enumerate().filter(|(_, found)| !**found) {
-                    let pair = query * sample.per_query + i;
+                for (pair, found) in places.zip(found).filter(|(_, found)| !**found) {
                     let key = signature.key(&rows[pair * all..][..trial.hashes]);
                     *found = match &near {
                         Some(near) => near.reaches(Signature::flips(home, key)),
@@ -388,10 +388,7 @@ impl Trial {
             return;
         }
         let count = sample.queries.len() as f64;
-        let of_query = self.found.chunks_exact(sample.per_query).map(|found| {
-            found.iter().filter(|found| **found).count() as f64 / sample.per_query as f64
-        });
-        let recalls: Vec<f64> = of_query.collect();
+        let recalls = sample.wanted.recalls(&self.found);
         self.recall = recalls.iter().sum::<f64>() / count;
         let variance =
             recalls.iter().map(|recall| (recall - self.recall).powi(2)).sum::<f64>() / count;

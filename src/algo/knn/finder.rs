@@ -169,9 +169,14 @@ impl Finder {
         sizes.fold((0, 0), |(all, most), (count, size)| (all + count, most.max(size)))
     }
 
-    /// The tables, for a device.
-    pub fn rows_of_tables(&self) -> Vec<TableRows<'_>> {
-        in_parallel(self.tables.iter().collect(), |hashed: &Arc<Hashed>| {
+    /// Bytes of where the buckets of these tables begin.
+    pub fn bytes_of_buckets(&self, numbers: Range<usize>) -> usize {
+        self.tables[numbers].iter().map(|hashed| hashed.sizes.0 * size_of::<u32>()).sum()
+    }
+
+    /// Some tables, for a device.
+    pub fn rows_of_tables(&self, numbers: Range<usize>) -> Vec<TableRows<'_>> {
+        in_parallel(self.tables[numbers].iter().collect(), |hashed: &Arc<Hashed>| {
             let mut buckets = Vec::with_capacity(hashed.sizes.0);
             buckets.extend(hashed.table.buckets().map(|(_, bucket)| bucket.start));
             TableRows { rows: hashed.table.all_rows(), buckets }

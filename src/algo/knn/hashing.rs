@@ -146,9 +146,13 @@ impl LshParams {
     /// [`Error::InvalidArgument`] for values out of range, and for those that do not go together.
     pub fn check(&mut self, recall: Option<f64>) -> Result<()> {
         if let (Some(_), false) = (recall, self.is_open()) {
-            let message = "recall is given, but nothing is left to be chosen for it: leave out tables, \
-                           hashes or width";
-            return Err(Error::InvalidArgument(message.to_string()));
+            let rest = match self.scoring {
+                Some(_) => "method 'ewh' has all its parameters given: leave recall out",
+                None => "leave out tables, hashes or width",
+            };
+            let message =
+                format!("recall is given, but nothing is left to be chosen for it: {rest}");
+            return Err(Error::InvalidArgument(message));
         }
         self.recall = recall.unwrap_or(self.recall);
         self.check_values().map_err(Error::InvalidArgument)

@@ -5,6 +5,7 @@ mod choose;
 mod finder;
 mod found;
 mod hashing;
+mod in_buckets;
 mod lsh;
 mod params;
 mod places;
@@ -16,6 +17,7 @@ mod sent;
 mod stored;
 mod tables;
 mod there;
+mod wanted;
 
 use std::sync::Arc;
 

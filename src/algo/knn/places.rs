@@ -46,6 +46,19 @@ impl Places {
         (most.unwrap_or(0), bytes)
     }
 
+    /// Those in some of the tables.
+    pub fn in_tables(&self, tables: Range<usize>) -> Self {
+        let queries = (self.starts.len() - 1) / self.tables.max(1);
+        let (mut buckets, mut starts) = (Vec::new(), vec![0]);
+        for query in 0..queries {
+            for own in self.of(query).skip(tables.start).take(tables.len()) {
+                buckets.extend_from_slice(own);
+                starts.push(buckets.len());
+            }
+        }
+        Self { buckets, starts, tables: tables.len() }
+    }
+
     /// All of them, for a device.
     pub fn ranges(&self) -> Ranges<'_> {
         Ranges { all: &self.buckets, starts: &self.starts }
@@ -54,5 +67,20 @@ impl Places {
     /// Rows in all buckets of a query.
     pub fn visited(&self, query: usize) -> usize {
         self.of(query).flatten().map(|bucket| (bucket.end - bucket.start) as usize).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_of_some_tables() {
+        let starts = vec![0, 1, 3, 3, 4, 4, 6];
+        let places = Places { buckets: (0..6).map(|i| i..i + 1).collect(), starts, tables: 3 };
+        let some = places.in_tables(1..3);
+        assert_eq!(some.buckets, [1..2, 2..3, 4..5, 5..6]);
+        assert_eq!((some.starts, some.tables), (vec![0, 2, 2, 2, 4], 2));
+        assert_eq!(places.in_tables(0..1).starts, [0, 1, 2]);
     }
 }

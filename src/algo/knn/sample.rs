@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::hashing::LshParams;
 use super::params::KnnParams;
-use crate::device::{Device, QueryRows, StreamedSearch};
+use super::wanted::Wanted;
+use crate::device::{Device, QueryRows};
 use crate::error::{Error, Result};
 use crate::index::lsh::Planes;
 use crate::job::{Job, Reserved};
@@ -18,8 +19,6 @@ const QUERIES: usize = 160;
 /// … but fewer where they have so many neighbours, down to a few.
 const MOST_NEIGHBORS: usize = 1 << 20;
 const FEWEST_QUERIES: usize = 16;
-/// Ranks of each that are looked for.
-const RANKS: usize = 10;
 /// Base rows by which candidates are counted.
 const BASE: usize = 2048;
 /// Base rows that planes are trained on.
@@ -28,9 +27,7 @@ const TRAINING: usize = 8192;
 /// The sample.
 pub(super) struct Sample {
     pub queries: Rows,
-    /// For each query its neighbours of some ranks, `per_query` of them, one after the other.
-    pub neighbors: Rows,
-    pub per_query: usize,
+    pub wanted: Wanted,
     pub base: Rows,
     /// For each query the row of `base` that it is itself, if it is there.
     pub itself: Vec<Option<usize>>,
@@ -60,33 +57,24 @@ impl Sample {
             QueryRows::Separate => None,
         };
         let sampled = Rows::all(Arc::new(queries.gather(&positions, job)?));
-        let k = params.k() + usize::from(first.is_some());
-        let neighbors = positions.len() * k.min(base.len()) * size_of::<(f64, u32)>();
+        let neighbors = positions.len() * params.k().min(base.len()) * size_of::<(f64, u32)>();
+        let of_wanted = positions.len() * Wanted::MOST_ROWS;
         let rows = queries.bytes_at(&positions)
             + base.bytes_at(&of_base)
-            + positions.len() * RANKS * base.matrix().row_bytes();
-        let _reserved = job.reserve("a sample of queries", 2 * neighbors + rows)?;
-        let search = StreamedSearch::open(device.clone(), base.clone(), params.metric(), k, job)?;
-        let found = search.search(&sampled, QueryRows::Separate, None, job)?;
-        let most = found.per_query - usize::from(first.is_some()).min(found.per_query);
-        let ranks: Vec<usize> =
-            (0..most.min(RANKS)).map(|i| (2 * i + 1) * most / (2 * most.min(RANKS))).collect();
-        let (mut neighbors, mut itself) = (Vec::new(), Vec::new());
-        for (query, position) in positions.iter().enumerate() {
-            let own = first.map(|first| first + position);
-            let list = &found.rows[query * found.per_query..][..found.per_query];
-            let others: Vec<u32> = list.iter().copied().filter(|row| Some(*row) != own).collect();
-            neighbors.extend(ranks.iter().map(|rank| others[*rank]));
-            itself.push(of_base.iter().position(|row| Some(*row) == own));
-        }
-        let neighbors = Rows::all(Arc::new(base.gather(&neighbors, job)?));
+            + of_wanted * base.matrix().row_bytes();
+        let lists = 4 * (neighbors + of_wanted * size_of::<(f64, u32)>());
+        let _reserved = job.reserve("a sample of queries", lists + rows)?;
+        let own: Vec<Option<u32>> =
+            positions.iter().map(|position| first.map(|first| first + position)).collect();
+        let of = (params.metric(), params.k());
+        let wanted = Wanted::new(device, (base, &sampled), &own, of, job)?;
+        let place = |own: &Option<u32>| of_base.iter().position(|row| Some(*row) == *own);
         let mut sample = Self {
             queries: sampled,
-            neighbors,
-            per_query: ranks.len(),
+            known: if wanted.has_all() { share } else { 0.0 },
+            wanted,
             base: Rows::all(Arc::new(base.gather(&of_base, job)?)),
-            itself,
-            known: if ranks.len() < most { 0.0 } else { share },
+            itself: own.iter().map(place).collect(),
             reach: 0.0,
         };
         sample.reach = sample.median_reach(params.metric());
@@ -95,10 +83,11 @@ impl Sample {
 
     /// The median distance of the last neighbours, or if it is 0 of any rows: as `l2` or `l1`.
     fn median_reach(&self, metric: Metric) -> f64 {
-        let last = |query: usize| (query + 1) * self.per_query - 1;
-        let count = if self.per_query == 0 { 0 } else { self.queries.len() };
-        let near = (0..count)
-            .map(|query| distance(metric, (&self.queries, query), (&self.neighbors, last(query))));
+        let last = |query| Some((query, self.wanted.places(query).last()?));
+        let near = (0..self.queries.len()).filter_map(last);
+        let near = near.map(|(query, last)| {
+            distance(metric, (&self.queries, query), (&self.wanted.rows, last))
+        });
         let near = median(near.collect());
         if near > 0.0 {
             return near;

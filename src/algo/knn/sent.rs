@@ -1,5 +1,7 @@
-//! Tables on a device, once queries have visited so many rows that it pays to send them there.
+//! Tables on a device, once queries have visited so many rows that it pays to send them there: all of them,
+//! or where there is no memory for all, some after others for each block of queries.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::finder::Finder;
@@ -17,8 +19,15 @@ enum State<D: Device> {
     /// Rows that were visited so far.
     NotYet(u64),
     There(Arc<D::Tables>),
-    /// There was no memory.
-    GivenUp,
+    /// There is memory for at most so many tables; 0 if for none.
+    AtMost(usize),
+}
+
+/// Tables on a device.
+pub(super) enum Sent<D: Device> {
+    All(Arc<D::Tables>),
+    /// So many at a time, to be sent for each block of queries.
+    AtMost(usize),
 }
 
 impl<D: Device> Default for SentTables<D> {
@@ -38,41 +47,51 @@ impl<D: Device> SentTables<D> {
         (device, finder): (&D, &Finder),
         visited: u64,
         job: &Job,
-    ) -> Result<Option<Arc<D::Tables>>> {
+    ) -> Result<Option<Sent<D>>> {
+        let (tables, rows) = finder.counts();
+        let pays = |visited: u64| rows > 0 && visited.saturating_mul(SENT_PER_VISIT) >= rows;
         // Others wait for the tables that are being sent.
         let mut state = self.state();
         if let State::NotYet(before) = *state {
             let all = before.saturating_add(visited);
             *state = State::NotYet(all);
-            let (_, rows) = finder.counts();
-            if rows == 0 || all.saturating_mul(SENT_PER_VISIT) < rows {
+            if !pays(all) {
                 return Ok(None);
             }
-            job.enter(Phase::Build);
-            let bytes = finder.sizes().0 * size_of::<u32>();
-            let tables = job.reserve("buckets of tables", bytes).and_then(|_reserved| {
-                let tables = finder.rows_of_tables();
-                device.tables(&tables, job)
-            });
-            *state = match tables {
+            *state = match send((device, finder), 0..tables, job) {
                 Ok(tables) => State::There(Arc::new(tables)),
-                Err(Error::DeviceMemory { .. } | Error::HostMemory { .. }) => State::GivenUp,
+                Err(Error::DeviceMemory { .. } | Error::HostMemory { .. }) => {
+                    State::AtMost(tables / 2)
+                }
                 Err(error) => return Err(error),
             };
         }
         Ok(match &*state {
-            State::There(tables) => Some(tables.clone()),
-            State::NotYet(_) | State::GivenUp => None,
+            State::There(tables) => Some(Sent::All(tables.clone())),
+            State::AtMost(most) if *most > 0 && pays(visited) => Some(Sent::AtMost(*most)),
+            State::NotYet(_) | State::AtMost(_) => None,
         })
     }
 
-    /// Takes the tables from the device, which needs the memory.
-    pub fn give_up(&self) {
-        *self.state() = State::GivenUp;
+    /// Remembers that there is no memory for more than this many tables at a time.
+    pub fn at_most(&self, tables: usize) {
+        *self.state() = State::AtMost(tables);
     }
 
-    /// Whether there was no memory for them.
-    pub fn is_given_up(&self) -> bool {
-        matches!(*self.state(), State::GivenUp)
+    /// Whether there was no memory for all of them.
+    pub fn is_limited(&self) -> bool {
+        matches!(*self.state(), State::AtMost(_))
     }
+}
+
+/// Sends the tables of these numbers to a device.
+pub(super) fn send<D: Device>(
+    (device, finder): (&D, &Finder),
+    numbers: Range<usize>,
+    job: &Job,
+) -> Result<D::Tables> {
+    job.enter(Phase::Build);
+    let _reserved = job.reserve("buckets of tables", finder.bytes_of_buckets(numbers.clone()))?;
+    let tables = finder.rows_of_tables(numbers);
+    job.with_room(|| device.tables(&tables, job))
 }

@@ -220,7 +220,7 @@ impl<D: Device> OfDevice<D> {
         let first = tables.first().map_or_else(Weak::new, Arc::downgrade);
         let of = (first, tables.len());
         let is_kept = kept.as_ref().is_some_and(|kept| {
-            kept.of.0.ptr_eq(&of.0) && kept.of.1 == of.1 && !kept.tables.is_given_up()
+            kept.of.0.ptr_eq(&of.0) && kept.of.1 == of.1 && !kept.tables.is_limited()
         });
         match &*kept {
             Some(kept) if is_kept => kept.tables.clone(),
@@ -339,7 +339,8 @@ impl<D: Device> InTurnSearch for InTurn<D> {
         let (tables, hashing) = (tables.hashed.clone(), self.hashing.clone());
         let finder = Finder::over(tables, hashing, &self.params, self.finder.clone(), job)?;
         // Others take their place soon.
-        self.among.search((&finder, None), queries, job)
+        let sent = SentTables::default();
+        self.among.search((&finder, Some(&sent)), queries, job)
     }
 
     fn merge(&self, some: Part, others: Part, job: &Job) -> Result<Part> {

@@ -57,7 +57,8 @@ impl<D: Device> TablesThere<D> {
         let functions = functions.into_iter().collect::<Result<Vec<_>>>()?;
         let hashes = Hashes { functions: &functions, signature: &hashing.signature };
         let looks_at_own = is_queried && probes == 1;
-        match device.build_tables(on_device, &hashes, looks_at_own, job) {
+        let built = job.with_room(|| device.build_tables(on_device, &hashes, looks_at_own, job));
+        match built {
             Ok(Some(TablesBuilt { tables, sizes })) => {
                 let probes = (!looks_at_own).then_some(probes);
                 Ok(Some((Self { tables, count: hashing.tables, probes }, sizes)))
@@ -87,7 +88,8 @@ impl<D: Device> TablesThere<D> {
         let mut all = Part::new(base.matrix().kind());
         for first in (0..queries.len()).step_by(together.max(1)) {
             let some = queries.slice(first..queries.len().min(first + together.max(1)));
-            match self.search_some(among, (&some, query_rows.skip(first as u32)), job) {
+            let some = (&some, query_rows.skip(first as u32));
+            match job.with_room(|| self.search_some(among, some, job)) {
                 Ok(Some(found)) => all.extend(found),
                 Ok(None) | Err(Error::DeviceMemory { .. }) => return Ok(None),
                 Err(error) => return Err(error),

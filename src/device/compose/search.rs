@@ -50,11 +50,15 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let k = k.min(base.len().max(1));
         let search = Self { device, metric, k, base, resident: Mutex::default() };
         let Self { device, base, .. } = &search;
-        if !base.is_empty() && base.len() <= device.capacity(&search.shape()).base {
+        let fits = || base.len() <= device.capacity(&search.shape()).base;
+        if !base.is_empty() && (fits() || job.give_way() && fits()) {
             let rows = device.rows(base, metric);
             // The single nearest may be found without this layout.
-            let prepared = if k == 1 { Ok(()) } else { device.prepare(&rows, RowUse::Base, job) };
-            match prepared {
+            let prepare = || match k {
+                1 => Ok(()),
+                _ => device.prepare(&rows, RowUse::Base, job),
+            };
+            match job.with_room(prepare) {
                 Ok(()) => *search.resident() = Some(Arc::new(rows)),
                 Err(Error::DeviceMemory { .. }) => {}
                 Err(other) => return Err(other),
@@ -98,7 +102,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
             };
             let resident = self.resident().clone();
             let block = queries.slice(start..end);
-            match self.search_block(&block, asked, (resident.as_deref(), pieces.base), job) {
+            let base = (resident.as_deref(), pieces.base);
+            match job.with_room(|| self.search_block(&block, asked, base, job)) {
                 Ok(neighbors) => {
                     found.push(neighbors);
                     start = end;

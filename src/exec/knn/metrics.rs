@@ -1,7 +1,7 @@
 //! The metrics of a [`KnnExec`](super::KnnExec).
 
 use datafusion::physical_plan::metrics::{
-    BaselineMetrics, Count, ExecutionPlanMetricsSet, Gauge, MetricBuilder, Time,
+    BaselineMetrics, Count, ExecutionPlanMetricsSet, Gauge, MetricBuilder, RatioMetrics, Time,
 };
 
 use crate::algo::knn::Found;
@@ -26,6 +26,8 @@ pub(super) struct Metrics {
 /// Those of hashing.
 struct HashedMetrics {
     rows_visited: Count,
+    /// Of all pairs of a query and a base row those that were compared.
+    share_compared: RatioMetrics,
     queries_short: Count,
 }
 
@@ -49,6 +51,7 @@ impl Metrics {
             kernel_time: time("kernel_time"),
             hashed: is_hashed.then(|| HashedMetrics {
                 rows_visited: count("rows_visited"),
+                share_compared: MetricBuilder::new(set).ratio_metrics("share_compared", 0),
                 queries_short: count("queries_short"),
             }),
         }
@@ -65,6 +68,8 @@ impl Metrics {
         self.kernel_time.add_duration(work.kernel);
         if let Some(hashed) = &self.hashed {
             hashed.rows_visited.add(found.hashed.visited as usize);
+            hashed.share_compared.add_part(work.pairs as usize);
+            hashed.share_compared.add_total(queries.saturating_mul(self.base_rows.value()));
             hashed.queries_short.add(found.hashed.short as usize);
         }
     }

@@ -13,6 +13,7 @@ use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceC
 use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
 use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
+use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
 
 use super::resident::StoredIndex;
 use super::scan::IndexScanExec;
@@ -72,8 +73,10 @@ fn below(plan: &Arc<dyn ExecutionPlan>) -> Option<&Arc<dyn ExecutionPlan>> {
     let keeps = plan.is::<CooperativeExec>()
         || plan.is::<InTurnExec>()
         || plan.is::<GlobalLimitExec>()
-        || plan.is::<LocalLimitExec>();
-    keeps.then(|| plan.children().pop()).flatten()
+        || plan.is::<LocalLimitExec>()
+        || plan.is::<ScalarSubqueryExec>();
+    // Subqueries come behind the input.
+    keeps.then(|| plan.children().first().copied()).flatten()
 }
 
 /// A plan that [has the rows of an index](stored_in), with these of its columns, and then the number of
@@ -120,7 +123,8 @@ pub(in crate::exec) fn numbered(
         return Ok(Arc::new(InputExec::new(input)));
     }
     let mode = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
-    plan.clone().replace_children(vec![input], mode)
+    let others = plan.children().into_iter().skip(1).cloned();
+    plan.clone().replace_children([input].into_iter().chain(others).collect(), mode)
 }
 
 /// A plan with only these columns and the numbers, and where each of them is then.

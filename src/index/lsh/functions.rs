@@ -135,7 +135,7 @@ impl TableFunctions {
     }
 
     /// The values of all functions for each row: of planes `a·x`, summed in order of the dimensions
-    /// in float64, each product and sum rounded; of bits 0 or 1; of MinHash the position of the first
+    /// in float64, each sum rounded once with its product; of bits 0 or 1; of MinHash the position of the first
     /// set bit in the function's order, or of a set 32 bits of its first token, or -1 if there is none.
     pub fn values(&self, rows: &Rows) -> Vec<f64> {
         let mut values = vec![0.0; rows.len() * self.count];

@@ -56,7 +56,7 @@ impl<T: Real> WithSimd for Products<'_, T> {
                     for i in 0..TOGETHER {
                         let x = simd.splat_f64s(rows[i][j].to_f64());
                         for (added, plane) in added[i].iter_mut().zip(planes) {
-                            *added = simd.add_f64s(*added, simd.mul_f64s(x, plane));
+                            *added = simd.mul_add_f64s(x, plane, *added);
                         }
                     }
                 }
@@ -89,7 +89,7 @@ mod tests {
             let planes: Vec<Vec<f64>> =
                 (0..planes).map(|_| (0..dim).map(|_| random.normal()).collect()).collect();
             let of = |row: &[f32], plane: &[f64]| {
-                row.iter().zip(plane).fold(0.0, |sum, (x, a)| sum + f64::from(*x) * a)
+                row.iter().zip(plane).fold(0.0, |sum, (x, a)| f64::from(*x).mul_add(*a, sum))
             };
             let wanted: Vec<f64> = rows
                 .chunks_exact(dim)

@@ -16,10 +16,13 @@ use crate::error::Result;
 use crate::matrix::ElementKind;
 
 /// Constants that `kernels/hashing` shares with this folder.
-const CONSTANTS: [(&str, usize); 2] = [("STAGED", STAGED), ("PIECE", PIECE)];
+const CONSTANTS: [(&str, usize); 3] = [("STAGED", STAGED), ("ROWS", ROWS), ("PIECE", PIECE)];
 
 /// Dimensions of planes in shared memory at a time.
 const STAGED: usize = 64;
+
+/// Rows that a thread hashes together.
+const ROWS: usize = 2;
 
 /// Sections whose beginnings are counted together.
 const PIECE: usize = 8192;
@@ -37,8 +40,8 @@ const TABLES_OF_BLOCK: usize = 4;
 /// The most blocks in the second dimension of a grid.
 const MOST_BLOCKS: usize = 65_535;
 
-/// Products of f64 per cycle of a multiprocessor, each rounded before it is added.
-const PER_CYCLE: f64 = 16.0;
+/// Products of f64 that are added up per cycle of a multiprocessor.
+const PER_CYCLE: f64 = 32.0;
 
 /// The same struct as in `kernels/hashing/keys.cuh`, which documents it.
 #[repr(C)]
@@ -260,7 +263,8 @@ impl Kernels {
             counts = tables_on_device.begins(stream, first).of_sections;
         }
         let some = (building.end - building.first) as usize;
-        let mut grid = config(some.div_ceil(HASHING), HASHING, 0);
+        let rows_of_thread = if is_bits { 1 } else { ROWS };
+        let mut grid = config(some.div_ceil(HASHING * rows_of_thread), HASHING, 0);
         grid.grid_dim.1 = tables.div_ceil(TABLES_OF_BLOCK).min(MOST_BLOCKS) as u32;
         if is_bits {
             let mut launch = stream.launch_builder(&self.hash_bits);

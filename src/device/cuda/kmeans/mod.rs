@@ -195,8 +195,10 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     ) -> Result<RoundsRun> {
         job.enter(Phase::Assign);
         let is_alone = self.problems.len() == 1;
-        let run = match self.problems[problem].resident(&self.device, way, job) {
-            Ok(resident) => resident.run(limit, job)?,
+        let (device, state) = (self.device.clone(), &mut self.problems[problem]);
+        let there = job.with_room(|| state.resident(&device, way, job).map(|_| ()));
+        let run = match there.and_then(|()| state.resident(&device, way, job)?.run(limit, job)) {
+            Ok(run) => run,
             Err(Error::DeviceMemory { .. }) => None,
             Err(error) => return Err(error),
         };
@@ -312,7 +314,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         let (there, mut here): (Vec<_>, Vec<_>) =
             problems.iter().cloned().partition(|(problem, _)| self.can_seed(*problem));
         for (problem, random) in there {
-            match self.seed_there(problem, random.clone(), job) {
+            match job.with_room(|| self.seed_there(problem, random.clone(), job)) {
                 Ok(centroids) => drop(found.insert(problem, centroids)),
                 Err(Error::DeviceMemory { .. }) => here.push((problem, random)),
                 Err(error) => return Err(error),

@@ -1,7 +1,5 @@
 //! Searches in buckets, on a GPU.
 
-use rayon::prelude::*;
-
 use super::join::JoinOf;
 use super::launch::Kernels;
 use super::launch_buckets::{InBuckets, Lookup, Taken};
@@ -40,9 +38,6 @@ const MOST_ROWS: usize = 1 << 26;
 
 /// The share of the memory for the fields of bits of all warps.
 const SHARE_OF_FIELDS: u64 = 8;
-
-/// Lists that a thread moves at a time.
-const LISTS: usize = 16_384;
 
 /// Steps that it takes to visit a row, beside those of its dimensions.
 const VISIT: usize = 16;
@@ -186,7 +181,7 @@ impl CudaDevice {
         assert!(own.iter().all(|row| (*row as usize) < tables.table_rows));
         let own = send(sys::bytes_of(own))?;
         match tables.joins.lists(self, (&of, k, kernels), (&own, count), job) {
-            Ok(taken) => self.read_lists::<T>(&taken, (count, k), job).map(Some),
+            Ok(taken) => self.read_lists::<T>((&taken, kernels), (count, k), job).map(Some),
             Err(Error::DeviceMemory { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -234,23 +229,47 @@ impl CudaDevice {
             }
             first = end;
         }
-        self.read_lists::<T>(&search.taken, (search.queries, k), job)
+        self.read_lists::<T>((&search.taken, kernels), (search.queries, k), job)
     }
 
-    /// Reads the lists of so many queries.
+    /// Reads the lists of so many queries, of up to k neighbours each.
     fn read_lists<T: OnGpu>(
         &self,
-        taken: &Taken,
+        (taken, kernels): (&Taken, &Kernels),
         (queries, k): (usize, usize),
         job: &Job,
     ) -> Result<NearestInBuckets> {
         let work: Vec<u64> = self.read(&taken.work, 2, job)?;
         let counts: Vec<u32> = self.read(&taken.counts, queries, job)?;
-        let counts: Vec<usize> = counts.into_par_iter().map(|count| count as usize).collect();
-        let rows = without_gaps(self.read::<u32>(&taken.found, queries * k, job)?, &counts, k);
-        let distances = self.read::<T>(&taken.distances, queries * k, job)?;
-        let distances = Distances::of(without_gaps(distances, &counts, k));
-        Ok(NearestInBuckets { rows, distances, counts, visited: work[0], pairs: work[1] })
+        let mut starts = Vec::with_capacity(queries + 1);
+        let mut all = 0u64;
+        starts.push(all);
+        starts.extend(counts.iter().map(|count| {
+            assert!(*count as usize <= k);
+            all += u64::from(*count);
+            all
+        }));
+        let (count, mut closed) = (all as usize, None);
+        if count > 0 && count < queries * k {
+            let allocate = |bytes| self.memory.allocate(&self.gpu.compute, bytes);
+            let starts = self.send(&[sys::bytes_of(&starts[..])], job)?;
+            let mut found = allocate(count * size_of::<u32>())?;
+            let mut distances = allocate(count * size_of::<T>())?;
+            let to = (&mut found, &mut distances);
+            kernels.close_gaps(&self.gpu.compute, (taken, queries, k), (&starts, count), to)?;
+            closed = Some((found, distances));
+        }
+        let (found, distances) = match &closed {
+            Some((found, distances)) => (found, distances),
+            None => (&taken.found, &taken.distances),
+        };
+        Ok(NearestInBuckets {
+            rows: self.read(found, count, job)?,
+            distances: Distances::of(self.read::<T>(distances, count, job)?),
+            counts: counts.into_iter().map(|count| count as usize).collect(),
+            visited: work[0],
+            pairs: work[1],
+        })
     }
 
     /// Everything that a search needs on the device.
@@ -329,47 +348,4 @@ fn is_for_the_host(most: f64, tables: &CudaTables, queries: usize) -> bool {
     // Where the host has no tables, building them takes longer.
     let is_few = queries < FEW_QUERIES && tables.built().is_none();
     most > if is_few { MANY_VISITED } else { MOST_VISITED }
-}
-
-/// The first values of each list of `k`.
-fn without_gaps<T: Copy + Default + Send + Sync>(
-    values: Vec<T>,
-    counts: &[usize],
-    k: usize,
-) -> Vec<T> {
-    if counts.par_iter().all(|count| *count == k) {
-        return values;
-    }
-    let mut found = vec![T::default(); counts.par_iter().sum()];
-    let (mut parts, mut rest) = (Vec::new(), &mut found[..]);
-    for (counts, lists) in counts.chunks(LISTS).zip(values.chunks(LISTS * k)) {
-        let (part, after) = rest.split_at_mut(counts.iter().sum());
-        parts.push((counts, lists, part));
-        rest = after;
-    }
-    parts.into_par_iter().for_each(|(counts, lists, mut part)| {
-        for (count, list) in counts.iter().zip(lists.chunks_exact(k)) {
-            let (own, after) = part.split_at_mut(*count);
-            own.copy_from_slice(&list[..*count]);
-            part = after;
-        }
-    });
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lists_are_moved_together() {
-        let lists = vec![1, 2, 0, 3, 0, 0, 0, 0, 0, 4, 5, 6];
-        assert_eq!(without_gaps(lists, &[2, 1, 0, 3], 3), [1, 2, 3, 4, 5, 6]);
-        assert!(without_gaps(Vec::<u8>::new(), &[], 3).is_empty());
-        let counts: Vec<usize> = (0..3 * LISTS + 7).map(|list| list % 3).collect();
-        let lists: Vec<usize> = (0..2 * counts.len()).collect();
-        let expected: Vec<usize> =
-            counts.iter().enumerate().flat_map(|(i, count)| 2 * i..2 * i + count).collect();
-        assert_eq!(without_gaps(lists, &counts, 2), expected);
-    }
 }

@@ -48,6 +48,7 @@ pub(super) struct Kernels {
     pub(super) find_own_buckets: CudaFunction,
     pub(super) join_buckets: CudaFunction,
     pub(super) take_lists: CudaFunction,
+    pub(super) close_gaps: CudaFunction,
     /// Pairs × dimensions per second.
     scan_rate: Arc<Rate>,
     /// The same of pairs whose rows lie anywhere, and of those in buckets.
@@ -176,6 +177,7 @@ impl Kernels {
             find_own_buckets: function(&module, "find_own_buckets")?,
             join_buckets: function(&module, "join_buckets")?,
             take_lists: function(&module, "take_lists")?,
+            close_gaps: function(&module, "close_gaps")?,
             scan_rate: Arc::new(limits.rate(per_cycle)),
             among_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
             buckets_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),

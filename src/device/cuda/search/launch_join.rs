@@ -8,7 +8,7 @@ use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 
 use super::launch::Kernels;
 use super::launch_buckets::Taken;
-use super::spec::{LANES, entry_bytes, scalar_bytes};
+use super::spec::{LANES, entry_bytes, real_bytes, scalar_bytes};
 use crate::device::cuda::driver::launch::{address, check_size, config};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
@@ -120,6 +120,31 @@ impl Kernels {
         // the caller has checked.
         unsafe { launch.launch(config((queries * k).div_ceil(TAKING), TAKING, 0)) }
             .map_err(failed("take_lists"))?;
+        Ok(())
+    }
+
+    /// Moves the rows and distances of lists beside each other: `starts` says where each begins then, and
+    /// the last ends, as u64.
+    pub(super) fn close_gaps(
+        &self,
+        stream: &Arc<CudaStream>,
+        (taken, queries, k): (&Taken, usize, usize),
+        (starts, all): (&Buffer, usize),
+        (found, distances): (&mut Buffer, &mut Buffer),
+    ) -> Result<()> {
+        let kind = self.spec().kind();
+        taken.check((queries, k), kind);
+        check_size(starts, queries + 1, 8);
+        check_size(found, all, 4);
+        check_size(distances, all, real_bytes(kind));
+        let (count, per_query) = (queries as u32, k as u32);
+        let mut launch = stream.launch_builder(&self.close_gaps);
+        launch.arg(taken.found.slice()).arg(taken.distances.slice()).arg(starts.slice());
+        launch.arg(found.slice_mut()).arg(distances.slice_mut()).arg(&count).arg(&per_query);
+        // SAFETY: sizes are checked above; lists have up to k neighbours, and end where the next begins, the
+        // last at `all`, as the caller has checked.
+        unsafe { launch.launch(config((queries * k).div_ceil(TAKING), TAKING, 0)) }
+            .map_err(failed("close_gaps"))?;
         Ok(())
     }
 }
