@@ -64,9 +64,16 @@ impl Wanted {
         if per_query > 0 && found.iter().any(|list| ties(list, per_query) > 0) {
             found = others(search(TIED)?, own);
         }
+        let (lists, rows) = Self::looked_for(&found, per_query);
+        let rows = Rows::all(Arc::new(base.gather(&rows, job)?));
+        Ok(Self { rows, lists, per_query })
+    }
+
+    /// Which of the rows found for each query are looked for, with their distances, nearest first.
+    fn looked_for(found: &[Vec<(u32, f64)>], per_query: usize) -> (Vec<List>, Vec<u32>) {
         let (mut lists, mut rows) = (Vec::new(), Vec::new());
         for list in found {
-            let end = per_query + ties(&list, per_query);
+            let end = per_query + ties(list, per_query);
             let nearer = match per_query.checked_sub(1) {
                 Some(last) if end > per_query => list.partition_point(|row| row.1 < list[last].1),
                 _ => per_query,
@@ -79,8 +86,7 @@ impl Wanted {
             let weights = [weight(nearer, ranks.0), weight(tied, ranks.1)];
             lists.push(List { places: start..rows.len(), nearer: ranks.0, weights });
         }
-        let rows = Rows::all(Arc::new(base.gather(&rows, job)?));
-        Ok(Self { rows, lists, per_query })
+        (lists, rows)
     }
 
     /// Whether all neighbours are looked for.
@@ -134,19 +140,16 @@ fn others(found: Neighbors, own: &[Option<u32>]) -> Vec<Vec<(u32, f64)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::CpuDevice;
     use crate::matrix::{Elements, Matrix};
 
-    /// The neighbours of the number 0 among these.
+    /// The neighbours of the number 0 among these, which are not negative.
     fn wanted(base: &[f32], k: usize) -> Wanted {
-        let rows = |values: &[f32]| {
-            let elements = Elements::F32(values.to_vec());
-            Rows::all(Arc::new(Matrix::new(elements, values.len(), 1)))
-        };
-        let device = Arc::new(CpuDevice::new());
-        let sides = (&rows(base), &rows(&[0.0]));
-        let of = (Metric::L2, k);
-        Wanted::new(&device, sides, &[None], of, &Job::default()).expect("neighbours")
+        let mut found: Vec<_> = (0..).zip(base.iter().copied().map(f64::from)).collect();
+        found.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let per_query = k.min(found.len());
+        let (lists, rows) = Wanted::looked_for(&[found], per_query);
+        let numbers = Elements::F32(rows.iter().map(|row| base[*row as usize]).collect());
+        Wanted { rows: Rows::all(Arc::new(Matrix::new(numbers, rows.len(), 1))), lists, per_query }
     }
 
     #[test]
