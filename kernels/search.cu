@@ -4,4 +4,4 @@
 #include "search/scan.cuh"
 #include "search/merge.cuh"
 #include "search/among.cuh"
-#include "search/join.cuh"
+#include "search/join_small.cuh"

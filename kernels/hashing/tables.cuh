@@ -32,19 +32,38 @@ struct Sizes {
     u64 buckets, largest, squares;
 };
 
+// Adds the sizes that all threads of a block have found, at once: many blocks add to the same few numbers.
 __device__ __forceinline__ void add_sizes(Sizes own, Sizes* all) {
     constexpr u32 ALL = 0xffffffffu;
+    __shared__ Sizes of_warps[32];
     for (u32 apart = 16; apart > 0; apart /= 2) {
         own.buckets += __shfl_xor_sync(ALL, own.buckets, apart);
         own.squares += __shfl_xor_sync(ALL, own.squares, apart);
         own.largest = max(own.largest, __shfl_xor_sync(ALL, own.largest, apart));
     }
-    if (Warp::rank() == 0 && own.buckets > 0) {
-        atomicAdd(&all->buckets, own.buckets);
-        atomicAdd(&all->squares, own.squares);
-        atomicMax(&all->largest, own.largest);
+    if (Warp::rank() == 0) of_warps[threadIdx.x / 32] = own;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (u32 warp = 1; warp < blockDim.x / 32; warp++) {
+            own.buckets += of_warps[warp].buckets;
+            own.squares += of_warps[warp].squares;
+            own.largest = max(own.largest, of_warps[warp].largest);
+        }
+        if (own.buckets > 0) {
+            atomicAdd(&all->buckets, own.buckets);
+            atomicAdd(&all->squares, own.squares);
+            atomicMax(&all->largest, own.largest);
+        }
     }
+    __syncthreads();
 }
+
+// A row that is placed in its section.
+struct __align__(16) Placed {
+    u64 key;
+    u32 row;
+    u32 padding;
+};
 
 // Where the sorted rows of tables go: `keys` may be null, `own` as well: the bucket of each row, as a
 // range of the table; of a row that is alone there, an empty one.
@@ -58,7 +77,7 @@ struct Tables {
 // Places rows section by section.
 extern "C" __global__ __launch_bounds__(256) void place_rows(
     const u64* __restrict__ keys, const u32* __restrict__ ranks, Begins begins,
-    u64* __restrict__ placed_keys, u32* __restrict__ placed_rows, Building building) {
+    Placed* __restrict__ placed, Building building) {
     const u64 row = building.first + (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= building.end) return;
     for (u32 table = blockIdx.y; table < building.tables; table += gridDim.y) {
@@ -66,22 +85,20 @@ extern "C" __global__ __launch_bounds__(256) void place_rows(
         const u64 key = keys[of_table + row];
         const u64 section = key >> (64 - building.section_bits);
         const u64 to = of_table + begins.begin(building, table, section) + ranks[of_table + row];
-        placed_keys[to] = key;
-        placed_rows[to] = (u32)row;
+        placed[to] = {key, (u32)row, 0};
     }
 }
 
 // Sorts the rows of small sections by key, and lists large sections. A thread for each place.
 extern "C" __global__ __launch_bounds__(256) void sort_sections(
-    const u64* __restrict__ placed_keys, const u32* __restrict__ placed_rows, Begins begins,
-    Tables to, uint2* __restrict__ large, u32* __restrict__ large_count, Building building) {
+    const Placed* __restrict__ placed, Begins begins, Tables to, uint2* __restrict__ large, u32* __restrict__ large_count, Building building) {
     const u64 place = building.first + (u64)blockIdx.x * blockDim.x + threadIdx.x;
     for (u32 table = blockIdx.y; table < building.tables; table += gridDim.y) {
         Sizes found = {0, 0, 0};
         if (place < building.end) {
             const u64 of_table = (u64)table * building.rows;
-            const u64* keys = placed_keys + of_table;
-            const u64 key = keys[place];
+            const Placed* of_rows = placed + of_table;
+            const u64 key = of_rows[place].key;
             const uint2 section = begins.range(building, table, key);
             if (section.y - section.x > SMALL) {
                 if (place == section.x) {
@@ -90,12 +107,12 @@ extern "C" __global__ __launch_bounds__(256) void sort_sections(
             } else {
                 u32 less = 0, equal = 0, before = 0;
                 for (u32 i = section.x; i < section.y; i++) {
-                    const u64 other = keys[i];
+                    const u64 other = of_rows[i].key;
                     less += other < key;
                     equal += other == key;
                     before += other == key && i < place;
                 }
-                const u32 start = section.x + less, row = placed_rows[of_table + place];
+                const u32 start = section.x + less, row = of_rows[place].row;
                 to.rows[of_table + start + before] = row;
                 if (to.keys) to.keys[of_table + start + before] = key;
                 if (to.own) {
@@ -111,15 +128,14 @@ extern "C" __global__ __launch_bounds__(256) void sort_sections(
 
 // Sorts the rows of large sections, which have few different keys: a block for each section.
 extern "C" __global__ __launch_bounds__(1024) void sort_large_sections(
-    const u64* __restrict__ placed_keys, const u32* __restrict__ placed_rows, Begins begins,
-    Tables to, const uint2* __restrict__ large, const u32* __restrict__ large_count,
-    Building building) {
+    const Placed* __restrict__ placed, Begins begins, Tables to, const uint2* __restrict__ large,
+    const u32* __restrict__ large_count, Building building) {
     __shared__ u64 least;
     for (u32 listed = blockIdx.x; listed < *large_count; listed += gridDim.x) {
         const u32 table = large[listed].x;
         const u64 of_table = (u64)table * building.rows;
-        const u64* keys = placed_keys + of_table;
-        const uint2 section = begins.range(building, table, keys[large[listed].y]);
+        const Placed* of_rows = placed + of_table;
+        const uint2 section = begins.range(building, table, of_rows[large[listed].y].key);
         u32 start = section.x;
         u64 last = 0;
         while (start < section.y) {
@@ -130,7 +146,7 @@ extern "C" __global__ __launch_bounds__(1024) void sort_large_sections(
             __syncthreads();
             u64 own = ~0ull;
             for (u32 i = section.x + threadIdx.x; i < section.y; i += blockDim.x) {
-                const u64 key = keys[i];
+                const u64 key = of_rows[i].key;
                 if (key < own && (is_first || key > last)) own = key;
             }
             atomicMin(&least, own);
@@ -139,11 +155,11 @@ extern "C" __global__ __launch_bounds__(1024) void sort_large_sections(
             u32 end = start;
             for (u32 i = section.x; i < section.y; i += blockDim.x) {
                 const u32 place = i + threadIdx.x;
-                const bool is_here = place < section.y && keys[place] == key;
+                const bool is_here = place < section.y && of_rows[place].key == key;
                 u32 all;
                 const u32 at = end + sum_before(is_here, all);
                 if (is_here) {
-                    to.rows[of_table + at] = placed_rows[of_table + place];
+                    to.rows[of_table + at] = of_rows[place].row;
                     if (to.keys) to.keys[of_table + at] = key;
                 }
                 end += all;
@@ -151,7 +167,7 @@ extern "C" __global__ __launch_bounds__(1024) void sort_large_sections(
             if (to.own) {
                 const uint2 bucket = make_uint2(start, end - start == 1 ? start : end);
                 for (u32 i = section.x + threadIdx.x; i < section.y; i += blockDim.x) {
-                    if (keys[i] == key) to.own[of_table + placed_rows[of_table + i]] = bucket;
+                    if (of_rows[i].key == key) to.own[of_table + of_rows[i].row] = bucket;
                 }
             }
             if (threadIdx.x == 0) {

@@ -7,6 +7,22 @@
 
 #include "search/lists.cuh"
 
+// What no row has as its number.
+constexpr u32 NOBODY = 0xffffffffu;
+
+// The base rows that queries are: those that are listed, or `first` and those after it; `first` is NOBODY
+// where they are none. The same struct as in src/device/cuda/search/launch_buckets.rs.
+struct OwnRows {
+    const u32* listed;
+    u32 first;
+    u32 padding;
+
+    __device__ __forceinline__ u32 of(u32 query) const {
+        if (listed) return listed[query];
+        return first == NOBODY ? NOBODY : first + query;
+    }
+};
+
 // What a launch searches. The same struct as in src/device/cuda/search/launch_buckets.rs.
 struct BucketSearch {
     u64 table_rows;  // rows of a table
@@ -19,8 +35,9 @@ struct BucketSearch {
     u32 slots;       // entries of a warp in shared memory, a power of two of at least k + 32
     u32 is_own;      // whether queries look at the buckets in which they are themselves
     u32 probes;      // buckets of a query in each table, where all have as many
+    OwnRows own;     // the base rows that queries are
 };
-static_assert(sizeof(BucketSearch) == 48, "the host has the same struct");
+static_assert(sizeof(BucketSearch) == 64, "the host has the same struct");
 
 // The distances of a row to some others, from their elements in order: `N` sums at a time, so that the
 // processor need not wait for one.
@@ -160,12 +177,12 @@ __device__ __forceinline__ u64 visit_rows(const BucketSearch& search, u32 query,
 }
 
 // `counts` gets the neighbours of each query, `work` the rows visited and the pairs compared. `seen` is 0 everywhere before
-// and after. `starts`, `own` and `left_out` may be null.
+// and after. `starts` and `left_out` may be null.
 extern "C" __global__ void nearest_in_buckets(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base,
     const u32* __restrict__ rows, const uint2* __restrict__ ranges,
-    const u32* __restrict__ starts, const u32* __restrict__ own,
-    const u32* __restrict__ left_out, u32* __restrict__ seen, u32* __restrict__ found,
+    const u32* __restrict__ starts, const u32* __restrict__ left_out, u32* __restrict__ seen,
+    u32* __restrict__ found,
     Real* __restrict__ distances, u32* __restrict__ counts, u64* __restrict__ work,
     BucketSearch search) {
     constexpr u32 ALL = 0xffffffffu;
@@ -177,11 +194,11 @@ extern "C" __global__ void nearest_in_buckets(
     for (u64 at = (u64)search.first + worker; at < search.end; at += (u64)gridDim.x * warps) {
         const u32 query = (u32)at;
         const Scalar* of_query = queries + (u64)query * search.dim;
-        const u32 itself = own ? own[query] : ALL;
+        const u32 itself = search.own.of(query);
         u32 kept = 0;
         Entry worst = Entry::none();
         const auto compare = [&](u32 row, bool is_there) {
-            bool is_new = is_there && !(own && row == itself);
+            bool is_new = is_there && row != itself;
             if (is_new && left_out) is_new = !(left_out[row / 32] >> (row % 32) & 1);
             if (is_new) {
                 const u32 bit = 1u << (row % 32);

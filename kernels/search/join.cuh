@@ -9,7 +9,7 @@
 // A part of a table's rows, and of each bucket. The same struct as in
 // src/device/cuda/search/launch_join.rs.
 struct Join {
-    u32 first;   // the launch's first place
+    u32 first;   // the launch's first place, a multiple of 32
     u32 end;
     u32 from;    // the first row of each bucket
     u32 count;   // rows of each bucket
@@ -30,11 +30,11 @@ __device__ __noinline__ void insert(Entry* list, u32 k, Entry entry) {
     list[at] = entry;
 }
 
-// `rows` and `own` are those of one table, `lists` has k entries for each row, `work` for each row those
-// visited and compared.
+// `rows` and `own` are those of one table, `lists` has k entries for each row. `compared`, which may be null,
+// counts those that each row is compared with.
 extern "C" __global__ __launch_bounds__(128) void join_buckets(
     const Scalar* __restrict__ base, const u32* __restrict__ rows, const uint2* __restrict__ own,
-    const u32* __restrict__ left_out, Entry* lists, ulonglong2* __restrict__ work, Join join) {
+    const u32* __restrict__ left_out, Entry* lists, u64* __restrict__ compared, Join join) {
     constexpr u32 ALL = 0xffffffffu;
     const u32 lane = threadIdx.x % LANES;
     const u64 place = join.first + ((u64)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
@@ -49,7 +49,7 @@ extern "C" __global__ __launch_bounds__(128) void join_buckets(
     const Scalar* of_row = base + (u64)row * join.dim;
     Entry* list = lists + (u64)row * join.k;
     Entry worst = list[join.k - 1];
-    u32 compared = 0;
+    u32 count = 0;
     for (u32 first = begin; __any_sync(ALL, first < end); first += LANES * TOGETHER) {
         u32 others[TOGETHER];
         Real distances[TOGETHER];
@@ -70,7 +70,7 @@ extern "C" __global__ __launch_bounds__(128) void join_buckets(
             if (first + n * LANES + lane < end) {
                 const u32 other = others[n];
                 if (other != row && !(left_out && left_out[other / 32] >> (other % 32) & 1)) {
-                    compared++;
+                    count++;
                     entry = Entry::of(distances[n], other);
                     is_near = entry < worst;
                 }
@@ -86,44 +86,50 @@ extern "C" __global__ __launch_bounds__(128) void join_buckets(
             worst = list[join.k - 1];
         }
     }
-    for (u32 apart = 1; apart < LANES; apart *= 2) {
-        compared += __shfl_xor_sync(ALL, compared, apart);
+    if (!compared) return;
+    for (u32 apart = 1; apart < LANES; apart *= 2) count += __shfl_xor_sync(ALL, count, apart);
+    if (is_there && lane == 0) compared[row] += count;
+}
+
+// Adds up how many rows queries visited in the buckets in which they are themselves, and with how many they
+// were compared: all others of these buckets, where `compared` is null. A thread for each query.
+extern "C" __global__ __launch_bounds__(256) void add_visits(
+    const uint2* __restrict__ ranges, const u64* __restrict__ compared, u64* __restrict__ work,
+    OwnRows own, u32 queries, u32 table_rows, u32 tables) {
+    const u64 query = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    u64 all[2] = {0, 0};
+    if (query < queries) {
+        const u32 row = own.of((u32)query);
+        for (u32 table = 0; table < tables; table++) {
+            const uint2 range = ranges[(u64)table * table_rows + row];
+            const u32 size = range.y - range.x;
+            all[0] += size;
+            all[1] += size > 0 ? size - 1 : 0;
+        }
+        if (compared) all[1] = compared[row];
     }
-    if (is_there && lane == 0) {
-        work[row].x += end - begin;
-        work[row].y += compared;
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        for (u32 apart = 16; apart > 0; apart /= 2) {
+            all[i] += __shfl_xor_sync(0xffffffffu, all[i], apart);
+        }
+        if (Warp::rank() == 0 && all[i] > 0) atomicAdd(&work[i], all[i]);
     }
 }
 
 // The lists of the base rows that queries are: a thread for each rank of each query. `counts` gets the
-// length of each list, `all_work` what was visited and compared.
+// length of each list.
 extern "C" __global__ __launch_bounds__(256) void take_lists(
-    const Entry* __restrict__ lists, const ulonglong2* __restrict__ work,
-    const u32* __restrict__ own, u32* __restrict__ found, Real* __restrict__ distances,
-    u32* __restrict__ counts, u64* __restrict__ all_work, u32 queries, u32 k) {
+    const Entry* __restrict__ lists, u32* __restrict__ found, Real* __restrict__ distances,
+    u32* __restrict__ counts, OwnRows own, u32 queries, u32 k) {
     const u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    u64 visited = 0, compared = 0;
-    if (at < (u64)queries * k) {
-        const u32 query = (u32)(at / k), rank = (u32)(at % k);
-        const Entry* list = lists + (u64)own[query] * k;
-        if (rank == 0) {
-            visited = work[own[query]].x;
-            compared = work[own[query]].y;
-        }
-        if (!list[rank].is_none()) {
-            found[at] = list[rank].number();
-            distances[at] = list[rank].distance();
-            if (rank + 1 == k || list[rank + 1].is_none()) counts[query] = rank + 1;
-        }
-    }
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        visited += __shfl_xor_sync(0xffffffffu, visited, apart);
-        compared += __shfl_xor_sync(0xffffffffu, compared, apart);
-    }
-    if (Warp::rank() == 0 && visited > 0) {
-        atomicAdd(&all_work[0], visited);
-        atomicAdd(&all_work[1], compared);
-    }
+    if (at >= (u64)queries * k) return;
+    const u32 query = (u32)(at / k), rank = (u32)(at % k);
+    const Entry* list = lists + (u64)own.of(query) * k;
+    if (list[rank].is_none()) return;
+    found[at] = list[rank].number();
+    distances[at] = list[rank].distance();
+    if (rank + 1 == k || list[rank + 1].is_none()) counts[query] = rank + 1;
 }
 
 // Moves lists of up to k neighbours beside each other: list i is at starts[i] to starts[i + 1] then. A thread

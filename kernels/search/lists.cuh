@@ -36,10 +36,13 @@ template <> struct EntryOf<float> {
         return {(u64)ordered(distance) << 32 | row};
     }
     static __device__ __forceinline__ EntryOf none() { return {~0ull}; }
+    // Less than every neighbour.
+    static __device__ __forceinline__ EntryOf least() { return {0}; }
     __device__ __forceinline__ bool is_none() const { return bits == ~0ull; }
     __device__ __forceinline__ u32 number() const { return (u32)bits; }
     __device__ __forceinline__ float distance() const { return unordered((u32)(bits >> 32)); }
     __device__ __forceinline__ bool operator<(EntryOf other) const { return bits < other.bits; }
+    __device__ __forceinline__ bool operator==(EntryOf other) const { return bits == other.bits; }
 };
 template <> struct __align__(16) EntryOf<double> {
     u64 key;
@@ -48,11 +51,15 @@ template <> struct __align__(16) EntryOf<double> {
         return {ordered(distance), row};
     }
     static __device__ __forceinline__ EntryOf none() { return {~0ull, ~0ull}; }
+    static __device__ __forceinline__ EntryOf least() { return {0, 0}; }
     __device__ __forceinline__ bool is_none() const { return key == ~0ull; }
     __device__ __forceinline__ u32 number() const { return (u32)row; }
     __device__ __forceinline__ double distance() const { return unordered(key); }
     __device__ __forceinline__ bool operator<(EntryOf other) const {
         return key < other.key || (key == other.key && row < other.row);
+    }
+    __device__ __forceinline__ bool operator==(EntryOf other) const {
+        return key == other.key && row == other.row;
     }
 };
 typedef EntryOf<Real> Entry;

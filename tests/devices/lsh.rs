@@ -1,10 +1,12 @@
 //! Neighbours by hashing, against the definition: the rows whose keys are among a query's in some
 //! table, compared one by one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use datafusion_neighbors::algo::knn::{Found, KnnParams, LshParams, Method, Scoring, open_base};
+use datafusion_neighbors::algo::knn::{
+    Found, Index, KnnParams, LshParams, Method, Scoring, open_base,
+};
 use datafusion_neighbors::device::{AnyDevice, Distances, QueryRows};
 use datafusion_neighbors::index::lsh::{
     Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
@@ -119,7 +121,7 @@ fn many_rows(device: &AnyDevice, family: Family) -> Result<(), Failed> {
             (params.scoring, params.probes) = (None, 100);
             check(device, (&base, Some(&queries)), 3, &params, metric)?;
         }
-        for k in [1, 5, 100] {
+        for k in [1, 5, 12, 100] {
             check(device, (&base, Some(&queries)), k, &params, metric)?;
             // The first rows of a join with itself: as queries they find themselves, too.
             let first = base.slice(0..asked);
@@ -194,22 +196,91 @@ fn check(
     params: &LshParams,
     metric: Metric,
 ) -> Result<(), Failed> {
-    let found = search(device, (base, queries), k, params, metric)?;
+    let (found, index) = search_and_index(device, (base, queries), k, params, metric)?;
     let wanted = by_definition((base, queries), k, params, metric);
+    let (rows, dim) = (base.len(), base.matrix().dim());
+    let what = || format!("{metric}, {params}, {rows} rows of {dim}");
     if lists(&found) != wanted {
-        let (rows, dim) = (base.len(), base.matrix().dim());
-        return Err(format!("{metric}, {params}, {rows} rows of {dim}: other neighbours").into());
+        return Err(format!("{}: other neighbours", what()).into());
+    }
+    let sizes = sizes((base, queries), params, metric);
+    let counted = (index.buckets, index.largest, found.hashed.visited);
+    if params.scoring.is_none() && counted != sizes {
+        let what = what();
+        return Err(format!("{what}: buckets, largest, visited {counted:?}, not {sizes:?}").into());
     }
     Ok(())
 }
 
+/// How many buckets all tables have, the rows of the largest, and how many rows queries visit in those that
+/// they look at. A row that is alone in its bucket visits nothing there.
+fn sizes(
+    (base, queries): (&Rows, Option<&Rows>),
+    params: &LshParams,
+    metric: Metric,
+) -> (usize, usize, u64) {
+    let looks_at_own = queries.is_none() && params.probes == 1;
+    let (mut buckets, mut largest, mut visited) = (0, 0, 0);
+    for (of_base, looked_at) in keys_of((base, queries), params, metric) {
+        let mut sizes = BTreeMap::new();
+        of_base.iter().for_each(|key| *sizes.entry(*key).or_insert(0) += 1);
+        buckets += sizes.len();
+        largest = sizes.values().copied().fold(largest, usize::max);
+        let sizes = looked_at.iter().flatten().filter_map(|key| sizes.get(key).copied());
+        visited += sizes.filter(|size| *size > 1 || !looks_at_own).sum::<usize>() as u64;
+    }
+    (buckets, largest, visited)
+}
+
+/// For each table the key of each base row, and those that each query looks at.
+fn keys_of(
+    (base, queries): (&Rows, Option<&Rows>),
+    params: &LshParams,
+    metric: Metric,
+) -> Vec<(Vec<u64>, Vec<Vec<u64>>)> {
+    let LshParams { family, rounding, probes, seed, .. } = *params;
+    let width = params.width.unwrap_or(0.0);
+    let signature = Signature { family, metric, width, rounding, is_clamped: false };
+    let (tables, hashes) = (params.tables.expect("given"), params.hashes.expect("given"));
+    let mut hasher = Hasher::new((family, metric), seed, base.matrix().dim())
+        .with_planes(params.planes, params.is_zero_sum);
+    if params.is_centred {
+        hasher = hasher.with_centre_of(base, &Job::default()).expect("a centre");
+    }
+    let of_table = |table| {
+        let functions = hasher.functions(table, hashes, &Job::default()).expect("functions");
+        let keys = |rows: &Rows, row: usize, probes: usize| {
+            let values = functions.values(&rows.slice(row..row + 1));
+            let wholes = signature.wholes(&values, &functions).expect("slots in range");
+            let mut keys = Vec::new();
+            Prober::default().keys(&signature, (&values, &wholes), &functions, probes, &mut keys);
+            keys
+        };
+        let probes = params.scoring.as_ref().map_or(probes, |scoring| scoring.probes(hashes));
+        let asked = queries.unwrap_or(base);
+        let of_base = (0..base.len()).map(|row| keys(base, row, 1)[0]).collect();
+        (of_base, (0..asked.len()).map(|query| keys(asked, query, probes)).collect())
+    };
+    (0..tables).map(of_table).collect()
+}
+
 fn search(
+    device: &AnyDevice,
+    sides: (&Rows, Option<&Rows>),
+    k: usize,
+    params: &LshParams,
+    metric: Metric,
+) -> Result<Found, Error> {
+    Ok(search_and_index(device, sides, k, params, metric)?.0)
+}
+
+fn search_and_index(
     device: &AnyDevice,
     (base, queries): (&Rows, Option<&Rows>),
     k: usize,
     params: &LshParams,
     metric: Metric,
-) -> Result<Found, Error> {
+) -> Result<(Found, Index), Error> {
     let (queries, query_rows) = match queries {
         Some(queries) => (queries, QueryRows::Separate),
         None => (base, QueryRows::OfBase { first: 0 }),
@@ -218,7 +289,8 @@ fn search(
     let method = Method::Lsh { params, queries: queries_by, query_rows, training };
     let knn = KnnParams::try_new(k as u64, metric)?;
     let search = open_base(device, base.clone(), knn, method, &Job::default())?;
-    search.search(queries, query_rows, &Job::default())
+    let found = search.search(queries, query_rows, &Job::default())?;
+    Ok((found, search.index().expect("tables").clone()))
 }
 
 /// For each query its neighbours, as rows and distances.
@@ -238,33 +310,17 @@ fn by_definition(
     params: &LshParams,
     metric: Metric,
 ) -> Vec<Vec<(u32, f64)>> {
-    let LshParams { family, rounding, probes, seed, .. } = *params;
-    let width = params.width.unwrap_or(0.0);
-    let signature = Signature { family, metric, width, rounding, is_clamped: false };
-    let (tables, hashes) = (params.tables.expect("given"), params.hashes.expect("given"));
     let asked = queries.unwrap_or(base);
     let mut near = vec![vec![false; base.len()]; asked.len()];
     let mut scores = vec![vec![0.0; base.len()]; asked.len()];
-    let mut hasher = Hasher::new((family, metric), seed, base.matrix().dim())
-        .with_planes(params.planes, params.is_zero_sum);
-    if params.is_centred {
-        hasher = hasher.with_centre_of(base, &Job::default()).expect("a centre");
-    }
-    for table in 0..tables {
+    let hasher = Hasher::new((params.family, metric), params.seed, base.matrix().dim());
+    for (table, (of_base, looked_at)) in
+        keys_of((base, queries), params, metric).into_iter().enumerate()
+    {
+        let hashes = params.hashes.expect("given");
         let functions = hasher.functions(table, hashes, &Job::default()).expect("functions");
-        let keys = |rows: &Rows, row: usize, probes: usize| {
-            let values = functions.values(&rows.slice(row..row + 1));
-            let wholes = signature.wholes(&values, &functions).expect("slots in range");
-            let mut keys = Vec::new();
-            Prober::default().keys(&signature, (&values, &wholes), &functions, probes, &mut keys);
-            keys
-        };
-        let of_base: Vec<u64> = (0..base.len()).map(|row| keys(base, row, 1)[0]).collect();
         for (query, near) in near.iter_mut().enumerate() {
-            let keys = match &params.scoring {
-                Some(scoring) => keys(asked, query, scoring.probes(hashes)),
-                None => keys(asked, query, probes),
-            };
+            let keys = &looked_at[query];
             near.iter_mut().zip(&of_base).for_each(|(near, key)| *near |= keys.contains(key));
             let Some(scoring) = &params.scoring else { continue };
             let own = bits_of(asked, query, &functions);

@@ -4,7 +4,7 @@ use super::among::{Among, Base, Part};
 use super::finder::Finder;
 use super::places::Places;
 use super::sent::{Sent, SentTables, send};
-use crate::device::{Buckets, Device, LookedAt, QueryRows};
+use crate::device::{Buckets, Device, LookedAt, OwnRows, QueryRows};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
 use crate::matrix::Rows;
@@ -117,7 +117,7 @@ impl<D: Device> Among<D> {
             queries: asked.count,
             tables,
             looked_at: places.map_or(LookedAt::Own, |places| LookedAt::Ranges(places.ranges())),
-            own: asked.own.as_deref(),
+            own: asked.own.as_deref().map(OwnRows::Each),
             left_out: asked.left_out,
         };
         let sides = (&asked.queries, base);

@@ -3,7 +3,7 @@
 use super::among::{Among, Base, Part};
 use super::hashing::LshParams;
 use super::ready::{Hashing, Reach};
-use crate::device::{Buckets, Device, Hashes, LookedAt, QueryRows, TablesBuilt};
+use crate::device::{Buckets, Device, Hashes, LookedAt, OwnRows, QueryRows, TablesBuilt};
 use crate::error::{Error, Result};
 use crate::index::lsh::Family;
 use crate::job::{Job, Phase};
@@ -105,10 +105,6 @@ impl<D: Device> TablesThere<D> {
         job: &Job,
     ) -> Result<Option<Part>> {
         let Base { device, metric, on_device, .. } = &*among.base;
-        let own: Option<Vec<u32>> = match query_rows {
-            QueryRows::OfBase { first } => Some((first..first + queries.len() as u32).collect()),
-            QueryRows::Separate => None,
-        };
         let buckets = Buckets {
             queries: queries.len(),
             tables: self.count,
@@ -116,7 +112,10 @@ impl<D: Device> TablesThere<D> {
                 None => LookedAt::Own,
                 Some(probes) => LookedAt::Hashed { probes },
             },
-            own: own.as_deref(),
+            own: match query_rows {
+                QueryRows::OfBase { first } => Some(OwnRows::From(first)),
+                QueryRows::Separate => None,
+            },
             left_out: None,
         };
         let on_device_too = match query_rows {

@@ -102,9 +102,18 @@ pub struct Buckets<'a> {
     /// Which they are.
     pub looked_at: LookedAt<'a>,
     /// The base row that each query is itself, if they are base rows.
-    pub own: Option<&'a [u32]>,
+    pub own: Option<OwnRows<'a>>,
     /// Rows that do not count: a bit for each base row, if there are any.
     pub left_out: Option<&'a [u64]>,
+}
+
+/// The base rows that queries are.
+#[derive(Debug, Clone, Copy)]
+pub enum OwnRows<'a> {
+    /// This one and those after it.
+    From(u32),
+    /// These.
+    Each(&'a [u32]),
 }
 
 /// Which buckets of a table a query looks at.

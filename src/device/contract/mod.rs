@@ -13,7 +13,8 @@ use std::time::Duration;
 
 pub use dbscan::{Components, DbscanDevice, DbscanInput, DbscanWork, Direction, NOISE, Within};
 pub use hashing::{
-    Buckets, Hashes, HashingDevice, LookedAt, NearestInBuckets, Ranges, TableRows, TablesBuilt,
+    Buckets, Hashes, HashingDevice, LookedAt, NearestInBuckets, OwnRows, Ranges, TableRows,
+    TablesBuilt,
 };
 pub use kmeans::{
     Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,

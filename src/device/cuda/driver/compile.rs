@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 37] = files![
+const FILES: [(&str, &str); 38] = files![
     "common/arithmetic.cuh",
     "common/copy.cuh",
     "common/scan.cuh",
@@ -48,6 +48,7 @@ const FILES: [(&str, &str); 37] = files![
     "search/among.cuh",
     "search/buckets.cuh",
     "search/join.cuh",
+    "search/join_small.cuh",
     "search/lists.cuh",
     "search/merge.cuh",
     "search/pack.cuh",

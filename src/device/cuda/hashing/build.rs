@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::launch::{Building, Functions, Kernels, Numbers, SMALL, Tables, Workspace};
+use super::launch::{Building, Functions, Kernels, Numbers, PLACED, SMALL, Tables, Workspace};
 use crate::device::contract::Hashes;
 use crate::device::cuda::driver::launch::Pace;
 use crate::device::cuda::driver::memory::Buffer;
@@ -14,7 +14,7 @@ use crate::index::lsh::{Family, Hasher, Rounding, TableFunctions};
 use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Rows};
 
-/// Rows of tables that are built at a time: 25 bytes for each.
+/// Rows of tables that are built at a time: 28 bytes for each, and a bit.
 const ROWS_TOGETHER: usize = 1 << 24;
 
 /// Rows in a section, at least half of it on average.
@@ -113,8 +113,7 @@ impl BuiltTables {
         let mut workspace = Workspace {
             keys: allocate(all * count * 8)?,
             ranks: allocate(4)?,
-            placed_keys: allocate(4)?,
-            placed_rows: allocate(4)?,
+            placed: allocate(PLACED)?,
             large: allocate(4)?,
             large_count: allocate(4)?,
             sums: allocate(4)?,
@@ -244,8 +243,7 @@ fn workspace(device: &CudaDevice, tables: usize, count: usize) -> Result<Workspa
     Ok(Workspace {
         keys: allocate(tables * count * 8)?,
         ranks: allocate(tables * count * 4)?,
-        placed_keys: allocate(tables * count * 8)?,
-        placed_rows: allocate(tables * count * 4)?,
+        placed: allocate(tables * count * PLACED)?,
         large: allocate(tables * (count / SMALL) * 8)?,
         large_count: allocate(4)?,
         sums: allocate(tables * 4)?,

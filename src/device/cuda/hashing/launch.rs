@@ -30,6 +30,9 @@ const PIECE: usize = 8192;
 /// Sections with more rows are put in order by a block of threads.
 pub(super) const SMALL: usize = 64;
 
+/// Bytes of a key and a row. See `Placed` in `kernels/hashing/tables.cuh`.
+pub(super) const PLACED: usize = 16;
+
 /// Threads of a block that hashes, and of others.
 const HASHING: usize = 128;
 const THREADS: usize = 256;
@@ -127,11 +130,11 @@ pub(super) struct Numbers {
 
 /// What tables are made of while they are built, for some of them at a time.
 pub(super) struct Workspace {
-    /// For each table and row its key, and its rank in its section; both section by section.
+    /// For each table and row its key, and its rank in its section.
     pub(super) keys: Buffer,
     pub(super) ranks: Buffer,
-    pub(super) placed_keys: Buffer,
-    pub(super) placed_rows: Buffer,
+    /// Both section by section: [`PLACED`] bytes each.
+    pub(super) placed: Buffer,
     /// Large sections, and how many there are.
     pub(super) large: Buffer,
     pub(super) large_count: Buffer,
@@ -298,11 +301,10 @@ impl Kernels {
         let (count, some) = (building.rows as usize, building.tables as usize);
         assert!(count == tables.count && first + some <= tables.tables);
         self.add_up_sections(stream, (tables, &mut workspace.sums), (first, some))?;
-        let Workspace { keys, ranks, placed_keys, placed_rows, large, large_count, .. } = workspace;
+        let Workspace { keys, ranks, placed, large, large_count, .. } = workspace;
         check_size(keys, some * count, 8);
         check_size(ranks, some * count, 4);
-        check_size(placed_keys, some * count, 8);
-        check_size(placed_rows, some * count, 4);
+        check_size(placed, some * count, PLACED);
         check_size(large, some * (count / SMALL), 8);
         check_size(large_count, 1, 4);
         let begins = tables.begins(stream, first);
@@ -310,19 +312,19 @@ impl Kernels {
         grid.grid_dim.1 = some.min(MOST_BLOCKS) as u32;
         let mut launch = stream.launch_builder(&self.place_rows);
         launch.arg(keys.slice()).arg(ranks.slice()).arg(&begins);
-        launch.arg(placed_keys.slice_mut()).arg(placed_rows.slice_mut()).arg(&building);
+        launch.arg(placed.slice_mut()).arg(&building);
         // SAFETY: sizes are checked above. Ranks in a section are all different, and less than its
         // count, as `hash` has counted them.
         unsafe { launch.launch(grid) }.map_err(failed("place_rows"))?;
         let to = tables.on_device(stream, first);
         let mut launch = stream.launch_builder(&self.sort_sections);
-        launch.arg(placed_keys.slice()).arg(placed_rows.slice()).arg(&begins).arg(&to);
+        launch.arg(placed.slice()).arg(&begins).arg(&to);
         launch.arg(large.slice_mut()).arg(large_count.slice_mut()).arg(&building);
         // SAFETY: as above. A large section has more than `SMALL` rows.
         unsafe { launch.launch(grid) }.map_err(failed("sort_sections"))?;
         let blocks = LaunchConfig { block_dim: (1024, 1, 1), ..config(self.multiprocessors, 1, 0) };
         let mut launch = stream.launch_builder(&self.sort_large_sections);
-        launch.arg(placed_keys.slice()).arg(placed_rows.slice()).arg(&begins).arg(&to);
+        launch.arg(placed.slice()).arg(&begins).arg(&to);
         launch.arg(large.slice()).arg(large_count.slice()).arg(&building);
         // SAFETY: as above.
         unsafe { launch.launch(blocks) }.map_err(failed("sort_large_sections"))?;

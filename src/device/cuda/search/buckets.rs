@@ -2,14 +2,14 @@
 
 use super::join::JoinOf;
 use super::launch::Kernels;
-use super::launch_buckets::{InBuckets, Lookup, Taken};
+use super::launch_buckets::{InBuckets, Lookup, Own, Taken};
 use super::launch_join::Joining;
 use super::rows::{CudaRows, wait_for};
 use super::spec::{device_dim, real_bytes};
 use super::tables::{CudaTables, OwnRanges, hashed};
 use crate::device::contract::{
-    Buckets, Distances, Hashes, HashingDevice, LookedAt, NearestInBuckets, Ranges, TableRows,
-    TablesBuilt,
+    Buckets, Distances, Hashes, HashingDevice, LookedAt, NearestInBuckets, OwnRows, Ranges,
+    TableRows, TablesBuilt,
 };
 use crate::device::cuda::driver::launch::Pace;
 use crate::device::cuda::driver::sys;
@@ -178,8 +178,7 @@ impl CudaDevice {
             largest: &tables.most_visits[..buckets.tables],
             left_out: buckets.left_out,
         };
-        assert!(own.iter().all(|row| (*row as usize) < tables.table_rows));
-        let own = send(sys::bytes_of(own))?;
+        let own = self.own(Some(own), tables.table_rows, job)?;
         match tables.joins.lists(self, (&of, k, kernels), (&own, count), job) {
             Ok(taken) => self.read_lists::<T>((&taken, kernels), (count, k), job).map(Some),
             Err(Error::DeviceMemory { .. }) => Ok(None),
@@ -241,18 +240,12 @@ impl CudaDevice {
     ) -> Result<NearestInBuckets> {
         let work: Vec<u64> = self.read(&taken.work, 2, job)?;
         let counts: Vec<u32> = self.read(&taken.counts, queries, job)?;
-        let mut starts = Vec::with_capacity(queries + 1);
-        let mut all = 0u64;
-        starts.push(all);
-        starts.extend(counts.iter().map(|count| {
-            assert!(*count as usize <= k);
-            all += u64::from(*count);
-            all
-        }));
-        let (count, mut closed) = (all as usize, None);
+        assert!(counts.iter().all(|count| *count as usize <= k));
+        let count = counts.iter().map(|count| *count as usize).sum();
+        let mut closed = None;
         if count > 0 && count < queries * k {
             let allocate = |bytes| self.memory.allocate(&self.gpu.compute, bytes);
-            let starts = self.send(&[sys::bytes_of(&starts[..])], job)?;
+            let starts = self.send(&[sys::bytes_of(&starts_of(&counts)[..])], job)?;
             let mut found = allocate(count * size_of::<u32>())?;
             let mut distances = allocate(count * size_of::<T>())?;
             let to = (&mut found, &mut distances);
@@ -291,7 +284,6 @@ impl CudaDevice {
         let fitting = (memory.unused() / SHARE_OF_FIELDS) as usize / (4 * words);
         let wanted = kernels.warps_together().min(queries.next_multiple_of(warps));
         let workers = (wanted.min(fitting) / warps).max(1) * warps;
-        let numbers = |numbers: &[u32]| self.send(&[sys::bytes_of(numbers)], job);
         let real = real_bytes(matrix.kind());
         Ok(InBuckets {
             queries,
@@ -301,7 +293,7 @@ impl CudaDevice {
             tables: (tables.tables, buckets.tables),
             workers,
             buckets: lookup,
-            own: buckets.own.map(numbers).transpose()?,
+            own: self.own(buckets.own, base_rows, job)?,
             left_out: buckets
                 .left_out
                 .map(|bits| self.send(&[sys::bytes_of(bits)], job))
@@ -313,6 +305,18 @@ impl CudaDevice {
                 counts: self.filled(queries * 4, 0)?,
                 work: self.filled(16, 0)?,
             },
+        })
+    }
+
+    /// The base rows that queries are, of so many.
+    fn own(&self, own: Option<OwnRows<'_>>, base_rows: usize, job: &Job) -> Result<Own> {
+        Ok(match own {
+            None => Own::Nobody,
+            Some(OwnRows::From(first)) => Own::From(first),
+            Some(OwnRows::Each(rows)) => {
+                assert!(rows.iter().all(|row| (*row as usize) < base_rows));
+                Own::Each(self.send(&[sys::bytes_of(rows)], job)?)
+            }
         })
     }
 
@@ -341,6 +345,18 @@ impl CudaDevice {
         };
         Ok(Lookup::Given(count, all, starts))
     }
+}
+
+/// Where lists of these lengths start, one after the other, and where the last ends.
+fn starts_of(counts: &[u32]) -> Vec<u64> {
+    let mut starts = Vec::with_capacity(counts.len() + 1);
+    let mut all = 0u64;
+    starts.push(all);
+    starts.extend(counts.iter().map(|count| {
+        all += u64::from(*count);
+        all
+    }));
+    starts
 }
 
 /// Whether a query visits so many rows that the host had better find them.

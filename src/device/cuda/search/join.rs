@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::launch::Kernels;
-use super::launch_buckets::Taken;
+use super::launch_buckets::{Own, Taken};
 use super::launch_join::{Join, JoinedLists, Joining};
 use super::spec::{entry_bytes, real_bytes};
 use crate::device::cuda::driver::launch::Pace;
@@ -65,7 +65,7 @@ impl Joins {
         &self,
         device: &CudaDevice,
         (of, k, kernels): (&JoinOf<'_>, usize, &Kernels),
-        (own, queries): (&Buffer, usize),
+        (own, queries): (&Own, usize),
         job: &Job,
     ) -> Result<Taken> {
         // Others wait for the join that is being made.
@@ -85,7 +85,8 @@ impl Joins {
             counts: device.filled(queries * 4, 0)?,
             work: device.filled(16, 0)?,
         };
-        kernels.take_lists(&device.gpu.compute, &joined.0, (own, queries), &mut taken)?;
+        let from = (&of.joining, &joined.0);
+        kernels.take_lists(&device.gpu.compute, from, (own, queries), &mut taken)?;
         Ok(taken)
     }
 }
@@ -100,7 +101,8 @@ fn join_all(
     let (stream, rows) = (&device.gpu.compute, of.joining.table_rows);
     let kind = kernels.spec().kind();
     let lists = device.filled(rows * k * entry_bytes(kind), 0xff)?;
-    let mut joined = JoinedLists { k, rows, lists, work: device.filled(rows * 16, 0)? };
+    let compared = of.left_out.map(|_| device.filled(rows * 8, 0)).transpose()?;
+    let mut joined = JoinedLists { k, rows, lists, compared };
     let (rate, steps) = (kernels.join_rate(), (of.dim + COMPARE) as f64);
     // Lanes compare a few rows after the other: so many take as long as a launch may.
     let most = (rate.of_a_launch() * OF_A_ROW / steps) as usize;
@@ -108,7 +110,7 @@ fn join_all(
     for (table, largest) in of.largest.iter().enumerate() {
         let count = most.clamp(1, (*largest as usize).max(1));
         let together = (rate.of_a_launch() / steps / count as f64) as usize;
-        let together = together.max(kernels.joined_together()).min(rows);
+        let together = together.max(kernels.joined_together(k)).next_multiple_of(32).min(rows);
         for from in (0..*largest as usize).step_by(count) {
             for first in (0..rows).step_by(together) {
                 job.check()?;

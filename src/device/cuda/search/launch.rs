@@ -47,7 +47,11 @@ pub(super) struct Kernels {
     pub(super) nearest_in_buckets: CudaFunction,
     pub(super) find_own_buckets: CudaFunction,
     pub(super) join_buckets: CudaFunction,
+    /// The same for rows of few elements and up to 8 or 16 neighbours.
+    pub(super) join_for_8: CudaFunction,
+    pub(super) join_for_16: CudaFunction,
     pub(super) take_lists: CudaFunction,
+    pub(super) add_visits: CudaFunction,
     pub(super) close_gaps: CudaFunction,
     /// Pairs × dimensions per second.
     scan_rate: Arc<Rate>,
@@ -176,7 +180,10 @@ impl Kernels {
             nearest_in_buckets: function(&module, "nearest_in_buckets")?,
             find_own_buckets: function(&module, "find_own_buckets")?,
             join_buckets: function(&module, "join_buckets")?,
+            join_for_8: function(&module, "join_for_8")?,
+            join_for_16: function(&module, "join_for_16")?,
             take_lists: function(&module, "take_lists")?,
+            add_visits: function(&module, "add_visits")?,
             close_gaps: function(&module, "close_gaps")?,
             scan_rate: Arc::new(limits.rate(per_cycle)),
             among_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),

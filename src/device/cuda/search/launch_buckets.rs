@@ -9,7 +9,7 @@ use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 
 use super::launch::Kernels;
 use super::spec::{entry_bytes, real_bytes, scalar_bytes};
-use crate::device::cuda::driver::launch::{check_size, config};
+use crate::device::cuda::driver::launch::{address, check_size, config};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
@@ -39,12 +39,60 @@ struct BucketSearch {
     slots: u32,
     is_own: u32,
     probes: u32,
+    own: OwnOnDevice,
 }
 
-// SAFETY: a C struct of integers without padding, laid out as the kernel declares it.
-unsafe impl DeviceRepr for BucketSearch {}
+/// The same struct as `OwnRows` in `kernels/search/buckets.cuh`, which documents it; an address on the
+/// device.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OwnOnDevice {
+    listed: u64,
+    first: u32,
+    padding: u32,
+}
 
-const _: () = assert!(size_of::<BucketSearch>() == 48);
+// SAFETY: C structs of integers without padding, laid out as the kernels declare them.
+unsafe impl DeviceRepr for BucketSearch {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for OwnOnDevice {}
+
+const _: () = assert!(size_of::<BucketSearch>() == 64);
+
+/// What no row has as its number.
+const NOBODY: u32 = u32::MAX;
+
+/// The base rows that queries are.
+pub(super) enum Own {
+    /// They are none.
+    Nobody,
+    /// This one and those after it.
+    From(u32),
+    /// These, of u32.
+    Each(Buffer),
+}
+
+impl Own {
+    /// For so many queries, of which each is one of so many rows.
+    pub(super) fn on_device(
+        &self,
+        stream: &Arc<CudaStream>,
+        (queries, rows): (usize, usize),
+    ) -> OwnOnDevice {
+        let (listed, first) = match self {
+            Self::Nobody => (0, NOBODY),
+            Self::From(first) => {
+                assert!(*first as usize + queries <= rows);
+                (0, *first)
+            }
+            Self::Each(buffer) => {
+                check_size(buffer, queries, 4);
+                (address(stream, buffer), NOBODY)
+            }
+        };
+        OwnOnDevice { listed, first, padding: 0 }
+    }
+}
 
 /// A search in buckets, on the device.
 pub(super) struct InBuckets {
@@ -59,8 +107,7 @@ pub(super) struct InBuckets {
     pub(super) workers: usize,
     /// The buckets that queries look at.
     pub(super) buckets: Lookup,
-    /// For each query the base row that it is, of u32.
-    pub(super) own: Option<Buffer>,
+    pub(super) own: Own,
     /// A bit for each base row that does not count, in words of 64.
     pub(super) left_out: Option<Buffer>,
     /// A bit for each base row and warp; all 0.
@@ -118,12 +165,11 @@ impl InBuckets {
     fn check(&self, kind: ElementKind) {
         let Self { queries, base_rows, k, tables: (tables, looked_at), workers, .. } = *self;
         assert!(looked_at <= tables && looked_at > 0);
-        self.own.iter().for_each(|own| check_size(own, queries, 4));
         self.left_out.iter().for_each(|bits| check_size(bits, base_rows.div_ceil(64), 8));
         check_size(&self.seen, workers * Self::words(base_rows), 4);
         self.taken.check((queries, k), kind);
         match &self.buckets {
-            Lookup::Own => assert!(self.own.is_some()),
+            Lookup::Own => assert!(!matches!(self.own, Own::Nobody)),
             Lookup::Given(count, ranges, starts) => {
                 check_size(ranges, *count, 8);
                 match starts {
@@ -177,7 +223,6 @@ impl Kernels {
         check_size(base, base_rows * dim, scalar_bytes(kind));
         check_size(rows, search.tables.0 * base_rows, 4);
         assert!(some.end <= search.queries && k > 0);
-        let words = InBuckets::words(base_rows);
         search.check(kind);
         let (ranges, starts) = match (&search.buckets, own) {
             (Lookup::Given(_, ranges, starts), _) => (ranges, starts.as_ref()),
@@ -191,7 +236,7 @@ impl Kernels {
         assert!(blocks > 0);
         let given = BucketSearch {
             table_rows: base_rows as u64,
-            words: words as u64,
+            words: InBuckets::words(base_rows) as u64,
             first: some.start as u32,
             end: some.end as u32,
             tables: looked_at as u32,
@@ -200,11 +245,12 @@ impl Kernels {
             slots: slots as u32,
             is_own: u32::from(matches!(search.buckets, Lookup::Own)),
             probes: search.probes() as u32,
+            own: search.own.on_device(stream, (search.queries, base_rows)),
         };
         let null = 0u64;
         let mut launch = stream.launch_builder(&self.nearest_in_buckets);
         launch.arg(queries.slice()).arg(base.slice()).arg(rows.slice()).arg(ranges.slice());
-        for optional in [starts, search.own.as_ref(), search.left_out.as_ref()] {
+        for optional in [starts, search.left_out.as_ref()] {
             match optional {
                 Some(buffer) => launch.arg(buffer.slice()),
                 None => launch.arg(&null),

@@ -4,22 +4,21 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 
 use super::launch::Kernels;
-use super::launch_buckets::Taken;
-use super::spec::{LANES, entry_bytes, real_bytes, scalar_bytes};
+use super::launch_buckets::{Own, Taken};
+use super::spec::{JOINING, LANES, entry_bytes, real_bytes, scalar_bytes};
 use crate::device::cuda::driver::launch::{address, check_size, config};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 
-/// Threads of a block that joins, and of one that takes lists.
-const JOINING: usize = 128;
+/// Threads of a block that takes lists.
 const TAKING: usize = 256;
 
-/// Rows that a multiprocessor joins at a time, at most.
-const ROWS_TOGETHER: usize = 2048 / LANES;
+/// Threads of a multiprocessor.
+const TOGETHER: usize = 2048;
 
 /// The same struct as in `kernels/search/join.cuh`, which documents it.
 #[repr(C)]
@@ -54,14 +53,24 @@ pub(super) struct JoinedLists {
     pub(super) rows: usize,
     /// `k` entries for each row, ascending; those that there are not are all ones.
     pub(super) lists: Buffer,
-    /// Two u64 for each row: the rows that it visited, and those that were compared with it.
-    pub(super) work: Buffer,
+    /// With how many rows each was compared, of u64, where these are not all others of its buckets.
+    pub(super) compared: Option<Buffer>,
 }
 
 impl Kernels {
+    /// What joins rows for `k` neighbours, and the lanes that each row has there.
+    fn join(&self, k: usize) -> (&CudaFunction, usize) {
+        let is_small = self.spec().is_unrolled();
+        match k {
+            0..=8 if is_small => (&self.join_for_8, 1),
+            9..=16 if is_small => (&self.join_for_16, 1),
+            _ => (&self.join_buckets, LANES),
+        }
+    }
+
     /// Rows of a launch that fill the device.
-    pub(super) fn joined_together(&self) -> usize {
-        self.multiprocessors * ROWS_TOGETHER
+    pub(super) fn joined_together(&self, k: usize) -> usize {
+        self.multiprocessors * TOGETHER / self.join(k).1
     }
 
     /// Compares some rows of a table with those in their buckets.
@@ -81,18 +90,28 @@ impl Kernels {
         check_size(joining.own, all, 8);
         joining.left_out.iter().for_each(|bits| check_size(bits, count.div_ceil(64), 8));
         check_size(&joined.lists, count * joined.k, entry_bytes(kind));
-        check_size(&joined.work, 2 * count, 8);
+        joined.compared.iter().for_each(|compared| check_size(compared, count, 8));
+        assert!(
+            join.first.is_multiple_of(32)
+                && joining.left_out.is_none() == joined.compared.is_none()
+        );
         let rows = address(stream, joining.rows) + (table * count * 4) as u64;
         let own = address(stream, joining.own) + (table * count * 8) as u64;
         let null = 0u64;
-        let mut launch = stream.launch_builder(&self.join_buckets);
+        let (function, lanes) = self.join(joined.k);
+        let mut launch = stream.launch_builder(function);
         launch.arg(base.slice()).arg(&rows).arg(&own);
         match joining.left_out {
             Some(bits) => launch.arg(bits.slice()),
             None => launch.arg(&null),
         };
-        launch.arg(joined.lists.slice_mut()).arg(joined.work.slice_mut()).arg(&join);
-        let threads = (join.end - join.first) as usize * LANES;
+        launch.arg(joined.lists.slice_mut());
+        match &mut joined.compared {
+            Some(compared) => launch.arg(compared.slice_mut()),
+            None => launch.arg(&null),
+        };
+        launch.arg(&join);
+        let threads = (join.end - join.first) as usize * lanes;
         // SAFETY: sizes are checked above; rows of tables are of the base, each once in a table, and
         // buckets are ranges of them: the lanes of a row have a list of their own.
         unsafe { launch.launch(config(threads.div_ceil(JOINING), JOINING, 0)) }
@@ -100,26 +119,38 @@ impl Kernels {
         Ok(())
     }
 
-    /// The lists of the base rows that queries are.
+    /// The lists of the base rows that queries are, and what these have visited.
     pub(super) fn take_lists(
         &self,
         stream: &Arc<CudaStream>,
-        joined: &JoinedLists,
-        (own, queries): (&Buffer, usize),
+        (joining, joined): (&Joining<'_>, &JoinedLists),
+        (own, queries): (&Own, usize),
         to: &mut Taken,
     ) -> Result<()> {
         let (k, kind) = (joined.k, self.spec().kind());
-        check_size(own, queries, 4);
         to.check((queries, k), kind);
+        check_size(joining.own, joining.tables * joining.table_rows, 8);
+        let own = own.on_device(stream, (queries, joined.rows));
         let (count, per_query) = (queries as u32, k as u32);
         let mut launch = stream.launch_builder(&self.take_lists);
-        launch.arg(joined.lists.slice()).arg(joined.work.slice()).arg(own.slice());
-        launch.arg(to.found.slice_mut()).arg(to.distances.slice_mut());
-        launch.arg(to.counts.slice_mut()).arg(to.work.slice_mut()).arg(&count).arg(&per_query);
+        launch.arg(joined.lists.slice()).arg(to.found.slice_mut()).arg(to.distances.slice_mut());
+        launch.arg(to.counts.slice_mut()).arg(&own).arg(&count).arg(&per_query);
         // SAFETY: sizes are checked above, those of lists when they were made; queries are base rows, as
         // the caller has checked.
         unsafe { launch.launch(config((queries * k).div_ceil(TAKING), TAKING, 0)) }
             .map_err(failed("take_lists"))?;
+        let (table_rows, tables) = (joining.table_rows as u32, joining.tables as u32);
+        let null = 0u64;
+        let mut launch = stream.launch_builder(&self.add_visits);
+        launch.arg(joining.own.slice());
+        match &joined.compared {
+            Some(compared) => launch.arg(compared.slice()),
+            None => launch.arg(&null),
+        };
+        launch.arg(to.work.slice_mut()).arg(&own).arg(&count).arg(&table_rows).arg(&tables);
+        // SAFETY: as above; the base has as many rows as each table.
+        unsafe { launch.launch(config(queries.div_ceil(TAKING), TAKING, 0)) }
+            .map_err(failed("add_visits"))?;
         Ok(())
     }
 

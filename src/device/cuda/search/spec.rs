@@ -6,13 +6,17 @@ use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
 /// Constants that `kernels/search` shares with this folder.
-const CONSTANTS: [(&str, usize); 3] = [("PANEL", PANEL), ("RUN", RUN), ("LANES", LANES)];
+const CONSTANTS: [(&str, usize); 4] =
+    [("PANEL", PANEL), ("RUN", RUN), ("LANES", LANES), ("JOINING", JOINING)];
 
 /// Consecutive base rows in a panel.
 pub(super) const RUN: usize = 8;
 
 /// Lanes of a row that is joined with those in its buckets.
 pub(super) const LANES: usize = 4;
+
+/// Threads of a block that joins rows.
+pub(super) const JOINING: usize = 128;
 
 /// The parameters of a module; also its key in memory and, with the sources, on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,6 +33,11 @@ impl Spec {
         // Up to this size a panel of queries and two of base rows fit into 48 KiB of shared memory.
         let largest = if kind == ElementKind::F64 { 16 } else { 32 };
         Self { kind, metric, fixed_dim: if dim <= largest { dim } else { 0 } }
+    }
+
+    /// Whether kernels are unrolled for the elements of a row.
+    pub(super) fn is_unrolled(&self) -> bool {
+        self.fixed_dim > 0
     }
 
     pub(super) fn kind(&self) -> ElementKind {
