@@ -28,6 +28,8 @@ pub(super) struct Carried {
     columns: Vec<Vec<ArrayRef>>,
     /// Where each piece begins.
     starts: Vec<usize>,
+    /// Rows of every piece but the last, if all have as many.
+    each: Option<usize>,
     rows: usize,
     /// An upper bound on the bytes of any row.
     largest: usize,
@@ -38,7 +40,7 @@ pub(super) struct Carried {
 impl Carried {
     pub fn new(side: &Side) -> Self {
         let columns = vec![Vec::new(); side.carried.len()];
-        Self { columns, starts: Vec::new(), rows: 0, largest: 0, positions: Vec::new() }
+        Self { columns, starts: Vec::new(), each: None, rows: 0, largest: 0, positions: Vec::new() }
     }
 
     /// Whether nothing has been taken yet.
@@ -48,6 +50,11 @@ impl Carried {
 
     /// Takes the carried columns of a batch.
     pub fn push(&mut self, batch: &RecordBatch, side: &Side) {
+        if let Some(last) = self.starts.last() {
+            let rows = self.rows - last;
+            let is_first = self.starts.len() == 1;
+            self.each = if is_first { Some(rows) } else { self.each.filter(|each| *each == rows) };
+        }
         self.starts.push(self.rows);
         self.rows += batch.num_rows();
         let mut largest = 0;
@@ -68,12 +75,19 @@ impl Carried {
     /// Where a row with a vector is: the piece, and the row in it.
     fn place(&self, row: usize) -> (usize, usize) {
         let position = self.positions[row] as usize;
-        let piece = self.starts.partition_point(|start| *start <= position) - 1;
+        let piece = match self.each {
+            _ if self.starts.len() == 1 => 0,
+            Some(each @ 1..) => (position / each).min(self.starts.len() - 1),
+            _ => self.starts.partition_point(|start| *start <= position) - 1,
+        };
         (piece, position - self.starts[piece])
     }
 
     /// The values of all columns for these rows with vectors.
     fn take(&self, rows: impl Iterator<Item = usize>) -> Result<Vec<ArrayRef>> {
+        if self.columns.is_empty() {
+            return Ok(Vec::new());
+        }
         let places: Vec<_> = rows.map(|row| self.place(row)).collect();
         self.columns
             .iter()
