@@ -413,22 +413,33 @@ fn more_tables_of_every_kind_find_more() {
     let bits = FixedSizeBinaryArray::try_from_iter(bits.into_iter()).expect("rows of 32 bits");
     let bits: ArrayRef = Arc::new(bits);
     let planes = |name: &'static str| move |asked: KnnLsh| asked.metric(Metric::L2).planes(name);
-    let kinds: [(&str, &ArrayRef, Of); 5] = [
+    let kinds: [(&str, &ArrayRef, Of); 6] = [
         ("bits", &bits, Box::new(|asked| asked.metric(Metric::Hamming))),
         ("minhash", &bits, Box::new(|asked| asked.metric(Metric::Jaccard))),
+        ("pearson", &numbers, Box::new(|asked| asked.metric(Metric::Pearson))),
         ("orthogonal", &numbers, Box::new(planes("orthogonal"))),
         ("trained", &numbers, Box::new(planes("trained"))),
         ("boxes", &numbers, Box::new(move |asked| planes("orthogonal")(asked).box_radius(0.4))),
     ];
     for (name, rows, of) in kinds {
-        let all = |tables, hashes| {
+        let probed = |tables, hashes, probes| {
             let asked = of(KnnLsh::k(399).tables(tables).hashes(hashes).seed(3));
+            let asked = if probes > 1 { asked.probes(probes) } else { asked };
             pairs(&knn_lsh(&cpu(), rows.as_ref(), None, &asked).expect("neighbours"))
         };
-        let some = all(2, 5);
+        let some = probed(2, 5, 1);
         assert!(!some.is_empty() && some.len() < 399 * 400, "{name}: {}", some.len());
-        for more in [all(4, 5), all(2, 3)] {
+        for more in [probed(4, 5, 1), probed(2, 3, 1)] {
             assert!(some.is_subset(&more) && some.len() < more.len(), "{name}");
+        }
+        if ["minhash", "boxes"].contains(&name) {
+            continue;
+        }
+        let mut some = some;
+        for probes in [2, 6, 20] {
+            let more = probed(2, 5, probes);
+            assert!(some.is_subset(&more) && some.len() < more.len(), "{name}, {probes}");
+            some = more;
         }
     }
 }

@@ -394,6 +394,7 @@ async fn metrics() -> Result<(), Failed> {
         "buckets=2, largest_bucket=500",
         "rows_visited=500.0 K",
         "pairs_computed=249.5 K",
+        "share_compared=99.8% (249.5 K/250.0 K)",
         "queries_short=0",
         "hash_time=",
         "build_time=",

@@ -245,7 +245,8 @@ impl Part {
         let Nearest { rows, distances, counts } = self.nearest;
         let short = counts.iter().filter(|count| **count < per_query).count() as u64;
         let work = Work { pairs: self.pairs, ..Work::default() };
-        let mut starts = vec![0];
+        let mut starts = Vec::with_capacity(counts.len() + 1);
+        starts.push(0);
         starts.extend(counts.iter().scan(0, |end, count| {
             *end += count;
             Some(*end)

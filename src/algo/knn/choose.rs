@@ -124,6 +124,9 @@ fn enough(
         job.check()?;
         hasher.functions(table, most, job)
     };
+    let trials = all(&groups).count();
+    let _reserved =
+        job.reserve("what is tried with a sample", bytes(sample, hasher, trials, most))?;
     let limits = Limits::new(hasher, sample, (lsh, params.metric()));
     groups = find(groups, tables, functions, (sample, lsh, &limits), job)?;
     let best = all(&groups).map(|trial| trial.recall).fold(0.0, f64::max);
@@ -144,6 +147,20 @@ fn enough(
         found.extend(group.trials.iter().map(|trial| chosen(group, trial)));
     }
     Ok((found, best))
+}
+
+/// Bytes of so many trials with up to so many functions: what each has found and seen, and for each thread
+/// the functions of a table, their values, and these as whole numbers and keys.
+fn bytes(sample: &Sample, hasher: &Hasher, trials: usize, functions: usize) -> usize {
+    let (queries, wanted, base) =
+        (sample.queries.len(), sample.wanted.rows.len(), sample.base.len());
+    let per_trial = wanted + queries * base.div_ceil(64) * size_of::<u64>();
+    let per_value = size_of::<f64>() + size_of::<i32>();
+    let functions = functions.next_multiple_of(8);
+    let hashed = queries + wanted.max(base);
+    let per_thread = hashed * (functions * per_value + size_of::<u64>())
+        + hasher.dim() * functions * size_of::<f64>();
+    trials * per_trial + threads() * per_thread
 }
 
 /// Looks for the neighbours of the sample, in table after table until enough are found.

@@ -35,6 +35,7 @@ pub(super) struct Sample {
     pub known: f64,
     /// The median distance of a query's last neighbour.
     pub reach: f64,
+    _reserved: Reserved,
 }
 
 impl Sample {
@@ -56,18 +57,19 @@ impl Sample {
             QueryRows::OfBase { first } => Some(first),
             QueryRows::Separate => None,
         };
-        let sampled = Rows::all(Arc::new(queries.gather(&positions, job)?));
         let neighbors = positions.len() * params.k().min(base.len()) * size_of::<(f64, u32)>();
         let of_wanted = positions.len() * Wanted::MOST_ROWS;
         let rows = queries.bytes_at(&positions)
             + base.bytes_at(&of_base)
             + of_wanted * base.matrix().row_bytes();
         let lists = 4 * (neighbors + of_wanted * size_of::<(f64, u32)>());
-        let _reserved = job.reserve("a sample of queries", lists + rows)?;
+        let mut reserved = job.reserve("a sample of queries", lists + rows)?;
+        let sampled = Rows::all(Arc::new(queries.gather(&positions, job)?));
         let own: Vec<Option<u32>> =
             positions.iter().map(|position| first.map(|first| first + position)).collect();
         let of = (params.metric(), params.k());
         let wanted = Wanted::new(device, (base, &sampled), &own, of, job)?;
+        reserved.shrink_to(rows);
         let place = |own: &Option<u32>| of_base.iter().position(|row| Some(*row) == *own);
         let mut sample = Self {
             queries: sampled,
@@ -76,6 +78,7 @@ impl Sample {
             base: Rows::all(Arc::new(base.gather(&of_base, job)?)),
             itself: own.iter().map(place).collect(),
             reach: 0.0,
+            _reserved: reserved,
         };
         sample.reach = sample.median_reach(params.metric());
         Ok(sample)
