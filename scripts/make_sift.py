@@ -3,7 +3,9 @@
 
     make_sift.py             sql/data/sift.parquet
     make_sift.py --all DIR   DIR/sift-base.parquet, the descriptors of all pictures that scikit-image brings along,
-                             and DIR/sift-query.parquet, 1,000 of those of the same pictures turned
+                             DIR/sift-query.parquet, 1,000 of those of the same pictures turned, and
+                             DIR/sift188-query.parquet, the same with noise: their best match is at 188 on average,
+                             as in a million descriptors (Widerberg 2022)
 
 Columns: picture (int8: 1 as it is, 2 turned by 35 degrees and 0.7 times as large), id (int32, from 0 in each
 picture), x and y (float32, where the point is in picture 1, in pixels), descriptor (128 numbers from 0 to 255,
@@ -22,6 +24,7 @@ import skimage.data
 
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "sql", "data", "sift.parquet")
 POINTS = 800  # the strongest of each picture
+NOISE = 11.5  # in each dimension
 DESCRIPTOR = pa.list_(pa.field("item", pa.uint8(), nullable=False), 128)
 
 
@@ -56,8 +59,9 @@ def all_pictures(folder):
     base, query = stack(of(p) for p in pictures), stack(of(turn(p)[0]) for p in pictures)
     query = query[np.random.default_rng(1).choice(len(query), 1000, replace=False)]
     vector = pa.list_(pa.field("item", pa.float32(), nullable=False), 128)
-    for name, rows in (("base", base), ("query", query)):
-        path = os.path.join(folder, f"sift-{name}.parquet")
+    noisy = np.clip(np.rint(query + np.random.default_rng(3).standard_normal(query.shape) * NOISE), 0, 255)
+    for name, rows in (("sift-base", base), ("sift-query", query), ("sift188-query", noisy)):
+        path = os.path.join(folder, f"{name}.parquet")
         v = pa.FixedSizeListArray.from_arrays(pa.array(rows.astype(np.float32).reshape(-1)), type=vector)
         pq.write_table(pa.table({"id": pa.array(np.arange(len(rows)), pa.int64()), "v": v}), path)
         print(f"{path}: {len(rows)} rows")

@@ -77,6 +77,8 @@ def main():
     if "D" in wanted and (base := relation(o, "sift", "base")):
         queries = relation(o, "sift", "query")
         table_of_d(o, "SIFT", D, f"queries => {queries}, base => {base}")
+        if noisy := relation(o, "sift188", "query"):
+            table_of_d(o, "SIFT, best match at 188", D, f"queries => {noisy}, base => {base}")
         few = [f"(SELECT id, v FROM {of} ORDER BY id LIMIT {count})" for of, count in [(queries, 100), (base, 10_000)]]
         table_of_d(o, "SIFT, 10,000 rows", FEW, f"queries => {few[0]}, base => {few[1]}")
     if "E" in wanted and (base := relation(o, "bits512", "base")):
