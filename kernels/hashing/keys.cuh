@@ -15,6 +15,7 @@ constexpr double MOST_SLOT = 16777216.0;
 // The functions of some tables. The same struct as in src/device/cuda/hashing/launch.rs.
 struct Functions {
     double width;     // of slots
+    double inverse;   // 1 / width; NaN unless that is a normal number
     u32 count;        // functions of a table
     u32 stride;       // their numbers in a dimension, and what fills them up
     u32 tables;
@@ -24,7 +25,7 @@ struct Functions {
     u32 is_clamped;   // whether values too far away are in the outermost slots
     u32 padding;
 };
-static_assert(sizeof(Functions) == 40, "the host has the same struct");
+static_assert(sizeof(Functions) == 48, "the host has the same struct");
 
 // Tables that are being built, and the rows that a launch looks at. The same struct as in
 // src/device/cuda/hashing/launch.rs.
@@ -70,7 +71,11 @@ struct Raw {
 __device__ __forceinline__ int slot_of(const Functions& of, double value, double offset,
                                        bool& is_in_range) {
     const double shifted = __dadd_rn(value, __dmul_rn(offset, of.width));
-    const double at = __ddiv_rn(shifted, of.width);
+    // Less than 4 units of the last place from the quotient, which is on the same side of all whole numbers
+    // unless one is so near. Below the normal numbers, units are larger.
+    double at = __dmul_rn(shifted, of.inverse);
+    const double apart = fabs(__dsub_rn(at, rint(at)));
+    if (!(apart > __fma_rn(fabs(at), 1e-15, 1e-300))) at = __ddiv_rn(shifted, of.width);
     double slot = of.kind == FLOOR ? floor(at) : trunc(at);
     if (of.is_clamped) {
         if (slot < -MOST_SLOT) slot = -MOST_SLOT;

@@ -5,7 +5,6 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DeviceRepr, PinnedHostSlice};
@@ -14,9 +13,6 @@ use super::copiers::Copiers;
 use super::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
-
-/// How long to look for an event before sleeping until it passes: it takes about as long to be woken up.
-const LOOKING: Duration = Duration::from_micros(100);
 
 /// Bytes of a pinned buffer.
 const PIECE_BYTES: usize = 4 << 20;
@@ -74,23 +70,11 @@ impl Downloader {
             if piece > 0 {
                 let place = places[piece - 1].clone();
                 let Pinned { buffer, arrived } = &mut pinned[(piece - 1) % 2];
-                wait(arrived)?;
+                arrived.synchronize().map_err(failed("cuEventSynchronize"))?;
                 let bytes = buffer.as_slice().map_err(failed("cuEventSynchronize"))?;
                 self.copiers.copy(&bytes[..place.len()], &mut to[place]);
             }
         }
         Ok(values)
     }
-}
-
-/// Waits until an event has passed.
-fn wait(event: &CudaEvent) -> Result<()> {
-    let start = Instant::now();
-    while !event.is_complete() {
-        if start.elapsed() > LOOKING {
-            return event.synchronize().map_err(failed("cuEventSynchronize"));
-        }
-        std::hint::spin_loop();
-    }
-    Ok(())
 }

@@ -185,8 +185,10 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
         (Family::Hyperplane, _) => 2,
         (Family::Bits | Family::MinHash, _) => 3,
     };
+    let inverse = 1.0 / signature.width;
     let of = |stride: usize| Functions {
         width: signature.width,
+        inverse: if inverse.is_normal() { inverse } else { f64::NAN },
         count: count as u32,
         stride: stride as u32,
         tables: functions.len() as u32,

@@ -51,6 +51,7 @@ const PER_CYCLE: f64 = 32.0;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Functions {
     pub(super) width: f64,
+    pub(super) inverse: f64,
     pub(super) count: u32,
     pub(super) stride: u32,
     pub(super) tables: u32,
@@ -101,7 +102,7 @@ unsafe impl DeviceRepr for BeginsOnDevice {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for TablesOnDevice {}
 
-const _: () = assert!(size_of::<Functions>() == 40 && size_of::<Building>() == 32);
+const _: () = assert!(size_of::<Functions>() == 48 && size_of::<Building>() == 32);
 
 /// The kernels for rows of one kind, loaded on a device.
 #[derive(Debug)]
