@@ -44,12 +44,16 @@ def main():
     a.add_argument("--only", default="")
     a.add_argument("--arguments", default="")
     o = a.parse_args()
-    print("| Task | Rows | Recall | Deviation, % | Share, % | Exact, ms | Hashed, ms | tune, hash, build, find, compare | Parameters |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    head()
     for name, k, metric in TASKS:
         base = os.path.join(o.dir, f"{name}-base.parquet")
         if os.path.exists(base) and (not o.only or name in o.only.split(",")):
             measure(o, (name, k, metric), base)
+
+
+def head():
+    print("| Task | Rows | Recall | Deviation, % | Share, % | Exact, ms | Hashed, ms | tune, hash, build, find, compare | Parameters |")
+    print("|---|---|---|---|---|---|---|---|---|")
 
 
 def measure(o, task, base):
