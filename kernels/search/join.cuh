@@ -18,7 +18,8 @@ struct Join {
 };
 static_assert(sizeof(Join) == 24, "the host has the same struct");
 
-// Rows of the bucket that each lane compares at a time. The host defines LANES (-D), those of a row.
+// Rows of the bucket that each lane compares at a time. The host defines LANES, those of a row, and JOINING,
+// the threads of a block (-D).
 constexpr u32 TOGETHER = 4;
 
 // Puts an entry into a sorted list, unless it is there.
@@ -32,7 +33,7 @@ __device__ __noinline__ void insert(Entry* list, u32 k, Entry entry) {
 
 // `rows` and `own` are those of one table, `lists` has k entries for each row. `compared`, which may be null,
 // counts those that each row is compared with.
-extern "C" __global__ __launch_bounds__(128) void join_buckets(
+extern "C" __global__ __launch_bounds__(JOINING) void join_buckets(
     const Scalar* __restrict__ base, const u32* __restrict__ rows, const uint2* __restrict__ own,
     const u32* __restrict__ left_out, Entry* lists, u64* __restrict__ compared, Join join) {
     constexpr u32 ALL = 0xffffffffu;

@@ -2,7 +2,8 @@
 //
 // A warp has 32 rows that are beside each other in a table, whose buckets are therefore one stretch of it. It
 // goes through that stretch 32 places at a time, whose rows are put into shared memory once for all lanes;
-// each lane compares its own row with those of its own bucket. Its list is in registers meanwhile.
+// each lane compares its own row with those of its own bucket. Its list is in registers meanwhile. Where only
+// later parts of buckets are looked at, the places in between are left out.
 
 #include "search/join.cuh"
 
@@ -13,7 +14,6 @@ constexpr u32 ROW_BYTES = SMALL_DIM * sizeof(Scalar);
 constexpr u32 STAGED_BYTES = ((ROW_BYTES + 15) / 16 | 1) * 16;
 constexpr u32 SCALARS = 16 / sizeof(Scalar);
 
-// The host defines JOINING (-D), the threads of a block.
 
 // Elements of a row, 16 bytes at a time, where it is in shared memory.
 union Group16 {
@@ -159,6 +159,8 @@ __device__ __forceinline__ void join_small(
     if (is_first) compare(first_place);
     for (u32 first = low / 32 * 32; first < high; first += 32) {
         if (is_first && first == first_place) continue;
+        const bool is_mine = is_there && begin < first + 32 && first < end;
+        if (join.from > 0 && !__any_sync(ALL, is_mine)) continue;
         const u32 at = first + lane;
         u32 other = NOBODY;
         if (at >= low && at < high) {

@@ -20,13 +20,16 @@ use crate::Test;
 use crate::support::{Kind, SetKind, matrix_bits, matrix_f32, matrix_f64, oracle, oracle_of_pair};
 
 /// Rows of queries, 0 in a self-join; rows of the base; dimensions; k.
-const SHAPES: [(usize, usize, usize, usize); 6] = [
+const SHAPES: [(usize, usize, usize, usize); 9] = [
     (1, 1, 2, 1),
     (0, 1, 3, 2),
     (5, 40, 7, 3),
     (0, 130, 4, 5),
     (70, 300, 20, 200),
     (0, 500, 33, 2),
+    (0, 70, 3, 16),
+    (0, 90, 5, 9),
+    (0, 100, 8, 17),
 ];
 
 /// Tables, functions, probes.
@@ -49,6 +52,7 @@ pub fn trials() -> Vec<(String, Test)> {
         let run = move |device: &AnyDevice| sets(device, kind);
         all.push((format!("lsh::sets::{kind:?}"), Box::new(run)));
     }
+    all.push(("lsh::on_boundaries".to_string(), Box::new(on_boundaries)));
     all.push(("lsh::scored".to_string(), Box::new(scored)));
     for family in [Family::PStable, Family::Hyperplane, Family::Bits] {
         let run = move |device: &AnyDevice| many_rows(device, family);
@@ -121,7 +125,7 @@ fn many_rows(device: &AnyDevice, family: Family) -> Result<(), Failed> {
             (params.scoring, params.probes) = (None, 100);
             check(device, (&base, Some(&queries)), 3, &params, metric)?;
         }
-        for k in [1, 5, 12, 100] {
+        for k in [1, 8, 12, 40, 100] {
             check(device, (&base, Some(&queries)), k, &params, metric)?;
             // The first rows of a join with itself: as queries they find themselves, too.
             let first = base.slice(0..asked);
@@ -208,6 +212,37 @@ fn check(
     if params.scoring.is_none() && counted != sizes {
         let what = what();
         return Err(format!("{what}: buckets, largest, visited {counted:?}, not {sizes:?}").into());
+    }
+    let (pairs, visited) = (found.neighbors.work.pairs, found.hashed.visited);
+    if pairs > visited || pairs < found.neighbors.rows.len() as u64 {
+        return Err(format!("{}: {pairs} pairs of {visited} visited", what()).into());
+    }
+    Ok(())
+}
+
+/// Rows whose slots are whole numbers, or as near to one as numbers are.
+fn on_boundaries(device: &AnyDevice) -> Result<(), Failed> {
+    let rows = Kind::Normal.rows(11, 300, 1);
+    for base in [matrix_f32(&rows, 1, Metric::L2), matrix_f64(&rows, 1, Metric::L2)] {
+        let hasher = Hasher::new((Family::PStable, Metric::L2), 3, 1);
+        let functions = hasher.functions(0, 1, &Job::default())?;
+        let (values, offset) = (functions.values(&base), functions.offsets()[0]);
+        let nearest = |value: f64, whole: f64| value / (whole - offset);
+        let mut hits = 0;
+        for whole in 1..=60 {
+            let value = values[whole % values.len()];
+            let width = nearest(value, f64::from(whole as u32).copysign(value));
+            let at = (value + offset * width) / width;
+            hits += u32::from(at == at.round());
+            let mut params = LshParams::try_new(Metric::L2, Some(Family::PStable))?;
+            (params.tables, params.hashes, params.seed) = (Some(1), Some(1), 3);
+            params.width = Some(width);
+            params.rounding = [Rounding::Floor, Rounding::Zero][whole % 2];
+            check(device, (&base, None), 5, &params, Metric::L2)?;
+        }
+        if hits < 20 {
+            return Err(format!("only {hits} quotients are whole numbers").into());
+        }
     }
     Ok(())
 }

@@ -156,10 +156,9 @@ fn bytes(sample: &Sample, hasher: &Hasher, trials: usize, functions: usize) -> u
         (sample.queries.len(), sample.wanted.rows.len(), sample.base.len());
     let per_trial = wanted + queries * base.div_ceil(64) * size_of::<u64>();
     let per_value = size_of::<f64>() + size_of::<i32>();
-    let functions = functions.next_multiple_of(8);
     let hashed = queries + wanted.max(base);
-    let per_thread = hashed * (functions * per_value + size_of::<u64>())
-        + hasher.dim() * functions * size_of::<f64>();
+    let values = hashed * (functions.next_multiple_of(8) * per_value + size_of::<u64>());
+    let per_thread = values + hasher.bytes(functions);
     trials * per_trial + threads() * per_thread
 }
 

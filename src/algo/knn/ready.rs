@@ -129,7 +129,7 @@ impl Hashing {
 
     /// Bytes of the functions of a table.
     pub fn bytes(&self) -> usize {
-        self.hasher.dim() * self.hashes.next_multiple_of(8) * size_of::<f64>()
+        self.hasher.bytes(self.hashes)
     }
 
     /// The functions of a table.

@@ -137,6 +137,16 @@ impl Hasher {
         self.dim
     }
 
+    /// Bytes of so many functions.
+    pub fn bytes(&self, functions: usize) -> usize {
+        match self.family {
+            Family::PStable | Family::Hyperplane => {
+                self.dim * functions.next_multiple_of(8) * size_of::<f64>()
+            }
+            Family::Bits | Family::MinHash => functions * size_of::<u64>(),
+        }
+    }
+
     /// How many functions a table can have.
     pub fn most(&self) -> usize {
         match (self.family, self.planes) {

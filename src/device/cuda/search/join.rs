@@ -22,8 +22,8 @@ const ALL_FOR: usize = 64;
 /// Steps that it takes to compare a row, beside those of its dimensions.
 const COMPARE: usize = 8;
 
-/// The share of all steps of a device that the lanes of a row make, alone.
-const OF_A_ROW: f64 = 1.0 / 16_384.0;
+/// The share of all steps of a device that a lane makes, alone.
+const OF_A_LANE: f64 = 1.0 / 65_536.0;
 
 /// A join that was made, and of which rows.
 #[derive(Default)]
@@ -105,7 +105,8 @@ fn join_all(
     let mut joined = JoinedLists { k, rows, lists, compared };
     let (rate, steps) = (kernels.join_rate(), (of.dim + COMPARE) as f64);
     // Lanes compare a few rows after the other: so many take as long as a launch may.
-    let most = (rate.of_a_launch() * OF_A_ROW / steps) as usize;
+    let lanes = kernels.join(k).1 as f64;
+    let most = (rate.of_a_launch() * OF_A_LANE * lanes / steps) as usize;
     let mut pace = Pace::default();
     for (table, largest) in of.largest.iter().enumerate() {
         let count = most.clamp(1, (*largest as usize).max(1));

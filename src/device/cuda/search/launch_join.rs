@@ -59,7 +59,7 @@ pub(super) struct JoinedLists {
 
 impl Kernels {
     /// What joins rows for `k` neighbours, and the lanes that each row has there.
-    fn join(&self, k: usize) -> (&CudaFunction, usize) {
+    pub(super) fn join(&self, k: usize) -> (&CudaFunction, usize) {
         let is_small = self.spec().is_unrolled();
         match k {
             0..=8 if is_small => (&self.join_for_8, 1),
@@ -130,6 +130,7 @@ impl Kernels {
         let (k, kind) = (joined.k, self.spec().kind());
         to.check((queries, k), kind);
         check_size(joining.own, joining.tables * joining.table_rows, 8);
+        assert!(joined.rows == joining.table_rows);
         let own = own.on_device(stream, (queries, joined.rows));
         let (count, per_query) = (queries as u32, k as u32);
         let mut launch = stream.launch_builder(&self.take_lists);
@@ -148,7 +149,7 @@ impl Kernels {
             None => launch.arg(&null),
         };
         launch.arg(to.work.slice_mut()).arg(&own).arg(&count).arg(&table_rows).arg(&tables);
-        // SAFETY: as above; the base has as many rows as each table.
+        // SAFETY: as above.
         unsafe { launch.launch(config(queries.div_ceil(TAKING), TAKING, 0)) }
             .map_err(failed("add_visits"))?;
         Ok(())
