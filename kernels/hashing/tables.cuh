@@ -91,7 +91,8 @@ extern "C" __global__ __launch_bounds__(256) void place_rows(
 
 // Sorts the rows of small sections by key, and lists large sections. A thread for each place.
 extern "C" __global__ __launch_bounds__(256) void sort_sections(
-    const Placed* __restrict__ placed, Begins begins, Tables to, uint2* __restrict__ large, u32* __restrict__ large_count, Building building) {
+    const Placed* __restrict__ placed, Begins begins, Tables to, uint2* __restrict__ large,
+    u32* __restrict__ large_count, Building building) {
     const u64 place = building.first + (u64)blockIdx.x * blockDim.x + threadIdx.x;
     for (u32 table = blockIdx.y; table < building.tables; table += gridDim.y) {
         Sizes found = {0, 0, 0};

@@ -23,11 +23,6 @@ use datafusion::sql::sqlparser::dialect::dialect_from_str;
 use datafusion_neighbors::NeighborsOptions;
 use futures::TryStreamExt;
 
-/// Keeps the pages of freed memory for a while, where the system's allocator gives those of large blocks
-/// back at once: batches are made and dropped all the time.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Nearest neighbours and clusters of vectors, in SQL.
 ///
 /// Files are tables: SELECT * FROM 'items.parquet'. DataFusion's settings are taken from the
