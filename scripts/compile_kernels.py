@@ -38,7 +38,8 @@ MODULES = {
         ],
         ["pack", "scan", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
          "search_again", "gather", "take_queries", "among", "nearest_in_buckets",
-         "find_own_buckets", "join_buckets", "join_for_8", "join_for_16", "take_lists", "add_visits", "close_gaps"],
+         "find_own_buckets", "join_buckets", "join_for_8", "join_for_16", "take_lists", "add_visits", "add_up_lists",
+         "close_gaps"],
     ),
     "hashing.cu": (
         [("F32", ["SQEUCLIDEAN"], [0]), ("F64", ["SQEUCLIDEAN"], [0]), ("BITS", ["HAMMING"], [0])],

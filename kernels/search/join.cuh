@@ -4,6 +4,7 @@
 // Warps have rows of the same bucket beside each other, which are compared with the same others. Table after
 // table, the k nearest of each row stay in a list in its order; a row found again is there already.
 
+#include "common/scan.cuh"
 #include "search/buckets.cuh"
 
 // A part of a table's rows, and of each bucket. The same struct as in
@@ -131,6 +132,30 @@ extern "C" __global__ __launch_bounds__(256) void take_lists(
     found[at] = list[rank].number();
     distances[at] = list[rank].distance();
     if (rank + 1 == k || list[rank + 1].is_none()) counts[query] = rank + 1;
+}
+
+// Where lists start that are beside each other, and where the last ends: a block adds up all lengths.
+extern "C" __global__ __launch_bounds__(1024) void add_up_lists(
+    const u32* __restrict__ counts, u64* __restrict__ starts, u32 queries) {
+    constexpr u32 OWN = 8;
+    u64 before = 0;
+    for (u32 start = 0; start < queries; start += blockDim.x * OWN) {
+        u32 own[OWN], sum = 0, all;
+        const u32 first = start + threadIdx.x * OWN;
+#pragma unroll
+        for (u32 i = 0; i < OWN; i++) {
+            own[i] = first + i < queries ? counts[first + i] : 0;
+            sum += own[i];
+        }
+        u64 place = before + sum_before(sum, all);
+#pragma unroll
+        for (u32 i = 0; i < OWN; i++) {
+            if (first + i < queries) starts[first + i] = place;
+            place += own[i];
+        }
+        before += all;
+    }
+    if (threadIdx.x == 0) starts[queries] = before;
 }
 
 // Moves lists of up to k neighbours beside each other: list i is at starts[i] to starts[i + 1] then. A thread

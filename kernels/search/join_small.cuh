@@ -3,7 +3,7 @@
 // A warp has 32 rows that are beside each other in a table, whose buckets are therefore one stretch of it. It
 // goes through that stretch 32 places at a time, whose rows are put into shared memory once for all lanes;
 // each lane compares its own row with those of its own bucket. Its list is in registers meanwhile. Where only
-// later parts of buckets are looked at, it also goes through the places between them.
+// later parts of buckets are looked at, it leaves out the places between them.
 
 #include "search/join.cuh"
 
@@ -13,7 +13,6 @@ constexpr u32 SMALL_DIM = DIM > 0 ? DIM : 1;
 constexpr u32 ROW_BYTES = SMALL_DIM * sizeof(Scalar);
 constexpr u32 STAGED_BYTES = ((ROW_BYTES + 15) / 16 | 1) * 16;
 constexpr u32 SCALARS = 16 / sizeof(Scalar);
-
 
 // Elements of a row, 16 bytes at a time, where it is in shared memory.
 union Group16 {
@@ -159,6 +158,7 @@ __device__ __forceinline__ void join_small(
     if (is_first) compare(first_place);
     for (u32 first = low / 32 * 32; first < high; first += 32) {
         if (is_first && first == first_place) continue;
+        if (join.from > 0 && !__any_sync(ALL, is_there && begin < first + 32 && first < end)) continue;
         const u32 at = first + lane;
         u32 other = NOBODY;
         if (at >= low && at < high) {

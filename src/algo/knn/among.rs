@@ -204,20 +204,20 @@ pub struct Part {
 
 impl From<NearestInBuckets> for Part {
     fn from(found: NearestInBuckets) -> Self {
-        let NearestInBuckets { rows, distances, counts, visited, pairs } = found;
-        Self { nearest: Nearest { rows, distances, counts }, visited, pairs }
+        let NearestInBuckets { rows, distances, starts, visited, pairs } = found;
+        Self { nearest: Nearest { rows, distances, starts }, visited, pairs }
     }
 }
 
 impl Part {
     pub(super) fn new(kind: ElementKind) -> Self {
-        let (distances, rows, counts) = (Distances::none(kind), Vec::new(), Vec::new());
-        Self { nearest: Nearest { rows, distances, counts }, visited: 0, pairs: 0 }
+        let (distances, rows, starts) = (Distances::none(kind), Vec::new(), vec![0]);
+        Self { nearest: Nearest { rows, distances, starts }, visited: 0, pairs: 0 }
     }
 
     /// Adds what the next queries have found.
     pub(super) fn extend(&mut self, next: Self) {
-        if self.nearest.counts.is_empty() {
+        if self.nearest.starts.len() == 1 {
             let (visited, pairs) = (self.visited + next.visited, self.pairs + next.pairs);
             *self = Self { visited, pairs, ..next };
             return;
@@ -227,9 +227,10 @@ impl Part {
     }
 
     fn add(&mut self, nearest: Nearest, pairs: u64) {
+        let before = self.nearest.rows.len();
         self.nearest.rows.extend(nearest.rows);
         self.nearest.distances.extend(nearest.distances);
-        self.nearest.counts.extend(nearest.counts);
+        self.nearest.starts.extend(nearest.starts[1..].iter().map(|start| before + start));
         self.pairs += pairs;
     }
 
@@ -242,15 +243,9 @@ impl Part {
 
     /// What was found, where a query can have `per_query` neighbours.
     fn finish(self, per_query: usize) -> Found {
-        let Nearest { rows, distances, counts } = self.nearest;
-        let short = counts.iter().filter(|count| **count < per_query).count() as u64;
+        let Nearest { rows, distances, starts } = self.nearest;
+        let short = starts.windows(2).filter(|list| list[1] - list[0] < per_query).count() as u64;
         let work = Work { pairs: self.pairs, ..Work::default() };
-        let mut starts = Vec::with_capacity(counts.len() + 1);
-        starts.push(0);
-        starts.extend(counts.iter().scan(0, |end, count| {
-            *end += count;
-            Some(*end)
-        }));
         let neighbors = Neighbors { per_query, rows, distances, work };
         let hashed = HashedWork { visited: self.visited, short };
         Found { neighbors, starts: Some(starts), hashed }

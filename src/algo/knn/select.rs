@@ -13,8 +13,8 @@ const TASK: usize = 256;
 pub(super) struct Nearest {
     pub rows: Vec<u32>,
     pub distances: Distances,
-    /// Neighbours of each query.
-    pub counts: Vec<usize>,
+    /// Where the list of each query starts, and where the last ends.
+    pub starts: Vec<usize>,
 }
 
 /// The `k` nearest candidates of each query, by distance and then by row. Query `q` has the candidates
@@ -34,7 +34,7 @@ fn nearest<T: Real>((starts, rows): (&[usize], &[u32]), distances: &[T], k: usiz
     let queries = starts.len() - 1;
     let tasks: Vec<_> = (0..queries).step_by(TASK).collect();
     let found = in_parallel(tasks, |first| {
-        let (mut own, mut found, mut counts) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut own, mut found, mut counts) = (Vec::new(), Vec::new(), Vec::<usize>::new());
         for query in first..queries.min(first + TASK) {
             own.clear();
             let candidates = starts[query]..starts[query + 1];
@@ -49,13 +49,17 @@ fn nearest<T: Real>((starts, rows): (&[usize], &[u32]), distances: &[T], k: usiz
         }
         (found, counts)
     });
-    let (mut distances, mut rows, mut counts) = (Vec::new(), Vec::new(), Vec::new());
-    for (own, own_counts) in found {
+    let (mut distances, mut rows, mut found_starts) = (Vec::new(), Vec::new(), vec![0]);
+    for (own, counts) in found {
+        let mut end = rows.len();
+        found_starts.extend(counts.into_iter().map(|count| {
+            end += count;
+            end
+        }));
         distances.extend(own.iter().map(|(distance, _)| *distance));
         rows.extend(own.iter().map(|(_, row)| *row));
-        counts.extend(own_counts);
     }
-    Nearest { rows, distances: Distances::of(distances), counts }
+    Nearest { rows, distances: Distances::of(distances), starts: found_starts }
 }
 
 /// The `k` nearest of both lists of each query, which are by distance and then by row. What is in both
@@ -64,11 +68,11 @@ fn nearest<T: Real>((starts, rows): (&[usize], &[u32]), distances: &[T], k: usiz
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled).
 pub(super) fn merge(one: Nearest, other: Nearest, k: usize, job: &Job) -> Result<Nearest> {
-    let counts = (&one.counts[..], &other.counts[..]);
+    let starts = (&one.starts[..], &other.starts[..]);
     let rows = (&one.rows[..], &other.rows[..]);
     match (&one.distances, &other.distances) {
-        (Distances::F32(a), Distances::F32(b)) => merged((a, b), rows, counts, k, job),
-        (Distances::F64(a), Distances::F64(b)) => merged((a, b), rows, counts, k, job),
+        (Distances::F32(a), Distances::F32(b)) => merged((a, b), rows, starts, k, job),
+        (Distances::F64(a), Distances::F64(b)) => merged((a, b), rows, starts, k, job),
         _ => unreachable!("distances of one search have one type"),
     }
 }
@@ -76,18 +80,20 @@ pub(super) fn merge(one: Nearest, other: Nearest, k: usize, job: &Job) -> Result
 fn merged<T: Real>(
     distances: (&[T], &[T]),
     rows: (&[u32], &[u32]),
-    counts: (&[usize], &[usize]),
+    starts: (&[usize], &[usize]),
     k: usize,
     job: &Job,
 ) -> Result<Nearest> {
     let mut found = (Vec::with_capacity(rows.0.len()), Vec::with_capacity(rows.0.len()));
-    let mut found_counts = Vec::with_capacity(counts.0.len());
+    let mut found_starts = Vec::with_capacity(starts.0.len());
+    found_starts.push(0);
     let (mut i, mut j) = (0, 0);
-    for (query, (a, b)) in counts.0.iter().zip(counts.1).enumerate() {
+    for (query, ends) in starts.0.iter().copied().zip(starts.1.iter().copied()).skip(1).enumerate()
+    {
         if query % TASK == 0 {
             job.check()?;
         }
-        let (ends, start) = ((i + a, j + b), found.0.len());
+        let start = found.0.len();
         while found.0.len() < start + k && (i < ends.0 || j < ends.1) {
             let key = |at: usize, end: usize, distances: &[T], rows: &[u32]| {
                 (at < end).then(|| distances[at].key(rows[at]))
@@ -104,10 +110,10 @@ fn merged<T: Real>(
             found.1.push(row);
         }
         (i, j) = ends;
-        found_counts.push(found.0.len() - start);
+        found_starts.push(found.0.len());
     }
     let distances = Distances::of(found.0);
-    Ok(Nearest { rows: found.1, distances, counts: found_counts })
+    Ok(Nearest { rows: found.1, distances, starts: found_starts })
 }
 
 #[cfg(test)]
@@ -129,7 +135,7 @@ mod tests {
         let other = of(&[&all[4..30], &[], &all[5..8]]);
         let merged = merge(one, other, 6, &Job::default()).unwrap();
         let wanted = of(&[&all[..30], &all[10..12], &all[5..8]]);
-        assert_eq!((merged.rows, merged.counts), (wanted.rows, wanted.counts));
+        assert_eq!((merged.rows, merged.starts), (wanted.rows, wanted.starts));
         let (Distances::F32(merged), Distances::F32(wanted)) = (merged.distances, wanted.distances)
         else {
             panic!("another type");

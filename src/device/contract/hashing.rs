@@ -147,8 +147,8 @@ pub struct NearestInBuckets {
     pub rows: Vec<u32>,
     /// Their distances.
     pub distances: Distances,
-    /// The length of each list.
-    pub counts: Vec<usize>,
+    /// Where the list of each query starts, and where the last ends.
+    pub starts: Vec<usize>,
     /// Rows in all buckets, as often as they are there.
     pub visited: u64,
     /// Pairs that were compared, some maybe more than once.

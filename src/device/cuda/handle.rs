@@ -51,13 +51,24 @@ impl CudaDevice {
     }
 
     /// The first values of a buffer, after all earlier work of the device.
-    pub(super) fn read<T: DeviceRepr + Clone + Default>(
+    pub(super) fn read<T: DeviceRepr>(
         &self,
         from: &Buffer,
         count: usize,
         job: &Job,
     ) -> Result<Vec<T>> {
         self.gpu.downloader.read(&self.gpu.compute, from.slice(), count, job)
+    }
+
+    /// The first values of two buffers, as [`read`](Self::read) has those of one.
+    pub(super) fn read_both<T: DeviceRepr, U: DeviceRepr>(
+        &self,
+        (one, count): (&Buffer, usize),
+        (other, others): (&Buffer, usize),
+        job: &Job,
+    ) -> Result<(Vec<T>, Vec<U>)> {
+        let (one, other) = ((one.slice(), count), (other.slice(), others));
+        self.gpu.downloader.read_both(&self.gpu.compute, one, other, job)
     }
 
     /// Sends bytes, one part after the other, for the next work of the device.

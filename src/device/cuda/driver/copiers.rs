@@ -4,6 +4,7 @@
 //! which takes as long as the copy itself.
 #![allow(unsafe_code)]
 
+use std::mem::MaybeUninit;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -19,7 +20,7 @@ pub(in crate::device::cuda) struct Copiers(Vec<Sender<Part>>);
 /// A part of a copy.
 struct Part {
     from: *const u8,
-    to: *mut u8,
+    to: *mut MaybeUninit<u8>,
     bytes: usize,
     pending: Arc<Pending>,
 }
@@ -48,7 +49,7 @@ impl Part {
     fn copy(self) {
         // SAFETY: `Copiers::copy` cuts parts that do not overlap out of two slices of equal length,
         // and does not return before they are done.
-        unsafe { std::ptr::copy_nonoverlapping(self.from, self.to, self.bytes) };
+        unsafe { std::ptr::copy_nonoverlapping(self.from, self.to.cast(), self.bytes) };
         self.pending.done();
     }
 }
@@ -70,6 +71,16 @@ impl Copiers {
     /// # Panics
     /// If the slices are not equally long.
     pub(in crate::device::cuda) fn copy(&self, from: &[u8], to: &mut [u8]) {
+        // SAFETY: the same memory; `fill` writes bytes there and nothing else.
+        let to = unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), to.len()) };
+        self.fill(from, to);
+    }
+
+    /// Copies bytes to where there were none.
+    ///
+    /// # Panics
+    /// If the slices are not equally long.
+    pub(in crate::device::cuda) fn fill(&self, from: &[u8], to: &mut [MaybeUninit<u8>]) {
         assert_eq!(from.len(), to.len());
         let part = from.len().div_ceil(self.0.len() + 1).max(WORTH_A_THREAD);
         let parts = from.len().div_ceil(part).max(1);
@@ -84,7 +95,7 @@ impl Copiers {
             }
         }
         if let Some((to, from)) = own {
-            to.copy_from_slice(from);
+            to.write_copy_of_slice(from);
         }
         pending.wait();
     }

@@ -3,8 +3,12 @@
 //! Like rows on their way there (see `upload`), they pass through pinned memory: several threads copy a
 //! piece from it, and take the pages of new memory from the system, while the next piece arrives.
 
-use std::ops::Range;
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DeviceRepr, PinnedHostSlice};
@@ -16,6 +20,9 @@ use crate::job::Job;
 
 /// Bytes of a pinned buffer.
 const PIECE_BYTES: usize = 4 << 20;
+
+/// How long a reader waits without going to sleep.
+const AWAKE: Duration = Duration::from_micros(100);
 
 /// The path from the device.
 pub(in crate::device::cuda) struct Downloader {
@@ -49,32 +56,105 @@ impl Downloader {
     ///
     /// # Panics
     /// If the buffer is shorter.
-    pub(in crate::device::cuda) fn read<T: DeviceRepr + Clone + Default>(
+    pub(in crate::device::cuda) fn read<T: DeviceRepr>(
         &self,
         stream: &Arc<CudaStream>,
         from: &CudaSlice<u8>,
         count: usize,
         job: &Job,
     ) -> Result<Vec<T>> {
-        let mut values = vec![T::default(); count];
-        let to = sys::bytes_of_mut(&mut values);
-        let place = |piece: usize| piece * PIECE_BYTES..to.len().min((piece + 1) * PIECE_BYTES);
-        let places: Vec<Range<usize>> = (0..to.len().div_ceil(PIECE_BYTES)).map(place).collect();
+        let mut values = Room::new(count);
+        self.fill(stream, [(from, values.bytes())], job)?;
+        // SAFETY: `fill` has written all bytes.
+        Ok(unsafe { values.values() })
+    }
+
+    /// The first values of two buffers, as [`read`](Self::read) has those of one.
+    pub(in crate::device::cuda) fn read_both<T: DeviceRepr, U: DeviceRepr>(
+        &self,
+        stream: &Arc<CudaStream>,
+        (one, count): (&CudaSlice<u8>, usize),
+        (other, others): (&CudaSlice<u8>, usize),
+        job: &Job,
+    ) -> Result<(Vec<T>, Vec<U>)> {
+        let (mut values, mut other_values) = (Room::new(count), Room::new(others));
+        let parts = [(one, values.bytes()), (other, other_values.bytes())];
+        self.fill(stream, parts, job)?;
+        // SAFETY: `fill` has written all bytes of both.
+        Ok(unsafe { (values.values(), other_values.values()) })
+    }
+
+    /// Copies from the beginning of device buffers: two pieces are under way at a time.
+    fn fill<const N: usize>(
+        &self,
+        stream: &Arc<CudaStream>,
+        parts: [(&CudaSlice<u8>, &mut [MaybeUninit<u8>]); N],
+        job: &Job,
+    ) -> Result<()> {
+        let pieces = parts.into_iter().flat_map(|(from, to)| {
+            assert!(to.len() <= from.len());
+            let pieces = to.chunks_mut(PIECE_BYTES).enumerate();
+            pieces.map(move |(i, to)| (from.slice(i * PIECE_BYTES..i * PIECE_BYTES + to.len()), to))
+        });
         let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
-        for piece in 0..=places.len() {
+        let [free, busy] = &mut *pinned;
+        let (mut free, mut busy) = (free, busy);
+        let mut arriving: Option<&mut [MaybeUninit<u8>]> = None;
+        for piece in pieces.map(Some).chain([None]) {
             job.check()?;
-            if let Some(place) = places.get(piece) {
-                let Pinned { buffer, arrived } = &mut pinned[piece % 2];
-                sys::copy_to_host(stream, &from.slice(place.clone()), buffer, arrived)?;
+            let next = match piece {
+                Some((from, to)) => {
+                    sys::copy_to_host(stream, &from, &mut free.buffer, &free.arrived)?;
+                    Some(to)
+                }
+                None => None,
+            };
+            if let Some(to) = arriving.take() {
+                busy.wait()?;
+                let bytes = busy.buffer.as_slice().map_err(failed("cuEventSynchronize"))?;
+                self.copiers.fill(&bytes[..to.len()], to);
             }
-            if piece > 0 {
-                let place = places[piece - 1].clone();
-                let Pinned { buffer, arrived } = &mut pinned[(piece - 1) % 2];
-                arrived.synchronize().map_err(failed("cuEventSynchronize"))?;
-                let bytes = buffer.as_slice().map_err(failed("cuEventSynchronize"))?;
-                self.copiers.copy(&bytes[..place.len()], &mut to[place]);
-            }
+            arriving = next;
+            std::mem::swap(&mut free, &mut busy);
         }
-        Ok(values)
+        Ok(())
+    }
+}
+
+impl Pinned {
+    /// Waits until the buffer has arrived: awake at first, as going to sleep and waking up takes as long as a
+    /// small piece.
+    fn wait(&self) -> Result<()> {
+        let start = Instant::now();
+        while start.elapsed() < AWAKE {
+            if self.arrived.is_complete() {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.arrived.synchronize().map_err(failed("cuEventSynchronize"))
+    }
+}
+
+/// Room for so many values.
+struct Room<T>(Vec<T>, usize);
+
+impl<T: DeviceRepr> Room<T> {
+    fn new(count: usize) -> Self {
+        Self(Vec::with_capacity(count), count)
+    }
+
+    fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
+        let room = &mut self.0.spare_capacity_mut()[..self.1];
+        // SAFETY: the same memory, which is borrowed for as long, and u8 has no alignment.
+        unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast(), size_of_val(room)) }
+    }
+
+    /// # Safety
+    /// All bytes have been written.
+    unsafe fn values(mut self) -> Vec<T> {
+        // SAFETY: `new` has made room for as many; all bytes are some number of these types.
+        unsafe { self.0.set_len(self.1) };
+        self.0
     }
 }

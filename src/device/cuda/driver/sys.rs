@@ -217,12 +217,6 @@ pub(in crate::device::cuda) fn bytes_of<T: DeviceRepr>(numbers: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
-/// The same numbers as bytes that can be written.
-pub(in crate::device::cuda) fn bytes_of_mut<T: DeviceRepr>(numbers: &mut [T]) -> &mut [u8] {
-    // SAFETY: as in `bytes_of`, and all bytes are some number of these types.
-    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
-}
-
 /// Copies values to the beginning of a device buffer, in the order of a stream.
 ///
 /// # Panics

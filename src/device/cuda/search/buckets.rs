@@ -238,14 +238,15 @@ impl CudaDevice {
         (queries, k): (usize, usize),
         job: &Job,
     ) -> Result<NearestInBuckets> {
-        let work: Vec<u64> = self.read(&taken.work, 2, job)?;
-        let counts: Vec<u32> = self.read(&taken.counts, queries, job)?;
-        assert!(counts.iter().all(|count| *count as usize <= k));
-        let count = counts.iter().map(|count| *count as usize).sum();
+        let allocate = |bytes| self.memory.allocate(&self.gpu.compute, bytes);
+        let mut starts = allocate((queries + 1) * size_of::<u64>())?;
+        kernels.add_up_lists(&self.gpu.compute, (taken, queries), &mut starts)?;
+        let (on_host, work): (Vec<u64>, Vec<u64>) =
+            self.read_both((&starts, queries + 1), (&taken.work, 2), job)?;
+        assert!(on_host.windows(2).all(|list| list[0] <= list[1] && list[1] - list[0] <= k as u64));
+        let count = on_host[queries] as usize;
         let mut closed = None;
         if count > 0 && count < queries * k {
-            let allocate = |bytes| self.memory.allocate(&self.gpu.compute, bytes);
-            let starts = self.send(&[sys::bytes_of(&starts_of(&counts)[..])], job)?;
             let mut found = allocate(count * size_of::<u32>())?;
             let mut distances = allocate(count * size_of::<T>())?;
             let to = (&mut found, &mut distances);
@@ -256,10 +257,11 @@ impl CudaDevice {
             Some((found, distances)) => (found, distances),
             None => (&taken.found, &taken.distances),
         };
+        let (rows, distances) = self.read_both((found, count), (distances, count), job)?;
         Ok(NearestInBuckets {
-            rows: self.read(found, count, job)?,
-            distances: Distances::of(self.read::<T>(distances, count, job)?),
-            counts: counts.into_iter().map(|count| count as usize).collect(),
+            rows,
+            distances: Distances::of::<T>(distances),
+            starts: on_host.into_iter().map(|start| start as usize).collect(),
             visited: work[0],
             pairs: work[1],
         })
@@ -345,18 +347,6 @@ impl CudaDevice {
         };
         Ok(Lookup::Given(count, all, starts))
     }
-}
-
-/// Where lists of these lengths start, one after the other, and where the last ends.
-fn starts_of(counts: &[u32]) -> Vec<u64> {
-    let mut starts = Vec::with_capacity(counts.len() + 1);
-    let mut all = 0u64;
-    starts.push(all);
-    starts.extend(counts.iter().map(|count| {
-        all += u64::from(*count);
-        all
-    }));
-    starts
 }
 
 /// Whether a query visits so many rows that the host had better find them.

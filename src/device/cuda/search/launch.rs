@@ -52,6 +52,7 @@ pub(super) struct Kernels {
     pub(super) join_for_16: CudaFunction,
     pub(super) take_lists: CudaFunction,
     pub(super) add_visits: CudaFunction,
+    pub(super) add_up_lists: CudaFunction,
     pub(super) close_gaps: CudaFunction,
     /// Pairs × dimensions per second.
     scan_rate: Arc<Rate>,
@@ -184,6 +185,7 @@ impl Kernels {
             join_for_16: function(&module, "join_for_16")?,
             take_lists: function(&module, "take_lists")?,
             add_visits: function(&module, "add_visits")?,
+            add_up_lists: function(&module, "add_up_lists")?,
             close_gaps: function(&module, "close_gaps")?,
             scan_rate: Arc::new(limits.rate(per_cycle)),
             among_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),

@@ -155,6 +155,23 @@ impl Kernels {
         Ok(())
     }
 
+    /// Where lists start when they are beside each other, and where the last ends, as u64.
+    pub(super) fn add_up_lists(
+        &self,
+        stream: &Arc<CudaStream>,
+        (taken, queries): (&Taken, usize),
+        starts: &mut Buffer,
+    ) -> Result<()> {
+        check_size(&taken.counts, queries, 4);
+        check_size(starts, queries + 1, 8);
+        let count = queries as u32;
+        let mut launch = stream.launch_builder(&self.add_up_lists);
+        launch.arg(taken.counts.slice()).arg(starts.slice_mut()).arg(&count);
+        // SAFETY: sizes are checked above.
+        unsafe { launch.launch(config(1, 1024, 0)) }.map_err(failed("add_up_lists"))?;
+        Ok(())
+    }
+
     /// Moves the rows and distances of lists beside each other: `starts` says where each begins then, and
     /// the last ends, as u64.
     pub(super) fn close_gaps(

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::CudaEvent;
+use cudarc::driver::{CudaEvent, CudaSlice, DeviceRepr};
 
 use super::launch::{Kernels, Lists, Pass};
 use super::passes::{self, PANEL, SearchPasses};
@@ -18,7 +18,7 @@ use crate::device::cuda::driver::sys::{self, failed};
 use crate::device::cuda::driver::upload::{Transfer, elapsed};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::ElementKind;
+use crate::matrix::{ElementKind, Real};
 
 /// How many times faster a scan compares pairs than a search for single queries.
 const SEARCH_AGAIN_PENALTY: f64 = 16.0;
@@ -203,17 +203,26 @@ impl Search {
             let lists = &self.lists;
             self.kernels.gather(&gpu.compute, lists, per_query, &mut rows, &mut distances)?;
         }
-        let (stream, from) = (&gpu.compute, distances.slice());
-        let rows = gpu.downloader.read::<u32>(stream, rows.slice(), count, job)?;
-        let distances = match kind {
-            ElementKind::F64 => Distances::F64(gpu.downloader.read(stream, from, count, job)?),
-            _ => Distances::F32(gpu.downloader.read(stream, from, count, job)?),
+        let from = ((rows.slice(), count), (distances.slice(), count));
+        let (rows, distances) = match kind {
+            ElementKind::F64 => read::<f64>(gpu, from, job)?,
+            _ => read::<f32>(gpu, from, job)?,
         };
         let redone = sys::read::<u64>(&gpu.compute, self.lists.redone.slice(), 1);
         let redone = redone.map_err(failed("cuMemcpyDtoHAsync"))?;
         let work = self.account.settle(redone[0])?;
         Ok(Neighbors { per_query, rows, distances, work })
     }
+}
+
+/// Base rows and their distances.
+fn read<T: Real + DeviceRepr>(
+    gpu: &Gpu,
+    (rows, distances): ((&CudaSlice<u8>, usize), (&CudaSlice<u8>, usize)),
+    job: &Job,
+) -> Result<(Vec<u32>, Distances)> {
+    let (rows, distances) = gpu.downloader.read_both(&gpu.compute, rows, distances, job)?;
+    Ok((rows, Distances::of::<T>(distances)))
 }
 
 impl Account {
