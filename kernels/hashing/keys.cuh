@@ -1,7 +1,9 @@
 // Rows to keys: the same values, whole numbers and keys as in src/index/lsh, bit for bit.
 //
-// Values are sums of f64 in the order of the dimensions, each rounded once with its product. A thread has
-// a few rows; the numbers of some functions of a table are in shared memory, in a few dimensions at a time.
+// Values are sums of f64 in the order of the dimensions, each rounded once with its product. Sums of f32 come
+// first, with a bound on how far they are off: only where that leaves two whole numbers, those of f64 decide. A
+// block has its rows and the numbers of some functions of a table in shared memory, in a few dimensions at a time,
+// and a thread a few of the rows.
 
 #include "common/warp.cuh"
 
@@ -23,7 +25,7 @@ struct Functions {
     u32 kind;         // a Kind
     u32 bits;         // of a whole number in a key
     u32 is_clamped;   // whether values too far away are in the outermost slots
-    u32 padding;
+    float margin;     // how far a sum of f32 is off, at most, of the product of the lengths of row and function
 };
 static_assert(sizeof(Functions) == 48, "the host has the same struct");
 
@@ -52,20 +54,19 @@ __device__ __forceinline__ u64 unmix(u64 z) {
     return z ^ (z >> 30) ^ (z >> 60);
 }
 
-// What a key is made of: whole numbers side by side where 64 bits suffice, else a sum of their
-// multiples.
-struct Raw {
-    u64 value;
+// What a key is made of: whole numbers side by side where 64 bits suffice, else a sum of their multiples.
+__device__ __forceinline__ bool is_packed(const Functions& of) { return of.bits * of.count <= 64; }
 
-    __device__ __forceinline__ void add(const Functions& of, u32 function, int whole) {
-        const u64 number = (u64)(long long)whole;
-        if (of.bits * of.count <= 64) {
-            value = value << of.bits | (number & (~0ull >> (64 - of.bits)));
-        } else {
-            value += number * (mix((u64)(function + 1) * 0x9e3779b97f4a7c15ull) | 1);
-        }
-    }
-};
+// By what the whole numbers of a function are multiplied.
+__device__ __forceinline__ u64 multiplier(const Functions& of, u32 function) {
+    if (is_packed(of)) return function < of.count ? 1ull << of.bits * (of.count - 1 - function) : 0;
+    return mix((u64)(function + 1) * 0x9e3779b97f4a7c15ull) | 1;
+}
+
+// The bits of a whole number that count.
+__device__ __forceinline__ u64 mask_of(const Functions& of) {
+    return is_packed(of) ? ~0ull >> (64 - of.bits) : ~0ull;
+}
 
 // The slot of a value; what is no number, after an overflow, is in slot 0 where slots are clamped.
 __device__ __forceinline__ int slot_of(const Functions& of, double value, double offset,
@@ -98,128 +99,264 @@ __device__ __forceinline__ void note_key(const Building& building, u32 table, u6
     }
 }
 
-// Elements of a row that are read at once, where rows begin at multiples of 16 bytes.
-constexpr u32 TOGETHER = 16 / sizeof(Scalar);
+// What no whole number is: a slot was out of range.
+constexpr int NO_WHOLE = -2147483647 - 1;
 
-// The rows of a thread, a block's threads apart: all take the same numbers of functions from shared memory.
+// The whole number of a row and a function, by sums of f64.
+__device__ __noinline__ int exact_whole(const Functions& of, const Scalar* row, const double* numbers,
+                                        double offset) {
+    // As many at a time as there are to wait for.
+    constexpr u32 TOGETHER = 16;
+    double sum = 0.0;
+    for (u32 begin = 0; begin < of.dim; begin += TOGETHER) {
+        double x[TOGETHER], other[TOGETHER];
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) {
+            const bool is_there = begin + i < of.dim;
+            x[i] = is_there ? (double)row[begin + i] : 0.0;
+            other[i] = is_there ? numbers[(u64)(begin + i) * of.stride] : 0.0;
+        }
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) {
+            if (begin + i < of.dim) sum = __fma_rn(x[i], other[i], sum);
+        }
+    }
+    if (of.kind == SIGNS) return sum >= 0.0;
+    bool is_in_range = true;
+    const int slot = slot_of(of, sum, offset, is_in_range);
+    return is_in_range || of.is_clamped ? slot : NO_WHOLE;
+}
+
+// Functions that are added together, at most: each time, all rows are put into shared memory.
+constexpr u32 MOST = 20;
+
+// Functions in shared memory: their numbers in some dimensions, and what else is known of them.
+struct Some {
+    float numbers[STAGED * MOST];
+    float offsets[MOST];
+    float lengths[MOST];
+    u64 multipliers[MOST];
+};
+
+// The rows of a thread, a block's threads apart, and how far their sums are off.
 struct Own {
-    const Scalar* at[ROWS];
-    bool is_there[ROWS];
-    Raw raw[ROWS];
+    u64 at[ROWS];
+    float margins[ROWS];   // for each unit of a function's length
+    float smallest[ROWS];  // and at least, where numbers are near the smallest of all
+    u64 raw[ROWS];
     bool is_in_range;
 };
 
-// Adds the whole numbers of `N` functions, from `first` on, of rows. `some` is shared.
+// The rows of a block in shared memory, in some dimensions: `pitch`, which is odd, apart.
+struct Tile {
+    float* elements;
+    u32 pitch;
+
+    // Puts dimensions of all rows there.
+    __device__ __forceinline__ void fill(const Scalar* __restrict__ rows, const Building& building, u64 first,
+                                         u32 dim, u32 begin, u32 here) const {
+        const Scalar* all = rows + begin;
+        // Rows begin at multiples of 16 bytes then.
+        if (sizeof(Scalar) == 4 && dim % 4 == 0) {
+            fill_by<true>(all, building, first, dim, here);
+        } else {
+            fill_by<false>(all, building, first, dim, here);
+        }
+    }
+
+    // The same by eight threads for each row, which wait for a few rows together.
+    template <bool BY_16_BYTES>
+    __device__ __forceinline__ void fill_by(const Scalar* __restrict__ rows, const Building& building, u64 first,
+                                            u32 dim, u32 here) const {
+        constexpr u32 LANES = 8, EACH = STAGED / LANES, ROWS_TOGETHER = 8;
+        static_assert(EACH == 4, "16 bytes of f32");
+        const u32 d = threadIdx.x % LANES * EACH, apart = blockDim.x / LANES;
+        float* to = elements + threadIdx.x / LANES * pitch + d;
+        if (d >= here) return;
+        for (u32 r = threadIdx.x / LANES; r < blockDim.x * ROWS; r += apart * ROWS_TOGETHER) {
+            union { uint4 all; float one[EACH]; } x[ROWS_TOGETHER];
+#pragma unroll
+            for (u32 n = 0; n < ROWS_TOGETHER; n++) {
+                // Others are the last row, for nobody.
+                const Scalar* row = rows + min(first + r + n * apart, building.end - 1) * dim + d;
+                if constexpr (BY_16_BYTES) {
+                    x[n].all = *reinterpret_cast<const uint4*>(row);
+                } else {
+#pragma unroll
+                    for (u32 i = 0; i < EACH; i++) x[n].one[i] = d + i < here ? (float)row[i] : 0.0f;
+                }
+            }
+#pragma unroll
+            for (u32 n = 0; n < ROWS_TOGETHER; n++) {
+#pragma unroll
+                for (u32 i = 0; i < EACH; i++) {
+                    if (BY_16_BYTES || d + i < here) to[i] = x[n].one[i];
+                }
+                to += apart * pitch;
+            }
+        }
+    }
+};
+
+// Adds the whole numbers of `N` functions, from `first` on, of rows.
 template <u32 N>
 __device__ __forceinline__ void add_functions(
-    const Functions& of, u32 first, const double* __restrict__ numbers,
-    const double* __restrict__ offsets, double* some, Own& own) {
-    double sums[ROWS][N];
+    const Functions& of, u32 first, const Scalar* __restrict__ rows, const double* __restrict__ numbers,
+    const double* __restrict__ offsets, const Building& building, const Tile& tile, Some& some, Own& own) {
+    float sums[ROWS][N];
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
 #pragma unroll
-        for (u32 i = 0; i < N; i++) sums[r][i] = 0.0;
+        for (u32 i = 0; i < N; i++) sums[r][i] = 0.0f;
     }
     for (u32 begin = 0; begin < of.dim; begin += STAGED) {
         const u32 here = min((u32)STAGED, of.dim - begin);
         __syncthreads();
         for (u32 i = threadIdx.x; i < here * N; i += blockDim.x) {
-            some[i] = numbers[(u64)(begin + i / N) * of.stride + first + i % N];
+            const u32 function = first + i % N;
+            some.numbers[i] =
+                function < of.stride ? (float)numbers[(u64)(begin + i / N) * of.stride + function] : 0.0f;
         }
+        if (begin == 0 && threadIdx.x < N && first + threadIdx.x < of.stride) {
+            const u32 function = first + threadIdx.x;
+            some.offsets[threadIdx.x] = (float)offsets[function];
+            some.lengths[threadIdx.x] = (float)offsets[of.stride + function];
+            some.multipliers[threadIdx.x] = multiplier(of, function);
+        }
+        // All dimensions stay there.
+        if (of.dim > STAGED) tile.fill(rows, building, own.at[0] - threadIdx.x, of.dim, begin, here);
         __syncthreads();
-        const auto step = [&](u32 d, const Scalar (&elements)[ROWS]) {
-#pragma unroll
-            for (u32 i = 0; i < N; i++) {
-                const double number = some[d * N + i];
-#pragma unroll
-                for (u32 r = 0; r < ROWS; r++) {
-                    sums[r][i] = __fma_rn((double)elements[r], number, sums[r][i]);
-                }
-            }
-        };
-        Scalar elements[ROWS];
-        if (of.dim % TOGETHER == 0) {
-#pragma unroll 1
-            for (u32 d = 0; d < here; d += TOGETHER) {
-                union { uint4 all; Scalar one[TOGETHER]; } x[ROWS];
-#pragma unroll
-                for (u32 r = 0; r < ROWS; r++) {
-                    x[r].all = *reinterpret_cast<const uint4*>(own.at[r] + begin + d);
-                }
-#pragma unroll
-                for (u32 i = 0; i < TOGETHER; i++) {
-#pragma unroll
-                    for (u32 r = 0; r < ROWS; r++) elements[r] = x[r].one[i];
-                    step(d + i, elements);
-                }
-            }
-        } else {
+        const float* elements = tile.elements + threadIdx.x * tile.pitch;
 #pragma unroll 2
-            for (u32 d = 0; d < here; d++) {
+        for (u32 d = 0; d < here; d++) {
+            float x[ROWS];
 #pragma unroll
-                for (u32 r = 0; r < ROWS; r++) elements[r] = own.at[r][begin + d];
-                step(d, elements);
+            for (u32 r = 0; r < ROWS; r++) x[r] = elements[r * blockDim.x * tile.pitch + d];
+#pragma unroll
+            for (u32 i = 0; i < N; i += 4) {
+                const float4 four = *reinterpret_cast<const float4*>(some.numbers + d * N + i);
+                const float some_numbers[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+                for (u32 n = 0; n < 4; n++) {
+#pragma unroll
+                    for (u32 r = 0; r < ROWS; r++) {
+                        sums[r][i + n] = __fmaf_rn(x[r], some_numbers[n], sums[r][i + n]);
+                    }
+                }
+            }
+        }
+    }
+    const u64 mask = mask_of(of);
+    const float inverse = (float)of.inverse;
+    u32 unsure[ROWS] = {};
+    const auto off = [&](u32 i, u32 r) {
+        return __fmaf_rn(some.lengths[i], own.margins[r], own.smallest[r]);
+    };
+    const auto add = [&](u32 i, u32 r, int whole, bool is_sure) {
+        if (is_sure) {
+            own.raw[r] += ((u64)(long long)whole & mask) * some.multipliers[i];
+        } else {
+            unsure[r] |= 1u << i;
+        }
+    };
+    if (of.kind == SIGNS) {
+#pragma unroll
+        for (u32 i = 0; i < N; i++) {
+            if (first + i >= of.count) continue;
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) {
+                add(i, r, sums[r][i] >= 0.0f, fabsf(sums[r][i]) > off(i, r));
+            }
+        }
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < N; i++) {
+            if (first + i >= of.count) continue;
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) {
+                // Up to 2^22, the last bits of a number this large are those of the nearest whole one. What
+                // is off grows with the slot's number, so that no slot as far as that is sure.
+                constexpr float LARGE = 12582912.0f;
+                const float at = __fmaf_rn(sums[r][i], inverse, some.offsets[i]);
+                const float nearest = at + LARGE, rounded = nearest - LARGE;
+                const float off_at = __fmaf_rn(fabsf(at), 2.4e-7f, 4.8e-7f);
+                int whole = __float_as_int(nearest) - __float_as_int(LARGE) - (rounded > at);
+                if (of.kind == ZERO && at < 0.0f) whole++;
+                add(i, r, whole, fabsf(at - rounded) > __fmaf_rn(off(i, r), inverse * 1.001f, off_at));
             }
         }
     }
 #pragma unroll
-    for (u32 i = 0; i < N; i++) {
-        const u32 function = first + i;
-        if (function >= of.count) continue;
-#pragma unroll
-        for (u32 r = 0; r < ROWS; r++) {
-            int whole;
-            if (of.kind == SIGNS) {
-                whole = sums[r][i] >= 0.0;
-            } else {
-                whole = slot_of(of, sums[r][i], offsets[function], own.is_in_range);
-            }
-            own.raw[r].add(of, function, whole);
+    for (u32 r = 0; r < ROWS; r++) {
+        for (u32 left = unsure[r]; left != 0; left &= left - 1) {
+            const u32 i = __ffs((int)left) - 1, function = first + i;
+            const Scalar* row = rows + min(own.at[r], building.end - 1) * of.dim;
+            const int whole = exact_whole(of, row, numbers + function, offsets[function]);
+            own.is_in_range = own.is_in_range && whole != NO_WHOLE;
+            own.raw[r] += ((u64)(long long)whole & mask) * some.multipliers[i];
         }
     }
 }
 
-// The keys of rows in all tables. `numbers` has for each table and dimension those of all functions,
-// `offsets` for each table those of p-stable functions, in widths. Without `ranks`, nothing is counted.
-// A thread for a few rows; `out_of_range` is set where a slot is.
-extern "C" __global__ __launch_bounds__(128) void hash_rows(
+// The keys of rows in all tables. `numbers` has for each table and dimension those of all functions, `offsets` for
+// each table those of p-stable functions, in widths and at most one, and the lengths of all functions, rounded up.
+// Without `ranks`, nothing is counted. A thread for a few rows; `out_of_range` is set where a slot is.
+extern "C" __global__ __launch_bounds__(128, 3) void hash_rows(
     const Scalar* __restrict__ rows, const double* __restrict__ numbers,
     const double* __restrict__ offsets, u64* __restrict__ keys, u32* __restrict__ ranks,
-    u32* __restrict__ sections, u32* __restrict__ out_of_range, Functions of,
-    Building building) {
-    __shared__ __align__(16) double some[STAGED * 16];
-    const u64 row = building.first + (u64)blockIdx.x * blockDim.x * ROWS + threadIdx.x;
+    u32* __restrict__ sections, u32* __restrict__ out_of_range, const __grid_constant__ Functions of,
+    const __grid_constant__ Building building) {
+    extern __shared__ float elements[];
+    __shared__ __align__(16) Some some;
+    const u64 first_row = building.first + (u64)blockIdx.x * blockDim.x * ROWS;
+    const Tile tile = {elements, min(of.dim, (u32)STAGED) | 1};
     Own own;
     own.is_in_range = true;
+    float squares[ROWS] = {};
+    for (u32 begin = 0; begin < of.dim; begin += STAGED) {
+        const u32 here = min((u32)STAGED, of.dim - begin);
+        __syncthreads();
+        tile.fill(rows, building, first_row, of.dim, begin, here);
+        __syncthreads();
+        for (u32 d = 0; d < here; d++) {
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) {
+                const float x = elements[(threadIdx.x + r * blockDim.x) * tile.pitch + d];
+                squares[r] = __fmaf_rn(x, x, squares[r]);
+            }
+        }
+    }
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
-        own.is_there[r] = row + r * blockDim.x < building.end;
-        // Others hash the first row, for nobody.
-        own.at[r] = rows + (own.is_there[r] ? row + r * blockDim.x : building.first) * of.dim;
+        own.at[r] = first_row + threadIdx.x + r * blockDim.x;
+        // Squares below the smallest of all numbers may be missing.
+        const float length = __fmaf_rn(sqrtf(squares[r]), 1.0f + of.margin, of.dim * 1e-22f);
+        own.smallest[r] = of.dim * 3e-45f * (1.0f + length);
+        own.margins[r] = __fmaf_rn(length, of.margin, own.smallest[r]);
     }
     const u32 together = (of.tables + gridDim.y - 1) / gridDim.y;
     const u32 last = min(of.tables, (blockIdx.y + 1) * together);
     for (u32 table = blockIdx.y * together; table < last; table++) {
         const double* of_table = numbers + (u64)table * of.dim * of.stride;
-        const double* own_offsets = offsets + (u64)table * of.stride;
+        const double* own_offsets = offsets + (u64)table * 2 * of.stride;
 #pragma unroll
-        for (u32 r = 0; r < ROWS; r++) own.raw[r] = {0};
-        u32 first = 0;
-        for (; first + 12 < of.count; first += 16) {
-            add_functions<16>(of, first, of_table, own_offsets, some, own);
-        }
-        const u32 left = of.count > first ? of.count - first : 0;
-        if (left > 8) {
-            add_functions<12>(of, first, of_table, own_offsets, some, own);
-        } else if (left > 4) {
-            add_functions<8>(of, first, of_table, own_offsets, some, own);
-        } else if (left > 0) {
-            add_functions<4>(of, first, of_table, own_offsets, some, own);
+        for (u32 r = 0; r < ROWS; r++) own.raw[r] = 0;
+        for (u32 first = 0; first < of.count; first += MOST) {
+            const u32 left = of.count - first;
+            if (left <= 8) {
+                add_functions<8>(of, first, rows, of_table, own_offsets, building, tile, some, own);
+            } else if (left <= 12) {
+                add_functions<12>(of, first, rows, of_table, own_offsets, building, tile, some, own);
+            } else if (left <= 16) {
+                add_functions<16>(of, first, rows, of_table, own_offsets, building, tile, some, own);
+            } else {
+                add_functions<MOST>(of, first, rows, of_table, own_offsets, building, tile, some, own);
+            }
         }
 #pragma unroll
         for (u32 r = 0; r < ROWS; r++) {
-            if (!own.is_there[r]) continue;
-            note_key(building, table, row + r * blockDim.x, own.raw[r].value, keys, ranks, sections);
+            if (own.at[r] >= building.end) continue;
+            note_key(building, table, own.at[r], own.raw[r], keys, ranks, sections);
         }
     }
     if (!own.is_in_range && !of.is_clamped) *out_of_range = 1;
@@ -236,10 +373,11 @@ extern "C" __global__ __launch_bounds__(128) void hash_bits(
     const u32 last = min(of.tables, (blockIdx.y + 1) * together);
     for (u32 table = blockIdx.y * together; table < last; table++) {
         const u32* bits = numbers + (u64)table * of.stride;
-        Raw raw = {0};
+        u64 raw = 0;
         for (u32 i = 0; i < of.count; i++) {
-            raw.add(of, i, (int)(own[bits[i] / 32] >> (bits[i] % 32) & 1));
+            const u64 bit = own[bits[i] / 32] >> (bits[i] % 32) & 1;
+            raw = is_packed(of) ? raw << 1 | bit : raw + bit * multiplier(of, i);
         }
-        note_key(building, table, row, raw.value, keys, ranks, sections);
+        note_key(building, table, row, raw, keys, ranks, sections);
     }
 }

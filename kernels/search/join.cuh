@@ -134,28 +134,30 @@ extern "C" __global__ __launch_bounds__(256) void take_lists(
     if (rank + 1 == k || list[rank + 1].is_none()) counts[query] = rank + 1;
 }
 
-// Where lists start that are beside each other, and where the last ends: a block adds up all lengths.
+// Where lists start that are beside each other, and where the last ends: a block adds up its lengths, and all
+// before them.
 extern "C" __global__ __launch_bounds__(1024) void add_up_lists(
     const u32* __restrict__ counts, u64* __restrict__ starts, u32 queries) {
-    constexpr u32 OWN = 8;
+    constexpr u32 OWN = 4;
+    __shared__ u64 of_warps[32];
+    const u32 begin = blockIdx.x * blockDim.x * OWN, first = begin + threadIdx.x * OWN;
     u64 before = 0;
-    for (u32 start = 0; start < queries; start += blockDim.x * OWN) {
-        u32 own[OWN], sum = 0, all;
-        const u32 first = start + threadIdx.x * OWN;
+    for (u32 i = threadIdx.x; i < begin; i += blockDim.x) before += counts[i];
+    for (u32 apart = 16; apart > 0; apart /= 2) before += __shfl_xor_sync(0xffffffffu, before, apart);
+    if (Warp::rank() == 0) of_warps[threadIdx.x / 32] = before;
+    u32 own[OWN], sum = 0, all;
 #pragma unroll
-        for (u32 i = 0; i < OWN; i++) {
-            own[i] = first + i < queries ? counts[first + i] : 0;
-            sum += own[i];
-        }
-        u64 place = before + sum_before(sum, all);
-#pragma unroll
-        for (u32 i = 0; i < OWN; i++) {
-            if (first + i < queries) starts[first + i] = place;
-            place += own[i];
-        }
-        before += all;
+    for (u32 i = 0; i < OWN; i++) {
+        own[i] = first + i < queries ? counts[first + i] : 0;
+        sum += own[i];
     }
-    if (threadIdx.x == 0) starts[queries] = before;
+    u64 place = sum_before(sum, all);
+    for (u32 warp = 0; warp < blockDim.x / 32; warp++) place += of_warps[warp];
+#pragma unroll
+    for (u32 i = 0; i < OWN; i++) {
+        if (first + i <= queries) starts[first + i] = place;
+        place += own[i];
+    }
 }
 
 // Moves lists of up to k neighbours beside each other: list i is at starts[i] to starts[i + 1] then. A thread

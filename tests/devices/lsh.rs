@@ -53,6 +53,10 @@ pub fn trials() -> Vec<(String, Test)> {
         all.push((format!("lsh::sets::{kind:?}"), Box::new(run)));
     }
     all.push(("lsh::on_boundaries".to_string(), Box::new(on_boundaries)));
+    for family in [Family::PStable, Family::Hyperplane] {
+        let run = move |device: &AnyDevice| near_boundaries(device, family);
+        all.push((format!("lsh::near_boundaries::{}", family.name()), Box::new(run)));
+    }
     all.push(("lsh::scored".to_string(), Box::new(scored)));
     for family in [Family::PStable, Family::Hyperplane, Family::Bits] {
         let run = move |device: &AnyDevice| many_rows(device, family);
@@ -242,6 +246,40 @@ fn on_boundaries(device: &AnyDevice) -> Result<(), Failed> {
         }
         if hits < 20 {
             return Err(format!("only {hits} quotients are whole numbers").into());
+        }
+    }
+    Ok(())
+}
+
+/// Rows of many dimensions that are on a plane, or whose slot is a whole number, but for how they are rounded:
+/// sums of fewer digits would put half of them on the other side.
+fn near_boundaries(device: &AnyDevice, family: Family) -> Result<(), Failed> {
+    let width = 0.7;
+    for (i, dim) in [3, 31, 40, 130].into_iter().enumerate() {
+        let functions =
+            Hasher::new((family, Metric::L2), 5, dim).functions(0, 1, &Job::default())?;
+        let numbers = functions.numbers();
+        let of: Vec<f64> = numbers.iter().step_by(numbers.len() / dim).copied().collect();
+        let length: f64 = of.iter().map(|a| a * a).sum();
+        let mut rows = Kind::Normal.rows(20 + i as u64, 200, dim);
+        for (number, row) in rows.iter_mut().enumerate() {
+            let value: f64 = row.iter().zip(&of).map(|(x, a)| x * a).sum();
+            let wanted = match functions.offsets() {
+                [offset] => (f64::from(number as u32 % 7) - 3.0 - offset) * width,
+                _ => 0.0,
+            };
+            row.iter_mut().zip(&of).for_each(|(x, a)| *x += a * (wanted - value) / length);
+        }
+        for base in [matrix_f32(&rows, dim, Metric::L2), matrix_f64(&rows, dim, Metric::L2)] {
+            let mut params = LshParams::try_new(Metric::L2, Some(family))?;
+            (params.tables, params.hashes, params.seed) = (Some(1), Some(1), 5);
+            if family == Family::PStable {
+                params.width = Some(width);
+            }
+            check(device, (&base, None), 5, &params, Metric::L2)?;
+            check(device, (&base, Some(&base.slice(0..64))), 5, &params, Metric::L2)?;
+            (params.tables, params.hashes) = (Some(2), Some(21));
+            check(device, (&base, None), 5, &params, Metric::L2)?;
         }
     }
     Ok(())

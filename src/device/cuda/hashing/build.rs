@@ -196,7 +196,7 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
         kind,
         bits: signature.bits(),
         is_clamped: u32::from(signature.is_clamped),
-        padding: 0,
+        margin: margin(dim),
     };
     if signature.family == Family::Bits {
         let bits: Vec<u32> = functions.iter().flat_map(|of| of.bits()).copied().collect();
@@ -207,7 +207,9 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
     let stride = functions.first().map_or(0, |of| of.numbers().len() / dim.max(1));
     let filled = |of: &TableFunctions| {
         let mut offsets = of.offsets().to_vec();
+        assert!(offsets.iter().all(|offset| (-1.0..=1.0).contains(offset)));
         offsets.resize(stride, 0.0);
+        offsets.extend(lengths(of.numbers(), stride));
         offsets
     };
     let offsets = functions.iter().map(filled).collect::<Vec<_>>().concat();
@@ -215,6 +217,23 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
     let numbers: Vec<f64> = functions.iter().flat_map(|of| of.numbers()).copied().collect();
     let (numbers, offsets) = (sys::bytes_of(&numbers[..]), sys::bytes_of(&offsets[..]));
     Ok(Numbers { of: of(stride), numbers: upload(numbers)?, offsets: upload(offsets)? })
+}
+
+/// How far a sum of f32 over so many dimensions is off, at most, of the product of both lengths: each number is
+/// rounded, and each sum.
+fn margin(dim: usize) -> f32 {
+    let roundings = (dim + 6) as f64 * 2f64.powi(-24);
+    // Of more, they multiply.
+    if roundings < 0.01 { (roundings * 1.02) as f32 } else { f32::INFINITY }
+}
+
+/// The lengths of functions, rounded up, from their numbers in each dimension.
+fn lengths(numbers: &[f64], stride: usize) -> Vec<f64> {
+    let mut squares = vec![0.0; stride];
+    for of_dim in numbers.chunks_exact(stride.max(1)) {
+        squares.iter_mut().zip(of_dim).for_each(|(sum, x)| *sum += x * x);
+    }
+    squares.into_iter().map(|sum: f64| sum.sqrt() * (1.0 + 1e-6) + 1e-30).collect()
 }
 
 /// Room for so many tables of so many rows, with sections counted from 0.

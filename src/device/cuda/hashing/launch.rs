@@ -8,7 +8,9 @@ use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKer
 
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::launch::{Rate, address, check_size, config, function};
+use crate::device::cuda::driver::launch::{
+    Rate, address, allow_shared, check_size, config, function,
+};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::modules::Once;
 use crate::device::cuda::driver::sys::failed;
@@ -18,11 +20,11 @@ use crate::matrix::ElementKind;
 /// Constants that `kernels/hashing` shares with this folder.
 const CONSTANTS: [(&str, usize); 3] = [("STAGED", STAGED), ("ROWS", ROWS), ("PIECE", PIECE)];
 
-/// Dimensions of planes in shared memory at a time.
-const STAGED: usize = 64;
+/// Dimensions of rows and functions in shared memory at a time.
+const STAGED: usize = 32;
 
 /// Rows that a thread hashes together.
-const ROWS: usize = 2;
+const ROWS: usize = 4;
 
 /// Sections whose beginnings are counted together.
 const PIECE: usize = 8192;
@@ -33,9 +35,12 @@ pub(super) const SMALL: usize = 64;
 /// Bytes of a key and a row. See `Placed` in `kernels/hashing/tables.cuh`.
 pub(super) const PLACED: usize = 16;
 
-/// Threads of a block that hashes, and of others.
+/// Threads of a block that hashes, if its shared memory has room for their rows, and of others.
 const HASHING: usize = 128;
 const THREADS: usize = 256;
+
+/// Shared memory of such a block beside its rows, at most.
+const RESERVED: usize = 8 << 10;
 
 /// Tables that a block hashes its rows for, so that they are read once for all.
 const TABLES_OF_BLOCK: usize = 4;
@@ -43,8 +48,8 @@ const TABLES_OF_BLOCK: usize = 4;
 /// The most blocks in the second dimension of a grid.
 const MOST_BLOCKS: usize = 65_535;
 
-/// Products of f64 that are added up per cycle of a multiprocessor.
-const PER_CYCLE: f64 = 32.0;
+/// Products of f32 that are added up per cycle of a multiprocessor.
+const PER_CYCLE: f64 = 64.0;
 
 /// The same struct as in `kernels/hashing/keys.cuh`, which documents it.
 #[repr(C)]
@@ -59,7 +64,7 @@ pub(super) struct Functions {
     pub(super) kind: u32,
     pub(super) bits: u32,
     pub(super) is_clamped: u32,
-    pub(super) padding: u32,
+    pub(super) margin: f32,
 }
 
 /// The same struct as in `kernels/hashing/keys.cuh`, which documents it.
@@ -108,6 +113,8 @@ const _: () = assert!(size_of::<Functions>() == 48 && size_of::<Building>() == 3
 #[derive(Debug)]
 pub(super) struct Kernels {
     kind: ElementKind,
+    /// Threads of a block that hashes.
+    hashing: usize,
     multiprocessors: usize,
     hash_rows: CudaFunction,
     hash_bits: CudaFunction,
@@ -125,7 +132,7 @@ pub(super) struct Numbers {
     pub(super) of: Functions,
     /// f64 for each table, dimension and function; the positions of bits, of u32, for each table.
     pub(super) numbers: Buffer,
-    /// Offsets for each table and function, of f64.
+    /// For each table the offsets of functions, which are at most 1, and their lengths, rounded up, of f64.
     pub(super) offsets: Buffer,
 }
 
@@ -217,9 +224,11 @@ impl Kernels {
         let parameters =
             [format!("ELEMENT={element}"), format!("METRIC={metric}"), "DIM=0".to_string()];
         let module = gpu.load(&Program::new("hashing.cu", &parameters, &CONSTANTS))?;
-        let per_cycle = 2.0 * PER_CYCLE / gpu.limits.double_penalty;
-        Ok(Self {
+        let fits = Self::tile_bytes(HASHING, STAGED) + RESERVED <= gpu.limits.shared;
+        let hashing = if fits { HASHING } else { HASHING / 2 };
+        let kernels = Self {
             kind,
+            hashing,
             multiprocessors: gpu.limits.multiprocessors,
             hash_rows: function(&module, "hash_rows")?,
             hash_bits: function(&module, "hash_bits")?,
@@ -228,8 +237,15 @@ impl Kernels {
             sort_sections: function(&module, "sort_sections")?,
             sort_large_sections: function(&module, "sort_large_sections")?,
             find_buckets: function(&module, "find_buckets")?,
-            rate: Arc::new(gpu.limits.rate(per_cycle)),
-        })
+            rate: Arc::new(gpu.limits.rate(PER_CYCLE)),
+        };
+        allow_shared(&kernels.hash_rows, Self::tile_bytes(hashing, STAGED))?;
+        Ok(kernels)
+    }
+
+    /// Shared memory for the rows of a block of so many threads.
+    fn tile_bytes(threads: usize, dim: usize) -> usize {
+        threads * ROWS * (dim.min(STAGED) | 1) * size_of::<f32>()
     }
 
     /// The fewest rows of a launch that fill the device, for so many tables.
@@ -268,7 +284,7 @@ impl Kernels {
         }
         let some = (building.end - building.first) as usize;
         let rows_of_thread = if is_bits { 1 } else { ROWS };
-        let mut grid = config(some.div_ceil(HASHING * rows_of_thread), HASHING, 0);
+        let mut grid = config(some.div_ceil(self.hashing * rows_of_thread), self.hashing, 0);
         grid.grid_dim.1 = tables.div_ceil(TABLES_OF_BLOCK).min(MOST_BLOCKS) as u32;
         if is_bits {
             let mut launch = stream.launch_builder(&self.hash_bits);
@@ -278,11 +294,11 @@ impl Kernels {
             unsafe { launch.launch(grid) }.map_err(failed("hash_bits"))?;
             return Ok(());
         }
-        check_size(offsets, last * of.stride as usize, 8);
+        check_size(offsets, last * 2 * of.stride as usize, 8);
         check_size(&workspace.out_of_range, 1, 4);
-        // Functions are read in fours.
-        assert!(of.stride >= of.count.next_multiple_of(4));
-        let offsets = address(stream, offsets) + (first * of.stride as usize * 8) as u64;
+        assert!(of.stride >= of.count);
+        let offsets = address(stream, offsets) + (first * 2 * of.stride as usize * 8) as u64;
+        grid.shared_mem_bytes = Self::tile_bytes(self.hashing, of.dim as usize) as u32;
         let mut launch = stream.launch_builder(&self.hash_rows);
         launch.arg(rows.slice()).arg(&numbers).arg(&offsets).arg(workspace.keys.slice_mut());
         launch.arg(&ranks).arg(&counts).arg(workspace.out_of_range.slice_mut());

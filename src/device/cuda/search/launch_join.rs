@@ -17,6 +17,10 @@ use crate::error::Result;
 /// Threads of a block that takes lists.
 const TAKING: usize = 256;
 
+/// Lists that a block adds up, and each of its threads.
+const ADDING: usize = 4096;
+const OF_A_THREAD: usize = 4;
+
 /// Threads of a multiprocessor.
 const TOGETHER: usize = 2048;
 
@@ -168,7 +172,8 @@ impl Kernels {
         let mut launch = stream.launch_builder(&self.add_up_lists);
         launch.arg(taken.counts.slice()).arg(starts.slice_mut()).arg(&count);
         // SAFETY: sizes are checked above.
-        unsafe { launch.launch(config(1, 1024, 0)) }.map_err(failed("add_up_lists"))?;
+        unsafe { launch.launch(config((queries + 1).div_ceil(ADDING), ADDING / OF_A_THREAD, 0)) }
+            .map_err(failed("add_up_lists"))?;
         Ok(())
     }
 
