@@ -59,7 +59,7 @@ pub fn trials() -> Vec<(String, Test)> {
     for kind in SetKind::ALL {
         all.push((format!("top_k::sets::{kind:?}"), Box::new(move |device| sets(device, kind))));
     }
-    let others: [(&str, Check); 11] = [
+    let others: [(&str, Check); 12] = [
         ("few_queries_of_every_shape", few),
         ("whole_numbers_and_fractions", fractions),
         ("a_hair_beside_whole_numbers", hairs),
@@ -71,6 +71,7 @@ pub fn trials() -> Vec<(String, Test)> {
         ("the_nearest_of_all", nearest_one),
         ("rows_joined_with_themselves_are_sent_once", sent_once),
         ("near_rows_that_come_late", late),
+        ("many_rows_of_few_dimensions", few_dimensions),
     ];
     all.extend(others.map(|(name, run)| (format!("top_k::{name}"), Box::new(run) as Test)));
     all
@@ -100,6 +101,17 @@ fn numbers(device: &AnyDevice, metric: Metric, kind: Kind, shapes: &[Shape]) -> 
             check(device, &wide.0, &wide.1, metric, k, None)?;
             let themselves = wide.1.slice(last.clone());
             check(device, &themselves, &wide.1, metric, k.min(40), Some(last.start))?;
+        }
+    }
+    Ok(())
+}
+
+/// So many rows that a device may look at few of them.
+fn few_dimensions(device: &AnyDevice) -> Result<(), Failed> {
+    let shapes = [(60, 12_000, 2, 3), (70, 15_000, 3, 9), (40, 9_000, 7, 2)];
+    for kind in Kind::ALL {
+        for metric in [Metric::L2, Metric::L1] {
+            numbers(device, metric, kind, &shapes)?;
         }
     }
     Ok(())

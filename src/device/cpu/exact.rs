@@ -8,7 +8,7 @@ use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::{Level, Wide};
 use crate::metric::{Metric, Sum};
 
-/// Pairs whose sums are added up side by side without AVX-512.
+/// Pairs whose sums are added up side by side without AVX2.
 const TOGETHER: usize = 8;
 
 /// With fewer dimensions, putting them side by side takes longer than adding them up.

@@ -7,11 +7,13 @@
 //! | `kmeans` | first centroids, rounds, sums of clusters |
 //! | `rounded` | rows in whole numbers, which decide for most pairs without computing them |
 //! | `exact` | the sums of the other pairs |
+//! | `order` | rows in an order in which near rows are near each other |
 //! | `simd` | operations on registers |
 
 mod dbscan;
 mod exact;
 pub(in crate::device) mod kmeans;
+mod order;
 mod rounded;
 mod search;
 mod simd;

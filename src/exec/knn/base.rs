@@ -193,6 +193,7 @@ pub(super) async fn read(
 ) -> Result<Base> {
     let reader = |input, vector: &VectorColumn| {
         VectorReader::new(input, vector.clone(), join.kind, join.spec.params.metric())
+            .on_all_cores()
     };
     let (side, streams) = base;
     let mut base = match &join.stored {
@@ -223,7 +224,7 @@ async fn collect_rows(
     let batches = collect(streams, &reservation).await?;
     phases.enter(Phase::Prepare);
     let job = job.clone();
-    blocking(move || {
+    computing(move || {
         let mut carried = Carried::new(&side);
         let mut kept = RecordBatchMemoryCounter::new();
         let mut reading = Reading::new(reader, &batches, &side);

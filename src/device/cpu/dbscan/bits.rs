@@ -7,6 +7,7 @@ use super::points::Points;
 use super::reach::Reach;
 use super::tiles::LANES;
 use crate::device::contract::Within;
+use crate::device::cpu::order::Coordinates;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::matrix::Rows;
@@ -52,7 +53,7 @@ impl WithSimd for NearBits<'_> {
     }
 }
 
-impl Points for Bits<'_> {
+impl Coordinates for Bits<'_> {
     fn rows(&self) -> usize {
         self.words.len() / self.width
     }
@@ -65,7 +66,9 @@ impl Points for Bits<'_> {
         let words = &self.words[row * self.width..][..self.width];
         f64::from(words.iter().map(|word| word.count_ones()).sum::<u32>())
     }
+}
 
+impl Points for Bits<'_> {
     fn reach(&self) -> Reach {
         Reach::new(self.within, 1)
     }

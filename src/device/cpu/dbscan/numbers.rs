@@ -8,6 +8,7 @@ use super::reach::Reach;
 use super::tiles::{LANES, lanes_of, lowest};
 use super::values::Values;
 use crate::device::contract::Direction;
+use crate::device::cpu::order::Coordinates;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
@@ -47,7 +48,7 @@ impl<'a, T: Lanes> Numbers<'a, T> {
     }
 }
 
-impl<T: Lanes> Points for Numbers<'_, T> {
+impl<T: Lanes> Coordinates for Numbers<'_, T> {
     fn rows(&self) -> usize {
         self.values.rows()
     }
@@ -59,7 +60,9 @@ impl<T: Lanes> Points for Numbers<'_, T> {
     fn coordinate(&self, row: usize, i: usize) -> f64 {
         self.values.coordinate(row, i)
     }
+}
 
+impl<T: Lanes> Points for Numbers<'_, T> {
     fn reach(&self) -> Reach {
         Reach::new(self.values.within, self.values.dim)
     }

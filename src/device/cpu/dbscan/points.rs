@@ -2,22 +2,14 @@
 
 use super::reach::Reach;
 use super::tiles::LANES;
+use crate::device::cpu::order::Coordinates;
 use crate::error::Result;
 use crate::job::Job;
 
-/// Rows, before and after they are ordered.
-pub(super) trait Points: Sync {
+/// Rows, before and after they are ordered; their coordinates are those of boxes.
+pub(super) trait Points: Coordinates {
     /// Whether boxes rule so little out that every pair of tiles is compared, once for the rows of both.
     const IN_PAIRS: bool = false;
-
-    /// Number of rows.
-    fn rows(&self) -> usize;
-
-    /// Coordinates of a row in the space of boxes.
-    fn coordinates(&self) -> usize;
-
-    /// A coordinate of a row.
-    fn coordinate(&self, row: usize, i: usize) -> f64;
 
     /// What boxes of coordinates decide.
     fn reach(&self) -> Reach;

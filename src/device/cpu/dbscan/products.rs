@@ -18,6 +18,7 @@ use super::reach::Reach;
 use super::sample::{FARTHEST, Plan};
 use super::tiles::{LANES, lanes_of, lowest};
 use super::values::Values;
+use crate::device::cpu::order::Coordinates;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::words::{Pair, QUERIES, Queries, Starts, Words};
 use crate::error::Result;
@@ -229,9 +230,7 @@ impl<T: Lanes, F: Fn(f64, f64) -> f64> WithSimd for AddUp<'_, T, F> {
     }
 }
 
-impl<T: Lanes> Points for Products<'_, T> {
-    const IN_PAIRS: bool = true;
-
+impl<T: Lanes> Coordinates for Products<'_, T> {
     fn rows(&self) -> usize {
         self.values.rows()
     }
@@ -243,6 +242,10 @@ impl<T: Lanes> Points for Products<'_, T> {
     fn coordinate(&self, row: usize, i: usize) -> f64 {
         f64::from(self.kept(row)[i])
     }
+}
+
+impl<T: Lanes> Points for Products<'_, T> {
+    const IN_PAIRS: bool = true;
 
     fn reach(&self) -> Reach {
         // Two rows, each off by this much.

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rayon::prelude::*;
 
 use super::query::{Bound, Query};
-use super::scale::{ONE_OUTLIER_IN, Rounded, Scale, TOGETHER, square};
+use super::scale::{ONE_OUTLIER_IN, Rounded, Scale, TOGETHER};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::sweep::{Group, ROWS, Starts, Width};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::{Real, Rows};
 use crate::metric::{Metric, Sum};
@@ -21,6 +21,8 @@ const LEAST_DIM: usize = 5;
 const MOST_DIM: usize = 1 << 15;
 /// From this many rows on, the preparation pays.
 const LEAST_ROWS: usize = 256;
+/// Rows that a scale is chosen by, if there are more.
+const SAMPLED: usize = 8192;
 /// Panels that a thread prepares together.
 const PANELS_TOGETHER: usize = TOGETHER / ROWS;
 
@@ -39,6 +41,8 @@ pub(in crate::device::cpu) struct Quantised {
     pub(in crate::device::cpu) odd_norm: Vec<u64>,
     /// Rows that are always computed, ascending.
     pub(in crate::device::cpu) outliers: Vec<u32>,
+    /// Whether a row is not what its whole numbers are.
+    is_rounded: bool,
     /// The longest residual, and the longest row among the others, from the origin and from the centre.
     pub(in crate::device::cpu) residual: f64,
     pub(in crate::device::cpu) norm: f64,
@@ -83,43 +87,50 @@ struct Panels<'a> {
 struct Filled {
     /// Positions among these rows.
     outliers: Vec<usize>,
+    is_rounded: bool,
     residual: f64,
     norm: f64,
     length: f64,
 }
 
 impl Panels<'_> {
-    fn fill<T: Real>(
-        self,
-        values: &[T],
-        scale: &Scale,
-        (dim, words, squares): (usize, usize, bool),
-    ) -> Filled {
-        let (mut filled, mut numbers) = (Filled::default(), Vec::with_capacity(dim));
+    #[inline(always)]
+    fn fill<T: Real>(self, values: &[T], scale: &Scale, (dim, squares): (usize, bool)) -> Filled {
+        let (mut filled, per_word) = (Filled::default(), scale.width.per_word());
+        let words = dim.div_ceil(per_word);
+        let (mut numbers, mut bytes) = (vec![0; words * per_word], vec![0; 4 * words]);
         for (row, values) in values.chunks_exact(dim).enumerate() {
-            let rounded = scale.round(values, (&scale.centre, scale.step), &mut numbers);
+            let rounded = scale.round_to(values, (&scale.centre, scale.step), &mut numbers[..dim]);
             let (panel, lane) = (row / ROWS, row % ROWS);
             let is_outlier = scale.is_outlier(&rounded);
             if is_outlier {
                 // Its products could leave 32 bits.
                 numbers.fill(0);
-            }
-            let groups = &mut self.groups[panel * words..][..words];
-            for (group, word) in groups.iter_mut().zip(scale.words(&numbers, true)) {
-                group.0[lane] = word;
-            }
-            if squares {
-                let square = square(&numbers);
-                self.starts[panel].0[lane] = -(square / 2) as i32;
-                self.odd_norm[panel] |= u64::from(square % 2 == 1) << lane;
-            }
-            if is_outlier {
                 filled.outliers.push(row);
             } else {
+                filled.is_rounded |= scale.integral && !scale.is_as_is(values, &numbers);
                 self.decided[panel] |= 1 << lane;
                 filled.residual = filled.residual.max(rounded.residual);
                 filled.norm = filled.norm.max(rounded.norm);
                 filled.length = filled.length.max(rounded.length);
+            }
+            match scale.width {
+                Width::Eight => {
+                    let eights = bytes.iter_mut().zip(&numbers[..dim]);
+                    eights.for_each(|(to, x)| *to = (x + 128) as u8);
+                }
+                Width::Sixteen => {
+                    let sixteens = bytes.as_chunks_mut::<2>().0.iter_mut().zip(&numbers);
+                    sixteens.for_each(|(to, x)| *to = x.to_le_bytes());
+                }
+            }
+            let (words, _) = bytes.as_chunks::<4>();
+            let groups = &mut self.groups[panel * words.len()..][..words.len()];
+            groups.iter_mut().zip(words).for_each(|(group, word)| group.0[lane] = *word);
+            if squares && !is_outlier {
+                let square = rounded.square as i64;
+                self.starts[panel].0[lane] = -(square / 2) as i32;
+                self.odd_norm[panel] |= u64::from(square % 2 == 1) << lane;
             }
         }
         filled
@@ -139,14 +150,26 @@ impl Quantised {
         if !fits || sum == Sum::Absolute || !level.has(width) {
             return Ok(None);
         }
-        // One number for each row.
-        let reserved = job.reserve("lengths of base rows", rows.len() * size_of::<f64>())?;
-        let scale = Scale::new(values, dim, (sum, width), job)?;
-        drop(reserved);
-        let Some(scale) = scale.filter(Scale::is_usual) else { return Ok(None) };
-        let quantised = Self::rounded(rows, values, (metric, level, scale), job)?;
-        let few = rows.len() / (ONE_OUTLIER_IN / 8) + 4;
-        Ok((quantised.outliers.len() <= few).then_some(quantised))
+        // A part of the rows tells the range of nearly all: the others are outliers, if they are few.
+        let (sample, all) = (sample(values, dim, job)?, values);
+        let of = |values: &[T], is_part: bool| {
+            // One number for each row.
+            let _reserved =
+                job.reserve("lengths of base rows", values.len() / dim * size_of::<f64>())?;
+            let scale = Scale::of_part((values, is_part), dim, (sum, width), job)?;
+            let Some(scale) = scale.filter(Scale::is_usual) else { return Ok(None) };
+            let quantised = Self::rounded(rows, all, (metric, level, scale), job)?;
+            let few = rows.len() / (ONE_OUTLIER_IN / 8) + 4;
+            let is_right = quantised.outliers.len() <= few && !quantised.is_rounded;
+            Ok(is_right.then_some(quantised))
+        };
+        match sample {
+            None => of(all, false),
+            Some((sample, _reserved)) => match of(&sample, true)? {
+                None => of(all, false),
+                found => Ok(found),
+            },
+        }
     }
 
     /// Rows rounded by this scale, of a width that the level has.
@@ -170,6 +193,7 @@ impl Quantised {
             decided: vec![0; panels],
             odd_norm: vec![0; panels],
             outliers: Vec::new(),
+            is_rounded: false,
             residual: 0.0,
             norm: 0.0,
             length: 0.0,
@@ -197,11 +221,16 @@ impl Quantised {
         let parts = parts.map(|(((groups, starts), (decided, odd_norm)), values)| {
             job.check()?;
             let panels = Panels { groups, starts, decided, odd_norm };
-            Ok(panels.fill(values, scale, (dim, words, squares)))
+            Ok(pulp::Arch::new().dispatch(
+                #[inline(always)]
+                || panels.fill(values, scale, (dim, squares)),
+            ))
         });
         let parts: Vec<_> = parts.collect::<Result<_>>()?;
-        for (part, Filled { outliers, residual, norm, length }) in parts.into_iter().enumerate() {
+        for (part, filled) in parts.into_iter().enumerate() {
+            let Filled { outliers, is_rounded, residual, norm, length } = filled;
             let first = part * PANELS_TOGETHER * ROWS;
+            self.is_rounded |= is_rounded;
             self.outliers.extend(outliers.into_iter().map(|row| (first + row) as u32));
             (self.residual, self.norm) = (self.residual.max(residual), self.norm.max(norm));
             self.length = self.length.max(length);
@@ -246,11 +275,8 @@ impl Quantised {
         let step = if squares { scale.step } else { scale.step_of(values) };
         let mut numbers = Vec::with_capacity(values.len());
         let rounded = scale.round(values, (&scale.of_queries, step), &mut numbers);
-        // Whole numbers below 2⁵³ add up exactly; x − c would be rounded, and a tiny difference from
-        // a whole number be lost.
-        let as_is = |((value, x), c): ((&i16, &T), &f64)| c + f64::from(*value) == x.to_f64();
-        let integral = scale.integral && numbers.iter().zip(values).zip(&scale.centre).all(as_is);
-        let square = square(&numbers) as f64;
+        let integral = scale.integral && scale.is_as_is(values, &numbers);
+        let square = rounded.square;
         let rounding = Rounding::of::<T>(values.len() as f64);
         let bound = if scale.is_too_long(&rounded, step) {
             Bound::None
@@ -265,7 +291,7 @@ impl Quantised {
             // Its products could leave 32 bits.
             numbers.fill(0);
         }
-        words.extend(scale.words(&numbers, false).map(i32::from_le_bytes));
+        words.extend(scale.words(&numbers).map(i32::from_le_bytes));
         let sum: i64 = numbers.iter().map(|x| i64::from(*x)).sum();
         Query {
             offset: scale.offset() * sum as f64,
@@ -275,6 +301,20 @@ impl Quantised {
             bound,
         }
     }
+}
+
+/// Some of the rows, far apart, if there are many and there is memory.
+fn sample<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Option<(Vec<T>, Reserved)>> {
+    let rows = values.len() / dim;
+    if rows <= SAMPLED {
+        return Ok(None);
+    }
+    let reserved = match job.reserve("a sample of base rows", SAMPLED * dim * size_of::<T>()) {
+        Err(Error::HostMemory { .. }) => return Ok(None),
+        reserved => reserved?,
+    };
+    let row = |i: usize| &values[i * rows / SAMPLED * dim..][..dim];
+    Ok(Some(((0..SAMPLED).flat_map(row).copied().collect(), reserved)))
 }
 
 /// The rounding error of the contract's own sum, relative and, near zero, absolute.

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::base::{Quantised, Rounding};
 use super::query::{Bound, Query};
-use super::scale::{Scale, TOGETHER, square};
+use super::scale::{Scale, TOGETHER};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
@@ -53,10 +53,10 @@ impl RoundedRows {
                 let sum: i64 = numbers.iter().map(|x| i64::from(*x)).sum();
                 *row = RoundedRow {
                     residual: rounded.residual,
-                    square: square(&numbers) as f64,
+                    square: rounded.square,
                     offset: scale.offset() * sum as f64,
                 };
-                let of_numbers = scale.words(&numbers, false).map(i32::from_le_bytes);
+                let of_numbers = scale.words(&numbers).map(i32::from_le_bytes);
                 words.iter_mut().zip(of_numbers).for_each(|(to, word)| *to = word);
             }
             Ok::<_, crate::Error>(())

@@ -24,7 +24,8 @@ const OWN_LENGTH: f64 = 65_000.0;
 const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
 /// At most one in this many rows may lie outside the range that is covered.
 pub(in crate::device::cpu) const ONE_OUTLIER_IN: usize = 8192;
-/// Elements of a row that are rounded together.
+/// Elements of a row that are rounded together, and whose squares are added up side by side.
+const ROUNDED: usize = 64;
 const SIDE_BY_SIDE: usize = 8;
 /// Rows that a thread prepares together.
 pub(in crate::device::cpu) const TOGETHER: usize = 4096;
@@ -52,6 +53,8 @@ pub(in crate::device::cpu) struct Rounded {
     pub(in crate::device::cpu) norm: f64,
     /// The length of the row, from the centre.
     pub(in crate::device::cpu) length: f64,
+    /// The squared length of the whole numbers.
+    pub(in crate::device::cpu) square: f64,
 }
 
 impl Scale {
@@ -60,11 +63,21 @@ impl Scale {
     pub(in crate::device::cpu) fn new<T: Real>(
         values: &[T],
         dim: usize,
+        of: (Sum, Width),
+        job: &Job,
+    ) -> Result<Option<Self>> {
+        Self::of_part((values, false), dim, of, job)
+    }
+
+    /// The same from all rows, or from a part of them.
+    pub(in crate::device::cpu) fn of_part<T: Real>(
+        (values, is_part): (&[T], bool),
+        dim: usize,
         (sum, width): (Sum, Width),
         job: &Job,
     ) -> Result<Option<Self>> {
         let squares = sum == Sum::Squares;
-        if squares && let Some(centre) = integral_centre(values, dim, width, job)? {
+        if squares && let Some(centre) = integral_centre((values, is_part), dim, width, job)? {
             let (of_queries, centre_norm, step) = (centre.clone(), norm(&centre), 1.0);
             let integral = true;
             return Ok(Some(Self { width, centre, of_queries, centre_norm, step, integral }));
@@ -84,12 +97,18 @@ impl Scale {
     ) -> Result<Self> {
         let (squares, width) = (sum == Sum::Squares, Width::Sixteen);
         let rows = values.len() / dim;
+        let share = 1.0 / rows as f64;
         let mean = |rows_of: &[T]| {
             job.check()?;
             let mut mean = vec![0.0; dim];
-            for row in rows_of.chunks_exact(dim) {
-                mean.iter_mut().zip(row).for_each(|(c, x)| *c += x.to_f64() / rows as f64);
-            }
+            pulp::Arch::new().dispatch(
+                #[inline(always)]
+                || {
+                    for row in rows_of.chunks_exact(dim) {
+                        mean.iter_mut().zip(row).for_each(|(c, x)| *c += x.to_f64() * share);
+                    }
+                },
+            );
             Ok(mean)
         };
         let means: Vec<_> = values.par_chunks(TOGETHER * dim).map(mean).collect::<Result<_>>()?;
@@ -153,33 +172,53 @@ impl Scale {
     pub(in crate::device::cpu) fn round<T: Real>(
         &self,
         row: &[T],
-        (centre, step): (&[f64], f64),
+        centre: (&[f64], f64),
         values: &mut Vec<i16>,
+    ) -> Rounded {
+        values.clear();
+        values.resize(row.len(), 0);
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || self.round_to(row, centre, values),
+        )
+    }
+
+    /// The same to a slice as long as the row; to be called with the instructions that it is to use.
+    #[inline(always)]
+    pub(in crate::device::cpu) fn round_to<T: Real>(
+        &self,
+        row: &[T],
+        (centre, step): (&[f64], f64),
+        values: &mut [i16],
     ) -> Rounded {
         let range = match self.width {
             Width::Eight => (-LARGEST - 1.0, LARGEST),
             Width::Sixteen => (-LARGEST_WORD, LARGEST_WORD),
         };
-        values.clear();
-        values.resize(row.len(), 0);
-        let [residual, square, size] = pulp::Arch::new().dispatch(
-            #[inline(always)]
-            || round_row(row, (centre, step), range, values),
-        );
+        let [residual, norm, length, square] = round_row(row, (centre, step), range, values);
         // The float64 rounding errors of this file are far smaller than this.
-        let rounding = 1e-12 * (square.sqrt() + size.sqrt());
+        let rounding = 1e-12 * (norm.sqrt() + length.sqrt());
         Rounded {
             residual: residual.sqrt() * (1.0 + 1e-9) + rounding,
-            norm: square.sqrt() * (1.0 + 1e-9),
-            length: size.sqrt() * (1.0 + 1e-9),
+            norm: norm.sqrt() * (1.0 + 1e-9),
+            length: length.sqrt() * (1.0 + 1e-9),
+            square,
         }
     }
 
-    /// The word that each few of a row's numbers make; of a base or of a query.
+    /// Whether whole numbers, with the centre, are the row itself.
+    #[inline(always)]
+    pub(in crate::device::cpu) fn is_as_is<T: Real>(&self, row: &[T], values: &[i16]) -> bool {
+        // Whole numbers below 2⁵³ add up exactly; x − c would be rounded, and a tiny difference from a whole number be
+        // lost.
+        let others = row.iter().zip(values).zip(&self.centre);
+        !others.fold(false, |any, ((x, value), c)| any | (c + f64::from(*value) != x.to_f64()))
+    }
+
+    /// The word that each few of a query's numbers make.
     pub(in crate::device::cpu) fn words<'a>(
         &self,
         values: &'a [i16],
-        is_base: bool,
     ) -> impl Iterator<Item = [u8; 4]> + 'a {
         let width = self.width;
         values.chunks(width.per_word()).map(move |values| match (width, values) {
@@ -189,9 +228,8 @@ impl Scale {
                 [a, b, c, d]
             }
             _ => {
-                let offset = if is_base { 128 } else { 0 };
                 let mut word = [0; 4];
-                word.iter_mut().zip(values).for_each(|(to, x)| *to = (x + offset) as u8);
+                word.iter_mut().zip(values).for_each(|(to, x)| *to = *x as u8);
                 word
             }
         })
@@ -203,66 +241,74 @@ impl Scale {
     }
 }
 
-/// Rounds a row less a centre to whole numbers within a range; the squares of the residual, of the row, and of
-/// the row less the centre.
+/// Rounds a row less a centre to whole numbers within a range; the squares of the residual, of the row, of the
+/// row less the centre, and of the whole numbers.
 #[inline(always)]
 fn round_row<T: Real>(
     row: &[T],
     (centre, step): (&[f64], f64),
     (least, most): (f64, f64),
     values: &mut [i16],
-) -> [f64; 3] {
-    // Sums of every eighth element, side by side.
-    let [mut residuals, mut squares, mut sizes] = [[0.0; SIDE_BY_SIDE]; 3];
-    let inverse = 1.0 / step;
-    let mut add = |lane: usize, value: &mut i16, x: T, c: f64| {
-        let x = x.to_f64();
-        let apart = x - c;
-        // Adding a number this large leaves no room for a fraction, and the whole number in the lowest bits.
-        let whole = (apart * inverse).clamp(least, most) + NO_FRACTIONS;
-        let left = apart - (whole - NO_FRACTIONS) * step;
-        residuals[lane] += left * left;
-        squares[lane] += x * x;
-        sizes[lane] += apart * apart;
-        *value = whole.to_bits() as i16;
-    };
-    let (wholes, last) = values.as_chunks_mut::<SIDE_BY_SIDE>();
-    let (rows, last_of_row) = row.as_chunks::<SIDE_BY_SIDE>();
-    let (centres, last_of_centre) = centre.as_chunks::<SIDE_BY_SIDE>();
-    for ((values, row), centre) in wholes.iter_mut().zip(rows).zip(centres) {
-        for lane in 0..SIDE_BY_SIDE {
-            add(lane, &mut values[lane], row[lane], centre[lane]);
+) -> [f64; 4] {
+    let (mut sums, inverse) = ([[0.0; SIDE_BY_SIDE]; 4], 1.0 / step);
+    let parts = values.chunks_mut(ROUNDED).zip(row.chunks(ROUNDED)).zip(centre.chunks(ROUNDED));
+    for ((values, row), centre) in parts {
+        // Loops of one step each, which compilers turn into registers of several elements.
+        let [mut x, mut apart, mut whole, mut left] = [[0.0; ROUNDED]; 4];
+        for ((x, apart), (element, c)) in x.iter_mut().zip(&mut apart).zip(row.iter().zip(centre)) {
+            *x = element.to_f64();
+            *apart = *x - c;
+        }
+        for ((whole, left), (apart, value)) in
+            whole.iter_mut().zip(&mut left).zip(apart.iter().zip(&mut *values))
+        {
+            let scaled = apart * inverse;
+            let scaled = if scaled < least { least } else { scaled };
+            let scaled = if scaled > most { most } else { scaled };
+            // A number this large leaves no room for a fraction, and the whole number in the lowest bits.
+            let shifted = scaled + NO_FRACTIONS;
+            *whole = shifted - NO_FRACTIONS;
+            *left = apart - *whole * step;
+            *value = shifted.to_bits() as i16;
+        }
+        let count = values.len().div_ceil(SIDE_BY_SIDE);
+        for (sums, terms) in sums.iter_mut().zip([&left, &x, &apart, &whole]) {
+            // Of every eighth element, side by side.
+            for terms in &terms.as_chunks::<SIDE_BY_SIDE>().0[..count] {
+                sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term * term);
+            }
         }
     }
-    for (lane, ((value, x), c)) in last.iter_mut().zip(last_of_row).zip(last_of_centre).enumerate()
-    {
-        add(lane, value, *x, *c);
-    }
-    [residuals, squares, sizes].map(|sums| sums.iter().sum())
+    sums.map(|sums| sums.iter().sum())
 }
 
 /// The centre of rows of whole numbers that fit into a width as they are, so that nothing is rounded:
 /// pixels, counts, SIFT descriptors, rows that were quantised before.
 fn integral_centre<T: Real>(
-    values: &[T],
+    (values, is_part): (&[T], bool),
     dim: usize,
     width: Width,
     job: &Job,
 ) -> Result<Option<Vec<f64>>> {
-    let nothing = || vec![(f64::INFINITY, f64::NEG_INFINITY); dim];
     let ranges_of = |rows: &[T]| {
         job.check()?;
-        let mut ranges = nothing();
-        for row in rows.chunks_exact(dim) {
-            for ((least, most), x) in ranges.iter_mut().zip(row) {
-                let x = x.to_f64();
-                if x.trunc() != x {
-                    return Ok(None);
-                }
-                (*least, *most) = (least.min(x), most.max(x));
-            }
-        }
-        Ok(Some(ranges))
+        let (mut least, mut most) = (vec![T::INFINITY; dim], vec![-T::INFINITY; dim]);
+        let is_whole = pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                rows.chunks_exact(dim).fold(true, |all, row| {
+                    let mut is_whole = all;
+                    for ((least, most), x) in least.iter_mut().zip(&mut most).zip(row) {
+                        is_whole &= x.to_f64().trunc() == x.to_f64();
+                        *least = if x < least { *x } else { *least };
+                        *most = if x > most { *x } else { *most };
+                    }
+                    is_whole
+                })
+            },
+        );
+        let ranges = least.iter().zip(&most).map(|(least, most)| (least.to_f64(), most.to_f64()));
+        Ok(is_whole.then(|| ranges.collect::<Vec<_>>()))
     };
     // Most data are not whole numbers, which the first few rows show.
     let (first, others) = values.split_at(values.len().min(TOGETHER * dim));
@@ -281,15 +327,14 @@ fn integral_centre<T: Real>(
             ranges.iter().map(|range| half(range) * half(range)).sum::<f64>() <= LENGTH * LENGTH
         }
     };
-    let middle = |(least, most): (f64, f64)| ((least + most) / 2.0).ceil();
+    let middle = |(least, most): (f64, f64)| match width {
+        // Others may have all that bytes can be.
+        Width::Eight if is_part && least >= 0.0 && most <= 2.0 * LARGEST + 1.0 => LARGEST + 1.0,
+        _ => ((least + most) / 2.0).ceil(),
+    };
     let exact = |x: f64| x.abs() < 1e15;
     Ok((fits(&ranges) && ranges.iter().all(|range| exact(range.0)))
         .then(|| ranges.into_iter().map(middle).collect()))
-}
-
-/// The squared length of a row in whole numbers.
-pub(in crate::device::cpu) fn square(values: &[i16]) -> i64 {
-    values.iter().map(|x| i64::from(*x) * i64::from(*x)).sum()
 }
 
 fn norm(values: &[f64]) -> f64 {

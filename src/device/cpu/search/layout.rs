@@ -1,12 +1,14 @@
 //! The layouts of base rows, each with its arithmetic, and which of them suits which rows.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use super::bits::Bits;
+use super::boxes::{self, Boxes};
 use super::panels::Panels;
 use super::sets::Tokens;
 use super::sink::Sink;
-use super::traversal::{Arithmetic, Block, Visit};
+use super::traversal::{self, Arithmetic, Block, Call, Visit};
 use crate::device::contract::Work;
 use crate::device::cpu::rounded::base::Quantised;
 use crate::device::cpu::simd::lanes::Lanes;
@@ -53,6 +55,10 @@ pub(super) struct Layout<T> {
     metric: Metric,
     level: Level,
     layouts: [OnceLock<Made<T>>; 3],
+    /// For rows of few dimensions, once enough queries were asked for; `None` if there was no memory.
+    boxes: OnceLock<Option<Boxes<T>>>,
+    /// How many these are so far.
+    queries: AtomicUsize,
     making: Mutex<()>,
 }
 
@@ -72,7 +78,15 @@ impl<T: Lanes> Layout<T> {
         job: &Job,
     ) -> Result<Self> {
         let layouts = std::array::from_fn(|_| OnceLock::new());
-        let layout = Self { rows: rows.clone(), metric, level, layouts, making: Mutex::default() };
+        let layout = Self {
+            rows: rows.clone(),
+            metric,
+            level,
+            layouts,
+            boxes: OnceLock::new(),
+            queries: AtomicUsize::new(0),
+            making: Mutex::default(),
+        };
         let first = layout.make(widths, job)?;
         let _ = layout.layouts[0].set(first);
         Ok(layout)
@@ -88,6 +102,39 @@ impl<T: Lanes> Layout<T> {
             }
         }
         Ok(Made::Panels(Panels::new(&self.rows, values, job)?))
+    }
+
+    /// Compares all queries with the base: by boxes where they rule most of it out, else block by block.
+    pub fn search<K: Sink<T>>(
+        &self,
+        queries: &Rows,
+        call: &Call<'_>,
+        sinks: &mut [K],
+    ) -> Result<Work> {
+        if let (Some(boxes), Some(values)) = (self.boxes(sinks.len(), call)?, queries.reals())
+            && boxes.suits(values, sinks, (call, self.level))?
+        {
+            return boxes.search(values, sinks, (call, self.level));
+        }
+        traversal::run(self, queries, call, sinks)
+    }
+
+    /// The rows in boxes, if that may pay for so many more queries.
+    fn boxes(&self, queries: usize, call: &Call<'_>) -> Result<Option<&Boxes<T>>> {
+        let before = self.queries.fetch_add(queries, Ordering::Relaxed);
+        if !boxes::may_pay(&self.rows, call, before + queries) {
+            return Ok(None);
+        }
+        if self.boxes.get().is_none() {
+            let made = match Boxes::new(&self.rows, self.rows.reals().unwrap_or_default(), call.job)
+            {
+                Err(Error::HostMemory { .. }) => None,
+                made => Some(made?),
+            };
+            // Another thread may have been faster.
+            let _ = self.boxes.set(made);
+        }
+        Ok(self.boxes.get().and_then(Option::as_ref))
     }
 
     /// Whether there is a layout of this number, for rows that do not suit whole numbers of this width;
@@ -151,7 +198,6 @@ mod tests {
     use super::*;
     use crate::device::contract::Pairing;
     use crate::device::cpu::search::sink::Neighbor;
-    use crate::device::cpu::search::traversal::{self, Call};
     use crate::matrix::{Elements, Matrix};
     use crate::random::Random;
 

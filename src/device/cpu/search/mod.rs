@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `traversal` | which pairs, in which order, on which threads |
 //! | `layout` | base rows and their arithmetic: `quantised` (8 or 16 bits decide which pairs to compute), `panels`, `bits`, `sets` (tokens decide) |
+//! | `boxes` | base rows of few dimensions in a tree, of which queries look at a few leaves |
 //! | `sink` | what for: the k nearest |
 //! | `nearest`, `among` | shapes of their own: few base rows, chosen pairs |
 
 mod among;
 mod bits;
+mod boxes;
 mod layout;
 mod nearest;
 mod panels;
@@ -122,11 +124,11 @@ impl SearchDevice for CpuDevice {
         let work = match (base.base(job)?, &mut lists.lists) {
             (BaseLayout::F32(layout), Lists::F32(lists)) => {
                 narrow(&base.rows, rows, &call, lists);
-                traversal::run(layout, rows, &call, lists)?
+                layout.search(rows, &call, lists)?
             }
             (BaseLayout::F64(layout), Lists::F64(lists)) => {
                 narrow(&base.rows, rows, &call, lists);
-                traversal::run(layout, rows, &call, lists)?
+                layout.search(rows, &call, lists)?
             }
             (BaseLayout::Bits(layout), Lists::F32(lists)) => {
                 traversal::run(layout, rows, &call, lists)?

@@ -214,7 +214,7 @@ fn sums<S: Simd, T: Lanes, A: Accumulate>(
 }
 
 /// One term of a [`Sum`], lane by lane.
-trait Accumulate {
+pub(super) trait Accumulate {
     fn accumulate<S: Simd, T: Lanes>(
         simd: S,
         query: T::Vector<S>,
@@ -223,7 +223,7 @@ trait Accumulate {
     ) -> T::Vector<S>;
 }
 
-struct Squares;
+pub(super) struct Squares;
 impl Accumulate for Squares {
     #[inline(always)]
     fn accumulate<S: Simd, T: Lanes>(
@@ -237,7 +237,7 @@ impl Accumulate for Squares {
     }
 }
 
-struct Absolute;
+pub(super) struct Absolute;
 impl Accumulate for Absolute {
     #[inline(always)]
     fn accumulate<S: Simd, T: Lanes>(

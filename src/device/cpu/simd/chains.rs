@@ -1,4 +1,4 @@
-//! Sums of many pairs in the contract's order, one to a lane, with AVX-512; and prefetching.
+//! Sums of many pairs in the contract's order, one to a lane, with AVX2 or AVX-512; and prefetching.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -40,6 +40,24 @@ pub(in crate::device::cpu) struct State<T, const LANES: usize> {
     sums: [T; LANES],
     queries: [[T; SLAB]; LANES],
     bases: [[T; SLAB]; LANES],
+}
+
+impl<T: Real, const LANES: usize> State<T, LANES> {
+    /// Copies the slabs of all pairs, with zeros up to a multiple of so many dimensions; returns their length.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn copy<'a>(&mut self, rows: impl Fn(usize) -> (&'a [T], &'a [T]), at_once: usize) -> usize {
+        let mut dim = 0;
+        for (i, to) in self.queries.iter_mut().zip(&mut self.bases).enumerate() {
+            let (query, base) = rows(i);
+            dim = query.len();
+            for (to, from) in [(to.0, query), (to.1, base)] {
+                to[..dim].copy_from_slice(from);
+                to[dim..dim.next_multiple_of(at_once)].fill(T::ZERO);
+            }
+        }
+        dim
+    }
 }
 
 impl<T, const LANES: usize> AsMut<[T]> for State<T, LANES> {
@@ -119,8 +137,95 @@ macro_rules! columns_f64 {
     }};
 }
 
+/// Dimensions j to j + 3 of eight slabs, a register each.
+#[cfg(target_arch = "x86_64")]
+macro_rules! half_columns_f32 {
+    ($slabs:expr, $j:expr) => {{
+        let [a, b, c, d] = side_by_side!(_mm_loadu_ps, $slabs, $j, 4, [0, 1, 2, 3]);
+        let [e, f, g, h] = side_by_side!(_mm_loadu_ps, $slabs, $j, 4, [4, 5, 6, 7]);
+        let (a, b) = (_mm256_set_m128(e, a), _mm256_set_m128(f, b));
+        let (c, d) = (_mm256_set_m128(g, c), _mm256_set_m128(h, d));
+        let low = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+        let high = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+        let low = (_mm256_castps_pd(low.0), _mm256_castps_pd(low.1));
+        let high = (_mm256_castps_pd(high.0), _mm256_castps_pd(high.1));
+        [
+            _mm256_castpd_ps(_mm256_unpacklo_pd(low.0, low.1)),
+            _mm256_castpd_ps(_mm256_unpackhi_pd(low.0, low.1)),
+            _mm256_castpd_ps(_mm256_unpacklo_pd(high.0, high.1)),
+            _mm256_castpd_ps(_mm256_unpackhi_pd(high.0, high.1)),
+        ]
+    }};
+}
+
+/// Dimensions j and j + 1 of four slabs, a register each.
+#[cfg(target_arch = "x86_64")]
+macro_rules! half_columns_f64 {
+    ($slabs:expr, $j:expr) => {{
+        let [a, b, c, d] = side_by_side!(_mm_loadu_pd, $slabs, $j, 2, [0, 1, 2, 3]);
+        let (a, b) = (_mm256_set_m128d(c, a), _mm256_set_m128d(d, b));
+        [_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b)]
+    }};
+}
+
+/// The same as [`Chains`] with AVX2, half of the lanes after the other.
+#[cfg(target_arch = "x86_64")]
+macro_rules! halves {
+    ($type:ident, $lanes:literal, $at_once:literal, $columns:ident,
+     $load:ident, $store:ident, $fma:ident, $negated:ident) => {
+        #[target_feature(enable = "avx2,fma")]
+        pub(super) fn squares<'a>(
+            state: &mut State<$type, $lanes>,
+            rows: impl Fn(usize) -> (&'a [$type], &'a [$type]),
+        ) {
+            let mut dim = 0;
+            for (i, apart) in state.bases.iter_mut().enumerate() {
+                let (query, base) = rows(i);
+                dim = query.len();
+                let elements = query.iter().zip(&base[..dim]);
+                apart.iter_mut().zip(elements).for_each(|(to, (q, x))| *to = q - x);
+                apart[dim..dim.next_multiple_of($at_once)].fill(0.0);
+            }
+            let halves = state.bases.chunks_exact($lanes / 2);
+            for (slabs, half) in halves.zip(state.sums.chunks_exact_mut($lanes / 2)) {
+                // SAFETY: half of the lanes fill a register.
+                let mut sums = unsafe { $load(half.as_ptr()) };
+                for j in (0..dim).step_by($at_once) {
+                    for apart in $columns!(slabs, j) {
+                        sums = $fma(apart, apart, sums);
+                    }
+                }
+                // SAFETY: as above.
+                unsafe { $store(half.as_mut_ptr(), sums) };
+            }
+        }
+
+        #[target_feature(enable = "avx2,fma")]
+        pub(super) fn products<'a>(
+            state: &mut State<$type, $lanes>,
+            rows: impl Fn(usize) -> (&'a [$type], &'a [$type]),
+        ) {
+            let dim = state.copy(rows, $at_once);
+            let halves = state.queries.chunks_exact($lanes / 2);
+            let halves = halves.zip(state.bases.chunks_exact($lanes / 2));
+            for (slabs, half) in halves.zip(state.sums.chunks_exact_mut($lanes / 2)) {
+                // SAFETY: half of the lanes fill a register.
+                let mut sums = unsafe { $load(half.as_ptr()) };
+                for j in (0..dim).step_by($at_once) {
+                    let queries = $columns!(slabs.0, j);
+                    for (query, base) in queries.into_iter().zip($columns!(slabs.1, j)) {
+                        sums = $negated(query, base, sums);
+                    }
+                }
+                // SAFETY: as above.
+                unsafe { $store(half.as_mut_ptr(), sums) };
+            }
+        }
+    };
+}
+
 macro_rules! chains {
-    ($type:ident, $mask:ident, $lanes:literal, $at_once:literal, $columns:ident, $load:ident,
+    ($halves:ident, $type:ident, $mask:ident, $lanes:literal, $at_once:literal, $columns:ident, $load:ident,
      $masked:ident, $store:ident, $sub:ident, $fma:ident, $negated:ident) => {
         impl Chains for $type {
             const LANES: usize = $lanes;
@@ -136,7 +241,7 @@ macro_rules! chains {
 
             #[cfg(target_arch = "x86_64")]
             fn add_squares<'a>(
-                _: Wide,
+                wide: Wide,
                 state: &mut Self::State,
                 rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
             ) {
@@ -172,13 +277,18 @@ macro_rules! chains {
                     // SAFETY: as above.
                     unsafe { $store(state.sums.as_mut_ptr(), sums) };
                 }
-                // SAFETY: a `Wide` is a proof that the processor has the feature.
-                unsafe { add(state, rows) };
+                // SAFETY: a `Wide` is a proof that the processor has the features.
+                unsafe {
+                    match wide.has_avx512() {
+                        true => add(state, rows),
+                        false => $halves::squares(state, rows),
+                    }
+                }
             }
 
             #[cfg(target_arch = "x86_64")]
             fn add_products<'a>(
-                _: Wide,
+                wide: Wide,
                 state: &mut Self::State,
                 rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
             ) {
@@ -187,17 +297,7 @@ macro_rules! chains {
                     state: &mut State<$type, $lanes>,
                     rows: impl Fn(usize) -> (&'a [$type], &'a [$type]),
                 ) {
-                    let mut dim = 0;
-                    for (i, (to_query, to_base)) in
-                        state.queries.iter_mut().zip(&mut state.bases).enumerate()
-                    {
-                        let (query, base) = rows(i);
-                        dim = query.len();
-                        for (to, from) in [(to_query, query), (to_base, base)] {
-                            to[..dim].copy_from_slice(from);
-                            to[dim..dim.next_multiple_of($at_once)].fill(0.0);
-                        }
-                    }
+                    let dim = state.copy(rows, $at_once);
                     // SAFETY: the pointer is to as many numbers as a register has.
                     let mut sums = unsafe { $load(state.sums.as_ptr()) };
                     for j in (0..dim).step_by($at_once) {
@@ -209,8 +309,13 @@ macro_rules! chains {
                     // SAFETY: as above.
                     unsafe { $store(state.sums.as_mut_ptr(), sums) };
                 }
-                // SAFETY: a `Wide` is a proof that the processor has the feature.
-                unsafe { add(state, rows) };
+                // SAFETY: a `Wide` is a proof that the processor has the features.
+                unsafe {
+                    match wide.has_avx512() {
+                        true => add(state, rows),
+                        false => $halves::products(state, rows),
+                    }
+                }
             }
 
             #[cfg(not(target_arch = "x86_64"))]
@@ -235,6 +340,7 @@ macro_rules! chains {
 }
 
 chains!(
+    halves_f32,
     f32,
     u16,
     16,
@@ -248,6 +354,7 @@ chains!(
     _mm512_fnmadd_ps
 );
 chains!(
+    halves_f64,
     f64,
     u8,
     8,
@@ -260,6 +367,36 @@ chains!(
     _mm512_fmadd_pd,
     _mm512_fnmadd_pd
 );
+
+#[cfg(target_arch = "x86_64")]
+mod halves_f32 {
+    use super::*;
+    halves!(
+        f32,
+        16,
+        4,
+        half_columns_f32,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_fmadd_ps,
+        _mm256_fnmadd_ps
+    );
+}
+
+#[cfg(target_arch = "x86_64")]
+mod halves_f64 {
+    use super::*;
+    halves!(
+        f64,
+        8,
+        2,
+        half_columns_f64,
+        _mm256_loadu_pd,
+        _mm256_storeu_pd,
+        _mm256_fmadd_pd,
+        _mm256_fnmadd_pd
+    );
+}
 
 /// Prefetches the beginning of a row that will be read soon; the hardware prefetcher does the rest.
 #[inline(always)]

@@ -19,9 +19,18 @@ pub(super) enum Instructions {
     Vnni,
 }
 
-/// A proof that this processor has AVX-512 F.
+/// A proof that this processor has AVX2, and whether it has AVX-512 F.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::device::cpu) struct Wide(());
+pub(in crate::device::cpu) struct Wide {
+    has_avx512: bool,
+}
+
+impl Wide {
+    /// Whether it has AVX-512 F.
+    pub fn has_avx512(self) -> bool {
+        self.has_avx512
+    }
+}
 
 impl Level {
     /// Every one that this processor has, the most capable first.
@@ -59,11 +68,11 @@ impl Level {
         pulp::Arch::new().dispatch(work)
     }
 
-    /// AVX-512 F, if it has it.
+    /// AVX2 or AVX-512 F, if it has them.
     pub(in crate::device::cpu) fn wide(self) -> Option<Wide> {
         #[cfg(target_arch = "x86_64")]
-        if self.0 >= Instructions::Avx512 {
-            return Some(Wide(()));
+        if self.0 >= Instructions::Avx2 {
+            return Some(Wide { has_avx512: self.0 >= Instructions::Avx512 });
         }
         None
     }

@@ -9,6 +9,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
+use cudarc::driver::DeviceRepr;
+
 /// Threads beside the caller's, and the fewest bytes worth a thread.
 const THREADS: usize = 7;
 const WORTH_A_THREAD: usize = 256 << 10;
@@ -77,10 +79,7 @@ impl Copiers {
     }
 
     /// Copies bytes to where there were none.
-    ///
-    /// # Panics
-    /// If the slices are not equally long.
-    pub(in crate::device::cuda) fn fill(&self, from: &[u8], to: &mut [MaybeUninit<u8>]) {
+    fn fill(&self, from: &[u8], to: &mut [MaybeUninit<u8>]) {
         assert_eq!(from.len(), to.len());
         let part = from.len().div_ceil(self.0.len() + 1).max(WORTH_A_THREAD);
         let parts = from.len().div_ceil(part).max(1);
@@ -101,6 +100,60 @@ impl Copiers {
     }
 }
 
+/// Numbers that are about to arrive, piece by piece.
+pub(in crate::device::cuda) struct Room<T> {
+    values: Vec<T>,
+    count: usize,
+    /// Bytes that have arrived.
+    filled: usize,
+}
+
+/// A [`Room`] of any numbers.
+pub(in crate::device::cuda) trait Fill {
+    /// Bytes of all numbers.
+    fn bytes(&self) -> usize;
+
+    /// Puts the next bytes there.
+    ///
+    /// # Panics
+    /// If there is no room for them.
+    fn append(&mut self, bytes: &[u8], copiers: &Copiers);
+}
+
+impl<T: DeviceRepr> Room<T> {
+    /// Room for so many numbers.
+    pub(in crate::device::cuda) fn new(count: usize) -> Self {
+        Self { values: Vec::with_capacity(count), count, filled: 0 }
+    }
+
+    /// The numbers.
+    ///
+    /// # Panics
+    /// If some have not arrived.
+    pub(in crate::device::cuda) fn values(mut self) -> Vec<T> {
+        assert_eq!(self.filled, self.bytes(), "all numbers have arrived");
+        // SAFETY: there is room for as many, and all of their bytes have been written: any bytes are some number of
+        // these types.
+        unsafe { self.values.set_len(self.count) };
+        self.values
+    }
+}
+
+impl<T: DeviceRepr> Fill for Room<T> {
+    fn bytes(&self) -> usize {
+        self.count * size_of::<T>()
+    }
+
+    fn append(&mut self, bytes: &[u8], copiers: &Copiers) {
+        let room = &mut self.values.spare_capacity_mut()[..self.count];
+        // SAFETY: the same memory, which is borrowed for as long, and u8 has no alignment.
+        let room =
+            unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), size_of_val(room)) };
+        copiers.fill(bytes, &mut room[self.filled..][..bytes.len()]);
+        self.filled += bytes.len();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,6 +167,25 @@ mod tests {
             copiers.copy(&from, &mut to);
             assert!(from == to, "{bytes} bytes");
         }
+    }
+
+    #[test]
+    fn numbers_arrive_in_pieces() {
+        let (copiers, numbers) = (Copiers::new(), (0..700_000u64).collect::<Vec<_>>());
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        let mut room = Room::<u64>::new(numbers.len());
+        assert_eq!(room.bytes(), bytes.len());
+        bytes.chunks(1_000_003).for_each(|piece| room.append(piece, &copiers));
+        assert!(room.values() == numbers);
+        assert!(Room::<f32>::new(0).values().is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "all numbers have arrived")]
+    fn numbers_that_are_missing_are_not_made_up() {
+        let mut room = Room::<u32>::new(2);
+        room.append(&[1, 2, 3, 4, 5, 6, 7], &Copiers::new());
+        room.values();
     }
 
     #[test]

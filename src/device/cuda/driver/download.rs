@@ -3,17 +3,13 @@
 //! Like rows on their way there (see `upload`), they pass through pinned memory: several threads copy a
 //! piece from it, and take the pages of new memory from the system, while the next piece arrives.
 
-#![allow(unsafe_code)]
-
-use std::mem::MaybeUninit;
-use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DeviceRepr, PinnedHostSlice};
 
-use super::copiers::Copiers;
+use super::copiers::{Copiers, Fill, Room};
 use super::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
@@ -29,6 +25,9 @@ pub(in crate::device::cuda) struct Downloader {
     copiers: Arc<Copiers>,
     pinned: Mutex<[Pinned; 2]>,
 }
+
+/// A device buffer, and where its first bytes go.
+type Part<'a> = (&'a CudaSlice<u8>, &'a mut dyn Fill);
 
 struct Pinned {
     buffer: PinnedHostSlice<u8>,
@@ -64,9 +63,8 @@ impl Downloader {
         job: &Job,
     ) -> Result<Vec<T>> {
         let mut values = Room::new(count);
-        self.fill(stream, [(from, values.bytes())], job)?;
-        // SAFETY: `fill` has written all bytes.
-        Ok(unsafe { values.values() })
+        self.fill(stream, &mut [(from, &mut values)], job)?;
+        Ok(values.values())
     }
 
     /// The first values of two buffers, as [`read`](Self::read) has those of one.
@@ -78,44 +76,34 @@ impl Downloader {
         job: &Job,
     ) -> Result<(Vec<T>, Vec<U>)> {
         let (mut values, mut other_values) = (Room::new(count), Room::new(others));
-        let parts = [(one, values.bytes()), (other, other_values.bytes())];
-        self.fill(stream, parts, job)?;
-        // SAFETY: `fill` has written all bytes of both.
-        Ok(unsafe { (values.values(), other_values.values()) })
+        let mut parts: [Part<'_>; 2] = [(one, &mut values), (other, &mut other_values)];
+        self.fill(stream, &mut parts, job)?;
+        Ok((values.values(), other_values.values()))
     }
 
     /// Copies from the beginning of device buffers: two pieces are under way at a time.
-    fn fill<const N: usize>(
-        &self,
-        stream: &Arc<CudaStream>,
-        parts: [(&CudaSlice<u8>, &mut [MaybeUninit<u8>]); N],
-        job: &Job,
-    ) -> Result<()> {
-        let pieces = parts.into_iter().flat_map(|(from, to)| {
-            assert!(to.len() <= from.len());
-            let pieces = to.chunks_mut(PIECE_BYTES).enumerate();
-            pieces.map(move |(i, to)| (from.slice(i * PIECE_BYTES..i * PIECE_BYTES + to.len()), to))
+    fn fill(&self, stream: &Arc<CudaStream>, parts: &mut [Part<'_>], job: &Job) -> Result<()> {
+        let pieces = parts.iter().enumerate().flat_map(|(part, (_, to))| {
+            let bytes = to.bytes();
+            let starts = (0..bytes).step_by(PIECE_BYTES);
+            starts.map(move |start| (part, start..bytes.min(start + PIECE_BYTES)))
         });
+        let pieces: Vec<_> = pieces.collect();
         let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
-        let [free, busy] = &mut *pinned;
-        let (mut free, mut busy) = (free, busy);
-        let mut arriving: Option<&mut [MaybeUninit<u8>]> = None;
-        for piece in pieces.map(Some).chain([None]) {
+        for piece in 0..=pieces.len() {
             job.check()?;
-            let next = match piece {
-                Some((from, to)) => {
-                    sys::copy_to_host(stream, &from, &mut free.buffer, &free.arrived)?;
-                    Some(to)
-                }
-                None => None,
-            };
-            if let Some(to) = arriving.take() {
-                busy.wait()?;
-                let bytes = busy.buffer.as_slice().map_err(failed("cuEventSynchronize"))?;
-                self.copiers.fill(&bytes[..to.len()], to);
+            if let Some((part, place)) = pieces.get(piece) {
+                let Pinned { buffer, arrived } = &mut pinned[piece % 2];
+                let from = parts[*part].0.slice(place.clone());
+                sys::copy_to_host(stream, &from, buffer, arrived)?;
             }
-            arriving = next;
-            std::mem::swap(&mut free, &mut busy);
+            if piece > 0 {
+                let (part, place) = &pieces[piece - 1];
+                let arriving = &mut pinned[(piece - 1) % 2];
+                arriving.wait()?;
+                let bytes = arriving.buffer.as_slice().map_err(failed("cuEventSynchronize"))?;
+                parts[*part].1.append(&bytes[..place.len()], &self.copiers);
+            }
         }
         Ok(())
     }
@@ -133,28 +121,5 @@ impl Pinned {
             std::hint::spin_loop();
         }
         self.arrived.synchronize().map_err(failed("cuEventSynchronize"))
-    }
-}
-
-/// Room for so many values.
-struct Room<T>(Vec<T>, usize);
-
-impl<T: DeviceRepr> Room<T> {
-    fn new(count: usize) -> Self {
-        Self(Vec::with_capacity(count), count)
-    }
-
-    fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
-        let room = &mut self.0.spare_capacity_mut()[..self.1];
-        // SAFETY: the same memory, which is borrowed for as long, and u8 has no alignment.
-        unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast(), size_of_val(room)) }
-    }
-
-    /// # Safety
-    /// All bytes have been written.
-    unsafe fn values(mut self) -> Vec<T> {
-        // SAFETY: `new` has made room for as many; all bytes are some number of these types.
-        unsafe { self.0.set_len(self.1) };
-        self.0
     }
 }

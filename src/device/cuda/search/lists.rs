@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::{CudaEvent, CudaSlice, DeviceRepr};
+use cudarc::driver::{CudaEvent, DeviceRepr};
 
 use super::launch::{Kernels, Lists, Pass};
 use super::passes::{self, PANEL, SearchPasses};
@@ -13,7 +13,7 @@ use super::spec::{entry_bytes, real_bytes};
 use crate::device::contract::{Distances, Neighbors, Pairing, QueryRows, Work};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::Pace;
-use crate::device::cuda::driver::memory::Memory;
+use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::device::cuda::driver::upload::{Transfer, elapsed};
 use crate::error::Result;
@@ -203,10 +203,9 @@ impl Search {
             let lists = &self.lists;
             self.kernels.gather(&gpu.compute, lists, per_query, &mut rows, &mut distances)?;
         }
-        let from = ((rows.slice(), count), (distances.slice(), count));
         let (rows, distances) = match kind {
-            ElementKind::F64 => read::<f64>(gpu, from, job)?,
-            _ => read::<f32>(gpu, from, job)?,
+            ElementKind::F64 => read::<f64>(gpu, (&rows, &distances), count, job)?,
+            _ => read::<f32>(gpu, (&rows, &distances), count, job)?,
         };
         let redone = sys::read::<u64>(&gpu.compute, self.lists.redone.slice(), 1);
         let redone = redone.map_err(failed("cuMemcpyDtoHAsync"))?;
@@ -215,13 +214,15 @@ impl Search {
     }
 }
 
-/// Base rows and their distances.
+/// So many base rows and their distances.
 fn read<T: Real + DeviceRepr>(
     gpu: &Gpu,
-    (rows, distances): ((&CudaSlice<u8>, usize), (&CudaSlice<u8>, usize)),
+    (rows, distances): (&Buffer, &Buffer),
+    count: usize,
     job: &Job,
 ) -> Result<(Vec<u32>, Distances)> {
-    let (rows, distances) = gpu.downloader.read_both(&gpu.compute, rows, distances, job)?;
+    let from = ((rows.slice(), count), (distances.slice(), count));
+    let (rows, distances) = gpu.downloader.read_both(&gpu.compute, from.0, from.1, job)?;
     Ok((rows, Distances::of::<T>(distances)))
 }
 

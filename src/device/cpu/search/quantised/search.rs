@@ -13,7 +13,10 @@ use crate::device::cpu::simd::sweep::{Group, Packed, Panels, Passed, ROWS};
 use crate::error::Result;
 
 /// Pairs that are computed together, at most those of one query more.
-const SETTLED: usize = 1 << 14;
+const SETTLED: usize = 1 << 16;
+
+/// Rows of at least so many bytes are read in their order.
+const LONG_ROW: usize = 512;
 const PANELS_PER_BLOCK: usize = BLOCK_ROWS / ROWS;
 /// Bytes of base rows that all queries of a task visit before the next ones: a part of an L2 cache.
 const STEP_BYTES: usize = 192 << 10;
@@ -162,6 +165,10 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
             return Ok(0);
         }
         self.visit.job.check()?;
+        if self.base.rows.matrix().row_bytes() >= LONG_ROW {
+            // Otherwise each row would come from memory for every query that it is near to.
+            self.passed.sort_unstable_by_key(|(_, row)| *row);
+        }
         let (visit, first, sinks) = (self.visit, self.queries.first, &mut self.sinks);
         exact::Pairs {
             metric: self.base.metric,

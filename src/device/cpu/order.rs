@@ -1,0 +1,164 @@
+//! Rows in an order in which near rows are near each other: they are halved along the dimension in which they
+//! spread the most, and so are the halves, down to a few rows.
+
+use crate::error::Result;
+use crate::job::Job;
+
+/// Rows that are looked at to find the dimension in which they spread the most.
+const SAMPLED: usize = 128;
+
+/// Below this many parts, rows are the work of one thread.
+const ALONE: usize = 16;
+
+/// Bytes that ordering takes for each row, beside the order.
+pub(super) const BUILDING: usize = size_of::<u64>();
+
+/// Rows in a space.
+pub(super) trait Coordinates: Sync {
+    /// Number of rows.
+    fn rows(&self) -> usize;
+
+    /// Coordinates of a row.
+    fn coordinates(&self) -> usize;
+
+    /// A coordinate of a row.
+    fn coordinate(&self, row: usize, i: usize) -> f64;
+}
+
+/// How rows are cut.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    /// Rows of each part, but fewer in the last.
+    pub rows: usize,
+    /// How many of so many parts are on one side.
+    pub left: fn(usize) -> usize,
+}
+
+/// All rows, near ones near each other.
+///
+/// # Errors
+/// [`Cancelled`](crate::Error::Cancelled).
+pub(super) fn near_each_other(points: &impl Coordinates, cut: Cut, job: &Job) -> Result<Vec<u32>> {
+    let mut order: Vec<u32> = (0..points.rows() as u32).collect();
+    let mut keys = vec![0; order.len()];
+    sort(points, cut, &mut order, &mut keys, job)?;
+    Ok(order)
+}
+
+impl Cut {
+    /// How many rows are on one side; `None` for those of one part.
+    fn split(self, rows: usize) -> Option<usize> {
+        let parts = rows.div_ceil(self.rows);
+        (parts > 1).then(|| (self.left)(parts) * self.rows)
+    }
+}
+
+/// Orders rows. `keys` is as long as the order.
+fn sort(
+    points: &impl Coordinates,
+    cut: Cut,
+    order: &mut [u32],
+    keys: &mut [u64],
+    job: &Job,
+) -> Result<()> {
+    let Some(split) = cut.split(order.len()) else { return Ok(()) };
+    job.check()?;
+    if order.len() * points.coordinates() <= NEARBY {
+        Nearby::new(points, order).sort(cut, order, keys);
+        return Ok(());
+    }
+    let is_small = order.len() < ALONE * cut.rows;
+    let widest = widest(points, order);
+    halve(order, keys, split, |row| points.coordinate(row as usize, widest) as f32);
+    let (order, keys) = (order.split_at_mut(split), keys.split_at_mut(split));
+    let mut go =
+        (|| sort(points, cut, order.0, keys.0, job), || sort(points, cut, order.1, keys.1, job));
+    let done = if is_small { (go.0(), go.1()) } else { rayon::join(go.0, go.1) };
+    done.0.and(done.1)
+}
+
+/// Puts rows with the lowest values first, as many as `split` says; of equal ones the first.
+fn halve(order: &mut [u32], keys: &mut [u64], split: usize, value: impl Fn(u32) -> f32) {
+    for (key, row) in keys.iter_mut().zip(&*order) {
+        let bits = value(*row).to_bits();
+        // Ascending like the numbers.
+        let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+        *key = u64::from(ascending) << 32 | u64::from(*row);
+    }
+    keys.select_nth_unstable(split);
+    order.iter_mut().zip(&*keys).for_each(|(row, key)| *row = *key as u32);
+}
+
+/// Coordinates that fit into a cache near the processor.
+const NEARBY: usize = 1 << 16;
+
+/// The coordinates of a node's rows, row by row: copied together, they are found at once however often
+/// the rows are moved.
+struct Nearby {
+    rows: Vec<u32>,
+    coordinates: usize,
+    values: Vec<f32>,
+}
+
+impl Nearby {
+    fn new(points: &impl Coordinates, order: &[u32]) -> Self {
+        let coordinates = points.coordinates();
+        let of_row = |row: &u32| {
+            let row = *row as usize;
+            (0..coordinates).map(move |i| points.coordinate(row, i) as f32)
+        };
+        let values = order.iter().flat_map(of_row).collect();
+        Self { rows: order.to_vec(), coordinates, values }
+    }
+
+    fn sort(&self, cut: Cut, order: &mut [u32], keys: &mut [u64]) {
+        order.iter_mut().zip(0..).for_each(|(place, own)| *place = own);
+        let mut sides = vec![0.0; 2 * self.coordinates];
+        self.sort_places(cut, order, keys, &mut sides);
+        order.iter_mut().for_each(|place| *place = self.rows[*place as usize]);
+    }
+
+    /// Orders places of rows. `sides` is for two values of every coordinate.
+    fn sort_places(&self, cut: Cut, order: &mut [u32], keys: &mut [u64], sides: &mut [f32]) {
+        let Some(split) = cut.split(order.len()) else { return };
+        let widest = self.widest(order, sides);
+        halve(order, keys, split, |place| self.row(place)[widest]);
+        let (order, keys) = (order.split_at_mut(split), keys.split_at_mut(split));
+        self.sort_places(cut, order.0, keys.0, sides);
+        self.sort_places(cut, order.1, keys.1, sides);
+    }
+
+    fn row(&self, place: u32) -> &[f32] {
+        &self.values[place as usize * self.coordinates..][..self.coordinates]
+    }
+
+    /// The coordinate in which a sample of some rows spreads the most.
+    fn widest(&self, order: &[u32], sides: &mut [f32]) -> usize {
+        let (low, high) = sides.split_at_mut(self.coordinates);
+        low.fill(f32::INFINITY);
+        high.fill(f32::NEG_INFINITY);
+        for place in order.iter().step_by(order.len().div_ceil(SAMPLED)) {
+            for ((low, high), x) in low.iter_mut().zip(high.iter_mut()).zip(self.row(*place)) {
+                *low = if x < low { *x } else { *low };
+                *high = if x > high { *x } else { *high };
+            }
+        }
+        // Half of it: the whole may overflow.
+        let spread = |i: &usize| 0.5 * high[*i] - 0.5 * low[*i];
+        (0..self.coordinates).max_by(|a, b| spread(a).total_cmp(&spread(b))).unwrap_or(0)
+    }
+}
+
+/// The coordinate in which a sample of some rows spreads the most.
+fn widest(points: &impl Coordinates, order: &[u32]) -> usize {
+    let step = order.len().div_ceil(SAMPLED);
+    let spread = |i: usize| {
+        let of_row = |row: &u32| points.coordinate(*row as usize, i);
+        let values = order.iter().step_by(step).map(of_row);
+        let ends = values
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
+        // Half of it: the whole may overflow.
+        0.5 * ends.1 - 0.5 * ends.0
+    };
+    (0..points.coordinates()).max_by(|a, b| spread(*a).total_cmp(&spread(*b))).unwrap_or(0)
+}
