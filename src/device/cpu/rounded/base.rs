@@ -21,7 +21,7 @@ const LEAST_DIM: usize = 5;
 const MOST_DIM: usize = 1 << 15;
 /// From this many rows on, the preparation pays.
 const LEAST_ROWS: usize = 256;
-/// Rows that a scale is chosen by, if there are more.
+/// Rows that a scale is chosen by, if there are several times as many.
 const SAMPLED: usize = 8192;
 /// Panels that a thread prepares together.
 const PANELS_TOGETHER: usize = TOGETHER / ROWS;
@@ -306,7 +306,7 @@ impl Quantised {
 /// Some of the rows, far apart, if there are many and there is memory.
 fn sample<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Option<(Vec<T>, Reserved)>> {
     let rows = values.len() / dim;
-    if rows <= SAMPLED {
+    if rows < 4 * SAMPLED {
         return Ok(None);
     }
     let reserved = match job.reserve("a sample of base rows", SAMPLED * dim * size_of::<T>()) {

@@ -85,7 +85,9 @@ impl Scale {
         if width == Width::Eight {
             return Ok(None);
         }
-        Self::fitting(values, dim, sum, job).map(Some)
+        let fitting = Self::fitting(values, dim, sum, job)?;
+        // Of equal rows, a part says nothing of the others.
+        Ok(Some(fitting).filter(|scale| !is_part || scale.step != 1.0))
     }
 
     /// The range of 16 bits that all rows but a few outliers fit into.

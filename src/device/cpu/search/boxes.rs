@@ -38,6 +38,12 @@ const FEW_DIMS: usize = 8;
 /// Rows that are ordered in about the time in which a query is compared with all, and in a small part of it.
 const ROWS_PER_QUERY: [usize; 2] = [256, 4];
 
+/// How many times as many queries probably follow where they are base rows.
+const MORE_OF_BASE: usize = 16;
+
+/// Queries that are ordered in the time in which one of so many base rows is looked at.
+const OF_BASE: usize = 16;
+
 /// Queries of a task, and of the sample that tells how many leaves have to be looked at.
 const TASK_QUERIES: usize = 64;
 const SAMPLED: usize = 32;
@@ -88,13 +94,13 @@ impl<T: Lanes> Coordinates for Values<'_, T> {
 /// others follow.
 pub(super) fn may_pay(rows: &Rows, call: &Call<'_>, queries: usize) -> bool {
     let metric = call.metric;
+    let more = if call.pairing.queries == QueryRows::Separate { 1 } else { MORE_OF_BASE };
     let is_sum = matches!(metric.sum(), Sum::Squares | Sum::Absolute);
     let (dim, count) = (rows.matrix().dim(), rows.len());
     is_sum
         && (1..=MOST_DIM).contains(&dim)
         && count >= LEAST_ROWS
-        && (call.pairing.queries != QueryRows::Separate
-            || queries.saturating_mul(ROWS_PER_QUERY[usize::from(dim > FEW_DIMS)]) >= count)
+        && queries.saturating_mul(ROWS_PER_QUERY[usize::from(dim > FEW_DIMS)] * more) >= count
 }
 
 /// Parts on the left of so many: as many as a node has below it, so that a level's nodes are halves.
@@ -110,7 +116,9 @@ impl<T: Lanes> Boxes<T> {
         // A level has 32 times as many boxes as the next.
         let columns = leaves * dim + 2 * dim * (leaves.div_ceil(WIDE) + leaves.div_ceil(512) + 8);
         let bytes = columns * size_of::<Column<T>>() + count * size_of::<u32>();
-        let mut reserved = job.reserve("a tree of rows", bytes + count * order::BUILDING)?;
+        // Twice as much, so that it does not take the last that others need.
+        let building = count * order::BUILDING;
+        let mut reserved = job.reserve("a tree of rows", 2 * bytes + building)?;
         let points = Values { values: &values[..count * dim], dim };
         let order = on_other_threads(|| near_each_other(&points, Cut { rows: WIDE, left }, job))?;
         reserved.shrink_to(bytes);
@@ -171,6 +179,11 @@ impl<T: Lanes> Boxes<T> {
         node * WIDE..all.min((node + 1) * WIDE)
     }
 
+    /// Whether a sample of so many queries is a small part of the work.
+    pub fn is_worth_a_sample(queries: usize) -> bool {
+        queries >= 32 * SAMPLED
+    }
+
     /// Whether queries look at few enough leaves, by a sample of them.
     pub fn suits<K: Sink<T>>(
         &self,
@@ -211,6 +224,7 @@ impl<T: Lanes> Boxes<T> {
     /// The numbers of so many queries, near ones near each other.
     fn order_of(&self, queries: &[T], count: usize, call: &Call<'_>) -> Result<Vec<u32>> {
         if let QueryRows::OfBase { first } = call.pairing.queries
+            && count.saturating_mul(OF_BASE) >= self.order.len()
             && let Some(first) = first.checked_sub(call.pairing.first_base)
         {
             let rows = first..first + count as u32;

@@ -1,7 +1,7 @@
 //! The layouts of base rows, each with its arithmetic, and which of them suits which rows.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::bits::Bits;
 use super::boxes::{self, Boxes};
@@ -55,11 +55,20 @@ pub(super) struct Layout<T> {
     metric: Metric,
     level: Level,
     layouts: [OnceLock<Made<T>>; 3],
-    /// For rows of few dimensions, once enough queries were asked for; `None` if there was no memory.
-    boxes: OnceLock<Option<Boxes<T>>>,
+    /// For rows of few dimensions, once enough queries were asked for.
+    boxes: Mutex<InBoxes<T>>,
     /// How many these are so far.
     queries: AtomicUsize,
     making: Mutex<()>,
+}
+
+/// Rows in boxes.
+#[derive(Debug)]
+enum InBoxes<T> {
+    NotYet,
+    Made(Arc<Boxes<T>>),
+    /// There was no memory, or queries looked at too many.
+    Refused,
 }
 
 /// A layout of rows of numbers.
@@ -83,7 +92,7 @@ impl<T: Lanes> Layout<T> {
             metric,
             level,
             layouts,
-            boxes: OnceLock::new(),
+            boxes: Mutex::new(InBoxes::NotYet),
             queries: AtomicUsize::new(0),
             making: Mutex::default(),
         };
@@ -111,30 +120,43 @@ impl<T: Lanes> Layout<T> {
         call: &Call<'_>,
         sinks: &mut [K],
     ) -> Result<Work> {
-        if let (Some(boxes), Some(values)) = (self.boxes(sinks.len(), call)?, queries.reals())
-            && boxes.suits(values, sinks, (call, self.level))?
+        if let (Some((boxes, is_new)), Some(values)) =
+            (self.boxes(sinks.len(), call)?, queries.reals())
         {
-            return boxes.search(values, sinks, (call, self.level));
+            let is_asked = is_new || Boxes::<T>::is_worth_a_sample(sinks.len());
+            if !is_asked || boxes.suits(values, sinks, (call, self.level))? {
+                return boxes.search(values, sinks, (call, self.level));
+            }
+            *self.boxes.lock().unwrap_or_else(PoisonError::into_inner) = InBoxes::Refused;
         }
         traversal::run(self, queries, call, sinks)
     }
 
-    /// The rows in boxes, if that may pay for so many more queries.
-    fn boxes(&self, queries: usize, call: &Call<'_>) -> Result<Option<&Boxes<T>>> {
+    /// The rows in boxes, if that may pay for so many more queries, and whether they are new.
+    fn boxes(&self, queries: usize, call: &Call<'_>) -> Result<Option<(Arc<Boxes<T>>, bool)>> {
         let before = self.queries.fetch_add(queries, Ordering::Relaxed);
-        if !boxes::may_pay(&self.rows, call, before + queries) {
-            return Ok(None);
+        let get = || match &*self.boxes.lock().unwrap_or_else(PoisonError::into_inner) {
+            InBoxes::NotYet => Ok(None),
+            InBoxes::Made(boxes) => Ok(Some(boxes.clone())),
+            InBoxes::Refused => Err(()),
+        };
+        let Ok(made) = get() else { return Ok(None) };
+        if made.is_some() || !boxes::may_pay(&self.rows, call, before + queries) {
+            return Ok(made.map(|boxes| (boxes, false)));
         }
-        if self.boxes.get().is_none() {
-            let made = match Boxes::new(&self.rows, self.rows.reals().unwrap_or_default(), call.job)
-            {
-                Err(Error::HostMemory { .. }) => None,
-                made => Some(made?),
-            };
-            // Another thread may have been faster.
-            let _ = self.boxes.set(made);
+        // Does not wait for others that make them.
+        let Ok(_only) = self.making.try_lock() else { return Ok(None) };
+        if let Ok(Some(boxes)) = get() {
+            return Ok(Some((boxes, false)));
         }
-        Ok(self.boxes.get().and_then(Option::as_ref))
+        let values = self.rows.reals().unwrap_or_default();
+        let made = match Boxes::new(&self.rows, values, call.job) {
+            Err(Error::HostMemory { .. }) => None,
+            made => Some(Arc::new(made?)),
+        };
+        let state = made.clone().map_or(InBoxes::Refused, InBoxes::Made);
+        *self.boxes.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        Ok(made.map(|boxes| (boxes, true)))
     }
 
     /// Whether there is a layout of this number, for rows that do not suit whole numbers of this width;
@@ -193,8 +215,6 @@ impl<T: Lanes> Arithmetic<T> for Layout<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::device::contract::Pairing;
     use crate::device::cpu::search::sink::Neighbor;
