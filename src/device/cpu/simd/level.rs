@@ -22,9 +22,11 @@ pub(super) enum Instructions {
 /// A proof that this processor has AVX2, and whether it has AVX-512 F.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Wide {
+    #[cfg(target_arch = "x86_64")]
     has_avx512: bool,
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Wide {
     /// Whether it has AVX-512 F.
     pub fn has_avx512(self) -> bool {
