@@ -59,7 +59,7 @@ pub fn trials() -> Vec<(String, Test)> {
     for kind in SetKind::ALL {
         all.push((format!("top_k::sets::{kind:?}"), Box::new(move |device| sets(device, kind))));
     }
-    let others: [(&str, Check); 12] = [
+    let others: [(&str, Check); 13] = [
         ("few_queries_of_every_shape", few),
         ("whole_numbers_and_fractions", fractions),
         ("a_hair_beside_whole_numbers", hairs),
@@ -72,6 +72,7 @@ pub fn trials() -> Vec<(String, Test)> {
         ("rows_joined_with_themselves_are_sent_once", sent_once),
         ("near_rows_that_come_late", late),
         ("many_rows_of_few_dimensions", few_dimensions),
+        ("rows_unlike_those_of_a_sample", unlike),
     ];
     all.extend(others.map(|(name, run)| (format!("top_k::{name}"), Box::new(run) as Test)));
     all
@@ -112,6 +113,55 @@ fn few_dimensions(device: &AnyDevice) -> Result<(), Failed> {
     for kind in Kind::ALL {
         for metric in [Metric::L2, Metric::L1] {
             numbers(device, metric, kind, &shapes)?;
+        }
+    }
+    Ok(())
+}
+
+/// So many rows that a device may judge them by every so many-th of them, from which the others differ.
+fn unlike(device: &AnyDevice) -> Result<(), Failed> {
+    let (count, sampled, dim) = (40_000, 8192, 20);
+    let mut is_sampled = vec![false; count];
+    (0..sampled).for_each(|i| is_sampled[i * count / sampled] = true);
+    for kind in 0..8 {
+        let mut rng = Rng(kind);
+        let mut row = |i: usize| -> Vec<f64> {
+            let is_usual = is_sampled[i];
+            let mut normal = |by: f64| by * rng.normal();
+            match kind {
+                // Whole numbers, and fractions; those that fit into a byte, and others.
+                0 if is_usual => (0..dim).map(|_| rng.below(200) as f64).collect(),
+                0 => (0..dim).map(|_| rng.below(200) as f64 + 0.5).collect(),
+                1 => (0..dim).map(|_| rng.below(if is_usual { 256 } else { 300 }) as f64).collect(),
+                2 => {
+                    let mut row: Vec<f64> = (0..dim).map(|_| rng.below(100) as f64 + 1.0).collect();
+                    if !is_usual && i % 1000 < 3 {
+                        row[i % dim] = f64::from((row[i % dim] as f32).next_up());
+                    }
+                    row
+                }
+                3 => (0..dim)
+                    .map(|_| normal(if !is_usual && i % 50 == 0 { 1e4 } else { 1.0 }))
+                    .collect(),
+                4 => (0..dim)
+                    .map(|_| normal(if !is_usual && i % 4000 < 2 { 1e6 } else { 1.0 }))
+                    .collect(),
+                5 if is_usual => vec![0.5; dim],
+                5 => (0..dim).map(|_| normal(1.0)).collect(),
+                6 => (0..dim).map(|_| normal(if is_usual { 1e-3 } else { 1.0 })).collect(),
+                _ if is_usual => {
+                    (0..dim).map(|_| rng.below(7) as f64 - 2.5).map(f64::ceil).collect()
+                }
+                _ => (0..dim).map(|_| rng.below(80_000) as f64 - 40_000.5).map(f64::ceil).collect(),
+            }
+        };
+        let base: Vec<Vec<f64>> = (0..count).map(&mut row).collect();
+        let queries: Vec<Vec<f64>> = (0..12).map(|i| base[i * 3331 + i % 5].clone()).collect();
+        for metric in [Metric::L2, Metric::InnerProduct] {
+            let narrow = (matrix_f32(&queries, dim, metric), matrix_f32(&base, dim, metric));
+            check(device, &narrow.0, &narrow.1, metric, 7, None)?;
+            let wide = (matrix_f64(&queries, dim, metric), matrix_f64(&base, dim, metric));
+            check(device, &wide.0, &wide.1, metric, 7, None)?;
         }
     }
     Ok(())
