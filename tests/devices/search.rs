@@ -141,7 +141,7 @@ fn unlike(device: &AnyDevice) -> Result<(), Failed> {
                     row
                 }
                 3 => (0..dim)
-                    .map(|_| normal(if !is_usual && i % 50 == 0 { 1e4 } else { 1.0 }))
+                    .map(|_| normal(if !is_usual && i.is_multiple_of(50) { 1e4 } else { 1.0 }))
                     .collect(),
                 4 => (0..dim)
                     .map(|_| normal(if !is_usual && i % 4000 < 2 { 1e6 } else { 1.0 }))
