@@ -25,7 +25,7 @@ pub(in crate::device::cpu) struct Pairs<'a, T, F> {
     pub found: F,
 }
 
-impl<T: Lanes, F: FnMut((u32, u32), T)> Pairs<'_, T, F> {
+impl<'a, T: Lanes, F: FnMut((u32, u32), T)> Pairs<'a, T, F> {
     pub fn compute(self, level: Level) {
         let suits = self.metric.sum() != Sum::Absolute && self.dim >= LEAST_DIM;
         match level.wide().filter(|_| suits) {
@@ -34,32 +34,33 @@ impl<T: Lanes, F: FnMut((u32, u32), T)> Pairs<'_, T, F> {
         }
     }
 
-    fn query(&self, pair: &(u32, u32)) -> &[T] {
+    fn query(&self, pair: &(u32, u32)) -> &'a [T] {
         &self.queries[pair.0 as usize * self.dim..][..self.dim]
     }
 
-    fn base(&self, pair: &(u32, u32)) -> &[T] {
+    fn base(&self, pair: &(u32, u32)) -> &'a [T] {
         &self.base[pair.1 as usize * self.dim..][..self.dim]
     }
 
     fn in_chains(mut self, wide: Wide) {
         let mut state = T::state();
         let mut chunks = self.pairs.chunks(T::LANES).peekable();
+        let mut rows = Vec::with_capacity(T::LANES);
         while let Some(chunk) = chunks.next() {
-            if let Some(next) = chunks.peek() {
-                next.iter().for_each(|pair| prefetch(self.base(pair)));
-            }
+            let next = chunks.peek().copied().unwrap_or_default();
+            rows.clear();
+            rows.extend(chunk.iter().map(|pair| (self.query(pair), self.base(pair))));
+            // A partial chunk repeats its last pair.
+            rows.resize(T::LANES, rows[chunk.len() - 1]);
             state.as_mut().fill(T::ZERO);
             for first in (0..self.dim).step_by(SLAB) {
                 let slab = first..self.dim.min(first + SLAB);
-                let rows = |i: usize| {
-                    // A partial chunk repeats its last pair.
-                    let pair = &chunk[i.min(chunk.len() - 1)];
-                    (&self.query(pair)[slab.clone()], &self.base(pair)[slab.clone()])
-                };
+                // While these are added up, those of the next rows come from memory.
+                let other = next.chunk_by(|a, b| a.1 == b.1).map(|same| self.base(&same[0]));
+                other.for_each(|row| prefetch(&row[slab.clone()]));
                 match self.metric.sum() {
-                    Sum::Squares => T::add_squares(wide, &mut state, rows),
-                    _ => T::add_products(wide, &mut state, rows),
+                    Sum::Squares => T::add_squares(wide, &mut state, &rows, slab),
+                    _ => T::add_products(wide, &mut state, &rows, slab),
                 }
             }
             let sums = chunk.iter().zip(state.as_mut().iter());

@@ -3,12 +3,16 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::level::Wide;
 use crate::matrix::Real;
 
 /// The most dimensions that `Chains` adds at a time.
 pub(in crate::device::cpu) const SLAB: usize = 64;
+
+/// A query, and a base row.
+pub(in crate::device::cpu) type Pair<'a, T> = (&'a [T], &'a [T]);
 
 /// Numbers whose sums are formed one to a lane, each in the order of the dimensions.
 pub(in crate::device::cpu) trait Chains: Real {
@@ -19,18 +23,19 @@ pub(in crate::device::cpu) trait Chains: Real {
 
     /// Sums of no terms.
     fn state() -> Self::State;
-    /// For each pair: `sum = d · d + sum`, rounded once, with `d = q − x`, for each dimension of a
-    /// slab. `rows` gives the slab of the query and of the base row of a pair.
-    fn add_squares<'a>(
+    /// For each pair: `sum = d · d + sum`, rounded once, with `d = q − x`, for each dimension of a slab.
+    fn add_squares(
         wide: Wide,
         state: &mut Self::State,
-        rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
+        pairs: &[Pair<'_, Self>],
+        slab: Range<usize>,
     );
     /// For each pair: `sum = −q · x + sum`, rounded once, for each dimension of a slab.
-    fn add_products<'a>(
+    fn add_products(
         wide: Wide,
         state: &mut Self::State,
-        rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
+        pairs: &[Pair<'_, Self>],
+        slab: Range<usize>,
     );
 }
 
@@ -42,21 +47,42 @@ pub(in crate::device::cpu) struct State<T, const LANES: usize> {
     bases: [[T; SLAB]; LANES],
 }
 
+#[cfg(target_arch = "x86_64")]
 impl<T: Real, const LANES: usize> State<T, LANES> {
-    /// Copies the slabs of all pairs, with zeros up to a multiple of so many dimensions; returns their length.
-    #[cfg(target_arch = "x86_64")]
+    /// Puts the differences of all pairs in a slab where base rows are, with zeros up to a multiple of so many
+    /// dimensions; returns how many there are.
     #[inline(always)]
-    fn copy<'a>(&mut self, rows: impl Fn(usize) -> (&'a [T], &'a [T]), at_once: usize) -> usize {
-        let mut dim = 0;
-        for (i, to) in self.queries.iter_mut().zip(&mut self.bases).enumerate() {
-            let (query, base) = rows(i);
-            dim = query.len();
-            for (to, from) in [(to.0, query), (to.1, base)] {
-                to[..dim].copy_from_slice(from);
-                to[dim..dim.next_multiple_of(at_once)].fill(T::ZERO);
+    fn subtract(&mut self, pairs: &[Pair<'_, T>], slab: Range<usize>, at_once: usize) -> usize {
+        for (to, (query, base)) in self.bases.iter_mut().zip(pairs) {
+            let (query, base) = (&query[slab.clone()], &base[slab.clone()]);
+            match (query.as_array::<SLAB>(), base.as_array::<SLAB>()) {
+                (Some(query), Some(base)) => *to = std::array::from_fn(|j| query[j] - base[j]),
+                _ => {
+                    to.fill(T::ZERO);
+                    to.iter_mut()
+                        .zip(query.iter().zip(base))
+                        .for_each(|(to, (q, x))| *to = *q - *x);
+                }
             }
         }
-        dim
+        slab.len().next_multiple_of(at_once)
+    }
+
+    /// Copies a slab of all pairs, with zeros up to a multiple of so many dimensions; returns how many there are.
+    #[inline(always)]
+    fn copy(&mut self, pairs: &[Pair<'_, T>], slab: Range<usize>, at_once: usize) -> usize {
+        let copy = |to: &mut [T; SLAB], from: &[T]| match from.as_array() {
+            Some(from) => *to = *from,
+            None => {
+                to.fill(T::ZERO);
+                to[..from.len()].copy_from_slice(from);
+            }
+        };
+        for ((query, base), pair) in self.queries.iter_mut().zip(&mut self.bases).zip(pairs) {
+            copy(query, &pair.0[slab.clone()]);
+            copy(base, &pair.1[slab.clone()]);
+        }
+        slab.len().next_multiple_of(at_once)
     }
 }
 
@@ -168,65 +194,111 @@ macro_rules! half_columns_f64 {
     }};
 }
 
-/// The same as [`Chains`] with AVX2, half of the lanes after the other.
+/// Adds to sums, a register of them after the other, a few dimensions at a time.
 #[cfg(target_arch = "x86_64")]
-macro_rules! halves {
-    ($type:ident, $lanes:literal, $at_once:literal, $columns:ident,
-     $load:ident, $store:ident, $fma:ident, $negated:ident) => {
-        #[target_feature(enable = "avx2,fma")]
-        pub(super) fn squares<'a>(
-            state: &mut State<$type, $lanes>,
-            rows: impl Fn(usize) -> (&'a [$type], &'a [$type]),
-        ) {
-            let mut dim = 0;
-            for (i, apart) in state.bases.iter_mut().enumerate() {
-                let (query, base) = rows(i);
-                dim = query.len();
-                let elements = query.iter().zip(&base[..dim]);
-                apart.iter_mut().zip(elements).for_each(|(to, (q, x))| *to = q - x);
-                apart[dim..dim.next_multiple_of($at_once)].fill(0.0);
-            }
-            let halves = state.bases.chunks_exact($lanes / 2);
-            for (slabs, half) in halves.zip(state.sums.chunks_exact_mut($lanes / 2)) {
-                // SAFETY: half of the lanes fill a register.
-                let mut sums = unsafe { $load(half.as_ptr()) };
-                for j in (0..dim).step_by($at_once) {
-                    for apart in $columns!(slabs, j) {
-                        sums = $fma(apart, apart, sums);
-                    }
-                }
-                // SAFETY: as above.
-                unsafe { $store(half.as_mut_ptr(), sums) };
+macro_rules! add {
+    ($sums:expr, $dim:expr, ($at_once:literal, $register:literal, $zero:ident, $load:ident, $store:ident),
+     |$sum:ident, $i:ident, $j:ident| $step:expr) => {
+        let sums = $sums.as_chunks_mut::<$register>().0;
+        let mut registers = [$zero(); REGISTERS];
+        for (register, sums) in registers.iter_mut().zip(sums.iter()) {
+            // SAFETY: a chunk has as many numbers as a register.
+            *register = unsafe { $load(sums.as_ptr()) };
+        }
+        for $j in (0..$dim).step_by($at_once) {
+            for ($i, $sum) in registers.iter_mut().enumerate() {
+                $step
             }
         }
+        for (register, sums) in registers.into_iter().zip(sums) {
+            // SAFETY: as above.
+            unsafe { $store(sums.as_mut_ptr(), register) };
+        }
+    };
+}
 
-        #[target_feature(enable = "avx2,fma")]
-        pub(super) fn products<'a>(
-            state: &mut State<$type, $lanes>,
-            rows: impl Fn(usize) -> (&'a [$type], &'a [$type]),
-        ) {
-            let dim = state.copy(rows, $at_once);
-            let halves = state.queries.chunks_exact($lanes / 2);
-            let halves = halves.zip(state.bases.chunks_exact($lanes / 2));
-            for (slabs, half) in halves.zip(state.sums.chunks_exact_mut($lanes / 2)) {
-                // SAFETY: half of the lanes fill a register.
-                let mut sums = unsafe { $load(half.as_ptr()) };
-                for j in (0..dim).step_by($at_once) {
-                    let queries = $columns!(slabs.0, j);
-                    for (query, base) in queries.into_iter().zip($columns!(slabs.1, j)) {
-                        sums = $negated(query, base, sums);
+/// The sums of a type, as [`Chains`] has them, with registers of one size. Those of several registers run side by
+/// side, as each addition waits for the one before.
+#[cfg(target_arch = "x86_64")]
+macro_rules! sums {
+    ($name:ident, $features:literal, $type:ident, $columns:ident,
+     ($at_once:literal, $register:literal, $zero:ident, $load:ident, $store:ident), $fma:ident, $negated:ident) => {
+        mod $name {
+            use super::*;
+
+            type Of = State<$type, { <$type as Chains>::LANES }>;
+            const REGISTERS: usize = <$type as Chains>::LANES / $register;
+
+            #[target_feature(enable = $features)]
+            pub fn squares(state: &mut Of, pairs: &[Pair<'_, $type>], slab: Range<usize>) {
+                let dim = state.subtract(pairs, slab, $at_once);
+                let slabs = state.bases.as_chunks::<$register>().0;
+                add!(state.sums, dim, ($at_once, $register, $zero, $load, $store), |sum, i, j| {
+                    for apart in $columns!(slabs[i], j) {
+                        *sum = $fma(apart, apart, *sum);
                     }
-                }
-                // SAFETY: as above.
-                unsafe { $store(half.as_mut_ptr(), sums) };
+                });
+            }
+
+            #[target_feature(enable = $features)]
+            pub fn products(state: &mut Of, pairs: &[Pair<'_, $type>], slab: Range<usize>) {
+                let dim = state.copy(pairs, slab, $at_once);
+                let queries = state.queries.as_chunks::<$register>().0;
+                let bases = state.bases.as_chunks::<$register>().0;
+                add!(state.sums, dim, ($at_once, $register, $zero, $load, $store), |sum, i, j| {
+                    let columns = $columns!(queries[i], j).into_iter();
+                    for (query, base) in columns.zip($columns!(bases[i], j)) {
+                        *sum = $negated(query, base, *sum);
+                    }
+                });
             }
         }
     };
 }
 
+#[cfg(target_arch = "x86_64")]
+sums!(
+    wide_f32,
+    "avx512f",
+    f32,
+    columns_f32,
+    (4, 16, _mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps),
+    _mm512_fmadd_ps,
+    _mm512_fnmadd_ps
+);
+#[cfg(target_arch = "x86_64")]
+sums!(
+    wide_f64,
+    "avx512f",
+    f64,
+    columns_f64,
+    (2, 8, _mm512_setzero_pd, _mm512_loadu_pd, _mm512_storeu_pd),
+    _mm512_fmadd_pd,
+    _mm512_fnmadd_pd
+);
+#[cfg(target_arch = "x86_64")]
+sums!(
+    half_f32,
+    "avx2,fma",
+    f32,
+    half_columns_f32,
+    (4, 8, _mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps),
+    _mm256_fmadd_ps,
+    _mm256_fnmadd_ps
+);
+#[cfg(target_arch = "x86_64")]
+sums!(
+    half_f64,
+    "avx2,fma",
+    f64,
+    half_columns_f64,
+    (2, 4, _mm256_setzero_pd, _mm256_loadu_pd, _mm256_storeu_pd),
+    _mm256_fmadd_pd,
+    _mm256_fnmadd_pd
+);
+
 macro_rules! chains {
-    ($halves:ident, $type:ident, $mask:ident, $lanes:literal, $at_once:literal, $columns:ident, $load:ident,
-     $masked:ident, $store:ident, $sub:ident, $fma:ident, $negated:ident) => {
+    ($type:ident, $lanes:literal, $wide:ident, $half:ident) => {
         impl Chains for $type {
             const LANES: usize = $lanes;
             type State = State<$type, $lanes>;
@@ -239,177 +311,59 @@ macro_rules! chains {
                 }
             }
 
-            #[cfg(target_arch = "x86_64")]
-            fn add_squares<'a>(
+            fn add_squares(
                 wide: Wide,
                 state: &mut Self::State,
-                rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
+                pairs: &[Pair<'_, Self>],
+                slab: Range<usize>,
             ) {
-                #[target_feature(enable = "avx512f")]
-                fn add<'a>(
-                    state: &mut State<$type, $lanes>,
-                    rows: impl Fn(usize) -> (&'a [$type], &'a [$type]),
-                ) {
-                    let mut dim = 0;
-                    for (i, apart) in state.bases.iter_mut().enumerate() {
-                        let (query, base) = rows(i);
-                        dim = query.len();
-                        let base = &base[..dim];
-                        for (j, apart) in apart.chunks_exact_mut($lanes).enumerate() {
-                            let Some(left @ 1..) = dim.checked_sub(j * $lanes) else { break };
-                            let mask = <$mask>::MAX >> ($lanes - left.min($lanes));
-                            // SAFETY: the mask lets only numbers of the slab be read; the chunk has as
-                            // many as a register.
-                            unsafe {
-                                let query = $masked(mask, query.as_ptr().add(j * $lanes));
-                                let base = $masked(mask, base.as_ptr().add(j * $lanes));
-                                $store(apart.as_mut_ptr(), $sub(query, base));
-                            }
-                        }
-                    }
-                    // SAFETY: the pointer is to as many numbers as a register has.
-                    let mut sums = unsafe { $load(state.sums.as_ptr()) };
-                    for j in (0..dim).step_by($at_once) {
-                        for apart in $columns!(&state.bases, j) {
-                            sums = $fma(apart, apart, sums);
-                        }
-                    }
-                    // SAFETY: as above.
-                    unsafe { $store(state.sums.as_mut_ptr(), sums) };
-                }
+                #[cfg(target_arch = "x86_64")]
                 // SAFETY: a `Wide` is a proof that the processor has the features.
                 unsafe {
                     match wide.has_avx512() {
-                        true => add(state, rows),
-                        false => $halves::squares(state, rows),
+                        true => $wide::squares(state, pairs, slab),
+                        false => $half::squares(state, pairs, slab),
                     }
                 }
+                #[cfg(not(target_arch = "x86_64"))]
+                unreachable!("{wide:?} is of another processor: {state:?} {pairs:?} {slab:?}")
             }
 
-            #[cfg(target_arch = "x86_64")]
-            fn add_products<'a>(
+            fn add_products(
                 wide: Wide,
                 state: &mut Self::State,
-                rows: impl Fn(usize) -> (&'a [Self], &'a [Self]),
+                pairs: &[Pair<'_, Self>],
+                slab: Range<usize>,
             ) {
-                #[target_feature(enable = "avx512f")]
-                fn add<'a>(
-                    state: &mut State<$type, $lanes>,
-                    rows: impl Fn(usize) -> (&'a [$type], &'a [$type]),
-                ) {
-                    let dim = state.copy(rows, $at_once);
-                    // SAFETY: the pointer is to as many numbers as a register has.
-                    let mut sums = unsafe { $load(state.sums.as_ptr()) };
-                    for j in (0..dim).step_by($at_once) {
-                        let queries = $columns!(&state.queries, j);
-                        for (query, base) in queries.into_iter().zip($columns!(&state.bases, j)) {
-                            sums = $negated(query, base, sums);
-                        }
-                    }
-                    // SAFETY: as above.
-                    unsafe { $store(state.sums.as_mut_ptr(), sums) };
-                }
-                // SAFETY: a `Wide` is a proof that the processor has the features.
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
                 unsafe {
                     match wide.has_avx512() {
-                        true => add(state, rows),
-                        false => $halves::products(state, rows),
+                        true => $wide::products(state, pairs, slab),
+                        false => $half::products(state, pairs, slab),
                     }
                 }
-            }
-
-            #[cfg(not(target_arch = "x86_64"))]
-            fn add_squares<'a>(
-                _: Wide,
-                _: &mut Self::State,
-                _: impl Fn(usize) -> (&'a [Self], &'a [Self]),
-            ) {
-                unreachable!("detected on another processor")
-            }
-
-            #[cfg(not(target_arch = "x86_64"))]
-            fn add_products<'a>(
-                _: Wide,
-                _: &mut Self::State,
-                _: impl Fn(usize) -> (&'a [Self], &'a [Self]),
-            ) {
-                unreachable!("detected on another processor")
+                #[cfg(not(target_arch = "x86_64"))]
+                unreachable!("{wide:?} is of another processor: {state:?} {pairs:?} {slab:?}")
             }
         }
     };
 }
 
-chains!(
-    halves_f32,
-    f32,
-    u16,
-    16,
-    4,
-    columns_f32,
-    _mm512_loadu_ps,
-    _mm512_maskz_loadu_ps,
-    _mm512_storeu_ps,
-    _mm512_sub_ps,
-    _mm512_fmadd_ps,
-    _mm512_fnmadd_ps
-);
-chains!(
-    halves_f64,
-    f64,
-    u8,
-    8,
-    2,
-    columns_f64,
-    _mm512_loadu_pd,
-    _mm512_maskz_loadu_pd,
-    _mm512_storeu_pd,
-    _mm512_sub_pd,
-    _mm512_fmadd_pd,
-    _mm512_fnmadd_pd
-);
+chains!(f32, 32, wide_f32, half_f32);
+chains!(f64, 16, wide_f64, half_f64);
 
-#[cfg(target_arch = "x86_64")]
-mod halves_f32 {
-    use super::*;
-    halves!(
-        f32,
-        16,
-        4,
-        half_columns_f32,
-        _mm256_loadu_ps,
-        _mm256_storeu_ps,
-        _mm256_fmadd_ps,
-        _mm256_fnmadd_ps
-    );
-}
-
-#[cfg(target_arch = "x86_64")]
-mod halves_f64 {
-    use super::*;
-    halves!(
-        f64,
-        8,
-        2,
-        half_columns_f64,
-        _mm256_loadu_pd,
-        _mm256_storeu_pd,
-        _mm256_fmadd_pd,
-        _mm256_fnmadd_pd
-    );
-}
-
-/// Prefetches the beginning of a row that will be read soon; the hardware prefetcher does the rest.
+/// Prefetches numbers that will be read soon.
 #[inline(always)]
-pub(in crate::device::cpu) fn prefetch<T>(row: &[T]) {
+pub(in crate::device::cpu) fn prefetch<T>(numbers: &[T]) {
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = row;
+    let _ = numbers;
     #[cfg(target_arch = "x86_64")]
     {
         const LINE: usize = 64;
-        // Rows may begin anywhere in a cache line, and so span one line more than they fill.
-        let row = &row[..row.len().min(16 * LINE / size_of::<T>())];
-        let lines = row.chunks((LINE / size_of::<T>()).max(1)).filter_map(<[T]>::first);
-        for place in lines.chain(row.last()) {
+        // They may begin anywhere in a cache line, and so span one line more than they fill.
+        let lines = numbers.chunks((LINE / size_of::<T>()).max(1)).filter_map(<[T]>::first);
+        for place in lines.chain(numbers.last()) {
             // SAFETY: a prefetch of any address has no effect that a program can see.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast()) };
         }

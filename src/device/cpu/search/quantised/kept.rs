@@ -52,8 +52,15 @@ impl Kept {
             let most = T::from_f64(most + most.abs() * 2.0 * T::EPSILON.to_f64()) + T::MIN_POSITIVE;
             let reach = metric.reach(metric.distance(most)).to_f64();
             self.least = self.least.max(query.least(reach));
-            let least = self.least;
-            self.pairs.retain(|(sum, _)| *sum >= least);
+            // The first k are no smaller.
+            let mut end = k;
+            for i in k..self.pairs.len() {
+                if self.pairs[i].0 >= self.least {
+                    self.pairs.swap(end, i);
+                    end += 1;
+                }
+            }
+            self.pairs.truncate(end);
         }
         k <= MOST / 2 && self.pairs.len() < k + k / 4 + 16
     }

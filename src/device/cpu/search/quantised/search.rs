@@ -33,6 +33,7 @@ pub(super) struct Search<'a, T, K> {
     keeps: bool,
     /// Pairs to be computed: positions of the query in the task, and of the row.
     passed: Vec<(u32, u32)>,
+    sorted: Vec<(u32, u32)>,
     found: Vec<Passed>,
     least: Vec<i32>,
     pub(super) sinks: &'a mut [K],
@@ -46,8 +47,22 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
         (sinks, keeps): (&'a mut [K], bool),
     ) -> Self {
         let kept = vec![Kept::new(); sinks.len()];
-        let (passed, least, found) = (Vec::new(), Vec::new(), Vec::new());
-        Self { base, queries, visit, rounded, packed, kept, keeps, passed, found, least, sinks }
+        let (passed, sorted) = (Vec::new(), Vec::new());
+        let (least, found) = (Vec::new(), Vec::new());
+        Self {
+            base,
+            queries,
+            visit,
+            rounded,
+            packed,
+            kept,
+            keeps,
+            passed,
+            sorted,
+            found,
+            least,
+            sinks,
+        }
     }
 
     /// Compares all queries with a block; returns how many pairs were computed exactly.
@@ -167,7 +182,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
         self.visit.job.check()?;
         if self.base.rows.matrix().row_bytes() >= LONG_ROW {
             // Otherwise each row would come from memory for every query that it is near to.
-            self.passed.sort_unstable_by_key(|(_, row)| *row);
+            sort_by_row(&mut self.passed, &mut self.sorted);
         }
         let (visit, first, sinks) = (self.visit, self.queries.first, &mut self.sinks);
         exact::Pairs {
@@ -187,5 +202,43 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
         .compute(self.base.level);
         self.passed.clear();
         Ok(computed as u64)
+    }
+}
+
+/// Puts pairs in the order of their rows, by a few bits of these at a time; `other` is memory to do so.
+fn sort_by_row(pairs: &mut Vec<(u32, u32)>, other: &mut Vec<(u32, u32)>) {
+    const BITS: u32 = 10;
+    let most = pairs.iter().fold(0, |most, (_, row)| most | row);
+    let digit = |row: u32, shift: u32| (row >> shift) as usize & ((1 << BITS) - 1);
+    for shift in (0..u32::BITS - most.leading_zeros()).step_by(BITS as usize) {
+        let mut places = [0; 1 << BITS];
+        pairs.iter().for_each(|(_, row)| places[digit(*row, shift)] += 1);
+        let mut before = 0;
+        places.iter_mut().for_each(|place| before += std::mem::replace(place, before));
+        other.resize(pairs.len(), (0, 0));
+        for pair in pairs.iter() {
+            let place = &mut places[digit(pair.1, shift)];
+            other[*place] = *pair;
+            *place += 1;
+        }
+        std::mem::swap(pairs, other);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    #[test]
+    fn pairs_are_put_in_the_order_of_their_rows() {
+        let mut random = Random::new(3);
+        for most in [1, 2, 1023, 1024, 70_000, u64::from(u32::MAX)] {
+            let mut pairs: Vec<_> = (0..3000).map(|i| (i, random.below(most) as u32)).collect();
+            let mut expected = pairs.clone();
+            expected.sort_by_key(|(_, row)| *row);
+            sort_by_row(&mut pairs, &mut Vec::new());
+            assert_eq!(pairs, expected);
+        }
     }
 }
