@@ -17,6 +17,7 @@ pub mod index;
 pub mod job;
 #[doc(hidden)]
 pub mod matrix;
+mod memory;
 #[doc(hidden)]
 pub mod metric;
 mod parallel;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::job::Job;
+use crate::memory::Zeros;
 use crate::sets::Sets;
 
 /// Rows between two checks for cancellation.
@@ -14,7 +15,8 @@ const UNCHECKED: usize = 4096;
 
 /// A floating-point element, f32 or f64.
 pub trait Real:
-    Copy
+    Zeros
+    + Copy
     + Send
     + Sync
     + fmt::Debug

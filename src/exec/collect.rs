@@ -5,13 +5,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use datafusion::arrow::array::{ArrayRef, RecordBatch};
 use datafusion::common::DataFusionError;
 use datafusion::common::runtime::SpawnedTask;
+use datafusion::common::stats::Precision;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::MemoryReservation;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
-use futures::StreamExt;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use tokio::sync::{Semaphore, mpsc};
 
 use super::idle::{grow, release_idle};
 use crate::job::{Budget, Cancel};
@@ -28,8 +31,75 @@ pub(super) fn execute_all(
 
 /// The number of rows of a plan by statistics, exact or estimated.
 pub(super) fn expected_rows(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
+    rows_by_statistics(plan)?.get_value().copied()
+}
+
+/// The number of rows of a plan by statistics that call it exact.
+pub(super) fn exact_rows(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
+    rows_by_statistics(plan)?.is_exact()?.then(|| expected_rows(plan))?
+}
+
+fn rows_by_statistics(plan: &Arc<dyn ExecutionPlan>) -> Option<Precision<usize>> {
     let found = StatisticsContext::new().compute(plan.as_ref(), &StatisticsArgs::new());
-    found.ok()?.num_rows.get_value().copied()
+    Some(found.ok()?.num_rows)
+}
+
+/// What [`in_turn`] does with a batch that has come: for example, reserve its memory.
+pub(super) type Receive<T> = Arc<dyn Fn(RecordBatch) -> Result<T> + Send + Sync>;
+
+/// All partitions, one after the other. All of them run concurrently, each so many batches ahead: those of a join wait
+/// for each other.
+pub(super) fn in_turn<T: Send + 'static>(
+    streams: Vec<SendableRecordBatchStream>,
+    ahead: usize,
+    receive: &Receive<T>,
+) -> BoxStream<'static, Result<T>> {
+    let running: Vec<_> = streams
+        .into_iter()
+        .map(|mut stream| {
+            let (sender, receiver) = mpsc::channel(ahead);
+            let receive = receive.clone();
+            let task = SpawnedTask::spawn(async move {
+                // The next batch is made when there is room for it.
+                while let Ok(place) = sender.reserve().await
+                    && let Some(batch) = stream.next().await
+                {
+                    let received = batch.and_then(|batch| receive(batch));
+                    let goes_on = received.is_ok();
+                    place.send(received);
+                    if !goes_on {
+                        break;
+                    }
+                }
+            });
+            (receiver, task)
+        })
+        .collect();
+    let partition = |(receiver, task): (mpsc::Receiver<Result<T>>, SpawnedTask<()>)| {
+        let batches = futures::stream::unfold(receiver, |mut receiver| async move {
+            receiver.recv().await.map(|batch| (batch, receiver))
+        });
+        // Resumes a panic of the task.
+        let end = async move { task.join_unwind().await.map_err(join_error).err() };
+        batches.chain(futures::stream::once(end).filter_map(|error| async { error.map(Err) }))
+    };
+    futures::stream::iter(running).flat_map(partition).boxed()
+}
+
+/// All partitions, one after the other, read concurrently as fast as they come; each batch with the bytes that it has
+/// been reserved.
+pub(super) fn reserved_in_turn(
+    streams: Vec<SendableRecordBatchStream>,
+    reservation: &Arc<MemoryReservation>,
+) -> BoxStream<'static, Result<(RecordBatch, usize)>> {
+    // Batches may share buffers, which are counted once.
+    let (counter, reservation) = (Mutex::new(RecordBatchMemoryCounter::new()), reservation.clone());
+    let receive: Receive<_> = Arc::new(move |batch| {
+        let bytes = counter.lock().unwrap_or_else(PoisonError::into_inner).count_batch(&batch);
+        grow(&reservation, bytes)?;
+        Ok((batch, bytes))
+    });
+    in_turn(streams, Semaphore::MAX_PERMITS, &receive)
 }
 
 /// Reads all partitions concurrently, then takes them in order.
@@ -37,29 +107,7 @@ pub(super) async fn collect(
     streams: Vec<SendableRecordBatchStream>,
     reservation: &Arc<MemoryReservation>,
 ) -> Result<Vec<RecordBatch>> {
-    // Batches may share buffers, which are counted once.
-    let counter = Arc::new(Mutex::new(RecordBatchMemoryCounter::new()));
-    let partitions: Vec<_> = streams
-        .into_iter()
-        .map(|mut stream| {
-            let (reservation, counter) = (reservation.clone(), counter.clone());
-            SpawnedTask::spawn(async move {
-                let mut batches = Vec::new();
-                while let Some(batch) = stream.next().await.transpose()? {
-                    let bytes =
-                        counter.lock().unwrap_or_else(PoisonError::into_inner).count_batch(&batch);
-                    grow(&reservation, bytes)?;
-                    batches.push(batch);
-                }
-                Ok::<_, DataFusionError>(batches)
-            })
-        })
-        .collect();
-    let mut batches = Vec::new();
-    for partition in partitions {
-        batches.extend(partition.join_unwind().await.map_err(join_error)??);
-    }
-    Ok(batches)
+    reserved_in_turn(streams, reservation).map_ok(|(batch, _)| batch).try_collect().await
 }
 
 /// Some columns of a batch.

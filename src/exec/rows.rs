@@ -12,6 +12,8 @@ use crate::matrix::Rows;
 /// Rows that are read batch by batch, in memory that is reserved before it is taken.
 pub(super) struct Reading {
     reader: VectorReader,
+    /// Rows of the batches read.
+    seen: usize,
     /// Rows of all batches, and integers of their sets.
     rows: usize,
     tokens: usize,
@@ -29,11 +31,39 @@ pub(super) struct Read {
 impl Reading {
     /// Nothing read yet of these batches.
     pub fn new(reader: VectorReader, batches: &[RecordBatch], side: &Side) -> Self {
-        let rows = batches.iter().map(RecordBatch::num_rows).sum();
-        let tokens = batches.iter().map(|batch| reader.tokens_in(&columns(batch, &side.vector)));
-        let tokens = tokens.sum();
-        let reader = reader.on_all_cores();
-        Self { reader, rows, tokens, reserved: None }
+        let mut reading = Self::expecting(reader, 0);
+        reading.count(batches, side);
+        reading
+    }
+
+    /// Nothing read yet of so many rows, which are not sets.
+    pub fn expecting(reader: VectorReader, rows: usize) -> Self {
+        Self { reader: reader.on_all_cores(), seen: 0, rows, tokens: 0, reserved: None }
+    }
+
+    /// Whether the batch's rows are expected.
+    pub fn expects(&self, batch: &RecordBatch) -> bool {
+        self.seen + batch.num_rows() <= self.rows
+    }
+
+    /// Expects these batches, and no more.
+    ///
+    /// # Errors
+    /// [`HostMemory`](crate::Error::HostMemory).
+    pub fn expect(&mut self, batches: &[RecordBatch], side: &Side, job: &Job) -> Result<()> {
+        self.count(batches, side);
+        // Rows move: for a moment they are in memory twice.
+        let before = self.reserved.take();
+        if before.is_some() {
+            self.reserve(job)?;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, batches: &[RecordBatch], side: &Side) {
+        self.rows = self.seen + batches.iter().map(RecordBatch::num_rows).sum::<usize>();
+        let tokens = |batch| self.reader.tokens_in(&columns(batch, &side.vector));
+        self.tokens = batches.iter().map(tokens).sum();
     }
 
     /// Reads the vectors of the next batch.
@@ -47,6 +77,7 @@ impl Reading {
             self.reserve(job)?;
         }
         self.reader.append(&columns(batch, &side.vector))?;
+        self.seen += batch.num_rows();
         // The first row with a vector determines the length of rows.
         if self.reader.len() > 0 {
             self.reserve(job)?;

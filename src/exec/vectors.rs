@@ -12,6 +12,7 @@ use super::lists::{bytes_of, list_lengths, list_ranges};
 use super::numbers::{Lists, Number};
 use crate::error::{Error, Result, RowProblem};
 use crate::matrix::{ElementKind, Elements, Matrix, Real, Rows};
+use crate::memory::zeros;
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
 use crate::sets::{MOST_TOKENS, Sets};
@@ -459,7 +460,7 @@ impl VectorReader {
 /// Makes room for so many numbers in all.
 fn add_room<T: Real>(values: &mut Vec<T>, all: usize) {
     if values.len() < all {
-        let mut longer = vec![T::ZERO; all];
+        let mut longer = zeros(all);
         longer[..values.len()].copy_from_slice(values);
         *values = longer;
     }

@@ -2,11 +2,13 @@
 
 use std::sync::{Arc, OnceLock};
 
+use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
+use futures::TryStreamExt;
 
 use super::output::Carried;
 use super::spec::KnnSpec;
@@ -14,7 +16,7 @@ use super::stored::{Searching, Selected, Stored, open_stored, select};
 use crate::algo::knn::{Index, LshParams, Method, open_base};
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
-use crate::exec::collect::{blocking, collect, computing};
+use crate::exec::collect::{blocking, computing, reserved_in_turn};
 use crate::exec::phases::Phases;
 use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
@@ -50,7 +52,12 @@ impl Join {
 }
 
 /// The columns of an input, and its partitions.
-pub(super) type Input = (Side, Vec<SendableRecordBatchStream>);
+pub(super) struct Input {
+    pub side: Side,
+    pub streams: Vec<SendableRecordBatchStream>,
+    /// How many rows it has, if statistics are exact.
+    pub rows: Option<usize>,
+}
 
 /// The rows of the base, the columns carried along, and, once queries have come, the base on its
 /// device.
@@ -195,44 +202,90 @@ pub(super) async fn read(
         VectorReader::new(input, vector.clone(), join.kind, join.spec.params.metric())
             .on_all_cores()
     };
-    let (side, streams) = base;
     let mut base = match &join.stored {
-        Some(stored) => of_index(join, stored, (streams, &side), of_base, watched).await?,
+        Some(stored) => {
+            of_index(join, stored, (base.streams, &base.side), of_base, watched).await?
+        }
         None => {
             let vectors = reader("base", &join.spec.base_vector);
-            collect_rows(streams, side, vectors, of_base, watched).await?
+            collect_rows(base, vectors, of_base, watched).await?
         }
     };
     base.lsh = join.spec.lsh.clone();
-    if let (Some((side, streams)), Some(vector)) = (training, &join.spec.training_vector) {
+    if let (Some(training), Some(vector)) = (training, &join.spec.training_vector) {
         let vectors = reader("training", vector);
-        let found = collect_rows(streams, side, vectors, of_training, watched).await?;
+        let found = collect_rows(training, vectors, of_training, watched).await?;
         base.training = Some(Box::new(found));
     }
     Ok(base)
 }
 
-/// The rows of an input, and its columns that are carried along.
-async fn collect_rows(
-    streams: Vec<SendableRecordBatchStream>,
+/// An input that is being read.
+struct Collecting {
     side: Side,
+    reading: Reading,
+    carried: Carried,
+    /// The buffers of the columns that are carried along.
+    kept: RecordBatchMemoryCounter,
+}
+
+impl Collecting {
+    fn take(&mut self, batch: &RecordBatch, job: &Job) -> Result<()> {
+        self.reading.append(batch, &self.side, job)?;
+        self.kept.count_batch(&batch.project(&self.side.carried)?);
+        self.carried.push(batch, &self.side);
+        Ok(())
+    }
+}
+
+/// The rows of an input, and its columns that are carried along.
+///
+/// Where it is known how many rows there are, vectors are copied to their place while the next batches come; otherwise
+/// once all are there.
+async fn collect_rows(
+    Input { side, streams, rows }: Input,
     reader: VectorReader,
     reservation: MemoryReservation,
     (phases, job): (&Phases, &Job),
 ) -> Result<Base> {
     let reservation = Arc::new(reservation);
-    let batches = collect(streams, &reservation).await?;
+    let mut collecting = Collecting {
+        carried: Carried::new(&side),
+        kept: RecordBatchMemoryCounter::new(),
+        reading: Reading::expecting(
+            reader,
+            rows.filter(|_| side.kind != ElementKind::Sets).unwrap_or(0),
+        ),
+        side,
+    };
+    let mut batches = reserved_in_turn(streams, &reservation);
+    let mut waiting = Vec::new();
+    while let Some((batch, bytes)) = batches.try_next().await? {
+        if !waiting.is_empty() || !collecting.reading.expects(&batch) {
+            waiting.push(batch);
+            continue;
+        }
+        phases.enter(Phase::Prepare);
+        let (before, job) = (collecting.kept.memory_usage(), job.clone());
+        collecting = computing(move || {
+            collecting.take(&batch, &job)?;
+            Ok(collecting)
+        })
+        .await?;
+        // Its vectors have been dropped by now.
+        reservation.shrink(bytes.saturating_sub(collecting.kept.memory_usage() - before));
+        phases.enter(Phase::Read);
+    }
     phases.enter(Phase::Prepare);
     let job = job.clone();
     computing(move || {
-        let mut carried = Carried::new(&side);
-        let mut kept = RecordBatchMemoryCounter::new();
-        let mut reading = Reading::new(reader, &batches, &side);
-        for batch in batches {
-            reading.append(&batch, &side, &job)?;
-            kept.count_batch(&batch.project(&side.carried)?);
-            carried.push(&batch, &side);
+        if !waiting.is_empty() {
+            collecting.reading.expect(&waiting, &collecting.side, &job)?;
         }
+        for batch in waiting {
+            collecting.take(&batch, &job)?;
+        }
+        let Collecting { reading, mut carried, kept, .. } = collecting;
         // The columns of vectors have been dropped by now.
         reservation.resize(kept.memory_usage());
         let Read { rows, positions, reserved } = reading.finish();

@@ -58,7 +58,7 @@ use self::stored::Stored;
 use crate::algo::knn::Index;
 use crate::device::AnyDevice;
 use crate::exec::chosen::Chosen;
-use crate::exec::collect::{execute_all, expected_rows};
+use crate::exec::collect::{exact_rows, execute_all, expected_rows};
 use crate::exec::side::Side;
 use crate::exec::stored::{StoredIndex, numbered, stored_in};
 use crate::exec::vectors::{VectorColumn, common_kind};
@@ -390,13 +390,18 @@ impl ExecutionPlan for KnnExec {
             return internal_err!("KnnExec has one partition, not {partition}");
         }
         let start = |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| {
-            Ok::<_, DataFusionError>((side.clone(), execute_all(plan, &context)?))
+            let (side, rows) = (side.clone(), exact_rows(plan));
+            Ok::<_, DataFusionError>(base::Input {
+                side,
+                streams: execute_all(plan, &context)?,
+                rows,
+            })
         };
         let queries = self.queries.as_ref().map(start).transpose()?;
         let base = start(&self.base)?;
         let training = self.training.as_ref().map(start).transpose()?;
         let kind = self.base.0.kind;
-        let kind = queries.as_ref().map_or(kind, |(side, _)| common_kind(side.kind, kind));
+        let kind = queries.as_ref().map_or(kind, |queries| common_kind(queries.side.kind, kind));
         let expected = self.queries.as_ref().and_then(|(_, plan)| expected_rows(plan));
         let join = base::Join {
             spec: self.spec.clone(),

@@ -6,18 +6,18 @@
 //! [`SMALLEST_BLOCK`] rows only. The batch that is being read is in memory already, whatever the
 //! pool says; it is reserved while the pool has room for it.
 
+use std::sync::Arc;
+
 use datafusion::arrow::array::RecordBatch;
-use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::MemoryReservation;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use tokio::sync::mpsc;
 
 use super::output::Carried;
-use crate::exec::collect::{blocking, columns, join_error};
+use crate::exec::collect::{Receive, blocking, columns, in_turn};
 use crate::exec::idle::{grow, release_idle};
 use crate::exec::phases::Phases;
 use crate::exec::side::Side;
@@ -90,7 +90,8 @@ impl Queries {
         reservation: &MemoryReservation,
         phases: Phases,
     ) -> Self {
-        let (stream, in_hand) = (in_turn(streams), reservation.new_empty());
+        let stream = in_turn(streams, 1, &(Arc::new(Ok) as Receive<_>));
+        let in_hand = reservation.new_empty();
         Self { side, stream, rest: None, in_hand, phases, ended: false, seen: 0 }
     }
 
@@ -261,33 +262,4 @@ impl Filling {
     pub fn into_parts(self) -> (VectorReader, Carried, [MemoryReservation; 3]) {
         (self.reader, self.carried, [self.columns, self.rows, self.sets])
     }
-}
-
-/// All partitions, one after the other. All of them run concurrently, each one batch ahead: those
-/// of a join wait for each other.
-fn in_turn(streams: Vec<SendableRecordBatchStream>) -> BoxStream<'static, Result<RecordBatch>> {
-    let running: Vec<_> = streams
-        .into_iter()
-        .map(|mut stream| {
-            let (sender, receiver) = mpsc::channel(1);
-            let task = SpawnedTask::spawn(async move {
-                // The next batch is made when there is room for it.
-                while let Ok(place) = sender.reserve().await
-                    && let Some(batch) = stream.next().await
-                {
-                    place.send(batch);
-                }
-            });
-            (receiver, task)
-        })
-        .collect();
-    let partition = |(receiver, task): (mpsc::Receiver<Result<RecordBatch>>, SpawnedTask<()>)| {
-        let batches = futures::stream::unfold(receiver, |mut receiver| async move {
-            receiver.recv().await.map(|batch| (batch, receiver))
-        });
-        // Resumes a panic of the task.
-        let end = async move { task.join_unwind().await.map_err(join_error).err() };
-        batches.chain(futures::stream::once(end).filter_map(|error| async { error.map(Err) }))
-    };
-    futures::stream::iter(running).flat_map(partition).boxed()
 }

@@ -57,7 +57,7 @@ pub(super) fn run(
     }
     let start = async move {
         let queries = match queries {
-            Some((side, streams)) => {
+            Some(Input { side, streams, .. }) => {
                 let phases = metrics.phases.clone();
                 Source::Input(Queries::new(side, streams, &reservation, phases))
             }

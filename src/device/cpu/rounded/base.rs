@@ -13,6 +13,7 @@ use crate::device::cpu::simd::sweep::{Group, ROWS, Starts, Width};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::{Real, Rows};
+use crate::memory::zeros;
 use crate::metric::{Metric, Sum};
 
 /// From this many dimensions on, this beats direct differences.
@@ -188,8 +189,8 @@ impl Quantised {
             rows: rows.clone(),
             metric,
             level,
-            groups: vec![Group([[0; 4]; ROWS]); panels * words],
-            starts: vec![Starts([0; ROWS]); panels],
+            groups: zeros(panels * words),
+            starts: zeros(panels),
             decided: vec![0; panels],
             odd_norm: vec![0; panels],
             outliers: Vec::new(),

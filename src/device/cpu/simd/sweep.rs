@@ -8,6 +8,7 @@ use std::arch::x86_64::*;
 use pulp::{Simd, WithSimd};
 
 use super::level::{Instructions, Level};
+use crate::memory::Zeros;
 
 /// Base rows in a panel.
 pub(in crate::device::cpu) const ROWS: usize = 64;
@@ -40,11 +41,15 @@ impl Width {
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(in crate::device::cpu) struct Group(pub [[u8; 4]; ROWS]);
+// SAFETY: zeros are numbers.
+unsafe impl Zeros for Group {}
 
 /// For each row of a panel, the initial value of its sum, or the sum.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(in crate::device::cpu) struct Starts(pub [i32; ROWS]);
+// SAFETY: as above.
+unsafe impl Zeros for Starts {}
 
 /// Panels: what the sums of each start with, and as many groups for each as a row has words.
 #[derive(Debug, Clone, Copy)]
