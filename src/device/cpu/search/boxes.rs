@@ -48,8 +48,9 @@ const OF_BASE: usize = 16;
 const TASK_QUERIES: usize = 64;
 const SAMPLED: usize = 32;
 
-/// If a query looks at more than this share of all rows, comparing it with all of them is faster.
-const MOST_VISITED: f64 = 0.05;
+/// If a query looks at more than this share of all rows, comparing it with all of them is faster: with AVX-512, and
+/// without.
+const MOST_VISITED: [f64; 2] = [0.05, 0.1];
 
 /// A number of each of some rows or boxes.
 #[derive(Debug, Clone, Copy)]
@@ -197,7 +198,8 @@ impl<T: Lanes> Boxes<T> {
             self.some(queries, &mut [(query as u32, sinks[query].sibling())], call)
         });
         let visited = visited.try_reduce(|| 0, |a, b| Ok(a + b))?;
-        Ok(visited as f64 <= MOST_VISITED * (count * self.order.len()) as f64)
+        let most = MOST_VISITED[usize::from(!call.1.has_avx512())];
+        Ok(visited as f64 <= most * (count * self.order.len()) as f64)
     }
 
     /// Offers queries' sinks every row within their reach, and some others.

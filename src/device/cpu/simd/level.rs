@@ -70,11 +70,19 @@ impl Level {
         pulp::Arch::new().dispatch(work)
     }
 
+    /// Whether it has AVX-512 F.
+    pub(in crate::device::cpu) fn has_avx512(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.0 >= Instructions::Avx512;
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// AVX2 or AVX-512 F, if it has them.
     pub(in crate::device::cpu) fn wide(self) -> Option<Wide> {
         #[cfg(target_arch = "x86_64")]
         if self.0 >= Instructions::Avx2 {
-            return Some(Wide { has_avx512: self.0 >= Instructions::Avx512 });
+            return Some(Wide { has_avx512: self.has_avx512() });
         }
         None
     }
