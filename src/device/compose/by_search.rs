@@ -303,13 +303,8 @@ impl<T: Real> Problem<'_, T> {
         let (tolerance, unit) = (self.given.tolerance, self.given.unit);
         let state = self.state_mut()?;
         let labels = &state.clusters.as_ref().ok_or_else(not_started)?.labels;
-        let moved = match before {
-            Some(before) => before.iter().zip(labels).filter(|(a, b)| a != b).count(),
-            None => rows.len(),
-        };
-        if moved > 0 {
+        let moved =
             cluster_sums::move_rows(&rows, weights, (before, labels), &mut state.sums, job)?;
-        }
         let has_empty = !state.sums.empty().is_empty();
         let mut next = None;
         if moved > 0 && !has_empty {

@@ -20,7 +20,8 @@ mod simd;
 
 use std::sync::Arc;
 
-use self::kmeans::rounds::Rounds;
+use self::kmeans::gaps::Gaps;
+use self::kmeans::rounds::{Rounds, is_few};
 use self::simd::lanes::Lanes;
 use self::simd::level::Level;
 use super::compose::BySearch;
@@ -143,13 +144,22 @@ impl KMeansDevice for CpuDevice {
         metric: Metric,
         job: &Job,
     ) -> Result<Option<Box<dyn Assigner>>> {
-        let of = (metric, self.level);
-        fn boxed<T: Lanes>(rounds: Rounds<T>) -> Box<dyn Assigner> {
-            Box::new(rounds)
+        match rows.reals::<f32>() {
+            Some(_) => assigner::<f32>(rows, k, (metric, self.level), job),
+            None => assigner::<f64>(rows, k, (metric, self.level), job),
         }
-        Ok(match rows.reals::<f32>() {
-            Some(_) => Rounds::<f32>::try_new(rows, k, of, job)?.map(boxed),
-            None => Rounds::<f64>::try_new(rows, k, of, job)?.map(boxed),
-        })
     }
+}
+
+/// See [`KMeansDevice::assigner`].
+fn assigner<T: Lanes>(
+    rows: &Rows,
+    k: usize,
+    of: (Metric, Level),
+    job: &Job,
+) -> Result<Option<Box<dyn Assigner>>> {
+    if is_few(rows.matrix().dim(), k) {
+        return Ok(Gaps::<T>::try_new(rows, k, of, job)?.map(|gaps| Box::new(gaps) as _));
+    }
+    Ok(Rounds::<T>::try_new(rows, k, of, job)?.map(|rounds| Box::new(rounds) as _))
 }

@@ -14,8 +14,12 @@ const FEW_MOVED: usize = 4096;
 /// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
 
+/// Labels that a thread compares, and those of them that are compared at once.
+const COMPARED: usize = 1 << 16;
+const SIDE_BY_SIDE: usize = 64;
+
 /// Moves the rows whose label changed from their old clusters to their new ones; without old labels,
-/// puts all rows into clusters.
+/// puts all rows into clusters. Returns how many rows were moved.
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled).
@@ -25,13 +29,13 @@ pub(in crate::device) fn move_rows(
     labels: (Option<&[u32]>, &[u32]),
     sums: &mut ClusterSums,
     job: &Job,
-) -> Result<()> {
+) -> Result<usize> {
     if let Some(values) = rows.reals::<f32>() {
         move_reals(values, rows.matrix().dim(), weights, labels, sums, job)
     } else if let Some(values) = rows.reals::<f64>() {
         move_reals(values, rows.matrix().dim(), weights, labels, sums, job)
     } else {
-        Ok(())
+        Ok(0)
     }
 }
 
@@ -42,11 +46,10 @@ fn move_reals<T: Lanes>(
     (old, new): (Option<&[u32]>, &[u32]),
     sums: &mut ClusterSums,
     job: &Job,
-) -> Result<()> {
+) -> Result<usize> {
     let before = |row: usize| old.map(|old| old[row]);
     let _reserved = job.reserve("rows that moved", size_of_val(new))?;
-    let moved: Vec<u32> =
-        (0..new.len() as u32).filter(|r| before(*r as usize) != Some(new[*r as usize])).collect();
+    let moved = moved_rows(old, new);
     let move_all = |sums: &mut ClusterSums, moved: &[u32]| {
         for moved in moved.chunks(UNCHECKED) {
             job.check()?;
@@ -63,7 +66,8 @@ fn move_reals<T: Lanes>(
         Ok::<_, Error>(())
     };
     if moved.len() < FEW_MOVED {
-        return move_all(sums, &moved);
+        move_all(sums, &moved)?;
+        return Ok(moved.len());
     }
     let parts: Vec<_> = moved
         .par_chunks(moved.len().div_ceil(rayon::current_num_threads()))
@@ -74,5 +78,23 @@ fn move_reals<T: Lanes>(
         })
         .collect::<Result<_>>()?;
     parts.iter().for_each(|part| sums.absorb(part));
-    Ok(())
+    Ok(moved.len())
+}
+
+/// The rows whose labels differ, ascending; all if there were none.
+fn moved_rows(old: Option<&[u32]>, new: &[u32]) -> Vec<u32> {
+    let Some(old) = old else { return (0..new.len() as u32).collect() };
+    let parts = old.par_chunks(COMPARED).zip(new.par_chunks(COMPARED)).enumerate();
+    let parts = parts.map(|(part, (old, new))| {
+        let mut moved = Vec::new();
+        let some = old.chunks(SIDE_BY_SIDE).zip(new.chunks(SIDE_BY_SIDE)).enumerate();
+        // Most are equal.
+        for (i, (old, new)) in some.filter(|(_, (old, new))| old != new) {
+            let first = part * COMPARED + i * SIDE_BY_SIDE;
+            let rows = (first as u32..).zip(old.iter().zip(new));
+            moved.extend(rows.filter(|(_, (old, new))| old != new).map(|(row, _)| row));
+        }
+        moved
+    });
+    parts.collect::<Vec<_>>().concat()
 }

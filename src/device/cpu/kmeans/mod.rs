@@ -3,9 +3,11 @@
 //! | module | job |
 //! |---|---|
 //! | `seeding` | the choice of first centroids |
-//! | `rounds` | the nearest centroid of every row |
+//! | `rounds` | the nearest of many centroids for every row |
+//! | `gaps` | the nearest of few |
 //! | `cluster_sums` | sums of clusters |
 
 pub(in crate::device) mod cluster_sums;
+pub(in crate::device::cpu) mod gaps;
 pub(in crate::device::cpu) mod rounds;
 pub(in crate::device) mod seeding;

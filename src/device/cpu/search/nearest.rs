@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::device::contract::{Distances, Neighbors, Pairing, QueryRows, Work};
 use crate::device::cpu::simd::lanes::Lanes;
-use crate::device::cpu::simd::transposed::{Column, SIDE_BY_SIDE, Transposed};
+use crate::device::cpu::simd::transposed::{SIDE_BY_SIDE, Transposed, squares};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -131,24 +131,4 @@ fn nearer<S: Simd, T: Lanes, const BASE: usize>(
         best = T::lesser(simd, sum, best);
     }
     (best, number)
-}
-
-/// Squares of the distances of a register of queries from some base rows.
-#[inline(always)]
-fn squares<S: Simd, T: Lanes, const BASE: usize>(
-    simd: S,
-    queries: &[Column<T>],
-    register: usize,
-    base: &[T],
-) -> [T::Vector<S>; BASE] {
-    let dim = queries.len();
-    let mut sums = [T::splat(simd, T::ZERO); BASE];
-    for (j, column) in queries.iter().enumerate() {
-        let query = T::vectors::<S>(&column.0)[register];
-        for (i, sum) in sums.iter_mut().enumerate() {
-            let difference = T::minus(simd, query, T::splat(simd, base[i * dim + j]));
-            *sum = T::times_plus(simd, difference, difference, *sum);
-        }
-    }
-    sums
 }

@@ -88,3 +88,23 @@ impl<T: Lanes, F: FnMut(usize, T)> WithSimd for NearerRows<'_, T, F> {
         }
     }
 }
+
+/// Squares of the distances of a register of rows, side by side, from some others, end to end.
+#[inline(always)]
+pub(in crate::device::cpu) fn squares<S: Simd, T: Lanes, const OTHERS: usize>(
+    simd: S,
+    rows: &[Column<T>],
+    register: usize,
+    others: &[T],
+) -> [T::Vector<S>; OTHERS] {
+    let dim = rows.len();
+    let mut sums = [T::splat(simd, T::ZERO); OTHERS];
+    for (j, column) in rows.iter().enumerate() {
+        let x = T::vectors::<S>(&column.0)[register];
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let difference = T::minus(simd, x, T::splat(simd, others[i * dim + j]));
+            *sum = T::times_plus(simd, difference, difference, *sum);
+        }
+    }
+    sums
+}

@@ -100,13 +100,13 @@ fn less(bound: f32, moved: f32) -> f32 {
 }
 
 /// A float32 that is not above this distance.
-pub(super) fn down(distance: f64) -> f32 {
+pub(in crate::device::cpu::kmeans) fn down(distance: f64) -> f32 {
     let down = (distance * (1.0 - 2.0 * f64::from(f32::EPSILON))) as f32;
     if down < f32::MIN_POSITIVE { 0.0 } else { down.min(f32::MAX) }
 }
 
 /// A float32 that is not below this distance.
-pub(super) fn up(distance: f64) -> f32 {
+pub(in crate::device::cpu::kmeans) fn up(distance: f64) -> f32 {
     let up = (distance * (1.0 + 2.0 * f64::from(f32::EPSILON))) as f32 + f32::MIN_POSITIVE;
     if up.is_nan() { f32::INFINITY } else { up }
 }

@@ -15,6 +15,7 @@ use rayon::prelude::*;
 
 use self::centroids::{Centroids, Measure};
 use self::lists::{LENGTH, List};
+pub(super) use self::lists::{down, up};
 use self::scan::{Scan, TOGETHER};
 use crate::device::contract::{Assigned, Assigner, Distances, Work};
 use crate::device::cpu::exact;
@@ -30,8 +31,13 @@ use crate::metric::{Metric, Sum};
 /// Rows of a task.
 const BLOCK: usize = 512;
 
-/// Up to this many dimensions and centroids, comparing all pairs is as fast.
-const FEW: [(usize, usize); 4] = [(15, usize::MAX), (32, 511), (256, 128), (usize::MAX, 64)];
+/// Up to this many dimensions and centroids, comparing rows with all of them is as fast as keeping lists.
+const FEW: [(usize, usize); 4] = [(15, usize::MAX), (32, 1024), (256, 128), (usize::MAX, 64)];
+/// Whether all centroids are compared with a row, if some have to be.
+pub(in crate::device::cpu) fn is_few(dim: usize, k: usize) -> bool {
+    FEW.iter().any(|(most_dim, most)| dim <= *most_dim && k <= *most)
+}
+
 /// With more dimensions, sums leave 32 bits.
 const MOST_DIM: usize = 1 << 15;
 
@@ -108,8 +114,7 @@ impl<T: Lanes> Rounds<T> {
         job: &Job,
     ) -> Result<Option<Self>> {
         let (Some(values), dim) = (rows.reals::<T>(), rows.matrix().dim()) else { return Ok(None) };
-        let is_few = FEW.iter().any(|(most_dim, most)| dim <= *most_dim && k <= *most);
-        if is_few || dim > MOST_DIM || metric.sum() == Sum::Absolute {
+        if is_few(dim, k) || dim > MOST_DIM || metric.sum() == Sum::Absolute {
             return Ok(None);
         }
         Self::of_rows(rows, values, (metric, level), job)
@@ -356,24 +361,34 @@ impl<T: Lanes> Assigner for Rounds<T> {
     }
 
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
-        let (queries, base) = (self.rows.reals().unwrap_or_default(), centroids.reals::<T>());
-        let (base, dim) = (base.unwrap_or_default(), self.rows.matrix().dim());
         let Measure { metric, level, .. } = self.measure;
-        let mut distances = vec![T::ZERO; labels.len()];
-        let blocks = distances.par_chunks_mut(BLOCK).zip(labels.par_chunks(BLOCK)).enumerate();
-        blocks.try_for_each(|(block, (distances, labels))| {
-            job.check()?;
-            let first = (block * BLOCK) as u32;
-            let pairs: Vec<_> = (first..).zip(labels.iter().copied()).collect();
-            let pairs = pairs.as_slice();
-            let found = |(row, _): (u32, u32), sum| {
-                distances[(row - first) as usize] = metric.distance(sum);
-            };
-            exact::Pairs { metric, queries, base, dim, pairs, found }.compute(level);
-            Ok::<_, Error>(())
-        })?;
-        Ok(Distances::of(distances))
+        distances::<T>((&self.rows, centroids), labels, (metric, level), job)
     }
+}
+
+/// The distance of every row from the centroid of its label.
+pub(super) fn distances<T: Lanes>(
+    (rows, centroids): (&Rows, &Rows),
+    labels: &[u32],
+    (metric, level): (Metric, Level),
+    job: &Job,
+) -> Result<Distances> {
+    let (queries, base) = (rows.reals().unwrap_or_default(), centroids.reals::<T>());
+    let (base, dim) = (base.unwrap_or_default(), rows.matrix().dim());
+    let mut distances = vec![T::ZERO; labels.len()];
+    let blocks = distances.par_chunks_mut(BLOCK).zip(labels.par_chunks(BLOCK)).enumerate();
+    blocks.try_for_each(|(block, (distances, labels))| {
+        job.check()?;
+        let first = (block * BLOCK) as u32;
+        let pairs: Vec<_> = (first..).zip(labels.iter().copied()).collect();
+        let pairs = pairs.as_slice();
+        let found = |(row, _): (u32, u32), sum| {
+            distances[(row - first) as usize] = metric.distance(sum);
+        };
+        exact::Pairs { metric, queries, base, dim, pairs, found }.compute(level);
+        Ok::<_, Error>(())
+    })?;
+    Ok(Distances::of(distances))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::super::gaps::Gaps;
 use super::*;
 use crate::matrix::{Matrix, Real};
 use crate::random::Random;
@@ -89,36 +90,55 @@ fn check<T: Lanes>(kind: usize, (count, k, dim): (usize, usize, usize)) {
         start[..dim].fill(T::from_f64(1e3));
     }
     for level in Level::all() {
-        let mut random = Random::new(9);
         let of = (metric, level);
         let rounds = Rounds::<T>::of_rows(&rows, &values, of, &job).unwrap();
         let mut rounds = rounds.expect("rows that suit");
-        let (mut centroids, mut near) = (start.clone(), None::<Vec<u32>>);
-        // Rounds that were answered, and those with few pairs.
-        let (mut answered, mut by_lists) = (0, 0);
-        for round in 0..12 {
-            let now = rows_of(&centroids, dim);
-            let wanted = nearest(metric, &values, &centroids, dim);
-            match rounds.assign(&now, near.as_deref(), &job).unwrap() {
-                Some(Assigned { labels, work }) => {
-                    answered += 1;
-                    by_lists += usize::from(work.pairs < (count * k / 2) as u64);
-                    let text = format!("kind {kind}, {level:?}, round {round}");
-                    assert_eq!(labels, wanted.0, "{text}");
-                    let distances = rounds.distances(&now, &labels, &job).unwrap();
-                    assert_eq!(distances, Distances::of(wanted.1), "{text}");
-                    near = Some(labels);
-                }
-                // Too many are computed, or a centroid is too far away.
-                None => near = Some(wanted.0),
-            }
-            moves(&mut centroids, &values, dim, &mut random);
-        }
+        let text = format!("lists, kind {kind}, {level:?}");
+        let (answered, cheap) = follow(&mut rounds, metric, (&values, &start, dim), &text);
         // Of 1, centroids go from cluster to cluster. One row far away leaves no numbers to the others of 3, and one
         // centroid of 9 none to it.
         let is_hard = matches!(kind, 1 | 3 | 9 | 10);
-        assert!(is_hard || answered > 9 && by_lists > 3, "kind {kind}: {answered}, {by_lists}");
+        assert!(is_hard || answered > 9 && cheap > 3, "{text}: {answered}, {cheap}");
+        if let Some(mut gaps) = Gaps::<T>::try_new(&rows_of(&values, dim), k, of, &job).unwrap() {
+            let text = format!("gaps, kind {kind}, {level:?}");
+            let (answered, cheap) = follow(&mut gaps, metric, (&values, &start, dim), &text);
+            // Many of few values are equally near to two.
+            let is_hard = is_hard || kind == 7;
+            assert!(answered == ROUNDS && (is_hard || cheap > 3), "{text}: {answered}, {cheap}");
+        }
     }
+}
+
+const ROUNDS: usize = 12;
+
+/// Follows centroids for some rounds; how many were answered, and how many with few pairs.
+fn follow<T: Lanes>(
+    assigner: &mut dyn Assigner,
+    metric: Metric,
+    (values, start, dim): (&[T], &[T], usize),
+    text: &str,
+) -> (usize, usize) {
+    let (mut random, job, pairs) = (Random::new(9), Job::default(), values.len() * start.len());
+    let (mut centroids, mut near) = (start.to_vec(), None::<Vec<u32>>);
+    let (mut answered, mut cheap) = (0, 0);
+    for round in 0..ROUNDS {
+        let now = rows_of(&centroids, dim);
+        let wanted = nearest(metric, values, &centroids, dim);
+        match assigner.assign(&now, near.as_deref(), &job).unwrap() {
+            Some(Assigned { labels, work }) => {
+                answered += 1;
+                cheap += usize::from(work.pairs < (pairs / dim / dim / 2) as u64);
+                assert_eq!(labels, wanted.0, "{text}, round {round}");
+                let distances = assigner.distances(&now, &labels, &job).unwrap();
+                assert_eq!(distances, Distances::of(wanted.1), "{text}, round {round}");
+                near = Some(labels);
+            }
+            // Too many are computed, or a centroid is too far away.
+            None => near = Some(wanted.0),
+        }
+        moves(&mut centroids, values, dim, &mut random);
+    }
+    (answered, cheap)
 }
 
 #[test]
