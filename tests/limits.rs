@@ -274,6 +274,12 @@ const FITTING: &[(&str, usize)] = &[
     ),
     ("SELECT query_id FROM knn_lsh(few, k => 5, tables => 3, hashes => 1, width => 1e9)", 100_000),
     ("SELECT * FROM knn_exact(queries => few, base => many, k => 10)", 200_000),
+    // Of a table in memory it is known how many rows it has, if not how many a limit leaves.
+    ("SELECT * FROM knn_exact(queries => few, base => whole, k => 2)", 40_000),
+    (
+        "SELECT * FROM knn_exact(queries => few, base => (SELECT * FROM whole LIMIT 900), k => 2)",
+        40_000,
+    ),
     ("SELECT query_id, base_id, distance FROM knn_exact(many, few, k => 3)", 360_000),
     ("SELECT * FROM knn_exact(base => few, k => 100)", 2_000_000),
     ("SELECT * FROM knn_exact(few, low, k => 5, vector => 'v')", 0),
@@ -327,7 +333,9 @@ async fn reserved_before_taken() {
     let ctx = session(4 << 30, TABLES).unwrap();
     let baskets =
         "CREATE TABLE baskets AS SELECT id, range(id % 9000, id % 9000 + 90) AS v FROM few";
-    ctx.sql(baskets).await.unwrap().collect().await.unwrap();
+    for table in [baskets, "CREATE TABLE whole AS SELECT * FROM many"] {
+        ctx.sql(table).await.unwrap().collect().await.unwrap();
+    }
     // What is made once per process is nobody's.
     for (sql, _) in FITTING {
         let _ = watch(&ctx, sql).await;

@@ -1,12 +1,13 @@
 //! Code shared by the streams of all operators: collecting inputs, long work, cancellation.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use datafusion::arrow::array::{ArrayRef, RecordBatch};
+use datafusion::arrow::array::{Array, ArrayData, ArrayRef, RecordBatch};
 use datafusion::common::DataFusionError;
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::stats::Precision;
-use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::MemoryReservation;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -17,6 +18,7 @@ use futures::{StreamExt, TryStreamExt};
 use tokio::sync::{Semaphore, mpsc};
 
 use super::idle::{grow, release_idle};
+use super::inputs::InputExec;
 use crate::job::{Budget, Cancel};
 use crate::parallel::on_own_threads;
 
@@ -34,9 +36,15 @@ pub(super) fn expected_rows(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
     rows_by_statistics(plan)?.get_value().copied()
 }
 
-/// The number of rows of a plan by statistics that call it exact.
+/// The number of rows of a plan by statistics that call it exact. Those of sources leave out their limits.
 pub(super) fn exact_rows(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
-    rows_by_statistics(plan)?.is_exact()?.then(|| expected_rows(plan))?
+    let rows = rows_by_statistics(plan)?;
+    (rows.is_exact()? && !has_limit(plan)).then(|| rows.get_value().copied())?
+}
+
+fn has_limit(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    let inside = plan.downcast_ref::<InputExec>().is_some_and(|input| has_limit(input.plan()));
+    inside || plan.fetch().is_some() || plan.children().into_iter().any(has_limit)
 }
 
 fn rows_by_statistics(plan: &Arc<dyn ExecutionPlan>) -> Option<Precision<usize>> {
@@ -86,19 +94,67 @@ pub(super) fn in_turn<T: Send + 'static>(
     futures::stream::iter(running).flat_map(partition).boxed()
 }
 
-/// All partitions, one after the other, read concurrently as fast as they come; each batch with the bytes that it has
-/// been reserved.
-pub(super) fn reserved_in_turn(
+/// Reserved memory of the columns of batches, which may share buffers: each is counted once.
+pub(super) struct Held {
+    pub reservation: Arc<MemoryReservation>,
+    /// For the address of each buffer, its bytes, and how many columns have it.
+    buffers: Mutex<HashMap<usize, (usize, usize)>>,
+}
+
+impl Held {
+    pub fn new(reservation: Arc<MemoryReservation>) -> Self {
+        Self { reservation, buffers: Mutex::default() }
+    }
+
+    /// Reserves memory for the columns of a batch that has come.
+    fn hold(&self, batch: &RecordBatch) -> Result<()> {
+        let (mut buffers, mut more) = (self.buffers(), 0);
+        for column in batch.columns() {
+            each_buffer(&column.to_data(), &mut |address, bytes| {
+                let (_, columns) = buffers.entry(address).or_insert((bytes, 0));
+                more += if *columns == 0 { bytes } else { 0 };
+                *columns += 1;
+            });
+        }
+        grow(&self.reservation, more)
+    }
+
+    /// Gives back the memory of columns that are dropped.
+    pub fn release<'a>(&self, columns: impl Iterator<Item = &'a ArrayRef>) {
+        let (mut buffers, mut less) = (self.buffers(), 0);
+        for column in columns {
+            each_buffer(&column.to_data(), &mut |address, _| {
+                if let Entry::Occupied(mut entry) = buffers.entry(address) {
+                    entry.get_mut().1 -= 1;
+                    if entry.get().1 == 0 {
+                        less += entry.remove().0;
+                    }
+                }
+            });
+        }
+        self.reservation.shrink(less);
+    }
+
+    fn buffers(&self) -> MutexGuard<'_, HashMap<usize, (usize, usize)>> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Calls `found` with the address and size of each buffer.
+fn each_buffer(data: &ArrayData, found: &mut dyn FnMut(usize, usize)) {
+    for buffer in data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer())) {
+        found(buffer.data_ptr().as_ptr().addr(), buffer.capacity());
+    }
+    data.child_data().iter().for_each(|child| each_buffer(child, found));
+}
+
+/// All partitions, one after the other, read concurrently as fast as they come.
+pub(super) fn held_in_turn(
     streams: Vec<SendableRecordBatchStream>,
-    reservation: &Arc<MemoryReservation>,
-) -> BoxStream<'static, Result<(RecordBatch, usize)>> {
-    // Batches may share buffers, which are counted once.
-    let (counter, reservation) = (Mutex::new(RecordBatchMemoryCounter::new()), reservation.clone());
-    let receive: Receive<_> = Arc::new(move |batch| {
-        let bytes = counter.lock().unwrap_or_else(PoisonError::into_inner).count_batch(&batch);
-        grow(&reservation, bytes)?;
-        Ok((batch, bytes))
-    });
+    held: &Arc<Held>,
+) -> BoxStream<'static, Result<RecordBatch>> {
+    let held = held.clone();
+    let receive: Receive<_> = Arc::new(move |batch| held.hold(&batch).map(|()| batch));
     in_turn(streams, Semaphore::MAX_PERMITS, &receive)
 }
 
@@ -107,7 +163,7 @@ pub(super) async fn collect(
     streams: Vec<SendableRecordBatchStream>,
     reservation: &Arc<MemoryReservation>,
 ) -> Result<Vec<RecordBatch>> {
-    reserved_in_turn(streams, reservation).map_ok(|(batch, _)| batch).try_collect().await
+    held_in_turn(streams, &Arc::new(Held::new(reservation.clone()))).try_collect().await
 }
 
 /// Some columns of a batch.

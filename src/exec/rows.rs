@@ -6,6 +6,7 @@ use datafusion::error::Result;
 use super::collect::columns;
 use super::side::Side;
 use super::vectors::VectorReader;
+use crate::error::Error;
 use crate::job::{Job, Reserved};
 use crate::matrix::Rows;
 
@@ -17,6 +18,8 @@ pub(super) struct Reading {
     /// Rows of all batches, and integers of their sets.
     rows: usize,
     tokens: usize,
+    /// Whether it is not known for certain that there are as many rows.
+    is_guess: bool,
     reserved: Option<Reserved>,
 }
 
@@ -38,7 +41,8 @@ impl Reading {
 
     /// Nothing read yet of so many rows, which are not sets.
     pub fn expecting(reader: VectorReader, rows: usize) -> Self {
-        Self { reader: reader.on_all_cores(), seen: 0, rows, tokens: 0, reserved: None }
+        let reader = reader.on_all_cores();
+        Self { reader, seen: 0, rows, tokens: 0, is_guess: true, reserved: None }
     }
 
     /// Whether the batch's rows are expected.
@@ -53,14 +57,15 @@ impl Reading {
     pub fn expect(&mut self, batches: &[RecordBatch], side: &Side, job: &Job) -> Result<()> {
         self.count(batches, side);
         // Rows move: for a moment they are in memory twice.
-        let before = self.reserved.take();
-        if before.is_some() {
+        let _before = self.reserved.take();
+        if self.reader.len() > 0 {
             self.reserve(job)?;
         }
         Ok(())
     }
 
     fn count(&mut self, batches: &[RecordBatch], side: &Side) {
+        self.is_guess = false;
         self.rows = self.seen + batches.iter().map(RecordBatch::num_rows).sum::<usize>();
         let tokens = |batch| self.reader.tokens_in(&columns(batch, &side.vector));
         self.tokens = batches.iter().map(tokens).sum();
@@ -79,13 +84,20 @@ impl Reading {
         self.reader.append(&columns(batch, &side.vector))?;
         self.seen += batch.num_rows();
         // The first row with a vector determines the length of rows.
-        if self.reader.len() > 0 {
-            self.reserve(job)?;
+        if self.reader.len() == 0 {
+            return Ok(());
         }
-        Ok(())
+        match self.reserve(job) {
+            // There may be fewer than were expected.
+            Err(Error::HostMemory { .. }) if self.seen < self.rows && self.is_guess => {
+                self.rows = self.seen;
+                Ok(())
+            }
+            reserved => Ok(reserved?),
+        }
     }
 
-    fn reserve(&mut self, job: &Job) -> Result<()> {
+    fn reserve(&mut self, job: &Job) -> Result<(), Error> {
         if self.reserved.is_none() {
             let bytes = self.reader.bytes_of(self.rows) + self.tokens * size_of::<i64>();
             self.reserved = Some(job.reserve("rows", bytes)?);
@@ -98,8 +110,8 @@ impl Reading {
     pub fn finish(self) -> Read {
         let (rows, positions) = self.reader.finish();
         let mut reserved = self.reserved;
-        if let (Some(reserved), Some(_)) = (&mut reserved, rows.sets()) {
-            // Integers that were given twice.
+        if let Some(reserved) = &mut reserved {
+            // Rows without a vector, and integers that were given twice.
             reserved.shrink_to(rows.bytes() + size_of_val(&positions[..]));
         }
         Read { rows, positions, reserved }

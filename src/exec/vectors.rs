@@ -225,7 +225,7 @@ impl VectorReader {
             ElementKind::Sets => ElementKind::DIM_OF_SETS,
             _ => self.dim.unwrap_or(0),
         };
-        rows * (4 + kind.width(dim) * kind.bytes())
+        rows.saturating_mul(4 + kind.width(dim) * kind.bytes())
     }
 
     /// Integers in the sets of a batch; 0 for rows of equal length.
@@ -261,10 +261,15 @@ impl VectorReader {
 
     /// Cuts off what was not filled.
     fn end(&mut self) {
+        fn cut<T>(numbers: &mut Vec<T>, filled: usize) {
+            numbers.truncate(filled);
+            numbers.shrink_to_fit();
+        }
+        self.positions.shrink_to_fit();
         match &mut self.elements {
-            Elements::F32(x) => x.truncate(self.filled),
-            Elements::F64(x) => x.truncate(self.filled),
-            Elements::Bits(_) => {}
+            Elements::F32(x) => cut(x, self.filled),
+            Elements::F64(x) => cut(x, self.filled),
+            Elements::Bits(x) => x.shrink_to_fit(),
             Elements::Sets(sets) => sets.shrink_to_fit(),
         }
     }

@@ -158,7 +158,7 @@ fn assigner<T: Lanes>(
     of: (Metric, Level),
     job: &Job,
 ) -> Result<Option<Box<dyn Assigner>>> {
-    if is_few(rows.matrix().dim(), k) {
+    if is_few(of.0, rows.matrix().dim(), k) {
         return Ok(Gaps::<T>::try_new(rows, k, of, job)?.map(|gaps| Box::new(gaps) as _));
     }
     Ok(Rounds::<T>::try_new(rows, k, of, job)?.map(|rounds| Box::new(rounds) as _))

@@ -4,11 +4,10 @@ use std::sync::{Arc, OnceLock};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
-use futures::TryStreamExt;
+use futures::StreamExt;
 
 use super::output::Carried;
 use super::spec::KnnSpec;
@@ -16,7 +15,7 @@ use super::stored::{Searching, Selected, Stored, open_stored, select};
 use crate::algo::knn::{Index, LshParams, Method, open_base};
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
-use crate::exec::collect::{blocking, computing, reserved_in_turn};
+use crate::exec::collect::{Held, blocking, computing, held_in_turn};
 use crate::exec::phases::Phases;
 use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
@@ -225,18 +224,22 @@ struct Collecting {
     side: Side,
     reading: Reading,
     carried: Carried,
-    /// The buffers of the columns that are carried along.
-    kept: RecordBatchMemoryCounter,
+    held: Arc<Held>,
 }
 
 impl Collecting {
     fn take(&mut self, batch: &RecordBatch, job: &Job) -> Result<()> {
         self.reading.append(batch, &self.side, job)?;
-        self.kept.count_batch(&batch.project(&self.side.carried)?);
         self.carried.push(batch, &self.side);
+        let columns = batch.columns().iter().enumerate();
+        let dropped = columns.filter(|(column, _)| !self.side.carried.contains(column));
+        self.held.release(dropped.map(|(_, column)| column));
         Ok(())
     }
 }
+
+/// Batches that are taken together, if they are there.
+const TOGETHER: usize = 64;
 
 /// The rows of an input, and its columns that are carried along.
 ///
@@ -249,31 +252,31 @@ async fn collect_rows(
     (phases, job): (&Phases, &Job),
 ) -> Result<Base> {
     let reservation = Arc::new(reservation);
-    let mut collecting = Collecting {
-        carried: Carried::new(&side),
-        kept: RecordBatchMemoryCounter::new(),
-        reading: Reading::expecting(
-            reader,
-            rows.filter(|_| side.kind != ElementKind::Sets).unwrap_or(0),
-        ),
-        side,
-    };
-    let mut batches = reserved_in_turn(streams, &reservation);
+    let held = Arc::new(Held::new(reservation.clone()));
+    let rows = rows.filter(|_| side.kind != ElementKind::Sets).unwrap_or(0);
+    let mut batches = held_in_turn(streams, &held).ready_chunks(TOGETHER);
+    let reading = Reading::expecting(reader, rows);
+    let mut collecting = Collecting { carried: Carried::new(&side), reading, side, held };
     let mut waiting = Vec::new();
-    while let Some((batch, bytes)) = batches.try_next().await? {
-        if !waiting.is_empty() || !collecting.reading.expects(&batch) {
-            waiting.push(batch);
+    while let Some(some) = batches.next().await {
+        let some = some.into_iter().collect::<Result<Vec<_>>>()?;
+        if !waiting.is_empty() || !collecting.reading.expects(&some[0]) {
+            waiting.extend(some);
             continue;
         }
         phases.enter(Phase::Prepare);
-        let (before, job) = (collecting.kept.memory_usage(), job.clone());
-        collecting = computing(move || {
-            collecting.take(&batch, &job)?;
-            Ok(collecting)
+        let job = job.clone();
+        (collecting, waiting) = computing(move || {
+            let mut some = some.into_iter();
+            while let Some(batch) = some.next() {
+                if !collecting.reading.expects(&batch) {
+                    return Ok((collecting, std::iter::once(batch).chain(some).collect()));
+                }
+                collecting.take(&batch, &job)?;
+            }
+            Ok((collecting, Vec::new()))
         })
         .await?;
-        // Its vectors have been dropped by now.
-        reservation.shrink(bytes.saturating_sub(collecting.kept.memory_usage() - before));
         phases.enter(Phase::Read);
     }
     phases.enter(Phase::Prepare);
@@ -285,9 +288,7 @@ async fn collect_rows(
         for batch in waiting {
             collecting.take(&batch, &job)?;
         }
-        let Collecting { reading, mut carried, kept, .. } = collecting;
-        // The columns of vectors have been dropped by now.
-        reservation.resize(kept.memory_usage());
+        let Collecting { reading, mut carried, .. } = collecting;
         let Read { rows, positions, reserved } = reading.finish();
         carried.positions = positions;
         Ok(Base::new(rows, carried, (reservation, reserved.into_iter().collect())))

@@ -390,15 +390,11 @@ impl ExecutionPlan for KnnExec {
             return internal_err!("KnnExec has one partition, not {partition}");
         }
         let start = |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| {
-            let (side, rows) = (side.clone(), exact_rows(plan));
-            Ok::<_, DataFusionError>(base::Input {
-                side,
-                streams: execute_all(plan, &context)?,
-                rows,
-            })
+            let (side, streams) = (side.clone(), execute_all(plan, &context)?);
+            Ok::<_, DataFusionError>(base::Input { side, streams, rows: None })
         };
         let queries = self.queries.as_ref().map(start).transpose()?;
-        let base = start(&self.base)?;
+        let base = base::Input { rows: exact_rows(&self.base.1), ..start(&self.base)? };
         let training = self.training.as_ref().map(start).transpose()?;
         let kind = self.base.0.kind;
         let kind = queries.as_ref().map_or(kind, |queries| common_kind(queries.side.kind, kind));

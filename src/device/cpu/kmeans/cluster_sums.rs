@@ -48,7 +48,9 @@ fn move_reals<T: Lanes>(
     job: &Job,
 ) -> Result<usize> {
     let before = |row: usize| old.map(|old| old[row]);
-    let _reserved = job.reserve("rows that moved", size_of_val(new))?;
+    // Those of parts, in buffers that grow, and of all.
+    let bytes = size_of_val(new) * if old.is_some() { 3 } else { 1 };
+    let _reserved = job.reserve("rows that moved", bytes)?;
     let moved = moved_rows(old, new);
     let move_all = |sums: &mut ClusterSums, moved: &[u32]| {
         for moved in moved.chunks(UNCHECKED) {

@@ -31,11 +31,16 @@ use crate::metric::{Metric, Sum};
 /// Rows of a task.
 const BLOCK: usize = 512;
 
-/// Up to this many dimensions and centroids, comparing rows with all of them is as fast as keeping lists.
-const FEW: [(usize, usize); 4] = [(15, usize::MAX), (32, 1024), (256, 128), (usize::MAX, 64)];
+/// Up to this many dimensions and centroids, comparing rows with all of them is as fast as keeping lists, and where
+/// [gaps](super::gaps) are known, faster.
+const FEW: [(usize, usize); 4] = [(15, usize::MAX), (32, 511), (256, 128), (usize::MAX, 64)];
+const FEW_WITH_GAPS: (usize, usize) = (32, 1024);
+
 /// Whether all centroids are compared with a row, if some have to be.
-pub(in crate::device::cpu) fn is_few(dim: usize, k: usize) -> bool {
-    FEW.iter().any(|(most_dim, most)| dim <= *most_dim && k <= *most)
+pub(in crate::device::cpu) fn is_few(metric: Metric, dim: usize, k: usize) -> bool {
+    let with_gaps = (metric == Metric::SqEuclidean).then_some(FEW_WITH_GAPS);
+    let mut few = FEW.into_iter().chain(with_gaps);
+    few.any(|(most_dim, most)| dim <= most_dim && k <= most)
 }
 
 /// With more dimensions, sums leave 32 bits.
@@ -114,7 +119,7 @@ impl<T: Lanes> Rounds<T> {
         job: &Job,
     ) -> Result<Option<Self>> {
         let (Some(values), dim) = (rows.reals::<T>(), rows.matrix().dim()) else { return Ok(None) };
-        if is_few(dim, k) || dim > MOST_DIM || metric.sum() == Sum::Absolute {
+        if is_few(metric, dim, k) || dim > MOST_DIM || metric.sum() == Sum::Absolute {
             return Ok(None);
         }
         Self::of_rows(rows, values, (metric, level), job)
