@@ -18,7 +18,6 @@ use futures::{StreamExt, TryStreamExt};
 use tokio::sync::{Semaphore, mpsc};
 
 use super::idle::{grow, release_idle};
-use super::inputs::InputExec;
 use crate::job::{Budget, Cancel};
 use crate::parallel::on_own_threads;
 
@@ -39,12 +38,7 @@ pub(super) fn expected_rows(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
 /// The number of rows of a plan by statistics that call it exact. Those of sources leave out their limits.
 pub(super) fn exact_rows(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
     let rows = rows_by_statistics(plan)?;
-    (rows.is_exact()? && !has_limit(plan)).then(|| rows.get_value().copied())?
-}
-
-fn has_limit(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    let inside = plan.downcast_ref::<InputExec>().is_some_and(|input| has_limit(input.plan()));
-    inside || plan.fetch().is_some() || plan.children().into_iter().any(has_limit)
+    rows.is_exact()?.then(|| rows.get_value().copied())?
 }
 
 fn rows_by_statistics(plan: &Arc<dyn ExecutionPlan>) -> Option<Precision<usize>> {

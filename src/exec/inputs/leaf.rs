@@ -46,6 +46,12 @@ pub struct InputExec {
     depth: AtomicUsize,
 }
 
+/// Whether a plan, or an input inside, stops after some rows.
+pub(in crate::exec) fn has_limit(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    let inside = plan.downcast_ref::<InputExec>().is_some_and(|input| has_limit(&input.plan));
+    inside || plan.fetch().is_some() || plan.children().into_iter().any(has_limit)
+}
+
 impl InputExec {
     /// The input that this plan reads.
     pub fn new(plan: Arc<dyn ExecutionPlan>) -> Self {

@@ -36,6 +36,7 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use datafusion::physical_planner::PhysicalPlanner;
 
 pub use in_turn::InTurnExec;
+pub(super) use leaf::has_limit;
 pub use leaf::{InputExec, ShowInputs};
 pub use numbered::NumberedExec;
 use rules::{EndsOfRows, Finish, Isolate};

@@ -59,6 +59,7 @@ use crate::algo::knn::Index;
 use crate::device::AnyDevice;
 use crate::exec::chosen::Chosen;
 use crate::exec::collect::{exact_rows, execute_all, expected_rows};
+use crate::exec::inputs::has_limit;
 use crate::exec::side::Side;
 use crate::exec::stored::{StoredIndex, numbered, stored_in};
 use crate::exec::vectors::{VectorColumn, common_kind};
@@ -394,7 +395,8 @@ impl ExecutionPlan for KnnExec {
             Ok::<_, DataFusionError>(base::Input { side, streams, rows: None })
         };
         let queries = self.queries.as_ref().map(start).transpose()?;
-        let base = base::Input { rows: exact_rows(&self.base.1), ..start(&self.base)? };
+        let rows = exact_rows(&self.base.1).filter(|_| !has_limit(&self.base.1));
+        let base = base::Input { rows, ..start(&self.base)? };
         let training = self.training.as_ref().map(start).transpose()?;
         let kind = self.base.0.kind;
         let kind = queries.as_ref().map_or(kind, |queries| common_kind(queries.side.kind, kind));
