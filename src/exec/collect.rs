@@ -5,9 +5,9 @@ use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use datafusion::arrow::array::{Array, ArrayData, ArrayRef, RecordBatch};
-use datafusion::common::DataFusionError;
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::stats::Precision;
+use datafusion::common::{DataFusionError, internal_err};
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::MemoryReservation;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -113,10 +113,10 @@ impl Held {
         grow(&self.reservation, more)
     }
 
-    /// Gives back the memory of columns that are dropped.
-    pub fn release<'a>(&self, columns: impl Iterator<Item = &'a ArrayRef>) {
+    /// Drops columns, and gives back their memory.
+    pub fn release(&self, columns: Vec<ArrayRef>) {
         let (mut buffers, mut less) = (self.buffers(), 0);
-        for column in columns {
+        for column in &columns {
             each_buffer(&column.to_data(), &mut |address, _| {
                 if let Entry::Occupied(mut entry) = buffers.entry(address) {
                     entry.get_mut().1 -= 1;
@@ -126,6 +126,7 @@ impl Held {
                 }
             });
         }
+        drop(columns);
         self.reservation.shrink(less);
     }
 
@@ -147,8 +148,12 @@ pub(super) fn held_in_turn(
     streams: Vec<SendableRecordBatchStream>,
     held: &Arc<Held>,
 ) -> BoxStream<'static, Result<RecordBatch>> {
-    let held = held.clone();
-    let receive: Receive<_> = Arc::new(move |batch| held.hold(&batch).map(|()| batch));
+    // What is reserved is given back as soon as the reader ends, if these streams do not yet.
+    let held = Arc::downgrade(held);
+    let receive: Receive<_> = Arc::new(move |batch| match held.upgrade() {
+        Some(held) => held.hold(&batch).map(|()| batch),
+        None => internal_err!("nobody reads this input any more"),
+    });
     in_turn(streams, Semaphore::MAX_PERMITS, &receive)
 }
 

@@ -15,7 +15,7 @@ use super::stored::{Searching, Selected, Stored, open_stored, select};
 use crate::algo::knn::{Index, LshParams, Method, open_base};
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
-use crate::exec::collect::{Held, blocking, computing, held_in_turn};
+use crate::exec::collect::{Held, blocking, columns, computing, held_in_turn};
 use crate::exec::phases::Phases;
 use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
@@ -228,12 +228,14 @@ struct Collecting {
 }
 
 impl Collecting {
-    fn take(&mut self, batch: &RecordBatch, job: &Job) -> Result<()> {
-        self.reading.append(batch, &self.side, job)?;
-        self.carried.push(batch, &self.side);
-        let columns = batch.columns().iter().enumerate();
-        let dropped = columns.filter(|(column, _)| !self.side.carried.contains(column));
-        self.held.release(dropped.map(|(_, column)| column));
+    fn take(&mut self, batch: RecordBatch, job: &Job) -> Result<()> {
+        self.reading.append(&batch, &self.side, job)?;
+        self.carried.push(&batch, &self.side);
+        let is_dropped = |column: &usize| !self.side.carried.contains(column);
+        let dropped: Vec<_> = (0..batch.num_columns()).filter(is_dropped).collect();
+        let dropped = columns(&batch, &dropped);
+        drop(batch);
+        self.held.release(dropped);
         Ok(())
     }
 }
@@ -272,7 +274,7 @@ async fn collect_rows(
                 if !collecting.reading.expects(&batch) {
                     return Ok((collecting, std::iter::once(batch).chain(some).collect()));
                 }
-                collecting.take(&batch, &job)?;
+                collecting.take(batch, &job)?;
             }
             Ok((collecting, Vec::new()))
         })
@@ -286,7 +288,7 @@ async fn collect_rows(
             collecting.reading.expect(&waiting, &collecting.side, &job)?;
         }
         for batch in waiting {
-            collecting.take(&batch, &job)?;
+            collecting.take(batch, &job)?;
         }
         let Collecting { reading, mut carried, .. } = collecting;
         let Read { rows, positions, reserved } = reading.finish();
