@@ -91,6 +91,9 @@ __device__ __forceinline__ bool is_eligible(const Pass& pass, u32 query, u32 row
     return row < pass.rows && (u64)pass.first_base + row != pass.first_query + query;
 }
 
+// Whether a launch has something to do: always, unless a word on the device says that it has not.
+__device__ __forceinline__ bool is_wanted(const u32* wanted) { return !wanted || *wanted; }
+
 // Sorts `count` entries ascending; there is room for the next power of two.
 template <typename Group> __device__ void sort(Entry* entries, u32 count) {
     u32 room = 2;

@@ -69,7 +69,9 @@ __device__ __forceinline__ void merge_in(Entry* work, const Lists& lists, const 
 extern "C" __global__ __launch_bounds__(256) void merge_by_warp(Entry* entries, Entry* worst,
                                                                 Reach* reach, u32* counts,
                                                                 u32* crowded, u32* crowded_count,
-                                                                Pass pass, u32 first, u32 end) {
+                                                                Pass pass, u32 first, u32 end,
+                                                                const u32* wanted) {
+    if (!is_wanted(wanted)) return;
     const u32 warp = threadIdx.x / 32;
     const u32 query = first + blockIdx.x * (blockDim.x / 32) + warp;
     if (query >= end) return;
@@ -81,7 +83,9 @@ extern "C" __global__ __launch_bounds__(256) void merge_by_warp(Entry* entries, 
 extern "C" __global__ __launch_bounds__(512) void merge_by_block(Entry* entries, Entry* worst,
                                                                  Reach* reach, u32* counts,
                                                                  u32* crowded, u32* crowded_count,
-                                                                 Pass pass, u32 first, u32 end) {
+                                                                 Pass pass, u32 first, u32 end,
+                                                                 const u32* wanted) {
+    if (!is_wanted(wanted)) return;
     merge_in<Block>((Entry*)shared, {entries, worst, reach, counts, crowded, crowded_count}, pass,
                     first + blockIdx.x);
 }
@@ -91,7 +95,9 @@ extern "C" __global__ __launch_bounds__(512) void merge_by_block(Entry* entries,
 extern "C" __global__ __launch_bounds__(1024) void merge_in_place(Entry* entries, Entry* worst,
                                                                   Reach* reach, u32* counts,
                                                                   u32* crowded, u32* crowded_count,
-                                                                  Pass pass, u32 first, u32 end) {
+                                                                  Pass pass, u32 first, u32 end,
+                                                                  const u32* wanted) {
+    if (!is_wanted(wanted)) return;
     const u32 query = first + blockIdx.x;
     const u32 count = take_candidates<Block>(
         {entries, worst, reach, counts, crowded, crowded_count}, pass, query);

@@ -296,6 +296,7 @@ __device__ __forceinline__ void scan_into(const Sink& sink, const Scalar* __rest
 extern "C" __global__ __launch_bounds__(SCAN_THREADS, SCAN_BLOCKS_PER_SM) void scan(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base,
     const Reach* __restrict__ reach, const Entry* __restrict__ worst, u32* counts, Entry* entries,
-    Pass pass) {
+    Pass pass, const u32* wanted) {
+    if (!is_wanted(wanted)) return;
     scan_into(TopK{reach, worst, counts, entries}, queries, base, pass);
 }

@@ -161,6 +161,19 @@ impl AnyDevice {
         Err(Error::NoDevice { asked: format!("cuda:{ordinal}"), reason, available })
     }
 
+    /// This device, once with each way to search that it has and would not always choose, and their names.
+    /// Of the CPU, see [`cpu_levels`](Self::cpu_levels).
+    pub fn every_way(&self) -> Vec<(&'static str, Self)> {
+        match self {
+            Self::Cpu(_) => vec![],
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => {
+                let all = device.every_way().into_iter();
+                all.map(|(name, device)| (name, Self::Cuda(device))).collect()
+            }
+        }
+    }
+
     /// The device for a computation of about `operations` arithmetic operations.
     ///
     /// `auto` takes the first GPU if there is one and the work outweighs initialising it.

@@ -36,7 +36,16 @@ fn main() {
             trials.push(trial.with_ignored_flag(missing));
         }
     }
-    // Searches on the CPU differ by its instructions.
+    // Searches on a GPU differ by how they compare pairs, …
+    for (name, device) in support::devices() {
+        for (way, device) in device.iter().flat_map(AnyDevice::every_way) {
+            for (test, run) in search::trials() {
+                let device = device.clone();
+                trials.push(Trial::test(format!("{name}-{way}::{test}"), move || run(&device)));
+            }
+        }
+    }
+    // … and on the CPU by its instructions.
     for (level, device) in AnyDevice::cpu_levels().into_iter().skip(1) {
         for (test, run) in search::trials().into_iter().chain(among::trials()) {
             let device = device.clone();

@@ -20,6 +20,18 @@ const SHARE_OF_FREE: f64 = 0.9;
 pub struct CudaDevice {
     pub(super) gpu: Arc<Gpu>,
     pub(super) memory: Arc<Memory>,
+    pub(super) comparing: Comparing,
+}
+
+/// How searches compare pairs, wherever they may choose. The answers are the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Comparing {
+    /// As it is fastest.
+    Best,
+    /// All of them, one by one.
+    Scanned,
+    /// After a filter, however few there are.
+    Filtered,
 }
 
 impl CudaDevice {
@@ -47,7 +59,25 @@ impl CudaDevice {
         let (name, shared, compute) =
             (gpu.info.name.clone(), gpu.shared.clone(), gpu.compute.clone());
         let memory = Memory::new(name, memory, shared, compute);
-        Ok(Arc::new(Self { gpu, memory }))
+        Ok(Arc::new(Self { gpu, memory, comparing: Comparing::Best }))
+    }
+
+    /// The same GPU, once with each way to compare pairs that it would not always choose, and their names.
+    pub(in crate::device) fn every_way(&self) -> Vec<(&'static str, Arc<Self>)> {
+        let with = |comparing| {
+            let (gpu, memory) = (self.gpu.clone(), self.memory.clone());
+            Arc::new(Self { gpu, memory, comparing })
+        };
+        let mut all = vec![("scanned", with(Comparing::Scanned))];
+        if self.has_filter() {
+            all.push(("filtered", with(Comparing::Filtered)));
+        }
+        all
+    }
+
+    /// Whether the GPU has the products that filter pairs of a search.
+    pub(super) fn has_filter(&self) -> bool {
+        self.gpu.limits.capability == (9, 0)
     }
 
     /// The first values of a buffer, after all earlier work of the device.

@@ -69,7 +69,7 @@ fn components(
     (weights, enough): (&[Weight], Weight),
     job: &Job,
 ) -> Result<Components> {
-    let CudaDevice { gpu, memory } = device;
+    let CudaDevice { gpu, memory, .. } = device;
     let DbscanInput { rows, ends, within, .. } = *input;
     let matrix = rows.matrix();
     let (kind, count) = (matrix.kind(), rows.len());

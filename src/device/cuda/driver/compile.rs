@@ -19,12 +19,13 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 38] = files![
+const FILES: [(&str, &str); 49] = files![
     "common/arithmetic.cuh",
     "common/copy.cuh",
     "common/scan.cuh",
     "common/sort.cuh",
     "common/warp.cuh",
+    "common/wgmma.cuh",
     "dbscan.cu",
     "dbscan/attach.cuh",
     "dbscan/compare.cuh",
@@ -34,6 +35,14 @@ const FILES: [(&str, &str); 38] = files![
     "dbscan/rows.cuh",
     "dbscan/tiles.cuh",
     "dbscan/walk.cuh",
+    "filter.cu",
+    "filter/exact.cuh",
+    "filter/found.cuh",
+    "filter/image.cuh",
+    "filter/narrow.cuh",
+    "filter/pack.cuh",
+    "filter/thresholds.cuh",
+    "filter/wide.cuh",
     "hashing.cu",
     "hashing/keys.cuh",
     "hashing/tables.cuh",
@@ -44,6 +53,7 @@ const FILES: [(&str, &str); 38] = files![
     "kmeans/sums.cuh",
     "kmeans/tiles.cuh",
     "kmeans/assign_tiles.cuh",
+    "products.cu",
     "search.cu",
     "search/among.cuh",
     "search/buckets.cuh",
@@ -58,6 +68,7 @@ const FILES: [(&str, &str); 38] = files![
     "seeding/draw.cuh",
     "seeding/pairs.cuh",
     "seeding/shares.cuh",
+    "wide_products.cu",
 ];
 
 /// Options of every compilation. The compiler must not introduce fused multiply-adds: the order and
@@ -69,6 +80,8 @@ const OPTIONS: [&str; 2] = ["-std=c++17", "-fmad=false"];
 pub(in crate::device::cuda) struct Program {
     file: &'static str,
     defines: Vec<String>,
+    /// Whether it has instructions that only this architecture has.
+    is_for_one: bool,
 }
 
 impl Program {
@@ -80,7 +93,12 @@ impl Program {
     ) -> Self {
         let constants = constants.iter().map(|(name, value)| format!("-D{name}={value}u"));
         let parameters = parameters.iter().map(|parameter| format!("-D{parameter}"));
-        Self { file, defines: parameters.chain(constants).collect() }
+        Self { file, defines: parameters.chain(constants).collect(), is_for_one: false }
+    }
+
+    /// The same, with the instructions that only the device's architecture has, and no later one.
+    pub(in crate::device::cuda) fn for_one_architecture(self) -> Self {
+        Self { is_for_one: true, ..self }
     }
 
     /// The cubin for an architecture, such as `sm_90`.
@@ -90,7 +108,7 @@ impl Program {
     pub(in crate::device::cuda) fn cubin(&self, arch: &str, cache: &Cache) -> Result<Vec<u8>> {
         let source = source(self.file);
         let mut options: Vec<String> = OPTIONS.map(str::to_string).to_vec();
-        options.push(format!("-arch={arch}"));
+        options.push(format!("-arch={arch}{}", if self.is_for_one { "a" } else { "" }));
         options.extend_from_slice(&self.defines);
 
         let (major, minor) = sys::nvrtc_version()?;
@@ -135,7 +153,16 @@ fn include(file: &str, seen: &mut Vec<String>, text: &mut String) {
 mod tests {
     use super::*;
 
-    const MODULES: [&str; 5] = ["search.cu", "kmeans.cu", "seeding.cu", "dbscan.cu", "hashing.cu"];
+    const MODULES: [&str; 8] = [
+        "search.cu",
+        "filter.cu",
+        "products.cu",
+        "wide_products.cu",
+        "kmeans.cu",
+        "seeding.cu",
+        "dbscan.cu",
+        "hashing.cu",
+    ];
 
     #[test]
     fn a_program_has_every_file_it_needs_once() {

@@ -127,6 +127,17 @@ impl Pace {
         self.account(stream, rate, operations, true)
     }
 
+    /// One of the two, by whether a launch surely does these operations.
+    pub(in crate::device::cuda) fn count(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        rate: &Arc<Rate>,
+        operations: f64,
+        is_sure: bool,
+    ) -> Result<()> {
+        self.account(stream, rate, operations, is_sure)
+    }
+
     /// The same for a launch that mostly does fewer operations than these.
     pub(in crate::device::cuda) fn launched_at_most(
         &mut self,

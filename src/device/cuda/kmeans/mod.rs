@@ -240,7 +240,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         made.into_iter().collect::<Result<()>>()?;
         let jobs = groups.iter().map(|(problem, _)| self.problems[*problem].group_job());
         let jobs: Vec<GroupJob> = jobs.collect();
-        let CudaDevice { gpu, memory } = self.device.as_ref();
+        let CudaDevice { gpu, memory, .. } = self.device.as_ref();
         let kernels = RoundKernels::get(gpu, self.input.rows.matrix().dim())?;
         let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, self.input.rows, job)?;
         gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
@@ -281,7 +281,7 @@ impl<T: Real> Problem<T> {
     ) -> Result<&mut Resident> {
         if self.resident.is_none() {
             let empty = self.empty();
-            let CudaDevice { gpu, memory } = device;
+            let CudaDevice { gpu, memory, .. } = device;
             let start = (&empty, way);
             let rows = (&self.rows, self.uploaded.take());
             let mut resident = Resident::open(gpu, memory, rows, &self.given, start, job)?;

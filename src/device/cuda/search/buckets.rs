@@ -276,7 +276,7 @@ impl CudaDevice {
         (k, kernels): (usize, &Kernels),
         job: &Job,
     ) -> Result<InBuckets> {
-        let Self { gpu, memory } = self;
+        let Self { gpu, memory, .. } = self;
         let (matrix, base_rows) = (base.rows.matrix(), base.rows.len());
         let queries = buckets.queries;
         assert!(buckets.tables <= tables.tables);

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::filter::{bytes_per_query, bytes_per_row};
 use super::launch::{Kernels, Pairs};
 use super::lists::{Search, list_bytes};
 use super::passes::PANEL;
@@ -37,7 +38,7 @@ impl SearchDevice for CudaDevice {
     /// Two chunks of base rows, so that one can arrive while the other is searched, and two blocks
     /// of queries with their lists, in at most a quarter of the memory.
     fn capacity(&self, shape: &Shape) -> Capacity {
-        capacity(self.memory.available() as usize, shape)
+        capacity(self.memory.available() as usize, shape, self.has_filter())
     }
 
     fn rows(&self, rows: &Rows, metric: Metric) -> CudaRows {
@@ -76,7 +77,7 @@ impl SearchDevice for CudaDevice {
         job: &Job,
     ) -> Result<()> {
         let (queries, base) = (queries.queries(self, job)?, base.base(self, job)?);
-        lists.0.add(&self.gpu, &queries, &base, pairing, job)
+        lists.0.add(self, &queries, &base, pairing, job)
     }
 
     fn download(&self, lists: CudaLists, job: &Job) -> Result<Neighbors> {
@@ -110,7 +111,7 @@ impl CudaDevice {
         if candidates.is_empty() {
             return Ok(vec![]);
         }
-        let Self { gpu, memory } = self;
+        let Self { gpu, memory, .. } = self;
         let (matrix, kind) = (base.rows.matrix(), base.rows.matrix().kind());
         let kernels = Kernels::get(gpu, &base.rows, base.metric)?;
         let sides = (queries.plain(self, job)?, base.plain(self, job)?);
@@ -147,12 +148,18 @@ impl CudaDevice {
     }
 }
 
-fn capacity(limit: usize, shape: &Shape) -> Capacity {
+fn capacity(limit: usize, shape: &Shape, has_filter: bool) -> Capacity {
     let dim = device_dim(shape.kind, shape.dim);
     // Any metric: the dimension is stored the same way for all.
     let stored = Spec::new(shape.kind, any_metric(shape.kind), dim as u32).stored_dim(dim as u32);
-    let row = stored as usize * scalar_bytes(shape.kind);
-    let query = row + list_bytes(shape.kind, shape.k);
+    let stored = stored as usize;
+    let panel = stored * scalar_bytes(shape.kind);
+    let is_filtered = has_filter && shape.kind != ElementKind::Bits;
+    let (of_row, of_query) = match is_filtered {
+        true => (bytes_per_row(shape.kind, stored), bytes_per_query(shape.kind, stored)),
+        false => (0, 0),
+    };
+    let (row, query) = (panel + of_row, panel + of_query + list_bytes(shape.kind, shape.k));
     let whole_panels = |rows: usize| (rows / PANEL).max(1) * PANEL;
     let queries = whole_panels((limit / 8 / query).min(MOST_QUERIES));
     let base = whole_panels(limit.saturating_sub(2 * queries * query) / 2 / row);
@@ -176,13 +183,14 @@ mod tests {
         let limit = 8 << 30;
         for kind in [ElementKind::F32, ElementKind::F64, ElementKind::Bits] {
             for dim in [1, 33, 128, 4096] {
-                for k in [1, 10, 1024] {
-                    let capacity = capacity(limit, &shape(kind, dim, k));
+                for (k, has_filter) in [(1, false), (10, false), (10, true), (1024, true)] {
+                    let capacity = capacity(limit, &shape(kind, dim, k), has_filter);
                     let row = device_dim(kind, dim) * scalar_bytes(kind);
                     let list = super::list_bytes(kind, k);
                     let used = 2 * capacity.base * row + 2 * capacity.queries * (row + list);
                     assert!(used <= limit, "{kind:?} {dim} {k}: {used}");
-                    assert!(used > limit / 2, "{kind:?} {dim} {k}: {used}");
+                    let share = if has_filter { 8 } else { 2 };
+                    assert!(used > limit / share, "{kind:?} {dim} {k}: {used}");
                 }
             }
         }
@@ -190,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_least_is_a_panel() {
-        let capacity = capacity(1 << 20, &shape(ElementKind::F64, 4096, 4096));
+        let capacity = capacity(1 << 20, &shape(ElementKind::F64, 4096, 4096), false);
         assert_eq!(capacity, Capacity { base: PANEL, queries: PANEL });
     }
 }

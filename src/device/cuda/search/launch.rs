@@ -16,7 +16,9 @@ use cudarc::driver::{
 use super::passes::PANEL;
 use super::spec::{Spec, device_dim, entry_bytes, real_bytes, scalar_bytes};
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::launch::{Rate, allow_shared, check_size, config, function};
+use crate::device::cuda::driver::launch::{
+    Rate, address, allow_shared, check_size, config, function,
+};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::modules::Once;
 use crate::device::cuda::driver::sys::failed;
@@ -283,29 +285,31 @@ impl Kernels {
         Ok(())
     }
 
-    /// Compares all queries with the panels of a pass's visits `begin..end`.
+    /// Compares all queries with the panels of a pass's visits `begin..end`: if a word on the device is not
+    /// 0, where one is given.
     pub(super) fn scan(
         &self,
         stream: &Arc<CudaStream>,
-        queries: &Buffer,
-        base: &Buffer,
+        (queries, base): (&Buffer, &Buffer),
         lists: &mut Lists,
         pass: &Pass,
+        wanted: Option<&Buffer>,
     ) -> Result<()> {
         self.check_pass(queries, base, lists, pass);
+        let wanted = wanted.map_or(0, |word| address(stream, word));
         let query_panels = lists.queries.div_ceil(PANEL);
         let visits = (pass.end - pass.begin) as usize;
         // Sixteen or more blocks per multiprocessor even out the last wave, if each still has eight
         // panels to scan; the grid's y dimension is at most 65535.
-        let wanted = (32 * self.multiprocessors).div_ceil(query_panels);
-        let splits = wanted.min(visits.div_ceil(8)).clamp(1, 65_535);
+        let enough = (32 * self.multiprocessors).div_ceil(query_panels);
+        let splits = enough.min(visits.div_ceil(8)).clamp(1, 65_535);
         let threads = if self.spec.kind() == ElementKind::F64 { 512 } else { 256 };
         let mut grid = config(query_panels, threads, self.scan_shared());
         grid.grid_dim.1 = splits as u32;
         let mut launch = stream.launch_builder(&self.scan);
         launch.arg(queries.slice()).arg(base.slice()).arg(lists.reach.slice());
         launch.arg(lists.worst.slice()).arg(lists.counts.slice());
-        launch.arg(lists.entries.slice()).arg(pass);
+        launch.arg(lists.entries.slice()).arg(pass).arg(&wanted);
         // SAFETY: `check_pass` holds: whole panels on both sides. Blocks write candidates at
         // positions below `slots` of lists of queries below `queries`, through atomic counters or,
         // in a dense pass, at one position per pair, which has room.
@@ -313,29 +317,32 @@ impl Kernels {
         Ok(())
     }
 
-    /// Merges a pass's candidates for some of the queries, from this one on.
+    /// Merges a pass's candidates for some of the queries, from this one on: if a word on the device is not
+    /// 0, where one is given; queries that are crowded by then are kept.
     pub(super) fn merge(
         &self,
         stream: &Arc<CudaStream>,
         lists: &mut Lists,
         pass: &Pass,
         (first, count): (usize, usize),
+        wanted: Option<&Buffer>,
     ) -> Result<()> {
         self.check(lists);
         assert!(first + count <= lists.queries && pass.queries as usize == lists.queries);
         assert!(pass.k as usize == lists.k && pass.slots as usize == lists.slots);
-        if first == 0 && pass.dense == 0 {
+        if first == 0 && pass.dense == 0 && wanted.is_none() {
             stream
                 .memset_zeros(lists.crowded_count.slice_mut())
                 .map_err(failed("cuMemsetD8Async"))?;
         }
         let (function, name, grid) = self.merge_variant(lists, count);
         let (first, end) = (first as u32, (first + count) as u32);
+        let wanted = wanted.map_or(0, |word| address(stream, word));
         let mut launch = stream.launch_builder(function);
         launch.arg(lists.entries.slice_mut()).arg(lists.worst.slice_mut());
         launch.arg(lists.reach.slice_mut()).arg(lists.counts.slice_mut());
         launch.arg(lists.crowded.slice_mut()).arg(lists.crowded_count.slice_mut()).arg(pass);
-        launch.arg(&first).arg(&end);
+        launch.arg(&first).arg(&end).arg(&wanted);
         // SAFETY: `check` holds; a list and its candidates are sorted within its `slots` entries,
         // or in as much shared memory as the variant was given.
         unsafe { launch.launch(grid) }.map_err(failed(name))?;

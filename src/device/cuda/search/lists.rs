@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaEvent, DeviceRepr};
 
+use super::filter::{self, Filtering};
 use super::launch::{Kernels, Lists, Pass};
 use super::passes::{self, PANEL, SearchPasses};
 use super::rows::{Panels, wait_for};
@@ -16,7 +17,8 @@ use crate::device::cuda::driver::launch::Pace;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::device::cuda::driver::upload::{Transfer, elapsed};
-use crate::error::Result;
+use crate::device::cuda::handle::{Comparing, CudaDevice};
+use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::{ElementKind, Real};
 
@@ -90,13 +92,14 @@ impl Search {
     /// Merges base rows into the lists.
     pub(super) fn add(
         &mut self,
-        gpu: &Gpu,
+        device: &CudaDevice,
         queries: &Panels,
         base: &Panels,
         pairing: &Pairing<'_>,
         job: &Job,
     ) -> Result<()> {
         job.check()?;
+        let gpu = &device.gpu;
         for side in [queries, base] {
             self.account.transfers.extend(side.take_transfer());
             wait_for(gpu, &side.ready)?;
@@ -104,7 +107,7 @@ impl Search {
         self.is_self_join |= pairing.queries != QueryRows::Separate;
         if queries.rows > 0 && base.rows > 0 {
             let begin = gpu.timestamp()?;
-            self.run_passes(gpu, queries, base, pairing, job)?;
+            self.run_passes(device, queries, base, pairing, job)?;
             self.account.computing.push((begin, gpu.timestamp()?));
             self.account.pairs += queries.rows as u64 * base.rows as u64;
         }
@@ -114,26 +117,38 @@ impl Search {
 
     fn run_passes(
         &mut self,
-        gpu: &Gpu,
+        device: &CudaDevice,
         queries: &Panels,
         base: &Panels,
         pairing: &Pairing<'_>,
         job: &Job,
     ) -> Result<()> {
+        let gpu = &device.gpu;
         let (mut pass, rate) = (self.pass(base, pairing), self.kernels.scan_rate().clone());
-        for step in SearchPasses::new(base.rows, self.lists.k, self.offered as usize) {
+        let filtering = self.filtering(device, queries, base)?;
+        let tiles = filtering.as_ref().map(|filtering| filtering.tiles(&self.lists));
+        let all = SearchPasses::new(base.rows, self.lists.k, self.offered as usize);
+        for step in all.filtered(tiles) {
             pass.start = step.visits.start as u32;
             pass.dense = if step.is_dense { (step.visits.len() * PANEL) as u32 } else { 0 };
+            // What is scanned after a filtered pass is so only if the filter has been given up.
+            let filtering = filtering.as_ref().filter(|_| step.is_filtered);
+            if let Some(filtering) = filtering {
+                (pass.begin, pass.end) = (step.visits.start as u32, step.visits.end as u32);
+                let pass = (&pass, &step.visits);
+                filtering.run(gpu, &mut self.lists, pass, &mut self.pace, job)?;
+            }
+            let wanted = filtering.map(Filtering::given_up);
             let cut = |most| passes::launches(&step.visits, queries.rows, base.stored_dim, most);
             for visits in cut(rate.of_a_launch()) {
                 job.check()?;
                 (pass.begin, pass.end) = (visits.start as u32, visits.end as u32);
-                let lists = &mut self.lists;
-                self.kernels.scan(&gpu.compute, &queries.buffer, &base.buffer, lists, &pass)?;
+                let (sides, lists) = ((&queries.buffer, &base.buffer), &mut self.lists);
+                self.kernels.scan(&gpu.compute, sides, lists, &pass, wanted)?;
                 let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
-                self.pace.launched(&gpu.compute, &rate, work)?;
+                self.pace.count(&gpu.compute, &rate, work, wanted.is_none())?;
             }
-            self.merge(gpu, &pass, job)?;
+            self.merge(gpu, &pass, wanted, job)?;
             if pass.dense > 0 {
                 continue;
             }
@@ -152,8 +167,34 @@ impl Search {
         Ok(())
     }
 
+    /// What filters pairs, if that pays.
+    fn filtering(
+        &self,
+        device: &CudaDevice,
+        queries: &Panels,
+        base: &Panels,
+    ) -> Result<Option<Filtering>> {
+        let CudaDevice { gpu, memory, comparing } = device;
+        let spec = self.kernels.spec();
+        let list = (self.lists.k, self.lists.slots, self.kernels.shared_limit);
+        let sizes = (queries.rows, base.rows);
+        let always = *comparing == Comparing::Filtered;
+        if *comparing == Comparing::Scanned
+            || !device.has_filter()
+            || !filter::pays((spec.kind(), spec.metric()), list, sizes, always)
+        {
+            return Ok(None);
+        }
+        let Some(packed) = base.packed(gpu, memory)? else { return Ok(None) };
+        let queries = (queries.rows(), &self.lists);
+        match Filtering::new(gpu, memory, &self.kernels, packed, queries) {
+            Err(Error::DeviceMemory { .. }) => Ok(None),
+            filtering => filtering.map(Some),
+        }
+    }
+
     /// Merges a pass's candidates into the lists.
-    fn merge(&mut self, gpu: &Gpu, pass: &Pass, job: &Job) -> Result<()> {
+    fn merge(&mut self, gpu: &Gpu, pass: &Pass, wanted: Option<&Buffer>, job: &Job) -> Result<()> {
         // The number of times that a sort goes through the entries.
         let steps = (self.lists.slots.ilog2() * (self.lists.slots.ilog2() + 1) / 2) as f64;
         let per_query = self.lists.slots as f64 * steps;
@@ -162,8 +203,10 @@ impl Search {
         for first in (0..self.lists.queries).step_by(together) {
             job.check()?;
             let count = together.min(self.lists.queries - first);
-            self.kernels.merge(&gpu.compute, &mut self.lists, pass, (first, count))?;
-            self.pace.launched(&gpu.compute, &rate, count as f64 * per_query)?;
+            let queries = (first, count);
+            self.kernels.merge(&gpu.compute, &mut self.lists, pass, queries, wanted)?;
+            let work = count as f64 * per_query;
+            self.pace.count(&gpu.compute, &rate, work, wanted.is_none())?;
         }
         Ok(())
     }

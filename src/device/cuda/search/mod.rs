@@ -8,6 +8,7 @@
 //! | `join`, `launch_join` | all rows with those in their own buckets |
 //! | `rows` | rows and their layouts on the GPU |
 //! | `lists` | the lists of a block of queries, from empty to downloaded |
+//! | `filter` | which pairs are compared at all, by products on tensor cores |
 //! | `passes` | how a search is cut into passes |
 //! | `launch`, `spec` | kernels, and their compile-time parameters |
 //!
@@ -16,6 +17,7 @@
 
 mod buckets;
 mod device;
+mod filter;
 mod join;
 mod launch;
 mod launch_buckets;

@@ -15,8 +15,16 @@ use std::ops::Range;
 /// Rows in a panel.
 pub(super) const PANEL: usize = 128;
 
-/// A pass is at most this many times as large as the rows seen before it.
+/// A pass is at most this many times as large as the rows seen before it, and one whose pairs are
+/// filtered.
 const MOST_GROWTH: usize = 8;
+const MOST_FILTERED_GROWTH: f64 = 3.0;
+
+/// Panels that are scanned before any are filtered: enough to make thresholds tell.
+const SCANNED_FIRST: usize = 4;
+
+/// At the end, a pass of less than this share of its size is added to the one before.
+const CRUMB: f64 = 0.25;
 
 /// Entries of a query's list: k neighbours and at least three times as many candidates; a power of
 /// two, because the sort needs one.
@@ -46,6 +54,17 @@ pub(super) struct SearchPass {
     pub(super) visits: Range<usize>,
     /// Every pair is a candidate, because lists may not be full yet.
     pub(super) is_dense: bool,
+    /// Pairs are filtered; visits are whole tiles.
+    pub(super) is_filtered: bool,
+}
+
+/// How pairs are filtered.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tiles {
+    /// Panels in a tile.
+    pub(super) panels: usize,
+    /// Hits per query that there is room for.
+    pub(super) room: usize,
 }
 
 /// The passes of one call.
@@ -60,6 +79,7 @@ pub(super) struct SearchPasses {
     /// Rows that the lists were offered before this call.
     offered: usize,
     next: usize,
+    tiles: Option<Tiles>,
 }
 
 impl SearchPasses {
@@ -67,7 +87,12 @@ impl SearchPasses {
     pub(super) fn new(rows: usize, k: usize, offered: usize) -> Self {
         let panels = panels(rows);
         let padding = panels * PANEL - rows;
-        Self { panels, padding, k, room: slots(k) - k, offered, next: 0 }
+        Self { panels, padding, k, room: slots(k) - k, offered, next: 0, tiles: None }
+    }
+
+    /// The same, most of them filtered.
+    pub(super) fn filtered(self, tiles: Option<Tiles>) -> Self {
+        Self { tiles, ..self }
     }
 
     /// Whether lists may not be full yet: all padding may lie in the panels seen, and one row may
@@ -87,6 +112,13 @@ impl Iterator for SearchPasses {
         }
         let fits = self.room / PANEL;
         let is_dense = self.may_be_short();
+        if let Some(tiles) = self.tiles
+            && !is_dense
+            && self.next.is_multiple_of(tiles.panels)
+            && self.seen() >= SCANNED_FIRST
+        {
+            return Some(self.next_filtered(tiles));
+        }
         let size = if is_dense || self.next == 0 {
             // Just enough to fill the lists; as many candidates as rows, so they always fit.
             (self.k + 1 + self.padding).div_ceil(PANEL).clamp(1, fits)
@@ -94,9 +126,36 @@ impl Iterator for SearchPasses {
             let growth = (self.room as f64 / (2 * self.k) as f64).min(MOST_GROWTH as f64);
             ((self.next as f64 * growth) as usize).max(1)
         };
+        // Filtered passes begin with a tile, and soon.
+        let size = match self.tiles {
+            Some(tiles) if !is_dense => {
+                let enough = SCANNED_FIRST.saturating_sub(self.seen()).max(1);
+                let end = (self.next + enough).next_multiple_of(tiles.panels);
+                size.min(end - self.next)
+            }
+            _ => size,
+        };
         let visits = self.next..self.next + size.min(left);
         self.next = visits.end;
-        Some(SearchPass { visits, is_dense })
+        Some(SearchPass { visits, is_dense, is_filtered: false })
+    }
+}
+
+impl SearchPasses {
+    /// Panels that hold the rows seen.
+    fn seen(&self) -> usize {
+        self.next + self.offered / PANEL
+    }
+
+    fn next_filtered(&mut self, tiles: Tiles) -> SearchPass {
+        let growth = (tiles.room as f64 / (3 * self.k) as f64).min(MOST_FILTERED_GROWTH);
+        let size = self.seen() as f64 * growth;
+        let whole = (size as usize).max(1).next_multiple_of(tiles.panels);
+        let left = self.panels - self.next;
+        let is_last = (left as f64) < (1.0 + CRUMB) * whole as f64;
+        let visits = self.next..if is_last { self.panels } else { self.next + whole };
+        self.next = visits.end;
+        SearchPass { visits, is_dense: false, is_filtered: true }
     }
 }
 
@@ -181,6 +240,33 @@ mod tests {
         }
         assert!(SearchPasses::new(1000, 2000, 0).all(|round| round.is_dense));
         assert!(SearchPasses::new(1000, 5, 6).all(|round| !round.is_dense));
+    }
+
+    #[test]
+    fn filtered_passes_are_whole_tiles_of_full_lists() {
+        for (rows, k) in [(129, 5), (1000, 5), (1_000_000, 10), (1_000_001, 1024), (70_000, 100)] {
+            for (panels_of_a_tile, offered) in [(1, 0), (2, 0), (2, 50), (1, 100_000)] {
+                let tiles = Tiles { panels: panels_of_a_tile, room: 2 * (slots(k) - k) };
+                let all = SearchPasses::new(rows, k, offered).filtered(Some(tiles));
+                let mut next = 0;
+                for pass in all {
+                    assert_eq!(pass.visits.start, next);
+                    next = pass.visits.end;
+                    if pass.is_filtered {
+                        assert!(
+                            !pass.is_dense && pass.visits.start.is_multiple_of(panels_of_a_tile)
+                        );
+                        let is_whole = pass.visits.end.is_multiple_of(panels_of_a_tile);
+                        assert!(is_whole || next == panels(rows));
+                    }
+                }
+                assert_eq!(next, panels(rows));
+            }
+        }
+        let tiles = Some(Tiles { panels: 2, room: 492 });
+        let all: Vec<_> = SearchPasses::new(1_000_000, 10, 0).filtered(tiles).collect();
+        assert!(all.iter().filter(|pass| !pass.is_filtered).count() <= 3, "{all:?}");
+        assert!(all.len() <= 9, "{all:?}");
     }
 
     #[test]

@@ -5,15 +5,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::CudaEvent;
 
+use super::filter::{InPanels, PackedBase};
 use super::launch::{Kernels, Piece};
 use super::passes::{PANEL, panels};
 use super::spec::{device_dim, scalar_bytes};
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::failed;
 use crate::device::cuda::driver::upload::{PIECE_BYTES, Transfer, bytes_of};
 use crate::device::cuda::handle::CudaDevice;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::{Metric, Sum};
@@ -46,6 +47,8 @@ pub(super) struct Panels {
     pub(super) ready: CudaEvent,
     /// The transfer that it took, until it is accounted for.
     transfer: Mutex<Option<Transfer>>,
+    /// The same rows as halves, once they are wanted; none if they have no use for it.
+    packed: Slot<Option<Arc<PackedBase>>>,
 }
 
 /// Rows on the device in their original layout, one after the other.
@@ -56,6 +59,27 @@ pub(super) struct Plain {
 }
 
 impl Panels {
+    /// The rows, to be made halves of.
+    pub(super) fn rows(&self) -> InPanels<'_> {
+        InPanels { buffer: &self.buffer, rows: self.rows, dim: self.stored_dim }
+    }
+
+    /// These base rows as halves, after all that arrived in the compute stream. `None` if that is of no
+    /// use, or there is no memory for it.
+    pub(super) fn packed(
+        &self,
+        gpu: &Gpu,
+        memory: &Arc<Memory>,
+    ) -> Result<Option<Arc<PackedBase>>> {
+        let made = get_or_make(&self.packed, || {
+            match PackedBase::of(gpu, memory, &self.kernels, self.rows()) {
+                Err(Error::DeviceMemory { .. }) => Ok(None),
+                packed => Ok(packed?.map(Arc::new)),
+            }
+        })?;
+        Ok(Option::clone(&made))
+    }
+
     /// The transfer that made them; the first caller gets it.
     pub(super) fn take_transfer(&self) -> Option<Transfer> {
         self.transfer.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -123,7 +147,7 @@ impl CudaRows {
     /// The rows one after the other.
     pub(super) fn plain(&self, device: &CudaDevice, job: &Job) -> Result<Arc<Plain>> {
         get_or_make(&self.layouts.plain, || {
-            let CudaDevice { gpu, memory } = device;
+            let CudaDevice { gpu, memory, .. } = device;
             let (buffer, ready, _) = gpu.uploader.upload_plain(memory, &self.rows, job)?;
             Ok(Plain { buffer, ready })
         })
@@ -131,7 +155,7 @@ impl CudaRows {
 
     /// Puts rows into panels as they arrive.
     fn upload(&self, device: &CudaDevice, side: Side, job: &Job) -> Result<Panels> {
-        let CudaDevice { gpu, memory } = device;
+        let CudaDevice { gpu, memory, .. } = device;
         let kernels = Kernels::get(gpu, &self.rows, self.metric)?;
         let (rows, matrix) = (&self.rows, self.rows.matrix());
         let dim = device_dim(matrix.kind(), matrix.dim());
@@ -167,7 +191,8 @@ impl CudaRows {
         })?;
         let (end, ready) = (uploader.timestamp()?, uploader.timestamp()?);
         let transfer = Mutex::new(Some(Transfer { bytes: rows.bytes() as u64, begin, end }));
-        Ok(Panels { kernels, buffer, rows: rows.len(), stored_dim, ready, transfer })
+        let packed = Slot::default();
+        Ok(Panels { kernels, buffer, rows: rows.len(), stored_dim, ready, transfer, packed })
     }
 }
 
@@ -180,7 +205,7 @@ impl Panels {
         rows: usize,
         negate: bool,
     ) -> Result<Self> {
-        let CudaDevice { gpu, memory } = device;
+        let CudaDevice { gpu, memory, .. } = device;
         gpu.compute.wait(&self.ready).map_err(failed("cuStreamWaitEvent"))?;
         let begin = gpu.timestamp()?;
         let (kernels, stored_dim) = (self.kernels.clone(), self.stored_dim);
@@ -191,7 +216,7 @@ impl Panels {
         kernels.take_queries(&gpu.compute, base, &mut buffer, (first, rows), negate)?;
         let (end, ready) = (gpu.timestamp()?, gpu.timestamp()?);
         let transfer = Mutex::new(Some(Transfer { bytes: 0, begin, end }));
-        Ok(Self { kernels, buffer, rows, stored_dim, ready, transfer })
+        Ok(Self { kernels, buffer, rows, stored_dim, ready, transfer, packed: Slot::default() })
     }
 }
 

@@ -44,6 +44,10 @@ impl Spec {
         self.kind
     }
 
+    pub(super) fn metric(&self) -> Metric {
+        self.metric
+    }
+
     /// Elements of a row in a panel: whole groups of elements that the scan adds up without a branch.
     /// See `GROUP` in `kernels/search/scan.cuh`.
     pub(super) fn stored_dim(&self, dim: u32) -> u32 {
@@ -75,18 +79,20 @@ impl Spec {
     }
 
     fn defines(&self) -> [String; 3] {
-        let element = match self.kind {
-            ElementKind::F32 => "F32",
-            ElementKind::F64 => "F64",
-            ElementKind::Bits => "BITS",
-            ElementKind::Sets => unreachable!("sets are compared on the host"),
-        };
-        [
-            format!("ELEMENT={element}"),
-            format!("METRIC={}", self.metric.name().to_uppercase()),
-            format!("DIM={}", self.fixed_dim),
-        ]
+        let [element, metric] = definitions(self.kind, self.metric);
+        [element, metric, format!("DIM={}", self.fixed_dim)]
     }
+}
+
+/// How kernels are told of a kind of elements and a metric.
+pub(super) fn definitions(kind: ElementKind, metric: Metric) -> [String; 2] {
+    let element = match kind {
+        ElementKind::F32 => "F32",
+        ElementKind::F64 => "F64",
+        ElementKind::Bits => "BITS",
+        ElementKind::Sets => unreachable!("sets are compared on the host"),
+    };
+    [format!("ELEMENT={element}"), format!("METRIC={}", metric.name().to_uppercase())]
 }
 
 /// Elements of a row as the device counts them: bits in words of 32.

@@ -38,7 +38,7 @@ pub(super) fn choose<T: Real>(
     random: Random,
     job: &Job,
 ) -> Result<(Vec<T>, Buffer, Work)> {
-    let CudaDevice { gpu, memory } = device;
+    let CudaDevice { gpu, memory, .. } = device;
     let (uploaded, ready, transfer) = gpu.uploader.upload_plain(memory, rows, job)?;
     gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
     let input = Input { rows, uploaded: &uploaded, weights, metric, problem };

@@ -1,0 +1,3 @@
+// What surrounds the filter: rows as halves, thresholds, and the distances of what passes.
+
+#include "filter/exact.cuh"

@@ -1,0 +1,222 @@
+// The distances of the pairs that passed the filter, into the lists.
+//
+// Hits are positions, in a query's list behind its neighbours, where other passes have candidates.
+
+#include "filter/thresholds.cuh"
+
+constexpr u32 VECTOR = 16 / sizeof(Scalar);
+
+// A pass whose pairs were filtered, and where rows lie one after the other: the base by position.
+struct Filtered {
+    const Scalar* queries;
+    const Scalar* base;
+    const u32* state;
+    Entry* entries;
+    Entry* worst;
+    Reach* reach;
+    u32* counts;
+    u32* crowded;
+    u32* crowded_count;
+    u32 pitch, vectors;  // elements from row to row, and vectors of 16 bytes in a row
+    u32 room, padding;   // hits
+};
+static_assert(sizeof(Filtered) == 88, "the host has the same struct");
+
+__device__ __forceinline__ const u32* hits_of(const Filtered& filtered, const Pass& pass, u32 query) {
+    return (const u32*)(filtered.entries + (u64)query * pass.slots + pass.k);
+}
+
+// A query's number of hits, which is taken: the counter is 0 afterwards. If they are too many, the query is
+// crowded, and has none. All threads of a group have the same query, or none.
+template <typename Group>
+__device__ __forceinline__ u32 take_hits(const Filtered& filtered, u32 query, bool is_query) {
+    const u32 count = is_query ? filtered.counts[query] : 0;
+    const bool is_given_up = filtered.state[GIVEN_UP];
+    Group::sync();
+    if (Group::rank() == 0 && count > 0) {
+        filtered.counts[query] = 0;
+        if (count > filtered.room && !is_given_up) {
+            filtered.crowded[atomicAdd(filtered.crowded_count, 1u)] = query;
+        }
+    }
+    return count > filtered.room || is_given_up ? 0 : count;
+}
+
+// The base row at a position, if it may be a neighbour of the query, or ~0.
+__device__ __forceinline__ u32 row_at(const Pass& pass, u32 query, u32 position) {
+    if (position == ~0u) return ~0u;
+    const u32 visit = position / PANEL;
+    if (visit >= pass.panels) return ~0u;
+    const u32 row = base_row(panel_of_visit(pass, visit), position % PANEL, pass.panels);
+    return is_eligible(pass, query, row) ? row : ~0u;
+}
+
+union Vector {
+    uint4 whole;
+    Scalar parts[VECTOR];
+};
+__device__ __forceinline__ Total add_vector(Vector q, Vector x, Total total) {
+#pragma unroll
+    for (u32 i = 0; i < VECTOR; ++i) total = Step<SUM>::of(q.parts[i], x.parts[i], total);
+    return total;
+}
+
+// The entry of one hit, or none.
+__device__ __forceinline__ Entry entry_of_hit(const Filtered& filtered, const Pass& pass, u32 query,
+                                              u32 position) {
+    const u32 row = row_at(pass, query, position);
+    if (row == ~0u) return Entry::none();
+    const uint4* q = (const uint4*)(filtered.queries + (u64)query * filtered.pitch);
+    const uint4* x = (const uint4*)(filtered.base + (u64)position * filtered.pitch);
+    Total total = 0;
+    u32 i = 0;
+    for (; i + 8 <= filtered.vectors; i += 8) {  // eight loads at a time
+        Vector rows[8];
+#pragma unroll
+        for (u32 j = 0; j < 8; ++j) rows[j].whole = __ldg(x + i + j);
+#pragma unroll
+        for (u32 j = 0; j < 8; ++j) total = add_vector({__ldg(q + i + j)}, rows[j], total);
+    }
+#pragma unroll 4
+    for (; i < filtered.vectors; ++i) total = add_vector({__ldg(q + i)}, {__ldg(x + i)}, total);
+    return Entry::of(distance_of(total, Bits()), pass.first_base + row);
+}
+
+// The value of another lane among WIDTH.
+template <typename Get, typename E> __device__ __forceinline__ E exchange(const E& own, Get get) {
+    union Words {
+        E entry;
+        u64 words[sizeof(E) / 8];
+    } all = {own};
+#pragma unroll
+    for (u32 i = 0; i < sizeof(E) / 8; ++i) all.words[i] = get(all.words[i]);
+    return all.entry;
+}
+template <typename E> __device__ __forceinline__ E lesser(const E& a, const E& b) { return b < a ? b : a; }
+template <typename E> __device__ __forceinline__ E greater(const E& a, const E& b) { return b < a ? a : b; }
+
+// Merges an entry per lane into a sorted list of one entry per lane, of which the first k count. WIDTH
+// lanes have a list.
+template <u32 WIDTH>
+__device__ __forceinline__ void offer_to_lanes(Entry& list, Entry entry, u32 k, u32 lane) {
+    const Entry worst = exchange(list, [&](u64 x) { return __shfl_sync(~0u, x, k - 1, WIDTH); });
+    if (__ballot_sync(~0u, entry < worst) == 0) return;
+#pragma unroll
+    for (u32 size = 2; size <= WIDTH; size *= 2) {
+#pragma unroll
+        for (u32 stride = size / 2; stride > 0; stride /= 2) {
+            const Entry other = exchange(entry, [&](u64 x) { return __shfl_xor_sync(~0u, x, stride); });
+            const bool is_low = ((lane & stride) == 0) == ((lane & size) == 0);
+            entry = is_low ? lesser(entry, other) : greater(entry, other);
+        }
+    }
+    // The smaller half of both, which rises and falls; then sorted.
+    const Entry from_end =
+        exchange(entry, [&](u64 x) { return __shfl_sync(~0u, x, WIDTH - 1 - lane, WIDTH); });
+    list = lesser(list, from_end);
+#pragma unroll
+    for (u32 stride = WIDTH / 2; stride > 0; stride /= 2) {
+        const Entry other = exchange(list, [&](u64 x) { return __shfl_xor_sync(~0u, x, stride); });
+        list = (lane & stride) == 0 ? lesser(list, other) : greater(list, other);
+    }
+}
+
+// Lists of at most WIDTH neighbours: WIDTH lanes per query, a lane per hit.
+template <u32 WIDTH> struct Lanes {
+    static __device__ __forceinline__ u32 rank() { return threadIdx.x % WIDTH; }
+    static __device__ __forceinline__ void sync() { __syncwarp(); }
+};
+template <u32 WIDTH>
+__device__ __forceinline__ void merge_hits(const Filtered& filtered, const Pass& pass) {
+    const u32 query = (blockIdx.x * blockDim.x + threadIdx.x) / WIDTH, lane = Lanes<WIDTH>::rank();
+    const u32 count = take_hits<Lanes<WIDTH>>(filtered, query, query < pass.queries);
+    if (__ballot_sync(~0u, count > 0) == 0) return;
+    Entry* own = filtered.entries + (u64)query * pass.slots;
+    Entry list = count > 0 && lane < pass.k ? own[lane] : Entry::none();
+    u32 most = count;
+    for (u32 apart = WIDTH; apart < 32; apart *= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
+    const u32* hits = hits_of(filtered, pass, query);
+    for (u32 i = lane; i - lane < most; i += WIDTH) {
+        const u32 position = i < count ? hits[i] : ~0u;
+        offer_to_lanes<WIDTH>(list, entry_of_hit(filtered, pass, query, position), pass.k, lane);
+    }
+    if (count == 0) return;
+    if (lane < pass.k) own[lane] = list;
+    if (lane == pass.k - 1) {
+        filtered.worst[query] = list;
+        filtered.reach[query] = list.is_none() ? reach_everything() : reach_of(list.distance());
+    }
+}
+extern "C" __global__ __launch_bounds__(256) void merge_hits_16(Filtered filtered, Pass pass) {
+    merge_hits<16>(filtered, pass);
+}
+extern "C" __global__ __launch_bounds__(256) void merge_hits_32(Filtered filtered, Pass pass) {
+    merge_hits<32>(filtered, pass);
+}
+
+// The entries of a warp's hits: 8 lanes fetch 128 bytes of a row, 4 rows at a time, into shared memory (rows
+// of 9 vectors, against bank conflicts), and then each lane adds up its own row.
+constexpr u32 GATHERED = 32 * 9;
+__device__ __forceinline__ Entry entry_together(const Filtered& filtered, const Pass& pass, u32 query,
+                                                u32 position, uint4* gathered) {
+    const u32 lane = Warp::rank(), row = row_at(pass, query, position);
+    const u32 own = row == ~0u ? ~0u : position;
+    const uint4* asked = (const uint4*)(filtered.queries + (u64)query * filtered.pitch);
+    Total total = 0;
+    for (u32 start = 0; start < filtered.vectors; start += 8) {
+        const u32 vectors = min(8u, filtered.vectors - start);
+        uint4 got[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            const u32 other = __shfl_sync(~0u, own, i * 4 + lane / 8);
+            const uint4* from = (const uint4*)(filtered.base + (u64)other * filtered.pitch) + start;
+            got[i] = other != ~0u && lane % 8 < vectors ? __ldg(from + lane % 8) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) gathered[(i * 4 + lane / 8) * 9 + lane % 8] = got[i];
+        __syncwarp();
+        for (u32 i = 0; i < vectors; ++i) {
+            total = add_vector({__ldg(asked + start + i)}, {gathered[lane * 9 + i]}, total);
+        }
+        __syncwarp();
+    }
+    return row == ~0u ? Entry::none() : Entry::of(distance_of(total, Bits()), pass.first_base + row);
+}
+
+// Longer lists: a block per query. Shared: `slots` entries, then GATHERED vectors per warp.
+extern "C" __global__ __launch_bounds__(256) void merge_hits_by_block(Filtered filtered, Pass pass) {
+    __shared__ u32 filled;
+    const u32 query = blockIdx.x;
+    const u32 count = take_hits<Block>(filtered, query, true);
+    if (count == 0) return;
+    Entry* work = (Entry*)shared;
+    uint4* gathered = (uint4*)(work + pass.slots) + threadIdx.x / 32 * GATHERED;
+    Entry* own = filtered.entries + (u64)query * pass.slots;
+    const u32* hits = hits_of(filtered, pass, query);
+    if (threadIdx.x == 0) filled = pass.k;
+    for (u32 i = threadIdx.x; i < pass.k; i += blockDim.x) work[i] = own[i];
+    __syncthreads();
+    const Entry worst = work[pass.k - 1];
+    for (u32 i = threadIdx.x; i / 32 * 32 < count; i += blockDim.x) {
+        const u32 position = i < count ? hits[i] : ~0u;
+        const Entry entry = entry_together(filtered, pass, query, position, gathered);
+        if (entry < worst) {
+            const u32 at = atomicAdd(&filled, 1u);
+            if (at < pass.slots) work[at] = entry;
+        }
+    }
+    __syncthreads();
+    const u32 all = filled;
+    if (all > pass.slots) {
+        if (threadIdx.x == 0) filtered.crowded[atomicAdd(filtered.crowded_count, 1u)] = query;
+        return;
+    }
+    if (all == pass.k) return;
+    sort<Block>(work, all);
+    for (u32 i = threadIdx.x; i < pass.k; i += blockDim.x) own[i] = work[i];
+    if (threadIdx.x == 0) {
+        const Entry last = work[pass.k - 1];
+        filtered.worst[query] = last;
+        filtered.reach[query] = last.is_none() ? reach_everything() : reach_of(last.distance());
+    }
+}

@@ -1,0 +1,32 @@
+// Images: tiles of rows in halves, as they lie in shared memory.
+//
+// A row has STEPS x 16 halves: its elements, zeros, and four halves that turn a sum of products into a
+// test: of a base row -|x|^2 / 2 or the like in two, then 1 and 1; of a query 1 and 1, then its
+// threshold, negated, in two. A pair passes if its sum is not negative.
+
+#include "common/arithmetic.cuh"
+
+// A tile is cut into panels of 2^log steps (128-byte rows for log 2, 64-byte rows for log 1), and what
+// is left over into panels of 64 and 32 bytes. This is the pitch of the panel that holds a step, …
+__host__ __device__ constexpr u32 panel_pitch(u32 steps, u32 step, u32 log) {
+    const u32 whole = steps >> log << log;
+    return step < whole                                 ? 32 << log
+           : steps - whole >= 2 && step - whole < 2     ? 64
+                                                        : 32;
+}
+// … its first step, …
+__host__ __device__ constexpr u32 panel_first(u32 steps, u32 step, u32 log) {
+    const u32 whole = steps >> log << log;
+    return step < whole ? step >> log << log : whole + (steps - whole >= 2 && step - whole >= 2 ? 2 : 0);
+}
+// … and where it starts in a tile of so many rows.
+__host__ __device__ constexpr u32 panel_start(u32 steps, u32 step, u32 log, u32 rows) {
+    return panel_first(steps, step, log) * rows * 32;
+}
+// Where a half lies in a tile, in bytes. Chunks of 16 bytes stay together.
+__device__ __forceinline__ u32 image_offset(u32 steps, u32 log, u32 rows, u32 row, u32 column) {
+    const u32 step = column / 16, pitch = panel_pitch(steps, step, log);
+    const u32 turn = pitch == 128 ? row & 7 : pitch == 64 ? row >> 1 & 3 : row >> 2 & 1;
+    const u32 in_panel = row * pitch + (column - panel_first(steps, step, log) * 16) * 2;
+    return panel_start(steps, step, log, rows) + (in_panel ^ turn << 4);
+}

@@ -1,0 +1,329 @@
+// Rows as halves: centred, scaled by a power of two, and rounded, with bounds of what rounding loses.
+//
+// Everything here is reckoned in doubles, and comes from panels. A base row's *position* is the place of
+// its panel in the order of visits, times PANEL, plus its lane.
+
+#include "common/scan.cuh"
+#include "filter/image.cuh"
+#include "search/lists.cuh"
+
+// Panels that the centre is made of.
+constexpr u32 SAMPLED = 64;
+// Norms are counted by 3 bits of their mantissas.
+constexpr u32 BINS = 1u << 14;
+// At most so many rows are left out of the bounds, and pass for every query.
+constexpr u32 MOST_ASIDE = 64;
+// Halves that nothing outweighs.
+constexpr u32 NEVER = 0x0000fbffu, ALWAYS = 0x00007bffu;
+
+// What a base is packed with. Read back by the host, which has the same struct in
+// src/device/cuda/search/filter/launch.rs.
+struct Packing {
+    double scale;
+    double centre_norm;
+    // Of all rows that are not aside, scaled: the largest |x - m|, what rounding lost of it, and the test's
+    // halves; and the largest |x|, as it is. Bits of doubles that are not negative.
+    u64 norm, lost, test, raw_norm;
+    u32 last_bin;    // rows with larger norms are aside
+    u32 is_finite;   // whether all others have finite norms
+};
+static_assert(sizeof(Packing) == 56, "the host has the same struct");
+
+// What is known of a query, scaled.
+struct Asked {
+    double base;      // |q - m|^2, rounded down, or q·m as it is, rounded up
+    double raw_norm;  // |q| as it is
+    double norm;      // of the halves
+    double lost;      // what rounding lost
+};
+
+// Half of a double: to the nearest, and up.
+__device__ __forceinline__ unsigned short half_near(double x) {
+    unsigned short half;
+    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(half) : "d"(x));
+    return half;
+}
+__device__ __forceinline__ double from_half(unsigned short half) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
+    return x;
+}
+__device__ __forceinline__ unsigned short half_up(double x) {
+    unsigned short half;
+    const float above = __double2float_ru(x);
+    asm("cvt.rp.f16.f32 %0, %1;" : "=h"(half) : "f"(above));
+    return half;
+}
+// Two halves that together are not below a number.
+__device__ __forceinline__ u32 two_halves(double x) {
+    const unsigned short high = half_near(x);
+    return (u32)half_up(x - from_half(high)) << 16 | high;
+}
+
+__device__ __forceinline__ u32 bin_of(double norm) {
+    return (u32)min((u64)__double_as_longlong(norm) >> 49, (u64)BINS - 1);
+}
+// More than every norm of a bin.
+__device__ __forceinline__ double end_of(u32 bin) {
+    return __longlong_as_double((long long)((u64)(bin + 1) << 49));
+}
+
+// The median of the means of some panels, by dimension: one far row moves it little. A block per
+// dimension.
+extern "C" __global__ __launch_bounds__(1024) void centre(const Scalar* __restrict__ base,
+                                                          double* __restrict__ centre, u32 rows,
+                                                          u32 dim, u32 panels) {
+    __shared__ double means[SAMPLED];
+    const u32 sampled = min(panels, SAMPLED), lane = Warp::rank();
+    for (u32 i = threadIdx.x / 32; i < sampled; i += 32) {
+        const u32 panel = (u64)i * panels / sampled;
+        double sum = 0, count = 0;
+        for (u32 place = lane; place < PANEL; place += 32) {
+            if (base_row(panel, place, panels) >= rows) continue;
+            sum += (double)base[((u64)panel * dim + blockIdx.x) * PANEL + place];
+            count += 1;
+        }
+        sum = add_lanes(sum);
+        count = add_lanes(count);
+        const double mean = sum / count;
+        if (lane == 0) means[i] = fabs(mean) < 1e300 ? mean : 0;
+    }
+    __syncthreads();
+    if (threadIdx.x >= sampled) return;
+    const double own = means[threadIdx.x];
+    u32 before = 0;
+    for (u32 i = 0; i < sampled; ++i) {
+        before += means[i] < own || (means[i] == own && i < threadIdx.x) ? 1 : 0;
+    }
+    if (before == sampled / 2) centre[blockIdx.x] = own;
+}
+
+// Every row's norm about the centre, as a bin, and the number of rows in each bin. A block per panel.
+extern "C" __global__ __launch_bounds__(PANEL) void norms(
+    const Scalar* __restrict__ base, const double* __restrict__ centre,
+    unsigned short* __restrict__ bins, u32* __restrict__ counts, u32 rows, u32 dim, u32 panels) {
+    const u32 panel = blockIdx.x, place = threadIdx.x;
+    const Scalar* from = base + (u64)panel * dim * PANEL + place;
+    double squares = 0;
+#pragma unroll 8
+    for (u32 d = 0; d < dim; ++d) {
+        const double x = (double)from[(u64)d * PANEL] - centre[d];
+        squares = fma(x, x, squares);
+    }
+    const bool is_row = base_row(panel, place, panels) < rows;
+    const u32 bin = is_row ? bin_of(sqrt(squares)) : BINS;
+    bins[(u64)panel * PANEL + place] = (unsigned short)bin;
+    // Norms are often alike: one count for all lanes of a bin.
+    u32 left = __ballot_sync(~0u, is_row);
+    while (left) {
+        const u32 first = __shfl_sync(~0u, bin, __ffs(left) - 1);
+        const u32 same = __ballot_sync(~0u, bin == first);
+        if (Warp::rank() == __ffs(left) - 1) atomicAdd(counts + first, __popc(same));
+        left &= ~same;
+    }
+}
+
+// The scale, and the norm from which on rows are aside: none, unless the largest is more than twice that
+// of the first that would not be. One block of 1024 threads.
+extern "C" __global__ __launch_bounds__(1024) void choose_scale(const u32* __restrict__ counts,
+                                                                const double* __restrict__ centre,
+                                                                Packing* packing, u32 dim) {
+    constexpr u32 OWN = BINS / 1024;
+    __shared__ u32 top, edge;
+    __shared__ double squares[32];
+    if (threadIdx.x == 0) top = edge = 0;
+    // Thread 0 has the largest norms.
+    const u32 first = BINS - 1 - threadIdx.x * OWN;
+    u32 own = 0, all;
+    for (u32 i = 0; i < OWN; ++i) own += counts[first - i];
+    u32 above = sum_before(own, all);
+    for (u32 i = 0; i < OWN; ++i) {
+        const u32 here = counts[first - i];
+        if (here > 0 && above == 0) top = first - i;
+        if (here > 0 && above <= MOST_ASIDE && above + here > MOST_ASIDE) edge = first - i;
+        above += here;
+    }
+    double square = 0;
+    for (u32 d = threadIdx.x; d < dim; d += 1024) square = fma(centre[d], centre[d], square);
+    square = add_lanes(square);
+    if (Warp::rank() == 0) squares[threadIdx.x / 32] = square;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    square = 0;
+    for (u32 i = 0; i < 32; ++i) square += squares[i];
+    const u32 last = all > MOST_ASIDE && end_of(top) > 2 * end_of(edge) ? edge : top;
+    // Norms up to the last bin's end become at most 64.
+    const int exponent = (int)((u64)__double_as_longlong(end_of(last)) >> 52) - 1023;
+    packing->scale = ldexp(1.0, 5 - max(exponent, -900));
+    packing->centre_norm = sqrt(square) * (1 + 1e-12);
+    packing->norm = packing->lost = packing->test = packing->raw_norm = 0;
+    packing->last_bin = last;
+    packing->is_finite = last < 0x7ffu << 3;
+}
+
+// How rows become halves. The same struct as in src/device/cuda/search/filter/launch.rs.
+struct Pack {
+    u32 rows, dim;         // rows; elements of a row in a panel
+    u32 panels, stride;    // of the base
+    u32 pitch;             // elements of a row where rows lie one after the other
+    u32 steps, log, tile;  // steps in a row; see `image_offset`; rows of a tile, or 0
+};
+static_assert(sizeof(Pack) == 32, "the host has the same struct");
+
+// Eight elements of a row.
+struct Eight {
+    Scalar raw[8];
+    double scaled[8];
+
+    __device__ __forceinline__ Eight(const Scalar* from, const double* centre, double scale, u32 start,
+                                     u32 dim, bool is_row) {
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            const bool is_there = is_row && start + i < dim;
+            raw[i] = is_there ? from[(u64)(start + i) * PANEL] : Scalar(0);
+            scaled[i] = is_there ? ((double)raw[i] - centre[start + i]) * scale : 0;
+        }
+    }
+    __device__ __forceinline__ void negate(double scale, const double* centre, u32 start, u32 dim,
+                                           bool is_row) {
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            const bool is_there = is_row && start + i < dim;
+            scaled[i] = is_there ? (-(double)raw[i] - centre[start + i]) * scale : 0;
+        }
+    }
+    __device__ __forceinline__ void write(Scalar* to) const {
+        constexpr u32 VECTOR = 16 / sizeof(Scalar);
+        union {
+            Scalar parts[8];
+            uint4 vectors[8 / VECTOR];
+        } all;
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) all.parts[i] = raw[i];
+#pragma unroll
+        for (u32 i = 0; i < 8 / VECTOR; ++i) ((uint4*)to)[i] = all.vectors[i];
+    }
+};
+
+// Sums over a row's elements.
+struct Sums {
+    double squares = 0, lost = 0, mixed = 0, raw = 0;
+
+    // Adds eight elements; returns their halves, or zeros.
+    __device__ __forceinline__ uint4 add(const Eight& eight, const double* centre, u32 start, u32 dim,
+                                         bool is_packed) {
+        u32 halves[4];
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            const double x = eight.scaled[i], element = (double)eight.raw[i];
+            const unsigned short half = is_packed ? half_near(x) : 0;
+            const double left = x - from_half(half);
+            squares = fma(x, x, squares);
+            lost = fma(left, left, lost);
+            if (SUM == PRODUCTS && start + i < dim) {
+                mixed = fma(x, centre[start + i], mixed);
+                raw = fma(element, element, raw);
+            }
+            halves[i / 2] = i % 2 ? halves[i / 2] | (u32)half << 16 : half;
+        }
+        return make_uint4(halves[0], halves[1], halves[2], halves[3]);
+    }
+};
+// Slack of sums in doubles, relative to the sum of magnitudes.
+constexpr double SLACK = 1e-11;
+
+__device__ __forceinline__ u64 bits_of(double x) { return (u64)__double_as_longlong(x); }
+
+// Base rows, by position: as they are in `rows`, and as halves in `images`. A block per panel of the
+// images' tiles, a thread per row.
+extern "C" __global__ __launch_bounds__(PANEL) void pack_base(
+    const Scalar* __restrict__ base, const unsigned short* __restrict__ bins,
+    const double* __restrict__ centre, Packing* packing, unsigned char* __restrict__ images,
+    Scalar* __restrict__ rows, Pack pack) {
+    __shared__ u64 largest[4];
+    const u32 visit = blockIdx.x, place = threadIdx.x, columns = pack.steps * 16;
+    const bool is_panel = visit < pack.panels;
+    const u32 panel = is_panel ? (u32)((u64)visit * pack.stride % pack.panels) : 0;
+    const bool is_row = is_panel && base_row(panel, place, pack.panels) < pack.rows;
+    const bool is_aside = is_row && bins[(u64)panel * PANEL + place] > packing->last_bin;
+    const bool is_packed = is_row && !is_aside;
+    const double scale = packing->scale;
+    const Scalar* from = base + (u64)panel * pack.dim * PANEL + place;
+    const u64 position = (u64)visit * PANEL + place;
+    unsigned char* image = images + position / pack.tile * pack.tile * columns * 2;
+    const u32 in_tile = position % pack.tile;
+    if (place < 4) largest[place] = 0;
+    Sums sums;
+    for (u32 start = 0; start < columns; start += 8) {
+        const Eight eight(from, centre, scale, start, pack.dim, is_row);
+        if (start < pack.pitch) eight.write(rows + position * pack.pitch + start);
+        uint4 halves = sums.add(eight, centre, start, pack.dim, is_packed);
+        if (start + 8 == columns) {
+            const double length = sqrt(sums.squares) * (1 + SLACK);
+            const double slack = SLACK * packing->centre_norm * length;
+            const double test = SUM == PRODUCTS ? (sums.mixed + slack) * scale
+                                                : -0.5 * sums.squares * (1 - SLACK);
+            halves.z = is_packed ? two_halves(test) : is_row ? ALWAYS : NEVER;
+            halves.w = 0x3c003c00u;
+            __syncthreads();
+            if (is_packed) {
+                atomicMax(largest, bits_of(length));
+                atomicMax(largest + 1, bits_of(sqrt(sums.lost) * (1 + SLACK) + length * 1e-15));
+                atomicMax(largest + 2, bits_of(fabs(test) * 1.001 + 1e-6));
+                atomicMax(largest + 3, bits_of(sqrt(sums.raw) * (1 + SLACK)));
+            }
+        }
+        *(uint4*)(image + image_offset(pack.steps, pack.log, pack.tile, in_tile, start)) = halves;
+    }
+    __syncthreads();
+    u64* all = &packing->norm;
+    if (place < 4 && largest[place] > all[place]) atomicMax(all + place, largest[place]);
+}
+
+// Queries, from their panels: as they are in `rows`, and as halves, row after row or in images of 128. A
+// thread per row, padding included. Under PRODUCTS panels hold them negated, and so does `rows`.
+extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
+    const Scalar* __restrict__ queries, const double* __restrict__ centre,
+    const Packing* __restrict__ packing, unsigned char* __restrict__ images,
+    Scalar* __restrict__ rows, Asked* __restrict__ asked, u32* __restrict__ thresholds, Pack pack) {
+    const u32 query = blockIdx.x * PANEL + threadIdx.x, columns = pack.steps * 16;
+    const bool is_row = query < pack.rows;
+    const double scale = packing->scale;
+    const Scalar* from = queries + (u64)blockIdx.x * pack.dim * PANEL + threadIdx.x;
+    const auto eight_from = [&](u32 start) {
+        Eight eight(from, centre, scale, start, pack.dim, is_row);
+        if (SUM == PRODUCTS) eight.negate(scale, centre, start, pack.dim, is_row);
+        return eight;
+    };
+    double squares = 0;
+    for (u32 start = 0; start < pack.dim; start += 8) {
+        const Eight eight = eight_from(start);
+        for (u32 i = 0; i < 8; ++i) squares = fma(eight.scaled[i], eight.scaled[i], squares);
+    }
+    // Sums of products with norms up to 64 must not leave the range of halves.
+    const bool is_near = squares < 256.0 * 256.0;
+    Sums sums;
+    for (u32 start = 0; start < columns; start += 8) {
+        const Eight eight = eight_from(start);
+        if (is_row && start < pack.pitch) eight.write(rows + (u64)query * pack.pitch + start);
+        uint4 halves = sums.add(eight, centre, start, pack.dim, is_row && is_near);
+        if (start + 8 == columns) {
+            halves.z = is_row ? 0x3c003c00u : 0;
+            halves.w = NEVER;
+        }
+        const u64 at = pack.tile ? (u64)blockIdx.x * PANEL * columns * 2 +
+                                       image_offset(pack.steps, pack.log, PANEL, threadIdx.x, start)
+                                 : ((u64)query * columns + start) * 2;
+        *(uint4*)(images + at) = halves;
+    }
+    thresholds[query] = NEVER;
+    if (!is_row) return;
+    const double length = sqrt(sums.squares) * (1 + SLACK);
+    const double lost = sqrt(sums.lost) * (1 + SLACK) + length * 1e-15;
+    const double raw = sqrt(sums.raw) * (1 + SLACK), middle = packing->centre_norm;
+    const double product = sums.mixed / scale + middle * middle;
+    const double rounded_up = product + SLACK * middle * (middle + raw);
+    const double base = SUM == PRODUCTS ? rounded_up : sums.squares * (1 - SLACK);
+    asked[query] = {base, raw, (length + lost) * (1 + SLACK),
+                    is_near ? lost : Limits<double>::infinity()};
+}

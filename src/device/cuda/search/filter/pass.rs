@@ -1,0 +1,80 @@
+//! Passes whose pairs are filtered.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::super::launch::{Kernels as Scans, Lists, Pass};
+use super::super::passes::{PANEL, Tiles};
+use super::form::room;
+use super::launch::{STATE_WORDS, Scratch};
+use super::packed::{InPanels, PackedBase, PackedQueries};
+use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::launch::Pace;
+use crate::device::cuda::driver::memory::{Buffer, Memory};
+use crate::device::cuda::driver::sys::failed;
+use crate::error::Result;
+use crate::job::Job;
+
+/// The filtered passes of one call.
+pub(in super::super) struct Filtering {
+    base: Arc<PackedBase>,
+    queries: PackedQueries,
+    scratch: Scratch,
+}
+
+impl Filtering {
+    /// Packs queries for a base.
+    pub(in super::super) fn new(
+        gpu: &Gpu,
+        memory: &Arc<Memory>,
+        scans: &Scans,
+        base: Arc<PackedBase>,
+        (queries, lists): (InPanels<'_>, &Lists),
+    ) -> Result<Self> {
+        let queries = base.queries(gpu, memory, scans, queries)?;
+        let mut state = memory.allocate(&gpu.compute, STATE_WORDS * 4)?;
+        let hits = memory.allocate(&gpu.compute, base.kernels.scratch_bytes(lists))?;
+        gpu.compute.memset_zeros(state.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
+        Ok(Self { base, queries, scratch: Scratch { state, hits } })
+    }
+
+    /// How passes are cut for these lists.
+    pub(in super::super) fn tiles(&self, lists: &Lists) -> Tiles {
+        let kernels = &self.base.kernels;
+        Tiles { panels: kernels.form.panels(), room: room(kernels.kind, lists.k, lists.slots) }
+    }
+
+    /// Merges what is near in the panels of some visits, which are whole tiles, into the lists. Where the
+    /// filter has been given up, which the device knows, nothing is merged. Queries with too many hits
+    /// are left as crowded.
+    pub(in super::super) fn run(
+        &self,
+        gpu: &Gpu,
+        lists: &mut Lists,
+        (pass, visits): (&Pass, &Range<usize>),
+        pace: &mut Pace,
+        job: &Job,
+    ) -> Result<()> {
+        let (kernels, stream) = (&self.base.kernels, &gpu.compute);
+        let (form, rate) = (kernels.form, kernels.rate().clone());
+        let sides = (&*self.base, &self.queries);
+        kernels.set_thresholds(stream, sides, lists, &self.scratch, pass.dim)?;
+        let of_a_tile = (lists.queries * form.tile() * form.columns()) as f64;
+        let together = ((rate.of_a_launch() / of_a_tile) as usize).max(1);
+        let tiles = visits.start / form.panels()..visits.end.div_ceil(form.panels());
+        debug_assert!(visits.start.is_multiple_of(form.tile() / PANEL));
+        for begin in tiles.clone().step_by(together) {
+            job.check()?;
+            let end = (begin + together).min(tiles.end);
+            kernels.filter(stream, sides, lists, &self.scratch, (begin, end))?;
+            pace.launched(stream, &rate, (end - begin) as f64 * of_a_tile)?;
+        }
+        kernels.judge(stream, lists, &self.scratch)?;
+        kernels.merge_hits(stream, sides, lists, &self.scratch, pass)
+    }
+
+    /// The word that says, on the device, whether the filter has been given up.
+    pub(in super::super) fn given_up(&self) -> &Buffer {
+        &self.scratch.state
+    }
+}
