@@ -42,6 +42,13 @@ __device__ __forceinline__ u32 take_hits(const Filtered& filtered, u32 query, bo
     return count > filtered.room || is_given_up ? 0 : count;
 }
 
+// Updates the threshold of a list whose last entry this is.
+__device__ __forceinline__ void tighten_list(const Filtered& filtered, u32 query, Entry last) {
+    if (last.is_none()) return;
+    filtered.worst[query] = last;
+    filtered.reach[query] = reach_of(last.distance());
+}
+
 // The base row at a position, if it may be a neighbour of the query, or ~0.
 __device__ __forceinline__ u32 row_at(const Pass& pass, u32 query, u32 position) {
     if (position == ~0u) return ~0u;
@@ -133,19 +140,19 @@ __device__ __forceinline__ void merge_hits(const Filtered& filtered, const Pass&
     if (__ballot_sync(~0u, count > 0) == 0) return;
     Entry* own = filtered.entries + (u64)query * pass.slots;
     Entry list = count > 0 && lane < pass.k ? own[lane] : Entry::none();
+    const Entry bound = count > 0 ? filtered.worst[query] : Entry::none();
     u32 most = count;
     for (u32 apart = WIDTH; apart < 32; apart *= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
     const u32* hits = hits_of(filtered, pass, query);
     for (u32 i = lane; i - lane < most; i += WIDTH) {
         const u32 position = i < count ? hits[i] : ~0u;
-        offer_to_lanes<WIDTH>(list, entry_of_hit(filtered, pass, query, position), pass.k, lane);
+        Entry entry = entry_of_hit(filtered, pass, query, position);
+        if (!(entry < bound)) entry = Entry::none();
+        offer_to_lanes<WIDTH>(list, entry, pass.k, lane);
     }
     if (count == 0) return;
     if (lane < pass.k) own[lane] = list;
-    if (lane == pass.k - 1) {
-        filtered.worst[query] = list;
-        filtered.reach[query] = list.is_none() ? reach_everything() : reach_of(list.distance());
-    }
+    if (lane == pass.k - 1) tighten_list(filtered, query, list);
 }
 extern "C" __global__ __launch_bounds__(256) void merge_hits_16(Filtered filtered, Pass pass) {
     merge_hits<16>(filtered, pass);
@@ -196,7 +203,7 @@ extern "C" __global__ __launch_bounds__(256) void merge_hits_by_block(Filtered f
     if (threadIdx.x == 0) filled = pass.k;
     for (u32 i = threadIdx.x; i < pass.k; i += blockDim.x) work[i] = own[i];
     __syncthreads();
-    const Entry worst = work[pass.k - 1];
+    const Entry worst = filtered.worst[query];
     for (u32 i = threadIdx.x; i / 32 * 32 < count; i += blockDim.x) {
         const u32 position = i < count ? hits[i] : ~0u;
         const Entry entry = entry_together(filtered, pass, query, position, gathered);
@@ -214,9 +221,5 @@ extern "C" __global__ __launch_bounds__(256) void merge_hits_by_block(Filtered f
     if (all == pass.k) return;
     sort<Block>(work, all);
     for (u32 i = threadIdx.x; i < pass.k; i += blockDim.x) own[i] = work[i];
-    if (threadIdx.x == 0) {
-        const Entry last = work[pass.k - 1];
-        filtered.worst[query] = last;
-        filtered.reach[query] = last.is_none() ? reach_everything() : reach_of(last.distance());
-    }
+    if (threadIdx.x == 0) tighten_list(filtered, query, work[pass.k - 1]);
 }

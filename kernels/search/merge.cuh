@@ -3,11 +3,13 @@
 
 #include "search/lists.cuh"
 
-// Updates the threshold of a list: the next pass only offers pairs that may beat its worst entry.
+// Updates the threshold of a list once it is full: the next pass only offers pairs that may beat its worst
+// entry.
 __device__ __forceinline__ void tighten(const Entry* list, u32 k, Entry* worst, Reach* reach) {
     const Entry last = list[k - 1];
+    if (last.is_none() || !(last < *worst)) return;
     *worst = last;
-    *reach = last.is_none() ? reach_everything() : reach_of(last.distance());
+    *reach = reach_of(last.distance());
 }
 
 // Empties lists. Grid: a block per query, padding included; padding has a reach and no list.
@@ -138,7 +140,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void search_again(
         const Scalar* asked =
             queries + (u64)(query / PANEL) * pass.dim * PANEL + query % PANEL;
         Entry* list = entries + (u64)query * pass.slots;
-        Entry last = list[pass.k - 1];
+        Entry last = worst[query];
         if (threadIdx.x == 0) found = 0;
         __syncthreads();
         for (u32 visit = pass.begin; visit < pass.end; ++visit) {
@@ -155,7 +157,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void search_again(
             __syncthreads();
             if (count <= room && visit + 1 < pass.end) continue;
             sort<Block>(list, pass.k + count);
-            last = list[pass.k - 1];
+            if (list[pass.k - 1] < last) last = list[pass.k - 1];
             if (threadIdx.x == 0) found = 0;
             __syncthreads();
         }
@@ -165,6 +167,29 @@ extern "C" __global__ __launch_bounds__(PANEL) void search_again(
         }
         __syncthreads();
     }
+}
+
+// Lengthens the lists from `have` to `want` entries, which are none. A thread per query.
+extern "C" __global__ __launch_bounds__(128) void lengthen_lists(Entry* entries, u32 queries, u32 have,
+                                                                 u32 want, u32 slots) {
+    const u32 query = blockIdx.x * blockDim.x + threadIdx.x;
+    if (query >= queries) return;
+    for (u32 i = have; i < want; ++i) entries[(u64)query * slots + i] = Entry::none();
+}
+
+// Finds the lists that were bounded too closely, and are not full: they are emptied, and crowded. A thread
+// per query.
+extern "C" __global__ __launch_bounds__(128) void find_short(Entry* entries, Entry* worst,
+                                                             Reach* reach, u32* crowded,
+                                                             u32* crowded_count, Pass pass) {
+    const u32 query = blockIdx.x * blockDim.x + threadIdx.x;
+    if (query >= pass.queries) return;
+    Entry* list = entries + (u64)query * pass.slots;
+    if (!list[pass.k - 1].is_none()) return;
+    for (u32 i = 0; i < pass.k; ++i) list[i] = Entry::none();
+    worst[query] = Entry::none();
+    reach[query] = reach_everything();
+    crowded[atomicAdd(crowded_count, 1u)] = query;
 }
 
 // Splits the first `per_query` entries of every list into rows and distances. Grid: a block per query.

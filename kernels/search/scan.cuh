@@ -131,6 +131,8 @@ struct Tile {
 
 // The sink of `top_k`: candidates for the lists.
 struct TopK {
+    static const bool KEEPS_LEAST = false;
+
     const Reach* reaches;
     const Entry* worst;
     u32* counts;
@@ -239,7 +241,7 @@ struct Walk {
 // Sums: elements in ascending order, one thread per pair. In one piece, because it is a
 // pipeline: what happens between the barriers should be seen together.
 template <typename Sink>
-__device__ __forceinline__ void scan_into(const Sink& sink, const Scalar* __restrict__ queries,
+__device__ __forceinline__ void scan_into(Sink& sink, const Scalar* __restrict__ queries,
                                           const Scalar* __restrict__ base, const Pass& pass) {
     Reach* reaches = (Reach*)shared;
     Scalar* base_stages = (Scalar*)(reaches + PANEL);
@@ -285,8 +287,12 @@ __device__ __forceinline__ void scan_into(const Sink& sink, const Scalar* __rest
             }
         }
         if (now.ends_panel(dim)) {
-            examine(tile, reaches, first_query, now.panel, (now.visit - pass.start) * PANEL, place,
-                    pass, sink);
+            if constexpr (Sink::KEEPS_LEAST) {
+                sink.keep_least(tile, first_query, now.panel, place, pass);
+            } else {
+                examine(tile, reaches, first_query, now.panel, (now.visit - pass.start) * PANEL,
+                        place, pass, sink);
+            }
             tile.clear();
         }
         now = next;
@@ -298,5 +304,6 @@ extern "C" __global__ __launch_bounds__(SCAN_THREADS, SCAN_BLOCKS_PER_SM) void s
     const Reach* __restrict__ reach, const Entry* __restrict__ worst, u32* counts, Entry* entries,
     Pass pass, const u32* wanted) {
     if (!is_wanted(wanted)) return;
-    scan_into(TopK{reach, worst, counts, entries}, queries, base, pass);
+    TopK sink = {reach, worst, counts, entries};
+    scan_into(sink, queries, base, pass);
 }

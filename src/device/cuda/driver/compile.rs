@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 49] = files![
+const FILES: [(&str, &str); 50] = files![
     "common/arithmetic.cuh",
     "common/copy.cuh",
     "common/scan.cuh",
@@ -59,6 +59,7 @@ const FILES: [(&str, &str); 49] = files![
     "search/buckets.cuh",
     "search/join.cuh",
     "search/join_small.cuh",
+    "search/least.cuh",
     "search/lists.cuh",
     "search/merge.cuh",
     "search/pack.cuh",

@@ -38,6 +38,10 @@ pub(super) struct Kernels {
     pub(super) multiprocessors: usize,
     pack: CudaFunction,
     scan: CudaFunction,
+    scan_least: CudaFunction,
+    bound_lists: CudaFunction,
+    lengthen_lists: CudaFunction,
+    find_short: CudaFunction,
     clear_lists: CudaFunction,
     merge_by_warp: CudaFunction,
     merge_by_block: CudaFunction,
@@ -172,6 +176,10 @@ impl Kernels {
             multiprocessors: limits.multiprocessors,
             pack: function(&module, "pack")?,
             scan: function(&module, "scan")?,
+            scan_least: function(&module, "scan_least")?,
+            bound_lists: function(&module, "bound_lists")?,
+            lengthen_lists: function(&module, "lengthen_lists")?,
+            find_short: function(&module, "find_short")?,
             clear_lists: function(&module, "clear_lists")?,
             merge_by_warp: function(&module, "merge_by_warp")?,
             merge_by_block: function(&module, "merge_by_block")?,
@@ -196,6 +204,7 @@ impl Kernels {
             merge_rates: MERGE_PENALTIES.map(|slower| Arc::new(limits.rate(per_cycle / slower))),
         };
         allow_shared(&kernels.scan, kernels.scan_shared())?;
+        allow_shared(&kernels.scan_least, kernels.scan_shared())?;
         allow_shared(&kernels.merge_by_block, limits.shared)?;
         allow_shared(&kernels.nearest_in_buckets, limits.shared)?;
         Ok(kernels)
@@ -297,15 +306,11 @@ impl Kernels {
     ) -> Result<()> {
         self.check_pass(queries, base, lists, pass);
         let wanted = wanted.map_or(0, |word| address(stream, word));
-        let query_panels = lists.queries.div_ceil(PANEL);
-        let visits = (pass.end - pass.begin) as usize;
         // Sixteen or more blocks per multiprocessor even out the last wave, if each still has eight
         // panels to scan; the grid's y dimension is at most 65535.
-        let enough = (32 * self.multiprocessors).div_ceil(query_panels);
-        let splits = enough.min(visits.div_ceil(8)).clamp(1, 65_535);
-        let threads = if self.spec.kind() == ElementKind::F64 { 512 } else { 256 };
-        let mut grid = config(query_panels, threads, self.scan_shared());
-        grid.grid_dim.1 = splits as u32;
+        let visits = (pass.end - pass.begin) as usize;
+        let enough = (32 * self.multiprocessors).div_ceil(lists.queries.div_ceil(PANEL));
+        let grid = self.scan_grid(lists, enough.min(visits.div_ceil(8)).clamp(1, 65_535));
         let mut launch = stream.launch_builder(&self.scan);
         launch.arg(queries.slice()).arg(base.slice()).arg(lists.reach.slice());
         launch.arg(lists.worst.slice()).arg(lists.counts.slice());
@@ -314,6 +319,88 @@ impl Kernels {
         // positions below `slots` of lists of queries below `queries`, through atomic counters or,
         // in a dense pass, at one position per pair, which has room.
         unsafe { launch.launch(grid) }.map_err(failed("scan"))?;
+        Ok(())
+    }
+
+    fn scan_grid(&self, lists: &Lists, splits: usize) -> LaunchConfig {
+        let threads = if self.spec.kind() == ElementKind::F64 { 512 } else { 256 };
+        let mut grid = config(lists.queries.div_ceil(PANEL), threads, self.scan_shared());
+        grid.grid_dim.1 = splits as u32;
+        grid
+    }
+
+    /// How often to cut the panels that bound lists: so that all multiprocessors have some.
+    pub(super) fn bounding_splits(&self, lists: &Lists, visits: usize) -> usize {
+        (2 * self.multiprocessors).div_ceil(lists.queries.div_ceil(PANEL)).clamp(1, visits)
+    }
+
+    /// Bounds empty lists by a pass's visits; `least` holds 32 totals for each query and split.
+    pub(super) fn bound_lists(
+        &self,
+        stream: &Arc<CudaStream>,
+        (queries, base): (&Buffer, &Buffer),
+        (lists, least): (&mut Lists, &mut Buffer),
+        pass: &Pass,
+    ) -> Result<()> {
+        self.check_pass(queries, base, lists, pass);
+        let splits = self.bounding_splits(lists, (pass.end - pass.begin) as usize);
+        assert!(pass.k <= 32 && pass.dense == 0);
+        check_size(least, lists.queries * splits * 32, real_bytes(self.spec.kind()));
+        let mut launch = stream.launch_builder(&self.scan_least);
+        launch.arg(queries.slice()).arg(base.slice()).arg(least.slice_mut()).arg(pass);
+        // SAFETY: `check_pass` holds: whole panels on both sides; 32 totals are written for each query
+        // below `queries` and each split.
+        unsafe { launch.launch(self.scan_grid(lists, splits)) }.map_err(failed("scan_least"))?;
+        let (count, splits) = (lists.queries as u32, splits as u32);
+        let mut launch = stream.launch_builder(&self.bound_lists);
+        launch.arg(least.slice()).arg(lists.worst.slice_mut()).arg(lists.reach.slice_mut());
+        launch.arg(&count).arg(&splits).arg(&pass.k);
+        // SAFETY: a warp for each query, with an element in `worst` and `reach`.
+        unsafe { launch.launch(config(lists.queries.div_ceil(8), 256, 0)) }
+            .map_err(failed("bound_lists"))?;
+        Ok(())
+    }
+
+    /// Lengthens all lists from `have` to `want` neighbours, which are none.
+    pub(super) fn lengthen_lists(
+        &self,
+        stream: &Arc<CudaStream>,
+        lists: &mut Lists,
+        (have, want): (usize, usize),
+    ) -> Result<()> {
+        self.check(lists);
+        assert!(have <= want && want <= lists.k);
+        let sizes = [lists.queries, have, want, lists.slots].map(|size| size as u32);
+        let mut launch = stream.launch_builder(&self.lengthen_lists);
+        launch.arg(lists.entries.slice_mut());
+        sizes.iter().for_each(|size| {
+            launch.arg(size);
+        });
+        // SAFETY: entries below `k` of lists of queries below `queries` are written; `check` holds.
+        unsafe { launch.launch(config(lists.queries.div_ceil(128), 128, 0)) }
+            .map_err(failed("lengthen_lists"))?;
+        Ok(())
+    }
+
+    /// Empties the lists that are not full, and records their queries as crowded.
+    pub(super) fn find_short(
+        &self,
+        stream: &Arc<CudaStream>,
+        lists: &mut Lists,
+        pass: &Pass,
+    ) -> Result<()> {
+        self.check(lists);
+        assert!(pass.k as usize <= lists.k && pass.queries as usize == lists.queries);
+        assert!(pass.slots as usize == lists.slots);
+        let crowded_count = lists.crowded_count.slice_mut();
+        stream.memset_zeros(crowded_count).map_err(failed("cuMemsetD8Async"))?;
+        let mut launch = stream.launch_builder(&self.find_short);
+        launch.arg(lists.entries.slice_mut()).arg(lists.worst.slice_mut());
+        launch.arg(lists.reach.slice_mut()).arg(lists.crowded.slice_mut());
+        launch.arg(lists.crowded_count.slice_mut()).arg(pass);
+        // SAFETY: `check` holds: `k` entries of every list, and an element per query in the others.
+        unsafe { launch.launch(config(lists.queries.div_ceil(128), 128, 0)) }
+            .map_err(failed("find_short"))?;
         Ok(())
     }
 
@@ -329,7 +416,7 @@ impl Kernels {
     ) -> Result<()> {
         self.check(lists);
         assert!(first + count <= lists.queries && pass.queries as usize == lists.queries);
-        assert!(pass.k as usize == lists.k && pass.slots as usize == lists.slots);
+        assert!(pass.k as usize <= lists.k && pass.slots as usize == lists.slots);
         if first == 0 && pass.dense == 0 && wanted.is_none() {
             stream
                 .memset_zeros(lists.crowded_count.slice_mut())
@@ -489,10 +576,10 @@ impl Kernels {
         let scalar = scalar_bytes(self.spec.kind());
         let panel = PANEL * pass.dim as usize;
         assert!(pass.queries as usize == lists.queries && lists.queries > 0);
-        assert!(pass.k as usize == lists.k && pass.slots as usize == lists.slots);
+        assert!(pass.k as usize <= lists.k && pass.slots as usize == lists.slots);
         assert!(pass.start <= pass.begin && pass.begin < pass.end && pass.end <= pass.panels);
         assert!(pass.rows as usize <= pass.panels as usize * PANEL);
-        assert!(pass.dense as usize <= lists.slots - lists.k);
+        assert!(pass.dense as usize <= lists.slots - pass.k as usize);
         assert!(pass.dense == 0 || (pass.end - pass.start) as usize * PANEL <= pass.dense as usize);
         check_size(queries, lists.queries.div_ceil(PANEL) * panel, scalar);
         check_size(base, pass.panels as usize * panel, scalar);

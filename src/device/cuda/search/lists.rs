@@ -1,6 +1,7 @@
 //! The lists of a block of queries: their memory, the launches that merge base rows into them, and
 //! the download to the host.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use cudarc::driver::{CudaEvent, DeviceRepr};
 
 use super::filter::{self, Filtering};
 use super::launch::{Kernels, Lists, Pass};
-use super::passes::{self, PANEL, SearchPasses};
+use super::passes::{self, PANEL, PassKind, SearchPasses};
 use super::rows::{Panels, wait_for};
 use super::spec::{entry_bytes, real_bytes};
 use crate::device::contract::{Distances, Neighbors, Pairing, QueryRows, Work};
@@ -24,6 +25,9 @@ use crate::matrix::{ElementKind, Real};
 
 /// How many times faster a scan compares pairs than a search for single queries.
 const SEARCH_AGAIN_PENALTY: f64 = 16.0;
+
+/// The same where few queries are searched again: a filter that crowds more is given up.
+const FEW_AGAIN: f64 = 2.0;
 
 /// The fewest lists that a launch merges: fewer keep no device busy.
 const LEAST_MERGED: usize = 64;
@@ -124,45 +128,105 @@ impl Search {
         job: &Job,
     ) -> Result<()> {
         let gpu = &device.gpu;
-        let (mut pass, rate) = (self.pass(base, pairing), self.kernels.scan_rate().clone());
+        let mut pass = self.pass(base, pairing);
         let filtering = self.filtering(device, queries, base)?;
-        let tiles = filtering.as_ref().map(|filtering| filtering.tiles(&self.lists));
-        let all = SearchPasses::new(base.rows, self.lists.k, self.offered as usize);
-        for step in all.filtered(tiles) {
-            pass.start = step.visits.start as u32;
-            pass.dense = if step.is_dense { (step.visits.len() * PANEL) as u32 } else { 0 };
+        let tiles = filtering.as_ref().map(|filtering| filtering.tiles(base.stored_dim));
+        let passes = SearchPasses::new(base.rows, self.lists.k, self.offered as usize);
+        let passes = passes.filtered(tiles);
+        let may_end_short = passes.may_end_short();
+        let mut have = None;
+        for step in passes {
+            let (start, end) = (step.visits.start as u32, step.visits.end as u32);
+            (pass.start, pass.begin, pass.end, pass.k) = (start, start, end, step.k as u32);
+            let is_dense = step.kind == PassKind::Dense;
+            pass.dense = if is_dense { (step.visits.len() * PANEL) as u32 } else { 0 };
+            if step.kind == PassKind::Bounding {
+                self.bound(device, (queries, base), &pass)?;
+                continue;
+            }
+            if let Some(have) = have.replace(step.k).filter(|have| *have < step.k) {
+                self.kernels.lengthen_lists(&gpu.compute, &mut self.lists, (have, step.k))?;
+            }
             // What is scanned after a filtered pass is so only if the filter has been given up.
-            let filtering = filtering.as_ref().filter(|_| step.is_filtered);
+            let filtering = filtering.as_ref().filter(|_| step.kind == PassKind::Filtered);
             if let Some(filtering) = filtering {
-                (pass.begin, pass.end) = (step.visits.start as u32, step.visits.end as u32);
                 let pass = (&pass, &step.visits);
                 filtering.run(gpu, &mut self.lists, pass, &mut self.pace, job)?;
             }
             let wanted = filtering.map(Filtering::given_up);
-            let cut = |most| passes::launches(&step.visits, queries.rows, base.stored_dim, most);
-            for visits in cut(rate.of_a_launch()) {
-                job.check()?;
-                (pass.begin, pass.end) = (visits.start as u32, visits.end as u32);
-                let (sides, lists) = ((&queries.buffer, &base.buffer), &mut self.lists);
-                self.kernels.scan(&gpu.compute, sides, lists, &pass, wanted)?;
-                let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
-                self.pace.count(&gpu.compute, &rate, work, wanted.is_none())?;
-            }
+            self.scan(gpu, (queries, base), (&mut pass, &step.visits), wanted, job)?;
             self.merge(gpu, &pass, wanted, job)?;
-            if pass.dense > 0 {
-                continue;
+            if !is_dense {
+                let penalty = if filtering.is_some() { FEW_AGAIN } else { SEARCH_AGAIN_PENALTY };
+                self.search_again(gpu, (queries, base), (&mut pass, &step.visits), penalty, job)?;
             }
-            for visits in cut(rate.of_a_launch() / SEARCH_AGAIN_PENALTY) {
-                job.check()?;
-                (pass.begin, pass.end) = (visits.start as u32, visits.end as u32);
-                let lists = &mut self.lists;
-                let sides = (&queries.buffer, &base.buffer);
-                self.kernels.search_again(&gpu.compute, sides.0, sides.1, lists, &pass)?;
-                let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
-                // As if all queries were searched again.
-                let work = work * SEARCH_AGAIN_PENALTY;
-                self.pace.launched_at_most(&gpu.compute, &rate, work)?;
-            }
+        }
+        if may_end_short {
+            self.kernels.find_short(&gpu.compute, &mut self.lists, &pass)?;
+            pass.start = 0;
+            let all = 0..pass.panels as usize;
+            self.search_again(gpu, (queries, base), (&mut pass, &all), FEW_AGAIN, job)?;
+        }
+        Ok(())
+    }
+
+    /// Bounds the lists, in which there is nothing yet, by a few panels.
+    fn bound(
+        &mut self,
+        device: &CudaDevice,
+        (queries, base): (&Panels, &Panels),
+        pass: &Pass,
+    ) -> Result<()> {
+        let (compute, lists) = (&device.gpu.compute, &mut self.lists);
+        let splits = self.kernels.bounding_splits(lists, (pass.end - pass.begin) as usize);
+        let bytes = lists.queries * splits * 32 * real_bytes(self.kernels.spec().kind());
+        let mut least = device.memory.allocate(compute, bytes)?;
+        let sides = (&queries.buffer, &base.buffer);
+        self.kernels.bound_lists(compute, sides, (lists, &mut least), pass)
+    }
+
+    /// Compares all queries with the panels of some visits: if a word on the device says so, where one is
+    /// given.
+    fn scan(
+        &mut self,
+        gpu: &Gpu,
+        (queries, base): (&Panels, &Panels),
+        (pass, visits): (&mut Pass, &Range<usize>),
+        wanted: Option<&Buffer>,
+        job: &Job,
+    ) -> Result<()> {
+        let rate = self.kernels.scan_rate().clone();
+        let most = rate.of_a_launch();
+        for visits in passes::launches(visits, queries.rows, base.stored_dim, most) {
+            job.check()?;
+            (pass.begin, pass.end) = (visits.start as u32, visits.end as u32);
+            let (sides, lists) = ((&queries.buffer, &base.buffer), &mut self.lists);
+            self.kernels.scan(&gpu.compute, sides, lists, pass, wanted)?;
+            let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
+            self.pace.count(&gpu.compute, &rate, work, wanted.is_none())?;
+        }
+        Ok(())
+    }
+
+    /// Compares crowded queries with the panels of some visits, `penalty` times slower than a scan if
+    /// they are as many as are expected at most.
+    fn search_again(
+        &mut self,
+        gpu: &Gpu,
+        (queries, base): (&Panels, &Panels),
+        (pass, visits): (&mut Pass, &Range<usize>),
+        penalty: f64,
+        job: &Job,
+    ) -> Result<()> {
+        let rate = self.kernels.scan_rate().clone();
+        let most = rate.of_a_launch() / penalty;
+        for visits in passes::launches(visits, queries.rows, base.stored_dim, most) {
+            job.check()?;
+            (pass.begin, pass.end) = (visits.start as u32, visits.end as u32);
+            let (sides, lists) = ((&queries.buffer, &base.buffer), &mut self.lists);
+            self.kernels.search_again(&gpu.compute, sides.0, sides.1, lists, pass)?;
+            let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
+            self.pace.launched_at_most(&gpu.compute, &rate, work * penalty)?;
         }
         Ok(())
     }

@@ -23,6 +23,9 @@ const MOST_FILTERED_GROWTH: f64 = 3.0;
 /// Panels that are scanned before any are filtered: enough to make thresholds tell.
 const SCANNED_FIRST: usize = 4;
 
+/// The longest lists that are bounded by the least of 32 groups of rows.
+const MOST_BOUNDED: usize = 16;
+
 /// At the end, a pass of less than this share of its size is added to the one before.
 const CRUMB: f64 = 0.25;
 
@@ -47,15 +50,27 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Some of the visits to panels, and how their candidates are kept.
+/// Some of the visits to panels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SearchPass {
     /// Visits, each to one panel.
     pub(super) visits: Range<usize>,
+    pub(super) kind: PassKind,
+    /// Entries of every list after it.
+    pub(super) k: usize,
+}
+
+/// What a pass does with its pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PassKind {
+    /// They bound the lists, and are compared again later.
+    Bounding,
     /// Every pair is a candidate, because lists may not be full yet.
-    pub(super) is_dense: bool,
-    /// Pairs are filtered; visits are whole tiles.
-    pub(super) is_filtered: bool,
+    Dense,
+    /// Those within reach are candidates.
+    Scanned,
+    /// They are filtered first; visits are whole tiles.
+    Filtered,
 }
 
 /// How pairs are filtered.
@@ -63,23 +78,30 @@ pub(super) struct SearchPass {
 pub(super) struct Tiles {
     /// Panels in a tile.
     pub(super) panels: usize,
-    /// Hits per query that there is room for.
-    pub(super) room: usize,
+    /// Words for hits in the place of a candidate.
+    pub(super) words: usize,
+    /// Panels that bound the lists.
+    pub(super) bounding: usize,
 }
 
 /// The passes of one call.
+///
+/// With a filter, lists that were offered nothing before begin with few entries: those that the rows seen
+/// so far probably share with the final list, and some more. A row beyond the last of them is unlikely
+/// to be among the k nearest of all. If it is, the list is not full in the end, and is made anew.
 #[derive(Debug)]
 pub(super) struct SearchPasses {
     panels: usize,
     /// Places in panels that hold no row.
     padding: usize,
     k: usize,
-    /// Candidates per query that there is room for.
-    room: usize,
+    slots: usize,
     /// Rows that the lists were offered before this call.
     offered: usize,
     next: usize,
     tiles: Option<Tiles>,
+    /// Whether lists are bounded.
+    is_bounded: bool,
 }
 
 impl SearchPasses {
@@ -87,7 +109,8 @@ impl SearchPasses {
     pub(super) fn new(rows: usize, k: usize, offered: usize) -> Self {
         let panels = panels(rows);
         let padding = panels * PANEL - rows;
-        Self { panels, padding, k, room: slots(k) - k, offered, next: 0, tiles: None }
+        let (slots, next, tiles) = (slots(k), 0, None);
+        Self { panels, padding, k, slots, offered, next, tiles, is_bounded: false }
     }
 
     /// The same, most of them filtered.
@@ -95,10 +118,66 @@ impl SearchPasses {
         Self { tiles, ..self }
     }
 
+    /// Whether lists may be less than full in the end, without need.
+    pub(super) fn may_end_short(&self) -> bool {
+        self.tiles.is_some() && self.offered == 0
+    }
+
     /// Whether lists may not be full yet: all padding may lie in the panels seen, and one row may
     /// be the query itself. A pass that is dense without need is only slower.
     fn may_be_short(&self) -> bool {
-        self.offered + (self.next * PANEL).saturating_sub(self.padding) <= self.k
+        let k = if self.may_end_short() { self.rank(self.next) } else { self.k };
+        self.offered + (self.next * PANEL).saturating_sub(self.padding) <= k
+    }
+
+    /// Entries of a list that the rows of so many panels and the final list share, and five standard
+    /// deviations more.
+    fn rank(&self, panels: usize) -> usize {
+        let expected = self.k as f64 * panels as f64 / self.panels as f64;
+        let rank = (expected + 5.0 * expected.sqrt() + 4.0).ceil() as usize;
+        if panels >= self.panels { self.k } else { rank.min(self.k) }
+    }
+
+    /// Panels that hold the rows seen.
+    fn seen(&self) -> usize {
+        self.next + self.offered / PANEL
+    }
+
+    fn pass(&mut self, size: usize, kind: PassKind) -> SearchPass {
+        let visits = self.next..self.next + size.min(self.panels - self.next);
+        if kind != PassKind::Bounding {
+            self.next = visits.end;
+        }
+        let k = match self.may_end_short() {
+            true if !self.is_bounded => self.rank(visits.end),
+            _ => self.k,
+        };
+        SearchPass { visits, kind, k }
+    }
+
+    /// The next pass with a filter.
+    fn next_filtered(&mut self, tiles: Tiles) -> SearchPass {
+        if self.may_end_short() && !self.is_bounded && self.next == 0 {
+            if self.k <= MOST_BOUNDED {
+                self.is_bounded = true;
+                return self.pass(tiles.bounding, PassKind::Bounding);
+            }
+            let fits = (self.slots - self.rank(SCANNED_FIRST)) / PANEL;
+            let least = (self.rank(SCANNED_FIRST) + 1 + self.padding).div_ceil(PANEL);
+            let size = SCANNED_FIRST.max(least).next_multiple_of(tiles.panels);
+            return self.pass(size.min(fits), PassKind::Dense);
+        }
+        if !self.next.is_multiple_of(tiles.panels) {
+            return self.pass(1, PassKind::Scanned);
+        }
+        let seen = if self.is_bounded { self.next.max(tiles.bounding) } else { self.seen() };
+        let k = if self.may_end_short() && !self.is_bounded { self.rank(seen) } else { self.k };
+        let room = (self.slots - self.k) * tiles.words;
+        let growth = (room as f64 / (3 * k) as f64).min(MOST_FILTERED_GROWTH);
+        let whole = ((seen as f64 * growth) as usize).max(1).next_multiple_of(tiles.panels);
+        let left = self.panels - self.next;
+        let is_last = (left as f64) < (1.0 + CRUMB) * whole as f64;
+        self.pass(if is_last { left } else { whole }, PassKind::Filtered)
     }
 }
 
@@ -110,52 +189,21 @@ impl Iterator for SearchPasses {
         if left == 0 {
             return None;
         }
-        let fits = self.room / PANEL;
         let is_dense = self.may_be_short();
         if let Some(tiles) = self.tiles
-            && !is_dense
-            && self.next.is_multiple_of(tiles.panels)
-            && self.seen() >= SCANNED_FIRST
+            && (!is_dense || self.may_end_short())
         {
             return Some(self.next_filtered(tiles));
         }
+        let room = self.slots - self.k;
         let size = if is_dense || self.next == 0 {
             // Just enough to fill the lists; as many candidates as rows, so they always fit.
-            (self.k + 1 + self.padding).div_ceil(PANEL).clamp(1, fits)
+            (self.k + 1 + self.padding).div_ceil(PANEL).clamp(1, room / PANEL)
         } else {
-            let growth = (self.room as f64 / (2 * self.k) as f64).min(MOST_GROWTH as f64);
+            let growth = (room as f64 / (2 * self.k) as f64).min(MOST_GROWTH as f64);
             ((self.next as f64 * growth) as usize).max(1)
         };
-        // Filtered passes begin with a tile, and soon.
-        let size = match self.tiles {
-            Some(tiles) if !is_dense => {
-                let enough = SCANNED_FIRST.saturating_sub(self.seen()).max(1);
-                let end = (self.next + enough).next_multiple_of(tiles.panels);
-                size.min(end - self.next)
-            }
-            _ => size,
-        };
-        let visits = self.next..self.next + size.min(left);
-        self.next = visits.end;
-        Some(SearchPass { visits, is_dense, is_filtered: false })
-    }
-}
-
-impl SearchPasses {
-    /// Panels that hold the rows seen.
-    fn seen(&self) -> usize {
-        self.next + self.offered / PANEL
-    }
-
-    fn next_filtered(&mut self, tiles: Tiles) -> SearchPass {
-        let growth = (tiles.room as f64 / (3 * self.k) as f64).min(MOST_FILTERED_GROWTH);
-        let size = self.seen() as f64 * growth;
-        let whole = (size as usize).max(1).next_multiple_of(tiles.panels);
-        let left = self.panels - self.next;
-        let is_last = (left as f64) < (1.0 + CRUMB) * whole as f64;
-        let visits = self.next..if is_last { self.panels } else { self.next + whole };
-        self.next = visits.end;
-        SearchPass { visits, is_dense: false, is_filtered: true }
+        Some(self.pass(size, if is_dense { PassKind::Dense } else { PassKind::Scanned }))
     }
 }
 
@@ -220,7 +268,7 @@ mod tests {
     fn candidates_of_first_and_dense_rounds_always_fit() {
         for k in [1, 5, 64, 100, 4096, 20_000] {
             for (i, round) in SearchPasses::new(1_000_000, k, 0).enumerate() {
-                if i == 0 || round.is_dense {
+                if i == 0 || round.kind == PassKind::Dense {
                     assert!(round.visits.len() * PANEL <= slots(k) - k, "k = {k}");
                 }
             }
@@ -234,39 +282,52 @@ mod tests {
                 for round in SearchPasses::new(base, k, offered) {
                     let padding = panels(base) * PANEL - base;
                     let rows = offered + (round.visits.start * PANEL).saturating_sub(padding);
-                    assert!(round.is_dense || rows > k, "k = {k}, {rows} rows");
+                    assert!(round.kind == PassKind::Dense || rows > k, "k = {k}, {rows} rows");
                 }
             }
         }
-        assert!(SearchPasses::new(1000, 2000, 0).all(|round| round.is_dense));
-        assert!(SearchPasses::new(1000, 5, 6).all(|round| !round.is_dense));
+        assert!(SearchPasses::new(1000, 2000, 0).all(|round| round.kind == PassKind::Dense));
+        assert!(SearchPasses::new(1000, 5, 6).all(|round| round.kind != PassKind::Dense));
     }
 
     #[test]
     fn filtered_passes_are_whole_tiles_of_full_lists() {
-        for (rows, k) in [(129, 5), (1000, 5), (1_000_000, 10), (1_000_001, 1024), (70_000, 100)] {
-            for (panels_of_a_tile, offered) in [(1, 0), (2, 0), (2, 50), (1, 100_000)] {
-                let tiles = Tiles { panels: panels_of_a_tile, room: 2 * (slots(k) - k) };
+        for (rows, k) in
+            [(3, 5), (129, 5), (1000, 40), (1_000_000, 10), (1_000_001, 1024), (70_000, 100)]
+        {
+            for (panels_of_a_tile, offered) in [(1, 0), (2, 0), (2, 50), (2, 7000), (1, 100_000)] {
+                let tiles = Tiles { panels: panels_of_a_tile, words: 2, bounding: 4 };
                 let all = SearchPasses::new(rows, k, offered).filtered(Some(tiles));
-                let mut next = 0;
+                let (mut next, mut before) = (0, 0);
                 for pass in all {
                     assert_eq!(pass.visits.start, next);
-                    next = pass.visits.end;
-                    if pass.is_filtered {
-                        assert!(
-                            !pass.is_dense && pass.visits.start.is_multiple_of(panels_of_a_tile)
-                        );
-                        let is_whole = pass.visits.end.is_multiple_of(panels_of_a_tile);
-                        assert!(is_whole || next == panels(rows));
+                    assert!(pass.k <= k && pass.k >= before, "{pass:?}");
+                    before = pass.k;
+                    match pass.kind {
+                        PassKind::Bounding => {
+                            assert!(k <= MOST_BOUNDED && offered == 0 && next == 0);
+                            continue;
+                        }
+                        PassKind::Dense => {
+                            assert!(pass.visits.len() * PANEL <= slots(k) - pass.k);
+                        }
+                        PassKind::Filtered => {
+                            assert!(pass.visits.start.is_multiple_of(panels_of_a_tile));
+                            let is_whole = pass.visits.end.is_multiple_of(panels_of_a_tile);
+                            assert!(is_whole || pass.visits.end == panels(rows));
+                        }
+                        PassKind::Scanned => {}
                     }
+                    next = pass.visits.end;
                 }
-                assert_eq!(next, panels(rows));
+                assert_eq!((next, before), (panels(rows), k));
             }
         }
-        let tiles = Some(Tiles { panels: 2, room: 492 });
-        let all: Vec<_> = SearchPasses::new(1_000_000, 10, 0).filtered(tiles).collect();
-        assert!(all.iter().filter(|pass| !pass.is_filtered).count() <= 3, "{all:?}");
-        assert!(all.len() <= 9, "{all:?}");
+        let tiles = Some(Tiles { panels: 2, words: 2, bounding: 4 });
+        for k in [10, 100, 1024] {
+            let all: Vec<_> = SearchPasses::new(1_000_000, k, 0).filtered(tiles).collect();
+            assert!(all.len() <= 9, "{all:?}");
+        }
     }
 
     #[test]

@@ -349,9 +349,10 @@ impl Kernels {
         (base, queries): (&PackedBase, &PackedQueries),
         lists: &Lists,
         scratch: &Scratch,
-        (begin, end): (usize, usize),
+        (begin, end, k): (usize, usize, usize),
     ) -> Result<()> {
         self.check(queries, lists, scratch);
+        assert!(k <= lists.k);
         let (form, columns) = (self.form, self.form.columns());
         assert!(begin < end);
         check_size(&base.images, end * form.tile() * columns, 2);
@@ -364,12 +365,12 @@ impl Kernels {
             tiles: address(stream, &base.images),
             queries: address(stream, &queries.images),
             thresholds: address(stream, &queries.thresholds),
-            hits: address(stream, &lists.entries) + (lists.k * entry) as u64,
+            hits: address(stream, &lists.entries) + (k * entry) as u64,
             counts: address(stream, &lists.counts),
             scratch: address(stream, &scratch.hits),
             given_up: address(stream, &scratch.state),
             hits_pitch: (lists.slots * entry / 4) as u64,
-            room: room(self.kind, lists.k, lists.slots) as u32,
+            room: room(self.kind, k, lists.slots) as u32,
             scratch_room: self.scratch_room(lists) as u32,
             query_rows: lists.queries as u32,
             query_blocks: blocks as u32,
@@ -401,11 +402,12 @@ impl Kernels {
         stream: &Arc<CudaStream>,
         lists: &Lists,
         scratch: &Scratch,
+        k: usize,
     ) -> Result<()> {
         check_size(&lists.counts, lists.queries, 4);
         check_size(&scratch.state, STATE_WORDS, 4);
         let queries = lists.queries as u32;
-        let most_hits = room(self.kind, lists.k, lists.slots) as u32;
+        let most_hits = room(self.kind, k, lists.slots) as u32;
         let mut launch = stream.launch_builder(&self.judge);
         launch.arg(lists.counts.slice()).arg(scratch.state.slice()).arg(&queries);
         launch.arg(&most_hits).arg(&MOST_CROWDED);
@@ -425,10 +427,10 @@ impl Kernels {
         pass: &Pass,
     ) -> Result<()> {
         self.check(queries, lists, scratch);
-        let (kind, dim) = (self.kind, pass.dim as usize);
+        let (kind, dim, k) = (self.kind, pass.dim as usize, pass.k as usize);
         let (scalar, pitch) = (scalar_bytes(kind), pitch(kind, dim));
         assert!(pass.queries as usize == lists.queries && pass.dense == 0);
-        assert!(pass.k as usize == lists.k && pass.slots as usize == lists.slots);
+        assert!(k <= lists.k && pass.slots as usize == lists.slots);
         check_size(&base.rows, pass.panels as usize * PANEL * pitch, scalar);
         check_size(&queries.rows, lists.queries * pitch, scalar);
         check_size(&lists.crowded, lists.queries, 4);
@@ -446,13 +448,13 @@ impl Kernels {
             crowded_count: address(stream, &lists.crowded_count),
             pitch: pitch as u32,
             vectors: (dim * scalar).div_ceil(16) as u32,
-            room: room(kind, lists.k, lists.slots) as u32,
+            room: room(kind, k, lists.slots) as u32,
             padding: 0,
         };
-        let (function, grid) = if lists.k > BY_LANES {
+        let (function, grid) = if k > BY_LANES {
             let shared = lists.slots * entry_bytes(kind) + GATHERED_BYTES;
             (&self.merge_hits_by_block, config(lists.queries, THREADS, shared))
-        } else if lists.k <= BY_LANES / 2 {
+        } else if k <= BY_LANES / 2 {
             let grid = config(lists.queries.div_ceil(2 * THREADS / BY_LANES), THREADS, 0);
             (&self.merge_hits_16, grid)
         } else {

@@ -15,6 +15,9 @@ use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 use crate::job::Job;
 
+/// Rows of so few elements are scanned fast enough to bound lists by more of them.
+const FEW_ELEMENTS: usize = 32;
+
 /// The filtered passes of one call.
 pub(in super::super) struct Filtering {
     base: Arc<PackedBase>,
@@ -38,10 +41,11 @@ impl Filtering {
         Ok(Self { base, queries, scratch: Scratch { state, hits } })
     }
 
-    /// How passes are cut for these lists.
-    pub(in super::super) fn tiles(&self, lists: &Lists) -> Tiles {
+    /// How passes are cut for rows of this many elements.
+    pub(in super::super) fn tiles(&self, dim: usize) -> Tiles {
         let kernels = &self.base.kernels;
-        Tiles { panels: kernels.form.panels(), room: room(kernels.kind, lists.k, lists.slots) }
+        let bounding = if dim <= FEW_ELEMENTS { 8 } else { 4 };
+        Tiles { panels: kernels.form.panels(), words: room(kernels.kind, 0, 1), bounding }
     }
 
     /// Merges what is near in the panels of some visits, which are whole tiles, into the lists. Where the
@@ -66,10 +70,10 @@ impl Filtering {
         for begin in tiles.clone().step_by(together) {
             job.check()?;
             let end = (begin + together).min(tiles.end);
-            kernels.filter(stream, sides, lists, &self.scratch, (begin, end))?;
+            kernels.filter(stream, sides, lists, &self.scratch, (begin, end, pass.k as usize))?;
             pace.launched(stream, &rate, (end - begin) as f64 * of_a_tile)?;
         }
-        kernels.judge(stream, lists, &self.scratch)?;
+        kernels.judge(stream, lists, &self.scratch, pass.k as usize)?;
         kernels.merge_hits(stream, sides, lists, &self.scratch, pass)
     }
 
