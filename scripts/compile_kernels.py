@@ -36,11 +36,20 @@ MODULES = {
             ("F64", REALS, [0, 1, 16]),
             ("BITS", ["HAMMING", "JACCARD"], [0, 2, 16, 32]),
         ],
-        ["pack", "scan", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
+        ["pack", "scan", "scan_least", "bound_lists", "lengthen_lists", "find_short", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
          "search_again", "gather", "take_queries", "among", "nearest_in_buckets",
          "find_own_buckets", "join_buckets", "join_for_8", "join_for_16", "take_lists", "add_visits", "add_up_lists",
          "close_gaps"],
     ),
+    # What surrounds the filter of a search.
+    "filter.cu": (
+        [("F32", REALS[:4] + REALS[5:], [0]), ("F64", ["L2", "COSINE"], [0])],
+        ["centre", "norms", "choose_scale", "pack_base", "pack_queries", "set_thresholds", "judge",
+         "merge_hits_16", "merge_hits_32", "merge_hits_by_block"],
+    ),
+    # The filter; dims are steps of 16 halves. See `Form` in src/device/cuda/search/filter/form.rs.
+    "products.cu": ([("F32", ["L2"], [1, 2, 3, 4, 5, 6, 7, 8, 9])], ["filter"]),
+    "wide_products.cu": ([("F32", ["L2"], [10, 25, 40, 61, 100])], ["filter"]),
     "hashing.cu": (
         [("F32", ["SQEUCLIDEAN"], [0]), ("F64", ["SQEUCLIDEAN"], [0]), ("BITS", ["HAMMING"], [0])],
         ["add_up", "hash_rows", "hash_bits", "place_rows", "sort_sections", "sort_large_sections",
@@ -72,6 +81,24 @@ MODULES = {
 }
 
 
+# Modules that one architecture alone uses; products also have instructions that no other has.
+FOR_ONE = {"filter.cu": "sm_90", "products.cu": "sm_90", "wide_products.cu": "sm_90"}
+
+
+def shape(module, steps):
+    """The parameters of a filter for rows of so many steps, as `Form` has them."""
+    room = 216 << 10
+    if module == "products.cu":
+        tile = 128 if steps <= 2 else 256
+        groups = {1: 7, 2: 6}.get(steps, 3)
+        stages = min(room // (tile * steps * 32), 8)
+        return [f"-DTILE={tile}u", f"-DGROUPS={groups}u", f"-DSTAGES={stages}u"]
+    panel, queries = 256 * 64, 128 * 32 * steps
+    stays = queries + 4 * panel <= room
+    stages = min((room - queries) // panel if stays else room // (panel + 128 * 64), 9)
+    return [f"-DRESIDENT={int(stays)}", f"-DSTAGES={stages}u"]
+
+
 def options():
     """The common options, and the constants of all families."""
     texts = {path: path.read_text() for path in sorted(CUDA.rglob("*.rs"))}
@@ -85,10 +112,12 @@ def options():
     constants = {}
     for path, text in texts.items():
         for items in re.findall(r"const CONSTANTS: \[\(&str, usize\); \d+\] =\s*\[(.*?)\];", text, re.S):
-            names = re.findall(r'\("(\w+)", (\w+)\)', items)
+            names = re.findall(r'\("(\w+)", (?:\w+::)*(\w+)\)', items)
             family = path.parent.name
-            constants[family] = [f"-D{name}={values[family, own]}u" for name, own in names]
-    if not common or constants.keys() != {"search", "kmeans", "seeding", "dbscan", "hashing"}:
+            # The filter shares those of the search that it is part of.
+            at_home = lambda own: values.get((family, own)) or values[path.parent.parent.name, own]
+            constants[family] = [f"-D{name}={at_home(own)}u" for name, own in names]
+    if not common or constants.keys() != {"search", "filter", "kmeans", "seeding", "dbscan", "hashing"}:
         sys.exit(f"{CUDA}: found options {common} and constants {constants}")
     return common, constants
 
@@ -189,20 +218,25 @@ def main():
         for module, entries, element, metric, dim in variants(arguments.quick):
             if arguments.module and module not in arguments.module:
                 continue
+            if FOR_ONE.get(module, arch) != arch:
+                continue
             defines = [f"-DELEMENT={element}", f"-DMETRIC={metric}", f"-DDIM={dim}"]
             if module == "dbscan.cu":
                 # With weights, whatever else: rows of odd dimension have them here.
                 defines.append(f"-DWEIGHTED={dim % 2}")
-            defines += constants[module.removesuffix(".cu")]
+            if "products" in module:
+                defines[-1:] = [f"-DSTEPS={dim}u"] + shape(module, dim)
+            defines += constants.get(module.removesuffix(".cu"), [])
+            exact = arch + "a" if "products" in module else arch
             name = (arch, module, element, metric, dim)
-            tasks.append((name, entries, sources[module], common + [f"-arch={arch}"] + defines))
+            tasks.append((name, entries, sources[module], common + [f"-arch={exact}"] + defines))
     failures = 0
     with multiprocessing.Pool() as pool:
         for (arch, module, element, metric, dim), cubin, log, missing, seconds in pool.imap(one, tasks):
             is_bad = cubin is None or bool(log) or bool(missing)
             failures += is_bad
             size = len(cubin) if cubin else 0
-            print(f"{arch:7} {module:9} {element:5} {metric:14} dim {dim:3} {size:8} bytes {seconds:5.2f} s"
+            print(f"{arch:7} {module:16} {element:5} {metric:14} dim {dim:3} {size:8} bytes {seconds:5.2f} s"
                   + (f"  FAILED\n{log}\n{' '.join(missing)}" if is_bad else ""), flush=True)
             if cubin and arguments.keep:
                 arguments.keep.mkdir(parents=True, exist_ok=True)

@@ -110,6 +110,7 @@ fn unsafe_code_is_where_it_is_allowed() {
         "src/device/cuda/kmeans/structs.rs",
         "src/device/cuda/search/filter/launch.rs",
         "src/device/cuda/search/launch.rs",
+        "src/device/cuda/search/launch_bounds.rs",
         "src/device/cuda/search/launch_buckets.rs",
         "src/device/cuda/search/launch_join.rs",
         "src/memory.rs",

@@ -38,6 +38,11 @@ fn main() {
     }
     // Searches on a GPU differ by how they compare pairs, …
     for (name, device) in support::devices() {
+        let is_gpu = device.as_ref().is_some_and(|device| !device.every_way().is_empty());
+        for (test, run) in search::trials_of_many().into_iter().filter(|_| is_gpu) {
+            let device = device.clone().expect("a GPU");
+            trials.push(Trial::test(format!("{name}::{test}"), move || run(&device)));
+        }
         for (way, device) in device.iter().flat_map(AnyDevice::every_way) {
             for (test, run) in search::trials() {
                 let device = device.clone();

@@ -78,6 +78,119 @@ pub fn trials() -> Vec<(String, Test)> {
     all
 }
 
+/// Trials for devices that filter pairs where there are many.
+pub fn trials_of_many() -> Vec<(String, Test)> {
+    let named = |kind: Many| {
+        let run = move |device: &AnyDevice| many(device, kind);
+        (format!("top_k::many::{kind:?}"), Box::new(run) as Test)
+    };
+    Many::ALL.map(named).into()
+}
+
+/// Many rows, of kinds that bounds may be wrong about.
+#[derive(Debug, Clone, Copy)]
+enum Many {
+    Normal,
+    /// Twenty clusters of spread 1e-3 around 1000.
+    Clusters,
+    /// One row a hundred thousand times farther than the others, and two hundred of them.
+    Outlier,
+    Outliers,
+    AllEqual,
+    Lattice,
+    /// 1e4 and a little.
+    FarAway,
+    /// Norms of 1e17, and of 1e-20 and less.
+    Huge,
+    Tiny,
+    Ascending,
+    /// Magnitudes from 1e-9 to 1e5, beyond what halves hold on both sides.
+    EveryMagnitude,
+    /// Few rows near the queries, all at the end.
+    NearAtTheEnd,
+}
+
+impl Many {
+    const ALL: [Self; 12] = [
+        Self::Normal,
+        Self::Clusters,
+        Self::Outlier,
+        Self::Outliers,
+        Self::AllEqual,
+        Self::Lattice,
+        Self::FarAway,
+        Self::Huge,
+        Self::Tiny,
+        Self::Ascending,
+        Self::EveryMagnitude,
+        Self::NearAtTheEnd,
+    ];
+
+    fn rows(self, count: usize, dim: usize) -> Vec<Vec<f64>> {
+        let mut rng = Rng(dim as u64 + 77);
+        let centres: Vec<f64> = (0..20 * dim).map(|_| 1000.0 + 10.0 * rng.normal()).collect();
+        let mut row = |i: usize| -> Vec<f64> {
+            let mut value = |j: usize| match self {
+                Self::Clusters => centres[i % 20 * dim + j] + 1e-3 * rng.normal(),
+                Self::Outlier if i == count / 3 => 1e5,
+                Self::Outliers if i % (count / 200) == 7 => 1e5 * rng.normal(),
+                Self::AllEqual => 0.7,
+                Self::Lattice => rng.below(4) as f64,
+                Self::FarAway => 1e4 + rng.normal(),
+                Self::Huge => 1e17 * rng.normal(),
+                Self::Tiny => 1e-20 * rng.normal() * if i.is_multiple_of(3) { 1e-20 } else { 1.0 },
+                Self::Ascending => i as f64 + 0.1 * rng.normal(),
+                Self::EveryMagnitude => {
+                    rng.normal() * 10f64.powi(rng.below(15) as i32 - 9) * (i % 5 + 1) as f64
+                }
+                Self::NearAtTheEnd if i + 90 < count => 5.0 + rng.normal(),
+                _ => rng.normal(),
+            };
+            (0..dim).map(&mut value).collect()
+        };
+        (0..count).map(&mut row).collect()
+    }
+}
+
+/// Queries among the rows and apart from them, lists short and long, in every shape of a product.
+fn many(device: &AnyDevice, kind: Many) -> Result<(), Failed> {
+    let shapes = [
+        (9000, 10, 5),
+        (8800, 12, 1),
+        (9100, 13, 20),
+        (9000, 28, 16),
+        (8700, 61, 100),
+        (8900, 128, 10),
+        (8193, 140, 3),
+        (8500, 141, 33),
+        (8400, 384, 7),
+        (8300, 700, 17),
+        (16_000, 20, 1100),
+    ];
+    for (rows, dim, k) in shapes {
+        let values = kind.rows(rows, dim);
+        for metric in [Metric::L2, Metric::InnerProduct, Metric::Cosine] {
+            if dim > 140 && metric == Metric::InnerProduct {
+                continue;
+            }
+            let base = matrix_f32(&values, dim, metric);
+            let last = rows - 70..rows;
+            check(device, &base.slice(last.clone()), &base, metric, k, Some(last.start))
+                .map_err(|error| format!("{rows} × {dim}, k {k}, {metric}: {error:?}"))?;
+            if dim > 30 {
+                continue;
+            }
+            let queries: Vec<Vec<f64>> = (values.iter().step_by(101).take(66))
+                .map(|row| row.iter().map(|x| x * 1.001).collect())
+                .collect();
+            let wide = (matrix_f64(&queries, dim, metric), matrix_f64(&values, dim, metric));
+            check(device, &wide.0, &wide.1, metric, k, None)
+                .map_err(|error| format!("f64 {rows} × {dim}, k {k}, {metric}: {error:?}"))?;
+        }
+    }
+    Ok(())
+}
+
 /// Every kind of scan and merge, with as little work as they can be had for, so that tools may slow
 /// every access down.
 fn few(device: &AnyDevice) -> Result<(), Failed> {

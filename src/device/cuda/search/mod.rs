@@ -7,6 +7,7 @@
 //! | `tables` | tables that were built here, or sent |
 //! | `join`, `launch_join` | all rows with those in their own buckets |
 //! | `rows` | rows and their layouts on the GPU |
+//! | `launch_bounds` | launches that bound lists, and lengthen them |
 //! | `lists` | the lists of a block of queries, from empty to downloaded |
 //! | `filter` | which pairs are compared at all, by products on tensor cores |
 //! | `passes` | how a search is cut into passes |
@@ -20,6 +21,7 @@ mod device;
 mod filter;
 mod join;
 mod launch;
+mod launch_bounds;
 mod launch_buckets;
 mod launch_join;
 mod lists;

@@ -11,8 +11,8 @@ use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 use super::super::launch::{Lists, Pass};
 use super::super::passes::PANEL;
 use super::super::spec::{definitions, entry_bytes, real_bytes, scalar_bytes};
+use super::buffers::{BaseBuffers, QueryBuffers, Scratch};
 use super::form::{BY_LANES, Form, GATHERED_BYTES, STATIC_BYTES, pitch, room};
-use super::packed::{PackedBase, PackedQueries};
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{
@@ -169,14 +169,6 @@ unsafe impl DeviceRepr for Filtered {}
 const _: () = assert!(size_of::<Packing>() == 56 && size_of::<Pack>() == 32);
 const _: () = assert!(size_of::<Filter>() == 104 && size_of::<Filtered>() == 88);
 
-/// What passes of a call use beside lists and rows.
-pub(super) struct Scratch {
-    /// [`STATE_WORDS`]; zeros at first.
-    pub(super) state: Buffer,
-    /// Hits of threads: see [`Kernels::scratch_bytes`].
-    pub(super) hits: Buffer,
-}
-
 impl Kernels {
     /// The kernels for some rows, compiled and loaded by the first caller.
     pub(super) fn get(
@@ -244,7 +236,7 @@ impl Kernels {
         stream: &Arc<CudaStream>,
         panels: &Buffer,
         (bins, counts): (&Buffer, &Buffer),
-        packed: &PackedBase,
+        packed: &BaseBuffers,
         (pack, visits): (&Pack, usize),
     ) -> Result<()> {
         let scalar = scalar_bytes(self.kind);
@@ -291,8 +283,8 @@ impl Kernels {
         &self,
         stream: &Arc<CudaStream>,
         panels: &Buffer,
-        base: &PackedBase,
-        packed: &PackedQueries,
+        base: &BaseBuffers,
+        packed: &QueryBuffers,
         (pack, places): (&Pack, usize),
     ) -> Result<()> {
         let (scalar, rows, dim) = (scalar_bytes(self.kind), pack.rows as usize, pack.dim as usize);
@@ -318,7 +310,7 @@ impl Kernels {
     pub(super) fn set_thresholds(
         &self,
         stream: &Arc<CudaStream>,
-        (base, queries): (&PackedBase, &PackedQueries),
+        (base, queries): (&BaseBuffers, &QueryBuffers),
         lists: &Lists,
         scratch: &Scratch,
         dim: u32,
@@ -346,7 +338,7 @@ impl Kernels {
     pub(super) fn filter(
         &self,
         stream: &Arc<CudaStream>,
-        (base, queries): (&PackedBase, &PackedQueries),
+        (base, queries): (&BaseBuffers, &QueryBuffers),
         lists: &Lists,
         scratch: &Scratch,
         (begin, end, k): (usize, usize, usize),
@@ -421,7 +413,7 @@ impl Kernels {
     pub(super) fn merge_hits(
         &self,
         stream: &Arc<CudaStream>,
-        (base, queries): (&PackedBase, &PackedQueries),
+        (base, queries): (&BaseBuffers, &QueryBuffers),
         lists: &mut Lists,
         scratch: &Scratch,
         pass: &Pass,
@@ -469,7 +461,7 @@ impl Kernels {
     }
 
     /// Checks the sizes that kernels on lists and thresholds rely on.
-    fn check(&self, queries: &PackedQueries, lists: &Lists, scratch: &Scratch) {
+    fn check(&self, queries: &QueryBuffers, lists: &Lists, scratch: &Scratch) {
         let all = lists.queries;
         assert!(all > 0 && lists.k >= 1 && lists.slots > lists.k);
         check_size(&lists.entries, all * lists.slots, entry_bytes(self.kind));

@@ -9,10 +9,12 @@
 //! | module | job |
 //! |---|---|
 //! | `form` | how kernels are shaped for rows of so many elements, and when they pay |
+//! | `buffers` | what is kept on the device |
 //! | `launch` | kernels and their launches |
 //! | `packed` | both sides as halves |
 //! | `pass` | a pass whose pairs are filtered |
 
+mod buffers;
 mod form;
 mod launch;
 mod packed;

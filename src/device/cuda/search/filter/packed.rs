@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::super::launch::Kernels as Scans;
 use super::super::passes::{PANEL, panels, stride};
 use super::super::spec::scalar_bytes;
+use super::buffers::{BaseBuffers, QueryBuffers};
 use super::form::{Form, pitch};
 use super::launch::{Kernels, Pack, Packing};
 use crate::device::cuda::driver::gpu::Gpu;
@@ -27,21 +28,10 @@ pub(in super::super) struct InPanels<'a> {
     pub(in super::super) dim: usize,
 }
 
-/// A base as halves, and its rows in the order of visits.
+/// A base as halves, and its kernels.
 pub(in super::super) struct PackedBase {
     pub(super) kernels: Arc<Kernels>,
-    pub(super) images: Buffer,
-    pub(super) rows: Buffer,
-    pub(super) centre: Buffer,
-    pub(super) packing: Buffer,
-}
-
-/// Queries as halves, for one base.
-pub(super) struct PackedQueries {
-    pub(super) images: Buffer,
-    pub(super) rows: Buffer,
-    pub(super) asked: Buffer,
-    pub(super) thresholds: Buffer,
+    pub(super) buffers: BaseBuffers,
 }
 
 impl PackedBase {
@@ -60,12 +50,11 @@ impl PackedBase {
         let places = visits * PANEL;
         let mut counts = memory.allocate(stream, BINS * 4)?;
         let bins = memory.allocate(stream, places * 2)?;
-        let packed = Self {
+        let buffers = BaseBuffers {
             images: memory.allocate(stream, places * form.columns() * 2)?,
             rows: memory.allocate(stream, places * pitch(kind, dim) * scalar_bytes(kind))?,
             centre: memory.allocate(stream, dim * 8)?,
             packing: memory.allocate(stream, size_of::<Packing>())?,
-            kernels,
         };
         stream.memset_zeros(counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
         let pack = Pack {
@@ -78,17 +67,11 @@ impl PackedBase {
             log: form.log(),
             tile: form.tile() as u32,
         };
-        packed.kernels.pack_base(
-            stream,
-            base.buffer,
-            (&bins, &counts),
-            &packed,
-            (&pack, visits),
-        )?;
-        let packing = sys::read::<Packing>(stream, packed.packing.slice(), 1);
+        kernels.pack_base(stream, base.buffer, (&bins, &counts), &buffers, (&pack, visits))?;
+        let packing = sys::read::<Packing>(stream, buffers.packing.slice(), 1);
         let packing = packing.map_err(failed("cuMemcpyDtoHAsync"))?[0];
         let is_useful = packing.is_finite > 0 && f64::from_bits(packing.test) < LARGEST_TEST;
-        Ok(is_useful.then_some(packed))
+        Ok(is_useful.then_some(Self { kernels, buffers }))
     }
 
     /// Packs queries for this base.
@@ -98,12 +81,12 @@ impl PackedBase {
         memory: &Arc<Memory>,
         scans: &Scans,
         queries: InPanels<'_>,
-    ) -> Result<PackedQueries> {
+    ) -> Result<QueryBuffers> {
         let (kind, form, stream) = (scans.spec().kind(), self.kernels.form, &gpu.compute);
         let (dim, rows) = (queries.dim, queries.rows);
         // Whole blocks, and whole panels.
         let places = rows.next_multiple_of(form.queries()).next_multiple_of(PANEL);
-        let packed = PackedQueries {
+        let packed = QueryBuffers {
             images: memory.allocate(stream, places * form.columns() * 2)?,
             rows: memory.allocate(stream, rows * pitch(kind, dim) * scalar_bytes(kind))?,
             asked: memory.allocate(stream, rows * 32)?,
@@ -119,7 +102,13 @@ impl PackedBase {
             log: form.log(),
             tile: if form.is_wide() { PANEL as u32 } else { 0 },
         };
-        self.kernels.pack_queries(stream, queries.buffer, self, &packed, (&pack, places))?;
+        self.kernels.pack_queries(
+            stream,
+            queries.buffer,
+            &self.buffers,
+            &packed,
+            (&pack, places),
+        )?;
         Ok(packed)
     }
 }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::super::launch::{Kernels as Scans, Lists, Pass};
 use super::super::passes::{PANEL, Tiles};
+use super::buffers::{QueryBuffers, Scratch};
 use super::form::room;
-use super::launch::{STATE_WORDS, Scratch};
-use super::packed::{InPanels, PackedBase, PackedQueries};
+use super::launch::STATE_WORDS;
+use super::packed::{InPanels, PackedBase};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::Pace;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
@@ -21,7 +22,7 @@ const FEW_ELEMENTS: usize = 32;
 /// The filtered passes of one call.
 pub(in super::super) struct Filtering {
     base: Arc<PackedBase>,
-    queries: PackedQueries,
+    queries: QueryBuffers,
     scratch: Scratch,
 }
 
@@ -61,7 +62,7 @@ impl Filtering {
     ) -> Result<()> {
         let (kernels, stream) = (&self.base.kernels, &gpu.compute);
         let (form, rate) = (kernels.form, kernels.rate().clone());
-        let sides = (&*self.base, &self.queries);
+        let sides = (&self.base.buffers, &self.queries);
         kernels.set_thresholds(stream, sides, lists, &self.scratch, pass.dim)?;
         let of_a_tile = (lists.queries * form.tile() * form.columns()) as f64;
         let together = ((rate.of_a_launch() / of_a_tile) as usize).max(1);

@@ -1,0 +1,27 @@
+//! What the filter keeps on the device.
+
+use crate::device::cuda::driver::memory::Buffer;
+
+/// A base as halves, its rows in the order of visits, and what they were packed with.
+pub(super) struct BaseBuffers {
+    pub(super) images: Buffer,
+    pub(super) rows: Buffer,
+    pub(super) centre: Buffer,
+    pub(super) packing: Buffer,
+}
+
+/// Queries as halves, for one base.
+pub(super) struct QueryBuffers {
+    pub(super) images: Buffer,
+    pub(super) rows: Buffer,
+    pub(super) asked: Buffer,
+    pub(super) thresholds: Buffer,
+}
+
+/// What passes of a call use beside lists and rows.
+pub(super) struct Scratch {
+    /// Whether the filter has been given up, and counters; zeros at first.
+    pub(super) state: Buffer,
+    /// Hits of threads.
+    pub(super) hits: Buffer,
+}
