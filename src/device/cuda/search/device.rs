@@ -186,11 +186,14 @@ mod tests {
                 for (k, has_filter) in [(1, false), (10, false), (10, true), (1024, true)] {
                     let capacity = capacity(limit, &shape(kind, dim, k), has_filter);
                     let row = device_dim(kind, dim) * scalar_bytes(kind);
-                    let list = super::list_bytes(kind, k);
-                    let used = 2 * capacity.base * row + 2 * capacity.queries * (row + list);
+                    let (of_row, of_query) = match has_filter && kind != ElementKind::Bits {
+                        true => (bytes_per_row(kind, dim), bytes_per_query(kind, dim)),
+                        false => (0, 0),
+                    };
+                    let query = row + of_query + super::list_bytes(kind, k);
+                    let used = 2 * (capacity.base * (row + of_row) + capacity.queries * query);
                     assert!(used <= limit, "{kind:?} {dim} {k}: {used}");
-                    let share = if has_filter { 8 } else { 2 };
-                    assert!(used > limit / share, "{kind:?} {dim} {k}: {used}");
+                    assert!(used > limit / 2, "{kind:?} {dim} {k}: {used}");
                 }
             }
         }
