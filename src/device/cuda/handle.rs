@@ -75,9 +75,10 @@ impl CudaDevice {
         all
     }
 
-    /// Whether the GPU has the products that filter pairs of a search.
+    /// Whether the GPU has the products that filter pairs of a search, and the compiler knows them.
     pub(super) fn has_filter(&self) -> bool {
-        self.gpu.limits.capability == (9, 0)
+        let is_known = sys::nvrtc_version().is_ok_and(|version| version >= (12, 0));
+        self.gpu.limits.capability == (9, 0) && is_known
     }
 
     /// The first values of a buffer, after all earlier work of the device.
