@@ -61,7 +61,7 @@ impl Form {
 
     /// Whether the queries of a block stay in shared memory, beside at least four stages of a ring.
     fn stays(&self) -> bool {
-        self.is_wide() && self.queries_bytes() + 4 * self.stage_bytes_beside() <= RING_BYTES
+        self.is_wide() && self.queries_bytes() + 4 * self.panel_bytes() <= RING_BYTES
     }
 
     fn queries_bytes(&self) -> usize {
@@ -69,7 +69,7 @@ impl Form {
     }
 
     /// Bytes of a panel of 32 columns of a tile.
-    fn stage_bytes_beside(&self) -> usize {
+    fn panel_bytes(&self) -> usize {
         self.tile() * 64
     }
 
@@ -115,8 +115,8 @@ impl Form {
     fn stages(&self) -> usize {
         let (stage, beside) = match (self.is_wide(), self.stays()) {
             (false, _) => (self.tile() * self.columns() * 2, 0),
-            (true, true) => (self.stage_bytes_beside(), self.queries_bytes()),
-            (true, false) => (self.stage_bytes_beside() + PANEL * 64, 0),
+            (true, true) => (self.panel_bytes(), self.queries_bytes()),
+            (true, false) => (self.panel_bytes() + PANEL * 64, 0),
         };
         ((RING_BYTES - beside) / stage).min(if self.is_wide() { MOST_STAGES } else { 8 })
     }
@@ -125,8 +125,8 @@ impl Form {
     pub(super) fn shared(&self) -> usize {
         let ring = match (self.is_wide(), self.stays()) {
             (false, _) => self.stages() * self.tile() * self.columns() * 2,
-            (true, true) => self.stages() * self.stage_bytes_beside() + self.queries_bytes(),
-            (true, false) => self.stages() * (self.stage_bytes_beside() + PANEL * 64),
+            (true, true) => self.stages() * self.panel_bytes() + self.queries_bytes(),
+            (true, false) => self.stages() * (self.panel_bytes() + PANEL * 64),
         };
         ring + 16 * self.stages() + 8
     }

@@ -29,7 +29,7 @@ use crate::metric::Metric;
 const CONSTANTS: [(&str, usize); 2] = [("PANEL", PANEL), ("RUN", super::super::spec::RUN)];
 
 /// Bins of norms. See `kernels/filter/pack.cuh`.
-const BINS: usize = 1 << 14;
+pub(super) const BINS: usize = 1 << 14;
 
 /// Words of a filter's state, of which the first says whether it has been given up. See
 /// `kernels/filter/thresholds.cuh`.

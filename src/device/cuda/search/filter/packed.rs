@@ -7,14 +7,11 @@ use super::super::passes::{PANEL, panels, stride};
 use super::super::spec::scalar_bytes;
 use super::buffers::{BaseBuffers, QueryBuffers};
 use super::form::{Form, pitch};
-use super::launch::{Kernels, Pack, Packing};
+use super::launch::{BINS, Kernels, Pack, Packing};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
-
-/// What a norm may be beside others. See `BINS` in `kernels/filter/pack.cuh`.
-const BINS: usize = 1 << 14;
 
 /// The halves of a test may not exceed this. See `FARTHEST` in `kernels/filter/thresholds.cuh`.
 const LARGEST_TEST: f64 = 60_000.0;
