@@ -52,6 +52,9 @@ struct Options {
     /// cpu, cuda or cuda:N
     #[arg(long, default_value = "cpu")]
     device: DeviceChoice,
+    /// How a GPU compares pairs, if not as it is fastest: scanned, filtered or warps
+    #[arg(long)]
+    way: Option<String>,
     /// Bytes of the GPU's memory to use
     #[arg(long, default_value_t = 0)]
     device_memory: u64,
@@ -74,7 +77,11 @@ struct Options {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
-    let device = AnyDevice::choose(options.device, options.device_memory, 0.0)?;
+    let mut device = AnyDevice::choose(options.device, options.device_memory, 0.0)?;
+    if let Some(wanted) = &options.way {
+        let way = device.every_way().into_iter().find(|(name, _)| name == wanted);
+        device = way.ok_or_else(|| format!("this device has no way '{wanted}'"))?.1;
+    }
     let info = device.info();
     println!("{}: {}", info.name, info.description);
     println!(

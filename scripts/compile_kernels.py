@@ -47,9 +47,21 @@ MODULES = {
         ["centre", "norms", "choose_scale", "pack_base", "pack_queries", "set_thresholds", "judge",
          "merge_hits_16", "merge_hits_32", "merge_hits_by_block"],
     ),
-    # The filter; dims are steps of 16 halves. See `Form` in src/device/cuda/search/filter/form.rs.
+    "bit_filter.cu": (
+        [("BITS", ["HAMMING", "JACCARD"], [0])],
+        ["count_bits", "pack_base", "pack_queries", "set_thresholds", "judge",
+         "merge_hits_16", "merge_hits_32", "merge_hits_by_block"],
+    ),
+    # The filter; dims are steps of 32 bytes. See `Form` in src/device/cuda/search/filter/form.rs.
     "products.cu": ([("F32", ["L2"], [1, 2, 3, 4, 5, 6, 7, 8, 9])], ["filter"]),
-    "wide_products.cu": ([("F32", ["L2"], [10, 25, 40, 61, 100])], ["filter"]),
+    "wide_products.cu": (
+        [("F32", ["L2"], [10, 25, 40, 61, 100]), ("BITS", ["HAMMING"], [1, 2, 3, 4, 5, 9, 100])],
+        ["filter"],
+    ),
+    "warp_products.cu": (
+        [("F32", ["L2"], [1, 2, 3, 9, 25, 100]), ("BITS", ["HAMMING"], [1, 2, 3, 9, 100])],
+        ["filter"],
+    ),
     "hashing.cu": (
         [("F32", ["SQEUCLIDEAN"], [0]), ("F64", ["SQEUCLIDEAN"], [0]), ("BITS", ["HAMMING"], [0])],
         ["add_up", "hash_rows", "hash_bits", "place_rows", "sort_sections", "sort_large_sections",
@@ -81,22 +93,42 @@ MODULES = {
 }
 
 
-# Modules that one architecture alone uses; products also have instructions that no other has.
-FOR_ONE = {"filter.cu": "sm_90", "products.cu": "sm_90", "wide_products.cu": "sm_90"}
+# Modules with instructions that one architecture alone has, and those that the first lacks.
+FOR_ONE = dict.fromkeys(["products.cu", "wide_products.cu"], "sm_90")
+NOT_FOR_FIRST = ["filter.cu", "bit_filter.cu", "warp_products.cu"]
 
 
-def shape(module, steps):
-    """The parameters of a filter for rows of so many steps, as `Form` has them."""
+def shape(module, element, steps):
+    """The parameters of a filter for rows of so many steps, as `Form` has them; for single warps, where a
+    block has 99 KiB of shared memory."""
     room = 216 << 10
     if module == "products.cu":
         tile = 128 if steps <= 2 else 256
         groups = {1: 7, 2: 6}.get(steps, 3)
         stages = min(room // (tile * steps * 32), 8)
         return [f"-DTILE={tile}u", f"-DGROUPS={groups}u", f"-DSTAGES={stages}u"]
-    panel, queries = 256 * 64, 128 * 32 * steps
-    stays = queries + 4 * panel <= room
-    stages = min((room - queries) // panel if stays else room // (panel + 128 * 64), 9)
-    return [f"-DRESIDENT={int(stays)}", f"-DSTAGES={stages}u"]
+    is_bits = element == "BITS"
+    if module == "warp_products.cu":
+        log = (steps - 1).bit_length() if steps <= 4 else 1
+        asked, panel = 128 * 32 * (-(-steps >> log) << log), 128 * 32 << log
+        room = lambda blocks: ((99 + 1 << 10) // blocks) - 1024
+        ways = [(1, 2), (0, 2), (1, 1), (0, 1)]
+        fitting = lambda stays, blocks: (room(blocks) - stays * asked) // (panel * (2 - stays))
+        stays, blocks = next(way for way in ways if fitting(*way) >= 3)
+        return [f"-DOF_BITS={int(is_bits)}", f"-DRESIDENT={stays}", f"-DLOG={log}",
+                f"-DSTAGES={min(fitting(stays, blocks), 4)}u", f"-DBLOCKS={blocks}"]
+    log = 2 if is_bits and steps > 2 else 1
+    tile, groups = (128, 4) if is_bits else (256, 2)
+    stored = -(-steps >> log) << log
+    panel, asked = tile * 32 << log, groups * 64 * 32
+    held = is_bits and steps <= 4
+    stays = not held and asked * stored + 4 * panel <= room
+    stage = panel + (0 if held or stays else asked << log)
+    stages = min((room - (asked * stored if stays else 0)) // stage, 9)
+    cluster = 1 if held or stays else 2
+    return [f"-DOF_BITS={int(is_bits)}", f"-DHELD={int(held)}", f"-DRESIDENT={int(stays)}",
+            f"-DTILE={tile}u", f"-DGROUPS={groups}u", f"-DSTAGES={stages}u", f"-DLOG={log}",
+            f"-DCLUSTER={cluster}"]
 
 
 def options():
@@ -218,16 +250,16 @@ def main():
         for module, entries, element, metric, dim in variants(arguments.quick):
             if arguments.module and module not in arguments.module:
                 continue
-            if FOR_ONE.get(module, arch) != arch:
+            if FOR_ONE.get(module, arch) != arch or module in NOT_FOR_FIRST and arch == ARCHS[0]:
                 continue
             defines = [f"-DELEMENT={element}", f"-DMETRIC={metric}", f"-DDIM={dim}"]
             if module == "dbscan.cu":
                 # With weights, whatever else: rows of odd dimension have them here.
                 defines.append(f"-DWEIGHTED={dim % 2}")
             if "products" in module:
-                defines[-1:] = [f"-DSTEPS={dim}u"] + shape(module, dim)
-            defines += constants.get(module.removesuffix(".cu"), [])
-            exact = arch + "a" if "products" in module else arch
+                defines[-1:] = [f"-DSTEPS={dim}u"] + shape(module, element, dim)
+            defines += constants.get("filter" if "filter" in module else module.removesuffix(".cu"), [])
+            exact = arch + "a" if module in FOR_ONE else arch
             name = (arch, module, element, metric, dim)
             tasks.append((name, entries, sources[module], common + [f"-arch={exact}"] + defines))
     failures = 0

@@ -23,14 +23,20 @@ pub(crate) fn zeros<T: Zeros>(count: usize) -> Vec<T> {
         ask_for_huge_pages(&zeros);
         return zeros;
     }
-    let mut zeros: Vec<T> = Vec::with_capacity(count);
-    ask_for_huge_pages(&zeros);
+    let mut zeros = room::<T>(count);
     // SAFETY: the memory is for so many values, and zeros are values of this type.
     unsafe {
         zeros.as_mut_ptr().write_bytes(0, count);
         zeros.set_len(count);
     }
     zeros
+}
+
+/// Room for so many values that are about to be filled, in huge pages as [`zeros`] are.
+pub(crate) fn room<T>(count: usize) -> Vec<T> {
+    let room = Vec::with_capacity(count);
+    ask_for_huge_pages(&room);
+    room
 }
 
 /// Asks for huge pages under a vector's memory that nothing has touched.

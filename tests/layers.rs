@@ -109,6 +109,8 @@ fn unsafe_code_is_where_it_is_allowed() {
         "src/device/cuda/kmeans/seeding/launch.rs",
         "src/device/cuda/kmeans/structs.rs",
         "src/device/cuda/search/filter/launch.rs",
+        "src/device/cuda/search/filter/launch_bits.rs",
+        "src/device/cuda/search/filter/launch_numbers.rs",
         "src/device/cuda/search/launch.rs",
         "src/device/cuda/search/launch_bounds.rs",
         "src/device/cuda/search/launch_buckets.rs",

@@ -1,5 +1,5 @@
 // Matrix products of a group of four warps (sm_90a): barriers and bulk copies that feed them, and the
-// instruction itself in the three forms that the filter uses.
+// instruction itself in the forms that the filter uses.
 
 #include "common/warp.cuh"
 
@@ -126,5 +126,35 @@ __device__ __forceinline__ void add_products(float (&sums)[128], u64 a, u64 b, i
                  "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 " PLACES_128
                  ", %128, %129, p, 1, 1, 0, 0;\n}"
                  : UP_TO_128(AS_FLOAT)
+                 : "l"(a), "l"(b), "r"(keeps));
+}
+// The same of bits, in 32 bytes a row: counts of those that both sides have. The first of them in either
+// place.
+__device__ __forceinline__ void add_products(int (&sums)[64], const u32 (&a)[4], u64 b, int keeps) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k256.row.col.s32.b1.b1.and.popc " PLACES_64
+                 ", {%64, %65, %66, %67}, %68, p;\n}"
+                 : UP_TO_64(AS_WORD)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keeps));
+}
+__device__ __forceinline__ void add_products(int (&sums)[128], const u32 (&a)[4], u64 b, int keeps) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k256.row.col.s32.b1.b1.and.popc " PLACES_128
+                 ", {%128, %129, %130, %131}, %132, p;\n}"
+                 : UP_TO_128(AS_WORD)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keeps));
+}
+__device__ __forceinline__ void add_products(int (&sums)[64], u64 a, u64 b, int keeps) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k256.row.col.s32.b1.b1.and.popc " PLACES_64
+                 ", %64, %65, p;\n}"
+                 : UP_TO_64(AS_WORD)
+                 : "l"(a), "l"(b), "r"(keeps));
+}
+__device__ __forceinline__ void add_products(int (&sums)[128], u64 a, u64 b, int keeps) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k256.row.col.s32.b1.b1.and.popc " PLACES_128
+                 ", %128, %129, p;\n}"
+                 : UP_TO_128(AS_WORD)
                  : "l"(a), "l"(b), "r"(keeps));
 }

@@ -2,7 +2,8 @@
 //
 // Hits are positions, in a query's list behind its neighbours, where other passes have candidates.
 
-#include "filter/thresholds.cuh"
+#include "filter/state.cuh"
+#include "search/lists.cuh"
 
 constexpr u32 VECTOR = 16 / sizeof(Scalar);
 
@@ -62,11 +63,25 @@ union Vector {
     uint4 whole;
     Scalar parts[VECTOR];
 };
-__device__ __forceinline__ Total add_vector(Vector q, Vector x, Total total) {
+// What is summed for a pair.
+struct PairSums {
+    Total total = 0;
+    Bits bits = {0, 0};
+
+    __device__ __forceinline__ void add(Vector q, Vector x) {
 #pragma unroll
-    for (u32 i = 0; i < VECTOR; ++i) total = Step<SUM>::of(q.parts[i], x.parts[i], total);
-    return total;
-}
+        for (u32 i = 0; i < VECTOR; ++i) {
+            total = Step<SUM>::of(q.parts[i], x.parts[i], total);
+            if constexpr (SUM == SHARED_BITS) {
+                bits.query += __popc(q.parts[i]);
+                bits.row += __popc(x.parts[i]);
+            }
+        }
+    }
+    __device__ __forceinline__ Entry entry(const Pass& pass, u32 row) const {
+        return Entry::of(distance_of(total, bits), pass.first_base + row);
+    }
+};
 
 // The entry of one hit, or none.
 __device__ __forceinline__ Entry entry_of_hit(const Filtered& filtered, const Pass& pass, u32 query,
@@ -75,18 +90,18 @@ __device__ __forceinline__ Entry entry_of_hit(const Filtered& filtered, const Pa
     if (row == ~0u) return Entry::none();
     const uint4* q = (const uint4*)(filtered.queries + (u64)query * filtered.pitch);
     const uint4* x = (const uint4*)(filtered.base + (u64)position * filtered.pitch);
-    Total total = 0;
+    PairSums sums;
     u32 i = 0;
     for (; i + 8 <= filtered.vectors; i += 8) {  // eight loads at a time
         Vector rows[8];
 #pragma unroll
         for (u32 j = 0; j < 8; ++j) rows[j].whole = __ldg(x + i + j);
 #pragma unroll
-        for (u32 j = 0; j < 8; ++j) total = add_vector({__ldg(q + i + j)}, rows[j], total);
+        for (u32 j = 0; j < 8; ++j) sums.add({__ldg(q + i + j)}, rows[j]);
     }
 #pragma unroll 4
-    for (; i < filtered.vectors; ++i) total = add_vector({__ldg(q + i)}, {__ldg(x + i)}, total);
-    return Entry::of(distance_of(total, Bits()), pass.first_base + row);
+    for (; i < filtered.vectors; ++i) sums.add({__ldg(q + i)}, {__ldg(x + i)});
+    return sums.entry(pass, row);
 }
 
 // The value of another lane among WIDTH.
@@ -169,7 +184,7 @@ __device__ __forceinline__ Entry entry_together(const Filtered& filtered, const 
     const u32 lane = Warp::rank(), row = row_at(pass, query, position);
     const u32 own = row == ~0u ? ~0u : position;
     const uint4* asked = (const uint4*)(filtered.queries + (u64)query * filtered.pitch);
-    Total total = 0;
+    PairSums sums;
     for (u32 start = 0; start < filtered.vectors; start += 8) {
         const u32 vectors = min(8u, filtered.vectors - start);
         uint4 got[8];
@@ -183,11 +198,11 @@ __device__ __forceinline__ Entry entry_together(const Filtered& filtered, const 
         for (u32 i = 0; i < 8; ++i) gathered[(i * 4 + lane / 8) * 9 + lane % 8] = got[i];
         __syncwarp();
         for (u32 i = 0; i < vectors; ++i) {
-            total = add_vector({__ldg(asked + start + i)}, {gathered[lane * 9 + i]}, total);
+            sums.add({__ldg(asked + start + i)}, {gathered[lane * 9 + i]});
         }
         __syncwarp();
     }
-    return row == ~0u ? Entry::none() : Entry::of(distance_of(total, Bits()), pass.first_base + row);
+    return row == ~0u ? Entry::none() : sums.entry(pass, row);
 }
 
 // Longer lists: a block per query. Shared: `slots` entries, then GATHERED vectors per warp.

@@ -1,27 +1,6 @@
-// What passes the filter: from the sums of a tile to the lists of queries.
+// What passes the filter: from a tile's sums of a group of four warps to the lists of queries.
 
-#include "common/wgmma.cuh"
-#include "filter/image.cuh"
-
-// One launch of the filter. The same struct as in src/device/cuda/search/filter/launch.rs.
-struct Filter {
-    const unsigned char* tiles;    // the base, in images
-    const unsigned char* queries;  // rows of halves, or images of 128 of them
-    const u32* thresholds;         // the last two halves of every query's row
-    u32* hits;                     // positions of the rows that passed, by query
-    u32* counts;                   // their numbers
-    u32* scratch;                  // the same of a thread, for each multiprocessor
-    const u32* given_up;           // whether there is nothing to do
-    u64 hits_pitch;                // words of `hits` per query
-    u32 room;                      // hits that a query has room for …
-    u32 scratch_room;              // … and a thread, of one row
-    u32 query_rows, query_blocks, splits;
-    u32 begin, end;                // tiles
-    u32 steps;                     // steps of 16 halves in a row
-    u32 scratch_slots;             // multiprocessors that have scratch
-    u32 padding;
-};
-static_assert(sizeof(Filter) == 104, "the host has the same struct");
+#include "filter/unit.cuh"
 
 // In `counts`: some hits of a query are lost.
 constexpr u32 LOST = 1u << 24;
@@ -117,6 +96,30 @@ __device__ __forceinline__ void examine(const Sum (&sums)[REGISTERS], u32 positi
                 const int sum = (start + group * 11) * IN_ONE + i;
                 found.add(sum >> 1 & 1, position + 8 * (sum >> 2) + (sum & 1));
             }
+        }
+    }
+}
+
+// The same for sums that count: a pair passes if its sum is not below the least of its row.
+template <int REGISTERS>
+__device__ __forceinline__ void examine(const int (&sums)[REGISTERS], const int (&least)[2],
+                                        u32 position, Found& found) {
+#pragma unroll
+    for (int start = 0; start < REGISTERS; start += 32) {
+        int most[2] = {sums[start], sums[start + 2]};
+#pragma unroll
+        for (int i = 1; i < 32; ++i) {
+            if (i == 2) continue;
+            most[i >> 1 & 1] = max(most[i >> 1 & 1], sums[start + i]);
+        }
+        if (__builtin_expect(most[0] < least[0] && most[1] < least[1], 1)) continue;
+        u32 mask = 0;  // the first sum at the top
+#pragma unroll
+        for (int i = 0; i < 32; ++i) mask = mask * 2 + (sums[start + i] >= least[i >> 1 & 1] ? 1 : 0);
+        while (mask) {
+            const int i = __clz(mask), sum = start + i;
+            mask &= ~(0x80000000u >> i);
+            found.add(sum >> 1 & 1, position + 8 * (sum >> 2) + (sum & 1));
         }
     }
 }

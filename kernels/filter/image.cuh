@@ -1,8 +1,9 @@
-// Images: tiles of rows in halves, as they lie in shared memory.
+// Images: tiles of rows as they lie in shared memory, in steps of 32 bytes.
 //
-// A row has STEPS x 16 halves: its elements, zeros, and four halves that turn a sum of products into a
-// test: of a base row -|x|^2 / 2 or the like in two, then 1 and 1; of a query 1 and 1, then its
-// threshold, negated, in two. A pair passes if its sum is not negative.
+// A row of numbers has 16 halves a step: its elements, zeros, and four halves that turn a sum of products
+// into a test: of a base row -|x|^2 / 2 or the like in two, then 1 and 1; of a query 1 and 1, then its
+// threshold, negated, in two. A pair passes if its sum is not negative. For rows of bits see
+// filter/bits.cuh.
 
 #include "common/arithmetic.cuh"
 

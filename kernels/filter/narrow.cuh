@@ -4,6 +4,7 @@
 // through a ring of STAGES. Blocks stay: block b does units b, b + gridDim.x, …; a unit is a block of
 // queries and a share of the tiles.
 
+#include "common/wgmma.cuh"
 #include "filter/found.cuh"
 
 // Registers of a thread of a group: what 65536 have left beside 128 threads with 24.
@@ -13,13 +14,11 @@ constexpr u32 GROUP_REGISTERS = LEFT_REGISTERS > 240 ? 240 : LEFT_REGISTERS;
 
 __device__ __forceinline__ void stream_tiles(const Filter& filter, u32 ring) {
     const u32 full = ring + STAGES * (TILE * STEPS * 32), empty = full + 8 * STAGES;
-    const u32 units = filter.query_blocks * filter.splits, tiles = filter.end - filter.begin;
+    const u32 units = filter.query_blocks * filter.splits;
     u32 stage = 0, phase = 0;
-    for (u32 unit = blockIdx.x; unit < units; unit += gridDim.x) {
-        const u64 split = unit / filter.query_blocks;
-        const u32 begin = filter.begin + tiles * split / filter.splits;
-        const u32 end = filter.begin + tiles * (split + 1) / filter.splits;
-        for (u32 tile = begin; tile < end; ++tile) {
+    for (u32 i = blockIdx.x; i < units; i += gridDim.x) {
+        const Unit unit(filter, i);
+        for (u32 tile = unit.begin; tile < unit.end; ++tile) {
             constexpr u32 BYTES = TILE * STEPS * 32;
             barrier_wait(empty + 8 * stage, phase ^ 1);
             barrier_expect(full + 8 * stage, BYTES);
@@ -74,18 +73,16 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void filter(
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GROUP_REGISTERS));
     const u32 lane = thread % 32, row = group * 64 + thread / 32 * 16 + lane / 4;
-    const u32 units = filter.query_blocks * filter.splits, tiles = filter.end - filter.begin;
+    const u32 units = filter.query_blocks * filter.splits;
     Found found(filter, GROUPS * 128, threadIdx.x);
     u32 sums[TILE / 4];
     u32 stage = 0, phase = 0;
-    for (u32 unit = blockIdx.x; unit < units; unit += gridDim.x) {
-        const u64 split = unit / filter.query_blocks;
-        const u32 first = unit % filter.query_blocks * (GROUPS * 64);
-        const u32 begin = filter.begin + tiles * split / filter.splits;
-        const u32 end = filter.begin + tiles * (split + 1) / filter.splits;
+    for (u32 i = blockIdx.x; i < units; i += gridDim.x) {
+        const Unit unit(filter, i);
+        const u32 first = unit.queries * (GROUPS * 64);
         u32 a[STEPS][4];
         load_queries(filter, first + row, a);
-        for (u32 tile = begin; tile < end; ++tile) {
+        for (u32 tile = unit.begin; tile < unit.end; ++tile) {
             barrier_wait(full + 8 * stage, phase);
             const u32 b = ring + stage * (TILE * STEPS * 32);
             products_fence();

@@ -17,7 +17,7 @@ constexpr u32 MOST_ASIDE = 64;
 constexpr u32 NEVER = 0x0000fbffu, ALWAYS = 0x00007bffu;
 
 // What a base is packed with. Read back by the host, which has the same struct in
-// src/device/cuda/search/filter/launch.rs.
+// src/device/cuda/search/filter/launch_numbers.rs.
 struct Packing {
     double scale;
     double centre_norm;
@@ -161,14 +161,17 @@ extern "C" __global__ __launch_bounds__(1024) void choose_scale(const u32* __res
     packing->is_finite = last < 0x7ffu << 3;
 }
 
-// How rows become halves. The same struct as in src/device/cuda/search/filter/launch.rs.
+// How rows become halves. The same struct as in src/device/cuda/search/filter/launch_numbers.rs.
 struct Pack {
     u32 rows, dim;         // rows; elements of a row in a panel
     u32 panels, stride;    // of the base
     u32 pitch;             // elements of a row where rows lie one after the other
-    u32 steps, log, tile;  // steps in a row; see `image_offset`; rows of a tile, or 0
+    u32 steps;             // steps in a row
+    u32 stored, log;       // the same as it is stored; see `image_offset`
+    u32 tile;              // rows of a tile, or 0
+    u32 padding;
 };
-static_assert(sizeof(Pack) == 32, "the host has the same struct");
+static_assert(sizeof(Pack) == 40, "the host has the same struct");
 
 // Eight elements of a row.
 struct Eight {
@@ -250,7 +253,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_base(
     const double scale = packing->scale;
     const Scalar* from = base + (u64)panel * pack.dim * PANEL + place;
     const u64 position = (u64)visit * PANEL + place;
-    unsigned char* image = images + position / pack.tile * pack.tile * columns * 2;
+    unsigned char* image = images + position / pack.tile * pack.tile * pack.stored * 32;
     const u32 in_tile = position % pack.tile;
     if (place < 4) largest[place] = 0;
     Sums sums;
@@ -273,14 +276,14 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_base(
                 atomicMax(largest + 3, bits_of(sqrt(sums.raw) * (1 + SLACK)));
             }
         }
-        *(uint4*)(image + image_offset(pack.steps, pack.log, pack.tile, in_tile, start)) = halves;
+        *(uint4*)(image + image_offset(pack.stored, pack.log, pack.tile, in_tile, start)) = halves;
     }
     __syncthreads();
     u64* all = &packing->norm;
     if (place < 4 && largest[place] > all[place]) atomicMax(all + place, largest[place]);
 }
 
-// Queries, from their panels: as they are in `rows`, and as halves, row after row or in images of 128. A
+// Queries, from their panels: as they are in `rows`, and as halves, row after row or in images. A
 // thread per row, padding included. Under PRODUCTS panels hold them negated, and so does `rows`.
 extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
     const Scalar* __restrict__ queries, const double* __restrict__ centre,
@@ -311,8 +314,9 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
             halves.z = is_row ? 0x3c003c00u : 0;
             halves.w = NEVER;
         }
-        const u64 at = pack.tile ? (u64)blockIdx.x * PANEL * columns * 2 +
-                                       image_offset(pack.steps, pack.log, PANEL, threadIdx.x, start)
+        const u64 at = pack.tile ? (u64)(query / pack.tile) * pack.tile * pack.stored * 32 +
+                                       image_offset(pack.stored, pack.log, pack.tile,
+                                                    query % pack.tile, start)
                                  : ((u64)query * columns + start) * 2;
         *(uint4*)(images + at) = halves;
     }

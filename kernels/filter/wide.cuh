@@ -1,79 +1,106 @@
-// The filter of wide rows: both sides come from shared memory, and sums are floats.
+// The filter of wide rows: both sides come from shared memory, and sums are floats, or counts of bits.
 //
-// A block has 128 queries, two groups of four warps with 64 each, and a warp that streams the base's
-// tiles, in panels of 32 columns, through a ring of STAGES. Queries stay in shared memory (RESIDENT), or
-// come through the ring beside the base; then two blocks form a cluster and share every panel of the
-// base: each loads half and sends it to both. Block c, or cluster c, has unit c: a block of queries and a
-// share of the tiles.
+// A block has GROUPS groups of four warps with 64 queries each, and a warp that streams the base's tiles,
+// in panels of 2^LOG steps, through a ring of STAGES. Queries stay in registers (HELD) or in shared memory
+// (RESIDENT), or come through the ring beside the base. Blocks of a CLUSTER share every panel of the base: each loads a part
+// and sends it to both. Block c, or cluster c, has unit c: a block of queries for each of its blocks, and
+// a share of the tiles.
 
+#include "common/wgmma.cuh"
 #include "filter/found.cuh"
 
-constexpr u32 CLUSTER = RESIDENT ? 1 : 2;
-constexpr u32 STAGE = (RESIDENT ? 256 : 384) * 64;
-constexpr u32 PANELS = (STEPS + 1) / 2;
-// A panel of the queries and of the base, and all queries of a block, in bytes.
-constexpr u32 QUERY_PANEL = 128 * 64, BASE_PANEL = 256 * 64, QUERIES = 128 * 32 * STEPS;
+constexpr u32 ASKED = GROUPS * 64;
+constexpr bool COMES = !HELD && !RESIDENT;
+constexpr u32 IN_PANEL = 1 << LOG, PANELS = (STEPS + IN_PANEL - 1) / IN_PANEL;
+constexpr u32 LAST = STEPS - (PANELS - 1) * IN_PANEL, PITCH = 32 << LOG;
+// A panel of the queries and of the base, and all of a block's queries and of a tile, in bytes.
+constexpr u32 QUERY_PANEL = ASKED * PITCH, BASE_PANEL = TILE * PITCH;
+constexpr u32 QUERY_IMAGE = QUERY_PANEL * PANELS, BASE_IMAGE = BASE_PANEL * PANELS;
+constexpr u32 STAGE = BASE_PANEL + (COMES ? QUERY_PANEL : 0);
 // Behind the ring: the queries, if they stay; the barriers of full stages, and of empty ones, and the
 // one that queries arrive at.
-constexpr u32 ASKED = STAGES * STAGE, FULL = ASKED + (RESIDENT ? QUERIES : 0);
-constexpr u32 EMPTY = FULL + 8 * STAGES, ASKED_FULL = EMPTY + 8 * STAGES;
+constexpr u32 QUERIES_AT = STAGES * STAGE, FULL = QUERIES_AT + (RESIDENT ? QUERY_IMAGE : 0);
+constexpr u32 EMPTY = FULL + 8 * STAGES, QUERIES_FULL = EMPTY + 8 * STAGES;
+// Registers of a thread of a group: what 65536 have left beside 128 threads with 24.
+constexpr u32 THREADS = GROUPS * 128 + 128;
+constexpr u32 LEFT_REGISTERS = (65536 / THREADS / 8 * 8 * THREADS - 24 * 128) / (GROUPS * 128) / 8 * 8;
+constexpr u32 GROUP_REGISTERS = LEFT_REGISTERS > 240 ? 240 : LEFT_REGISTERS;
 
-struct Unit {
-    u32 queries, begin, end;  // the block of queries; tiles
+#if OF_BITS
+typedef int Sum32;
+#else
+typedef float Sum32;
+#endif
 
-    __device__ __forceinline__ Unit(const Filter& filter, u32 rank) {
-        const u32 unit = blockIdx.x / CLUSTER, tiles = filter.end - filter.begin;
-        const u64 split = unit / filter.query_blocks;
-        queries = unit % filter.query_blocks * CLUSTER + rank;
-        begin = filter.begin + tiles * split / filter.splits;
-        end = filter.begin + tiles * (split + 1) / filter.splits;
+// The stage of a ring that is next, and how often it was used, but for whether that is odd.
+struct Turn {
+    u32 stage = 0, phase = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
     }
 };
 
 __device__ __forceinline__ void stream_panels(const Filter& filter, const Unit& unit, u32 ring,
                                               u32 rank) {
-    const unsigned char* queries = filter.queries + (u64)unit.queries * QUERIES;
+    const unsigned char* queries =
+        filter.queries + (u64)(unit.queries * CLUSTER + rank) * QUERY_IMAGE;
     if (RESIDENT) {
-        barrier_expect(ring + ASKED_FULL, QUERIES);
-        bulk_copy(ring + ASKED, queries, QUERIES, ring + ASKED_FULL);
+        barrier_expect(ring + QUERIES_FULL, QUERY_IMAGE);
+        bulk_copy(ring + QUERIES_AT, queries, QUERY_IMAGE, ring + QUERIES_FULL);
     }
-    u32 stage = 0, phase = 0;
+    Turn turn;
     for (u32 tile = unit.begin; tile < unit.end; ++tile) {
-        const unsigned char* from = filter.tiles + (u64)tile * (256 * 32 * STEPS);
-        for (u32 panel = 0; panel < PANELS; ++panel) {
-            const u32 pitch = STEPS % 2 && panel == PANELS - 1 ? 32 : 64;
-            const u32 to = ring + stage * STAGE, arrived = ring + FULL + 8 * stage;
-            barrier_wait(ring + EMPTY + 8 * stage, phase ^ 1);
-            barrier_expect(arrived, (RESIDENT ? 256 : 384) * pitch);
-            if (RESIDENT) {
-                bulk_copy(to, from + (u64)panel * BASE_PANEL, 256 * pitch, arrived);
-            } else {
-                const u32 half = rank * 128 * pitch;
-                bulk_copy_to_both(to + half, from + (u64)panel * BASE_PANEL + half, 128 * pitch,
+        const unsigned char* from = filter.tiles + (u64)tile * BASE_IMAGE;
+        for (u32 panel = 0; panel < PANELS; ++panel, turn.advance()) {
+            const u32 to = ring + turn.stage * STAGE, arrived = ring + FULL + 8 * turn.stage;
+            barrier_wait(ring + EMPTY + 8 * turn.stage, turn.phase ^ 1);
+            barrier_expect(arrived, STAGE);
+            if (CLUSTER == 2) {
+                const u32 half = rank * (BASE_PANEL / 2);
+                bulk_copy_to_both(to + half, from + (u64)panel * BASE_PANEL + half, BASE_PANEL / 2,
                                   arrived);
-                bulk_copy(to + BASE_PANEL, queries + (u64)panel * QUERY_PANEL, 128 * pitch, arrived);
+            } else {
+                bulk_copy(to, from + (u64)panel * BASE_PANEL, BASE_PANEL, arrived);
             }
-            if (++stage == STAGES) {
-                stage = 0;
-                phase ^= 1;
+            if (COMES) {
+                bulk_copy(to + BASE_PANEL, queries + (u64)panel * QUERY_PANEL, QUERY_PANEL, arrived);
             }
         }
     }
 }
 
+// A thread's part of the rows `row` and `row` + 8 of its warp's 16 queries.
+__device__ __forceinline__ void load_queries(const Filter& filter, u32 row, u32 (&a)[STEPS][4]) {
+    constexpr u32 WORDS = PANELS * IN_PANEL * 8;
+#pragma unroll
+    for (u32 step = 0; step < STEPS; ++step) {
+        const u32* from = (const u32*)filter.queries + (u64)row * WORDS + step * 8 + Warp::rank() % 4;
+        a[step][0] = from[0];
+        a[step][1] = from[WORDS * 8];
+        a[step][2] = from[4];
+        a[step][3] = from[WORDS * 8 + 4];
+    }
+}
+
 // A thread's sums of tile after tile.
 __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& unit, u32 ring,
-                                              u32 thread, u32 group) {
+                                              u32 rank, u32 thread, u32 group) {
     const u32 lane = thread % 32, row = group * 64 + thread / 32 * 16 + lane / 4;
-    Found found(filter, 256, threadIdx.x);
-    float sums[128];
-    u32 stage = 0, phase = 0;
-    const auto next = [&] {
-        if (++stage == STAGES) {
-            stage = 0;
-            phase ^= 1;
-        }
-    };
+    const u32 query = (unit.queries * CLUSTER + rank) * ASKED + row;
+    Found found(filter, GROUPS * 128, threadIdx.x);
+#if HELD
+    u32 held[STEPS][4];
+    load_queries(filter, query, held);
+#endif
+#if OF_BITS
+    const int least[2] = {(int)filter.thresholds[query], (int)filter.thresholds[query + 8]};
+#endif
+    Sum32 sums[TILE / 2];
+    Turn turn;
     const auto release = [&](u32 which) {
         if (CLUSTER == 2) {
             if (thread < 2) barrier_arrive_in(ring + EMPTY + 8 * which, thread);
@@ -81,45 +108,51 @@ __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& 
             barrier_arrive(ring + EMPTY + 8 * which);
         }
     };
-    if (RESIDENT) barrier_wait(ring + ASKED_FULL, 0);
+    // Adds the products of a panel of so many steps, once it is there.
+    const auto add_panel = [&](u32 panel, u32 steps) {
+        barrier_wait(ring + FULL + 8 * turn.stage, turn.phase);
+        const u32 b = ring + turn.stage * STAGE;
+        products_fence();
+#pragma unroll
+        for (u32 step = 0; step < IN_PANEL; ++step) {
+            if (step >= steps) break;
+            const u64 rows = descriptor(b + 32 * step, PITCH);
+#if HELD
+            add_products(sums, held[panel * IN_PANEL + step], rows, panel | step);
+#else
+            const u32 panels = RESIDENT ? ring + QUERIES_AT + panel * QUERY_PANEL : b + BASE_PANEL;
+            const u32 a = panels + group * 64 * PITCH + 32 * step;
+            add_products(sums, descriptor(a, PITCH), rows, panel | step);
+#endif
+        }
+        products_commit();
+    };
+    if (RESIDENT) barrier_wait(ring + QUERIES_FULL, 0);
     for (u32 tile = unit.begin; tile < unit.end; ++tile) {
         u32 before = 0;
-#pragma unroll 1
-        for (u32 panel = 0; panel < STEPS / 2; ++panel) {
-            barrier_wait(ring + FULL + 8 * stage, phase);
-            const u32 b = ring + stage * STAGE;
-            const u32 a = (RESIDENT ? ring + ASKED + panel * QUERY_PANEL : b + BASE_PANEL) + group * 64 * 64;
-            products_fence();
-            add_products(sums, descriptor(a, 64), descriptor(b, 64), panel);
-            add_products(sums, descriptor(a + 32, 64), descriptor(b + 32, 64), 1);
-            products_commit();
+#pragma unroll(HELD ? PANELS : 1)
+        for (u32 panel = 0; panel + 1 < PANELS; ++panel, turn.advance()) {
+            add_panel(panel, IN_PANEL);
             products_wait<1>();
             if (panel) release(before);
-            before = stage;
-            next();
+            before = turn.stage;
         }
-        if (STEPS % 2) {
-            barrier_wait(ring + FULL + 8 * stage, phase);
-            const u32 b = ring + stage * STAGE;
-            const u32 a = (RESIDENT ? ring + ASKED + (PANELS - 1) * QUERY_PANEL : b + BASE_PANEL) + group * 64 * 32;
-            products_fence();
-            add_products(sums, descriptor(a, 32), descriptor(b, 32), 1);
-            products_commit();
-            products_wait<0>();
-            release(before);
-            before = stage;
-            next();
-        } else {
-            products_wait<0>();
-        }
-        release(before);
-        examine(sums, tile * 256 + lane % 4 * 2, found);
+        add_panel(PANELS - 1, LAST);
+        products_wait<0>();
+        if (PANELS > 1) release(before);
+        release(turn.stage);
+        turn.advance();
+#if OF_BITS
+        examine(sums, least, tile * TILE + lane % 4 * 2, found);
+#else
+        examine(sums, tile * TILE + lane % 4 * 2, found);
+#endif
     }
-    found.hand_over(filter, unit.queries * 128 + row);
+    found.hand_over(filter, query);
 }
 
-extern "C" __global__ __launch_bounds__(384, 1)
-#if !RESIDENT
+extern "C" __global__ __launch_bounds__(THREADS, 1)
+#if CLUSTER == 2
     __cluster_dims__(2, 1, 1)
 #endif
     void filter(const __grid_constant__ Filter filter) {
@@ -129,21 +162,21 @@ extern "C" __global__ __launch_bounds__(384, 1)
     if (threadIdx.x == 0) {
         for (u32 stage = 0; stage < STAGES; ++stage) {
             barrier_init(ring + FULL + 8 * stage, 1);
-            barrier_init(ring + EMPTY + 8 * stage, 2 * CLUSTER);
+            barrier_init(ring + EMPTY + 8 * stage, GROUPS * CLUSTER);
         }
-        barrier_init(ring + ASKED_FULL, 1);
+        barrier_init(ring + QUERIES_FULL, 1);
         barrier_fence();
     }
     __syncthreads();
     if (CLUSTER == 2) cluster_sync();
-    const Unit unit(filter, rank);
+    const Unit unit(filter, blockIdx.x / CLUSTER);
     const u32 group = threadIdx.x / 128;
-    if (group == 2) {
+    if (group == GROUPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (thread == 0) stream_panels(filter, unit, ring, rank);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        compare_tiles(filter, unit, ring, thread, group);
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GROUP_REGISTERS));
+        compare_tiles(filter, unit, ring, rank, thread, group);
     }
     if (CLUSTER == 2) cluster_sync();
 }

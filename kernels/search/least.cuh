@@ -1,12 +1,16 @@
 // Bounds of lists before anything is in them: the rows of some panels are dealt to 32 groups, and the k-th
-// of the groups' nearest is no nearer than the k-th of all rows.
+// of the groups' nearest is no nearer than the k-th of all rows. Nearest by total, or by distance where a
+// total does not tell.
 
 #include "search/scan.cuh"
 
 // Nearest rows of a query that a thread keeps: each of its vectors has its own in f32.
 constexpr u32 PARTS = 32 / ACROSS;
 
-// The sink of a scan that keeps only the least totals.
+// Whether distances grow with totals.
+constexpr bool TOTAL_TELLS = SUM != SHARED_BITS;
+
+// The sink of a scan that keeps only the least totals, or distances.
 struct Least {
     static const bool KEEPS_LEAST = true;
     Reach totals[QUERIES][PARTS];
@@ -31,7 +35,9 @@ struct Least {
 #pragma unroll
             for (u32 q = 0; q < QUERIES; ++q) {
                 const u64 query = first_query + place.query_lane(q);
-                const Reach total = (Reach)tile.totals[q][x];
+                const Reach total = TOTAL_TELLS
+                                        ? (Reach)tile.totals[q][x]
+                                        : (Reach)distance_of(tile.totals[q][x], tile.bits(q, x));
                 const bool counts = is_row && query != itself;
                 if (counts && total < totals[q][x / (ROWS / PARTS)]) {
                     totals[q][x / (ROWS / PARTS)] = total;
@@ -80,7 +86,7 @@ extern "C" __global__ __launch_bounds__(256) void bound_lists(const Reach* __res
         }
     }
     if (lane != k - 1 || !(total < reach_everything())) return;
-    const Real distance = distance_of((Total)total, Bits());
+    const Real distance = TOTAL_TELLS ? distance_of((Total)total, Bits()) : (Real)total;
     worst[query] = Entry::of(distance, ~0u);
     reach[query] = reach_of(distance);
 }

@@ -84,7 +84,11 @@ pub fn trials_of_many() -> Vec<(String, Test)> {
         let run = move |device: &AnyDevice| many(device, kind);
         (format!("top_k::many::{kind:?}"), Box::new(run) as Test)
     };
-    Many::ALL.map(named).into()
+    let of_bits = |kind: ManyBits| {
+        let run = move |device: &AnyDevice| many_bits(device, kind);
+        (format!("top_k::many_bits::{kind:?}"), Box::new(run) as Test)
+    };
+    Many::ALL.map(named).into_iter().chain(ManyBits::ALL.map(of_bits)).collect()
 }
 
 /// Many rows, of kinds that bounds may be wrong about.
@@ -186,6 +190,85 @@ fn many(device: &AnyDevice, kind: Many) -> Result<(), Failed> {
             let wide = (matrix_f64(&queries, dim, metric), matrix_f64(&values, dim, metric));
             check(device, &wide.0, &wide.1, metric, k, None)
                 .map_err(|error| format!("f64 {rows} × {dim}, k {k}, {metric}: {error:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Many rows of bits, by how many of them are set.
+#[derive(Debug, Clone, Copy)]
+enum ManyBits {
+    /// Half of them, one in 50, and any share of them.
+    Half,
+    Few,
+    AnyShare,
+    /// Twenty clusters, with one bit in a hundred turned over.
+    Clusters,
+    /// One row of sixteen: ties everywhere.
+    OneOfSixteen,
+    /// Nearly all, but for a row without any.
+    OneEmpty,
+    /// None, but for a row of all.
+    OneFull,
+    AllEqual,
+}
+
+impl ManyBits {
+    const ALL: [Self; 8] = [
+        Self::Half,
+        Self::Few,
+        Self::AnyShare,
+        Self::Clusters,
+        Self::OneOfSixteen,
+        Self::OneEmpty,
+        Self::OneFull,
+        Self::AllEqual,
+    ];
+
+    fn rows(self, count: usize, dim: usize) -> Rows {
+        let mut rng = Rng(dim as u64 + 5);
+        let patterns: Vec<bool> = (0..20 * dim).map(|_| rng.below(2) == 0).collect();
+        let width = dim.div_ceil(64);
+        let mut words = vec![0u64; count * width];
+        for row in 0..count {
+            let share = rng.below(101);
+            for bit in 0..dim {
+                let is_set = match self {
+                    Self::Half => rng.below(2) == 0,
+                    Self::Few => rng.below(50) == 0,
+                    Self::AnyShare => rng.below(100) < share,
+                    Self::Clusters => patterns[row % 20 * dim + bit] ^ (rng.below(100) == 0),
+                    Self::OneOfSixteen => patterns[row % 16 * dim + bit],
+                    Self::OneEmpty => row != count / 3 && rng.below(20) > 0,
+                    Self::OneFull => row == count / 3,
+                    Self::AllEqual => patterns[bit],
+                };
+                words[row * width + bit / 64] |= u64::from(is_set) << (bit % 64);
+            }
+        }
+        Rows::all(Arc::new(Matrix::new(Elements::Bits(words), count, dim)))
+    }
+}
+
+/// Some of many rows of bits, joined with all.
+fn many_bits(device: &AnyDevice, kind: ManyBits) -> Result<(), Failed> {
+    let shapes = [
+        (9000, 1, 5),
+        (8200, 64, 10),
+        (8500, 250, 16),
+        (9000, 512, 40),
+        (8300, 700, 1),
+        (8200, 1000, 3),
+        (8200, 1500, 100),
+        (8192, 3000, 10),
+        (17_000, 96, 700),
+    ];
+    for (rows, dim, k) in shapes {
+        let base = kind.rows(rows, dim);
+        for metric in [Metric::Hamming, Metric::Jaccard] {
+            let last = rows - 70..rows;
+            check(device, &base.slice(last.clone()), &base, metric, k, Some(last.start))
+                .map_err(|error| format!("{rows} × {dim}, k {k}, {metric}: {error:?}"))?;
         }
     }
     Ok(())

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::DeviceRepr;
 
 use super::driver::gpu::{self, Gpu};
+use super::driver::launch::Limits;
 use super::driver::memory::{Buffer, Memory};
 use super::driver::sys;
 use crate::device::{DeviceInfo, sealed};
@@ -32,6 +33,17 @@ pub(super) enum Comparing {
     Scanned,
     /// After a filter, however few there are.
     Filtered,
+    /// The same by products of single warps, where the device has better ones.
+    FilteredByWarps,
+}
+
+/// Who multiplies on a device, where products filter pairs of a search.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Multipliers {
+    /// Groups of four warps (sm_90).
+    Groups,
+    /// Single warps (sm_80 and later), whose blocks have so much shared memory at most.
+    Warps { shared: usize },
 }
 
 impl CudaDevice {
@@ -69,16 +81,27 @@ impl CudaDevice {
             Arc::new(Self { gpu, memory, comparing })
         };
         let mut all = vec![("scanned", with(Comparing::Scanned))];
-        if self.has_filter() {
+        if self.multipliers().is_some() {
             all.push(("filtered", with(Comparing::Filtered)));
+        }
+        if self.multipliers() == Some(Multipliers::Groups) {
+            all.push(("warps", with(Comparing::FilteredByWarps)));
         }
         all
     }
 
-    /// Whether the GPU has the products that filter pairs of a search, and the compiler knows them.
-    pub(super) fn has_filter(&self) -> bool {
-        let is_known = sys::nvrtc_version().is_ok_and(|version| version >= (12, 0));
-        self.gpu.limits.capability == (9, 0) && is_known
+    /// What filters pairs of a search, if the GPU has such products and the compiler knows them.
+    pub(super) fn multipliers(&self) -> Option<Multipliers> {
+        let Limits { capability, shared, .. } = self.gpu.limits;
+        let is_by_groups = || sys::nvrtc_version().is_ok_and(|version| version >= (12, 0));
+        match (self.comparing, capability) {
+            (Comparing::Scanned, _) => None,
+            (Comparing::Best | Comparing::Filtered, (9, 0)) if is_by_groups() => {
+                Some(Multipliers::Groups)
+            }
+            (_, (8.., _)) => Some(Multipliers::Warps { shared }),
+            _ => None,
+        }
     }
 
     /// The first values of a buffer, after all earlier work of the device.

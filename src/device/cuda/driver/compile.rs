@@ -19,9 +19,11 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 50] = files![
+const FILES: [(&str, &str); 57] = files![
+    "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
+    "common/mma.cuh",
     "common/scan.cuh",
     "common/sort.cuh",
     "common/warp.cuh",
@@ -36,12 +38,16 @@ const FILES: [(&str, &str); 50] = files![
     "dbscan/tiles.cuh",
     "dbscan/walk.cuh",
     "filter.cu",
+    "filter/bits.cuh",
     "filter/exact.cuh",
     "filter/found.cuh",
     "filter/image.cuh",
     "filter/narrow.cuh",
     "filter/pack.cuh",
+    "filter/state.cuh",
     "filter/thresholds.cuh",
+    "filter/unit.cuh",
+    "filter/warps.cuh",
     "filter/wide.cuh",
     "hashing.cu",
     "hashing/keys.cuh",
@@ -69,6 +75,7 @@ const FILES: [(&str, &str); 50] = files![
     "seeding/draw.cuh",
     "seeding/pairs.cuh",
     "seeding/shares.cuh",
+    "warp_products.cu",
     "wide_products.cu",
 ];
 
@@ -154,10 +161,12 @@ fn include(file: &str, seen: &mut Vec<String>, text: &mut String) {
 mod tests {
     use super::*;
 
-    const MODULES: [&str; 8] = [
+    const MODULES: [&str; 10] = [
         "search.cu",
         "filter.cu",
+        "bit_filter.cu",
         "products.cu",
+        "warp_products.cu",
         "wide_products.cu",
         "kmeans.cu",
         "seeding.cu",

@@ -11,6 +11,8 @@ use std::thread;
 
 use cudarc::driver::DeviceRepr;
 
+use crate::memory::room;
+
 /// Threads beside the caller's, and the fewest bytes worth a thread.
 const THREADS: usize = 7;
 const WORTH_A_THREAD: usize = 256 << 10;
@@ -123,7 +125,7 @@ pub(in crate::device::cuda) trait Fill {
 impl<T: DeviceRepr> Room<T> {
     /// Room for so many numbers.
     pub(in crate::device::cuda) fn new(count: usize) -> Self {
-        Self { values: Vec::with_capacity(count), count, filled: 0 }
+        Self { values: room(count), count, filled: 0 }
     }
 
     /// The numbers.

@@ -13,7 +13,7 @@ use crate::device::contract::{
 };
 use crate::device::cuda::driver::launch::Pace;
 use crate::device::cuda::driver::sys;
-use crate::device::cuda::handle::CudaDevice;
+use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::{ElementKind, Rows};
@@ -22,8 +22,9 @@ use crate::metric::Metric;
 /// Pairs that are sent together to be compared.
 const PAIRS_TOGETHER: usize = 1 << 24;
 
-/// Query rows that are enough to keep any GPU busy.
-const MOST_QUERIES: usize = 131_072;
+/// Query rows that are enough to keep any GPU busy. Of fewer, each block takes half a millisecond beside its
+/// comparisons.
+const MOST_QUERIES: usize = 524_288;
 
 /// Lists are sorted with 32-bit positions, in a power of two of at least 4 k entries.
 const MOST_NEIGHBORS: usize = 1 << 28;
@@ -38,7 +39,7 @@ impl SearchDevice for CudaDevice {
     /// Two chunks of base rows, so that one can arrive while the other is searched, and two blocks
     /// of queries with their lists, in at most a quarter of the memory.
     fn capacity(&self, shape: &Shape) -> Capacity {
-        capacity(self.memory.available() as usize, shape, self.has_filter())
+        capacity(self.memory.available() as usize, shape, self.multipliers())
     }
 
     fn rows(&self, rows: &Rows, metric: Metric) -> CudaRows {
@@ -148,17 +149,15 @@ impl CudaDevice {
     }
 }
 
-fn capacity(limit: usize, shape: &Shape, has_filter: bool) -> Capacity {
+fn capacity(limit: usize, shape: &Shape, by: Option<Multipliers>) -> Capacity {
     let dim = device_dim(shape.kind, shape.dim);
     // Any metric: the dimension is stored the same way for all.
     let stored = Spec::new(shape.kind, any_metric(shape.kind), dim as u32).stored_dim(dim as u32);
     let stored = stored as usize;
     let panel = stored * scalar_bytes(shape.kind);
-    let is_filtered = has_filter && shape.kind != ElementKind::Bits;
-    let (of_row, of_query) = match is_filtered {
-        true => (bytes_per_row(shape.kind, stored), bytes_per_query(shape.kind, stored)),
-        false => (0, 0),
-    };
+    let (of_row, of_query) = by.map_or((0, 0), |by| {
+        (bytes_per_row(shape.kind, stored, by), bytes_per_query(shape.kind, stored, by))
+    });
     let (row, query) = (panel + of_row, panel + of_query + list_bytes(shape.kind, shape.k));
     let whole_panels = |rows: usize| (rows / PANEL).max(1) * PANEL;
     let queries = whole_panels((limit / 8 / query).min(MOST_QUERIES));
@@ -183,13 +182,14 @@ mod tests {
         let limit = 8 << 30;
         for kind in [ElementKind::F32, ElementKind::F64, ElementKind::Bits] {
             for dim in [1, 33, 128, 4096] {
-                for (k, has_filter) in [(1, false), (10, false), (10, true), (1024, true)] {
-                    let capacity = capacity(limit, &shape(kind, dim, k), has_filter);
-                    let row = device_dim(kind, dim) * scalar_bytes(kind);
-                    let (of_row, of_query) = match has_filter && kind != ElementKind::Bits {
-                        true => (bytes_per_row(kind, dim), bytes_per_query(kind, dim)),
-                        false => (0, 0),
-                    };
+                let by = [Multipliers::Groups, Multipliers::Warps { shared: 99 << 10 }].map(Some);
+                for (k, by) in [(1, None), (10, None), (10, by[0]), (1024, by[1])] {
+                    let capacity = capacity(limit, &shape(kind, dim, k), by);
+                    let words = device_dim(kind, dim);
+                    let row = words * scalar_bytes(kind);
+                    let (of_row, of_query) = by.map_or((0, 0), |by| {
+                        (bytes_per_row(kind, words, by), bytes_per_query(kind, words, by))
+                    });
                     let query = row + of_query + super::list_bytes(kind, k);
                     let used = 2 * (capacity.base * (row + of_row) + capacity.queries * query);
                     assert!(used <= limit, "{kind:?} {dim} {k}: {used}");
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn the_least_is_a_panel() {
-        let capacity = capacity(1 << 20, &shape(ElementKind::F64, 4096, 4096), false);
+        let capacity = capacity(1 << 20, &shape(ElementKind::F64, 4096, 4096), None);
         assert_eq!(capacity, Capacity { base: PANEL, queries: PANEL });
     }
 }

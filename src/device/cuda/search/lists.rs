@@ -242,16 +242,14 @@ impl Search {
         let spec = self.kernels.spec();
         let list = (self.lists.k, self.lists.slots, self.kernels.shared_limit);
         let sizes = (queries.rows, base.rows);
-        let always = *comparing == Comparing::Filtered;
-        if *comparing == Comparing::Scanned
-            || !device.has_filter()
-            || !filter::pays((spec.kind(), spec.metric()), list, sizes, always)
-        {
+        let always = !matches!(comparing, Comparing::Best);
+        let Some(by) = device.multipliers() else { return Ok(None) };
+        if !filter::pays((spec.kind(), spec.metric()), list, sizes, always) {
             return Ok(None);
         }
-        let Some(packed) = base.packed(gpu, memory)? else { return Ok(None) };
+        let Some(packed) = base.packed(device, by)? else { return Ok(None) };
         let queries = (queries.rows(), &self.lists);
-        match Filtering::new(gpu, memory, &self.kernels, packed, queries) {
+        match Filtering::new(gpu, memory, packed, queries) {
             Err(Error::DeviceMemory { .. }) => Ok(None),
             filtering => filtering.map(Some),
         }

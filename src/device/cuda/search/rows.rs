@@ -10,10 +10,10 @@ use super::launch::{Kernels, Piece};
 use super::passes::{PANEL, panels};
 use super::spec::{device_dim, scalar_bytes};
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::memory::{Buffer, Memory};
+use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
 use crate::device::cuda::driver::upload::{PIECE_BYTES, Transfer, bytes_of};
-use crate::device::cuda::handle::CudaDevice;
+use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -47,7 +47,7 @@ pub(super) struct Panels {
     pub(super) ready: CudaEvent,
     /// The transfer that it took, until it is accounted for.
     transfer: Mutex<Option<Transfer>>,
-    /// The same rows as halves, once they are wanted; none if they have no use for it.
+    /// The same rows for products, once they are wanted; none if they have no use for it.
     packed: Slot<Option<Arc<PackedBase>>>,
 }
 
@@ -59,20 +59,20 @@ pub(super) struct Plain {
 }
 
 impl Panels {
-    /// The rows, to be made halves of.
+    /// The rows, to be packed.
     pub(super) fn rows(&self) -> InPanels<'_> {
         InPanels { buffer: &self.buffer, rows: self.rows, dim: self.stored_dim }
     }
 
-    /// These base rows as halves, after all that arrived in the compute stream. `None` if that is of no
+    /// These base rows for products, after all that arrived in the compute stream. `None` if that is of no
     /// use, or there is no memory for it.
     pub(super) fn packed(
         &self,
-        gpu: &Gpu,
-        memory: &Arc<Memory>,
+        device: &CudaDevice,
+        by: Multipliers,
     ) -> Result<Option<Arc<PackedBase>>> {
         let made = get_or_make(&self.packed, || {
-            match PackedBase::of(gpu, memory, &self.kernels, self.rows()) {
+            match PackedBase::of(device, by, &self.kernels, self.rows()) {
                 Err(Error::DeviceMemory { .. }) => Ok(None),
                 packed => Ok(packed?.map(Arc::new)),
             }

@@ -2,15 +2,22 @@
 
 use crate::device::cuda::driver::memory::Buffer;
 
-/// A base as halves, its rows in the order of visits, and what they were packed with.
+/// A base, its rows in the order of visits, and what they were packed with.
 pub(super) struct BaseBuffers {
     pub(super) images: Buffer,
     pub(super) rows: Buffer,
-    pub(super) centre: Buffer,
-    pub(super) packing: Buffer,
+    pub(super) with: PackedWith,
 }
 
-/// Queries as halves, for one base.
+/// What rows were packed with.
+pub(super) enum PackedWith {
+    /// Numbers: the centre of the base, and what was found of its rows.
+    Halves { centre: Buffer, packing: Buffer },
+    /// Bits: the most of a row of the base, and words of lanes.
+    Lanes { most: u32, words: u32 },
+}
+
+/// Queries, packed for one base.
 pub(super) struct QueryBuffers {
     pub(super) images: Buffer,
     pub(super) rows: Buffer,

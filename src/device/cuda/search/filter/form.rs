@@ -5,23 +5,35 @@
 use super::super::passes::PANEL;
 use super::super::spec::{entry_bytes, scalar_bytes};
 use crate::device::cuda::driver::compile::Program;
+use crate::device::cuda::handle::Multipliers;
 use crate::matrix::ElementKind;
 use crate::metric::{Metric, Sum};
 
-/// Halves in a step of a product.
-const STEP: usize = 16;
+/// Bytes in a step of a product, and halves and words of bits.
+const STEP: usize = 32;
+const HALVES: usize = 16;
+const WORDS: usize = 8;
 
 /// Halves at the end of a row that turn its sum into a test. See `kernels/filter/image.cuh`.
 const TEST: usize = 4;
 
-/// The most steps of rows that stay in registers.
+/// The most steps of rows that stay in registers: of halves, and of bits.
 const NARROW: usize = 9;
+const HELD: usize = 4;
 
 /// Shared memory for tiles on their way, beside barriers.
 const RING_BYTES: usize = 216 << 10;
 
-/// The most stages of a ring.
-const MOST_STAGES: usize = 9;
+/// The most stages of a ring: of whole tiles, of panels, and where warps copy them.
+const MOST_TILES: usize = 8;
+const MOST_PANELS: usize = 9;
+const MOST_COPIED: usize = 4;
+
+/// Shared memory that a multiprocessor keeps for itself, of each block.
+const RESERVED_BYTES: usize = 1024;
+
+/// Bytes of what is known of a query, at most. See `Asked` in `kernels/filter/pack.cuh`.
+pub(super) const ASKED_BYTES: usize = 32;
 
 /// The longest lists that a warp merges in registers.
 pub(super) const BY_LANES: usize = 32;
@@ -32,134 +44,274 @@ pub(super) const GATHERED_BYTES: usize = 8 * 32 * 9 * 16;
 /// Shared memory that kernels have beside what a launch asks for, at most.
 pub(super) const STATIC_BYTES: usize = 1024;
 
-/// The fewest queries and base rows for which it pays to make halves of them.
+/// The fewest queries and base rows for which it pays to pack them.
 const FEWEST_QUERIES: usize = 64;
 const FEWEST_ROWS: usize = 8192;
+
+/// What is multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Products {
+    Halves,
+    /// Bits, which are counted.
+    Bits,
+}
+
+/// The kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kernel {
+    /// Of groups of warps, whose tiles come whole.
+    Narrow,
+    /// The same in panels.
+    Wide,
+    /// Of single warps.
+    Warps,
+}
+
+/// Where a block's queries are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Queries {
+    InRegisters,
+    InSharedMemory,
+    /// They come beside the base.
+    InRing,
+}
 
 /// The shape of the kernels for rows of some size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in super::super) struct Form {
-    /// Steps of 16 halves in a row.
+    of: Products,
+    kernel: Kernel,
+    /// Steps of 32 bytes in a row.
     pub(super) steps: usize,
+    /// Panels of an image are two to this power steps wide.
+    pub(super) log: u32,
+    /// Base rows in a tile.
+    pub(super) tile: usize,
+    /// Groups of 64 queries of a block.
+    groups: usize,
+    queries: Queries,
+    /// Blocks that share tiles.
+    pub(super) cluster: usize,
+    stages: usize,
+    /// Blocks that a multiprocessor has room for.
+    blocks: usize,
 }
 
 impl Form {
-    /// For rows of this many elements.
-    pub(in super::super) fn of(dim: usize) -> Self {
-        Self { steps: (dim + TEST).div_ceil(STEP) }
-    }
-
-    /// Halves in a row.
-    pub(super) fn columns(&self) -> usize {
-        self.steps * STEP
-    }
-
-    /// Whether queries come from shared memory.
-    pub(super) fn is_wide(&self) -> bool {
-        self.steps > NARROW
-    }
-
-    /// Whether the queries of a block stay in shared memory, beside at least four stages of a ring.
-    fn stays(&self) -> bool {
-        self.is_wide() && self.queries_bytes() + 4 * self.panel_bytes() <= RING_BYTES
-    }
-
-    fn queries_bytes(&self) -> usize {
-        PANEL * self.columns() * 2
-    }
-
-    /// Bytes of a panel of 32 columns of a tile.
-    fn panel_bytes(&self) -> usize {
-        self.tile() * 64
-    }
-
-    /// Base rows in a tile.
-    pub(super) fn tile(&self) -> usize {
-        if self.steps <= 2 { 128 } else { 256 }
-    }
-
-    /// Panels in a tile.
-    pub(in super::super) fn panels(&self) -> usize {
-        self.tile() / PANEL
-    }
-
-    /// Groups of four warps that have 64 queries each.
-    fn groups(&self) -> usize {
-        match self.steps {
-            1 => 7,
-            2 => 6,
-            3..=NARROW => 3,
-            _ => 2,
+    /// For rows of this many numbers.
+    pub(in super::super) fn of_numbers(dim: usize, by: Multipliers) -> Self {
+        let steps = (dim + TEST).div_ceil(HALVES);
+        match by {
+            Multipliers::Groups if steps <= NARROW => Self::narrow(steps),
+            Multipliers::Groups => Self::wide(Products::Halves, steps),
+            Multipliers::Warps { shared } => Self::warps(Products::Halves, steps, shared),
         }
     }
 
-    /// Blocks that share tiles.
-    pub(super) fn cluster(&self) -> usize {
-        if self.is_wide() && !self.stays() { 2 } else { 1 }
+    /// For rows of this many words of bits, lanes among them.
+    pub(in super::super) fn of_words(words: usize, by: Multipliers) -> Self {
+        let steps = words.div_ceil(WORDS);
+        match by {
+            Multipliers::Groups => Self::wide(Products::Bits, steps),
+            Multipliers::Warps { shared } => Self::warps(Products::Bits, steps, shared),
+        }
+    }
+
+    fn narrow(steps: usize) -> Self {
+        let tile = if steps <= 2 { 128 } else { 256 };
+        Self {
+            of: Products::Halves,
+            kernel: Kernel::Narrow,
+            steps,
+            log: 2,
+            tile,
+            groups: [7, 6].get(steps - 1).map_or(3, |groups| *groups),
+            queries: Queries::InRegisters,
+            cluster: 1,
+            stages: (RING_BYTES / (tile * steps * STEP)).min(MOST_TILES),
+            blocks: 1,
+        }
+    }
+
+    fn wide(of: Products, steps: usize) -> Self {
+        let is_bits = of == Products::Bits;
+        let form = Self {
+            of,
+            kernel: Kernel::Wide,
+            steps,
+            log: 1 + u32::from(is_bits && steps > 2),
+            tile: if is_bits { 128 } else { 256 },
+            groups: if is_bits { 4 } else { 2 },
+            queries: Queries::InRegisters,
+            cluster: 1,
+            stages: 0,
+            blocks: 1,
+        };
+        let resident = Self { queries: Queries::InSharedMemory, ..form };
+        if is_bits && steps <= HELD {
+            form.with_stages(RING_BYTES, MOST_PANELS)
+        } else if resident.fitting(RING_BYTES) >= 4 {
+            resident.with_stages(RING_BYTES, MOST_PANELS)
+        } else {
+            let form = Self { queries: Queries::InRing, cluster: 2, ..form };
+            form.with_stages(RING_BYTES, MOST_PANELS)
+        }
+    }
+
+    fn warps(of: Products, steps: usize, shared: usize) -> Self {
+        let log = if steps <= 4 { steps.next_power_of_two().ilog2() } else { 1 };
+        let form = |queries, blocks| Self {
+            of,
+            kernel: Kernel::Warps,
+            steps,
+            log,
+            tile: 128,
+            groups: 2,
+            queries,
+            cluster: 1,
+            stages: 0,
+            blocks,
+        };
+        // What a multiprocessor has is the most that a block may have, and what is kept for one.
+        let room = |blocks: usize| (shared + RESERVED_BYTES) / blocks - RESERVED_BYTES;
+        for (queries, blocks, stages) in [
+            (Queries::InSharedMemory, 2, 3),
+            (Queries::InRing, 2, 3),
+            (Queries::InSharedMemory, 1, 3),
+        ] {
+            let form = form(queries, blocks);
+            if form.fitting(room(blocks)) >= stages {
+                return form.with_stages(room(blocks), MOST_COPIED);
+            }
+        }
+        form(Queries::InRing, 1).with_stages(room(1), MOST_COPIED)
+    }
+
+    /// Stages of a ring for which there is room.
+    fn fitting(&self, room: usize) -> usize {
+        room.saturating_sub(self.beside_ring()) / self.stage()
+    }
+
+    fn with_stages(self, room: usize, most: usize) -> Self {
+        Self { stages: self.fitting(room).min(most), ..self }
+    }
+
+    /// Halves in the steps of a row.
+    pub(super) fn columns(&self) -> usize {
+        self.steps * HALVES
+    }
+
+    /// Steps of a row as it is stored: whole panels, where those are copied one by one.
+    pub(super) fn stored(&self) -> usize {
+        match self.kernel {
+            Kernel::Narrow => self.steps,
+            Kernel::Wide | Kernel::Warps => self.steps.next_multiple_of(1 << self.log),
+        }
+    }
+
+    /// Bytes of a row as it is stored.
+    pub(super) fn row_bytes(&self) -> usize {
+        self.stored() * STEP
+    }
+
+    /// Queries of a block.
+    fn asked(&self) -> usize {
+        self.groups * 64
+    }
+
+    /// Rows of an image of queries; 0 if they lie one after the other.
+    pub(super) fn query_tile(&self) -> usize {
+        if self.queries == Queries::InRegisters { 0 } else { self.asked() }
+    }
+
+    /// Panels of rows in a tile.
+    pub(in super::super) fn panels(&self) -> usize {
+        self.tile / PANEL
     }
 
     /// Queries of a block, or of all blocks of a cluster.
     pub(super) fn queries(&self) -> usize {
-        self.groups() * 64 * self.cluster()
+        self.asked() * self.cluster
     }
 
-    /// Threads of a block, and those that have queries.
+    /// Threads of a block.
     pub(super) fn threads(&self) -> usize {
-        self.comparing() + 128
+        if self.kernel == Kernel::Warps { 256 } else { self.groups * 128 + 128 }
     }
 
-    pub(super) fn comparing(&self) -> usize {
-        self.groups() * 128
+    /// Threads of a block that keep hits.
+    pub(super) fn keeping(&self) -> usize {
+        if self.kernel == Kernel::Warps { 0 } else { self.groups * 128 }
     }
 
-    fn stages(&self) -> usize {
-        let (stage, beside) = match (self.is_wide(), self.stays()) {
-            (false, _) => (self.tile() * self.columns() * 2, 0),
-            (true, true) => (self.panel_bytes(), self.queries_bytes()),
-            (true, false) => (self.panel_bytes() + PANEL * 64, 0),
-        };
-        ((RING_BYTES - beside) / stage).min(if self.is_wide() { MOST_STAGES } else { 8 })
+    /// How many blocks there may be; any number, if each has one unit.
+    pub(super) fn most_blocks(&self, multiprocessors: usize) -> usize {
+        if self.kernel == Kernel::Narrow { multiprocessors } else { usize::MAX }
+    }
+
+    /// Bytes of a stage of the ring.
+    fn stage(&self) -> usize {
+        match (self.kernel, self.queries) {
+            (Kernel::Narrow, _) => self.tile * self.row_bytes(),
+            (_, Queries::InRing) => (self.tile + self.asked()) * STEP << self.log,
+            _ => self.tile * STEP << self.log,
+        }
+    }
+
+    /// Bytes of shared memory behind the ring, but for barriers.
+    fn beside_ring(&self) -> usize {
+        match self.queries {
+            Queries::InSharedMemory => self.asked() * self.row_bytes(),
+            Queries::InRegisters | Queries::InRing => 0,
+        }
     }
 
     /// Bytes of shared memory of a block.
     pub(super) fn shared(&self) -> usize {
-        let ring = match (self.is_wide(), self.stays()) {
-            (false, _) => self.stages() * self.tile() * self.columns() * 2,
-            (true, true) => self.stages() * self.panel_bytes() + self.queries_bytes(),
-            (true, false) => self.stages() * (self.panel_bytes() + PANEL * 64),
-        };
-        ring + 16 * self.stages() + 8
-    }
-
-    /// Panels of an image are two to this power steps wide.
-    pub(super) fn log(&self) -> u32 {
-        if self.is_wide() { 1 } else { 2 }
+        let barriers = if self.kernel == Kernel::Warps { 0 } else { 16 * self.stages + 8 };
+        self.stages * self.stage() + self.beside_ring() + barriers
     }
 
     /// Whether sums are halves.
     pub(super) fn has_half_sums(&self) -> bool {
-        !self.is_wide()
+        self.kernel == Kernel::Narrow
+    }
+
+    /// What a column and its sum lose of the magnitudes at most, in units of 2^-24. See
+    /// `kernels/filter/thresholds.cuh`.
+    pub(super) fn lost(&self) -> u32 {
+        if self.kernel == Kernel::Warps { 4 } else { 1 }
     }
 
     /// The program to compile.
     pub(super) fn program(&self) -> Program {
-        // Neither of these matters to it.
+        // Neither of the first two matters to it.
         let mut defines = vec!["ELEMENT=F32".to_string(), "METRIC=L2".to_string()];
         defines.push(format!("STEPS={}u", self.steps));
-        defines.push(format!("STAGES={}u", self.stages()));
-        if self.is_wide() {
-            defines.push(format!("RESIDENT={}", usize::from(self.stays())));
-            return Program::new("wide_products.cu", &defines, &[]).for_one_architecture();
+        defines.push(format!("STAGES={}u", self.stages));
+        if self.kernel == Kernel::Narrow {
+            defines.push(format!("TILE={}u", self.tile));
+            defines.push(format!("GROUPS={}u", self.groups));
+            return Program::new("products.cu", &defines, &[]).for_one_architecture();
         }
-        defines.push(format!("TILE={}u", self.tile()));
-        defines.push(format!("GROUPS={}u", self.groups()));
-        Program::new("products.cu", &defines, &[]).for_one_architecture()
+        defines.push(format!("LOG={}", self.log));
+        defines.push(format!("OF_BITS={}", u8::from(self.of == Products::Bits)));
+        defines.push(format!("RESIDENT={}", u8::from(self.queries == Queries::InSharedMemory)));
+        if self.kernel == Kernel::Warps {
+            defines.push(format!("BLOCKS={}", self.blocks));
+            return Program::new("warp_products.cu", &defines, &[]);
+        }
+        defines.push(format!("HELD={}", u8::from(self.queries == Queries::InRegisters)));
+        defines.push(format!("TILE={}u", self.tile));
+        defines.push(format!("GROUPS={}u", self.groups));
+        defines.push(format!("CLUSTER={}", self.cluster));
+        Program::new("wide_products.cu", &defines, &[]).for_one_architecture()
     }
 
     /// How often to cut some tiles for so many blocks of queries, so that the units fill every turn of
     /// the multiprocessors, and are few.
     pub(super) fn splits(&self, blocks: usize, tiles: usize, multiprocessors: usize) -> usize {
-        let at_once = (multiprocessors / self.cluster()).max(1);
+        let at_once = (multiprocessors * self.blocks / self.cluster).max(1);
         let cost = |splits: usize| {
             let turns = (blocks * splits).div_ceil(at_once);
             turns as f64 * (tiles.div_ceil(splits) as f64 + 4.0)
@@ -179,14 +331,19 @@ pub(super) fn pitch(kind: ElementKind, dim: usize) -> usize {
     dim.next_multiple_of(64 / scalar_bytes(kind))
 }
 
-/// Bytes that a base row needs on the device beside its panel.
-pub(in super::super) fn bytes_per_row(kind: ElementKind, dim: usize) -> usize {
-    pitch(kind, dim) * scalar_bytes(kind) + Form::of(dim).columns() * 2 + 2
+/// Bytes that a base row needs on the device beside its panel, at most.
+pub(in super::super) fn bytes_per_row(kind: ElementKind, dim: usize, by: Multipliers) -> usize {
+    let form = match kind {
+        // Half of the bits again may be lanes.
+        ElementKind::Bits => Form::of_words(dim + dim.div_ceil(2), by),
+        _ => Form::of_numbers(dim, by),
+    };
+    pitch(kind, dim) * scalar_bytes(kind) + form.row_bytes() + 2
 }
 
 /// Bytes that a query needs beside its panel and its list.
-pub(in super::super) fn bytes_per_query(kind: ElementKind, dim: usize) -> usize {
-    bytes_per_row(kind, dim) + 32 + 4
+pub(in super::super) fn bytes_per_query(kind: ElementKind, dim: usize, by: Multipliers) -> usize {
+    bytes_per_row(kind, dim, by) + ASKED_BYTES + 4
 }
 
 /// Words for hits behind the neighbours of a list.
@@ -196,10 +353,15 @@ pub(super) fn room(kind: ElementKind, k: usize, slots: usize) -> usize {
 
 /// Whether there is a filter for such rows and lists, on a device with so much shared memory.
 fn exists(kind: ElementKind, metric: Metric, k: usize, slots: usize, shared: usize) -> bool {
-    let is_product = matches!(metric.sum(), Sum::Squares | Sum::Products);
-    let is_real = matches!(kind, ElementKind::F32 | ElementKind::F64);
+    let has_products = match kind {
+        ElementKind::F32 | ElementKind::F64 => {
+            matches!(metric.sum(), Sum::Squares | Sum::Products)
+        }
+        ElementKind::Bits => true,
+        ElementKind::Sets => false,
+    };
     let fits = k <= BY_LANES || slots * entry_bytes(kind) + GATHERED_BYTES + STATIC_BYTES <= shared;
-    is_product && is_real && fits
+    has_products && fits
 }
 
 /// Whether to filter. `always` ignores how few rows there are.
@@ -217,34 +379,60 @@ pub(in super::super) fn pays(
 mod tests {
     use super::*;
 
+    const ALL: [Multipliers; 4] = [
+        Multipliers::Groups,
+        Multipliers::Warps { shared: 99 << 10 },
+        Multipliers::Warps { shared: 163 << 10 },
+        Multipliers::Warps { shared: 227 << 10 },
+    ];
+
     #[test]
     fn every_row_has_room_for_its_test() {
-        for dim in 1..3000 {
-            let form = Form::of(dim);
-            assert!(form.columns() >= dim + TEST && form.columns() < dim + TEST + STEP);
+        for (dim, by) in (1..3000).flat_map(|dim| ALL.map(|by| (dim, by))) {
+            let form = Form::of_numbers(dim, by);
+            assert!(form.columns() >= dim + TEST && form.columns() < dim + TEST + HALVES);
             assert!(pitch(ElementKind::F32, dim) <= form.columns());
             assert!(pitch(ElementKind::F64, dim) <= form.columns());
+            assert!(Form::of_words(dim, by).stored() * WORDS >= dim);
         }
     }
 
     #[test]
     fn every_form_fits_into_shared_memory() {
-        for steps in 1..400 {
-            let form = Form { steps };
-            assert!(form.stages() >= 3, "{steps} steps");
-            assert!(form.shared() <= 227 << 10, "{steps} steps");
-            assert_eq!(form.tile() % PANEL, 0);
-            // The blocks' rings hold whole tiles, whose addresses are multiples of 1024.
-            assert_eq!(form.tile() * form.columns() * 2 % 1024, 0);
+        for (steps, by) in (1..400).flat_map(|steps| ALL.map(|by| (steps, by))) {
+            let numbers = Form::of_numbers(steps * HALVES - TEST, by);
+            for form in [numbers, Form::of_words(steps * WORDS, by)] {
+                assert_eq!(form.steps, steps);
+                assert!(form.stages >= 3, "{form:?}");
+                let most = if let Multipliers::Warps { shared } = by { shared } else { 227 << 10 };
+                let reserved = form.blocks * RESERVED_BYTES;
+                assert!(form.shared() * form.blocks + reserved <= most + RESERVED_BYTES);
+                assert_eq!(form.tile % PANEL, 0);
+                // The blocks' rings hold whole tiles, whose addresses are multiples of 1024.
+                assert_eq!(form.tile * form.row_bytes() % 1024, 0);
+                assert_eq!(form.stage() % 1024, 0);
+            }
         }
-        assert_eq!((Form::of(12).steps, Form::of(13).steps), (1, 2));
-        assert_eq!((Form::of(140).is_wide(), Form::of(141).is_wide()), (false, true));
-        assert_eq!((Form::of(384).cluster(), Form::of(960).cluster()), (1, 2));
+    }
+
+    #[test]
+    fn forms_suit_their_rows() {
+        let of_numbers = |dim| Form::of_numbers(dim, Multipliers::Groups);
+        assert_eq!((of_numbers(12).steps, of_numbers(13).steps), (1, 2));
+        assert!(of_numbers(140).has_half_sums() && !of_numbers(141).has_half_sums());
+        assert_eq!((of_numbers(384).cluster, of_numbers(960).cluster), (1, 2));
+        let of_bits = Form::of_words(18, Multipliers::Groups);
+        assert_eq!((of_bits.steps, of_bits.stored(), of_bits.query_tile()), (3, 4, 0));
+        let by_warps = |dim, shared| Form::of_numbers(dim, Multipliers::Warps { shared });
+        assert_eq!((by_warps(10, 99 << 10).blocks, by_warps(10, 99 << 10).stored()), (2, 1));
+        assert_eq!(by_warps(128, 99 << 10).queries, Queries::InRing);
+        assert_eq!(by_warps(128, 163 << 10).queries, Queries::InSharedMemory);
+        assert_eq!(by_warps(960, 163 << 10).queries, Queries::InRing);
     }
 
     #[test]
     fn splits_fill_the_multiprocessors() {
-        let form = Form::of(128);
+        let form = Form::of_numbers(128, Multipliers::Groups);
         assert_eq!(form.splits(132, 1000, 132), 1);
         assert!(form.splits(1, 1000, 132) > 32);
         assert_eq!(form.splits(5, 1, 132), 1);

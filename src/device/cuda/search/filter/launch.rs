@@ -1,5 +1,5 @@
-//! Every kernel launch of the filter: one function per kernel, which checks the sizes that the kernel
-//! relies on and picks its grid.
+//! The kernel launches of the filter, but for those that pack rows: one function per kernel, which checks
+//! the sizes that the kernel relies on and picks its grid.
 //!
 //! Buffers are borrowed for the call, as in `search/launch.rs`.
 #![allow(unsafe_code)]
@@ -12,13 +12,14 @@ use super::super::launch::{Lists, Pass};
 use super::super::passes::PANEL;
 use super::super::spec::{definitions, entry_bytes, real_bytes, scalar_bytes};
 use super::buffers::{BaseBuffers, QueryBuffers, Scratch};
-use super::form::{BY_LANES, Form, GATHERED_BYTES, STATIC_BYTES, pitch, room};
+use super::form::{ASKED_BYTES, BY_LANES, Form, GATHERED_BYTES, STATIC_BYTES, pitch, room};
+use super::launch_bits::{BitCounter, BitPacker};
+use super::launch_numbers::NumberPacker;
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{
     Rate, address, allow_shared, check_size, config, function,
 };
-use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::modules::Once;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
@@ -27,9 +28,6 @@ use crate::metric::Metric;
 
 /// Constants that `kernels/filter` shares with this folder.
 const CONSTANTS: [(&str, usize); 2] = [("PANEL", PANEL), ("RUN", super::super::spec::RUN)];
-
-/// Bins of norms. See `kernels/filter/pack.cuh`.
-pub(super) const BINS: usize = 1 << 14;
 
 /// Words of a filter's state, of which the first says whether it has been given up. See
 /// `kernels/filter/thresholds.cuh`.
@@ -52,13 +50,8 @@ const PER_CYCLE: f64 = 1024.0;
 pub(super) struct Kernels {
     pub(super) form: Form,
     pub(super) kind: ElementKind,
+    pub(super) packer: Packer,
     multiprocessors: usize,
-    centre: CudaFunction,
-    norms: CudaFunction,
-    choose_scale: CudaFunction,
-    pack_base: CudaFunction,
-    pack_queries: CudaFunction,
-    set_thresholds: CudaFunction,
     filter: CudaFunction,
     judge: CudaFunction,
     merge_hits_16: CudaFunction,
@@ -68,53 +61,12 @@ pub(super) struct Kernels {
     rate: Arc<Rate>,
 }
 
-/// How rows become halves. The same struct as in `kernels/filter/pack.cuh`, which documents it.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Pack {
-    pub(super) rows: u32,
-    pub(super) dim: u32,
-    pub(super) panels: u32,
-    pub(super) stride: u32,
-    pub(super) pitch: u32,
-    pub(super) steps: u32,
-    pub(super) log: u32,
-    pub(super) tile: u32,
+/// What packs rows.
+#[derive(Debug)]
+pub(super) enum Packer {
+    Numbers(NumberPacker),
+    Bits(BitPacker),
 }
-
-// SAFETY: a C struct of integers, laid out as the kernels declare it.
-unsafe impl DeviceRepr for Pack {}
-
-/// What a base is packed with. The same struct as in `kernels/filter/pack.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Packing {
-    scale: f64,
-    centre_norm: f64,
-    norm: u64,
-    lost: u64,
-    /// The largest halves of a test, as the bits of an f64.
-    pub(super) test: u64,
-    raw_norm: u64,
-    last_bin: u32,
-    pub(super) is_finite: u32,
-}
-
-// SAFETY: a C struct of numbers, laid out as the kernels declare it; every pattern of bits is a value.
-unsafe impl DeviceRepr for Packing {}
-
-/// What a threshold is reckoned from. See `Test` in `kernels/filter/thresholds.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Test {
-    queries: u32,
-    dim: u32,
-    steps: u32,
-    has_half_sums: u32,
-}
-
-// SAFETY: a C struct of integers, laid out as the kernels declare it.
-unsafe impl DeviceRepr for Test {}
 
 /// One launch of the filter. The same struct as in `kernels/filter/found.cuh`, which documents it.
 #[repr(C)]
@@ -166,8 +118,22 @@ struct Filtered {
 unsafe impl DeviceRepr for Filtered {}
 
 /// The structs of the kernels.
-const _: () = assert!(size_of::<Packing>() == 56 && size_of::<Pack>() == 32);
 const _: () = assert!(size_of::<Filter>() == 104 && size_of::<Filtered>() == 88);
+
+/// What counts the bits of rows, compiled and loaded by the first caller.
+pub(super) fn bit_counter(gpu: &Gpu, metric: Metric) -> Result<Arc<BitCounter>> {
+    static LOADED: LazyLock<Once<(usize, Metric), BitCounter>> = LazyLock::new(Once::default);
+    LOADED.get((gpu.ordinal, metric), || {
+        BitCounter::load(&gpu.load(&surroundings(ElementKind::Bits, metric))?)
+    })
+}
+
+/// The program of all kernels but the filter itself.
+fn surroundings(kind: ElementKind, metric: Metric) -> Program {
+    let [element, metric] = definitions(kind, metric);
+    let file = if kind == ElementKind::Bits { "bit_filter.cu" } else { "filter.cu" };
+    Program::new(file, &[element, metric, "DIM=0".to_string()], &CONSTANTS)
+}
 
 impl Kernels {
     /// The kernels for some rows, compiled and loaded by the first caller.
@@ -183,20 +149,16 @@ impl Kernels {
     }
 
     fn load(gpu: &Gpu, kind: ElementKind, metric: Metric, form: Form) -> Result<Self> {
-        let [element, metric] = definitions(kind, metric);
-        let defines = [element, metric, "DIM=0".to_string()];
-        let module = gpu.load(&Program::new("filter.cu", &defines, &CONSTANTS))?;
+        let module = gpu.load(&surroundings(kind, metric))?;
         let products = gpu.load(&form.program())?;
         let kernels = Self {
             form,
             kind,
+            packer: match kind {
+                ElementKind::Bits => Packer::Bits(BitPacker::load(&module, form)?),
+                _ => Packer::Numbers(NumberPacker::load(&module, kind, form)?),
+            },
             multiprocessors: gpu.limits.multiprocessors,
-            centre: function(&module, "centre")?,
-            norms: function(&module, "norms")?,
-            choose_scale: function(&module, "choose_scale")?,
-            pack_base: function(&module, "pack_base")?,
-            pack_queries: function(&module, "pack_queries")?,
-            set_thresholds: function(&module, "set_thresholds")?,
             filter: function(&products, "filter")?,
             judge: function(&module, "judge")?,
             merge_hits_16: function(&module, "merge_hits_16")?,
@@ -227,111 +189,7 @@ impl Kernels {
 
     /// Bytes for the hits of all threads.
     pub(super) fn scratch_bytes(&self, lists: &Lists) -> usize {
-        self.scratch_slots() * self.form.comparing() * 2 * self.scratch_room(lists) * 4
-    }
-
-    /// Packs a base, with bins of its rows' norms and their counts, which are zeros at first.
-    pub(super) fn pack_base(
-        &self,
-        stream: &Arc<CudaStream>,
-        panels: &Buffer,
-        (bins, counts): (&Buffer, &Buffer),
-        packed: &BaseBuffers,
-        (pack, visits): (&Pack, usize),
-    ) -> Result<()> {
-        let scalar = scalar_bytes(self.kind);
-        let (dim, places) = (pack.dim as usize, visits * PANEL);
-        assert!(pack.panels as usize <= visits && places.is_multiple_of(pack.tile as usize));
-        assert!(pack.rows <= pack.panels * PANEL as u32 && pack.panels > 0 && dim > 0);
-        check_size(panels, pack.panels as usize * PANEL * dim, scalar);
-        check_size(bins, places, 2);
-        check_size(counts, BINS, 4);
-        check_size(&packed.centre, dim, 8);
-        check_size(&packed.packing, 1, size_of::<Packing>());
-        check_size(&packed.images, places * self.form.columns(), 2);
-        check_size(&packed.rows, places * pack.pitch as usize, scalar);
-        assert!(pack.pitch as usize <= self.form.columns());
-        let mut launch = stream.launch_builder(&self.centre);
-        launch.arg(panels.slice()).arg(packed.centre.slice());
-        launch.arg(&pack.rows).arg(&pack.dim).arg(&pack.panels);
-        // SAFETY: reads whole panels, writes an f64 per dimension; sizes are checked above, as for the
-        // launches that follow.
-        unsafe { launch.launch(config(dim, 1024, 0)) }.map_err(failed("centre"))?;
-        let mut launch = stream.launch_builder(&self.norms);
-        launch.arg(panels.slice()).arg(packed.centre.slice()).arg(bins.slice()).arg(counts.slice());
-        launch.arg(&pack.rows).arg(&pack.dim).arg(&pack.panels);
-        // SAFETY: reads whole panels, writes a bin per place; bins are below `BINS`.
-        unsafe { launch.launch(config(pack.panels as usize, PANEL, 0)) }
-            .map_err(failed("norms"))?;
-        let mut launch = stream.launch_builder(&self.choose_scale);
-        launch.arg(counts.slice()).arg(packed.centre.slice()).arg(packed.packing.slice());
-        launch.arg(&pack.dim);
-        // SAFETY: reads all bins and the centre, writes one struct.
-        unsafe { launch.launch(config(1, 1024, 0)) }.map_err(failed("choose_scale"))?;
-        let mut launch = stream.launch_builder(&self.pack_base);
-        launch.arg(panels.slice()).arg(bins.slice()).arg(packed.centre.slice());
-        launch.arg(packed.packing.slice()).arg(packed.images.slice()).arg(packed.rows.slice());
-        launch.arg(pack);
-        // SAFETY: visits below `panels` read their panel; all write the place of their position, of
-        // `columns` halves and `pitch` elements.
-        unsafe { launch.launch(config(visits, PANEL, 0)) }.map_err(failed("pack_base"))?;
-        Ok(())
-    }
-
-    /// Packs queries for a base, and as many rows as fill blocks.
-    pub(super) fn pack_queries(
-        &self,
-        stream: &Arc<CudaStream>,
-        panels: &Buffer,
-        base: &BaseBuffers,
-        packed: &QueryBuffers,
-        (pack, places): (&Pack, usize),
-    ) -> Result<()> {
-        let (scalar, rows, dim) = (scalar_bytes(self.kind), pack.rows as usize, pack.dim as usize);
-        assert!(rows <= places && places.is_multiple_of(PANEL) && rows > 0);
-        check_size(panels, rows.div_ceil(PANEL) * PANEL * dim, scalar);
-        check_size(&base.centre, dim, 8);
-        check_size(&packed.images, places * self.form.columns(), 2);
-        check_size(&packed.rows, rows * pack.pitch as usize, scalar);
-        check_size(&packed.asked, rows, 32);
-        check_size(&packed.thresholds, places, 4);
-        let mut launch = stream.launch_builder(&self.pack_queries);
-        launch.arg(panels.slice()).arg(base.centre.slice()).arg(base.packing.slice());
-        launch.arg(packed.images.slice()).arg(packed.rows.slice()).arg(packed.asked.slice());
-        launch.arg(packed.thresholds.slice()).arg(pack);
-        // SAFETY: only rows below `rows` are read, and written to `rows` and `asked`; all places have
-        // `columns` halves and a threshold. Sizes are checked above.
-        unsafe { launch.launch(config(places / PANEL, PANEL, 0)) }
-            .map_err(failed("pack_queries"))?;
-        Ok(())
-    }
-
-    /// Sets the thresholds of queries by the reaches of their lists.
-    pub(super) fn set_thresholds(
-        &self,
-        stream: &Arc<CudaStream>,
-        (base, queries): (&BaseBuffers, &QueryBuffers),
-        lists: &Lists,
-        scratch: &Scratch,
-        dim: u32,
-    ) -> Result<()> {
-        self.check(queries, lists, scratch);
-        let test = Test {
-            queries: lists.queries as u32,
-            dim,
-            steps: self.form.steps as u32,
-            has_half_sums: u32::from(self.form.has_half_sums()),
-        };
-        let images = if self.form.is_wide() { address(stream, &queries.images) } else { 0 };
-        let log = self.form.log();
-        let mut launch = stream.launch_builder(&self.set_thresholds);
-        launch.arg(lists.reach.slice()).arg(queries.asked.slice()).arg(base.packing.slice());
-        launch.arg(queries.thresholds.slice()).arg(lists.counts.slice());
-        launch.arg(scratch.state.slice()).arg(&images).arg(&log).arg(&test);
-        let grid = config(lists.queries.div_ceil(THREADS), THREADS, 0);
-        // SAFETY: `check` holds: an element per query in each, and `columns` halves in images.
-        unsafe { launch.launch(grid) }.map_err(failed("set_thresholds"))?;
-        Ok(())
+        self.scratch_slots() * self.form.keeping() * 2 * self.scratch_room(lists) * 4
     }
 
     /// Finds the pairs of all queries with the rows of tiles `begin..end` that may be within reach.
@@ -345,12 +203,13 @@ impl Kernels {
     ) -> Result<()> {
         self.check(queries, lists, scratch);
         assert!(k <= lists.k);
-        let (form, columns) = (self.form, self.form.columns());
+        let form = self.form;
         assert!(begin < end);
-        check_size(&base.images, end * form.tile() * columns, 2);
+        check_size(&base.images, end * form.tile * form.row_bytes(), 1);
         check_size(&scratch.hits, self.scratch_bytes(lists), 1);
         let blocks = lists.queries.div_ceil(form.queries());
-        check_size(&queries.images, blocks * form.queries() * columns, 2);
+        check_size(&queries.images, blocks * form.queries() * form.row_bytes(), 1);
+        check_size(&queries.thresholds, blocks * form.queries(), 4);
         let splits = form.splits(blocks, end - begin, self.multiprocessors);
         let entry = entry_bytes(self.kind);
         let filter = Filter {
@@ -374,8 +233,7 @@ impl Kernels {
             padding: 0,
         };
         let units = blocks * splits;
-        let grid =
-            if form.is_wide() { units * form.cluster() } else { units.min(self.multiprocessors) };
+        let grid = (units * form.cluster).min(form.most_blocks(self.multiprocessors));
         let mut launch = stream.launch_builder(&self.filter);
         launch.arg(&filter);
         // SAFETY: tiles below `end` and whole blocks of queries are there; hits are written below `room`
@@ -461,7 +319,7 @@ impl Kernels {
     }
 
     /// Checks the sizes that kernels on lists and thresholds rely on.
-    fn check(&self, queries: &QueryBuffers, lists: &Lists, scratch: &Scratch) {
+    pub(super) fn check(&self, queries: &QueryBuffers, lists: &Lists, scratch: &Scratch) {
         let all = lists.queries;
         assert!(all > 0 && lists.k >= 1 && lists.slots > lists.k);
         check_size(&lists.entries, all * lists.slots, entry_bytes(self.kind));
@@ -469,9 +327,9 @@ impl Kernels {
         check_size(&lists.reach, all, real_bytes(self.kind));
         check_size(&lists.counts, all, 4);
         check_size(&lists.crowded_count, 1, 4);
-        check_size(&queries.asked, all, 32);
+        check_size(&queries.asked, all, ASKED_BYTES);
         check_size(&queries.thresholds, all, 4);
-        check_size(&queries.images, all.next_multiple_of(PANEL) * self.form.columns(), 2);
+        check_size(&queries.images, all * self.form.row_bytes(), 1);
         check_size(&scratch.state, STATE_WORDS, 4);
     }
 }

@@ -1,17 +1,21 @@
-//! Both sides of a search as halves.
+//! Both sides of a search, packed for products.
 
 use std::sync::Arc;
 
-use super::super::launch::Kernels as Scans;
+use super::super::launch::{Kernels as Scans, Lists};
 use super::super::passes::{PANEL, panels, stride};
 use super::super::spec::scalar_bytes;
-use super::buffers::{BaseBuffers, QueryBuffers};
-use super::form::{Form, pitch};
-use super::launch::{BINS, Kernels, Pack, Packing};
+use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
+use super::form::{ASKED_BYTES, Form, pitch};
+use super::launch::{Kernels, Packer, bit_counter};
+use super::launch_bits::{BitPack, BitRange};
+use super::launch_numbers::{BINS, Numbers, Pack, Packing};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
+use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::Result;
+use crate::matrix::ElementKind;
 
 /// The halves of a test may not exceed this. See `FARTHEST` in `kernels/filter/thresholds.cuh`.
 const LARGEST_TEST: f64 = 60_000.0;
@@ -25,34 +29,44 @@ pub(in super::super) struct InPanels<'a> {
     pub(in super::super) dim: usize,
 }
 
-/// A base as halves, and its kernels.
+/// A packed base, and its kernels.
 pub(in super::super) struct PackedBase {
     pub(super) kernels: Arc<Kernels>,
     pub(super) buffers: BaseBuffers,
 }
 
 impl PackedBase {
-    /// Packs a base, which is on the device. `None` if its rows have no use for halves: their norms are not
+    /// Packs a base, which is on the device. `None` if its rows have no use for it: their norms are not
     /// finite, or products with the centre outweigh all others.
     pub(in super::super) fn of(
-        gpu: &Gpu,
-        memory: &Arc<Memory>,
+        device: &CudaDevice,
+        by: Multipliers,
+        scans: &Scans,
+        base: InPanels<'_>,
+    ) -> Result<Option<Self>> {
+        match scans.spec().kind() {
+            ElementKind::Bits => Self::of_bits(device, by, scans, base).map(Some),
+            _ => Self::of_numbers(device, by, scans, base),
+        }
+    }
+
+    fn of_numbers(
+        CudaDevice { gpu, memory, .. }: &CudaDevice,
+        by: Multipliers,
         scans: &Scans,
         base: InPanels<'_>,
     ) -> Result<Option<Self>> {
         let (kind, stream) = (scans.spec().kind(), &gpu.compute);
-        let (dim, form) = (base.dim, Form::of(base.dim));
+        let (dim, form) = (base.dim, Form::of_numbers(base.dim, by));
         let kernels = Kernels::get(gpu, kind, scans.spec().metric(), form)?;
-        let visits = panels(base.rows).next_multiple_of(form.panels());
-        let places = visits * PANEL;
-        let mut counts = memory.allocate(stream, BINS * 4)?;
-        let bins = memory.allocate(stream, places * 2)?;
-        let buffers = BaseBuffers {
-            images: memory.allocate(stream, places * form.columns() * 2)?,
-            rows: memory.allocate(stream, places * pitch(kind, dim) * scalar_bytes(kind))?,
-            centre: memory.allocate(stream, dim * 8)?,
-            packing: memory.allocate(stream, size_of::<Packing>())?,
+        let Packer::Numbers(packer) = &kernels.packer else {
+            unreachable!("rows of numbers have a packer of numbers");
         };
+        let (images, rows, visits) = allocate_base(gpu, memory, (kind, form), base)?;
+        let mut counts = memory.allocate(stream, BINS * 4)?;
+        let bins = memory.allocate(stream, visits * PANEL * 2)?;
+        let centre = memory.allocate(stream, dim * 8)?;
+        let packing = memory.allocate(stream, size_of::<Packing>())?;
         stream.memset_zeros(counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
         let pack = Pack {
             rows: base.rows as u32,
@@ -61,14 +75,44 @@ impl PackedBase {
             stride: stride(panels(base.rows)) as u32,
             pitch: pitch(kind, dim) as u32,
             steps: form.steps as u32,
-            log: form.log(),
-            tile: form.tile() as u32,
+            stored: form.stored() as u32,
+            log: form.log,
+            tile: form.tile as u32,
+            padding: 0,
         };
-        kernels.pack_base(stream, base.buffer, (&bins, &counts), &buffers, (&pack, visits))?;
-        let packing = sys::read::<Packing>(stream, buffers.packing.slice(), 1);
-        let packing = packing.map_err(failed("cuMemcpyDtoHAsync"))?[0];
-        let is_useful = packing.is_finite > 0 && f64::from_bits(packing.test) < LARGEST_TEST;
-        Ok(is_useful.then_some(Self { kernels, buffers }))
+        let to = Numbers { images: &images, rows: &rows, centre: &centre, packing: &packing };
+        packer.pack_base(stream, base.buffer, (&bins, &counts), &to, (&pack, visits))?;
+        let found = sys::read::<Packing>(stream, packing.slice(), 1);
+        let found = found.map_err(failed("cuMemcpyDtoHAsync"))?[0];
+        let is_useful = found.is_finite > 0 && f64::from_bits(found.test) < LARGEST_TEST;
+        let with = PackedWith::Halves { centre, packing };
+        Ok(is_useful.then_some(Self { kernels, buffers: BaseBuffers { images, rows, with } }))
+    }
+
+    fn of_bits(
+        CudaDevice { gpu, memory, .. }: &CudaDevice,
+        by: Multipliers,
+        scans: &Scans,
+        base: InPanels<'_>,
+    ) -> Result<Self> {
+        let (metric, stream, dim) = (scans.spec().metric(), &gpu.compute, base.dim);
+        let mut range = memory.allocate(stream, size_of::<BitRange>())?;
+        stream.memset_zeros(range.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
+        bit_counter(gpu, metric)?.count(stream, base.buffer, &range, (base.rows, dim))?;
+        let range = sys::read::<BitRange>(stream, range.slice(), 1);
+        let range = range.map_err(failed("cuMemcpyDtoHAsync"))?[0];
+        let form = Form::of_words(dim + range.lanes(dim), by);
+        let kernels = Kernels::get(gpu, ElementKind::Bits, metric, form)?;
+        let Packer::Bits(packer) = &kernels.packer else {
+            unreachable!("rows of bits have a packer of bits");
+        };
+        let (images, rows, visits) = allocate_base(gpu, memory, (ElementKind::Bits, form), base)?;
+        let lanes = (range.most, range.lanes(dim) as u32);
+        let stride = stride(panels(base.rows)) as u32;
+        let pack = BitPack { stride, ..bit_pack((base.rows, dim), form, (form.tile, lanes)) };
+        packer.pack_base(stream, base.buffer, (&images, &rows), (&pack, visits))?;
+        let with = PackedWith::Lanes { most: lanes.0, words: lanes.1 };
+        Ok(Self { kernels, buffers: BaseBuffers { images, rows, with } })
     }
 
     /// Packs queries for this base.
@@ -76,36 +120,104 @@ impl PackedBase {
         &self,
         gpu: &Gpu,
         memory: &Arc<Memory>,
-        scans: &Scans,
         queries: InPanels<'_>,
     ) -> Result<QueryBuffers> {
-        let (kind, form, stream) = (scans.spec().kind(), self.kernels.form, &gpu.compute);
+        let (kind, form, stream) = (self.kernels.kind, self.kernels.form, &gpu.compute);
         let (dim, rows) = (queries.dim, queries.rows);
         // Whole blocks, and whole panels.
         let places = rows.next_multiple_of(form.queries()).next_multiple_of(PANEL);
         let packed = QueryBuffers {
-            images: memory.allocate(stream, places * form.columns() * 2)?,
+            images: memory.allocate(stream, places * form.row_bytes())?,
             rows: memory.allocate(stream, rows * pitch(kind, dim) * scalar_bytes(kind))?,
-            asked: memory.allocate(stream, rows * 32)?,
+            asked: memory.allocate(stream, rows * ASKED_BYTES)?,
             thresholds: memory.allocate(stream, places * 4)?,
         };
-        let pack = Pack {
-            rows: rows as u32,
-            dim: dim as u32,
-            panels: panels(rows) as u32,
-            stride: 0,
-            pitch: pitch(kind, dim) as u32,
-            steps: form.steps as u32,
-            log: form.log(),
-            tile: if form.is_wide() { PANEL as u32 } else { 0 },
-        };
-        self.kernels.pack_queries(
-            stream,
-            queries.buffer,
-            &self.buffers,
-            &packed,
-            (&pack, places),
-        )?;
+        match (&self.kernels.packer, &self.buffers.with) {
+            (Packer::Numbers(packer), PackedWith::Halves { centre, packing }) => {
+                let pack = Pack {
+                    rows: rows as u32,
+                    dim: dim as u32,
+                    panels: panels(rows) as u32,
+                    stride: 0,
+                    pitch: pitch(kind, dim) as u32,
+                    steps: form.steps as u32,
+                    stored: form.stored() as u32,
+                    log: form.log,
+                    tile: form.query_tile() as u32,
+                    padding: 0,
+                };
+                let with = (centre, packing);
+                packer.pack_queries(stream, queries.buffer, with, &packed, (&pack, places))?;
+            }
+            (Packer::Bits(packer), PackedWith::Lanes { most, words }) => {
+                let images = (form.query_tile(), (*most, *words));
+                let pack = bit_pack((rows, dim), form, images);
+                packer.pack_queries(stream, queries.buffer, &packed, (&pack, places))?;
+            }
+            _ => unreachable!("rows are packed by the packer of their kind"),
+        }
         Ok(packed)
     }
+
+    /// Sets the thresholds of packed queries by the reaches of their lists.
+    pub(super) fn set_thresholds(
+        &self,
+        gpu: &Gpu,
+        queries: &QueryBuffers,
+        lists: &Lists,
+        scratch: &Scratch,
+        dim: u32,
+    ) -> Result<()> {
+        let stream = &gpu.compute;
+        self.kernels.check(queries, lists, scratch);
+        match (&self.kernels.packer, &self.buffers.with) {
+            (Packer::Numbers(packer), PackedWith::Halves { packing, .. }) => {
+                packer.set_thresholds(stream, (packing, queries), lists, scratch, dim)
+            }
+            (Packer::Bits(packer), PackedWith::Lanes { most, words }) => {
+                let form = self.kernels.form;
+                let images = (form.query_tile(), (*most, *words));
+                let pack = bit_pack((lists.queries, dim as usize), form, images);
+                packer.set_thresholds(stream, queries, lists, scratch, &pack)
+            }
+            _ => unreachable!("rows are packed by the packer of their kind"),
+        }
+    }
+}
+
+/// How so many rows of words of bits are packed, in the order in which they are.
+fn bit_pack(
+    (rows, dim): (usize, usize),
+    form: Form,
+    (tile, (most, lanes)): (usize, (u32, u32)),
+) -> BitPack {
+    BitPack {
+        rows: rows as u32,
+        dim: dim as u32,
+        panels: panels(rows) as u32,
+        stride: 0,
+        pitch: pitch(ElementKind::Bits, dim) as u32,
+        steps: form.stored() as u32,
+        log: form.log,
+        tile: tile as u32,
+        most,
+        lanes,
+    }
+}
+
+/// Memory for a base's images and rows, and the number of its panels, with those that fill its tiles.
+fn allocate_base(
+    gpu: &Gpu,
+    memory: &Arc<Memory>,
+    (kind, form): (ElementKind, Form),
+    base: InPanels<'_>,
+) -> Result<(Buffer, Buffer, usize)> {
+    let visits = panels(base.rows).next_multiple_of(form.panels());
+    let places = visits * PANEL;
+    let row = pitch(kind, base.dim) * scalar_bytes(kind);
+    Ok((
+        memory.allocate(&gpu.compute, places * form.row_bytes())?,
+        memory.allocate(&gpu.compute, places * row)?,
+        visits,
+    ))
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::super::launch::{Kernels as Scans, Lists, Pass};
+use super::super::launch::{Lists, Pass};
 use super::super::passes::{PANEL, Tiles};
 use super::buffers::{QueryBuffers, Scratch};
 use super::form::room;
@@ -31,11 +31,10 @@ impl Filtering {
     pub(in super::super) fn new(
         gpu: &Gpu,
         memory: &Arc<Memory>,
-        scans: &Scans,
         base: Arc<PackedBase>,
         (queries, lists): (InPanels<'_>, &Lists),
     ) -> Result<Self> {
-        let queries = base.queries(gpu, memory, scans, queries)?;
+        let queries = base.queries(gpu, memory, queries)?;
         let mut state = memory.allocate(&gpu.compute, STATE_WORDS * 4)?;
         let hits = memory.allocate(&gpu.compute, base.kernels.scratch_bytes(lists))?;
         gpu.compute.memset_zeros(state.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
@@ -63,11 +62,11 @@ impl Filtering {
         let (kernels, stream) = (&self.base.kernels, &gpu.compute);
         let (form, rate) = (kernels.form, kernels.rate().clone());
         let sides = (&self.base.buffers, &self.queries);
-        kernels.set_thresholds(stream, sides, lists, &self.scratch, pass.dim)?;
-        let of_a_tile = (lists.queries * form.tile() * form.columns()) as f64;
+        self.base.set_thresholds(gpu, &self.queries, lists, &self.scratch, pass.dim)?;
+        let of_a_tile = (lists.queries * form.tile * form.columns()) as f64;
         let together = ((rate.of_a_launch() / of_a_tile) as usize).max(1);
         let tiles = visits.start / form.panels()..visits.end.div_ceil(form.panels());
-        debug_assert!(visits.start.is_multiple_of(form.tile() / PANEL));
+        debug_assert!(visits.start.is_multiple_of(form.tile / PANEL));
         for begin in tiles.clone().step_by(together) {
             job.check()?;
             let end = (begin + together).min(tiles.end);

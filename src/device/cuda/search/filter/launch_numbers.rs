@@ -1,0 +1,227 @@
+//! Kernel launches that pack rows of numbers as halves; as in `launch.rs`.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DeviceRepr, PushKernelArg};
+
+use super::super::launch::Lists;
+use super::super::passes::PANEL;
+use super::super::spec::scalar_bytes;
+use super::buffers::{QueryBuffers, Scratch};
+use super::form::{ASKED_BYTES, Form};
+use crate::device::cuda::driver::launch::{address, check_size, config, function};
+use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::sys::failed;
+use crate::error::Result;
+use crate::matrix::ElementKind;
+
+/// Bins of norms. See `kernels/filter/pack.cuh`.
+pub(super) const BINS: usize = 1 << 14;
+
+/// Threads of most kernels.
+const THREADS: usize = 256;
+
+/// The kernels that pack rows of numbers.
+#[derive(Debug)]
+pub(super) struct NumberPacker {
+    kind: ElementKind,
+    form: Form,
+    centre: CudaFunction,
+    norms: CudaFunction,
+    choose_scale: CudaFunction,
+    pack_base: CudaFunction,
+    pack_queries: CudaFunction,
+    set_thresholds: CudaFunction,
+}
+
+/// A base as halves: where its images and rows go, and what they are packed with.
+pub(super) struct Numbers<'a> {
+    pub(super) images: &'a Buffer,
+    pub(super) rows: &'a Buffer,
+    pub(super) centre: &'a Buffer,
+    pub(super) packing: &'a Buffer,
+}
+
+/// How rows become halves. The same struct as in `kernels/filter/pack.cuh`, which documents it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pack {
+    pub(super) rows: u32,
+    pub(super) dim: u32,
+    pub(super) panels: u32,
+    pub(super) stride: u32,
+    pub(super) pitch: u32,
+    pub(super) steps: u32,
+    pub(super) stored: u32,
+    pub(super) log: u32,
+    pub(super) tile: u32,
+    pub(super) padding: u32,
+}
+
+// SAFETY: a C struct of integers, laid out as the kernels declare it.
+unsafe impl DeviceRepr for Pack {}
+
+/// What a base is packed with. The same struct as in `kernels/filter/pack.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Packing {
+    scale: f64,
+    centre_norm: f64,
+    norm: u64,
+    lost: u64,
+    /// The largest halves of a test, as the bits of an f64.
+    pub(super) test: u64,
+    raw_norm: u64,
+    last_bin: u32,
+    pub(super) is_finite: u32,
+}
+
+// SAFETY: a C struct of numbers, laid out as the kernels declare it; every pattern of bits is a value.
+unsafe impl DeviceRepr for Packing {}
+
+/// What a threshold is reckoned from. See `Test` in `kernels/filter/thresholds.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Test {
+    queries: u32,
+    dim: u32,
+    steps: u32,
+    has_half_sums: u32,
+    stored: u32,
+    log: u32,
+    tile: u32,
+    lost: u32,
+}
+
+// SAFETY: a C struct of integers, laid out as the kernels declare it.
+unsafe impl DeviceRepr for Test {}
+
+/// The structs of the kernels.
+const _: () = assert!(size_of::<Packing>() == 56 && size_of::<Pack>() == 40);
+const _: () = assert!(size_of::<Test>() == 32);
+
+impl NumberPacker {
+    /// The kernels of a module.
+    pub(super) fn load(module: &Arc<CudaModule>, kind: ElementKind, form: Form) -> Result<Self> {
+        Ok(Self {
+            kind,
+            form,
+            centre: function(module, "centre")?,
+            norms: function(module, "norms")?,
+            choose_scale: function(module, "choose_scale")?,
+            pack_base: function(module, "pack_base")?,
+            pack_queries: function(module, "pack_queries")?,
+            set_thresholds: function(module, "set_thresholds")?,
+        })
+    }
+
+    /// Packs a base, with bins of its rows' norms and their counts, which are zeros at first.
+    pub(super) fn pack_base(
+        &self,
+        stream: &Arc<CudaStream>,
+        panels: &Buffer,
+        (bins, counts): (&Buffer, &Buffer),
+        packed: &Numbers<'_>,
+        (pack, visits): (&Pack, usize),
+    ) -> Result<()> {
+        let scalar = scalar_bytes(self.kind);
+        let (dim, places) = (pack.dim as usize, visits * PANEL);
+        assert!(pack.panels as usize <= visits && places.is_multiple_of(pack.tile as usize));
+        assert!(pack.rows <= pack.panels * PANEL as u32 && pack.panels > 0 && dim > 0);
+        check_size(panels, pack.panels as usize * PANEL * dim, scalar);
+        check_size(bins, places, 2);
+        check_size(counts, BINS, 4);
+        check_size(packed.centre, dim, 8);
+        check_size(packed.packing, 1, size_of::<Packing>());
+        check_size(packed.images, places * self.form.row_bytes(), 1);
+        check_size(packed.rows, places * pack.pitch as usize, scalar);
+        assert!(pack.pitch as usize <= self.form.columns());
+        let mut launch = stream.launch_builder(&self.centre);
+        launch.arg(panels.slice()).arg(packed.centre.slice());
+        launch.arg(&pack.rows).arg(&pack.dim).arg(&pack.panels);
+        // SAFETY: reads whole panels, writes an f64 per dimension; sizes are checked above, as for the
+        // launches that follow.
+        unsafe { launch.launch(config(dim, 1024, 0)) }.map_err(failed("centre"))?;
+        let mut launch = stream.launch_builder(&self.norms);
+        launch.arg(panels.slice()).arg(packed.centre.slice()).arg(bins.slice()).arg(counts.slice());
+        launch.arg(&pack.rows).arg(&pack.dim).arg(&pack.panels);
+        // SAFETY: reads whole panels, writes a bin per place; bins are below `BINS`.
+        unsafe { launch.launch(config(pack.panels as usize, PANEL, 0)) }
+            .map_err(failed("norms"))?;
+        let mut launch = stream.launch_builder(&self.choose_scale);
+        launch.arg(counts.slice()).arg(packed.centre.slice()).arg(packed.packing.slice());
+        launch.arg(&pack.dim);
+        // SAFETY: reads all bins and the centre, writes one struct.
+        unsafe { launch.launch(config(1, 1024, 0)) }.map_err(failed("choose_scale"))?;
+        let mut launch = stream.launch_builder(&self.pack_base);
+        launch.arg(panels.slice()).arg(bins.slice()).arg(packed.centre.slice());
+        launch.arg(packed.packing.slice()).arg(packed.images.slice()).arg(packed.rows.slice());
+        launch.arg(pack);
+        // SAFETY: visits below `panels` read their panel; all write the place of their position, of
+        // `columns` halves and `pitch` elements.
+        unsafe { launch.launch(config(visits, PANEL, 0)) }.map_err(failed("pack_base"))?;
+        Ok(())
+    }
+
+    /// Packs queries for a base, and as many rows as fill blocks.
+    pub(super) fn pack_queries(
+        &self,
+        stream: &Arc<CudaStream>,
+        panels: &Buffer,
+        (centre, packing): (&Buffer, &Buffer),
+        packed: &QueryBuffers,
+        (pack, places): (&Pack, usize),
+    ) -> Result<()> {
+        let (scalar, rows, dim) = (scalar_bytes(self.kind), pack.rows as usize, pack.dim as usize);
+        assert!(rows <= places && places.is_multiple_of(PANEL) && rows > 0);
+        check_size(panels, rows.div_ceil(PANEL) * PANEL * dim, scalar);
+        check_size(centre, dim, 8);
+        check_size(packing, 1, size_of::<Packing>());
+        check_size(&packed.images, places * self.form.row_bytes(), 1);
+        check_size(&packed.rows, rows * pack.pitch as usize, scalar);
+        check_size(&packed.asked, rows, ASKED_BYTES);
+        check_size(&packed.thresholds, places, 4);
+        let mut launch = stream.launch_builder(&self.pack_queries);
+        launch.arg(panels.slice()).arg(centre.slice()).arg(packing.slice());
+        launch.arg(packed.images.slice()).arg(packed.rows.slice()).arg(packed.asked.slice());
+        launch.arg(packed.thresholds.slice()).arg(pack);
+        // SAFETY: only rows below `rows` are read, and written to `rows` and `asked`; all places have
+        // `columns` halves and a threshold. Sizes are checked above.
+        unsafe { launch.launch(config(places / PANEL, PANEL, 0)) }
+            .map_err(failed("pack_queries"))?;
+        Ok(())
+    }
+
+    /// Sets the thresholds of queries by the reaches of their lists.
+    pub(super) fn set_thresholds(
+        &self,
+        stream: &Arc<CudaStream>,
+        (packing, queries): (&Buffer, &QueryBuffers),
+        lists: &Lists,
+        scratch: &Scratch,
+        dim: u32,
+    ) -> Result<()> {
+        let form = self.form;
+        check_size(packing, 1, size_of::<Packing>());
+        let test = Test {
+            queries: lists.queries as u32,
+            dim,
+            steps: form.steps as u32,
+            has_half_sums: u32::from(form.has_half_sums()),
+            stored: form.stored() as u32,
+            log: form.log,
+            tile: form.query_tile() as u32,
+            lost: form.lost(),
+        };
+        let images = address(stream, &queries.images);
+        let mut launch = stream.launch_builder(&self.set_thresholds);
+        launch.arg(lists.reach.slice()).arg(queries.asked.slice()).arg(packing.slice());
+        launch.arg(queries.thresholds.slice()).arg(lists.counts.slice());
+        launch.arg(scratch.state.slice()).arg(&images).arg(&test);
+        let grid = config(lists.queries.div_ceil(THREADS), THREADS, 0);
+        // SAFETY: `Kernels::check` holds: an element per query in each, and a stored row in images.
+        unsafe { launch.launch(grid) }.map_err(failed("set_thresholds"))?;
+        Ok(())
+    }
+}
