@@ -74,7 +74,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let path = options.dir.join(format!("{name}-base.parquet"));
         // As they are: directions are the device's.
         let read_as = if metric.is_binary() { metric } else { Metric::L2 };
-        let rows = load(&path, most, read_as)?;
+        let rows = load(&path, most, read_as, false)?;
         let params = DbscanParams::try_new(eps.parse()?, min_points.parse()?, metric)?;
         measure(task, &device, &rows, &params, &options)?;
     }

@@ -77,7 +77,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let path = options.dir.join(format!("{name}-base.parquet"));
         let wanted = options.only.is_empty() || options.only.iter().any(|only| only == name);
         if wanted && path.exists() {
-            let rows = load(&path, options.rows, Metric::L2)?;
+            let rows = load(&path, options.rows, Metric::L2, false)?;
             measure(name, &device, &rows, (*k, *rounds), &options)?;
         }
     }

@@ -64,6 +64,9 @@ struct Options {
     /// At most so many base rows
     #[arg(long, default_value_t = usize::MAX)]
     rows: usize,
+    /// Numbers as doubles
+    #[arg(long)]
+    doubles: bool,
     /// Timed searches, of which the median is shown
     #[arg(long, default_value_t = 3)]
     runs: usize,
@@ -108,13 +111,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         if loaded.as_ref().is_none_or(|(last, _, _)| *last != name) {
             drop(loaded.take());
-            let base = load(&base, options.rows, metric)?;
+            let base = load(&base, options.rows, metric, options.doubles)?;
             let queries = match itself {
                 true => base.clone(),
                 false => load(
                     &options.dir.join(format!("{name}-query.parquet")),
                     options.queries,
                     metric,
+                    options.doubles,
                 )?,
             };
             loaded = Some((name, base, queries));

@@ -9,9 +9,18 @@ use datafusion_neighbors::Metric;
 use datafusion_neighbors::exec::{VectorColumn, VectorReader};
 use datafusion_neighbors::matrix::{ElementKind, Rows};
 
-/// The first so many rows of a workload's file.
-pub fn load(path: &Path, rows: usize, metric: Metric) -> Result<Rows, Box<dyn std::error::Error>> {
-    let kind = if metric.is_binary() { ElementKind::Bits } else { ElementKind::F32 };
+/// The first so many rows of a workload's file, numbers as doubles if asked for.
+pub fn load(
+    path: &Path,
+    rows: usize,
+    metric: Metric,
+    doubles: bool,
+) -> Result<Rows, Box<dyn std::error::Error>> {
+    let kind = match (metric.is_binary(), doubles) {
+        (true, _) => ElementKind::Bits,
+        (false, false) => ElementKind::F32,
+        (false, true) => ElementKind::F64,
+    };
     let column = VectorColumn::Whole("v".to_string());
     let mut reader = VectorReader::new("base", column, kind, metric);
     let mut left = rows;

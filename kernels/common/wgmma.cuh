@@ -128,8 +128,8 @@ __device__ __forceinline__ void add_products(float (&sums)[128], u64 a, u64 b, i
                  : UP_TO_128(AS_FLOAT)
                  : "l"(a), "l"(b), "r"(keeps));
 }
-// The same of bits, in 32 bytes a row: counts of those that both sides have. The first of them in either
-// place.
+// The same of bits, in 32 bytes a row: counts of those that both sides have, `a` from registers or from
+// shared memory.
 __device__ __forceinline__ void add_products(int (&sums)[64], const u32 (&a)[4], u64 b, int keeps) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k256.row.col.s32.b1.b1.and.popc " PLACES_64

@@ -5,7 +5,7 @@
 // is Hamming's, with s of at most 1/2: it is 1/2 for Hamming's distance, and (1 - d) / (2 - d) for
 // Jaccard's distance d. So rows have lanes behind their elements: row x has the first half of M - |x| of
 // them, rounded up, and the query a share of 2 s of any first few, rounded up. The lanes that both have
-// are at least s (M - |x|), and at most one more, and a pair passes if shared bits and lanes are at least
+// are at least s (M - |x|), and less than 1.5 more, and a pair passes if shared bits and lanes are at least
 //   s (|q| + M), minus half the distance,
 // which is the query's threshold.
 
@@ -161,8 +161,10 @@ extern "C" __global__ __launch_bounds__(256) void set_thresholds(
     if (query == 0) state[CROWDED] = state[COUNTED] = 0;
     if (query >= pack.rows) return;
     const Share share(reaches[query], asked[query], pack);
-    thresholds[query] = share.threshold;
-    counts[query] = 0;
+    // Of a query that all rows pass for, none need be noted.
+    const bool tells = share.threshold > 0;
+    thresholds[query] = tells ? share.threshold : NOTHING;
+    counts[query] = tells ? 0 : LOST;
     for (u32 i = 0; i < pack.lanes; ++i) {
         *(u32*)(images + place_of(pack, query, pack.dim + i)) = share.word(i * 32);
     }

@@ -2,9 +2,6 @@
 
 #include "filter/unit.cuh"
 
-// In `counts`: some hits of a query are lost.
-constexpr u32 LOST = 1u << 24;
-
 // A thread keeps the hits of its two rows, r and r + 8, in lists of its own: no atomics, no waiting.
 struct Found {
     u32* list;
@@ -42,7 +39,8 @@ struct Found {
             const u32 all = __shfl_sync(~0u, up_to, 3, 4);
             u32 at = 0;
             if (lane % 4 == 0 && all && query < filter.query_rows) {
-                at = atomicAdd(filter.counts + query, is_lost ? LOST : all);
+                at = is_lost ? atomicOr(filter.counts + query, LOST)
+                             : atomicAdd(filter.counts + query, all);
             }
             at = __shfl_sync(~0u, at, 0, 4) + up_to - own;
             if (query < filter.query_rows && !is_lost) {

@@ -7,6 +7,9 @@
 
 #include "common/arithmetic.cuh"
 
+// A query's number of hits, if some of them are lost, or all: more than there is room for.
+enum : u32 { LOST = 1u << 31 };
+
 // A tile is cut into panels of 2^log steps (128-byte rows for log 2, 64-byte rows for log 1), and what
 // is left over into panels of 64 and 32 bytes. This is the pitch of the panel that holds a step, …
 __host__ __device__ constexpr u32 panel_pitch(u32 steps, u32 step, u32 log) {

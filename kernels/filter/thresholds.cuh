@@ -1,5 +1,4 @@
-// What a query's sum of products must reach for a pair to be looked at again, and when the filter gives
-// up.
+// What a query's sum of products must reach for a pair to be looked at again.
 //
 // With q' and x' centred and scaled by s, h their halves, and e what rounding lost of them,
 //   <h_q, h_x> >= <q', x'> - |e_q| |x'| - |h_q| |e_x|,
@@ -14,8 +13,6 @@
 #include "filter/pack.cuh"
 #include "filter/state.cuh"
 
-// The same as in filter/found.cuh.
-constexpr u32 ALL_LOST = 1u << 24;
 // Thresholds beyond this do not fit into a half beside the products.
 constexpr double FARTHEST = 60000;
 
@@ -72,7 +69,7 @@ extern "C" __global__ __launch_bounds__(256) void set_thresholds(
     const double least = least_sum((double)reaches[query], asked[query], *packing, test);
     const bool is_known = fabs(least) < FARTHEST;
     const u32 halves = is_known ? two_halves(-least) : NEVER;
-    counts[query] = is_known ? 0 : ALL_LOST;
+    counts[query] = is_known ? 0 : LOST;
     if (test.tile) {
         images += (u64)(query / test.tile) * test.tile * test.stored * 32;
         *(u32*)(images + image_offset(test.stored, test.log, test.tile, query % test.tile,

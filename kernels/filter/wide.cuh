@@ -2,21 +2,21 @@
 //
 // A block has GROUPS groups of four warps with 64 queries each, and a warp that streams the base's tiles,
 // in panels of 2^LOG steps, through a ring of STAGES. Queries stay in registers (HELD) or in shared memory
-// (RESIDENT), or come through the ring beside the base. Blocks of a CLUSTER share every panel of the base: each loads a part
-// and sends it to both. Block c, or cluster c, has unit c: a block of queries for each of its blocks, and
-// a share of the tiles.
+// (RESIDENT), or come through the ring beside the base. Blocks of a CLUSTER share every panel of the base:
+// each loads a part and sends it to both. Block c, or cluster c, has unit c: a block of queries for each
+// of its blocks, and a share of the tiles.
 
 #include "common/wgmma.cuh"
 #include "filter/found.cuh"
 
 constexpr u32 ASKED = GROUPS * 64;
-constexpr bool COMES = !HELD && !RESIDENT;
+constexpr bool STREAMED = !HELD && !RESIDENT;
 constexpr u32 IN_PANEL = 1 << LOG, PANELS = (STEPS + IN_PANEL - 1) / IN_PANEL;
 constexpr u32 LAST = STEPS - (PANELS - 1) * IN_PANEL, PITCH = 32 << LOG;
 // A panel of the queries and of the base, and all of a block's queries and of a tile, in bytes.
 constexpr u32 QUERY_PANEL = ASKED * PITCH, BASE_PANEL = TILE * PITCH;
 constexpr u32 QUERY_IMAGE = QUERY_PANEL * PANELS, BASE_IMAGE = BASE_PANEL * PANELS;
-constexpr u32 STAGE = BASE_PANEL + (COMES ? QUERY_PANEL : 0);
+constexpr u32 STAGE = BASE_PANEL + (STREAMED ? QUERY_PANEL : 0);
 // Behind the ring: the queries, if they stay; the barriers of full stages, and of empty ones, and the
 // one that queries arrive at.
 constexpr u32 QUERIES_AT = STAGES * STAGE, FULL = QUERIES_AT + (RESIDENT ? QUERY_IMAGE : 0);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void stream_panels(const Filter& filter, const Unit& 
             } else {
                 bulk_copy(to, from + (u64)panel * BASE_PANEL, BASE_PANEL, arrived);
             }
-            if (COMES) {
+            if (STREAMED) {
                 bulk_copy(to + BASE_PANEL, queries + (u64)panel * QUERY_PANEL, QUERY_PANEL, arrived);
             }
         }

@@ -134,10 +134,10 @@ extern "C" __global__ __launch_bounds__(256) void take_lists(
     if (rank + 1 == k || list[rank + 1].is_none()) counts[query] = rank + 1;
 }
 
-// Where lists start that are beside each other, and where the last ends: a block adds up its lengths, and all
-// before them.
+// Where lists start that are beside each other, and where the last ends, which is in `all_kept` too: a block adds
+// up its lengths, and all before them.
 extern "C" __global__ __launch_bounds__(1024) void add_up_lists(
-    const u32* __restrict__ counts, u64* __restrict__ starts, u32 queries) {
+    const u32* __restrict__ counts, u64* __restrict__ starts, u64* all_kept, u32 queries) {
     constexpr u32 OWN = 4;
     __shared__ u64 of_warps[32];
     const u32 begin = blockIdx.x * blockDim.x * OWN, first = begin + threadIdx.x * OWN;
@@ -156,6 +156,7 @@ extern "C" __global__ __launch_bounds__(1024) void add_up_lists(
 #pragma unroll
     for (u32 i = 0; i < OWN; i++) {
         if (first + i <= queries) starts[first + i] = place;
+        if (first + i == queries) *all_kept = place;
         place += own[i];
     }
 }

@@ -12,6 +12,7 @@ use super::driver::sys;
 use crate::device::{DeviceInfo, sealed};
 use crate::error::{Error, Result};
 use crate::job::Job;
+use crate::matrix::ElementKind;
 
 /// The share of the free memory that may be used.
 const SHARE_OF_FREE: f64 = 0.9;
@@ -81,21 +82,23 @@ impl CudaDevice {
             Arc::new(Self { gpu, memory, comparing })
         };
         let mut all = vec![("scanned", with(Comparing::Scanned))];
-        if self.multipliers().is_some() {
+        if self.multipliers(ElementKind::F32).is_some() {
             all.push(("filtered", with(Comparing::Filtered)));
         }
-        if self.multipliers() == Some(Multipliers::Groups) {
+        if self.multipliers(ElementKind::F32) == Some(Multipliers::Groups) {
             all.push(("warps", with(Comparing::FilteredByWarps)));
         }
         all
     }
 
-    /// What filters pairs of a search, if the GPU has such products and the compiler knows them.
-    pub(super) fn multipliers(&self) -> Option<Multipliers> {
+    /// What filters pairs of a search of such rows, if the GPU has such products and the compiler knows them.
+    /// From capability 10 on products of bits are made of others, in many instructions.
+    pub(super) fn multipliers(&self, kind: ElementKind) -> Option<Multipliers> {
         let Limits { capability, shared, .. } = self.gpu.limits;
         let is_by_groups = || sys::nvrtc_version().is_ok_and(|version| version >= (12, 0));
         match (self.comparing, capability) {
             (Comparing::Scanned, _) => None,
+            (_, (10.., _)) if kind == ElementKind::Bits => None,
             (Comparing::Best | Comparing::Filtered, (9, 0)) if is_by_groups() => {
                 Some(Multipliers::Groups)
             }

@@ -241,10 +241,17 @@ impl CudaDevice {
         let allocate = |bytes| self.memory.allocate(&self.gpu.compute, bytes);
         let mut starts = allocate((queries + 1) * size_of::<u64>())?;
         kernels.add_up_lists(&self.gpu.compute, (taken, queries), &mut starts)?;
-        let (on_host, work): (Vec<u64>, Vec<u64>) =
-            self.read_both((&starts, queries + 1), (&taken.work, 2), job)?;
-        assert!(on_host.windows(2).all(|list| list[0] <= list[1] && list[1] - list[0] <= k as u64));
-        let count = on_host[queries] as usize;
+        let work = sys::read::<u64>(&self.gpu.compute, taken.work.slice(), 3);
+        let work = work.map_err(sys::failed("cuMemcpyDtoHAsync"))?;
+        let count = work[2] as usize;
+        let on_host: Vec<usize> = if count == queries * k {
+            (0..=queries).map(|query| query * k).collect()
+        } else {
+            let on_host: Vec<u64> = self.read(&starts, queries + 1, job)?;
+            on_host.into_iter().map(|start| start as usize).collect()
+        };
+        assert!(on_host.windows(2).all(|list| list[0] <= list[1] && list[1] - list[0] <= k));
+        assert!(on_host[queries] == count && count <= queries * k);
         let mut closed = None;
         if count > 0 && count < queries * k {
             let mut found = allocate(count * size_of::<u32>())?;
@@ -261,7 +268,7 @@ impl CudaDevice {
         Ok(NearestInBuckets {
             rows,
             distances: Distances::of::<T>(distances),
-            starts: on_host.into_iter().map(|start| start as usize).collect(),
+            starts: on_host,
             visited: work[0],
             pairs: work[1],
         })
@@ -305,7 +312,7 @@ impl CudaDevice {
                 found: memory.allocate(&gpu.compute, queries * k * 4)?,
                 distances: memory.allocate(&gpu.compute, queries * k * real)?,
                 counts: self.filled(queries * 4, 0)?,
-                work: self.filled(16, 0)?,
+                work: self.filled(24, 0)?,
             },
         })
     }

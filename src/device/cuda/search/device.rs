@@ -39,7 +39,7 @@ impl SearchDevice for CudaDevice {
     /// Two chunks of base rows, so that one can arrive while the other is searched, and two blocks
     /// of queries with their lists, in at most a quarter of the memory.
     fn capacity(&self, shape: &Shape) -> Capacity {
-        capacity(self.memory.available() as usize, shape, self.multipliers())
+        capacity(self.memory.available() as usize, shape, self.multipliers(shape.kind))
     }
 
     fn rows(&self, rows: &Rows, metric: Metric) -> CudaRows {

@@ -83,7 +83,7 @@ impl Joins {
             found: allocate(queries * k * 4)?,
             distances: allocate(queries * k * real_bytes(kernels.spec().kind()))?,
             counts: device.filled(queries * 4, 0)?,
-            work: device.filled(16, 0)?,
+            work: device.filled(24, 0)?,
         };
         let from = (&of.joining, &joined.0);
         kernels.take_lists(&device.gpu.compute, from, (own, queries), &mut taken)?;

@@ -121,7 +121,8 @@ pub(super) struct Taken {
     pub(super) found: Buffer,
     pub(super) distances: Buffer,
     pub(super) counts: Buffer,
-    /// Two u64: the rows that were visited, and the pairs that were compared.
+    /// Three u64: rows that were visited, pairs that were compared, and neighbours in all lists, once they are
+    /// added up.
     pub(super) work: Buffer,
 }
 

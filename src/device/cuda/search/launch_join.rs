@@ -168,9 +168,11 @@ impl Kernels {
     ) -> Result<()> {
         check_size(&taken.counts, queries, 4);
         check_size(starts, queries + 1, 8);
+        check_size(&taken.work, 3, 8);
         let count = queries as u32;
+        let all_kept = address(stream, &taken.work) + 16;
         let mut launch = stream.launch_builder(&self.add_up_lists);
-        launch.arg(taken.counts.slice()).arg(starts.slice_mut()).arg(&count);
+        launch.arg(taken.counts.slice()).arg(starts.slice_mut()).arg(&all_kept).arg(&count);
         // SAFETY: sizes are checked above.
         unsafe { launch.launch(config((queries + 1).div_ceil(ADDING), ADDING / OF_A_THREAD, 0)) }
             .map_err(failed("add_up_lists"))?;

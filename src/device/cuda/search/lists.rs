@@ -243,7 +243,7 @@ impl Search {
         let list = (self.lists.k, self.lists.slots, self.kernels.shared_limit);
         let sizes = (queries.rows, base.rows);
         let always = !matches!(comparing, Comparing::Best);
-        let Some(by) = device.multipliers() else { return Ok(None) };
+        let Some(by) = device.multipliers(spec.kind()) else { return Ok(None) };
         if !filter::pays((spec.kind(), spec.metric()), list, sizes, always) {
             return Ok(None);
         }

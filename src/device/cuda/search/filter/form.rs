@@ -70,10 +70,12 @@ enum Kernel {
 /// Where a block's queries are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Queries {
-    InRegisters,
-    InSharedMemory,
-    /// They come beside the base.
-    InRing,
+    /// In registers.
+    Held,
+    /// In shared memory.
+    Resident,
+    /// In the ring: they come beside the base.
+    Streamed,
 }
 
 /// The shape of the kernels for rows of some size.
@@ -126,7 +128,7 @@ impl Form {
             log: 2,
             tile,
             groups: [7, 6].get(steps - 1).map_or(3, |groups| *groups),
-            queries: Queries::InRegisters,
+            queries: Queries::Held,
             cluster: 1,
             stages: (RING_BYTES / (tile * steps * STEP)).min(MOST_TILES),
             blocks: 1,
@@ -142,18 +144,18 @@ impl Form {
             log: 1 + u32::from(is_bits && steps > 2),
             tile: if is_bits { 128 } else { 256 },
             groups: if is_bits { 4 } else { 2 },
-            queries: Queries::InRegisters,
+            queries: Queries::Held,
             cluster: 1,
             stages: 0,
             blocks: 1,
         };
-        let resident = Self { queries: Queries::InSharedMemory, ..form };
+        let resident = Self { queries: Queries::Resident, ..form };
         if is_bits && steps <= HELD {
             form.with_stages(RING_BYTES, MOST_PANELS)
         } else if resident.fitting(RING_BYTES) >= 4 {
             resident.with_stages(RING_BYTES, MOST_PANELS)
         } else {
-            let form = Self { queries: Queries::InRing, cluster: 2, ..form };
+            let form = Self { queries: Queries::Streamed, cluster: 2, ..form };
             form.with_stages(RING_BYTES, MOST_PANELS)
         }
     }
@@ -174,17 +176,15 @@ impl Form {
         };
         // What a multiprocessor has is the most that a block may have, and what is kept for one.
         let room = |blocks: usize| (shared + RESERVED_BYTES) / blocks - RESERVED_BYTES;
-        for (queries, blocks, stages) in [
-            (Queries::InSharedMemory, 2, 3),
-            (Queries::InRing, 2, 3),
-            (Queries::InSharedMemory, 1, 3),
-        ] {
+        for (queries, blocks, stages) in
+            [(Queries::Resident, 2, 3), (Queries::Streamed, 2, 3), (Queries::Resident, 1, 3)]
+        {
             let form = form(queries, blocks);
             if form.fitting(room(blocks)) >= stages {
                 return form.with_stages(room(blocks), MOST_COPIED);
             }
         }
-        form(Queries::InRing, 1).with_stages(room(1), MOST_COPIED)
+        form(Queries::Streamed, 1).with_stages(room(1), MOST_COPIED)
     }
 
     /// Stages of a ring for which there is room.
@@ -221,7 +221,7 @@ impl Form {
 
     /// Rows of an image of queries; 0 if they lie one after the other.
     pub(super) fn query_tile(&self) -> usize {
-        if self.queries == Queries::InRegisters { 0 } else { self.asked() }
+        if self.queries == Queries::Held { 0 } else { self.asked() }
     }
 
     /// Panels of rows in a tile.
@@ -251,18 +251,19 @@ impl Form {
 
     /// Bytes of a stage of the ring.
     fn stage(&self) -> usize {
+        let of_a_panel = STEP << self.log;
         match (self.kernel, self.queries) {
             (Kernel::Narrow, _) => self.tile * self.row_bytes(),
-            (_, Queries::InRing) => (self.tile + self.asked()) * STEP << self.log,
-            _ => self.tile * STEP << self.log,
+            (_, Queries::Streamed) => (self.tile + self.asked()) * of_a_panel,
+            _ => self.tile * of_a_panel,
         }
     }
 
     /// Bytes of shared memory behind the ring, but for barriers.
     fn beside_ring(&self) -> usize {
         match self.queries {
-            Queries::InSharedMemory => self.asked() * self.row_bytes(),
-            Queries::InRegisters | Queries::InRing => 0,
+            Queries::Resident => self.asked() * self.row_bytes(),
+            Queries::Held | Queries::Streamed => 0,
         }
     }
 
@@ -296,12 +297,12 @@ impl Form {
         }
         defines.push(format!("LOG={}", self.log));
         defines.push(format!("OF_BITS={}", u8::from(self.of == Products::Bits)));
-        defines.push(format!("RESIDENT={}", u8::from(self.queries == Queries::InSharedMemory)));
+        defines.push(format!("RESIDENT={}", u8::from(self.queries == Queries::Resident)));
         if self.kernel == Kernel::Warps {
             defines.push(format!("BLOCKS={}", self.blocks));
             return Program::new("warp_products.cu", &defines, &[]);
         }
-        defines.push(format!("HELD={}", u8::from(self.queries == Queries::InRegisters)));
+        defines.push(format!("HELD={}", u8::from(self.queries == Queries::Held)));
         defines.push(format!("TILE={}u", self.tile));
         defines.push(format!("GROUPS={}u", self.groups));
         defines.push(format!("CLUSTER={}", self.cluster));
@@ -425,9 +426,9 @@ mod tests {
         assert_eq!((of_bits.steps, of_bits.stored(), of_bits.query_tile()), (3, 4, 0));
         let by_warps = |dim, shared| Form::of_numbers(dim, Multipliers::Warps { shared });
         assert_eq!((by_warps(10, 99 << 10).blocks, by_warps(10, 99 << 10).stored()), (2, 1));
-        assert_eq!(by_warps(128, 99 << 10).queries, Queries::InRing);
-        assert_eq!(by_warps(128, 163 << 10).queries, Queries::InSharedMemory);
-        assert_eq!(by_warps(960, 163 << 10).queries, Queries::InRing);
+        assert_eq!(by_warps(128, 99 << 10).queries, Queries::Streamed);
+        assert_eq!(by_warps(128, 163 << 10).queries, Queries::Resident);
+        assert_eq!(by_warps(960, 163 << 10).queries, Queries::Streamed);
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::metric::Metric;
 const CONSTANTS: [(&str, usize); 2] = [("PANEL", PANEL), ("RUN", super::super::spec::RUN)];
 
 /// Words of a filter's state, of which the first says whether it has been given up. See
-/// `kernels/filter/thresholds.cuh`.
+/// `kernels/filter/state.cuh`.
 pub(super) const STATE_WORDS: usize = 3;
 
 /// The filter is given up if one query in so many is crowded.
@@ -68,7 +68,7 @@ pub(super) enum Packer {
     Bits(BitPacker),
 }
 
-/// One launch of the filter. The same struct as in `kernels/filter/found.cuh`, which documents it.
+/// One launch of the filter. The same struct as in `kernels/filter/unit.cuh`, which documents it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Filter {
@@ -238,9 +238,9 @@ impl Kernels {
         launch.arg(&filter);
         // SAFETY: tiles below `end` and whole blocks of queries are there; hits are written below `room`
         // of lists of queries below `query_rows`, whose candidates take as many words, and below
-        // `scratch_room` of a thread's own place, which is there for slots below `scratch_slots`. One
-        // block runs on a multiprocessor at a time, since its registers or its ring leave no room for
-        // another.
+        // `scratch_room` of a thread's own place, which is there for slots below `scratch_slots`. Blocks
+        // whose threads have such a place run one at a time on a multiprocessor, since their registers or
+        // their ring leave no room for another.
         unsafe { launch.launch(config(grid, form.threads(), form.shared())) }
             .map_err(failed("filter"))?;
         Ok(())

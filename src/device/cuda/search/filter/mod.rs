@@ -1,10 +1,11 @@
-//! The filter of a search: which pairs are near enough to be compared, by products of halves on tensor
-//! cores.
+//! The filter of a search: which pairs are near enough to be compared, by products of halves or of bits on
+//! tensor cores.
 //!
 //! Rows of numbers are centred, scaled by a power of two and rounded to halves, on both sides; rows of bits
-//! get some more bits that stand for their number. A pair is ruled out only if a bound proves that its distance exceeds that of its query's last neighbour so far; the distances of
-//! all others are computed as everywhere. So lists are those of a plain scan, bit by bit, and rows that
-//! defeat the bounds cost time, not answers: they are scanned.
+//! get some more bits that stand for their number. A pair is ruled out only if a bound proves that its
+//! distance exceeds that of its query's last neighbour so far; the distances of all others are computed as
+//! everywhere. So lists are those of a plain scan, bit by bit, and rows that defeat the bounds cost time,
+//! not answers: they are scanned.
 //!
 //! | module | job |
 //! |---|---|
