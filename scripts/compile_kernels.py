@@ -217,12 +217,16 @@ class Compiler:
             self.nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def variants(quick):
+def variants(arch, quick):
+    """Every metric with every dim for the oldest architecture and the one with kernels of its own; for the
+    others, which differ in little more than their number of registers, every metric and every dim."""
+    is_whole = arch in (ARCHS[0], *FOR_ONE.values())
     for module, (elements, entries) in MODULES.items():
         for element, metrics, dims in elements:
             for metric in metrics[:1] if quick else metrics:
                 for dim in dims[:1] if quick else dims:
-                    yield module, entries, element, metric, dim
+                    if is_whole or metric == metrics[0] or dim == dims[0]:
+                        yield module, entries, element, metric, dim
 
 
 def one(task):
@@ -247,7 +251,7 @@ def main():
     print(f"NVRTC {Compiler().version()}, {sum(map(len, sources.values()))} characters of source")
     tasks = []
     for arch in arguments.arch or ARCHS:
-        for module, entries, element, metric, dim in variants(arguments.quick):
+        for module, entries, element, metric, dim in variants(arch, arguments.quick):
             if arguments.module and module not in arguments.module:
                 continue
             if FOR_ONE.get(module, arch) != arch or module in NOT_FOR_FIRST and arch == ARCHS[0]:
