@@ -137,24 +137,10 @@ __device__ __forceinline__ void add_products(int (&sums)[64], const u32 (&a)[4],
                  : UP_TO_64(AS_WORD)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keeps));
 }
-__device__ __forceinline__ void add_products(int (&sums)[128], const u32 (&a)[4], u64 b, int keeps) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k256.row.col.s32.b1.b1.and.popc " PLACES_128
-                 ", {%128, %129, %130, %131}, %132, p;\n}"
-                 : UP_TO_128(AS_WORD)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keeps));
-}
 __device__ __forceinline__ void add_products(int (&sums)[64], u64 a, u64 b, int keeps) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k256.row.col.s32.b1.b1.and.popc " PLACES_64
                  ", %64, %65, p;\n}"
                  : UP_TO_64(AS_WORD)
-                 : "l"(a), "l"(b), "r"(keeps));
-}
-__device__ __forceinline__ void add_products(int (&sums)[128], u64 a, u64 b, int keeps) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k256.row.col.s32.b1.b1.and.popc " PLACES_128
-                 ", %128, %129, p;\n}"
-                 : UP_TO_128(AS_WORD)
                  : "l"(a), "l"(b), "r"(keeps));
 }
