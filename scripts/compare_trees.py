@@ -5,7 +5,7 @@
     compare_trees.py --dir DIR [--program target/release/neighbors] [--before PROGRAM] [--runs 3]
 
 DIR holds NAME-base.parquet: dense8, friedman10 and geo2 of benches/workloads.py, pixels3 and pixels5 of peers_dbscan.py
---make; what is missing is left out. The search of ours is `search_time` of EXPLAIN ANALYZE, `All` a process of ours from Parquet to
+--make; what is missing is left out. The search of ours is `search_time` and `ahead_time` of EXPLAIN ANALYZE, `All` a process of ours from Parquet to
 Parquet. scikit-learn chooses its way by itself (a KD tree for all of these) and has n_jobs 1 and 2, of which the faster counts: fit and
 `kneighbors`, and these with reading by pyarrow and without imports. The least of the runs is printed, which take turns; sums
 of distances are compared.

@@ -73,6 +73,8 @@ struct Booking {
     /// All phases except reading, which is the inputs' time.
     compute: Time,
     now: Phase,
+    /// Whether batches are made of earlier results, whatever the phase of the work on later ones.
+    emits: bool,
     /// The instant up to which time is booked; `None` while nobody waits.
     since: Option<Instant>,
 }
@@ -87,12 +89,20 @@ impl Phases {
         let time = |phase: &Phase| (*phase, MetricBuilder::new(set).subset_time(metric(*phase), 0));
         let times = phases.iter().map(time).collect();
         let compute = baseline.elapsed_compute().clone();
-        Self(Arc::new(Mutex::new(Booking { times, compute, now: Phase::Read, since: None })))
+        let (now, emits, since) = (Phase::Read, false, None);
+        Self(Arc::new(Mutex::new(Booking { times, compute, now, emits, since })))
     }
 
     /// Wraps a stream: from a poll until the stream is ready, time is booked.
     pub fn watch(self, stream: BoxStream<'static, Result<RecordBatch>>) -> Watched {
         Watched { stream, phases: self }
+    }
+
+    /// Books time to [`Phase::Emit`], or, from now on, to the phase of the work that is waited for.
+    pub fn emit(&self, emits: bool) {
+        let mut booking = self.lock();
+        booking.book();
+        booking.emits = emits;
     }
 
     fn lock(&self) -> MutexGuard<'_, Booking> {
@@ -113,7 +123,7 @@ impl Booking {
     fn book(&mut self) {
         if let Some(since) = self.since {
             let now = Instant::now();
-            self.add(self.now, now - since);
+            self.add(if self.emits { Phase::Emit } else { self.now }, now - since);
             self.since = Some(now);
         }
     }

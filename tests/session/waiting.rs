@@ -300,7 +300,7 @@ async fn statistics() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Every instant that the output is waited for is in one phase.
+/// Every instant that the output is waited for is in one phase; the next queries are searched for meanwhile.
 async fn phases() -> Result<(), Failed> {
     let ctx = session(SessionConfig::new())?;
     table(&ctx, "b", 60_000, 16, 1, 8192)?;
@@ -342,6 +342,8 @@ async fn phases() -> Result<(), Failed> {
             !missing && off * 10 <= waited,
             format!("{call} took {waited:?}, its phases {sum:?}: {times:?}"),
         )?;
+        let ahead = metrics.sum_by_name("ahead_time").map_or(0, |time| time.as_usize());
+        check(ahead > 0 || name != "KnnExec", format!("{call}: nothing was searched ahead"))?;
     }
     Ok(())
 }

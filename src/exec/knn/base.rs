@@ -62,7 +62,7 @@ pub(super) struct Input {
 /// device.
 pub(super) struct Base {
     pub rows: Rows,
-    pub carried: Carried,
+    pub carried: Arc<Carried>,
     pub search: Option<OnDevice>,
     /// Which rows of an index they are, if the base is one.
     selected: Option<Selected>,
@@ -95,7 +95,7 @@ impl Base {
         Self {
             sample: (rows.slice(0..0), QueryRows::default()),
             rows,
-            carried,
+            carried: Arc::new(carried),
             search: None,
             selected: None,
             lsh: None,

@@ -11,6 +11,8 @@ use crate::exec::phases::{self, Phases};
 pub(super) struct Metrics {
     pub baseline: BaselineMetrics,
     pub phases: Phases,
+    /// The time of work that nobody waited for, as batches of earlier results were made or read.
+    pub ahead: Time,
     pub base_rows: Count,
     query_rows: Count,
     pairs_computed: Count,
@@ -40,6 +42,7 @@ impl Metrics {
         Self {
             phases: Phases::new(set, phases, &baseline),
             baseline,
+            ahead: time("ahead_time"),
             base_rows: count("base_rows"),
             query_rows: count("query_rows"),
             pairs_computed: count("pairs_computed"),

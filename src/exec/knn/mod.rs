@@ -21,10 +21,12 @@
 //! in the session's pool. A block ends where the pool refuses more, from 64 queries on; a base that
 //! it refuses fails with `ResourcesExhausted`.
 
+mod ahead;
 mod base;
 mod metrics;
 mod output;
 mod queries;
+mod search;
 mod spec;
 mod stored;
 mod stream;

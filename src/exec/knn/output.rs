@@ -170,6 +170,8 @@ fn view<O: OffsetSizeTrait>(offsets: &[O], sizes: &[O], row: usize) -> Range<usi
 /// The neighbours of a block of queries, turned into batches one at a time.
 pub(super) struct Batches {
     pub schema: SchemaRef,
+    /// The columns of the base.
+    pub base: Arc<Carried>,
     /// The columns of the queries; in a self-join of the base, the base has them.
     pub queries: Option<Carried>,
     /// The row of the base that is the first query, in a self-join of the base.
@@ -181,21 +183,26 @@ pub(super) struct Batches {
     pub next: usize,
     pub batch_size: usize,
     /// Reservations for the queries' columns and for the lists.
-    pub _reservations: Vec<MemoryReservation>,
+    pub reservations: Vec<MemoryReservation>,
 }
 
 impl Batches {
     /// The next batch, of at most `most` rows; `None` after the last.
-    pub fn next(&mut self, base: &Carried, most: usize) -> Result<Option<RecordBatch>> {
-        let range = self.next..self.end(base, most);
+    pub fn next(&mut self, most: usize) -> Result<Option<RecordBatch>> {
+        let range = self.next..self.end(most);
         self.next = range.end;
-        (!range.is_empty()).then(|| self.batch(base, range)).transpose()
+        (!range.is_empty()).then(|| self.batch(range)).transpose()
+    }
+
+    /// Bytes reserved for the queries' columns and for the lists.
+    pub fn reserved(&self) -> usize {
+        self.reservations.iter().map(MemoryReservation::size).sum()
     }
 
     /// Where the next batch ends.
-    fn end(&self, base: &Carried, most: usize) -> usize {
+    fn end(&self, most: usize) -> usize {
         let end = self.neighbors.rows.len().min(self.next + self.batch_size.min(most));
-        let queries = self.queries.as_ref().unwrap_or(base);
+        let (queries, base) = self.carried();
         let most = (queries.largest + base.largest).saturating_mul(end - self.next);
         if most <= BATCH_BYTES {
             return end;
@@ -211,8 +218,13 @@ impl Batches {
         end
     }
 
-    fn batch(&self, base: &Carried, range: Range<usize>) -> Result<RecordBatch> {
-        let queries = self.queries.as_ref().unwrap_or(base);
+    /// The columns of both sides.
+    fn carried(&self) -> (&Carried, &Carried) {
+        (self.queries.as_ref().unwrap_or(&self.base), &self.base)
+    }
+
+    fn batch(&self, range: Range<usize>) -> Result<RecordBatch> {
+        let (queries, base) = self.carried();
         let mut columns = queries.take(self.places(range.clone()).map(|(query, _)| query))?;
         let rows = &self.neighbors.rows[range.clone()];
         columns.extend(base.take(rows.iter().map(|row| *row as usize))?);

@@ -1,0 +1,114 @@
+//! The output of a [`KnnExec`](super::KnnExec): while batches are made of the neighbours of one block of queries, those
+//! of the next block are searched for, if there is memory for both.
+//!
+//! The time that the output waits is booked to phases.
+
+use std::time::{Duration, Instant};
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::common::internal_err;
+use datafusion::common::runtime::SpawnedTask;
+use datafusion::error::Result;
+use datafusion::physical_plan::metrics::{BaselineMetrics, RecordOutput, Time};
+use tokio::sync::oneshot;
+
+use super::output::Batches;
+use super::queries::Freed;
+use super::search::Search;
+use crate::exec::collect::{CancelOnDrop, join_error};
+use crate::exec::phases::Phases;
+
+/// The state of the output.
+pub(super) struct Output {
+    /// Dropping the output cancels the search.
+    _cancel: CancelOnDrop,
+    work: Work,
+    /// The neighbours found for a block that are not output yet, and what says that their memory is freed.
+    found: Option<(Batches, oneshot::Sender<()>)>,
+    /// Rows still to be output.
+    left: usize,
+    phases: Phases,
+    ahead: Time,
+    baseline: BaselineMetrics,
+}
+
+/// A search, what it found for a block, and how long that took.
+type Done = (Box<Search>, Result<Option<Batches>>, Duration);
+
+/// Where the search is.
+enum Work {
+    /// Nobody waits for a block.
+    Idle(Box<Search>),
+    /// The next block is searched for.
+    Ahead(SpawnedTask<Done>),
+    /// It has ended, or failed.
+    Ended,
+}
+
+impl Output {
+    /// At most `left` rows of what a search finds.
+    pub fn new(
+        search: Search,
+        left: usize,
+        cancel: CancelOnDrop,
+        (phases, ahead, baseline): (Phases, Time, BaselineMetrics),
+    ) -> Self {
+        let work = Work::Idle(Box::new(search));
+        Self { _cancel: cancel, work, found: None, left, phases, ahead, baseline }
+    }
+
+    /// The next batch; `None` after the last.
+    pub async fn next(&mut self) -> Result<Option<RecordBatch>> {
+        while self.left > 0 {
+            if let Some((found, _)) = &mut self.found {
+                self.phases.emit(true);
+                if let Some(batch) = found.next(self.left)? {
+                    self.left -= batch.num_rows();
+                    return Ok(Some(batch.record_output(&self.baseline)));
+                }
+                // Its memory is for the next block.
+                self.found = None;
+            }
+            self.phases.emit(false);
+            self.found = self.next_block().await?;
+            if self.found.is_none() {
+                break;
+            }
+        }
+        self.baseline.done();
+        Ok(None)
+    }
+
+    /// The neighbours of the next block; `None` after the last.
+    async fn next_block(&mut self) -> Result<Option<(Batches, oneshot::Sender<()>)>> {
+        let (mut search, found) = match std::mem::replace(&mut self.work, Work::Ended) {
+            Work::Idle(mut search) => {
+                let found = search.next().await;
+                (search, found)
+            }
+            Work::Ahead(task) => {
+                let start = Instant::now();
+                let (search, found, took) = task.join_unwind().await.map_err(join_error)?;
+                self.ahead.add_duration(took.saturating_sub(start.elapsed()));
+                (search, found)
+            }
+            Work::Ended => return internal_err!("a search that has ended is asked for more"),
+        };
+        let Some(found) = found? else { return Ok(None) };
+        let (frees, freed) = oneshot::channel();
+        self.work = match search.may_go_ahead(found.reserved(), Freed::by(freed)) {
+            true => Work::Ahead(go_ahead(search)),
+            false => Work::Idle(search),
+        };
+        Ok(Some((found, frees)))
+    }
+}
+
+/// Searches for the next block.
+fn go_ahead(mut search: Box<Search>) -> SpawnedTask<Done> {
+    SpawnedTask::spawn(async move {
+        let start = Instant::now();
+        let found = search.next().await;
+        (search, found, start.elapsed())
+    })
+}

@@ -1,0 +1,272 @@
+//! The search of a [`KnnExec`](super::KnnExec), block by block.
+//!
+//! Blocks of queries grow, so that the first rows come soon; with a limit, no more queries are
+//! searched than it takes to produce that many rows.
+
+use datafusion::common::internal_err;
+use datafusion::error::Result;
+use datafusion::execution::memory_pool::MemoryReservation;
+
+use super::base::{Base, Join, OnDevice};
+use super::metrics::Metrics;
+use super::output::{Batches, Carried};
+use super::queries::{Freed, Queries, SMALLEST_BLOCK, reserve};
+use crate::algo::knn::Found;
+use crate::device::{AnyDevice, QueryRows};
+use crate::exec::chosen::may_fall_back;
+use crate::exec::vectors::VectorReader;
+use crate::job::{Job, Phase, Watch};
+use crate::matrix::{ElementKind, Rows};
+
+/// Queries of the first block; each block has twice those of the one before, up to
+/// `neighbors.batch_rows`. A reader of only the first rows waits for a small block, and a reader of
+/// all rows for a few blocks more.
+const FIRST_BLOCK: usize = 1024;
+
+/// The same on a device with its own memory, which is slow on few queries.
+const FIRST_BLOCK_UPLOADED: usize = 16_384;
+
+/// The state of a running join.
+pub(super) struct Search {
+    join: Join,
+    base: Base,
+    job: Job,
+    queries: Source,
+    /// Queries of the next block.
+    target: usize,
+    /// Rows still to be found.
+    left: usize,
+    batch_size: usize,
+    reservation: MemoryReservation,
+    /// Whether memory may become free.
+    freed: Freed,
+    metrics: Metrics,
+}
+
+/// Where the queries come from.
+pub(super) enum Source {
+    Input(Queries),
+    /// In a self-join of the base, the next row to search for.
+    Base(usize),
+}
+
+/// Queries to be searched together.
+struct Block {
+    rows: Rows,
+    /// The carried columns of the queries; in a self-join of the base, the base has them.
+    carried: Option<Carried>,
+    query_rows: QueryRows,
+    reservations: Vec<MemoryReservation>,
+}
+
+impl Search {
+    /// A search whose blocks reserve what `reservation` is of, for batches of `batch_size` rows.
+    pub fn new(
+        (join, base, queries): (Join, Base, Source),
+        (reservation, batch_size): (MemoryReservation, usize),
+        (job, metrics): (Job, Metrics),
+    ) -> Self {
+        let target = FIRST_BLOCK.min(join.spec.batch_rows);
+        let left = join.fetch.unwrap_or(usize::MAX);
+        let freed = Freed::default();
+        Self { join, base, job, queries, target, left, batch_size, reservation, freed, metrics }
+    }
+
+    /// The neighbours of the next block; `None` after the last.
+    pub async fn next(&mut self) -> Result<Option<Batches>> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        self.metrics.phases.enter(Phase::Prepare);
+        let Some(block) = self.block().await? else { return Ok(None) };
+        let found = self.search(block).await?;
+        self.left = self.left.saturating_sub(found.neighbors.rows.len());
+        Ok(Some(found))
+    }
+
+    /// Whether there is something left to search for, and memory for a block after one that has reserved so many
+    /// bytes: for twice as many rows, which are in memory twice while they are moved. If there is none after all, the
+    /// next block waits until the one before is `freed`.
+    pub fn may_go_ahead(&mut self, reserved: usize, freed: Freed) -> bool {
+        let needed = reserved.saturating_mul(4);
+        let may = self.left > 0 && self.reservation.new_empty().try_resize(needed).is_ok();
+        self.freed = if may { freed } else { Freed::default() };
+        may
+    }
+
+    /// The neighbours of a block.
+    async fn search(&mut self, block: Block) -> Result<Batches> {
+        let mut found = self.search_on_device(&block).await?;
+        if let Err(error) = &found
+            && error.is_of_device()
+            && let Some(OnDevice { device, .. }) = &self.base.search
+            && may_fall_back(self.join.spec.device, device)
+        {
+            let device = device.clone();
+            self.metrics.phases.enter(Phase::Prepare);
+            self.join.device.fall_back(&device, error);
+            // Its memory is for what takes its place.
+            self.base.search = None;
+            self.base.open(&self.join, AnyDevice::cpu(), &self.job).await?;
+            found = self.search_on_device(&block).await?;
+        }
+        let mut found = found?;
+        self.base.places(&mut found.neighbors.rows);
+        self.metrics.record(&found, block.rows.len());
+        if !self.base.rows.is_empty() {
+            self.target = self.target.saturating_mul(2).min(self.join.spec.batch_rows);
+        }
+        Ok(Batches {
+            schema: self.join.schema.clone(),
+            base: self.base.carried.clone(),
+            queries: block.carried,
+            first_query: match block.query_rows {
+                QueryRows::OfBase { first } => first as usize,
+                QueryRows::Separate => 0,
+            },
+            neighbors: found.neighbors,
+            starts: found.starts,
+            next: 0,
+            batch_size: self.batch_size,
+            reservations: block.reservations,
+        })
+    }
+
+    /// The neighbours of a block, or the error of the device.
+    async fn search_on_device(&mut self, block: &Block) -> Result<Result<Found, crate::Error>> {
+        let OnDevice { search, device, .. } = self.on_device(block.rows.len()).await?;
+        self.metrics.phases.enter(Phase::Search);
+        let queries = (block.rows.clone(), block.query_rows);
+        let found = search.search(queries, &self.job).await?;
+        self.metrics.device_memory.set_max(device.peak_memory() as usize);
+        Ok(found)
+    }
+
+    /// The base on the device chosen for `expected` queries; a device that is slow on few queries
+    /// gets a larger first block.
+    async fn on_device(&mut self, expected: usize) -> Result<OnDevice> {
+        let Self { base, join, metrics, job, .. } = self;
+        let found = base.on_device(join, &metrics.phases, expected, job).await?;
+        if found.uploaded {
+            self.target = self.target.max(FIRST_BLOCK_UPLOADED).min(self.join.spec.batch_rows);
+        }
+        Ok(found)
+    }
+
+    /// Neighbours of each query.
+    fn per_query(&self) -> usize {
+        let itself = usize::from(matches!(self.queries, Source::Base(_)));
+        self.join.spec.params.k().min(self.base.rows.len().saturating_sub(itself))
+    }
+
+    /// The number of queries whose neighbours make up the rows still to be output.
+    fn needed(&self) -> usize {
+        self.left.div_ceil(self.per_query().max(1))
+    }
+
+    /// The next queries, as many as memory allows; `None` if none are left.
+    async fn block(&mut self) -> Result<Option<Block>> {
+        match self.queries {
+            Source::Base(next) => self.block_of_base(next).await,
+            Source::Input(_) => self.block_of_queries().await,
+        }
+    }
+
+    /// Bytes of a query's list while it grows, and of its rows and distances when it is done.
+    fn list_bytes(&self) -> usize {
+        let (k, real) = (self.per_query(), self.base.rows.matrix().kind());
+        let real = if real == ElementKind::F64 { size_of::<f64>() } else { size_of::<f32>() };
+        // Entries are cut back to k when a quarter more are there, in a buffer that doubles.
+        let entries = k.saturating_add((k / 4).clamp(8, 1024)).checked_next_power_of_two();
+        let growing = entries.unwrap_or(usize::MAX).saturating_mul(2 * real);
+        growing.saturating_add(k.saturating_mul(real + size_of::<u32>())).saturating_add(64)
+    }
+
+    async fn block_of_base(&mut self, next: usize) -> Result<Option<Block>> {
+        let left = (self.base.rows.len() - next).min(self.needed());
+        if left == 0 {
+            return Ok(None);
+        }
+        self.on_device(left).await?;
+        let reservation = self.reservation.new_empty();
+        let (bytes, wanted) = (self.list_bytes(), left.min(self.target));
+        let rows = match reserve(&reservation, bytes, wanted) {
+            Err(_) if self.freed.wait().await => reserve(&reservation, bytes, wanted)?,
+            reserved => reserved?,
+        };
+        self.queries = Source::Base(next + rows);
+        Ok(Some(Block {
+            query_rows: QueryRows::OfBase { first: next as u32 },
+            rows: self.base.rows.slice(next..next + rows),
+            carried: None,
+            reservations: vec![reservation],
+        }))
+    }
+
+    async fn block_of_queries(&mut self) -> Result<Option<Block>> {
+        let base = self.base.rows.clone();
+        // Sets are counted one by one.
+        let matrix = base.matrix();
+        let row_bytes = matrix.kind().width(matrix.dim()) * matrix.kind().bytes();
+        let (needed, bytes) = (self.needed(), self.list_bytes().saturating_add(row_bytes));
+        // A few more than needed: the first may have no vectors.
+        // Parameters are chosen by all queries, or as many as memory has room for.
+        let chooses = self.join.chooses() && self.base.search.is_none();
+        let wanted = |target: usize| {
+            if chooses { usize::MAX } else { target.min(needed.max(SMALLEST_BLOCK)) }
+        };
+        loop {
+            let target = wanted(self.target);
+            let Source::Input(queries) = &mut self.queries else {
+                return internal_err!("a join of the base with itself has no other queries");
+            };
+            let reader = reader(&self.join, &base, queries.seen);
+            let block = queries.begin(reader, bytes);
+            let block = queries.fill(block, target, &mut self.freed).await?;
+            if block.len() == 0 {
+                if queries.ended {
+                    return Ok(None);
+                }
+                // Memory was full before the first row with a vector.
+                continue;
+            }
+            let expected = match (queries.ended, self.join.expected) {
+                (true, _) => block.len(),
+                (false, expected) => expected.unwrap_or(self.join.spec.batch_rows).max(block.len()),
+            };
+            let mut block = block;
+            if !chooses {
+                self.on_device(expected.min(needed)).await?;
+                let target = wanted(self.target);
+                let Source::Input(queries) = &mut self.queries else { continue };
+                block = queries.fill(block, target, &mut self.freed).await?;
+            }
+            block.settle();
+            let (reader, mut carried, reservations) = block.into_parts();
+            let (rows, positions) = reader.finish();
+            carried.positions = positions;
+            if chooses {
+                self.base.sample = (rows.clone(), QueryRows::Separate);
+                self.on_device(expected).await?;
+            }
+            return Ok(Some(Block {
+                // By hashing, queries may have fewer neighbours than expected.
+                rows: match &self.join.spec.lsh {
+                    Some(_) => rows,
+                    None => rows.slice(0..rows.len().min(needed)),
+                },
+                carried: Some(carried),
+                query_rows: QueryRows::Separate,
+                reservations: reservations.into(),
+            }));
+        }
+    }
+}
+
+/// A reader of queries from this row of their input on, with the dimensions of the base.
+fn reader(join: &Join, base: &Rows, first: u64) -> VectorReader {
+    let spec = &join.spec;
+    let vector = spec.query_vector.as_ref().unwrap_or(&spec.base_vector).clone();
+    let dim = (!base.is_empty()).then(|| base.matrix().dim());
+    VectorReader::new("queries", vector, join.kind, spec.params.metric()).continuing(first, dim)
+}
