@@ -1,6 +1,9 @@
 //! Memory in huge pages.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 /// Types of which zeros are a value.
 ///
 /// # Safety
@@ -41,20 +44,71 @@ pub(crate) fn room<T>(count: usize) -> Vec<T> {
 
 /// Asks for huge pages under a vector's memory that nothing has touched.
 fn ask_for_huge_pages<T>(memory: &Vec<T>) {
-    #[cfg(not(target_os = "linux"))]
-    let _ = memory;
-    #[cfg(target_os = "linux")]
-    {
-        const HUGE: usize = 2 << 20;
+    let start = memory.as_ptr().addr();
+    if let Some(pages) = Pages::within(start..start + memory.capacity() * size_of::<T>()) {
+        pages.advise(0, pages.bytes, Advice::Huge);
+    }
+}
+
+/// Huge pages.
+const HUGE: usize = 2 << 20;
+
+/// Bytes that are taken from the system at a time: it keeps those who map memory waiting meanwhile.
+const TAKEN_TOGETHER: usize = 16 * HUGE;
+
+/// The whole huge pages in a vector's memory that has no values yet.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    address: usize,
+    bytes: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Advice {
+    /// They had better be huge.
+    Huge,
+    /// They will be written soon.
+    Take,
+}
+
+impl Pages {
+    /// Those of a vector, if there are any.
+    pub(crate) fn of_room<T>(memory: &Vec<T>) -> Option<Self> {
         let start = memory.as_ptr().addr();
-        let end = start + memory.capacity() * size_of::<T>();
-        let (first, end) = (start.next_multiple_of(HUGE), end / HUGE * HUGE);
-        if first < end {
-            let address = memory.as_ptr().wrapping_byte_add(first - start).cast_mut();
-            // SAFETY: the pages lie within the vector's memory, and the advice does not change what they hold. Where it
-            // is refused, they are small.
-            unsafe { libc::madvise(address.cast(), end - first, libc::MADV_HUGEPAGE) };
+        let (begin, end) = (memory.len() * size_of::<T>(), memory.capacity() * size_of::<T>());
+        Self::within(start + begin..start + end)
+    }
+
+    /// Those between two addresses, if there are any.
+    fn within(addresses: Range<usize>) -> Option<Self> {
+        let (address, end) = (addresses.start.next_multiple_of(HUGE), addresses.end / HUGE * HUGE);
+        (address < end).then(|| Self { address, bytes: end - address })
+    }
+
+    /// Takes them from the system, which fills them with zeros, unless they were taken before: whoever writes them
+    /// need not wait for it. Ends early where it is told to; does nothing where the system cannot be asked to.
+    pub(crate) fn take(&self, ends: &AtomicBool) {
+        let mut first = 0;
+        while first < self.bytes && !ends.load(Ordering::Relaxed) {
+            let some = TAKEN_TOGETHER.min(self.bytes - first);
+            self.advise(first, some, Advice::Take);
+            first += some;
         }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn advise(&self, _first: usize, _bytes: usize, _advice: Advice) {}
+
+    #[cfg(target_os = "linux")]
+    fn advise(&self, first: usize, bytes: usize, advice: Advice) {
+        let advice = match advice {
+            Advice::Huge => libc::MADV_HUGEPAGE,
+            Advice::Take => libc::MADV_POPULATE_WRITE,
+        };
+        let address = std::ptr::without_provenance_mut(self.address + first);
+        // SAFETY: neither advice changes what pages hold, whoever has them by now: the second may only take memory for
+        // others earlier than they would. Where it is refused, nothing happens.
+        unsafe { libc::madvise(address, bytes, advice) };
     }
 }
 
@@ -74,5 +128,29 @@ mod tests {
             assert!(zeros::<f32>(count) == vec![0.0; count]);
             assert!(zeros::<Aligned>(count / 8) == vec![Aligned([0.0; 16]); count / 8]);
         }
+    }
+
+    #[test]
+    fn pages_are_whole_and_of_the_memory_asked_for() {
+        let within = |range| Pages::within(range).map(|pages| (pages.address, pages.bytes));
+        assert_eq!(within(HUGE..3 * HUGE), Some((HUGE, 2 * HUGE)));
+        assert_eq!(within(HUGE + 1..3 * HUGE - 1), None);
+        assert_eq!(within(HUGE - 1..2 * HUGE + 1), Some((HUGE, HUGE)));
+        let full = zeros::<f32>(3 << 20);
+        assert!(Pages::of_room(&full).is_none());
+    }
+
+    #[test]
+    fn pages_that_are_taken_keep_what_they_hold() {
+        assert!(Pages::of_room(&room::<f32>(1000)).is_none());
+        let mut values = room::<u32>(4 << 20);
+        values.extend(0..1 << 20);
+        let pages = Pages::of_room(&values).unwrap();
+        assert!(pages.address >= values[values.len() - 1..].as_ptr_range().end.addr());
+        values.extend(1 << 20..3 << 20);
+        pages.take(&AtomicBool::new(true));
+        pages.take(&AtomicBool::new(false));
+        values.extend(3 << 20..4 << 20);
+        assert!(values.iter().copied().eq(0..4 << 20));
     }
 }

@@ -5,14 +5,15 @@
 //! queries keeps its lists on the device until it has been compared with all of the base. If the
 //! device still runs out of memory, a resident base is dropped first, and then the pieces are halved.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
-use crate::device::contract::{
-    Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape, Work,
-};
+use crate::device::contract::{Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
+use crate::memory::Pages;
 use crate::metric::Metric;
 
 /// A base, ready to be searched on a device.
@@ -86,13 +87,41 @@ impl<D: SearchDevice> StreamedSearch<D> {
         near: Option<&[u32]>,
         job: &Job,
     ) -> Result<Neighbors> {
+        let kind = self.base.matrix().kind();
         if queries.is_empty() || self.base.is_empty() {
-            return Ok(self.nothing());
+            return Ok(Neighbors::none(kind));
         }
         self.base.check_queries(queries)?;
+        let itself = usize::from(query_rows != QueryRows::Separate);
+        let per_query = self.k.min(self.base.len() - itself);
+        let mut found = self.device.room(kind, queries.len().saturating_mul(per_query));
+        let pages = Pages::of_room(&found.rows).into_iter().chain(found.distances.pages());
+        let pages: Vec<Pages> = pages.collect();
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            if !pages.is_empty() {
+                // Taken from the system while the device searches. Without a thread, when they are filled.
+                let take = || pages.iter().for_each(|pages| pages.take(&is_done));
+                let _ = thread::Builder::new().spawn_scoped(scope, take);
+            }
+            let asked = Asked { query_rows, near };
+            let searched = self.search_blocks(queries, asked, &mut found, job);
+            is_done.store(true, Ordering::Relaxed);
+            searched
+        })?;
+        Ok(found)
+    }
+
+    /// The neighbours of the queries, block by block.
+    fn search_blocks(
+        &self,
+        queries: &Rows,
+        Asked { query_rows, near }: Asked<'_>,
+        found: &mut Neighbors,
+        job: &Job,
+    ) -> Result<()> {
         let capacity = self.device.capacity(&self.shape());
         let mut pieces = Pieces { base: capacity.base, queries: capacity.queries.max(1) };
-        let mut found = Vec::new();
         let mut start = 0;
         while start < queries.len() {
             let end = queries.len().min(start.saturating_add(pieces.queries));
@@ -103,11 +132,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
             let resident = self.resident().clone();
             let block = queries.slice(start..end);
             let base = (resident.as_deref(), pieces.base);
-            match job.with_room(|| self.search_block(&block, asked, base, job)) {
-                Ok(neighbors) => {
-                    found.push(neighbors);
-                    start = end;
-                }
+            match job.with_room(|| self.search_block(&block, asked, base, (found, job))) {
+                Ok(()) => start = end,
                 Err(Error::DeviceMemory { .. }) if resident.is_some() => {
                     *self.resident() = None;
                     pieces.base = self.device.capacity(&self.shape()).base;
@@ -118,13 +144,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
                 Err(other) => return Err(other),
             }
         }
-        Ok(concat(found))
-    }
-
-    /// Lists without neighbours.
-    fn nothing(&self) -> Neighbors {
-        let distances = Distances::none(self.base.matrix().kind());
-        Neighbors { per_query: 0, rows: vec![], distances, work: Work::default() }
+        Ok(())
     }
 
     fn shape(&self) -> Shape {
@@ -137,8 +157,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
         queries: &Rows,
         Asked { query_rows, near }: Asked<'_>,
         (resident, base_rows): (Option<&D::Rows>, usize),
-        job: &Job,
-    ) -> Result<Neighbors> {
+        (found, job): (&mut Neighbors, &Job),
+    ) -> Result<()> {
         let (device, metric) = (&self.device, self.metric);
         let queries = match (query_rows, resident) {
             (QueryRows::OfBase { first }, Some(base)) => {
@@ -151,12 +171,13 @@ impl<D: SearchDevice> StreamedSearch<D> {
         device.prepare(&queries, RowUse::Queries, job)?;
         let pairing = |first_base| Pairing { first_base, queries: query_rows, near };
         if let (Some(base), 1, QueryRows::Separate) = (resident, self.k, query_rows) {
-            return device.nearest_one(&queries, base, &pairing(0), job);
+            found.append(device.nearest_one(&queries, base, &pairing(0), job)?);
+            return Ok(());
         }
         let mut lists = device.new_lists(&queries, self.k)?;
         if let Some(base) = resident {
             device.top_k(&queries, base, &pairing(0), &mut lists, job)?;
-            return device.download(lists, job);
+            return device.download_after(found, lists, job);
         }
         let mut chunks = (0..self.base.len()).step_by(base_rows.max(1)).map(|first| {
             let end = self.base.len().min(first.saturating_add(base_rows));
@@ -170,7 +191,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
             job.check()?;
             next = chunks.next().transpose()?;
         }
-        device.download(lists, job)
+        device.download_after(found, lists, job)
     }
 }
 
@@ -191,24 +212,4 @@ impl Pieces {
             base: (base / 2).max(SMALLEST_PIECE.min(base)),
         })
     }
-}
-
-/// The lists of consecutive blocks of queries, end to end.
-fn concat(blocks: Vec<Neighbors>) -> Neighbors {
-    let mut blocks = blocks.into_iter();
-    let Some(mut all) = blocks.next() else {
-        unreachable!("a search returns the lists of at least one block");
-    };
-    let more: usize = blocks.as_slice().iter().map(|block| block.rows.len()).sum();
-    all.rows.reserve_exact(more);
-    match &mut all.distances {
-        Distances::F32(distances) => distances.reserve_exact(more),
-        Distances::F64(distances) => distances.reserve_exact(more),
-    }
-    for block in blocks {
-        all.rows.extend(block.rows);
-        all.distances.extend(block.distances);
-        all.work += block.work;
-    }
-    all
 }

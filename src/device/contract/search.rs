@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::{ElementKind, Elements, Real, Rows};
+use crate::memory::Pages;
 use crate::metric::Metric;
 
 use super::Work;
@@ -66,6 +67,23 @@ pub trait SearchDevice: Send + Sync + 'static {
     /// [`Cancelled`](crate::Error::Cancelled), and errors of earlier primitives that returned before
     /// the device had finished.
     fn download(&self, lists: Self::Lists, job: &Job) -> Result<Neighbors>;
+
+    /// The same, after the lists of earlier queries. On an error, there are none but those.
+    ///
+    /// # Errors
+    /// Those of [`download`](Self::download).
+    ///
+    /// # Panics
+    /// If the earlier lists have another length.
+    fn download_after(&self, before: &mut Neighbors, lists: Self::Lists, job: &Job) -> Result<()> {
+        before.append(self.download(lists, job)?);
+        Ok(())
+    }
+
+    /// No lists, with room for as many neighbours as will be downloaded, if that is of use.
+    fn room(&self, kind: ElementKind, _neighbors: usize) -> Neighbors {
+        Neighbors::none(kind)
+    }
 
     /// The nearest base row of every query: `top_k` of 1, with empty lists.
     ///
@@ -255,6 +273,32 @@ pub struct Neighbors {
     pub work: Work,
 }
 
+impl Neighbors {
+    /// No lists, of rows of this kind.
+    pub fn none(kind: ElementKind) -> Self {
+        let (rows, distances) = (Vec::new(), Distances::none(kind));
+        Self { per_query: 0, rows, distances, work: Work::default() }
+    }
+
+    /// Appends the lists of the next queries.
+    ///
+    /// # Panics
+    /// If they have another length.
+    pub fn append(&mut self, next: Self) {
+        // Room that was made for all is kept.
+        if self.rows.capacity() == 0 {
+            let before = std::mem::replace(self, next).work;
+            self.work += before;
+            return;
+        }
+        assert!(self.rows.is_empty() || self.per_query == next.per_query);
+        self.per_query = next.per_query;
+        self.rows.extend(next.rows);
+        self.distances.extend(next.distances);
+        self.work += next.work;
+    }
+}
+
 /// Distances, in the precision of the rows. Distances between strings of bits or sets are f32.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Distances {
@@ -279,6 +323,14 @@ impl Distances {
         match kind {
             ElementKind::F64 => Self::F64(Vec::new()),
             ElementKind::F32 | ElementKind::Bits | ElementKind::Sets => Self::F32(Vec::new()),
+        }
+    }
+
+    /// The pages of room for more.
+    pub(crate) fn pages(&self) -> Option<Pages> {
+        match self {
+            Self::F32(values) => Pages::of_room(values),
+            Self::F64(values) => Pages::of_room(values),
         }
     }
 

@@ -11,8 +11,6 @@ use std::thread;
 
 use cudarc::driver::DeviceRepr;
 
-use crate::memory::room;
-
 /// Threads beside the caller's, and the fewest bytes worth a thread.
 const THREADS: usize = 7;
 const WORTH_A_THREAD: usize = 256 << 10;
@@ -102,9 +100,9 @@ impl Copiers {
     }
 }
 
-/// Numbers that are about to arrive, piece by piece.
-pub(in crate::device::cuda) struct Room<T> {
-    values: Vec<T>,
+/// Numbers that are about to arrive after others, piece by piece.
+pub(in crate::device::cuda) struct Room<'a, T> {
+    values: &'a mut Vec<T>,
     count: usize,
     /// Bytes that have arrived.
     filled: usize,
@@ -122,26 +120,29 @@ pub(in crate::device::cuda) trait Fill {
     fn append(&mut self, bytes: &[u8], copiers: &Copiers);
 }
 
-impl<T: DeviceRepr> Room<T> {
+impl<'a, T: DeviceRepr> Room<'a, T> {
     /// Room for so many numbers.
-    pub(in crate::device::cuda) fn new(count: usize) -> Self {
-        Self { values: room(count), count, filled: 0 }
+    pub(in crate::device::cuda) fn new(values: &'a mut Vec<T>, count: usize) -> Self {
+        if values.capacity() == 0 {
+            *values = crate::memory::room(count);
+        }
+        values.reserve_exact(count);
+        Self { values, count, filled: 0 }
     }
 
-    /// The numbers.
+    /// Adds the numbers to the others.
     ///
     /// # Panics
     /// If some have not arrived.
-    pub(in crate::device::cuda) fn values(mut self) -> Vec<T> {
+    pub(in crate::device::cuda) fn close(self) {
         assert_eq!(self.filled, self.bytes(), "all numbers have arrived");
         // SAFETY: there is room for as many, and all of their bytes have been written: any bytes are some number of
         // these types.
-        unsafe { self.values.set_len(self.count) };
-        self.values
+        unsafe { self.values.set_len(self.values.len() + self.count) };
     }
 }
 
-impl<T: DeviceRepr> Fill for Room<T> {
+impl<T: DeviceRepr> Fill for Room<'_, T> {
     fn bytes(&self) -> usize {
         self.count * size_of::<T>()
     }
@@ -175,19 +176,26 @@ mod tests {
     fn numbers_arrive_in_pieces() {
         let (copiers, numbers) = (Copiers::new(), (0..700_000u64).collect::<Vec<_>>());
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
-        let mut room = Room::<u64>::new(numbers.len());
-        assert_eq!(room.bytes(), bytes.len());
-        bytes.chunks(1_000_003).for_each(|piece| room.append(piece, &copiers));
-        assert!(room.values() == numbers);
-        assert!(Room::<f32>::new(0).values().is_empty());
+        let mut values = Vec::new();
+        for all in [700_000, 1_400_000] {
+            let mut room = Room::new(&mut values, numbers.len());
+            assert_eq!(room.bytes(), bytes.len());
+            bytes.chunks(1_000_003).for_each(|piece| room.append(piece, &copiers));
+            room.close();
+            assert_eq!(values.len(), all);
+        }
+        assert!(values.chunks(numbers.len()).all(|part| part == numbers));
+        Room::<u64>::new(&mut values, 0).close();
+        assert_eq!(values.len(), 1_400_000);
     }
 
     #[test]
     #[should_panic(expected = "all numbers have arrived")]
     fn numbers_that_are_missing_are_not_made_up() {
-        let mut room = Room::<u32>::new(2);
+        let mut values = Vec::new();
+        let mut room = Room::<u32>::new(&mut values, 2);
         room.append(&[1, 2, 3, 4, 5, 6, 7], &Copiers::new());
-        room.values();
+        room.close();
     }
 
     #[test]

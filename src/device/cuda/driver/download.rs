@@ -62,23 +62,28 @@ impl Downloader {
         count: usize,
         job: &Job,
     ) -> Result<Vec<T>> {
-        let mut values = Room::new(count);
-        self.fill(stream, &mut [(from, &mut values)], job)?;
-        Ok(values.values())
+        let mut values = Vec::new();
+        let mut room = Room::new(&mut values, count);
+        self.fill(stream, &mut [(from, &mut room)], job)?;
+        room.close();
+        Ok(values)
     }
 
-    /// The first values of two buffers, as [`read`](Self::read) has those of one.
-    pub(in crate::device::cuda) fn read_both<T: DeviceRepr, U: DeviceRepr>(
+    /// Appends the first `count` values of two buffers to others, as [`read`](Self::read) has those of one.
+    pub(in crate::device::cuda) fn append_both<T: DeviceRepr, U: DeviceRepr>(
         &self,
         stream: &Arc<CudaStream>,
-        (one, count): (&CudaSlice<u8>, usize),
-        (other, others): (&CudaSlice<u8>, usize),
+        (one, to_one): (&CudaSlice<u8>, &mut Vec<T>),
+        (other, to_other): (&CudaSlice<u8>, &mut Vec<U>),
+        count: usize,
         job: &Job,
-    ) -> Result<(Vec<T>, Vec<U>)> {
-        let (mut values, mut other_values) = (Room::new(count), Room::new(others));
-        let mut parts: [Part<'_>; 2] = [(one, &mut values), (other, &mut other_values)];
+    ) -> Result<()> {
+        let (mut of_one, mut of_other) = (Room::new(to_one, count), Room::new(to_other, count));
+        let mut parts: [Part<'_>; 2] = [(one, &mut of_one), (other, &mut of_other)];
         self.fill(stream, &mut parts, job)?;
-        Ok((values.values(), other_values.values()))
+        of_one.close();
+        of_other.close();
+        Ok(())
     }
 
     /// Copies from the beginning of device buffers: two pieces are under way at a time.

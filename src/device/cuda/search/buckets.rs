@@ -264,7 +264,7 @@ impl CudaDevice {
             Some((found, distances)) => (found, distances),
             None => (&taken.found, &taken.distances),
         };
-        let (rows, distances) = self.read_both((found, count), (distances, count), job)?;
+        let (rows, distances) = self.read_both((found, distances), count, job)?;
         Ok(NearestInBuckets {
             rows,
             distances: Distances::of::<T>(distances),

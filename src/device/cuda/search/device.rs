@@ -17,6 +17,7 @@ use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::{ElementKind, Rows};
+use crate::memory::room;
 use crate::metric::Metric;
 
 /// Pairs that are sent together to be compared.
@@ -25,6 +26,9 @@ const PAIRS_TOGETHER: usize = 1 << 24;
 /// Query rows that are enough to keep any GPU busy. Of fewer, each block takes half a millisecond beside its
 /// comparisons.
 const MOST_QUERIES: usize = 524_288;
+
+/// Neighbours for which room is made before the device has said that it can find so many.
+const MOST_ROOM: usize = 1 << 28;
 
 /// Lists are sorted with 32-bit positions, in a power of two of at least 4 k entries.
 const MOST_NEIGHBORS: usize = 1 << 28;
@@ -82,7 +86,26 @@ impl SearchDevice for CudaDevice {
     }
 
     fn download(&self, lists: CudaLists, job: &Job) -> Result<Neighbors> {
-        lists.0.finish(&self.gpu, &self.memory, job)
+        let mut found = Neighbors::none(lists.0.kind());
+        self.download_after(&mut found, lists, job)?;
+        Ok(found)
+    }
+
+    fn download_after(&self, before: &mut Neighbors, lists: CudaLists, job: &Job) -> Result<()> {
+        lists.0.finish(&self.gpu, &self.memory, before, job)
+    }
+
+    fn room(&self, kind: ElementKind, neighbors: usize) -> Neighbors {
+        let mut none = Neighbors::none(kind);
+        if neighbors > MOST_ROOM {
+            return none;
+        }
+        none.rows = room(neighbors);
+        match &mut none.distances {
+            Distances::F32(distances) => *distances = room(neighbors),
+            Distances::F64(distances) => *distances = room(neighbors),
+        }
+        none
     }
 
     fn among(

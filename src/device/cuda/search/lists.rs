@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::{CudaEvent, DeviceRepr};
+use cudarc::driver::CudaEvent;
 
 use super::filter::{self, Filtering};
 use super::launch::{Kernels, Lists, Pass};
@@ -21,7 +21,7 @@ use crate::device::cuda::driver::upload::{Transfer, elapsed};
 use crate::device::cuda::handle::{Comparing, CudaDevice};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::{ElementKind, Real};
+use crate::matrix::ElementKind;
 
 /// How many times faster a scan compares pairs than a search for single queries.
 const SEARCH_AGAIN_PENALTY: f64 = 16.0;
@@ -91,6 +91,11 @@ impl Search {
         }
         let (account, pace) = (Account::default(), Pace::default());
         Ok(Self { kernels, lists, offered: 0, is_self_join: false, account, pace })
+    }
+
+    /// The kind of rows compared.
+    pub(super) fn kind(&self) -> ElementKind {
+        self.kernels.spec().kind()
     }
 
     /// Merges base rows into the lists.
@@ -296,11 +301,18 @@ impl Search {
         }
     }
 
-    /// Downloads the lists to the host.
-    pub(super) fn finish(self, gpu: &Gpu, memory: &Arc<Memory>, job: &Job) -> Result<Neighbors> {
+    /// Downloads the lists to the host, after others.
+    pub(super) fn finish(
+        self,
+        gpu: &Gpu,
+        memory: &Arc<Memory>,
+        to: &mut Neighbors,
+        job: &Job,
+    ) -> Result<()> {
         let kind = self.kernels.spec().kind();
         let eligible = self.offered.saturating_sub(u64::from(self.is_self_join));
         let per_query = (self.lists.k as u64).min(eligible) as usize;
+        assert!(to.rows.is_empty() || to.per_query == per_query);
         let count = self.lists.queries * per_query;
         let mut rows = memory.allocate(&gpu.compute, count * size_of::<u32>())?;
         let mut distances = memory.allocate(&gpu.compute, count * real_bytes(kind))?;
@@ -308,27 +320,23 @@ impl Search {
             let lists = &self.lists;
             self.kernels.gather(&gpu.compute, lists, per_query, &mut rows, &mut distances)?;
         }
-        let (rows, distances) = match kind {
-            ElementKind::F64 => read::<f64>(gpu, (&rows, &distances), count, job)?,
-            _ => read::<f32>(gpu, (&rows, &distances), count, job)?,
-        };
         let redone = sys::read::<u64>(&gpu.compute, self.lists.redone.slice(), 1);
         let redone = redone.map_err(failed("cuMemcpyDtoHAsync"))?;
         let work = self.account.settle(redone[0])?;
-        Ok(Neighbors { per_query, rows, distances, work })
+        let (stream, of_rows) = (&gpu.compute, (rows.slice(), &mut to.rows));
+        let from = distances.slice();
+        match &mut to.distances {
+            Distances::F32(to) => {
+                gpu.downloader.append_both(stream, of_rows, (from, to), count, job)?
+            }
+            Distances::F64(to) => {
+                gpu.downloader.append_both(stream, of_rows, (from, to), count, job)?
+            }
+        }
+        to.per_query = per_query;
+        to.work += work;
+        Ok(())
     }
-}
-
-/// So many base rows and their distances.
-fn read<T: Real + DeviceRepr>(
-    gpu: &Gpu,
-    (rows, distances): (&Buffer, &Buffer),
-    count: usize,
-    job: &Job,
-) -> Result<(Vec<u32>, Distances)> {
-    let from = ((rows.slice(), count), (distances.slice(), count));
-    let (rows, distances) = gpu.downloader.read_both(&gpu.compute, from.0, from.1, job)?;
-    Ok((rows, Distances::of::<T>(distances)))
 }
 
 impl Account {
