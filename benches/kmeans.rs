@@ -7,27 +7,27 @@
 //!
 //! The start is every (n / K)-th row. `assign` and `update` are the time of all rounds, of which
 //! there is one more to assign than to update: labels belong to the centroids that are returned.
+//! `uncertain` is the share of rows whose nearest centroid a GPU's products left open.
 //! The inertia is computed again in float64 from the labels and the centroids, and every sampled
 //! row must be in the cluster of its nearest centroid; otherwise the run ends.
 
 mod common;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use clap::Parser;
-use common::load;
+use common::{Phases, load};
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::algo::kmeans::{Clustering, Init, KMeansParams, kmeans};
 use datafusion_neighbors::device::{AnyDevice, DeviceChoice};
-use datafusion_neighbors::job::{Job, Phase, Watch};
+use datafusion_neighbors::job::{Job, Phase, Watch as _};
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 
 /// Workload, clusters, rounds.
 const TASKS: &[(&str, usize, usize)] =
-    &[("balls8", 256, 50), ("sift128", 1024, 20), ("deep96", 4096, 20)];
+    &[("balls8", 256, 50), ("sift128", 1024, 20), ("embed384", 1024, 20), ("deep96", 4096, 20)];
 
 /// Time kmeans on named workloads.
 #[derive(Parser)]
@@ -41,6 +41,9 @@ struct Options {
     /// cpu, cuda or cuda:N
     #[arg(long, default_value = "cpu")]
     device: DeviceChoice,
+    /// How a GPU compares pairs, if not as it is fastest: warps
+    #[arg(long)]
+    way: Option<String>,
     /// Bytes of the GPU's memory to use
     #[arg(long, default_value_t = 0)]
     device_memory: u64,
@@ -57,11 +60,11 @@ struct Options {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
-    let device = AnyDevice::choose(options.device, options.device_memory, 0.0)?;
+    let device = common::device(options.device, options.device_memory, options.way.as_deref())?;
     let info = device.info();
     println!("{}: {}", info.name, info.description);
     println!(
-        "{:8} {:>9} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>14}",
+        "{:8} {:>9} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>14}",
         "workload",
         "rows",
         "K",
@@ -71,6 +74,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "update",
         "kernels",
         "ms/round",
+        "uncertain",
         "inertia"
     );
     for (name, k, rounds) in TASKS {
@@ -82,32 +86,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     Ok(())
-}
-
-/// The time that work spends in its phases.
-#[derive(Default)]
-struct Phases(Mutex<Spent>);
-
-#[derive(Default)]
-struct Spent {
-    now: Option<(Phase, Instant)>,
-    times: HashMap<Phase, Duration>,
-}
-
-impl Watch for Phases {
-    fn enter(&self, phase: Phase) {
-        let mut spent = self.0.lock().expect("no panic");
-        let last = spent.now.replace((phase, Instant::now()));
-        if let Some((phase, since)) = last {
-            *spent.times.entry(phase).or_default() += since.elapsed();
-        }
-    }
-}
-
-impl Phases {
-    fn seconds(&self, phase: Phase) -> f64 {
-        self.0.lock().expect("no panic").times.get(&phase).map_or(0.0, Duration::as_secs_f64)
-    }
 }
 
 fn measure(
@@ -138,13 +116,14 @@ fn measure(
     let (seconds, found, phases) = &runs[runs.len() / 2];
     let inertia = check(values, dim, found)?;
     println!(
-        "{name:8} {:>9} {k:>5} {:>6} {seconds:>9.4} {:>9.4} {:>9.4} {:>9.5} {:>9.3} {inertia:>14.6e}",
+        "{name:8} {:>9} {k:>5} {:>6} {seconds:>9.4} {:>9.4} {:>9.4} {:>9.5} {:>9.3} {:>8.2}% {inertia:>14.6e}",
         rows.len(),
         found.rounds.iterations,
         phases.seconds(Phase::Assign),
         phases.seconds(Phase::Update),
         found.rounds.work.kernel.as_secs_f64(),
         1000.0 * seconds / found.rounds.iterations as f64,
+        100.0 * found.rounds.work.redone as f64 / (rows.len() * found.rounds.iterations) as f64,
     );
     Ok(())
 }

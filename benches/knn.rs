@@ -6,6 +6,7 @@
 //! ```
 //!
 //! `seconds` is a whole search with the base on the device: queries sent, neighbours returned.
+//! With `--hashed`, `knn_lsh` builds its tables and searches them, of `friedman10` alone: all but sending the rows.
 //! `kernel` is the part of it spent computing. Sampled queries are compared with their definition,
 //! computed one pair at a time; a wrong row or distance ends the run.
 
@@ -14,14 +15,15 @@ mod common;
 mod support;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Parser;
-use common::load;
+use common::{Phases, load};
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::algo::knn::{KnnParams, Method, open_base};
+use datafusion_neighbors::algo::knn::{KnnParams, LshParams, Method, open_base};
 use datafusion_neighbors::device::{AnyDevice, DeviceChoice, Distances, Neighbors, QueryRows};
-use datafusion_neighbors::job::Job;
+use datafusion_neighbors::job::{Job, Phase, Watch as _};
 use datafusion_neighbors::matrix::Rows;
 
 /// Workload, k, metric, whether rows are joined with themselves.
@@ -64,6 +66,9 @@ struct Options {
     /// At most so many base rows
     #[arg(long, default_value_t = usize::MAX)]
     rows: usize,
+    /// Neighbours by hashing
+    #[arg(long)]
+    hashed: bool,
     /// Numbers as doubles
     #[arg(long)]
     doubles: bool,
@@ -80,11 +85,7 @@ struct Options {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
-    let mut device = AnyDevice::choose(options.device, options.device_memory, 0.0)?;
-    if let Some(wanted) = &options.way {
-        let way = device.every_way().into_iter().find(|(name, _)| name == wanted);
-        device = way.ok_or_else(|| format!("this device has no way '{wanted}'"))?.1;
-    }
+    let device = common::device(options.device, options.device_memory, options.way.as_deref())?;
     let info = device.info();
     println!("{}: {}", info.name, info.description);
     println!(
@@ -122,6 +123,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 )?,
             };
             loaded = Some((name, base, queries));
+        }
+        if let (Some((_, base, _)), true) = (&loaded, options.hashed) {
+            if name == "friedman10" {
+                measure_hashed(&device, base, &options)?;
+            }
+            continue;
         }
         if let Some((_, base, queries)) = &loaded {
             let queries = queries.slice(0..queries.len().min(options.queries));
@@ -165,6 +172,61 @@ fn measure(
         found.work.redone,
     );
     if errors > 0 { Err(format!("{name}, k = {k}: {errors} wrong lists").into()) } else { Ok(()) }
+}
+
+/// `knn_lsh` of a base with itself, from rows on the device to neighbours here.
+fn measure_hashed(
+    device: &AnyDevice,
+    base: &Rows,
+    options: &Options,
+) -> Result<(), Box<dyn std::error::Error>> {
+    const K: usize = 5;
+    let of_base = QueryRows::OfBase { first: 0 };
+    let mut lsh = LshParams::try_new(Metric::L2, None)?;
+    (lsh.tables, lsh.hashes, lsh.width) = (Some(80), Some(12), Some(0.95));
+    lsh.check(None)?;
+    let run = || {
+        let phases = Arc::new(Phases::default());
+        let job = Job::default().with_watch(phases.clone());
+        let start = Instant::now();
+        let params = KnnParams::try_new(K as u64, Metric::L2)?;
+        let (queries, query_rows) = (base.slice(0..0), of_base);
+        let method = Method::Lsh { params: &lsh, queries, query_rows, training: None };
+        let search = open_base(device, base.clone(), params, method, &job)?;
+        let found = search.search(base, of_base, &job)?;
+        let all = start.elapsed().as_secs_f64();
+        phases.enter(Phase::Emit);
+        let of = |phase| phases.seconds(phase);
+        let shown = (of(Phase::Hash), of(Phase::Build), of(Phase::Compare));
+        Ok::<_, datafusion_neighbors::Error>((all - of(Phase::Upload), shown, found))
+    };
+    run()?;
+    let mut runs = (0..options.runs.max(1)).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
+    runs.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (seconds, (hash, build, compare), found) = &runs[runs.len() / 2];
+    let step = base.len().div_ceil(options.checked.max(1)).max(1);
+    let (mut near, mut all) = (0, 0);
+    for query in (0..base.len()).step_by(step) {
+        let own = base.slice(query..query + 1);
+        let (_, Distances::F32(exact)) = support::oracle(&own, base, Metric::L2, K, Some(query))
+        else {
+            return Err("distances of f32".into());
+        };
+        let list = match &found.starts {
+            Some(starts) => starts[query]..starts[query + 1],
+            None => query * K..(query + 1) * K,
+        };
+        let Distances::F32(distances) = &found.neighbors.distances else {
+            return Err("distances of f32".into());
+        };
+        near += distances[list].iter().filter(|distance| **distance <= exact[K - 1]).count();
+        all += K;
+    }
+    println!(
+        "friedman10 hashed: {seconds:.4} s (hash {hash:.4}, build {build:.4}, compare {compare:.4}), recall {:.3} of {all}",
+        near as f64 / all as f64,
+    );
+    Ok(())
 }
 
 /// How many of some queries, spread over all, have a list that differs from its definition.

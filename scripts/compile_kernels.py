@@ -87,14 +87,15 @@ MODULES = {
         [("F32", ["SQEUCLIDEAN"], [1, 8, 10, 11, 32, 33, 96, 128, 129, 384, 1025])],
         ["add_moved", "add_sorted", "means", "finish_round", "costs", "list_centroids",
          "assign_near", "sort_count", "sort_add_up", "sort_move", "round_rows",
-         "round_centroids", "assign_tiles", "find_candidates", "compare_candidates", "settle",
+         "round_centroids", "assign_tiles", "take_found", "find_candidates", "compare_candidates", "settle",
          "cluster_groups", "finish_groups"],
     ),
+    "kmeans_groups.cu": ([("F32", ["SQEUCLIDEAN"], [1, 11, 33, 96, 128, 300, 384, 634])], ["find_by_groups"]),
 }
 
 
 # Modules with instructions that one architecture alone has, and those that the first lacks.
-FOR_ONE = dict.fromkeys(["products.cu", "wide_products.cu"], "sm_90")
+FOR_ONE = dict.fromkeys(["products.cu", "wide_products.cu", "kmeans_groups.cu"], "sm_90")
 NOT_FOR_FIRST = ["filter.cu", "bit_filter.cu", "warp_products.cu"]
 
 
@@ -129,6 +130,16 @@ def shape(module, element, steps):
     return [f"-DOF_BITS={int(is_bits)}", f"-DHELD={int(held)}", f"-DRESIDENT={int(stays)}",
             f"-DTILE={tile}u", f"-DGROUPS={groups}u", f"-DSTAGES={stages}u", f"-DLOG={log}",
             f"-DCLUSTER={cluster}"]
+
+
+def images(dim, arch):
+    """The parameters of k-means, as `Images` in src/device/cuda/kmeans/images.rs has them."""
+    steps = -(-(dim + 6) // 16)
+    for buffers in (2, 1) if arch == "sm_90" else ():
+        stages = min(((226 << 10) - buffers * 128 * steps * 32) // (256 * 64), 9)
+        if stages >= 4:
+            return [f"-DGROUP_STEPS={steps}u", f"-DGROUP_STAGES={stages}u", f"-DGROUP_BUFFERS={buffers}u"]
+    return ["-DGROUP_STEPS=0u", "-DGROUP_STAGES=0u", "-DGROUP_BUFFERS=0u"]
 
 
 def options():
@@ -262,7 +273,10 @@ def main():
                 defines.append(f"-DWEIGHTED={dim % 2}")
             if "products" in module:
                 defines[-1:] = [f"-DSTEPS={dim}u"] + shape(module, element, dim)
-            defines += constants.get("filter" if "filter" in module else module.removesuffix(".cu"), [])
+            if module.startswith("kmeans"):
+                defines += images(dim, arch)
+            family = "filter" if "filter" in module else module.removesuffix(".cu").removesuffix("_groups")
+            defines += constants.get(family, [])
             exact = arch + "a" if module in FOR_ONE else arch
             name = (arch, module, element, metric, dim)
             tasks.append((name, entries, sources[module], common + [f"-arch={exact}"] + defines))

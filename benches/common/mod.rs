@@ -1,13 +1,31 @@
-//! What the benches share: reading a workload.
+//! What the benches share: opening a device, reading a workload, and timing phases.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use datafusion::arrow::array::{Array, ArrayRef};
 use datafusion::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use datafusion_neighbors::Metric;
+use datafusion_neighbors::device::{AnyDevice, DeviceChoice};
 use datafusion_neighbors::exec::{VectorColumn, VectorReader};
+use datafusion_neighbors::job::{Phase, Watch};
 use datafusion_neighbors::matrix::{ElementKind, Rows};
+
+/// A device with so much memory, which compares pairs in this way if it is one that it would not always choose.
+#[allow(dead_code, reason = "used by some benches")]
+pub fn device(
+    choice: DeviceChoice,
+    memory: u64,
+    way: Option<&str>,
+) -> Result<AnyDevice, Box<dyn std::error::Error>> {
+    let device = AnyDevice::choose(choice, memory, 0.0)?;
+    let Some(wanted) = way else { return Ok(device) };
+    let way = device.every_way().into_iter().find(|(name, _)| *name == wanted);
+    Ok(way.ok_or_else(|| format!("this device has no way '{wanted}'"))?.1)
+}
 
 /// The first so many rows of a workload's file, numbers as doubles if asked for.
 pub fn load(
@@ -36,4 +54,34 @@ pub fn load(
         }
     }
     Ok(reader.finish().0)
+}
+
+/// The time that work spends in its phases.
+#[derive(Default)]
+#[allow(dead_code, reason = "used by some benches")]
+pub struct Phases(Mutex<Spent>);
+
+#[derive(Default)]
+#[allow(dead_code, reason = "used by some benches")]
+struct Spent {
+    now: Option<(Phase, Instant)>,
+    times: HashMap<Phase, Duration>,
+}
+
+impl Watch for Phases {
+    fn enter(&self, phase: Phase) {
+        let mut spent = self.0.lock().expect("no panic");
+        let last = spent.now.replace((phase, Instant::now()));
+        if let Some((phase, since)) = last {
+            *spent.times.entry(phase).or_default() += since.elapsed();
+        }
+    }
+}
+
+#[allow(dead_code, reason = "used by some benches")]
+impl Phases {
+    /// Seconds of one of them.
+    pub fn seconds(&self, phase: Phase) -> f64 {
+        self.0.lock().expect("no panic").times.get(&phase).map_or(0.0, Duration::as_secs_f64)
+    }
 }

@@ -1,7 +1,7 @@
-// Assigning rows of many elements on tensor cores. Rows and centroids are rounded to half precision;
-// their products, summed in float32, rank the centroids of a row up to a known error. Where the best
-// leads the second by more than that, the row's cluster is certain; for the few other rows every
-// centroid that may be the nearest is compared exactly.
+// Assigning rows of many elements on tensor cores, by products of single warps here, or of groups of warps in
+// `find_by_groups.cuh`. Rows and centroids are rounded to half precision; their products, summed in float32, rank the
+// centroids of a row up to a known error. Where the best leads the second by more than that, the row's cluster is certain;
+// for the few other rows every centroid that may be the nearest is compared exactly.
 //
 // With x and c a row and a centroid relative to the origin, |x - c|^2 = |x|^2 - 2 (x.c - |c|^2 / 2).
 // A product is BIAS + h(x).h(c) - |c|^2 / 2, where h rounds and BIAS makes it positive, so that bits
@@ -12,114 +12,12 @@
 // it. The bound allows for 32 units, two for each product: the loss if all numbers are truncated to
 // 24 bits of the largest. That largest is below 2 BIAS.
 
-#include "kmeans/tiles.cuh"
+#include "kmeans/errors.cuh"
+#include "kmeans/round.cuh"
 
-constexpr float UNIT = 5.9604645e-8f;         // 2^-24
 constexpr u32 PLACES = PART / 4 - 1;          // mask: the low bits of a product hold its position within a part
 constexpr u32 WARP_ROWS = 8 * SLOTS;          // rows per warp
 constexpr u32 BLOCK_ROWS = WARPS * WARP_ROWS;
-
-__device__ __forceinline__ unsigned short to_half(float x) {
-    unsigned short h;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
-    return h;
-}
-__device__ __forceinline__ float from_half(unsigned short h) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
-    return x;
-}
-
-// Subtracts the origin from a row or centroid, scales and rounds it, by a warp; padding is zero.
-// Lengths are rounded up: sums of 1,024 squares have a relative error below 3e-6, differences of x and
-// h(x) an error of 2^-24 of x. `use` gets each element's number, rounded value and exact value.
-template <typename Use>
-__device__ __forceinline__ Rounded round_row(const Halves& halves, const float* from,
-                                             Use&& use) {
-    float length = 0, error = 0;
-#pragma unroll
-    for (u32 start = 0; start < HALF_DIM; start += 32) {
-        const u32 j = start + threadIdx.x % 32;
-        if (HALF_DIM % 32 > 0 && j >= HALF_DIM) continue;
-        double exact = 0;
-        if (j < DIM) exact = ((double)from[j] - halves.origin[j]) * halves.scale;
-        // Rows are below 256; centroids given by the caller may be anywhere.
-        const float x = (float)exact;
-        const unsigned short half = to_half(fminf(fmaxf(x, -32768.0f), 32768.0f));
-        const float rounded = from_half(half);
-        length = __fmaf_rn(rounded, rounded, length);
-        error = __fmaf_rn(x - rounded, x - rounded, error);
-        use(j, half, exact);
-    }
-    length = __fsqrt_ru(add_lanes(length)) * 1.000002f;
-    return {length, __fmaf_ru(__fsqrt_ru(add_lanes(error)), 1.000002f, length * 2 * UNIT)};
-}
-
-// Rounds all rows, once. A warp per row.
-extern "C" __global__ __launch_bounds__(256) void round_rows(Rounds rounds, Halves halves) {
-    const u32 row = blockIdx.x * 8 + threadIdx.x / 32;
-    if (row >= rounds.count) return;
-    unsigned short* to = halves.half_rows + (u64)row * HALF_DIM;
-    const Rounded rounded = round_row(halves, rounds.rows + (u64)row * DIM,
-                                      [&](u32 j, unsigned short half, double) { to[j] = half; });
-    if (threadIdx.x % 32 > 0) return;
-    halves.rounded[row] = rounded;
-    atomicMax(&rounds.status->largest_row, __float_as_uint(rounded.length));
-}
-
-// Rounds all centroids, every round. A warp per centroid of whole tiles; those that pad the last
-// tile are never the nearest.
-extern "C" __global__ __launch_bounds__(256) void round_centroids(
-    Rounds rounds, Halves halves, u32 is_last) {
-    if (rounds.status->end != GOING_ON && !is_last) return;
-    const u32 cluster = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-    unsigned short* to = halves.half_centroids;
-    if (cluster >= rounds.k) {
-        if (cluster >= (rounds.k + TILE - 1) / TILE * TILE) return;
-        for (u32 j = lane; j < HALF_DIM; j += 32) to[half_place(cluster, j)] = 0;
-        if (lane == 0) halves.half_squares[cluster] = -Limits<float>::infinity();
-        return;
-    }
-    double square = 0;
-    const Rounded rounded = round_row(halves, current_centroids(rounds) + (u64)cluster * DIM,
-                                      [&](u32 j, unsigned short half, double x) {
-                                          to[half_place(cluster, j)] = half;
-                                          square += x * x;
-                                      });
-    square = add_lanes(square);
-    if (lane > 0) return;
-    halves.half_squares[cluster] = (float)(-0.5 * square);
-    const float length = __fmul_ru(__double2float_ru(__dsqrt_ru(square)), 1.000001f);
-    atomicMax(&rounds.status->largest_centroid, __float_as_uint(length));
-    atomicMax(&rounds.status->largest_error, __float_as_uint(rounded.error));
-}
-
-// Error bounds of products, and the bias that makes them positive.
-struct Errors {
-    float bias, adding_up, largest_centroid, largest_error, underflow;
-
-    explicit __device__ __forceinline__ Errors(const Rounds& rounds, const Halves& halves) {
-        const Status* status = rounds.status;
-        underflow = (float)halves.underflow;
-        largest_centroid = __uint_as_float(status->largest_centroid);
-        largest_error = __uint_as_float(status->largest_error);
-        const float row = __uint_as_float(status->largest_row);
-        bias = 1.01f * (row + largest_centroid) * largest_centroid + 1.0f;
-        adding_up = (64 * STEPS + 8) * UNIT * bias;
-    }
-
-    // The lead over all others that the best product needs for its centroid to be the nearest in
-    // exact sums, whose own relative error is at most DIM + 4 units, except for underflow.
-    __device__ __forceinline__ float margin(const Rounded& row, float best) const {
-        const float product = row.error * largest_centroid + row.length * largest_error + adding_up;
-        const float length = row.length + row.error;
-        const float square = fmaxf(length * length - 2 * (best - bias) + 2 * product, 0.0f);
-        // Storing the place costs each of two products up to PLACES units of 2^-23 of 2 BIAS.
-        const float places = 8 * (PLACES + 1) * UNIT * bias;
-        return 1.001f * (2 * product + places + 1.1f * (DIM + 4) * UNIT * square + underflow) +
-               1e-30f;
-    }
-};
 
 // The best two products of a row so far, as bits, and the part that holds the best.
 struct Best {
@@ -139,9 +37,6 @@ __device__ __forceinline__ int placed(float product, u32 high_bits, u32 place) {
         : "=r"(bits) : "r"(__float_as_int(product)), "r"(high_bits), "r"(place));
     return bits;
 }
-
-__device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
-__device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 
 // Assigns every row whose cluster the products make certain, and lists the others. A block per
 // BLOCK_ROWS rows, from `first_block` on.
@@ -203,7 +98,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
         if (lane % 4 == 0 && row < rounds.count) {
             before = rounds.labels[row];
             const float high = __int_as_float(one);
-            const float margin = errors.margin(halves.rounded[row], high);
+            const float margin = errors.margin(halves.rounded[row], high, PLACES);
             // Written so that NaN is not certain.
             if (rounds.k == 1 || add(high, -__int_as_float(two)) > margin) {
                 is_new = cluster != before;
@@ -216,6 +111,40 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
         }
         move_row(rounds, is_new, row, before, cluster);
     }
+}
+
+// Assigns every row whose cluster is certain by what groups of warps have found, and lists the others. A thread per
+// row, in whole warps.
+extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Halves halves, u32 is_last) {
+    if (!HAS_IMAGES || (rounds.status->end != GOING_ON && !is_last)) return;
+    const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    const Errors errors(rounds, halves);
+    bool is_new = false, is_uncertain = false;
+    u32 before = NO_CLUSTER, cluster = NO_CLUSTER;
+    float least = 0;
+    if (row < rounds.count) {
+        const uint4 found = *reinterpret_cast<const uint4*>(&halves.found[row]);
+        const float best = __uint_as_float(found.x);
+        const GroupMargins margins(errors, halves.rounded[row], best);
+        before = rounds.labels[row];
+        cluster = rounds.k == 1 ? 0 : found.z;
+        // A single centroid is certain, even if its sum is NaN; written so that NaN is not.
+        is_uncertain = !(rounds.k == 1 || add(best, -__uint_as_float(found.y)) > margins.lead);
+        is_new = !is_uncertain && cluster != before;
+        least = margins.least;
+    }
+    const u32 lanes = __ballot_sync(0xffffffffu, is_uncertain), lane = threadIdx.x % 32;
+    if (lanes > 0) {
+        u32 start = 0;
+        if (lane == 0) start = atomicAdd(&rounds.status->uncertain, __popc(lanes));
+        const u32 at = __shfl_sync(0xffffffffu, start, 0) + __popc(lanes & ((1u << lane) - 1));
+        if (is_uncertain) {
+            halves.uncertain[at] = row;
+            halves.least[at] = least;
+            halves.nearest[at] = ~0ull;
+        }
+    }
+    move_row(rounds, is_new, row, before, cluster);
 }
 
 // Lists the pairs of an uncertain row and a centroid that may be its nearest. Blocks as above, any

@@ -1,13 +1,13 @@
 // Lloyd's rounds on rows that stay on the device: definitions that the kernels share.
 //
-// A round is a sequence of launches without synchronising with the host: assign (`near.cuh` or
-// `assign_tiles.cuh`), `add_moved`, `means`, `finish_round`. The outcome is in a Status; once it says
-// that rounds have ended, later launches do nothing. DIM is the number of elements in a row. Sums are
-// exact, like those of `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
+// A round is a sequence of launches without synchronising with the host: assign (`near.cuh`, or `assign_tiles.cuh` with
+// `find_by_groups.cuh` where it can be), `add_moved`, `means`, `finish_round`. The outcome is in a Status; once it says that
+// rounds have ended, later launches do nothing. DIM is the number of elements in a row. Sums are exact, like those of
+// `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
 
 #include "common/warp.cuh"
 
-constexpr u32 NO_CLUSTER = 0xffffffffu;
+enum : u32 { NO_CLUSTER = 0xffffffffu };
 
 // Why rounds ended. The same numbers as in src/device/cuda/kmeans/structs.rs.
 enum End : u32 { GOING_ON, STABLE, CONVERGED, EMPTY_CLUSTER, CROWDED };

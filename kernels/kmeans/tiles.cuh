@@ -4,43 +4,9 @@
 // stays in registers; of more, a slice has SLICE elements, and rows are read again for each tile.
 
 #include "common/copy.cuh"
-#include "kmeans/rounds.cuh"
+#include "kmeans/halves.cuh"
 
-// The position of a row in the list of uncertain rows, and a centroid.
-struct Pair {
-    u32 row, centroid;
-};
-
-// A row rounded to half precision: the length of the result and of the rounding error.
-struct Rounded {
-    float length, error;
-};
-
-// The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
-struct Halves {
-    unsigned short* half_rows;  // rows and centroids, scaled and rounded to half precision
-    unsigned short* half_centroids;
-    Rounded* rounded;
-    float* half_squares;   // per centroid: minus half its squared length
-    u32* uncertain;        // positions of the uncertain rows
-    float* least;          // per uncertain row: the least product of a candidate
-    u64* nearest;          // per uncertain row: distance and number of the nearest candidate
-    Pair* pairs;
-    const double* origin;  // a point in the middle of the rows
-    double scale;
-    double underflow;      // largest error of an exact squared distance by underflow, scaled
-    u32 room_for_pairs, padding;
-};
-static_assert(sizeof(Halves) == 96, "the host has the same struct");
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-constexpr bool HAS_TILES = DIM <= TILES_DIM;
-#else
-constexpr bool HAS_TILES = false;
-#endif
-
-constexpr bool IS_WIDE = HAS_TILES && DIM > NARROW_DIM;
-constexpr u32 HALF_DIM = IS_WIDE ? (DIM + SLICE - 1) / SLICE * SLICE : (DIM + 15) / 16 * 16;
+constexpr float UNIT = 5.9604645e-8f;                 // 2^-24
 constexpr u32 STEPS = HAS_TILES ? HALF_DIM / 16 : 1;  // multiplications of 16 elements each
 constexpr u32 SLICES = IS_WIDE ? HALF_DIM / SLICE : 1;
 constexpr u32 SLICE_HALVES = HALF_DIM / SLICES;
@@ -150,11 +116,10 @@ __device__ __forceinline__ void multiply_slices(const Halves& halves, RowOf&& ro
     commit_copies();
     if (slices > 1) bring_slice(halves, stages + STAGE_BYTES, begin + 1 / SLICES, 1 % SLICES);
     commit_copies();
-    const uint4* rows[SLOTS];
+    u32 rows[SLOTS];
 #pragma unroll
     for (u32 i = 0; i < SLOTS; i++) {
-        const u32 own = row_of(threadIdx.x / 32 * 8 * SLOTS + lane / 4 + 8 * i);
-        rows[i] = reinterpret_cast<const uint4*>(halves.half_rows + (u64)own * HALF_DIM) + lane % 4 * 2;
+        rows[i] = row_of(threadIdx.x / 32 * 8 * SLOTS + lane / 4 + 8 * i);
     }
     Products products[TILE / PART];
     for (u32 i = 0; i < slices; i++) {
@@ -165,7 +130,11 @@ __device__ __forceinline__ void multiply_slices(const Halves& halves, RowOf&& ro
         for (u32 slot = 0; slot < SLOTS; slot++) {
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
-                const uint4 words = __ldg(rows[slot] + slice * (SLICE / 8) + half);
+                const u32 chunk = slice * (SLICE / 8) + lane % 4 * 2 + half;
+                uint4 words = {0, 0, 0, 0};
+                if (!HAS_IMAGES || chunk < 2 * IMAGE_STEPS) {
+                    words = __ldg(reinterpret_cast<const uint4*>(halves.half_rows + row_chunk(rows[slot], chunk)));
+                }
                 a[half * 2][slot / 2][slot % 2] = words.x;
                 a[half * 2][slot / 2][slot % 2 + 2] = words.y;
                 a[half * 2 + 1][slot / 2][slot % 2] = words.z;
@@ -211,12 +180,13 @@ __device__ __forceinline__ void multiply_tiles(const Halves& halves, RowOf&& row
 #pragma unroll
     for (u32 i = 0; i < SLOTS; i++) {
         const u32 own = row_of(threadIdx.x / 32 * 8 * SLOTS + lane / 4 + 8 * i);
-        const u32* row =
-            reinterpret_cast<const u32*>(halves.half_rows + (u64)own * HALF_DIM) + lane % 4;
+        const auto word = [&](u32 chunk) {
+            return __ldg(reinterpret_cast<const u32*>(halves.half_rows + row_chunk(own, chunk)) + lane % 4);
+        };
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) {
-            a[step][i / 2][i % 2] = __ldg(row + step * 8);
-            a[step][i / 2][i % 2 + 2] = __ldg(row + step * 8 + 4);
+            a[step][i / 2][i % 2] = word(2 * step);
+            a[step][i / 2][i % 2 + 2] = word(2 * step + 1);
         }
     }
     for (u32 tile = begin; tile < end; tile++) {

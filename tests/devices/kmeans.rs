@@ -33,7 +33,7 @@ pub fn trials() -> Vec<(String, Test)> {
 }
 
 /// Rows, dimension, clusters: of every way in which a device assigns rows, and around its limits.
-const CLUSTER_SHAPES: [(usize, usize, u64); 14] = [
+const CLUSTER_SHAPES: [(usize, usize, u64); 18] = [
     (40, 1, 3),
     (300, 3, 7),
     (9000, 2, 130),
@@ -41,11 +41,15 @@ const CLUSTER_SHAPES: [(usize, usize, u64); 14] = [
     (800, 10, 65),
     (700, 11, 64),
     (500, 33, 20),
+    (390, 58, 300),
+    (260, 59, 257),
     (900, 96, 129),
     (600, 128, 70),
     (400, 129, 9),
     (700, 130, 300),
     (300, 257, 70),
+    (300, 634, 40),
+    (129, 635, 20),
     (150, 1024, 65),
     (100, 1025, 5),
 ];

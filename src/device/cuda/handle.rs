@@ -14,6 +14,9 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::ElementKind;
 
+/// Shared memory of a block on the GPUs with products that have the least (sm_86, sm_89, sm_120).
+const LEAST_SHARED: usize = 99 << 10;
+
 /// The share of the free memory that may be used.
 const SHARE_OF_FREE: f64 = 0.9;
 
@@ -25,7 +28,7 @@ pub struct CudaDevice {
     pub(super) comparing: Comparing,
 }
 
-/// How searches compare pairs, wherever they may choose. The answers are the same.
+/// How searches compare pairs, and k-means rows with centroids, wherever they may choose. The answers are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Comparing {
     /// As it is fastest.
@@ -34,8 +37,9 @@ pub(super) enum Comparing {
     Scanned,
     /// After a filter, however few there are.
     Filtered,
-    /// The same by products of single warps, where the device has better ones.
-    FilteredByWarps,
+    /// The same by products of single warps, where the device has better ones, in blocks with so much shared memory
+    /// at most.
+    FilteredByWarps { shared: usize },
 }
 
 /// Who multiplies on a device, where products filter pairs of a search.
@@ -86,7 +90,8 @@ impl CudaDevice {
             all.push(("filtered", with(Comparing::Filtered)));
         }
         if self.multipliers(ElementKind::F32) == Some(Multipliers::Groups) {
-            all.push(("warps", with(Comparing::FilteredByWarps)));
+            all.push(("warps", with(Comparing::FilteredByWarps { shared: usize::MAX })));
+            all.push(("small", with(Comparing::FilteredByWarps { shared: LEAST_SHARED })));
         }
         all
     }
@@ -101,6 +106,9 @@ impl CudaDevice {
             (_, (10.., _)) if kind == ElementKind::Bits => None,
             (Comparing::Best | Comparing::Filtered, (9, 0)) if is_by_groups() => {
                 Some(Multipliers::Groups)
+            }
+            (Comparing::FilteredByWarps { shared: most }, (8.., _)) => {
+                Some(Multipliers::Warps { shared: shared.min(most) })
             }
             (_, (8.., _)) => Some(Multipliers::Warps { shared }),
             _ => None,
@@ -120,12 +128,14 @@ impl CudaDevice {
     /// The first values of two buffers, as [`read`](Self::read) has those of one.
     pub(super) fn read_both<T: DeviceRepr, U: DeviceRepr>(
         &self,
-        (one, count): (&Buffer, usize),
-        (other, others): (&Buffer, usize),
+        (one, other): (&Buffer, &Buffer),
+        count: usize,
         job: &Job,
     ) -> Result<(Vec<T>, Vec<U>)> {
-        let (one, other) = ((one.slice(), count), (other.slice(), others));
-        self.gpu.downloader.read_both(&self.gpu.compute, one, other, job)
+        let (mut of_one, mut of_other) = (Vec::new(), Vec::new());
+        let to = ((one.slice(), &mut of_one), (other.slice(), &mut of_other));
+        self.gpu.downloader.append_both(&self.gpu.compute, to.0, to.1, count, job)?;
+        Ok((of_one, of_other))
     }
 
     /// Sends bytes, one part after the other, for the next work of the device.

@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 57] = files![
+const FILES: [(&str, &str); 62] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -53,12 +53,17 @@ const FILES: [(&str, &str); 57] = files![
     "hashing/keys.cuh",
     "hashing/tables.cuh",
     "kmeans.cu",
+    "kmeans/assign_tiles.cuh",
+    "kmeans/errors.cuh",
+    "kmeans/find_by_groups.cuh",
     "kmeans/groups.cuh",
+    "kmeans/halves.cuh",
     "kmeans/near.cuh",
+    "kmeans/round.cuh",
     "kmeans/rounds.cuh",
     "kmeans/sums.cuh",
     "kmeans/tiles.cuh",
-    "kmeans/assign_tiles.cuh",
+    "kmeans_groups.cu",
     "products.cu",
     "search.cu",
     "search/among.cuh",
@@ -161,7 +166,7 @@ fn include(file: &str, seen: &mut Vec<String>, text: &mut String) {
 mod tests {
     use super::*;
 
-    const MODULES: [&str; 10] = [
+    const MODULES: [&str; 11] = [
         "search.cu",
         "filter.cu",
         "bit_filter.cu",
@@ -169,6 +174,7 @@ mod tests {
         "warp_products.cu",
         "wide_products.cu",
         "kmeans.cu",
+        "kmeans_groups.cu",
         "seeding.cu",
         "dbscan.cu",
         "hashing.cu",

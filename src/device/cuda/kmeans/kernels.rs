@@ -4,6 +4,7 @@ use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::CudaFunction;
 
+use super::images::Images;
 use super::structs::BINS;
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
@@ -80,6 +81,9 @@ pub(super) struct RoundKernels {
     pub(super) round_rows: CudaFunction,
     pub(super) round_centroids: CudaFunction,
     pub(super) assign_tiles: CudaFunction,
+    /// What takes its place where groups of warps multiply.
+    pub(super) find_by_groups: Option<(Images, CudaFunction)>,
+    pub(super) take_found: CudaFunction,
     pub(super) find_candidates: CudaFunction,
     pub(super) compare_candidates: CudaFunction,
     pub(super) settle: CudaFunction,
@@ -95,19 +99,29 @@ const PRODUCTS_PER_CYCLE: f64 = 512.0;
 const SUMS_PER_CYCLE: f64 = 64.0;
 
 impl RoundKernels {
-    /// The kernels for rows of this many f32, compiled and loaded by the first caller.
-    pub(super) fn get(gpu: &Gpu, dim: usize) -> Result<Arc<Self>> {
-        static LOADED: LazyLock<Once<(usize, usize), RoundKernels>> = LazyLock::new(Once::default);
-        LOADED.get((gpu.ordinal, dim), || Self::load(gpu, dim))
+    /// The kernels for rows of this many f32, compiled and loaded by the first caller. `by_groups`: groups of warps
+    /// may multiply.
+    pub(super) fn get(gpu: &Gpu, dim: usize, by_groups: bool) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, usize, bool), RoundKernels>> =
+            LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, dim, by_groups), || Self::load(gpu, dim, by_groups))
     }
 
-    fn load(gpu: &Gpu, dim: usize) -> Result<Self> {
-        let metric = Metric::SqEuclidean.name().to_uppercase();
-        let parameters =
-            ["ELEMENT=F32".to_string(), format!("METRIC={metric}"), format!("DIM={dim}")];
-        let module = gpu.load(&Program::new("kmeans.cu", &parameters, &CONSTANTS))?;
-        let function = |name| function(&module, name);
+    fn load(gpu: &Gpu, dim: usize, by_groups: bool) -> Result<Self> {
         let limits = gpu.limits;
+        let images = Images::of(dim).filter(|_| by_groups && has_tiles(dim, limits));
+        let metric = Metric::SqEuclidean.name().to_uppercase();
+        let mut parameters =
+            vec!["ELEMENT=F32".to_string(), format!("METRIC={metric}"), format!("DIM={dim}")];
+        parameters.extend(Images::parameters(images));
+        let module = gpu.load(&Program::new("kmeans.cu", &parameters, &CONSTANTS))?;
+        let find_by_groups = images.map(|images| {
+            let program = Program::new("kmeans_groups.cu", &parameters, &CONSTANTS);
+            let kernel = function(&gpu.load(&program.for_one_architecture())?, "find_by_groups")?;
+            allow_shared(&kernel, images.shared())?;
+            Ok::<_, crate::Error>((images, kernel))
+        });
+        let function = |name| function(&module, name);
         let kernels = Self {
             dim,
             limits,
@@ -124,6 +138,8 @@ impl RoundKernels {
             round_rows: function("round_rows")?,
             round_centroids: function("round_centroids")?,
             assign_tiles: function("assign_tiles")?,
+            find_by_groups: find_by_groups.transpose()?,
+            take_found: function("take_found")?,
             find_candidates: function("find_candidates")?,
             compare_candidates: function("compare_candidates")?,
             settle: function("settle")?,
@@ -166,6 +182,13 @@ fn has_tiles(dim: usize, limits: Limits) -> bool {
 /// The number of ranks that sorting distinguishes within a cluster.
 pub(super) fn ranks(k: usize) -> usize {
     (PLACES / k).clamp(1, RANKS)
+}
+
+impl RoundKernels {
+    /// The images that groups of warps multiply, if they do.
+    pub(super) fn images(&self) -> Option<Images> {
+        self.find_by_groups.as_ref().map(|(images, _)| *images)
+    }
 }
 
 /// Elements of a row in half precision, padded with zeros.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, LaunchArgs, LaunchConfig, PushKernelArg};
 
+use super::images::{IMAGE_CENTROIDS, IMAGE_ROWS};
 use super::kernels::{
     ADDED_ROWS, MOST_ROWS, RoundKernels, SORTED_ROWS, TILE, WARPS, Way, half_dim, ranks,
     stages_bytes,
@@ -47,6 +48,9 @@ pub(super) struct Workspace {
     /// The memory behind the other addresses.
     _kept: Vec<Buffer>,
 }
+
+/// Threads of a block of `find_by_groups`.
+const GROUP_THREADS: usize = 384;
 
 struct SumsMemory {
     sums: Buffer,
@@ -130,7 +134,8 @@ impl Workspace {
                 });
             }
             Way::Tiles => {
-                halves = of_tiles(problem, (count, dim), address(stream, &origin), &mut place)?;
+                let origin = address(stream, &origin);
+                halves = of_tiles(problem, (&kernels, count), origin, &mut place)?;
             }
         }
         kept.extend([origin, inverse]);
@@ -159,7 +164,7 @@ impl Workspace {
         workspace.set_status(&Status::default())?;
         if way == Way::Tiles {
             let kernels = &workspace.kernels;
-            let all = config(count.div_ceil(8), 256, 0);
+            let all = config(count.next_multiple_of(IMAGE_ROWS).div_ceil(8), 256, 0);
             workspace.launch(&kernels.round_rows, ("round_rows", all), |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(&kernel.halves);
             })?;
@@ -250,18 +255,35 @@ impl Workspace {
     fn assign_by_tiles(&mut self, is_last: u32, job: &Job) -> Result<()> {
         let (rows, threads) = (32 * WARPS, 32 * WARPS);
         let shared = stages_bytes(self.kernels.dim);
-        let centroids = config(self.k.next_multiple_of(TILE).div_ceil(8), 256, 0);
+        let centroids = config(self.k.next_multiple_of(IMAGE_CENTROIDS).div_ceil(8), 256, 0);
         self.launch_halves(&self.kernels.round_centroids, ("round_centroids", centroids), is_last)?;
-        self.in_pieces(rows, job, |kernel, blocks| {
-            let (first, all) = (blocks.start as u32, config(blocks.len(), threads, shared));
-            let function = &kernel.kernels.assign_tiles;
-            kernel.launch(function, ("assign_tiles", all), |launch, kernel| {
-                launch.arg(&kernel.rounds).arg(&kernel.halves).arg(&first).arg(&is_last);
-            })
-        })?;
+        let kernels = self.kernels.clone();
+        match &kernels.find_by_groups {
+            Some((images, function)) => {
+                let blocks = self.blocks(1);
+                self.in_pieces(IMAGE_ROWS, job, |kernel, some| {
+                    let (first, end) = (some.start as u32, some.end as u32);
+                    let grid = config(some.len().min(blocks), GROUP_THREADS, images.shared());
+                    kernel.launch(function, ("find_by_groups", grid), |launch, kernel| {
+                        launch.arg(&kernel.rounds).arg(&kernel.halves);
+                        launch.arg(&first).arg(&end).arg(&is_last);
+                    })
+                })?;
+                let all = config(self.count.div_ceil(256), 256, 0);
+                self.launch_halves(&kernels.take_found, ("take_found", all), is_last)?;
+            }
+            None => self.in_pieces(rows, job, |kernel, blocks| {
+                let (first, all) = (blocks.start as u32, config(blocks.len(), threads, shared));
+                let function = &kernel.kernels.assign_tiles;
+                kernel.launch(function, ("assign_tiles", all), |launch, kernel| {
+                    launch.arg(&kernel.rounds).arg(&kernel.halves).arg(&first).arg(&is_last);
+                })
+            })?,
+        }
         let blocks = self.count.div_ceil(rows);
         let mut some = config(blocks.min(self.blocks(1)), threads, shared);
-        some.grid_dim.1 = 4;
+        // Parts of all centroids: few rows are uncertain, and each block goes through its part.
+        some.grid_dim.1 = (self.k.div_ceil(TILE) / 2).clamp(1, 8) as u32;
         let kernels = &self.kernels;
         self.launch_halves(&kernels.find_candidates, ("find_candidates", some), is_last)?;
         let pairs = config(self.blocks(8), 128, 0);
@@ -408,14 +430,21 @@ impl Workspace {
 /// Memory for products of `count` rows with the centroids of a problem. `place` allocates it.
 fn of_tiles(
     problem: &KMeansProblem,
-    (count, dim): (usize, usize),
+    (kernels, count): (&RoundKernels, usize),
     origin: u64,
     place: &mut impl FnMut(usize) -> Result<u64>,
 ) -> Result<Halves> {
     let (tiles, room_for_pairs) = (problem.k.next_multiple_of(TILE), (2 * count).max(4096));
-    let scale = scale(problem.farthest);
+    let (dim, scale) = (kernels.dim, scale(problem.farthest));
+    let (row_bytes, images, found) = match kernels.images() {
+        Some(images) => {
+            let centroids = place(images.centroid_bytes(problem.k))?;
+            (images.row_bytes(count), centroids, place(count * 16)?)
+        }
+        None => (count * half_dim(dim) * 2, 0, 0),
+    };
     Ok(Halves {
-        half_rows: place(count * half_dim(dim) * 2)?,
+        half_rows: place(row_bytes)?,
         half_centroids: place(tiles * half_dim(dim) * 2)?,
         rounded: place(count * 8)?,
         half_squares: place(tiles * 4)?,
@@ -423,6 +452,8 @@ fn of_tiles(
         least: place(count * 4)?,
         nearest: place(count * 8)?,
         pairs: place(room_for_pairs * 8)?,
+        images,
+        found,
         origin,
         scale,
         // A unit of the smallest number for each of dim sums, on both sides of a comparison.

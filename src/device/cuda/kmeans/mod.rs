@@ -12,6 +12,7 @@
 //! A problem falls back to the general ways where its own one gives up: centroids so far away that
 //! squares overflow, too many of them equally near, too little memory.
 
+mod images;
 mod kernels;
 mod launch;
 mod launch_groups;
@@ -241,7 +242,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let jobs = groups.iter().map(|(problem, _)| self.problems[*problem].group_job());
         let jobs: Vec<GroupJob> = jobs.collect();
         let CudaDevice { gpu, memory, .. } = self.device.as_ref();
-        let kernels = RoundKernels::get(gpu, self.input.rows.matrix().dim())?;
+        let kernels = RoundKernels::get(gpu, self.input.rows.matrix().dim(), false)?;
         let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, self.input.rows, job)?;
         gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
         let rows = (buffer, self.input.rows.len());
@@ -281,10 +282,8 @@ impl<T: Real> Problem<T> {
     ) -> Result<&mut Resident> {
         if self.resident.is_none() {
             let empty = self.empty();
-            let CudaDevice { gpu, memory, .. } = device;
-            let start = (&empty, way);
             let rows = (&self.rows, self.uploaded.take());
-            let mut resident = Resident::open(gpu, memory, rows, &self.given, start, job)?;
+            let mut resident = Resident::open(device, rows, &self.given, (&empty, way), job)?;
             resident.start(&singles(&self.begun.0))?;
             self.resident = Some(resident);
         }

@@ -15,9 +15,10 @@ use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::failed;
 use crate::device::cuda::driver::upload::elapsed;
+use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::Rows;
+use crate::matrix::{ElementKind, Rows};
 
 /// Rounds between two checks of the device's status.
 const STRETCH: usize = 16;
@@ -44,15 +45,17 @@ impl Resident {
     /// Uploads rows of f32 whose squared distances never overflow, unless they are there. `empty` has the
     /// sums of no rows.
     pub(super) fn open(
-        gpu: &Arc<Gpu>,
-        memory: &Arc<Memory>,
+        device: &CudaDevice,
         (rows, uploaded): (&Rows, Option<Buffer>),
         problem: &KMeansProblem,
         (empty, way): (&ClusterSums, Way),
         job: &Job,
     ) -> Result<Self> {
         assert!(rows.len() <= MOST_ROWS);
-        let kernels = RoundKernels::get(gpu, rows.matrix().dim())?;
+        let CudaDevice { gpu, memory, .. } = device;
+        let has_groups = device.multipliers(ElementKind::F32) == Some(Multipliers::Groups);
+        let by_groups = has_groups && way == Way::Tiles;
+        let kernels = RoundKernels::get(gpu, rows.matrix().dim(), by_groups)?;
         let mut work = Work::default();
         let buffer = match uploaded {
             Some(buffer) => buffer,

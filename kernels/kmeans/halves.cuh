@@ -1,0 +1,103 @@
+// Rows and centroids in half precision, and where they are.
+
+#include "filter/image.cuh"
+#include "kmeans/rounds.cuh"
+
+// The position of a row in the list of uncertain rows, and a centroid.
+struct Pair {
+    u32 row, centroid;
+};
+
+// A row rounded to half precision: the length of the result and of the rounding error.
+struct Rounded {
+    float length, error;
+};
+
+// What groups of warps have found for a row: the best sum and the second best, as bits, and the centroid of the best.
+struct Found {
+    int best, second;
+    u32 cluster, padding;
+};
+
+// The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
+struct Halves {
+    unsigned char* half_rows;  // rows and centroids, scaled and rounded to half precision
+    unsigned short* half_centroids;
+    Rounded* rounded;
+    float* half_squares;   // per centroid: minus half its squared length
+    u32* uncertain;        // positions of the uncertain rows
+    float* least;          // per uncertain row: the least product of a candidate
+    u64* nearest;          // per uncertain row: distance and number of the nearest candidate
+    Pair* pairs;
+    unsigned char* images;  // the centroids again, for groups of warps, if they multiply, …
+    Found* found;           // … and what they have found
+    const double* origin;  // a point in the middle of the rows
+    double scale;
+    double underflow;      // largest error of an exact squared distance by underflow, scaled
+    u32 room_for_pairs, padding;
+};
+static_assert(sizeof(Halves) == 112, "the host has the same struct");
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+constexpr bool HAS_TILES = DIM <= TILES_DIM;
+#else
+constexpr bool HAS_TILES = false;
+#endif
+
+constexpr bool IS_WIDE = HAS_TILES && DIM > NARROW_DIM;
+constexpr u32 HALF_DIM = IS_WIDE ? (DIM + SLICE - 1) / SLICE * SLICE : (DIM + 15) / 16 * 16;
+
+// Groups of four warps multiply images of rows and of centroids, of IMAGE_STEPS times 16 halves each: the elements,
+// three halves for what is added to a product, and three for that of the other side.
+constexpr bool HAS_IMAGES = HAS_TILES && GROUP_STEPS > 0;
+constexpr u32 IMAGE_STEPS = HAS_IMAGES ? GROUP_STEPS : 1;
+constexpr u32 IMAGE_LOG = 1, IMAGE_ROWS = 128, IMAGE_CENTROIDS = 256;
+static_assert(!HAS_IMAGES || DIM + 6 <= IMAGE_STEPS * 16, "an image has all elements and six halves more");
+
+// Where 8 halves of a rounded row are, from the first of all, in bytes.
+__device__ __forceinline__ u64 row_chunk(u32 row, u32 chunk) {
+    if constexpr (!HAS_IMAGES) return ((u64)row * HALF_DIM + chunk * 8) * 2;
+    return (u64)(row / IMAGE_ROWS) * (IMAGE_ROWS * IMAGE_STEPS * 32) +
+           image_offset(IMAGE_STEPS, IMAGE_LOG, IMAGE_ROWS, row % IMAGE_ROWS, chunk * 8);
+}
+
+// Where an element of a centroid is among the images, in bytes.
+__device__ __forceinline__ u64 image_place(u32 cluster, u32 j) {
+    return (u64)(cluster / IMAGE_CENTROIDS) * (IMAGE_CENTROIDS * IMAGE_STEPS * 32) +
+           image_offset(IMAGE_STEPS, IMAGE_LOG, IMAGE_CENTROIDS, cluster % IMAGE_CENTROIDS, j);
+}
+
+__device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
+__device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
+
+__device__ __forceinline__ unsigned short to_half(float x) {
+    unsigned short h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+}
+__device__ __forceinline__ float from_half(unsigned short h) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+}
+
+// A number as three halves, each times its scale: all bits of a float32 below 2.6e8.
+constexpr float PART_SCALES[3] = {4096.0f, 2.0f, 0.0009765625f};
+__device__ __forceinline__ unsigned short part_of(float value, u32 which) {
+    unsigned short half = 0;
+#pragma unroll
+    for (u32 i = 0; i < 3; i++) {
+        if (i > which) break;
+        half = to_half(value / PART_SCALES[i]);
+        value -= from_half(half) * PART_SCALES[i];
+    }
+    return half;
+}
+
+// More than half the squared length of a row: by so much that no sum of it, its products with a centroid and half the
+// centroid's squared length, all negated, is positive. With the error e of such a sum, |e| <= 2^-10 (|x| + |c|)^2 + 1e-6
+// (|x| + |c|), and |c| <= |x| + |x - c|, it is below -|x - c|^2 / 2 + |e| - |x|^2 / 32 - 1e-3.
+__device__ __forceinline__ float norm_of(const Rounded& row) {
+    const float length = row.length + row.error;
+    return __fmaf_rn(length * length, 0.53125f, 1e-3f);
+}

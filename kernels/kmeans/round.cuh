@@ -1,0 +1,111 @@
+// Rounding rows and centroids to half precision.
+
+#include "kmeans/tiles.cuh"
+
+// The least number that three halves hold, and minus infinity as a half.
+constexpr float LEAST_OF_PARTS = -2.6e8f;
+constexpr unsigned short MINUS_INFINITY = 0xfc00;
+
+// Subtracts the origin from a row or centroid, scales and rounds it, by a warp; padding is zero.
+// Lengths are rounded up: sums of 1,024 squares have a relative error below 3e-6, differences of x and
+// h(x) an error of 2^-24 of x. `use` gets each element's number, rounded value and exact value.
+template <typename Use>
+__device__ __forceinline__ Rounded round_row(const Halves& halves, const float* from,
+                                             Use&& use) {
+    float length = 0, error = 0;
+#pragma unroll
+    for (u32 start = 0; start < HALF_DIM; start += 32) {
+        const u32 j = start + threadIdx.x % 32;
+        if (HALF_DIM % 32 > 0 && j >= HALF_DIM) continue;
+        double exact = 0;
+        if (j < DIM) exact = ((double)from[j] - halves.origin[j]) * halves.scale;
+        // Rows are below 256; centroids given by the caller may be anywhere.
+        const float x = (float)exact;
+        const unsigned short half = to_half(fminf(fmaxf(x, -32768.0f), 32768.0f));
+        const float rounded = from_half(half);
+        length = __fmaf_rn(rounded, rounded, length);
+        error = __fmaf_rn(x - rounded, x - rounded, error);
+        use(j, half, exact);
+    }
+    length = __fsqrt_ru(add_lanes(length)) * 1.000002f;
+    return {length, __fmaf_ru(__fsqrt_ru(add_lanes(error)), 1.000002f, length * 2 * UNIT)};
+}
+
+// Raises a number, as bits, to this one: most are no larger, and a device does one of a million atomic operations on one
+// place after the other.
+__device__ __forceinline__ void raise(u32* to, float value) {
+    if (__float_as_uint(value) > __ldcg(to)) atomicMax(to, __float_as_uint(value));
+}
+
+// Rounds all rows, once. A warp per row.
+extern "C" __global__ __launch_bounds__(256) void round_rows(Rounds rounds, Halves halves) {
+    const u32 row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const auto put = [&](u32 j, unsigned short half) {
+        *reinterpret_cast<unsigned short*>(halves.half_rows + row_chunk(row, j / 8) + j % 8 * 2) = half;
+    };
+    if (row >= rounds.count) {
+        if constexpr (HAS_IMAGES) {
+            if (row >= (rounds.count + IMAGE_ROWS - 1) / IMAGE_ROWS * IMAGE_ROWS) return;
+            for (u32 j = lane; j < IMAGE_STEPS * 16; j += 32) put(j, 0);
+        }
+        return;
+    }
+    const Rounded rounded = round_row(halves, rounds.rows + (u64)row * DIM, [&](u32 j, unsigned short half, double) {
+        if (!HAS_IMAGES || j < DIM) put(j, half);
+    });
+    if constexpr (HAS_IMAGES) {
+        const float norm = norm_of(rounded);
+        for (u32 j = DIM + lane; j < IMAGE_STEPS * 16; j += 32) {
+            const u32 i = j - DIM;
+            put(j, i < 3 ? to_half(PART_SCALES[i]) : i < 6 ? part_of(-norm, i - 3) : 0);
+        }
+    }
+    if (lane > 0) return;
+    halves.rounded[row] = rounded;
+    raise(&rounds.status->largest_row, rounded.length);
+}
+
+// Rounds all centroids, every round. A warp per centroid of whole tiles; those that pad the last
+// tile are never the nearest.
+extern "C" __global__ __launch_bounds__(256) void round_centroids(
+    Rounds rounds, Halves halves, u32 is_last) {
+    if (rounds.status->end != GOING_ON && !is_last) return;
+    const u32 cluster = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    unsigned short* to = halves.half_centroids;
+    const auto put = [&](u32 j, unsigned short half) {
+        *reinterpret_cast<unsigned short*>(halves.images + image_place(cluster, j)) = half;
+    };
+    if (cluster >= rounds.k) {
+        if constexpr (HAS_IMAGES) {
+            if (cluster >= (rounds.k + IMAGE_CENTROIDS - 1) / IMAGE_CENTROIDS * IMAGE_CENTROIDS) return;
+            for (u32 j = lane; j < IMAGE_STEPS * 16; j += 32) put(j, j == DIM ? MINUS_INFINITY : 0);
+        }
+        if (cluster >= (rounds.k + TILE - 1) / TILE * TILE) return;
+        for (u32 j = lane; j < HALF_DIM; j += 32) to[half_place(cluster, j)] = 0;
+        if (lane == 0) halves.half_squares[cluster] = -Limits<float>::infinity();
+        return;
+    }
+    double square = 0;
+    Rounded rounded = round_row(halves, current_centroids(rounds) + (u64)cluster * DIM,
+                                [&](u32 j, unsigned short half, double x) {
+                                    to[half_place(cluster, j)] = half;
+                                    if (HAS_IMAGES && j < DIM) put(j, half);
+                                    square += x * x;
+                                });
+    square = add_lanes(square);
+    const float half_square = (float)(-0.5 * square);
+    if constexpr (HAS_IMAGES) {
+        // One that is farther away than halves can say makes no row certain.
+        if (half_square < LEAST_OF_PARTS) rounded.error = Limits<float>::infinity();
+        const float shown = fmaxf(half_square, LEAST_OF_PARTS);
+        for (u32 j = DIM + lane; j < IMAGE_STEPS * 16; j += 32) {
+            const u32 i = j - DIM;
+            put(j, i < 3 ? part_of(shown, i) : i < 6 ? to_half(PART_SCALES[i - 3]) : 0);
+        }
+    }
+    if (lane > 0) return;
+    halves.half_squares[cluster] = half_square;
+    const float length = __fmul_ru(__double2float_ru(__dsqrt_ru(square)), 1.000001f);
+    raise(&rounds.status->largest_centroid, length);
+    raise(&rounds.status->largest_error, rounded.error);
+}

@@ -1,0 +1,3 @@
+// Nearest centroids of k-means by products of groups of warps (sm_90a).
+
+#include "kmeans/find_by_groups.cuh"
