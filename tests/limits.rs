@@ -548,7 +548,7 @@ fn a_dropped_stream_returns_at_once_and_what_it_held_soon() {
 }
 
 /// Damaged files that are tried; `DAMAGED_FILES` in the environment is another number.
-const DAMAGED: u64 = 6000;
+const DAMAGED: u64 = 2000;
 
 #[test]
 fn damaged_indexes_are_errors() {
