@@ -1,5 +1,5 @@
 //! The output of a [`KnnExec`](super::KnnExec): while batches are made of the neighbours of one block of queries, those
-//! of the next block are searched for, if there is memory for both.
+//! of the next block are searched for, if the session's memory has no limit.
 //!
 //! The time that the output waits is booked to phases.
 
@@ -10,10 +10,8 @@ use datafusion::common::internal_err;
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::error::Result;
 use datafusion::physical_plan::metrics::{BaselineMetrics, RecordOutput, Time};
-use tokio::sync::oneshot;
 
 use super::output::Batches;
-use super::queries::Freed;
 use super::search::Search;
 use crate::exec::collect::{CancelOnDrop, join_error};
 use crate::exec::phases::Phases;
@@ -23,8 +21,8 @@ pub(super) struct Output {
     /// Dropping the output cancels the search.
     _cancel: CancelOnDrop,
     work: Work,
-    /// The neighbours found for a block that are not output yet, and what says that their memory is freed.
-    found: Option<(Batches, oneshot::Sender<()>)>,
+    /// The neighbours found for a block that are not output yet.
+    found: Option<Batches>,
     /// Rows still to be output.
     left: usize,
     phases: Phases,
@@ -60,7 +58,7 @@ impl Output {
     /// The next batch; `None` after the last.
     pub async fn next(&mut self) -> Result<Option<RecordBatch>> {
         while self.left > 0 {
-            if let Some((found, _)) = &mut self.found {
+            if let Some(found) = &mut self.found {
                 self.phases.emit(true);
                 if let Some(batch) = found.next(self.left)? {
                     self.left -= batch.num_rows();
@@ -80,8 +78,8 @@ impl Output {
     }
 
     /// The neighbours of the next block; `None` after the last.
-    async fn next_block(&mut self) -> Result<Option<(Batches, oneshot::Sender<()>)>> {
-        let (mut search, found) = match std::mem::replace(&mut self.work, Work::Ended) {
+    async fn next_block(&mut self) -> Result<Option<Batches>> {
+        let (search, found) = match std::mem::replace(&mut self.work, Work::Ended) {
             Work::Idle(mut search) => {
                 let found = search.next().await;
                 (search, found)
@@ -95,12 +93,11 @@ impl Output {
             Work::Ended => return internal_err!("a search that has ended is asked for more"),
         };
         let Some(found) = found? else { return Ok(None) };
-        let (frees, freed) = oneshot::channel();
-        self.work = match search.may_go_ahead(found.reserved(), Freed::by(freed)) {
+        self.work = match search.may_go_ahead() {
             true => Work::Ahead(go_ahead(search)),
             false => Work::Idle(search),
         };
-        Ok(Some((found, frees)))
+        Ok(Some(found))
     }
 }
 

@@ -183,7 +183,7 @@ pub(super) struct Batches {
     pub next: usize,
     pub batch_size: usize,
     /// Reservations for the queries' columns and for the lists.
-    pub reservations: Vec<MemoryReservation>,
+    pub _reservations: Vec<MemoryReservation>,
 }
 
 impl Batches {
@@ -192,11 +192,6 @@ impl Batches {
         let range = self.next..self.end(most);
         self.next = range.end;
         (!range.is_empty()).then(|| self.batch(range)).transpose()
-    }
-
-    /// Bytes reserved for the queries' columns and for the lists.
-    pub fn reserved(&self) -> usize {
-        self.reservations.iter().map(MemoryReservation::size).sum()
     }
 
     /// Where the next batch ends.

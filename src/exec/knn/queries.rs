@@ -15,7 +15,6 @@ use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::MemoryReservation;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use tokio::sync::oneshot;
 
 use super::output::Carried;
 use crate::exec::collect::{Receive, blocking, columns, in_turn};
@@ -48,25 +47,6 @@ pub(super) fn reserve(
             Err(_) if rows > SMALLEST_BLOCK => rows = (rows / 2).max(SMALLEST_BLOCK),
             Err(refused) => return Err(refused),
         }
-    }
-}
-
-/// Whether memory will be freed.
-#[derive(Default)]
-pub(super) struct Freed(Option<oneshot::Receiver<()>>);
-
-impl Freed {
-    /// When this sender is dropped.
-    pub fn by(freed: oneshot::Receiver<()>) -> Self {
-        Self(Some(freed))
-    }
-
-    /// Waits until memory is freed; false if none will be.
-    pub async fn wait(&mut self) -> bool {
-        let Some(freed) = self.0.take() else { return false };
-        // The sender is dropped after what it stands for.
-        let _ = freed.await;
-        true
     }
 }
 
@@ -131,13 +111,8 @@ impl Queries {
     }
 
     /// Reads on until the block has `target` rows with vectors, or all there are, or all that
-    /// memory allows; if it allows none, once it may be `freed`.
-    pub async fn fill(
-        &mut self,
-        mut block: Filling,
-        target: usize,
-        freed: &mut Freed,
-    ) -> Result<Filling> {
+    /// memory allows.
+    pub async fn fill(&mut self, mut block: Filling, target: usize) -> Result<Filling> {
         while block.reader.len() < target && !block.full {
             self.phases.enter(Phase::Read);
             let batch = self.next_batch().await;
@@ -146,12 +121,7 @@ impl Queries {
                 break;
             };
             let room = match self.hold(&mut block, &batch)? {
-                true => match self.room(&mut block, target, batch.num_rows()) {
-                    Err(_) if freed.wait().await => {
-                        self.room(&mut block, target, batch.num_rows())?
-                    }
-                    room => room?,
-                },
+                true => self.room(&mut block, target, batch.num_rows())?,
                 false => 0,
             };
             let room = self.room_for_sets(&block, &batch, room)?;

@@ -5,12 +5,12 @@
 
 use datafusion::common::internal_err;
 use datafusion::error::Result;
-use datafusion::execution::memory_pool::MemoryReservation;
+use datafusion::execution::memory_pool::{MemoryLimit, MemoryReservation};
 
 use super::base::{Base, Join, OnDevice};
 use super::metrics::Metrics;
 use super::output::{Batches, Carried};
-use super::queries::{Freed, Queries, SMALLEST_BLOCK, reserve};
+use super::queries::{Queries, SMALLEST_BLOCK, reserve};
 use crate::algo::knn::Found;
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::chosen::may_fall_back;
@@ -38,8 +38,6 @@ pub(super) struct Search {
     left: usize,
     batch_size: usize,
     reservation: MemoryReservation,
-    /// Whether memory may become free.
-    freed: Freed,
     metrics: Metrics,
 }
 
@@ -68,8 +66,7 @@ impl Search {
     ) -> Self {
         let target = FIRST_BLOCK.min(join.spec.batch_rows);
         let left = join.fetch.unwrap_or(usize::MAX);
-        let freed = Freed::default();
-        Self { join, base, job, queries, target, left, batch_size, reservation, freed, metrics }
+        Self { join, base, job, queries, target, left, batch_size, reservation, metrics }
     }
 
     /// The neighbours of the next block; `None` after the last.
@@ -84,14 +81,9 @@ impl Search {
         Ok(Some(found))
     }
 
-    /// Whether there is something left to search for, and memory for a block after one that has reserved so many
-    /// bytes: for twice as many rows, which are in memory twice while they are moved. If there is none after all, the
-    /// next block waits until the one before is `freed`.
-    pub fn may_go_ahead(&mut self, reserved: usize, freed: Freed) -> bool {
-        let needed = reserved.saturating_mul(4);
-        let may = self.left > 0 && self.reservation.new_empty().try_resize(needed).is_ok();
-        self.freed = if may { freed } else { Freed::default() };
-        may
+    /// Whether there is something left to search for, and memory for another block at any time.
+    pub fn may_go_ahead(&self) -> bool {
+        self.left > 0 && matches!(self.join.pool.memory_limit(), MemoryLimit::Infinite)
     }
 
     /// The neighbours of a block.
@@ -128,7 +120,7 @@ impl Search {
             starts: found.starts,
             next: 0,
             batch_size: self.batch_size,
-            reservations: block.reservations,
+            _reservations: block.reservations,
         })
     }
 
@@ -189,11 +181,7 @@ impl Search {
         }
         self.on_device(left).await?;
         let reservation = self.reservation.new_empty();
-        let (bytes, wanted) = (self.list_bytes(), left.min(self.target));
-        let rows = match reserve(&reservation, bytes, wanted) {
-            Err(_) if self.freed.wait().await => reserve(&reservation, bytes, wanted)?,
-            reserved => reserved?,
-        };
+        let rows = reserve(&reservation, self.list_bytes(), left.min(self.target))?;
         self.queries = Source::Base(next + rows);
         Ok(Some(Block {
             query_rows: QueryRows::OfBase { first: next as u32 },
@@ -222,7 +210,7 @@ impl Search {
             };
             let reader = reader(&self.join, &base, queries.seen);
             let block = queries.begin(reader, bytes);
-            let block = queries.fill(block, target, &mut self.freed).await?;
+            let block = queries.fill(block, target).await?;
             if block.len() == 0 {
                 if queries.ended {
                     return Ok(None);
@@ -239,7 +227,7 @@ impl Search {
                 self.on_device(expected.min(needed)).await?;
                 let target = wanted(self.target);
                 let Source::Input(queries) = &mut self.queries else { continue };
-                block = queries.fill(block, target, &mut self.freed).await?;
+                block = queries.fill(block, target).await?;
             }
             block.settle();
             let (reader, mut carried, reservations) = block.into_parts();
