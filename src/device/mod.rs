@@ -32,8 +32,8 @@ pub use contract::{
     Assignment, Buckets, Candidates, Capacity, Components, DbscanDevice, DbscanInput, DbscanWork,
     Direction, Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem,
     KMeansSession, LookedAt, NOISE, NearestInBuckets, Neighbors, OwnRows, Pairing, QueryRows,
-    Ranges, RoundsRun, RowUse, SearchDevice, Shape, StopReason, TableRows, TablesBuilt, Within,
-    Work, centroid_shift, squares_are_finite, stop_reason,
+    Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts, StopReason, TableRows, TablesBuilt,
+    Within, Work, centroid_shift, squares_are_finite, stop_reason,
 };
 pub use cpu::CpuDevice;
 pub(crate) use cpu::kmeans::seeding::plus_plus as seed_plus_plus;
@@ -186,6 +186,18 @@ impl AnyDevice {
             DeviceChoice::Cuda(ordinal) => Self::cuda(ordinal, memory),
             DeviceChoice::Auto if operations < WORTH_A_GPU => Ok(Self::cpu()),
             DeviceChoice::Auto => Ok(Self::cuda(0, memory).unwrap_or_else(|_| Self::cpu())),
+        }
+    }
+
+    /// The number of the GPU that [`choose`](Self::choose) asks for, if it asks for one for about this many operations, as
+    /// far as that is known.
+    pub fn asks_for(choice: DeviceChoice, operations: Option<f64>) -> Option<usize> {
+        match choice {
+            DeviceChoice::Cpu => None,
+            DeviceChoice::Cuda(ordinal) => Some(ordinal),
+            DeviceChoice::Auto => {
+                operations.is_some_and(|operations| operations >= WORTH_A_GPU).then_some(0)
+            }
         }
     }
 

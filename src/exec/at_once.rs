@@ -12,6 +12,7 @@ use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSe
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
 
+use super::chosen::Asked;
 use super::collect::{CancelOnDrop, Pool, collect, computing};
 use super::phases::Phases;
 use crate::job::{Cancel, Job, Phase, Watch};
@@ -27,6 +28,9 @@ pub(super) trait AtOnce: Send + 'static {
 
     /// The columns of the output.
     fn schema(&self) -> SchemaRef;
+
+    /// The device asked for.
+    fn asked(&self) -> Asked;
 
     /// The output of the inputs' batches. Metrics that are not about time and rows are recorded here.
     fn compute(
@@ -50,6 +54,7 @@ pub(super) fn stream<C: AtOnce>(
     let phases = Phases::new(metrics, C::PHASES, &baseline);
     let (schema, watched, metrics) = (call.schema(), phases.clone(), metrics.clone());
     let work = async move {
+        let _waking = call.asked().wake();
         let reservation = Arc::new(reservation);
         let mut batches = Vec::with_capacity(inputs.len());
         for streams in inputs {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use datafusion::common::runtime::SpawnedTask;
+
 use super::idle::release_idle;
 use crate::device::{AnyDevice, DeviceChoice};
 use crate::error::{Error, Result};
@@ -36,6 +38,28 @@ impl Chosen {
 
     fn lock(&self) -> MutexGuard<'_, Option<String>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The device that a statement asks for, and about how many operations it takes, as far as statistics say.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    pub choice: DeviceChoice,
+    pub operations: Option<f64>,
+}
+
+impl Asked {
+    /// The device expected, for EXPLAIN.
+    pub fn shown(self) -> String {
+        AnyDevice::foresee(self.choice, self.operations)
+    }
+
+    /// Initialises its GPU, if it is expected to have one, beside what comes next: that takes as long as reading a large
+    /// file. Why it has none is said when it is chosen. It is a task that the runtime waits for at its end, as a process
+    /// must not exit meanwhile.
+    pub fn wake(self) -> Option<SpawnedTask<()>> {
+        let ordinal = AnyDevice::asks_for(self.choice, self.operations)?;
+        Some(SpawnedTask::spawn_blocking(move || drop(AnyDevice::cuda(ordinal, 0))))
     }
 }
 
@@ -77,6 +101,18 @@ pub(super) fn run_or_fall_back<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_gpu_that_is_asked_for_is_initialised_early() {
+        let asks = AnyDevice::asks_for;
+        assert_eq!(asks(DeviceChoice::Cpu, Some(1e30)), None);
+        assert_eq!(asks(DeviceChoice::Cuda(3), None), Some(3));
+        assert_eq!(asks(DeviceChoice::Auto, None), None);
+        assert_eq!(asks(DeviceChoice::Auto, Some(1.0)), None);
+        assert_eq!(asks(DeviceChoice::Auto, Some(1e30)), Some(0));
+        let wake = |choice| Asked { choice, operations: None }.wake();
+        assert!(wake(DeviceChoice::Cpu).is_none() && wake(DeviceChoice::Auto).is_none());
+    }
 
     fn exhausted() -> Error {
         Error::DeviceMemory { device: "cuda:0".to_string(), needed: 2, budget: 1 }

@@ -45,10 +45,9 @@ use datafusion::physical_plan::{
 use self::run::Call;
 pub use self::spec::{DbscanOutput, DbscanSpec, dbscan_fields};
 use super::at_once;
-use super::chosen::Chosen;
+use super::chosen::{Asked, Chosen};
 use super::collect::{execute_all, expected_rows};
 use super::side::Side;
-use crate::device::AnyDevice;
 
 /// Rows with their clusters by density, in one partition and in the order of the input.
 ///
@@ -88,13 +87,13 @@ impl DbscanExec {
         &self.spec
     }
 
-    /// The device expected from statistics.
-    fn expected_device(&self) -> String {
+    /// The device asked for.
+    fn asked(&self) -> Asked {
         let Self { spec, side, input, .. } = self;
         let width = side.dim(input.schema().fields()).map(|dim| side.kind.width(dim as usize));
         let operations = expected_rows(input).zip(width);
         let operations = operations.map(|(rows, width)| spec.operations(rows, width));
-        AnyDevice::foresee(spec.device, operations)
+        Asked { choice: spec.device, operations }
     }
 }
 
@@ -105,7 +104,7 @@ impl DisplayAs for DbscanExec {
             ("eps", spec.params.eps().to_string()),
             ("min_points", spec.params.min_points().to_string()),
             ("metric", spec.params.metric().to_string()),
-            ("device", self.device.shown().unwrap_or_else(|| self.expected_device())),
+            ("device", self.device.shown().unwrap_or_else(|| self.asked().shown())),
             ("vector", format!("[{}]", spec.vector.names().join(", "))),
         ];
         if let Some(weight) = &spec.weight {
@@ -209,7 +208,7 @@ impl ExecutionPlan for DbscanExec {
         let inputs = vec![execute_all(&self.input, &context)?];
         let Self { spec, side, schema, device, metrics, .. } = self;
         let (spec, side, schema) = (spec.clone(), side.clone(), schema.clone());
-        let call = Call { spec, side, schema, device: device.clone() };
+        let call = Call { spec, side, schema, asked: self.asked(), device: device.clone() };
         Ok(at_once::stream(call, inputs, &context, metrics))
     }
 }

@@ -12,7 +12,7 @@ use crate::algo::dbscan::{Density, dbscan};
 use crate::device::{AnyDevice, DbscanWork};
 use crate::error::Error;
 use crate::exec::at_once::{AtOnce, Found};
-use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
+use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::groups::Grouped;
 use crate::exec::output::AddColumns;
 use crate::exec::phases;
@@ -28,6 +28,8 @@ pub(super) struct Call {
     pub spec: Arc<DbscanSpec>,
     pub side: Side,
     pub schema: SchemaRef,
+    /// The device asked for.
+    pub asked: Asked,
     /// Receives the chosen device.
     pub device: Chosen,
 }
@@ -38,6 +40,10 @@ impl AtOnce for Call {
 
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
+    }
+
+    fn asked(&self) -> Asked {
+        self.asked
     }
 
     fn compute(

@@ -48,10 +48,9 @@ use datafusion::physical_plan::{
 use self::run::Call;
 pub use self::spec::{KMeansOutput, KMeansSpec, kmeans_fields};
 use super::at_once;
-use super::chosen::Chosen;
+use super::chosen::{Asked, Chosen};
 use super::collect::{execute_all, expected_rows};
 use super::side::Side;
-use crate::device::AnyDevice;
 
 /// Rows in clusters, or the clusters, in one partition and in the order of the input.
 ///
@@ -112,13 +111,13 @@ impl KMeansExec {
         &self.spec
     }
 
-    /// The device expected from statistics.
-    fn expected_device(&self) -> String {
+    /// The device asked for.
+    fn asked(&self) -> Asked {
         let (side, input) = &self.input;
         let width = side.dim(input.schema().fields()).map(|dim| side.kind.width(dim as usize));
         let operations = expected_rows(input).zip(width);
         let operations = operations.map(|(rows, width)| self.spec.operations(rows, width));
-        AnyDevice::foresee(self.spec.device, operations)
+        Asked { choice: self.spec.device, operations }
     }
 }
 
@@ -128,7 +127,7 @@ impl DisplayAs for KMeansExec {
         let mut shown = vec![
             ("k", spec.params.k().to_string()),
             ("metric", spec.params.metric().to_string()),
-            ("device", self.device.shown().unwrap_or_else(|| self.expected_device())),
+            ("device", self.device.shown().unwrap_or_else(|| self.asked().shown())),
             ("vector", format!("[{}]", spec.vector.names().join(", "))),
         ];
         if let Some(weight) = &spec.weight {
@@ -249,7 +248,7 @@ impl ExecutionPlan for KMeansExec {
         let (spec, schema) = (self.spec.clone(), self.schema.clone());
         let (device, inertia) = (self.device.clone(), self.inertia.clone());
         let (side, init) = (self.input.0.clone(), self.init.as_ref().map(|(side, _)| side.clone()));
-        let call = Call { spec, side, init, schema, device, inertia };
+        let call = Call { spec, side, init, schema, asked: self.asked(), device, inertia };
         let inputs = self.init.iter().chain([&self.input]);
         let inputs = inputs.map(|(_, plan)| execute_all(plan, &context)).collect::<Result<_>>()?;
         Ok(at_once::stream(call, inputs, &context, &self.metrics))

@@ -14,7 +14,7 @@ use crate::algo::kmeans::{Clustering, Rounds, kmeans, kmeans_groups};
 use crate::device::{AnyDevice, Distances};
 use crate::error::Result as DeviceResult;
 use crate::exec::at_once::{AtOnce, Found};
-use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
+use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::groups::Grouped;
 use crate::exec::output::AddColumns;
 use crate::exec::phases;
@@ -28,6 +28,8 @@ pub(super) struct Call {
     pub side: Side,
     pub init: Option<Side>,
     pub schema: SchemaRef,
+    /// The device asked for.
+    pub asked: Asked,
     /// Receives the chosen device.
     pub device: Chosen,
     /// Receives the inertia.
@@ -40,6 +42,10 @@ impl AtOnce for Call {
 
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
+    }
+
+    fn asked(&self) -> Asked {
+        self.asked
     }
 
     /// The first centroids, if a relation gives them, and the rows.

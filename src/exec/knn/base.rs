@@ -14,7 +14,7 @@ use super::spec::KnnSpec;
 use super::stored::{Searching, Selected, Stored, open_stored, select};
 use crate::algo::knn::{Index, LshParams, Method, open_base};
 use crate::device::{AnyDevice, QueryRows};
-use crate::exec::chosen::{Chosen, may_fall_back, run_or_fall_back};
+use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::collect::{Held, blocking, columns, computing, held_in_turn};
 use crate::exec::phases::Phases;
 use crate::exec::rows::{Read, Reading};
@@ -29,6 +29,8 @@ pub(super) struct Join {
     pub schema: SchemaRef,
     /// The type that holds the elements of both sides.
     pub kind: ElementKind,
+    /// The device asked for.
+    pub asked: Asked,
     /// Receives the chosen device.
     pub device: Chosen,
     /// Receives what was built.

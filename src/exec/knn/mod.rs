@@ -58,8 +58,7 @@ use datafusion::physical_plan::{
 pub use self::spec::{KnnSpec, knn_fields};
 use self::stored::Stored;
 use crate::algo::knn::Index;
-use crate::device::AnyDevice;
-use crate::exec::chosen::Chosen;
+use crate::exec::chosen::{Asked, Chosen};
 use crate::exec::collect::{exact_rows, execute_all, expected_rows};
 use crate::exec::inputs::has_limit;
 use crate::exec::side::Side;
@@ -217,19 +216,17 @@ impl KnnExec {
         }
     }
 
-    /// The device that was chosen or, before that, the one expected from statistics.
-    fn shown_device(&self) -> String {
-        self.device.shown().unwrap_or_else(|| {
-            let (side, base) = &self.base;
-            let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
-            let pairs = expected_rows(base).zip(expected_rows(queries));
-            let schema = self.stored.as_ref().map_or(base.schema(), |stored| stored.schema.clone());
-            let width = side.dim(schema.fields()).map(|dim| side.kind.width(dim as usize));
-            let operations = pairs.zip(width);
-            let operations = operations
-                .map(|((base, queries), width)| 2.0 * width as f64 * base as f64 * queries as f64);
-            AnyDevice::foresee(self.spec.device, operations)
-        })
+    /// The device asked for.
+    fn asked(&self) -> Asked {
+        let (side, base) = &self.base;
+        let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
+        let pairs = expected_rows(base).zip(expected_rows(queries));
+        let schema = self.stored.as_ref().map_or(base.schema(), |stored| stored.schema.clone());
+        let width = side.dim(schema.fields()).map(|dim| side.kind.width(dim as usize));
+        let operations = pairs
+            .zip(width)
+            .map(|((base, queries), width)| 2.0 * width as f64 * base as f64 * queries as f64);
+        Asked { choice: self.spec.device, operations }
     }
 }
 
@@ -239,7 +236,7 @@ impl DisplayAs for KnnExec {
         let mut shown = vec![
             ("k", spec.params.k().to_string()),
             ("metric", spec.params.metric().to_string()),
-            ("device", self.shown_device()),
+            ("device", self.device.shown().unwrap_or_else(|| self.asked().shown())),
         ];
         if spec.lsh.is_some() {
             shown.push(("method", self.shown_method()));
@@ -407,6 +404,7 @@ impl ExecutionPlan for KnnExec {
             spec: self.spec.clone(),
             schema: self.schema.clone(),
             kind,
+            asked: self.asked(),
             device: self.device.clone(),
             index: self.index.clone(),
             stored: self.stored.clone(),

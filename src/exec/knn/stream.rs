@@ -39,6 +39,7 @@ pub(super) fn run(
         job = job.with_watch(Arc::new(phases.clone()));
     }
     let start = async move {
+        let _waking = join.asked.wake();
         let queries = match queries {
             Some(Input { side, streams, .. }) => {
                 let phases = metrics.phases.clone();
