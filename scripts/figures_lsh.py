@@ -19,7 +19,7 @@ from measure_lsh import count, milliseconds
 PLANES = "family => 'hyperplane', zero_sum => true"
 FIGURES = [  # workload, k, metric, arguments
     ("friedman10", 5, "l2", "tables => 50, hashes => 15, width => 1.0, rounding => 'zero'"),
-    ("friedman10", 5, "l2", "tables => 80, hashes => 12, width => 0.95"),
+    ("friedman10", 5, "l2", "tables => 40, hashes => 11, width => 1.05"),
     ("friedman10", 5, "l2", ""),
     ("higgs28", 5, "l2", "tables => 50, hashes => 15, width => 6.25, rounding => 'zero'"),
     ("higgs28", 5, "l2", "tables => 60, hashes => 20, width => 9.375, rounding => 'zero'"),

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 /// Types of which zeros are a value.
 ///
@@ -54,7 +55,7 @@ fn ask_for_huge_pages<T>(memory: &Vec<T>) {
 const HUGE: usize = 2 << 20;
 
 /// Bytes that are taken from the system at a time: it keeps those who map memory waiting meanwhile.
-const TAKEN_TOGETHER: usize = 16 * HUGE;
+const TAKEN_TOGETHER: usize = 2 * HUGE;
 
 /// The whole huge pages in a vector's memory that has no values yet.
 #[derive(Debug)]
@@ -110,6 +111,20 @@ impl Pages {
         // others earlier than they would. Where it is refused, nothing happens.
         unsafe { libc::madvise(address, bytes, advice) };
     }
+}
+
+/// Does work while a thread takes pages from the system; without a thread, they are taken when they are filled.
+pub(crate) fn taking<T>(pages: Vec<Pages>, work: impl FnOnce() -> T) -> T {
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        if !pages.is_empty() {
+            let take = || pages.iter().for_each(|pages| pages.take(&is_done));
+            let _ = thread::Builder::new().spawn_scoped(scope, take);
+        }
+        let done = work();
+        is_done.store(true, Ordering::Relaxed);
+        done
+    })
 }
 
 #[cfg(test)]

@@ -373,8 +373,10 @@ fn lists(found: &Found) -> Vec<Vec<(u32, f64)>> {
         Distances::F64(distances) => distances.clone(),
     };
     let all: Vec<_> = found.neighbors.rows.iter().copied().zip(distances).collect();
-    let starts = found.starts.as_ref().expect("lists of any length");
-    starts.windows(2).map(|list| all[list[0]..list[1]].to_vec()).collect()
+    match &found.starts {
+        Some(starts) => starts.windows(2).map(|list| all[list[0]..list[1]].to_vec()).collect(),
+        None => all.chunks(found.neighbors.per_query.max(1)).map(<[_]>::to_vec).collect(),
+    }
 }
 
 fn by_definition(

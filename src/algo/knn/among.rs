@@ -9,7 +9,7 @@ use super::places::{Places, joined};
 use super::select::{Nearest, merge, select};
 use super::sent::SentTables;
 use crate::device::{
-    Candidates, Device, Distances, NearestInBuckets, Neighbors, QueryRows, RowUse, Work,
+    Candidates, Device, Distances, NearestInBuckets, Neighbors, QueryRows, RowUse, Starts, Work,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Reserved};
@@ -211,13 +211,14 @@ impl From<NearestInBuckets> for Part {
 
 impl Part {
     pub(super) fn new(kind: ElementKind) -> Self {
-        let (distances, rows, starts) = (Distances::none(kind), Vec::new(), vec![0]);
+        let (distances, rows) = (Distances::none(kind), Vec::new());
+        let starts = Starts::Equal { lists: 0, each: 0 };
         Self { nearest: Nearest { rows, distances, starts }, visited: 0, pairs: 0 }
     }
 
     /// Adds what the next queries have found.
     pub(super) fn extend(&mut self, next: Self) {
-        if self.nearest.starts.len() == 1 {
+        if self.nearest.starts.lists() == 0 {
             let (visited, pairs) = (self.visited + next.visited, self.pairs + next.pairs);
             *self = Self { visited, pairs, ..next };
             return;
@@ -227,10 +228,9 @@ impl Part {
     }
 
     fn add(&mut self, nearest: Nearest, pairs: u64) {
-        let before = self.nearest.rows.len();
         self.nearest.rows.extend(nearest.rows);
         self.nearest.distances.extend(nearest.distances);
-        self.nearest.starts.extend(nearest.starts[1..].iter().map(|start| before + start));
+        self.nearest.starts.extend(nearest.starts);
         self.pairs += pairs;
     }
 
@@ -244,10 +244,14 @@ impl Part {
     /// What was found, where a query can have `per_query` neighbours.
     fn finish(self, per_query: usize) -> Found {
         let Nearest { rows, distances, starts } = self.nearest;
-        let short = starts.windows(2).filter(|list| list[1] - list[0] < per_query).count() as u64;
+        let short = starts.shorter(per_query) as u64;
+        let starts = match starts {
+            Starts::Equal { each, .. } if each == per_query => None,
+            starts => Some(starts.into_vec()),
+        };
         let work = Work { pairs: self.pairs, ..Work::default() };
         let neighbors = Neighbors { per_query, rows, distances, work };
         let hashed = HashedWork { visited: self.visited, short };
-        Found { neighbors, starts: Some(starts), hashed }
+        Found { neighbors, starts, hashed }
     }
 }

@@ -1,6 +1,6 @@
 //! The nearest of each query's candidates.
 
-use crate::device::Distances;
+use crate::device::{Distances, Starts};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
@@ -13,8 +13,8 @@ const TASK: usize = 256;
 pub(super) struct Nearest {
     pub rows: Vec<u32>,
     pub distances: Distances,
-    /// Where the list of each query starts, and where the last ends.
-    pub starts: Vec<usize>,
+    /// Where the list of each query is.
+    pub starts: Starts,
 }
 
 /// The `k` nearest candidates of each query, by distance and then by row. Query `q` has the candidates
@@ -59,7 +59,7 @@ fn nearest<T: Real>((starts, rows): (&[usize], &[u32]), distances: &[T], k: usiz
         distances.extend(own.iter().map(|(distance, _)| *distance));
         rows.extend(own.iter().map(|(_, row)| *row));
     }
-    Nearest { rows, distances: Distances::of(distances), starts: found_starts }
+    Nearest { rows, distances: Distances::of(distances), starts: Starts::Each(found_starts) }
 }
 
 /// The `k` nearest of both lists of each query, which are by distance and then by row. What is in both
@@ -68,7 +68,7 @@ fn nearest<T: Real>((starts, rows): (&[usize], &[u32]), distances: &[T], k: usiz
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled).
 pub(super) fn merge(one: Nearest, other: Nearest, k: usize, job: &Job) -> Result<Nearest> {
-    let starts = (&one.starts[..], &other.starts[..]);
+    let starts = (&one.starts.into_vec()[..], &other.starts.into_vec()[..]);
     let rows = (&one.rows[..], &other.rows[..]);
     match (&one.distances, &other.distances) {
         (Distances::F32(a), Distances::F32(b)) => merged((a, b), rows, starts, k, job),
@@ -113,7 +113,7 @@ fn merged<T: Real>(
         found_starts.push(found.0.len());
     }
     let distances = Distances::of(found.0);
-    Ok(Nearest { rows: found.1, distances, starts: found_starts })
+    Ok(Nearest { rows: found.1, distances, starts: Starts::Each(found_starts) })
 }
 
 #[cfg(test)]

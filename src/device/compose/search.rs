@@ -5,15 +5,13 @@
 //! queries keeps its lists on the device until it has been compared with all of the base. If the
 //! device still runs out of memory, a resident base is dropped first, and then the pieces are halved.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 
 use crate::device::contract::{Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
-use crate::memory::Pages;
+use crate::memory::{Pages, taking};
 use crate::metric::Metric;
 
 /// A base, ready to be searched on a device.
@@ -96,19 +94,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let per_query = self.k.min(self.base.len() - itself);
         let mut found = self.device.room(kind, queries.len().saturating_mul(per_query));
         let pages = Pages::of_room(&found.rows).into_iter().chain(found.distances.pages());
-        let pages: Vec<Pages> = pages.collect();
-        let is_done = AtomicBool::new(false);
-        thread::scope(|scope| {
-            if !pages.is_empty() {
-                // Taken from the system while the device searches. Without a thread, when they are filled.
-                let take = || pages.iter().for_each(|pages| pages.take(&is_done));
-                let _ = thread::Builder::new().spawn_scoped(scope, take);
-            }
-            let asked = Asked { query_rows, near };
-            let searched = self.search_blocks(queries, asked, &mut found, job);
-            is_done.store(true, Ordering::Relaxed);
-            searched
-        })?;
+        let asked = Asked { query_rows, near };
+        taking(pages.collect(), || self.search_blocks(queries, asked, &mut found, job))?;
         Ok(found)
     }
 

@@ -140,6 +140,72 @@ pub struct Ranges<'a> {
     pub starts: &'a [usize],
 }
 
+/// Where lists start that follow each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Starts {
+    /// So many lists of as many entries each.
+    Equal {
+        /// How many lists there are.
+        lists: usize,
+        /// How many entries each has.
+        each: usize,
+    },
+    /// Where each list starts, and where the last ends.
+    Each(Vec<usize>),
+}
+
+impl Starts {
+    /// How many lists there are.
+    pub fn lists(&self) -> usize {
+        match self {
+            Self::Equal { lists, .. } => *lists,
+            Self::Each(starts) => starts.len() - 1,
+        }
+    }
+
+    /// Where each list starts, and where the last ends.
+    pub fn into_vec(self) -> Vec<usize> {
+        match self {
+            Self::Equal { lists, each } => (0..=lists).map(|list| list * each).collect(),
+            Self::Each(starts) => starts,
+        }
+    }
+
+    /// How many lists have fewer entries than this.
+    pub fn shorter(&self, than: usize) -> usize {
+        match self {
+            Self::Equal { lists, each } => {
+                if *each < than {
+                    *lists
+                } else {
+                    0
+                }
+            }
+            Self::Each(starts) => starts.windows(2).filter(|list| list[1] - list[0] < than).count(),
+        }
+    }
+
+    /// Appends other lists, which follow these.
+    pub fn extend(&mut self, next: Self) {
+        let all = match (std::mem::replace(self, Self::Equal { lists: 0, each: 0 }), next) {
+            (Self::Equal { lists: 0, .. }, next) => next,
+            (one, Self::Equal { lists: 0, .. }) => one,
+            (Self::Equal { lists, each }, Self::Equal { lists: more, each: of_more })
+                if each == of_more =>
+            {
+                Self::Equal { lists: lists + more, each }
+            }
+            (one, next) => {
+                let mut starts = one.into_vec();
+                let before = starts[starts.len() - 1];
+                starts.extend(next.into_vec()[1..].iter().map(|start| before + start));
+                Self::Each(starts)
+            }
+        };
+        *self = all;
+    }
+}
+
 /// What queries found.
 #[derive(Debug, Clone)]
 pub struct NearestInBuckets {
@@ -147,8 +213,8 @@ pub struct NearestInBuckets {
     pub rows: Vec<u32>,
     /// Their distances.
     pub distances: Distances,
-    /// Where the list of each query starts, and where the last ends.
-    pub starts: Vec<usize>,
+    /// Where the list of each query is.
+    pub starts: Starts,
     /// Rows in all buckets, as often as they are there.
     pub visited: u64,
     /// Pairs that were compared, some maybe more than once.

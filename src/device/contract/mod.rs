@@ -13,7 +13,7 @@ use std::time::Duration;
 
 pub use dbscan::{Components, DbscanDevice, DbscanInput, DbscanWork, Direction, NOISE, Within};
 pub use hashing::{
-    Buckets, Hashes, HashingDevice, LookedAt, NearestInBuckets, OwnRows, Ranges, TableRows,
+    Buckets, Hashes, HashingDevice, LookedAt, NearestInBuckets, OwnRows, Ranges, Starts, TableRows,
     TablesBuilt,
 };
 pub use kmeans::{

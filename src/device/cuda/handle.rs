@@ -125,19 +125,6 @@ impl CudaDevice {
         self.gpu.downloader.read(&self.gpu.compute, from.slice(), count, job)
     }
 
-    /// The first values of two buffers, as [`read`](Self::read) has those of one.
-    pub(super) fn read_both<T: DeviceRepr, U: DeviceRepr>(
-        &self,
-        (one, other): (&Buffer, &Buffer),
-        count: usize,
-        job: &Job,
-    ) -> Result<(Vec<T>, Vec<U>)> {
-        let (mut of_one, mut of_other) = (Vec::new(), Vec::new());
-        let to = ((one.slice(), &mut of_one), (other.slice(), &mut of_other));
-        self.gpu.downloader.append_both(&self.gpu.compute, to.0, to.1, count, job)?;
-        Ok((of_one, of_other))
-    }
-
     /// Sends bytes, one part after the other, for the next work of the device.
     pub(super) fn send(&self, parts: &[&[u8]], job: &Job) -> Result<Buffer> {
         let (buffer, ready) = self.gpu.uploader.upload_parts(&self.memory, parts, job)?;

@@ -1,5 +1,6 @@
 //! Searches in buckets, on a GPU.
 
+use super::device::MOST_ROOM;
 use super::join::JoinOf;
 use super::launch::Kernels;
 use super::launch_buckets::{InBuckets, Lookup, Own, Taken};
@@ -8,7 +9,7 @@ use super::rows::{CudaRows, wait_for};
 use super::spec::{device_dim, real_bytes};
 use super::tables::{CudaTables, OwnRanges, hashed};
 use crate::device::contract::{
-    Buckets, Distances, Hashes, HashingDevice, LookedAt, NearestInBuckets, OwnRows, Ranges,
+    Buckets, Distances, Hashes, HashingDevice, LookedAt, NearestInBuckets, OwnRows, Ranges, Starts,
     TableRows, TablesBuilt,
 };
 use crate::device::cuda::driver::launch::Pace;
@@ -19,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::index::lsh::Hasher;
 use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Real};
+use crate::memory::{Pages, room, taking};
 
 /// Fewer queries do not fill a GPU.
 const FEWEST_QUERIES: usize = 32;
@@ -241,17 +243,24 @@ impl CudaDevice {
         let allocate = |bytes| self.memory.allocate(&self.gpu.compute, bytes);
         let mut starts = allocate((queries + 1) * size_of::<u64>())?;
         kernels.add_up_lists(&self.gpu.compute, (taken, queries), &mut starts)?;
-        let work = sys::read::<u64>(&self.gpu.compute, taken.work.slice(), 3);
-        let work = work.map_err(sys::failed("cuMemcpyDtoHAsync"))?;
+        let (mut rows, mut distances) = match queries * k {
+            all if all <= MOST_ROOM => (room::<u32>(all), room::<T>(all)),
+            _ => (Vec::new(), Vec::new()),
+        };
+        let pages = Pages::of_room(&rows).into_iter().chain(Pages::of_room(&distances));
+        let read = || sys::read::<u64>(&self.gpu.compute, taken.work.slice(), 3);
+        let work = taking(pages.collect(), read).map_err(sys::failed("cuMemcpyDtoHAsync"))?;
         let count = work[2] as usize;
-        let on_host: Vec<usize> = if count == queries * k {
-            (0..=queries).map(|query| query * k).collect()
+        assert!(count <= queries * k);
+        let on_host = if count == queries * k {
+            Starts::Equal { lists: queries, each: k }
         } else {
             let on_host: Vec<u64> = self.read(&starts, queries + 1, job)?;
-            on_host.into_iter().map(|start| start as usize).collect()
+            let on_host: Vec<usize> = on_host.into_iter().map(|start| start as usize).collect();
+            assert!(on_host.windows(2).all(|list| list[0] <= list[1] && list[1] - list[0] <= k));
+            assert!(on_host[queries] == count);
+            Starts::Each(on_host)
         };
-        assert!(on_host.windows(2).all(|list| list[0] <= list[1] && list[1] - list[0] <= k));
-        assert!(on_host[queries] == count && count <= queries * k);
         let mut closed = None;
         if count > 0 && count < queries * k {
             let mut found = allocate(count * size_of::<u32>())?;
@@ -260,11 +269,12 @@ impl CudaDevice {
             kernels.close_gaps(&self.gpu.compute, (taken, queries, k), (&starts, count), to)?;
             closed = Some((found, distances));
         }
-        let (found, distances) = match &closed {
-            Some((found, distances)) => (found, distances),
+        let (found, how_far) = match &closed {
+            Some((found, how_far)) => (found, how_far),
             None => (&taken.found, &taken.distances),
         };
-        let (rows, distances) = self.read_both((found, distances), count, job)?;
+        let to = ((found.slice(), &mut rows), (how_far.slice(), &mut distances));
+        self.gpu.downloader.append_both(&self.gpu.compute, to.0, to.1, count, job)?;
         Ok(NearestInBuckets {
             rows,
             distances: Distances::of::<T>(distances),

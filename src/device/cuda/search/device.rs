@@ -28,7 +28,7 @@ const PAIRS_TOGETHER: usize = 1 << 24;
 const MOST_QUERIES: usize = 524_288;
 
 /// Neighbours for which room is made before the device has said that it can find so many.
-const MOST_ROOM: usize = 1 << 28;
+pub(super) const MOST_ROOM: usize = 1 << 28;
 
 /// Lists are sorted with 32-bit positions, in a power of two of at least 4 k entries.
 const MOST_NEIGHBORS: usize = 1 << 28;
