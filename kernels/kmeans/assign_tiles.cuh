@@ -3,11 +3,14 @@
 // centroids of a row up to a known error. Where the best leads the second by more than that, the row's cluster is certain;
 // for the few other rows every centroid that may be the nearest is compared exactly.
 //
-// With x and c a row and a centroid relative to the origin, |x - c|^2 = |x|^2 - 2 (x.c - |c|^2 / 2).
-// A product is BIAS + h(x).h(c) - |c|^2 / 2, where h rounds and BIAS makes it positive, so that bits
-// compare as integers. Its error, except for BIAS, is at most
-//     |x - h(x)| |c| + |h(x)| |c - h(c)|   (Cauchy and Schwarz)
-// plus the tensor cores' error in summing. How they add is not documented: on Hopper, 17 numbers are
+// Let x and c be a row and a centroid relative to the origin, h(x) and h(c) what they are rounded to, and e(x) = x - h(x)
+// and e(c) their errors. A product is BIAS + p, with
+//     p = h(x).h(c) - (|h(c)|^2 + |e(c)|^2) / 2 = (|h(x)|^2 - |h(x) - h(c)|^2 - |e(c)|^2) / 2,
+// where BIAS makes it positive, so that bits compare as integers. It stands for (|h(x)|^2 - |x - c|^2) / 2, from which it
+// differs by (h(x) - h(c)).(e(x) - e(c)) + |e(x) - e(c)|^2 / 2 - |e(c)|^2 / 2: by at most, with E = |e(x)| + |e(c)|,
+//     |h(x) - h(c)| E + E^2 <= |x - c| E + 2 E^2   (Cauchy and Schwarz):
+// the nearer a centroid, the smaller the error, and one that is farther than the best does not matter.
+// To that the tensor cores' error in summing is added. How they add is not documented: on Hopper, 17 numbers are
 // truncated to 25 bits of the largest for every 16 elements, which loses at most 10 units of 2^-24 of
 // it. The bound allows for 32 units, two for each product: the loss if all numbers are truncated to
 // 24 bits of the largest. That largest is below 2 BIAS.
@@ -18,6 +21,14 @@
 constexpr u32 PLACES = PART / 4 - 1;          // mask: the low bits of a product hold its position within a part
 constexpr u32 WARP_ROWS = 8 * SLOTS;          // rows per warp
 constexpr u32 BLOCK_ROWS = WARPS * WARP_ROWS;
+constexpr u32 PENDING = 64;  // pairs of a warp that wait
+
+// Whether a row is far away, or the centroid of its best product is; or all may be, as exact squares underflow.
+__device__ __forceinline__ bool is_far_away(const Rounds& rounds, const Halves& halves, const Rounded& row, u32 cluster) {
+    const float typical = __uint_as_float(rounds.status->typical_row);
+    const bool may_underflow = !(halves.underflow <= (double)typical * typical);
+    return row.length > typical || halves.far[cluster] != 0 || may_underflow;
+}
 
 // The best two products of a row so far, as bits, and the part that holds the best.
 struct Best {
@@ -100,12 +111,13 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
             const float high = __int_as_float(one);
             const float margin = errors.margin(halves.rounded[row], high, PLACES);
             // Written so that NaN is not certain.
-            if (rounds.k == 1 || add(high, -__int_as_float(two)) > margin) {
+            const bool is_far = is_far_away(rounds, halves, halves.rounded[row], cluster);
+            if (rounds.k == 1 || (!is_far && add(high, -__int_as_float(two)) > margin)) {
                 is_new = cluster != before;
             } else {
                 const u32 at = atomicAdd(&rounds.status->uncertain, 1u);
                 halves.uncertain[at] = row;
-                halves.least[at] = fmaxf(add(high, -margin), 0.0f);
+                halves.least[at] = is_far ? ALL : Errors::limit(add(high, -margin));
                 halves.nearest[at] = ~0ull;
             }
         }
@@ -113,8 +125,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
     }
 }
 
-// Assigns every row whose cluster is certain by what groups of warps have found, and lists the others. A thread per
-// row, in whole warps.
+// Assigns every row whose cluster is certain by what groups of warps have found, and lists the others. A thread per row.
 extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Halves halves, u32 is_last) {
     if (!HAS_IMAGES || (rounds.status->end != GOING_ON && !is_last)) return;
     const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
@@ -129,23 +140,59 @@ extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Halv
         before = rounds.labels[row];
         cluster = rounds.k == 1 ? 0 : found.z;
         // A single centroid is certain, even if its sum is NaN; written so that NaN is not.
-        is_uncertain = !(rounds.k == 1 || add(best, -__uint_as_float(found.y)) > margins.lead);
+        // Which centroid it is does not show where two sums are equal: both may be far away.
+        const bool is_tie = found.x == found.y && rounds.status->has_far != 0;
+        const bool is_far = is_tie || is_far_away(rounds, halves, halves.rounded[row], cluster);
+        is_uncertain = !(rounds.k == 1 || (!is_far && add(best, -__uint_as_float(found.y)) > margins.lead));
         is_new = !is_uncertain && cluster != before;
-        least = margins.least;
+        least = is_far ? ALL : margins.least;
     }
-    const u32 lanes = __ballot_sync(0xffffffffu, is_uncertain), lane = threadIdx.x % 32;
-    if (lanes > 0) {
-        u32 start = 0;
-        if (lane == 0) start = atomicAdd(&rounds.status->uncertain, __popc(lanes));
-        const u32 at = __shfl_sync(0xffffffffu, start, 0) + __popc(lanes & ((1u << lane) - 1));
-        if (is_uncertain) {
-            halves.uncertain[at] = row;
-            halves.least[at] = least;
-            halves.nearest[at] = ~0ull;
+    const u32 at = place_in(&rounds.status->moved, &rounds.status->uncertain, is_new, is_uncertain);
+    if (is_new) record(rounds, at, row, before, cluster);
+    if (is_uncertain) {
+        halves.uncertain[at] = row;
+        halves.least[at] = least;
+        halves.nearest[at] = ~0ull;
+    }
+}
+
+// Pairs that a warp has found, in shared memory until they are added to the list: one addition to its length for many.
+// Without room here they go to the list one by one.
+struct Pending {
+    u32 count;
+    Pair pairs[PENDING];
+
+    // Any lanes may call it.
+    __device__ __forceinline__ void add(const Rounds& rounds, const Halves& halves, Pair pair) {
+        const u32 place = atomicAdd(&count, 1u);
+        if (place < PENDING) {
+            pairs[place] = pair;
+        } else if (__ldcg(&rounds.status->pairs) <= halves.room_for_pairs) {
+            // Far too many would make the count begin anew.
+            put(halves, atomicAdd(&rounds.status->pairs, 1u), pair);
         }
     }
-    move_row(rounds, is_new, row, before, cluster);
-}
+
+    // Adds all to the list once there are `least` of them. All lanes call it.
+    __device__ __forceinline__ void flush(const Rounds& rounds, const Halves& halves, u32 least) {
+        __syncwarp();
+        const u32 found = count < PENDING ? count : PENDING;
+        if (found < least) return;
+        u32 start = halves.room_for_pairs;
+        if (Warp::rank() == 0 && __ldcg(&rounds.status->pairs) <= halves.room_for_pairs) {
+            start = atomicAdd(&rounds.status->pairs, found);
+        }
+        start = __shfl_sync(0xffffffffu, start, 0);
+        for (u32 i = Warp::rank(); i < found; i += 32) put(halves, start + i, pairs[i]);
+        __syncwarp();
+        if (Warp::rank() == 0) count = 0;
+        __syncwarp();
+    }
+
+    static __device__ __forceinline__ void put(const Halves& halves, u32 at, Pair pair) {
+        if (at < halves.room_for_pairs) halves.pairs[at] = pair;
+    }
+};
 
 // Lists the pairs of an uncertain row and a centroid that may be its nearest. Blocks as above, any
 // number of them; the tiles are divided along the grid's y dimension.
@@ -157,6 +204,10 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
     const u32 tiles = (rounds.k + TILE - 1) / TILE;
     const u32 begin = blockIdx.y * tiles / gridDim.y, end = (blockIdx.y + 1) * tiles / gridDim.y;
     if (begin == end) return;
+    __shared__ Pending all_pending[WARPS];
+    Pending& pending = all_pending[threadIdx.x / 32];
+    if (lane == 0) pending.count = 0;
+    __syncwarp();
     for (u32 start = blockIdx.x * BLOCK_ROWS; start < count; start += gridDim.x * BLOCK_ROWS) {
         const u32 first = start + threadIdx.x / 32 * WARP_ROWS + lane / 4;
         int least[SLOTS];
@@ -179,23 +230,19 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
 #pragma unroll
                 for (u32 place = 0; place <= PLACES; place++) {
                     const float product = products[i / 2][place / 2][i % 2 * 2 + place % 2];
-                    // Centroids that pad the last tile have NaN products if BIAS is infinite.
+                    // Where all products pass, so do those of centroids that pad the last tile.
                     const u32 centroid = centroid_at(part, place);
                     if (__float_as_int(product) < least[i] || centroid >= rounds.k) continue;
-                    // Far too many would make the count begin anew.
-                    if (__ldcg(&rounds.status->pairs) > halves.room_for_pairs) continue;
-                    const u32 at = atomicAdd(&rounds.status->pairs, 1u);
-                    if (at < halves.room_for_pairs) {
-                        halves.pairs[at] = {first + 8 * i, centroid};
-                    }
+                    pending.add(rounds, halves, {first + 8 * i, centroid});
                 }
             }
-            __syncwarp();
+            pending.flush(rounds, halves, PENDING / 2);
         };
         const auto row_of = [&](u32 i) { return start + i < count ? halves.uncertain[start + i] : 0; };
         multiply_tiles(halves, row_of, errors.bias, begin, end, look);
         __syncthreads();
     }
+    pending.flush(rounds, halves, 1);
 }
 
 // Computes the exact distances of the pairs. Any grid.
@@ -233,7 +280,7 @@ extern "C" __global__ __launch_bounds__(128) void compare_candidates(
     }
 }
 
-// Assigns the uncertain rows. A thread per row of the list, any grid of whole warps.
+// Assigns the uncertain rows. A thread per row of the list, any grid.
 extern "C" __global__ __launch_bounds__(256) void settle(Rounds rounds, Halves halves, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     if (rounds.status->end == CROWDED) return;

@@ -1,7 +1,15 @@
 // How far products of rows and centroids in half precision may be off: see `assign_tiles.cuh`, and for products of groups
 // of warps `find_by_groups.cuh`.
+//
+// The longest row and the longest centroid set the scale of many errors, and one outlier is both. So a few rows are far
+// away, and those centroids that are longer than twice the other rows: such rows, and those whose best product is with such
+// a centroid, are compared with all centroids, and errors are those of the others. See `round_centroids` for what products
+// with a centroid that is far away say of a row that is not.
 
 #include "kmeans/tiles.cuh"
+
+// A limit that every product exceeds, as bits: the least integer.
+constexpr float ALL = -0.0f;
 
 // Error bounds of products, and the bias that makes them positive.
 struct Errors {
@@ -12,21 +20,39 @@ struct Errors {
         underflow = (float)halves.underflow;
         largest_centroid = __uint_as_float(status->largest_centroid);
         largest_error = __uint_as_float(status->largest_error);
-        const float row = __uint_as_float(status->largest_row);
-        bias = 1.01f * (row + largest_centroid) * largest_centroid + 1.0f;
+        const float row = fminf(__uint_as_float(status->largest_row), __uint_as_float(status->typical_row));
+        const float longest = largest_centroid + largest_error;
+        bias = 1.01f * (row + longest) * longest + 1e-30f;
         adding_up = (64 * STEPS + 8) * UNIT * bias;
     }
 
-    // The lead over all others that the best product needs for its centroid to be the nearest in
-    // exact sums, whose own relative error is at most DIM + 4 units, except for underflow.
+    // Bounds on how far a row is from its nearest centroid, or one that exact sums may take for it, given the best product
+    // without what was added to it and how much adding up may be off; and on what rounding changes a product with such a
+    // centroid by.
+    __device__ __forceinline__ float distance(const Rounded& row, float best, float adding_up) const {
+        const float error = row.error + largest_error;
+        const float square = fmaxf(row.length * row.length - 2 * best, 0.0f);
+        return 1.001f * (error + __fsqrt_ru(square + 5 * error * error + 2 * adding_up + 4 * underflow));
+    }
+    __device__ __forceinline__ float rounding(const Rounded& row, float distance) const {
+        const float error = row.error + largest_error;
+        return error * (distance + 2 * error);
+    }
+    // By how much products of two centroids may differ that are equally near in exact sums, whose own relative error is at
+    // most DIM + 4 units, except for underflow.
+    __device__ __forceinline__ float exact(float distance) const {
+        return 1.1f * (DIM + 4) * UNIT * distance * distance + underflow;
+    }
+
+    // The least product of a candidate. Where it is not positive, centroids that are far away may have less than 0.
+    static __device__ __forceinline__ float limit(float product) { return product >= 0 ? product : ALL; }
+
+    // The lead over all others that the best product needs for its centroid to be the nearest in exact sums.
     __device__ __forceinline__ float margin(const Rounded& row, float best, u32 places) const {
-        const float product = row.error * largest_centroid + row.length * largest_error + adding_up;
-        const float length = row.length + row.error;
-        const float square = fmaxf(length * length - 2 * (best - bias) + 2 * product, 0.0f);
         // Storing the place costs each of two products up to `places` units of 2^-23 of 2 BIAS.
         const float stored = 8 * (places + 1) * UNIT * bias;
-        return 1.001f * (2 * product + stored + 1.1f * (DIM + 4) * UNIT * square + underflow) +
-               1e-30f;
+        const float away = distance(row, best - bias, adding_up + stored);
+        return 1.001f * (2 * (rounding(row, away) + adding_up) + stored + exact(away)) + 1e-30f;
     }
 };
 
@@ -39,13 +65,12 @@ struct GroupMargins {
         // No sum, and no number that is added, is larger: |x||c| + |c|^2 / 2 + n, and a bit. 32 units are lost for each
         // multiplication.
         const float largest = __fmaf_rn(both * both, 0.56f, 0.01f);
-        const float rounding = row.error * errors.largest_centroid + row.length * errors.largest_error;
-        const float own = rounding + (32 * IMAGE_STEPS + 16) * UNIT * largest;
-        const float product = add(best, norm_of(row));
-        const float square = fmaxf(length * length - 2 * product + 2 * own, 0.0f);
-        const float exact = 1.1f * (DIM + 4) * UNIT * square + errors.underflow;
-        lead = 1.001f * (2 * own + exact) + 1e-30f;
-        const float others = rounding + errors.adding_up + 16 * UNIT * errors.bias;
-        least = fmaxf(add(errors.bias, product) - 1.001f * (own + others + exact) - 1e-30f, 0.0f);
+        const float own = (32 * IMAGE_STEPS + 16) * UNIT * largest;
+        const float product = add(best, norm_of(row)), away = errors.distance(row, product, own);
+        const float rounding = errors.rounding(row, away), exact = errors.exact(away);
+        lead = 1.001f * (2 * (rounding + own) + exact) + 1e-30f;
+        const float others = errors.adding_up + 16 * UNIT * errors.bias;
+        const float below = 1.001f * (2 * rounding + own + others + exact) + 1e-30f;
+        least = Errors::limit(add(errors.bias, product) - below);
     }
 };

@@ -1,6 +1,6 @@
 // Finding the nearest centroids by products of groups of four warps (sm_90a), which have twice the rate of those of single
-// warps. What `assign_tiles.cuh` says of errors holds; what is summed is x.c - |c|^2 / 2 - n, where n is more than
-// |x|^2 / 2: so that sums are negative, and the larger one has the smaller bits. All terms are products of halves.
+// warps. What `assign_tiles.cuh` says of errors holds; what is summed is its p less n, where n is more than
+// |h(x)|^2 / 2: so that sums are negative, and the larger one has the smaller bits. All terms are products of halves.
 //
 // Two groups have 64 rows each, and two more warps bring rows and centroids, in panels of two multiplications: centroids
 // through a ring of stages, rows once. Blocks stay: block b does images b, b + gridDim.x, … of 128 rows. Where the ring

@@ -24,7 +24,8 @@ struct Halves {
     unsigned char* half_rows;  // rows and centroids, scaled and rounded to half precision
     unsigned short* half_centroids;
     Rounded* rounded;
-    float* half_squares;   // per centroid: minus half its squared length
+    float* half_squares;   // per centroid: minus half the squared lengths of what it is rounded to and of the error
+    u32* far;              // per centroid, in whole images: whether it is far away
     u32* uncertain;        // positions of the uncertain rows
     float* least;          // per uncertain row: the least product of a candidate
     u64* nearest;          // per uncertain row: distance and number of the nearest candidate
@@ -36,7 +37,7 @@ struct Halves {
     double underflow;      // largest error of an exact squared distance by underflow, scaled
     u32 room_for_pairs, padding;
 };
-static_assert(sizeof(Halves) == 112, "the host has the same struct");
+static_assert(sizeof(Halves) == 120, "the host has the same struct");
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 constexpr bool HAS_TILES = DIM <= TILES_DIM;
@@ -94,9 +95,8 @@ __device__ __forceinline__ unsigned short part_of(float value, u32 which) {
     return half;
 }
 
-// More than half the squared length of a row: by so much that no sum of it, its products with a centroid and half the
-// centroid's squared length, all negated, is positive. With the error e of such a sum, |e| <= 2^-10 (|x| + |c|)^2 + 1e-6
-// (|x| + |c|), and |c| <= |x| + |x - c|, it is below -|x - c|^2 / 2 + |e| - |x|^2 / 32 - 1e-3.
+// More than half the squared length of a row: by so much that a product less this is negative: it is below
+// -|h(x) - h(c)|^2 / 2 - |h(x)|^2 / 32 - 1e-3, and adding up loses 2^-10 (|h(x)| + |h(c)|)^2 at most.
 __device__ __forceinline__ float norm_of(const Rounded& row) {
     const float length = row.length + row.error;
     return __fmaf_rn(length * length, 0.53125f, 1e-3f);

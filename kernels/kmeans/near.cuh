@@ -96,8 +96,8 @@ extern "C" __global__ __launch_bounds__(256) void assign_near(
     move_row(rounds, cluster != before, row, before, cluster);
 }
 
-// Counting sort of rows by cluster, and within a cluster by how many centroids they are compared
-// with: counts, prefix sums, moves. A block has SORTED_ROWS rows.
+// Counting sort of rows by cluster, and of few elements within a cluster by how many centroids they are compared with:
+// counts, prefix sums (`add_up`), moves. A block has SORTED_ROWS rows, all of which are in a cluster.
 
 // The place (sort key) of a row: `ranks` for each cluster, by the logarithm of how many centroids the
 // row is compared with.
@@ -129,6 +129,7 @@ __device__ __forceinline__ u32 place_of(const Rounds& rounds, const Near& near, 
 
 // Counts the rows at each place. Shared memory for k * ranks counts. `sorted_counts` is zero before.
 extern "C" __global__ __launch_bounds__(1024) void sort_count(Rounds rounds, Near near, u32 ranks) {
+    if (rounds.status->end == CROWDED) return;
     u32* counts = reinterpret_cast<u32*>(shared);
     const u32 places = rounds.k * ranks;
     for (u32 i = threadIdx.x; i < places; i += blockDim.x) counts[i] = 0;
@@ -143,32 +144,11 @@ extern "C" __global__ __launch_bounds__(1024) void sort_count(Rounds rounds, Nea
     }
 }
 
-// Turns counts into positions by a prefix sum. One block of 1024 threads, each of which sums a run.
-extern "C" __global__ __launch_bounds__(1024) void sort_add_up(Rounds rounds, Near near, u32 ranks) {
-    __shared__ u32 sums[1024];
-    const u32 places = rounds.k * ranks;
-    const u32 run = (places + 1023) / 1024, first = threadIdx.x * run;
-    u32 sum = 0;
-    for (u32 i = first; i < first + run && i < places; i++) sum += near.sorted_counts[i];
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    for (u32 apart = 1; apart < 1024; apart *= 2) {
-        const u32 before = threadIdx.x >= apart ? sums[threadIdx.x - apart] : 0;
-        __syncthreads();
-        sums[threadIdx.x] += before;
-        __syncthreads();
-    }
-    u32 position = sums[threadIdx.x] - sum;
-    for (u32 i = first; i < first + run && i < places; i++) {
-        const u32 count = near.sorted_counts[i];
-        near.sorted_counts[i] = position;
-        position += count;
-    }
-}
-
-// Moves rows, numbers and labels to their new positions. Blocks and shared memory as for `sort_count`.
+// Moves numbers and labels of all rows to their new positions, and rows of few elements too unless `rows` is null. Blocks
+// and shared memory as for `sort_count`.
 extern "C" __global__ __launch_bounds__(1024) void sort_move(Rounds rounds, Near near, u32 ranks, float* rows,
                                                              u32* numbers, u32* labels) {
+    if (rounds.status->end == CROWDED) return;
     u32* positions = reinterpret_cast<u32*>(shared);
     const u32 all = rounds.k * ranks;
     for (u32 i = threadIdx.x; i < all; i += blockDim.x) positions[i] = 0;
@@ -192,7 +172,7 @@ extern "C" __global__ __launch_bounds__(1024) void sort_move(Rounds rounds, Near
         const u32 row = first + i * 1024 + threadIdx.x;
         if (row >= rounds.count) continue;
         const u32 to = atomicAdd(&positions[places[i]], 1u);
-        if constexpr (IS_LOW) {
+        if (IS_LOW && rows != nullptr) {
             float values[DIM];
             load_row(values, rounds.rows + (u64)row * DIM);
             store_row(rows + (u64)to * DIM, values);

@@ -65,6 +65,33 @@ extern "C" __global__ __launch_bounds__(256) void round_rows(Rounds rounds, Halv
     raise(&rounds.status->largest_row, rounded.length);
 }
 
+// Finds a length that no row exceeds, or so few that they can be compared with all centroids, by a sample: twice that of
+// the longest but so many. A block.
+extern "C" __global__ __launch_bounds__(1024) void measure_rows(Rounds rounds, Halves halves) {
+    // The lengths of 16 bins are within a factor of two.
+    constexpr u32 SHIFT = 19, OWN = 4, LENGTHS = 1024 * OWN, SAMPLE = 65536;
+    __shared__ u32 counts[LENGTHS];
+    for (u32 i = threadIdx.x; i < LENGTHS; i += 1024) counts[i] = 0;
+    __syncthreads();
+    const u32 step = (rounds.count + SAMPLE - 1) / SAMPLE;
+    for (u64 row = (u64)threadIdx.x * step; row < rounds.count; row += 1024 * step) {
+        atomicAdd(&counts[__float_as_uint(halves.rounded[row].length) >> SHIFT & (LENGTHS - 1)], 1u);
+    }
+    __syncthreads();
+    // From the longest down.
+    const u32 first = LENGTHS - 1 - threadIdx.x * OWN;
+    u32 own = 0, all;
+    for (u32 i = 0; i < OWN; i++) own += counts[first - i];
+    u32 longer = sum_before(own, all);
+    const u32 few = all / (2 * rounds.k);
+    for (u32 i = 0; i < OWN; i++) {
+        const u32 before = longer;
+        longer += counts[first - i];
+        const u32 end_of_bin = (first - i + 1) << SHIFT, twice = 1 << 23;
+        if (before <= few && longer > few) rounds.status->typical_row = end_of_bin + twice;
+    }
+}
+
 // Rounds all centroids, every round. A warp per centroid of whole tiles; those that pad the last
 // tile are never the nearest.
 extern "C" __global__ __launch_bounds__(256) void round_centroids(
@@ -80,23 +107,36 @@ extern "C" __global__ __launch_bounds__(256) void round_centroids(
             if (cluster >= (rounds.k + IMAGE_CENTROIDS - 1) / IMAGE_CENTROIDS * IMAGE_CENTROIDS) return;
             for (u32 j = lane; j < IMAGE_STEPS * 16; j += 32) put(j, j == DIM ? MINUS_INFINITY : 0);
         }
+        if (lane == 0) halves.far[cluster] = 1;
         if (cluster >= (rounds.k + TILE - 1) / TILE * TILE) return;
         for (u32 j = lane; j < HALF_DIM; j += 32) to[half_place(cluster, j)] = 0;
         if (lane == 0) halves.half_squares[cluster] = -Limits<float>::infinity();
         return;
     }
-    double square = 0;
-    Rounded rounded = round_row(halves, current_centroids(rounds) + (u64)cluster * DIM,
+    double square = 0, in_parts = 0;
+    const Rounded rounded = round_row(halves, current_centroids(rounds) + (u64)cluster * DIM,
                                 [&](u32 j, unsigned short half, double x) {
                                     to[half_place(cluster, j)] = half;
                                     if (HAS_IMAGES && j < DIM) put(j, half);
+                                    const double value = from_half(half);
                                     square += x * x;
+                                    in_parts += value * value + (x - value) * (x - value);
                                 });
     square = add_lanes(square);
-    const float half_square = (float)(-0.5 * square);
+    float half_square = (float)(-0.5 * add_lanes(in_parts));
+    const float length = __fmul_ru(__double2float_ru(__dsqrt_ru(square)), 1.000001f);
+    const float typical = __uint_as_float(rounds.status->typical_row);
+    // Or so long that images do not show it as it is.
+    const bool is_far = !(length <= 2 * typical) || (HAS_IMAGES && half_square < LEAST_OF_PARTS);
+    if (is_far) {
+        // For a row that is not: it is nearer to any centroid that is not, if this one is 5 times as far away; otherwise
+        // its product is raised by what rounding and adding up may take from it.
+        const float error = rounded.error + 0.000495f * typical + 1e-5f, both = typical + length;
+        const float raised = error * (both + 3 * error) + (100 * STEPS + 40) * UNIT * both * both;
+        half_square = length <= 5 * typical ? __fmaf_ru(raised, 1.01f, half_square) : -Limits<float>::infinity();
+    }
     if constexpr (HAS_IMAGES) {
-        // One that is farther away than halves can say makes no row certain.
-        if (half_square < LEAST_OF_PARTS) rounded.error = Limits<float>::infinity();
+        // What is less is raised, too.
         const float shown = fmaxf(half_square, LEAST_OF_PARTS);
         for (u32 j = DIM + lane; j < IMAGE_STEPS * 16; j += 32) {
             const u32 i = j - DIM;
@@ -105,7 +145,11 @@ extern "C" __global__ __launch_bounds__(256) void round_centroids(
     }
     if (lane > 0) return;
     halves.half_squares[cluster] = half_square;
-    const float length = __fmul_ru(__double2float_ru(__dsqrt_ru(square)), 1.000001f);
+    halves.far[cluster] = is_far;
+    if (is_far) {
+        rounds.status->has_far = 1;
+        return;
+    }
     raise(&rounds.status->largest_centroid, length);
     raise(&rounds.status->largest_error, rounded.error);
 }

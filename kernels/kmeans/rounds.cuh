@@ -1,11 +1,11 @@
 // Lloyd's rounds on rows that stay on the device: definitions that the kernels share.
 //
 // A round is a sequence of launches without synchronising with the host: assign (`near.cuh`, or `assign_tiles.cuh` with
-// `find_by_groups.cuh` where it can be), `add_moved`, `means`, `finish_round`. The outcome is in a Status; once it says that
+// `find_by_groups.cuh` where it can be), `add_moved`, `finish_round`. The outcome is in a Status; once it says that
 // rounds have ended, later launches do nothing. DIM is the number of elements in a row. Sums are exact, like those of
 // `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
 
-#include "common/warp.cuh"
+#include "common/scan.cuh"
 
 enum : u32 { NO_CLUSTER = 0xffffffffu };
 
@@ -23,11 +23,13 @@ struct Status {
     u32 empty;             // clusters without rows
     u32 arrived;           // blocks that have finished `finish_round`
     u32 largest_row;       // longest rounded row, as the bits of a float
-    u32 largest_centroid;  // longest centroid, as the bits of a float
-    u32 largest_error;     // largest rounding error of a centroid, as the bits of a float
+    u32 typical_row;       // a length that few rows exceed, as the bits of a float
+    u32 largest_centroid;  // longest centroid that is not far away, as the bits of a float
+    u32 largest_error;     // largest rounding error of one of these, as the bits of a float
+    u32 has_far;           // whether a centroid is far away
     u64 rechecked;
 };
-static_assert(sizeof(Status) == 56, "the host has the same struct");
+static_assert(sizeof(Status) == 64, "the host has the same struct");
 
 // A row that changed its cluster: its position, and its old cluster.
 struct Moved {
@@ -100,6 +102,12 @@ __device__ __forceinline__ float square_distance(const float (&row)[DIM], const 
     return total;
 }
 
+// Puts a row into a cluster, at its place in the list of those that moved.
+__device__ __forceinline__ void record(const Rounds& rounds, u32 place, u32 row, u32 before, u32 cluster) {
+    rounds.moved[place] = {row, before};
+    rounds.labels[row] = cluster;
+}
+
 // Records that a row is now in a cluster. All threads of a warp call it; `is_new` says which of them
 // have a row to record.
 __device__ __forceinline__ void move_row(const Rounds& rounds, bool is_new, u32 row, u32 before,
@@ -110,7 +118,17 @@ __device__ __forceinline__ void move_row(const Rounds& rounds, bool is_new, u32 
     u32 start = 0;
     if (lane == leader) start = atomicAdd(&rounds.status->moved, __popc(lanes));
     start = __shfl_sync(0xffffffffu, start, leader);
-    if (!is_new) return;
-    rounds.moved[start + __popc(lanes & ((1u << lane) - 1))] = {row, before};
-    rounds.labels[row] = cluster;
+    if (is_new) record(rounds, start + __popc(lanes & ((1u << lane) - 1)), row, before, cluster);
+}
+
+// The place of a thread's entry in one of two lists, if it has one. Their lengths are raised once for all threads of the
+// block, which all call it: a device does operations on one place one after the other.
+__device__ __forceinline__ u32 place_in(u32* one, u32* other, bool in_one, bool in_other) {
+    __shared__ u32 starts[2];
+    u32 all;
+    const u32 before = sum_before(in_one | in_other << 16, all);
+    const u32 own = threadIdx.x == 0 ? all & 0xffff : all >> 16;
+    if (threadIdx.x < 2 && own > 0) starts[threadIdx.x] = atomicAdd(threadIdx.x == 0 ? one : other, own);
+    __syncthreads();
+    return in_other ? starts[1] + (before >> 16) : starts[0] + (before & 0xffff);
 }

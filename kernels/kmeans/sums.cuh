@@ -72,34 +72,48 @@ extern "C" __global__ __launch_bounds__(256) void add_moved(Rounds rounds, Sums 
     add_moved_rows(rounds, sums, first, (u64)gridDim.x * blockDim.x);
 }
 
-// Adds all rows to their clusters, which are empty before; rows of a cluster are contiguous. A thread
-// sums one element of ADDED_ROWS rows, and adds the sum to the cluster's where the cluster changes.
-extern "C" __global__ __launch_bounds__(256) void add_sorted(Rounds rounds, Sums sums) {
+// Adds all rows to their clusters, which are empty before; rows of a cluster follow each other in `labels`, and are at
+// these positions, or at their own. A thread sums one element of ADDED_ROWS rows, and adds the sum to the cluster's where
+// the cluster changes.
+extern "C" __global__ __launch_bounds__(256) void add_sorted(
+    Rounds rounds, Sums sums, const u32* labels, const u32* positions) {
     if (rounds.status->end != GOING_ON) return;
     const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u32 j = thread % DIM;
     const u64 first = thread / DIM * ADDED_ROWS;
     const u64 last = first + ADDED_ROWS < rounds.count ? first + ADDED_ROWS : rounds.count;
     if (first >= rounds.count) return;
-    u32 cluster = rounds.labels[first];
+    u32 cluster = labels[first];
     u64 sum = 0, rows = 0;
     const auto pass_on = [&] {
         atomicAdd(reinterpret_cast<u64*>(sums.sums + (u64)cluster * DIM + j), sum);
         if (j == 0) add_count(sums, cluster, rows);
         sum = rows = 0;
     };
-    for (u64 row = first; row < last; row++) {
-        const u32 next = rounds.labels[row];
-        if (next != cluster) pass_on();
-        cluster = next;
-        const float x = rounds.rows[row * DIM + j];
-        long long whole;
-        if (in_steps(sums, j, x, whole)) {
-            sum += (u64)whole;
-        } else {
-            add_wide(sums, cluster, j, x, false);
+    // All of them are on their way before the first is added.
+    constexpr u32 TOGETHER = 8;
+    for (u64 start = first; start < last; start += TOGETHER) {
+        u32 clusters[TOGETHER];
+        float x[TOGETHER];
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) {
+            const u64 row = start + i < last ? start + i : last - 1;
+            clusters[i] = labels[row];
+            x[i] = rounds.rows[(positions == nullptr ? row : positions[row]) * DIM + j];
         }
-        rows++;
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) {
+            if (start + i >= last) break;
+            if (clusters[i] != cluster) pass_on();
+            cluster = clusters[i];
+            long long whole;
+            if (in_steps(sums, j, x[i], whole)) {
+                sum += (u64)whole;
+            } else {
+                add_wide(sums, cluster, j, x[i], false);
+            }
+            rows++;
+        }
     }
     pass_on();
 }
@@ -172,19 +186,12 @@ __device__ __forceinline__ void take_mean(const Rounds& rounds, const Sums& sums
     }
 }
 
-// A warp per cluster.
-extern "C" __global__ __launch_bounds__(256) void means(Rounds rounds, Sums sums) {
-    if (rounds.status->end != GOING_ON) return;
-    const u32 cluster = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (cluster < rounds.k) take_mean(rounds, sums, cluster);
-}
-
 // Whether all clusters have means, and at least one row moved.
 __device__ __forceinline__ bool is_whole(const Rounds& rounds) {
-    return rounds.status->empty == 0 && rounds.status->moved != 0;
+    return __ldcg(&rounds.status->empty) == 0 && rounds.status->moved != 0;
 }
 
-// Computes the squared distance that a centroid moved, by a warp.
+// Computes the squared distance that a centroid moved, by a warp; nobody needs it where a cluster has no rows.
 __device__ __forceinline__ void take_shift(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 current = rounds.status->current, lane = threadIdx.x % 32;
     const float* old = rounds.centroids + ((u64)current * rounds.k + cluster) * DIM;
@@ -203,6 +210,7 @@ __device__ __forceinline__ void end_round(const Rounds& rounds, const Sums& sums
     const u32 lane = threadIdx.x % 32;
     double shift = 0;
     if (is_whole(rounds)) {
+#pragma unroll 8
         for (u32 i = lane; i < rounds.k; i += 32) shift = __dadd_rn(shift, __ldcg(&sums.shifts[i]));
     }
     shift = add_lanes(shift);
@@ -211,7 +219,7 @@ __device__ __forceinline__ void end_round(const Rounds& rounds, const Sums& sums
     status->iterations++;
     if (status->moved == 0) {
         status->end = STABLE;
-    } else if (status->empty > 0) {
+    } else if (__ldcg(&status->empty) > 0) {
         status->end = EMPTY_CLUSTER;
     } else {
         status->current = 1 - status->current;
@@ -221,14 +229,19 @@ __device__ __forceinline__ void end_round(const Rounds& rounds, const Sums& sums
     status->rechecked += status->uncertain;
     status->moved = status->uncertain = status->pairs = 0;
     status->empty = status->arrived = 0;
-    status->largest_centroid = status->largest_error = 0;
+    status->largest_centroid = status->largest_error = status->has_far = 0;
 }
 
-// A warp per cluster; the last block to arrive ends the round.
+// Computes all means, and how far they are from the centroids before. A warp per cluster; the last block to arrive ends
+// the round.
 extern "C" __global__ __launch_bounds__(256) void finish_round(Rounds rounds, Sums sums) {
     if (rounds.status->end != GOING_ON) return;
     const u32 cluster = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (cluster < rounds.k && is_whole(rounds)) take_shift(rounds, sums, cluster);
+    if (cluster < rounds.k) {
+        take_mean(rounds, sums, cluster);
+        // What a lane reads, it has written.
+        take_shift(rounds, sums, cluster);
+    }
     __shared__ bool is_last;
     __threadfence();
     __syncthreads();

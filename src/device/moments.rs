@@ -11,15 +11,15 @@ use crate::parallel::in_parallel;
 
 /// Statistics of rows, computed before they are clustered.
 struct Moments {
-    /// The mean of every dimension.
-    means: Vec<f64>,
+    /// A point in the middle of the rows: of many rows, a few that are far away do not move it.
+    origin: Vec<f64>,
     /// The mean of the dimensions' variances, of coordinates times …
     variance: f64,
     /// … this power of two, with which squares neither overflow nor vanish in float64.
     unit: f64,
     /// The largest magnitude of an element, …
     largest: f64,
-    /// … and the largest difference of one from its dimension's mean.
+    /// … and the largest difference of one from the same element of `origin`.
     farthest: f64,
 }
 
@@ -39,7 +39,7 @@ impl KMeansProblem {
         let dim = input.rows.matrix().dim();
         let values: &[T] = input.rows.reals().unwrap_or_default();
         let moments = moments(&values[rows.start * dim..rows.end * dim], dim, job)?;
-        let Moments { means: origin, variance, unit, largest, farthest } = moments;
+        let Moments { origin, variance, unit, largest, farthest } = moments;
         let tolerance = tolerance * variance;
         Ok(Self { rows, k, tolerance, unit, origin, farthest, largest })
     }
@@ -57,10 +57,10 @@ fn moments<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Moments> {
     }
     let means: Vec<f64> = columns.sums.iter().map(|sum| sum / rows).collect();
     let variance = variances(values, &means, unit, job)?.iter().sum::<f64>() / dim.max(1) as f64;
-    let means: Vec<f64> = means.into_iter().map(|mean| mean / unit).collect();
-    let from_mean = columns.ends.iter().zip(&means).map(|((a, b), mean)| (b - mean).max(mean - a));
-    let farthest = from_mean.fold(0.0, f64::max);
-    Ok(Moments { means, variance, unit, largest, farthest })
+    let origin: Vec<f64> = columns.middle.into_iter().map(|middle| middle / unit).collect();
+    let from_origin = columns.ends.iter().zip(&origin).map(|((a, b), x)| (b - x).max(x - a));
+    let farthest = from_origin.fold(0.0, f64::max);
+    Ok(Moments { origin, variance, unit, largest, farthest })
 }
 
 /// Rows of a block, whose numbers are added up in order; the blocks' sums are then added up in order.
@@ -70,6 +70,8 @@ const BLOCK: usize = 4096;
 struct Columns {
     /// Their sums, times a power of two.
     sums: Vec<f64>,
+    /// The median of the blocks' means, times the same.
+    middle: Vec<f64>,
     /// The least and the largest element.
     ends: Vec<(f64, f64)>,
 }
@@ -89,9 +91,17 @@ fn columns<T: Real>(values: &[T], dim: usize, unit: f64, job: &Job) -> Result<Co
         }
         Ok((sums, low, high))
     });
-    let mut all = Columns { sums: vec![0.0; dim], ends: vec![(f64::MAX, f64::MIN); dim] };
-    for block in blocks {
-        let (sums, low, high) = block?;
+    let blocks = blocks.into_iter().collect::<Result<Vec<_>>>()?;
+    let sizes = values.chunks(BLOCK * dim.max(1)).map(|block| (block.len() / dim.max(1)) as f64);
+    let middle = (0..dim).map(|j| {
+        let mut means: Vec<f64> =
+            blocks.iter().zip(sizes.clone()).map(|((sums, ..), size)| sums[j] / size).collect();
+        means.sort_unstable_by(f64::total_cmp);
+        means.get(means.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
+    });
+    let (sums, ends) = (vec![0.0; dim], vec![(f64::MAX, f64::MIN); dim]);
+    let mut all = Columns { sums, middle: middle.collect(), ends };
+    for (sums, low, high) in blocks {
         let ends = low.iter().zip(&high).map(|(low, high)| (low.to_f64(), high.to_f64()));
         for ((to, from), (sum, more)) in
             all.ends.iter_mut().zip(ends).zip(all.sums.iter_mut().zip(sums))

@@ -9,6 +9,7 @@ use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 
+use crate::rounding;
 use crate::support::lloyd::{exact_mean, lloyd, unit_of, values_of};
 use crate::support::{Kind, Rng, matrix_f32, matrix_f64, oracle};
 use crate::{Check, Test};
@@ -19,15 +20,14 @@ pub fn trials() -> Vec<(String, Test)> {
     for kind in Kind::ALL {
         all.push((format!("kmeans::{kind:?}"), Box::new(move |device| clusters(device, kind))));
     }
-    let others: [(&str, Check); 7] = [
+    let others: [(&str, Check); 5] = [
         ("many_rounds", many_rounds),
         ("groups", groups),
         ("means_are_exact", exact_means),
         ("rounds_by_definition", rounds_by_definition),
-        ("given_centroids_far_away", far_centroids),
-        ("products_that_hide_others", hidden_products),
         ("rows_without_weight", weightless),
     ];
+    let others = others.into_iter().chain(rounding::trials());
     all.extend(others.map(|(name, run)| (format!("kmeans::{name}"), Box::new(run) as Test)));
     all
 }
@@ -84,7 +84,7 @@ fn clusters(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
 /// tools that slow every access down.
 fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
     for (count, dim, k) in [(1500, 3, 9), (1200, 20, 12), (500, 200, 12)] {
-        for outlier in [1.0, 1e15] {
+        for outlier in [1.0, 1e3, 1e15] {
             let mut values = Kind::Normal.rows(1, count, dim);
             values[count - 1].iter_mut().for_each(|x| *x *= outlier);
             let rows = matrix_f32(&values, dim, Metric::L2);
@@ -285,58 +285,6 @@ fn rounds_by_definition(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// First centroids that are so far away that squares overflow, or that halves do not hold.
-fn far_centroids(device: &AnyDevice) -> Result<(), Failed> {
-    for (size, far) in [(1.0, 3e19), (1.0, 1e25), (1e-30, 1e15), (1e-3, 1e8), (1e-38, 1e-2)] {
-        for (dim, k) in [(3, 1), (3, 6), (20, 1), (20, 70), (128, 5), (200, 70)] {
-            let mut values = Kind::Normal.rows(dim as u64, 500, dim);
-            values.iter_mut().flatten().for_each(|x| *x *= size);
-            let rows = matrix_f32(&values, dim, Metric::L2);
-            let mut first = values[..k].to_vec();
-            first.iter_mut().step_by(2).flatten().for_each(|x| *x = (*x / size).signum() * far);
-            let first = matrix_f32(&first, dim, Metric::L2);
-            let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
-            (params.init, params.max_iterations) = (Init::Given, 5);
-            same_clusters(device, &rows, Some(&first), &params)
-                .map_err(|e| format!("{far:e} beside {size:e}, dim {dim}, k {k}: {e:?}"))?;
-        }
-    }
-    Ok(())
-}
-
-/// Rows and centroids whose products are large and cancel out, or are the same for all centroids, so
-/// that the nearest one is decided by products of up to 2⁻²⁸ of them. Whatever is cut off while
-/// they are added up, and in whatever order, must not decide.
-fn hidden_products(device: &AnyDevice) -> Result<(), Failed> {
-    let mut rng = Rng(5);
-    for (dim, k) in [(20, 8), (33, 3), (64, 8), (128, 8), (300, 8)] {
-        for small in (0..15).map(|places| 2f64.powi(-places)) {
-            for cancels in [false, true] {
-                let large: Vec<f64> = (0..dim / 4).map(|_| 64.0 + rng.below(64) as f64).collect();
-                let mut row = |sign: f64, is_centroid: bool| -> Vec<f64> {
-                    let large = large.iter().flat_map(|x| match is_centroid && cancels {
-                        true => [*x, -*x],
-                        false => [sign * x, sign * x],
-                    });
-                    let large: Vec<f64> = large.collect();
-                    let small =
-                        (large.len()..dim).map(|_| (rng.uniform() * 64.0).round() * small / 64.0);
-                    large.into_iter().chain(small.collect::<Vec<_>>()).collect()
-                };
-                let values: Vec<_> = (0..500).map(|i| row([1.0, -1.0][i % 2], false)).collect();
-                let first: Vec<_> = (0..k).map(|_| row(1.0, true)).collect();
-                let rows = matrix_f32(&values, dim, Metric::L2);
-                let first = matrix_f32(&first, dim, Metric::L2);
-                let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
-                (params.init, params.max_iterations) = (Init::Given, 2);
-                same_clusters(device, &rows, Some(&first), &params)
-                    .map_err(|e| format!("dim {dim}, {small:e}, cancels {cancels}: {e:?}"))?;
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Rows of weight 0 are in clusters, but make none: only distinct vectors of positive weight count,
 /// and only they are first centroids.
 fn weightless(device: &AnyDevice) -> Result<(), Failed> {
@@ -415,7 +363,7 @@ fn doubled(rows: &Rows, count: usize) -> Rows {
     Rows::all(Arc::new(Matrix::new(elements, count, dim)))
 }
 
-fn same_clusters(
+pub fn same_clusters(
     device: &AnyDevice,
     rows: &Rows,
     start: Option<&Rows>,

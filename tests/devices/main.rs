@@ -6,6 +6,7 @@ mod among;
 mod dbscan;
 mod kmeans;
 mod lsh;
+mod rounding;
 mod search;
 mod seeding;
 mod session;

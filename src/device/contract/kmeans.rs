@@ -96,7 +96,7 @@ pub struct KMeansProblem {
     /// A power of two. Squared differences of coordinates times this neither overflow nor vanish
     /// in float64.
     pub unit: f64,
-    /// The mean of the rows.
+    /// A point in the middle of the rows: of many rows, a few that are far away do not move it.
     pub origin: Vec<f64>,
     /// The largest difference of an element from the same element of `origin`.
     pub farthest: f64,

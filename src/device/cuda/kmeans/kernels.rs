@@ -70,15 +70,15 @@ pub(super) struct RoundKernels {
     pub(super) limits: Limits,
     pub(super) add_moved: CudaFunction,
     pub(super) add_sorted: CudaFunction,
-    pub(super) means: CudaFunction,
     pub(super) finish_round: CudaFunction,
     pub(super) costs: CudaFunction,
     pub(super) list_centroids: CudaFunction,
     pub(super) assign_near: CudaFunction,
     pub(super) sort_count: CudaFunction,
-    pub(super) sort_add_up: CudaFunction,
+    pub(super) add_up: CudaFunction,
     pub(super) sort_move: CudaFunction,
     pub(super) round_rows: CudaFunction,
+    pub(super) measure_rows: CudaFunction,
     pub(super) round_centroids: CudaFunction,
     pub(super) assign_tiles: CudaFunction,
     /// What takes its place where groups of warps multiply.
@@ -127,15 +127,15 @@ impl RoundKernels {
             limits,
             add_moved: function("add_moved")?,
             add_sorted: function("add_sorted")?,
-            means: function("means")?,
             finish_round: function("finish_round")?,
             costs: function("costs")?,
             list_centroids: function("list_centroids")?,
             assign_near: function("assign_near")?,
             sort_count: function("sort_count")?,
-            sort_add_up: function("sort_add_up")?,
+            add_up: function("add_up")?,
             sort_move: function("sort_move")?,
             round_rows: function("round_rows")?,
+            measure_rows: function("measure_rows")?,
             round_centroids: function("round_centroids")?,
             assign_tiles: function("assign_tiles")?,
             find_by_groups: find_by_groups.transpose()?,
@@ -179,9 +179,12 @@ fn has_tiles(dim: usize, limits: Limits) -> bool {
     dim <= TILES_DIM && limits.capability.0 >= 8 && stages_bytes(dim) <= limits.shared
 }
 
-/// The number of ranks that sorting distinguishes within a cluster.
-pub(super) fn ranks(k: usize) -> usize {
-    (PLACES / k).clamp(1, RANKS)
+/// The number of ranks that sorting distinguishes within a cluster; none where there are too many clusters to sort.
+pub(super) fn ranks(way: Way, k: usize) -> usize {
+    match way {
+        Way::Near => (PLACES / k).clamp(1, RANKS),
+        Way::Tiles => usize::from(k <= PLACES),
+    }
 }
 
 impl RoundKernels {

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, LaunchArgs, LaunchConfig, PushKernelArg};
 
+use super::halves::of_tiles;
 use super::images::{IMAGE_CENTROIDS, IMAGE_ROWS};
 use super::kernels::{
-    ADDED_ROWS, MOST_ROWS, RoundKernels, SORTED_ROWS, TILE, WARPS, Way, half_dim, ranks,
-    stages_bytes,
+    ADDED_ROWS, MOST_ROWS, RoundKernels, SORTED_ROWS, TILE, WARPS, Way, ranks, stages_bytes,
 };
 use super::structs::{BINS, Halves, Near, Rounds, Status, Sums};
 use crate::device::ClusterSums;
@@ -43,11 +43,19 @@ pub(super) struct Workspace {
     /// The memory of cluster sums: all zero without rows.
     sums: SumsMemory,
     rows: Buffer,
+    /// How many rows there are at each place of an order by cluster, where few places are enough; and in all.
+    at_places: Option<Buffer>,
     /// Buffers for sorted rows, their numbers and labels.
     sorted: Option<Sorted>,
     /// The memory behind the other addresses.
     _kept: Vec<Buffer>,
 }
+
+/// How often rows are rounded at most, by other scales.
+const MOST_SCALES: usize = 4;
+
+/// Shorter rows may have lost elements.
+const LEAST_TYPICAL: f32 = 1.0;
 
 /// Threads of a block of `find_by_groups`.
 const GROUP_THREADS: usize = 384;
@@ -60,7 +68,6 @@ struct SumsMemory {
 }
 
 struct Sorted {
-    counts: Buffer,
     rows: Buffer,
     labels: Buffer,
     numbers: [Buffer; 2],
@@ -122,12 +129,15 @@ impl Workspace {
             tolerance: problem.tolerance,
         };
         let (mut near, mut halves, mut sorted) = (Near::default(), Halves::default(), None);
+        let at_places = match ranks(way, k) {
+            0 => None,
+            ranks => Some(allocate((k * ranks + 1) * 4)?),
+        };
+        near.sorted_counts = at_places.as_ref().map_or(0, |counts| address(stream, counts));
         match way {
             Way::Near => {
-                let counts = allocate(k * ranks(k) * 4)?;
-                near = Near { lists: place(k * k * 8)?, sorted_counts: address(stream, &counts) };
+                near.lists = place(k * k * 8)?;
                 sorted = Some(Sorted {
-                    counts,
                     rows: allocate(count * dim * 4)?,
                     labels: allocate(count * 4)?,
                     numbers: [allocate(count * 4)?, allocate(count * 4)?],
@@ -151,6 +161,7 @@ impl Workspace {
             in_sums,
             near,
             halves,
+            at_places,
             pace: Pace::default(),
             rate,
             status,
@@ -163,13 +174,50 @@ impl Workspace {
         };
         workspace.set_status(&Status::default())?;
         if way == Way::Tiles {
-            let kernels = &workspace.kernels;
-            let all = config(count.next_multiple_of(IMAGE_ROWS).div_ceil(8), 256, 0);
-            workspace.launch(&kernels.round_rows, ("round_rows", all), |launch, kernel| {
+            workspace.round_rows()?;
+        }
+        Ok(workspace)
+    }
+
+    /// Rounds all rows to half precision, so that most of them have elements which that suits: one that is far away
+    /// may be so large that nothing is left of the others.
+    fn round_rows(&mut self) -> Result<()> {
+        let at_first = self.halves;
+        for _ in 1..MOST_SCALES {
+            let (typical, largest) = self.round_and_measure()?;
+            if typical >= LEAST_TYPICAL {
+                return Ok(());
+            }
+            if largest == 0.0 {
+                break;
+            }
+            self.halves.scale_up(f64::from(128.0 / typical.max(1e-6)));
+            self.set_status(&Status::default())?;
+        }
+        // No scale suits most rows, as where most are equal: none of them counts as far away.
+        self.halves = at_first;
+        self.set_status(&Status::default())?;
+        let (_, largest) = self.round_and_measure()?;
+        let typical_row = largest.max(LEAST_TYPICAL).to_bits();
+        self.set_status(&Status {
+            largest_row: largest.to_bits(),
+            typical_row,
+            ..Status::default()
+        })
+    }
+
+    /// Rounds all rows: a length that few exceed, and that of the longest.
+    fn round_and_measure(&self) -> Result<(f32, f32)> {
+        let all = config(self.count.next_multiple_of(IMAGE_ROWS).div_ceil(8), 256, 0);
+        let one = config(1, 1024, 0);
+        let kernels = &self.kernels;
+        for (kernel, grid) in [(&kernels.round_rows, all), (&kernels.measure_rows, one)] {
+            self.launch(kernel, ("round_rows, measure_rows", grid), |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(&kernel.halves);
             })?;
         }
-        Ok(workspace)
+        let Status { typical_row, largest_row, .. } = self.status()?;
+        Ok((f32::from_bits(typical_row), f32::from_bits(largest_row)))
     }
 
     /// The status of rounds. Waits for them.
@@ -315,20 +363,32 @@ impl Workspace {
 
     /// Adds the listed rows to their clusters, or, in the first round, all rows, if they are sorted.
     pub(super) fn add(&mut self, is_first: bool) -> Result<()> {
-        if is_first && self.way == Way::Near {
-            self.sort()?;
+        if is_first && self.at_places.is_some() {
+            let (labels, positions) = match self.way {
+                Way::Near => {
+                    self.sort()?;
+                    (self.rounds.labels, 0)
+                }
+                Way::Tiles => {
+                    // Of as many u32, which each round uses anew.
+                    let Halves { uncertain, least, .. } = self.halves;
+                    self.order((0, uncertain, least))?;
+                    (least, uncertain)
+                }
+            };
             let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.dim;
             let all = config(threads.div_ceil(256), 256, 0);
-            return self.launch_sums(&self.kernels.add_sorted, ("add_sorted", all));
+            return self.launch(&self.kernels.add_sorted, ("add_sorted", all), |launch, kernel| {
+                launch.arg(&kernel.rounds).arg(&kernel.in_sums).arg(&labels).arg(&positions);
+            });
         }
-        let some = config(self.blocks(4), 256, 0);
+        let some = config(self.blocks(8), 256, 0);
         self.launch_sums(&self.kernels.add_moved, ("add_moved", some))
     }
 
     /// Moves every centroid to the mean of its rows, unless rounds end.
     pub(super) fn update(&self) -> Result<()> {
         let clusters = config(self.k.div_ceil(8), 256, 0);
-        self.launch_sums(&self.kernels.means, ("means", clusters))?;
         self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters))
     }
 
@@ -336,19 +396,9 @@ impl Workspace {
     /// assigning them faster. All rows must be in a cluster.
     pub(super) fn sort(&mut self) -> Result<()> {
         let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
-        let kernels = &self.kernels;
-        self.stream.memset_zeros(sorted.counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
-        let ranks = ranks(self.k);
-        let blocks = config(self.count.div_ceil(SORTED_ROWS), 1024, self.k * ranks * 4);
-        let ranks = ranks as u32;
-        self.launch_near(&kernels.sort_count, ("sort_count", blocks), ranks)?;
-        self.launch_near(&kernels.sort_add_up, ("sort_add_up", config(1, 1024, 0)), ranks)?;
-        let Sorted { rows, labels, numbers: [numbers, _], .. } = &mut sorted;
-        self.launch(&kernels.sort_move, ("sort_move", blocks), |launch, kernel| {
-            // Positions are below `count`, for which the targets have room.
-            launch.arg(&kernel.rounds).arg(&kernel.near).arg(&ranks).arg(rows.slice_mut());
-            launch.arg(numbers.slice_mut()).arg(labels.slice_mut());
-        })?;
+        let Sorted { rows, labels, numbers: [numbers, _] } = &sorted;
+        let to = [rows, numbers, labels].map(|buffer| address(&self.stream, buffer));
+        self.order(to.into())?;
         std::mem::swap(&mut self.rows, &mut sorted.rows);
         std::mem::swap(&mut self.labels, &mut sorted.labels);
         self.rounds.rows = address(&self.stream, &self.rows);
@@ -357,6 +407,28 @@ impl Workspace {
         sorted.numbers.swap(0, 1);
         self.sorted = Some(sorted);
         Ok(())
+    }
+
+    /// Writes rows of few elements, numbers and labels of all rows in the order of their clusters to other memory for as
+    /// many.
+    fn order(&mut self, (rows, numbers, labels): (u64, u64, u64)) -> Result<()> {
+        let Some(counts) = &mut self.at_places else { return Ok(()) };
+        self.stream.memset_zeros(counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
+        let (kernels, ranks) = (&self.kernels, ranks(self.way, self.k));
+        let places = self.k * ranks;
+        let blocks = config(self.count.div_ceil(SORTED_ROWS), 1024, places * 4);
+        let ranks = ranks as u32;
+        self.launch_near(&kernels.sort_count, ("sort_count", blocks), ranks)?;
+        let (counts, places) = (self.near.sorted_counts, places as u32);
+        let total = counts + u64::from(places) * 4;
+        self.launch(&kernels.add_up, ("add_up", config(1, 1024, 0)), |launch, _| {
+            launch.arg(&counts).arg(&places).arg(&places).arg(&total);
+        })?;
+        self.launch(&kernels.sort_move, ("sort_move", blocks), |launch, kernel| {
+            // Positions are below `count`, for which the targets have room.
+            launch.arg(&kernel.rounds).arg(&kernel.near).arg(&ranks);
+            launch.arg(&rows).arg(&numbers).arg(&labels);
+        })
     }
 
     /// Labels and costs of all rows, in their original order.
@@ -425,48 +497,4 @@ impl Workspace {
             launch.arg(&kernel.rounds).arg(&kernel.near).arg(&number);
         })
     }
-}
-
-/// Memory for products of `count` rows with the centroids of a problem. `place` allocates it.
-fn of_tiles(
-    problem: &KMeansProblem,
-    (kernels, count): (&RoundKernels, usize),
-    origin: u64,
-    place: &mut impl FnMut(usize) -> Result<u64>,
-) -> Result<Halves> {
-    let (tiles, room_for_pairs) = (problem.k.next_multiple_of(TILE), (2 * count).max(4096));
-    let (dim, scale) = (kernels.dim, scale(problem.farthest));
-    let (row_bytes, images, found) = match kernels.images() {
-        Some(images) => {
-            let centroids = place(images.centroid_bytes(problem.k))?;
-            (images.row_bytes(count), centroids, place(count * 16)?)
-        }
-        None => (count * half_dim(dim) * 2, 0, 0),
-    };
-    Ok(Halves {
-        half_rows: place(row_bytes)?,
-        half_centroids: place(tiles * half_dim(dim) * 2)?,
-        rounded: place(count * 8)?,
-        half_squares: place(tiles * 4)?,
-        uncertain: place(count * 4)?,
-        least: place(count * 4)?,
-        nearest: place(count * 8)?,
-        pairs: place(room_for_pairs * 8)?,
-        images,
-        found,
-        origin,
-        scale,
-        // A unit of the smallest number for each of dim sums, on both sides of a comparison.
-        underflow: 2.0 * (dim + 4) as f64 * 2f64.powi(-149) * scale * scale,
-        room_for_pairs: room_for_pairs as u32,
-        padding: 0,
-    })
-}
-
-/// A power of two that scales elements below 256, given the largest distance of one from the origin.
-fn scale(farthest: f64) -> f64 {
-    if farthest == 0.0 {
-        return 1.0;
-    }
-    2f64.powi((7.0 - farthest.log2().floor()).clamp(-1000.0, 1000.0) as i32)
 }

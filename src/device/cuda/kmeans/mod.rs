@@ -12,6 +12,7 @@
 //! A problem falls back to the general ways where its own one gives up: centroids so far away that
 //! squares overflow, too many of them equally near, too little memory.
 
+mod halves;
 mod images;
 mod kernels;
 mod launch;

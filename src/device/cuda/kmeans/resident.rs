@@ -81,11 +81,11 @@ impl Resident {
         Ok(done)
     }
 
-    /// Sets centroids that do not come from rounds; the length of the longest row stays known.
+    /// Sets centroids that do not come from rounds; what is known of the rows' lengths stays known.
     fn set(&mut self, centroids: &[f32]) -> Result<()> {
-        let Status { largest_row, .. } = self.workspace.status()?;
+        let Status { largest_row, typical_row, .. } = self.workspace.status()?;
         self.workspace.set_centroids(centroids)?;
-        self.workspace.set_status(&Status { largest_row, ..Status::default() })
+        self.workspace.set_status(&Status { largest_row, typical_row, ..Status::default() })
     }
 
     /// Begins with these centroids; no row is in a cluster.

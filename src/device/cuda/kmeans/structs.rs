@@ -22,8 +22,10 @@ pub(super) struct Status {
     pub(super) empty: u32,
     pub(super) arrived: u32,
     pub(super) largest_row: u32,
+    pub(super) typical_row: u32,
     pub(super) largest_centroid: u32,
     pub(super) largest_error: u32,
+    pub(super) has_far: u32,
     pub(super) rechecked: u64,
 }
 
@@ -58,9 +60,9 @@ impl Status {
 unsafe impl DeviceRepr for Status {}
 
 /// The structs of `kernels/kmeans`: addresses on the device, and numbers.
-const _: () = assert!(size_of::<Status>() == 56 && size_of::<Rounds>() == 56);
+const _: () = assert!(size_of::<Status>() == 64 && size_of::<Rounds>() == 56);
 const _: () = assert!(size_of::<Sums>() == 64 && size_of::<Near>() == 16);
-const _: () = assert!(size_of::<Halves>() == 112);
+const _: () = assert!(size_of::<Halves>() == 120);
 
 /// The rows and the state of rounds.
 #[repr(C)]
@@ -117,8 +119,9 @@ pub(super) struct Halves {
     pub(super) half_centroids: u64,
     /// `count` of two f32.
     pub(super) rounded: u64,
-    /// Whole tiles of f32.
+    /// Whole tiles of f32, and whole images of u32.
     pub(super) half_squares: u64,
+    pub(super) far: u64,
     /// `count` of u32, f32 and u64.
     pub(super) uncertain: u64,
     pub(super) least: u64,

@@ -1,0 +1,61 @@
+//! The memory of rows and centroids in half precision.
+
+use super::images::IMAGE_CENTROIDS;
+use super::kernels::{RoundKernels, TILE, half_dim};
+use super::structs::Halves;
+use crate::device::contract::KMeansProblem;
+use crate::error::Result;
+
+/// Memory for products of `count` rows with the centroids of a problem. `place` allocates it.
+pub(super) fn of_tiles(
+    problem: &KMeansProblem,
+    (kernels, count): (&RoundKernels, usize),
+    origin: u64,
+    place: &mut impl FnMut(usize) -> Result<u64>,
+) -> Result<Halves> {
+    let (tiles, room_for_pairs) = (problem.k.next_multiple_of(TILE), (2 * count).max(4096));
+    let (dim, scale) = (kernels.dim, scale(problem.farthest));
+    let (row_bytes, images, found) = match kernels.images() {
+        Some(images) => {
+            let centroids = place(images.centroid_bytes(problem.k))?;
+            (images.row_bytes(count), centroids, place(count * 16)?)
+        }
+        None => (count * half_dim(dim) * 2, 0, 0),
+    };
+    Ok(Halves {
+        half_rows: place(row_bytes)?,
+        half_centroids: place(tiles * half_dim(dim) * 2)?,
+        rounded: place(count * 8)?,
+        half_squares: place(tiles * 4)?,
+        far: place(problem.k.next_multiple_of(IMAGE_CENTROIDS) * 4)?,
+        uncertain: place(count * 4)?,
+        least: place(count * 4)?,
+        nearest: place(count * 8)?,
+        pairs: place(room_for_pairs * 8)?,
+        images,
+        found,
+        origin,
+        scale,
+        // A unit of the smallest number for each of dim sums, on both sides of a comparison.
+        underflow: 2.0 * (dim + 4) as f64 * 2f64.powi(-149) * scale * scale,
+        room_for_pairs: room_for_pairs as u32,
+        padding: 0,
+    })
+}
+
+impl Halves {
+    /// Scales elements by a power of two more: by up to this many times.
+    pub(super) fn scale_up(&mut self, times: f64) {
+        let times = 2f64.powi(times.log2().floor() as i32);
+        self.scale *= times;
+        self.underflow *= times * times;
+    }
+}
+
+/// A power of two that scales elements below 256, given the largest distance of one from the origin.
+fn scale(farthest: f64) -> f64 {
+    if farthest == 0.0 {
+        return 1.0;
+    }
+    2f64.powi((7.0 - farthest.log2().floor()).clamp(-1000.0, 1000.0) as i32)
+}

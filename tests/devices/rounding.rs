@@ -1,0 +1,210 @@
+//! k-means on rows and centroids that rounding, or one that is far away, could lead astray.
+
+use datafusion_neighbors::Metric;
+use datafusion_neighbors::algo::kmeans::{Init, KMeansParams};
+use datafusion_neighbors::device::AnyDevice;
+use libtest_mimic::Failed;
+
+use crate::Check;
+use crate::kmeans::same_clusters;
+use crate::support::{Kind, Rng, matrix_f32};
+
+/// All trials.
+pub fn trials() -> [(&'static str, Check); 5] {
+    [
+        ("given_centroids_far_away", far_centroids),
+        ("products_that_hide_others", hidden_products),
+        ("centroids_side_by_side", side_by_side),
+        ("few_rows_far_away", few_far_rows),
+        ("lengths_of_every_kind", odd_lengths),
+    ]
+}
+
+/// First centroids that are so far away that squares overflow, or that halves do not hold.
+fn far_centroids(device: &AnyDevice) -> Result<(), Failed> {
+    for (size, far) in [(1.0, 3e19), (1.0, 1e25), (1e-30, 1e15), (1e-3, 1e8), (1e-38, 1e-2)] {
+        for (dim, k) in [(3, 1), (3, 6), (20, 1), (20, 70), (128, 5), (200, 70)] {
+            let mut values = Kind::Normal.rows(dim as u64, 500, dim);
+            values.iter_mut().flatten().for_each(|x| *x *= size);
+            let rows = matrix_f32(&values, dim, Metric::L2);
+            let mut first = values[..k].to_vec();
+            first.iter_mut().step_by(2).flatten().for_each(|x| *x = (*x / size).signum() * far);
+            let first = matrix_f32(&first, dim, Metric::L2);
+            let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+            (params.init, params.max_iterations) = (Init::Given, 5);
+            same_clusters(device, &rows, Some(&first), &params)
+                .map_err(|e| format!("{far:e} beside {size:e}, dim {dim}, k {k}: {e:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows and centroids whose products are large and cancel out, or are the same for all centroids, so
+/// that the nearest one is decided by products of up to 2⁻²⁸ of them. Whatever is cut off while
+/// they are added up, and in whatever order, must not decide.
+fn hidden_products(device: &AnyDevice) -> Result<(), Failed> {
+    let mut rng = Rng(5);
+    for (dim, k) in [(20, 8), (33, 3), (64, 8), (128, 8), (300, 8)] {
+        for small in (0..15).map(|places| 2f64.powi(-places)) {
+            for cancels in [false, true] {
+                let large: Vec<f64> = (0..dim / 4).map(|_| 64.0 + rng.below(64) as f64).collect();
+                let mut row = |sign: f64, is_centroid: bool| -> Vec<f64> {
+                    let large = large.iter().flat_map(|x| match is_centroid && cancels {
+                        true => [*x, -*x],
+                        false => [sign * x, sign * x],
+                    });
+                    let large: Vec<f64> = large.collect();
+                    let small =
+                        (large.len()..dim).map(|_| (rng.uniform() * 64.0).round() * small / 64.0);
+                    large.into_iter().chain(small.collect::<Vec<_>>()).collect()
+                };
+                let values: Vec<_> = (0..500).map(|i| row([1.0, -1.0][i % 2], false)).collect();
+                let first: Vec<_> = (0..k).map(|_| row(1.0, true)).collect();
+                let rows = matrix_f32(&values, dim, Metric::L2);
+                let first = matrix_f32(&first, dim, Metric::L2);
+                let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+                (params.init, params.max_iterations) = (Init::Given, 2);
+                same_clusters(device, &rows, Some(&first), &params)
+                    .map_err(|e| format!("dim {dim}, {small:e}, cancels {cancels}: {e:?}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A few rows that are farther away than all others, and centroids that are, by any factor: they set no scale.
+fn few_far_rows(device: &AnyDevice) -> Result<(), Failed> {
+    for (dim, k) in [(20, 12), (96, 70), (130, 9), (300, 300)] {
+        let mut rng = Rng(dim as u64);
+        for far in [1.5, 2.0, 3.0, 4.5, 7.0, 12.0, 25.0, 1e3, 1e5] {
+            let mut values = Kind::Normal.rows(7, 2000, dim);
+            let mut first = values[..k].to_vec();
+            for i in [100, 700, 701] {
+                values[i].iter_mut().for_each(|x| *x *= far);
+            }
+            // Centroids on the way there, and one where a row is.
+            first[1] = values[100].clone();
+            for (i, part) in [(3, 1.0), (5, 0.8), (6, 0.5)] {
+                first[i].iter_mut().for_each(|x| *x *= far * part * (0.9 + 0.2 * rng.uniform()));
+            }
+            let (rows, first) =
+                (matrix_f32(&values, dim, Metric::L2), matrix_f32(&first, dim, Metric::L2));
+            for rounds in [1, 6] {
+                let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+                (params.init, params.max_iterations) = (Init::Given, rounds);
+                same_clusters(device, &rows, Some(&first), &params)
+                    .map_err(|e| format!("dim {dim}, {far} times, {rounds} rounds: {e:?}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows between two centroids that are as far apart as rounding to half precision moves rows, where all errors of an
+/// element point to one of both: what is rounded must not decide.
+fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
+    const PAIRS: usize = 20;
+    let mut rng = Rng(11);
+    for (dim, offset) in
+        [(11, 0.0), (33, 3.0), (96, 0.0), (128, 100.0), (130, 0.0), (634, 5.0), (700, 0.0)]
+    {
+        for apart in (0..16).map(|places| 2f64.powi(-places)) {
+            let (mut values, mut first) = (Vec::new(), Vec::new());
+            for pair in 0..PAIRS {
+                // On the grid of half precision, and off it by less than half of it, towards a corner.
+                let signs: Vec<f64> =
+                    (0..dim).map(|_| [1.0, -1.0][rng.below(2) as usize]).collect();
+                let grid = |rng: &mut Rng| (1024 + rng.below(1024)) as f64 / 1024.0 + offset;
+                let side = [1.0, -1.0][pair % 2];
+                let middle: Vec<f64> = (0..dim).map(|_| side * grid(&mut rng)).collect();
+                let at = |way: f64, noise: f64, rng: &mut Rng| -> Vec<f64> {
+                    let moved = middle.iter().zip(&signs).map(|(x, sign)| x + way * sign);
+                    moved.map(|x| x + noise * rng.normal()).collect()
+                };
+                first.extend([at(apart, 0.0, &mut rng), at(-apart, 0.0, &mut rng)]);
+                for i in 0..60 {
+                    let way = [0.49, -0.49, 0.25, -0.05][i % 4] / 1024.0;
+                    let noise = [0.0, apart / 4.0, apart][i / 4 % 3];
+                    values.push(at(way * 2f64.powi(-(i as i32 / 12)), noise, &mut rng));
+                }
+            }
+            let (rows, first) =
+                (matrix_f32(&values, dim, Metric::L2), matrix_f32(&first, dim, Metric::L2));
+            let mut params = KMeansParams::try_new(2 * PAIRS as u64, Metric::L2)?;
+            (params.init, params.max_iterations) = (Init::Given, 2);
+            same_clusters(device, &rows, Some(&first), &params)
+                .map_err(|e| format!("dim {dim}, offset {offset}, {apart:e} apart: {e:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// A row of one element that is not 0.
+fn along(dim: usize, length: f64) -> Vec<f64> {
+    let mut row = vec![0.0; dim];
+    row[0] = length;
+    row
+}
+
+/// Rows, and two equal centroids, longer than twice a length that no row exceeds, one that is not, and others. 0, 1 and 32
+/// are where a line and a column of the sums of a thread meet.
+fn equal_far_centroids() -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
+    let mut rng = Rng(3);
+    const NO_LONGER: f64 = 2.125;
+    let mut around: Vec<Vec<f64>> = Vec::new();
+    for _ in 0..300 {
+        let row: Vec<f64> = (0..32).map(|_| rng.normal()).collect();
+        let length = row.iter().map(|x| x * x).sum::<f64>().sqrt();
+        around.push(row.iter().map(|x| 1.03 * x / length).collect());
+    }
+    around.push(along(32, (0.1 - 1e-4) * NO_LONGER));
+    let opposite: Vec<_> = around.iter().map(|row| row.iter().map(|x| -x).collect()).collect();
+    around.extend::<Vec<Vec<f64>>>(opposite);
+    let mut equal: Vec<_> = (0..33).map(|i| along(32, (10.0 + f64::from(i)) * NO_LONGER)).collect();
+    equal[0] = along(32, -1.9 * NO_LONGER);
+    (equal[1], equal[32]) = (along(32, 2.1 * NO_LONGER), along(32, 2.1 * NO_LONGER));
+    (around, equal)
+}
+
+/// Rows and centroids of lengths that rounding could misjudge.
+fn odd_lengths(device: &AnyDevice) -> Result<(), Failed> {
+    // Centroids that are long, but not twice as long as all rows.
+    let shells: Vec<_> = (0..200).map(|i| vec![[255.0, -255.0][i % 2]; 600]).collect();
+    let long = vec![vec![935.0; 600], vec![1040.0; 600]];
+    let (around, equal) = equal_far_centroids();
+    // All squares underflow.
+    let mut tiny = Kind::Normal.rows(4, 500, 20);
+    tiny.iter_mut().flatten().for_each(|x| *x *= 1e-25);
+    let beside_tiny = vec![vec![1e-23; 20], tiny[7].clone()];
+    // Most rows are equal, whatever the others are.
+    let mut sparse = vec![vec![0.0; 24]; 1000];
+    sparse[990..].clone_from_slice(&Kind::Normal.rows(5, 10, 24));
+    let of_sparse = [vec![vec![0.0; 24]], sparse[990..].to_vec()].concat();
+    let mut apart = vec![vec![0.0; 24]; 1000];
+    for i in 0..50 {
+        (apart[2 * i], apart[2 * i + 1]) = (along(24, 1e15), along(24, -1e15));
+    }
+    apart[500] = along(24, 1e-19);
+    let of_apart = [0.0, 1e-19, 1e15, -1e15, 3e15].map(|length| along(24, length)).to_vec();
+    let zeros = vec![vec![0.0; 40]; 100];
+    let of_zeros = vec![vec![1e-25; 40], vec![0.0; 40]];
+    for (name, values, first) in [
+        ("long", shells, long),
+        ("equal", around, equal),
+        ("tiny", tiny, beside_tiny),
+        ("sparse", sparse, of_sparse),
+        ("apart", apart, of_apart),
+        ("zeros", zeros, of_zeros),
+    ] {
+        let dim = values[0].len();
+        let mut params = KMeansParams::try_new(first.len() as u64, Metric::L2)?;
+        let (rows, first) =
+            (matrix_f32(&values, dim, Metric::L2), matrix_f32(&first, dim, Metric::L2));
+        for rounds in [1, 4] {
+            (params.init, params.max_iterations) = (Init::Given, rounds);
+            same_clusters(device, &rows, Some(&first), &params)
+                .map_err(|e| format!("{name}, {rounds} rounds: {e:?}"))?;
+        }
+    }
+    Ok(())
+}
