@@ -5,18 +5,24 @@
 //! cargo bench --profile dev --bench kmeans -- --dir target/workloads --only balls8
 //! ```
 //!
+//! At the end it is a table in Markdown, beside peers' times (`--peers`), what the device needs at least (`--flops`,
+//! `--bandwidth`) and whole statements, which choose their first centroids (`--program`).
+//!
 //! The start is every (n / K)-th row. `assign` and `update` are the time of all rounds, of which
 //! there is one more to assign than to update: labels belong to the centroids that are returned.
 //! `uncertain` is the share of rows whose nearest centroid a GPU's products left open.
 //! The inertia is computed again in float64 from the labels and the centroids, and every sampled
 //! row must be in the cluster of its nearest centroid; otherwise the run ends.
 
+#[path = "common/beside.rs"]
+mod beside;
 mod common;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use beside::{Beside, Measured};
 use clap::Parser;
 use common::{Phases, load};
 use datafusion_neighbors::Metric;
@@ -50,9 +56,14 @@ struct Options {
     /// At most so many rows
     #[arg(long, default_value_t = usize::MAX)]
     rows: usize,
+    /// How many times farther from 0 one of the rows is than in the file
+    #[arg(long, default_value_t = 1.0)]
+    outlier: f32,
     /// Timed runs, of which the median is shown
     #[arg(long, default_value_t = 3)]
     runs: usize,
+    #[command(flatten)]
+    beside: Beside,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
@@ -77,24 +88,34 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "uncertain",
         "inertia"
     );
+    let mut measured = Vec::new();
     for (name, k, rounds) in TASKS {
         let path = options.dir.join(format!("{name}-base.parquet"));
         let wanted = options.only.is_empty() || options.only.iter().any(|only| only == name);
         if wanted && path.exists() {
             let rows = load(&path, options.rows, Metric::L2, false)?;
-            measure(name, &device, &rows, (*k, *rounds), &options)?;
+            let rows = with_outlier(&rows, options.outlier)?;
+            measured.push(measure(name, &device, &rows, (*k, *rounds), &options)?);
         }
     }
-    Ok(())
+    options.beside.print(&options.device.to_string(), &measured)
+}
+
+/// The same rows, but for one that is so many times farther from 0.
+fn with_outlier(rows: &Rows, times: f32) -> Result<Rows, Box<dyn std::error::Error>> {
+    let (count, dim) = (rows.len(), rows.matrix().dim());
+    let mut values = rows.reals::<f32>().ok_or("vectors of f32")?.to_vec();
+    values[count / 3 * dim..][..dim].iter_mut().for_each(|x| *x *= times);
+    Ok(Rows::all(Arc::new(Matrix::new(Elements::F32(values), count, dim))))
 }
 
 fn measure(
-    name: &str,
+    name: &'static str,
     device: &AnyDevice,
     rows: &Rows,
     (k, rounds): (usize, usize),
     options: &Options,
-) -> Result<(), Box<dyn std::error::Error>> {
+) -> Result<Measured, Box<dyn std::error::Error>> {
     let (dim, step) = (rows.matrix().dim(), rows.len() / k);
     let values = rows.reals::<f32>().ok_or("vectors of f32")?;
     let start: Vec<f32> = (0..k).flat_map(|i| &values[i * step * dim..][..dim]).copied().collect();
@@ -125,7 +146,25 @@ fn measure(
         1000.0 * seconds / found.rounds.iterations as f64,
         100.0 * found.rounds.work.redone as f64 / (rows.len() * found.rounds.iterations) as f64,
     );
-    Ok(())
+    let elements = (found.rounds.iterations * rows.len() * dim) as f64;
+    // Peers have all rows there.
+    let on_cpu = device.info().memory.is_none();
+    let rounds_alone = if on_cpu { *seconds } else { found.rounds.work.kernel.as_secs_f64() };
+    let file = options.dir.join(format!("{name}-base.parquet"));
+    let statement = format!(
+        "SELECT count(*), count(DISTINCT cluster_id) FROM kmeans((SELECT v FROM '{}'), k => {k}, max_iterations => {rounds})",
+        file.display(),
+    );
+    Ok(Measured {
+        workload: name,
+        k,
+        seconds: rounds_alone,
+        kernels: rounds_alone,
+        // A centroid's product with each row, and each row read in half precision.
+        floor: (2.0 * elements * k as f64, 2.0 * elements),
+        statement,
+        file,
+    })
 }
 
 /// The inertia, computed again.

@@ -6,18 +6,22 @@
 //! ```
 //!
 //! `seconds` is a whole search with the base on the device: queries sent, neighbours returned.
-//! With `--hashed`, `knn_lsh` builds its tables and searches them, of `friedman10` alone: all but sending the rows.
+//! At the end it is a table in Markdown, beside peers' times (`--peers`), what the device needs at least (`--flops`,
+//! `--bandwidth`) and whole statements (`--program`). With `--hashed`, `knn_lsh` builds its tables and searches them, of `friedman10` alone: all but sending the rows.
 //! `kernel` is the part of it spent computing. Sampled queries are compared with their definition,
 //! computed one pair at a time; a wrong row or distance ends the run.
 
+#[path = "common/beside.rs"]
+mod beside;
 mod common;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use beside::{Beside, Measured};
 use clap::Parser;
 use common::{Phases, load};
 use datafusion_neighbors::Metric;
@@ -78,6 +82,8 @@ struct Options {
     /// Queries compared with their definition
     #[arg(long, default_value_t = 20)]
     checked: usize,
+    #[command(flatten)]
+    beside: Beside,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
@@ -102,6 +108,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "redone",
         "errors"
     );
+    let mut measured = Vec::new();
     let mut loaded: Option<(&str, Rows, Rows)> = None;
     for task in TASKS {
         let (name, _, metric, itself) = *task;
@@ -132,10 +139,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         if let Some((_, base, queries)) = &loaded {
             let queries = queries.slice(0..queries.len().min(options.queries));
-            measure(&device, task, base, &queries, &options)?;
+            measured.push(measure(&device, task, base, &queries, &options)?);
         }
     }
-    Ok(())
+    options.beside.print(&options.device.to_string(), &measured)
 }
 
 fn measure(
@@ -144,7 +151,7 @@ fn measure(
     base: &Rows,
     queries: &Rows,
     options: &Options,
-) -> Result<(), Box<dyn std::error::Error>> {
+) -> Result<Measured, Box<dyn std::error::Error>> {
     let params = KnnParams::try_new(k as u64, metric)?;
     let search = open_base(device, base.clone(), params, Method::Exact, &Job::default())?;
     let of_base = QueryRows::OfBase { first: 0 };
@@ -159,6 +166,7 @@ fn measure(
     }
     times.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (seconds, kernel) = times[times.len() / 2];
+    let on_cpu = device.info().memory.is_none();
     let pairs = queries.len() as f64 * base.len() as f64;
     let flops = 2.0 * base.matrix().dim() as f64 * pairs;
     let errors = errors(&found, queries, base, metric, k, itself, options.checked);
@@ -171,7 +179,35 @@ fn measure(
         found.work.rechecked,
         found.work.redone,
     );
-    if errors > 0 { Err(format!("{name}, k = {k}: {errors} wrong lists").into()) } else { Ok(()) }
+    if errors > 0 {
+        return Err(format!("{name}, k = {k}: {errors} wrong lists").into());
+    }
+    let row_bytes = base.matrix().kind().bytes() * base.matrix().kind().width(base.matrix().dim());
+    let read = (queries.len() + base.len()) * row_bytes + queries.len() * found.per_query * 8;
+    // Bits are not multiplied.
+    let flops = if metric.is_binary() { 0.0 } else { flops };
+    let file = options.dir.join(format!("{name}-base.parquet"));
+    Ok(Measured {
+        workload: name,
+        k,
+        seconds,
+        kernels: if on_cpu { seconds } else { kernel },
+        floor: (flops, read as f64),
+        statement: statement((name, k, metric, itself), &file),
+        file,
+    })
+}
+
+/// The same from Parquet.
+fn statement((name, k, metric, itself): Task, base: &Path) -> String {
+    let of = |file: &Path| format!("(SELECT id, v FROM '{}')", file.display());
+    let queries = base.with_file_name(format!("{name}-query.parquet"));
+    let queries = if itself { String::new() } else { format!("queries => {}, ", of(&queries)) };
+    format!(
+        "SELECT count(*), min(distance), max(distance) FROM knn_exact({queries}base => {}, k => {k}, metric => '{}')",
+        of(base),
+        metric.name(),
+    )
 }
 
 /// `knn_lsh` of a base with itself, from rows on the device to neighbours here.
@@ -183,7 +219,7 @@ fn measure_hashed(
     const K: usize = 5;
     let of_base = QueryRows::OfBase { first: 0 };
     let mut lsh = LshParams::try_new(Metric::L2, None)?;
-    (lsh.tables, lsh.hashes, lsh.width) = (Some(80), Some(12), Some(0.95));
+    (lsh.tables, lsh.hashes, lsh.width) = (Some(40), Some(11), Some(1.05));
     lsh.check(None)?;
     let run = || {
         let phases = Arc::new(Phases::default());

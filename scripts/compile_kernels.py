@@ -85,8 +85,8 @@ MODULES = {
     ),
     "kmeans.cu": (
         [("F32", ["SQEUCLIDEAN"], [1, 8, 10, 11, 32, 33, 96, 128, 129, 384, 1025])],
-        ["add_moved", "add_sorted", "means", "finish_round", "costs", "list_centroids",
-         "assign_near", "sort_count", "sort_add_up", "sort_move", "round_rows",
+        ["add_moved", "add_sorted", "finish_round", "costs", "list_centroids",
+         "assign_near", "sort_count", "add_up", "sort_move", "round_rows", "measure_rows",
          "round_centroids", "assign_tiles", "take_found", "find_candidates", "compare_candidates", "settle",
          "cluster_groups", "finish_groups"],
     ),
@@ -96,6 +96,7 @@ MODULES = {
 
 # Modules with instructions that one architecture alone has, and those that the first lacks.
 FOR_ONE = dict.fromkeys(["products.cu", "wide_products.cu", "kmeans_groups.cu"], "sm_90")
+LIKE_SM_80 = ["sm_86", "sm_89"]
 NOT_FOR_FIRST = ["filter.cu", "bit_filter.cu", "warp_products.cu"]
 
 
@@ -230,8 +231,10 @@ class Compiler:
 
 def variants(arch, quick):
     """Every metric with every dim for the oldest architecture and the one with kernels of its own; for the
-    others, which differ in little more than their number of registers, every metric and every dim."""
+    others, which differ in little more than their number of registers, every metric and every dim, or one of
+    each for those that have the same instructions as sm_80."""
     is_whole = arch in (ARCHS[0], *FOR_ONE.values())
+    quick = quick or arch in LIKE_SM_80
     for module, (elements, entries) in MODULES.items():
         for element, metrics, dims in elements:
             for metric in metrics[:1] if quick else metrics:

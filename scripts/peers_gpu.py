@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Time flashlib and PyTorch on a GPU, on the files that benches/workloads.py writes: what `--peers` of benches/knn.rs and
+benches/kmeans.rs reads.
+
+    peers_gpu.py knn|kmeans|whole DIR [--only NAME,...] > peers.tsv
+
+A line has a workload, k, a peer and seconds, the median of three calls after a first one, with all rows on the GPU. Neither
+is exact: flashlib's "fp32" multiplies in TF32; PyTorch here is a product in float32 and `topk`. What is missing, or fails, is
+said on standard error. `whole` is k-means with flashlib's own start and 20 rounds instead, and what reading and sending take.
+Needs torch, pyarrow and flashlib.
+"""
+import argparse
+import os
+import statistics
+import sys
+import time
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from flashlib import flash_kmeans, flash_knn
+
+KNN = [  # workload, k, metric, joined with itself: as in benches/knn.rs
+    ("friedman10", 5, "l2", True), ("higgs28", 5, "l2", True), ("sift128", 10, "l2", False),
+    ("sift128", 100, "l2", False), ("embed384", 10, "cosine", False), ("gist960", 10, "l2", False),
+    ("deep96", 10, "l2", False),
+]
+KMEANS = [("balls8", 256, 50), ("sift128", 1024, 20), ("embed384", 1024, 20), ("deep96", 4096, 20)]
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def rows(path):
+    column = pq.read_table(path, columns=["v"])["v"].combine_chunks()
+    return column.values.to_numpy().reshape(-1, column.type.list_size)
+
+
+def send(values):
+    return torch.from_numpy(np.array(values)).cuda()
+
+
+def timed(call, calls=3):
+    times = []
+    for _ in range(calls + 1):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        found = call()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:]), found
+
+
+def report(workload, k, peer, call):
+    try:
+        print(workload, k, peer, f"{timed(call)[0]:.6f}", sep="\t", flush=True)
+    except Exception as error:
+        print(f"{workload} {k} {peer}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr, flush=True)
+    torch.cuda.empty_cache()
+
+
+def by_products(queries, base, k):
+    squares, found = (base * base).sum(1), []
+    for some in torch.split(queries, max(1, 2**31 // (4 * len(base)))):
+        found.append(torch.addmm(squares, some, base.T, alpha=-2).topk(k, largest=False).indices)
+    return found
+
+
+def knn(folder, wanted):
+    for workload, k, metric, itself in KNN:
+        path = os.path.join(folder, f"{workload}-base.parquet")
+        if not os.path.exists(path) or (wanted and workload not in wanted):
+            continue
+        base = send(rows(path))
+        queries = base if itself else send(rows(path.replace("-base", "-query")))
+        if metric == "cosine":
+            base = torch.nn.functional.normalize(base)
+            queries = torch.nn.functional.normalize(queries)
+        if not itself:
+            report(workload, k, "PyTorch fp32", lambda: by_products(queries, base, k))
+        for name, kind in TYPES.items():
+            of_type = base.to(kind)
+            asked = of_type if itself else queries.to(kind)
+            report(workload, k, f"flashlib {name}", lambda: flash_knn(asked, of_type, k + itself))
+            del of_type, asked
+
+
+def kmeans(folder, wanted):
+    for workload, k, rounds in KMEANS:
+        path = os.path.join(folder, f"{workload}-base.parquet")
+        if not os.path.exists(path) or (wanted and workload not in wanted):
+            continue
+        sent = send(rows(path))
+        start = sent[:: len(sent) // k][:k].clone()
+        for name, kind in TYPES.items():
+            values, first = sent.to(kind), start.to(kind)[None]
+            call = lambda: flash_kmeans(values, k, max_iters=rounds, tol=0.0, init_centroids=first.clone())
+            report(workload, k, f"flashlib {name}", call)
+            del values
+
+
+def whole(folder, wanted):
+    for workload, k, _ in KMEANS:
+        path = os.path.join(folder, f"{workload}-base.parquet")
+        if not os.path.exists(path) or (wanted and workload not in wanted):
+            continue
+        start = time.time()
+        values = rows(path)
+        read = time.time() - start
+        start = time.time()
+        sent = send(values)[None]
+        torch.cuda.synchronize()
+        sending = time.time() - start
+        seconds, found = timed(lambda: flash_kmeans(sent, k, max_iters=20, tol=0.0))
+        centroids = found[1].float().reshape(k, -1).double()
+        parts = torch.split(sent[0], 65536)
+        inertia = sum(torch.cdist(part.double(), centroids).min(1).values.square().sum().item() for part in parts)
+        print(f"{workload} k={k}: read {read:.3f} s, send {sending:.3f} s, 20 rounds {seconds:.4f} s, "
+              f"inertia {inertia:.6e}", flush=True)
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("what", choices=["knn", "kmeans", "whole"])
+    a.add_argument("dir")
+    a.add_argument("--only", default="")
+    o = a.parse_args()
+    wanted = [name for name in o.only.split(",") if name]
+    {"knn": knn, "kmeans": kmeans, "whole": whole}[o.what](o.dir, wanted)
+
+
+if __name__ == "__main__":
+    main()
