@@ -93,8 +93,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let path = options.dir.join(format!("{name}-base.parquet"));
         let wanted = options.only.is_empty() || options.only.iter().any(|only| only == name);
         if wanted && path.exists() {
-            let rows = load(&path, options.rows, Metric::L2, false)?;
-            let rows = with_outlier(&rows, options.outlier)?;
+            let mut rows = load(&path, options.rows, Metric::L2, false)?;
+            if options.outlier != 1.0 {
+                rows = with_outlier(&rows, options.outlier)?;
+            }
             measured.push(measure(name, &device, &rows, (*k, *rounds), &options)?);
         }
     }

@@ -6,10 +6,11 @@
 //! ```
 //!
 //! `seconds` is a whole search with the base on the device: queries sent, neighbours returned.
-//! At the end it is a table in Markdown, beside peers' times (`--peers`), what the device needs at least (`--flops`,
-//! `--bandwidth`) and whole statements (`--program`). With `--hashed`, `knn_lsh` builds its tables and searches them, of `friedman10` alone: all but sending the rows.
 //! `kernel` is the part of it spent computing. Sampled queries are compared with their definition,
 //! computed one pair at a time; a wrong row or distance ends the run.
+//! At the end it is a table in Markdown, beside peers' times (`--peers`), what the device needs at least (`--flops`,
+//! `--bandwidth`; not of bits, which are not multiplied) and whole statements (`--program`).
+//! With `--hashed`, `knn_lsh` builds its tables and searches them, of `friedman10` alone: all but sending the rows.
 
 #[path = "common/beside.rs"]
 mod beside;
@@ -184,15 +185,13 @@ fn measure(
     }
     let row_bytes = base.matrix().kind().bytes() * base.matrix().kind().width(base.matrix().dim());
     let read = (queries.len() + base.len()) * row_bytes + queries.len() * found.per_query * 8;
-    // Bits are not multiplied.
-    let flops = if metric.is_binary() { 0.0 } else { flops };
     let file = options.dir.join(format!("{name}-base.parquet"));
     Ok(Measured {
         workload: name,
         k,
         seconds,
         kernels: if on_cpu { seconds } else { kernel },
-        floor: (flops, read as f64),
+        floor: if metric.is_binary() { (0.0, 0.0) } else { (flops, read as f64) },
         statement: statement((name, k, metric, itself), &file),
         file,
     })

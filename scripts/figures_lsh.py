@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Time `knn_lsh` beside `knn_exact` on a GPU, with the tables built in the statement.
 
-    figures_lsh.py --dir DIR [--program target/debug/neighbors] [--device cuda] [--only NAME,...]
+    figures_lsh.py --dir DIR [--program target/debug/neighbors] [--device cuda] [--only NAME,...] [--arguments ARGUMENTS]...
 
 DIR holds NAME-base.parquet and NAME-query.parquet as benches/workloads.py NAME DIR writes them. Every statement is
 run three times in one process; times are those of EXPLAIN ANALYZE of the fastest: choosing, hashing, building,
 finding and comparing, and of exact search the search, until the first block of queries is answered; `ahead` is for the
 others, while batches are made of earlier ones. Recall is the share of neighbours at most as far as the exact
-k-th.
+k-th. With --arguments, those are tried on friedman10 instead: 'tables => 40, hashes => 11, width => 1.05'.
 """
 import argparse
 import os
@@ -40,10 +40,11 @@ def main():
     a.add_argument("--program", default="target/debug/neighbors")
     a.add_argument("--device", default="cuda")
     a.add_argument("--only", default="")
+    a.add_argument("--arguments", action="append", default=[])
     o = a.parse_args()
     print("| Task | Arguments | Recall | Visited a query | Largest bucket | Exact, s | Hashed, s | " + ", ".join(PHASES) + ", ms |")
     print("|---|---|---|---|---|---|---|---|")
-    for name, k, metric, arguments in FIGURES:
+    for name, k, metric, arguments in [("friedman10", 5, "l2", given) for given in o.arguments] or FIGURES:
         base = os.path.join(o.dir, f"{name}-base.parquet")
         if os.path.exists(base) and (not o.only or name in o.only.split(",")):
             figure(o, name, k, metric, arguments, base)

@@ -181,12 +181,11 @@ impl AnyDevice {
     /// # Errors
     /// [`Error::NoDevice`] if a device asked for by name is not there.
     pub fn choose(choice: DeviceChoice, memory: u64, operations: f64) -> Result<Self> {
-        match choice {
-            DeviceChoice::Cpu => Ok(Self::cpu()),
-            DeviceChoice::Cuda(ordinal) => Self::cuda(ordinal, memory),
-            DeviceChoice::Auto if operations < WORTH_A_GPU => Ok(Self::cpu()),
-            DeviceChoice::Auto => Ok(Self::cuda(0, memory).unwrap_or_else(|_| Self::cpu())),
-        }
+        let Some(ordinal) = Self::asks_for(choice, Some(operations)) else {
+            return Ok(Self::cpu());
+        };
+        let found = Self::cuda(ordinal, memory);
+        if choice == DeviceChoice::Auto { found.or_else(|_| Ok(Self::cpu())) } else { found }
     }
 
     /// The number of the GPU that [`choose`](Self::choose) asks for, if it asks for one for about this many operations, as

@@ -174,13 +174,7 @@ impl Starts {
     /// How many lists have fewer entries than this.
     pub fn shorter(&self, than: usize) -> usize {
         match self {
-            Self::Equal { lists, each } => {
-                if *each < than {
-                    *lists
-                } else {
-                    0
-                }
-            }
+            Self::Equal { lists, each } => lists * usize::from(*each < than),
             Self::Each(starts) => starts.windows(2).filter(|list| list[1] - list[0] < than).count(),
         }
     }
@@ -226,5 +220,37 @@ impl Ranges<'_> {
     pub fn visited(&self, query: usize, tables: usize) -> usize {
         let ranges = self.starts[query * tables]..self.starts[(query + 1) * tables];
         self.all[ranges].iter().map(|range| range.len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_equal_length_are_those_that_say_where_they_are() {
+        let all = [
+            Starts::Equal { lists: 0, each: 0 },
+            Starts::Equal { lists: 3, each: 2 },
+            Starts::Equal { lists: 1, each: 5 },
+            Starts::Each(vec![0, 2, 2, 7]),
+            Starts::Each(vec![0]),
+        ];
+        for (one, other) in all.iter().flat_map(|one| all.iter().map(move |other| (one, other))) {
+            let (mut wanted, more) = (one.clone().into_vec(), other.clone().into_vec());
+            let before = wanted[wanted.len() - 1];
+            wanted.extend(more[1..].iter().map(|start| before + start));
+            let mut both = one.clone();
+            both.extend(other.clone());
+            assert_eq!(both.lists(), wanted.len() - 1);
+            for than in [0, 2, 3, 6] {
+                let short = wanted.windows(2).filter(|list| list[1] - list[0] < than).count();
+                assert_eq!(both.shorter(than), short);
+            }
+            assert_eq!(both.into_vec(), wanted, "{one:?} and {other:?}");
+        }
+        let mut equal = all[1].clone();
+        equal.extend(all[1].clone());
+        assert_eq!(equal, Starts::Equal { lists: 6, each: 2 });
     }
 }

@@ -209,10 +209,10 @@ impl Workspace {
     /// Rounds all rows: a length that few exceed, and that of the longest.
     fn round_and_measure(&self) -> Result<(f32, f32)> {
         let all = config(self.count.next_multiple_of(IMAGE_ROWS).div_ceil(8), 256, 0);
-        let one = config(1, 1024, 0);
-        let kernels = &self.kernels;
-        for (kernel, grid) in [(&kernels.round_rows, all), (&kernels.measure_rows, one)] {
-            self.launch(kernel, ("round_rows, measure_rows", grid), |launch, kernel| {
+        let round = (&self.kernels.round_rows, ("round_rows", all));
+        let measure = (&self.kernels.measure_rows, ("measure_rows", config(1, 1024, 0)));
+        for (kernel, grid) in [round, measure] {
+            self.launch(kernel, grid, |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(&kernel.halves);
             })?;
         }
