@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::hashing::{LshParams, MOST_BUCKETS, MOST_HASHES};
+use super::hashing::{LshParams, MOST_BUCKETS, MOST_HASHES, MOST_TABLES};
 use super::params::KnnParams;
 use super::ready::{Hashing, Reach};
 use super::sample::Sample;
@@ -21,14 +21,18 @@ use crate::matrix::Rows;
 use crate::metric::Metric;
 use crate::parallel::{in_parallel, threads};
 
-/// Numbers of probes that are tried, if they are free.
+/// Numbers of probes that are tried, if they are free, and more where these are not enough.
 const PROBES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+const MORE_PROBES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
 
 /// Widths that are tried, in distances of the last neighbour.
 const WIDTHS: [f64; 9] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 60.0];
 
 /// Standard errors between the mean of a sample and the lower bound of 99%.
 const ERRORS: f64 = 2.326;
+
+/// Neighbours of which nothing is known but that those of one query may be found or missed together.
+const UNKNOWN: f64 = 0.25;
 
 /// After so many tables, functions are given up that have found less than this share of what is needed.
 const EARLY: usize = 16;
@@ -79,11 +83,16 @@ pub(super) fn choose<D: Device>(
     queries: (&Rows, QueryRows),
     job: &Job,
 ) -> Result<Chosen> {
-    let sample = Sample::new(device, base, queries, params, (lsh.seed, job))?;
+    let sample = Sample::new(device, base, queries, params, (lsh, job))?;
     let given = [lsh.probes];
-    let probes: &[usize] = if lsh.has_free_probes { &PROBES } else { &given };
-    let (mut all, mut best) = (Vec::new(), 0.0);
-    for probes in probes {
+    let (first, more): (&[usize], &[usize]) =
+        if lsh.has_free_probes { (&PROBES, &MORE_PROBES) } else { (&given, &[]) };
+    let (mut all, mut best, mut tried) = (Vec::new(), 0.0, 0);
+    for (i, probes) in first.iter().chain(more).enumerate() {
+        if i >= first.len() && !all.is_empty() {
+            break;
+        }
+        tried = *probes;
         let lsh = LshParams { probes: *probes, has_free_probes: false, ..lsh.clone() };
         let sizes = (base.len(), queries.0.len());
         let (found, recall) = enough((params, &lsh, hasher), &sample, sizes, job)?;
@@ -93,10 +102,15 @@ pub(super) fn choose<D: Device>(
     let fewest = all.iter().map(|chosen| chosen.share).fold(f64::INFINITY, f64::min);
     let few = all.into_iter().filter(|chosen| chosen.share <= fewest * SHARES);
     few.min_by(|a, b| a.time.total_cmp(&b.time)).ok_or_else(|| {
-        let (tables, recall) = (lsh.tried_tables(), lsh.recall);
+        let (tables, recall, queries) = (lsh.tried_tables(), lsh.recall, sample.queries.len());
+        let probes = if tried > 1 { format!(" with {tried} probes") } else { String::new() };
+        let more = match lsh.most_tables.is_none() && lsh.tables.is_none() {
+            true => format!("give tables (up to {MOST_TABLES}), leave more parameters free"),
+            false => "leave more parameters free".to_string(),
+        };
         Error::Unsatisfiable(format!(
-            "recall {recall} is out of reach: {tables} tables find {best:.2} of the neighbours of a \
-             sample; leave more parameters free, or use knn_exact"
+            "recall {recall} is out of reach: {tables} tables{probes} find {best:.4} of the \
+             neighbours of {queries} sampled queries; {more}, or use knn_exact"
         ))
     })
 }
@@ -154,7 +168,7 @@ fn enough(
 fn bytes(sample: &Sample, hasher: &Hasher, trials: usize, functions: usize) -> usize {
     let (queries, wanted, base) =
         (sample.queries.len(), sample.wanted.rows.len(), sample.base.len());
-    let per_trial = wanted + queries * base.div_ceil(64) * size_of::<u64>();
+    let per_trial = wanted + sample.counted() * base.div_ceil(64) * size_of::<u64>();
     let per_value = size_of::<f64>() + size_of::<i32>();
     let hashed = queries + wanted.max(base);
     let values = hashed * (functions.next_multiple_of(8) * per_value + size_of::<u64>());
@@ -371,13 +385,14 @@ impl Group {
                 rows.chunks_exact(all).map(|row| signature.key(&row[..trial.hashes])).collect();
             let buckets = Table::new(&keys_of_rows);
             let words = keys_of_rows.len().div_ceil(64);
-            trial.seen.resize(sample.queries.len() * words, 0);
-            let of_queries = values[0].chunks_exact(all).zip(queries.chunks_exact(all));
-            for (query, (values, wholes)) in of_queries.enumerate() {
+            trial.seen.resize(sample.counted() * words, 0);
+            let of_queries = values[0].chunks_exact(all).zip(queries.chunks_exact(all)).enumerate();
+            for (seen, (query, (values, wholes))) in
+                trial.seen.chunks_exact_mut(words).zip(of_queries.step_by(sample.counted_in))
+            {
                 keys.clear();
                 let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
                 prober.keys(&signature, of_query, functions, probes, &mut keys);
-                let seen = &mut trial.seen[query * words..][..words];
                 if let Some(near) = limits.near(query, of_query.0) {
                     let home = keys[0];
                     let is_near = |(key, _): &(u64, _)| near.reaches(Signature::flips(home, *key));
@@ -403,13 +418,10 @@ impl Trial {
         if self.is_over {
             return;
         }
-        let count = sample.queries.len() as f64;
         let recalls = sample.wanted.recalls(&self.found);
-        self.recall = recalls.iter().sum::<f64>() / count;
-        let variance =
-            recalls.iter().map(|recall| (recall - self.recall).powi(2)).sum::<f64>() / count;
-        let error = (variance / count * (1.0 - sample.known)).max(0.0).sqrt();
-        let is_enough = self.recall - ERRORS * error >= lsh.recall;
+        self.recall = mean(&recalls);
+        let is_enough = self.recall >= least(&recalls, lsh.recall, sample.known)
+            || (sample.is_largest && self.recall > 1.0 - 1e-9);
         match lsh.tables {
             Some(given) if tables < given => {}
             Some(given) => {
@@ -431,7 +443,7 @@ impl Trial {
         sample: &Sample,
         probes: usize,
     ) -> (f64, f64) {
-        let pairs = (sample.queries.len() * sample.base.len()) as f64;
+        let pairs = (sample.counted() * sample.base.len()) as f64;
         let distinct: u32 = self.seen.iter().map(|seen| seen.count_ones()).sum();
         // As if one more had been seen: none of a sample are not none.
         let share = (f64::from(distinct) + 1.0) / pairs;
@@ -442,5 +454,43 @@ impl Trial {
         let build = tables * 30.0 * rows + hash * rows;
         let find = queries * (hash + tables * probes as f64 * 100.0 + visited * rows * 2.0);
         (share, build + find + queries * share * rows * (5.0 + dim * 0.7))
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// The least mean of a sample's recalls, of which a share is `known`, that rules out with 99% that the mean of all is
+/// below `wanted`.
+///
+/// It is by how far the mean of a sample may be from what is wanted if that is just missed, not by how far these
+/// recalls are from each other: those of a few queries that all found their neighbour are not apart at all. How much of
+/// the spread of single neighbours they show says how much those of a query depend on each other.
+fn least(recalls: &[f64], wanted: f64, known: f64) -> f64 {
+    let (count, found) = (recalls.len() as f64, mean(recalls));
+    let spread = recalls.iter().map(|recall| (recall - found).powi(2)).sum::<f64>();
+    let single = count * found * (1.0 - found);
+    let together = ((spread + UNKNOWN) / (single + UNKNOWN)).min(1.0);
+    let variance = together * wanted * (1.0 - wanted) / count;
+    wanted + ERRORS * (variance * (1.0 - known)).max(0.0).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_rules_out_less_in_one_of_a_hundred() {
+        let all = |count: usize| least(&vec![1.0; count], 0.99, 0.0) <= 1.0;
+        // 0.99 to the power of 458 is 0.01: all of so many are found by chance if 99% are.
+        assert!(!all(458) && all(600));
+        assert!(!all(160));
+        // Nothing is left to chance where all queries are sampled.
+        assert_eq!(least(&[1.0, 0.5], 0.7, 1.0), 0.7);
+        // Of neighbours that are found or missed one by one, ten are worth more than one.
+        let one_by_one: Vec<_> = (0..160).map(|i| if i % 3 == 0 { 0.8 } else { 1.0 }).collect();
+        let together: Vec<_> = (0..160).map(|i| if i % 15 == 0 { 0.0 } else { 1.0 }).collect();
+        assert!(least(&one_by_one, 0.9, 0.0) < 0.93 && least(&together, 0.9, 0.0) > 0.95);
     }
 }

@@ -7,7 +7,7 @@ use crate::index::lsh::{Family, MOST_PLANES, Planes, Rounding, Signature};
 use crate::metric::Metric;
 
 /// The most tables.
-const MOST_TABLES: usize = 1024;
+pub(super) const MOST_TABLES: usize = 1024;
 
 /// The most functions of a table.
 pub(super) const MOST_HASHES: usize = 256;

@@ -14,9 +14,15 @@ use crate::metric::Metric;
 use crate::parallel::threads;
 use crate::random::Random;
 
-/// Queries that are sampled.
+/// Queries that are sampled, and by which candidates are counted.
 const QUERIES: usize = 160;
-/// … but fewer where they have so many neighbours, down to a few.
+/// … but more where there are fewer than `ENOUGH` neighbours of each, up to so many times, …
+const ENOUGH: usize = 5;
+const MOST_TIMES: usize = 4;
+/// … where nearly all neighbours are wanted: as many as would miss so many neighbours, …
+const MISSED: f64 = 16.0;
+const MOST_QUERIES: usize = 8192;
+/// … and fewer where they have so many neighbours, down to a few.
 const MOST_NEIGHBORS: usize = 1 << 20;
 const FEWEST_QUERIES: usize = 16;
 /// Base rows by which candidates are counted.
@@ -33,6 +39,10 @@ pub(super) struct Sample {
     pub itself: Vec<Option<usize>>,
     /// The share of all neighbours that are in the sample, if it is known for each query: else 0.
     pub known: f64,
+    /// Whether no larger sample would be taken.
+    pub is_largest: bool,
+    /// Of so many queries one after the other, candidates of the first are counted.
+    pub counted_in: usize,
     /// The median distance of a query's last neighbour.
     pub reach: f64,
     _reserved: Reserved,
@@ -46,10 +56,14 @@ impl Sample {
         base: &Rows,
         (queries, query_rows): (&Rows, QueryRows),
         params: KnnParams,
-        (seed, job): (u64, &Job),
+        (lsh, job): (&LshParams, &Job),
     ) -> Result<Self> {
-        let mut random = Random::new(seed);
-        let count = QUERIES.min(MOST_NEIGHBORS / params.k()).max(FEWEST_QUERIES);
+        let mut random = Random::new(lsh.seed);
+        let most = MOST_QUERIES.min(MOST_NEIGHBORS / params.k()).max(FEWEST_QUERIES);
+        // A float too large for an integer becomes the largest.
+        let missing = (MISSED / (1.0 - lsh.recall)) as usize;
+        let times = (ENOUGH / params.k()).clamp(1, MOST_TIMES);
+        let count = missing.max(times * QUERIES).min(most);
         let positions = spread(queries.len(), count, &mut random);
         let share = positions.len() as f64 / queries.len().max(1) as f64;
         let of_base = spread(base.len(), BASE, &mut random);
@@ -74,6 +88,8 @@ impl Sample {
         let mut sample = Self {
             queries: sampled,
             known: if wanted.has_all() { share } else { 0.0 },
+            is_largest: count == most || positions.len() == queries.len(),
+            counted_in: positions.len().div_ceil(QUERIES).max(1),
             wanted,
             base: Rows::all(Arc::new(base.gather(&of_base, job)?)),
             itself: own.iter().map(place).collect(),
@@ -82,6 +98,11 @@ impl Sample {
         };
         sample.reach = sample.median_reach(params.metric());
         Ok(sample)
+    }
+
+    /// How many queries candidates are counted of.
+    pub fn counted(&self) -> usize {
+        self.queries.len().div_ceil(self.counted_in)
     }
 
     /// The median distance of the last neighbours, or if it is 0 of any rows: as `l2` or `l1`.

@@ -15,6 +15,7 @@ use datafusion::logical_expr::{CreateExternalTable, Expr, LogicalPlan};
 use datafusion::physical_plan::ExecutionPlan;
 
 use crate::exec::{IndexScanExec, StoredIndex};
+use crate::metric::Metric;
 
 /// Opens index files as tables.
 #[derive(Debug)]
@@ -28,36 +29,74 @@ struct IndexTable {
 
 /// The index whose rows, or some of them in their order, a plan has, with their vectors.
 pub(in crate::sql) fn index_of(plan: &LogicalPlan) -> Option<Arc<StoredIndex>> {
-    traced(plan).map(|(index, _)| index)
+    if !keeps_rows(plan) {
+        return None;
+    }
+    vectors_in(plan).pop().map(|(index, _)| index)
 }
 
-/// The same, and what the columns of the vectors are called.
-fn traced(plan: &LogicalPlan) -> Option<(Arc<StoredIndex>, Vec<String>)> {
-    match plan {
-        LogicalPlan::Filter(filter) => traced(&filter.input),
-        LogicalPlan::SubqueryAlias(alias) => traced(&alias.input),
-        LogicalPlan::Limit(limit) => traced(&limit.input),
-        LogicalPlan::Projection(projection) => {
-            let (index, names) = traced(&projection.input)?;
-            let passed = |name: &String| {
-                let is_column = |expr: &&Expr| {
-                    let expr = (*expr).clone().unalias();
-                    matches!(expr, Expr::Column(column) if column.name == *name)
-                };
-                let expr = projection.expr.iter().find(is_column)?;
-                Some(expr.qualified_name().1)
-            };
-            let names = names.iter().map(passed).collect::<Option<_>>()?;
-            Some((index, names))
-        }
-        LogicalPlan::TableScan(scan) => {
-            let provider = source_as_provider(&scan.source).ok()?;
-            let index = provider.downcast_ref::<IndexTable>()?.index.clone();
-            let names = index.file().vector().names().to_vec();
-            Some((index, names))
-        }
-        _ => None,
+/// The metric of the index whose vectors are among the columns of a plan, whatever happened to its rows.
+///
+/// # Errors
+/// Vectors of several indexes with different metrics.
+pub(in crate::sql) fn metric_of(plan: &LogicalPlan) -> Result<Option<Metric>> {
+    let found = vectors_in(plan);
+    let mut metrics = found.iter().map(|(index, _)| index.file().tables().metric);
+    let Some(first) = metrics.next() else { return Ok(None) };
+    match metrics.find(|other| *other != first) {
+        Some(other) => plan_err!(
+            "base has vectors of indexes with metrics '{first}' and '{other}': say which metric"
+        ),
+        None => Ok(Some(first)),
     }
+}
+
+/// Whether a plan has the rows of a table, or some of them, in their order.
+fn keeps_rows(plan: &LogicalPlan) -> bool {
+    match plan {
+        LogicalPlan::Filter(_)
+        | LogicalPlan::SubqueryAlias(_)
+        | LogicalPlan::Limit(_)
+        | LogicalPlan::Projection(_) => plan.inputs().into_iter().all(keeps_rows),
+        LogicalPlan::TableScan(_) => true,
+        _ => false,
+    }
+}
+
+/// The indexes whose vectors are among the columns of a plan, and what these are called.
+fn vectors_in(plan: &LogicalPlan) -> Vec<(Arc<StoredIndex>, Vec<String>)> {
+    if let LogicalPlan::TableScan(scan) = plan {
+        let provider = source_as_provider(&scan.source).ok();
+        let table = provider.as_ref().and_then(|provider| provider.downcast_ref::<IndexTable>());
+        let index = table.map(|table| table.index.clone());
+        return index
+            .map(|index| (index.clone(), index.file().vector().names().to_vec()))
+            .into_iter()
+            .collect();
+    }
+    let below = plan.inputs().into_iter().flat_map(vectors_in);
+    let renamed = |(index, names): (_, Vec<String>)| {
+        let names: Option<Vec<_>> = names.iter().map(|name| name_above(plan, name)).collect();
+        Some((index, names?))
+    };
+    below.filter_map(renamed).collect()
+}
+
+/// What a column of an input is called in the output, if it is there.
+fn name_above(plan: &LogicalPlan, name: &String) -> Option<String> {
+    let LogicalPlan::Projection(projection) = plan else {
+        return plan
+            .schema()
+            .fields()
+            .iter()
+            .any(|field| field.name() == name)
+            .then(|| name.clone());
+    };
+    let is_column = |expr: &&Expr| {
+        let expr = (*expr).clone().unalias();
+        matches!(expr, Expr::Column(column) if column.name == *name)
+    };
+    projection.expr.iter().find(is_column).map(|expr| expr.qualified_name().1)
 }
 
 #[async_trait]

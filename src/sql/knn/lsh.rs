@@ -121,19 +121,19 @@ impl LshArguments {
         let mut params = KnnLsh::k(1).metric(metric);
         for (name, expr) in self.all() {
             match name {
-                "recall" => params.recall = Some(not_negative(function, name, expr)?),
+                "recall" => params.recall = Some(number(function, name, expr)?),
                 "family" => params.family = Some(text(function, name, expr)?),
-                "tables" => params.tables = Some(positive(function, name, expr)?),
-                "hashes" => params.hashes = Some(positive(function, name, expr)?),
+                "tables" => params.tables = Some(count(function, name, expr)?),
+                "hashes" => params.hashes = Some(count(function, name, expr)?),
                 "width" => params.width = Some(not_negative(function, name, expr)?),
                 "rounding" => params.rounding = Some(text(function, name, expr)?),
-                "probes" => params.probes = Some(positive(function, name, expr)?),
+                "probes" => params.probes = Some(count(function, name, expr)?),
                 "planes" => params.planes = Some(text(function, name, expr)?),
                 "zero_sum" => params.zero_sum = Some(boolean(function, name, expr)?),
                 "centre" => params.centre = Some(boolean(function, name, expr)?),
                 "box_radius" => params.box_radius = Some(not_negative(function, name, expr)?),
                 "method" => params.method = Some(text(function, name, expr)?),
-                "bits" => params.bits = Some(positive(function, name, expr)?),
+                "bits" => params.bits = Some(count(function, name, expr)?),
                 "errors" => params.errors = Some(whole(function, name, expr)?),
                 "weights" => params.weights = Some(numbers(function, name, expr)?),
                 "score" => params.score = Some(number(function, name, expr)?),
@@ -149,6 +149,11 @@ impl LshArguments {
         let is_given = |name| self.all().any(|(given, _)| given == name);
         !(is_given("tables") && is_given("hashes") && is_given("width"))
     }
+}
+
+/// A whole number whose limits are checked with all others.
+fn count(function: &str, name: &str, expr: &Expr) -> Result<u64> {
+    whole(function, name, expr).or_else(|_| positive(function, name, expr))
 }
 
 /// Numbers as a literal list.

@@ -23,7 +23,7 @@ use super::call::{
 };
 use crate::exec::{KnnExact, KnnLsh};
 use crate::metric::Metric;
-use crate::sql::index::table::index_of;
+use crate::sql::index::table::metric_of;
 
 /// The arguments of both functions.
 const SEARCH: [Argument; 8] = [
@@ -98,9 +98,11 @@ fn plan(
     let base = arguments.required_input("base")?;
     let queries = arguments.input("queries");
     let k = arguments.required_value("k")?;
-    let of_index = called.1.as_ref().and_then(|_| index_of(&base));
-    let default = of_index.map_or_else(Metric::default, |index| index.file().tables().metric);
-    let metric = arguments.value("metric")?.unwrap_or_else(|| lit(default.name()));
+    let metric = match (arguments.value("metric")?, &called.1) {
+        (Some(given), _) => given,
+        (None, Some(_)) => lit(metric_of(&base)?.unwrap_or_default().name()),
+        (None, None) => lit(Metric::default().name()),
+    };
     let keep = match arguments.value("keep_vector")? {
         Some(expr) => boolean(name, "keep_vector", &expr)?,
         None => false,
