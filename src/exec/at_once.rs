@@ -13,8 +13,10 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
 
 use super::chosen::Asked;
-use super::collect::{CancelOnDrop, Pool, collect, computing};
+use super::collect::{CancelOnDrop, Held, Pool, collect, computing};
 use super::phases::Phases;
+use super::rows::{Input, Read, read_rows};
+use super::vectors::VectorReader;
 use crate::job::{Cancel, Job, Phase, Watch};
 
 /// The output batches, made on demand.
@@ -32,20 +34,25 @@ pub(super) trait AtOnce: Send + 'static {
     /// The device asked for.
     fn asked(&self) -> Asked;
 
-    /// The output of the inputs' batches. Metrics that are not about time and rows are recorded here.
+    /// What reads the vectors of the input.
+    fn reader(&self) -> VectorReader;
+
+    /// The output of the input's rows and batches; before it, some operators read the batches of another. Metrics that
+    /// are not about time and rows are recorded here.
     fn compute(
         self,
-        inputs: Vec<Vec<RecordBatch>>,
+        first: Option<Vec<RecordBatch>>,
+        input: (Read, Vec<RecordBatch>),
         job: &Job,
         metrics: &ExecutionPlanMetricsSet,
     ) -> Result<Found>;
 }
 
-/// Collects the inputs, one after the other, then computes and outputs the result. Dropping the stream
+/// Reads the inputs, one after the other, then computes and outputs the result. Dropping the stream
 /// cancels the work.
 pub(super) fn stream<C: AtOnce>(
     call: C,
-    inputs: Vec<Vec<SendableRecordBatchStream>>,
+    (first, input): (Option<Vec<SendableRecordBatchStream>>, Input),
     context: &TaskContext,
     metrics: &ExecutionPlanMetricsSet,
 ) -> SendableRecordBatchStream {
@@ -56,16 +63,18 @@ pub(super) fn stream<C: AtOnce>(
     let work = async move {
         let _waking = call.asked().wake();
         let reservation = Arc::new(reservation);
-        let mut batches = Vec::with_capacity(inputs.len());
-        for streams in inputs {
-            batches.push(collect(streams, &reservation).await?);
-        }
-        phases.enter(Phase::Prepare);
         let cancel = CancelOnDrop(Cancel::default());
         let budget = Arc::new(Pool(reservation.new_empty()));
         let job =
             Job::new(cancel.0.clone()).with_budget(budget).with_watch(Arc::new(phases.clone()));
-        let found = computing(move || call.compute(batches, &job, &metrics)).await?;
+        let first = match first {
+            Some(streams) => Some(collect(streams, &reservation).await?),
+            None => None,
+        };
+        let held = Arc::new(Held::new(reservation.clone()));
+        let keeping = (call.reader(), Vec::new());
+        let input = read_rows(input, keeping, &held, (&phases, &job)).await?;
+        let found = computing(move || call.compute(first, input, &job, &metrics)).await?;
         drop(cancel);
         phases.enter(Phase::Emit);
         baseline.done();

@@ -10,42 +10,25 @@ use super::collect::columns;
 use super::side::Side;
 use crate::job::{Job, Reserved};
 
-/// Weights that are read batch by batch, if there is a column of them.
-pub(super) struct Weights<'a> {
-    column: Option<&'a str>,
-    read: Vec<f64>,
-    /// Rows seen so far.
-    seen: usize,
-    reserved: Option<Reserved>,
-}
-
-impl<'a> Weights<'a> {
-    /// Nothing read yet; the batches have `expected` rows in all.
-    pub fn new(column: Option<&'a str>, expected: usize, job: &Job) -> Result<Self> {
-        let expected = column.map(|_| expected);
-        let reserved = expected.map(|rows| job.reserve("weights", rows * size_of::<f64>()));
-        let reserved = reserved.transpose()?;
-        let read = Vec::with_capacity(expected.unwrap_or(0));
-        Ok(Self { column, read, seen: 0, reserved })
+/// The weights of the rows that have vectors, if there is a column of them, and their memory reservation.
+///
+/// # Errors
+/// A weight that is no finite number from 0, of a row that has a vector; [`HostMemory`](crate::Error::HostMemory).
+pub(super) fn weights(
+    column: Option<&str>,
+    batches: &[RecordBatch],
+    side: &Side,
+    job: &Job,
+) -> Result<(Option<Vec<f64>>, Option<Reserved>)> {
+    let Some(name) = column else { return Ok((None, None)) };
+    let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
+    let reserved = job.reserve("weights", rows * size_of::<f64>())?;
+    let (mut weights, mut seen) = (Vec::with_capacity(rows), 0);
+    for batch in batches {
+        read(name, batch, &columns(batch, &side.vector), seen, &mut weights)?;
+        seen += batch.num_rows();
     }
-
-    /// Reads the weights of the next batch.
-    ///
-    /// # Errors
-    /// A weight that is no finite number from 0, of a row that has a vector.
-    pub fn append(&mut self, batch: &RecordBatch, side: &Side) -> Result<()> {
-        if let Some(name) = self.column {
-            let vectors = columns(batch, &side.vector);
-            read(name, batch, &vectors, self.seen, &mut self.read)?;
-        }
-        self.seen += batch.num_rows();
-        Ok(())
-    }
-
-    /// The weights of the rows that have vectors, and their memory reservation.
-    pub fn finish(self) -> (Option<Vec<f64>>, Option<Reserved>) {
-        (self.column.map(|_| self.read), self.reserved)
-    }
+    Ok((Some(weights), Some(reserved)))
 }
 
 /// The weights of the rows of a batch that have vectors.

@@ -46,7 +46,8 @@ use self::run::Call;
 pub use self::spec::{DbscanOutput, DbscanSpec, dbscan_fields};
 use super::at_once;
 use super::chosen::{Asked, Chosen};
-use super::collect::{execute_all, expected_rows};
+use super::collect::expected_rows;
+use super::rows::Input;
 use super::side::Side;
 
 /// Rows with their clusters by density, in one partition and in the order of the input.
@@ -205,10 +206,10 @@ impl ExecutionPlan for DbscanExec {
         if partition != 0 {
             return internal_err!("DbscanExec has one partition, not {partition}");
         }
-        let inputs = vec![execute_all(&self.input, &context)?];
+        let input = Input::start(&self.side, &self.input, &context)?;
         let Self { spec, side, schema, device, metrics, .. } = self;
         let (spec, side, schema) = (spec.clone(), side.clone(), schema.clone());
         let call = Call { spec, side, schema, asked: self.asked(), device: device.clone() };
-        Ok(at_once::stream(call, inputs, &context, metrics))
+        Ok(at_once::stream(call, (None, input), &context, metrics))
     }
 }

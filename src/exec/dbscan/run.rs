@@ -16,10 +16,10 @@ use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::groups::Grouped;
 use crate::exec::output::AddColumns;
 use crate::exec::phases;
-use crate::exec::rows::{Read, Reading};
+use crate::exec::rows::Read;
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
-use crate::exec::weights::Weights;
+use crate::exec::weights::weights;
 use crate::job::{Job, Phase, Reserved};
 use crate::matrix::Rows;
 
@@ -46,13 +46,20 @@ impl AtOnce for Call {
         self.asked
     }
 
+    fn reader(&self) -> VectorReader {
+        let Self { spec, side, .. } = self;
+        let (vector, metric) = (spec.vector.clone(), spec.params.metric());
+        VectorReader::new("input", vector, side.kind, metric).unprepared()
+    }
+
     fn compute(
         self,
-        mut inputs: Vec<Vec<RecordBatch>>,
+        _: Option<Vec<RecordBatch>>,
+        input: (Read, Vec<RecordBatch>),
         job: &Job,
         metrics: &ExecutionPlanMetricsSet,
     ) -> Result<Found> {
-        let (found, counts, peak) = self.solve(inputs.pop().unwrap_or_default(), job)?;
+        let (found, counts, peak) = self.solve(input, job)?;
         record(metrics, &counts);
         MetricBuilder::new(metrics).gauge("device_memory_peak", 0).set(peak as usize);
         Ok(found)
@@ -98,36 +105,16 @@ impl Counts {
     }
 }
 
-/// The rows of an input, with their weights.
-struct Input {
-    rows: Rows,
-    positions: Vec<u32>,
-    weights: Option<Vec<f64>>,
-    of_rows: Option<Reserved>,
-    _of_weights: Option<Reserved>,
-}
-
 impl Call {
-    fn read(&self, batches: &[RecordBatch], job: &Job) -> Result<Input> {
-        let Self { spec, side, .. } = self;
-        let (vector, metric) = (spec.vector.clone(), spec.params.metric());
-        let reader = VectorReader::new("input", vector, side.kind, metric).unprepared();
-        let all = batches.iter().map(RecordBatch::num_rows).sum();
-        let mut reading = Reading::new(reader, batches, side);
-        let mut weights = Weights::new(spec.weight.as_deref(), all, job)?;
-        for batch in batches {
-            weights.append(batch, side)?;
-            reading.append(batch, side, job)?;
-        }
-        let Read { rows, positions, reserved } = reading.finish();
-        let (weights, of_weights) = weights.finish();
-        Ok(Input { rows, positions, weights, of_rows: reserved, _of_weights: of_weights })
-    }
-
     /// The output batches, what was found, and the bytes of device memory used.
-    fn solve(&self, batches: Vec<RecordBatch>, job: &Job) -> Result<(Found, Counts, u64)> {
-        let Self { spec, schema, device: chosen, .. } = self;
-        let Input { rows, positions, weights, of_rows, _of_weights } = self.read(&batches, job)?;
+    fn solve(
+        &self,
+        (read, batches): (Read, Vec<RecordBatch>),
+        job: &Job,
+    ) -> Result<(Found, Counts, u64)> {
+        let Self { spec, side, schema, device: chosen, .. } = self;
+        let Read { rows, positions, reserved: of_rows } = read;
+        let (weights, _of_weights) = weights(spec.weight.as_deref(), &batches, side, job)?;
         let operations = spec.operations(rows.len(), rows.matrix().width());
         let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
         let may = may_fall_back(spec.device, &device);

@@ -14,9 +14,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use datafusion::arrow::datatypes::DataType;
 use datafusion::common::Statistics;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::datasource::source::DataSourceExec;
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
@@ -31,9 +33,9 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
 };
 
-use super::apart::start_together;
+use super::apart::{row_local, start_together};
 use super::in_turn::InTurnExec;
-use super::settings::fix_execution;
+use super::settings::{batch_rows, fix_execution};
 
 /// An input as one leaf of a plan: no rule looks inside, and it shows the plan of the input itself.
 #[derive(Debug)]
@@ -195,10 +197,15 @@ impl ExecutionPlan for InputExec {
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
         self.ran.store(true, Ordering::Relaxed);
+        let config = fix_execution(context.session_config().clone());
+        let config = match bytes_of_row(&self.plan) {
+            Some(bytes) => config.with_batch_size(batch_rows(bytes)),
+            None => config,
+        };
         let inside = TaskContext::new(
             context.task_id(),
             context.session_id(),
-            fix_execution(context.session_config().clone()),
+            config,
             context.scalar_functions().clone(),
             context.higher_order_functions().clone(),
             context.aggregate_functions().clone(),
@@ -206,6 +213,37 @@ impl ExecutionPlan for InputExec {
             context.runtime_env(),
         );
         self.plan.execute(partition, Arc::new(inside))
+    }
+}
+
+/// The bytes of a row by its type or by statistics, if rows are read from a source one by one.
+fn bytes_of_row(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
+    let mut source = plan;
+    while row_local(source) {
+        source = source.children().first().copied()?;
+    }
+    if !source.is::<DataSourceExec>() {
+        return None;
+    }
+    let schema = source.schema();
+    let of_types = schema.fields().iter().map(|field| width(field.data_type()));
+    let of_types: usize = of_types.sum();
+    let known = StatisticsContext::new().compute(source.as_ref(), &StatisticsArgs::new()).ok();
+    let of_rows = known.and_then(|known| {
+        let (rows, bytes) = (known.num_rows.get_value()?, known.total_byte_size.get_value()?);
+        bytes.checked_div(*rows)
+    });
+    Some(of_rows.unwrap_or(0).max(of_types))
+}
+
+/// The bytes of a value whose type has as many for each, or 0.
+fn width(of: &DataType) -> usize {
+    match of {
+        DataType::FixedSizeList(item, length) => {
+            width(item.data_type()) * usize::try_from(*length).unwrap_or(0)
+        }
+        DataType::FixedSizeBinary(bytes) => usize::try_from(*bytes).unwrap_or(0),
+        other => other.primitive_width().unwrap_or(0),
     }
 }
 

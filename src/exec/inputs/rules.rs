@@ -11,20 +11,16 @@ use datafusion::error::Result;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::aggregates::AggregateExec;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::physical_plan::execution_plan::replace_children_if_necessary;
-use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec};
 use datafusion::physical_plan::limit::GlobalLimitExec;
-use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
-use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 
-use super::apart::{goes_row_by_row, in_two_steps, is_end_of_floats, start_together};
+use super::apart::{goes_row_by_row, in_two_steps, is_end_of_floats, row_local, start_together};
 use super::in_turn::InTurnExec;
 use super::leaf::InputExec;
 use super::numbered::stable;
@@ -293,12 +289,4 @@ impl Finish {
 /// A concatenation of all rows.
 fn unlimited_turn(plan: &Arc<dyn ExecutionPlan>) -> Option<&InTurnExec> {
     plan.downcast_ref::<InTurnExec>().filter(|turn| turn.fetch().is_none())
-}
-
-/// Whether an operator processes the rows of its first input one by one.
-fn row_local(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    plan.is::<FilterExec>()
-        || plan.is::<ProjectionExec>()
-        || plan.is::<CooperativeExec>()
-        || plan.is::<ScalarSubqueryExec>()
 }

@@ -6,6 +6,18 @@ use datafusion::prelude::SessionConfig;
 /// The number of rows in every batch that reaches an operator that is not row-local.
 pub(super) const BATCH_ROWS: usize = 8192;
 
+/// Bytes of a batch of rows that are only read: those of larger ones leave the cache before they are copied, and are
+/// in new memory each.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// The fewest rows of a batch.
+const FEWEST_ROWS: usize = 256;
+
+/// Rows of a batch of wide rows of which each is looked at by itself.
+pub(super) fn batch_rows(bytes_of_row: usize) -> usize {
+    (BATCH_BYTES / bytes_of_row.max(1)).clamp(FEWEST_ROWS, BATCH_ROWS)
+}
+
 /// The settings that an input runs with: those that an order may depend on are fixed.
 pub(super) fn fix_execution(config: SessionConfig) -> SessionConfig {
     let mut config = config.with_batch_size(BATCH_ROWS).with_target_partitions(1);

@@ -7,7 +7,7 @@ use super::spec::KMeansSpec;
 use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
-use crate::exec::weights::Weights;
+use crate::exec::weights::weights;
 use crate::job::{Job, Reserved};
 use crate::matrix::Rows;
 
@@ -22,30 +22,21 @@ pub(super) struct Input {
 }
 
 impl Input {
-    pub fn read(
-        spec: &KMeansSpec,
-        side: &Side,
+    /// Rows with the weights of their batches, and the first centroids, if a relation gives them.
+    pub fn new(
+        (spec, side): (&KMeansSpec, &Side),
+        Read { rows, positions, reserved }: Read,
         batches: &[RecordBatch],
         first: Option<(Side, Vec<RecordBatch>)>,
         job: &Job,
     ) -> Result<Self> {
-        let kind = side.kind;
-        let metric = spec.params.metric();
-        let reader = VectorReader::new("input", spec.vector.clone(), kind, metric);
-        let all = batches.iter().map(RecordBatch::num_rows).sum();
-        let mut reading = Reading::new(reader, batches, side);
-        let mut weights = Weights::new(spec.weight.as_deref(), all, job)?;
-        for batch in batches {
-            weights.append(batch, side)?;
-            reading.append(batch, side, job)?;
-        }
-        let Read { rows, positions, reserved } = reading.finish();
-        let mut of_first = None;
+        let (weights, of_weights) = weights(spec.weight.as_deref(), batches, side, job)?;
+        let (kind, mut of_first) = (side.kind, None);
         let first = match first {
             Some((side, batches)) => {
                 let vector = spec.init_vector.clone().unwrap_or_else(|| spec.vector.clone());
                 let dim = (!rows.is_empty()).then(|| rows.matrix().dim());
-                let reader = VectorReader::new("init", vector, kind, metric);
+                let reader = VectorReader::new("init", vector, kind, spec.params.metric());
                 let mut reading = Reading::new(reader.continuing(0, dim), &batches, &side);
                 for batch in &batches {
                     reading.append(batch, &side, job)?;
@@ -56,7 +47,6 @@ impl Input {
             }
             None => None,
         };
-        let (weights, of_weights) = weights.finish();
         let _reserved = [reserved, of_weights, of_first];
         Ok(Self { rows, positions, weights, first, _reserved })
     }

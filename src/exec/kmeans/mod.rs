@@ -50,6 +50,7 @@ pub use self::spec::{KMeansOutput, KMeansSpec, kmeans_fields};
 use super::at_once;
 use super::chosen::{Asked, Chosen};
 use super::collect::{execute_all, expected_rows};
+use super::rows::Input;
 use super::side::Side;
 
 /// Rows in clusters, or the clusters, in one partition and in the order of the input.
@@ -249,8 +250,8 @@ impl ExecutionPlan for KMeansExec {
         let (device, inertia) = (self.device.clone(), self.inertia.clone());
         let (side, init) = (self.input.0.clone(), self.init.as_ref().map(|(side, _)| side.clone()));
         let call = Call { spec, side, init, schema, asked: self.asked(), device, inertia };
-        let inputs = self.init.iter().chain([&self.input]);
-        let inputs = inputs.map(|(_, plan)| execute_all(plan, &context)).collect::<Result<_>>()?;
-        Ok(at_once::stream(call, inputs, &context, &self.metrics))
+        let first = self.init.as_ref().map(|(_, plan)| execute_all(plan, &context)).transpose()?;
+        let input = Input::start(&self.input.0, &self.input.1, &context)?;
+        Ok(at_once::stream(call, (first, input), &context, &self.metrics))
     }
 }

@@ -18,7 +18,9 @@ use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::groups::Grouped;
 use crate::exec::output::AddColumns;
 use crate::exec::phases;
+use crate::exec::rows::Read;
 use crate::exec::side::Side;
+use crate::exec::vectors::VectorReader;
 use crate::job::{Job, Phase};
 
 /// The computation, and how it is shown.
@@ -48,16 +50,21 @@ impl AtOnce for Call {
         self.asked
     }
 
-    /// The first centroids, if a relation gives them, and the rows.
+    fn reader(&self) -> VectorReader {
+        let Self { spec, side, .. } = self;
+        VectorReader::new("input", spec.vector.clone(), side.kind, spec.params.metric())
+    }
+
+    /// `first` has the first centroids, if a relation gives them.
     fn compute(
         self,
-        mut inputs: Vec<Vec<RecordBatch>>,
+        first: Option<Vec<RecordBatch>>,
+        (read, batches): (Read, Vec<RecordBatch>),
         job: &Job,
         metrics: &ExecutionPlanMetricsSet,
     ) -> Result<Found> {
-        let batches = inputs.pop().unwrap_or_default();
-        let first = self.init.clone().zip(inputs.pop());
-        let input = Input::read(&self.spec, &self.side, &batches, first, job)?;
+        let first = self.init.clone().zip(first);
+        let input = Input::new((&self.spec, &self.side), read, &batches, first, job)?;
         let (found, rounds, peak) = self.solve(input, batches, job)?;
         record(metrics, &rounds);
         MetricBuilder::new(metrics).gauge("device_memory_peak", 0).set(peak as usize);

@@ -7,7 +7,6 @@ use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
-use futures::StreamExt;
 
 use super::output::Carried;
 use super::spec::KnnSpec;
@@ -15,9 +14,9 @@ use super::stored::{Searching, Selected, Stored, open_stored, select};
 use crate::algo::knn::{Index, LshParams, Method, open_base};
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
-use crate::exec::collect::{Held, blocking, columns, computing, held_in_turn};
+use crate::exec::collect::{Held, blocking, columns, computing};
 use crate::exec::phases::Phases;
-use crate::exec::rows::{Read, Reading};
+use crate::exec::rows::{Input, Keep, Read, read_rows};
 use crate::exec::side::Side;
 use crate::exec::vectors::{VectorColumn, VectorReader};
 use crate::job::{Job, Phase, Reserved, Watch};
@@ -50,14 +49,6 @@ impl Join {
     pub fn chooses(&self) -> bool {
         self.spec.lsh.as_ref().is_some_and(LshParams::is_open)
     }
-}
-
-/// The columns of an input, and its partitions.
-pub(super) struct Input {
-    pub side: Side,
-    pub streams: Vec<SendableRecordBatchStream>,
-    /// How many rows it has, if statistics are exact.
-    pub rows: Option<usize>,
 }
 
 /// The rows of the base, the columns carried along, and, once queries have come, the base on its
@@ -221,83 +212,39 @@ pub(super) async fn read(
     Ok(base)
 }
 
-/// An input that is being read.
-struct Collecting {
-    side: Side,
-    reading: Reading,
+/// What is kept of a batch of a base: the columns that are carried along. All others are dropped, and their memory given
+/// back.
+struct Carrying {
     carried: Carried,
     held: Arc<Held>,
 }
 
-impl Collecting {
-    fn take(&mut self, batch: RecordBatch, job: &Job) -> Result<()> {
-        self.reading.append(&batch, &self.side, job)?;
-        self.carried.push(&batch, &self.side);
-        let is_dropped = |column: &usize| !self.side.carried.contains(column);
+impl Keep for Carrying {
+    fn keep(&mut self, batch: RecordBatch, side: &Side) {
+        self.carried.push(&batch, side);
+        let is_dropped = |column: &usize| !side.carried.contains(column);
         let dropped: Vec<_> = (0..batch.num_columns()).filter(is_dropped).collect();
         let dropped = columns(&batch, &dropped);
         drop(batch);
         self.held.release(dropped);
-        Ok(())
     }
 }
 
-/// Batches that are taken together, if they are there.
-const TOGETHER: usize = 64;
-
 /// The rows of an input, and its columns that are carried along.
-///
-/// Where it is known how many rows there are, vectors are copied to their place while the next batches come; otherwise
-/// once all are there.
 async fn collect_rows(
-    Input { side, streams, rows }: Input,
+    input: Input,
     reader: VectorReader,
     reservation: MemoryReservation,
-    (phases, job): (&Phases, &Job),
+    watched: (&Phases, &Job),
 ) -> Result<Base> {
     let reservation = Arc::new(reservation);
     let held = Arc::new(Held::new(reservation.clone()));
-    let rows = rows.filter(|_| side.kind != ElementKind::Sets).unwrap_or(0);
-    let mut batches = held_in_turn(streams, &held).ready_chunks(TOGETHER);
-    let reading = Reading::expecting(reader, rows);
-    let mut collecting = Collecting { carried: Carried::new(&side), reading, side, held };
-    let mut waiting = Vec::new();
-    while let Some(some) = batches.next().await {
-        let some = some.into_iter().collect::<Result<Vec<_>>>()?;
-        if !waiting.is_empty() || !collecting.reading.expects(&some[0]) {
-            waiting.extend(some);
-            continue;
-        }
-        phases.enter(Phase::Prepare);
-        let job = job.clone();
-        (collecting, waiting) = computing(move || {
-            let mut some = some.into_iter();
-            while let Some(batch) = some.next() {
-                if !collecting.reading.expects(&batch) {
-                    return Ok((collecting, std::iter::once(batch).chain(some).collect()));
-                }
-                collecting.take(batch, &job)?;
-            }
-            Ok((collecting, Vec::new()))
-        })
-        .await?;
-        phases.enter(Phase::Read);
-    }
-    phases.enter(Phase::Prepare);
-    let job = job.clone();
-    computing(move || {
-        if !waiting.is_empty() {
-            collecting.reading.expect(&waiting, &collecting.side, &job)?;
-        }
-        for batch in waiting {
-            collecting.take(batch, &job)?;
-        }
-        let Collecting { reading, mut carried, .. } = collecting;
-        let Read { rows, positions, reserved } = reading.finish();
-        carried.positions = positions;
-        Ok(Base::new(rows, carried, (reservation, reserved.into_iter().collect())))
-    })
-    .await
+    let keeping = Carrying { carried: Carried::new(&input.side), held: held.clone() };
+    let (read, Carrying { mut carried, .. }) =
+        read_rows(input, (reader, keeping), &held, watched).await?;
+    let Read { rows, positions, reserved } = read;
+    carried.positions = positions;
+    Ok(Base::new(rows, carried, (reservation, reserved.into_iter().collect())))
 }
 
 /// The rows of an index.

@@ -38,8 +38,7 @@ use datafusion::arrow::datatypes::{Schema, SchemaRef};
 use datafusion::common::stats::Precision;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{
-    ColumnStatistics, DataFusionError, ScalarValue, Statistics, internal_err, plan_datafusion_err,
-    plan_err,
+    ColumnStatistics, ScalarValue, Statistics, internal_err, plan_datafusion_err, plan_err,
 };
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -59,8 +58,8 @@ pub use self::spec::{KnnSpec, knn_fields};
 use self::stored::Stored;
 use crate::algo::knn::Index;
 use crate::exec::chosen::{Asked, Chosen};
-use crate::exec::collect::{exact_rows, execute_all, expected_rows};
-use crate::exec::inputs::has_limit;
+use crate::exec::collect::expected_rows;
+use crate::exec::rows::Input;
 use crate::exec::side::Side;
 use crate::exec::stored::{StoredIndex, numbered, stored_in};
 use crate::exec::vectors::{VectorColumn, common_kind};
@@ -389,13 +388,10 @@ impl ExecutionPlan for KnnExec {
         if partition != 0 {
             return internal_err!("KnnExec has one partition, not {partition}");
         }
-        let start = |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| {
-            let (side, streams) = (side.clone(), execute_all(plan, &context)?);
-            Ok::<_, DataFusionError>(base::Input { side, streams, rows: None })
-        };
+        let start =
+            |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| Input::start(side, plan, &context);
         let queries = self.queries.as_ref().map(start).transpose()?;
-        let rows = exact_rows(&self.base.1).filter(|_| !has_limit(&self.base.1));
-        let base = base::Input { rows, ..start(&self.base)? };
+        let base = start(&self.base)?;
         let training = self.training.as_ref().map(start).transpose()?;
         let kind = self.base.0.kind;
         let kind = queries.as_ref().map_or(kind, |queries| common_kind(queries.side.kind, kind));

@@ -10,12 +10,13 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
 
 use super::ahead::Output;
-use super::base::{Input, Join, read};
+use super::base::{Join, read};
 use super::metrics::Metrics;
 use super::queries::Queries;
 use super::search::{Search, Source};
 use crate::device::QueryRows;
 use crate::exec::collect::{CancelOnDrop, Pool};
+use crate::exec::rows::Input;
 use crate::job::{Cancel, Job};
 
 /// Searches for the neighbours of every query.
