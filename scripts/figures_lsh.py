@@ -7,7 +7,7 @@ DIR holds NAME-base.parquet and NAME-query.parquet as benches/workloads.py NAME 
 run three times in one process; times are those of EXPLAIN ANALYZE of the fastest: choosing, hashing, building,
 finding and comparing, and of exact search the search, until the first block of queries is answered; `ahead` is for the
 others, while batches are made of earlier ones. Recall is the share of neighbours at most as far as the exact
-k-th. With --arguments, those are tried on friedman10 instead: 'tables => 40, hashes => 11, width => 1.05'.
+k-th. With --arguments, those are tried on the first workload of --only instead: 'tables => 40, hashes => 11, width => 1.05'.
 """
 import argparse
 import os
@@ -44,9 +44,12 @@ def main():
     o = a.parse_args()
     print("| Task | Arguments | Recall | Visited a query | Largest bucket | Exact, s | Hashed, s | " + ", ".join(PHASES) + ", ms |")
     print("|---|---|---|---|---|---|---|---|")
-    for name, k, metric, arguments in [("friedman10", 5, "l2", given) for given in o.arguments] or FIGURES:
+    figures = [row for row in FIGURES if not o.only or row[0] in o.only.split(",")]
+    if o.arguments:
+        figures = [(*figures[0][:3], given) for given in o.arguments]
+    for name, k, metric, arguments in figures:
         base = os.path.join(o.dir, f"{name}-base.parquet")
-        if os.path.exists(base) and (not o.only or name in o.only.split(",")):
+        if os.path.exists(base):
             figure(o, name, k, metric, arguments, base)
 
 
