@@ -42,6 +42,22 @@ pub trait Budget: Send + Sync {
 pub trait Watch: Send + Sync {
     /// Records that the work enters this phase.
     fn enter(&self, phase: Phase);
+
+    /// Records what rounds have done.
+    fn rounds(&self, progress: Progress) {
+        let _ = progress;
+    }
+}
+
+/// What rounds of k-means have done since it was last told.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// How many there were.
+    pub rounds: usize,
+    /// Rows that the last of them moved to another cluster.
+    pub moved: usize,
+    /// The weighted sum of the rows' costs about the means that the last of them found, where that is known.
+    pub inertia: Option<f64>,
 }
 
 /// The phases of work that somebody waits for.
@@ -136,6 +152,13 @@ impl Job {
     pub fn enter(&self, phase: Phase) {
         if let Some(watch) = &self.watch {
             watch.enter(phase);
+        }
+    }
+
+    /// Records what rounds have done, if anybody watches.
+    pub fn rounds(&self, progress: impl FnOnce() -> Progress) {
+        if let Some(watch) = &self.watch {
+            watch.rounds(progress());
         }
     }
 

@@ -77,13 +77,21 @@ impl ClusterSums {
         (0..self.counts.len()).filter(|cluster| self.counts[*cluster] == 0).collect()
     }
 
+    /// The weight of a cluster's rows.
+    pub fn weight(&self, cluster: usize) -> f64 {
+        self.total_weight(cluster).over(Scaled::whole(1))
+    }
+
+    fn total_weight(&self, cluster: usize) -> Scaled {
+        match &self.weights {
+            Some(weights) => weights.total(cluster, 0),
+            None => Scaled::whole(self.counts[cluster]),
+        }
+    }
+
     /// The weighted mean of a cluster's rows; `None` if they have no weight.
     pub fn mean(&self, cluster: usize) -> Option<impl Iterator<Item = f64>> {
-        let count = self.counts[cluster];
-        let weight = match &self.weights {
-            Some(weights) => weights.total(cluster, 0),
-            None => Scaled::whole(count),
-        };
+        let (count, weight) = (self.counts[cluster], self.total_weight(cluster));
         let mean = move |column| self.sums.total(cluster, column).over(weight);
         (count != 0).then(|| (0..self.sums.width()).map(mean))
     }

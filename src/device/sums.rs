@@ -22,8 +22,9 @@ pub(super) struct ExactSums {
     pub(super) high: Vec<i64>,
     /// … and the number of parts of a step, if [`Steps::has_parts`].
     low: Vec<i64>,
-    /// Numbers that are not whole numbers of either.
+    /// Numbers that are not whole numbers of either, and for each cell and column whether there are any.
     wide: HashMap<usize, Wide>,
+    is_wide: Vec<bool>,
     /// A row, in steps and parts.
     row: (Vec<i64>, Vec<i64>),
 }
@@ -195,6 +196,7 @@ impl ExactSums {
             high: vec![0; cells * width],
             low: vec![0; cells * parts],
             wide: HashMap::new(),
+            is_wide: vec![false; cells * width],
             row: (vec![0; width], vec![0; parts]),
             steps,
         }
@@ -207,7 +209,7 @@ impl ExactSums {
 
     /// Bytes of memory, without the wide sums.
     pub(super) fn bytes(&self) -> usize {
-        (self.high.len() + self.low.len()) * size_of::<i64>()
+        (self.high.len() + self.low.len()) * size_of::<i64>() + self.is_wide.len()
     }
 
     pub(super) fn width(&self) -> usize {
@@ -238,32 +240,39 @@ impl ExactSums {
         }
     }
 
-    /// The same, element by element.
+    /// The same for a row with numbers that are added to wide sums.
     #[cold]
     #[inline(never)]
     fn move_row_slowly<T: Real>(&mut self, row: &[T], weight: f64, from: Option<usize>, to: usize) {
         let (steps, width) = (self.steps.clone(), self.width());
+        let (mut high, mut low) = std::mem::take(&mut self.row);
         for (column, x) in row.iter().map(|x| x.to_f64()).enumerate() {
             let (inverse, step) = (steps.inverse[column], steps.steps[column]);
-            let (high, low, fits) = if steps.has_parts {
-                in_parts(x, weight, inverse, step, steps.limit())
+            let fits = if steps.has_parts {
+                in_parts(x, weight, inverse, step, steps.limit()).2
             } else {
-                let (high, fits) = in_steps(x, inverse, step, steps.limit());
-                (high, 0, fits)
+                in_steps(x, inverse, step, steps.limit()).1
             };
-            for (cell, sign) in [(Some(to), 1), (from, -1)] {
-                let Some(place) = cell.map(|cell| cell * width + column) else { continue };
-                if !fits {
-                    let wide = self.wide.entry(place).or_default();
-                    wide.add_product(x, weight, sign < 0);
-                    continue;
-                }
-                self.high[place] = self.high[place].wrapping_add(sign * high);
-                if steps.has_parts {
-                    self.low[place] = self.low[place].wrapping_add(sign * low);
-                }
+            if fits {
+                continue;
+            }
+            high[column] = 0;
+            low.get_mut(column).into_iter().for_each(|low| *low = 0);
+            for (cell, is_negative) in [(Some(to), false), (from, true)] {
+                let place = cell.map(|cell| cell * width + column);
+                place.into_iter().for_each(|at| self.wide(at).add_product(x, weight, is_negative));
             }
         }
+        move_whole(&mut self.high, &high, from, to);
+        if steps.has_parts {
+            move_whole(&mut self.low, &low, from, to);
+        }
+        self.row = (high, low);
+    }
+
+    fn wide(&mut self, place: usize) -> &mut Wide {
+        self.is_wide[place] = true;
+        self.wide.entry(place).or_default()
     }
 
     /// Adds the sums of another one.
@@ -274,14 +283,14 @@ impl ExactSums {
         add(&mut self.high, &other.high);
         add(&mut self.low, &other.low);
         for (place, wide) in &other.wide {
-            self.wide.entry(*place).or_default().absorb(wide);
+            self.wide(*place).absorb(wide);
         }
     }
 
     /// Adds multiples of 2⁻¹⁴⁹, of 2³² times that, and so on, to a place.
     #[cfg(feature = "cuda")]
     pub(super) fn add_digits(&mut self, place: usize, digits: &[i64]) {
-        let wide = self.wide.entry(place).or_default();
+        let wide = self.wide(place);
         for (i, digit) in digits.iter().enumerate() {
             wide.add_integer(*digit, 32 * i as i32 - 149);
         }
@@ -291,7 +300,8 @@ impl ExactSums {
     pub(super) fn total(&self, cell: usize, column: usize) -> Scaled {
         let (place, exponent) = (cell * self.width() + column, self.steps.exponent(column));
         let high = self.high[place];
-        if let Some(wide) = self.wide.get(&place) {
+        let wide = if self.is_wide[place] { self.wide.get(&place) } else { None };
+        if let Some(wide) = wide {
             let mut wide = wide.clone();
             wide.add_integer(high, exponent);
             if self.steps.has_parts {

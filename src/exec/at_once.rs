@@ -34,6 +34,11 @@ pub(super) trait AtOnce: Send + 'static {
     /// The device asked for.
     fn asked(&self) -> Asked;
 
+    /// Receives the phases of the work, and what else is shown while it goes on.
+    fn watch(&self, phases: Phases) -> Arc<dyn Watch> {
+        Arc::new(phases)
+    }
+
     /// What reads the vectors of the input.
     fn reader(&self) -> VectorReader;
 
@@ -65,8 +70,8 @@ pub(super) fn stream<C: AtOnce>(
         let reservation = Arc::new(reservation);
         let cancel = CancelOnDrop(Cancel::default());
         let budget = Arc::new(Pool(reservation.new_empty()));
-        let job =
-            Job::new(cancel.0.clone()).with_budget(budget).with_watch(Arc::new(phases.clone()));
+        let watch = call.watch(phases.clone());
+        let job = Job::new(cancel.0.clone()).with_budget(budget).with_watch(watch);
         let first = match first {
             Some(streams) => Some(collect(streams, &reservation).await?),
             None => None,

@@ -25,10 +25,11 @@ use super::{Test, check, run, session, table, text};
 use crate::support::Rng;
 
 /// The tests of this file.
-pub const TESTS: [(&str, Test); 9] = [
+pub const TESTS: [(&str, Test); 10] = [
     ("queries_twenty_times_the_pool", || run(queries_twenty_times_the_pool())),
     ("slices_of_lists_are_their_own_rows", || run(slices_of_lists())),
     ("long_texts_come_in_small_batches", || run(long_texts())),
+    ("kmeans_shows_progress", || run(progress())),
     ("a_limit_searches_no_more_queries_than_it_needs", || run(limits())),
     ("a_reader_of_few_rows_waits_for_a_small_block", || run(small_blocks())),
     ("filters_reach_the_queries_and_the_rank", || run(filters())),
@@ -346,4 +347,30 @@ async fn phases() -> Result<(), Failed> {
         check(ahead > 0 || name != "KnnExec", format!("{call}: nothing was searched ahead"))?;
     }
     Ok(())
+}
+
+/// Metrics say how far k-means has come while it goes on.
+async fn progress() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new().with_target_partitions(2))?;
+    table(&ctx, "p", 20_000, 6, 1, 100_000)?;
+    ctx.sql("SET neighbors.device = 'cpu'").await?.collect().await?;
+    let sql = "SELECT * FROM kmeans(p, k => 50, max_iterations => 60, tolerance => 0)";
+    let plan = ctx.sql(sql).await?.create_physical_plan().await?;
+    let exec = operator(&plan, "KMeansExec").ok_or("a plan without KMeansExec")?;
+    let done = || {
+        let metrics = exec.metrics()?;
+        let of = |name| metrics.sum_by_name(name).map(|value| value.as_usize());
+        Some((of("rounds_done")?, of("iterations")))
+    };
+    let running = tokio::spawn(collect(plan.clone(), ctx.task_ctx()));
+    let mut seen = Vec::new();
+    while !running.is_finished() {
+        seen.extend(done());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    running.await??;
+    let (rounds, iterations) = done().ok_or("no metrics")?;
+    check(iterations == Some(rounds), format!("{rounds} rounds, {iterations:?} iterations"))?;
+    let before = seen.iter().any(|(now, all)| (1..rounds).contains(now) && all.is_none());
+    check(before, format!("{rounds} rounds, seen {seen:?}"))
 }

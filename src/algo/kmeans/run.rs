@@ -203,3 +203,57 @@ impl<T: Real> Input<'_, T> {
         Clustering { labels: last.labels, distances, centroids, sizes, inertias, rounds }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::algo::kmeans::kmeans;
+    use crate::device::AnyDevice;
+    use crate::job::{Progress, Watch};
+    use crate::random::Random;
+
+    #[derive(Default)]
+    struct Told(Mutex<Vec<Progress>>);
+
+    impl Watch for Told {
+        fn enter(&self, _: Phase) {}
+
+        fn rounds(&self, progress: Progress) {
+            self.0.lock().unwrap().push(progress);
+        }
+    }
+
+    #[test]
+    fn rounds_are_told_with_the_inertia_after_each() {
+        for (metric, offset, weighs) in
+            [(Metric::L2, 1000.0, false), (Metric::L2, 0.0, true), (Metric::Cosine, 0.5, true)]
+        {
+            let (dim, mut random) = (5, Random::new(7));
+            let mut value = |i: usize| ((i % 35 / dim) as f64 + random.normal() + offset) as f32;
+            let mut values: Vec<f32> = (0..4000 * dim).map(&mut value).collect();
+            values.chunks_exact_mut(dim).for_each(|row| metric.prepare(row).unwrap_or(()));
+            let rows = Rows::all(Arc::new(Matrix::new(f32::elements(values), 4000, dim)));
+            let weights: Option<Vec<f64>> =
+                weighs.then(|| (0..4000).map(|row| (row % 3) as f64).collect());
+            let params =
+                KMeansParams { tolerance: 0.0, ..KMeansParams::try_new(7, metric).unwrap() };
+            let told = Arc::new(Told::default());
+            let job = Job::default().with_watch(told.clone());
+            let found = kmeans(&AnyDevice::cpu(), &rows, weights.as_deref(), None, &params, &job);
+            let rounds = found.unwrap().rounds;
+            let told = told.0.lock().unwrap();
+            assert_eq!(told.iter().map(|told| told.rounds).sum::<usize>(), rounds.iterations);
+            assert!(told.len() > 3);
+            let inertias: Vec<f64> = told.iter().map(|told| told.inertia.unwrap()).collect();
+            let close = 1e-9 * rounds.inertia;
+            assert!(inertias.windows(2).all(|both| both[1] <= both[0] + close), "{inertias:?}");
+            let last = told.last().unwrap();
+            assert_eq!(last.moved, rounds.moved, "{metric}");
+            assert!(inertias[0] > (1.0 + 1e-6) * rounds.inertia, "{metric}: {inertias:?}");
+            let apart = (inertias[inertias.len() - 1] - rounds.inertia).abs();
+            assert!(apart <= 1e-5 * rounds.inertia, "{metric}: {apart} of {}", rounds.inertia);
+        }
+    }
+}

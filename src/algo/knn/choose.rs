@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::bound::{least, mean};
 use super::hashing::{LshParams, MOST_BUCKETS, MOST_HASHES, MOST_TABLES};
 use super::params::KnnParams;
 use super::ready::{Hashing, Reach};
@@ -27,12 +28,6 @@ const MORE_PROBES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
 
 /// Widths that are tried, in distances of the last neighbour.
 const WIDTHS: [f64; 9] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 60.0];
-
-/// Standard errors between the mean of a sample and the lower bound of 99%.
-const ERRORS: f64 = 2.326;
-
-/// Neighbours of which nothing is known but that those of one query may be found or missed together.
-const UNKNOWN: f64 = 0.25;
 
 /// After so many tables, functions are given up that have found less than this share of what is needed.
 const EARLY: usize = 16;
@@ -420,7 +415,8 @@ impl Trial {
         }
         let recalls = sample.wanted.recalls(&self.found);
         self.recall = mean(&recalls);
-        let is_enough = self.recall >= least(&recalls, lsh.recall, sample.known)
+        let pairs = sample.wanted.rows.len();
+        let is_enough = self.recall >= least((&recalls, pairs), lsh.recall, sample.shares)
             || (sample.is_largest && self.recall > 1.0 - 1e-9);
         match lsh.tables {
             Some(given) if tables < given => {}
@@ -454,43 +450,5 @@ impl Trial {
         let build = tables * 30.0 * rows + hash * rows;
         let find = queries * (hash + tables * probes as f64 * 100.0 + visited * rows * 2.0);
         (share, build + find + queries * share * rows * (5.0 + dim * 0.7))
-    }
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
-}
-
-/// The least mean of a sample's recalls, of which a share is `known`, that rules out with 99% that the mean of all is
-/// below `wanted`.
-///
-/// It is by how far the mean of a sample may be from what is wanted if that is just missed, not by how far these
-/// recalls are from each other: those of a few queries that all found their neighbour are not apart at all. How much of
-/// the spread of single neighbours they show says how much those of a query depend on each other.
-fn least(recalls: &[f64], wanted: f64, known: f64) -> f64 {
-    let (count, found) = (recalls.len() as f64, mean(recalls));
-    let spread = recalls.iter().map(|recall| (recall - found).powi(2)).sum::<f64>();
-    let single = count * found * (1.0 - found);
-    let together = ((spread + UNKNOWN) / (single + UNKNOWN)).min(1.0);
-    let variance = together * wanted * (1.0 - wanted) / count;
-    wanted + ERRORS * (variance * (1.0 - known)).max(0.0).sqrt()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sample_rules_out_less_in_one_of_a_hundred() {
-        let all = |count: usize| least(&vec![1.0; count], 0.99, 0.0) <= 1.0;
-        // 0.99 to the power of 458 is 0.01: all of so many are found by chance if 99% are.
-        assert!(!all(458) && all(600));
-        assert!(!all(160));
-        // Nothing is left to chance where all queries are sampled.
-        assert_eq!(least(&[1.0, 0.5], 0.7, 1.0), 0.7);
-        // Of neighbours that are found or missed one by one, ten are worth more than one.
-        let one_by_one: Vec<_> = (0..160).map(|i| if i % 3 == 0 { 0.8 } else { 1.0 }).collect();
-        let together: Vec<_> = (0..160).map(|i| if i % 15 == 0 { 0.0 } else { 1.0 }).collect();
-        assert!(least(&one_by_one, 0.9, 0.0) < 0.93 && least(&together, 0.9, 0.0) > 0.95);
     }
 }

@@ -1,6 +1,7 @@
 //! k nearest neighbours: the parameters, and a base ready to be searched, exactly or by hashing.
 
 mod among;
+mod bound;
 mod choose;
 mod finder;
 mod found;

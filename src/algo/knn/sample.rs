@@ -37,8 +37,8 @@ pub(super) struct Sample {
     pub base: Rows,
     /// For each query the row of `base` that it is itself, if it is there.
     pub itself: Vec<Option<usize>>,
-    /// The share of all neighbours that are in the sample, if it is known for each query: else 0.
-    pub known: f64,
+    /// The share of all queries that are in the sample, and of their neighbours that are looked for.
+    pub shares: (f64, f64),
     /// Whether no larger sample would be taken.
     pub is_largest: bool,
     /// Of so many queries one after the other, candidates of the first are counted.
@@ -87,7 +87,7 @@ impl Sample {
         let place = |own: &Option<u32>| of_base.iter().position(|row| Some(*row) == *own);
         let mut sample = Self {
             queries: sampled,
-            known: if wanted.has_all() { share } else { 0.0 },
+            shares: (share, wanted.share()),
             is_largest: count == most || positions.len() == queries.len(),
             counted_in: positions.len().div_ceil(QUERIES).max(1),
             wanted,

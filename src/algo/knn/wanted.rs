@@ -89,9 +89,14 @@ impl Wanted {
         (lists, rows)
     }
 
-    /// Whether all neighbours are looked for.
-    pub fn has_all(&self) -> bool {
-        self.lists.iter().all(|list| list.weights.iter().all(|weight| *weight <= 1.0))
+    /// The share of all neighbours that are looked for.
+    pub fn share(&self) -> f64 {
+        let all = |list: &List| {
+            let tied = list.places.len() - list.nearer;
+            list.nearer as f64 * list.weights[0] + tied as f64 * list.weights[1]
+        };
+        let all: f64 = self.lists.iter().map(all).sum();
+        if all > 0.0 { (self.rows.len() as f64 / all).min(1.0) } else { 1.0 }
     }
 
     /// The places of a query's rows.
@@ -157,7 +162,7 @@ mod tests {
         // Two are nearer than the last of four; five are as far away as it.
         let wanted = wanted(&[3.0, 1.0, 3.0, 9.0, 3.0, 2.0, 3.0, 3.0], 4);
         assert_eq!(wanted.places(0), 0..7);
-        assert!(wanted.has_all());
+        assert_eq!(wanted.share(), 1.0);
         let recall = |found: [u8; 7]| wanted.recalls(&found.map(|found| found == 1))[0];
         assert_eq!(recall([1, 1, 0, 0, 0, 1, 1]), 1.0);
         assert_eq!(recall([1, 0, 1, 1, 1, 1, 1]), 1.0);
@@ -169,9 +174,10 @@ mod tests {
     fn without_ties_ranks_stand_for_others() {
         let base: Vec<f32> = (0..40).map(|i| i as f32).collect();
         let all = wanted(&base, 10);
-        assert_eq!((all.places(0), all.has_all()), (0..10, true));
+        assert_eq!((all.places(0), all.share()), (0..10, 1.0));
         let some = wanted(&base, 30);
-        assert_eq!((some.places(0), some.has_all()), (0..10, false));
+        assert_eq!(some.places(0), 0..10);
+        assert!(some.share() < 1.0);
         assert_eq!(some.recalls(&[true; 10]), [1.0]);
         let half: Vec<bool> = (0..10).map(|i| i % 2 == 0).collect();
         assert_eq!(some.recalls(&half), [0.5]);

@@ -14,7 +14,7 @@ use crate::device::contract::{
 use crate::device::cpu::kmeans::{cluster_sums, seeding};
 use crate::device::{ClusterSums, Device};
 use crate::error::{Error, Result};
-use crate::job::{Job, Phase, Reserved};
+use crate::job::{Job, Phase, Progress, Reserved};
 use crate::matrix::{Matrix, Real, Rows};
 use crate::metric::Metric;
 use crate::parallel::{in_parallel, threads};
@@ -44,6 +44,8 @@ struct Problem<'a, T> {
     state: Option<State<T>>,
     /// Assigns rows in rounds, if it was looked for, and if the device has something better than searches.
     assigner: Option<Option<Box<dyn Assigner>>>,
+    /// The costs of all rows about 0, once somebody has asked.
+    about_zero: Option<f64>,
 }
 
 struct State<T> {
@@ -75,6 +77,7 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
             given,
             state: None,
             assigner: None,
+            about_zero: None,
         });
         let search = Search { device: device.clone(), metric, work: Mutex::default() };
         Self { search, problems: problems.collect() }
@@ -284,11 +287,23 @@ impl<T: Real> Problem<'_, T> {
             job.enter(Phase::Update);
             let stop;
             (moved, stop) = self.update(before.as_deref(), search.metric, job)?;
+            job.rounds(|| self.progress(moved, search.metric));
             if let Some(stop) = stop {
                 return Ok(RoundsRun { rounds: round, moved, stop });
             }
         }
         Ok(RoundsRun { rounds: limit, moved, stop: StopReason::Limit })
+    }
+
+    /// What the last round has done.
+    fn progress(&mut self, moved: usize, metric: Metric) -> Progress {
+        let (values, weights, dim) = (self.values(), self.weights, self.rows.matrix().dim());
+        let means = Means { values, dim, weights, metric };
+        let about_zero = self.about_zero.unwrap_or_else(|| means.about_zero());
+        let inertia = |state: &State<T>| means.inertia(about_zero, &state.sums, &state.centroids);
+        let inertia = self.state.as_ref().map(inertia);
+        self.about_zero = Some(about_zero);
+        Progress { rounds: 1, moved, inertia }
     }
 
     /// Moves centroids to the means of their rows. Given the rows' previous labels, returns how many

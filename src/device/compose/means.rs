@@ -8,9 +8,13 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::Metric;
+use crate::parallel::in_parallel;
 
 /// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
+
+/// With fewer numbers than this, threads do not pay.
+const FEW_NUMBERS: usize = 1 << 14;
 
 /// Rows whose clusters' means are computed.
 #[derive(Debug, Clone, Copy)]
@@ -76,22 +80,76 @@ impl<T: Real> Means<'_, T> {
 
     fn centroids(&self, sums: &ClusterSums, singles: Vec<Option<usize>>, before: &[T]) -> Vec<T> {
         let mut centroids = before.to_vec();
-        for (cluster, centroid) in centroids.chunks_exact_mut(self.dim).enumerate() {
-            let Some(mean) = sums.mean(cluster) else { continue };
-            if let Some(row) = singles[cluster] {
-                centroid.copy_from_slice(self.row(row));
-                continue;
-            }
-            let old = centroid.to_vec();
-            for (to, x) in centroid.iter_mut().zip(mean) {
-                *to = T::from_f64(x);
-            }
-            // Directions that cancel out have no mean: the cluster stays where it was.
-            if self.metric.prepare(centroid).is_err() {
-                centroid.copy_from_slice(&old);
-            }
+        let all: Vec<_> = centroids.chunks_exact_mut(self.dim).zip(singles).enumerate().collect();
+        let mean = |(cluster, (centroid, single)): (usize, (&mut [T], Option<usize>))| {
+            self.centroid(sums, (cluster, single), centroid);
+        };
+        if before.len() < FEW_NUMBERS {
+            all.into_iter().for_each(mean);
+        } else {
+            in_parallel(all, mean);
         }
         centroids
+    }
+
+    /// Moves a centroid to the mean of its rows, if it has any: `single` is one of them if all are the same.
+    fn centroid(
+        &self,
+        sums: &ClusterSums,
+        (cluster, single): (usize, Option<usize>),
+        centroid: &mut [T],
+    ) {
+        let Some(mean) = sums.mean(cluster) else { return };
+        if let Some(row) = single {
+            centroid.copy_from_slice(self.row(row));
+            return;
+        }
+        let old = centroid.to_vec();
+        for (to, x) in centroid.iter_mut().zip(mean) {
+            *to = T::from_f64(x);
+        }
+        // Directions that cancel out have no mean: the cluster stays where it was.
+        if self.metric.prepare(centroid).is_err() {
+            centroid.copy_from_slice(&old);
+        }
+    }
+
+    /// The weighted sum of all rows' costs about a centroid in 0.
+    pub fn about_zero(&self) -> f64 {
+        let rows: Vec<_> = (0..self.values.len() / self.dim.max(1)).step_by(UNCHECKED).collect();
+        let of_part = |first: usize| {
+            let rows = self.values[first * self.dim..].chunks_exact(self.dim).take(UNCHECKED);
+            let cost = |row: &[T]| match self.metric {
+                Metric::SqEuclidean => row.iter().map(|x| x.to_f64() * x.to_f64()).sum(),
+                _ => 1.0,
+            };
+            let weighted = (first..).zip(rows).map(|(i, row)| self.weight(i) * cost(row));
+            weighted.sum::<f64>()
+        };
+        in_parallel(rows, of_part).into_iter().sum()
+    }
+
+    /// The weighted sum of all rows' costs about the centroids of their clusters, from these sums of them and from what
+    /// it is [about zero](Self::about_zero).
+    pub fn inertia(&self, about_zero: f64, sums: &ClusterSums, centroids: &[T]) -> f64 {
+        let product = |mean: f64, x: f64| match self.metric {
+            Metric::SqEuclidean => x * (2.0 * mean - x),
+            _ => mean * x,
+        };
+        let lowered = |(cluster, centroid): (usize, &[T])| {
+            let centroid = centroid.iter().map(|x| x.to_f64());
+            sums.mean(cluster).map_or(0.0, |mean| {
+                let products = mean.zip(centroid).map(|(mean, x)| product(mean, x));
+                sums.weight(cluster) * products.sum::<f64>()
+            })
+        };
+        let all = centroids.chunks_exact(self.dim.max(1)).enumerate();
+        let lowered: f64 = if centroids.len() < FEW_NUMBERS {
+            all.map(lowered).sum()
+        } else {
+            in_parallel(all.collect(), lowered).into_iter().sum()
+        };
+        (about_zero - lowered).max(0.0)
     }
 
     /// For each cluster whose rows are all the same vector, the first of them: the mean is the vector,

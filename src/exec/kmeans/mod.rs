@@ -19,6 +19,7 @@
 //! session's pool; more than it allows fails with `ResourcesExhausted`.
 
 mod input;
+mod live;
 mod output;
 mod run;
 mod spec;
@@ -45,6 +46,7 @@ use datafusion::physical_plan::{
     PlanProperties,
 };
 
+use self::live::Live;
 use self::run::Call;
 pub use self::spec::{KMeansOutput, KMeansSpec, kmeans_fields};
 use super::at_once;
@@ -249,7 +251,8 @@ impl ExecutionPlan for KMeansExec {
         let (spec, schema) = (self.spec.clone(), self.schema.clone());
         let (device, inertia) = (self.device.clone(), self.inertia.clone());
         let (side, init) = (self.input.0.clone(), self.init.as_ref().map(|(side, _)| side.clone()));
-        let call = Call { spec, side, init, schema, asked: self.asked(), device, inertia };
+        let (asked, live) = (self.asked(), Live::new(&self.metrics));
+        let call = Call { spec, side, init, schema, asked, device, inertia, live };
         let first = self.init.as_ref().map(|(_, plan)| execute_all(plan, &context)).transpose()?;
         let input = Input::start(&self.input.0, &self.input.1, &context)?;
         Ok(at_once::stream(call, (first, input), &context, &self.metrics))

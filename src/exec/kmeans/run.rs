@@ -8,6 +8,7 @@ use datafusion::error::Result;
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder};
 
 use super::input::Input;
+use super::live::Live;
 use super::output::{Labelled, centroids};
 use super::spec::{KMeansOutput, KMeansSpec};
 use crate::algo::kmeans::{Clustering, Rounds, kmeans, kmeans_groups};
@@ -17,11 +18,11 @@ use crate::exec::at_once::{AtOnce, Found};
 use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::groups::Grouped;
 use crate::exec::output::AddColumns;
-use crate::exec::phases;
+use crate::exec::phases::{self, Phases};
 use crate::exec::rows::Read;
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
-use crate::job::{Job, Phase};
+use crate::job::{Job, Phase, Watch};
 
 /// The computation, and how it is shown.
 pub(super) struct Call {
@@ -36,6 +37,8 @@ pub(super) struct Call {
     pub device: Chosen,
     /// Receives the inertia.
     pub inertia: Arc<OnceLock<f64>>,
+    /// Shows what rounds do.
+    pub live: Live,
 }
 
 impl AtOnce for Call {
@@ -48,6 +51,10 @@ impl AtOnce for Call {
 
     fn asked(&self) -> Asked {
         self.asked
+    }
+
+    fn watch(&self, phases: Phases) -> Arc<dyn Watch> {
+        Arc::new(self.live.with(phases))
     }
 
     fn reader(&self) -> VectorReader {
@@ -99,7 +106,7 @@ impl Call {
         batches: Vec<RecordBatch>,
         job: &Job,
     ) -> Result<(Found, Rounds, u64)> {
-        let Self { spec, schema, device: chosen, inertia, .. } = self;
+        let Self { spec, schema, device: chosen, inertia, live, .. } = self;
         let operations = spec.operations(input.rows.len(), input.rows.matrix().width());
         let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
         let per_row = size_of::<u32>() + input.rows.matrix().kind().bytes();
@@ -124,6 +131,7 @@ impl Call {
         let may = may_fall_back(spec.device, &device);
         let (device, (clusters, rounds)) = run_or_fall_back(device, may, chosen, run)?;
         inertia.get_or_init(|| rounds.inertia);
+        live.end(rounds.inertia);
         let widen = |labels: Vec<u32>, distances: Option<Distances>| -> Found {
             let labelled = Labelled { labels, distances, _reserved: reserved };
             let columns = move |places: &[Option<u32>]| labelled.columns(places);

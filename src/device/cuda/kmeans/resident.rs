@@ -17,7 +17,7 @@ use crate::device::cuda::driver::sys::failed;
 use crate::device::cuda::driver::upload::elapsed;
 use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::Result;
-use crate::job::Job;
+use crate::job::{Job, Progress};
 use crate::matrix::{ElementKind, Rows};
 
 /// Rounds between two checks of the device's status.
@@ -104,7 +104,7 @@ impl Resident {
     /// rows; the state on the device is then useless, except for the centroids.
     pub(super) fn run(&mut self, limit: usize, job: &Job) -> Result<Option<RoundsRun>> {
         let before = self.workspace.status()?;
-        let mut ordered = 0;
+        let (mut ordered, mut told) = (0, 0);
         let status = loop {
             job.check()?;
             let stretch = STRETCH.min(limit - ordered);
@@ -122,11 +122,15 @@ impl Resident {
             })?;
             ordered += stretch;
             let status = self.workspace.status()?;
+            let done = (status.iterations - before.iterations) as usize;
+            let moved = status.moved_last as usize;
+            job.rounds(|| Progress { rounds: done - told, moved, inertia: None });
+            told = done;
             if !status.is_going_on() || ordered == limit {
                 break status;
             }
         };
-        let rounds = (status.iterations - before.iterations) as usize;
+        let rounds = told;
         self.work.redone += status.rechecked - before.rechecked;
         self.work.pairs += rounds as u64 * self.rows as u64 * self.empty.clusters() as u64;
         if status.is_crowded() {
