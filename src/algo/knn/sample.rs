@@ -22,6 +22,8 @@ const MOST_TIMES: usize = 4;
 /// … where nearly all neighbours are wanted: as many as would miss so many neighbours, …
 const MISSED: f64 = 16.0;
 const MOST_QUERIES: usize = 8192;
+/// … and no more than have so many bytes of neighbours, if these tie, …
+const MOST_BYTES: usize = 1 << 28;
 /// … and fewer where they have so many neighbours, down to a few.
 const MOST_NEIGHBORS: usize = 1 << 20;
 const FEWEST_QUERIES: usize = 16;
@@ -59,7 +61,9 @@ impl Sample {
         (lsh, job): (&LshParams, &Job),
     ) -> Result<Self> {
         let mut random = Random::new(lsh.seed);
-        let most = MOST_QUERIES.min(MOST_NEIGHBORS / params.k()).max(FEWEST_QUERIES);
+        let of_query = Wanted::MOST_ROWS * base.matrix().row_bytes();
+        let most = MOST_QUERIES.min((MOST_BYTES / of_query.max(1)).max(QUERIES));
+        let most = most.min(MOST_NEIGHBORS / params.k()).max(FEWEST_QUERIES);
         // A float too large for an integer becomes the largest.
         let missing = (MISSED / (1.0 - lsh.recall)) as usize;
         let times = (ENOUGH / params.k()).clamp(1, MOST_TIMES);

@@ -12,7 +12,8 @@ use datafusion::physical_plan::metrics::{
 use crate::exec::phases::Phases;
 use crate::job::{Phase, Progress, Watch};
 
-/// The rounds of all runs and groups so far, the rows that the last of them moved, and the inertia after it.
+/// The rounds of all runs so far, the rows that the last of them moved, and the inertia after it. Small groups, which run
+/// side by side, have none.
 #[derive(Debug, Clone)]
 pub(super) struct Live {
     rounds: Count,

@@ -54,6 +54,21 @@ pub(in crate::sql) struct ColumnArgument {
 }
 
 impl ColumnArgument {
+    /// The names of those that are columns as they are.
+    pub fn names(&self) -> Vec<String> {
+        let of_ident = |ident: &ast::Ident| match ident.quote_style {
+            Some(_) => ident.value.clone(),
+            None => ident.value.to_ascii_lowercase(),
+        };
+        let name = |expr: &ast::Expr| match expr {
+            ast::Expr::Identifier(ident) => Some(of_ident(ident)),
+            ast::Expr::CompoundIdentifier(idents) => idents.last().map(of_ident),
+            ast::Expr::Value(value) => value.value.clone().into_string(),
+            _ => None,
+        };
+        self.columns.iter().filter_map(name).collect()
+    }
+
     /// `None` if this cannot be a column.
     pub fn from_sql(arg: &ast::Expr) -> Option<Self> {
         match arg {

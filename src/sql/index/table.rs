@@ -11,7 +11,7 @@ use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::datasource::{TableType, source_as_provider};
 use datafusion::error::Result;
 use datafusion::logical_expr::dml::InsertOp;
-use datafusion::logical_expr::{CreateExternalTable, Expr, LogicalPlan};
+use datafusion::logical_expr::{CreateExternalTable, Distinct, Expr, JoinType, LogicalPlan};
 use datafusion::physical_plan::ExecutionPlan;
 
 use crate::exec::{IndexScanExec, StoredIndex};
@@ -32,16 +32,22 @@ pub(in crate::sql) fn index_of(plan: &LogicalPlan) -> Option<Arc<StoredIndex>> {
     if !keeps_rows(plan) {
         return None;
     }
-    vectors_in(plan).pop().map(|(index, _)| index)
+    vectors_in(plan).into_iter().flatten().next()
 }
 
-/// The metric of the index whose vectors are among the columns of a plan, whatever happened to its rows.
+/// The metric of the index whose vectors are among the columns of a plan, or among those of these names, whatever
+/// happened to its rows.
 ///
 /// # Errors
 /// Vectors of several indexes with different metrics.
-pub(in crate::sql) fn metric_of(plan: &LogicalPlan) -> Result<Option<Metric>> {
-    let found = vectors_in(plan);
-    let mut metrics = found.iter().map(|(index, _)| index.file().tables().metric);
+pub(in crate::sql) fn metric_of(
+    plan: &LogicalPlan,
+    names: Option<&[String]>,
+) -> Result<Option<Metric>> {
+    let is_asked = |name: &String| names.is_none_or(|names| names.contains(name));
+    let columns = plan.schema().fields().iter().zip(vectors_in(plan));
+    let found = columns.filter(|(field, _)| is_asked(field.name())).flat_map(|(_, found)| found);
+    let mut metrics = found.map(|index| index.file().tables().metric);
     let Some(first) = metrics.next() else { return Ok(None) };
     match metrics.find(|other| *other != first) {
         Some(other) => plan_err!(
@@ -63,40 +69,55 @@ fn keeps_rows(plan: &LogicalPlan) -> bool {
     }
 }
 
-/// The indexes whose vectors are among the columns of a plan, and what these are called.
-fn vectors_in(plan: &LogicalPlan) -> Vec<(Arc<StoredIndex>, Vec<String>)> {
-    if let LogicalPlan::TableScan(scan) = plan {
-        let provider = source_as_provider(&scan.source).ok();
-        let table = provider.as_ref().and_then(|provider| provider.downcast_ref::<IndexTable>());
-        let index = table.map(|table| table.index.clone());
-        return index
-            .map(|index| (index.clone(), index.file().vector().names().to_vec()))
-            .into_iter()
-            .collect();
-    }
-    let below = plan.inputs().into_iter().flat_map(vectors_in);
-    let renamed = |(index, names): (_, Vec<String>)| {
-        let names: Option<Vec<_>> = names.iter().map(|name| name_above(plan, name)).collect();
-        Some((index, names?))
+/// For each column of a plan the indexes whose vectors, or a dimension of them, it has.
+fn vectors_in(plan: &LogicalPlan) -> Vec<Vec<Arc<StoredIndex>>> {
+    let fields = plan.schema().fields();
+    let mut inputs: Vec<_> = plan.inputs().into_iter().map(vectors_in).collect();
+    let mut columns = match plan {
+        LogicalPlan::TableScan(scan) => {
+            let provider = source_as_provider(&scan.source).ok();
+            let table = provider.as_ref().and_then(|table| table.downcast_ref::<IndexTable>());
+            let of_field = |name: &String| {
+                let index = table.map(|table| table.index.clone());
+                let has = |index: &Arc<StoredIndex>| index.file().vector().names().contains(name);
+                index.filter(has).into_iter().collect()
+            };
+            fields.iter().map(|field| of_field(field.name())).collect()
+        }
+        LogicalPlan::Projection(projection) => {
+            let schema = projection.input.schema();
+            let of_expr = |expr: &Expr| match expr.clone().unalias() {
+                Expr::Column(column) => {
+                    let place = schema.maybe_index_of_column(&column);
+                    place.map_or_else(Vec::new, |place| inputs[0][place].clone())
+                }
+                _ => Vec::new(),
+            };
+            projection.expr.iter().map(of_expr).collect()
+        }
+        LogicalPlan::Union(_) => inputs.into_iter().fold(Vec::new(), |mut all, input| {
+            all.resize(fields.len(), Vec::new());
+            all.iter_mut().zip(input).for_each(|(all, input)| all.extend(input));
+            all
+        }),
+        LogicalPlan::Join(join) => match join.join_type {
+            JoinType::RightSemi | JoinType::RightAnti | JoinType::RightMark => {
+                inputs.swap_remove(1)
+            }
+            JoinType::LeftSemi | JoinType::LeftAnti | JoinType::LeftMark => inputs.swap_remove(0),
+            _ => inputs.concat(),
+        },
+        LogicalPlan::Filter(_)
+        | LogicalPlan::SubqueryAlias(_)
+        | LogicalPlan::Limit(_)
+        | LogicalPlan::Sort(_)
+        | LogicalPlan::Distinct(Distinct::All(_))
+        | LogicalPlan::Window(_) => inputs.swap_remove(0),
+        _ => Vec::new(),
     };
-    below.filter_map(renamed).collect()
-}
-
-/// What a column of an input is called in the output, if it is there.
-fn name_above(plan: &LogicalPlan, name: &String) -> Option<String> {
-    let LogicalPlan::Projection(projection) = plan else {
-        return plan
-            .schema()
-            .fields()
-            .iter()
-            .any(|field| field.name() == name)
-            .then(|| name.clone());
-    };
-    let is_column = |expr: &&Expr| {
-        let expr = (*expr).clone().unalias();
-        matches!(expr, Expr::Column(column) if column.name == *name)
-    };
-    projection.expr.iter().find(is_column).map(|expr| expr.qualified_name().1)
+    // Marks and windows come behind the columns of the input.
+    columns.resize(fields.len(), Vec::new());
+    columns
 }
 
 #[async_trait]

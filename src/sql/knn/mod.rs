@@ -98,11 +98,6 @@ fn plan(
     let base = arguments.required_input("base")?;
     let queries = arguments.input("queries");
     let k = arguments.required_value("k")?;
-    let metric = match (arguments.value("metric")?, &called.1) {
-        (Some(given), _) => given,
-        (None, Some(_)) => lit(metric_of(&base)?.unwrap_or_default().name()),
-        (None, None) => lit(Metric::default().name()),
-    };
     let keep = match arguments.value("keep_vector")? {
         Some(expr) => boolean(name, "keep_vector", &expr)?,
         None => false,
@@ -118,6 +113,12 @@ fn plan(
         return plan_err!("{name}: argument 'training_vector' is given, but 'training' is not");
     }
     let of_base = arguments.columns("base_vector")?.or_else(|| both.clone());
+    let asked = of_base.as_ref().map(ColumnArgument::names);
+    let metric = match (arguments.value("metric")?, &called.1) {
+        (Some(given), _) => given,
+        (None, Some(_)) => lit(metric_of(&base, asked.as_deref())?.unwrap_or_default().name()),
+        (None, None) => lit(Metric::default().name()),
+    };
     let vectors = Vectors {
         queries: of_queries.or(both),
         training: of_training.or_else(|| of_base.clone()),
