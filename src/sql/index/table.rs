@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::catalog::{Session, TableProvider, TableProviderFactory};
 use datafusion::common::stats::Precision;
-use datafusion::common::{Statistics, not_impl_err, plan_err};
+use datafusion::common::{DFSchema, Statistics, not_impl_err, plan_err};
 use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::datasource::{TableType, source_as_provider};
 use datafusion::error::Result;
@@ -32,7 +32,7 @@ pub(in crate::sql) fn index_of(plan: &LogicalPlan) -> Option<Arc<StoredIndex>> {
     if !keeps_rows(plan) {
         return None;
     }
-    vectors_in(plan).into_iter().flatten().next()
+    whole(&vectors_in(plan)).into_iter().next()
 }
 
 /// The metric of the index whose vectors are among the columns of a plan, or among those of these names, whatever
@@ -46,8 +46,9 @@ pub(in crate::sql) fn metric_of(
 ) -> Result<Option<Metric>> {
     let is_asked = |name: &String| names.is_none_or(|names| names.contains(name));
     let columns = plan.schema().fields().iter().zip(vectors_in(plan));
-    let found = columns.filter(|(field, _)| is_asked(field.name())).flat_map(|(_, found)| found);
-    let mut metrics = found.map(|index| index.file().tables().metric);
+    let asked = columns.filter(|(field, _)| is_asked(field.name())).map(|(_, found)| found);
+    let found = whole(&asked.collect::<Vec<_>>());
+    let mut metrics = found.iter().map(|index| index.file().tables().metric);
     let Some(first) = metrics.next() else { return Ok(None) };
     match metrics.find(|other| *other != first) {
         Some(other) => plan_err!(
@@ -55,6 +56,20 @@ pub(in crate::sql) fn metric_of(
         ),
         None => Ok(Some(first)),
     }
+}
+
+/// The indexes of which these columns have all dimensions.
+fn whole(columns: &[Vec<Arc<StoredIndex>>]) -> Vec<Arc<StoredIndex>> {
+    let mut found: Vec<Arc<StoredIndex>> = Vec::new();
+    for index in columns.iter().flatten() {
+        let has = |column: &&Vec<_>| column.iter().any(|other| Arc::ptr_eq(other, index));
+        let dimensions = columns.iter().filter(has).count();
+        let is_new = !found.iter().any(|other| Arc::ptr_eq(other, index));
+        if is_new && dimensions >= index.file().vector().names().len() {
+            found.push(index.clone());
+        }
+    }
+    found
 }
 
 /// Whether a plan has the rows of a table, or some of them, in their order.
@@ -85,15 +100,13 @@ fn vectors_in(plan: &LogicalPlan) -> Vec<Vec<Arc<StoredIndex>>> {
             fields.iter().map(|field| of_field(field.name())).collect()
         }
         LogicalPlan::Projection(projection) => {
-            let schema = projection.input.schema();
-            let of_expr = |expr: &Expr| match expr.clone().unalias() {
-                Expr::Column(column) => {
-                    let place = schema.maybe_index_of_column(&column);
-                    place.map_or_else(Vec::new, |place| inputs[0][place].clone())
-                }
-                _ => Vec::new(),
-            };
-            projection.expr.iter().map(of_expr).collect()
+            passed(&projection.expr, projection.input.schema(), &inputs[0])
+        }
+        LogicalPlan::Distinct(Distinct::On(first)) => {
+            passed(&first.select_expr, first.input.schema(), &inputs[0])
+        }
+        LogicalPlan::Aggregate(groups) => {
+            passed(&groups.group_expr, groups.input.schema(), &inputs[0])
         }
         LogicalPlan::Union(_) => inputs.into_iter().fold(Vec::new(), |mut all, input| {
             all.resize(fields.len(), Vec::new());
@@ -112,12 +125,29 @@ fn vectors_in(plan: &LogicalPlan) -> Vec<Vec<Arc<StoredIndex>>> {
         | LogicalPlan::Limit(_)
         | LogicalPlan::Sort(_)
         | LogicalPlan::Distinct(Distinct::All(_))
-        | LogicalPlan::Window(_) => inputs.swap_remove(0),
+        | LogicalPlan::Window(_)
+        | LogicalPlan::Repartition(_) => inputs.swap_remove(0),
         _ => Vec::new(),
     };
-    // Marks and windows come behind the columns of the input.
+    // Marks, windows and aggregates come behind the columns of the input.
     columns.resize(fields.len(), Vec::new());
     columns
+}
+
+/// The same for expressions, of which some are columns of the input.
+fn passed(
+    exprs: &[Expr],
+    schema: &DFSchema,
+    input: &[Vec<Arc<StoredIndex>>],
+) -> Vec<Vec<Arc<StoredIndex>>> {
+    let of_expr = |expr: &Expr| match expr.clone().unalias() {
+        Expr::Column(column) => {
+            let place = schema.maybe_index_of_column(&column);
+            place.map_or_else(Vec::new, |place| input[place].clone())
+        }
+        _ => Vec::new(),
+    };
+    exprs.iter().map(of_expr).collect()
 }
 
 #[async_trait]
