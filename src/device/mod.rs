@@ -136,11 +136,11 @@ impl AnyDevice {
         Self::Cpu(Arc::new(CpuDevice::new()))
     }
 
-    /// The CPU, once with each set of instructions that searches distinguish and this processor has, and
-    /// their names.
-    pub fn cpu_levels() -> Vec<(&'static str, Self)> {
-        let all = CpuDevice::every_level().into_iter();
-        all.map(|(name, device)| (name, Self::Cpu(Arc::new(device)))).collect()
+    /// The CPU, once with each set of instructions that searches distinguish and this processor has, their names, and
+    /// whether searches look at fewer bits first wherever they can, and not only where that pays.
+    pub fn cpu_ways() -> Vec<(&'static str, bool, Self)> {
+        let all = CpuDevice::every_way().into_iter();
+        all.map(|(name, looks, device)| (name, looks, Self::Cpu(Arc::new(device)))).collect()
     }
 
     /// The GPU of this number, with at most `memory` bytes of its memory (0: nearly all that is
@@ -162,7 +162,7 @@ impl AnyDevice {
     }
 
     /// This device, once with each way to search that it has and would not always choose, and their names.
-    /// Of the CPU, see [`cpu_levels`](Self::cpu_levels).
+    /// Of the CPU, see [`cpu_ways`](Self::cpu_ways).
     pub fn every_way(&self) -> Vec<(&'static str, Self)> {
         match self {
             Self::Cpu(_) => vec![],

@@ -53,10 +53,14 @@ fn main() {
         }
     }
     // … and on the CPU by its instructions.
-    for (level, device) in AnyDevice::cpu_levels().into_iter().skip(1) {
-        for (test, run) in search::trials().into_iter().chain(among::trials()) {
+    for (level, always_looks, device) in AnyDevice::cpu_ways().into_iter().skip(1) {
+        let (way, among) = match always_looks {
+            true => ("-looks", Vec::new()),
+            false => ("", among::trials()),
+        };
+        for (test, run) in search::trials().into_iter().chain(among) {
             let device = device.clone();
-            trials.push(Trial::test(format!("cpu-{level}::{test}"), move || run(&device)));
+            trials.push(Trial::test(format!("cpu-{level}{way}::{test}"), move || run(&device)));
         }
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit();

@@ -55,7 +55,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
             // The single nearest may be found without this layout.
             let prepare = || match k {
                 1 => Ok(()),
-                _ => device.prepare(&rows, RowUse::Base, job),
+                _ => device.prepare(&rows, RowUse::Base { k }, job),
             };
             match job.with_room(prepare) {
                 Ok(()) => *search.resident() = Some(Arc::new(rows)),
@@ -150,7 +150,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let queries = match (query_rows, resident) {
             (QueryRows::OfBase { first }, Some(base)) => {
                 // Its rows are the queries: they are on the device before, and not sent twice.
-                device.prepare(base, RowUse::Base, job)?;
+                device.prepare(base, RowUse::Base { k: self.k }, job)?;
                 device.slice(base, first as usize..first as usize + queries.len())
             }
             _ => device.rows(queries, metric),
@@ -169,7 +169,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let mut chunks = (0..self.base.len()).step_by(base_rows.max(1)).map(|first| {
             let end = self.base.len().min(first.saturating_add(base_rows));
             let chunk = device.rows(&self.base.slice(first..end), metric);
-            device.prepare(&chunk, RowUse::Base, job)?;
+            device.prepare(&chunk, RowUse::Base { k: self.k }, job)?;
             Ok::<_, Error>((first as u32, chunk))
         });
         let mut next = chunks.next().transpose()?;

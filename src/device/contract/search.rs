@@ -121,8 +121,8 @@ pub trait SearchDevice: Send + Sync + 'static {
 /// The use that rows are laid out for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowUse {
-    /// To be the base of a `top_k`.
-    Base,
+    /// To be the base of a `top_k` of so many neighbours.
+    Base { k: usize },
     /// To be its queries.
     Queries,
     /// To be fetched by position, on either side of an `among`.

@@ -40,17 +40,26 @@ use crate::metric::Metric;
 #[derive(Debug)]
 pub struct CpuDevice {
     level: Level,
+    /// Whether searches look at fewer bits first wherever they can, and not only where that pays.
+    always_looks: bool,
 }
 
 impl CpuDevice {
     /// The CPU.
     pub fn new() -> Self {
-        Self { level: Level::detect() }
+        Self { level: Level::detect(), always_looks: false }
     }
 
-    /// The CPU, once with each set of instructions that searches distinguish and this processor has.
-    pub fn every_level() -> Vec<(&'static str, Self)> {
-        Level::all().into_iter().map(|level| (level.name(), Self { level })).collect()
+    /// The CPU, once with each set of instructions that searches distinguish and this processor has, and whether they
+    /// are to look at fewer bits first wherever they can.
+    pub fn every_way() -> Vec<(&'static str, bool, Self)> {
+        let levels = Level::all().into_iter();
+        let ways = levels.flat_map(|level| [(level, false), (level, true)]);
+        let ways = ways.filter(|(level, always_looks)| !always_looks || level.looks().is_some());
+        let ways = ways.map(|(level, always_looks)| {
+            (level.name(), always_looks, Self { level, always_looks })
+        });
+        ways.collect()
     }
 }
 

@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rayon::prelude::*;
 
+use super::coarse::{Coarse, CoarseScale, Longest};
 use super::query::{Bound, Query};
 use super::scale::{ONE_OUTLIER_IN, Rounded, Scale, TOGETHER};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
+use crate::device::cpu::simd::lines::Line;
 use crate::device::cpu::simd::sweep::{Group, ROWS, Starts, Width};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
@@ -23,9 +25,41 @@ const MOST_DIM: usize = 1 << 15;
 /// From this many rows on, the preparation pays.
 const LEAST_ROWS: usize = 256;
 /// Rows that a scale is chosen by, if there are several times as many.
-const SAMPLED: usize = 8192;
+const SAMPLED: usize = 2048;
 /// Panels that a thread prepares together.
 const PANELS_TOGETHER: usize = TOGETHER / ROWS;
+
+/// How rows are rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::device::cpu) enum Form {
+    /// To 8 bits, if they are whole numbers.
+    Eight,
+    /// To 16 bits, looked at in fewer before.
+    Coarse,
+    /// To 16 bits.
+    Sixteen,
+}
+
+impl Form {
+    fn width(self) -> Width {
+        if self == Self::Eight { Width::Eight } else { Width::Sixteen }
+    }
+}
+
+/// Rows, and some of them, far apart, if they are many and there is memory.
+pub(in crate::device::cpu) struct Sampled<'a, T> {
+    all: &'a [T],
+    sample: Option<(Vec<T>, Reserved)>,
+}
+
+/// Whether rows suit a form.
+enum Fit {
+    Right(Quantised),
+    /// Not with a scale of these rows.
+    Not,
+    /// Not with any.
+    Never,
+}
 
 /// Base rows, and the same rounded to whole numbers.
 #[derive(Debug)]
@@ -34,6 +68,8 @@ pub(in crate::device::cpu) struct Quantised {
     pub(in crate::device::cpu) metric: Metric,
     pub(in crate::device::cpu) level: Level,
     pub(in crate::device::cpu) scale: Scale,
+    /// What is looked at before, instead of `groups`.
+    pub(in crate::device::cpu) coarse: Option<Coarse>,
     pub(in crate::device::cpu) groups: Vec<Group>,
     pub(in crate::device::cpu) starts: Vec<Starts>,
     /// For each panel, a bit for each row that is decided by its sum.
@@ -79,6 +115,8 @@ impl Tasks {
 struct Panels<'a> {
     groups: &'a mut [Group],
     starts: &'a mut [Starts],
+    /// The steps of rows that are looked at in fewer bits, the starts of these, and their lines.
+    coarse: Option<(&'a CoarseScale, &'a mut [Starts], &'a mut [Line])>,
     decided: &'a mut [u64],
     odd_norm: &'a mut [u64],
 }
@@ -92,14 +130,21 @@ struct Filled {
     residual: f64,
     norm: f64,
     length: f64,
+    longest: Longest,
 }
 
 impl Panels<'_> {
     #[inline(always)]
-    fn fill<T: Real>(self, values: &[T], scale: &Scale, (dim, squares): (usize, bool)) -> Filled {
+    fn fill<T: Real>(
+        mut self,
+        values: &[T],
+        scale: &Scale,
+        (dim, squares): (usize, bool),
+    ) -> Filled {
         let (mut filled, per_word) = (Filled::default(), scale.width.per_word());
-        let words = dim.div_ceil(per_word);
-        let (mut numbers, mut bytes) = (vec![0; words * per_word], vec![0; 4 * words]);
+        let words = self.groups.len() / self.starts.len();
+        let (mut numbers, mut bytes) =
+            (vec![0; dim.next_multiple_of(per_word)], vec![0; 4 * words]);
         for (row, values) in values.chunks_exact(dim).enumerate() {
             let rounded = scale.round_to(values, (&scale.centre, scale.step), &mut numbers[..dim]);
             let (panel, lane) = (row / ROWS, row % ROWS);
@@ -115,62 +160,91 @@ impl Panels<'_> {
                 filled.norm = filled.norm.max(rounded.norm);
                 filled.length = filled.length.max(rounded.length);
             }
-            match scale.width {
-                Width::Eight => {
-                    let eights = bytes.iter_mut().zip(&numbers[..dim]);
-                    eights.for_each(|(to, x)| *to = (x + 128) as u8);
-                }
-                Width::Sixteen => {
-                    let sixteens = bytes.as_chunks_mut::<2>().0.iter_mut().zip(&numbers);
-                    sixteens.for_each(|(to, x)| *to = x.to_le_bytes());
-                }
-            }
-            let (words, _) = bytes.as_chunks::<4>();
-            let groups = &mut self.groups[panel * words.len()..][..words.len()];
-            groups.iter_mut().zip(words).for_each(|(group, word)| group.0[lane] = *word);
             if squares && !is_outlier {
                 let square = rounded.square as i64;
                 self.starts[panel].0[lane] = -(square / 2) as i32;
                 self.odd_norm[panel] |= u64::from(square % 2 == 1) << lane;
             }
+            match (&mut self.coarse, scale.width) {
+                // Starts that let no row pass are there before.
+                (Some(_), _) if is_outlier => continue,
+                (Some((coarse, starts, lines)), _) => {
+                    let numbers = &numbers[..dim];
+                    let from = (self.starts[panel].0[lane], rounded.square);
+                    let (start, longest) = coarse.round(numbers, from, &mut bytes);
+                    starts[panel].0[lane] = start;
+                    filled.longest = filled.longest.max(longest);
+                    Line::copy(numbers, &mut lines[row * coarse.lines()..]);
+                }
+                (None, Width::Sixteen) => {
+                    let sixteens = bytes.as_chunks_mut::<2>().0.iter_mut().zip(&numbers);
+                    sixteens.for_each(|(to, x)| *to = x.to_le_bytes());
+                }
+                (None, _) => {
+                    let eights = bytes.iter_mut().zip(&numbers[..dim]);
+                    eights.for_each(|(to, x)| *to = (x + 128) as u8);
+                }
+            }
+            let (words, _) = bytes.as_chunks::<4>();
+            let groups = &mut self.groups[panel * words.len()..][..words.len()];
+            groups.iter_mut().zip(words).for_each(|(group, word)| group.0[lane] = *word);
         }
         filled
     }
 }
 
 impl Quantised {
-    /// `None` if this layout does not suit these rows, or this processor.
+    /// For searches of so many neighbours, if what is faster is to be taken; `None` if this layout does not suit these
+    /// rows, or this processor.
     pub(in crate::device::cpu) fn try_new<T: Lanes>(
         rows: &Rows,
-        values: &[T],
-        (metric, level, width): (Metric, Level, Width),
+        sampled: &Sampled<'_, T>,
+        (metric, level, form, k): (Metric, Level, Form, Option<usize>),
         job: &Job,
     ) -> Result<Option<Self>> {
-        let (dim, sum) = (rows.matrix().dim(), metric.sum());
+        let (dim, sum, width) = (rows.matrix().dim(), metric.sum(), form.width());
         let fits = (LEAST_DIM..=MOST_DIM).contains(&dim) && rows.len() >= LEAST_ROWS;
         if !fits || sum == Sum::Absolute || !level.has(width) {
             return Ok(None);
         }
-        // A part of the rows tells the range of nearly all: the others are outliers, if they are few.
-        let (sample, all) = (sample(values, dim, job)?, values);
+        let all = sampled.all;
         let of = |values: &[T], is_part: bool| {
             // One number for each row.
             let _reserved =
                 job.reserve("lengths of base rows", values.len() / dim * size_of::<f64>())?;
             let scale = Scale::of_part((values, is_part), dim, (sum, width), job)?;
-            let Some(scale) = scale.filter(Scale::is_usual) else { return Ok(None) };
-            let quantised = Self::rounded(rows, all, (metric, level, scale), job)?;
+            let Some(scale) = scale.filter(Scale::is_usual) else {
+                // If some are no whole numbers, all are none.
+                return Ok(if form == Form::Eight { Fit::Never } else { Fit::Not });
+            };
+            let coarse = match form {
+                Form::Coarse => {
+                    let of = (sum == Sum::Squares, level);
+                    let search = k.map(|k| (k, rows.len()));
+                    match CoarseScale::new((values, dim), &scale, of, search) {
+                        Some(coarse) => Some(coarse),
+                        None => return Ok(Fit::Never),
+                    }
+                }
+                _ => None,
+            };
+            let quantised = Self::filled(rows, all, (metric, level, scale, coarse), job)?;
             let few = rows.len() / (ONE_OUTLIER_IN / 8) + 4;
             let is_right = quantised.outliers.len() <= few && !quantised.is_rounded;
-            Ok(is_right.then_some(quantised))
+            Ok(if is_right { Fit::Right(quantised) } else { Fit::Not })
         };
-        match sample {
-            None => of(all, false),
-            Some((sample, _reserved)) => match of(&sample, true)? {
-                None => of(all, false),
-                found => Ok(found),
+        // A part of the rows tells the range of nearly all: the others are outliers, if they are few.
+        let fit = match &sampled.sample {
+            None => of(all, false)?,
+            Some((sample, _)) => match of(sample, true)? {
+                Fit::Not => of(all, false)?,
+                fit => fit,
             },
-        }
+        };
+        Ok(match fit {
+            Fit::Right(quantised) => Some(quantised),
+            Fit::Not | Fit::Never => None,
+        })
     }
 
     /// Rows rounded by this scale, of a width that the level has.
@@ -180,10 +254,23 @@ impl Quantised {
         (metric, level, scale): (Metric, Level, Scale),
         job: &Job,
     ) -> Result<Self> {
+        Self::filled(rows, values, (metric, level, scale, None), job)
+    }
+
+    fn filled<T: Lanes>(
+        rows: &Rows,
+        values: &[T],
+        (metric, level, scale, coarse): (Metric, Level, Scale, Option<CoarseScale>),
+        job: &Job,
+    ) -> Result<Self> {
         let dim = rows.matrix().dim();
-        let words = dim.div_ceil(scale.width.per_word());
         let panels = rows.len().div_ceil(ROWS);
+        let words = match coarse {
+            Some(_) => 0,
+            None => dim.div_ceil(scale.width.per_word()),
+        };
         let of_panel = words * size_of::<Group>() + size_of::<Starts>() + 2 * size_of::<u64>();
+        let of_panel = of_panel + coarse.as_ref().map_or(0, Coarse::bytes);
         let reserved = job.reserve("base rows in whole numbers", panels * of_panel)?;
         let mut quantised = Self {
             rows: rows.clone(),
@@ -199,10 +286,11 @@ impl Quantised {
             norm: 0.0,
             length: 0.0,
             scale,
+            coarse: coarse.map(|scale| Coarse::new(scale, panels)),
             tasks: Tasks::default(),
             _reserved: reserved,
         };
-        quantised.fill(values, dim, words, job)?;
+        quantised.fill(values, dim, job)?;
         Ok(quantised)
     }
 
@@ -211,17 +299,40 @@ impl Quantised {
         self.scale.width
     }
 
-    fn fill<T: Lanes>(&mut self, values: &[T], dim: usize, words: usize, job: &Job) -> Result<()> {
+    /// How its rows are rounded.
+    pub(in crate::device::cpu) fn form(&self) -> Form {
+        match (self.width(), &self.coarse) {
+            (Width::Sixteen, Some(_)) => Form::Coarse,
+            (Width::Sixteen, None) => Form::Sixteen,
+            _ => Form::Eight,
+        }
+    }
+
+    fn fill<T: Lanes>(&mut self, values: &[T], dim: usize, job: &Job) -> Result<()> {
         let (scale, squares) = (&self.scale, self.metric.sum() == Sum::Squares);
-        let groups = self.groups.par_chunks_mut(PANELS_TOGETHER * words);
-        let starts = self.starts.par_chunks_mut(PANELS_TOGETHER);
-        let bits = (self.decided.par_chunks_mut(PANELS_TOGETHER))
-            .zip(self.odd_norm.par_chunks_mut(PANELS_TOGETHER));
+        let (groups, mut coarse) = match &mut self.coarse {
+            Some(Coarse { scale, groups, starts, lines, .. }) => {
+                let lines = lines.chunks_mut(PANELS_TOGETHER * ROWS * scale.lines());
+                (groups, Some((&*scale, starts.chunks_mut(PANELS_TOGETHER).zip(lines))))
+            }
+            None => (&mut self.groups, None),
+        };
+        let words = groups.len() / self.starts.len();
+        let bits = (self.decided.chunks_mut(PANELS_TOGETHER))
+            .zip(self.odd_norm.chunks_mut(PANELS_TOGETHER));
+        let groups = groups.chunks_mut(PANELS_TOGETHER * words);
+        let panels = groups.zip(self.starts.chunks_mut(PANELS_TOGETHER)).zip(bits);
+        let panels = panels.map(|((groups, starts), (decided, odd_norm))| {
+            let coarse = coarse.as_mut().and_then(|(scale, parts)| {
+                let (starts, lines) = parts.next()?;
+                Some((*scale, starts, lines))
+            });
+            Panels { groups, starts, coarse, decided, odd_norm }
+        });
+        let panels: Vec<_> = panels.collect();
         let rows = values.par_chunks(PANELS_TOGETHER * ROWS * dim);
-        let parts = groups.zip(starts).zip(bits).zip(rows);
-        let parts = parts.map(|(((groups, starts), (decided, odd_norm)), values)| {
+        let parts = panels.into_par_iter().zip(rows).map(|(panels, values)| {
             job.check()?;
-            let panels = Panels { groups, starts, decided, odd_norm };
             Ok(pulp::Arch::new().dispatch(
                 #[inline(always)]
                 || panels.fill(values, scale, (dim, squares)),
@@ -229,12 +340,15 @@ impl Quantised {
         });
         let parts: Vec<_> = parts.collect::<Result<_>>()?;
         for (part, filled) in parts.into_iter().enumerate() {
-            let Filled { outliers, is_rounded, residual, norm, length } = filled;
+            let Filled { outliers, is_rounded, residual, norm, length, longest } = filled;
             let first = part * PANELS_TOGETHER * ROWS;
             self.is_rounded |= is_rounded;
             self.outliers.extend(outliers.into_iter().map(|row| (first + row) as u32));
             (self.residual, self.norm) = (self.residual.max(residual), self.norm.max(norm));
             self.length = self.length.max(length);
+            if let Some(coarse) = &mut self.coarse {
+                coarse.longest = coarse.longest.max(longest);
+            }
         }
         Ok(())
     }
@@ -254,9 +368,10 @@ impl Quantised {
         (squares * T::EPSILON.to_f64() <= 2.0).then(|| T::from_f64(squares))
     }
 
-    /// Words of a row.
+    /// Words of a row, as it is looked at first.
     pub(in crate::device::cpu) fn words(&self) -> usize {
-        self.groups.len() / self.starts.len()
+        let groups = self.coarse.as_ref().map_or(&self.groups, |coarse| &coarse.groups);
+        groups.len() / self.starts.len()
     }
 
     /// The outliers among some rows.
@@ -304,18 +419,22 @@ impl Quantised {
     }
 }
 
-/// Some of the rows, far apart, if there are many and there is memory.
-fn sample<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Option<(Vec<T>, Reserved)>> {
-    let rows = values.len() / dim;
-    if rows < 4 * SAMPLED {
-        return Ok(None);
+impl<'a, T: Real> Sampled<'a, T> {
+    pub fn new(all: &'a [T], dim: usize, job: &Job) -> Result<Self> {
+        let rows = all.len() / dim;
+        if rows < 4 * SAMPLED {
+            return Ok(Self { all, sample: None });
+        }
+        let reserved = match job.reserve("a sample of base rows", SAMPLED * dim * size_of::<T>()) {
+            Err(Error::HostMemory { .. }) => return Ok(Self { all, sample: None }),
+            reserved => reserved?,
+        };
+        let mut sample = Vec::with_capacity(SAMPLED * dim);
+        for i in 0..SAMPLED {
+            sample.extend_from_slice(&all[i * rows / SAMPLED * dim..][..dim]);
+        }
+        Ok(Self { all, sample: Some((sample, reserved)) })
     }
-    let reserved = match job.reserve("a sample of base rows", SAMPLED * dim * size_of::<T>()) {
-        Err(Error::HostMemory { .. }) => return Ok(None),
-        reserved => reserved?,
-    };
-    let row = |i: usize| &values[i * rows / SAMPLED * dim..][..dim];
-    Ok(Some(((0..SAMPLED).flat_map(row).copied().collect(), reserved)))
 }
 
 /// The rounding error of the contract's own sum, relative and, near zero, absolute.

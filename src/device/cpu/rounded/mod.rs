@@ -13,9 +13,13 @@
 //! |---|---|---|
 //! | 8 bits | rows that are whole numbers of 8 bits, with VNNI | four dimensions and sixteen rows to an instruction |
 //! | 16 bits | lengths with which no sum leaves 32 bits | half as many |
+//! | 8 or 7 bits of those | a few more pairs pass, whose sums in 16 bits follow | as of 8 bits |
 
 pub(super) mod base;
+pub(super) mod coarse;
 pub(super) mod nearer;
 pub(super) mod query;
 pub(super) mod rows;
 pub(super) mod scale;
+#[cfg(test)]
+mod tests;

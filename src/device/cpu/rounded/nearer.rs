@@ -6,12 +6,12 @@
 //!
 //! Products of rows are bounded by squares too: `‖q − x‖² = ‖q‖² + ‖x‖² − 2 q·x`.
 
-use super::base::{Quantised, Rounding};
+use super::base::{Form, Quantised, Rounding, Sampled};
 use super::query::Bound;
 use crate::device::cpu::exact;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::sweep::{Group, Packed, Panels, Passed, ROWS, Starts, Width};
+use crate::device::cpu::simd::sweep::{Group, Packed, Panels, Passed, ROWS, Starts};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -77,12 +77,13 @@ impl Nearer {
         if metric.sum() == Sum::Absolute {
             return Ok(None);
         }
-        let of = |width| {
-            let kind = (Metric::SqEuclidean, level, width);
-            Quantised::try_new(rows, values, kind, job)
+        let sampled = Sampled::new(values, dim, job)?;
+        let of = |form| {
+            let kind = (Metric::SqEuclidean, level, form, None);
+            Quantised::try_new(rows, &sampled, kind, job)
         };
-        let eight = if dim <= MOST_DIM_OF_EIGHT { of(Width::Eight)? } else { None };
-        let Some(base) = (if eight.is_some() { eight } else { of(Width::Sixteen)? }) else {
+        let eight = if dim <= MOST_DIM_OF_EIGHT { of(Form::Eight)? } else { None };
+        let Some(base) = (if eight.is_some() { eight } else { of(Form::Sixteen)? }) else {
             return Ok(None);
         };
         let Rounding { relative, absolute, .. } = Rounding::of::<T>(dim as f64);

@@ -118,11 +118,18 @@ impl Scale {
         for mean in means {
             centre.iter_mut().zip(mean).for_each(|(c, x)| *c += x);
         }
-        let reach = |row: &[T]| {
-            let apart = row.iter().zip(&centre).map(|(x, c)| x.to_f64() - c);
-            apart.map(|x| x * x).sum::<f64>().sqrt()
-        };
-        let mut reaches: Vec<f64> = values.par_chunks_exact(dim).map(reach).collect();
+        let mut reaches = vec![0.0; rows];
+        let parts = reaches.par_chunks_mut(TOGETHER).zip(values.par_chunks(TOGETHER * dim));
+        parts.for_each(|(reaches, values)| {
+            pulp::Arch::new().dispatch(
+                #[inline(always)]
+                || {
+                    for (reach, row) in reaches.iter_mut().zip(values.chunks_exact(dim)) {
+                        *reach = distance(row, &centre);
+                    }
+                },
+            );
+        });
         job.check()?;
         let kept = rows - 1 - rows / ONE_OUTLIER_IN;
         let (_, most, _) = reaches.select_nth_unstable_by(kept, f64::total_cmp);
@@ -150,7 +157,7 @@ impl Scale {
     /// Whether a query lies so far outside the range that its bounds are loose.
     pub(in crate::device::cpu) fn is_far(&self, query: &Rounded, step: f64) -> bool {
         match self.width {
-            Width::Eight => query.residual > 4.0 * self.usual_residual(step),
+            Width::Eight | Width::Seven => query.residual > 4.0 * self.usual_residual(step),
             Width::Sixteen => self.is_too_long(query, step),
         }
     }
@@ -194,7 +201,7 @@ impl Scale {
         values: &mut [i16],
     ) -> Rounded {
         let range = match self.width {
-            Width::Eight => (-LARGEST - 1.0, LARGEST),
+            Width::Eight | Width::Seven => (-LARGEST - 1.0, LARGEST),
             Width::Sixteen => (-LARGEST_WORD, LARGEST_WORD),
         };
         let [residual, norm, length, square] = round_row(row, (centre, step), range, values);
@@ -323,7 +330,9 @@ fn integral_centre<T: Real>(
         }
     }
     let fits = |ranges: &[(f64, f64)]| match width {
-        Width::Eight => ranges.iter().all(|(least, most)| most - least <= 2.0 * LARGEST + 1.0),
+        Width::Eight | Width::Seven => {
+            ranges.iter().all(|(least, most)| most - least <= 2.0 * LARGEST + 1.0)
+        }
         Width::Sixteen => {
             let half = |(least, most): &(f64, f64)| (most - least) / 2.0 + 1.0;
             ranges.iter().map(|range| half(range) * half(range)).sum::<f64>() <= LENGTH * LENGTH
@@ -337,6 +346,18 @@ fn integral_centre<T: Real>(
     let exact = |x: f64| x.abs() < 1e15;
     Ok((fits(&ranges) && ranges.iter().all(|range| exact(range.0)))
         .then(|| ranges.into_iter().map(middle).collect()))
+}
+
+/// The distance of a row from a centre.
+#[inline(always)]
+fn distance<T: Real>(row: &[T], centre: &[f64]) -> f64 {
+    let mut sums = [0.0; 2 * SIDE_BY_SIDE];
+    for (row, centre) in row.chunks(2 * SIDE_BY_SIDE).zip(centre.chunks(2 * SIDE_BY_SIDE)) {
+        for ((x, c), sum) in row.iter().zip(centre).zip(&mut sums) {
+            *sum += (x.to_f64() - c) * (x.to_f64() - c);
+        }
+    }
+    sums.iter().sum::<f64>().sqrt()
 }
 
 fn norm(values: &[f64]) -> f64 {

@@ -10,18 +10,17 @@ use super::sets::Tokens;
 use super::sink::Sink;
 use super::traversal::{self, Arithmetic, Block, Call, Visit};
 use crate::device::contract::Work;
-use crate::device::cpu::rounded::base::Quantised;
+use crate::device::cpu::rounded::base::{Form, Quantised, Sampled};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::sweep::Width;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::Metric;
 use crate::parallel::on_other_threads;
 
-/// Whole numbers that rows are rounded to, the coarsest first.
-const WIDTHS: [Width; 2] = [Width::Eight, Width::Sixteen];
+/// How rows are rounded to whole numbers, the fastest first.
+const FORMS: [Form; 3] = [Form::Eight, Form::Coarse, Form::Sixteen];
 
 /// Base rows in the layout that suits their dimension and metric.
 #[derive(Debug)]
@@ -33,12 +32,17 @@ pub(super) enum BaseLayout {
 }
 
 impl BaseLayout {
-    /// Lays rows out, within the job's budget.
-    pub fn new(rows: &Rows, (metric, level): (Metric, Level), job: &Job) -> Result<Self> {
+    /// Lays rows out for searches of so many neighbours, within the job's budget; see [`Quantised::try_new`].
+    pub fn new(
+        rows: &Rows,
+        (metric, level, k): (Metric, Level, Option<usize>),
+        job: &Job,
+    ) -> Result<Self> {
+        let of = (metric, level, k);
         Ok(if rows.reals::<f32>().is_some() {
-            Self::F32(Layout::new(rows, (metric, level), &WIDTHS, job)?)
+            Self::F32(Layout::new(rows, of, &FORMS, job)?)
         } else if rows.reals::<f64>().is_some() {
-            Self::F64(Layout::new(rows, (metric, level), &WIDTHS, job)?)
+            Self::F64(Layout::new(rows, of, &FORMS, job)?)
         } else if rows.sets().is_some() {
             Self::Sets(Tokens::new(rows, job)?)
         } else {
@@ -54,7 +58,9 @@ pub(super) struct Layout<T> {
     rows: Rows,
     metric: Metric,
     level: Level,
-    layouts: [OnceLock<Made<T>>; 3],
+    /// Neighbours of a query, if layouts may depend on them.
+    k: Option<usize>,
+    layouts: [OnceLock<Made<T>>; 4],
     /// For rows of few dimensions, once enough queries were asked for.
     boxes: Mutex<InBoxes<T>>,
     /// How many these are so far.
@@ -79,11 +85,11 @@ enum Made<T> {
 }
 
 impl<T: Lanes> Layout<T> {
-    /// Whole numbers of these widths are tried, the first that suits right now.
+    /// These forms of whole numbers are tried, the first that suits right now.
     fn new(
         rows: &Rows,
-        (metric, level): (Metric, Level),
-        widths: &[Width],
+        (metric, level, k): (Metric, Level, Option<usize>),
+        forms: &[Form],
         job: &Job,
     ) -> Result<Self> {
         let layouts = std::array::from_fn(|_| OnceLock::new());
@@ -91,23 +97,28 @@ impl<T: Lanes> Layout<T> {
             rows: rows.clone(),
             metric,
             level,
+            k,
             layouts,
             boxes: Mutex::new(InBoxes::NotYet),
             queries: AtomicUsize::new(0),
             making: Mutex::default(),
         };
-        let first = layout.make(widths, job)?;
+        let first = layout.make(forms, job)?;
         let _ = layout.layouts[0].set(first);
         Ok(layout)
     }
 
-    /// The first of these widths that suits, or panels.
-    fn make(&self, widths: &[Width], job: &Job) -> Result<Made<T>> {
+    /// The first of these forms that suits, or panels.
+    fn make(&self, forms: &[Form], job: &Job) -> Result<Made<T>> {
         let values = self.rows.reals().unwrap_or_default();
-        for width in widths {
-            let of = (self.metric, self.level, *width);
-            if let Some(quantised) = Quantised::try_new(&self.rows, values, of, job)? {
-                return Ok(Made::Quantised(Box::new(quantised)));
+        let dim = self.rows.matrix().dim().max(1);
+        if !forms.is_empty() {
+            let sampled = Sampled::new(values, dim, job)?;
+            for form in forms {
+                let of = (self.metric, self.level, *form, self.k);
+                if let Some(quantised) = Quantised::try_new(&self.rows, &sampled, of, job)? {
+                    return Ok(Made::Quantised(Box::new(quantised)));
+                }
             }
         }
         Ok(Made::Panels(Panels::new(&self.rows, values, job)?))
@@ -159,10 +170,10 @@ impl<T: Lanes> Layout<T> {
         Ok(made.map(|boxes| (boxes, true)))
     }
 
-    /// Whether there is a layout of this number, for rows that do not suit whole numbers of this width;
+    /// Whether there is a layout of this number, for rows that do not suit this form of whole numbers;
     /// makes it if it may, and there is memory, on other threads: while one of these waits for a part, it works on
     /// another task. Does not wait for others that make it.
-    fn has(&self, number: usize, coarser: Width, may_make: bool, job: &Job) -> Result<bool> {
+    fn has(&self, number: usize, before: Form, may_make: bool, job: &Job) -> Result<bool> {
         let layout = &self.layouts[number];
         if layout.get().is_some() || !may_make {
             return Ok(layout.get().is_some());
@@ -171,8 +182,8 @@ impl<T: Lanes> Layout<T> {
         if layout.get().is_some() {
             return Ok(true);
         }
-        let finer = if coarser == Width::Eight { &WIDTHS[1..] } else { &[] };
-        match on_other_threads(|| self.make(finer, job)) {
+        let next = FORMS.iter().position(|form| *form == before).map_or(FORMS.len(), |i| i + 1);
+        match on_other_threads(|| self.make(&FORMS[next..], job)) {
             Ok(made) => Ok(layout.set(made).is_ok()),
             Err(Error::HostMemory { .. }) => Ok(false),
             Err(error) => Err(error),
@@ -195,8 +206,8 @@ impl<T: Lanes> Arithmetic<T> for Layout<T> {
         for (number, layout) in self.layouts.iter().enumerate() {
             match layout.get() {
                 Some(Made::Quantised(base)) => {
-                    let width = base.width();
-                    let next = |may_make| self.has(number + 1, width, may_make, visit.job);
+                    let form = base.form();
+                    let next = |may_make| self.has(number + 1, form, may_make, visit.job);
                     let (work, left) = base.scan(queries, &visit, sinks, &next)?;
                     all += work;
                     let Some(left) = left else { break };
@@ -269,9 +280,10 @@ mod tests {
             let job = Job::default();
             let call = Call { metric, pairing: &Pairing::default(), job: &job };
             for (level, first) in
-                Level::all().into_iter().flat_map(|level| [0, 1, 2].map(|first| (level, first)))
+                Level::all().into_iter().flat_map(|level| [0, 1, 2, 3].map(|first| (level, first)))
             {
-                let layout = Layout::new(&base, (metric, level), &WIDTHS[first..], &job).unwrap();
+                let of = (metric, level, None);
+                let layout = Layout::new(&base, of, &FORMS[first..], &job).unwrap();
                 let mut found = vec![Within { reach, rows: Vec::new() }; queries.len()];
                 traversal::run(&layout, &queries, &call, &mut found).unwrap();
                 for (q, mut sink) in found.into_iter().enumerate() {

@@ -47,6 +47,8 @@ pub struct CpuRows {
     rows: Rows,
     metric: Metric,
     level: Level,
+    /// See [`CpuDevice`].
+    always_looks: bool,
     base: OnceLock<BaseLayout>,
 }
 
@@ -64,11 +66,13 @@ enum Lists {
 }
 
 impl CpuRows {
-    fn base(&self, job: &Job) -> Result<&BaseLayout> {
+    /// The rows as the base of searches of so many neighbours.
+    fn base(&self, k: usize, job: &Job) -> Result<&BaseLayout> {
         if let Some(base) = self.base.get() {
             return Ok(base);
         }
-        let base = BaseLayout::new(&self.rows, (self.metric, self.level), job)?;
+        let k = (!self.always_looks).then_some(k);
+        let base = BaseLayout::new(&self.rows, (self.metric, self.level, k), job)?;
         Ok(self.base.get_or_init(|| base))
     }
 }
@@ -85,7 +89,8 @@ impl SearchDevice for CpuDevice {
     }
 
     fn rows(&self, rows: &Rows, metric: Metric) -> CpuRows {
-        CpuRows { rows: rows.clone(), metric, level: self.level, base: OnceLock::new() }
+        let Self { level, always_looks } = *self;
+        CpuRows { rows: rows.clone(), metric, level, always_looks, base: OnceLock::new() }
     }
 
     fn slice(&self, rows: &CpuRows, range: Range<usize>) -> CpuRows {
@@ -93,8 +98,8 @@ impl SearchDevice for CpuDevice {
     }
 
     fn prepare(&self, rows: &CpuRows, for_use: RowUse, job: &Job) -> Result<()> {
-        if for_use == RowUse::Base {
-            rows.base(job)?;
+        if let RowUse::Base { k } = for_use {
+            rows.base(k, job)?;
         }
         Ok(())
     }
@@ -121,7 +126,11 @@ impl SearchDevice for CpuDevice {
         let start = Instant::now();
         let rows = &queries.rows;
         let call = Call { metric: queries.metric, pairing, job };
-        let work = match (base.base(job)?, &mut lists.lists) {
+        let k = match &lists.lists {
+            Lists::F32(lists) => lists.first().map_or(1, Selection::k),
+            Lists::F64(lists) => lists.first().map_or(1, Selection::k),
+        };
+        let work = match (base.base(k, job)?, &mut lists.lists) {
             (BaseLayout::F32(layout), Lists::F32(lists)) => {
                 narrow(&base.rows, rows, &call, lists);
                 layout.search(rows, &call, lists)?

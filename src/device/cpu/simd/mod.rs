@@ -3,6 +3,9 @@
 pub(super) mod chains;
 pub(super) mod lanes;
 pub(in crate::device) mod level;
+pub(super) mod lines;
 pub(super) mod sweep;
+#[cfg(target_arch = "x86_64")]
+mod sweep_x86;
 pub(super) mod transposed;
 pub(super) mod words;

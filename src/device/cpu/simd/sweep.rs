@@ -2,12 +2,13 @@
 //! time, and which of them are large enough.
 #![allow(unsafe_code)]
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::*;
-
 use pulp::{Simd, WithSimd};
 
 use super::level::{Instructions, Level};
+#[cfg(target_arch = "x86_64")]
+use super::sweep_x86::{
+    eight_vnni, seven_avx2, seven_avx512, sixteen_avx2, sixteen_avx512, sixteen_vnni,
+};
 use crate::memory::Zeros;
 
 /// Base rows in a panel.
@@ -15,23 +16,33 @@ pub(in crate::device::cpu) const ROWS: usize = 64;
 
 /// Queries that are compared with a panel together: with AVX-512, and with others.
 #[cfg(target_arch = "x86_64")]
-const FEW: usize = 4;
-const SOME: usize = 6;
+pub(super) const FEW: usize = 4;
+pub(super) const SOME: usize = 6;
 
 /// The numbers that rows are rounded to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::device::cpu) enum Width {
     /// Base rows from 0 to 255, queries from −128 to 127: only with VNNI.
     Eight,
+    /// Base rows from 0 to 127, queries from −127 to 127 [whose products fit 16 bits](TOGETHER_IN_16_BITS): only
+    /// without VNNI.
+    Seven,
     /// From −32,767 to 32,767.
     Sixteen,
 }
+
+/// Words of rows of seven bits that are multiplied with those of a query and added up in 16 bits: the absolute values
+/// of the query's numbers in the even dimensions of two, and in the odd ones, of these words must not exceed
+/// [`MOST_IN_16_BITS`] together.
+pub(in crate::device::cpu) const TOGETHER_IN_16_BITS: usize = 4;
+/// See [`TOGETHER_IN_16_BITS`].
+pub(in crate::device::cpu) const MOST_IN_16_BITS: i32 = 32_767 / 127;
 
 impl Width {
     /// Dimensions in a word of 32 bits.
     pub fn per_word(self) -> usize {
         match self {
-            Self::Eight => 4,
+            Self::Eight | Self::Seven => 4,
             Self::Sixteen => 2,
         }
     }
@@ -79,7 +90,13 @@ pub(in crate::device::cpu) struct Passed {
 
 /// Appends the pairs of a query and some rows, a bit each, from this row on, of which all sums are given.
 #[inline(always)]
-fn pass(passed: &mut Vec<Passed>, query: usize, first: usize, mut rows: u64, sums: &[i32]) {
+pub(super) fn pass(
+    passed: &mut Vec<Passed>,
+    query: usize,
+    first: usize,
+    mut rows: u64,
+    sums: &[i32],
+) {
     passed.reserve(rows.count_ones() as usize);
     while rows != 0 {
         let lane = rows.trailing_zeros() as usize;
@@ -94,9 +111,16 @@ impl Level {
         match (width, self.0) {
             #[cfg(target_arch = "x86_64")]
             (Width::Eight, Instructions::Vnni) => true,
-            (Width::Eight, _) => false,
+            #[cfg(target_arch = "x86_64")]
+            (Width::Seven, Instructions::Avx2 | Instructions::Avx512) => true,
+            (Width::Eight | Width::Seven, _) => false,
             (Width::Sixteen, _) => true,
         }
+    }
+
+    /// The numbers of fewer than 16 bits that it multiplies faster than those.
+    pub fn looks(self) -> Option<Width> {
+        [Width::Eight, Width::Seven].into_iter().find(|width| self.has(*width))
     }
 
     /// Queries that are compared with a panel together.
@@ -137,6 +161,7 @@ impl Level {
         let Packed { words, length, together } = queries;
         assert!(self.has(width) && *together == self.together());
         assert_eq!(panels.groups.len(), panels.starts.len() * length, "rows of one length");
+        assert!(width != Width::Seven || length.is_multiple_of(TOGETHER_IN_16_BITS));
         assert!(words.len() >= least.len() * length);
         for (i, least) in least.chunks(*together).enumerate() {
             let first = i * together;
@@ -149,6 +174,14 @@ impl Level {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 (Instructions::Vnni, _) => unsafe { sixteen_vnni(panels, &group, passed) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                (Instructions::Avx512, Width::Seven) => unsafe {
+                    seven_avx512(panels, &group, passed)
+                },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                (Instructions::Avx2, Width::Seven) => unsafe { seven_avx2(panels, &group, passed) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 (Instructions::Avx512, _) => unsafe { sixteen_avx512(panels, &group, passed) },
@@ -164,29 +197,29 @@ impl Level {
 }
 
 /// Queries that are compared with a panel together.
-struct QueryGroup<'a> {
+pub(super) struct QueryGroup<'a> {
     /// Word by word those of all queries.
     words: &'a [i32],
     /// The number of the first of them.
-    first: usize,
+    pub(super) first: usize,
     /// For each, the least sum that passes; there may be fewer.
     least: &'a [i32],
 }
 
 impl QueryGroup<'_> {
     /// The words of all queries.
-    fn words<const TOGETHER: usize>(&self) -> &[[i32; TOGETHER]] {
+    pub(super) fn words<const TOGETHER: usize>(&self) -> &[[i32; TOGETHER]] {
         self.words.as_chunks().0
     }
 
     /// What sums have to be greater than.
-    fn limits<const TOGETHER: usize>(&self) -> [i32; TOGETHER] {
+    pub(super) fn limits<const TOGETHER: usize>(&self) -> [i32; TOGETHER] {
         // Sums are never the smallest number.
         std::array::from_fn(|i| self.least.get(i).map_or(i32::MAX, |least| least.saturating_sub(1)))
     }
 
     /// The panels, each with its groups.
-    fn each<'a>(
+    pub(super) fn each<'a>(
         &self,
         panels: Panels<'a>,
     ) -> impl Iterator<Item = (usize, &'a Starts, &'a [Group])> {
@@ -230,144 +263,6 @@ impl WithSimd for Plain<'_> {
     }
 }
 
-/// A sweep with AVX-512, given how a register of sums takes one more word of base rows and a query.
-#[cfg(target_arch = "x86_64")]
-macro_rules! sweep_512 {
-    ($name:ident, $features:literal, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
-        #[target_feature(enable = $features)]
-        fn $name(panels: Panels<'_>, group: &QueryGroup<'_>, passed: &mut Vec<Passed>) {
-            let (queries, limits) = (group.words::<FEW>(), group.limits::<FEW>());
-            let limits = limits.map(|limit| _mm512_set1_epi32(limit));
-            for (panel, starts, groups) in group.each(panels) {
-                let mut sums = [registers_512(starts); FEW];
-                // No indexing here: its bounds checks would cost as much as the products.
-                for (base, words) in groups.iter().zip(queries) {
-                    let base = registers_512(base);
-                    for (sums, word) in sums.iter_mut().zip(words) {
-                        let $query = _mm512_set1_epi32(*word);
-                        for (sum, $base) in sums.iter_mut().zip(base) {
-                            let $sum = *sum;
-                            *sum = $step;
-                        }
-                    }
-                }
-                // One comparison per query while no row passes, which is nearly always.
-                let most = sums.map(|[a, b, c, d]| {
-                    _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d))
-                });
-                let passes = |query: usize| _mm512_cmpgt_epi32_mask(most[query], limits[query]);
-                let any: [_; FEW] = [passes(0), passes(1), passes(2), passes(3)];
-                if (any[0] | any[1]) | (any[2] | any[3]) == 0 {
-                    continue;
-                }
-                // A copy in memory, which the following code needs: the sums themselves stay in
-                // registers.
-                let sums = std::hint::black_box(sums);
-                for query in (0..FEW).filter(|query| any[*query] != 0) {
-                    let (mut rows, mut all) = (0, [0; ROWS]);
-                    let parts = sums[query].into_iter().zip(all.chunks_exact_mut(16));
-                    for (i, (sum, to)) in parts.enumerate() {
-                        rows |= u64::from(_mm512_cmpgt_epi32_mask(sum, limits[query])) << (16 * i);
-                        // SAFETY: the chunk has as many numbers as a register.
-                        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), sum) };
-                    }
-                    pass(passed, group.first + query, panel * ROWS, rows, &all);
-                }
-            }
-        }
-    };
-}
-
-#[cfg(target_arch = "x86_64")]
-sweep_512!(eight_vnni, "avx512f,avx512bw,avx512vnni", |sum, base, query| _mm512_dpbusd_epi32(
-    sum, base, query
-));
-#[cfg(target_arch = "x86_64")]
-sweep_512!(sixteen_vnni, "avx512f,avx512bw,avx512vnni", |sum, base, query| _mm512_dpwssd_epi32(
-    sum, base, query
-));
-#[cfg(target_arch = "x86_64")]
-sweep_512!(sixteen_avx512, "avx512f,avx512bw", |sum, base, query| _mm512_add_epi32(
-    sum,
-    _mm512_madd_epi16(base, query)
-));
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn sixteen_avx2(panels: Panels<'_>, group: &QueryGroup<'_>, passed: &mut Vec<Passed>) {
-    let (queries, limits) = (group.words::<SOME>(), group.limits::<SOME>());
-    let limits = limits.map(|limit| _mm256_set1_epi32(limit));
-    for (panel, starts, groups) in group.each(panels) {
-        for quarter in 0..4 {
-            let mut sums = [registers_256(starts, quarter); SOME];
-            for (base, words) in groups.iter().zip(queries) {
-                let base = registers_256(base, quarter);
-                for (sums, word) in sums.iter_mut().zip(words) {
-                    let query = _mm256_set1_epi32(*word);
-                    for (sum, base) in sums.iter_mut().zip(base) {
-                        *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(base, query));
-                    }
-                }
-            }
-            let mut any = _mm256_setzero_si256();
-            for ([a, b], limit) in sums.iter().zip(limits) {
-                any = _mm256_or_si256(any, _mm256_cmpgt_epi32(_mm256_max_epi32(*a, *b), limit));
-            }
-            if _mm256_testz_si256(any, any) == 1 {
-                continue;
-            }
-            let sums = std::hint::black_box(sums);
-            for (query, (sums, limit)) in sums.into_iter().zip(limits).enumerate() {
-                let (mut rows, mut all) = (0, [0; 16]);
-                for (i, (sum, to)) in sums.into_iter().zip(all.chunks_exact_mut(8)).enumerate() {
-                    let is_more = _mm256_castsi256_ps(_mm256_cmpgt_epi32(sum, limit));
-                    rows |= u64::from(_mm256_movemask_ps(is_more) as u8) << (8 * i);
-                    // SAFETY: the chunk has as many numbers as a register.
-                    unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), sum) };
-                }
-                pass(passed, group.first + query, panel * ROWS + 16 * quarter, rows, &all);
-            }
-        }
-    }
-}
-
-/// Types of panels.
-///
-/// # Safety
-/// They are 256 initialised bytes, of which any are a value.
-#[cfg(target_arch = "x86_64")]
-unsafe trait Paneled: Sized {
-    const CHECKED: () = assert!(size_of::<Self>() == 256 && align_of::<Self>() == 64);
-}
-// SAFETY: 64 words of four bytes.
-#[cfg(target_arch = "x86_64")]
-unsafe impl Paneled for Group {}
-// SAFETY: 64 numbers of four bytes.
-#[cfg(target_arch = "x86_64")]
-unsafe impl Paneled for Starts {}
-
-/// The four registers of a panel.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn registers_512<T: Paneled>(from: &T) -> [__m512i; 4] {
-    const { T::CHECKED };
-    let from = std::ptr::from_ref(from).cast::<__m512i>();
-    // SAFETY: a `Paneled` is 256 initialised bytes, at an address divisible by 64; any bits make a
-    // register.
-    std::array::from_fn(|i| unsafe { _mm512_load_si512(from.add(i)) })
-}
-
-/// Two of the eight registers of a panel.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn registers_256<T: Paneled>(from: &T, quarter: usize) -> [__m256i; 2] {
-    const { T::CHECKED };
-    assert!(quarter < 4);
-    let from = std::ptr::from_ref(from).cast::<__m256i>();
-    // SAFETY: as for `registers_512`; eight registers are 256 bytes.
-    std::array::from_fn(|i| unsafe { _mm256_load_si256(from.add(2 * quarter + i)) })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -376,8 +271,8 @@ mod tests {
     /// A row's numbers from its words.
     fn numbers(width: Width, words: &[[u8; 4]], is_base: bool) -> Vec<i64> {
         let of = |word: &[u8; 4]| match width {
-            Width::Eight if is_base => word.map(i64::from).to_vec(),
-            Width::Eight => word.map(|x| i64::from(x as i8)).to_vec(),
+            Width::Eight | Width::Seven if is_base => word.map(i64::from).to_vec(),
+            Width::Eight | Width::Seven => word.map(|x| i64::from(x as i8)).to_vec(),
             Width::Sixteen => {
                 let [a, b, c, d] = *word;
                 [[a, b], [c, d]].map(|x| i64::from(i16::from_le_bytes(x))).to_vec()
@@ -386,10 +281,18 @@ mod tests {
         words.iter().flat_map(of).collect()
     }
 
-    /// Words with which no sum leaves 32 bits.
-    fn word(width: Width, random: &mut Random) -> [u8; 4] {
+    /// Words with which no sum leaves 32 bits, or 16 where those of a few words are added up in so many.
+    fn word(width: Width, is_base: bool, random: &mut Random) -> [u8; 4] {
         let mut number = |most: i64| random.below(2 * most as u64 + 1) as i64 - most;
         match width {
+            // Often the largest, of which the sums of a few words are as large as they may be.
+            Width::Seven if is_base => std::array::from_fn(|_| {
+                number(127).unsigned_abs().max(number(254).unsigned_abs().min(127)) as u8
+            }),
+            Width::Seven => {
+                let most = i64::from(MOST_IN_16_BITS) / (2 * TOGETHER_IN_16_BITS as i64);
+                std::array::from_fn(|_| number(3 * most).clamp(-most, most) as u8)
+            }
             Width::Eight => std::array::from_fn(|_| number(127) as u8),
             Width::Sixteen => {
                 let [[a, b], [c, d]] = [0; 2].map(|_| (number(1_500) as i16).to_le_bytes());
@@ -415,9 +318,10 @@ mod tests {
 
     fn check(level: Level, width: Width, (length, panels, count): (usize, usize, usize)) {
         let mut random = Random::new(length as u64);
-        let mut words = |count: usize| (0..count).map(|_| word(width, &mut random)).collect();
-        let (groups, queries): (Vec<_>, Vec<_>) =
-            (words(panels * length * ROWS), words(count * length));
+        let mut words = |count: usize, is_base| -> Vec<_> {
+            (0..count).map(|_| word(width, is_base, &mut random)).collect()
+        };
+        let (groups, queries) = (words(panels * length * ROWS, true), words(count * length, false));
         let (groups, _) = groups.as_chunks();
         let groups: Vec<Group> = groups.iter().copied().map(Group).collect();
         let start = |row: usize| (row as i32 - 40) << 21;
@@ -452,9 +356,14 @@ mod tests {
     fn every_level_finds_the_rows_of_the_definition() {
         for sizes in [(1, 1, 1), (2, 3, 5), (7, 2, 13), (48, 1, 6), (192, 2, 4)] {
             for level in Level::all() {
-                for width in [Width::Eight, Width::Sixteen] {
+                for width in [Width::Eight, Width::Seven, Width::Sixteen] {
+                    let (length, panels, count): (usize, usize, usize) = sizes;
+                    let length = length.next_multiple_of(match width {
+                        Width::Seven => TOGETHER_IN_16_BITS,
+                        _ => 1,
+                    });
                     if level.has(width) {
-                        check(level, width, sizes);
+                        check(level, width, (length, panels, count));
                     }
                 }
             }

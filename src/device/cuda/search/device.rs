@@ -56,7 +56,7 @@ impl SearchDevice for CudaDevice {
 
     fn prepare(&self, rows: &CudaRows, for_use: RowUse, job: &Job) -> Result<()> {
         match for_use {
-            RowUse::Base => rows.base(self, job).map(drop),
+            RowUse::Base { .. } => rows.base(self, job).map(drop),
             RowUse::Queries => rows.queries(self, job).map(drop),
             RowUse::Gather => rows.plain(self, job).map(drop),
         }

@@ -79,5 +79,5 @@ impl Kept {
 
 /// Pairs that are kept before they are cut.
 fn full(k: usize) -> usize {
-    k.saturating_add((k / 2).max(32)).min(MOST)
+    k.saturating_add((k / 2).max(6)).min(MOST)
 }

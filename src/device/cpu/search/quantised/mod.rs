@@ -13,7 +13,7 @@ mod kept;
 mod search;
 
 use self::kept::Kept;
-use self::search::Search;
+use self::search::{Forms, Search};
 use super::sink::Sink;
 use super::traversal::{BLOCK_ROWS, Block, Visit};
 use crate::device::contract::Work;
@@ -55,19 +55,25 @@ impl Quantised {
             Err(Error::HostMemory { .. }) => None,
             reserved => Some(reserved?),
         };
-        let packed = self.level.pack(&words, words.len() / sinks.len());
+        let length = words.len() / sinks.len();
+        let packed = match &self.coarse {
+            Some(coarse) => Forms::Coarse(coarse.queries(&words, length, self.level)),
+            None => Forms::Packed(self.level.pack(&words, length)),
+        };
         let mut search =
             Search::new(self, (queries, visit), (rounded, packed), (sinks, reserved.is_some()));
         let mut work = Work::default();
         let most = most.saturating_add(BLOCK_ROWS).saturating_mul(4);
         let free = search.sinks.len().saturating_mul(most) as u64;
+        let one_in = one_look_in(dim);
         let mut left = None;
         for (position, block) in visit.positions() {
             visit.job.check()?;
             let rows = visit.rows_of(block).len();
             work.pairs += (search.sinks.len() * rows) as u64;
             work.rechecked += search.block(block)?;
-            let is_crowded = work.rechecked > free.saturating_add(work.pairs / ONE_PASSES_IN);
+            let is_crowded = work.rechecked > free.saturating_add(work.pairs / ONE_PASSES_IN)
+                || search.looked > free.saturating_add(work.pairs / one_in);
             let rest = visit.after(position);
             if is_crowded && !rest.is_empty() && next(may_make)? {
                 left = Some(rest);
@@ -78,4 +84,10 @@ impl Quantised {
         self.tasks.count(left.is_some());
         Ok((work, left))
     }
+}
+
+/// If sums in 16 bits of more than one in this many pairs are needed, sums of all of them are faster: a
+/// sum of its own takes several times as long.
+fn one_look_in(dim: usize) -> u64 {
+    8 + 4096 / dim as u64
 }

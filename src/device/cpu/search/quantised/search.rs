@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::kept::Kept;
 use crate::device::cpu::exact;
 use crate::device::cpu::rounded::base::Quantised;
+use crate::device::cpu::rounded::coarse::CoarseQueries;
 use crate::device::cpu::rounded::query::Query;
 use crate::device::cpu::search::sink::Sink;
 use crate::device::cpu::search::traversal::{BLOCK_ROWS, Block, Visit};
@@ -27,7 +28,9 @@ pub(super) struct Search<'a, T, K> {
     queries: &'a Block<'a, T>,
     visit: &'a Visit<'a>,
     rounded: Vec<Query>,
-    packed: Packed,
+    packed: Forms,
+    /// Sums in 16 bits of pairs that passed in fewer.
+    pub(super) looked: u64,
     /// For each query the pairs that passed and are not computed yet, if there is memory to keep them.
     kept: Vec<Kept>,
     keeps: bool,
@@ -39,11 +42,17 @@ pub(super) struct Search<'a, T, K> {
     pub(super) sinks: &'a mut [K],
 }
 
+/// Queries as they are compared with the base.
+pub(super) enum Forms {
+    Packed(Packed),
+    Coarse(CoarseQueries),
+}
+
 impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
     pub(super) fn new(
         base: &'a Quantised,
         (queries, visit): (&'a Block<'a, T>, &'a Visit<'a>),
-        (rounded, packed): (Vec<Query>, Packed),
+        (rounded, packed): (Vec<Query>, Forms),
         (sinks, keeps): (&'a mut [K], bool),
     ) -> Self {
         let kept = vec![Kept::new(); sinks.len()];
@@ -55,6 +64,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
             visit,
             rounded,
             packed,
+            looked: 0,
             kept,
             keeps,
             passed,
@@ -137,12 +147,21 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
                 query.least_now(sink.reach().to_f64()).max(kept.least())
             }),
         );
-        let swept = Panels {
-            groups: &base.groups[panels.start * words..panels.end * words],
-            starts: &base.starts[panels.clone()],
-        };
         let mut found = std::mem::take(&mut self.found);
-        base.level.sweep(base.scale.width, swept, &self.packed, &self.least, &mut found);
+        match (&base.coarse, &mut self.packed) {
+            (Some(coarse), Forms::Coarse(queries)) => {
+                let of = (panels.clone(), &base.starts[..], &base.decided[..]);
+                self.looked += coarse.sweep(base.level, of, (queries, &self.least), &mut found);
+            }
+            (_, Forms::Packed(queries)) => {
+                let swept = Panels {
+                    groups: &base.groups[panels.start * words..panels.end * words],
+                    starts: &base.starts[panels.clone()],
+                };
+                base.level.sweep(base.scale.width, swept, queries, &self.least, &mut found);
+            }
+            _ => unreachable!("queries are of the base's form"),
+        }
         let first = (panels.start * ROWS) as u32;
         for Passed { query, row, sum } in found.drain(..) {
             let (query, row) = (query as usize, first + row);

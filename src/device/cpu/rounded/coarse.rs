@@ -1,0 +1,436 @@
+//! A first look at rows of 16 bits, in 8 or 7: half the products leave few pairs whose sums in 16 bits are needed.
+//!
+//! With a step s, a row x̂ of whole numbers is `s h + e`, and a query q̂, with a step of its own, `s_q g + f`. By Cauchy
+//! and Schwarz
+//!
+//! `q̂·x̂ ≤ s_q s g·h + s_q ‖g‖ ‖e‖ + ‖f‖ ‖x̂‖`.
+//!
+//! The last two terms are allowed for where a row's sum starts, for the lengths that ‖g‖ and ‖f‖ hardly exceed; what a
+//! query exceeds them by is allowed for by the longest of all rows, in the least sum that passes. As each row has its
+//! own start, a few rows may be cut off at the largest number.
+
+use std::ops::Range;
+
+use super::scale::Scale;
+use crate::device::cpu::simd::level::Level;
+use crate::device::cpu::simd::lines::{Chosen, Line, Lines};
+use crate::device::cpu::simd::sweep::{
+    Group, MOST_IN_16_BITS, Packed, Panels, Passed, ROWS, Starts, TOGETHER_IN_16_BITS, Width,
+};
+use crate::matrix::Real;
+use crate::memory::zeros;
+
+/// Rows that the steps are chosen by.
+const SAMPLED: usize = 256;
+/// One in this many numbers of the sample may be cut off, and one in this many queries exceed the usual lengths.
+const CUT_ONE_IN: usize = 10_000;
+const EXCEEDS_ONE_IN: usize = 64;
+/// With more dimensions, sums would leave no room for starts.
+const MOST_DIM: usize = 1 << 13;
+/// With fewer dimensions, what rows are filled up with takes too long.
+const LEAST_DIM_OF_SEVEN: usize = 48;
+/// The longest row of 16 bits, in its steps.
+const LONGEST_ROW: f64 = 27_000.0;
+/// Queries that a look at the sample is tried on, and how many of the pairs need to pass then.
+const TRIED_QUERIES: usize = 8;
+const TRIED_ONE_IN: usize = 64;
+/// What a look at a pair takes for each dimension and beside, and what products of 8 bits save for each dimension of
+/// a pair: measured with AVX-512 and AVX2.
+const LOOK: f64 = 3.0;
+const EACH_LOOK: f64 = 1600.0;
+const SAVED: f64 = 0.33;
+/// The start with which no row passes, and no sum leaves 32 bits.
+const NEVER: i32 = i32::MIN / 2;
+/// What starts and least sums are no larger than.
+const MOST_START: f64 = (1 << 29) as f64;
+/// Numbers of a row that are rounded together, and whose squares are added up side by side.
+const ROUNDED: usize = 64;
+const SIDE_BY_SIDE: usize = 16;
+/// In float32, the sum of this and any number below 2²² is a whole number.
+const NO_FRACTIONS: f32 = 12_582_912.0;
+
+/// The steps of rows and queries.
+#[derive(Debug, Clone)]
+pub(in crate::device::cpu) struct CoarseScale {
+    width: Width,
+    dim: usize,
+    step: f64,
+    /// The step of all queries, if sums start with squares.
+    of_queries: Option<f64>,
+    /// What hardly any query exceeds.
+    usual: Lengths,
+}
+
+/// Lengths of a query in its steps: of its whole numbers, and of its residual.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lengths {
+    numbers: f64,
+    residual: f64,
+}
+
+/// Base rows in 8 or 7 bits, and row by row in 16.
+#[derive(Debug)]
+pub(in crate::device::cpu) struct Coarse {
+    pub(super) scale: CoarseScale,
+    pub(super) groups: Vec<Group>,
+    pub(super) starts: Vec<Starts>,
+    pub(super) lines: Vec<Line>,
+    /// The longest residual and the longest row, in steps.
+    pub(super) longest: Longest,
+}
+
+/// The longest residual and the longest row of some, in steps.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Longest {
+    residual: f64,
+    row: f64,
+}
+
+/// Queries in 8 bits, and row by row in 16.
+#[derive(Debug)]
+pub(in crate::device::cpu) struct CoarseQueries {
+    each: Vec<CoarseQuery>,
+    packed: Packed,
+    lines: Vec<Line>,
+    /// For each, the least sum that passes.
+    least: Vec<i32>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct CoarseQuery {
+    step: f64,
+    /// What the unsigned base adds to its products.
+    offset: f64,
+    lengths: Lengths,
+}
+
+impl Longest {
+    pub fn max(self, other: Self) -> Self {
+        Self { residual: self.residual.max(other.residual), row: self.row.max(other.row) }
+    }
+}
+
+impl CoarseScale {
+    /// The steps for some rows and queries like them; `None` if the level has no such products, or if they are not faster
+    /// when so many neighbours are searched among so many rows.
+    pub fn new<T: Real>(
+        (values, dim): (&[T], usize),
+        scale: &Scale,
+        (squares, level): (bool, Level),
+        search: Option<(usize, usize)>,
+    ) -> Option<Self> {
+        let width = level.looks()?;
+        if dim > MOST_DIM || scale.width != Width::Sixteen {
+            return None;
+        }
+        let rows = values.len() / dim;
+        let sampled = rows.min(SAMPLED);
+        let row = |i: usize| &values[i * rows / sampled * dim..][..dim];
+        let round = |i: usize, centre: &[f64], step: f64| {
+            let mut numbers = Vec::new();
+            scale.round(row(i), (centre, step), &mut numbers);
+            numbers
+        };
+        let base: Vec<_> = (0..sampled).map(|i| round(i, &scale.centre, scale.step)).collect();
+        let mut sizes = base.concat();
+        sizes.iter_mut().for_each(|x| *x = x.saturating_abs());
+        let most = sizes.len() - 1 - sizes.len() / CUT_ONE_IN;
+        let (_, most, _) = sizes.select_nth_unstable(most);
+        let step = (f64::from(*most) / f64::from(largest(width))).ceil().max(1.0);
+        let quantile = |mut sizes: Vec<f64>| {
+            let last = sizes.len() - 1 - sizes.len() / EXCEEDS_ONE_IN;
+            *sizes.select_nth_unstable_by(last, f64::total_cmp).1
+        };
+        let mut coarse = Self { width, dim, step, of_queries: None, usual: Lengths::default() };
+        let queries = if squares {
+            let of_queries = match width {
+                Width::Eight => step,
+                _ => quantile(base.iter().map(|row| coarse.step_of(row)).collect()).max(1.0),
+            };
+            coarse.of_queries = Some(of_queries);
+            base.clone()
+        } else {
+            let of = |i| round(i, &scale.of_queries, scale.step_of(row(i)));
+            (0..sampled).map(of).collect()
+        };
+        let lengths = queries.iter().map(|query| coarse.query(query, &mut Vec::new()).lengths);
+        let (numbers, residual) = lengths.map(|own| (own.numbers, own.residual)).unzip();
+        coarse.usual = Lengths { numbers: quantile(numbers), residual: quantile(residual) };
+        let allowed = (coarse.usual.numbers + coarse.usual.residual) * LONGEST_ROW / step;
+        let pays = || search.is_none_or(|search| coarse.pays((&base, &queries), search));
+        (allowed < MOST_START && pays()).then_some(coarse)
+    }
+
+    /// Whether products of fewer bits are faster than those of all when the `k` nearest of so many rows are searched,
+    /// by some rows and queries like these.
+    fn pays(&self, (base, queries): (&[Vec<i16>], &[Vec<i16>]), (k, rows): (usize, usize)) -> bool {
+        if self.width == Width::Seven && self.dim < LEAST_DIM_OF_SEVEN {
+            return false;
+        }
+        let passing = pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || self.passing(base, queries),
+        );
+        // Lists fill up, and reach less and less far.
+        let (k, rows, dim) = (k as f64, rows as f64, self.dim as f64);
+        let looks = k * (1.0 + passing * (rows / k).ln().max(0.0));
+        looks * (LOOK * dim + EACH_LOOK) < SAVED * rows * dim
+    }
+
+    /// How many times as many pairs pass as need to, where one in [`TRIED_ONE_IN`] needs to.
+    #[inline(always)]
+    fn passing(&self, base: &[Vec<i16>], queries: &[Vec<i16>]) -> f64 {
+        let product = |a: &[i16], b: &[i16]| -> i32 {
+            a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
+        };
+        let mut longest = Longest::default();
+        let base: Vec<_> = base
+            .iter()
+            .map(|numbers| {
+                let mut bytes = vec![0; self.words() * self.width.per_word()];
+                let square = f64::from(product(numbers, numbers));
+                let start = if self.of_queries.is_some() { -square / 2.0 } else { 0.0 };
+                let (first, own) = self.round(numbers, (start as i32, square), &mut bytes);
+                longest = longest.max(own);
+                let bytes: Vec<_> = bytes.into_iter().map(i16::from).collect();
+                (numbers, start as i32, bytes, first)
+            })
+            .collect();
+        let needed = base.len() / TRIED_ONE_IN + 1;
+        let passing = queries.iter().rev().take(TRIED_QUERIES).map(|numbers| {
+            let mut words = Vec::new();
+            let query = self.query(numbers, &mut words);
+            let own: Vec<_> = words
+                .iter()
+                .flat_map(|word| word.to_le_bytes())
+                .map(|x| i16::from(x as i8))
+                .collect();
+            let sums = base.iter().map(|(row, start, ..)| start + product(numbers, row));
+            let mut sums: Vec<_> = sums.collect();
+            let (_, last, _) = sums.select_nth_unstable_by(needed - 1, |a, b| b.cmp(a));
+            let least = self.least(&query, *last, &longest);
+            base.iter().filter(|(.., row, first)| first + product(&own, row) >= least).count()
+        });
+        passing.sum::<usize>() as f64 / (needed * queries.len().min(TRIED_QUERIES)) as f64
+    }
+
+    /// The least sum of a pair whose sum in 16 bits may be at least this, among rows that are no longer than these.
+    fn least(&self, query: &CoarseQuery, least: i32, longest: &Longest) -> i32 {
+        if least == i32::MIN {
+            return least;
+        }
+        let (own, usual) = (query.lengths, self.usual);
+        let beyond = (own.numbers - usual.numbers).max(0.0) * longest.residual
+            + (own.residual - usual.residual).max(0.0) * longest.row;
+        let least = f64::from(least) / (query.step * self.step) - beyond;
+        // Rounded towards 0 by the cast, which saturates.
+        (least * (1.0 - 1e-12 * least.signum()) + query.offset - 2.0) as i32
+    }
+
+    /// Words of a row, and its lines.
+    pub fn words(&self) -> usize {
+        let words = self.dim.div_ceil(self.width.per_word());
+        if self.width == Width::Seven { words.next_multiple_of(TOGETHER_IN_16_BITS) } else { words }
+    }
+
+    pub fn lines(&self) -> usize {
+        Line::count(self.dim)
+    }
+
+    /// Rounds a row of 16 bits, of which the sum starts with this: its bytes, what their sum starts with, and the
+    /// lengths of its residual and of itself in steps.
+    #[inline(always)]
+    pub(super) fn round(
+        &self,
+        numbers: &[i16],
+        (start, square): (i32, f64),
+        bytes: &mut [u8],
+    ) -> (i32, Longest) {
+        let (step, most) = (self.step as f32, largest(self.width) as f32);
+        let (inverse, bias) = (1.0 / step, bias(self.width));
+        let mut squares = [0.0f32; SIDE_BY_SIDE];
+        for (numbers, bytes) in numbers.chunks(ROUNDED).zip(bytes.chunks_mut(ROUNDED)) {
+            let mut left = [0.0f32; ROUNDED];
+            for ((x, byte), left) in numbers.iter().zip(bytes).zip(&mut left) {
+                let x = f32::from(*x);
+                let scaled = x * inverse;
+                let scaled = if scaled < -most - 1.0 { -most - 1.0 } else { scaled };
+                let scaled = if scaled > most { most } else { scaled };
+                let shifted = scaled + NO_FRACTIONS;
+                // Exact: whole numbers below 2²⁴.
+                *left = x - (shifted - NO_FRACTIONS) * step;
+                *byte = (shifted.to_bits() as u8).wrapping_add(bias);
+            }
+            for left in left.as_chunks::<SIDE_BY_SIDE>().0 {
+                squares.iter_mut().zip(left).for_each(|(sum, left)| *sum += left * left);
+            }
+        }
+        let squares: f32 = squares.iter().sum();
+        // The squares of at most 512 numbers were added up in each.
+        let residual = f64::from(squares).sqrt() * (1.0 + 1e-4) / self.step;
+        let row = square.sqrt() * (1.0 + 1e-9) / self.step;
+        let start = self.of_queries.map_or(0.0, |own| f64::from(start) / (own * self.step));
+        let start = start + self.usual.numbers * residual + self.usual.residual * row + 1.0;
+        (start.min(MOST_START) as i32, Longest { residual, row })
+    }
+
+    /// Rounds a query of 16 bits, and appends its words.
+    fn query(&self, numbers: &[i16], words: &mut Vec<i32>) -> CoarseQuery {
+        let step = self.of_queries.unwrap_or_else(|| self.step_of(numbers));
+        let mut rounded = vec![0; self.words() * self.width.per_word()];
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || round_query(numbers, step, &mut rounded),
+        );
+        if self.width == Width::Seven {
+            rounded.chunks_mut(4 * TOGETHER_IN_16_BITS).for_each(fit_into_16_bits);
+        }
+        let ([squares, residual], sum) = pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || lengths(numbers, step, &rounded),
+        );
+        words.extend(
+            rounded.as_chunks().0.iter().map(|own| i32::from_le_bytes(own.map(|x| x as u8))),
+        );
+        let lengths = Lengths {
+            numbers: squares.sqrt() * (1.0 + 1e-9),
+            residual: residual.sqrt() / step * (1.0 + 1e-9),
+        };
+        CoarseQuery { step, offset: f64::from(bias(self.width)) * f64::from(sum), lengths }
+    }
+
+    /// The step with which a query is not cut off.
+    fn step_of(&self, numbers: &[i16]) -> f64 {
+        let largest = numbers.iter().map(|x| x.unsigned_abs()).max().unwrap_or(0);
+        let step = f64::from(largest) / f64::from(self::largest(Width::Eight));
+        let step = if self.width == Width::Seven {
+            let sums = numbers.chunks(4 * TOGETHER_IN_16_BITS).map(|part| {
+                let [low, high] = halves(part.iter().map(|x| i32::from(*x)));
+                low.max(high)
+            });
+            // Rounding adds up to a half to each number.
+            let room = MOST_IN_16_BITS - TOGETHER_IN_16_BITS as i32;
+            step.max(f64::from(sums.max().unwrap_or(0)) / f64::from(room))
+        } else {
+            step
+        };
+        if step > 0.0 { step } else { 1.0 }
+    }
+}
+
+/// Rounds numbers to multiples of a step from −127 to 127 times it.
+#[inline(always)]
+fn round_query(numbers: &[i16], step: f64, rounded: &mut [i8]) {
+    let (most, inverse) = (f32::from(largest(Width::Eight)), (1.0 / step) as f32);
+    for (x, to) in numbers.iter().zip(rounded) {
+        let scaled = f32::from(*x) * inverse;
+        let scaled = if scaled < -most { -most } else { scaled };
+        let scaled = if scaled > most { most } else { scaled };
+        *to = (scaled + NO_FRACTIONS).to_bits() as i8;
+    }
+}
+
+/// The squared lengths of rounded numbers and of what they leave, and the sum of the rounded ones.
+#[inline(always)]
+fn lengths(numbers: &[i16], step: f64, rounded: &[i8]) -> ([f64; 2], i32) {
+    let (mut squares, mut left, mut sum) = ([0.0; SIDE_BY_SIDE], [0.0; SIDE_BY_SIDE], 0);
+    let parts = numbers.chunks(SIDE_BY_SIDE).zip(rounded.chunks(SIDE_BY_SIDE));
+    for (numbers, rounded) in parts {
+        let sums = squares.iter_mut().zip(&mut left);
+        for ((x, own), (squares, left)) in numbers.iter().zip(rounded).zip(sums) {
+            let own = f64::from(*own);
+            let apart = f64::from(*x) - own * step;
+            *squares += own * own;
+            *left += apart * apart;
+        }
+        sum += rounded.iter().map(|x| i32::from(*x)).sum::<i32>();
+    }
+    ([squares.iter().sum(), left.iter().sum()], sum)
+}
+
+/// The largest number of a base row less what makes it unsigned.
+fn largest(width: Width) -> i16 {
+    if width == Width::Seven { 63 } else { 127 }
+}
+
+/// What makes a number of a base row unsigned.
+fn bias(width: Width) -> u8 {
+    if width == Width::Seven { 64 } else { 128 }
+}
+
+/// The sums of absolute values of the numbers that are added up in 16 bits: two of every four each.
+fn halves(numbers: impl Iterator<Item = i32>) -> [i32; 2] {
+    let mut sums = [0; 2];
+    numbers.enumerate().for_each(|(i, x)| sums[i / 2 % 2] += x.abs());
+    sums
+}
+
+/// Makes numbers smaller until those that are added up in 16 bits fit.
+fn fit_into_16_bits(numbers: &mut [i8]) {
+    let sums = halves(numbers.iter().map(|x| i32::from(*x)));
+    for (i, x) in numbers.iter_mut().enumerate() {
+        let sum = sums[i / 2 % 2];
+        if sum > MOST_IN_16_BITS {
+            // Rounded towards 0.
+            *x = (i32::from(*x) * MOST_IN_16_BITS / sum) as i8;
+        }
+    }
+}
+
+impl Coarse {
+    /// Room for so many panels.
+    pub fn new(scale: CoarseScale, panels: usize) -> Self {
+        let (groups, lines) = (zeros(panels * scale.words()), zeros(panels * ROWS * scale.lines()));
+        let starts = vec![Starts([NEVER; ROWS]); panels];
+        Self { scale, groups, starts, lines, longest: Longest::default() }
+    }
+
+    /// Bytes of a panel.
+    pub fn bytes(scale: &CoarseScale) -> usize {
+        let line = ROWS * size_of::<Line>();
+        scale.words() * size_of::<Group>() + size_of::<Starts>() + scale.lines() * line
+    }
+
+    /// Queries from their words of 16 bits, as many each.
+    pub fn queries(&self, words: &[i32], length: usize, level: Level) -> CoarseQueries {
+        let (count, per_row) = (words.len() / length, self.scale.lines());
+        let mut lines = zeros(count * per_row);
+        let (mut each, mut coarse) = (Vec::with_capacity(count), Vec::new());
+        for (words, lines) in words.chunks_exact(length).zip(lines.chunks_exact_mut(per_row)) {
+            let numbers = words.iter().flat_map(|word| [*word as i16, (*word >> 16) as i16]);
+            let numbers: Vec<_> = numbers.take(self.scale.dim).collect();
+            Line::copy(&numbers, lines);
+            each.push(self.scale.query(&numbers, &mut coarse));
+        }
+        let packed = level.pack(&coarse, self.scale.words());
+        CoarseQueries { each, packed, lines, least: Vec::new() }
+    }
+
+    /// Finds the pairs of all queries and some panels whose sums in 16 bits, of which `starts` are the first terms, are
+    /// at least the query's; returns how many sums that took. `decided` has a bit for each row that may pass.
+    pub fn sweep(
+        &self,
+        level: Level,
+        (panels, starts, decided): (Range<usize>, &[Starts], &[u64]),
+        (queries, least): (&mut CoarseQueries, &[i32]),
+        found: &mut Vec<Passed>,
+    ) -> u64 {
+        let words = self.scale.words();
+        let swept = Panels {
+            groups: &self.groups[panels.start * words..panels.end * words],
+            starts: &self.starts[panels.clone()],
+        };
+        let CoarseQueries { each, packed, lines, least: coarse } = queries;
+        coarse.clear();
+        let each = each.iter().zip(least);
+        coarse.extend(each.map(|(query, least)| self.scale.least(query, *least, &self.longest)));
+        level.sweep(self.scale.width, swept, packed, coarse, found);
+        let looked = found.len();
+        let per_row = self.scale.lines();
+        let base = Lines { all: &self.lines[panels.start * ROWS * per_row..], per_row };
+        let (queries, starts) = (Lines { all: lines, per_row }, &starts[panels.clone()]);
+        let decided = &decided[panels];
+        level.keep(Chosen { base, queries, starts, decided, least }, found);
+        looked as u64
+    }
+}

@@ -1,0 +1,256 @@
+//! Rows of 16-bit numbers one after the other, and the products of chosen pairs of them.
+#![allow(unsafe_code)]
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+use super::level::{Instructions, Level};
+use super::sweep::{Passed, ROWS, Starts};
+use crate::memory::Zeros;
+
+/// Numbers in a line.
+const LINE: usize = 32;
+
+/// Numbers of a row; the rest of the last line of a row is 0.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(in crate::device::cpu) struct Line([i16; LINE]);
+// SAFETY: zeros are numbers.
+unsafe impl Zeros for Line {}
+
+/// Rows in as many lines each.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::device::cpu) struct Lines<'a> {
+    pub all: &'a [Line],
+    pub per_row: usize,
+}
+
+/// What pairs are chosen by.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::device::cpu) struct Chosen<'a> {
+    pub base: Lines<'a>,
+    pub queries: Lines<'a>,
+    /// What the sums of base rows start with, a panel of rows each.
+    pub starts: &'a [Starts],
+    /// A bit for each base row that may pass.
+    pub decided: &'a [u64],
+    /// For each query, the least sum that passes.
+    pub least: &'a [i32],
+}
+
+impl Line {
+    /// Lines of a row of so many dimensions.
+    pub fn count(dim: usize) -> usize {
+        dim.div_ceil(LINE)
+    }
+
+    /// Copies a row.
+    #[inline(always)]
+    pub fn copy(numbers: &[i16], lines: &mut [Self]) {
+        for (numbers, line) in numbers.chunks(LINE).zip(lines) {
+            line.0[..numbers.len()].copy_from_slice(numbers);
+        }
+    }
+}
+
+impl<'a> Lines<'a> {
+    #[inline(always)]
+    fn row(self, row: usize) -> &'a [Line] {
+        &self.all[row * self.per_row..][..self.per_row]
+    }
+}
+
+/// Keeps the pairs of which the sum is at least the query's, by products of this function.
+macro_rules! keep {
+    ($name:ident, $features:literal, $product:ident) => {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = $features)]
+        fn $name(of: Chosen<'_>, passed: &mut Vec<Passed>) {
+            keep!(of, passed, $product);
+        }
+    };
+    ($of:ident, $passed:ident, $product:ident) => {
+        let mut kept = 0;
+        // A loop: closures that others call are not compiled for this level.
+        for i in 0..$passed.len() {
+            let pair = $passed[i];
+            let (query, row) = (pair.query as usize, pair.row as usize);
+            let (panel, lane) = (row / ROWS, row % ROWS);
+            let sum =
+                $of.starts[panel].0[lane] + $product($of.queries.row(query), $of.base.row(row));
+            $passed[kept] = Passed { sum, ..pair };
+            let is_decided = $of.decided[panel] >> lane & 1 == 1;
+            kept += usize::from(is_decided && sum >= $of.least[query]);
+        }
+        $passed.truncate(kept);
+    };
+}
+
+impl Level {
+    /// Keeps those of some pairs whose sum, `start + Σ base · query`, is at least the query's; no sum of some of these
+    /// terms may leave 32 bits.
+    pub fn keep(self, of: Chosen<'_>, passed: &mut Vec<Passed>) {
+        assert_eq!(of.base.per_row, of.queries.per_row, "rows of one length");
+        match self.0 {
+            // SAFETY: the level is a proof that the processor has the instructions.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Vnni => unsafe { keep_vnni(of, passed) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512 => unsafe { keep_avx512(of, passed) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => unsafe { keep_avx2(of, passed) },
+            Instructions::Plain => {
+                keep!(of, passed, product);
+            }
+        }
+    }
+}
+
+keep!(keep_vnni, "avx512f,avx512bw,avx512vnni", product_vnni);
+keep!(keep_avx512, "avx512f,avx512bw", product_avx512);
+keep!(keep_avx2, "avx2", product_avx2);
+
+fn product(a: &[Line], b: &[Line]) -> i32 {
+    let pairs = a.iter().zip(b).flat_map(|(a, b)| a.0.iter().zip(&b.0));
+    pairs.map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
+}
+
+/// The product of two rows, given how a register of sums takes more numbers.
+#[cfg(target_arch = "x86_64")]
+macro_rules! product_512 {
+    ($name:ident, $features:literal, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn $name(a: &[Line], b: &[Line]) -> i32 {
+            let mut sums = [_mm512_setzero_si512(); 4];
+            let ((fours_a, rest_a), (fours_b, rest_b)) = (a.as_chunks::<4>(), b.as_chunks::<4>());
+            for (fours_a, fours_b) in fours_a.iter().zip(fours_b) {
+                for ((sum, a), b) in sums.iter_mut().zip(fours_a).zip(fours_b) {
+                    let ($sum, $a, $b) = (*sum, register(a), register(b));
+                    *sum = $step;
+                }
+            }
+            for ((sum, a), b) in sums.iter_mut().zip(rest_a).zip(rest_b) {
+                let ($sum, $a, $b) = (*sum, register(a), register(b));
+                *sum = $step;
+            }
+            let [a, b, c, d] = sums;
+            let (a, b) = (_mm512_add_epi32(a, b), _mm512_add_epi32(c, d));
+            _mm512_reduce_add_epi32(_mm512_add_epi32(a, b))
+        }
+    };
+}
+
+/// A line as a register.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn register(line: &Line) -> __m512i {
+    // SAFETY: a line is a register, at an address divisible by 64.
+    unsafe { _mm512_load_si512(std::ptr::from_ref(line).cast()) }
+}
+
+#[cfg(target_arch = "x86_64")]
+product_512!(product_vnni, "avx512f,avx512bw,avx512vnni", |sum, a, b| {
+    _mm512_dpwssd_epi32(sum, a, b)
+});
+#[cfg(target_arch = "x86_64")]
+product_512!(product_avx512, "avx512f,avx512bw", |sum, a, b| {
+    _mm512_add_epi32(sum, _mm512_madd_epi16(a, b))
+});
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2")]
+fn product_avx2(a: &[Line], b: &[Line]) -> i32 {
+    let mut sums = [_mm256_setzero_si256(); 4];
+    let ((twos_a, rest_a), (twos_b, rest_b)) = (a.as_chunks::<2>(), b.as_chunks::<2>());
+    for (twos_a, twos_b) in twos_a.iter().zip(twos_b) {
+        let ([a, b], [c, d]) = (registers(&twos_a[0]), registers(&twos_a[1]));
+        let ([e, f], [g, h]) = (registers(&twos_b[0]), registers(&twos_b[1]));
+        let products = [(a, e), (b, f), (c, g), (d, h)];
+        for (sum, (a, b)) in sums.iter_mut().zip(products) {
+            *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(a, b));
+        }
+    }
+    for (a, b) in rest_a.iter().zip(rest_b) {
+        for ((sum, a), b) in sums.iter_mut().zip(registers(a)).zip(registers(b)) {
+            *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(a, b));
+        }
+    }
+    let [a, b, c, d] = sums;
+    let all = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
+    let half = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256::<1>(all));
+    let quarter = _mm_add_epi32(half, _mm_shuffle_epi32::<0b1110>(half));
+    _mm_cvtsi128_si32(_mm_add_epi32(quarter, _mm_shuffle_epi32::<0b01>(quarter)))
+}
+
+/// The two registers of a line.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2")]
+fn registers(line: &Line) -> [__m256i; 2] {
+    let halves = std::ptr::from_ref(line).cast::<__m256i>();
+    // SAFETY: a line is two registers, at an address divisible by 64.
+    unsafe { [_mm256_load_si256(halves), _mm256_load_si256(halves.add(1))] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    #[test]
+    fn every_level_keeps_the_pairs_of_the_definition() {
+        for (dim, seed) in [(1, 1), (31, 2), (32, 3), (65, 4), (96, 5), (130, 6), (384, 7)] {
+            let (mut random, per_row) = (Random::new(seed), Line::count(dim));
+            let mut rows = |count: usize| -> (Vec<Vec<i16>>, Vec<Line>) {
+                let mut number = || random.below(3_001) as i16 - 1_500;
+                let rows: Vec<Vec<i16>> =
+                    (0..count).map(|_| (0..dim).map(|_| number()).collect()).collect();
+                let mut lines = vec![Line([0; LINE]); count * per_row];
+                let each = rows.iter().zip(lines.chunks_exact_mut(per_row));
+                each.for_each(|(row, lines)| Line::copy(row, lines));
+                (rows, lines)
+            };
+            let ((base, base_lines), (queries, query_lines)) = (rows(2 * ROWS), rows(3));
+            let starts =
+                [0, 1].map(|i| Starts(std::array::from_fn(|row| (row as i32 - 30 + i) << 20)));
+            let decided = [!5, !(1 << 63)];
+            let sum = |query: usize, row: usize| -> i32 {
+                let pairs = queries[query].iter().zip(&base[row]);
+                let products = pairs.map(|(q, x)| i32::from(*q) * i32::from(*x));
+                starts[row / ROWS].0[row % ROWS] + products.sum::<i32>()
+            };
+            // The sum of some row, which must pass; everything.
+            let least = [sum(0, 40), sum(1, 100), i32::MIN];
+            let all = (0..3).flat_map(|query| (0..2 * ROWS as u32).map(move |row| (query, row)));
+            let all: Vec<_> = all.map(|(query, row)| Passed { query, row, sum: 0 }).collect();
+            let wanted =
+                all.iter().map(|pair| (pair.query, pair.row)).filter_map(|(query, row)| {
+                    let (panel, lane) = (row as usize / ROWS, row as usize % ROWS);
+                    let sum = sum(query as usize, row as usize);
+                    (decided[panel] >> lane & 1 == 1 && sum >= least[query as usize])
+                        .then_some((query, row, sum))
+                });
+            let wanted: Vec<_> = wanted.collect();
+            assert!(wanted.len() > 128 && wanted.len() < all.len());
+            for level in Level::all() {
+                let mut passed = all.clone();
+                let chosen = Chosen {
+                    base: Lines { all: &base_lines, per_row },
+                    queries: Lines { all: &query_lines, per_row },
+                    starts: &starts,
+                    decided: &decided,
+                    least: &least,
+                };
+                level.keep(chosen, &mut passed);
+                let found: Vec<_> =
+                    passed.iter().map(|pair| (pair.query, pair.row, pair.sum)).collect();
+                assert_eq!(found, wanted, "{level:?}, {dim} dimensions");
+            }
+        }
+    }
+}

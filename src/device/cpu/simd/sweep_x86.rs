@@ -1,0 +1,160 @@
+//! The sweep with AVX2 and AVX-512.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+
+use super::sweep::{
+    FEW, Group, Panels, Passed, QueryGroup, ROWS, SOME, Starts, TOGETHER_IN_16_BITS, pass,
+};
+
+/// A sweep with AVX-512, given how a register of sums takes so many more words of base rows and a query.
+macro_rules! sweep_512 {
+    ($name:ident, $features:literal, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
+        #[target_feature(enable = $features)]
+        pub(super) fn $name(panels: Panels<'_>, group: &QueryGroup<'_>, passed: &mut Vec<Passed>) {
+            let (queries, limits) = (group.words::<FEW>(), group.limits::<FEW>());
+            let limits = limits.map(|limit| _mm512_set1_epi32(limit));
+            for (panel, starts, groups) in group.each(panels) {
+                let mut sums = [registers_512(starts); FEW];
+                // No indexing here: its bounds checks would cost as much as the products.
+                let words = queries.as_chunks::<$words>().0;
+                for (groups, words) in groups.as_chunks::<$words>().0.iter().zip(words) {
+                    let groups = groups.each_ref().map(|group| registers_512(group));
+                    for (query, sums) in sums.iter_mut().enumerate() {
+                        let $query = words.map(|words| _mm512_set1_epi32(words[query]));
+                        for (i, sum) in sums.iter_mut().enumerate() {
+                            let ($sum, $base) = (*sum, groups.map(|group| group[i]));
+                            *sum = $step;
+                        }
+                    }
+                }
+                // One comparison per query while no row passes, which is nearly always.
+                let most = sums.map(|[a, b, c, d]| {
+                    _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d))
+                });
+                let passes = |query: usize| _mm512_cmpgt_epi32_mask(most[query], limits[query]);
+                let any: [_; FEW] = [passes(0), passes(1), passes(2), passes(3)];
+                if (any[0] | any[1]) | (any[2] | any[3]) == 0 {
+                    continue;
+                }
+                // A copy in memory, which the following code needs: the sums themselves stay in
+                // registers.
+                let sums = std::hint::black_box(sums);
+                for query in (0..FEW).filter(|query| any[*query] != 0) {
+                    let (mut rows, mut all) = (0, [0; ROWS]);
+                    let parts = sums[query].into_iter().zip(all.chunks_exact_mut(16));
+                    for (i, (sum, to)) in parts.enumerate() {
+                        rows |= u64::from(_mm512_cmpgt_epi32_mask(sum, limits[query])) << (16 * i);
+                        // SAFETY: the chunk has as many numbers as a register.
+                        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), sum) };
+                    }
+                    pass(passed, group.first + query, panel * ROWS, rows, &all);
+                }
+            }
+        }
+    };
+}
+
+sweep_512!(eight_vnni, "avx512f,avx512bw,avx512vnni", 1, |sum, base, query| {
+    _mm512_dpbusd_epi32(sum, base[0], query[0])
+});
+sweep_512!(sixteen_vnni, "avx512f,avx512bw,avx512vnni", 1, |sum, base, query| {
+    _mm512_dpwssd_epi32(sum, base[0], query[0])
+});
+sweep_512!(sixteen_avx512, "avx512f,avx512bw", 1, |sum, base, query| {
+    _mm512_add_epi32(sum, _mm512_madd_epi16(base[0], query[0]))
+});
+sweep_512!(seven_avx512, "avx512f,avx512bw", TOGETHER_IN_16_BITS, |sum, base, query| {
+    let [a, b, c, d] = std::array::from_fn(|i| _mm512_maddubs_epi16(base[i], query[i]));
+    let sixteens = _mm512_add_epi16(_mm512_add_epi16(a, b), _mm512_add_epi16(c, d));
+    _mm512_add_epi32(sum, _mm512_madd_epi16(sixteens, _mm512_set1_epi16(1)))
+});
+
+/// A sweep with AVX2, given how a register of sums takes so many more words of base rows and a query.
+macro_rules! sweep_256 {
+    ($name:ident, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
+        #[target_feature(enable = "avx2")]
+        pub(super) fn $name(panels: Panels<'_>, group: &QueryGroup<'_>, passed: &mut Vec<Passed>) {
+            let (queries, limits) = (group.words::<SOME>(), group.limits::<SOME>());
+            let limits = limits.map(|limit| _mm256_set1_epi32(limit));
+            for (panel, starts, groups) in group.each(panels) {
+                for quarter in 0..4 {
+                    let mut sums = [registers_256(starts, quarter); SOME];
+                    let words = queries.as_chunks::<$words>().0;
+                    for (groups, words) in groups.as_chunks::<$words>().0.iter().zip(words) {
+                        let groups = groups.each_ref().map(|group| registers_256(group, quarter));
+                        for (query, sums) in sums.iter_mut().enumerate() {
+                            let $query = words.map(|words| _mm256_set1_epi32(words[query]));
+                            for (i, sum) in sums.iter_mut().enumerate() {
+                                let ($sum, $base) = (*sum, groups.map(|group| group[i]));
+                                *sum = $step;
+                            }
+                        }
+                    }
+                    let mut any = _mm256_setzero_si256();
+                    for ([a, b], limit) in sums.iter().zip(limits) {
+                        let most = _mm256_max_epi32(*a, *b);
+                        any = _mm256_or_si256(any, _mm256_cmpgt_epi32(most, limit));
+                    }
+                    if _mm256_testz_si256(any, any) == 1 {
+                        continue;
+                    }
+                    let sums = std::hint::black_box(sums);
+                    for (query, (sums, limit)) in sums.into_iter().zip(limits).enumerate() {
+                        let (mut rows, mut all) = (0, [0; 16]);
+                        let parts = sums.into_iter().zip(all.chunks_exact_mut(8));
+                        for (i, (sum, to)) in parts.enumerate() {
+                            let is_more = _mm256_castsi256_ps(_mm256_cmpgt_epi32(sum, limit));
+                            rows |= u64::from(_mm256_movemask_ps(is_more) as u8) << (8 * i);
+                            // SAFETY: the chunk has as many numbers as a register.
+                            unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), sum) };
+                        }
+                        let first = panel * ROWS + 16 * quarter;
+                        pass(passed, group.first + query, first, rows, &all);
+                    }
+                }
+            }
+        }
+    };
+}
+
+sweep_256!(sixteen_avx2, 1, |sum, base, query| {
+    _mm256_add_epi32(sum, _mm256_madd_epi16(base[0], query[0]))
+});
+sweep_256!(seven_avx2, TOGETHER_IN_16_BITS, |sum, base, query| {
+    let [a, b, c, d] = std::array::from_fn(|i| _mm256_maddubs_epi16(base[i], query[i]));
+    let sixteens = _mm256_add_epi16(_mm256_add_epi16(a, b), _mm256_add_epi16(c, d));
+    _mm256_add_epi32(sum, _mm256_madd_epi16(sixteens, _mm256_set1_epi16(1)))
+});
+
+/// Types of panels.
+///
+/// # Safety
+/// They are 256 initialised bytes, of which any are a value.
+unsafe trait Paneled: Sized {
+    const CHECKED: () = assert!(size_of::<Self>() == 256 && align_of::<Self>() == 64);
+}
+// SAFETY: 64 words of four bytes.
+unsafe impl Paneled for Group {}
+// SAFETY: 64 numbers of four bytes.
+unsafe impl Paneled for Starts {}
+
+/// The four registers of a panel.
+#[target_feature(enable = "avx512f")]
+fn registers_512<T: Paneled>(from: &T) -> [__m512i; 4] {
+    const { T::CHECKED };
+    let from = std::ptr::from_ref(from).cast::<__m512i>();
+    // SAFETY: a `Paneled` is 256 initialised bytes, at an address divisible by 64; any bits make a
+    // register.
+    std::array::from_fn(|i| unsafe { _mm512_load_si512(from.add(i)) })
+}
+
+/// Two of the eight registers of a panel.
+#[target_feature(enable = "avx2")]
+fn registers_256<T: Paneled>(from: &T, quarter: usize) -> [__m256i; 2] {
+    const { T::CHECKED };
+    assert!(quarter < 4);
+    let from = std::ptr::from_ref(from).cast::<__m256i>();
+    // SAFETY: as for `registers_512`; eight registers are 256 bytes.
+    std::array::from_fn(|i| unsafe { _mm256_load_si256(from.add(2 * quarter + i)) })
+}
