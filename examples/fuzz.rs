@@ -42,11 +42,20 @@ fn main() -> ExitCode {
     };
     let info = device.info();
     println!("{}: {}", info.name, info.description);
+    // The ways of the CPU take turns.
+    let ways: Vec<_> = match &device {
+        AnyDevice::Cpu(_) => {
+            let ways = AnyDevice::cpu_ways().into_iter();
+            ways.map(|(level, looks, device)| (format!("{level}, looks {looks}"), device)).collect()
+        }
+        _ => vec![(info.name, device)],
+    };
     let (start, mut tried) = (Instant::now(), 0u64);
     let mut next_word = Duration::from_secs(60);
     while start.elapsed() < Duration::from_secs(options.seconds) {
-        if let Err(text) = support::fuzz::try_seed(options.seed.wrapping_add(tried), &device) {
-            println!("{text}");
+        let (way, device) = &ways[(tried % ways.len() as u64) as usize];
+        if let Err(text) = support::fuzz::try_seed(options.seed.wrapping_add(tried), device) {
+            println!("{text}\n{way}");
             println!("{tried} inputs were right before this one");
             return ExitCode::FAILURE;
         }

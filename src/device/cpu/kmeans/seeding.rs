@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use crate::device::cpu::rounded::nearer::{Nearer, PANELS, Scratch, Vectors};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::sweep::{ROWS, Starts};
+use crate::device::cpu::simd::panels::{ROWS, Starts};
 use crate::device::cpu::simd::transposed::Transposed;
 use crate::device::shares::{BLOCK, Shares, candidates};
 use crate::error::{Error, Result};

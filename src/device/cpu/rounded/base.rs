@@ -11,7 +11,7 @@ use super::scale::{ONE_OUTLIER_IN, Rounded, Scale, TOGETHER};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::lines::Line;
-use crate::device::cpu::simd::sweep::{Group, ROWS, Starts, Width};
+use crate::device::cpu::simd::panels::{Group, ROWS, Starts, Width};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::{Real, Rows};
@@ -54,7 +54,7 @@ pub(in crate::device::cpu) struct Sampled<'a, T> {
 
 /// Whether rows suit a form.
 enum Fit {
-    Right(Quantised),
+    Right(Box<Quantised>),
     /// Not with a scale of these rows.
     Not,
     /// Not with any.
@@ -231,7 +231,7 @@ impl Quantised {
             let quantised = Self::filled(rows, all, (metric, level, scale, coarse), job)?;
             let few = rows.len() / (ONE_OUTLIER_IN / 8) + 4;
             let is_right = quantised.outliers.len() <= few && !quantised.is_rounded;
-            Ok(if is_right { Fit::Right(quantised) } else { Fit::Not })
+            Ok(if is_right { Fit::Right(Box::new(quantised)) } else { Fit::Not })
         };
         // A part of the rows tells the range of nearly all: the others are outliers, if they are few.
         let fit = match &sampled.sample {
@@ -242,7 +242,7 @@ impl Quantised {
             },
         };
         Ok(match fit {
-            Fit::Right(quantised) => Some(quantised),
+            Fit::Right(quantised) => Some(*quantised),
             Fit::Not | Fit::Never => None,
         })
     }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::scale::Scale;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::lines::{Chosen, Line, Lines};
-use crate::device::cpu::simd::sweep::{
+use crate::device::cpu::simd::panels::{
     Group, MOST_IN_16_BITS, Packed, Panels, Passed, ROWS, Starts, TOGETHER_IN_16_BITS, Width,
 };
 use crate::matrix::Real;
@@ -128,10 +128,16 @@ impl CoarseScale {
         let row = |i: usize| &values[i * rows / sampled * dim..][..dim];
         let round = |i: usize, centre: &[f64], step: f64| {
             let mut numbers = Vec::new();
-            scale.round(row(i), (centre, step), &mut numbers);
-            numbers
+            let rounded = scale.round(row(i), (centre, step), &mut numbers);
+            // Products of others could leave 32 bits.
+            let fits = !scale.is_outlier(&rounded) && !scale.is_too_long(&rounded, step);
+            fits.then_some(numbers)
         };
-        let base: Vec<_> = (0..sampled).map(|i| round(i, &scale.centre, scale.step)).collect();
+        let of_base = |i| round(i, &scale.centre, scale.step);
+        let base: Vec<_> = (0..sampled).filter_map(of_base).collect();
+        if base.is_empty() {
+            return None;
+        }
         let mut sizes = base.concat();
         sizes.iter_mut().for_each(|x| *x = x.saturating_abs());
         let most = sizes.len() - 1 - sizes.len() / CUT_ONE_IN;
@@ -151,8 +157,11 @@ impl CoarseScale {
             base.clone()
         } else {
             let of = |i| round(i, &scale.of_queries, scale.step_of(row(i)));
-            (0..sampled).map(of).collect()
+            (0..sampled).filter_map(of).collect()
         };
+        if queries.is_empty() {
+            return None;
+        }
         let lengths = queries.iter().map(|query| coarse.query(query, &mut Vec::new()).lengths);
         let (numbers, residual) = lengths.map(|own| (own.numbers, own.residual)).unzip();
         coarse.usual = Lengths { numbers: quantile(numbers), residual: quantile(residual) };

@@ -11,7 +11,7 @@ use super::query::Bound;
 use crate::device::cpu::exact;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::sweep::{Group, Packed, Panels, Passed, ROWS, Starts};
+use crate::device::cpu::simd::panels::{Group, Packed, Panels, Passed, ROWS, Starts};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Rows;

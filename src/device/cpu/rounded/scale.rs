@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::device::cpu::simd::sweep::Width;
+use crate::device::cpu::simd::panels::Width;
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::base::{Form, Quantised, Sampled};
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::sweep::{Panels, Passed};
+use crate::device::cpu::simd::panels::{Panels, Passed};
 use crate::job::Job;
 use crate::matrix::{Elements, Matrix, Rows};
 use crate::metric::Metric;
@@ -96,14 +96,8 @@ fn check(kind: Kind, (count, dim): (usize, usize), metric: Metric, level: Level)
 
 #[test]
 fn a_look_at_fewer_bits_loses_no_pair() {
-    let kinds = [
-        Kind::Normal,
-        Kind::Spikes,
-        Kind::Constant,
-        Kind::Lengths,
-        Kind::Tight,
-        Kind::Outlier,
-    ];
+    let kinds =
+        [Kind::Normal, Kind::Spikes, Kind::Constant, Kind::Lengths, Kind::Tight, Kind::Outlier];
     for level in Level::all().into_iter().filter(|level| level.looks().is_some()) {
         for kind in kinds {
             for shape in [(300, 5), (400, 16), (500, 47), (700, 130), (300, 1000)] {

@@ -1,6 +1,8 @@
 //! Which instructions this processor has.
 
-use pulp::{Simd, WithSimd};
+#[cfg(target_arch = "x86_64")]
+use pulp::Simd;
+use pulp::WithSimd;
 
 /// A set of instructions: a proof that this processor has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,6 +11,8 @@ pub struct Level(pub(super) Instructions);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Instructions {
     Plain,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// AVX-512 F and BW.
@@ -49,12 +53,16 @@ impl Level {
             all.extend(has_avx512.then_some(Self(Instructions::Avx512)));
             all.extend(has_avx2.then_some(Self(Instructions::Avx2)));
         }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            all.push(Self(Instructions::Neon));
+        }
         all.push(Self(Instructions::Plain));
         all
     }
 
     /// The most capable that this processor has; or that of the environment variable `NEIGHBORS_SIMD`, if it
-    /// names one that it has: `vnni`, `avx512`, `avx2` or `plain`. Only the products of whole numbers and the sums of
+    /// names one that it has: `vnni`, `avx512`, `avx2`, `neon` or `plain`. Only the products of whole numbers and the sums of
     /// the pairs that they leave know of it.
     pub fn detect() -> Self {
         let (all, asked) = (Self::all(), std::env::var("NEIGHBORS_SIMD").unwrap_or_default());
@@ -91,6 +99,8 @@ impl Level {
     pub fn name(self) -> &'static str {
         match self.0 {
             Instructions::Plain => "plain",
+            #[cfg(target_arch = "aarch64")]
+            Instructions::Neon => "neon",
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]

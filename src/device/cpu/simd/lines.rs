@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::level::{Instructions, Level};
-use super::sweep::{Passed, ROWS, Starts};
+use super::panels::{Passed, ROWS, Starts};
 use crate::memory::Zeros;
 
 /// Numbers in a line.
@@ -101,6 +101,11 @@ impl Level {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx2 => unsafe { keep_avx2(of, passed) },
+            // Has nothing to look at before.
+            #[cfg(target_arch = "aarch64")]
+            Instructions::Neon => {
+                keep!(of, passed, product);
+            }
             Instructions::Plain => {
                 keep!(of, passed, product);
             }

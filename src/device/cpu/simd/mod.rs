@@ -4,7 +4,10 @@ pub(super) mod chains;
 pub(super) mod lanes;
 pub(in crate::device) mod level;
 pub(super) mod lines;
-pub(super) mod sweep;
+pub(super) mod panels;
+mod sweep;
+#[cfg(target_arch = "aarch64")]
+mod sweep_arm;
 #[cfg(target_arch = "x86_64")]
 mod sweep_x86;
 pub(super) mod transposed;

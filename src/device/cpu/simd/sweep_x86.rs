@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::sweep::{
+use super::panels::{
     FEW, Group, Panels, Passed, QueryGroup, ROWS, SOME, Starts, TOGETHER_IN_16_BITS, pass,
 };
 

@@ -10,7 +10,7 @@ use crate::device::cpu::rounded::base::{Quantised, Rounding};
 use crate::device::cpu::rounded::scale::Scale;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::sweep::Width;
+use crate::device::cpu::simd::panels::Width;
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::{Real, Rows};

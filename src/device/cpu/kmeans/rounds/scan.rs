@@ -4,7 +4,7 @@ use super::lists::{Entry, down};
 use crate::device::cpu::rounded::base::Quantised;
 use crate::device::cpu::rounded::query::Query;
 use crate::device::cpu::rounded::rows::RoundedRows;
-use crate::device::cpu::simd::sweep::{Group, Packed, Panels, Passed, ROWS};
+use crate::device::cpu::simd::panels::{Group, Packed, Panels, Passed, ROWS};
 
 /// Rows that are compared together.
 pub(super) const TOGETHER: usize = 128;

@@ -5,6 +5,8 @@
 //! at most, and so which others cannot be among the nearest; in the end hardly more pairs than were asked for get their
 //! sums in the contract's order.
 //!
+//! Where a sample says that it pays, pairs are looked at in 8 or 7 bits before they are in 16.
+//!
 //! Where the residuals are not small compared with the distances that matter, too many pairs pass: the
 //! rows not yet visited are then left to the next layout, after 8 bits 16, after those direct
 //! differences.

@@ -10,7 +10,7 @@ use crate::device::cpu::rounded::query::Query;
 use crate::device::cpu::search::sink::Sink;
 use crate::device::cpu::search::traversal::{BLOCK_ROWS, Block, Visit};
 use crate::device::cpu::simd::lanes::Lanes;
-use crate::device::cpu::simd::sweep::{Group, Packed, Panels, Passed, ROWS};
+use crate::device::cpu::simd::panels::{Group, Packed, Panels, Passed, ROWS};
 use crate::error::Result;
 
 /// Pairs that are computed together, at most those of one query more.
