@@ -204,7 +204,8 @@ impl Quantised {
     ) -> Result<Option<Self>> {
         let (dim, sum, width) = (rows.matrix().dim(), metric.sum(), form.width());
         let fits = (LEAST_DIM..=MOST_DIM).contains(&dim) && rows.len() >= LEAST_ROWS;
-        if !fits || sum == Sum::Absolute || !level.has(width) {
+        let looks = form != Form::Coarse || CoarseScale::suits(dim, level, k.is_some());
+        if !fits || sum == Sum::Absolute || !level.has(width) || !looks {
             return Ok(None);
         }
         let all = sampled.all;
@@ -421,8 +422,8 @@ impl Quantised {
 
 impl<'a, T: Real> Sampled<'a, T> {
     pub fn new(all: &'a [T], dim: usize, job: &Job) -> Result<Self> {
-        let rows = all.len() / dim;
-        if rows < 4 * SAMPLED {
+        let rows = all.len() / dim.max(1);
+        if rows < 4 * SAMPLED || dim < LEAST_DIM {
             return Ok(Self { all, sample: None });
         }
         let reserved = match job.reserve("a sample of base rows", SAMPLED * dim * size_of::<T>()) {

@@ -28,7 +28,7 @@ const EXCEEDS_ONE_IN: usize = 64;
 /// With more dimensions, sums would leave no room for starts.
 const MOST_DIM: usize = 1 << 13;
 /// With fewer dimensions, what rows are filled up with takes too long.
-const LEAST_DIM_OF_SEVEN: usize = 48;
+const LEAST_DIM: usize = 48;
 /// The longest row of 16 bits, in its steps.
 const LONGEST_ROW: f64 = 27_000.0;
 /// Queries that a look at the sample is tried on, and how many of the pairs need to pass then.
@@ -110,7 +110,17 @@ impl Longest {
     }
 }
 
+/// Rows of a sample that need to pass when a look is tried.
+fn needed<T>(base: &[T]) -> usize {
+    base.len() / TRIED_ONE_IN + 1
+}
+
 impl CoarseScale {
+    /// Whether rows of so many dimensions may be looked at, or if it is to pay.
+    pub fn suits(dim: usize, level: Level, is_to_pay: bool) -> bool {
+        level.looks().is_some() && dim <= MOST_DIM && (!is_to_pay || dim >= LEAST_DIM)
+    }
+
     /// The steps for some rows and queries like them; `None` if the level has no such products, or if they are not faster
     /// when so many neighbours are searched among so many rows.
     pub fn new<T: Real>(
@@ -119,21 +129,20 @@ impl CoarseScale {
         (squares, level): (bool, Level),
         search: Option<(usize, usize)>,
     ) -> Option<Self> {
-        let width = level.looks()?;
-        if dim > MOST_DIM || scale.width != Width::Sixteen {
-            return None;
-        }
+        let width = level.looks().filter(|_| scale.width == Width::Sixteen)?;
         let rows = values.len() / dim;
         let sampled = rows.min(SAMPLED);
         let row = |i: usize| &values[i * rows / sampled * dim..][..dim];
         let round = |i: usize, centre: &[f64], step: f64| {
             let mut numbers = Vec::new();
             let rounded = scale.round(row(i), (centre, step), &mut numbers);
-            // Products of others could leave 32 bits.
-            let fits = !scale.is_outlier(&rounded) && !scale.is_too_long(&rounded, step);
-            fits.then_some(numbers)
+            (rounded, numbers)
         };
-        let of_base = |i| round(i, &scale.centre, scale.step);
+        // Products of others could leave 32 bits.
+        let of_base = |i| {
+            let (rounded, numbers) = round(i, &scale.centre, scale.step);
+            (!scale.is_outlier(&rounded)).then_some(numbers)
+        };
         let base: Vec<_> = (0..sampled).filter_map(of_base).collect();
         if base.is_empty() {
             return None;
@@ -156,7 +165,11 @@ impl CoarseScale {
             coarse.of_queries = Some(of_queries);
             base.clone()
         } else {
-            let of = |i| round(i, &scale.of_queries, scale.step_of(row(i)));
+            let of = |i| {
+                let step = scale.step_of(row(i));
+                let (rounded, numbers) = round(i, &scale.of_queries, step);
+                (!scale.is_too_long(&rounded, step)).then_some(numbers)
+            };
             (0..sampled).filter_map(of).collect()
         };
         if queries.is_empty() {
@@ -173,13 +186,13 @@ impl CoarseScale {
     /// Whether products of fewer bits are faster than those of all when the `k` nearest of so many rows are searched,
     /// by some rows and queries like these.
     fn pays(&self, (base, queries): (&[Vec<i16>], &[Vec<i16>]), (k, rows): (usize, usize)) -> bool {
-        if self.width == Width::Seven && self.dim < LEAST_DIM_OF_SEVEN {
-            return false;
-        }
         let passing = pulp::Arch::new().dispatch(
             #[inline(always)]
             || self.passing(base, queries),
         );
+        if passing * needed(base) as f64 > base.len() as f64 / 4.0 {
+            return false;
+        }
         // Lists fill up, and reach less and less far.
         let (k, rows, dim) = (k as f64, rows as f64, self.dim as f64);
         let looks = k * (1.0 + passing * (rows / k).ln().max(0.0));
@@ -205,8 +218,10 @@ impl CoarseScale {
                 (numbers, start as i32, bytes, first)
             })
             .collect();
-        let needed = base.len() / TRIED_ONE_IN + 1;
-        let passing = queries.iter().rev().take(TRIED_QUERIES).map(|numbers| {
+        let needed = needed(&base);
+        let queries = queries.iter().step_by(queries.len().div_ceil(TRIED_QUERIES));
+        let count = queries.len();
+        let passing = queries.map(|numbers| {
             let mut words = Vec::new();
             let query = self.query(numbers, &mut words);
             let own: Vec<_> = words
@@ -220,7 +235,7 @@ impl CoarseScale {
             let least = self.least(&query, *last, &longest);
             base.iter().filter(|(.., row, first)| first + product(&own, row) >= least).count()
         });
-        passing.sum::<usize>() as f64 / (needed * queries.len().min(TRIED_QUERIES)) as f64
+        passing.sum::<usize>() as f64 / (needed * count) as f64
     }
 
     /// The least sum of a pair whose sum in 16 bits may be at least this, among rows that are no longer than these.
@@ -434,6 +449,7 @@ impl Coarse {
         let each = each.iter().zip(least);
         coarse.extend(each.map(|(query, least)| self.scale.least(query, *least, &self.longest)));
         level.sweep(self.scale.width, swept, packed, coarse, found);
+        // Nothing was found before.
         let looked = found.len();
         let per_row = self.scale.lines();
         let base = Lines { all: &self.lines[panels.start * ROWS * per_row..], per_row };

@@ -116,8 +116,14 @@ impl<T: Lanes> Layout<T> {
             let sampled = Sampled::new(values, dim, job)?;
             for form in forms {
                 let of = (self.metric, self.level, *form, self.k);
-                if let Some(quantised) = Quantised::try_new(&self.rows, &sampled, of, job)? {
-                    return Ok(Made::Quantised(Box::new(quantised)));
+                match Quantised::try_new(&self.rows, &sampled, of, job) {
+                    // The next form is smaller.
+                    Err(Error::HostMemory { .. }) if *form == Form::Coarse => {}
+                    made => {
+                        if let Some(quantised) = made? {
+                            return Ok(Made::Quantised(Box::new(quantised)));
+                        }
+                    }
                 }
             }
         }

@@ -24,8 +24,8 @@ pub(in crate::device::cpu) enum Width {
 }
 
 /// Words of rows of seven bits that are multiplied with those of a query and added up in 16 bits: the absolute values
-/// of the query's numbers in the even dimensions of two, and in the odd ones, of these words must not exceed
-/// [`MOST_IN_16_BITS`] together.
+/// of the query's first two numbers of these words, and of the last two, must not exceed [`MOST_IN_16_BITS`]
+/// together.
 pub(in crate::device::cpu) const TOGETHER_IN_16_BITS: usize = 4;
 /// See [`TOGETHER_IN_16_BITS`].
 pub(in crate::device::cpu) const MOST_IN_16_BITS: i32 = 32_767 / 127;

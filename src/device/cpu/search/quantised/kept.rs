@@ -62,7 +62,7 @@ impl Kept {
             }
             self.pairs.truncate(end);
         }
-        k <= MOST / 2 && self.pairs.len() < k + k / 4 + 16
+        k <= MOST / 2 && self.pairs.len() < k + (k / 4).max(4)
     }
 
     /// All pairs, which are then kept no longer.

@@ -8,7 +8,7 @@
 //! Where a sample says that it pays, pairs are looked at in 8 or 7 bits before they are in 16.
 //!
 //! Where the residuals are not small compared with the distances that matter, too many pairs pass: the
-//! rows not yet visited are then left to the next layout, after 8 bits 16, after those direct
+//! rows not yet visited are then left to the next layout, after 8 bits 16, with a look before or without, after those direct
 //! differences.
 
 mod kept;
