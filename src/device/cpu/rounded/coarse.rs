@@ -31,7 +31,7 @@ const MOST_DIM: usize = 1 << 13;
 const LEAST_DIM: usize = 48;
 /// The longest row of 16 bits, in its steps.
 const LONGEST_ROW: f64 = 27_000.0;
-/// Queries that a look at the sample is tried on, and how many of the pairs need to pass then.
+/// Queries that a look at the sample is tried on, and one in how many of the pairs needs to pass then.
 const TRIED_QUERIES: usize = 8;
 const TRIED_ONE_IN: usize = 64;
 /// What a look at a pair takes for each dimension and beside, and what products of 8 bits save for each dimension of
@@ -116,7 +116,7 @@ fn needed<T>(base: &[T]) -> usize {
 }
 
 impl CoarseScale {
-    /// Whether rows of so many dimensions may be looked at, or if it is to pay.
+    /// Whether rows of so many dimensions can be looked at, and if it is to pay, whether it may.
     pub fn suits(dim: usize, level: Level, is_to_pay: bool) -> bool {
         level.looks().is_some() && dim <= MOST_DIM && (!is_to_pay || dim >= LEAST_DIM)
     }
@@ -448,8 +448,8 @@ impl Coarse {
         coarse.clear();
         let each = each.iter().zip(least);
         coarse.extend(each.map(|(query, least)| self.scale.least(query, *least, &self.longest)));
+        debug_assert!(found.is_empty());
         level.sweep(self.scale.width, swept, packed, coarse, found);
-        // Nothing was found before.
         let looked = found.len();
         let per_row = self.scale.lines();
         let base = Lines { all: &self.lines[panels.start * ROWS * per_row..], per_row };

@@ -56,7 +56,7 @@ fn check(kind: Kind, (count, dim): (usize, usize), metric: Metric, level: Level)
     };
     // Rows of the base, longer and shorter ones, and one of another direction.
     let mut words = Vec::new();
-    let factors = [1.0, 1.0, 1.0, 2.0, 0.01, -1.0, 1.0];
+    let factors = [1.0, 1.0, 1000.0, 2.0, 0.01, -1.0, 1.0];
     for (i, factor) in factors.into_iter().enumerate() {
         let row = &values[i * (count / 8) * dim..][..dim];
         all.query(&row.iter().map(|x| x * factor).collect::<Vec<_>>(), &mut words);
