@@ -52,12 +52,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let fits = || base.len() <= device.capacity(&search.shape()).base;
         if !base.is_empty() && (fits() || job.give_way() && fits()) {
             let rows = device.rows(base, metric);
-            // The single nearest may be found without this layout.
-            let prepare = || match k {
-                1 => Ok(()),
-                _ => device.prepare(&rows, RowUse::Base { k }, job),
-            };
-            match job.with_room(prepare) {
+            match job.with_room(|| device.prepare(&rows, RowUse::Base { k }, job)) {
                 Ok(()) => *search.resident() = Some(Arc::new(rows)),
                 Err(Error::DeviceMemory { .. }) => {}
                 Err(other) => return Err(other),

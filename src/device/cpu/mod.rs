@@ -8,12 +8,14 @@
 //! | `rounded` | rows in whole numbers, which decide for most pairs without computing them |
 //! | `exact` | the sums of the other pairs |
 //! | `order` | rows in an order in which near rows are near each other |
+//! | `places` | where the rows of a base lie in its panels |
 //! | `simd` | operations on registers |
 
 mod dbscan;
 mod exact;
 pub(in crate::device) mod kmeans;
 mod order;
+mod places;
 mod rounded;
 mod search;
 mod simd;

@@ -1,13 +1,14 @@
 //! Base rows in 8 or 16 bits.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use rayon::prelude::*;
 
 use super::coarse::{Coarse, CoarseScale, Longest};
+use super::history::{Guesses, Tasks};
 use super::query::{Bound, Query};
 use super::scale::{ONE_OUTLIER_IN, Rounded, Scale, TOGETHER};
+use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::lines::Line;
@@ -65,6 +66,7 @@ enum Fit {
 #[derive(Debug)]
 pub(in crate::device::cpu) struct Quantised {
     pub(in crate::device::cpu) rows: Rows,
+    pub(in crate::device::cpu) places: Places,
     pub(in crate::device::cpu) metric: Metric,
     pub(in crate::device::cpu) level: Level,
     pub(in crate::device::cpu) scale: Scale,
@@ -76,7 +78,7 @@ pub(in crate::device::cpu) struct Quantised {
     pub(in crate::device::cpu) decided: Vec<u64>,
     /// For each panel, a bit for each row of odd square, whose start lost a half.
     pub(in crate::device::cpu) odd_norm: Vec<u64>,
-    /// Rows that are always computed, ascending.
+    /// The places of rows that are always computed, ascending.
     pub(in crate::device::cpu) outliers: Vec<u32>,
     /// Whether a row is not what its whole numbers are.
     is_rounded: bool,
@@ -86,29 +88,8 @@ pub(in crate::device::cpu) struct Quantised {
     pub(in crate::device::cpu) length: f64,
     /// How many tasks were left to the next layout, and were not.
     pub(in crate::device::cpu) tasks: Tasks,
+    pub(in crate::device::cpu) guesses: Guesses,
     _reserved: Reserved,
-}
-
-/// How many tasks were left to the next layout, and how many were not: what is faster for most of them is
-/// taken from the beginning.
-#[derive(Debug, Default)]
-pub(in crate::device::cpu) struct Tasks {
-    left: AtomicU32,
-    finished: AtomicU32,
-    skipped: AtomicU32,
-}
-
-impl Tasks {
-    pub(in crate::device::cpu) fn count(&self, is_left: bool) {
-        let counter = if is_left { &self.left } else { &self.finished };
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Once in a while a task tries again.
-    pub(in crate::device::cpu) fn are_mostly_left(&self) -> bool {
-        let are_left = self.left.load(Ordering::Relaxed) > self.finished.load(Ordering::Relaxed);
-        are_left && self.skipped.fetch_add(1, Ordering::Relaxed) % 64 != 63
-    }
 }
 
 /// Some panels that are being filled.
@@ -124,7 +105,7 @@ struct Panels<'a> {
 /// Statistics of the rows of some panels.
 #[derive(Default)]
 struct Filled {
-    /// Positions among these rows.
+    /// Places among these panels'.
     outliers: Vec<usize>,
     is_rounded: bool,
     residual: f64,
@@ -137,7 +118,7 @@ impl Panels<'_> {
     #[inline(always)]
     fn fill<T: Real>(
         mut self,
-        values: &[T],
+        (all, places, first): (&[T], Places, usize),
         scale: &Scale,
         (dim, squares): (usize, bool),
     ) -> Filled {
@@ -145,14 +126,19 @@ impl Panels<'_> {
         let words = self.groups.len() / self.starts.len();
         let (mut numbers, mut bytes) =
             (vec![0; dim.next_multiple_of(per_word)], vec![0; 4 * words]);
-        for (row, values) in values.chunks_exact(dim).enumerate() {
+        for place in 0..self.starts.len() * ROWS {
+            let row = places.row(first + place);
+            if row >= places.rows() {
+                continue;
+            }
+            let values = &all[row * dim..][..dim];
             let rounded = scale.round_to(values, (&scale.centre, scale.step), &mut numbers[..dim]);
-            let (panel, lane) = (row / ROWS, row % ROWS);
+            let (panel, lane) = (place / ROWS, place % ROWS);
             let is_outlier = scale.is_outlier(&rounded);
             if is_outlier {
                 // Its products could leave 32 bits.
                 numbers.fill(0);
-                filled.outliers.push(row);
+                filled.outliers.push(place);
             } else {
                 filled.is_rounded |= scale.integral && !scale.is_as_is(values, &numbers);
                 self.decided[panel] |= 1 << lane;
@@ -174,7 +160,7 @@ impl Panels<'_> {
                     let (start, longest) = coarse.round(numbers, from, &mut bytes);
                     starts[panel].0[lane] = start;
                     filled.longest = filled.longest.max(longest);
-                    Line::copy(numbers, &mut lines[row * coarse.lines()..]);
+                    Line::copy(numbers, &mut lines[place * coarse.lines()..]);
                 }
                 (None, Width::Sixteen) => {
                     let sixteens = bytes.as_chunks_mut::<2>().0.iter_mut().zip(&numbers);
@@ -197,7 +183,7 @@ impl Quantised {
     /// For searches of so many neighbours, if what is faster is to be taken; `None` if this layout does not suit these
     /// rows, or this processor.
     pub(in crate::device::cpu) fn try_new<T: Lanes>(
-        rows: &Rows,
+        (rows, places): (&Rows, Places),
         sampled: &Sampled<'_, T>,
         (metric, level, form, k): (Metric, Level, Form, Option<usize>),
         job: &Job,
@@ -229,7 +215,8 @@ impl Quantised {
                 }
                 _ => None,
             };
-            let quantised = Self::filled(rows, all, (metric, level, scale, coarse), job)?;
+            let of = (metric, level, scale, coarse);
+            let quantised = Self::filled((rows, places), all, of, job)?;
             let few = rows.len() / (ONE_OUTLIER_IN / 8) + 4;
             let is_right = quantised.outliers.len() <= few && !quantised.is_rounded;
             Ok(if is_right { Fit::Right(Box::new(quantised)) } else { Fit::Not })
@@ -255,17 +242,18 @@ impl Quantised {
         (metric, level, scale): (Metric, Level, Scale),
         job: &Job,
     ) -> Result<Self> {
-        Self::filled(rows, values, (metric, level, scale, None), job)
+        let places = Places::as_given(rows.len());
+        Self::filled((rows, places), values, (metric, level, scale, None), job)
     }
 
     fn filled<T: Lanes>(
-        rows: &Rows,
+        (rows, places): (&Rows, Places),
         values: &[T],
         (metric, level, scale, coarse): (Metric, Level, Scale, Option<CoarseScale>),
         job: &Job,
     ) -> Result<Self> {
         let dim = rows.matrix().dim();
-        let panels = rows.len().div_ceil(ROWS);
+        let panels = places.count().div_ceil(ROWS);
         let words = match coarse {
             Some(_) => 0,
             None => dim.div_ceil(scale.width.per_word()),
@@ -275,6 +263,7 @@ impl Quantised {
         let reserved = job.reserve("base rows in whole numbers", panels * of_panel)?;
         let mut quantised = Self {
             rows: rows.clone(),
+            places,
             metric,
             level,
             groups: zeros(panels * words),
@@ -289,6 +278,7 @@ impl Quantised {
             scale,
             coarse: coarse.map(|scale| Coarse::new(scale, panels)),
             tasks: Tasks::default(),
+            guesses: Guesses::default(),
             _reserved: reserved,
         };
         quantised.fill(values, dim, job)?;
@@ -311,6 +301,7 @@ impl Quantised {
 
     fn fill<T: Lanes>(&mut self, values: &[T], dim: usize, job: &Job) -> Result<()> {
         let (scale, squares) = (&self.scale, self.metric.sum() == Sum::Squares);
+        let places = self.places;
         let (groups, mut coarse) = match &mut self.coarse {
             Some(Coarse { scale, groups, starts, lines, .. }) => {
                 let lines = lines.chunks_mut(PANELS_TOGETHER * ROWS * scale.lines());
@@ -331,12 +322,12 @@ impl Quantised {
             Panels { groups, starts, coarse, decided, odd_norm }
         });
         let panels: Vec<_> = panels.collect();
-        let rows = values.par_chunks(PANELS_TOGETHER * ROWS * dim);
-        let parts = panels.into_par_iter().zip(rows).map(|(panels, values)| {
+        let parts = panels.into_par_iter().enumerate().map(|(part, panels)| {
             job.check()?;
+            let first = part * PANELS_TOGETHER * ROWS;
             Ok(pulp::Arch::new().dispatch(
                 #[inline(always)]
-                || panels.fill(values, scale, (dim, squares)),
+                || panels.fill((values, places, first), scale, (dim, squares)),
             ))
         });
         let parts: Vec<_> = parts.collect::<Result<_>>()?;
@@ -344,7 +335,7 @@ impl Quantised {
             let Filled { outliers, is_rounded, residual, norm, length, longest } = filled;
             let first = part * PANELS_TOGETHER * ROWS;
             self.is_rounded |= is_rounded;
-            self.outliers.extend(outliers.into_iter().map(|row| (first + row) as u32));
+            self.outliers.extend(outliers.into_iter().map(|place| (first + place) as u32));
             (self.residual, self.norm) = (self.residual.max(residual), self.norm.max(norm));
             self.length = self.length.max(length);
             if let Some(coarse) = &mut self.coarse {
@@ -361,10 +352,10 @@ impl Quantised {
     pub(in crate::device::cpu) fn integral_square<T: Real>(
         &self,
         square: f64,
-        row: usize,
+        place: usize,
         sum: f64,
     ) -> Option<T> {
-        let odd_norm = (self.odd_norm[row / ROWS] >> (row % ROWS) & 1) as f64;
+        let odd_norm = (self.odd_norm[place / ROWS] >> (place % ROWS) & 1) as f64;
         let squares = square - 2.0 * sum + odd_norm;
         (squares * T::EPSILON.to_f64() <= 2.0).then(|| T::from_f64(squares))
     }
@@ -375,10 +366,10 @@ impl Quantised {
         groups.len() / self.starts.len()
     }
 
-    /// The outliers among some rows.
-    pub(in crate::device::cpu) fn outliers(&self, rows: Range<usize>) -> &[u32] {
-        let start = self.outliers.partition_point(|row| (*row as usize) < rows.start);
-        let end = self.outliers.partition_point(|row| (*row as usize) < rows.end);
+    /// The outliers at some places.
+    pub(in crate::device::cpu) fn outliers(&self, places: Range<usize>) -> &[u32] {
+        let start = self.outliers.partition_point(|place| (*place as usize) < places.start);
+        let end = self.outliers.partition_point(|place| (*place as usize) < places.end);
         &self.outliers[start..end]
     }
 

@@ -38,7 +38,7 @@ const TRIED_ONE_IN: usize = 64;
 /// a pair: measured with AVX-512 and AVX2.
 const LOOK: f64 = 3.0;
 const EACH_LOOK: f64 = 1600.0;
-const SAVED: f64 = 0.33;
+const SAVED: f64 = 0.6;
 /// The start with which no row passes, and no sum leaves 32 bits.
 const NEVER: i32 = i32::MIN / 2;
 /// What starts and least sums are no larger than.
@@ -193,9 +193,11 @@ impl CoarseScale {
         if passing * needed(base) as f64 > base.len() as f64 / 4.0 {
             return false;
         }
-        // Lists fill up, and reach less and less far.
+        // All of a panel pass, and then those of which fewer are probably nearer than are asked for: see `Kept`.
         let (k, rows, dim) = (k as f64, rows as f64, self.dim as f64);
-        let looks = k * (1.0 + passing * (rows / k).ln().max(0.0));
+        let by_bounds = k * (rows / k).ln().max(0.0);
+        let by_guesses = 1.2 * (k + 7.0 * k.sqrt() + 6.0 * (rows / ROWS as f64).ln().max(0.0));
+        let looks = ROWS as f64 + passing * by_bounds.min(by_guesses);
         looks * (LOOK * dim + EACH_LOOK) < SAVED * rows * dim
     }
 

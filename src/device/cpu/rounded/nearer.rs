@@ -9,6 +9,7 @@
 use super::base::{Form, Quantised, Rounding, Sampled};
 use super::query::Bound;
 use crate::device::cpu::exact;
+use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{Group, Packed, Panels, Passed, ROWS, Starts};
@@ -80,7 +81,8 @@ impl Nearer {
         let sampled = Sampled::new(values, dim, job)?;
         let of = |form| {
             let kind = (Metric::SqEuclidean, level, form, None);
-            Quantised::try_new(rows, &sampled, kind, job)
+            let places = Places::as_given(rows.len());
+            Quantised::try_new((rows, places), &sampled, kind, job)
         };
         let eight = if dim <= MOST_DIM_OF_EIGHT { of(Form::Eight)? } else { None };
         let Some(base) = (if eight.is_some() { eight } else { of(Form::Sixteen)? }) else {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::base::{Form, Quantised, Sampled};
+use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{Panels, Passed};
 use crate::job::Job;
@@ -48,7 +49,11 @@ fn check(kind: Kind, (count, dim): (usize, usize), metric: Metric, level: Level)
     let rows = Rows::all(Arc::new(Matrix::new(Elements::F32(values.clone()), count, dim)));
     let job = Job::default();
     let sampled = Sampled::new(&values, dim, &job).unwrap();
-    let of = |form| Quantised::try_new(&rows, &sampled, (metric, level, form, None), &job).unwrap();
+    let places = Places::far_apart(count);
+    let of = |form| {
+        let of = (metric, level, form, None);
+        Quantised::try_new((&rows, places), &sampled, of, &job).unwrap()
+    };
     let (Some(looks), Some(all)) = (of(Form::Coarse), of(Form::Sixteen)) else {
         // Of one long row, products of the others may be nothing.
         assert!(matches!(kind, Kind::Outlier), "{kind:?} {metric}");

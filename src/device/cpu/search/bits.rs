@@ -5,6 +5,7 @@ use pulp::{Simd, WithSimd};
 use super::sink::{Neighbor, Sink};
 use super::traversal::{Arithmetic, Block, Visit};
 use crate::device::contract::Work;
+use crate::device::cpu::places::Places;
 use crate::error::Result;
 use crate::matrix::Rows;
 
@@ -22,8 +23,8 @@ impl Bits {
 }
 
 impl Arithmetic<f32> for Bits {
-    fn rows(&self) -> usize {
-        self.0.len()
+    fn places(&self) -> Places {
+        Places::as_given(self.0.len())
     }
 
     fn scan<K: Sink<f32>>(
@@ -36,7 +37,7 @@ impl Arithmetic<f32> for Bits {
         let mut pairs = 0;
         for block in visit.blocks() {
             visit.job.check()?;
-            let all = visit.rows_of(block);
+            let all = visit.places_of(block);
             pairs += (all.len() * sinks.len()) as u64;
             for start in all.clone().step_by(self.rows_per_step()) {
                 let rows = start..all.end.min(start + self.rows_per_step());

@@ -10,6 +10,7 @@ use super::sets::Tokens;
 use super::sink::Sink;
 use super::traversal::{self, Arithmetic, Block, Call, Visit};
 use crate::device::contract::Work;
+use crate::device::cpu::places::Places;
 use crate::device::cpu::rounded::base::{Form, Quantised, Sampled};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
@@ -116,7 +117,7 @@ impl<T: Lanes> Layout<T> {
             let sampled = Sampled::new(values, dim, job)?;
             for form in forms {
                 let of = (self.metric, self.level, *form, self.k);
-                match Quantised::try_new(&self.rows, &sampled, of, job) {
+                match Quantised::try_new((&self.rows, self.places()), &sampled, of, job) {
                     // The next form is smaller.
                     Err(Error::HostMemory { .. }) if *form == Form::Coarse => {}
                     made => {
@@ -127,7 +128,7 @@ impl<T: Lanes> Layout<T> {
                 }
             }
         }
-        Ok(Made::Panels(Panels::new(&self.rows, values, job)?))
+        Ok(Made::Panels(Panels::new(dim, self.places(), values, job)?))
     }
 
     /// Compares all queries with the base: by boxes where they rule most of it out, else block by block.
@@ -198,8 +199,8 @@ impl<T: Lanes> Layout<T> {
 }
 
 impl<T: Lanes> Arithmetic<T> for Layout<T> {
-    fn rows(&self) -> usize {
-        self.rows.len()
+    fn places(&self) -> Places {
+        Places::far_apart(self.rows.len())
     }
 
     fn scan<K: Sink<T>>(
@@ -234,7 +235,7 @@ impl<T: Lanes> Arithmetic<T> for Layout<T> {
 mod tests {
     use super::*;
     use crate::device::contract::Pairing;
-    use crate::device::cpu::search::sink::Neighbor;
+    use crate::device::cpu::search::sink::{Neighbor, Selection};
     use crate::matrix::{Elements, Matrix};
     use crate::random::Random;
 
@@ -300,6 +301,58 @@ mod tests {
                         (0..rows).filter(|row| sum(*row) <= reach).map(|row| row as u32).collect();
                     sink.rows.sort_unstable();
                     assert_eq!(sink.rows, wanted, "query {q} of {rows} × {dim}, {level:?}");
+                }
+            }
+        }
+    }
+    /// The nearest rows of every query, by their sums in the contract's order.
+    fn nearest(values: &[f32], (queries, dim, k): (usize, usize, usize)) -> Vec<Vec<(f32, u32)>> {
+        let rows: Vec<_> = values.chunks_exact(dim).collect();
+        let of = |query: &&[f32]| {
+            let sum = |row: &[f32]| Metric::SqEuclidean.sum_of(query, row);
+            let mut all: Vec<_> =
+                rows.iter().zip(0..).map(|(row, number)| (sum(row), number)).collect();
+            all.sort_by(|a, b| a.partial_cmp(b).unwrap());
+            all.truncate(k);
+            all
+        };
+        rows[..queries].iter().map(of).collect()
+    }
+
+    #[test]
+    fn queries_whose_guesses_are_wrong_search_again() {
+        let (count, dim, queries) = (64 * 70 - 5, 48, 40);
+        let places = Places::far_apart(count);
+        let first_panels: Vec<_> = (0..3 * 64).map(|place| places.row(place)).collect();
+        let mut random = Random::new(7);
+        // The nearest rows lie in the first panels: hardly any of the guesses is right. Or few do, so that all are.
+        for (near_first, is_whole) in [(true, false), (true, true), (false, false)] {
+            let mut values = Vec::new();
+            for row in 0..count {
+                let is_near = row < queries || near_first && first_panels.contains(&row);
+                let (from, width) = if is_near { (100.0, 8.0) } else { (0.0, 60.0) };
+                let own = (0..dim).map(|_| (from + width * random.unit()) as f32);
+                values.extend(own.map(|x| if is_whole { x.round() } else { x }));
+            }
+            let base = Rows::all(Arc::new(Matrix::new(Elements::F32(values.clone()), count, dim)));
+            let (metric, job) = (Metric::SqEuclidean, Job::default());
+            let call = Call { metric, pairing: &Pairing::default(), job: &job };
+            for (level, k) in Level::all().into_iter().flat_map(|level| [(level, 50), (level, 150)])
+            {
+                let wanted = nearest(&values, (queries, dim, k));
+                for forms in [&FORMS[..], &FORMS[1..], &FORMS[2..]] {
+                    let layout = Layout::new(&base, (metric, level, None), forms, &job).unwrap();
+                    let mut found = vec![Selection::new(k, metric); queries];
+                    traversal::run(&layout, &base.slice(0..queries), &call, &mut found).unwrap();
+                    for (list, wanted) in found.into_iter().zip(&wanted) {
+                        let list = list.into_sorted().into_iter();
+                        let list: Vec<_> = list.map(|one| (one.distance, one.row)).collect();
+                        assert_eq!(&list, wanted, "k {k}, {level:?}");
+                    }
+                    let Some(Made::Quantised(made)) = layout.layouts[0].get() else {
+                        panic!("whole numbers suit these rows");
+                    };
+                    assert_eq!(made.guesses.wrong() > 0, near_first, "k {k}, {level:?}");
                 }
             }
         }

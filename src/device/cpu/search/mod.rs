@@ -98,10 +98,13 @@ impl SearchDevice for CpuDevice {
     }
 
     fn prepare(&self, rows: &CpuRows, for_use: RowUse, job: &Job) -> Result<()> {
-        if let RowUse::Base { k } = for_use {
-            rows.base(k, job)?;
+        let matrix = rows.rows.matrix();
+        match for_use {
+            // The single nearest is mostly found without a layout.
+            RowUse::Base { k: 1 } if nearest::is_small(matrix.dim(), rows.rows.len()) => Ok(()),
+            RowUse::Base { k } => rows.base(k, job).map(drop),
+            RowUse::Queries | RowUse::Gather => Ok(()),
         }
-        Ok(())
     }
 
     fn new_lists(&self, queries: &CpuRows, k: usize) -> Result<CpuLists> {

@@ -10,10 +10,10 @@ use pulp::{Simd, WithSimd};
 use super::sink::Sink;
 use super::traversal::{Arithmetic, Block, Visit};
 use crate::device::contract::Work;
+use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
-use crate::matrix::Rows;
 use crate::metric::Sum;
 use crate::parallel::fill_on_threads;
 
@@ -35,31 +35,33 @@ struct Coordinates<T>([T; PANEL]);
 #[derive(Debug)]
 pub(super) struct Panels<T> {
     coordinates: Vec<Coordinates<T>>,
-    rows: usize,
+    places: Places,
     dim: usize,
     _reserved: Reserved,
 }
 
 impl<T: Lanes> Panels<T> {
-    pub fn new(rows: &Rows, values: &[T], job: &Job) -> Result<Self> {
-        let dim = rows.matrix().dim();
-        let panels = rows.len().div_ceil(PANEL);
+    pub fn new(dim: usize, places: Places, values: &[T], job: &Job) -> Result<Self> {
+        let panels = places.count().div_ceil(PANEL);
         let bytes = panels * dim * size_of::<Coordinates<T>>();
         let _reserved = job.reserve("base rows in panels", bytes)?;
         let mut coordinates = vec![Coordinates([T::ZERO; PANEL]); panels * dim];
         fill_on_threads(&mut coordinates, dim, |first, part| {
-            let rows = values[first * PANEL * dim..].chunks(PANEL * dim.max(1));
-            for (i, (panel, rows)) in part.chunks_mut(dim.max(1)).zip(rows).enumerate() {
+            for (i, panel) in part.chunks_mut(dim.max(1)).enumerate() {
                 if i % PANELS_UNCHECKED == 0 {
                     job.check()?;
                 }
-                for (lane, row) in rows.chunks_exact(dim).enumerate() {
-                    panel.iter_mut().zip(row).for_each(|(to, x)| to.0[lane] = *x);
+                for lane in 0..PANEL {
+                    let row = places.row((first + i) * PANEL + lane);
+                    if row < places.rows() {
+                        let row = &values[row * dim..][..dim];
+                        panel.iter_mut().zip(row).for_each(|(to, x)| to.0[lane] = *x);
+                    }
                 }
             }
             Ok(())
         })?;
-        Ok(Self { coordinates, rows: rows.len(), dim, _reserved })
+        Ok(Self { coordinates, places, dim, _reserved })
     }
 
     fn panel(&self, panel: usize) -> &[Coordinates<T>] {
@@ -72,8 +74,8 @@ impl<T: Lanes> Panels<T> {
 }
 
 impl<T: Lanes> Arithmetic<T> for Panels<T> {
-    fn rows(&self) -> usize {
-        self.rows
+    fn places(&self) -> Places {
+        self.places
     }
 
     fn scan<K: Sink<T>>(
@@ -93,10 +95,10 @@ impl<T: Lanes> Arithmetic<T> for Panels<T> {
         let mut pairs = 0;
         for block in visit.blocks() {
             visit.job.check()?;
-            let rows = visit.rows_of(block);
-            pairs += (rows.len() * sinks.len()) as u64;
-            let end = rows.end.div_ceil(PANEL);
-            for start in (rows.start / PANEL..end).step_by(self.panels_per_step()) {
+            let places = visit.places_of(block);
+            pairs += (visit.rows_of(block) * sinks.len()) as u64;
+            let end = places.end.div_ceil(PANEL);
+            for start in (places.start / PANEL..end).step_by(self.panels_per_step()) {
                 let panels = start..end.min(start + self.panels_per_step());
                 let first = queries.first;
                 arch.dispatch(Sweep { base: self, panels, values, first, visit, sinks });
@@ -152,8 +154,8 @@ impl<T: Lanes, K: Sink<T>> Sweep<'_, T, K> {
                     T::any_at_most::<S>(simd, least, T::splat(simd, *reach))
                 });
                 if hit {
-                    let row = panel * PANEL + register * (PANEL / registers);
-                    self.collect(simd, &sums, row, first, count);
+                    let place = panel * PANEL + register * (PANEL / registers);
+                    self.collect(simd, &sums, place, first, count);
                     for (reach, sink) in reach.iter_mut().zip(&self.sinks[first..first + count]) {
                         *reach = sink.reach();
                     }
@@ -168,7 +170,7 @@ impl<T: Lanes, K: Sink<T>> Sweep<'_, T, K> {
         &mut self,
         _simd: S,
         sums: &[[T::Vector<S>; 2]; QUERIES],
-        row: usize,
+        place: usize,
         first: usize,
         count: usize,
     ) {
@@ -180,9 +182,9 @@ impl<T: Lanes, K: Sink<T>> Sweep<'_, T, K> {
             let used = 2 * PANEL / T::vectors::<S>(&[T::ZERO; PANEL]).len();
             let sink = &mut self.sinks[first + i];
             for (j, value) in values.iter().enumerate().take(used) {
-                let base = row + j;
+                let base = self.base.places.row(place + j);
                 if *value <= sink.reach()
-                    && base < self.base.rows
+                    && base < self.base.places.rows()
                     && !self.visit.is_itself(self.first + first + i, base)
                 {
                     sink.offer(*value, self.visit.number(base));

@@ -10,6 +10,7 @@ use rayon::prelude::*;
 
 use super::sink::Sink;
 use crate::device::contract::{Pairing, QueryRows, Work};
+use crate::device::cpu::places::Places;
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::{Real, Rows};
@@ -18,7 +19,7 @@ use crate::metric::Metric;
 /// Queries in a task.
 const TASK_QUERIES: usize = 256;
 
-/// Base rows in a block, the unit that tasks and layouts share.
+/// Places of base rows in a block, the unit that tasks and layouts share.
 pub(super) const BLOCK_ROWS: usize = 1024;
 
 /// The parameters that all tasks of a call share.
@@ -32,8 +33,8 @@ pub(super) struct Call<'a> {
 
 /// A way to compare queries with the blocks of a base, for any sink.
 pub(super) trait Arithmetic<T>: Sync {
-    /// Number of base rows.
-    fn rows(&self) -> usize;
+    /// Where the base rows lie.
+    fn places(&self) -> Places;
 
     /// Offers all pairs of the queries with the visited blocks, if they are within reach, to the
     /// queries' sinks.
@@ -63,7 +64,7 @@ pub(super) struct Visit<'a> {
     first_base: u32,
     query_rows: QueryRows,
     positions: Range<usize>,
-    rows: usize,
+    places: Places,
     stride: usize,
 }
 
@@ -76,7 +77,7 @@ impl Visit<'_> {
 
     /// The blocks, each with its position in the visit.
     pub fn positions(&self) -> impl Iterator<Item = (usize, usize)> {
-        let (blocks, stride) = (self.rows.div_ceil(BLOCK_ROWS), self.stride);
+        let (blocks, stride) = (self.places.count().div_ceil(BLOCK_ROWS), self.stride);
         self.positions.clone().map(move |position| (position, position * stride % blocks))
     }
 
@@ -85,17 +86,32 @@ impl Visit<'_> {
         Self { positions: position + 1..self.positions.end, ..self.clone() }
     }
 
+    /// The visit up to and with this position.
+    pub fn until(&self, position: usize) -> Self {
+        Self { positions: self.positions.start..position + 1, ..self.clone() }
+    }
+
+    /// How many base rows it visits.
+    pub fn rows(&self) -> usize {
+        self.blocks().map(|block| self.rows_of(block)).sum()
+    }
+
     /// Whether it visits no block.
     pub fn is_empty(&self) -> bool {
         self.positions.is_empty()
     }
 
-    /// The base rows of a block.
-    pub fn rows_of(&self, block: usize) -> Range<usize> {
-        block * BLOCK_ROWS..((block + 1) * BLOCK_ROWS).min(self.rows)
+    /// The places of a block.
+    pub fn places_of(&self, block: usize) -> Range<usize> {
+        block * BLOCK_ROWS..((block + 1) * BLOCK_ROWS).min(self.places.count())
     }
 
-    /// The number of the base row at this position.
+    /// How many base rows lie there.
+    pub fn rows_of(&self, block: usize) -> usize {
+        self.places.rows_at(self.places_of(block))
+    }
+
+    /// The number of a base row.
     #[inline(always)]
     pub fn number(&self, base: usize) -> u32 {
         self.first_base + base as u32
@@ -115,7 +131,8 @@ pub(super) fn run<T: Real, K: Sink<T>>(
     &Call { metric, pairing, job }: &Call<'_>,
     sinks: &mut [K],
 ) -> Result<Work> {
-    let blocks = base.rows().div_ceil(BLOCK_ROWS);
+    let places = base.places();
+    let blocks = places.count().div_ceil(BLOCK_ROWS);
     if sinks.is_empty() || blocks == 0 {
         return Ok(Work::default());
     }
@@ -138,7 +155,7 @@ pub(super) fn run<T: Real, K: Sink<T>>(
             first_base: pairing.first_base,
             query_rows: pairing.queries,
             positions: blocks * part / parts..blocks * (part + 1) / parts,
-            rows: base.rows(),
+            places,
             stride,
         };
         base.scan(&block, &visit, sinks)

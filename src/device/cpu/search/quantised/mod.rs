@@ -15,11 +15,12 @@ mod kept;
 mod search;
 
 use self::kept::Kept;
-use self::search::{Forms, Search};
+use self::search::{Forms, Mode, Search};
 use super::sink::Sink;
 use super::traversal::{BLOCK_ROWS, Block, Visit};
 use crate::device::contract::Work;
 use crate::device::cpu::rounded::base::Quantised;
+use crate::device::cpu::rounded::query::Query;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::error::{Error, Result};
 
@@ -42,49 +43,92 @@ impl Quantised {
         sinks: &mut [K],
         next: IsThere<'_>,
     ) -> Result<(Work, Option<Visit<'a>>)> {
-        let dim = self.rows.matrix().dim();
-        let mut words = Vec::new();
-        let each = queries.values.chunks_exact(dim);
-        let rounded: Vec<_> = each.map(|values| self.query(values, &mut words)).collect();
+        let all: Vec<_> = (0..sinks.len() as u32).collect();
+        let (rounded, words) = self.round(queries, &all);
         let far = rounded.iter().filter(|query| query.far).count();
         let may_make = sinks.len() >= WORTH_ANOTHER;
         if (far > sinks.len() / 16 || self.tasks.are_mostly_left()) && next(may_make)? {
             return Ok((Work::default(), Some(visit.clone())));
         }
-        let most = sinks[0].most();
-        let bytes = sinks.len() * Kept::bytes(most, self.rows.len());
+        let (most, count) = (sinks[0].most(), sinks.len());
+        let bytes = count * Kept::bytes(most, self.rows.len());
         let reserved = match visit.job.reserve("candidates", bytes) {
             Err(Error::HostMemory { .. }) => None,
             reserved => Some(reserved?),
         };
-        let length = words.len() / sinks.len();
-        let packed = match &self.coarse {
-            Some(coarse) => Forms::Coarse(coarse.queries(&words, length, self.level)),
-            None => Forms::Packed(self.level.pack(&words, length)),
+        let mode = match reserved {
+            Some(_) if self.guesses.are_mostly_right() => Mode::Guess,
+            Some(_) => Mode::Keep,
+            None => Mode::Compute,
         };
-        let mut search =
-            Search::new(self, (queries, visit), (rounded, packed), (sinks, reserved.is_some()));
+        let of = (all, rounded, self.forms(&words, count));
+        let mut search = Search::new(self, (queries, visit), of, (sinks, mode));
         let mut work = Work::default();
         let most = most.saturating_add(BLOCK_ROWS).saturating_mul(4);
-        let free = search.sinks.len().saturating_mul(most) as u64;
-        let one_in = one_look_in(dim);
+        let free = count.saturating_mul(most) as u64;
+        let one_in = one_look_in(self.rows.matrix().dim());
         let mut left = None;
         for (position, block) in visit.positions() {
             visit.job.check()?;
-            let rows = visit.rows_of(block).len();
-            work.pairs += (search.sinks.len() * rows) as u64;
+            work.pairs += (count * visit.rows_of(block)) as u64;
             work.rechecked += search.block(block)?;
             let is_crowded = work.rechecked > free.saturating_add(work.pairs / ONE_PASSES_IN)
                 || search.looked > free.saturating_add(work.pairs / one_in);
             let rest = visit.after(position);
             if is_crowded && !rest.is_empty() && next(may_make)? {
-                left = Some(rest);
+                left = Some((visit.until(position), rest));
                 break;
             }
         }
-        work.rechecked += search.finish()?;
+        let (computed, wrong) = search.finish()?;
+        work.rechecked += computed;
         self.tasks.count(left.is_some());
-        Ok((work, left))
+        if mode == Mode::Guess {
+            self.guesses.count(wrong.len(), count);
+        }
+        let (visited, rest) = left.unzip();
+        if !wrong.is_empty() {
+            work += self.search_again(queries, visited.as_ref().unwrap_or(visit), wrong, sinks)?;
+        }
+        Ok((work, rest))
+    }
+
+    /// Lets queries whose guesses were wrong visit all blocks again.
+    fn search_again<T: Lanes, K: Sink<T>>(
+        &self,
+        queries: &Block<'_, T>,
+        visit: &Visit<'_>,
+        wrong: Vec<u32>,
+        sinks: &mut [K],
+    ) -> Result<Work> {
+        let (mut work, count) = (Work::default(), wrong.len());
+        let (rounded, words) = self.round(queries, &wrong);
+        let of = (wrong, rounded, self.forms(&words, count));
+        let mut search = Search::new(self, (queries, visit), of, (sinks, Mode::KeepAgain));
+        for block in visit.blocks() {
+            visit.job.check()?;
+            work.pairs += (count * visit.rows_of(block)) as u64;
+            work.rechecked += search.block(block)?;
+        }
+        work.rechecked += search.finish()?.0;
+        Ok(work)
+    }
+
+    /// Some of the queries in whole numbers, and their words.
+    fn round<T: Lanes>(&self, queries: &Block<'_, T>, ids: &[u32]) -> (Vec<Query>, Vec<i32>) {
+        let (dim, mut words) = (self.rows.matrix().dim(), Vec::new());
+        let values = |id: &u32| &queries.values[*id as usize * dim..][..dim];
+        let rounded = ids.iter().map(|id| self.query(values(id), &mut words)).collect();
+        (rounded, words)
+    }
+
+    /// Words of so many queries, as they are compared with the base.
+    fn forms(&self, words: &[i32], count: usize) -> Forms {
+        let length = words.len() / count;
+        match &self.coarse {
+            Some(coarse) => Forms::Coarse(coarse.queries(words, length, self.level)),
+            None => Forms::Packed(self.level.pack(words, length)),
+        }
     }
 }
 

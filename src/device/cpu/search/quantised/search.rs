@@ -27,19 +27,37 @@ pub(super) struct Search<'a, T, K> {
     base: &'a Quantised,
     queries: &'a Block<'a, T>,
     visit: &'a Visit<'a>,
+    /// The positions of those searched for.
+    ids: Vec<u32>,
     rounded: Vec<Query>,
     packed: Forms,
     /// Sums in 16 bits of pairs that passed in fewer.
     pub(super) looked: u64,
     /// For each query the pairs that passed and are not computed yet, if there is memory to keep them.
     kept: Vec<Kept>,
-    keeps: bool,
+    mode: Mode,
+    /// Base rows that were visited, and those to be visited.
+    visited: usize,
+    rows: usize,
     /// Pairs to be computed: positions of the query in the task, and of the row.
     passed: Vec<(u32, u32)>,
     sorted: Vec<(u32, u32)>,
     found: Vec<Passed>,
     least: Vec<i32>,
     pub(super) sinks: &'a mut [K],
+}
+
+/// What is done with pairs that pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// They are kept, and others dropped by guesses.
+    Guess,
+    /// They are kept.
+    Keep,
+    /// As before, by queries whose guesses were wrong: these have been offered outliers.
+    KeepAgain,
+    /// They are computed at once.
+    Compute,
 }
 
 /// Queries as they are compared with the base.
@@ -52,25 +70,26 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
     pub(super) fn new(
         base: &'a Quantised,
         (queries, visit): (&'a Block<'a, T>, &'a Visit<'a>),
-        (rounded, packed): (Vec<Query>, Forms),
-        (sinks, keeps): (&'a mut [K], bool),
+        (ids, rounded, packed): (Vec<u32>, Vec<Query>, Forms),
+        (sinks, mode): (&'a mut [K], Mode),
     ) -> Self {
-        let kept = vec![Kept::new(); sinks.len()];
-        let (passed, sorted) = (Vec::new(), Vec::new());
-        let (least, found) = (Vec::new(), Vec::new());
+        let kept = vec![Kept::new(mode == Mode::Guess); ids.len()];
         Self {
             base,
             queries,
             visit,
+            ids,
             rounded,
             packed,
             looked: 0,
             kept,
-            keeps,
-            passed,
-            sorted,
-            found,
-            least,
+            mode,
+            visited: 0,
+            rows: visit.rows(),
+            passed: Vec::new(),
+            sorted: Vec::new(),
+            found: Vec::new(),
+            least: Vec::new(),
             sinks,
         }
     }
@@ -81,11 +100,10 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
         let panels = panels.start..panels.end.min(self.base.starts.len());
         let most = (STEP_BYTES / (self.base.words() * size_of::<Group>())).max(1);
         // Until lists are full, everything passes: take a few panels at a time.
-        let full = self
-            .sinks
-            .iter()
-            .zip(&self.kept)
-            .all(|(sink, kept)| sink.reach() < T::INFINITY || kept.least() > i32::MIN);
+        let is_limited = |(id, kept): (&u32, &Kept)| {
+            kept.least() > i32::MIN || self.sinks[*id as usize].reach() < T::INFINITY
+        };
+        let full = self.ids.iter().zip(&self.kept).all(is_limited);
         let (mut computed, mut next) = (0, panels.start);
         let mut step = if full { most } else { 1 };
         while next < panels.end {
@@ -99,38 +117,55 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
     /// Compares all queries with some panels of a block; returns how many pairs were computed exactly.
     fn panels(&mut self, panels: Range<usize>) -> Result<u64> {
         self.sweep(panels.clone());
-        let mut computed = self.outliers(panels.start * ROWS..panels.end * ROWS)?;
-        for query in 0..self.sinks.len() {
-            let (k, kept) = (self.sinks[query].most(), &mut self.kept[query]);
-            if !self.keeps
-                || kept.is_full(k) && !kept.cut::<T>(k, self.base.metric, &self.rounded[query])
-            {
+        let places = panels.start * ROWS..panels.end * ROWS;
+        self.visited +=
+            self.base.places.rows_at(places.start..places.end.min(self.base.places.count()));
+        let mut computed = match self.mode {
+            Mode::KeepAgain => 0,
+            _ => self.outliers(places)?,
+        };
+        let share = self.visited as f64 / self.rows as f64;
+        for query in 0..self.ids.len() {
+            let (k, kept) = (self.sinks[self.ids[query] as usize].most(), &mut self.kept[query]);
+            if self.mode == Mode::Compute {
                 computed += self.settle(query)?;
+            } else if kept.is_full(k, share) {
+                let has_room = kept.cut::<T>((k, share), self.base.metric, &self.rounded[query]);
+                if !has_room && kept.has_guess() {
+                    kept.give_up();
+                } else if !has_room {
+                    computed += self.settle(query)?;
+                }
             }
         }
         Ok(computed + self.compute_if(0)?)
     }
 
-    /// Computes the pairs that were kept; returns how many they were.
-    pub(super) fn finish(&mut self) -> Result<u64> {
-        let mut computed = 0;
-        for query in 0..self.sinks.len() {
-            let (k, kept) = (self.sinks[query].most(), &mut self.kept[query]);
-            kept.cut::<T>(k, self.base.metric, &self.rounded[query]);
-            computed += self.settle(query)?;
+    /// Computes the pairs that were kept; returns how many they were, and the queries whose guesses were wrong.
+    pub(super) fn finish(&mut self) -> Result<(u64, Vec<u32>)> {
+        let (mut computed, mut wrong) = (0, Vec::new());
+        for query in 0..self.ids.len() {
+            let sink = &self.sinks[self.ids[query] as usize];
+            let (k, reach, kept) = (sink.most(), sink.reach(), &mut self.kept[query]);
+            kept.cut::<T>((k, 1.0), self.base.metric, &self.rounded[query]);
+            if kept.is_sure(self.rounded[query].least_now(reach.to_f64())) {
+                computed += self.settle(query)?;
+            } else {
+                wrong.push(self.ids[query]);
+            }
         }
-        Ok(computed + self.compute_if(0)?)
+        Ok((computed + self.compute_if(0)?, wrong))
     }
 
     /// Offers the kept pairs of a query whose sums are known, and lets the others be computed.
     fn settle(&mut self, query: usize) -> Result<u64> {
-        let pairs = self.kept[query].take();
-        for (sum, row) in &pairs {
-            let of = &self.rounded[query];
-            let sum = f64::from(*sum) - of.offset;
-            match of.integral.and_then(|x| self.base.integral_square(x, *row as usize, sum)) {
-                Some(sum) => self.offer(query, *row, sum),
-                None => self.passed.push((query as u32, *row)),
+        let (pairs, id) = (self.kept[query].take(), self.ids[query]);
+        for (sum, place) in &pairs {
+            let (of, place) = (&self.rounded[query], *place as usize);
+            let (sum, row) = (f64::from(*sum) - of.offset, self.base.places.row(place) as u32);
+            match of.integral.and_then(|x| self.base.integral_square(x, place, sum)) {
+                Some(sum) => self.offer(id, row, sum),
+                None => self.passed.push((id, row)),
             }
         }
         self.kept[query].give_back(pairs);
@@ -141,12 +176,11 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
     fn sweep(&mut self, panels: Range<usize>) {
         let (base, words) = (self.base, self.base.words());
         self.least.clear();
-        let queries = self.rounded.iter_mut().zip(self.sinks.iter()).zip(&self.kept);
-        self.least.extend(
-            queries.map(|((query, sink), kept)| {
-                query.least_now(sink.reach().to_f64()).max(kept.least())
-            }),
-        );
+        let queries = self.rounded.iter_mut().zip(&self.ids).zip(&self.kept);
+        self.least.extend(queries.map(|((query, id), kept)| {
+            let reach = self.sinks[*id as usize].reach();
+            query.least_now(reach.to_f64()).max(kept.least())
+        }));
         let mut found = std::mem::take(&mut self.found);
         match (&base.coarse, &mut self.packed) {
             (Some(coarse), Forms::Coarse(queries)) => {
@@ -164,28 +198,32 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
         }
         let first = (panels.start * ROWS) as u32;
         for Passed { query, row, sum } in found.drain(..) {
-            let (query, row) = (query as usize, first + row);
-            let is_decided = base.decided[row as usize / ROWS] >> (row as usize % ROWS) & 1 == 1;
-            if is_decided && !self.visit.is_itself(self.queries.first + query, row as usize) {
-                self.kept[query].push(sum, row);
+            let (query, place) = (query as usize, (first + row) as usize);
+            let is_decided = base.decided[place / ROWS] >> (place % ROWS) & 1 == 1;
+            let row = base.places.row(place);
+            let id = self.ids[query] as usize;
+            if is_decided && !self.visit.is_itself(self.queries.first + id, row) {
+                self.kept[query].push(sum, place as u32);
             }
         }
         self.found = found;
     }
 
-    fn offer(&mut self, query: usize, row: u32, sum: T) {
-        let sink = &mut self.sinks[query];
+    fn offer(&mut self, id: u32, row: u32, sum: T) {
+        let sink = &mut self.sinks[id as usize];
         if sum <= sink.reach() {
             sink.offer(sum, self.visit.number(row as usize));
         }
     }
 
     /// Computes the outliers for every query.
-    fn outliers(&mut self, rows: Range<usize>) -> Result<u64> {
-        let outliers = self.base.outliers(rows);
+    fn outliers(&mut self, places: Range<usize>) -> Result<u64> {
+        let (outliers, of) = (self.base.outliers(places), self.base.places);
         let mut computed = 0;
-        for query in 0..self.sinks.len() as u32 {
-            self.passed.extend(outliers.iter().map(|row| (query, *row)));
+        for query in 0..self.ids.len() {
+            let id = self.ids[query];
+            let rows = outliers.iter().map(|place| of.row(*place as usize) as u32);
+            self.passed.extend(rows.map(|row| (id, row)));
             computed += self.compute_if(SETTLED)?;
         }
         Ok(computed)

@@ -1,0 +1,80 @@
+//! Where the rows of a base lie in its panels.
+
+use super::simd::panels::ROWS;
+
+/// Fewer rows lie as they are given.
+const LEAST_ROWS: usize = 256;
+
+/// The places of rows: 64 to a panel, some of them perhaps empty.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Places {
+    rows: usize,
+    /// Rows from one place of a panel to the next.
+    apart: Option<usize>,
+}
+
+impl Places {
+    /// Each row at the place of its own number.
+    pub fn as_given(rows: usize) -> Self {
+        Self { rows, apart: None }
+    }
+
+    /// The rows of a panel far apart, if there are many: every panel is then a sample of all rows, in whatever order
+    /// these were given.
+    pub fn far_apart(rows: usize) -> Self {
+        let apart = (rows >= LEAST_ROWS).then(|| rows.div_ceil(ROWS));
+        Self { rows, apart }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// How many places there are.
+    pub fn count(&self) -> usize {
+        self.apart.map_or(self.rows, |panels| panels * ROWS)
+    }
+
+    /// The row at a place; there is none if it is not below the number of rows.
+    #[inline(always)]
+    pub fn row(&self, place: usize) -> usize {
+        match self.apart {
+            Some(panels) => place % ROWS * panels + place / ROWS,
+            None => place,
+        }
+    }
+
+    /// How many rows lie at some whole panels' places.
+    pub fn rows_at(&self, places: std::ops::Range<usize>) -> usize {
+        match self.apart {
+            Some(panels) => {
+                let each = places.step_by(ROWS).map(|place| place / ROWS);
+                each.map(|panel| (self.rows - panel).div_ceil(panels)).sum()
+            }
+            None => places.len(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_has_one_place() {
+        for rows in [0, 1, 63, 255, 256, 257, 1000, 4095, 4096, 4097, 5000] {
+            for places in [Places::as_given(rows), Places::far_apart(rows)] {
+                let found: Vec<_> = (0..places.count()).map(|place| places.row(place)).collect();
+                let mut there: Vec<_> = found.iter().copied().filter(|row| *row < rows).collect();
+                there.sort_unstable();
+                assert!(there.into_iter().eq(0..rows), "{rows}");
+                assert!(places.count() < rows.next_multiple_of(ROWS) + 1);
+                for start in (0..places.count()).step_by(ROWS) {
+                    let range = start..places.count().min(start + ROWS);
+                    let own = found[range.clone()].iter().filter(|row| **row < rows);
+                    assert_eq!(own.count(), places.rows_at(range), "{rows}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What became of the searches of a base, by which the next ones are done.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// How many tasks were left to the next layout, and how many were not: what is faster for most of them is
+/// taken from the beginning.
+#[derive(Debug, Default)]
+pub(in crate::device::cpu) struct Tasks {
+    left: AtomicU32,
+    finished: AtomicU32,
+    skipped: AtomicU32,
+}
+
+impl Tasks {
+    pub(in crate::device::cpu) fn count(&self, is_left: bool) {
+        let counter = if is_left { &self.left } else { &self.finished };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Once in a while a task tries again.
+    pub(in crate::device::cpu) fn are_mostly_left(&self) -> bool {
+        let are_left = self.left.load(Ordering::Relaxed) > self.finished.load(Ordering::Relaxed);
+        are_left && self.skipped.fetch_add(1, Ordering::Relaxed) % 64 != 63
+    }
+}
+
+/// How many queries' guesses of the least sum that matters were wrong.
+#[derive(Debug, Default)]
+pub(in crate::device::cpu) struct Guesses {
+    wrong: AtomicU64,
+    all: AtomicU64,
+}
+
+/// If more than one in this many is wrong, and more than so many are, searching again takes longer than guesses save.
+const ONE_WRONG_IN: u64 = 64;
+const FEW_WRONG: u64 = 16;
+
+impl Guesses {
+    pub(in crate::device::cpu) fn count(&self, wrong: usize, all: usize) {
+        self.wrong.fetch_add(wrong as u64, Ordering::Relaxed);
+        self.all.fetch_add(all as u64, Ordering::Relaxed);
+    }
+
+    pub(in crate::device::cpu) fn are_mostly_right(&self) -> bool {
+        let wrong = self.wrong.load(Ordering::Relaxed);
+        wrong <= FEW_WRONG || wrong <= self.all.load(Ordering::Relaxed) / ONE_WRONG_IN
+    }
+    #[cfg(test)]
+    pub(in crate::device::cpu) fn wrong(&self) -> u64 {
+        self.wrong.load(Ordering::Relaxed)
+    }
+}
