@@ -107,6 +107,12 @@ impl Kept {
         self.guess > self.least
     }
 
+    /// Whether no pair was dropped that may be among the nearest, when all rows have been visited and those within the
+    /// sink's reach have at least this sum.
+    pub fn is_sure(&self, within: i32) -> bool {
+        !self.has_guess() || self.guess <= within
+    }
+
     /// All pairs, which are then kept no longer; no guess is made from then on.
     pub fn take(&mut self) -> Vec<(i32, u32)> {
         self.guesses = false;
