@@ -14,6 +14,7 @@ use futures::{StreamExt, TryStreamExt};
 
 use super::chosen::Asked;
 use super::collect::{CancelOnDrop, Held, Pool, collect, computing};
+use super::omitted::Batches;
 use super::phases::Phases;
 use super::rows::{Input, Read, read_rows};
 use super::vectors::VectorReader;
@@ -41,6 +42,9 @@ pub(super) trait AtOnce: Send + 'static {
 
     /// What reads the vectors of the input.
     fn reader(&self) -> VectorReader;
+
+    /// Whether their columns are then left out of the input's batches.
+    fn omits_vectors(&self) -> bool;
 
     /// The output of the input's rows and batches; before it, some operators read the batches of another. Metrics that
     /// are not about time and rows are recorded here.
@@ -77,8 +81,10 @@ pub(super) fn stream<C: AtOnce>(
             None => None,
         };
         let held = Arc::new(Held::new(reservation.clone()));
-        let keeping = (call.reader(), Vec::new());
-        let input = read_rows(input, keeping, &held, (&phases, &job)).await?;
+        let omitted = call.omits_vectors().then(|| held.clone());
+        let keeping = (call.reader(), Batches { all: Vec::new(), omitted });
+        let (read, batches) = read_rows(input, keeping, &held, (&phases, &job)).await?;
+        let input = (read, batches.all);
         let found = computing(move || call.compute(first, input, &job, &metrics)).await?;
         drop(cancel);
         phases.enter(Phase::Emit);

@@ -15,6 +15,7 @@ mod kmeans;
 mod knn;
 mod lists;
 mod numbers;
+mod omitted;
 mod output;
 mod pairs;
 mod phases;

@@ -45,12 +45,6 @@ pub(super) trait Keep: Send + 'static {
     fn keep(&mut self, batch: RecordBatch, side: &Side);
 }
 
-impl Keep for Vec<RecordBatch> {
-    fn keep(&mut self, batch: RecordBatch, _: &Side) {
-        self.push(batch);
-    }
-}
-
 /// The rows of an input, and what is kept of its batches.
 ///
 /// Where it is known how many rows there are, vectors are copied to their place while the next batches come; otherwise

@@ -55,6 +55,7 @@ pub const TESTS: &[(&str, Test)] = &[
     ("a_bad_row_gives_no_output", || run(bad_row())),
     ("explain_analyze_shows_the_work", || run(metrics())),
     ("plans_can_be_built_again", || run(plans::round_trips())),
+    ("vectors_nobody_asks_for_are_left_out", || run(plans::vectors_that_nobody_asks_for())),
     ("indexes_find_what_built_tables_find", || run(stored::as_built())),
     ("indexes_are_one_file", || run(stored::one_file())),
     ("indexes_answer_for_every_plan", || run(stored::plans())),

@@ -18,9 +18,9 @@ use datafusion_neighbors::plan::{
 };
 use libtest_mimic::Failed;
 
-use super::{check, session, table};
+use super::{check, session, table, text};
 
-const STATEMENTS: [&str; 12] = [
+const STATEMENTS: [&str; 14] = [
     "SELECT * FROM knn_exact(queries => q, base => (SELECT * FROM b WHERE id % 3 > 0), k => 2)",
     "SELECT * FROM knn_exact(base => (SELECT * FROM b ORDER BY id DESC LIMIT 70), k => 3, metric => 'cosine')",
     "SELECT * FROM knn_exact(q, b, 4, 'l1', ['id', 'id + 1']) WHERE rank <= 2",
@@ -32,6 +32,8 @@ const STATEMENTS: [&str; 12] = [
     "SELECT id, kmeans(v, 2, 3) OVER (PARTITION BY id % 5) AS c FROM b ORDER BY id",
     "SELECT * FROM dbscan(b, eps => 2.5, min_points => 4, metric => 'l1', weight => id % 3)",
     "SELECT id, dbscan(v, 1.5, 2) OVER (PARTITION BY id % 5) AS c FROM b ORDER BY id",
+    "SELECT id, cluster_id FROM kmeans(b, k => 3)",
+    "SELECT core, count(*) FROM dbscan(b, eps => 2.5, min_points => 4) GROUP BY core ORDER BY core",
     "SELECT max(distance) FROM knn_exact(q, (SELECT max(id) AS id, v FROM b GROUP BY v), k => 1)",
 ];
 
@@ -56,6 +58,48 @@ pub async fn round_trips() -> Result<(), Failed> {
         let again = collect(again, ctx.task_ctx()).await?;
         let (found, again) = (pretty_format_batches(&found)?, pretty_format_batches(&again)?);
         check(found.to_string() == again.to_string(), format!("{sql}: another answer"))?;
+    }
+    Ok(())
+}
+
+/// Relations, columns of their output beside that of vectors, and whether these are left out.
+const OUTPUTS: [(&str, &str, bool); 8] = [
+    ("kmeans(r, k => 3)", "id, w, cluster_id, distance", true),
+    ("kmeans(r, k => 3)", "cluster_id + id AS x, id", true),
+    (
+        "kmeans(r, k => 3, init => (SELECT v FROM r WHERE v IS NOT NULL LIMIT 3))",
+        "id, cluster_id",
+        true,
+    ),
+    // Weights are read of rows that have vectors.
+    ("kmeans(r, k => 3, weight => w)", "id, cluster_id", false),
+    ("(SELECT *, kmeans(v, 2) OVER (PARTITION BY w) AS c FROM r)", "id, c", true),
+    ("(SELECT *, kmeans(v, 2) OVER (PARTITION BY v) AS c FROM r)", "id, c", false),
+    ("dbscan(r, eps => 2.5, min_points => 4)", "id, core, cluster_id", true),
+    ("(SELECT *, dbscan(v, 2.5, 3) OVER (PARTITION BY w) AS c FROM r)", "w, c, id", true),
+];
+
+pub async fn vectors_that_nobody_asks_for() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new().with_target_partitions(3))?;
+    table(&ctx, "b", 300, 5, 3, 40)?;
+    // The vector between other columns, some of them missing.
+    let rows =
+        "CREATE TABLE r AS SELECT id, CASE WHEN id % 7 > 0 THEN v END AS v, id % 5 AS w FROM b";
+    ctx.sql(rows).await?.collect().await?;
+    for (relation, columns, is_left_out) in OUTPUTS {
+        let sql = format!("SELECT {columns} FROM {relation} ORDER BY 1, 2");
+        let of_all = format!("SELECT {columns}, v FROM {relation}");
+        let plan = text(&ctx, &format!("EXPLAIN {sql}")).await?;
+        let says = format!("{sql}: {plan}");
+        check(plan.contains("omits=vectors") == is_left_out, says)?;
+        let all = text(&ctx, &format!("EXPLAIN {of_all}")).await?;
+        check(!all.contains("omits=vectors"), format!("{of_all}: {all}"))?;
+        let names = columns.split(", ").map(|name| name.rsplit(' ').next().unwrap_or(name));
+        let names = names.collect::<Vec<_>>().join(", ");
+        ctx.sql(&format!("CREATE OR REPLACE TABLE t AS {of_all}")).await?.collect().await?;
+        let wanted = sql.replace(columns, &names).replace(relation, "t");
+        let wanted = text(&ctx, &wanted).await?;
+        check(text(&ctx, &sql).await? == wanted, format!("{sql}: another answer"))?;
     }
     Ok(())
 }
@@ -175,7 +219,7 @@ fn dbscan_spec(spec: &DbscanSpec) -> Result<DbscanSpec> {
     };
     let mut again = DbscanSpec::new(params, output, vector(&spec.vector));
     (again.weight, again.groups) = (spec.weight.clone(), spec.groups.clone());
-    again.device = spec.device;
+    (again.device, again.omits_vectors) = (spec.device, spec.omits_vectors);
     Ok(again)
 }
 
@@ -193,5 +237,6 @@ fn kmeans_spec(spec: &KMeansSpec) -> Result<KMeansSpec> {
     (again.weight, again.groups) = (spec.weight.clone(), spec.groups.clone());
     again.init_vector = spec.init_vector.as_ref().map(vector);
     (again.device, again.device_memory) = (spec.device, spec.device_memory);
+    again.omits_vectors = spec.omits_vectors;
     Ok(again)
 }

@@ -36,6 +36,7 @@ use datafusion::physical_plan::execution_plan::{
     Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
 };
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
+use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, Partitioning,
@@ -47,6 +48,7 @@ pub use self::spec::{DbscanOutput, DbscanSpec, dbscan_fields};
 use super::at_once;
 use super::chosen::{Asked, Chosen};
 use super::collect::expected_rows;
+use super::omitted::{self, others, without_vectors};
 use super::rows::Input;
 use super::side::Side;
 
@@ -72,6 +74,7 @@ impl DbscanExec {
     pub fn try_new(spec: Arc<DbscanSpec>, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
         let side = Side::try_new("input", &spec.vector, input.schema().fields())?;
         let fields = dbscan_fields(&spec.output, input.schema().fields())?;
+        let fields = omitted::fields(fields, &side, spec.omits_vectors);
         let schema = Arc::new(Schema::new(fields));
         let properties = Arc::new(PlanProperties::new(
             EquivalenceProperties::new(schema.clone()),
@@ -113,6 +116,9 @@ impl DisplayAs for DbscanExec {
         }
         if let DbscanOutput::Window(_) = spec.output {
             shown.push(("groups", format!("[{}]", spec.groups.join(", "))));
+        }
+        if spec.omits_vectors {
+            shown.push(("omits", "vectors".to_string()));
         }
         let shown: Vec<_> = shown.iter().map(|(name, value)| format!("{name}={value}")).collect();
         match format {
@@ -183,12 +189,13 @@ impl ExecutionPlan for DbscanExec {
         let unknown = Statistics::new_unknown(&self.schema);
         let Some(input) = inputs.first() else { return Ok(Arc::new(unknown)) };
         let input = input.as_ref().clone().to_inexact();
-        let added = input.column_statistics.len();
-        let new = unknown.column_statistics.into_iter().skip(added);
+        let known = input.column_statistics;
+        let known = if self.spec.omits_vectors { others(known, &self.side) } else { known };
+        let new = unknown.column_statistics.into_iter().skip(known.len());
         let mut found = Statistics {
             num_rows: input.num_rows,
             total_byte_size: Precision::Absent,
-            column_statistics: input.column_statistics.into_iter().chain(new).collect(),
+            column_statistics: known.into_iter().chain(new).collect(),
         };
         found.calculate_total_byte_size(&self.schema);
         Ok(Arc::new(found))
@@ -196,6 +203,22 @@ impl ExecutionPlan for DbscanExec {
 
     fn metrics(&self) -> Option<MetricsSet> {
         Some(self.metrics.clone_inner())
+    }
+
+    /// Leaves out the vectors, if the projection does not use them.
+    fn try_swapping_with_projection(
+        &self,
+        projection: &ProjectionExec,
+    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        let Self { spec, .. } = self;
+        let is_used = spec.groups.iter().any(|name| spec.vector.names().contains(name));
+        if is_used || spec.omits_vectors || spec.weight.is_some() {
+            return Ok(None);
+        }
+        without_vectors(projection, &self.side, || {
+            let spec = DbscanSpec { omits_vectors: true, ..spec.as_ref().clone() };
+            Ok(Arc::new(Self::try_new(Arc::new(spec), self.input.clone())?))
+        })
     }
 
     fn execute(

@@ -52,6 +52,10 @@ impl AtOnce for Call {
         VectorReader::new("input", vector, side.kind, metric).unprepared()
     }
 
+    fn omits_vectors(&self) -> bool {
+        self.spec.omits_vectors
+    }
+
     fn compute(
         self,
         _: Option<Vec<RecordBatch>>,

@@ -27,13 +27,16 @@ pub struct DbscanSpec {
     pub device: DeviceChoice,
     /// Bytes of the device's memory to use; 0: nearly all that is free.
     pub device_memory: u64,
+    /// Whether the columns of vectors are left out of the output.
+    pub omits_vectors: bool,
 }
 
 impl DbscanSpec {
     /// Equal weights, on any device; the other settings are fields.
     pub fn new(params: DbscanParams, output: DbscanOutput, vector: VectorColumn) -> Self {
-        let (weight, groups, device, device_memory) = (None, Vec::new(), DeviceChoice::Auto, 0);
-        Self { params, output, vector, weight, groups, device, device_memory }
+        let (weight, groups, device) = (None, Vec::new(), DeviceChoice::Auto);
+        let (device_memory, omits_vectors) = (0, false);
+        Self { params, output, vector, weight, groups, device, device_memory, omits_vectors }
     }
 
     /// The approximate number of operations it takes: where boxes rule pairs out, a row is compared

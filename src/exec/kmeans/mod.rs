@@ -40,6 +40,7 @@ use datafusion::physical_plan::execution_plan::{
     Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
 };
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
+use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, Partitioning,
@@ -52,6 +53,7 @@ pub use self::spec::{KMeansOutput, KMeansSpec, kmeans_fields};
 use super::at_once;
 use super::chosen::{Asked, Chosen};
 use super::collect::{execute_all, expected_rows};
+use super::omitted::{self, others, without_vectors};
 use super::rows::Input;
 use super::side::Side;
 
@@ -88,6 +90,7 @@ impl KMeansExec {
             _ => None,
         };
         let fields = kmeans_fields(&spec.output, &side, input.schema().fields())?;
+        let fields = omitted::fields(fields, &side, spec.omits_vectors);
         let schema = Arc::new(Schema::new(fields));
         let properties = PlanProperties::new(
             EquivalenceProperties::new(schema.clone()),
@@ -138,6 +141,9 @@ impl DisplayAs for KMeansExec {
         }
         if let KMeansOutput::Window(_) = spec.output {
             shown.push(("groups", format!("[{}]", spec.groups.join(", "))));
+        }
+        if spec.omits_vectors {
+            shown.push(("omits", "vectors".to_string()));
         }
         if let Some(inertia) = inertia.get() {
             shown.push(("inertia", inertia.to_string()));
@@ -223,7 +229,10 @@ impl ExecutionPlan for KMeansExec {
         let (rows, known) = match input {
             Some(input) => {
                 let input = input.as_ref().clone().to_inexact();
-                (input.num_rows, input.column_statistics)
+                let known = input.column_statistics;
+                let omits = self.spec.omits_vectors;
+                let known = if omits { others(known, &self.input.0) } else { known };
+                (input.num_rows, known)
             }
             None => (Precision::Inexact(k), vec![]),
         };
@@ -238,6 +247,27 @@ impl ExecutionPlan for KMeansExec {
 
     fn metrics(&self) -> Option<MetricsSet> {
         Some(self.metrics.clone_inner())
+    }
+
+    /// Leaves out the vectors, if the projection does not use them.
+    fn try_swapping_with_projection(
+        &self,
+        projection: &ProjectionExec,
+    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        let Self { spec, .. } = self;
+        let is_used = spec.groups.iter().any(|name| spec.vector.names().contains(name));
+        if is_used
+            || spec.omits_vectors
+            || spec.weight.is_some()
+            || spec.output == KMeansOutput::Centroids
+        {
+            return Ok(None);
+        }
+        without_vectors(projection, &self.input.0, || {
+            let spec = KMeansSpec { omits_vectors: true, ..spec.as_ref().clone() };
+            let init = self.init.as_ref().map(|(_, plan)| plan.clone());
+            Ok(Arc::new(Self::try_new(Arc::new(spec), self.input.1.clone(), init)?))
+        })
     }
 
     fn execute(

@@ -62,6 +62,10 @@ impl AtOnce for Call {
         VectorReader::new("input", spec.vector.clone(), side.kind, spec.params.metric())
     }
 
+    fn omits_vectors(&self) -> bool {
+        self.spec.omits_vectors
+    }
+
     /// `first` has the first centroids, if a relation gives them.
     fn compute(
         self,

@@ -33,6 +33,8 @@ pub struct KMeansSpec {
     pub device: DeviceChoice,
     /// Bytes of the device's memory to use; 0: nearly all that is free.
     pub device_memory: u64,
+    /// Whether the columns of vectors are left out of an output of rows.
+    pub omits_vectors: bool,
 }
 
 impl KMeansSpec {
@@ -47,6 +49,7 @@ impl KMeansSpec {
             init_vector: None,
             device: DeviceChoice::Auto,
             device_memory: 0,
+            omits_vectors: false,
         }
     }
 

@@ -119,6 +119,7 @@ impl KMeansNode {
             init_vector: self.init.as_ref().map(|(vector, _)| vector.clone()),
             device: options.device,
             device_memory: options.device_memory,
+            omits_vectors: false,
         })
     }
 }

@@ -1,0 +1,77 @@
+//! Outputs without the vectors that they are of, where nobody asks for these: half the memory of an input is then given
+//! back while it is read.
+
+use std::sync::Arc;
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::Field;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::error::Result;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_expr::utils::collect_columns;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
+
+use super::collect::{Held, columns};
+use super::rows::Keep;
+use super::side::Side;
+
+/// A projection of an operator's output that has the columns of its input first, put on the same operator without those
+/// of vectors; `None` if it uses one of these.
+pub(super) fn without_vectors(
+    projection: &ProjectionExec,
+    side: &Side,
+    operator: impl FnOnce() -> Result<Arc<dyn ExecutionPlan>>,
+) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+    let used = |projected: &ProjectionExpr| collect_columns(&projected.expr);
+    let mut used = projection.expr().iter().flat_map(used);
+    if used.any(|column| side.vector.contains(&column.index())) {
+        return Ok(None);
+    }
+    let moved = |expr: Arc<dyn PhysicalExpr>| {
+        let Some(column) = expr.downcast_ref::<Column>() else { return Ok(Transformed::no(expr)) };
+        let before = side.vector.iter().filter(|vector| **vector < column.index()).count();
+        let column = Column::new(column.name(), column.index() - before);
+        Ok(Transformed::yes(Arc::new(column) as Arc<dyn PhysicalExpr>))
+    };
+    let projected = projection.expr().iter().map(|projected| {
+        let expr = projected.expr.clone().transform_up(moved).data()?;
+        Ok(ProjectionExpr { expr, alias: projected.alias.clone() })
+    });
+    let projected = projected.collect::<Result<Vec<_>>>()?;
+    Ok(Some(Arc::new(ProjectionExec::try_new(projected, operator()?)?)))
+}
+
+/// Those of an operator's columns, its input's first, that remain without the vectors.
+pub(super) fn others<T>(all: Vec<T>, side: &Side) -> Vec<T> {
+    let all = all.into_iter().enumerate();
+    all.filter(|(i, _)| !side.vector.contains(i)).map(|(_, one)| one).collect()
+}
+
+/// The fields that remain, if vectors are left out.
+pub(super) fn fields(all: Vec<Field>, side: &Side, omits_vectors: bool) -> Vec<Field> {
+    if omits_vectors { others(all, side) } else { all }
+}
+
+/// Batches whose vectors have been read.
+pub(super) struct Batches {
+    pub all: Vec<RecordBatch>,
+    /// Where the memory of vectors is given back, if they are left out.
+    pub omitted: Option<Arc<Held>>,
+}
+
+impl Keep for Batches {
+    fn keep(&mut self, batch: RecordBatch, side: &Side) {
+        let Some(held) = &self.omitted else { return self.all.push(batch) };
+        match batch.project(&side.carried) {
+            Ok(carried) => {
+                let vectors = columns(&batch, &side.vector);
+                drop(batch);
+                self.all.push(carried);
+                held.release(vectors);
+            }
+            Err(_) => unreachable!("the columns of an input are there"),
+        }
+    }
+}
