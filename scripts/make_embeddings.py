@@ -13,7 +13,7 @@
 pandas (BSD-3-Clause) too. --wide writes DIR/sentences768-base.parquet: beside the mean of a sentence's tokens
 their maximum in each dimension, as poolings are combined that a model is not trained for.
 
-Columns: id (int64, the row number) and v (FixedSizeList<float32, 384>, of length 1).
+Columns: id (int64, the row number) and v (FixedSizeList<float32, 384 or 768>, of length 1).
 
 The texts are sentences of the docstrings of numpy, scipy and scikit-learn (BSD-3-Clause), read from their
 source files in sorted order, without tests and without scipy/_lib and sklearn/externals, which hold code of

@@ -1,10 +1,9 @@
-//! Outputs without the vectors that they are of, where nobody asks for these: half the memory of an input is then given
-//! back while it is read.
+//! Outputs without the vectors that they are of, where nobody asks for these. Their memory is given back as soon as they
+//! have been copied: while the input is read, if it is known how many rows it has.
 
 use std::sync::Arc;
 
 use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::datatypes::Field;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
@@ -43,15 +42,11 @@ pub(super) fn without_vectors(
     Ok(Some(Arc::new(ProjectionExec::try_new(projected, operator()?)?)))
 }
 
-/// Those of an operator's columns, its input's first, that remain without the vectors.
-pub(super) fn others<T>(all: Vec<T>, side: &Side) -> Vec<T> {
+/// What belongs to an operator's columns, its input's first: without that of vectors, if these are left out.
+pub(super) fn remaining<T>(all: Vec<T>, side: &Side, omits_vectors: bool) -> Vec<T> {
     let all = all.into_iter().enumerate();
-    all.filter(|(i, _)| !side.vector.contains(i)).map(|(_, one)| one).collect()
-}
-
-/// The fields that remain, if vectors are left out.
-pub(super) fn fields(all: Vec<Field>, side: &Side, omits_vectors: bool) -> Vec<Field> {
-    if omits_vectors { others(all, side) } else { all }
+    let remains = |i: &usize| !omits_vectors || !side.vector.contains(i);
+    all.filter(|(i, _)| remains(i)).map(|(_, one)| one).collect()
 }
 
 /// Batches whose vectors have been read.

@@ -63,7 +63,7 @@ pub async fn round_trips() -> Result<(), Failed> {
 }
 
 /// Relations, columns of their output beside that of vectors, and whether these are left out.
-const OUTPUTS: [(&str, &str, bool); 8] = [
+const OUTPUTS: [(&str, &str, bool); 11] = [
     ("kmeans(r, k => 3)", "id, w, cluster_id, distance", true),
     ("kmeans(r, k => 3)", "cluster_id + id AS x, id", true),
     (
@@ -76,6 +76,13 @@ const OUTPUTS: [(&str, &str, bool); 8] = [
     ("(SELECT *, kmeans(v, 2) OVER (PARTITION BY w) AS c FROM r)", "id, c", true),
     ("(SELECT *, kmeans(v, 2) OVER (PARTITION BY v) AS c FROM r)", "id, c", false),
     ("dbscan(r, eps => 2.5, min_points => 4)", "id, core, cluster_id", true),
+    (
+        "dbscan(s, eps => 2.5, min_points => 4, vector => ['y', 'x'])",
+        "id, w, core, cluster_id",
+        true,
+    ),
+    ("kmeans(s, k => 3, vector => ['y', 'x'])", "id, w, distance", true),
+    ("kmeans(s, k => 3, vector => ['y', 'x'])", "id, x, cluster_id", false),
     ("(SELECT *, dbscan(v, 2.5, 3) OVER (PARTITION BY w) AS c FROM r)", "w, id, c", true),
 ];
 
@@ -86,9 +93,12 @@ pub async fn vectors_that_nobody_asks_for() -> Result<(), Failed> {
     let rows =
         "CREATE TABLE r AS SELECT id, CASE WHEN id % 7 > 0 THEN v END AS v, id % 5 AS w FROM b";
     ctx.sql(rows).await?.collect().await?;
+    let rows = "CREATE TABLE s AS SELECT v[1] AS x, id, v[2] AS y, w FROM r";
+    ctx.sql(rows).await?.collect().await?;
     for (relation, columns, is_left_out) in OUTPUTS {
         let sql = format!("SELECT {columns} FROM {relation} ORDER BY 1, 2");
-        let of_all = format!("SELECT {columns}, v FROM {relation}");
+        let vector = if relation.contains("(s,") { "x + y" } else { "v" };
+        let of_all = format!("SELECT {columns}, {vector} AS z FROM {relation}");
         let plan = text(&ctx, &format!("EXPLAIN {sql}")).await?;
         let says = format!("{sql}: {plan}");
         check(plan.contains("omits=vectors") == is_left_out, says)?;

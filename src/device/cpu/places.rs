@@ -2,7 +2,7 @@
 
 use super::simd::panels::ROWS;
 
-/// Fewer rows lie as they are given.
+/// With fewer, rows lie as given.
 const LEAST_ROWS: usize = 256;
 
 /// The places of rows: 64 to a panel, some of them perhaps empty.
@@ -19,8 +19,8 @@ impl Places {
         Self { rows, apart: None }
     }
 
-    /// The rows of a panel far apart, if there are many: every panel is then a sample of all rows, in whatever order
-    /// these were given.
+    /// The rows of a panel far apart, if there are many: every panel is then a sample of all rows, unless
+    /// their order is periodic.
     pub fn far_apart(rows: usize) -> Self {
         let apart = (rows >= LEAST_ROWS).then(|| rows.div_ceil(ROWS));
         Self { rows, apart }

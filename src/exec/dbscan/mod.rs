@@ -28,7 +28,7 @@ use std::sync::Arc;
 use datafusion::arrow::datatypes::{Schema, SchemaRef};
 use datafusion::common::stats::Precision;
 use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::common::{Statistics, internal_err, plan_datafusion_err};
+use datafusion::common::{Statistics, internal_err, plan_datafusion_err, plan_err};
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{Distribution, EquivalenceProperties, PhysicalExpr};
@@ -48,7 +48,7 @@ pub use self::spec::{DbscanOutput, DbscanSpec, dbscan_fields};
 use super::at_once;
 use super::chosen::{Asked, Chosen};
 use super::collect::expected_rows;
-use super::omitted::{self, others, without_vectors};
+use super::omitted::{remaining, without_vectors};
 use super::rows::Input;
 use super::side::Side;
 
@@ -74,7 +74,12 @@ impl DbscanExec {
     pub fn try_new(spec: Arc<DbscanSpec>, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
         let side = Side::try_new("input", &spec.vector, input.schema().fields())?;
         let fields = dbscan_fields(&spec.output, input.schema().fields())?;
-        let fields = omitted::fields(fields, &side, spec.omits_vectors);
+        if spec.omits_vectors && !spec.may_omit_vectors() {
+            return plan_err!(
+                "DbscanExec needs the columns of vectors for its output, weights or groups"
+            );
+        }
+        let fields = remaining(fields, &side, spec.omits_vectors);
         let schema = Arc::new(Schema::new(fields));
         let properties = Arc::new(PlanProperties::new(
             EquivalenceProperties::new(schema.clone()),
@@ -190,7 +195,7 @@ impl ExecutionPlan for DbscanExec {
         let Some(input) = inputs.first() else { return Ok(Arc::new(unknown)) };
         let input = input.as_ref().clone().to_inexact();
         let known = input.column_statistics;
-        let known = if self.spec.omits_vectors { others(known, &self.side) } else { known };
+        let known = remaining(known, &self.side, self.spec.omits_vectors);
         let new = unknown.column_statistics.into_iter().skip(known.len());
         let mut found = Statistics {
             num_rows: input.num_rows,
@@ -211,8 +216,7 @@ impl ExecutionPlan for DbscanExec {
         projection: &ProjectionExec,
     ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
         let Self { spec, .. } = self;
-        let is_used = spec.groups.iter().any(|name| spec.vector.names().contains(name));
-        if is_used || spec.omits_vectors || spec.weight.is_some() {
+        if spec.omits_vectors || !spec.may_omit_vectors() {
             return Ok(None);
         }
         without_vectors(projection, &self.side, || {

@@ -39,6 +39,12 @@ impl DbscanSpec {
         Self { params, output, vector, weight, groups, device, device_memory, omits_vectors }
     }
 
+    /// Whether the columns of vectors are needed for nothing but the vectors.
+    pub(super) fn may_omit_vectors(&self) -> bool {
+        let is_group = |name: &String| self.groups.contains(name);
+        self.weight.is_none() && !self.vector.names().iter().any(is_group)
+    }
+
     /// The approximate number of operations it takes: where boxes rule pairs out, a row is compared
     /// with some tiles, else with all rows.
     pub(super) fn operations(&self, rows: usize, width: usize) -> f64 {

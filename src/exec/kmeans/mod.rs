@@ -31,7 +31,7 @@ use datafusion::arrow::datatypes::{Schema, SchemaRef};
 use datafusion::common::stats::Precision;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{
-    ColumnStatistics, ScalarValue, Statistics, internal_err, plan_datafusion_err,
+    ColumnStatistics, ScalarValue, Statistics, internal_err, plan_datafusion_err, plan_err,
 };
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -53,7 +53,7 @@ pub use self::spec::{KMeansOutput, KMeansSpec, kmeans_fields};
 use super::at_once;
 use super::chosen::{Asked, Chosen};
 use super::collect::{execute_all, expected_rows};
-use super::omitted::{self, others, without_vectors};
+use super::omitted::{remaining, without_vectors};
 use super::rows::Input;
 use super::side::Side;
 
@@ -90,7 +90,12 @@ impl KMeansExec {
             _ => None,
         };
         let fields = kmeans_fields(&spec.output, &side, input.schema().fields())?;
-        let fields = omitted::fields(fields, &side, spec.omits_vectors);
+        if spec.omits_vectors && !spec.may_omit_vectors() {
+            return plan_err!(
+                "KMeansExec needs the columns of vectors for its output, weights or groups"
+            );
+        }
+        let fields = remaining(fields, &side, spec.omits_vectors);
         let schema = Arc::new(Schema::new(fields));
         let properties = PlanProperties::new(
             EquivalenceProperties::new(schema.clone()),
@@ -230,9 +235,7 @@ impl ExecutionPlan for KMeansExec {
             Some(input) => {
                 let input = input.as_ref().clone().to_inexact();
                 let known = input.column_statistics;
-                let omits = self.spec.omits_vectors;
-                let known = if omits { others(known, &self.input.0) } else { known };
-                (input.num_rows, known)
+                (input.num_rows, remaining(known, &self.input.0, self.spec.omits_vectors))
             }
             None => (Precision::Inexact(k), vec![]),
         };
@@ -255,12 +258,7 @@ impl ExecutionPlan for KMeansExec {
         projection: &ProjectionExec,
     ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
         let Self { spec, .. } = self;
-        let is_used = spec.groups.iter().any(|name| spec.vector.names().contains(name));
-        if is_used
-            || spec.omits_vectors
-            || spec.weight.is_some()
-            || spec.output == KMeansOutput::Centroids
-        {
+        if spec.omits_vectors || !spec.may_omit_vectors() {
             return Ok(None);
         }
         without_vectors(projection, &self.input.0, || {

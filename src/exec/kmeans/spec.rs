@@ -53,6 +53,13 @@ impl KMeansSpec {
         }
     }
 
+    /// Whether the columns of vectors are needed for nothing but the vectors.
+    pub(super) fn may_omit_vectors(&self) -> bool {
+        let is_group = |name: &String| self.groups.contains(name);
+        let is_of_rows = self.output != KMeansOutput::Centroids;
+        is_of_rows && self.weight.is_none() && !self.vector.names().iter().any(is_group)
+    }
+
     /// The approximate number of operations it takes.
     pub(super) fn operations(&self, rows: usize, width: usize) -> f64 {
         let rounds = self.params.max_iterations.min(20) as f64;

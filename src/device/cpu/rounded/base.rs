@@ -128,10 +128,8 @@ impl Panels<'_> {
             (vec![0; dim.next_multiple_of(per_word)], vec![0; 4 * words]);
         for place in 0..self.starts.len() * ROWS {
             let row = places.row(first + place);
-            if row >= places.rows() {
-                continue;
-            }
-            let values = &all[row * dim..][..dim];
+            // The last places of some panels are empty.
+            let Some(values) = all.chunks_exact(dim).nth(row) else { continue };
             let rounded = scale.round_to(values, (&scale.centre, scale.step), &mut numbers[..dim]);
             let (panel, lane) = (place / ROWS, place % ROWS);
             let is_outlier = scale.is_outlier(&rounded);

@@ -39,6 +39,8 @@ const TRIED_ONE_IN: usize = 64;
 const LOOK: f64 = 3.0;
 const EACH_LOOK: f64 = 1600.0;
 const SAVED: f64 = 0.6;
+/// Guesses are made for up to so many neighbours.
+pub(in crate::device::cpu) const MOST_GUESSED: usize = 4096;
 /// The start with which no row passes, and no sum leaves 32 bits.
 const NEVER: i32 = i32::MIN / 2;
 /// What starts and least sums are no larger than.
@@ -193,11 +195,14 @@ impl CoarseScale {
         if passing * needed(base) as f64 > base.len() as f64 / 4.0 {
             return false;
         }
-        // All of a panel pass, and then those of which fewer are probably nearer than are asked for: see `Kept`.
-        let (k, rows, dim) = (k as f64, rows as f64, self.dim as f64);
-        let by_bounds = k * (rows / k).ln().max(0.0);
-        let by_guesses = 1.2 * (k + 7.0 * k.sqrt() + 6.0 * (rows / ROWS as f64).ln().max(0.0));
-        let looks = ROWS as f64 + passing * by_bounds.min(by_guesses);
+        // The first panel passes, and then what is within bounds that become narrower, by what was found or, for not too
+        // many neighbours, by guesses: see `Kept`.
+        let (wanted, rows, dim) = (k as f64, rows as f64, self.dim as f64);
+        let by_bounds = wanted * (1.0 + (rows / wanted).ln().max(0.0));
+        let panels = (rows / ROWS as f64).max(1.0);
+        let by_guesses = 1.2 * (wanted + 7.0 * wanted.sqrt() + 6.0 * panels.ln());
+        let passed = if k <= MOST_GUESSED { by_bounds.min(by_guesses) } else { by_bounds };
+        let looks = ROWS as f64 + passing * passed;
         looks * (LOOK * dim + EACH_LOOK) < SAVED * rows * dim
     }
 

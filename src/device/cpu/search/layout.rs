@@ -326,11 +326,18 @@ mod tests {
         let first_panels: Vec<_> = (0..3 * 64).map(|place| places.row(place)).collect();
         let mut random = Random::new(7);
         // The nearest rows lie in the first panels: hardly any of the guesses is right. Or few do, so that all are.
-        for (near_first, is_whole) in [(true, false), (true, true), (false, false)] {
+        for (near_first, is_whole, is_tight) in
+            [(true, false, false), (true, true, false), (false, false, false), (true, false, true)]
+        {
             let mut values = Vec::new();
             for row in 0..count {
                 let is_near = row < queries || near_first && first_panels.contains(&row);
-                let (from, width) = if is_near { (100.0, 8.0) } else { (0.0, 60.0) };
+                // Tight clusters: many rows are equally near in whole numbers, too many for guesses.
+                let (from, width) = match (is_tight, is_near) {
+                    (true, _) => (1000.0 * (row % 2) as f64, 0.01),
+                    (false, true) => (100.0, 8.0),
+                    (false, false) => (0.0, 60.0),
+                };
                 let own = (0..dim).map(|_| (from + width * random.unit()) as f32);
                 values.extend(own.map(|x| if is_whole { x.round() } else { x }));
             }

@@ -100,7 +100,7 @@ impl SearchDevice for CpuDevice {
     fn prepare(&self, rows: &CpuRows, for_use: RowUse, job: &Job) -> Result<()> {
         let matrix = rows.rows.matrix();
         match for_use {
-            // The single nearest is mostly found without a layout.
+            // The single nearest of few rows may be found without a layout.
             RowUse::Base { k: 1 } if nearest::is_small(matrix.dim(), rows.rows.len()) => Ok(()),
             RowUse::Base { k } => rows.base(k, job).map(drop),
             RowUse::Queries | RowUse::Gather => Ok(()),

@@ -5,12 +5,13 @@
 //! those visited so far: the pair of that rank tells what the least sum of the `k` nearest will probably be, long before
 //! so many have been seen. Whether it was is known in the end; a query for which it was not searches again.
 
+use crate::device::cpu::rounded::coarse::MOST_GUESSED;
 use crate::device::cpu::rounded::query::Query;
 use crate::matrix::Real;
 use crate::metric::Metric;
 
 /// The most pairs of a query that are kept.
-const MOST: usize = 8192;
+const MOST: usize = 2 * MOST_GUESSED;
 
 /// How many standard deviations more than their share of the nearest rows are expected among those visited, and how
 /// many rows beside.
@@ -28,12 +29,14 @@ pub(super) struct Kept {
     guess: i32,
     /// Whether a guess may be made.
     guesses: bool,
+    /// How many the last cut left.
+    left: usize,
 }
 
 impl Kept {
     /// Of a query for which guesses may be made.
     pub fn new(guesses: bool) -> Self {
-        Self { pairs: Vec::new(), least: i32::MIN, guess: i32::MIN, guesses }
+        Self { pairs: Vec::new(), least: i32::MIN, guess: i32::MIN, guesses, left: 0 }
     }
 
     /// Bytes of the pairs that are kept for the `k` nearest, of which there are at most `rows`.
@@ -55,13 +58,14 @@ impl Kept {
     /// Whether it is time to [cut](Self::cut), when `share` of all rows have been visited.
     pub fn is_full(&self, k: usize, share: f64) -> bool {
         let rank = self.rank(k, share);
-        // A guess soon becomes better.
-        self.pairs.len() >= if rank < k { rank + (rank / 4).max(6) } else { full(k) }
+        // Guesses become better as more rows are visited; one that leaves many equal pairs does not.
+        let some = rank.max(self.left);
+        self.pairs.len() >= if rank < k { (some + (some / 4).max(6)).min(full(k)) } else { full(k) }
     }
 
     /// The rank among the pairs of the visited rows that is hardly better than `k` among those of all.
     fn rank(&self, k: usize, share: f64) -> usize {
-        if !self.guesses || k > MOST / 2 {
+        if !self.guesses || k > MOST_GUESSED {
             return k;
         }
         let expected = k as f64 * share;
@@ -94,8 +98,9 @@ impl Kept {
                 }
             }
             self.pairs.truncate(end);
+            self.left = end;
         }
-        if k > MOST / 2 {
+        if k > MOST_GUESSED {
             return false;
         }
         // With a guess they stay until there are far too many: they cannot be computed, and others dropped.
@@ -107,8 +112,8 @@ impl Kept {
         self.guess > self.least
     }
 
-    /// Whether no pair was dropped that may be among the nearest, when all rows have been visited and those within the
-    /// sink's reach have at least this sum.
+    /// Whether no pair was dropped that may be among the nearest, of those visited; rows within the sink's reach have at
+    /// least this sum.
     pub fn is_sure(&self, within: i32) -> bool {
         !self.has_guess() || self.guess <= within
     }

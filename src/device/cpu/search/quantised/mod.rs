@@ -7,7 +7,7 @@
 //!
 //! Where many neighbours are asked for, most pairs would pass before as many have been seen. But panels are samples of
 //! all rows: after a part of them, a pair that ranks well beyond its share tells what will matter. That is a guess, whose
-//! outcome is known in the end; the few queries for which it was wrong search again, without guesses.
+//! outcome is known in the end; queries for which it was wrong search again, without guesses.
 //!
 //! Where a sample says that it pays, pairs are looked at in 8 or 7 bits before they are in 16.
 //!
@@ -34,8 +34,19 @@ const ONE_PASSES_IN: u64 = 32;
 /// From this many queries of a task on, making another layout pays.
 const WORTH_ANOTHER: usize = 64;
 
+/// If more than one query in this many has too many pairs for a guess, the others make none either.
+const MOST_GIVEN_UP: usize = 16;
+
 /// Whether the layout that rows are left to is there; with `true`, it may be made.
 type IsThere<'a> = &'a dyn Fn(bool) -> Result<bool>;
+
+/// Where a search stopped before the end of its visit: what was visited, and the rest.
+struct Stopped<'a> {
+    visited: Visit<'a>,
+    rest: Visit<'a>,
+    /// Whether the rest is for the next layout, and not for the same one without guesses.
+    is_for_next: bool,
+}
 
 impl Quantised {
     /// Offers all pairs of the queries with the visited blocks, if they are within reach, to the
@@ -47,31 +58,71 @@ impl Quantised {
         sinks: &mut [K],
         next: IsThere<'_>,
     ) -> Result<(Work, Option<Visit<'a>>)> {
-        let all: Vec<_> = (0..sinks.len() as u32).collect();
+        self.scan_with(queries, visit, (sinks, self.guesses.are_mostly_right()), next)
+    }
+
+    /// The same, with guesses if they may be made.
+    fn scan_with<'a, T: Lanes, K: Sink<T>>(
+        &self,
+        queries: &Block<'_, T>,
+        visit: &Visit<'a>,
+        (sinks, guesses): (&mut [K], bool),
+        next: IsThere<'_>,
+    ) -> Result<(Work, Option<Visit<'a>>)> {
+        let count = sinks.len();
+        let all: Vec<_> = (0..count as u32).collect();
         let (rounded, words) = self.round(queries, &all);
         let far = rounded.iter().filter(|query| query.far).count();
-        let may_make = sinks.len() >= WORTH_ANOTHER;
-        if (far > sinks.len() / 16 || self.tasks.are_mostly_left()) && next(may_make)? {
+        let may_make = count >= WORTH_ANOTHER;
+        if (far > count / 16 || self.tasks.are_mostly_left()) && next(may_make)? {
             return Ok((Work::default(), Some(visit.clone())));
         }
-        let (most, count) = (sinks[0].most(), sinks.len());
-        let bytes = count * Kept::bytes(most, self.rows.len());
+        let bytes = count * Kept::bytes(sinks[0].most(), self.rows.len());
         let reserved = match visit.job.reserve("candidates", bytes) {
             Err(Error::HostMemory { .. }) => None,
             reserved => Some(reserved?),
         };
         let mode = match reserved {
-            Some(_) if self.guesses.are_mostly_right() => Mode::Guess,
+            Some(_) if guesses => Mode::Guess,
             Some(_) => Mode::Keep,
             None => Mode::Compute,
         };
         let of = (all, rounded, self.forms(&words, count));
         let mut search = Search::new(self, (queries, visit), of, (sinks, mode));
-        let mut work = Work::default();
-        let most = most.saturating_add(BLOCK_ROWS).saturating_mul(4);
-        let free = count.saturating_mul(most) as u64;
+        let (mut work, stopped) = self.visit(&mut search, visit, &|| next(may_make))?;
+        let (computed, wrong) = search.finish()?;
+        drop(search);
+        work.rechecked += computed;
+        let is_left = stopped.as_ref().is_some_and(|stopped| stopped.is_for_next);
+        self.tasks.count(is_left);
+        if mode == Mode::Guess && !is_left {
+            self.guesses.count(wrong.len(), count);
+        }
+        if !wrong.is_empty() {
+            let visited = stopped.as_ref().map_or(visit, |stopped| &stopped.visited);
+            work += self.search_again(queries, visited, wrong, sinks)?;
+        }
+        match stopped {
+            Some(Stopped { rest, is_for_next: false, .. }) => {
+                let (more, left) = self.scan_with(queries, &rest, (sinks, false), next)?;
+                work += more;
+                Ok((work, left))
+            }
+            stopped => Ok((work, stopped.map(|stopped| stopped.rest))),
+        }
+    }
+
+    /// Visits block after block until the end, or until too many pairs pass for this layout or for guesses.
+    fn visit<'a, T: Lanes, K: Sink<T>>(
+        &self,
+        search: &mut Search<'_, T, K>,
+        visit: &Visit<'a>,
+        has_next: &dyn Fn() -> Result<bool>,
+    ) -> Result<(Work, Option<Stopped<'a>>)> {
+        let (mut work, count) = (Work::default(), search.sinks.len());
+        let of_query = search.sinks[0].most().saturating_add(BLOCK_ROWS).saturating_mul(4);
+        let free = count.saturating_mul(of_query) as u64;
         let one_in = one_look_in(self.rows.matrix().dim());
-        let mut left = None;
         for (position, block) in visit.positions() {
             visit.job.check()?;
             work.pairs += (count * visit.rows_of(block)) as u64;
@@ -79,22 +130,16 @@ impl Quantised {
             let is_crowded = work.rechecked > free.saturating_add(work.pairs / ONE_PASSES_IN)
                 || search.looked > free.saturating_add(work.pairs / one_in);
             let rest = visit.after(position);
-            if is_crowded && !rest.is_empty() && next(may_make)? {
-                left = Some((visit.until(position), rest));
+            if rest.is_empty() {
                 break;
             }
+            let is_for_next = is_crowded && has_next()?;
+            if is_for_next || search.given_up > count / MOST_GIVEN_UP {
+                let visited = visit.until(position);
+                return Ok((work, Some(Stopped { visited, rest, is_for_next })));
+            }
         }
-        let (computed, wrong) = search.finish()?;
-        work.rechecked += computed;
-        self.tasks.count(left.is_some());
-        if mode == Mode::Guess {
-            self.guesses.count(wrong.len(), count);
-        }
-        let (visited, rest) = left.unzip();
-        if !wrong.is_empty() {
-            work += self.search_again(queries, visited.as_ref().unwrap_or(visit), wrong, sinks)?;
-        }
-        Ok((work, rest))
+        Ok((work, None))
     }
 
     /// Lets queries whose guesses were wrong visit all blocks again.
@@ -105,13 +150,13 @@ impl Quantised {
         wrong: Vec<u32>,
         sinks: &mut [K],
     ) -> Result<Work> {
-        let (mut work, count) = (Work::default(), wrong.len());
+        let count = wrong.len();
+        let mut work = Work { redone: count as u64, ..Work::default() };
         let (rounded, words) = self.round(queries, &wrong);
         let of = (wrong, rounded, self.forms(&words, count));
         let mut search = Search::new(self, (queries, visit), of, (sinks, Mode::KeepAgain));
         for block in visit.blocks() {
             visit.job.check()?;
-            work.pairs += (count * visit.rows_of(block)) as u64;
             work.rechecked += search.block(block)?;
         }
         work.rechecked += search.finish()?.0;

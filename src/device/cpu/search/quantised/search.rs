@@ -33,6 +33,8 @@ pub(super) struct Search<'a, T, K> {
     packed: Forms,
     /// Sums in 16 bits of pairs that passed in fewer.
     pub(super) looked: u64,
+    /// Queries that had too many pairs for a guess.
+    pub(super) given_up: usize,
     /// For each query the pairs that passed and are not computed yet, if there is memory to keep them.
     kept: Vec<Kept>,
     mode: Mode,
@@ -54,7 +56,7 @@ pub(super) enum Mode {
     Guess,
     /// They are kept.
     Keep,
-    /// As before, by queries whose guesses were wrong: these have been offered outliers.
+    /// As [`Keep`](Self::Keep), by queries whose guesses were wrong: these have been offered outliers.
     KeepAgain,
     /// They are computed at once.
     Compute,
@@ -82,6 +84,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
             rounded,
             packed,
             looked: 0,
+            given_up: 0,
             kept,
             mode,
             visited: 0,
@@ -118,8 +121,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
     fn panels(&mut self, panels: Range<usize>) -> Result<u64> {
         self.sweep(panels.clone());
         let places = panels.start * ROWS..panels.end * ROWS;
-        self.visited +=
-            self.base.places.rows_at(places.start..places.end.min(self.base.places.count()));
+        self.visited += self.base.places.rows_at(places.clone());
         let mut computed = match self.mode {
             Mode::KeepAgain => 0,
             _ => self.outliers(places)?,
@@ -133,6 +135,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
                 let has_room = kept.cut::<T>((k, share), self.base.metric, &self.rounded[query]);
                 if !has_room && kept.has_guess() {
                     kept.give_up();
+                    self.given_up += 1;
                 } else if !has_room {
                     computed += self.settle(query)?;
                 }
