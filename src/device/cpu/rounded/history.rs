@@ -45,6 +45,7 @@ impl Guesses {
         let wrong = self.wrong.load(Ordering::Relaxed);
         wrong <= FEW_WRONG || wrong <= self.all.load(Ordering::Relaxed) / ONE_WRONG_IN
     }
+
     #[cfg(test)]
     pub(in crate::device::cpu) fn wrong(&self) -> u64 {
         self.wrong.load(Ordering::Relaxed)

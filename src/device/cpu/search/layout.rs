@@ -305,6 +305,7 @@ mod tests {
             }
         }
     }
+
     /// The nearest rows of every query, by their sums in the contract's order.
     fn nearest(values: &[f32], (queries, dim, k): (usize, usize, usize)) -> Vec<Vec<(f32, u32)>> {
         let rows: Vec<_> = values.chunks_exact(dim).collect();

@@ -102,6 +102,7 @@ impl Quantised {
             let visited = stopped.as_ref().map_or(visit, |stopped| &stopped.visited);
             work += self.search_again(queries, visited, wrong, sinks)?;
         }
+        drop(reserved);
         match stopped {
             Some(Stopped { rest, is_for_next: false, .. }) => {
                 let (more, left) = self.scan_with(queries, &rest, (sinks, false), next)?;
