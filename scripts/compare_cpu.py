@@ -39,6 +39,7 @@ TASKS = [  # data, metric, neighbours, queries
     ("sift128", "l2", [10, 100, 1024], 2_000),
     ("higgs28", "l2", [5], 10_000),
     ("friedman10", "l2", [5], 10_000),
+    ("friedman10", "l2", [5], 100_000),
 ]
 MADE = [("normal", 128, 60_000), ("uniform", 128, 60_000), ("normal", 768, 12_000), ("normal", 960, 12_000)]
 

@@ -40,8 +40,11 @@ pub(super) trait Sink<T>: Send + Sync {
     fn absorb(&mut self, other: Self);
 }
 
-/// The sink of `top_k`: keeps the k smallest pairs offered, in a buffer that is cut back to k whenever
-/// it fills.
+/// Up to so many neighbours are kept in order, so that each bounds the reach at once.
+const FEW: usize = 16;
+
+/// The sink of `top_k`: keeps the k smallest pairs offered: a few in order, more in a buffer that is cut back to k
+/// whenever it fills.
 #[derive(Debug, Clone)]
 pub(super) struct Selection<T> {
     k: usize,
@@ -69,6 +72,21 @@ impl<T: Real> Selection<T> {
         }
         self.reach = self.metric.reach(neighbor.distance);
         self.worst = Some(neighbor);
+    }
+
+    /// Takes one of the k smallest so far, where all are in order.
+    #[inline]
+    fn insert_in_order(&mut self, candidate: Neighbor<T>) {
+        if self.entries.len() == self.k {
+            self.entries.pop();
+        }
+        let key = candidate.key();
+        let nearer = self.entries.iter().rposition(|entry| entry.key() < key);
+        self.entries.insert(nearer.map_or(0, |last| last + 1), candidate);
+        if let Some(worst) = self.entries.get(self.k - 1) {
+            self.reach = self.metric.reach(worst.distance);
+            self.worst = Some(*worst);
+        }
     }
 
     /// Drops all but the k smallest, if there are more.
@@ -112,6 +130,9 @@ impl<T: Real> Sink<T> for Selection<T> {
     fn insert(&mut self, candidate: Neighbor<T>) {
         if self.worst.is_some_and(|worst| candidate.key() > worst.key()) {
             return;
+        }
+        if self.k <= FEW {
+            return self.insert_in_order(candidate);
         }
         self.entries.push(candidate);
         if self.entries.len() >= self.k + (self.k / 4).clamp(8, 1024) {

@@ -9,6 +9,9 @@ pub(in crate::device::cpu) trait Lanes: Chains {
     /// A register.
     type Vector<S: Simd>: Copy;
 
+    /// 1, 2, 4 and so on.
+    const POWERS: &'static [Self; 16];
+
     /// The whole registers of a slice.
     fn vectors<S: Simd>(slice: &[Self]) -> &[Self::Vector<S>];
     fn vectors_mut<S: Simd>(slice: &mut [Self]) -> &mut [Self::Vector<S>];
@@ -18,6 +21,8 @@ pub(in crate::device::cpu) trait Lanes: Chains {
     fn times<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
     /// The sum of all lanes, in some order.
     fn total<S: Simd>(simd: S, a: Self::Vector<S>) -> Self;
+    /// The least of all lanes.
+    fn least<S: Simd>(simd: S, a: Self::Vector<S>) -> Self;
     fn magnitude<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
     fn lesser<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
     /// `a · b + c`, rounded once.
@@ -40,10 +45,20 @@ pub(in crate::device::cpu) trait Lanes: Chains {
 
 macro_rules! lanes {
     ($type:ident, $register:ident, $as_simd:ident, $as_mut_simd:ident, $splat:ident, $add:ident,
-     $sub:ident, $mul:ident, $total:ident, $abs:ident, $min:ident, $mul_add:ident, $less:ident, $select:ident,
-     $at_most:ident, $first_true:ident, $lanes:ident) => {
+     $sub:ident, $mul:ident, $total:ident, $least:ident, $abs:ident, $min:ident, $mul_add:ident,
+     $less:ident, $select:ident, $at_most:ident, $first_true:ident, $lanes:ident) => {
         impl Lanes for $type {
             type Vector<S: Simd> = S::$register;
+
+            const POWERS: &'static [Self; 16] = &{
+                let mut powers = [1.0; 16];
+                let mut i = 1;
+                while i < 16 {
+                    powers[i] = 2.0 * powers[i - 1];
+                    i += 1;
+                }
+                powers
+            };
 
             #[inline(always)]
             fn vectors<S: Simd>(slice: &[Self]) -> &[S::$register] {
@@ -72,6 +87,10 @@ macro_rules! lanes {
             #[inline(always)]
             fn total<S: Simd>(simd: S, a: S::$register) -> Self {
                 simd.$total(a)
+            }
+            #[inline(always)]
+            fn least<S: Simd>(simd: S, a: S::$register) -> Self {
+                simd.$least(a)
             }
             #[inline(always)]
             fn magnitude<S: Simd>(simd: S, a: S::$register) -> S::$register {
@@ -116,6 +135,7 @@ lanes!(
     sub_f32s,
     mul_f32s,
     reduce_sum_f32s,
+    reduce_min_f32s,
     abs_f32s,
     min_f32s,
     mul_add_f32s,
@@ -135,6 +155,7 @@ lanes!(
     sub_f64s,
     mul_f64s,
     reduce_sum_f64s,
+    reduce_min_f64s,
     abs_f64s,
     min_f64s,
     mul_add_f64s,

@@ -1,0 +1,319 @@
+//! The way of some queries, near each other, through a tree of boxes.
+//!
+//! They go together, so that boxes and leaves that one has looked at are in a near cache for the next.
+
+use pulp::{Simd, WithSimd};
+
+use super::tree::{Boxes, Column, WIDE};
+use crate::device::cpu::search::panels::{Absolute, Accumulate, Squares};
+use crate::device::cpu::search::sink::Sink;
+use crate::device::cpu::search::traversal::Call;
+use crate::device::cpu::simd::lanes::Lanes;
+use crate::metric::Sum;
+
+/// Looks at every leaf that has a row within a query's reach, and at some others.
+pub(super) struct Descent<'a, T, K> {
+    pub boxes: &'a Boxes<T>,
+    pub queries: &'a [T],
+    pub call: &'a Call<'a>,
+    /// The numbers of these queries, and their sinks.
+    pub taken: &'a mut [(u32, K)],
+}
+
+/// A node whose boxes are to be looked at: its level, 0 for those of leaves, and its number there.
+struct Open {
+    level: usize,
+    node: usize,
+    /// Where the queries that it is open for begin in their list, which end where those of the next node begin.
+    first: usize,
+}
+
+/// A query that a node is open for, by its place among those taken, and its least sum with a row below the node.
+#[derive(Clone, Copy)]
+struct Asked<T> {
+    query: usize,
+    least: T,
+}
+
+/// The boxes of a node as a query sees them.
+struct Seen<T> {
+    query: usize,
+    near: Near,
+    sums: [T; WIDE],
+}
+
+impl<T: Lanes, K: Sink<T>> WithSimd for Descent<'_, T, K> {
+    /// How many rows they looked at.
+    type Output = u64;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) -> u64 {
+        match self.call.metric.sum() {
+            Sum::Squares => self.run::<S, Squares>(simd),
+            _ => self.run::<S, Absolute>(simd),
+        }
+    }
+}
+
+impl<T: Lanes, K: Sink<T>> Descent<'_, T, K> {
+    #[inline(always)]
+    fn run<S: Simd, A: Accumulate>(&mut self, simd: S) -> u64 {
+        // A leaf each bounds the reach before others are chosen.
+        let mut begun = Vec::with_capacity(self.taken.len());
+        for query in 0..self.taken.len() {
+            let leaf = self.nearest_leaf::<S, A>(simd, query);
+            self.look_at::<S, A>(simd, leaf, query);
+            begun.push(leaf);
+        }
+        let mut leaves = begun.len();
+        let (mut asked, mut now, mut seen) = (Vec::new(), Vec::new(), Vec::new());
+        asked.extend((0..begun.len()).map(|query| Asked { query, least: T::ZERO }));
+        let mut open = vec![Open { level: self.boxes.levels.len() - 1, node: 0, first: 0 }];
+        while let Some(Open { level, node, first }) = open.pop() {
+            now.clear();
+            for asked in asked.drain(first..) {
+                if asked.least <= self.taken[asked.query].1.reach() {
+                    now.push(asked.query);
+                }
+            }
+            if level == 0 {
+                for query in &now {
+                    leaves += self.leaves_of::<S, A>(simd, node, (*query, begun[*query]));
+                }
+            } else {
+                seen.clear();
+                for query in &now {
+                    seen.push(self.see::<S, A>(simd, (level, node), *query));
+                }
+                for lane in farthest_first(&seen) {
+                    let (level, node, first) = (level - 1, node * WIDE + lane, asked.len());
+                    for seen in &seen {
+                        if seen.near.has(lane) {
+                            asked.push(Asked { query: seen.query, least: seen.sums[lane] });
+                        }
+                    }
+                    open.push(Open { level, node, first });
+                }
+            }
+        }
+        (leaves * WIDE) as u64
+    }
+
+    #[inline(always)]
+    fn see<S: Simd, A: Accumulate>(
+        &self,
+        simd: S,
+        (level, node): (usize, usize),
+        query: usize,
+    ) -> Seen<T> {
+        let mut sums = [T::ZERO; WIDE];
+        least_of::<S, T, A>(simd, self.boxes.sides(level, node), self.values(query), &mut sums);
+        let count = self.boxes.nodes(level, node).len();
+        let near = Near::new(simd, &sums, count, self.taken[query].1.reach());
+        Seen { query, near, sums }
+    }
+
+    /// Looks at the leaves of a node, but for one; returns how many these were.
+    #[inline(always)]
+    fn leaves_of<S: Simd, A: Accumulate>(
+        &mut self,
+        simd: S,
+        node: usize,
+        (query, but): (usize, usize),
+    ) -> usize {
+        let Seen { near, sums, .. } = self.see::<S, A>(simd, (0, node), query);
+        let mut leaves = 0;
+        for lane in near {
+            let leaf = node * WIDE + lane;
+            if sums[lane] <= self.taken[query].1.reach() && leaf != but {
+                self.look_at::<S, A>(simd, leaf, query);
+                leaves += 1;
+            }
+        }
+        leaves
+    }
+
+    /// The leaf that comes of going to the nearest box at each level.
+    #[inline(always)]
+    fn nearest_leaf<S: Simd, A: Accumulate>(&self, simd: S, query: usize) -> usize {
+        let mut node = 0;
+        let mut sums = [T::ZERO; WIDE];
+        for level in (0..self.boxes.levels.len()).rev() {
+            let sides = self.boxes.sides(level, node);
+            least_of::<S, T, A>(simd, sides, self.values(query), &mut sums);
+            let mut least = T::splat(simd, T::INFINITY);
+            for sums in T::vectors::<S>(&sums) {
+                least = T::lesser(simd, least, *sums);
+            }
+            let count = self.boxes.nodes(level, node).len();
+            let mut nearest = Near::new(simd, &sums, count, T::least(simd, least));
+            node = node * WIDE + nearest.next().unwrap_or(0);
+        }
+        node
+    }
+
+    /// Offers a leaf's rows within reach.
+    #[inline(always)]
+    fn look_at<S: Simd, A: Accumulate>(&mut self, simd: S, leaf: usize, query: usize) {
+        let (boxes, pairing) = (self.boxes, self.call.pairing);
+        let columns = &boxes.leaves[leaf * boxes.dim..][..boxes.dim];
+        let mut sums = [T::ZERO; WIDE];
+        let reach = self.taken[query].1.reach();
+        if !sums_of::<S, T, A>(simd, columns, self.values(query), &mut sums, reach) {
+            return;
+        }
+        let rows = &boxes.order[leaf * WIDE..];
+        let (number, sink) = &mut self.taken[query];
+        for lane in Near::new(simd, &sums, rows.len().min(WIDE), reach) {
+            let row = pairing.first_base + rows[lane];
+            let is_same = pairing.queries.is_same(*number as usize, u64::from(row));
+            if sums[lane] <= sink.reach() && !is_same {
+                sink.offer(sums[lane], row);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn values(&self, query: usize) -> &[T] {
+        let dim = self.boxes.dim;
+        &self.queries[self.taken[query].0 as usize * dim..][..dim]
+    }
+}
+
+/// The boxes near any query, the one nearest to one of them last: looked at first, it shrinks the reach the most.
+#[inline(always)]
+fn farthest_first<T: Lanes>(seen: &[Seen<T>]) -> impl Iterator<Item = usize> {
+    let (mut least, mut near) = ([T::INFINITY; WIDE], 0);
+    for seen in seen {
+        near |= seen.near.0;
+        for (least, sum) in least.iter_mut().zip(seen.sums) {
+            *least = least.min(sum);
+        }
+    }
+    let mut lanes = [0; WIDE];
+    let count = Near(near).zip(&mut lanes).map(|(lane, to)| *to = lane).count();
+    lanes[..count].sort_unstable_by(|a, b| least[*b].key(0).cmp(&least[*a].key(0)));
+    lanes.into_iter().take(count)
+}
+
+/// The lanes whose sums are within reach.
+#[derive(Clone, Copy)]
+struct Near(u32);
+
+impl Near {
+    /// Those of the first so many.
+    #[inline(always)]
+    fn new<S: Simd, T: Lanes>(simd: S, sums: &[T; WIDE], count: usize, reach: T) -> Self {
+        let (reach, zero) = (T::splat(simd, reach), T::splat(simd, T::ZERO));
+        let powers = T::vectors::<S>(T::POWERS);
+        let mut all = 0;
+        for (half, sums) in T::vectors::<S>(sums).chunks_exact(powers.len()).enumerate() {
+            // Sums of different powers of two up to 2¹⁵ are exact.
+            let mut bits = zero;
+            for (sum, power) in sums.iter().zip(powers) {
+                let of_sum = T::where_less(simd, (reach, *sum), zero, *power);
+                bits = T::plus(simd, bits, of_sum);
+            }
+            all |= (T::total(simd, bits).to_f64() as u32) << (16 * half);
+        }
+        Self(all & (u32::MAX >> (WIDE - count)))
+    }
+
+    #[inline(always)]
+    fn has(self, lane: usize) -> bool {
+        self.0 >> lane & 1 == 1
+    }
+}
+
+impl Iterator for Near {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let lane = (self.0 != 0).then_some(self.0.trailing_zeros() as usize);
+        self.0 &= self.0.wrapping_sub(1);
+        lane
+    }
+}
+
+/// The sums of a query with the rows of a leaf; whether one is within reach.
+#[inline(always)]
+fn sums_of<S: Simd, T: Lanes, A: Accumulate>(
+    simd: S,
+    rows: &[Column<T>],
+    query: &[T],
+    sums: &mut [T; WIDE],
+    reach: T,
+) -> bool {
+    let least = match T::vectors::<S>(sums).len() {
+        2 => some_sums::<S, T, A, 2>(simd, rows, query, sums),
+        _ => some_sums::<S, T, A, 4>(simd, rows, query, sums),
+    };
+    T::any_at_most::<S>(simd, least, T::splat(simd, reach))
+}
+
+/// So many registers of sums side by side, as each term waits for the one before; the least of each lane.
+#[inline(always)]
+fn some_sums<S: Simd, T: Lanes, A: Accumulate, const TOGETHER: usize>(
+    simd: S,
+    rows: &[Column<T>],
+    query: &[T],
+    sums: &mut [T; WIDE],
+) -> T::Vector<S> {
+    let mut least = T::splat(simd, T::INFINITY);
+    for (part, sums) in T::vectors_mut::<S>(sums).chunks_exact_mut(TOGETHER).enumerate() {
+        let mut totals = [T::splat(simd, T::ZERO); TOGETHER];
+        for (column, q) in rows.iter().zip(query) {
+            let x = &T::vectors::<S>(&column.0)[TOGETHER * part..][..TOGETHER];
+            let q = T::splat(simd, *q);
+            for i in 0..TOGETHER {
+                totals[i] = A::accumulate::<S, T>(simd, q, x[i], totals[i]);
+            }
+        }
+        for total in totals {
+            least = T::lesser(simd, least, total);
+        }
+        sums.copy_from_slice(&totals);
+    }
+    least
+}
+
+/// The least sums that rows in some boxes may have with a query.
+#[inline(always)]
+fn least_of<S: Simd, T: Lanes, A: Accumulate>(
+    simd: S,
+    sides: &[Column<T>],
+    query: &[T],
+    sums: &mut [T; WIDE],
+) {
+    match T::vectors::<S>(sums).len() {
+        2 => some_least::<S, T, A, 2>(simd, sides, query, sums),
+        _ => some_least::<S, T, A, 4>(simd, sides, query, sums),
+    }
+}
+
+/// The same, so many registers side by side.
+#[inline(always)]
+fn some_least<S: Simd, T: Lanes, A: Accumulate, const TOGETHER: usize>(
+    simd: S,
+    sides: &[Column<T>],
+    query: &[T],
+    sums: &mut [T; WIDE],
+) {
+    let zero = T::splat(simd, T::ZERO);
+    for (part, sums) in T::vectors_mut::<S>(sums).chunks_exact_mut(TOGETHER).enumerate() {
+        let mut totals = [zero; TOGETHER];
+        for (sides, q) in sides.chunks_exact(2).zip(query) {
+            let low = &T::vectors::<S>(&sides[0].0)[TOGETHER * part..][..TOGETHER];
+            let high = &T::vectors::<S>(&sides[1].0)[TOGETHER * part..][..TOGETHER];
+            let q = T::splat(simd, *q);
+            for i in 0..TOGETHER {
+                let beyond = T::lesser(simd, T::minus(simd, q, low[i]), T::minus(simd, high[i], q));
+                // As far as from that to zero: none where the query is between both sides.
+                let beyond = T::lesser(simd, beyond, zero);
+                totals[i] = A::accumulate::<S, T>(simd, zero, beyond, totals[i]);
+            }
+        }
+        sums.copy_from_slice(&totals);
+    }
+}

@@ -1,0 +1,235 @@
+//! Rows of few dimensions in a tree of boxes: a query looks only at the leaves that may have a row within its
+//! sink's reach, the nearest first.
+//!
+//! A row's difference from a query is at least that of its box's nearest side, in every dimension. Rounding keeps
+//! that order, and the terms of both sums are added in the same order: so a box's sum is never more than that of a
+//! row in it, and comparing it with the reach needs no margin.
+
+mod descent;
+mod tree;
+
+use rayon::prelude::*;
+
+use self::descent::Descent;
+pub(super) use self::tree::Boxes;
+use self::tree::{Values, left};
+use super::sink::Sink;
+use super::traversal::Call;
+use crate::device::contract::{QueryRows, Work};
+use crate::device::cpu::order::{Cut, near_each_other};
+use crate::device::cpu::simd::lanes::Lanes;
+use crate::device::cpu::simd::level::Level;
+use crate::error::Result;
+use crate::matrix::Rows;
+use crate::metric::Sum;
+
+/// Fewer rows are compared as fast as they are ordered.
+const LEAST_ROWS: usize = 4096;
+
+/// Up to so many dimensions, rows for each query that may be ordered before it is known whether many leaves have to be
+/// looked at: about as many as in the time in which a query is compared with all, and fewer where it is less likely.
+const ROWS_PER_QUERY: [(usize, usize); 3] = [(8, 256), (12, 64), (16, 4)];
+
+/// How many times as many queries probably follow where they are base rows.
+const MORE_OF_BASE: usize = 16;
+
+/// Queries that are ordered in the time in which one of so many base rows is looked at.
+const OF_BASE: usize = 16;
+
+/// Queries of a task, and of the sample that tells how many leaves have to be looked at.
+const TASK_QUERIES: usize = 64;
+const SAMPLED: usize = 32;
+
+/// If a query looks at more than this share of all rows, comparing it with all of them is faster: with AVX-512, and
+/// without.
+const MOST_VISITED: [f64; 2] = [0.14, 0.25];
+
+/// Whether rows like these may be worth a tree, once so many queries have been asked for; where queries are base rows,
+/// others follow.
+pub(super) fn may_pay(rows: &Rows, call: &Call<'_>, queries: usize) -> bool {
+    let metric = call.metric;
+    let more = if call.pairing.queries == QueryRows::Separate { 1 } else { MORE_OF_BASE };
+    let is_sum = matches!(metric.sum(), Sum::Squares | Sum::Absolute);
+    let (dim, count) = (rows.matrix().dim(), rows.len());
+    let rows_per_query = ROWS_PER_QUERY.iter().find(|(most, _)| dim <= *most);
+    is_sum
+        && dim > 0
+        && count >= LEAST_ROWS
+        && rows_per_query.is_some_and(|(_, rows)| queries.saturating_mul(rows * more) >= count)
+}
+
+impl<T: Lanes> Boxes<T> {
+    /// Whether a sample of so many queries is a small part of the work.
+    pub fn is_worth_a_sample(queries: usize) -> bool {
+        queries >= 32 * SAMPLED
+    }
+
+    /// Whether queries look at few enough leaves, by a sample of them.
+    pub fn suits<K: Sink<T>>(
+        &self,
+        queries: &[T],
+        sinks: &[K],
+        call: (&Call<'_>, Level),
+    ) -> Result<bool> {
+        let count = sinks.len().min(SAMPLED);
+        let visited = (0..count).into_par_iter().map(|i| {
+            let query = i * sinks.len() / count;
+            self.some(queries, &mut [(query as u32, sinks[query].sibling())], call)
+        });
+        let visited = visited.try_reduce(|| 0, |a, b| Ok(a + b))?;
+        let most = MOST_VISITED[usize::from(!call.1.has_avx512())];
+        Ok(visited as f64 <= most * (count * self.order.len()) as f64)
+    }
+
+    /// Offers queries' sinks every row within their reach, and some others.
+    pub fn search<K: Sink<T>>(
+        &self,
+        queries: &[T],
+        sinks: &mut [K],
+        call: (&Call<'_>, Level),
+    ) -> Result<Work> {
+        // Queries near each other look at the same leaves, which stay in a cache.
+        let order = self.order_of(queries, sinks.len(), call.0)?;
+        let taken = |query: &u32| {
+            let sink = &mut sinks[*query as usize];
+            let empty = sink.sibling();
+            (*query, std::mem::replace(sink, empty))
+        };
+        let mut taken: Vec<(u32, K)> = order.iter().map(taken).collect();
+        let tasks = taken.par_chunks_mut(TASK_QUERIES).map(|taken| self.some(queries, taken, call));
+        let pairs = tasks.try_reduce(|| 0, |a, b| Ok(a + b))?;
+        taken.into_iter().for_each(|(query, sink)| sinks[query as usize] = sink);
+        Ok(Work { pairs, ..Work::default() })
+    }
+
+    /// The numbers of so many queries, near ones near each other.
+    fn order_of(&self, queries: &[T], count: usize, call: &Call<'_>) -> Result<Vec<u32>> {
+        if let QueryRows::OfBase { first } = call.pairing.queries
+            && count.saturating_mul(OF_BASE) >= self.order.len()
+            && let Some(first) = first.checked_sub(call.pairing.first_base)
+        {
+            let rows = first..first + count as u32;
+            let own = self.order.iter().filter(|row| rows.contains(*row));
+            let own: Vec<u32> = own.map(|row| row - first).collect();
+            if own.len() == count {
+                return Ok(own);
+            }
+        }
+        let points = Values { values: queries, dim: self.dim };
+        near_each_other(&points, Cut { rows: TASK_QUERIES, left }, call.job)
+    }
+
+    /// The same for a few of them; returns how many rows they looked at.
+    fn some<K: Sink<T>>(
+        &self,
+        queries: &[T],
+        taken: &mut [(u32, K)],
+        (call, level): (&Call<'_>, Level),
+    ) -> Result<u64> {
+        call.job.check()?;
+        Ok(level.dispatch(Descent { boxes: self, queries, call, taken }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::Metric;
+    use crate::device::contract::Pairing;
+    use crate::device::cpu::search::sink::{Neighbor, Selection};
+    use crate::job::Job;
+    use crate::matrix::{Elements, Matrix};
+    use crate::random::Random;
+
+    /// Rows of several kinds: spread out, on a grid, equal, far from the origin with one that is farther, huge, tiny.
+    fn values(kind: usize, count: usize, random: &mut Random) -> Vec<f64> {
+        let value = |i: usize, random: &mut Random| match kind {
+            0 => random.unit(),
+            1 => (random.unit() * 4.0).floor(),
+            2 => 0.25,
+            3 if i == 0 => -1e6,
+            3 => 1e4 + random.unit() * 1e-2,
+            4 => (random.unit() - 0.5) * 5e38,
+            5 => (random.unit() - 0.5) * 1e-44,
+            _ => i as f64,
+        };
+        (0..count).map(|i| value(i, random)).collect()
+    }
+
+    fn check<T: Lanes>(rows: Rows, metric: Metric, k: usize, is_self_join: bool, level: Level) {
+        let (dim, job) = (rows.matrix().dim(), Job::default());
+        let values = rows.reals::<T>().unwrap();
+        let boxes = Boxes::new(&rows, values, &job).unwrap();
+        let queries =
+            if is_self_join { QueryRows::OfBase { first: 7 } } else { QueryRows::Separate };
+        let pairing = Pairing { queries, first_base: 7, ..Pairing::default() };
+        let call = Call { metric, pairing: &pairing, job: &job };
+        let asked = rows.len().min(70);
+        let mut sinks = vec![Selection::new(k, metric); asked];
+        let asked_values = &values[..asked * dim];
+        boxes.suits(asked_values, &sinks, (&call, level)).unwrap();
+        boxes.search(asked_values, &mut sinks, (&call, level)).unwrap();
+        for (query, sink) in sinks.into_iter().enumerate() {
+            let of = |row: usize| &values[row * dim..][..dim];
+            let others = (0..rows.len()).filter(|row| !is_self_join || *row != query);
+            let mut wanted: Vec<(T, u32)> = others
+                .map(|row| (metric.distance(metric.sum_of(of(query), of(row))), row as u32 + 7))
+                .collect();
+            wanted.sort_by_key(|(distance, row)| distance.key(*row));
+            wanted.truncate(k);
+            let found = sink.into_sorted().into_iter();
+            let found: Vec<(T, u32)> =
+                found.map(|Neighbor { distance, row }| (distance, row)).collect();
+            assert!(
+                found == wanted,
+                "query {query} of {} × {dim}, {metric}, {level:?}",
+                rows.len()
+            );
+        }
+    }
+
+    #[test]
+    fn neighbours_are_those_of_all_rows() {
+        let mut random = Random::new(5);
+        for (i, (count, dim)) in
+            [(1, 1), (31, 2), (32, 3), (33, 7), (1024, 2), (1025, 1), (2100, 16), (34_000, 3)]
+                .into_iter()
+                .enumerate()
+        {
+            for kind in 0..7 {
+                let all = values(kind, count * dim, &mut random);
+                let metric = [Metric::L2, Metric::L1, Metric::SqEuclidean][(i + kind) % 3];
+                let k = [1, 5, 40][(i + kind / 2) % 3];
+                let singles: Vec<f32> =
+                    all.iter().map(|x| (*x as f32).clamp(f32::MIN, f32::MAX)).collect();
+                let of = |elements| Rows::all(Arc::new(Matrix::new(elements, count, dim)));
+                for level in Level::all() {
+                    check::<f32>(
+                        of(Elements::F32(singles.clone())),
+                        metric,
+                        k,
+                        kind % 2 == 0,
+                        level,
+                    );
+                    check::<f64>(of(Elements::F64(all.clone())), metric, k, kind % 2 == 1, level);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_leaves_are_looked_at() {
+        let mut random = Random::new(6);
+        let (count, dim, job) = (40_000, 2, Job::default());
+        let all: Vec<f32> = (0..count * dim).map(|_| random.unit() as f32).collect();
+        let rows = Rows::all(Arc::new(Matrix::new(Elements::F32(all), count, dim)));
+        let values = rows.reals::<f32>().unwrap();
+        let boxes = Boxes::new(&rows, values, &job).unwrap();
+        let call = Call { metric: Metric::L2, pairing: &Pairing::default(), job: &job };
+        let mut sinks = vec![Selection::new(10, Metric::L2); count];
+        let work = boxes.search(values, &mut sinks, (&call, Level::all()[0])).unwrap();
+        assert!(work.pairs < 400 * count as u64, "{} pairs", work.pairs);
+    }
+}
