@@ -15,7 +15,7 @@ use super::scale::Scale;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::lines::{Chosen, Line, Lines};
 use crate::device::cpu::simd::panels::{
-    Group, MOST_IN_16_BITS, Packed, Panels, Passed, ROWS, Starts, TOGETHER_IN_16_BITS, Width,
+    Found, Group, MOST_IN_16_BITS, Packed, Panels, ROWS, Starts, TOGETHER_IN_16_BITS, Width,
 };
 use crate::matrix::Real;
 use crate::memory::zeros;
@@ -444,7 +444,7 @@ impl Coarse {
         level: Level,
         (panels, starts, decided): (Range<usize>, &[Starts], &[u64]),
         (queries, least): (&mut CoarseQueries, &[i32]),
-        found: &mut Vec<Passed>,
+        found: &mut Found,
     ) -> u64 {
         let words = self.scale.words();
         let swept = Panels {
@@ -455,7 +455,6 @@ impl Coarse {
         coarse.clear();
         let each = each.iter().zip(least);
         coarse.extend(each.map(|(query, least)| self.scale.least(query, *least, &self.longest)));
-        debug_assert!(found.is_empty());
         level.sweep(self.scale.width, swept, packed, coarse, found);
         let looked = found.len();
         let per_row = self.scale.lines();

@@ -12,7 +12,7 @@ use crate::device::cpu::exact;
 use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::panels::{Group, Packed, Panels, Passed, ROWS, Starts};
+use crate::device::cpu::simd::panels::{Found, Group, Packed, Panels, Passed, ROWS, Starts};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -60,7 +60,7 @@ pub(in crate::device::cpu) struct Vectors<T> {
 /// What a thread uses again.
 #[derive(Default)]
 pub(in crate::device::cpu) struct Scratch {
-    passed: Vec<Passed>,
+    passed: Found,
     pairs: Vec<(u32, u32)>,
 }
 
@@ -176,7 +176,7 @@ impl Nearer {
             let swept = Panels { groups, starts: &starts[some.clone()] };
             let width = self.base.scale.width;
             self.base.level.sweep(width, swept, &vectors.packed, &vectors.least, passed);
-            for Passed { query, row, sum } in passed.drain(..) {
+            for Passed { query, row, sum } in passed.iter() {
                 let row = some.start * ROWS + row as usize;
                 if !self.is_decided(first + row) {
                     continue;

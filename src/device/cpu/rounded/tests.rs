@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::base::{Form, Quantised, Sampled};
 use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::panels::{Panels, Passed};
+use crate::device::cpu::simd::panels::{Found, Panels, Passed};
 use crate::job::Job;
 use crate::matrix::{Elements, Matrix, Rows};
 use crate::metric::Metric;
@@ -69,8 +69,9 @@ fn check(kind: Kind, (count, dim): (usize, usize), metric: Metric, level: Level)
     let (length, panels) = (all.words(), all.starts.len());
     let swept = Panels { groups: &all.groups, starts: &all.starts };
     let sweep = |least: &[i32]| {
-        let (mut found, packed) = (Vec::new(), level.pack(&words, length));
-        level.sweep(all.width(), swept, &packed, least, &mut found);
+        let (mut passed, packed) = (Found::default(), level.pack(&words, length));
+        level.sweep(all.width(), swept, &packed, least, &mut passed);
+        let mut found: Vec<_> = passed.iter().collect();
         let is_decided = |row: u32| all.decided[row as usize / 64] >> (row % 64) & 1 == 1;
         found.retain(|pair: &Passed| is_decided(pair.row));
         found.sort_unstable_by_key(|pair| (pair.query, pair.row));
@@ -88,9 +89,10 @@ fn check(kind: Kind, (count, dim): (usize, usize), metric: Metric, level: Level)
                 sums[rank.min(sums.len() - 1)]
             })
             .collect();
-        let mut found = Vec::new();
+        let mut passed = Found::default();
         let of_base = (0..panels, &looks.starts[..], &looks.decided[..]);
-        coarse.sweep(level, of_base, (&mut queries, &least), &mut found);
+        coarse.sweep(level, of_base, (&mut queries, &least), &mut passed);
+        let mut found: Vec<_> = passed.iter().collect();
         found.sort_unstable_by_key(|pair| (pair.query, pair.row));
         let all = |found: &[Passed]| -> Vec<_> {
             found.iter().map(|pair| (pair.query, pair.row, pair.sum)).collect()

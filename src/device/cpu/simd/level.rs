@@ -13,6 +13,7 @@ pub(super) enum Instructions {
     Plain,
     #[cfg(target_arch = "aarch64")]
     Neon,
+    /// AVX2, FMA and POPCNT.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// AVX-512 F and BW.
@@ -44,7 +45,9 @@ impl Level {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let has_avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("popcnt");
             let has_avx512 = has_avx2
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw");

@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::level::{Instructions, Level};
-use super::panels::{Passed, ROWS, Starts};
+use super::panels::{Found, ROWS, Starts};
 use crate::memory::Zeros;
 
 /// Numbers in a line.
@@ -65,49 +65,49 @@ macro_rules! keep {
     ($name:ident, $features:literal, $product:ident) => {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = $features)]
-        fn $name(of: Chosen<'_>, passed: &mut Vec<Passed>) {
-            keep!(of, passed, $product);
+        fn $name(of: Chosen<'_>, found: &mut Found) {
+            keep!(of, found, $product);
         }
     };
-    ($of:ident, $passed:ident, $product:ident) => {
+    ($of:ident, $found:ident, $product:ident) => {
         let mut kept = 0;
         // A loop: closures that others call are not compiled for this level.
-        for i in 0..$passed.len() {
-            let pair = $passed[i];
+        for i in 0..$found.len() {
+            let pair = $found.get(i);
             let (query, row) = (pair.query as usize, pair.row as usize);
             let (panel, lane) = (row / ROWS, row % ROWS);
             let sum =
                 $of.starts[panel].0[lane] + $product($of.queries.row(query), $of.base.row(row));
-            $passed[kept] = Passed { sum, ..pair };
+            $found.keep(i, kept, sum);
             let is_decided = $of.decided[panel] >> lane & 1 == 1;
             kept += usize::from(is_decided && sum >= $of.least[query]);
         }
-        $passed.truncate(kept);
+        $found.truncate(kept);
     };
 }
 
 impl Level {
     /// Keeps those of some pairs whose sum, `start + Σ base · query`, is at least the query's; no sum of some of these
     /// terms may leave 32 bits.
-    pub fn keep(self, of: Chosen<'_>, passed: &mut Vec<Passed>) {
+    pub fn keep(self, of: Chosen<'_>, found: &mut Found) {
         assert_eq!(of.base.per_row, of.queries.per_row, "rows of one length");
         match self.0 {
             // SAFETY: the level is a proof that the processor has the instructions.
             #[cfg(target_arch = "x86_64")]
-            Instructions::Vnni => unsafe { keep_vnni(of, passed) },
+            Instructions::Vnni => unsafe { keep_vnni(of, found) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx512 => unsafe { keep_avx512(of, passed) },
+            Instructions::Avx512 => unsafe { keep_avx512(of, found) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx2 => unsafe { keep_avx2(of, passed) },
+            Instructions::Avx2 => unsafe { keep_avx2(of, found) },
             // Has nothing to look at before.
             #[cfg(target_arch = "aarch64")]
             Instructions::Neon => {
-                keep!(of, passed, product);
+                keep!(of, found, product);
             }
             Instructions::Plain => {
-                keep!(of, passed, product);
+                keep!(of, found, product);
             }
         }
     }
@@ -232,18 +232,21 @@ mod tests {
             // The sum of some row, which must pass; everything.
             let least = [sum(0, 40), sum(1, 100), i32::MIN];
             let all = (0..3).flat_map(|query| (0..2 * ROWS as u32).map(move |row| (query, row)));
-            let all: Vec<_> = all.map(|(query, row)| Passed { query, row, sum: 0 }).collect();
-            let wanted =
-                all.iter().map(|pair| (pair.query, pair.row)).filter_map(|(query, row)| {
-                    let (panel, lane) = (row as usize / ROWS, row as usize % ROWS);
-                    let sum = sum(query as usize, row as usize);
-                    (decided[panel] >> lane & 1 == 1 && sum >= least[query as usize])
-                        .then_some((query, row, sum))
-                });
+            let all: Vec<_> = all.collect();
+            let wanted = all.iter().copied().filter_map(|(query, row)| {
+                let (panel, lane) = (row as usize / ROWS, row as usize % ROWS);
+                let sum = sum(query as usize, row as usize);
+                (decided[panel] >> lane & 1 == 1 && sum >= least[query as usize])
+                    .then_some((query, row, sum))
+            });
             let wanted: Vec<_> = wanted.collect();
             assert!(wanted.len() > 128 && wanted.len() < all.len());
             for level in Level::all() {
-                let mut passed = all.clone();
+                let mut passed = Found::default();
+                passed.begin(2 * ROWS, 3);
+                for (query, row) in &all {
+                    passed.pass(passed.pair(*query as usize, *row as usize), 1, &[0]);
+                }
                 let chosen = Chosen {
                     base: Lines { all: &base_lines, per_row },
                     queries: Lines { all: &query_lines, per_row },

@@ -8,7 +8,7 @@ pub(in crate::device::cpu) const ROWS: usize = 64;
 
 /// Queries that are compared with a panel together: with AVX-512, and with others.
 #[cfg(target_arch = "x86_64")]
-pub(super) const FEW: usize = 4;
+pub(super) const FEW: usize = 6;
 pub(super) const SOME: usize = 6;
 
 /// The numbers that rows are rounded to.
@@ -80,20 +80,96 @@ pub(in crate::device::cpu) struct Passed {
     pub sum: i32,
 }
 
-/// Appends the pairs of a query and some rows, a bit each, from this row on, of which all sums are given.
-#[inline(always)]
-pub(super) fn pass(
-    passed: &mut Vec<Passed>,
-    query: usize,
-    first: usize,
-    mut rows: u64,
-    sums: &[i32],
-) {
-    passed.reserve(rows.count_ones() as usize);
-    while rows != 0 {
-        let lane = rows.trailing_zeros() as usize;
-        rows &= rows - 1;
-        passed.push(Passed { query: query as u32, row: (first + lane) as u32, sum: sums[lane] });
+/// The pairs that a sweep lets pass.
+#[derive(Debug, Default)]
+pub(in crate::device::cpu) struct Found {
+    /// Of each its row, and above these bits its query.
+    pairs: Vec<u32>,
+    sums: Vec<i32>,
+    row_bits: u32,
+}
+
+impl Found {
+    /// None yet, of so many rows and queries.
+    pub(super) fn begin(&mut self, rows: usize, queries: usize) {
+        self.truncate(0);
+        self.row_bits = rows.next_power_of_two().trailing_zeros();
+        let pairs = (queries as u64) << self.row_bits;
+        assert!(self.row_bits < u32::BITS && pairs <= 1 << u32::BITS, "pairs of 32 bits");
+    }
+
+    pub fn len(&self) -> usize {
+        self.pairs.len()
+    }
+
+    #[inline(always)]
+    pub(super) fn get(&self, i: usize) -> Passed {
+        self.passed(self.pairs[i], self.sums[i])
+    }
+
+    #[inline(always)]
+    pub fn iter(&self) -> impl Iterator<Item = Passed> {
+        self.pairs.iter().zip(&self.sums).map(|(pair, sum)| self.passed(*pair, *sum))
+    }
+
+    #[inline(always)]
+    fn passed(&self, pair: u32, sum: i32) -> Passed {
+        let (query, row) = (u64::from(pair) >> self.row_bits, pair & ((1 << self.row_bits) - 1));
+        Passed { query: query as u32, row, sum }
+    }
+
+    /// Moves a pair to a place before, with another sum.
+    #[inline(always)]
+    pub(super) fn keep(&mut self, i: usize, place: usize, sum: i32) {
+        (self.pairs[place], self.sums[place]) = (self.pairs[i], sum);
+    }
+
+    /// Drops all but the first so many.
+    pub(super) fn truncate(&mut self, count: usize) {
+        self.pairs.truncate(count);
+        self.sums.truncate(count);
+    }
+
+    /// A pair as it is kept.
+    #[inline(always)]
+    pub(super) fn pair(&self, query: usize, row: usize) -> u32 {
+        (query << self.row_bits | row) as u32
+    }
+
+    /// Appends those of some pairs that have a bit, of which all sums are given.
+    #[inline(always)]
+    pub(super) fn pass(&mut self, first: u32, mut rows: u64, sums: &[i32]) {
+        self.room(rows.count_ones() as usize);
+        while rows != 0 {
+            let lane = rows.trailing_zeros();
+            rows &= rows - 1;
+            self.pairs.push(first + lane);
+            self.sums.push(sums[lane as usize]);
+        }
+    }
+
+    /// Where so many more pairs and sums may be written.
+    #[inline(always)]
+    pub(super) fn room(&mut self, count: usize) -> (*mut u32, *mut i32) {
+        self.pairs.reserve(count);
+        self.sums.reserve(count);
+        (
+            self.pairs.spare_capacity_mut().as_mut_ptr().cast(),
+            self.sums.spare_capacity_mut().as_mut_ptr().cast(),
+        )
+    }
+
+    /// Takes what was written there.
+    ///
+    /// # Safety
+    /// So many pairs and sums were written at the beginning of the room, which was for as many.
+    #[inline(always)]
+    pub(super) unsafe fn wrote(&mut self, count: usize) {
+        // SAFETY: of the caller.
+        unsafe {
+            self.pairs.set_len(self.pairs.len() + count);
+            self.sums.set_len(self.sums.len() + count);
+        }
     }
 }
 

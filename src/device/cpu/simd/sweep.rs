@@ -7,9 +7,7 @@ use pulp::{Simd, WithSimd};
 use super::level::{Instructions, Level};
 #[cfg(target_arch = "x86_64")]
 use super::panels::FEW;
-use super::panels::{
-    Packed, Panels, Passed, QueryGroup, ROWS, SOME, TOGETHER_IN_16_BITS, Width, pass,
-};
+use super::panels::{Found, Packed, Panels, QueryGroup, ROWS, SOME, TOGETHER_IN_16_BITS, Width};
 #[cfg(target_arch = "aarch64")]
 use super::sweep_arm::sixteen_neon;
 #[cfg(target_arch = "x86_64")]
@@ -57,7 +55,7 @@ impl Level {
         Packed { words, length, together }
     }
 
-    /// The rows of all panels with `start + Σ base · query ≥ least`, for each query; `least` has as
+    /// Finds the rows of all panels with `start + Σ base · query ≥ least`, for each query; `least` has as
     /// many as there are queries. No sum of some of these terms may leave 32 bits.
     ///
     /// # Panics
@@ -68,8 +66,9 @@ impl Level {
         panels: Panels<'_>,
         queries: &Packed,
         least: &[i32],
-        passed: &mut Vec<Passed>,
+        found: &mut Found,
     ) {
+        found.begin(panels.starts.len() * ROWS, least.len().next_multiple_of(self.together()));
         let Packed { words, length, together } = queries;
         assert!(self.has(width) && *together == self.together());
         assert_eq!(panels.groups.len(), panels.starts.len() * length, "rows of one length");
@@ -82,29 +81,29 @@ impl Level {
             match (self.0, width) {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level is a proof that the processor has the instructions.
-                (Instructions::Vnni, Width::Eight) => unsafe { eight_vnni(panels, &group, passed) },
+                (Instructions::Vnni, Width::Eight) => unsafe { eight_vnni(panels, &group, found) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                (Instructions::Vnni, _) => unsafe { sixteen_vnni(panels, &group, passed) },
+                (Instructions::Vnni, _) => unsafe { sixteen_vnni(panels, &group, found) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 (Instructions::Avx512, Width::Seven) => unsafe {
-                    seven_avx512(panels, &group, passed)
+                    seven_avx512(panels, &group, found)
                 },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                (Instructions::Avx2, Width::Seven) => unsafe { seven_avx2(panels, &group, passed) },
+                (Instructions::Avx2, Width::Seven) => unsafe { seven_avx2(panels, &group, found) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                (Instructions::Avx512, _) => unsafe { sixteen_avx512(panels, &group, passed) },
+                (Instructions::Avx512, _) => unsafe { sixteen_avx512(panels, &group, found) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                (Instructions::Avx2, _) => unsafe { sixteen_avx2(panels, &group, passed) },
+                (Instructions::Avx2, _) => unsafe { sixteen_avx2(panels, &group, found) },
                 #[cfg(target_arch = "aarch64")]
                 // SAFETY: as above.
-                (Instructions::Neon, _) => unsafe { sixteen_neon(panels, &group, passed) },
+                (Instructions::Neon, _) => unsafe { sixteen_neon(panels, &group, found) },
                 (Instructions::Plain, _) => {
-                    self.dispatch(Plain { panels, group: &group, passed });
+                    self.dispatch(Plain { panels, group: &group, found });
                 }
             }
         }
@@ -115,7 +114,7 @@ impl Level {
 struct Plain<'a> {
     panels: Panels<'a>,
     group: &'a QueryGroup<'a>,
-    passed: &'a mut Vec<Passed>,
+    found: &'a mut Found,
 }
 
 impl WithSimd for Plain<'_> {
@@ -123,7 +122,7 @@ impl WithSimd for Plain<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let Self { panels, group, passed } = self;
+        let Self { panels, group, found } = self;
         let (queries, limits) = (group.words::<SOME>(), group.limits::<SOME>());
         for (panel, starts, groups) in group.each(panels) {
             for (query, limit) in limits.iter().enumerate() {
@@ -138,7 +137,7 @@ impl WithSimd for Plain<'_> {
                 }
                 let passes = sums.0.iter().enumerate();
                 let rows = passes.fold(0, |rows, (i, sum)| rows | u64::from(sum > limit) << i);
-                pass(passed, group.first + query, panel * ROWS, rows, &sums.0);
+                found.pass(found.pair(group.first + query, panel * ROWS), rows, &sums.0);
             }
         }
     }
@@ -146,7 +145,7 @@ impl WithSimd for Plain<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::panels::{Group, MOST_IN_16_BITS, Starts};
+    use super::super::panels::{Group, MOST_IN_16_BITS, Passed, Starts};
     use super::*;
     use crate::random::Random;
 
@@ -220,9 +219,9 @@ mod tests {
             })
             .collect();
         let words: Vec<i32> = queries.iter().map(|word| i32::from_le_bytes(*word)).collect();
-        let mut found = Vec::new();
+        let mut found = Found::default();
         level.sweep(width, all, &level.pack(&words, length), &least, &mut found);
-        let pair = |found: &Passed| (found.query as usize, found.row as usize);
+        let pair = |found: Passed| (found.query as usize, found.row as usize);
         let mut passed: Vec<_> = found.iter().map(pair).collect();
         for (found, (query, row)) in found.iter().zip(&passed) {
             assert_eq!(i64::from(found.sum), sums[*query][*row], "{level:?} {width:?}");

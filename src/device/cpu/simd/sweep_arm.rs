@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::*;
 
-use super::panels::{Group, Panels, Passed, QueryGroup, ROWS, SOME, pass};
+use super::panels::{Found, Group, Panels, QueryGroup, ROWS, SOME};
 
 /// Rows whose sums are in registers, and queries that they are compared with at a time.
 const FEW_ROWS: usize = 8;
@@ -11,7 +11,7 @@ const FEW_QUERIES: usize = 3;
 
 /// The products of even and of odd dimensions are added up apart, and together in the end.
 #[target_feature(enable = "neon")]
-pub(super) fn sixteen_neon(panels: Panels<'_>, group: &QueryGroup<'_>, passed: &mut Vec<Passed>) {
+pub(super) fn sixteen_neon(panels: Panels<'_>, group: &QueryGroup<'_>, found: &mut Found) {
     let (queries, limits) = (group.words::<SOME>(), group.limits::<SOME>());
     for (panel, starts, groups) in group.each(panels) {
         let mut sums = [[0; ROWS]; SOME];
@@ -52,7 +52,7 @@ pub(super) fn sixteen_neon(panels: Panels<'_>, group: &QueryGroup<'_>, passed: &
             if any {
                 let passes = sums.iter().enumerate();
                 let rows = passes.fold(0, |rows, (i, sum)| rows | u64::from(*sum > limit) << i);
-                pass(passed, group.first + query, panel * ROWS, rows, sums);
+                found.pass(found.pair(group.first + query, panel * ROWS), rows, sums);
             }
         }
     }

@@ -4,14 +4,32 @@
 use std::arch::x86_64::*;
 
 use super::panels::{
-    FEW, Group, Panels, Passed, QueryGroup, ROWS, SOME, Starts, TOGETHER_IN_16_BITS, pass,
+    FEW, Found, Group, Panels, QueryGroup, ROWS, SOME, Starts, TOGETHER_IN_16_BITS,
+};
+
+/// For each mask of eight lanes a byte for each lane: the lanes that are set first, in their order.
+const SET_FIRST: [u64; 256] = {
+    let mut all = [0; 256];
+    let mut mask = 0;
+    while mask < 256 {
+        let (mut lane, mut place) = (0, 0);
+        while lane < 8 {
+            if mask >> lane & 1 == 1 {
+                all[mask] |= lane << (8 * place);
+                place += 1;
+            }
+            lane += 1;
+        }
+        mask += 1;
+    }
+    all
 };
 
 /// A sweep with AVX-512, given how a register of sums takes so many more words of base rows and a query.
 macro_rules! sweep_512 {
     ($name:ident, $features:literal, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
         #[target_feature(enable = $features)]
-        pub(super) fn $name(panels: Panels<'_>, group: &QueryGroup<'_>, passed: &mut Vec<Passed>) {
+        pub(super) fn $name(panels: Panels<'_>, group: &QueryGroup<'_>, found: &mut Found) {
             let (queries, limits) = (group.words::<FEW>(), group.limits::<FEW>());
             let limits = limits.map(|limit| _mm512_set1_epi32(limit));
             for (panel, starts, groups) in group.each(panels) {
@@ -32,9 +50,12 @@ macro_rules! sweep_512 {
                 let most = sums.map(|[a, b, c, d]| {
                     _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d))
                 });
-                let passes = |query: usize| _mm512_cmpgt_epi32_mask(most[query], limits[query]);
-                let any: [_; FEW] = [passes(0), passes(1), passes(2), passes(3)];
-                if (any[0] | any[1]) | (any[2] | any[3]) == 0 {
+                let (mut any, mut all) = ([0; FEW], 0);
+                for query in 0..FEW {
+                    any[query] = _mm512_cmpgt_epi32_mask(most[query], limits[query]);
+                    all |= any[query];
+                }
+                if all == 0 {
                     continue;
                 }
                 // A copy in memory, which the following code needs: the sums themselves stay in
@@ -48,23 +69,23 @@ macro_rules! sweep_512 {
                         // SAFETY: the chunk has as many numbers as a register.
                         unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), sum) };
                     }
-                    pass(passed, group.first + query, panel * ROWS, rows, &all);
+                    found.pass(found.pair(group.first + query, panel * ROWS), rows, &all);
                 }
             }
         }
     };
 }
 
-sweep_512!(eight_vnni, "avx512f,avx512bw,avx512vnni", 1, |sum, base, query| {
+sweep_512!(eight_vnni, "avx512f,avx512bw,avx512vnni,popcnt", 1, |sum, base, query| {
     _mm512_dpbusd_epi32(sum, base[0], query[0])
 });
-sweep_512!(sixteen_vnni, "avx512f,avx512bw,avx512vnni", 1, |sum, base, query| {
+sweep_512!(sixteen_vnni, "avx512f,avx512bw,avx512vnni,popcnt", 1, |sum, base, query| {
     _mm512_dpwssd_epi32(sum, base[0], query[0])
 });
-sweep_512!(sixteen_avx512, "avx512f,avx512bw", 1, |sum, base, query| {
+sweep_512!(sixteen_avx512, "avx512f,avx512bw,popcnt", 1, |sum, base, query| {
     _mm512_add_epi32(sum, _mm512_madd_epi16(base[0], query[0]))
 });
-sweep_512!(seven_avx512, "avx512f,avx512bw", TOGETHER_IN_16_BITS, |sum, base, query| {
+sweep_512!(seven_avx512, "avx512f,avx512bw,popcnt", TOGETHER_IN_16_BITS, |sum, base, query| {
     let [a, b, c, d] = std::array::from_fn(|i| _mm512_maddubs_epi16(base[i], query[i]));
     let sixteens = _mm512_add_epi16(_mm512_add_epi16(a, b), _mm512_add_epi16(c, d));
     _mm512_add_epi32(sum, _mm512_madd_epi16(sixteens, _mm512_set1_epi16(1)))
@@ -73,8 +94,8 @@ sweep_512!(seven_avx512, "avx512f,avx512bw", TOGETHER_IN_16_BITS, |sum, base, qu
 /// A sweep with AVX2, given how a register of sums takes so many more words of base rows and a query.
 macro_rules! sweep_256 {
     ($name:ident, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
-        #[target_feature(enable = "avx2")]
-        pub(super) fn $name(panels: Panels<'_>, group: &QueryGroup<'_>, passed: &mut Vec<Passed>) {
+        #[target_feature(enable = "avx2,popcnt")]
+        pub(super) fn $name(panels: Panels<'_>, group: &QueryGroup<'_>, found: &mut Found) {
             let (queries, limits) = (group.words::<SOME>(), group.limits::<SOME>());
             let limits = limits.map(|limit| _mm256_set1_epi32(limit));
             for (panel, starts, groups) in group.each(panels) {
@@ -100,18 +121,28 @@ macro_rules! sweep_256 {
                         continue;
                     }
                     let sums = std::hint::black_box(sums);
+                    let (pairs, to) = found.room(SOME * 16 + 8);
+                    let mut passed = 0;
                     for (query, (sums, limit)) in sums.into_iter().zip(limits).enumerate() {
-                        let (mut rows, mut all) = (0, [0; 16]);
-                        let parts = sums.into_iter().zip(all.chunks_exact_mut(8));
-                        for (i, (sum, to)) in parts.enumerate() {
+                        let row = panel * ROWS + 16 * quarter;
+                        let first = found.pair(group.first + query, row) as i32;
+                        for (i, sum) in sums.into_iter().enumerate() {
                             let is_more = _mm256_castsi256_ps(_mm256_cmpgt_epi32(sum, limit));
-                            rows |= u64::from(_mm256_movemask_ps(is_more) as u8) << (8 * i);
-                            // SAFETY: the chunk has as many numbers as a register.
-                            unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), sum) };
+                            let mask = _mm256_movemask_ps(is_more) as u8;
+                            let order = SET_FIRST[usize::from(mask)] as i64;
+                            let order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(order));
+                            let first = _mm256_set1_epi32(first + 8 * i as i32);
+                            // SAFETY: the room is for all lanes, and a register more.
+                            unsafe {
+                                let (pairs, to) = (pairs.add(passed).cast(), to.add(passed).cast());
+                                _mm256_storeu_si256(pairs, _mm256_add_epi32(first, order));
+                                _mm256_storeu_si256(to, _mm256_permutevar8x32_epi32(sum, order));
+                            }
+                            passed += mask.count_ones() as usize;
                         }
-                        let first = panel * ROWS + 16 * quarter;
-                        pass(passed, group.first + query, first, rows, &all);
                     }
+                    // SAFETY: they were written one after the other.
+                    unsafe { found.wrote(passed) };
                 }
             }
         }

@@ -4,7 +4,7 @@ use super::lists::{Entry, down};
 use crate::device::cpu::rounded::base::Quantised;
 use crate::device::cpu::rounded::query::Query;
 use crate::device::cpu::rounded::rows::RoundedRows;
-use crate::device::cpu::simd::panels::{Group, Packed, Panels, Passed, ROWS};
+use crate::device::cpu::simd::panels::{Found, Group, Packed, Panels, Passed, ROWS};
 
 /// Rows that are compared together.
 pub(super) const TOGETHER: usize = 128;
@@ -20,7 +20,7 @@ const LEFT_OPEN: f64 = 0.01;
 pub(super) struct Scan {
     words: Vec<i32>,
     least: Vec<i32>,
-    passed: Vec<Passed>,
+    passed: Found,
     found: Vec<Vec<Entry>>,
     queries: Vec<Query>,
     /// For each row, its reach as a squared distance.
@@ -81,7 +81,7 @@ impl Scan {
             starts: &centroids.starts[panels.clone()],
         };
         centroids.level.sweep(centroids.width(), swept, packed, least, passed);
-        for Passed { query, row, sum } in passed.drain(..) {
+        for Passed { query, row, sum } in passed.iter() {
             let row = panels.start * ROWS + row as usize;
             if centroids.decided[row / ROWS] >> (row % ROWS) & 1 == 1 {
                 let query = query as usize;

@@ -10,7 +10,7 @@ use crate::device::cpu::rounded::query::Query;
 use crate::device::cpu::search::sink::Sink;
 use crate::device::cpu::search::traversal::{BLOCK_ROWS, Block, Visit};
 use crate::device::cpu::simd::lanes::Lanes;
-use crate::device::cpu::simd::panels::{Group, Packed, Panels, Passed, ROWS};
+use crate::device::cpu::simd::panels::{Found, Group, Packed, Panels, Passed, ROWS};
 use crate::error::Result;
 
 /// Pairs that are computed together, at most those of one query more.
@@ -44,7 +44,7 @@ pub(super) struct Search<'a, T, K> {
     /// Pairs to be computed: positions of the query in the task, and of the row.
     passed: Vec<(u32, u32)>,
     sorted: Vec<(u32, u32)>,
-    found: Vec<Passed>,
+    found: Found,
     least: Vec<i32>,
     pub(super) sinks: &'a mut [K],
 }
@@ -91,7 +91,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
             rows: visit.rows(),
             passed: Vec::new(),
             sorted: Vec::new(),
-            found: Vec::new(),
+            found: Found::default(),
             least: Vec::new(),
             sinks,
         }
@@ -200,7 +200,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
             _ => unreachable!("queries are of the base's form"),
         }
         let first = (panels.start * ROWS) as u32;
-        for Passed { query, row, sum } in found.drain(..) {
+        for Passed { query, row, sum } in found.iter() {
             let (query, place) = (query as usize, (first + row) as usize);
             let is_decided = base.decided[place / ROWS] >> (place % ROWS) & 1 == 1;
             let row = base.places.row(place);
