@@ -50,7 +50,7 @@ pub(super) struct Selection<T> {
     k: usize,
     metric: Metric,
     entries: Vec<Neighbor<T>>,
-    /// The k-th smallest when the buffer was last cut back.
+    /// None that comes after this one is taken: the k-th smallest, when that was last known.
     worst: Option<Neighbor<T>>,
     reach: T,
 }

@@ -6,9 +6,10 @@ use crate::memory::Zeros;
 /// Base rows in a panel.
 pub(in crate::device::cpu) const ROWS: usize = 64;
 
-/// Queries that are compared with a panel together: with AVX-512, and with others.
+/// Queries that are compared with a panel together: with AVX-512 that has no VNNI, whose registers hold products too, and
+/// with others.
 #[cfg(target_arch = "x86_64")]
-pub(super) const FEW: usize = 6;
+pub(super) const FEW: usize = 4;
 pub(super) const SOME: usize = 6;
 
 /// The numbers that rows are rounded to.
@@ -139,7 +140,8 @@ impl Found {
     /// Appends those of some pairs that have a bit, of which all sums are given.
     #[inline(always)]
     pub(super) fn pass(&mut self, first: u32, mut rows: u64, sums: &[i32]) {
-        self.room(rows.count_ones() as usize);
+        self.pairs.reserve(rows.count_ones() as usize);
+        self.sums.reserve(rows.count_ones() as usize);
         while rows != 0 {
             let lane = rows.trailing_zeros();
             rows &= rows - 1;

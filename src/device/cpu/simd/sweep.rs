@@ -37,7 +37,7 @@ impl Level {
     fn together(self) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Instructions::Vnni | Instructions::Avx512 => FEW,
+            Instructions::Avx512 => FEW,
             _ => SOME,
         }
     }

@@ -25,15 +25,15 @@ const SET_FIRST: [u64; 256] = {
     all
 };
 
-/// A sweep with AVX-512, given how a register of sums takes so many more words of base rows and a query.
+/// A sweep with AVX-512 of so many queries at a time, given how a register of sums takes so many more words of base rows and a query.
 macro_rules! sweep_512 {
-    ($name:ident, $features:literal, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
+    ($name:ident, $features:literal, $together:expr, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
         #[target_feature(enable = $features)]
         pub(super) fn $name(panels: Panels<'_>, group: &QueryGroup<'_>, found: &mut Found) {
-            let (queries, limits) = (group.words::<FEW>(), group.limits::<FEW>());
+            let (queries, limits) = (group.words::<$together>(), group.limits::<$together>());
             let limits = limits.map(|limit| _mm512_set1_epi32(limit));
             for (panel, starts, groups) in group.each(panels) {
-                let mut sums = [registers_512(starts); FEW];
+                let mut sums = [registers_512(starts); $together];
                 // No indexing here: its bounds checks would cost as much as the products.
                 let words = queries.as_chunks::<$words>().0;
                 for (groups, words) in groups.as_chunks::<$words>().0.iter().zip(words) {
@@ -50,8 +50,8 @@ macro_rules! sweep_512 {
                 let most = sums.map(|[a, b, c, d]| {
                     _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d))
                 });
-                let (mut any, mut all) = ([0; FEW], 0);
-                for query in 0..FEW {
+                let (mut any, mut all) = ([0; $together], 0);
+                for query in 0..$together {
                     any[query] = _mm512_cmpgt_epi32_mask(most[query], limits[query]);
                     all |= any[query];
                 }
@@ -61,7 +61,7 @@ macro_rules! sweep_512 {
                 // A copy in memory, which the following code needs: the sums themselves stay in
                 // registers.
                 let sums = std::hint::black_box(sums);
-                for query in (0..FEW).filter(|query| any[*query] != 0) {
+                for query in (0..$together).filter(|query| any[*query] != 0) {
                     let (mut rows, mut all) = (0, [0; ROWS]);
                     let parts = sums[query].into_iter().zip(all.chunks_exact_mut(16));
                     for (i, (sum, to)) in parts.enumerate() {
@@ -76,20 +76,26 @@ macro_rules! sweep_512 {
     };
 }
 
-sweep_512!(eight_vnni, "avx512f,avx512bw,avx512vnni,popcnt", 1, |sum, base, query| {
+sweep_512!(eight_vnni, "avx512f,avx512bw,avx512vnni,popcnt", SOME, 1, |sum, base, query| {
     _mm512_dpbusd_epi32(sum, base[0], query[0])
 });
-sweep_512!(sixteen_vnni, "avx512f,avx512bw,avx512vnni,popcnt", 1, |sum, base, query| {
+sweep_512!(sixteen_vnni, "avx512f,avx512bw,avx512vnni,popcnt", SOME, 1, |sum, base, query| {
     _mm512_dpwssd_epi32(sum, base[0], query[0])
 });
-sweep_512!(sixteen_avx512, "avx512f,avx512bw,popcnt", 1, |sum, base, query| {
+sweep_512!(sixteen_avx512, "avx512f,avx512bw,popcnt", FEW, 1, |sum, base, query| {
     _mm512_add_epi32(sum, _mm512_madd_epi16(base[0], query[0]))
 });
-sweep_512!(seven_avx512, "avx512f,avx512bw,popcnt", TOGETHER_IN_16_BITS, |sum, base, query| {
-    let [a, b, c, d] = std::array::from_fn(|i| _mm512_maddubs_epi16(base[i], query[i]));
-    let sixteens = _mm512_add_epi16(_mm512_add_epi16(a, b), _mm512_add_epi16(c, d));
-    _mm512_add_epi32(sum, _mm512_madd_epi16(sixteens, _mm512_set1_epi16(1)))
-});
+sweep_512!(
+    seven_avx512,
+    "avx512f,avx512bw,popcnt",
+    FEW,
+    TOGETHER_IN_16_BITS,
+    |sum, base, query| {
+        let [a, b, c, d] = std::array::from_fn(|i| _mm512_maddubs_epi16(base[i], query[i]));
+        let sixteens = _mm512_add_epi16(_mm512_add_epi16(a, b), _mm512_add_epi16(c, d));
+        _mm512_add_epi32(sum, _mm512_madd_epi16(sixteens, _mm512_set1_epi16(1)))
+    }
+);
 
 /// A sweep with AVX2, given how a register of sums takes so many more words of base rows and a query.
 macro_rules! sweep_256 {

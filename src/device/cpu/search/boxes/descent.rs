@@ -2,6 +2,8 @@
 //!
 //! They go together, so that boxes and leaves that one has looked at are in a near cache for the next.
 
+use std::ops::Range;
+
 use pulp::{Simd, WithSimd};
 
 use super::tree::{Boxes, Column, WIDE};
@@ -58,45 +60,97 @@ impl<T: Lanes, K: Sink<T>> WithSimd for Descent<'_, T, K> {
 impl<T: Lanes, K: Sink<T>> Descent<'_, T, K> {
     #[inline(always)]
     fn run<S: Simd, A: Accumulate>(&mut self, simd: S) -> u64 {
-        // A leaf each bounds the reach before others are chosen.
-        let mut begun = Vec::with_capacity(self.taken.len());
+        let (mut begun, mut together) = (Vec::with_capacity(self.taken.len()), Vec::new());
+        let mut leaves = 0;
         for query in 0..self.taken.len() {
             let leaf = self.nearest_leaf::<S, A>(simd, query);
             self.look_at::<S, A>(simd, leaf, query);
-            begun.push(leaf);
+            leaves += 1;
+            let mut own = leaf..leaf + 1;
+            if !self.is_bounded(query) {
+                let node = leaf / WIDE;
+                leaves += self.nearest_of::<S, A>(simd, node, (query, leaf));
+                own = self.boxes.nodes(0, node);
+            }
+            begun.push(own);
+            // Others go alone: until their reach is bounded, they would look at all that is near to any query.
+            if self.is_bounded(query) {
+                together.push(query);
+            } else {
+                leaves += self.go::<S, A>(simd, &[query], &begun);
+            }
         }
-        let mut leaves = begun.len();
-        let (mut asked, mut now, mut seen) = (Vec::new(), Vec::new(), Vec::new());
-        asked.extend((0..begun.len()).map(|query| Asked { query, least: T::ZERO }));
+        leaves += self.go::<S, A>(simd, &together, &begun);
+        (leaves * WIDE) as u64
+    }
+
+    #[inline(always)]
+    fn is_bounded(&self, query: usize) -> bool {
+        self.taken[query].1.reach() < T::INFINITY
+    }
+
+    /// Looks at the leaves of a node but one, the nearest first; returns how many these were.
+    #[inline(always)]
+    fn nearest_of<S: Simd, A: Accumulate>(
+        &mut self,
+        simd: S,
+        node: usize,
+        (query, skipped): (usize, usize),
+    ) -> usize {
+        let seen = self.see::<S, A>(simd, (0, node), query);
+        let (sums, mut leaves) = (seen.sums, 0);
+        // The farthest come first.
+        let lanes: Vec<_> = farthest_first(&[seen]).collect();
+        for lane in lanes.into_iter().rev() {
+            let leaf = node * WIDE + lane;
+            if sums[lane] <= self.taken[query].1.reach() && leaf != skipped {
+                self.look_at::<S, A>(simd, leaf, query);
+                leaves += 1;
+            }
+        }
+        leaves
+    }
+
+    /// Lets some queries look at all leaves that they need but those that each has begun with; returns how many these
+    /// were.
+    #[inline(always)]
+    fn go<S: Simd, A: Accumulate>(
+        &mut self,
+        simd: S,
+        queries: &[usize],
+        begun: &[Range<usize>],
+    ) -> usize {
+        let (mut leaves, mut now, mut seen) = (0, Vec::new(), Vec::new());
+        let mut asked: Vec<_> =
+            queries.iter().map(|query| Asked { query: *query, least: T::ZERO }).collect();
         let mut open = vec![Open { level: self.boxes.levels.len() - 1, node: 0, first: 0 }];
         while let Some(Open { level, node, first }) = open.pop() {
             now.clear();
-            for asked in asked.drain(first..) {
-                if asked.least <= self.taken[asked.query].1.reach() {
-                    now.push(asked.query);
+            for Asked { query, least } in asked.drain(first..) {
+                if least <= self.taken[query].1.reach() {
+                    now.push(query);
                 }
             }
             if level == 0 {
                 for query in &now {
-                    leaves += self.leaves_of::<S, A>(simd, node, (*query, begun[*query]));
+                    leaves += self.leaves_of::<S, A>(simd, node, (*query, &begun[*query]));
                 }
-            } else {
-                seen.clear();
-                for query in &now {
-                    seen.push(self.see::<S, A>(simd, (level, node), *query));
-                }
-                for lane in farthest_first(&seen) {
-                    let (level, node, first) = (level - 1, node * WIDE + lane, asked.len());
-                    for seen in &seen {
-                        if seen.near.has(lane) {
-                            asked.push(Asked { query: seen.query, least: seen.sums[lane] });
-                        }
+                continue;
+            }
+            seen.clear();
+            for query in &now {
+                seen.push(self.see::<S, A>(simd, (level, node), *query));
+            }
+            for lane in farthest_first(&seen) {
+                open.push(Open { level: level - 1, node: node * WIDE + lane, first: asked.len() });
+                for Seen { query, near, sums } in &seen {
+                    if near.has(lane) {
+                        asked.push(Asked { query: *query, least: sums[lane] });
                     }
-                    open.push(Open { level, node, first });
                 }
             }
         }
-        (leaves * WIDE) as u64
+        leaves
     }
 
     #[inline(always)]
@@ -113,19 +167,19 @@ impl<T: Lanes, K: Sink<T>> Descent<'_, T, K> {
         Seen { query, near, sums }
     }
 
-    /// Looks at the leaves of a node, but for one; returns how many these were.
+    /// Looks at the leaves of a node, but for some; returns how many these were.
     #[inline(always)]
     fn leaves_of<S: Simd, A: Accumulate>(
         &mut self,
         simd: S,
         node: usize,
-        (query, but): (usize, usize),
+        (query, skipped): (usize, &Range<usize>),
     ) -> usize {
         let Seen { near, sums, .. } = self.see::<S, A>(simd, (0, node), query);
         let mut leaves = 0;
         for lane in near {
             let leaf = node * WIDE + lane;
-            if sums[lane] <= self.taken[query].1.reach() && leaf != but {
+            if sums[lane] <= self.taken[query].1.reach() && !skipped.contains(&leaf) {
                 self.look_at::<S, A>(simd, leaf, query);
                 leaves += 1;
             }

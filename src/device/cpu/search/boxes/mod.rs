@@ -1,5 +1,5 @@
 //! Rows of few dimensions in a tree of boxes: a query looks only at the leaves that may have a row within its
-//! sink's reach, the nearest first.
+//! sink's reach.
 //!
 //! A row's difference from a query is at least that of its box's nearest side, in every dimension. Rounding keeps
 //! that order, and the terms of both sums are added in the same order: so a box's sum is never more than that of a
@@ -27,7 +27,7 @@ use crate::metric::Sum;
 const LEAST_ROWS: usize = 4096;
 
 /// Up to so many dimensions, rows for each query that may be ordered before it is known whether many leaves have to be
-/// looked at: about as many as in the time in which a query is compared with all, and fewer where it is less likely.
+/// looked at: about as many as in the time in which a query is compared with all, and fewer where it is likely.
 const ROWS_PER_QUERY: [(usize, usize); 3] = [(8, 256), (12, 64), (16, 4)];
 
 /// How many times as many queries probably follow where they are base rows.
@@ -119,7 +119,7 @@ impl<T: Lanes> Boxes<T> {
         near_each_other(&points, Cut { rows: TASK_QUERIES, left }, call.job)
     }
 
-    /// The same for a few of them; returns how many rows they looked at.
+    /// Searches for a few of the queries; returns how many rows they looked at.
     fn some<K: Sink<T>>(
         &self,
         queries: &[T],
@@ -143,7 +143,8 @@ mod tests {
     use crate::matrix::{Elements, Matrix};
     use crate::random::Random;
 
-    /// Rows of several kinds: spread out, on a grid, equal, far from the origin with one that is farther, huge, tiny.
+    /// Rows of several kinds: spread out, on a grid, equal, far from the origin with one that is farther, huge, tiny,
+    /// ascending.
     fn values(kind: usize, count: usize, random: &mut Random) -> Vec<f64> {
         let value = |i: usize, random: &mut Random| match kind {
             0 => random.unit(),
@@ -201,7 +202,7 @@ mod tests {
             for kind in 0..7 {
                 let all = values(kind, count * dim, &mut random);
                 let metric = [Metric::L2, Metric::L1, Metric::SqEuclidean][(i + kind) % 3];
-                let k = [1, 5, 40][(i + kind / 2) % 3];
+                let k = [1, 5, 16, 17, 25, 40, 1200][(i + kind) % 7];
                 let singles: Vec<f32> =
                     all.iter().map(|x| (*x as f32).clamp(f32::MIN, f32::MAX)).collect();
                 let of = |elements| Rows::all(Arc::new(Matrix::new(elements, count, dim)));
@@ -231,5 +232,13 @@ mod tests {
         let mut sinks = vec![Selection::new(10, Metric::L2); count];
         let work = boxes.search(values, &mut sinks, (&call, Level::all()[0])).unwrap();
         assert!(work.pairs < 400 * count as u64, "{} pairs", work.pairs);
+        // Queries of a task that are far apart do not look at what is near to others.
+        let far_apart: Vec<f32> =
+            values.chunks_exact(dim).step_by(625).flatten().copied().collect();
+        for (k, most) in [(10, 400), (40, 1000), (1000, 4000)] {
+            let mut sinks = vec![Selection::new(k, Metric::L2); 64];
+            let work = boxes.search(&far_apart, &mut sinks, (&call, Level::all()[0])).unwrap();
+            assert!(work.pairs < 64 * most, "{} pairs, k = {k}", work.pairs);
+        }
     }
 }
