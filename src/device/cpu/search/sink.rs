@@ -41,7 +41,7 @@ pub(super) trait Sink<T>: Send + Sync {
 }
 
 /// Up to so many neighbours are kept in order, so that each bounds the reach at once.
-const FEW: usize = 16;
+const FEW: usize = 32;
 
 /// The sink of `top_k`: keeps the k smallest pairs offered: a few in order, more in a buffer that is cut back to k
 /// whenever it fills.
