@@ -151,6 +151,7 @@ impl Found {
     }
 
     /// Where so many more pairs and sums may be written.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn room(&mut self, count: usize) -> (*mut u32, *mut i32) {
         self.pairs.reserve(count);
@@ -165,6 +166,7 @@ impl Found {
     ///
     /// # Safety
     /// So many pairs and sums were written at the beginning of the room, which was for as many.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) unsafe fn wrote(&mut self, count: usize) {
         // SAFETY: of the caller.
