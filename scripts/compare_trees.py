@@ -2,7 +2,7 @@
 """Time `knn_exact` on rows of few dimensions, joined with themselves, beside scikit-learn's NearestNeighbors, on two threads.
 
     pip install numpy==2.4.6 pyarrow==25.0.1 scikit-learn==1.9.1
-    compare_trees.py --dir DIR [--program target/release/neighbors] [--before PROGRAM] [--runs 3]
+    compare_trees.py --dir DIR [--program target/release/neighbors] [--before PROGRAM] [--k 5] [--runs 3]
 
 DIR holds NAME-base.parquet: dense8, friedman10 and geo2 of benches/workloads.py, pixels3 and pixels5 of peers_dbscan.py
 --make; what is missing is left out. The search of ours is `search_time` and `ahead_time` of EXPLAIN ANALYZE, `All` a process of ours from Parquet to
@@ -22,6 +22,7 @@ def main():
     a.add_argument("--dir", required=True)
     a.add_argument("--program", default="target/release/neighbors")
     a.add_argument("--before")
+    a.add_argument("--k", type=int, default=5)
     a.add_argument("--runs", type=int, default=3)
     o = a.parse_args()
     os.environ["OMP_NUM_THREADS"] = "2"
@@ -30,7 +31,7 @@ def main():
     for name in TASKS:
         path = os.path.join(o.dir, f"{name}-base.parquet")
         if os.path.exists(path):
-            compare(o, name, path, 5)
+            compare(o, name, path, o.k)
 
 
 def compare(o, name, path, k):

@@ -25,7 +25,8 @@ const SET_FIRST: [u64; 256] = {
     all
 };
 
-/// A sweep with AVX-512 of so many queries at a time, given how a register of sums takes so many more words of base rows and a query.
+/// A sweep with AVX-512 of so many queries at a time, given how a register of sums takes so many more words of base rows
+/// and a query.
 macro_rules! sweep_512 {
     ($name:ident, $features:literal, $together:expr, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
         #[target_feature(enable = $features)]
