@@ -6,8 +6,9 @@ use datafusion::arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt32A
 use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
 
+use super::column::{VectorColumn, common_kind, kind_of_vector};
 use super::hashed::KnnLsh;
-use super::vectors::{VectorColumn, VectorReader, common_kind, kind_of_vector};
+use super::vectors::VectorReader;
 use crate::algo::dbscan::{DbscanParams, Density, dbscan as by_density};
 use crate::algo::kmeans::{Clustering, Init, KMeansParams, kmeans as cluster};
 use crate::algo::knn::{Found, KnnParams, LshParams, Method, open_base};

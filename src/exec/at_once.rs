@@ -14,9 +14,10 @@ use futures::{StreamExt, TryStreamExt};
 
 use super::chosen::Asked;
 use super::collect::{CancelOnDrop, Held, Pool, collect, computing};
-use super::omitted::Batches;
+use super::complete::{Input, read_rows};
 use super::phases::Phases;
-use super::rows::{Input, Read, read_rows};
+use super::placing::Keeping;
+use super::rows::Read;
 use super::vectors::VectorReader;
 use crate::job::{Cancel, Job, Phase, Watch};
 
@@ -81,10 +82,8 @@ pub(super) fn stream<C: AtOnce>(
             None => None,
         };
         let held = Arc::new(Held::new(reservation.clone()));
-        let omitted = call.omits_vectors().then(|| held.clone());
-        let keeping = (call.reader(), Batches { all: Vec::new(), omitted });
-        let (read, batches) = read_rows(input, keeping, &held, (&phases, &job)).await?;
-        let input = (read, batches.all);
+        let keeping = Keeping { omits_vectors: call.omits_vectors(), held };
+        let input = read_rows(input, (call.reader(), keeping), (&phases, &job)).await?;
         let found = computing(move || call.compute(first, input, &job, &metrics)).await?;
         drop(cancel);
         phases.enter(Phase::Emit);

@@ -8,7 +8,8 @@ use datafusion::arrow::array::{
 use datafusion::arrow::buffer::OffsetBuffer;
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef, Fields};
 
-use super::vectors::{VectorColumn, VectorReader};
+use super::column::VectorColumn;
+use super::vectors::VectorReader;
 use crate::algo::knn::{LshParams, bucket_keys};
 use crate::error::Result;
 use crate::matrix::ElementKind;

@@ -46,6 +46,9 @@ fn rows_by_statistics(plan: &Arc<dyn ExecutionPlan>) -> Option<Precision<usize>>
     Some(found.ok()?.num_rows)
 }
 
+/// Batches that partitions are ahead of those that have been copied.
+const AHEAD: usize = 8;
+
 /// What [`in_turn`] does with a batch that has come: for example, reserve its memory.
 pub(super) type Receive<T> = Arc<dyn Fn(RecordBatch) -> Result<T> + Send + Sync>;
 
@@ -56,36 +59,40 @@ pub(super) fn in_turn<T: Send + 'static>(
     ahead: usize,
     receive: &Receive<T>,
 ) -> BoxStream<'static, Result<T>> {
-    let running: Vec<_> = streams
-        .into_iter()
-        .map(|mut stream| {
-            let (sender, receiver) = mpsc::channel(ahead);
-            let receive = receive.clone();
-            let task = SpawnedTask::spawn(async move {
-                // The next batch is made when there is room for it.
-                while let Ok(place) = sender.reserve().await
-                    && let Some(batch) = stream.next().await
-                {
-                    let received = batch.and_then(|batch| receive(batch));
-                    let goes_on = received.is_ok();
-                    place.send(received);
-                    if !goes_on {
-                        break;
-                    }
+    futures::stream::iter(running(streams, ahead, receive)).flatten().boxed()
+}
+
+/// Partitions, all of which run concurrently, each so many batches ahead.
+fn running<T: Send + 'static>(
+    streams: Vec<SendableRecordBatchStream>,
+    ahead: usize,
+    receive: &Receive<T>,
+) -> Vec<BoxStream<'static, Result<T>>> {
+    let run = |mut stream: SendableRecordBatchStream| {
+        let (sender, receiver) = mpsc::channel(ahead);
+        let receive = receive.clone();
+        let task = SpawnedTask::spawn(async move {
+            // The next batch is made when there is room for it.
+            while let Ok(place) = sender.reserve().await
+                && let Some(batch) = stream.next().await
+            {
+                let received = batch.and_then(|batch| receive(batch));
+                let goes_on = received.is_ok();
+                place.send(received);
+                if !goes_on {
+                    break;
                 }
-            });
-            (receiver, task)
-        })
-        .collect();
-    let partition = |(receiver, task): (mpsc::Receiver<Result<T>>, SpawnedTask<()>)| {
+            }
+        });
         let batches = futures::stream::unfold(receiver, |mut receiver| async move {
             receiver.recv().await.map(|batch| (batch, receiver))
         });
         // Resumes a panic of the task.
         let end = async move { task.join_unwind().await.map_err(join_error).err() };
-        batches.chain(futures::stream::once(end).filter_map(|error| async { error.map(Err) }))
+        let end = futures::stream::once(end).filter_map(|error| async { error.map(Err) });
+        batches.chain(end).boxed()
     };
-    futures::stream::iter(running).flat_map(partition).boxed()
+    streams.into_iter().map(run).collect()
 }
 
 /// Reserved memory of the columns of batches, which may share buffers: each is counted once.
@@ -143,18 +150,29 @@ fn each_buffer(data: &ArrayData, found: &mut dyn FnMut(usize, usize)) {
     data.child_data().iter().for_each(|child| each_buffer(child, found));
 }
 
-/// All partitions, one after the other, read concurrently as fast as they come.
-pub(super) fn held_in_turn(
+/// What comes of a partition: batches, and then its end.
+pub(super) type Arrived = (usize, Option<Result<RecordBatch>>);
+
+/// The batches of all partitions as they come, with the numbers of their partitions.
+pub(super) fn arriving(
     streams: Vec<SendableRecordBatchStream>,
     held: &Arc<Held>,
-) -> BoxStream<'static, Result<RecordBatch>> {
+) -> BoxStream<'static, Arrived> {
+    let partitions = running(streams, AHEAD, &holding(held)).into_iter().enumerate();
+    let partitions = partitions.map(|(partition, batches)| {
+        let end = futures::stream::once(async { None });
+        batches.map(Some).chain(end).map(move |batch| (partition, batch)).boxed()
+    });
+    futures::stream::select_all(partitions).boxed()
+}
+
+fn holding(held: &Arc<Held>) -> Receive<RecordBatch> {
     // What is reserved is given back as soon as the reader ends, if these streams do not yet.
     let held = Arc::downgrade(held);
-    let receive: Receive<_> = Arc::new(move |batch| match held.upgrade() {
+    Arc::new(move |batch| match held.upgrade() {
         Some(held) => held.hold(&batch).map(|()| batch),
         None => internal_err!("nobody reads this input any more"),
-    });
-    in_turn(streams, Semaphore::MAX_PERMITS, &receive)
+    })
 }
 
 /// Reads all partitions concurrently, then takes them in order.
@@ -162,7 +180,8 @@ pub(super) async fn collect(
     streams: Vec<SendableRecordBatchStream>,
     reservation: &Arc<MemoryReservation>,
 ) -> Result<Vec<RecordBatch>> {
-    held_in_turn(streams, &Arc::new(Held::new(reservation.clone()))).try_collect().await
+    let held = Arc::new(Held::new(reservation.clone()));
+    in_turn(streams, Semaphore::MAX_PERMITS, &holding(&held)).try_collect().await
 }
 
 /// Some columns of a batch.

@@ -1,6 +1,6 @@
 //! The parameters of `knn_lsh` in Rust.
 
-use super::vectors::VectorColumn;
+use super::column::VectorColumn;
 use crate::algo::knn::{LshParams, Scoring};
 use crate::error::{Error, Result};
 use crate::index::lsh::{Family, Planes, Rounding};

@@ -6,6 +6,8 @@ mod at_once;
 mod buckets;
 mod chosen;
 mod collect;
+mod column;
+mod complete;
 mod dbscan;
 mod groups;
 mod hashed;
@@ -19,6 +21,7 @@ mod omitted;
 mod output;
 mod pairs;
 mod phases;
+mod placing;
 mod rows;
 mod side;
 mod stored;
@@ -29,6 +32,8 @@ use datafusion::common::DataFusionError;
 
 pub use arrays::{Dbscan, KMeans, KnnExact, dbscan, kmeans, knn_exact, knn_lsh};
 pub use buckets::{bucket_field, bucket_fields, row_buckets};
+pub use column::VectorColumn;
+pub(crate) use column::{common_kind, kind_of_vector};
 pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec, dbscan_fields};
 pub use hashed::KnnLsh;
 pub use inputs::{InTurnExec, InputExec, NumberedExec, ShowInputs};
@@ -38,8 +43,7 @@ pub use knn::{KnnExec, KnnSpec, knn_fields};
 pub use pairs::row_distances;
 pub use side::Side;
 pub(crate) use stored::{IndexScanExec, IndexSink, StoredIndex};
-pub use vectors::{VectorColumn, VectorReader};
-pub(crate) use vectors::{common_kind, kind_of_vector};
+pub use vectors::VectorReader;
 
 use crate::error::Error;
 

@@ -2,10 +2,12 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, PrimitiveArray};
+use datafusion::arrow::buffer::ScalarBuffer;
 use datafusion::arrow::compute::cast;
-use datafusion::arrow::datatypes::{DataType, Float32Type, Float64Type};
+use datafusion::arrow::datatypes::{DataType, Float32Type, Float64Type, Int64Type, UInt64Type};
 
 use super::lists::Ranges;
 use crate::error::RowProblem;
@@ -68,5 +70,18 @@ impl<'a, T: Number> Lists<'a, T> {
             return Err(RowProblem::NullElement { at });
         }
         Ok(T::slice_of(&self.values, range))
+    }
+}
+
+/// Integers of any type as 64 bits, and whether these are without a sign.
+pub(super) fn tokens_of(values: &ArrayRef) -> (ArrayRef, bool) {
+    if let Some(unsigned) = values.as_primitive_opt::<UInt64Type>() {
+        let tokens = ScalarBuffer::from(unsigned.values().inner().clone());
+        let tokens = PrimitiveArray::<Int64Type>::new(tokens, unsigned.nulls().cloned());
+        return (Arc::new(tokens), true);
+    }
+    match cast(values, &DataType::Int64) {
+        Ok(tokens) => (tokens, false),
+        Err(error) => unreachable!("integers convert to integers: {error}"),
     }
 }

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::RecordBatch;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
@@ -12,8 +11,6 @@ use datafusion::physical_expr::utils::collect_columns;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
 
-use super::collect::{Held, columns};
-use super::rows::Keep;
 use super::side::Side;
 
 /// A projection of an operator's output that has the columns of its input first, put on the same operator without those
@@ -47,26 +44,4 @@ pub(super) fn remaining<T>(all: Vec<T>, side: &Side, omits_vectors: bool) -> Vec
     let all = all.into_iter().enumerate();
     let remains = |i: &usize| !omits_vectors || !side.vector.contains(i);
     all.filter(|(i, _)| remains(i)).map(|(_, one)| one).collect()
-}
-
-/// Batches whose vectors have been read.
-pub(super) struct Batches {
-    pub all: Vec<RecordBatch>,
-    /// Where the memory of vectors is given back, if they are left out.
-    pub omitted: Option<Arc<Held>>,
-}
-
-impl Keep for Batches {
-    fn keep(&mut self, batch: RecordBatch, side: &Side) {
-        let Some(held) = &self.omitted else { return self.all.push(batch) };
-        match batch.project(&side.carried) {
-            Ok(carried) => {
-                let vectors = columns(&batch, &side.vector);
-                drop(batch);
-                self.all.push(carried);
-                held.release(vectors);
-            }
-            Err(_) => unreachable!("the columns of an input are there"),
-        }
-    }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::{ArrayRef, Float32Array, Float64Array};
 
-use super::vectors::{VectorColumn, VectorReader};
+use super::column::VectorColumn;
+use super::vectors::VectorReader;
 use crate::error::{Error, Result};
 use crate::matrix::{ElementKind, Elements};
 use crate::metric::Metric;

@@ -4,7 +4,7 @@ use datafusion::arrow::datatypes::{DataType, Fields};
 use datafusion::common::plan_err;
 use datafusion::error::Result;
 
-use super::vectors::VectorColumn;
+use super::column::VectorColumn;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 

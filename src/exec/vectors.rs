@@ -4,95 +4,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, PrimitiveArray};
-use datafusion::arrow::buffer::ScalarBuffer;
-use datafusion::arrow::compute::cast;
-use datafusion::arrow::datatypes::{DataType, Int64Type, UInt64Type};
+use datafusion::arrow::datatypes::{DataType, Int64Type};
 
+use super::column::VectorColumn;
 use super::lists::{bytes_of, list_lengths, list_ranges};
-use super::numbers::{Lists, Number};
+use super::numbers::{Lists, Number, tokens_of};
 use crate::error::{Error, Result, RowProblem};
 use crate::matrix::{ElementKind, Elements, Matrix, Real, Rows};
 use crate::memory::zeros;
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
 use crate::sets::{MOST_TOKENS, Sets};
-
-/// Where the vectors of an input are: in one column of vectors, or in one column per dimension.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
-#[non_exhaustive]
-pub enum VectorColumn {
-    /// A column of lists or of binary strings.
-    Whole(String),
-    /// Numeric columns, one for each dimension.
-    Dimensions(Vec<String>),
-}
-
-impl VectorColumn {
-    /// The names of the columns.
-    pub fn names(&self) -> &[String] {
-        match self {
-            Self::Whole(name) => std::slice::from_ref(name),
-            Self::Dimensions(names) => names,
-        }
-    }
-
-    /// The type of the rows' elements, if columns of these types hold vectors. Metrics that compare
-    /// sets, if it is known that one does, take lists of integers for these.
-    pub fn kind(&self, types: &[&DataType], metric: Option<Metric>) -> Option<ElementKind> {
-        match (self, types) {
-            (Self::Whole(_), [one]) => kind_of_vector(one, metric),
-            (Self::Whole(_), _) => None,
-            (Self::Dimensions(_), types) => {
-                types.iter().try_fold(ElementKind::F32, |widest, one| {
-                    kind_of_number(one).map(|kind| common_kind(widest, kind))
-                })
-            }
-        }
-    }
-}
-
-/// The element type that holds both without loss.
-pub(crate) fn common_kind(a: ElementKind, b: ElementKind) -> ElementKind {
-    if a == ElementKind::F64 { a } else { b }
-}
-
-/// The type of the elements of a column of vectors; `None` if it holds none. Metrics that compare sets
-/// take lists of integers for these.
-pub(crate) fn kind_of_vector(column: &DataType, metric: Option<Metric>) -> Option<ElementKind> {
-    let has_sets = metric.is_some_and(|metric| metric.accepts(ElementKind::Sets));
-    match column {
-        DataType::FixedSizeList(item, _)
-        | DataType::List(item)
-        | DataType::LargeList(item)
-        | DataType::ListView(item)
-        | DataType::LargeListView(item) => match item.data_type() {
-            // Of an empty list, nothing else is known.
-            integer if has_sets && (integer.is_integer() || integer.is_null()) => {
-                Some(ElementKind::Sets)
-            }
-            number => kind_of_number(number),
-        },
-        DataType::FixedSizeBinary(_)
-        | DataType::Binary
-        | DataType::LargeBinary
-        | DataType::BinaryView => Some(ElementKind::Bits),
-        _ => None,
-    }
-}
-
-/// Numbers that f32 holds exactly are computed in f32, others in f64.
-fn kind_of_number(number: &DataType) -> Option<ElementKind> {
-    use DataType::{
-        Decimal32, Decimal64, Decimal128, Decimal256, Float16, Float32, Float64, Int8, Int16,
-        Int32, Int64, UInt8, UInt16, UInt32, UInt64,
-    };
-    match number {
-        Float16 | Float32 | Int8 | Int16 | UInt8 | UInt16 => Some(ElementKind::F32),
-        Float64 | Int32 | Int64 | UInt32 | UInt64 => Some(ElementKind::F64),
-        Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..) => Some(ElementKind::F64),
-        _ => None,
-    }
-}
 
 /// Collects the vectors of an input, batch by batch, checked and prepared for a metric.
 #[derive(Debug)]
@@ -102,20 +24,43 @@ pub struct VectorReader {
     metric: Metric,
     /// Whether rows are rewritten for the metric.
     prepares: bool,
+    /// There may be zeros where no number has been read to, whose pages nothing has touched.
     elements: Elements,
-    /// Numbers read so far. There may be zeros behind them, whose pages nothing has touched.
-    filled: usize,
     dim: Option<usize>,
     /// Whether rows may have different lengths, and then where each ends and how long it is.
     ends: Option<Vec<(usize, usize)>>,
     /// Rows of the input before the first read here.
     first: u64,
-    /// Rows read so far.
-    seen: u64,
-    /// Positions of the rows that have a vector.
-    positions: Vec<u32>,
+    run: Run,
     /// Elements that a thread reads at a time; all threads take part.
     together: Option<usize>,
+}
+
+/// Rows that are read one after the other.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    /// Where the first that has a vector is put, among all of them.
+    pub start: usize,
+    /// Rows read so far.
+    pub seen: u64,
+    /// Positions among them of those that have a vector.
+    positions: Vec<u32>,
+    /// Numbers read so far.
+    filled: usize,
+}
+
+impl Run {
+    /// Behind the last row that has a vector.
+    pub fn end(&self) -> usize {
+        self.start + self.positions.len()
+    }
+
+    /// Adds the positions of rows that follow.
+    fn add(&mut self, next: &Self) {
+        let before = self.seen as u32;
+        self.positions.extend(next.positions.iter().map(|position| before + position));
+        self.seen += next.seen;
+    }
 }
 
 /// Elements that a thread reads at a time, if all take part.
@@ -135,19 +80,16 @@ impl VectorReader {
             ElementKind::Bits => Elements::Bits(Vec::new()),
             ElementKind::Sets => Elements::Sets(Sets::default()),
         };
-        let positions = Vec::new();
         Self {
             input,
             column,
             metric,
             prepares: true,
             elements,
-            filled: 0,
             dim: None,
             ends: None,
             first: 0,
-            seen: 0,
-            positions,
+            run: Run::default(),
             together: None,
         }
     }
@@ -173,14 +115,84 @@ impl VectorReader {
         Self { ends: Some(Vec::new()), ..self }
     }
 
+    /// Turns to other rows, which go on where they were.
+    pub(super) fn turn_to(&mut self, run: &mut Run) {
+        std::mem::swap(&mut self.run, run);
+    }
+
+    /// The length of vectors, if it is known: by others, or by the type of these.
+    pub(super) fn known_dim(&self, columns: &[ArrayRef]) -> Option<usize> {
+        self.dim.or_else(|| match (&self.column, columns) {
+            (VectorColumn::Dimensions(names), _) => Some(names.len()),
+            (VectorColumn::Whole(_), [column]) => match column.data_type() {
+                DataType::FixedSizeList(_, dim) => usize::try_from(*dim).ok().filter(|n| *n > 0),
+                _ => None,
+            },
+            (VectorColumn::Whole(_), _) => None,
+        })
+    }
+
+    /// Takes the length of vectors from their type, if it has one.
+    pub(super) fn learn_dim(&mut self, columns: &[ArrayRef]) {
+        self.dim = self.known_dim(columns);
+    }
+
+    pub(super) fn knows_dim(&self) -> bool {
+        self.dim.is_some()
+    }
+
+    /// A reader of vectors of the same kind that has read nothing; all are of this length, if it is known.
+    pub(super) fn anew(&self) -> Self {
+        let Self { input, metric, prepares, first, together, dim, .. } = *self;
+        let new = Self::new(input, self.column.clone(), self.elements.kind(), metric);
+        Self { prepares, first, together, dim, ..new }
+    }
+
+    /// Appends rows that another reader has read.
+    pub(super) fn append_read(&mut self, other: &Self, run: &Run) {
+        let width = self.elements.kind().width(other.dim.unwrap_or(0));
+        let from = run.start * width..run.end() * width;
+        let mut elements = std::mem::replace(&mut self.elements, Elements::Bits(Vec::new()));
+        match (&mut elements, &other.elements) {
+            (Elements::F32(to), Elements::F32(all)) => {
+                self.room(from.len(), to).copy_from_slice(&all[from]);
+            }
+            (Elements::F64(to), Elements::F64(all)) => {
+                self.room(from.len(), to).copy_from_slice(&all[from]);
+            }
+            (Elements::Bits(to), Elements::Bits(all)) => to.extend_from_slice(&all[from]),
+            _ => {}
+        }
+        self.elements = elements;
+        self.run.add(run);
+    }
+
+    /// Makes one of runs that follow each other, with gaps.
+    pub(super) fn join(&mut self, runs: impl IntoIterator<Item = Run>) {
+        let width = self.elements.kind().width(self.dim.unwrap_or(0));
+        let mut all = Run::default();
+        for run in runs {
+            let (from, to) = (run.start * width..run.end() * width, all.end() * width);
+            match &mut self.elements {
+                Elements::F32(values) if from.start > to => values.copy_within(from, to),
+                Elements::F64(values) if from.start > to => values.copy_within(from, to),
+                _ => {}
+            }
+            all.filled += run.filled;
+            all.add(&run);
+        }
+        self.run = all;
+    }
+
     /// Reads the vectors of a batch: from one column, or from one column per dimension.
     ///
     /// # Errors
     /// [`Error::BadRow`] for the first row that cannot be compared, [`Error::TooManyRows`].
     pub fn append(&mut self, columns: &[ArrayRef]) -> Result<()> {
         let rows = columns.first().map_or(0, |c| c.len());
-        if self.seen + rows as u64 > u64::from(u32::MAX) {
-            let rows = self.seen + rows as u64;
+        let seen = self.run.seen + rows as u64;
+        if seen > u64::from(u32::MAX) {
+            let rows = seen;
             return Err(Error::TooManyRows { input: self.input, rows });
         }
         let mut elements = std::mem::replace(&mut self.elements, Elements::Bits(Vec::new()));
@@ -191,29 +203,34 @@ impl VectorReader {
             Elements::Sets(sets) => self.append_sets(&columns[0], sets),
         };
         self.elements = elements;
-        self.seen += rows as u64;
+        self.run.seen = seen;
         result
     }
 
     /// Rows with a vector.
     pub(super) fn len(&self) -> usize {
-        self.positions.len()
+        self.run.positions.len()
     }
 
     /// Makes room for `rows` rows with vectors in all, if their length is known, or for `tokens` integers of
     /// sets.
     pub(super) fn reserve(&mut self, rows: usize, tokens: usize) {
         let more = rows.saturating_sub(self.len());
-        self.positions.reserve_exact(more);
+        self.run.positions.reserve_exact(more);
         if let Elements::Sets(sets) = &mut self.elements {
             return sets.reserve(more, tokens);
         }
+        self.reserve_numbers(rows);
+    }
+
+    /// Makes room for the elements of so many rows, if their length is known.
+    pub(super) fn reserve_numbers(&mut self, rows: usize) {
         let Some(dim) = self.dim else { return };
-        let (more, filled) = (more * self.elements.kind().width(dim), self.filled);
+        let all = rows * self.elements.kind().width(dim);
         match &mut self.elements {
-            Elements::F32(x) => add_room(x, filled + more),
-            Elements::F64(x) => add_room(x, filled + more),
-            Elements::Bits(x) => x.reserve_exact(more),
+            Elements::F32(x) => add_room(x, all),
+            Elements::F64(x) => add_room(x, all),
+            Elements::Bits(x) => x.reserve_exact(all.saturating_sub(x.len())),
             Elements::Sets(_) => {}
         }
     }
@@ -244,8 +261,8 @@ impl VectorReader {
     /// The rows that have a vector, and their positions among the rows read.
     pub fn finish(mut self) -> (Rows, Vec<u32>) {
         self.end();
-        let matrix = Matrix::new(self.elements, self.positions.len(), self.dim.unwrap_or(0));
-        (Rows::all(Arc::new(matrix)), self.positions)
+        let matrix = Matrix::new(self.elements, self.run.positions.len(), self.dim.unwrap_or(0));
+        (Rows::all(Arc::new(matrix)), self.run.positions)
     }
 
     /// Rows of any length, end to end; for each that has a vector, its position among the rows
@@ -254,7 +271,7 @@ impl VectorReader {
         self.end();
         let ends = self.ends.unwrap_or_default();
         let starts = std::iter::once(0).chain(ends.iter().map(|(end, _)| *end));
-        let rows = self.positions.iter().zip(starts.zip(&ends));
+        let rows = self.run.positions.iter().zip(starts.zip(&ends));
         let rows = rows.map(|(position, (start, (end, dim)))| (*position, start..*end, *dim));
         (self.elements, rows.collect())
     }
@@ -265,10 +282,10 @@ impl VectorReader {
             numbers.truncate(filled);
             numbers.shrink_to_fit();
         }
-        self.positions.shrink_to_fit();
+        self.run.positions.shrink_to_fit();
         match &mut self.elements {
-            Elements::F32(x) => cut(x, self.filled),
-            Elements::F64(x) => cut(x, self.filled),
+            Elements::F32(x) => cut(x, self.run.filled),
+            Elements::F64(x) => cut(x, self.run.filled),
             Elements::Bits(x) => x.shrink_to_fit(),
             Elements::Sets(sets) => sets.shrink_to_fit(),
         }
@@ -294,7 +311,7 @@ impl VectorReader {
                 self.check_dim(row, dim)?;
                 let to = self.room(dim, out);
                 self.fill(&lists, row, to).map_err(|problem| self.bad(row, problem))?;
-                self.keep(row, self.filled, dim);
+                self.keep(row, self.run.filled, dim);
                 Ok(())
             });
         }
@@ -333,8 +350,8 @@ impl VectorReader {
             _ => in_parallel(tasks, fill).into_iter().collect(),
         };
         filled.map_err(|(row, problem)| self.bad(row, problem))?;
-        let seen = self.seen;
-        self.positions.extend((0..count).map(|i| (seen + row_of(i) as u64) as u32));
+        let seen = self.run.seen;
+        self.run.positions.extend((0..count).map(|i| (seen + row_of(i) as u64) as u32));
         Ok(())
     }
 
@@ -351,12 +368,12 @@ impl VectorReader {
 
     /// Room for so many more numbers.
     fn room<'a, T: Real>(&mut self, more: usize, out: &'a mut Vec<T>) -> &'a mut [T] {
-        let start = self.filled;
-        self.filled += more;
-        if out.len() < self.filled {
-            out.resize(self.filled, T::ZERO);
+        let start = self.run.start * self.dim.unwrap_or(0) + self.run.filled;
+        self.run.filled += more;
+        if out.len() < start + more {
+            out.resize(start + more, T::ZERO);
         }
-        &mut out[start..self.filled]
+        &mut out[start..start + more]
     }
 
     fn append_dimensions<T: Number>(
@@ -377,7 +394,7 @@ impl VectorReader {
                 *to = T::slice_of(column, row..row + 1)[0];
             }
             self.prepare(to).map_err(|problem| self.bad(row, problem))?;
-            self.keep(row, self.filled, columns.len());
+            self.keep(row, self.run.filled, columns.len());
         }
         Ok(())
     }
@@ -399,7 +416,7 @@ impl VectorReader {
 
     /// Records that the row has a vector, which ends here.
     fn keep(&mut self, row: usize, end: usize, dim: usize) {
-        self.positions.push((self.seen + row as u64) as u32);
+        self.run.positions.push((self.run.seen + row as u64) as u32);
         if let Some(ends) = &mut self.ends {
             ends.push((end, dim));
         }
@@ -457,7 +474,7 @@ impl VectorReader {
 
     fn bad(&self, row: usize, problem: RowProblem) -> Error {
         let column = self.column.names().join(", ");
-        let row = self.first + self.seen + row as u64;
+        let row = self.first + self.run.seen + row as u64;
         Error::BadRow { input: self.input, column, row, problem }
     }
 }
@@ -468,18 +485,5 @@ fn add_room<T: Real>(values: &mut Vec<T>, all: usize) {
         let mut longer = zeros(all);
         longer[..values.len()].copy_from_slice(values);
         *values = longer;
-    }
-}
-
-/// Integers of any type as 64 bits, and whether these are without a sign.
-fn tokens_of(values: &ArrayRef) -> (ArrayRef, bool) {
-    if let Some(unsigned) = values.as_primitive_opt::<UInt64Type>() {
-        let tokens = ScalarBuffer::from(unsigned.values().inner().clone());
-        let tokens = PrimitiveArray::<Int64Type>::new(tokens, unsigned.nulls().cloned());
-        return (Arc::new(tokens), true);
-    }
-    match cast(values, &DataType::Int64) {
-        Ok(tokens) => (tokens, false),
-        Err(error) => unreachable!("integers convert to integers: {error}"),
     }
 }

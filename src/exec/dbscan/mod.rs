@@ -48,8 +48,8 @@ pub use self::spec::{DbscanOutput, DbscanSpec, dbscan_fields};
 use super::at_once;
 use super::chosen::{Asked, Chosen};
 use super::collect::expected_rows;
+use super::complete::Input;
 use super::omitted::{remaining, without_vectors};
-use super::rows::Input;
 use super::side::Side;
 
 /// Rows with their clusters by density, in one partition and in the order of the input.

@@ -7,7 +7,7 @@ use datafusion::error::Result;
 
 use crate::algo::dbscan::DbscanParams;
 use crate::device::DeviceChoice;
-use crate::exec::vectors::VectorColumn;
+use crate::exec::column::VectorColumn;
 
 /// The specification of a [`DbscanExec`](super::DbscanExec), independent of its input.
 #[derive(Debug, Clone, PartialEq)]

@@ -15,6 +15,7 @@
 //! The result is an [`InputExec`], a leaf, so that no outer rule can touch it.
 
 mod apart;
+mod counts;
 mod in_turn;
 mod leaf;
 mod numbered;
@@ -35,6 +36,7 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use datafusion::physical_planner::PhysicalPlanner;
 
+pub(super) use counts::rows_of_partitions;
 pub use in_turn::InTurnExec;
 pub(super) use leaf::has_limit;
 pub use leaf::{InputExec, ShowInputs};

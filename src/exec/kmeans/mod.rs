@@ -53,8 +53,8 @@ pub use self::spec::{KMeansOutput, KMeansSpec, kmeans_fields};
 use super::at_once;
 use super::chosen::{Asked, Chosen};
 use super::collect::{execute_all, expected_rows};
+use super::complete::Input;
 use super::omitted::{remaining, without_vectors};
-use super::rows::Input;
 use super::side::Side;
 
 /// Rows in clusters, or the clusters, in one partition and in the order of the input.

@@ -9,8 +9,8 @@ use datafusion::error::Result;
 
 use crate::algo::kmeans::KMeansParams;
 use crate::device::DeviceChoice;
+use crate::exec::column::VectorColumn;
 use crate::exec::side::Side;
-use crate::exec::vectors::VectorColumn;
 use crate::matrix::ElementKind;
 
 /// The specification of a [`KMeansExec`](super::KMeansExec), independent of its inputs.

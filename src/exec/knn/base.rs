@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, OnceLock};
 
-use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
 use datafusion::execution::SendableRecordBatchStream;
@@ -14,11 +13,14 @@ use super::stored::{Searching, Selected, Stored, open_stored, select};
 use crate::algo::knn::{Index, LshParams, Method, open_base};
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
-use crate::exec::collect::{Held, blocking, columns, computing};
+use crate::exec::collect::{Held, blocking, computing};
+use crate::exec::column::VectorColumn;
+use crate::exec::complete::{Input, read_rows};
 use crate::exec::phases::Phases;
-use crate::exec::rows::{Input, Keep, Read, read_rows};
+use crate::exec::placing::Keeping;
+use crate::exec::rows::Read;
 use crate::exec::side::Side;
-use crate::exec::vectors::{VectorColumn, VectorReader};
+use crate::exec::vectors::VectorReader;
 use crate::job::{Job, Phase, Reserved, Watch};
 use crate::matrix::{ElementKind, Rows};
 
@@ -192,7 +194,6 @@ pub(super) async fn read(
 ) -> Result<Base> {
     let reader = |input, vector: &VectorColumn| {
         VectorReader::new(input, vector.clone(), join.kind, join.spec.params.metric())
-            .on_all_cores()
     };
     let mut base = match &join.stored {
         Some(stored) => {
@@ -212,24 +213,6 @@ pub(super) async fn read(
     Ok(base)
 }
 
-/// What is kept of a batch of a base: the columns that are carried along. All others are dropped, and their memory given
-/// back.
-struct Carrying {
-    carried: Carried,
-    held: Arc<Held>,
-}
-
-impl Keep for Carrying {
-    fn keep(&mut self, batch: RecordBatch, side: &Side) {
-        self.carried.push(&batch, side);
-        let is_dropped = |column: &usize| !side.carried.contains(column);
-        let dropped: Vec<_> = (0..batch.num_columns()).filter(is_dropped).collect();
-        let dropped = columns(&batch, &dropped);
-        drop(batch);
-        self.held.release(dropped);
-    }
-}
-
 /// The rows of an input, and its columns that are carried along.
 async fn collect_rows(
     input: Input,
@@ -239,11 +222,16 @@ async fn collect_rows(
 ) -> Result<Base> {
     let reservation = Arc::new(reservation);
     let held = Arc::new(Held::new(reservation.clone()));
-    let keeping = Carrying { carried: Carried::new(&input.side), held: held.clone() };
-    let (read, Carrying { mut carried, .. }) =
-        read_rows(input, (reader, keeping), &held, watched).await?;
+    let (keeping, number) = (Keeping { omits_vectors: true, held }, input.side.carried.len());
+    let (read, batches) = read_rows(input, (reader, keeping), watched).await?;
     let Read { rows, positions, reserved } = read;
-    carried.positions = positions;
+    let carried = blocking(move || {
+        let mut carried = Carried::new(number);
+        batches.iter().for_each(|batch| carried.push(batch.columns().to_vec(), batch.num_rows()));
+        carried.positions = positions;
+        Ok(carried)
+    });
+    let carried = carried.await?;
     Ok(Base::new(rows, carried, (reservation, reserved.into_iter().collect())))
 }
 

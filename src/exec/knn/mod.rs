@@ -59,10 +59,10 @@ use self::stored::Stored;
 use crate::algo::knn::Index;
 use crate::exec::chosen::{Asked, Chosen};
 use crate::exec::collect::expected_rows;
-use crate::exec::rows::Input;
+use crate::exec::column::{VectorColumn, common_kind};
+use crate::exec::complete::Input;
 use crate::exec::side::Side;
 use crate::exec::stored::{StoredIndex, numbered, stored_in};
-use crate::exec::vectors::{VectorColumn, common_kind};
 
 /// The nearest base rows of every query, in one partition and in the order of the queries.
 ///

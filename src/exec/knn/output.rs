@@ -13,9 +13,7 @@ use datafusion::error::Result;
 use datafusion::execution::memory_pool::MemoryReservation;
 
 use crate::device::Neighbors;
-use crate::exec::collect::columns;
 use crate::exec::output::slice_of;
-use crate::exec::side::Side;
 
 /// Bytes of carried columns in a batch, unless one row has more. A text that many rows carry is
 /// stored once in the input, but once for each row in the output: without a bound, a batch of long
@@ -38,8 +36,9 @@ pub(super) struct Carried {
 }
 
 impl Carried {
-    pub fn new(side: &Side) -> Self {
-        let columns = vec![Vec::new(); side.carried.len()];
+    /// Nothing yet of so many columns.
+    pub fn new(columns: usize) -> Self {
+        let columns = vec![Vec::new(); columns];
         Self { columns, starts: Vec::new(), each: None, rows: 0, largest: 0, positions: Vec::new() }
     }
 
@@ -48,17 +47,18 @@ impl Carried {
         self.starts.is_empty()
     }
 
-    /// Takes the carried columns of a batch.
-    pub fn push(&mut self, batch: &RecordBatch, side: &Side) {
+    /// Takes the columns of a batch of so many rows.
+    pub fn push(&mut self, batch: Vec<ArrayRef>, rows: usize) {
         if let Some(last) = self.starts.last() {
-            let rows = self.rows - last;
+            let before = self.rows - last;
             let is_first = self.starts.len() == 1;
-            self.each = if is_first { Some(rows) } else { self.each.filter(|each| *each == rows) };
+            let as_before = self.each.filter(|each| *each == before);
+            self.each = if is_first { Some(before) } else { as_before };
         }
         self.starts.push(self.rows);
-        self.rows += batch.num_rows();
+        self.rows += rows;
         let mut largest = 0;
-        for (pieces, array) in self.columns.iter_mut().zip(columns(batch, &side.carried)) {
+        for (pieces, array) in self.columns.iter_mut().zip(batch) {
             let rows = if is_fixed(array.data_type()) { array.len().min(1) } else { array.len() };
             largest += (0..rows).map(|row| bytes(array.as_ref(), row..row + 1)).max().unwrap_or(0);
             pieces.push(array);

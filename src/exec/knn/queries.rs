@@ -99,7 +99,7 @@ impl Queries {
     pub fn begin(&self, reader: VectorReader, bytes_per_row: usize) -> Filling {
         Filling {
             reader,
-            carried: Carried::new(&self.side),
+            carried: Carried::new(self.side.carried.len()),
             kept: RecordBatchMemoryCounter::new(),
             columns: self.in_hand.new_empty(),
             rows: self.in_hand.new_empty(),
@@ -139,7 +139,7 @@ impl Queries {
             block = blocking(move || {
                 block.reader.reserve(block.capacity, 0);
                 block.reader.append(&columns(&taken, &side.vector))?;
-                block.carried.push(&taken, &side);
+                block.carried.push(columns(&taken, &side.carried), taken.num_rows());
                 // Releases the memory from which the rows have moved.
                 block.rows.resize(block.capacity.saturating_mul(block.bytes_per_row));
                 Ok(block)

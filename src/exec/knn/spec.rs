@@ -8,8 +8,8 @@ use datafusion::error::Result;
 
 use crate::algo::knn::{KnnParams, LshParams};
 use crate::device::DeviceChoice;
+use crate::exec::column::{VectorColumn, common_kind};
 use crate::exec::side::Side;
-use crate::exec::vectors::{VectorColumn, common_kind};
 use crate::matrix::ElementKind;
 
 /// The specification of a [`KnnExec`](super::KnnExec), independent of its inputs.

@@ -72,10 +72,9 @@ pub(super) async fn select(
     let batches = collect(streams, held).await?;
     let vectors = stored.index.vectors(kind, pool, job).await?;
     let number = side.carried.len();
-    let side = Side { vector: vec![number], carried: (0..number).collect(), ..side.clone() };
     let (held, job) = (held.clone(), job.clone());
     blocking(move || {
-        let mut carried = Carried::new(&side);
+        let mut carried = Carried::new(number);
         let mut counter = RecordBatchMemoryCounter::new();
         let (mut numbers, mut position) = (Vec::new(), 0u32);
         let all: usize = batches.iter().map(RecordBatch::num_rows).sum();
@@ -88,8 +87,9 @@ pub(super) async fn select(
             numbers
                 .extend(of_batch.iter().zip(position..).filter_map(|(row, at)| Some((row?, at))));
             position += batch.num_rows() as u32;
-            counter.count_batch(&batch.project(&side.carried)?);
-            carried.push(&batch, &side);
+            let batch = batch.project(&(0..number).collect::<Vec<_>>())?;
+            counter.count_batch(&batch);
+            carried.push(batch.columns().to_vec(), batch.num_rows());
         }
         held.resize(counter.memory_usage());
         // Plans keep the order of rows, but for those of several partitions.

@@ -16,7 +16,7 @@ use super::queries::Queries;
 use super::search::{Search, Source};
 use crate::device::QueryRows;
 use crate::exec::collect::{CancelOnDrop, Pool};
-use crate::exec::rows::Input;
+use crate::exec::complete::Input;
 use crate::job::{Cancel, Job};
 
 /// Searches for the neighbours of every query.

@@ -16,8 +16,8 @@ use datafusion::object_store::{ObjectStore, ObjectStoreExt};
 use super::options::from_entries;
 use crate::algo::knn::StoredTables;
 use crate::error::{Error, Result};
+use crate::exec::column::VectorColumn;
 use crate::exec::side::Side;
-use crate::exec::vectors::VectorColumn;
 use crate::index::lsh::Table;
 use crate::index::lsh::file::{FOOTER, HEADER, Section, Summary, bad, summary_place};
 

@@ -24,10 +24,11 @@ use super::file::{
 use super::options::entries;
 use crate::algo::knn::{KnnParams, TablesBuilder};
 use crate::exec::collect::{CancelOnDrop, Pool, collect, computing, execute_all};
+use crate::exec::column::VectorColumn;
 use crate::exec::hashed::KnnLsh;
 use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
-use crate::exec::vectors::{VectorColumn, VectorReader};
+use crate::exec::vectors::VectorReader;
 use crate::index::lsh::Table;
 use crate::index::lsh::file::{Section, Summary, header};
 use crate::job::{Cancel, Job, Reserved};

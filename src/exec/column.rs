@@ -1,0 +1,83 @@
+//! Which columns of an input hold vectors, and of what numbers.
+
+use datafusion::arrow::datatypes::DataType;
+
+use crate::matrix::ElementKind;
+use crate::metric::Metric;
+
+/// Where the vectors of an input are: in one column of vectors, or in one column per dimension.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
+#[non_exhaustive]
+pub enum VectorColumn {
+    /// A column of lists or of binary strings.
+    Whole(String),
+    /// Numeric columns, one for each dimension.
+    Dimensions(Vec<String>),
+}
+
+impl VectorColumn {
+    /// The names of the columns.
+    pub fn names(&self) -> &[String] {
+        match self {
+            Self::Whole(name) => std::slice::from_ref(name),
+            Self::Dimensions(names) => names,
+        }
+    }
+
+    /// The type of the rows' elements, if columns of these types hold vectors. Metrics that compare
+    /// sets, if it is known that one does, take lists of integers for these.
+    pub fn kind(&self, types: &[&DataType], metric: Option<Metric>) -> Option<ElementKind> {
+        match (self, types) {
+            (Self::Whole(_), [one]) => kind_of_vector(one, metric),
+            (Self::Whole(_), _) => None,
+            (Self::Dimensions(_), types) => {
+                types.iter().try_fold(ElementKind::F32, |widest, one| {
+                    kind_of_number(one).map(|kind| common_kind(widest, kind))
+                })
+            }
+        }
+    }
+}
+
+/// The element type that holds both without loss.
+pub(crate) fn common_kind(a: ElementKind, b: ElementKind) -> ElementKind {
+    if a == ElementKind::F64 { a } else { b }
+}
+
+/// The type of the elements of a column of vectors; `None` if it holds none. Metrics that compare sets
+/// take lists of integers for these.
+pub(crate) fn kind_of_vector(column: &DataType, metric: Option<Metric>) -> Option<ElementKind> {
+    let has_sets = metric.is_some_and(|metric| metric.accepts(ElementKind::Sets));
+    match column {
+        DataType::FixedSizeList(item, _)
+        | DataType::List(item)
+        | DataType::LargeList(item)
+        | DataType::ListView(item)
+        | DataType::LargeListView(item) => match item.data_type() {
+            // Of an empty list, nothing else is known.
+            integer if has_sets && (integer.is_integer() || integer.is_null()) => {
+                Some(ElementKind::Sets)
+            }
+            number => kind_of_number(number),
+        },
+        DataType::FixedSizeBinary(_)
+        | DataType::Binary
+        | DataType::LargeBinary
+        | DataType::BinaryView => Some(ElementKind::Bits),
+        _ => None,
+    }
+}
+
+/// Numbers that f32 holds exactly are computed in f32, others in f64.
+fn kind_of_number(number: &DataType) -> Option<ElementKind> {
+    use DataType::{
+        Decimal32, Decimal64, Decimal128, Decimal256, Float16, Float32, Float64, Int8, Int16,
+        Int32, Int64, UInt8, UInt16, UInt32, UInt64,
+    };
+    match number {
+        Float16 | Float32 | Int8 | Int16 | UInt8 | UInt16 => Some(ElementKind::F32),
+        Float64 | Int32 | Int64 | UInt32 | UInt64 => Some(ElementKind::F64),
+        Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..) => Some(ElementKind::F64),
+        _ => None,
+    }
+}

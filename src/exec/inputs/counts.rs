@@ -1,0 +1,117 @@
+//! How many rows each partition of an input has.
+
+use std::sync::Arc;
+
+use datafusion::datasource::listing::PartitionedFile;
+use datafusion::datasource::physical_plan::FileScanConfig;
+use datafusion::datasource::physical_plan::parquet::metadata::CachedParquetMetaData;
+use datafusion::datasource::source::DataSourceExec;
+use datafusion::execution::TaskContext;
+use datafusion::parquet::file::metadata::RowGroupMetaData;
+use datafusion::physical_plan::execution_plan::CardinalityEffect;
+use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
+
+use super::leaf::InputExec;
+
+/// How many rows each partition of a plan has, if statistics are exact or metadata of Parquet files are in memory.
+pub(in crate::exec) fn rows_of_partitions(
+    plan: &Arc<dyn ExecutionPlan>,
+    context: &TaskContext,
+) -> Option<Vec<usize>> {
+    let partitions = plan.output_partitioning().partition_count();
+    let by_statistics = |partition| {
+        let args = StatisticsArgs::new().with_partition(Some(partition));
+        let rows = StatisticsContext::new().compute(plan.as_ref(), &args).ok()?.num_rows;
+        rows.is_exact()?.then(|| rows.get_value().copied())?
+    };
+    if let Some(rows) = (0..partitions).map(by_statistics).collect() {
+        return Some(rows);
+    }
+    if let Some(input) = plan.downcast_ref::<InputExec>() {
+        return rows_of_partitions(input.plan(), context);
+    }
+    if let Some(scan) = plan.downcast_ref::<DataSourceExec>() {
+        let files = scan.data_source().downcast_ref::<FileScanConfig>()?;
+        let of_group =
+            |files: &[PartitionedFile]| files.iter().map(|file| rows_of(file, context)).sum();
+        return files.file_groups.iter().map(|group| of_group(group.files())).collect();
+    }
+    // What an operator passes on row by row, it passes on in the same partition.
+    match plan.children()[..] {
+        [input] if input.output_partitioning().partition_count() == partitions => {
+            let keeps_rows = matches!(plan.cardinality_effect(), CardinalityEffect::Equal);
+            keeps_rows.then(|| rows_of_partitions(input, context))?
+        }
+        _ => None,
+    }
+}
+
+/// The rows of a file, or of the row groups that begin in its range.
+fn rows_of(file: &PartitionedFile, context: &TaskContext) -> Option<usize> {
+    let cache = context.runtime_env().cache_manager.get_file_metadata_cache();
+    let cached = cache.get(&file.object_meta.location)?;
+    if !cached.is_valid_for(&file.object_meta) {
+        return None;
+    }
+    let metadata = cached.file_metadata.as_any().downcast_ref::<CachedParquetMetaData>()?;
+    let begins_inside = |group: &&RowGroupMetaData| {
+        let Some(range) = &file.range else { return true };
+        let Some(column) = group.columns().first() else { return false };
+        range.contains(column.dictionary_page_offset().unwrap_or(column.data_page_offset()))
+    };
+    let groups = metadata.parquet_metadata().row_groups().iter().filter(begins_inside);
+    usize::try_from(groups.map(RowGroupMetaData::num_rows).sum::<i64>()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+    use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
+    use futures::TryStreamExt;
+
+    use super::*;
+
+    async fn check(context: &SessionContext, query: &str, is_known: bool) {
+        let frame = context.sql(query).await.unwrap();
+        let plan = frame.create_physical_plan().await.unwrap();
+        let config = context.copied_config();
+        let split = |plan: Arc<dyn ExecutionPlan>| match plan.repartitioned(5, config.options())? {
+            Some(plan) if plan.is::<DataSourceExec>() => Ok(Transformed::yes(plan)),
+            _ => Ok(Transformed::no(plan)),
+        };
+        let plan = plan.transform_up(split).data().unwrap();
+        let task = context.task_ctx();
+        let found = rows_of_partitions(&plan, &task);
+        assert_eq!(found.is_some(), is_known, "{query}");
+        let partitions = plan.output_partitioning().partition_count();
+        assert!(partitions > 2, "{query}");
+        for (partition, rows) in found.into_iter().flatten().enumerate() {
+            let batches = plan.execute(partition, task.clone()).unwrap();
+            let counted: usize =
+                batches.try_fold(0, async |all, batch| Ok(all + batch.num_rows())).await.unwrap();
+            assert_eq!(rows, counted, "{query}: partition {partition}");
+        }
+    }
+
+    #[tokio::test]
+    async fn ranges_of_parquet_files_have_as_many_rows_as_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_str().unwrap();
+        let mut config = SessionConfig::new().with_target_partitions(1);
+        config.options_mut().optimizer.repartition_file_min_size = 0;
+        // Partitions that take from each other have no rows of their own.
+        config.options_mut().execution.enable_file_stream_work_stealing = false;
+        let context = SessionContext::new_with_config(config);
+        let rows = "SELECT value AS id, repeat('x', (value % 7)::INT) AS text FROM generate_series(1, 1000)";
+        let copy = format!(
+            "COPY ({rows}) TO '{path}/one.parquet' OPTIONS ('format.max_row_group_size' '150')"
+        );
+        context.sql(&copy).await.unwrap().collect().await.unwrap();
+        let file = format!("{path}/one.parquet");
+        context.register_parquet("t", &file, ParquetReadOptions::default()).await.unwrap();
+        check(&context, "SELECT id FROM t", true).await;
+        check(&context, "SELECT id + 1, text FROM t", true).await;
+        check(&context, "SELECT id FROM t WHERE id % 3 = 0", false).await;
+    }
+}

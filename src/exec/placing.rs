@@ -1,0 +1,487 @@
+//! The rows of an input, put in their places while they come.
+//!
+//! Partitions are read concurrently. Where it is known how many rows each has, all are copied as they come, each to
+//! where its rows belong; where only the sum is known, those of one partition after the other. Batches whose place is
+//! not known wait until all have come.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{ArrayRef, RecordBatch};
+use datafusion::common::DataFusionError;
+use datafusion::error::Result;
+
+use super::collect::{Arrived, Held, columns};
+use super::rows::{Read, Reading};
+use super::side::Side;
+use super::vectors::{Run, VectorReader};
+use crate::error::Error;
+use crate::job::{Job, Reserved};
+
+/// An input whose partitions come.
+pub(super) struct Placing {
+    side: Side,
+    reader: VectorReader,
+    /// How many rows there are, or 0 if nobody knows.
+    rows: usize,
+    parts: Vec<Part>,
+    keeping: Keeping,
+    reserved: Option<Reserved>,
+    /// The first partition that has failed.
+    failed: Option<(usize, Failure)>,
+}
+
+/// A partition.
+#[derive(Default)]
+struct Part {
+    run: Run,
+    /// Where its rows may be, if that is known.
+    room: Option<Range<usize>>,
+    waiting: VecDeque<RecordBatch>,
+    has_ended: bool,
+    kept: Vec<RecordBatch>,
+}
+
+enum Failure {
+    /// A row, by its number in the partition.
+    Row(Error),
+    Read(DataFusionError),
+}
+
+/// What is kept of batches whose vectors have been copied.
+pub(super) struct Keeping {
+    /// Whether columns of vectors are left out, and their memory is given back.
+    pub omits_vectors: bool,
+    pub held: Arc<Held>,
+}
+
+impl Keeping {
+    fn keep(&self, batch: RecordBatch, side: &Side) -> RecordBatch {
+        if !self.omits_vectors {
+            return batch;
+        }
+        let Ok(carried) = batch.project(&side.carried) else {
+            unreachable!("the columns of an input are there")
+        };
+        let vectors = columns(&batch, &side.vector);
+        drop(batch);
+        self.held.release(vectors);
+        carried
+    }
+}
+
+impl Part {
+    fn is_over(&self) -> bool {
+        self.has_ended && self.waiting.is_empty()
+    }
+
+    /// Rows of all its batches that have come.
+    fn rows(&self) -> u64 {
+        let waiting = self.waiting.iter().map(RecordBatch::num_rows).sum::<usize>();
+        self.run.seen + waiting as u64
+    }
+
+    fn open(&mut self, room: Range<usize>) {
+        self.run.start = room.start;
+        self.room = Some(room);
+    }
+}
+
+impl Placing {
+    /// Nothing has come yet. `rows` are those of each partition, if that is known, or of all of them.
+    pub fn new(
+        (side, partitions): (Side, usize),
+        (rows, of_partitions): (usize, Option<Vec<usize>>),
+        (reader, keeping): (VectorReader, Keeping),
+    ) -> Self {
+        let reader = reader.on_all_cores();
+        let mut parts: Vec<_> = (0..partitions).map(|_| Part::default()).collect();
+        match of_partitions {
+            Some(rows) => {
+                let mut start = 0;
+                for (part, rows) in parts.iter_mut().zip(rows) {
+                    part.open(start..start + rows);
+                    start += rows;
+                }
+            }
+            None => parts.first_mut().into_iter().for_each(|part| part.open(0..rows)),
+        }
+        Self { side, reader, rows, parts, keeping, reserved: None, failed: None }
+    }
+
+    /// Takes what has come of a partition.
+    pub fn receive(&mut self, (partition, batch): Arrived) {
+        match batch {
+            // Later rows do not matter any more.
+            _ if self.failed.as_ref().is_some_and(|(failed, _)| *failed <= partition) => {}
+            Some(Ok(batch)) => self.parts[partition].waiting.push_back(batch),
+            Some(Err(error)) => self.fail(partition, Failure::Read(error)),
+            None => {
+                self.parts[partition].has_ended = true;
+                self.open_next(partition);
+            }
+        }
+    }
+
+    fn fail(&mut self, partition: usize, failure: Failure) {
+        // What was read before may fail as well.
+        let later = partition + usize::from(matches!(failure, Failure::Read(_)));
+        self.parts[later..].iter_mut().for_each(|part| part.waiting.clear());
+        self.failed = Some((partition, failure));
+    }
+
+    /// Whether nothing that comes changes the result.
+    pub fn is_done(&self) -> bool {
+        let before = self.failed.as_ref().map(|(partition, _)| &self.parts[..*partition]);
+        before.is_some_and(|before| before.iter().all(|part| part.has_ended))
+    }
+
+    /// The next partition begins where this one has ended.
+    fn open_next(&mut self, partition: usize) {
+        for i in partition..self.parts.len() {
+            let (part, end) = (&self.parts[i], self.parts[i].run.end());
+            let is_over = part.room.is_some() && part.is_over();
+            match self.parts.get_mut(i + 1) {
+                Some(next) if is_over && next.room.is_none() => next.open(end..self.rows),
+                _ => break,
+            }
+        }
+    }
+
+    /// The first partition with a batch whose place is known.
+    pub fn next(&self) -> Option<usize> {
+        let mut are_over = true;
+        self.parts.iter().position(|part| {
+            let is_first = are_over;
+            are_over &= part.is_over();
+            let (Some(batch), Some(room)) = (part.waiting.front(), &part.room) else {
+                return false;
+            };
+            let fits = part.run.seen as usize + batch.num_rows() <= room.len();
+            // The first row determines the length of all.
+            fits && (is_first || self.reader.known_dim(&self.vectors(batch)).is_some())
+        })
+    }
+
+    fn vectors(&self, batch: &RecordBatch) -> Vec<ArrayRef> {
+        columns(batch, &self.side.vector)
+    }
+
+    /// Copies the vectors of all batches whose place is known.
+    ///
+    /// # Errors
+    /// [`Cancelled`](Error::Cancelled). Rows that cannot be compared are told in the end.
+    pub fn place(&mut self, job: &Job) -> Result<()> {
+        while let Some(partition) = self.next() {
+            job.check()?;
+            let Some(batch) = self.parts[partition].waiting.pop_front() else { break };
+            let vectors = self.vectors(&batch);
+            self.reader.learn_dim(&vectors);
+            if !self.has_room(job)? {
+                self.parts[partition].waiting.push_front(batch);
+                break;
+            }
+            let part = &mut self.parts[partition];
+            self.reader.turn_to(&mut part.run);
+            let read = self.reader.append(&vectors);
+            self.reader.turn_to(&mut part.run);
+            drop(vectors);
+            match read {
+                Err(error @ Error::BadRow { .. }) => {
+                    self.fail(partition, Failure::Row(error));
+                    continue;
+                }
+                read => read?,
+            }
+            part.kept.push(self.keeping.keep(batch, &self.side));
+            self.has_room(job)?;
+            self.open_next(partition);
+        }
+        Ok(())
+    }
+
+    /// Whether there is memory for all rows, as far as their length is known. There may be fewer than were expected:
+    /// without memory, all wait.
+    fn has_room(&mut self, job: &Job) -> Result<bool> {
+        if self.reserved.is_some() || !self.reader.knows_dim() || self.rows == 0 {
+            return Ok(true);
+        }
+        match job.reserve("rows", self.reader.bytes_of(self.rows)) {
+            Ok(reserved) => {
+                self.reserved = Some(reserved);
+                self.reader.reserve_numbers(self.rows);
+                Ok(true)
+            }
+            Err(Error::HostMemory { .. }) => {
+                self.rows = 0;
+                let close = |part: &mut Part| part.room = Some(part.run.start..part.run.start);
+                self.parts.iter_mut().for_each(close);
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The rows, and what is kept of the batches, once all have come.
+    ///
+    /// # Errors
+    /// Rows that cannot be compared; [`HostMemory`](Error::HostMemory); [`Cancelled`](Error::Cancelled).
+    pub fn finish(mut self, job: &Job) -> Result<(Read, Vec<RecordBatch>)> {
+        self.place(job)?;
+        let failed = match self.failed.take() {
+            Some((_, Failure::Read(error))) => return Err(error),
+            Some((partition, Failure::Row(error))) => {
+                self.parts.truncate(partition);
+                Some((error, self.parts.iter().map(Part::rows).sum::<u64>()))
+            }
+            None => None,
+        };
+        let found = self.joined(job)?;
+        match failed {
+            Some((Error::BadRow { input, column, row, problem }, before)) => {
+                Err(Error::BadRow { input, column, row: before + row, problem }.into())
+            }
+            Some((error, _)) => Err(error.into()),
+            None => Ok(found),
+        }
+    }
+
+    fn joined(self, job: &Job) -> Result<(Read, Vec<RecordBatch>)> {
+        let Self { side, mut reader, parts, keeping, reserved, .. } = self;
+        let mut kept = Vec::new();
+        if parts.iter().all(|part| part.waiting.is_empty()) {
+            let runs = parts.into_iter().map(|part| {
+                kept.extend(part.kept);
+                part.run
+            });
+            reader.join(runs);
+            let reserved = match reserved {
+                None => job.reserve("rows", reader.bytes_of(reader.len()))?,
+                Some(reserved) => reserved,
+            };
+            return Ok((Read::of(reader, Some(reserved)), kept));
+        }
+        let waiting = parts.iter().flat_map(|part| &part.waiting);
+        // For a moment, rows are in memory twice.
+        let placed = parts.iter().map(|part| part.run.seen as usize).sum();
+        let mut reading = Reading::after(placed, reader.anew(), waiting, &side);
+        for part in parts {
+            reading.append_read(&reader, &part.run, job)?;
+            kept.extend(part.kept);
+            for batch in part.waiting {
+                reading.append(&batch, &side, job)?;
+                kept.push(keeping.keep(batch, &side));
+            }
+        }
+        drop((reader, reserved));
+        Ok((reading.finish(), kept))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::arrow::array::{AsArray, FixedSizeListArray, Int32Array, ListArray};
+    use datafusion::arrow::datatypes::{Float32Type, Int32Type};
+    use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, UnboundedMemoryPool};
+
+    use super::*;
+    use crate::exec::column::VectorColumn;
+    use crate::job::Budget;
+    use crate::matrix::ElementKind;
+    use crate::metric::Metric;
+    use crate::random::Random;
+
+    type List = Option<Vec<Option<f32>>>;
+
+    /// A batch of a column of lists of two numbers, and of the numbers of its rows.
+    fn batch(lists: &[List], first: usize, is_fixed: bool) -> RecordBatch {
+        let of = lists.iter().cloned();
+        let vectors: ArrayRef = match is_fixed {
+            true => Arc::new(FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(of, 2)),
+            false => Arc::new(ListArray::from_iter_primitive::<Float32Type, _, _>(of)),
+        };
+        let ids: Int32Array = (first as i32..).take(lists.len()).collect();
+        RecordBatch::try_from_iter_with_nullable([
+            ("v", vectors, true),
+            ("id", Arc::new(ids) as ArrayRef, false),
+        ])
+        .unwrap()
+    }
+
+    /// What a seed gives: partitions of batches.
+    fn partitions(random: &mut Random, is_fixed: bool) -> Vec<Vec<RecordBatch>> {
+        let (mut row, count) = (0, 1 + random.below(5));
+        let mut rows = |random: &mut Random| {
+            let count = random.below(4) as usize;
+            let list = |i| (random.below(4) > 0).then(|| vec![Some((row + i) as f32), Some(1.0)]);
+            let found: Vec<List> = (0..count).map(list).collect();
+            row += count;
+            batch(&found, row - count, is_fixed)
+        };
+        (0..count).map(|_| (0..random.below(4)).map(|_| rows(random)).collect()).collect()
+    }
+
+    fn side(batch: &RecordBatch) -> Side {
+        let column = VectorColumn::Whole("v".to_string());
+        Side::try_new("input", &column, batch.schema().fields()).unwrap()
+    }
+
+    fn reader() -> VectorReader {
+        let column = VectorColumn::Whole("v".to_string());
+        VectorReader::new("input", column, ElementKind::F32, Metric::L2)
+    }
+
+    /// Passes on what partitions have in some order, in which those of each partition keep theirs.
+    fn placed(
+        parts: &[Vec<Result<RecordBatch, &'static str>>],
+        rows: (usize, Option<Vec<usize>>),
+        (random, job): (&mut Random, &Job),
+    ) -> Result<(Read, Vec<RecordBatch>)> {
+        let pool: Arc<dyn MemoryPool> = Arc::new(UnboundedMemoryPool::default());
+        let reservation = Arc::new(MemoryConsumer::new("test").register(&pool));
+        let keeping = Keeping { omits_vectors: true, held: Arc::new(Held::new(reservation)) };
+        let side = side(&batch(&[], 0, true));
+        let mut placing = Placing::new((side, parts.len()), rows, (reader(), keeping));
+        let mut left: Vec<_> = parts.iter().map(|part| part.iter()).enumerate().collect();
+        while !left.is_empty() && !placing.is_done() {
+            let at = random.below(left.len() as u64) as usize;
+            let (partition, next) = (left[at].0, left[at].1.next());
+            let next = next.map(|next| match next {
+                Ok(batch) => Ok(batch.clone()),
+                Err(error) => Err(DataFusionError::Execution((*error).to_string())),
+            });
+            if !matches!(next, Some(Ok(_))) {
+                drop(left.remove(at));
+            }
+            placing.receive((partition, next));
+            if random.below(2) == 0 {
+                placing.place(job)?;
+            }
+        }
+        placing.finish(job)
+    }
+
+    #[test]
+    fn rows_are_in_order_whatever_order_they_come_in() {
+        let job = Job::default();
+        for seed in 0..3000 {
+            let random = &mut Random::new(seed);
+            let is_fixed = random.below(2) == 0;
+            let parts = partitions(random, is_fixed);
+            let all: Vec<_> = parts.iter().flatten().cloned().collect();
+            let mut expected = reader();
+            all.iter().for_each(|batch| expected.append(&[batch.column(0).clone()]).unwrap());
+            let (expected, positions) = expected.finish();
+            let counts = |part: &Vec<RecordBatch>| part.iter().map(RecordBatch::num_rows).sum();
+            let mut of_parts: Vec<usize> = parts.iter().map(counts).collect();
+            let rows: usize = of_parts.iter().sum();
+            let known = match random.below(4) {
+                0 => (0, None),
+                1 => (rows, None),
+                2 => (rows, Some(of_parts)),
+                _ => {
+                    // Metadata that lie.
+                    let last = of_parts.len() - 1;
+                    of_parts.swap(0, last);
+                    (rows, Some(of_parts))
+                }
+            };
+            let parts: Vec<Vec<_>> =
+                parts.into_iter().map(|part| part.into_iter().map(Ok).collect()).collect();
+            let (read, kept) = placed(&parts, known, (random, &job)).unwrap();
+            assert_eq!(read.positions, positions, "seed {seed}");
+            assert_eq!(read.rows.reals::<f32>(), expected.reals::<f32>(), "seed {seed}");
+            let ids =
+                |batch: &RecordBatch| batch.column(0).as_primitive::<Int32Type>().values().to_vec();
+            let ids: Vec<i32> = kept.iter().flat_map(ids).collect();
+            assert!(ids.into_iter().eq(0..rows as i32), "seed {seed}");
+            assert!(kept.iter().all(|batch| batch.num_columns() == 1));
+        }
+    }
+
+    #[test]
+    fn the_first_failure_is_told() {
+        let job = Job::default();
+        for seed in 0..3000 {
+            let random = &mut Random::new(seed);
+            let is_fixed = random.below(2) == 0;
+            let parts = partitions(random, is_fixed);
+            let counts = |part: &Vec<RecordBatch>| part.iter().map(RecordBatch::num_rows).sum();
+            let of_parts: Vec<usize> = parts.iter().map(counts).collect();
+            let rows: usize = of_parts.iter().sum();
+            // Some rows are not finite, and some partitions cannot be read to their end.
+            let (mut first, mut row) = (None, 0);
+            let mut failing = Vec::new();
+            for part in &parts {
+                let mut of_part = Vec::new();
+                for good in part {
+                    let bad = (random.below(4) == 0 && good.num_rows() > 0)
+                        .then(|| random.below(good.num_rows() as u64) as usize);
+                    let lists =
+                        |i| Some(vec![Some(if bad == Some(i) { f32::NAN } else { 1.0 }); 2]);
+                    let lists: Vec<List> = (0..good.num_rows()).map(lists).collect();
+                    of_part.push(Ok(batch(&lists, row, is_fixed)));
+                    first = first.or(bad.map(|bad| Some((row + bad) as u64)));
+                    row += good.num_rows();
+                }
+                if random.below(6) == 0 {
+                    of_part.push(Err("cannot be read"));
+                    first = first.or(Some(None));
+                }
+                failing.push(of_part);
+            }
+            let known = match random.below(3) {
+                0 => (0, None),
+                1 => (rows, None),
+                _ => (rows, Some(of_parts)),
+            };
+            let unknown = known.0 == 0;
+            let found = placed(&failing, known, (random, &job)).map(drop);
+            let told = match &found {
+                Ok(()) => None,
+                Err(error) if error.to_string().contains("cannot be read") => Some(None),
+                Err(error) => {
+                    let text = error.to_string();
+                    let row = text.split("row ").nth(1).and_then(|text| text.split(' ').next());
+                    Some(Some(row.unwrap().parse().unwrap()))
+                }
+            };
+            // If nobody knows where rows belong, reading is over before any is looked at.
+            let may_differ = unknown && told == Some(None);
+            assert!(told == first || may_differ, "seed {seed}: {told:?}, not {first:?}");
+        }
+    }
+
+    struct Nothing;
+
+    impl Budget for Nothing {
+        fn grow(&self, _: usize) -> std::result::Result<(), String> {
+            Err("there is none".to_string())
+        }
+
+        fn shrink(&self, _: usize) {}
+    }
+
+    #[test]
+    fn without_memory_nothing_is_taken() {
+        let job = Job::default().with_budget(Arc::new(Nothing));
+        let list = || Some(vec![Some(1.0), Some(2.0)]);
+        let one = |is_fixed| vec![Ok(batch(&[list(), None], 0, is_fixed))];
+        for (seed, is_fixed) in (0..40).flat_map(|seed| [(seed, true), (seed, false)]) {
+            for known in [(0, None), (4, None), (4, Some(vec![2, 2])), (4, Some(vec![4, 0]))] {
+                let parts = match known.1.as_ref().map(|rows| rows[0]) {
+                    Some(4) => {
+                        vec![one(is_fixed).into_iter().chain(one(is_fixed)).collect(), vec![]]
+                    }
+                    _ => vec![one(is_fixed), one(is_fixed)],
+                };
+                let found = placed(&parts, known, (&mut Random::new(seed), &job)).map(drop);
+                let error = found.unwrap_err().to_string();
+                assert!(error.contains("out of memory for rows"), "{error}");
+            }
+            let found = placed(&[one(is_fixed)], (2, None), (&mut Random::new(seed), &job));
+            assert!(found.is_err());
+        }
+    }
+}
