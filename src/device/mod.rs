@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::matrix::ElementKind;
+use crate::metric::Metric;
 
 pub use cluster_sums::ClusterSums;
 pub use compose::{Means, StreamedSearch};
@@ -241,6 +242,15 @@ impl AnyDevice {
             }
         }
         self.run(Peak)
+    }
+
+    /// Makes ready what k-means needs besides the rows: see [`KMeansDevice::warm_kmeans`].
+    pub fn warm_kmeans(&self, of: (ElementKind, Metric, usize), k: usize) {
+        match self {
+            Self::Cpu(_) => {}
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => device.warm_kmeans(of, k),
+        }
     }
 
     /// This device or, for rows of a kind that only the CPU compares, the CPU.

@@ -19,6 +19,7 @@ use super::phases::Phases;
 use super::placing::Keeping;
 use super::rows::Read;
 use super::vectors::VectorReader;
+use crate::device::AnyDevice;
 use crate::job::{Cancel, Job, Phase, Watch};
 
 /// The output batches, made on demand.
@@ -35,6 +36,11 @@ pub(super) trait AtOnce: Send + 'static {
 
     /// The device asked for.
     fn asked(&self) -> Asked;
+
+    /// Makes ready what a device needs besides the rows, as far as it is known what these are.
+    fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
+        |_| {}
+    }
 
     /// Receives the phases of the work, and what else is shown while it goes on.
     fn watch(&self, phases: Phases) -> Arc<dyn Watch> {
@@ -71,7 +77,7 @@ pub(super) fn stream<C: AtOnce>(
     let phases = Phases::new(metrics, C::PHASES, &baseline);
     let (schema, watched, metrics) = (call.schema(), phases.clone(), metrics.clone());
     let work = async move {
-        let _waking = call.asked().wake();
+        let _waking = call.asked().wake(call.warm());
         let reservation = Arc::new(reservation);
         let cancel = CancelOnDrop(Cancel::default());
         let budget = Arc::new(Pool(reservation.new_empty()));

@@ -54,12 +54,16 @@ impl Asked {
         AnyDevice::foresee(self.choice, self.operations)
     }
 
-    /// Initialises its GPU, if it is expected to have one, beside what comes next: that takes as long as reading a large
-    /// file. Why it has none is said when it is chosen. It is a task that the runtime waits for at its end, as a process
-    /// must not exit meanwhile.
-    pub fn wake(self) -> Option<SpawnedTask<()>> {
+    /// Initialises its GPU, if it is expected to have one, and makes ready what will run there, beside what comes next:
+    /// that takes as long as reading a large file. Why it has none is said when it is chosen. It is a task that the
+    /// runtime waits for at its end, as a process must not exit meanwhile.
+    pub fn wake(self, warm: impl FnOnce(&AnyDevice) + Send + 'static) -> Option<SpawnedTask<()>> {
         let ordinal = AnyDevice::asks_for(self.choice, self.operations)?;
-        Some(SpawnedTask::spawn_blocking(move || drop(AnyDevice::cuda(ordinal, 0))))
+        Some(SpawnedTask::spawn_blocking(move || {
+            if let Ok(device) = AnyDevice::cuda(ordinal, 0) {
+                warm(&device);
+            }
+        }))
     }
 }
 
@@ -110,7 +114,7 @@ mod tests {
         assert_eq!(asks(DeviceChoice::Auto, None), None);
         assert_eq!(asks(DeviceChoice::Auto, Some(1.0)), None);
         assert_eq!(asks(DeviceChoice::Auto, Some(1e30)), Some(0));
-        let wake = |choice| Asked { choice, operations: None }.wake();
+        let wake = |choice| Asked { choice, operations: None }.wake(|_| {});
         assert!(wake(DeviceChoice::Cpu).is_none() && wake(DeviceChoice::Auto).is_none());
     }
 

@@ -96,7 +96,7 @@ impl KMeansParams {
     }
 
     /// The metric whose distances are summed to the inertia.
-    pub(super) fn cost(&self) -> Metric {
+    pub(crate) fn cost(&self) -> Metric {
         if self.metric == Metric::L2 { Metric::SqEuclidean } else { self.metric }
     }
 }

@@ -10,7 +10,7 @@ use super::super::cluster_sums::ClusterSums;
 use super::{Distances, SearchDevice, Work};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::{Real, Rows};
+use crate::matrix::{ElementKind, Real, Rows};
 use crate::metric::Metric;
 use crate::random::Random;
 
@@ -27,6 +27,10 @@ pub trait KMeansDevice: SearchDevice {
         problems: Vec<KMeansProblem>,
         job: &Job,
     ) -> Result<Box<dyn KMeansSession<T> + 'a>>;
+
+    /// Makes ready what k-means of so many clusters needs besides the rows, if that takes time: `of` is their kind, the
+    /// metric whose distances are added up, and their length. What fails here fails again when it is needed.
+    fn warm_kmeans(&self, _of: (ElementKind, Metric, usize), _k: usize) {}
 
     /// What assigns rows to this many centroids faster than searches do, if there is such a thing.
     ///

@@ -280,7 +280,9 @@ impl ExecutionPlan for KMeansExec {
         let (device, inertia) = (self.device.clone(), self.inertia.clone());
         let (side, init) = (self.input.0.clone(), self.init.as_ref().map(|(side, _)| side.clone()));
         let (asked, live) = (self.asked(), Live::new(&self.metrics));
-        let call = Call { spec, side, init, schema, asked, device, inertia, live };
+        let dim = side.dim(self.input.1.schema().fields());
+        let dim = dim.and_then(|dim| usize::try_from(dim).ok()).filter(|dim| *dim > 0);
+        let call = Call { spec, side, init, schema, asked, dim, device, inertia, live };
         let first = self.init.as_ref().map(|(_, plan)| execute_all(plan, &context)).transpose()?;
         let input = Input::start(&self.input.0, &self.input.1, &context)?;
         Ok(at_once::stream(call, (first, input), &context, &self.metrics))

@@ -33,6 +33,8 @@ pub(super) struct Call {
     pub schema: SchemaRef,
     /// The device asked for.
     pub asked: Asked,
+    /// The length of rows, if their type has it.
+    pub dim: Option<usize>,
     /// Receives the chosen device.
     pub device: Chosen,
     /// Receives the inertia.
@@ -51,6 +53,16 @@ impl AtOnce for Call {
 
     fn asked(&self) -> Asked {
         self.asked
+    }
+
+    fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
+        let (params, kind, dim) = (&self.spec.params, self.side.kind, self.dim);
+        let (metric, k) = (params.cost(), params.k());
+        move |device| {
+            if let Some(dim) = dim {
+                device.warm_kmeans((kind, metric, dim), k);
+            }
+        }
     }
 
     fn watch(&self, phases: Phases) -> Arc<dyn Watch> {

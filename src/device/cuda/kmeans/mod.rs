@@ -12,6 +12,7 @@
 //! A problem falls back to the general ways where its own one gives up: centroids so far away that
 //! squares overflow, too many of them equally near, too little memory.
 
+mod device;
 mod halves;
 mod images;
 mod kernels;
@@ -34,8 +35,8 @@ use super::handle::CudaDevice;
 use crate::device::ClusterSums;
 use crate::device::compose::{BySearch, KMeansOnHost, LARGE_PROBLEM, host_session, sums_of};
 use crate::device::contract::{
-    Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, StopReason,
-    Work, squares_are_finite,
+    Assignment, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, StopReason, Work,
+    squares_are_finite,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
@@ -43,17 +44,6 @@ use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
 use crate::random::Random;
-
-impl KMeansDevice for CudaDevice {
-    fn open_kmeans<'a, T: Real>(
-        self: &Arc<Self>,
-        input: KMeansInput<'a>,
-        problems: Vec<KMeansProblem>,
-        _job: &Job,
-    ) -> Result<Box<dyn KMeansSession<T> + 'a>> {
-        Ok(Box::new(CudaKMeans::open(self, input, problems)))
-    }
-}
 
 /// A session on a GPU.
 struct CudaKMeans<'a, T> {

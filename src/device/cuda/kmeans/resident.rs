@@ -42,6 +42,12 @@ pub(super) struct Resident {
 }
 
 impl Resident {
+    /// The kernels for rows of this length.
+    pub(super) fn kernels(device: &CudaDevice, dim: usize, way: Way) -> Result<Arc<RoundKernels>> {
+        let has_groups = device.multipliers(ElementKind::F32) == Some(Multipliers::Groups);
+        RoundKernels::get(&device.gpu, dim, has_groups && way == Way::Tiles)
+    }
+
     /// Uploads rows of f32 whose squared distances never overflow, unless they are there. `empty` has the
     /// sums of no rows.
     pub(super) fn open(
@@ -53,9 +59,7 @@ impl Resident {
     ) -> Result<Self> {
         assert!(rows.len() <= MOST_ROWS);
         let CudaDevice { gpu, memory, .. } = device;
-        let has_groups = device.multipliers(ElementKind::F32) == Some(Multipliers::Groups);
-        let by_groups = has_groups && way == Way::Tiles;
-        let kernels = RoundKernels::get(gpu, rows.matrix().dim(), by_groups)?;
+        let kernels = Self::kernels(device, rows.matrix().dim(), way)?;
         let mut work = Work::default();
         let buffer = match uploaded {
             Some(buffer) => buffer,

@@ -198,12 +198,17 @@ impl Kernels {
 
 /// Whether kernels choose among such rows, with this many candidates a step.
 pub(super) fn fits(rows: &Rows, drawn: usize, limits: Limits) -> bool {
-    let dim = rows.matrix().dim();
+    let of = (rows.matrix().kind(), rows.matrix().dim());
+    rows.len() <= MOST_ROWS && suits(of, drawn, limits)
+}
+
+/// The same for rows of this kind and length, if there are not too many.
+pub(super) fn suits((kind, dim): (ElementKind, usize), drawn: usize, limits: Limits) -> bool {
     let has_bounds = limits.capability.0 >= 8
         && dim <= MOST_DIM
         && bounds_bytes(dim, drawn) + STATIC_BYTES <= limits.shared;
-    let are_real = matches!(rows.matrix().kind(), ElementKind::F32 | ElementKind::F64);
-    are_real && rows.len() <= MOST_ROWS && (dim <= MOST_PAIRED || has_bounds)
+    let are_real = matches!(kind, ElementKind::F32 | ElementKind::F64);
+    are_real && (dim <= MOST_PAIRED || has_bounds)
 }
 
 /// Words of a row in whole numbers.

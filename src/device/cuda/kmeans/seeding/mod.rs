@@ -16,7 +16,7 @@ use crate::device::cuda::handle::CudaDevice;
 use crate::device::shares::{Shares, candidates, scale_for};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::{Real, Rows};
+use crate::matrix::{ElementKind, Real, Rows};
 use crate::metric::Metric;
 use crate::random::Random;
 
@@ -27,6 +27,17 @@ const MOST_STEPS: usize = 64;
 /// Whether a device chooses more than one of such rows.
 pub(super) fn can_seed(device: &CudaDevice, rows: &Rows, k: usize) -> bool {
     k > 1 && launch::fits(rows, candidates(k), device.gpu.limits)
+}
+
+/// Loads the kernels for such rows.
+pub(super) fn warm(
+    device: &CudaDevice,
+    (kind, metric, dim): (ElementKind, Metric, usize),
+    k: usize,
+) {
+    if k > 1 && launch::suits((kind, dim), candidates(k), device.gpu.limits) {
+        let _ = Kernels::get(&device.gpu, kind, metric, dim);
+    }
 }
 
 /// The centroids that [`seed`](crate::device::KMeansSession::seed) chooses among rows that may have weights; the
