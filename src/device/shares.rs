@@ -4,11 +4,16 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::matrix::Real;
+
 /// Rows whose shares are added up together.
 pub const BLOCK: usize = 1024;
 
 /// Bits of the largest share. Those of a block add up in 64 bits.
 const BITS: i32 = 52;
+
+/// 2⁵², as the bits of a float64.
+const ONE_TO_BITS: u64 = (1023 + BITS as u64) << BITS;
 
 /// Bits of a random number that draws a row.
 const DRAWN: u32 = 53;
@@ -52,6 +57,27 @@ impl<'a> Shares<'a> {
     pub fn of(&self, row: usize, cost: f64) -> u64 {
         let [one, other] = self.scale;
         (self.exact(row, cost) * one * other) as u64
+    }
+
+    /// The sum of the shares of rows from this one on that cost no more than they did when the scale was chosen.
+    #[inline(always)]
+    pub fn sum_of<T: Real>(&self, first: usize, costs: &[T]) -> u64 {
+        let [one, other] = self.scale;
+        // Whole numbers below 2⁵² are the low bits of their sum with it.
+        let whole = |share: f64| {
+            let share = (share.min(f64::MAX) * one * other).floor();
+            (share + f64::from_bits(ONE_TO_BITS)).to_bits() ^ ONE_TO_BITS
+        };
+        match self.weights {
+            None => costs.iter().map(|cost| whole(cost.to_f64())).fold(0, u64::wrapping_add),
+            Some(weights) => {
+                let exact = |(cost, weight): (&T, &f64)| {
+                    let share = cost.to_f64() * weight;
+                    whole(if *weight == 0.0 { 0.0 } else { share })
+                };
+                costs.iter().zip(&weights[first..]).map(exact).fold(0, u64::wrapping_add)
+            }
+        }
     }
 
     /// The sum of all shares.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Means, StreamedSearch};
 use crate::device::contract::{
-    Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
+    Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, Moved,
     QueryRows, RoundsRun, StopReason, Work, centroid_shift, stop_reason,
 };
 use crate::device::cpu::kmeans::{cluster_sums, seeding};
@@ -126,7 +126,7 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
     fn assign_to(&self, problem: usize, centroids: &[T], job: &Job) -> Result<Assignment<T>> {
         let rows = &self.problems[problem].rows;
         let centroids = rows_of(centroids, rows.matrix().dim());
-        let Clusters { labels, costs, .. } =
+        let (Clusters { labels, costs, .. }, _) =
             self.search.nearest((rows, None), centroids, None, job)?;
         Ok(Assignment { labels, costs: costs.ok_or_else(not_started)? })
     }
@@ -202,27 +202,32 @@ fn rows_of<T: Real>(values: &[T], dim: usize) -> Rows {
 }
 
 impl<D: Device> Search<D> {
-    /// The nearest of some vectors for every row; uses the row's previous nearest one, if it had one.
+    /// The nearest of some vectors for every row; uses the row's previous nearest one, if it had one. Also the rows for
+    /// which that was another, if they had any.
     fn nearest<T: Real>(
         &self,
         (rows, assigner): (&Rows, Option<&mut Box<dyn Assigner>>),
         centroids: Rows,
-        near: Option<&[u32]>,
+        before: Option<Vec<u32>>,
         job: &Job,
-    ) -> Result<Clusters<T>> {
+    ) -> Result<(Clusters<T>, Option<Vec<Moved>>)> {
         job.check()?;
+        let had_labels = before.is_some();
+        let mut labels = before.unwrap_or_default();
         if let Some(assigner) = assigner
-            && let Some(Assigned { labels, work }) = assigner.assign(&centroids, near, job)?
+            && let Some(Assigned { moved, work }) = assigner.assign(&centroids, &mut labels, job)?
         {
             *self.lock() += work;
-            return Ok(Clusters { labels, costs: None, centroids });
+            return Ok((Clusters { labels, costs: None, centroids }, had_labels.then_some(moved)));
         }
         let (device, base) = (self.device.clone(), centroids.clone());
         let search = StreamedSearch::open(device, base, self.metric, 1, job)?;
+        let near = had_labels.then_some(labels.as_slice());
         let found = search.search(rows, QueryRows::Separate, near, job)?;
         *self.lock() += found.work;
+        let moved = near.map(|before| cluster_sums::moved_rows(before, &found.rows));
         let costs = Some(found.distances.reals().ok_or_else(not_started)?);
-        Ok(Clusters { labels: found.rows, costs, centroids })
+        Ok((Clusters { labels: found.rows, costs, centroids }, moved))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Work> {
@@ -249,9 +254,9 @@ impl<T: Real> Problem<'_, T> {
             Some(state) => state.sums.cleared(),
             None => ClusterSums::new(self.values(), self.weights, dim, k),
         };
-        // Labels and distances before and after a round, those of blocks before they are joined, and
+        // Labels and distances before and after a round, those of blocks before they are joined, rows that moved, and
         // sums of each thread.
-        let assignments = 3 * rows * (size_of::<u32>() + size_of::<T>());
+        let assignments = rows * (3 * (size_of::<u32>() + size_of::<T>()) + size_of::<Moved>());
         let sums_bytes = sums.bytes() * (2 + if self.is_large() { threads() } else { 0 });
         let bytes = assignments + sums_bytes + 3 * size_of_val(centroids.as_slice());
         let reserved = job.reserve("clusters of k-means", bytes)?;
@@ -260,33 +265,33 @@ impl<T: Real> Problem<'_, T> {
         Ok(())
     }
 
-    /// Assigns every row to the nearest centroid; the labels so far.
-    fn assign<D: Device>(&mut self, search: &Search<D>, job: &Job) -> Result<Option<Vec<u32>>> {
+    /// Assigns every row to the nearest centroid; the rows that were in other clusters, if rows were in any.
+    fn assign<D: Device>(&mut self, search: &Search<D>, job: &Job) -> Result<Option<Vec<Moved>>> {
         let is_large = self.is_large();
         let Self { rows, given, state, assigner, .. } = self;
         let state = state.as_mut().ok_or_else(not_started)?;
         if state.is_assigned {
-            return Ok(state.clusters.as_ref().map(|now| now.labels.clone()));
+            return Ok(state.clusters.as_ref().map(|_| Vec::new()));
         }
         job.enter(Phase::Assign);
         if is_large && assigner.is_none() {
             *assigner = Some(search.device.assigner(rows, given.k, search.metric, job)?);
         }
         let assigner = assigner.as_mut().and_then(Option::as_mut);
-        let near = state.clusters.as_ref().map(|before| before.labels.as_slice());
+        let before = state.clusters.take().map(|before| before.labels);
         let centroids = rows_of(&state.centroids, rows.matrix().dim());
-        let now = search.nearest((rows, assigner), centroids, near, job)?;
-        state.is_assigned = true;
-        Ok(state.clusters.replace(now).map(|before| before.labels))
+        let (now, moved) = search.nearest((rows, assigner), centroids, before, job)?;
+        (state.clusters, state.is_assigned) = (Some(now), true);
+        Ok(moved)
     }
 
     fn run<D: Device>(&mut self, search: &Search<D>, limit: usize, job: &Job) -> Result<RoundsRun> {
         let mut moved = self.rows.len();
         for round in 1..=limit {
-            let before = self.assign(search, job)?;
+            let of_round = self.assign(search, job)?;
             job.enter(Phase::Update);
             let stop;
-            (moved, stop) = self.update(before.as_deref(), search.metric, job)?;
+            (moved, stop) = self.update(of_round.as_deref(), search.metric, job)?;
             job.rounds(|| self.progress(moved, search.metric));
             if let Some(stop) = stop {
                 return Ok(RoundsRun { rounds: round, moved, stop });
@@ -306,11 +311,11 @@ impl<T: Real> Problem<'_, T> {
         Progress { rounds: 1, moved, inertia }
     }
 
-    /// Moves centroids to the means of their rows. Given the rows' previous labels, returns how many
-    /// labels changed, and why rounds stop, if they do.
+    /// Moves centroids to the means of their rows, of which these have changed their clusters, or all have come into one.
+    /// Returns how many rows that are, and why rounds stop, if they do.
     fn update(
         &mut self,
-        before: Option<&[u32]>,
+        moved: Option<&[Moved]>,
         metric: Metric,
         job: &Job,
     ) -> Result<(usize, Option<StopReason>)> {
@@ -318,8 +323,8 @@ impl<T: Real> Problem<'_, T> {
         let (tolerance, unit) = (self.given.tolerance, self.given.unit);
         let state = self.state_mut()?;
         let labels = &state.clusters.as_ref().ok_or_else(not_started)?.labels;
-        let moved =
-            cluster_sums::move_rows(&rows, weights, (before, labels), &mut state.sums, job)?;
+        cluster_sums::move_rows(&rows, weights, (moved, labels), &mut state.sums, job)?;
+        let moved = moved.map_or(rows.len(), <[_]>::len);
         let has_empty = !state.sums.empty().is_empty();
         let mut next = None;
         if moved > 0 && !has_empty {

@@ -49,15 +49,16 @@ pub trait KMeansDevice: SearchDevice {
 
 /// Assigns the rows of a problem in every round, with what earlier rounds showed.
 pub trait Assigner: Send + Sync {
-    /// The nearest of these centroids for every row, the first in case of a tie. `near` is what the last call
-    /// returned, or what a search found instead; none to begin anew. `None` if a search suits better.
+    /// Sets the label of every row to the nearest of these centroids, the first in case of a tie. Labels are those that
+    /// the last call left, or what a search found instead; none to begin anew. `None` if a search suits better: labels
+    /// are then as they were.
     ///
     /// # Errors
-    /// See [`KMeansSession::seed`].
+    /// See [`KMeansSession::seed`]. Labels are then of no use.
     fn assign(
         &mut self,
         centroids: &Rows,
-        near: Option<&[u32]>,
+        labels: &mut Vec<u32>,
         job: &Job,
     ) -> Result<Option<Assigned>>;
 
@@ -68,11 +69,14 @@ pub trait Assigner: Send + Sync {
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances>;
 }
 
-/// What an [`Assigner`] found.
+/// A row whose label has changed, and its label before.
+pub type Moved = (u32, u32);
+
+/// What an [`Assigner`] did.
 #[derive(Debug, Clone)]
 pub struct Assigned {
-    /// The number of every row's nearest centroid.
-    pub labels: Vec<u32>,
+    /// Rows that had another label before, ascending.
+    pub moved: Vec<Moved>,
     /// The work it took.
     pub work: Work,
 }

@@ -17,7 +17,7 @@ pub use hashing::{
     TablesBuilt,
 };
 pub use kmeans::{
-    Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
+    Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, Moved,
     RoundsRun, StopReason, centroid_shift, squares_are_finite, stop_reason,
 };
 pub use search::{

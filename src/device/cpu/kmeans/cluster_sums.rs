@@ -1,8 +1,11 @@
 //! Sums of clusters, on all cores.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use crate::device::ClusterSums;
+use crate::device::contract::Moved;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -18,24 +21,23 @@ const UNCHECKED: usize = 4096;
 const COMPARED: usize = 1 << 16;
 const SIDE_BY_SIDE: usize = 64;
 
-/// Moves the rows whose label changed from their old clusters to their new ones; without old labels,
-/// puts all rows into clusters. Returns how many rows were moved.
+/// Moves rows from their old clusters to those of their labels; puts all rows into clusters if they were in none.
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled).
 pub(in crate::device) fn move_rows(
     rows: &Rows,
     weights: Option<&[f64]>,
-    labels: (Option<&[u32]>, &[u32]),
+    labels: (Option<&[Moved]>, &[u32]),
     sums: &mut ClusterSums,
     job: &Job,
-) -> Result<usize> {
+) -> Result<()> {
     if let Some(values) = rows.reals::<f32>() {
         move_reals(values, rows.matrix().dim(), weights, labels, sums, job)
     } else if let Some(values) = rows.reals::<f64>() {
         move_reals(values, rows.matrix().dim(), weights, labels, sums, job)
     } else {
-        Ok(0)
+        Ok(())
     }
 }
 
@@ -43,49 +45,48 @@ fn move_reals<T: Lanes>(
     values: &[T],
     dim: usize,
     weights: Option<&[f64]>,
-    (old, new): (Option<&[u32]>, &[u32]),
+    (moved, labels): (Option<&[Moved]>, &[u32]),
     sums: &mut ClusterSums,
     job: &Job,
-) -> Result<usize> {
-    let before = |row: usize| old.map(|old| old[row]);
-    // Those of parts, in buffers that grow, and of all.
-    let bytes = size_of_val(new) * if old.is_some() { 3 } else { 1 };
-    let _reserved = job.reserve("rows that moved", bytes)?;
-    let moved = moved_rows(old, new);
-    let move_all = |sums: &mut ClusterSums, moved: &[u32]| {
-        for moved in moved.chunks(UNCHECKED) {
+) -> Result<()> {
+    let part = |sums: &mut ClusterSums, range: Range<usize>| {
+        for start in range.clone().step_by(UNCHECKED) {
             job.check()?;
+            let range = start..range.end.min(start + UNCHECKED);
             pulp::Arch::new().dispatch(
                 #[inline(always)]
                 || {
-                    for row in moved.iter().map(|row| *row as usize) {
+                    for i in range {
+                        let (row, before) = match moved {
+                            Some(moved) => (moved[i].0 as usize, Some(moved[i].1)),
+                            None => (i, None),
+                        };
                         let weight = weights.map_or(1.0, |weights| weights[row]);
-                        sums.move_row(&values[row * dim..][..dim], weight, before(row), new[row]);
+                        sums.move_row(&values[row * dim..][..dim], weight, before, labels[row]);
                     }
                 },
             );
         }
         Ok::<_, Error>(())
     };
-    if moved.len() < FEW_MOVED {
-        move_all(sums, &moved)?;
-        return Ok(moved.len());
+    let count = moved.map_or(labels.len(), <[_]>::len);
+    if count < FEW_MOVED {
+        return part(sums, 0..count);
     }
-    let parts: Vec<_> = moved
-        .par_chunks(moved.len().div_ceil(rayon::current_num_threads()))
-        .map(|moved| {
-            let mut part = sums.cleared();
-            move_all(&mut part, moved)?;
-            Ok(part)
-        })
-        .collect::<Result<_>>()?;
+    let each = count.div_ceil(rayon::current_num_threads());
+    let starts: Vec<_> = (0..count).step_by(each).collect();
+    let parts = starts.into_par_iter().map(|start| {
+        let mut of_part = sums.cleared();
+        part(&mut of_part, start..count.min(start + each))?;
+        Ok(of_part)
+    });
+    let parts: Vec<_> = parts.collect::<Result<_>>()?;
     parts.iter().for_each(|part| sums.absorb(part));
-    Ok(moved.len())
+    Ok(())
 }
 
-/// The rows whose labels differ, ascending; all if there were none.
-fn moved_rows(old: Option<&[u32]>, new: &[u32]) -> Vec<u32> {
-    let Some(old) = old else { return (0..new.len() as u32).collect() };
+/// The rows whose labels differ, ascending, with the old ones.
+pub(in crate::device) fn moved_rows(old: &[u32], new: &[u32]) -> Vec<Moved> {
     let parts = old.par_chunks(COMPARED).zip(new.par_chunks(COMPARED)).enumerate();
     let parts = parts.map(|(part, (old, new))| {
         let mut moved = Vec::new();
@@ -94,7 +95,9 @@ fn moved_rows(old: Option<&[u32]>, new: &[u32]) -> Vec<u32> {
         for (i, (old, new)) in some.filter(|(_, (old, new))| old != new) {
             let first = part * COMPARED + i * SIDE_BY_SIDE;
             let rows = (first as u32..).zip(old.iter().zip(new));
-            moved.extend(rows.filter(|(_, (old, new))| old != new).map(|(row, _)| row));
+            moved.extend(
+                rows.filter(|(_, (old, new))| old != new).map(|(row, (old, _))| (row, *old)),
+            );
         }
         moved
     });

@@ -2,12 +2,14 @@
 //!
 //! Of every row is known by how much the second nearest centroid is farther than the nearest, at least. That gap shrinks
 //! by how far centroids move. As long as it is open, the row stays where it is; then it is compared with all.
+//!
+//! What gaps shrink by is added up for each cluster, and a row keeps the sum at which its gap is closed.
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::rounds::{distances, down, up};
-use crate::device::contract::{Assigned, Assigner, Distances, Work};
+use super::rounds::{distances, up};
+use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
 use crate::device::cpu::rounded::base::Rounding;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
@@ -30,7 +32,10 @@ const MOST: usize = 4096;
 pub(in crate::device::cpu) struct Gaps<T> {
     rows: Rows,
     level: Level,
-    gaps: Vec<f32>,
+    /// What the gaps of each centroid's rows have shrunk by.
+    shrunk: Vec<f32>,
+    /// For each row, what that is when its gap is closed.
+    closed_at: Vec<f32>,
     /// The centroids of the last round.
     before: Vec<T>,
     /// The length of the longest row.
@@ -63,7 +68,8 @@ impl<T: Lanes> Gaps<T> {
         Ok(Some(Self {
             rows: rows.clone(),
             level,
-            gaps: vec![0.0; rows.len()],
+            shrunk: vec![0.0; k],
+            closed_at: vec![0.0; rows.len()],
             before: Vec::new(),
             longest,
             rounding: Rounding::of::<T>(dim as f64),
@@ -77,13 +83,14 @@ impl<T: Lanes> Gaps<T> {
         (1.0 + 2.0 * relative, 3.0 * absolute.sqrt())
     }
 
-    /// By how much the gaps of each centroid's rows shrink at most; `None` if nothing is known of them.
-    fn shrinking(&self, centroids: &[T], dim: usize) -> Option<Vec<f32>> {
+    /// Shrinks gaps by how far centroids have moved; whether anything is known of them.
+    fn shrink(&mut self, centroids: &[T], dim: usize) -> bool {
         let longest = centroids.chunks_exact(dim).map(length).fold(self.longest, f64::max);
         // Costs that overflow are equal, whatever the distances.
         let is_finite = 4.0 * longest < (T::MAX.to_f64() / 4.0).sqrt();
         if !is_finite || self.before.len() != centroids.len() {
-            return None;
+            self.shrunk.fill(0.0);
+            return false;
         }
         let pairs = centroids.chunks_exact(dim).zip(self.before.chunks_exact(dim));
         let moved = pairs.map(|(now, before)| {
@@ -91,57 +98,92 @@ impl<T: Lanes> Gaps<T> {
             apart.map(|x| x * x).sum::<f64>().sqrt() * (1.0 + 1e-9) + f64::MIN_POSITIVE.sqrt()
         });
         let moved: Vec<f64> = moved.collect();
-        let farthest = (0..moved.len()).max_by(|a, b| moved[*a].total_cmp(&moved[*b]))?;
-        let but_that = moved.iter().enumerate().filter(|(i, _)| *i != farthest);
+        let most = moved.iter().copied().fold(0.0, f64::max);
+        let farthest = moved.iter().position(|moved| *moved == most);
+        let but_that = moved.iter().enumerate().filter(|(i, _)| Some(*i) != farthest);
         let second = but_that.fold(0.0, |most, (_, moved)| moved.max(most));
-        let of = |(centroid, own): (usize, &f64)| {
-            let others = if centroid == farthest { second } else { moved[farthest] };
-            up(own * self.apart().0 + others)
-        };
-        Some(moved.iter().enumerate().map(of).collect())
+        let factor = self.apart().0;
+        for ((centroid, own), shrunk) in moved.iter().enumerate().zip(&mut self.shrunk) {
+            let others = if Some(centroid) == farthest { second } else { most };
+            *shrunk = up(f64::from(*shrunk) + own * factor + others);
+        }
+        true
     }
 
-    /// The gap of a row whose nearest and second nearest centroids cost this much.
-    #[inline(always)]
-    fn gap(&self, (nearest, second): (&T, &T)) -> f32 {
+    /// What decides the gaps of rows by their costs.
+    fn slack(&self) -> Slack<T> {
         let (Rounding { relative, absolute, .. }, (factor, apart)) = (self.rounding, self.apart());
-        let most = (nearest.to_f64().sqrt() + absolute.sqrt()) * (1.0 + relative);
-        let least = (second.to_f64() - absolute).max(0.0).sqrt() * (1.0 - relative);
-        let gap = down((least - (most * factor + apart)).max(0.0));
+        // The arithmetic below errs by a few units in the last place.
+        let error = 8.0 * T::EPSILON.to_f64();
+        let up = |x: f64| T::from_f64(x * (1.0 + error));
+        Slack {
+            // Twice as much, as numbers so small have few digits.
+            absolute: up(2.0 * absolute),
+            least: T::from_f64((1.0 - relative) * (1.0 - error)),
+            most: up((1.0 + relative) * factor),
+            apart: up(absolute.sqrt() * (1.0 + relative) * factor + apart),
+        }
+    }
+}
+
+/// See [`Gaps::slack`].
+#[derive(Clone, Copy)]
+struct Slack<T> {
+    absolute: T,
+    least: T,
+    most: T,
+    apart: T,
+}
+
+impl<T: Lanes> Slack<T> {
+    /// The gap of a row whose nearest and second nearest centroids cost this much, or less than 0 if it has none.
+    #[inline(always)]
+    fn gap(self, nearest: T, second: T) -> T {
+        let least = (second - self.absolute).max(T::ZERO).sqrt() * self.least;
+        let gap = least - (nearest.sqrt() * self.most + self.apart);
         // How far apart infinite costs are is not known.
-        if *second < T::INFINITY { gap } else { 0.0 }
+        if second < T::INFINITY { gap } else { -T::ONE }
     }
 }
 
 /// Rows of a task.
 struct Block<'a, T> {
     values: &'a [T],
+    /// The number of the first.
+    first: usize,
     labels: &'a mut [u32],
-    gaps: &'a mut [f32],
+    closed_at: &'a mut [f32],
 }
 
-/// Shrinks the gaps of a block's rows; finds the rows that have none.
+/// The rows of a block whose gaps are closed.
 #[inline(always)]
-fn shrink<T>(block: &mut Block<'_, T>, shrinking: &[f32], uncertain: &mut Vec<u32>) {
-    uncertain.resize(block.labels.len(), 0);
-    let mut found = 0;
-    for (row, (gap, label)) in block.gaps.iter_mut().zip(block.labels.iter()).enumerate() {
-        *gap = (*gap - shrinking[*label as usize]) * (1.0 - 2.0 * f32::EPSILON);
-        // Without a branch, which could not be foreseen.
-        uncertain[found] = row as u32;
-        found += usize::from(*gap <= 0.0);
+fn closed<T>(block: &Block<'_, T>, shrunk: &[f32], found: &mut Vec<u32>) {
+    found.resize(block.labels.len(), 0);
+    let mut count = 0;
+    for (row, (closed_at, label)) in block.closed_at.iter().zip(&*block.labels).enumerate() {
+        // What is not a number is open no more. Without a branch, which could not be foreseen.
+        let is_open = *closed_at > shrunk[*label as usize];
+        found[count] = row as u32;
+        count += usize::from(!is_open);
     }
-    uncertain.truncate(found);
+    found.truncate(count);
 }
 
 /// Compares rows of a block with all centroids.
 struct Compare<'a, 'b, T> {
     gaps: &'a Gaps<T>,
     centroids: &'a [T],
+    /// Whether rows have labels, and gaps that are known.
+    known: (bool, bool),
     block: &'a mut Block<'b, T>,
-    shrinking: Option<&'a [f32]>,
-    uncertain: &'a mut Vec<u32>,
-    columns: &'a mut Vec<Column<T>>,
+    scratch: &'a mut Scratch<T>,
+    moved: &'a mut Vec<Moved>,
+}
+
+/// What a thread uses again.
+struct Scratch<T> {
+    uncertain: Vec<u32>,
+    columns: Vec<Column<T>>,
 }
 
 impl<T: Lanes> WithSimd for Compare<'_, '_, T> {
@@ -149,51 +191,92 @@ impl<T: Lanes> WithSimd for Compare<'_, '_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { gaps, centroids, block, shrinking, uncertain, columns } = self;
-        uncertain.clear();
-        match shrinking {
-            Some(shrinking) => shrink(block, shrinking, uncertain),
-            None => uncertain.extend(0..block.labels.len() as u32),
+        let Self { gaps, centroids, known: (has_labels, is_known), block, scratch, moved } = self;
+        let Scratch { uncertain, columns } = scratch;
+        let (shrunk, slack) = (gaps.shrunk.as_slice(), gaps.slack());
+        if is_known {
+            closed(block, shrunk, uncertain);
+        } else {
+            uncertain.clear();
+            uncertain.extend(0..block.labels.len() as u32);
         }
-        let dim = columns.len();
         for some in uncertain.chunks(SIDE_BY_SIDE) {
             // Of a last few, the first is compared more than once.
-            let mut starts = [some[0] as usize * dim; SIDE_BY_SIDE];
-            starts.iter_mut().zip(some).for_each(|(start, row)| *start = *row as usize * dim);
-            for (j, column) in columns.iter_mut().enumerate() {
-                let lanes = column.0.iter_mut().zip(&starts);
-                lanes.for_each(|(to, start)| *to = block.values[start + j]);
+            let mut rows = [some[0] as usize; SIDE_BY_SIDE];
+            rows.iter_mut().zip(some).for_each(|(to, row)| *to = *row as usize);
+            gather(block.values, &rows, columns);
+            let [nearest, second, number] = two_nearest(simd, columns, centroids);
+            let mut gap = [0.0f32; SIDE_BY_SIDE];
+            for (gap, (nearest, second)) in gap.iter_mut().zip(nearest.iter().zip(&second)) {
+                *gap = slack.gap(*nearest, *second).to_f64() as f32;
             }
-            let mut nearest = [T::INFINITY; SIDE_BY_SIDE];
-            let (mut second, mut number) = (nearest, [T::ZERO; SIDE_BY_SIDE]);
-            let registers = T::vectors_mut::<S>(&mut nearest).iter_mut();
-            let registers = registers.zip(T::vectors_mut::<S>(&mut second));
-            let registers = registers.zip(T::vectors_mut::<S>(&mut number)).enumerate();
-            for (register, ((nearest, second), number)) in registers {
-                let mut found = (*nearest, *second, *number);
-                let of = (&columns[..], register);
-                let parts = centroids.chunks_exact(TOGETHER * dim);
-                let last = parts.remainder();
-                let done = (centroids.len() - last.len()) / dim;
-                for (i, part) in parts.enumerate() {
-                    let sums = squares::<S, T, TOGETHER>(simd, of.0, of.1, part);
-                    found = nearer::<S, T, TOGETHER>(simd, i * TOGETHER, sums, found);
-                }
-                for (i, part) in last.chunks_exact(dim).enumerate() {
-                    let sums = squares::<S, T, 1>(simd, of.0, of.1, part);
-                    found = nearer::<S, T, 1>(simd, done + i, sums, found);
-                }
-                (*nearest, *second, *number) = found;
+            let mut numbers = [0u32; SIDE_BY_SIDE];
+            for (to, number) in numbers.iter_mut().zip(&number) {
+                *to = number.to_f64() as u32;
             }
-            let mut open = [0.0; SIDE_BY_SIDE];
-            let both = nearest.iter().zip(&second);
-            open.iter_mut().zip(both).for_each(|(gap, both)| *gap = gaps.gap(both));
-            for ((row, gap), number) in some.iter().zip(open).zip(number) {
-                block.labels[*row as usize] = number.to_f64() as u32;
-                block.gaps[*row as usize] = gap;
+            for ((row, gap), number) in some.iter().zip(gap).zip(numbers) {
+                let (own, row) = (&mut block.labels[*row as usize], *row as usize);
+                if *own != number {
+                    if has_labels {
+                        moved.push(((block.first + row) as u32, *own));
+                    }
+                    *own = number;
+                }
+                // Three roundings, of which each errs by half a unit at most.
+                let at = shrunk[number as usize] + gap;
+                block.closed_at[row] = at - 2.0 * f32::EPSILON * (at.abs() + gap.abs());
             }
         }
     }
+}
+
+/// Puts these rows into columns.
+#[inline(always)]
+fn gather<T: Lanes>(values: &[T], rows: &[usize; SIDE_BY_SIDE], columns: &mut [Column<T>]) {
+    let dim = columns.len();
+    for (lane, row) in rows.iter().enumerate() {
+        let row = &values[row * dim..][..dim];
+        let (some, last) = row.as_chunks::<4>();
+        let (of_some, of_last) = columns.as_chunks_mut::<4>();
+        // Compilers would make slow scattered stores of one loop over all.
+        for ([a, b, c, d], [v, w, x, y]) in of_some.iter_mut().zip(some) {
+            (a.0[lane], b.0[lane], c.0[lane], d.0[lane]) = (*v, *w, *x, *y);
+        }
+        for (column, value) in of_last.iter_mut().zip(last) {
+            column.0[lane] = *value;
+        }
+    }
+}
+
+/// For rows side by side, the costs of the nearest and of the second nearest centroid, and the number of the nearest.
+#[inline(always)]
+fn two_nearest<S: Simd, T: Lanes>(
+    simd: S,
+    columns: &[Column<T>],
+    centroids: &[T],
+) -> [[T; SIDE_BY_SIDE]; 3] {
+    let dim = columns.len();
+    let mut nearest = [T::INFINITY; SIDE_BY_SIDE];
+    let (mut second, mut number) = (nearest, [T::ZERO; SIDE_BY_SIDE]);
+    let registers = T::vectors_mut::<S>(&mut nearest).iter_mut();
+    let registers = registers.zip(T::vectors_mut::<S>(&mut second));
+    let registers = registers.zip(T::vectors_mut::<S>(&mut number)).enumerate();
+    for (register, ((nearest, second), number)) in registers {
+        let mut found = (*nearest, *second, *number);
+        let parts = centroids.chunks_exact(TOGETHER * dim);
+        let last = parts.remainder();
+        let done = (centroids.len() - last.len()) / dim;
+        for (i, part) in parts.enumerate() {
+            let sums = squares::<S, T, TOGETHER>(simd, columns, register, part);
+            found = nearer::<S, T, TOGETHER>(simd, i * TOGETHER, sums, found);
+        }
+        for (i, part) in last.chunks_exact(dim).enumerate() {
+            let sums = squares::<S, T, 1>(simd, columns, register, part);
+            found = nearer::<S, T, 1>(simd, done + i, sums, found);
+        }
+        (*nearest, *second, *number) = found;
+    }
+    [nearest, second, number]
 }
 
 /// Updates the least two values so far and the number of the least with some more values, numbered from this one on.
@@ -217,42 +300,47 @@ impl<T: Lanes> Assigner for Gaps<T> {
     fn assign(
         &mut self,
         centroids: &Rows,
-        near: Option<&[u32]>,
+        labels: &mut Vec<u32>,
         job: &Job,
     ) -> Result<Option<Assigned>> {
-        let (Some(values), Some(of)) = (self.rows.reals::<T>(), centroids.reals::<T>()) else {
+        let rows = self.rows.clone();
+        let (Some(values), Some(of)) = (rows.reals::<T>(), centroids.reals::<T>()) else {
             return Ok(None);
         };
-        let dim = self.rows.matrix().dim();
-        let shrinking = near.and_then(|_| self.shrinking(of, dim));
+        let dim = rows.matrix().dim();
+        let is_known = self.shrink(of, dim) && !labels.is_empty();
+        let has_labels = !labels.is_empty();
         // What is cut short begins anew.
         self.before.clear();
-        let mut labels = near.map_or_else(|| vec![0; self.rows.len()], <[u32]>::to_vec);
-        let mut gaps = std::mem::take(&mut self.gaps);
-        let parts = labels.par_chunks_mut(BLOCK).zip(gaps.par_chunks_mut(BLOCK));
-        let parts = parts.zip(values.par_chunks(BLOCK * dim));
-        let scratch = || (Vec::new(), vec![Column([T::ZERO; SIDE_BY_SIDE]); dim]);
-        let compared = parts.map_init(scratch, |scratch, ((labels, gaps), values)| {
+        labels.resize(rows.len(), 0);
+        let mut closed_at = std::mem::take(&mut self.closed_at);
+        let parts = labels.par_chunks_mut(BLOCK).zip(closed_at.par_chunks_mut(BLOCK));
+        let parts = parts.zip(values.par_chunks(BLOCK * dim)).enumerate();
+        let scratch = || Scratch {
+            uncertain: Vec::new(),
+            columns: vec![Column([T::ZERO; SIDE_BY_SIDE]); dim],
+        };
+        let compared = parts.map_init(scratch, |scratch, (i, ((labels, closed_at), values))| {
             job.check()?;
-            let (uncertain, columns) = (&mut scratch.0, &mut scratch.1);
-            let block = &mut Block { values, labels, gaps };
-            let (centroids, shrinking) = (of, shrinking.as_deref());
-            let gaps = &*self;
-            pulp::Arch::new().dispatch(Compare {
+            let block = &mut Block { values, first: i * BLOCK, labels, closed_at };
+            let (gaps, centroids, mut moved) = (&*self, of, Vec::new());
+            let compare = Compare {
                 gaps,
                 centroids,
+                known: (has_labels, is_known),
                 block,
-                shrinking,
-                uncertain,
-                columns,
-            });
-            Ok(uncertain.len() as u64)
+                scratch,
+                moved: &mut moved,
+            };
+            pulp::Arch::new().dispatch(compare);
+            Ok((scratch.uncertain.len() as u64, moved))
         });
-        let compared: Result<u64> = compared.try_reduce(|| 0, |a, b| Ok(a + b));
-        self.gaps = gaps;
-        let work = Work { pairs: compared? * centroids.len() as u64, ..Work::default() };
+        let compared: Result<Vec<_>> = compared.collect();
+        self.closed_at = closed_at;
+        let (compared, moved): (Vec<u64>, Vec<_>) = compared?.into_iter().unzip();
+        let pairs = compared.iter().sum::<u64>() * centroids.len() as u64;
         self.before.extend_from_slice(of);
-        Ok(Some(Assigned { labels, work }))
+        Ok(Some(Assigned { moved: moved.concat(), work: Work { pairs, ..Work::default() } }))
     }
 
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {

@@ -6,17 +6,21 @@
 
 use rayon::prelude::*;
 
-use crate::device::cpu::rounded::nearer::{Nearer, PANELS, Scratch, Vectors};
+use crate::device::cpu::rounded::nearer::{Nearer, PANELS, Scratch};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{ROWS, Starts};
-use crate::device::cpu::simd::transposed::Transposed;
+use crate::device::cpu::simd::transposed::{SIDE_BY_SIDE, Transposed};
 use crate::device::shares::{BLOCK, Shares, candidates};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
 use crate::random::Random;
+
+/// The first candidates lower the costs of many rows: of up to so many elements, every pair is computed until so many
+/// rows are chosen, or if not many more will be.
+const FIRST: [(usize, usize); 2] = [(16, 32), (32, 16)];
 
 /// Choosing fewer rows takes less time than rounding all of them.
 const FEW: usize = 16;
@@ -63,16 +67,23 @@ fn choose<T: Lanes>(
     if k <= 1 {
         return Ok(vec![first; k]);
     }
-    let method = Method::new(rows, of, k, job)?;
-    let costs = vec![T::INFINITY; rows.len()];
-    let seeding = Seeding { shares, costs, starts: method.starts(), method };
-    seeding.choose(first, k, random, job)
+    let (method, first_rows) = Method::<T>::new(rows, of, k, job)?;
+    let mut seeding = Seeding::begin(shares, rows.len(), method, first, job)?;
+    if let Some(some) = first_rows {
+        seeding.choose((some, k), random, job)?;
+        if let Some(method) = Method::by_bounds(rows, of, job)? {
+            seeding.change(method);
+        }
+    }
+    seeding.choose((k, k), random, job)?;
+    Ok(seeding.chosen)
 }
 
 /// Rows, of which some have been chosen.
 struct Seeding<'a, T> {
     shares: Shares<'a>,
-    /// The distance of every row from the nearest row chosen so far.
+    chosen: Vec<u32>,
+    /// The distance of every row from the nearest of them.
     costs: Vec<T>,
     /// What bounds the costs, as the method has it.
     starts: Vec<Starts>,
@@ -93,12 +104,6 @@ struct EachPair<T> {
     transposed: Option<(Vec<Transposed<T>>, Reserved)>,
 }
 
-/// Candidates as a method takes them.
-enum Candidates<T> {
-    ByBounds(Vectors<T>),
-    EachPair(Vec<u32>),
-}
-
 /// A candidate, a row of a block that it is nearer to than those chosen, and their distance.
 struct Lowered<T> {
     candidate: u32,
@@ -110,57 +115,41 @@ struct Lowered<T> {
 type Kept<T> = Option<Vec<Lowered<T>>>;
 
 impl<T: Lanes> Method<T> {
-    fn new(rows: &Rows, of: (Metric, Level), k: usize, job: &Job) -> Result<Self> {
-        if k < FEW {
-            return Ok(Self::EachPair(EachPair::new(rows, of.0, job)?));
+    /// The method to begin with, and how many rows it chooses if there may be a faster one for the others.
+    fn new(rows: &Rows, of: (Metric, Level), k: usize, job: &Job) -> Result<(Self, Option<usize>)> {
+        let dim = rows.matrix().dim();
+        let first =
+            FIRST.into_iter().find(|(most_dim, _)| dim <= *most_dim).map(|(_, first)| first);
+        if first.is_none()
+            && k >= FEW
+            && let Some(bounds) = Self::by_bounds(rows, of, job)?
+        {
+            return Ok((bounds, None));
         }
+        let first = first.filter(|first| k > 2 * first);
+        Ok((Self::EachPair(EachPair::new(rows, of.0, job)?), first))
+    }
+
+    /// `None` without memory, and for rows that it does not suit.
+    fn by_bounds(rows: &Rows, of: (Metric, Level), job: &Job) -> Result<Option<Self>> {
         match Nearer::try_new::<T>(rows, of, job) {
-            Ok(Some(nearer)) => Ok(Self::ByBounds(Box::new(nearer))),
-            Ok(None) | Err(Error::HostMemory { .. }) => {
-                Ok(Self::EachPair(EachPair::new(rows, of.0, job)?))
-            }
-            Err(error) => Err(error),
+            Err(Error::HostMemory { .. }) => Ok(None),
+            nearer => Ok(nearer?.map(|nearer| Self::ByBounds(Box::new(nearer)))),
         }
     }
 
-    /// What bounds rows that cost all there is: as many as there are panels of rows, or none.
-    fn starts(&self) -> Vec<Starts> {
+    /// What bounds rows of these costs: as many as there are panels of rows, or none.
+    fn starts(&self, costs: &[T]) -> Vec<Starts> {
         match self {
             Self::ByBounds(nearer) => {
                 let start = |panel: usize| {
-                    let row = |lane: usize| nearer.start(panel * ROWS + lane, T::INFINITY);
-                    Starts(std::array::from_fn(row))
+                    let cost = |row: usize| costs.get(row).copied().unwrap_or(T::INFINITY);
+                    let row = |row: usize| nearer.start(row, cost(row));
+                    Starts(std::array::from_fn(|lane| row(panel * ROWS + lane)))
                 };
-                (0..nearer.starts().len()).map(start).collect()
+                (0..nearer.starts().len()).into_par_iter().map(start).collect()
             }
             Self::EachPair(_) => Vec::new(),
-        }
-    }
-
-    fn candidates(&self, rows: &[u32]) -> Candidates<T> {
-        match self {
-            Self::ByBounds(nearer) => Candidates::ByBounds(nearer.vectors(rows)),
-            Self::EachPair(_) => Candidates::EachPair(rows.to_vec()),
-        }
-    }
-
-    /// Calls `found` with each candidate, by its number, each row of a block, and their distance, where that is
-    /// less than the row's cost.
-    fn in_block(
-        &self,
-        (block, starts, costs): (usize, &[Starts], &[T]),
-        candidates: &Candidates<T>,
-        scratch: &mut Scratch,
-        found: impl FnMut(usize, usize, T),
-    ) {
-        match (self, candidates) {
-            (Self::ByBounds(nearer), Candidates::ByBounds(vectors)) => {
-                nearer.in_block((block, starts, costs), vectors, scratch, found);
-            }
-            (Self::EachPair(pairs), Candidates::EachPair(rows)) => {
-                pairs.in_block((block, costs), rows, found);
-            }
-            _ => unreachable!("candidates are of their method"),
         }
     }
 }
@@ -181,46 +170,111 @@ impl<T: Lanes> EachPair<T> {
         Ok(Self { rows: rows.clone(), metric, transposed })
     }
 
-    fn in_block(
+    /// Passes a block of this many rows to `with`, dimension by dimension.
+    fn with_block<R>(
         &self,
+        block: usize,
+        rows: usize,
+        with: impl FnOnce(&Transposed<T>) -> R,
+    ) -> R {
+        let (values, dim) = (self.rows.reals::<T>().unwrap_or_default(), self.rows.matrix().dim());
+        match &self.transposed {
+            Some((all, _)) => with(&all[block]),
+            None => with(&Transposed::new(&values[block * BLOCK * dim..][..rows * dim], dim)),
+        }
+    }
+
+    fn row(&self, row: u32) -> &[T] {
+        let (values, dim) = (self.rows.reals::<T>().unwrap_or_default(), self.rows.matrix().dim());
+        &values[row as usize * dim..][..dim]
+    }
+
+    /// What each candidate takes from the shares of a block's rows.
+    fn gains(
+        &self,
+        shares: &Shares<'_>,
         (block, costs): (usize, &[T]),
         candidates: &[u32],
-        mut found: impl FnMut(usize, usize, T),
-    ) {
-        let (values, dim) = (self.rows.reals::<T>().unwrap_or_default(), self.rows.matrix().dim());
-        let own;
-        let transposed = match &self.transposed {
-            Some((all, _)) => &all[block],
-            None => {
-                own = Transposed::new(&values[block * BLOCK * dim..][..costs.len() * dim], dim);
-                &own
-            }
+    ) -> Vec<u64> {
+        let left = |rows: &Transposed<T>, candidate: &u32| {
+            let mut left = 0u64;
+            rows.distances(
+                self.metric,
+                self.row(*candidate),
+                #[inline(always)]
+                |first, distances| {
+                    let costs = &costs[first..costs.len().min(first + SIDE_BY_SIDE)];
+                    let mut lower = [T::ZERO; SIDE_BY_SIDE];
+                    for (to, (cost, distance)) in lower.iter_mut().zip(costs.iter().zip(distances))
+                    {
+                        *to = if distance < cost { *distance } else { *cost };
+                    }
+                    left += shares.sum_of(block * BLOCK + first, &lower[..costs.len()]);
+                },
+            );
+            shares.totals[block] - left
         };
-        for (number, candidate) in candidates.iter().enumerate() {
-            let candidate = &values[*candidate as usize * dim..][..dim];
-            let found = |row, distance| found(number, row, distance);
-            transposed.nearer(self.metric, candidate, costs, found);
-        }
+        let all = |rows: &Transposed<T>| candidates.iter().map(|one| left(rows, one)).collect();
+        self.with_block(block, costs.len(), all)
+    }
+
+    /// Lowers the costs of a block's rows to their distances from one; the sum of their shares.
+    fn lower(&self, shares: &Shares<'_>, (block, costs): (usize, &mut [T]), chosen: u32) -> u64 {
+        let (rows, mut total) = (costs.len(), 0u64);
+        self.with_block(block, rows, |transposed| {
+            transposed.distances(
+                self.metric,
+                self.row(chosen),
+                #[inline(always)]
+                |first, distances| {
+                    let costs = &mut costs[first..rows.min(first + SIDE_BY_SIDE)];
+                    for (cost, distance) in costs.iter_mut().zip(distances) {
+                        *cost = if distance < cost { *distance } else { *cost };
+                    }
+                    total = total.wrapping_add(shares.sum_of(block * BLOCK + first, costs));
+                },
+            );
+        });
+        total
     }
 }
 
-impl<T: Lanes> Seeding<'_, T> {
-    /// Chooses `k` rows, of which this is the first.
-    fn choose(mut self, first: u32, k: usize, random: &mut Random, job: &Job) -> Result<Vec<u32>> {
-        let mut chosen = vec![first];
-        self.lower(first, None, job)?;
-        self.shares.rescale(|row| self.costs[row].to_f64());
+impl<'a, T: Lanes> Seeding<'a, T> {
+    /// Begins with this row.
+    fn begin(
+        shares: Shares<'a>,
+        rows: usize,
+        method: Method<T>,
+        first: u32,
+        job: &Job,
+    ) -> Result<Self> {
+        let costs = vec![T::INFINITY; rows];
+        let starts = method.starts(&costs);
+        let mut seeding = Self { shares, costs, chosen: vec![first], starts, method };
+        seeding.lower(first, None, job)?;
+        seeding.shares.rescale(|row| seeding.costs[row].to_f64());
+        Ok(seeding)
+    }
+
+    /// Goes on with another method.
+    fn change(&mut self, method: Method<T>) {
+        self.starts = method.starts(&self.costs);
+        self.method = method;
+    }
+
+    /// Chooses rows until there are so many, of `k` in all.
+    fn choose(&mut self, (until, k): (usize, usize), random: &mut Random, job: &Job) -> Result<()> {
         let candidates = candidates(k);
-        while chosen.len() < k {
+        while self.chosen.len() < until {
             let drawn: Vec<u32> = (0..candidates).map(|_| self.draw(random.bits())).collect();
             let (best, found) = self.best(&drawn, job)?;
-            chosen.push(drawn[best]);
-            if chosen.len() < k {
+            self.chosen.push(drawn[best]);
+            if self.chosen.len() < k {
                 self.lower(drawn[best], Some((best, found)), job)?;
                 self.shares.keep_scale(|row| self.costs[row].to_f64());
             }
         }
-        Ok(chosen)
+        Ok(())
     }
 
     fn draw(&self, bits: u64) -> u32 {
@@ -231,15 +285,25 @@ impl<T: Lanes> Seeding<'_, T> {
     /// Which of these rows lowers the sum of all shares most, the first in case of a tie; and what was found on the
     /// way.
     fn best(&self, drawn: &[u32], job: &Job) -> Result<(usize, Vec<Kept<T>>)> {
-        let candidates = self.method.candidates(drawn);
+        let vectors = match &self.method {
+            Method::ByBounds(nearer) => Some(nearer.vectors(drawn)),
+            Method::EachPair(_) => None,
+        };
         let in_block = |scratch: &mut Scratch, (block, costs): (usize, &[T])| {
             job.check()?;
+            let (nearer, vectors) = match (&self.method, &vectors) {
+                (Method::ByBounds(nearer), Some(vectors)) => (nearer, vectors),
+                (Method::EachPair(pairs), _) => {
+                    return Ok((pairs.gains(&self.shares, (block, costs), drawn), None));
+                }
+                (Method::ByBounds(_), None) => unreachable!("candidates have been rounded"),
+            };
             let starts = self.starts.chunks(PANELS).nth(block).unwrap_or_default();
             let mut gains = vec![0; drawn.len()];
             let (mut lowered, mut fits) = (Vec::new(), true);
-            self.method.in_block(
+            nearer.in_block(
                 (block, starts, costs),
-                &candidates,
+                vectors,
                 scratch,
                 |candidate, row, distance| {
                     let share = |cost: T| self.shares.of(block * BLOCK + row, cost.to_f64());
@@ -270,8 +334,11 @@ impl<T: Lanes> Seeding<'_, T> {
         job: &Job,
     ) -> Result<()> {
         let (number, mut found) = found.unwrap_or_default();
-        let alone = self.method.candidates(&[chosen]);
-        let Self { shares, costs, starts, method } = self;
+        let alone = match &self.method {
+            Method::ByBounds(nearer) => Some(nearer.vectors(&[chosen])),
+            Method::EachPair(_) => None,
+        };
+        let Self { shares, costs, starts, method, .. } = self;
         let method = &*method;
         let mut totals = std::mem::take(&mut shares.totals);
         found.resize_with(totals.len(), || None);
@@ -284,10 +351,18 @@ impl<T: Lanes> Seeding<'_, T> {
             job.check()?;
             let (total, costs, starts): (&mut u64, &mut [T], &mut [Starts]) =
                 (total, costs, starts);
+            let (nearer, alone) = match (method, &alone) {
+                (Method::ByBounds(nearer), Some(alone)) => (nearer, alone),
+                (Method::EachPair(pairs), _) => {
+                    *total = pairs.lower(shares, (block, costs), chosen);
+                    return Ok(());
+                }
+                (Method::ByBounds(_), None) => unreachable!("the row has been rounded"),
+            };
             let found: Kept<T> = found;
             let lowered = found.unwrap_or_else(|| {
                 let (mut lowered, candidate) = (Vec::new(), number as u32);
-                method.in_block((block, starts, costs), &alone, scratch, |_, row, distance| {
+                nearer.in_block((block, starts, costs), alone, scratch, |_, row, distance| {
                     lowered.push(Lowered { candidate, row: row as u32, distance });
                 });
                 lowered
@@ -300,9 +375,7 @@ impl<T: Lanes> Seeding<'_, T> {
                 // All rows but the first one chosen cost more than there is at first.
                 *total = total.wrapping_sub(share(costs[row]) - share(distance));
                 costs[row] = distance;
-                if let Method::ByBounds(nearer) = method {
-                    starts[row / ROWS].0[row % ROWS] = nearer.start(at, distance);
-                }
+                starts[row / ROWS].0[row % ROWS] = nearer.start(at, distance);
             }
             Ok::<_, Error>(())
         };
@@ -344,18 +417,33 @@ mod tests {
         {
             let rows = rows_of(kind, count, dim);
             let metric = if kind == 5 { Metric::Cosine } else { Metric::SqEuclidean };
-            let choose = |method: Method<f32>| {
-                let (shares, costs) = (Shares::new(count, None), vec![f32::INFINITY; count]);
-                let seeding = Seeding { shares, costs, starts: method.starts(), method };
-                seeding.choose(5, 40, &mut Random::new(3), &job)
+            type Two = Option<Method<f32>>;
+            let choose = |weights: Option<&[f64]>, method: Method<f32>, then: Two| {
+                let random = &mut Random::new(3);
+                let shares = Shares::new(count, weights);
+                let mut seeding = Seeding::begin(shares, count, method, 5, &job).unwrap();
+                seeding.choose((if then.is_some() { 9 } else { 40 }, 40), random, &job).unwrap();
+                if let Some(method) = then {
+                    seeding.change(method);
+                    seeding.choose((40, 40), random, &job).unwrap();
+                }
+                // Sums are those of the definition.
+                let shares = &seeding.shares;
+                let of = |row: usize| u128::from(shares.of(row, seeding.costs[row].into()));
+                assert_eq!(shares.total(), (0..count).map(of).sum::<u128>());
+                seeding.chosen
             };
-            let pairs = EachPair::new(&rows, metric, &job).unwrap();
-            let wanted = choose(Method::EachPair(pairs)).unwrap();
-            for level in Level::all() {
-                let nearer = Nearer::try_new::<f32>(&rows, (metric, level), &job).unwrap();
-                let nearer = nearer.expect("rows that suit");
-                let found = choose(Method::ByBounds(Box::new(nearer))).unwrap();
-                assert_eq!(found, wanted, "kind {kind}, dim {dim}, {level:?}");
+            let pairs = || Method::EachPair(EachPair::new(&rows, metric, &job).unwrap());
+            let bounds = |level| Method::by_bounds(&rows, (metric, level), &job).unwrap().unwrap();
+            let heavy: Vec<f64> = (0..count).map(|row| [1.0, 0.0, 2.5][row % 3]).collect();
+            for weights in [None, Some(heavy.as_slice())] {
+                let wanted = choose(weights, pairs(), None);
+                for level in Level::all() {
+                    let found = choose(weights, bounds(level), None);
+                    assert_eq!(found, wanted, "kind {kind}, dim {dim}, {level:?}");
+                    let found = choose(weights, pairs(), Some(bounds(level)));
+                    assert_eq!(found, wanted, "kind {kind}, dim {dim}, {level:?}");
+                }
             }
         }
     }

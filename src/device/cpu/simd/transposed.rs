@@ -33,34 +33,36 @@ impl<T: Real> Transposed<T> {
         Self { columns, dim }
     }
 
-    /// Calls `found` with each row, by its number, that is nearer to a query than its cost, and their distance in the
-    /// contract's order.
-    pub fn nearer(&self, metric: Metric, query: &[T], costs: &[T], found: impl FnMut(usize, T))
-    where
+    /// Calls `found` with the distances of each [`SIDE_BY_SIDE`] rows, by the number of the first, from a query, in the
+    /// contract's order. It is compiled for the processor's instructions if it is always inlined.
+    pub fn distances(
+        &self,
+        metric: Metric,
+        query: &[T],
+        found: impl FnMut(usize, &[T; SIDE_BY_SIDE]),
+    ) where
         T: Lanes,
     {
-        pulp::Arch::new().dispatch(NearerRows { rows: self, metric, query, costs, found });
+        pulp::Arch::new().dispatch(Distances { rows: self, metric, query, found });
     }
 }
 
-/// See [`Transposed::nearer`].
-struct NearerRows<'a, T, F> {
+/// See [`Transposed::distances`].
+struct Distances<'a, T, F> {
     rows: &'a Transposed<T>,
     metric: Metric,
     query: &'a [T],
-    costs: &'a [T],
     found: F,
 }
 
-impl<T: Lanes, F: FnMut(usize, T)> WithSimd for NearerRows<'_, T, F> {
+impl<T: Lanes, F: FnMut(usize, &[T; SIDE_BY_SIDE])> WithSimd for Distances<'_, T, F> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let Self { rows, metric, query, costs, .. } = self;
+        let Self { rows, metric, query, .. } = self;
         let squares = metric.sum() == Sum::Squares;
-        let groups = rows.columns.chunks_exact(rows.dim).zip(costs.chunks(SIDE_BY_SIDE));
-        for (number, (group, costs)) in groups.enumerate() {
+        for (number, group) in rows.columns.chunks_exact(rows.dim).enumerate() {
             let mut sums = [T::ZERO; SIDE_BY_SIDE];
             for (register, sum) in T::vectors_mut::<S>(&mut sums).iter_mut().enumerate() {
                 for (column, q) in group.iter().zip(query) {
@@ -73,18 +75,10 @@ impl<T: Lanes, F: FnMut(usize, T)> WithSimd for NearerRows<'_, T, F> {
                     };
                 }
             }
-            let distances = sums.map(|sum| metric.distance(sum));
-            // Most groups have none.
-            let is_nearer = |(distance, cost): (&T, &T)| distance < cost;
-            let nearer = distances.iter().zip(costs).map(is_nearer);
-            if !nearer.fold(false, |any, is_nearer| any | is_nearer) {
-                continue;
+            if !squares {
+                sums.iter_mut().for_each(|sum| *sum = metric.distance(*sum));
             }
-            for (row, (distance, cost)) in distances.iter().zip(costs).enumerate() {
-                if distance < cost {
-                    (self.found)(number * SIDE_BY_SIDE + row, *distance);
-                }
-            }
+            (self.found)(number * SIDE_BY_SIDE, &sums);
         }
     }
 }

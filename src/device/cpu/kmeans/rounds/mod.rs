@@ -14,10 +14,10 @@ mod scan;
 use rayon::prelude::*;
 
 use self::centroids::{Centroids, Measure};
+pub(super) use self::lists::up;
 use self::lists::{LENGTH, List};
-pub(super) use self::lists::{down, up};
 use self::scan::{Scan, TOGETHER};
-use crate::device::contract::{Assigned, Assigner, Distances, Work};
+use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
 use crate::device::cpu::exact;
 
 use crate::device::cpu::rounded::rows::RoundedRows;
@@ -317,7 +317,7 @@ impl<T: Lanes> Assigner for Rounds<T> {
     fn assign(
         &mut self,
         centroids: &Rows,
-        near: Option<&[u32]>,
+        labels: &mut Vec<u32>,
         job: &Job,
     ) -> Result<Option<Assigned>> {
         let Some(values) = centroids.reals::<T>().filter(|_| !self.is_given_up) else {
@@ -330,31 +330,40 @@ impl<T: Lanes> Assigner for Rounds<T> {
             }
             rounded => rounded?,
         };
-        if near.is_none() || rounded.is_none() || self.before.len() != values.len() {
+        let has_labels = !labels.is_empty();
+        if !has_labels || rounded.is_none() || self.before.len() != values.len() {
             self.lists.iter_mut().for_each(List::forget);
         }
         // What is cut short begins anew.
         self.before.clear();
         let Some(rounded) = rounded else { return Ok(None) };
-        let mut labels = near.map_or_else(|| vec![0; self.rows.len()], <[u32]>::to_vec);
+        labels.resize(self.rows.len(), 0);
         let mut lists = std::mem::take(&mut self.lists);
         let blocks = labels.par_chunks_mut(BLOCK).zip(lists.par_chunks_mut(BLOCK)).enumerate();
         let assign = |scratch: &mut Scratch, (block, (labels, lists)): (_, (&mut [u32], _))| {
             job.check()?;
-            let costs = &mut [T::ZERO; BLOCK][..labels.len()];
-            let mut block = Block { first: block * BLOCK, labels, costs, lists };
-            Ok(self.block(&rounded, &mut block, (near.is_some(), scratch)))
+            let (first, count) = (block * BLOCK, labels.len());
+            let costs = &mut [T::ZERO; BLOCK][..count];
+            let mut before = [0; BLOCK];
+            before[..count].copy_from_slice(labels);
+            let mut block = Block { first, labels, costs, lists };
+            let done = self.block(&rounded, &mut block, (has_labels, scratch));
+            let rows = (first as u32..).zip(before.into_iter().zip(block.labels.iter()));
+            let moved = rows.filter(|(_, (before, now))| has_labels && before != *now);
+            let moved: Vec<Moved> = moved.map(|(row, (before, _))| (row, before)).collect();
+            Ok((done, moved))
         };
-        let done: Result<Vec<Done>> = blocks.map_init(Scratch::default, assign).collect();
+        let done: Result<Vec<_>> = blocks.map_init(Scratch::default, assign).collect();
         self.lists = lists;
-        let done = done?.into_iter().fold(Done::default(), |all, done| Done {
+        let (done, moved): (Vec<Done>, Vec<_>) = done?.into_iter().unzip();
+        let done = done.into_iter().fold(Done::default(), |all, done| Done {
             scanned: all.scanned + done.scanned,
             computed: all.computed + done.computed,
             found: all.found + done.found,
         });
         self.before.extend_from_slice(values);
         let k = centroids.len();
-        if near.is_some() {
+        if has_labels {
             self.adapt(done);
         }
         if done.computed > self.rows.len() * (k / ONE_COMPUTED_IN + FREE) {
@@ -362,7 +371,7 @@ impl<T: Lanes> Assigner for Rounds<T> {
         }
         let (pairs, rechecked) = (done.computed + done.scanned * k, done.computed);
         let work = Work { pairs: pairs as u64, rechecked: rechecked as u64, ..Work::default() };
-        Ok(Some(Assigned { labels, work }))
+        Ok(Some(Assigned { moved: moved.concat(), work }))
     }
 
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {

@@ -119,22 +119,28 @@ fn follow<T: Lanes>(
     text: &str,
 ) -> (usize, usize) {
     let (mut random, job, pairs) = (Random::new(9), Job::default(), values.len() * start.len());
-    let (mut centroids, mut near) = (start.to_vec(), None::<Vec<u32>>);
+    let (mut centroids, mut labels) = (start.to_vec(), Vec::<u32>::new());
     let (mut answered, mut cheap) = (0, 0);
     for round in 0..ROUNDS {
         let now = rows_of(&centroids, dim);
         let wanted = nearest(metric, values, &centroids, dim);
-        match assigner.assign(&now, near.as_deref(), &job).unwrap() {
-            Some(Assigned { labels, work }) => {
+        let before = labels.clone();
+        match assigner.assign(&now, &mut labels, &job).unwrap() {
+            Some(Assigned { moved, work }) => {
                 answered += 1;
+                let changed = (0..).zip(&before).zip(&labels).filter(|((_, a), b)| a != b);
+                let changed: Vec<_> = changed.map(|((row, before), _)| (row, *before)).collect();
+                assert!(before.is_empty() || moved == changed, "{text}, round {round}");
                 cheap += usize::from(work.pairs < (pairs / dim / dim / 2) as u64);
                 assert_eq!(labels, wanted.0, "{text}, round {round}");
                 let distances = assigner.distances(&now, &labels, &job).unwrap();
                 assert_eq!(distances, Distances::of(wanted.1), "{text}, round {round}");
-                near = Some(labels);
             }
             // Too many are computed, or a centroid is too far away.
-            None => near = Some(wanted.0),
+            None => {
+                assert!(labels == before, "{text}, round {round}");
+                labels = wanted.0;
+            }
         }
         moves(&mut centroids, values, dim, &mut random);
     }
