@@ -23,6 +23,9 @@ use crate::random::Random;
 /// A problem with at least this many operations a round uses all threads by itself.
 pub const LARGE_PROBLEM: usize = 1 << 24;
 
+/// A problem with at least this many remembers what rounds showed of its rows.
+const WORTH_BOUNDS: usize = 1 << 20;
+
 /// See the [module](self).
 pub struct BySearch<'a, D: KMeansDevice, T> {
     search: Search<D>,
@@ -236,8 +239,13 @@ impl<D: Device> Search<D> {
 }
 
 impl<T: Real> Problem<'_, T> {
+    /// Operations of a round.
+    fn operations(&self) -> usize {
+        self.rows.len() * self.given.k * self.rows.matrix().dim()
+    }
+
     fn is_large(&self) -> bool {
-        self.rows.len() * self.given.k * self.rows.matrix().dim() >= LARGE_PROBLEM
+        self.operations() >= LARGE_PROBLEM
     }
 
     fn values(&self) -> &[T] {
@@ -267,14 +275,14 @@ impl<T: Real> Problem<'_, T> {
 
     /// Assigns every row to the nearest centroid; the rows that were in other clusters, if rows were in any.
     fn assign<D: Device>(&mut self, search: &Search<D>, job: &Job) -> Result<Option<Vec<Moved>>> {
-        let is_large = self.is_large();
+        let is_worth_it = self.operations() >= WORTH_BOUNDS;
         let Self { rows, given, state, assigner, .. } = self;
         let state = state.as_mut().ok_or_else(not_started)?;
         if state.is_assigned {
             return Ok(state.clusters.as_ref().map(|_| Vec::new()));
         }
         job.enter(Phase::Assign);
-        if is_large && assigner.is_none() {
+        if is_worth_it && assigner.is_none() {
             *assigner = Some(search.device.assigner(rows, given.k, search.metric, job)?);
         }
         let assigner = assigner.as_mut().and_then(Option::as_mut);

@@ -22,6 +22,9 @@ use crate::metric::Metric;
 /// Rows of a task.
 const BLOCK: usize = 4096;
 
+/// If more than one in this many rows is compared, all are brought into the cache, one after the other.
+const ONE_UNCERTAIN_IN: usize = 16;
+
 /// Centroids that are compared together.
 const TOGETHER: usize = 4;
 
@@ -159,11 +162,11 @@ struct Block<'a, T> {
 #[inline(always)]
 fn closed<T>(block: &Block<'_, T>, shrunk: &[f32], found: &mut Vec<u32>) {
     found.resize(block.labels.len(), 0);
-    let mut count = 0;
+    let (mut count, to) = (0, found.as_mut_slice());
     for (row, (closed_at, label)) in block.closed_at.iter().zip(&*block.labels).enumerate() {
         // What is not a number is open no more. Without a branch, which could not be foreseen.
         let is_open = *closed_at > shrunk[*label as usize];
-        found[count] = row as u32;
+        to[count] = row as u32;
         count += usize::from(!is_open);
     }
     found.truncate(count);
@@ -200,6 +203,9 @@ impl<T: Lanes> WithSimd for Compare<'_, '_, T> {
             uncertain.clear();
             uncertain.extend(0..block.labels.len() as u32);
         }
+        if uncertain.len() * ONE_UNCERTAIN_IN > block.labels.len() {
+            fetch(block.values);
+        }
         for some in uncertain.chunks(SIDE_BY_SIDE) {
             // Of a last few, the first is compared more than once.
             let mut rows = [some[0] as usize; SIDE_BY_SIDE];
@@ -228,6 +234,13 @@ impl<T: Lanes> WithSimd for Compare<'_, '_, T> {
             }
         }
     }
+}
+
+/// Brings values into the cache, in the order in which processors foresee what is read.
+#[inline(always)]
+fn fetch<T: Lanes>(values: &[T]) {
+    let lines = values.iter().step_by(64 / size_of::<T>());
+    std::hint::black_box(lines.fold(0.0, |all, x| all + x.to_f64()));
 }
 
 /// Puts these rows into columns.
