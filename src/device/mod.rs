@@ -245,11 +245,12 @@ impl AnyDevice {
     }
 
     /// Makes ready what k-means needs besides the rows: see [`KMeansDevice::warm_kmeans`].
-    pub fn warm_kmeans(&self, of: (ElementKind, Metric, usize), k: usize) {
+    #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
+    pub fn warm_kmeans(&self, of: (ElementKind, Metric, usize), k: usize, draws: bool) {
         match self {
             Self::Cpu(_) => {}
             #[cfg(feature = "cuda")]
-            Self::Cuda(device) => device.warm_kmeans(of, k),
+            Self::Cuda(device) => device.warm_kmeans(of, k, draws),
         }
     }
 

@@ -81,14 +81,19 @@ fn columns<T: Real>(values: &[T], dim: usize, unit: f64, job: &Job) -> Result<Co
         job.check()?;
         let mut sums = vec![0.0; dim];
         let (mut low, mut high) = (block[..dim].to_vec(), block[..dim].to_vec());
-        for row in block.chunks_exact(dim.max(1)) {
-            let ends = low.iter_mut().zip(&mut high);
-            for ((x, sum), (low, high)) in row.iter().zip(&mut sums).zip(ends) {
-                *sum += x.to_f64() * unit;
-                *low = if x < low { *x } else { *low };
-                *high = if x > high { *x } else { *high };
-            }
-        }
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                for row in block.chunks_exact(dim.max(1)) {
+                    let ends = low.iter_mut().zip(&mut high);
+                    for ((x, sum), (low, high)) in row.iter().zip(&mut sums).zip(ends) {
+                        *sum += x.to_f64() * unit;
+                        *low = if x < low { *x } else { *low };
+                        *high = if x > high { *x } else { *high };
+                    }
+                }
+            },
+        );
         Ok((sums, low, high))
     });
     let blocks = blocks.into_iter().collect::<Result<Vec<_>>>()?;
@@ -119,11 +124,17 @@ fn variances<T: Real>(values: &[T], means: &[f64], unit: f64, job: &Job) -> Resu
     let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)).collect(), |block: &[T]| {
         job.check()?;
         let mut sums = vec![0.0; dim];
-        for row in block.chunks_exact(dim.max(1)) {
-            for ((x, mean), sum) in row.iter().zip(means).zip(&mut sums) {
-                *sum += (x.to_f64() * unit - mean).powi(2);
-            }
-        }
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                for row in block.chunks_exact(dim.max(1)) {
+                    for ((x, mean), sum) in row.iter().zip(means).zip(&mut sums) {
+                        let apart = x.to_f64() * unit - mean;
+                        *sum += apart * apart;
+                    }
+                }
+            },
+        );
         Ok(sums)
     });
     let mut all = vec![0.0; dim];

@@ -59,7 +59,7 @@ impl<'a> Shares<'a> {
         (self.exact(row, cost) * one * other) as u64
     }
 
-    /// The sum of the shares of rows from this one on that cost no more than they did when the scale was chosen.
+    /// The sum of the shares of rows from this one on. Of no use if any costs more than rows did when the scale was chosen.
     #[inline(always)]
     pub fn sum_of<T: Real>(&self, first: usize, costs: &[T]) -> u64 {
         let [one, other] = self.scale;

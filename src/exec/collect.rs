@@ -46,7 +46,7 @@ fn rows_by_statistics(plan: &Arc<dyn ExecutionPlan>) -> Option<Precision<usize>>
     Some(found.ok()?.num_rows)
 }
 
-/// Batches that partitions are ahead of those that have been copied.
+/// Batches of a partition that have come and have not been received.
 const AHEAD: usize = 8;
 
 /// What [`in_turn`] does with a batch that has come: for example, reserve its memory.

@@ -1,7 +1,6 @@
 //! The rows of batches.
 
 use datafusion::arrow::array::RecordBatch;
-use datafusion::error::Result;
 
 use super::collect::columns;
 use super::side::Side;
@@ -65,7 +64,7 @@ impl Reading {
     /// # Errors
     /// Rows that cannot be compared; [`HostMemory`](crate::Error::HostMemory);
     /// [`Cancelled`](crate::Error::Cancelled).
-    pub fn append(&mut self, batch: &RecordBatch, side: &Side, job: &Job) -> Result<()> {
+    pub fn append(&mut self, batch: &RecordBatch, side: &Side, job: &Job) -> Result<(), Error> {
         job.check()?;
         if self.tokens > 0 {
             self.reserve(job)?;
@@ -81,13 +80,12 @@ impl Reading {
     /// Appends rows that another reader has read.
     ///
     /// # Errors
-    /// [`HostMemory`](crate::Error::HostMemory).
-    pub fn append_read(&mut self, other: &VectorReader, run: &Run, job: &Job) -> Result<()> {
+    /// [`HostMemory`](crate::Error::HostMemory), [`TooManyRows`](crate::Error::TooManyRows).
+    pub fn append_read(&mut self, other: &VectorReader, run: &Run, job: &Job) -> Result<(), Error> {
         if run.end() > run.start {
             self.reserve(job)?;
         }
-        self.reader.append_read(other, run);
-        Ok(())
+        self.reader.append_read(other, run)
     }
 
     fn reserve(&mut self, job: &Job) -> Result<(), Error> {

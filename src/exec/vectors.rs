@@ -132,9 +132,13 @@ impl VectorReader {
         })
     }
 
-    /// Takes the length of vectors from their type, if it has one.
+    /// Takes the length of vectors from their type, or from the first of these lists that has one.
     pub(super) fn learn_dim(&mut self, columns: &[ArrayRef]) {
-        self.dim = self.known_dim(columns);
+        let is_real = matches!(self.elements, Elements::F32(_) | Elements::F64(_));
+        self.dim = self.known_dim(columns).or_else(|| match columns {
+            [lists] if is_real => list_lengths(lists).find(|length| *length > 0),
+            _ => None,
+        });
     }
 
     pub(super) fn knows_dim(&self) -> bool {
@@ -149,7 +153,14 @@ impl VectorReader {
     }
 
     /// Appends rows that another reader has read.
-    pub(super) fn append_read(&mut self, other: &Self, run: &Run) {
+    ///
+    /// # Errors
+    /// [`Error::TooManyRows`].
+    pub(super) fn append_read(&mut self, other: &Self, run: &Run) -> Result<()> {
+        let rows = self.run.seen + run.seen;
+        if rows > u64::from(u32::MAX) {
+            return Err(Error::TooManyRows { input: self.input, rows });
+        }
         let width = self.elements.kind().width(other.dim.unwrap_or(0));
         let from = run.start * width..run.end() * width;
         let mut elements = std::mem::replace(&mut self.elements, Elements::Bits(Vec::new()));
@@ -165,6 +176,7 @@ impl VectorReader {
         }
         self.elements = elements;
         self.run.add(run);
+        Ok(())
     }
 
     /// Makes one of runs that follow each other, with gaps.
@@ -192,8 +204,7 @@ impl VectorReader {
         let rows = columns.first().map_or(0, |c| c.len());
         let seen = self.run.seen + rows as u64;
         if seen > u64::from(u32::MAX) {
-            let rows = seen;
-            return Err(Error::TooManyRows { input: self.input, rows });
+            return Err(Error::TooManyRows { input: self.input, rows: seen });
         }
         let mut elements = std::mem::replace(&mut self.elements, Elements::Bits(Vec::new()));
         let result = match &mut elements {

@@ -29,8 +29,9 @@ pub trait KMeansDevice: SearchDevice {
     ) -> Result<Box<dyn KMeansSession<T> + 'a>>;
 
     /// Makes ready what k-means of so many clusters needs besides the rows, if that takes time: `of` is their kind, the
-    /// metric whose distances are added up, and their length. What fails here fails again when it is needed.
-    fn warm_kmeans(&self, _of: (ElementKind, Metric, usize), _k: usize) {}
+    /// metric whose distances are added up, and their length; `draws` says whether [`seed`](KMeansSession::seed) will be
+    /// asked. What fails here fails again when it is needed.
+    fn warm_kmeans(&self, _of: (ElementKind, Metric, usize), _k: usize, _draws: bool) {}
 
     /// What assigns rows to this many centroids faster than searches do, if there is such a thing.
     ///

@@ -9,6 +9,7 @@ use datafusion::datasource::source::DataSourceExec;
 use datafusion::execution::TaskContext;
 use datafusion::parquet::file::metadata::RowGroupMetaData;
 use datafusion::physical_plan::execution_plan::CardinalityEffect;
+use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 
@@ -19,6 +20,23 @@ pub(in crate::exec) fn rows_of_partitions(
     plan: &Arc<dyn ExecutionPlan>,
     context: &TaskContext,
 ) -> Option<Vec<usize>> {
+    keeps_partitions(plan, context).then(|| rows_of_each(plan, context))?
+}
+
+/// Whether no row goes from one partition to another.
+fn keeps_partitions(plan: &Arc<dyn ExecutionPlan>, context: &TaskContext) -> bool {
+    if let Some(input) = plan.downcast_ref::<InputExec>() {
+        return keeps_partitions(input.plan(), context);
+    }
+    if let Some(scan) = plan.downcast_ref::<DataSourceExec>() {
+        let options = context.session_config().options();
+        return scan.data_source().create_sibling_state(options).is_none();
+    }
+    let moves = plan.is::<RepartitionExec>();
+    !moves && plan.children().into_iter().all(|input| keeps_partitions(input, context))
+}
+
+fn rows_of_each(plan: &Arc<dyn ExecutionPlan>, context: &TaskContext) -> Option<Vec<usize>> {
     let partitions = plan.output_partitioning().partition_count();
     let by_statistics = |partition| {
         let args = StatisticsArgs::new().with_partition(Some(partition));
@@ -29,7 +47,7 @@ pub(in crate::exec) fn rows_of_partitions(
         return Some(rows);
     }
     if let Some(input) = plan.downcast_ref::<InputExec>() {
-        return rows_of_partitions(input.plan(), context);
+        return rows_of_each(input.plan(), context);
     }
     if let Some(scan) = plan.downcast_ref::<DataSourceExec>() {
         let files = scan.data_source().downcast_ref::<FileScanConfig>()?;
@@ -41,7 +59,7 @@ pub(in crate::exec) fn rows_of_partitions(
     match plan.children()[..] {
         [input] if input.output_partitioning().partition_count() == partitions => {
             let keeps_rows = matches!(plan.cardinality_effect(), CardinalityEffect::Equal);
-            keeps_rows.then(|| rows_of_partitions(input, context))?
+            keeps_rows.then(|| rows_of_each(input, context))?
         }
         _ => None,
     }
@@ -100,10 +118,9 @@ mod tests {
         let path = folder.path().to_str().unwrap();
         let mut config = SessionConfig::new().with_target_partitions(1);
         config.options_mut().optimizer.repartition_file_min_size = 0;
-        // Partitions that take from each other have no rows of their own.
         config.options_mut().execution.enable_file_stream_work_stealing = false;
         let context = SessionContext::new_with_config(config);
-        let rows = "SELECT value AS id, repeat('x', (value % 7)::INT) AS text FROM generate_series(1, 1000)";
+        let rows = "SELECT value % 97 AS id, repeat('x', (value % 7)::INT) AS text FROM generate_series(1, 1000)";
         let copy = format!(
             "COPY ({rows}) TO '{path}/one.parquet' OPTIONS ('format.max_row_group_size' '150')"
         );
@@ -113,5 +130,9 @@ mod tests {
         check(&context, "SELECT id FROM t", true).await;
         check(&context, "SELECT id + 1, text FROM t", true).await;
         check(&context, "SELECT id FROM t WHERE id % 3 = 0", false).await;
+        // Partitions that take from each other have no rows of their own.
+        let steal = "SET datafusion.execution.enable_file_stream_work_stealing = true";
+        context.sql(steal).await.unwrap().collect().await.unwrap();
+        check(&context, "SELECT id FROM t", false).await;
     }
 }

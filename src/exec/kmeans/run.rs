@@ -11,7 +11,7 @@ use super::input::Input;
 use super::live::Live;
 use super::output::{Labelled, centroids};
 use super::spec::{KMeansOutput, KMeansSpec};
-use crate::algo::kmeans::{Clustering, Rounds, kmeans, kmeans_groups};
+use crate::algo::kmeans::{Clustering, Init, Rounds, kmeans, kmeans_groups};
 use crate::device::{AnyDevice, Distances};
 use crate::error::Result as DeviceResult;
 use crate::exec::at_once::{AtOnce, Found};
@@ -58,9 +58,10 @@ impl AtOnce for Call {
     fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
         let (params, kind, dim) = (&self.spec.params, self.side.kind, self.dim);
         let (metric, k) = (params.cost(), params.k());
+        let draws = params.init == Init::PlusPlus;
         move |device| {
             if let Some(dim) = dim {
-                device.warm_kmeans((kind, metric, dim), k);
+                device.warm_kmeans((kind, metric, dim), k, draws);
             }
         }
     }

@@ -321,8 +321,11 @@ impl<T: Lanes> Assigner for Gaps<T> {
             return Ok(None);
         };
         let dim = rows.matrix().dim();
-        let is_known = self.shrink(of, dim) && !labels.is_empty();
         let has_labels = !labels.is_empty();
+        if !has_labels {
+            self.before.clear();
+        }
+        let is_known = self.shrink(of, dim);
         // What is cut short begins anew.
         self.before.clear();
         labels.resize(rows.len(), 0);

@@ -71,9 +71,13 @@ fn choose<T: Lanes>(
     let mut seeding = Seeding::begin(shares, rows.len(), method, first, job)?;
     if let Some(some) = first_rows {
         seeding.choose((some, k), random, job)?;
-        if let Some(method) = Method::by_bounds(rows, of, job)? {
-            seeding.change(method);
-        }
+        // Its memory may be needed for the other.
+        seeding.method.forget_columns();
+        let method = match Method::by_bounds(rows, of, job)? {
+            Some(method) => method,
+            None => Method::EachPair(EachPair::new(rows, of.0, job)?),
+        };
+        seeding.change(method);
     }
     seeding.choose((k, k), random, job)?;
     Ok(seeding.chosen)
@@ -128,6 +132,13 @@ impl<T: Lanes> Method<T> {
         }
         let first = first.filter(|first| k > 2 * first);
         Ok((Self::EachPair(EachPair::new(rows, of.0, job)?), first))
+    }
+
+    /// Gives back the memory of rows dimension by dimension.
+    fn forget_columns(&mut self) {
+        if let Self::EachPair(pairs) = self {
+            pairs.transposed = None;
+        }
     }
 
     /// `None` without memory, and for rows that it does not suit.
@@ -251,6 +262,7 @@ impl<'a, T: Lanes> Seeding<'a, T> {
         let costs = vec![T::INFINITY; rows];
         let starts = method.starts(&costs);
         let mut seeding = Self { shares, costs, chosen: vec![first], starts, method };
+        // Their sums are of no use until there is a scale for costs.
         seeding.lower(first, None, job)?;
         seeding.shares.rescale(|row| seeding.costs[row].to_f64());
         Ok(seeding)

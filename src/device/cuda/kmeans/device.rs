@@ -22,8 +22,15 @@ impl KMeansDevice for CudaDevice {
         Ok(Box::new(CudaKMeans::open(self, input, problems)))
     }
 
-    fn warm_kmeans(&self, (kind, metric, dim): (ElementKind, Metric, usize), k: usize) {
-        seeding::warm(self, (kind, metric, dim), k);
+    fn warm_kmeans(
+        &self,
+        (kind, metric, dim): (ElementKind, Metric, usize),
+        k: usize,
+        draws: bool,
+    ) {
+        if draws {
+            seeding::warm(self, (kind, metric, dim), k);
+        }
         let is_plain = kind == ElementKind::F32 && metric == Metric::SqEuclidean;
         if let Some(way) = way(dim, k, self.gpu.limits).filter(|_| is_plain) {
             let _ = Resident::kernels(self, dim, way);
