@@ -25,6 +25,8 @@ const TOGETHER: usize = 64;
 pub(super) struct Input {
     pub side: Side,
     pub streams: Vec<SendableRecordBatchStream>,
+    /// The length of its vectors, if their type has it.
+    dim: Option<usize>,
     /// How many rows it has, if statistics are exact, or 0.
     rows: usize,
     /// And how many each partition has.
@@ -48,21 +50,23 @@ impl Input {
             _ => None,
         };
         let of_partitions = of_partitions.filter(|of| of.iter().sum::<usize>() == rows);
-        Ok(Self { side: side.clone(), streams: execute_all(plan, context)?, rows, of_partitions })
+        let dim = side.known_dim(plan.schema().fields());
+        let streams = execute_all(plan, context)?;
+        Ok(Self { side: side.clone(), streams, dim, rows, of_partitions })
     }
 }
 
 /// The rows of an input, and what is kept of its batches. Vectors are copied while batches come, where it is known how
 /// many rows there are.
 pub(super) async fn read_rows(
-    Input { side, streams, rows, of_partitions }: Input,
+    Input { side, streams, dim, rows, of_partitions }: Input,
     (reader, keeping): (VectorReader, Keeping),
     (phases, job): (&Phases, &Job),
 ) -> Result<(Read, Vec<RecordBatch>)> {
     let partitions = streams.len();
     let mut arriving = arriving(streams, &keeping.held).ready_chunks(TOGETHER);
     let rows = (rows, of_partitions);
-    let mut placing = Placing::new((side, partitions), rows, (reader, keeping));
+    let mut placing = Placing::new((side, dim, partitions), rows, (reader, keeping));
     while !placing.is_done()
         && let Some(some) = arriving.next().await
     {

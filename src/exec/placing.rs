@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, RecordBatch};
+use datafusion::arrow::array::RecordBatch;
 use datafusion::common::DataFusionError;
 use datafusion::error::Result;
 
@@ -22,6 +22,8 @@ use crate::job::{Job, Reserved};
 /// An input whose partitions come.
 pub(super) struct Placing {
     side: Side,
+    /// The length of vectors, if their type has it.
+    dim: Option<usize>,
     reader: VectorReader,
     /// How many rows there are, or 0 if nobody knows.
     rows: usize,
@@ -91,7 +93,7 @@ impl Part {
 impl Placing {
     /// Nothing has come yet. `rows` are those of each partition, if that is known, or of all of them.
     pub fn new(
-        (side, partitions): (Side, usize),
+        (side, dim, partitions): (Side, Option<usize>, usize),
         (rows, of_partitions): (usize, Option<Vec<usize>>),
         (reader, keeping): (VectorReader, Keeping),
     ) -> Self {
@@ -107,7 +109,7 @@ impl Placing {
             }
             None => parts.first_mut().into_iter().for_each(|part| part.open(0..rows)),
         }
-        Self { side, reader, rows, parts, keeping, reserved: None, failed: None }
+        Self { side, dim, reader, rows, parts, keeping, reserved: None, failed: None }
     }
 
     /// Takes what has come of a partition.
@@ -160,12 +162,8 @@ impl Placing {
             };
             let fits = part.run.seen as usize + batch.num_rows() <= room.len();
             // The first row determines the length of all.
-            fits && (is_first || self.reader.known_dim(&self.vectors(batch)).is_some())
+            fits && (is_first || self.dim.is_some() || self.reader.knows_dim())
         })
-    }
-
-    fn vectors(&self, batch: &RecordBatch) -> Vec<ArrayRef> {
-        columns(batch, &self.side.vector)
     }
 
     /// Copies the vectors of all batches whose place is known.
@@ -176,8 +174,8 @@ impl Placing {
         while let Some(partition) = self.next() {
             job.check()?;
             let Some(batch) = self.parts[partition].waiting.pop_front() else { break };
-            let vectors = self.vectors(&batch);
-            self.reader.learn_dim(&vectors);
+            let vectors = columns(&batch, &self.side.vector);
+            self.reader.learn_dim(self.dim, &vectors);
             if !self.has_room(job)? {
                 self.parts[partition].waiting.push_front(batch);
                 break;
@@ -283,7 +281,7 @@ impl Placing {
 
 #[cfg(test)]
 mod tests {
-    use datafusion::arrow::array::{AsArray, FixedSizeListArray, Int32Array, ListArray};
+    use datafusion::arrow::array::{ArrayRef, AsArray, FixedSizeListArray, Int32Array, ListArray};
     use datafusion::arrow::datatypes::{Float32Type, Int32Type};
     use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, UnboundedMemoryPool};
 
@@ -324,6 +322,13 @@ mod tests {
         (0..count).map(|_| (0..random.below(4)).map(|_| rows(random)).collect()).collect()
     }
 
+    /// How many rows all partitions have, and each.
+    fn counts(parts: &[Vec<RecordBatch>]) -> (usize, Vec<usize>) {
+        let of = |part: &Vec<RecordBatch>| part.iter().map(RecordBatch::num_rows).sum();
+        let each: Vec<usize> = parts.iter().map(of).collect();
+        (each.iter().sum(), each)
+    }
+
     fn side(batch: &RecordBatch) -> Side {
         let column = VectorColumn::Whole("v".to_string());
         Side::try_new("input", &column, batch.schema().fields()).unwrap()
@@ -343,8 +348,11 @@ mod tests {
         let pool: Arc<dyn MemoryPool> = Arc::new(UnboundedMemoryPool::default());
         let reservation = Arc::new(MemoryConsumer::new("test").register(&pool));
         let keeping = Keeping { omits_vectors: true, held: Arc::new(Held::new(reservation)) };
-        let side = side(&batch(&[], 0, true));
-        let mut placing = Placing::new((side, parts.len()), rows, (reader(), keeping));
+        let first = parts.iter().flatten().find_map(|batch| batch.as_ref().ok());
+        let first = first.cloned().unwrap_or_else(|| batch(&[], 0, true));
+        let side = side(&first);
+        let dim = side.known_dim(first.schema().fields());
+        let mut placing = Placing::new((side, dim, parts.len()), rows, (reader(), keeping));
         let mut left: Vec<_> = parts.iter().map(|part| part.iter()).enumerate().collect();
         while !left.is_empty() && !placing.is_done() {
             let at = random.below(left.len() as u64) as usize;
@@ -375,9 +383,7 @@ mod tests {
             let mut expected = reader();
             all.iter().for_each(|batch| expected.append(&[batch.column(0).clone()]).unwrap());
             let (expected, positions) = expected.finish();
-            let counts = |part: &Vec<RecordBatch>| part.iter().map(RecordBatch::num_rows).sum();
-            let mut of_parts: Vec<usize> = parts.iter().map(counts).collect();
-            let rows: usize = of_parts.iter().sum();
+            let (rows, mut of_parts) = counts(&parts);
             let known = match random.below(4) {
                 0 => (0, None),
                 1 => (rows, None),
@@ -409,9 +415,7 @@ mod tests {
             let random = &mut Random::new(seed);
             let is_fixed = random.below(2) == 0;
             let parts = partitions(random, is_fixed);
-            let counts = |part: &Vec<RecordBatch>| part.iter().map(RecordBatch::num_rows).sum();
-            let of_parts: Vec<usize> = parts.iter().map(counts).collect();
-            let rows: usize = of_parts.iter().sum();
+            let (rows, of_parts) = counts(&parts);
             // Some rows are not finite, and some partitions cannot be read to their end.
             let (mut first, mut row) = (None, 0);
             let mut failing = Vec::new();

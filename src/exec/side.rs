@@ -70,6 +70,11 @@ impl Side {
             (dimensions, _) => i32::try_from(dimensions).ok(),
         }
     }
+
+    /// The same as a count of elements or bits; `None` for vectors of none.
+    pub(super) fn known_dim(&self, fields: &Fields) -> Option<usize> {
+        usize::try_from(self.dim(fields)?).ok().filter(|dim| *dim > 0)
+    }
 }
 
 fn find(input: &str, name: &str, fields: &Fields) -> Result<usize> {

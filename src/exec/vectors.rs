@@ -120,24 +120,15 @@ impl VectorReader {
         std::mem::swap(&mut self.run, run);
     }
 
-    /// The length of vectors, if it is known: by others, or by the type of these.
-    pub(super) fn known_dim(&self, columns: &[ArrayRef]) -> Option<usize> {
-        self.dim.or_else(|| match (&self.column, columns) {
-            (VectorColumn::Dimensions(names), _) => Some(names.len()),
-            (VectorColumn::Whole(_), [column]) => match column.data_type() {
-                DataType::FixedSizeList(_, dim) => usize::try_from(*dim).ok().filter(|n| *n > 0),
-                _ => None,
-            },
-            (VectorColumn::Whole(_), _) => None,
-        })
-    }
-
-    /// Takes the length of vectors from their type, or from the first of these lists that has one.
-    pub(super) fn learn_dim(&mut self, columns: &[ArrayRef]) {
+    /// Takes the length of vectors from their type, if that has it, or from the first of these lists that has one.
+    pub(super) fn learn_dim(&mut self, by_type: Option<usize>, columns: &[ArrayRef]) {
         let is_real = matches!(self.elements, Elements::F32(_) | Elements::F64(_));
-        self.dim = self.known_dim(columns).or_else(|| match columns {
-            [lists] if is_real => list_lengths(lists).find(|length| *length > 0),
-            _ => None,
+        self.dim = self.dim.or(by_type).or_else(|| match (&self.column, columns) {
+            (VectorColumn::Dimensions(names), _) => Some(names.len()),
+            (VectorColumn::Whole(_), [lists]) if is_real => {
+                list_lengths(lists).find(|length| *length > 0)
+            }
+            (VectorColumn::Whole(_), _) => None,
         });
     }
 

@@ -99,7 +99,7 @@ impl DbscanExec {
     /// The device asked for.
     fn asked(&self) -> Asked {
         let Self { spec, side, input, .. } = self;
-        let width = side.dim(input.schema().fields()).map(|dim| side.kind.width(dim as usize));
+        let width = side.known_dim(input.schema().fields()).map(|dim| side.kind.width(dim));
         let operations = expected_rows(input).zip(width);
         let operations = operations.map(|(rows, width)| spec.operations(rows, width));
         Asked { choice: spec.device, operations }

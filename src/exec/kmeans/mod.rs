@@ -125,7 +125,7 @@ impl KMeansExec {
     /// The device asked for.
     fn asked(&self) -> Asked {
         let (side, input) = &self.input;
-        let width = side.dim(input.schema().fields()).map(|dim| side.kind.width(dim as usize));
+        let width = side.known_dim(input.schema().fields()).map(|dim| side.kind.width(dim));
         let operations = expected_rows(input).zip(width);
         let operations = operations.map(|(rows, width)| self.spec.operations(rows, width));
         Asked { choice: self.spec.device, operations }
@@ -280,8 +280,7 @@ impl ExecutionPlan for KMeansExec {
         let (device, inertia) = (self.device.clone(), self.inertia.clone());
         let (side, init) = (self.input.0.clone(), self.init.as_ref().map(|(side, _)| side.clone()));
         let (asked, live) = (self.asked(), Live::new(&self.metrics));
-        let dim = side.dim(self.input.1.schema().fields());
-        let dim = dim.and_then(|dim| usize::try_from(dim).ok()).filter(|dim| *dim > 0);
+        let dim = side.known_dim(self.input.1.schema().fields());
         let call = Call { spec, side, init, schema, asked, dim, device, inertia, live };
         let first = self.init.as_ref().map(|(_, plan)| execute_all(plan, &context)).transpose()?;
         let input = Input::start(&self.input.0, &self.input.1, &context)?;

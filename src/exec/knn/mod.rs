@@ -221,7 +221,7 @@ impl KnnExec {
         let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
         let pairs = expected_rows(base).zip(expected_rows(queries));
         let schema = self.stored.as_ref().map_or(base.schema(), |stored| stored.schema.clone());
-        let width = side.dim(schema.fields()).map(|dim| side.kind.width(dim as usize));
+        let width = side.known_dim(schema.fields()).map(|dim| side.kind.width(dim));
         let operations = pairs
             .zip(width)
             .map(|((base, queries), width)| 2.0 * width as f64 * base as f64 * queries as f64);
