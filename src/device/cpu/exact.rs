@@ -3,13 +3,16 @@
 
 use pulp::{Simd, WithSimd};
 
-use crate::device::cpu::simd::chains::{SLAB, prefetch};
+use crate::device::cpu::simd::chains::prefetch;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::{Level, Wide};
 use crate::metric::{Metric, Sum};
 
 /// Pairs whose sums are added up side by side without AVX2.
 const TOGETHER: usize = 8;
+
+/// Dimensions that are added up before those of other pairs.
+const SLAB: usize = 64;
 
 /// With fewer dimensions, putting them side by side takes longer than adding them up.
 const LEAST_DIM: usize = 16;
@@ -43,27 +46,29 @@ impl<'a, T: Lanes, F: FnMut((u32, u32), T)> Pairs<'a, T, F> {
     }
 
     fn in_chains(mut self, wide: Wide) {
-        let mut state = T::state();
         let mut chunks = self.pairs.chunks(T::LANES).peekable();
-        let mut rows = Vec::with_capacity(T::LANES);
+        let (mut rows, mut next) = (Vec::with_capacity(T::LANES), Vec::with_capacity(T::LANES));
+        let slabs = self.dim.div_ceil(SLAB);
         while let Some(chunk) = chunks.next() {
-            let next = chunks.peek().copied().unwrap_or_default();
+            next.clear();
+            let of_next = chunks.peek().copied().unwrap_or_default();
+            next.extend(of_next.chunk_by(|a, b| a.1 == b.1).map(|same| self.base(&same[0])));
+            let mut next = next.chunks(next.len().div_ceil(slabs).max(1));
             rows.clear();
             rows.extend(chunk.iter().map(|pair| (self.query(pair), self.base(pair))));
             // A partial chunk repeats its last pair.
             rows.resize(T::LANES, rows[chunk.len() - 1]);
-            state.as_mut().fill(T::ZERO);
+            let mut sums = T::no_sums();
             for first in (0..self.dim).step_by(SLAB) {
                 let slab = first..self.dim.min(first + SLAB);
-                // While these are added up, those of the next rows come from memory.
-                let other = next.chunk_by(|a, b| a.1 == b.1).map(|same| self.base(&same[0]));
-                other.for_each(|row| prefetch(&row[slab.clone()]));
+                // While these are added up, the next rows come from memory, one after the other.
+                next.next().unwrap_or_default().iter().for_each(|row| prefetch(row));
                 match self.metric.sum() {
-                    Sum::Squares => T::add_squares(wide, &mut state, &rows, slab),
-                    _ => T::add_products(wide, &mut state, &rows, slab),
+                    Sum::Squares => T::add_squares(wide, &mut sums, &rows, slab),
+                    _ => T::add_products(wide, &mut sums, &rows, slab),
                 }
             }
-            let sums = chunk.iter().zip(state.as_mut().iter());
+            let sums = chunk.iter().zip(sums.as_mut().iter());
             sums.for_each(|(pair, sum)| (self.found)(*pair, *sum));
         }
     }

@@ -21,7 +21,7 @@ use crate::matrix::{ElementKind, Rows};
 /// Queries of the first block; each block has twice those of the one before, up to
 /// `neighbors.batch_rows`. A reader of only the first rows waits for a small block, and a reader of
 /// all rows for a few blocks more.
-const FIRST_BLOCK: usize = 1024;
+const FIRST_BLOCK: usize = 2048;
 
 /// The same on a device with its own memory, which is slow on few queries.
 const FIRST_BLOCK_UPLOADED: usize = 16_384;

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::coarse::{Coarse, CoarseScale, Longest};
 use super::history::{Guesses, Tasks};
 use super::query::{Bound, Query};
-use super::scale::{ONE_OUTLIER_IN, Rounded, Scale, TOGETHER};
+use super::scale::{ONE_OUTLIER_IN, Rounded, Scale, TOGETHER, product_with};
 use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
@@ -389,7 +389,10 @@ impl Quantised {
         } else if squares {
             rounding.squares(self, (rounded.residual, square))
         } else {
-            let of_centre = values.iter().zip(&scale.centre).map(|(q, c)| q.to_f64() * c).sum();
+            let of_centre = pulp::Arch::new().dispatch(
+                #[inline(always)]
+                || product_with(values, &scale.centre),
+            );
             rounding.products(self, (&rounded, square, step), of_centre)
         };
         let has_bound = !matches!(bound, Bound::None);
@@ -397,7 +400,9 @@ impl Quantised {
             // Its products could leave 32 bits.
             numbers.fill(0);
         }
-        words.extend(scale.words(&numbers).map(i32::from_le_bytes));
+        let first = words.len();
+        words.resize(first + numbers.len().div_ceil(scale.width.per_word()), 0);
+        scale.write_words(&numbers, &mut words[first..]);
         let sum: i64 = numbers.iter().map(|x| i64::from(*x)).sum();
         Query {
             offset: scale.offset() * sum as f64,

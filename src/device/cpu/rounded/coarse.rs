@@ -428,8 +428,10 @@ impl Coarse {
         let mut lines = zeros(count * per_row);
         let (mut each, mut coarse) = (Vec::with_capacity(count), Vec::new());
         for (words, lines) in words.chunks_exact(length).zip(lines.chunks_exact_mut(per_row)) {
-            let numbers = words.iter().flat_map(|word| [*word as i16, (*word >> 16) as i16]);
-            let numbers: Vec<_> = numbers.take(self.scale.dim).collect();
+            let mut numbers = vec![0; 2 * length];
+            let pairs = numbers.as_chunks_mut().0.iter_mut();
+            pairs.zip(words).for_each(|(to, word)| *to = [*word as i16, (*word >> 16) as i16]);
+            numbers.truncate(self.scale.dim);
             Line::copy(&numbers, lines);
             each.push(self.scale.query(&numbers, &mut coarse));
         }
@@ -455,10 +457,11 @@ impl Coarse {
         coarse.clear();
         let each = each.iter().zip(least);
         coarse.extend(each.map(|(query, least)| self.scale.least(query, *least, &self.longest)));
-        level.sweep(self.scale.width, swept, packed, coarse, found);
-        let looked = found.len();
         let per_row = self.scale.lines();
-        let base = Lines { all: &self.lines[panels.start * ROWS * per_row..], per_row };
+        let all = &self.lines[panels.start * ROWS * per_row..panels.end * ROWS * per_row];
+        level.sweep_before(all, (self.scale.width, swept), (packed, coarse), found);
+        let looked = found.len();
+        let base = Lines { all, per_row };
         let (queries, starts) = (Lines { all: lines, per_row }, &starts[panels.clone()]);
         let decided = &decided[panels];
         level.keep(Chosen { base, queries, starts, decided, least }, found);

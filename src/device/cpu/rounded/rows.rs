@@ -56,8 +56,7 @@ impl RoundedRows {
                     square: rounded.square,
                     offset: scale.offset() * sum as f64,
                 };
-                let of_numbers = scale.words(&numbers).map(i32::from_le_bytes);
-                words.iter_mut().zip(of_numbers).for_each(|(to, word)| *to = word);
+                scale.write_words(&numbers, words);
             }
             Ok::<_, crate::Error>(())
         })?;

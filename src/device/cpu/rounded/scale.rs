@@ -171,8 +171,11 @@ impl Scale {
 
     /// The step of a query of its own.
     pub(in crate::device::cpu) fn step_of<T: Real>(&self, query: &[T]) -> f64 {
-        let largest = query.iter().fold(0.0f64, |m, x| m.max(x.to_f64().abs()));
-        let length = query.iter().map(|x| x.to_f64() * x.to_f64()).sum::<f64>().sqrt();
+        let [largest, square] = pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || largest_and_square(query),
+        );
+        let length = square.sqrt();
         let step = (length / OWN_LENGTH).max(largest / LARGEST_WORD);
         if step > 0.0 { step } else { 1.0 }
     }
@@ -224,30 +227,61 @@ impl Scale {
         !others.fold(false, |any, ((x, value), c)| any | (c + f64::from(*value) != x.to_f64()))
     }
 
-    /// The word that each few of a query's numbers make.
-    pub(in crate::device::cpu) fn words<'a>(
-        &self,
-        values: &'a [i16],
-    ) -> impl Iterator<Item = [u8; 4]> + 'a {
-        let width = self.width;
-        values.chunks(width.per_word()).map(move |values| match (width, values) {
-            (Width::Sixteen, [even, odd @ ..]) => {
-                let odd = odd.first().copied().unwrap_or(0);
-                let ([a, b], [c, d]) = (even.to_le_bytes(), odd.to_le_bytes());
-                [a, b, c, d]
+    /// Writes the words that each few of a query's numbers make.
+    pub(in crate::device::cpu) fn write_words(&self, numbers: &[i16], words: &mut [i32]) {
+        if self.width == Width::Sixteen {
+            let (pairs, last) = numbers.as_chunks();
+            for (word, [even, odd]) in words.iter_mut().zip(pairs) {
+                *word = i32::from(*even as u16) | i32::from(*odd) << 16;
             }
-            _ => {
-                let mut word = [0; 4];
-                word.iter_mut().zip(values).for_each(|(to, x)| *to = *x as u8);
-                word
-            }
-        })
+            let last = words[pairs.len()..].iter_mut().zip(last);
+            return last.for_each(|(word, even)| *word = i32::from(*even as u16));
+        }
+        for (word, numbers) in words.iter_mut().zip(numbers.chunks(self.width.per_word())) {
+            let mut bytes = [0; 4];
+            bytes.iter_mut().zip(numbers).for_each(|(to, x)| *to = *x as u8);
+            *word = i32::from_le_bytes(bytes);
+        }
     }
 
     /// What is added to each of a query's numbers times those of a base row.
     pub(in crate::device::cpu) fn offset(&self) -> f64 {
         if self.width == Width::Eight { 128.0 } else { 0.0 }
     }
+}
+
+/// The largest absolute value of a row, and its square.
+#[inline(always)]
+fn largest_and_square<T: Real>(row: &[T]) -> [f64; 2] {
+    let (mut largest, mut squares) = ([0.0; SIDE_BY_SIDE], [0.0; SIDE_BY_SIDE]);
+    let mut take = |some: &[T; SIDE_BY_SIDE]| {
+        for ((largest, square), x) in largest.iter_mut().zip(&mut squares).zip(some) {
+            let x = x.to_f64().abs();
+            *largest = if x > *largest { x } else { *largest };
+            *square += x * x;
+        }
+    };
+    let (all, last) = row.as_chunks();
+    all.iter().for_each(&mut take);
+    let mut rest = [T::ZERO; SIDE_BY_SIDE];
+    rest[..last.len()].copy_from_slice(last);
+    take(&rest);
+    [largest.into_iter().fold(0.0, f64::max), squares.iter().sum()]
+}
+
+/// The product of a row and a centre.
+#[inline(always)]
+pub(super) fn product_with<T: Real>(row: &[T], centre: &[f64]) -> f64 {
+    let mut sums = [0.0; SIDE_BY_SIDE];
+    let (all, last) = row.as_chunks::<SIDE_BY_SIDE>();
+    let (centres, last_centre) = centre.as_chunks::<SIDE_BY_SIDE>();
+    for (row, centre) in all.iter().zip(centres) {
+        sums.iter_mut()
+            .zip(row.iter().zip(centre))
+            .for_each(|(sum, (x, c))| *sum += x.to_f64() * c);
+    }
+    let of_last: f64 = last.iter().zip(last_centre).map(|(x, c)| x.to_f64() * c).sum();
+    sums.iter().sum::<f64>() + of_last
 }
 
 /// Rounds a row less a centre to whole numbers within a range; the squares of the residual, of the row, of the

@@ -33,7 +33,7 @@ use crate::device::contract::{
     Candidates, Capacity, Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape,
     Work,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
@@ -236,20 +236,19 @@ fn narrow<T: Lanes>(
 /// Lists of equal length, end to end.
 fn unzip<T: Lanes>(lists: Vec<Selection<T>>, job: &Job) -> Result<(usize, Vec<u32>, Vec<T>)> {
     use rayon::prelude::*;
-    let sort = |list: Selection<T>| {
+    let per_query = lists.first().map_or(0, Selection::count);
+    let count = lists.len() * per_query;
+    let (mut rows, mut distances) = (vec![0; count], vec![T::ZERO; count]);
+    let of_query = per_query.max(1);
+    let into = rows.par_chunks_mut(of_query).zip(distances.par_chunks_mut(of_query));
+    lists.into_par_iter().zip(into).try_for_each(|(list, (rows, distances))| {
         job.check()?;
-        Ok(list.into_sorted())
-    };
-    let sorted: Vec<_> = lists.into_par_iter().map(sort).collect::<Result<_>>()?;
-    let per_query = sorted.first().map_or(0, Vec::len);
-    let equal = sorted.iter().all(|list| list.len() == per_query);
-    assert!(equal, "every query was offered the same number of rows");
-    let mut rows = Vec::with_capacity(sorted.len() * per_query);
-    let mut distances = Vec::with_capacity(sorted.len() * per_query);
-    for list in sorted {
-        job.check()?;
-        rows.extend(list.iter().map(|neighbor| neighbor.row));
-        distances.extend(list.iter().map(|neighbor| neighbor.distance));
-    }
+        let sorted = list.into_sorted();
+        assert_eq!(sorted.len(), per_query, "every query was offered the same number of rows");
+        for (neighbor, (row, distance)) in sorted.into_iter().zip(rows.iter_mut().zip(distances)) {
+            (*row, *distance) = (neighbor.row, neighbor.distance);
+        }
+        Ok::<_, Error>(())
+    })?;
     Ok((per_query, rows, distances))
 }

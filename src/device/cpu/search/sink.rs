@@ -65,6 +65,11 @@ impl<T: Real> Selection<T> {
         self.k
     }
 
+    /// How many neighbours were found.
+    pub fn count(&self) -> usize {
+        self.entries.len().min(self.k)
+    }
+
     /// Takes nothing that comes after this neighbour, which will be offered itself.
     pub fn narrow(&mut self, neighbor: Neighbor<T>) {
         if self.worst.is_some_and(|worst| worst.key() <= neighbor.key()) {

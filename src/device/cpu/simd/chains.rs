@@ -8,9 +8,6 @@ use std::ops::Range;
 use super::level::Wide;
 use crate::matrix::Real;
 
-/// The most dimensions that `Chains` adds at a time.
-pub(in crate::device::cpu) const SLAB: usize = 64;
-
 /// A query, and a base row.
 pub(in crate::device::cpu) type Pair<'a, T> = (&'a [T], &'a [T]);
 
@@ -18,202 +15,141 @@ pub(in crate::device::cpu) type Pair<'a, T> = (&'a [T], &'a [T]);
 pub(in crate::device::cpu) trait Chains: Real {
     /// Pairs whose sums are formed together.
     const LANES: usize;
-    /// A slab of the rows of all pairs, and their sums so far.
-    type State: AsMut<[Self]>;
+    /// Their sums so far.
+    type Sums: AsMut<[Self]>;
 
     /// Sums of no terms.
-    fn state() -> Self::State;
-    /// For each pair: `sum = d · d + sum`, rounded once, with `d = q − x`, for each dimension of a slab.
-    fn add_squares(
-        wide: Wide,
-        state: &mut Self::State,
-        pairs: &[Pair<'_, Self>],
-        slab: Range<usize>,
-    );
-    /// For each pair: `sum = −q · x + sum`, rounded once, for each dimension of a slab.
+    fn no_sums() -> Self::Sums;
+    /// For each pair: `sum = d · d + sum`, rounded once, with `d = q − x`, for each of some dimensions.
+    fn add_squares(wide: Wide, sums: &mut Self::Sums, pairs: &[Pair<'_, Self>], dims: Range<usize>);
+    /// For each pair: `sum = −q · x + sum`, rounded once, for each of some dimensions.
     fn add_products(
         wide: Wide,
-        state: &mut Self::State,
+        sums: &mut Self::Sums,
         pairs: &[Pair<'_, Self>],
-        slab: Range<usize>,
+        dims: Range<usize>,
     );
 }
 
-#[derive(Debug)]
-#[repr(C, align(64))]
-pub(in crate::device::cpu) struct State<T, const LANES: usize> {
-    sums: [T; LANES],
-    queries: [[T; SLAB]; LANES],
-    bases: [[T; SLAB]; LANES],
-}
-
+/// Registers of numbers: how they are loaded, the numbers after the first few as zeros, stored and computed with, and how
+/// as many rows as a register has numbers become columns. Macros, as functions that enable features are not always
+/// inlined.
 #[cfg(target_arch = "x86_64")]
-impl<T: Real, const LANES: usize> State<T, LANES> {
-    /// Puts the differences of all pairs in a slab where base rows are, with zeros up to a multiple of so many
-    /// dimensions; returns how many there are.
-    #[inline(always)]
-    fn subtract(&mut self, pairs: &[Pair<'_, T>], slab: Range<usize>, at_once: usize) -> usize {
-        for (to, (query, base)) in self.bases.iter_mut().zip(pairs) {
-            let (query, base) = (&query[slab.clone()], &base[slab.clone()]);
-            match (query.as_array::<SLAB>(), base.as_array::<SLAB>()) {
-                (Some(query), Some(base)) => *to = std::array::from_fn(|j| query[j] - base[j]),
-                _ => {
-                    to.fill(T::ZERO);
-                    to.iter_mut()
-                        .zip(query.iter().zip(base))
-                        .for_each(|(to, (q, x))| *to = *q - *x);
-                }
-            }
+macro_rules! columns {
+    // Each two rows, then each two of these: what lies in a part of 128 bits becomes columns; then the parts do.
+    (f32, 16, $rows:expr) => {{
+        let fours = columns!(
+            fours,
+            $rows,
+            16,
+            (_mm512_unpacklo_ps, _mm512_unpackhi_ps),
+            (_mm512_unpacklo_pd, _mm512_unpackhi_pd),
+            (_mm512_castps_pd, _mm512_castpd_ps)
+        );
+        columns!(parts, fours, 4, _mm512_shuffle_f32x4)
+    }};
+    (f32, 8, $rows:expr) => {{
+        let fours = columns!(
+            fours,
+            $rows,
+            8,
+            (_mm256_unpacklo_ps, _mm256_unpackhi_ps),
+            (_mm256_unpacklo_pd, _mm256_unpackhi_pd),
+            (_mm256_castps_pd, _mm256_castpd_ps)
+        );
+        columns!(halves, fours, 4, _mm256_permute2f128_ps)
+    }};
+    (f64, 8, $rows:expr) => {{
+        let twos = columns!(twos, $rows, 8, (_mm512_unpacklo_pd, _mm512_unpackhi_pd));
+        columns!(parts, twos, 2, _mm512_shuffle_f64x2)
+    }};
+    (f64, 4, $rows:expr) => {{
+        let twos = columns!(twos, $rows, 4, (_mm256_unpacklo_pd, _mm256_unpackhi_pd));
+        columns!(halves, twos, 2, _mm256_permute2f128_pd)
+    }};
+    (twos, $rows:expr, $count:literal, ($low:ident, $high:ident)) => {{
+        let rows = $rows;
+        let mut twos = rows;
+        for i in (0..$count).step_by(2) {
+            twos[i] = $low(rows[i], rows[i + 1]);
+            twos[i + 1] = $high(rows[i], rows[i + 1]);
         }
-        slab.len().next_multiple_of(at_once)
-    }
-
-    /// Copies a slab of all pairs, with zeros up to a multiple of so many dimensions; returns how many there are.
-    #[inline(always)]
-    fn copy(&mut self, pairs: &[Pair<'_, T>], slab: Range<usize>, at_once: usize) -> usize {
-        let copy = |to: &mut [T; SLAB], from: &[T]| match from.as_array() {
-            Some(from) => *to = *from,
-            None => {
-                to.fill(T::ZERO);
-                to[..from.len()].copy_from_slice(from);
-            }
-        };
-        for ((query, base), pair) in self.queries.iter_mut().zip(&mut self.bases).zip(pairs) {
-            copy(query, &pair.0[slab.clone()]);
-            copy(base, &pair.1[slab.clone()]);
+        twos
+    }};
+    (fours, $rows:expr, $count:literal, $of_two:tt, ($low:ident, $high:ident), ($wide:ident, $narrow:ident)) => {{
+        let twos = columns!(twos, $rows, $count, $of_two);
+        let mut fours = twos;
+        for i in (0..$count).step_by(4) {
+            let [a, b] = [$wide(twos[i]), $wide(twos[i + 2])];
+            let [c, d] = [$wide(twos[i + 1]), $wide(twos[i + 3])];
+            fours[i] = $narrow($low(a, b));
+            fours[i + 1] = $narrow($high(a, b));
+            fours[i + 2] = $narrow($low(c, d));
+            fours[i + 3] = $narrow($high(c, d));
         }
-        slab.len().next_multiple_of(at_once)
-    }
+        fours
+    }};
+    // `$together` columns of the rows lie in each part: four parts, or two.
+    (parts, $from:expr, $together:literal, $shuffle:ident) => {{
+        let from = $from;
+        let mut columns = from;
+        for i in 0..$together {
+            let [a, b] = [from[i], from[$together + i]];
+            let [c, d] = [from[2 * $together + i], from[3 * $together + i]];
+            let (even, odd) = ($shuffle::<0x88>(a, b), $shuffle::<0xdd>(a, b));
+            let (others_even, others_odd) = ($shuffle::<0x88>(c, d), $shuffle::<0xdd>(c, d));
+            columns[i] = $shuffle::<0x88>(even, others_even);
+            columns[$together + i] = $shuffle::<0x88>(odd, others_odd);
+            columns[2 * $together + i] = $shuffle::<0xdd>(even, others_even);
+            columns[3 * $together + i] = $shuffle::<0xdd>(odd, others_odd);
+        }
+        columns
+    }};
+    (halves, $from:expr, $together:literal, $permute:ident) => {{
+        let from = $from;
+        let mut columns = from;
+        for i in 0..$together {
+            columns[i] = $permute::<0x20>(from[i], from[$together + i]);
+            columns[$together + i] = $permute::<0x31>(from[i], from[$together + i]);
+        }
+        columns
+    }};
 }
 
-impl<T, const LANES: usize> AsMut<[T]> for State<T, LANES> {
-    fn as_mut(&mut self) -> &mut [T] {
-        &mut self.sums
-    }
-}
-
-/// A few dimensions from j on of some slabs, end to end in a register.
+/// Which numbers of a register are loaded, if so many are left.
 #[cfg(target_arch = "x86_64")]
-macro_rules! side_by_side {
-    ($load:ident, $slabs:expr, $j:expr, $count:literal, [$($slab:expr),*]) => {
-        // SAFETY: each slice has as many numbers as are loaded.
-        unsafe { [$($load($slabs[$slab][$j..$j + $count].as_ptr())),*] }
+macro_rules! mask {
+    (f32, 16, $left:expr) => {
+        u16::MAX >> 16_usize.saturating_sub($left)
+    };
+    (f64, 8, $left:expr) => {
+        u8::MAX >> 8_usize.saturating_sub($left)
+    };
+    (f32, 8, $left:expr) => {
+        _mm256_cmpgt_epi32(
+            _mm256_set1_epi32($left.min(8) as i32),
+            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+        )
+    };
+    (f64, 4, $left:expr) => {
+        _mm256_cmpgt_epi64(_mm256_set1_epi64x($left.min(4) as i64), _mm256_setr_epi64x(0, 1, 2, 3))
     };
 }
 
-/// Four dimensions from j on of a slab and of the fourth, eighth and twelfth after it.
+/// Loads the numbers of a mask; others are zeros.
 #[cfg(target_arch = "x86_64")]
-macro_rules! quarters_f32 {
-    ($slabs:expr, $j:expr, $first:literal) => {{
-        let [a, b, c, d] = side_by_side!(
-            _mm_loadu_ps,
-            $slabs,
-            $j,
-            4,
-            [$first, $first + 4, $first + 8, $first + 12]
-        );
-        let half = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(a), b);
-        _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(half, c), d)
-    }};
-}
-
-/// Dimensions j to j + 3 of sixteen slabs, a register each. Macros, as functions that enable
-/// features are not always inlined.
-#[cfg(target_arch = "x86_64")]
-macro_rules! columns_f32 {
-    ($slabs:expr, $j:expr) => {{
-        let (a, b) = (quarters_f32!($slabs, $j, 0), quarters_f32!($slabs, $j, 1));
-        let (c, d) = (quarters_f32!($slabs, $j, 2), quarters_f32!($slabs, $j, 3));
-        let low = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
-        let high = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
-        let low = (_mm512_castps_pd(low.0), _mm512_castps_pd(low.1));
-        let high = (_mm512_castps_pd(high.0), _mm512_castps_pd(high.1));
-        [
-            _mm512_castpd_ps(_mm512_unpacklo_pd(low.0, low.1)),
-            _mm512_castpd_ps(_mm512_unpackhi_pd(low.0, low.1)),
-            _mm512_castpd_ps(_mm512_unpacklo_pd(high.0, high.1)),
-            _mm512_castpd_ps(_mm512_unpackhi_pd(high.0, high.1)),
-        ]
-    }};
-}
-
-/// Two dimensions from j on of a slab and of the second, fourth and sixth after it.
-#[cfg(target_arch = "x86_64")]
-macro_rules! quarters_f64 {
-    ($slabs:expr, $j:expr, $first:literal) => {{
-        let [a, b, c, d] = side_by_side!(
-            _mm_loadu_pd,
-            $slabs,
-            $j,
-            2,
-            [$first, $first + 2, $first + 4, $first + 6]
-        );
-        let low = _mm256_insertf128_pd::<1>(_mm256_castpd128_pd256(a), b);
-        let high = _mm256_insertf128_pd::<1>(_mm256_castpd128_pd256(c), d);
-        _mm512_insertf64x4::<1>(_mm512_castpd256_pd512(low), high)
-    }};
-}
-
-/// Dimensions j and j + 1 of eight slabs, a register each.
-#[cfg(target_arch = "x86_64")]
-macro_rules! columns_f64 {
-    ($slabs:expr, $j:expr) => {{
-        let (a, b) = (quarters_f64!($slabs, $j, 0), quarters_f64!($slabs, $j, 1));
-        [_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b)]
-    }};
-}
-
-/// Dimensions j to j + 3 of eight slabs, a register each.
-#[cfg(target_arch = "x86_64")]
-macro_rules! half_columns_f32 {
-    ($slabs:expr, $j:expr) => {{
-        let [a, b, c, d] = side_by_side!(_mm_loadu_ps, $slabs, $j, 4, [0, 1, 2, 3]);
-        let [e, f, g, h] = side_by_side!(_mm_loadu_ps, $slabs, $j, 4, [4, 5, 6, 7]);
-        let (a, b) = (_mm256_set_m128(e, a), _mm256_set_m128(f, b));
-        let (c, d) = (_mm256_set_m128(g, c), _mm256_set_m128(h, d));
-        let low = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
-        let high = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
-        let low = (_mm256_castps_pd(low.0), _mm256_castps_pd(low.1));
-        let high = (_mm256_castps_pd(high.0), _mm256_castps_pd(high.1));
-        [
-            _mm256_castpd_ps(_mm256_unpacklo_pd(low.0, low.1)),
-            _mm256_castpd_ps(_mm256_unpackhi_pd(low.0, low.1)),
-            _mm256_castpd_ps(_mm256_unpacklo_pd(high.0, high.1)),
-            _mm256_castpd_ps(_mm256_unpackhi_pd(high.0, high.1)),
-        ]
-    }};
-}
-
-/// Dimensions j and j + 1 of four slabs, a register each.
-#[cfg(target_arch = "x86_64")]
-macro_rules! half_columns_f64 {
-    ($slabs:expr, $j:expr) => {{
-        let [a, b, c, d] = side_by_side!(_mm_loadu_pd, $slabs, $j, 2, [0, 1, 2, 3]);
-        let (a, b) = (_mm256_set_m128d(c, a), _mm256_set_m128d(d, b));
-        [_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b)]
-    }};
-}
-
-/// Adds to sums, a register of them after the other, a few dimensions at a time.
-#[cfg(target_arch = "x86_64")]
-macro_rules! add {
-    ($sums:expr, $dim:expr, ($at_once:literal, $register:literal, $zero:ident, $load:ident, $store:ident),
-     |$sum:ident, $i:ident, $j:ident| $step:expr) => {
-        let sums = $sums.as_chunks_mut::<$register>().0;
-        let mut registers = [$zero(); REGISTERS];
-        for (register, sums) in registers.iter_mut().zip(sums.iter()) {
-            // SAFETY: a chunk has as many numbers as a register.
-            *register = unsafe { $load(sums.as_ptr()) };
-        }
-        for $j in (0..$dim).step_by($at_once) {
-            for ($i, $sum) in registers.iter_mut().enumerate() {
-                $step
-            }
-        }
-        for (register, sums) in registers.into_iter().zip(sums) {
-            // SAFETY: as above.
-            unsafe { $store(sums.as_mut_ptr(), register) };
-        }
+macro_rules! load {
+    (f32, 16, $mask:expr, $from:expr) => {
+        _mm512_maskz_loadu_ps($mask, $from)
+    };
+    (f64, 8, $mask:expr, $from:expr) => {
+        _mm512_maskz_loadu_pd($mask, $from)
+    };
+    (f32, 8, $mask:expr, $from:expr) => {
+        _mm256_maskload_ps($from, $mask)
+    };
+    (f64, 4, $mask:expr, $from:expr) => {
+        _mm256_maskload_pd($from, $mask)
     };
 }
 
@@ -221,37 +157,85 @@ macro_rules! add {
 /// side, as each addition waits for the one before.
 #[cfg(target_arch = "x86_64")]
 macro_rules! sums {
-    ($name:ident, $features:literal, $type:ident, $columns:ident,
-     ($at_once:literal, $register:literal, $zero:ident, $load:ident, $store:ident), $fma:ident, $negated:ident) => {
+    ($name:ident, $features:literal, $type:ident, $count:tt,
+     ($zero:ident, $load:ident, $store:ident, $subtract:ident, $fma:ident, $negated:ident)) => {
         mod $name {
             use super::*;
 
-            type Of = State<$type, { <$type as Chains>::LANES }>;
-            const REGISTERS: usize = <$type as Chains>::LANES / $register;
+            type Sums = <$type as Chains>::Sums;
 
             #[target_feature(enable = $features)]
-            pub fn squares(state: &mut Of, pairs: &[Pair<'_, $type>], slab: Range<usize>) {
-                let dim = state.subtract(pairs, slab, $at_once);
-                let slabs = state.bases.as_chunks::<$register>().0;
-                add!(state.sums, dim, ($at_once, $register, $zero, $load, $store), |sum, i, j| {
-                    for apart in $columns!(slabs[i], j) {
-                        *sum = $fma(apart, apart, *sum);
+            pub fn squares(sums: &mut Sums, pairs: &[Pair<'_, $type>], dims: Range<usize>) {
+                sums!(
+                    $type,
+                    $count,
+                    ($zero, $load, $store),
+                    sums,
+                    pairs,
+                    dims,
+                    |sum, queries, bases| {
+                        let mut apart = queries;
+                        for i in 0..$count {
+                            apart[i] = $subtract(queries[i], bases[i]);
+                        }
+                        for apart in columns!($type, $count, apart) {
+                            *sum = $fma(apart, apart, *sum);
+                        }
                     }
-                });
+                );
             }
 
             #[target_feature(enable = $features)]
-            pub fn products(state: &mut Of, pairs: &[Pair<'_, $type>], slab: Range<usize>) {
-                let dim = state.copy(pairs, slab, $at_once);
-                let queries = state.queries.as_chunks::<$register>().0;
-                let bases = state.bases.as_chunks::<$register>().0;
-                add!(state.sums, dim, ($at_once, $register, $zero, $load, $store), |sum, i, j| {
-                    let columns = $columns!(queries[i], j).into_iter();
-                    for (query, base) in columns.zip($columns!(bases[i], j)) {
-                        *sum = $negated(query, base, *sum);
+            pub fn products(sums: &mut Sums, pairs: &[Pair<'_, $type>], dims: Range<usize>) {
+                sums!(
+                    $type,
+                    $count,
+                    ($zero, $load, $store),
+                    sums,
+                    pairs,
+                    dims,
+                    |sum, queries, bases| {
+                        let queries = columns!($type, $count, queries);
+                        for (query, base) in queries.into_iter().zip(columns!($type, $count, bases))
+                        {
+                            *sum = $negated(query, base, *sum);
+                        }
                     }
-                });
+                );
             }
+        }
+    };
+    ($type:ident, $count:tt, ($zero:ident, $load:ident, $store:ident), $sums:ident, $pairs:ident, $dims:ident,
+     |$sum:ident, $queries:ident, $bases:ident| $step:expr) => {
+        let has_all = |(query, base): &Pair<'_, $type>| query.len().min(base.len()) >= $dims.end;
+        assert!($pairs.iter().all(has_all), "rows have the dimensions");
+        let (parts, groups) = ($sums.as_chunks_mut::<$count>().0, $pairs.as_chunks::<$count>().0);
+        let mut registers = [$zero(); <$type as Chains>::LANES / $count];
+        for (register, sums) in registers.iter_mut().zip(parts.iter()) {
+            // SAFETY: a chunk has as many numbers as a register.
+            *register = unsafe { $load(sums.as_ptr()) };
+        }
+        for j in $dims.clone().step_by($count) {
+            let mask = mask!($type, $count, $dims.end - j);
+            for ($sum, pairs) in registers.iter_mut().zip(groups) {
+                let ($queries, $bases) = {
+                    let (mut queries, mut bases) = ([$zero(); $count], [$zero(); $count]);
+                    for i in 0..$count {
+                        // SAFETY: the mask has no more numbers than the rows have from j on.
+                        (queries[i], bases[i]) = unsafe {
+                            let (query, base) =
+                                (pairs[i].0.as_ptr().add(j), pairs[i].1.as_ptr().add(j));
+                            (load!($type, $count, mask, query), load!($type, $count, mask, base))
+                        };
+                    }
+                    (queries, bases)
+                };
+                $step
+            }
+        }
+        for (register, sums) in registers.into_iter().zip(parts) {
+            // SAFETY: as above.
+            unsafe { $store(sums.as_mut_ptr(), register) };
         }
     };
 }
@@ -261,91 +245,88 @@ sums!(
     wide_f32,
     "avx512f",
     f32,
-    columns_f32,
-    (4, 16, _mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps),
-    _mm512_fmadd_ps,
-    _mm512_fnmadd_ps
+    16,
+    (
+        _mm512_setzero_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_sub_ps,
+        _mm512_fmadd_ps,
+        _mm512_fnmadd_ps
+    )
 );
 #[cfg(target_arch = "x86_64")]
 sums!(
     wide_f64,
     "avx512f",
     f64,
-    columns_f64,
-    (2, 8, _mm512_setzero_pd, _mm512_loadu_pd, _mm512_storeu_pd),
-    _mm512_fmadd_pd,
-    _mm512_fnmadd_pd
+    8,
+    (
+        _mm512_setzero_pd,
+        _mm512_loadu_pd,
+        _mm512_storeu_pd,
+        _mm512_sub_pd,
+        _mm512_fmadd_pd,
+        _mm512_fnmadd_pd
+    )
 );
 #[cfg(target_arch = "x86_64")]
 sums!(
     half_f32,
     "avx2,fma",
     f32,
-    half_columns_f32,
-    (4, 8, _mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps),
-    _mm256_fmadd_ps,
-    _mm256_fnmadd_ps
+    8,
+    (
+        _mm256_setzero_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_sub_ps,
+        _mm256_fmadd_ps,
+        _mm256_fnmadd_ps
+    )
 );
 #[cfg(target_arch = "x86_64")]
 sums!(
     half_f64,
     "avx2,fma",
     f64,
-    half_columns_f64,
-    (2, 4, _mm256_setzero_pd, _mm256_loadu_pd, _mm256_storeu_pd),
-    _mm256_fmadd_pd,
-    _mm256_fnmadd_pd
+    4,
+    (
+        _mm256_setzero_pd,
+        _mm256_loadu_pd,
+        _mm256_storeu_pd,
+        _mm256_sub_pd,
+        _mm256_fmadd_pd,
+        _mm256_fnmadd_pd
+    )
 );
 
 macro_rules! chains {
     ($type:ident, $lanes:literal, $wide:ident, $half:ident) => {
         impl Chains for $type {
             const LANES: usize = $lanes;
-            type State = State<$type, $lanes>;
+            type Sums = [$type; $lanes];
 
-            fn state() -> Self::State {
-                State {
-                    sums: [0.0; $lanes],
-                    queries: [[0.0; SLAB]; $lanes],
-                    bases: [[0.0; SLAB]; $lanes],
-                }
+            fn no_sums() -> Self::Sums {
+                [0.0; $lanes]
             }
 
-            fn add_squares(
-                wide: Wide,
-                state: &mut Self::State,
-                pairs: &[Pair<'_, Self>],
-                slab: Range<usize>,
-            ) {
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: a `Wide` is a proof that the processor has the features.
-                unsafe {
-                    match wide.has_avx512() {
-                        true => $wide::squares(state, pairs, slab),
-                        false => $half::squares(state, pairs, slab),
-                    }
+            chains!(add_squares, squares, $wide, $half);
+            chains!(add_products, products, $wide, $half);
+        }
+    };
+    ($name:ident, $terms:ident, $wide:ident, $half:ident) => {
+        fn $name(wide: Wide, sums: &mut Self::Sums, pairs: &[Pair<'_, Self>], dims: Range<usize>) {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a `Wide` is a proof that the processor has the features.
+            unsafe {
+                match wide.has_avx512() {
+                    true => $wide::$terms(sums, pairs, dims),
+                    false => $half::$terms(sums, pairs, dims),
                 }
-                #[cfg(not(target_arch = "x86_64"))]
-                unreachable!("{wide:?} is of another processor: {state:?} {pairs:?} {slab:?}")
             }
-
-            fn add_products(
-                wide: Wide,
-                state: &mut Self::State,
-                pairs: &[Pair<'_, Self>],
-                slab: Range<usize>,
-            ) {
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
-                unsafe {
-                    match wide.has_avx512() {
-                        true => $wide::products(state, pairs, slab),
-                        false => $half::products(state, pairs, slab),
-                    }
-                }
-                #[cfg(not(target_arch = "x86_64"))]
-                unreachable!("{wide:?} is of another processor: {state:?} {pairs:?} {slab:?}")
-            }
+            #[cfg(not(target_arch = "x86_64"))]
+            unreachable!("{wide:?} is of another processor: {sums:?} {pairs:?} {dims:?}")
         }
     };
 }

@@ -4,7 +4,9 @@
 
 use pulp::{Simd, WithSimd};
 
+use super::chains::prefetch;
 use super::level::{Instructions, Level};
+use super::lines::Line;
 #[cfg(target_arch = "x86_64")]
 use super::panels::FEW;
 use super::panels::{Found, Packed, Panels, QueryGroup, ROWS, SOME, TOGETHER_IN_16_BITS, Width};
@@ -68,14 +70,28 @@ impl Level {
         least: &[i32],
         found: &mut Found,
     ) {
+        self.sweep_before(&[], (width, panels), (queries, least), found);
+    }
+
+    /// The same, and these lines, which are read then, come from memory meanwhile.
+    pub fn sweep_before(
+        self,
+        lines: &[Line],
+        (width, panels): (Width, Panels<'_>),
+        (queries, least): (&Packed, &[i32]),
+        found: &mut Found,
+    ) {
         found.begin(panels.starts.len() * ROWS, least.len().next_multiple_of(self.together()));
         let Packed { words, length, together } = queries;
         assert!(self.has(width) && *together == self.together());
         assert_eq!(panels.groups.len(), panels.starts.len() * length, "rows of one length");
         assert!(width != Width::Seven || length.is_multiple_of(TOGETHER_IN_16_BITS));
         assert!(words.len() >= least.len() * length);
+        let groups = least.len().div_ceil(*together).max(1);
+        let mut lines = lines.chunks(lines.len().div_ceil(groups).max(1));
         for (i, least) in least.chunks(*together).enumerate() {
             let first = i * together;
+            prefetch(lines.next().unwrap_or_default());
             let words = &words[first * length..][..together * length];
             let group = QueryGroup { words, first, least };
             match (self.0, width) {

@@ -33,6 +33,7 @@ macro_rules! sweep_512 {
         pub(super) fn $name(panels: Panels<'_>, group: &QueryGroup<'_>, found: &mut Found) {
             let (queries, limits) = (group.words::<$together>(), group.limits::<$together>());
             let limits = limits.map(|limit| _mm512_set1_epi32(limit));
+            let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             for (panel, starts, groups) in group.each(panels) {
                 let mut sums = [registers_512(starts); $together];
                 // No indexing here: its bounds checks would cost as much as the products.
@@ -47,7 +48,7 @@ macro_rules! sweep_512 {
                         }
                     }
                 }
-                // One comparison per query while no row passes, which is nearly always.
+                // One comparison per query while no row passes.
                 let most = sums.map(|[a, b, c, d]| {
                     _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d))
                 });
@@ -59,19 +60,29 @@ macro_rules! sweep_512 {
                 if all == 0 {
                     continue;
                 }
-                // A copy in memory, which the following code needs: the sums themselves stay in
-                // registers.
+                // A copy in memory, so that the sums themselves stay in registers.
                 let sums = std::hint::black_box(sums);
+                let (pairs, to) = found.room($together * ROWS + 16);
+                let mut passed = 0;
                 for query in (0..$together).filter(|query| any[*query] != 0) {
-                    let (mut rows, mut all) = (0, [0; ROWS]);
-                    let parts = sums[query].into_iter().zip(all.chunks_exact_mut(16));
-                    for (i, (sum, to)) in parts.enumerate() {
-                        rows |= u64::from(_mm512_cmpgt_epi32_mask(sum, limits[query])) << (16 * i);
-                        // SAFETY: the chunk has as many numbers as a register.
-                        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), sum) };
+                    let (sums, limit) = (sums[query], limits[query]);
+                    let first = found.pair(group.first + query, panel * ROWS) as i32;
+                    // Without branches, as which rows pass cannot be foreseen.
+                    for (i, sum) in sums.into_iter().enumerate() {
+                        let mask = _mm512_cmpgt_epi32_mask(sum, limit);
+                        let rows =
+                            _mm512_add_epi32(_mm512_set1_epi32(first + 16 * i as i32), lanes);
+                        // SAFETY: the room is for all lanes, and a register more.
+                        unsafe {
+                            let (pairs, to) = (pairs.add(passed).cast(), to.add(passed).cast());
+                            _mm512_storeu_si512(pairs, _mm512_maskz_compress_epi32(mask, rows));
+                            _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(mask, sum));
+                        }
+                        passed += mask.count_ones() as usize;
                     }
-                    found.pass(found.pair(group.first + query, panel * ROWS), rows, &all);
                 }
+                // SAFETY: they were written one after the other.
+                unsafe { found.wrote(passed) };
             }
         }
     };
