@@ -32,9 +32,9 @@ pub use compose::{Means, StreamedSearch};
 pub use contract::{
     Assignment, Buckets, Candidates, Capacity, Components, DbscanDevice, DbscanInput, DbscanWork,
     Direction, Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem,
-    KMeansSession, LookedAt, NOISE, NearestInBuckets, Neighbors, OwnRows, Pairing, QueryRows,
-    Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts, StopReason, TableRows, TablesBuilt,
-    Within, Work, centroid_shift, squares_are_finite, stop_reason,
+    KMeansSession, KMeansShape, LookedAt, NOISE, NearestInBuckets, Neighbors, OwnRows, Pairing,
+    QueryRows, Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts, StopReason, TableRows,
+    TablesBuilt, Within, Work, centroid_shift, squares_are_finite, stop_reason,
 };
 pub use cpu::CpuDevice;
 pub(crate) use cpu::kmeans::seeding::plus_plus as seed_plus_plus;

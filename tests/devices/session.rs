@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::device::{
-    AnyDevice, Assignment, Device, KMeansInput, KMeansProblem, KMeansSession, OnDevice, StopReason,
-    centroid_shift,
+    AnyDevice, Assignment, Device, KMeansInput, KMeansProblem, KMeansSession, KMeansShape,
+    OnDevice, StopReason, centroid_shift,
 };
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::{Elements, Matrix, Real, Rows};
@@ -42,7 +42,10 @@ where
 
     fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
         let Self((input, problems, _), run) = self;
-        let mut session = device.open_kmeans::<T>(input, problems, &Job::default())?;
+        let k = problems.iter().map(|problem| problem.k).max().unwrap_or(0);
+        let expected = KMeansShape { problems: problems.len(), k, draws: true };
+        let mut session =
+            device.open_kmeans::<T>(input, expected, || Ok(problems), &Job::default())?;
         run(session.as_mut())
     }
 }

@@ -9,8 +9,8 @@ use super::initial::initial;
 use super::input::Input;
 use super::params::{Init, KMeansParams};
 use crate::device::{
-    Assignment, Device, Distances, KMeansInput, KMeansProblem, KMeansSession, Means, StopReason,
-    centroid_shift,
+    Assignment, Device, Distances, KMeansInput, KMeansProblem, KMeansSession, KMeansShape, Means,
+    StopReason, centroid_shift,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
@@ -44,17 +44,24 @@ pub(super) fn best_runs<D: Device, T: Real>(
     let input = KMeansInput { rows, weights, metric: params.cost() };
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let ranges: Vec<_> = starts.zip(ends).map(|(start, end)| start..*end).collect();
-    let inputs = in_parallel(ranges, |range| {
-        let k = clusters(input, values, range.clone(), (params, clamps), job)?;
-        let problem = KMeansProblem::new::<T>(input, range, k, params.tolerance, job)?;
-        let of_problem = Input::new(&problem, input, values, params);
-        Ok((problem, of_problem))
-    });
-    let inputs = inputs.into_iter().collect::<Result<Vec<_>>>()?;
-    let inputs = inputs.into_iter().filter(|(problem, _)| problem.k > 0);
-    let (problems, inputs): (Vec<_>, Vec<_>) = inputs.unzip();
-    job.check()?;
-    let mut session = device.open_kmeans::<T>(input, problems, job)?;
+    let expected =
+        KMeansShape { problems: ranges.len(), k: params.k, draws: params.init == Init::PlusPlus };
+    let mut inputs = Vec::new();
+    let problems = || {
+        let found = in_parallel(ranges, |range| {
+            let k = clusters(input, values, range.clone(), (params, clamps), job)?;
+            let problem = KMeansProblem::new::<T>(input, range, k, params.tolerance, job)?;
+            let of_problem = Input::new(&problem, input, values, params);
+            Ok((problem, of_problem))
+        });
+        let found = found.into_iter().collect::<Result<Vec<_>>>()?;
+        let found = found.into_iter().filter(|(problem, _)| problem.k > 0);
+        let problems: Vec<_>;
+        (problems, inputs) = found.unzip();
+        job.check()?;
+        Ok(problems)
+    };
+    let mut session = device.open_kmeans::<T>(input, expected, problems, job)?;
     let runs = if params.init == Init::Given { 1 } else { params.runs };
     let mut best: Vec<Option<Clustering>> = vec![None; inputs.len()];
     for run in 0..runs {

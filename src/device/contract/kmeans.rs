@@ -16,15 +16,17 @@ use crate::random::Random;
 
 /// Devices that k-means runs on.
 pub trait KMeansDevice: SearchDevice {
-    /// Makes rows ready for k-means.
+    /// Makes rows ready for k-means; a device may begin to before `problems` returns what they are clustered as, which is
+    /// expected to be of this shape.
     ///
     /// # Errors
-    /// [`HostMemory`](crate::Error::HostMemory), and any error of the device. A lack of device memory
-    /// is no error: rows are then sent again in every round.
+    /// Those of `problems`, [`HostMemory`](crate::Error::HostMemory), and any error of the device. A lack of device
+    /// memory is no error: rows are then sent again in every round.
     fn open_kmeans<'a, T: Real>(
         self: &Arc<Self>,
         input: KMeansInput<'a>,
-        problems: Vec<KMeansProblem>,
+        expected: KMeansShape,
+        problems: impl FnOnce() -> Result<Vec<KMeansProblem>>,
         job: &Job,
     ) -> Result<Box<dyn KMeansSession<T> + 'a>>;
 
@@ -46,6 +48,16 @@ pub trait KMeansDevice: SearchDevice {
     ) -> Result<Option<Box<dyn Assigner>>> {
         Ok(None)
     }
+}
+
+/// What a session will be asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct KMeansShape {
+    /// Problems, and clusters of each at most.
+    pub problems: usize,
+    pub k: usize,
+    /// Whether [`KMeansSession::seed`] will be called.
+    pub draws: bool,
 }
 
 /// Assigns the rows of a problem in every round, with what earlier rounds showed.

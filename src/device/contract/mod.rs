@@ -17,8 +17,8 @@ pub use hashing::{
     TablesBuilt,
 };
 pub use kmeans::{
-    Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, Moved,
-    RoundsRun, StopReason, centroid_shift, squares_are_finite, stop_reason,
+    Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
+    KMeansShape, Moved, RoundsRun, StopReason, centroid_shift, squares_are_finite, stop_reason,
 };
 pub use search::{
     Candidates, Capacity, Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape,

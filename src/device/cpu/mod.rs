@@ -29,7 +29,7 @@ use self::simd::level::Level;
 use super::compose::BySearch;
 use super::contract::{
     Assigner, Buckets, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem,
-    KMeansSession, NearestInBuckets, SearchDevice, TableRows, TablesBuilt,
+    KMeansSession, KMeansShape, NearestInBuckets, SearchDevice, TableRows, TablesBuilt,
 };
 use super::{Device, DeviceInfo, sealed};
 use crate::error::{Error, Result};
@@ -142,10 +142,11 @@ impl KMeansDevice for CpuDevice {
     fn open_kmeans<'a, T: Real>(
         self: &Arc<Self>,
         input: KMeansInput<'a>,
-        problems: Vec<KMeansProblem>,
+        _expected: KMeansShape,
+        problems: impl FnOnce() -> Result<Vec<KMeansProblem>>,
         _job: &Job,
     ) -> Result<Box<dyn KMeansSession<T> + 'a>> {
-        Ok(Box::new(BySearch::open(self, input, problems)))
+        Ok(Box::new(BySearch::open(self, input, problems()?)))
     }
 
     fn assigner(

@@ -9,10 +9,10 @@ use super::driver::gpu::{self, Gpu};
 use super::driver::launch::Limits;
 use super::driver::memory::{Buffer, Memory};
 use super::driver::sys;
-use crate::device::{DeviceInfo, sealed};
+use crate::device::{DeviceInfo, Work, sealed};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::ElementKind;
+use crate::matrix::{ElementKind, Rows};
 
 /// Shared memory of a block on the GPUs with products that have the least (sm_86, sm_89, sm_120).
 const LEAST_SHARED: usize = 99 << 10;
@@ -130,6 +130,14 @@ impl CudaDevice {
         let (buffer, ready) = self.gpu.uploader.upload_parts(&self.memory, parts, job)?;
         self.gpu.compute.wait(&ready).map_err(sys::failed("cuStreamWaitEvent"))?;
         Ok(buffer)
+    }
+
+    /// Sends rows as they are, for the next work of the device; also what that took.
+    pub(super) fn send_rows(&self, rows: &Rows, job: &Job) -> Result<(Buffer, Work)> {
+        let (buffer, ready, transfer) = self.gpu.uploader.upload_plain(&self.memory, rows, job)?;
+        self.gpu.compute.wait(&ready).map_err(sys::failed("cuStreamWaitEvent"))?;
+        let (bytes_sent, transfer) = (transfer.bytes, transfer.time()?);
+        Ok((buffer, Work { bytes_sent, transfer, ..Work::default() }))
     }
 
     /// Memory of which every byte is this one.

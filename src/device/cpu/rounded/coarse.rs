@@ -96,6 +96,8 @@ pub(in crate::device::cpu) struct CoarseQueries {
     lines: Vec<Line>,
     /// For each, the least sum that passes.
     least: Vec<i32>,
+    /// Pairs of the last panels that passed.
+    looked: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -436,7 +438,7 @@ impl Coarse {
             each.push(self.scale.query(&numbers, &mut coarse));
         }
         let packed = level.pack(&coarse, self.scale.words());
-        CoarseQueries { each, packed, lines, least: Vec::new() }
+        CoarseQueries { each, packed, lines, least: Vec::new(), looked: 0 }
     }
 
     /// Finds the pairs of all queries and some panels whose sums in 16 bits, of which `starts` are the first terms, are
@@ -453,18 +455,20 @@ impl Coarse {
             groups: &self.groups[panels.start * words..panels.end * words],
             starts: &self.starts[panels.clone()],
         };
-        let CoarseQueries { each, packed, lines, least: coarse } = queries;
+        let CoarseQueries { each, packed, lines, least: coarse, looked } = queries;
         coarse.clear();
         let each = each.iter().zip(least);
         coarse.extend(each.map(|(query, least)| self.scale.least(query, *least, &self.longest)));
         let per_row = self.scale.lines();
         let all = &self.lines[panels.start * ROWS * per_row..panels.end * ROWS * per_row];
-        level.sweep_before(all, (self.scale.width, swept), (packed, coarse), found);
-        let looked = found.len();
+        // Most rows will be looked at, as of the panels before, or few.
+        let next = if *looked > panels.len() * ROWS { all } else { &[] };
+        level.sweep_before(next, (self.scale.width, swept), (packed, coarse), found);
+        *looked = found.len();
         let base = Lines { all, per_row };
         let (queries, starts) = (Lines { all: lines, per_row }, &starts[panels.clone()]);
         let decided = &decided[panels];
         level.keep(Chosen { base, queries, starts, decided, least }, found);
-        looked as u64
+        *looked as u64
     }
 }

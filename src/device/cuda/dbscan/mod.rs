@@ -22,7 +22,6 @@ use self::launch::{Bounds, Shape, Workspace};
 use self::order::Order;
 use self::structs::{RowDirection, Weight};
 use self::weights::parts_of;
-use super::driver::sys::failed;
 use super::driver::upload::elapsed;
 use super::handle::CudaDevice;
 use crate::device::compose::components_on_host;
@@ -79,8 +78,7 @@ fn components(
     let kernels = Kernels::get(gpu, spec)?;
     let order = Order::new(rows, directions, spec);
     let bounds = bounds(within, matrix.dim(), kind, (spec, dim, directions));
-    let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, rows, job)?;
-    gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
+    let (buffer, sent) = device.send_rows(rows, job)?;
     let shape = Shape {
         rows: buffer,
         count,
@@ -110,10 +108,8 @@ fn components(
     let work = Work {
         pairs: done.pairs,
         rechecked: done.rechecked,
-        bytes_sent: transfer.bytes,
-        transfer: transfer.time()?,
         kernel: elapsed(&begin, &end)?,
-        ..Work::default()
+        ..sent
     };
     let tiles = u64::from(launch::first_tiles(ends)[ends.len()]);
     let (tested, pruned, joined) = (done.tested, done.pruned, done.joined);

@@ -2,24 +2,52 @@
 
 use std::sync::Arc;
 
-use super::kernels::way;
+use super::kernels::{MOST_ROWS, is_large, is_plain, way};
 use super::resident::Resident;
 use super::{CudaKMeans, seeding};
-use crate::device::contract::{KMeansDevice, KMeansInput, KMeansProblem, KMeansSession};
+use crate::device::contract::{
+    KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, KMeansShape,
+};
 use crate::device::cuda::handle::CudaDevice;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::{ElementKind, Real};
 use crate::metric::Metric;
+
+/// Whether rows are sent before anything else is known of them.
+fn will_send(device: &CudaDevice, input: KMeansInput<'_>, expected: KMeansShape) -> bool {
+    let (rows, KMeansShape { problems, k, draws }) = (input.rows, expected);
+    let (matrix, is_plain) = (rows.matrix(), is_plain(input));
+    let stays = is_plain && way(matrix.dim(), k, device.gpu.limits).is_some();
+    let is_seeded =
+        draws && is_large(rows.len(), k, matrix.dim()) && seeding::can_seed(device, rows, k);
+    problems == 1 && rows.len() <= MOST_ROWS && (stays || is_seeded)
+}
 
 impl KMeansDevice for CudaDevice {
     fn open_kmeans<'a, T: Real>(
         self: &Arc<Self>,
         input: KMeansInput<'a>,
-        problems: Vec<KMeansProblem>,
-        _job: &Job,
+        expected: KMeansShape,
+        problems: impl FnOnce() -> Result<Vec<KMeansProblem>>,
+        job: &Job,
     ) -> Result<Box<dyn KMeansSession<T> + 'a>> {
-        Ok(Box::new(CudaKMeans::open(self, input, problems)))
+        if !will_send(self, input, expected) {
+            return Ok(Box::new(CudaKMeans::open(self, input, problems()?, None)));
+        }
+        // Rows are on their way while the problems are looked at.
+        let (sent, problems) = std::thread::scope(|scope| {
+            let sent = scope.spawn(|| self.send_rows(input.rows, job));
+            let problems = problems();
+            (sent.join(), problems)
+        });
+        let problems = problems?;
+        let sent = match sent.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
+            // There is another way without them, or with more room.
+            Err(Error::DeviceMemory { .. }) => None,
+            sent => Some(sent?),
+        };
+        Ok(Box::new(CudaKMeans::open(self, input, problems, sent)))
     }
 
     fn warm_kmeans(

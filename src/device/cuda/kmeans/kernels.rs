@@ -6,6 +6,8 @@ use cudarc::driver::CudaFunction;
 
 use super::images::Images;
 use super::structs::BINS;
+use crate::device::compose::LARGE_PROBLEM;
+use crate::device::contract::KMeansInput;
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Limits, Rate, allow_shared, function};
@@ -162,6 +164,17 @@ impl RoundKernels {
     pub(super) fn multiprocessors(&self) -> usize {
         self.limits.multiprocessors
     }
+}
+
+/// Whether these kernels are for such rows.
+pub(super) fn is_plain(input: KMeansInput<'_>) -> bool {
+    let is_single = input.rows.reals::<f32>().is_some();
+    is_single && input.weights.is_none() && input.metric == Metric::SqEuclidean
+}
+
+/// Whether so many rows and clusters are enough for the device, if they are not alone.
+pub(super) fn is_large(rows: usize, k: usize, dim: usize) -> bool {
+    rows * k * dim >= LARGE_PROBLEM
 }
 
 /// The way for rows of this dimension and this many clusters, if there is one.

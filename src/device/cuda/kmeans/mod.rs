@@ -25,15 +25,14 @@ mod structs;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use self::kernels::{MOST_ROWS, RoundKernels, Way as ResidentWay, way};
+use self::kernels::{MOST_ROWS, RoundKernels, Way as ResidentWay, is_large, is_plain, way};
 use self::launch_groups::{GROUPS_DIM, GroupJob, GroupsWorkspace};
 use self::resident::Resident;
 use super::driver::memory::Buffer;
-use super::driver::sys::failed;
 use super::driver::upload::elapsed;
 use super::handle::CudaDevice;
 use crate::device::ClusterSums;
-use crate::device::compose::{BySearch, KMeansOnHost, LARGE_PROBLEM, host_session, sums_of};
+use crate::device::compose::{BySearch, KMeansOnHost, host_session, sums_of};
 use crate::device::contract::{
     Assignment, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, StopReason, Work,
     squares_are_finite,
@@ -41,7 +40,6 @@ use crate::device::contract::{
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
 use crate::matrix::{Real, Rows};
-use crate::metric::Metric;
 use crate::parallel::in_parallel;
 use crate::random::Random;
 
@@ -86,22 +84,22 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         device: &Arc<CudaDevice>,
         input: KMeansInput<'a>,
         problems: Vec<KMeansProblem>,
+        sent: Option<(Buffer, Work)>,
     ) -> Self {
-        let is_plain = input.rows.reals::<f32>().is_some()
-            && input.weights.is_none()
-            && input.metric == Metric::SqEuclidean;
+        let is_plain = is_plain(input);
         let (dim, is_alone) = (input.rows.matrix().dim(), problems.len() == 1);
         let suits = |problem: &KMeansProblem| {
             let (rows, k) = (problem.rows.len(), problem.k);
             let fits = is_plain && rows <= MOST_ROWS && squares_are_finite(dim, problem.largest);
             let resident = way(dim, k, device.gpu.limits).filter(|_| fits);
-            match (is_alone || rows * k * dim >= LARGE_PROBLEM, resident) {
+            match (is_alone || is_large(rows, k, dim), resident) {
                 (true, Some(way)) => Way::Resident(way),
                 (true, None) => Way::BySearch,
                 (false, _) if fits && dim <= GROUPS_DIM => Way::Group,
                 (false, _) => Way::OnHost,
             }
         };
+        let (mut uploaded, work) = sent.unzip();
         let all = problems.iter().map(|given| Problem {
             given: given.clone(),
             rows: input.rows.slice(given.rows.clone()),
@@ -109,7 +107,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             way: suits(given),
             begun: (Vec::new(), None),
             empty: None,
-            uploaded: None,
+            // Sent only if this is the only problem.
+            uploaded: uploaded.take(),
             resident: None,
             done: None,
         });
@@ -119,7 +118,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             problems: all.collect(),
             by_search: BySearch::open(device, input, problems.clone()),
             on_host: host_session(input, problems.clone()),
-            work: Work::default(),
+            work: work.unwrap_or_default(),
         }
     }
 
@@ -134,8 +133,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     /// Whether the first centroids of a problem are chosen on the GPU.
     fn can_seed(&self, problem: usize) -> bool {
         let Problem { given, rows, .. } = &self.problems[problem];
-        let work = rows.len() * given.k * rows.matrix().dim();
-        work >= LARGE_PROBLEM && seeding::can_seed(&self.device, rows, given.k)
+        is_large(rows.len(), given.k, rows.matrix().dim())
+            && seeding::can_seed(&self.device, rows, given.k)
     }
 
     /// Chooses the first centroids of a problem on the GPU.
@@ -143,9 +142,10 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let (is_alone, KMeansInput { weights, metric, .. }) =
             (self.problems.len() == 1, self.input);
         let Problem { given, rows, way, uploaded, resident, .. } = &mut self.problems[problem];
-        *uploaded = None;
-        let of = (&*rows, weights.map(|weights| &weights[given.rows.clone()]), metric);
-        let (centroids, sent, work) = seeding::choose(&self.device, of, given, random, job)?;
+        let sent = uploaded.take();
+        let of = (weights.map(|weights| &weights[given.rows.clone()]), metric);
+        let (centroids, sent, work) =
+            seeding::choose(&self.device, (rows, sent), of, given, random, job)?;
         self.work += work;
         // Those of several problems might not fit, and a resident one has its own.
         if is_alone && resident.is_none() && matches!(way, Way::Resident(_)) {
@@ -234,20 +234,14 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let jobs: Vec<GroupJob> = jobs.collect();
         let CudaDevice { gpu, memory, .. } = self.device.as_ref();
         let kernels = RoundKernels::get(gpu, self.input.rows.matrix().dim(), false)?;
-        let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, self.input.rows, job)?;
-        gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
+        let (buffer, sent) = self.device.send_rows(self.input.rows, job)?;
         let rows = (buffer, self.input.rows.len());
         let begin = gpu.timestamp()?;
         let mut workspace = GroupsWorkspace::new(&kernels, &gpu.compute, memory, rows, &jobs)?;
         workspace.run(&kernels, limit, job)?;
         let end = gpu.timestamp()?;
         let found = workspace.finish(&jobs)?;
-        self.work += Work {
-            bytes_sent: transfer.bytes,
-            transfer: transfer.time()?,
-            kernel: elapsed(&begin, &end)?,
-            ..Work::default()
-        };
+        self.work += Work { kernel: elapsed(&begin, &end)?, ..sent };
         let runs = groups.iter().zip(found).map(|((problem, _), (status, group))| {
             let stop = status.stop_reason().unwrap_or(StopReason::Limit);
             if stop == StopReason::EmptyCluster {
@@ -342,6 +336,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
             Way::Group => Ok(()),
             Way::BySearch | Way::OnHost => {
                 let centroids = state.begun.0.clone();
+                state.uploaded = None;
                 self.general(problem).start(problem, centroids, job)
             }
         }

@@ -13,7 +13,6 @@ use crate::device::ClusterSums;
 use crate::device::contract::{Assignment, KMeansProblem, RoundsRun, StopReason, Work};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
-use crate::device::cuda::driver::sys::failed;
 use crate::device::cuda::driver::upload::elapsed;
 use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::Result;
@@ -60,15 +59,9 @@ impl Resident {
         assert!(rows.len() <= MOST_ROWS);
         let CudaDevice { gpu, memory, .. } = device;
         let kernels = Self::kernels(device, rows.matrix().dim(), way)?;
-        let mut work = Work::default();
-        let buffer = match uploaded {
-            Some(buffer) => buffer,
-            None => {
-                let (buffer, ready, transfer) = gpu.uploader.upload_plain(memory, rows, job)?;
-                gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
-                (work.bytes_sent, work.transfer) = (transfer.bytes, transfer.time()?);
-                buffer
-            }
+        let (buffer, work) = match uploaded {
+            Some(buffer) => (buffer, Work::default()),
+            None => device.send_rows(rows, job)?,
         };
         let (shape, start) = ((rows.len(), way), (problem, empty));
         let workspace = Workspace::new(kernels, &gpu.compute, memory, buffer, shape, start)?;

@@ -16,7 +16,7 @@ const MOST: usize = 2 * MOST_GUESSED;
 /// How many standard deviations more than their share of the nearest rows are expected among those visited, and how
 /// many rows beside.
 const DEVIATIONS: f64 = 3.5;
-const BESIDE: f64 = 4.0;
+const BESIDE: f64 = 5.0;
 
 /// The pairs of a query that passed and are not computed yet.
 #[derive(Debug, Clone)]

@@ -10,7 +10,6 @@ use self::input::Input;
 use self::launch::{Kernels, Stop, Workspace};
 use crate::device::contract::{KMeansProblem, Work};
 use crate::device::cuda::driver::memory::Buffer;
-use crate::device::cuda::driver::sys::failed;
 use crate::device::cuda::driver::upload::elapsed;
 use crate::device::cuda::handle::CudaDevice;
 use crate::device::shares::{Shares, candidates, scale_for};
@@ -40,22 +39,23 @@ pub(super) fn warm(
     }
 }
 
-/// The centroids that [`seed`](crate::device::KMeansSession::seed) chooses among rows that may have weights; the
-/// rows on the device, and the work.
+/// The centroids that [`seed`](crate::device::KMeansSession::seed) chooses among rows that may have weights, and that
+/// may have been sent; the rows on the device, and the work.
 pub(super) fn choose<T: Real>(
     device: &CudaDevice,
-    (rows, weights, metric): (&Rows, Option<&[f64]>, Metric),
+    (rows, sent): (&Rows, Option<Buffer>),
+    (weights, metric): (Option<&[f64]>, Metric),
     problem: &KMeansProblem,
     random: Random,
     job: &Job,
 ) -> Result<(Vec<T>, Buffer, Work)> {
-    let CudaDevice { gpu, memory, .. } = device;
-    let (uploaded, ready, transfer) = gpu.uploader.upload_plain(memory, rows, job)?;
-    gpu.compute.wait(&ready).map_err(failed("cuStreamWaitEvent"))?;
+    let (uploaded, mut work) = match sent {
+        Some(sent) => (sent, Work::default()),
+        None => device.send_rows(rows, job)?,
+    };
     let input = Input { rows, uploaded: &uploaded, weights, metric, problem };
     let (chosen, kernel) = plus_plus::<T>(device, &input, random, job)?;
-    let (bytes_sent, transfer) = (transfer.bytes, transfer.time()?);
-    let work = Work { bytes_sent, transfer, kernel, ..Work::default() };
+    work.kernel += kernel;
     let (values, dim): (&[T], _) = (rows.reals().unwrap_or_default(), input.dim());
     let row = |row: &u32| &values[*row as usize * dim..][..dim];
     Ok((chosen.iter().flat_map(row).copied().collect(), uploaded, work))
