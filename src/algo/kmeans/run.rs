@@ -55,9 +55,8 @@ pub(super) fn best_runs<D: Device, T: Real>(
             Ok((problem, of_problem))
         });
         let found = found.into_iter().collect::<Result<Vec<_>>>()?;
-        let found = found.into_iter().filter(|(problem, _)| problem.k > 0);
         let problems: Vec<_>;
-        (problems, inputs) = found.unzip();
+        (problems, inputs) = found.into_iter().filter(|(problem, _)| problem.k > 0).unzip();
         job.check()?;
         Ok(problems)
     };
