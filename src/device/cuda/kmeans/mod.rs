@@ -107,8 +107,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             way: suits(given),
             begun: (Vec::new(), None),
             empty: None,
-            // Sent only if this is the only problem.
-            uploaded: uploaded.take(),
+            // Only of a problem that has all rows.
+            uploaded: uploaded.take().filter(|_| given.rows == (0..input.rows.len())),
             resident: None,
             done: None,
         });
