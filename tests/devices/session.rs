@@ -303,14 +303,21 @@ fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
             })?;
             for (i, problem) in problems.iter().enumerate() {
                 let own = rows.slice(problem.rows.clone());
-                let input = KMeansInput { rows: &own, ..input };
-                let alone = KMeansProblem { rows: 0..own.len(), ..problem.clone() };
-                let alone =
-                    in_session::<f32, _>(&AnyDevice::cpu(), input, vec![alone], |session| {
+                let run = |device: &AnyDevice, input, asked| {
+                    in_session::<f32, _>(device, input, vec![asked], |session| {
+                        let seeds = session.seed(vec![(0, Random::new(7))], &job)?;
                         session.start(0, first(problem), &job)?;
                         let runs = session.run(&[(0, 4)], &job)?;
-                        outcome(session, runs, &job)
-                    })?;
+                        Ok((seeds, outcome(session, runs, &job)?))
+                    })
+                };
+                let alone = KMeansProblem { rows: 0..own.len(), ..problem.clone() };
+                let only = KMeansInput { rows: &own, ..input };
+                let (seeds, alone) = run(&AnyDevice::cpu(), only, alone)?;
+                // The only problem of a session whose rows are more.
+                if run(device, input, problem.clone())? != (seeds, alone.clone()) {
+                    return Err(format!("{kind:?}, dim {dim}, {i}: other rows count").into());
+                }
                 if alone[0] != found[i] {
                     return Err(format!("{kind:?}, dim {dim}, problem {i}: not as alone").into());
                 }

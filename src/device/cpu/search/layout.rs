@@ -8,7 +8,7 @@ use super::boxes::{self, Boxes};
 use super::panels::Panels;
 use super::sets::Tokens;
 use super::sink::Sink;
-use super::traversal::{self, Arithmetic, Block, Call, Visit};
+use super::traversal::{self, Arithmetic, Block, Call, TASK_QUERIES, Visit};
 use crate::device::contract::Work;
 use crate::device::cpu::places::Places;
 use crate::device::cpu::rounded::base::{Form, Quantised, Sampled};
@@ -201,6 +201,14 @@ impl<T: Lanes> Layout<T> {
 impl<T: Lanes> Arithmetic<T> for Layout<T> {
     fn places(&self) -> Places {
         Places::far_apart(self.rows.len())
+    }
+
+    fn most_queries(&self) -> usize {
+        let made = self.layouts.iter().filter_map(OnceLock::get).last();
+        match made {
+            Some(Made::Quantised(base)) => base.most_queries(),
+            Some(Made::Panels(_)) | None => TASK_QUERIES,
+        }
     }
 
     fn scan<K: Sink<T>>(

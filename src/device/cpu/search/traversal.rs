@@ -16,8 +16,11 @@ use crate::job::Job;
 use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
 
-/// Queries in a task.
-const TASK_QUERIES: usize = 256;
+/// Queries in a task, at least, if there are as many.
+pub(super) const TASK_QUERIES: usize = 256;
+
+/// With fewer tasks for each thread, some threads may wait long for others.
+const TASKS_OF_THREAD: usize = 2;
 
 /// Places of base rows in a block, the unit that tasks and layouts share.
 pub(super) const BLOCK_ROWS: usize = 1024;
@@ -35,6 +38,11 @@ pub(super) struct Call<'a> {
 pub(super) trait Arithmetic<T>: Sync {
     /// Where the base rows lie.
     fn places(&self) -> Places;
+
+    /// The most queries of a task for which the caches have room.
+    fn most_queries(&self) -> usize {
+        TASK_QUERIES
+    }
 
     /// Offers all pairs of the queries with the visited blocks, if they are within reach, to the
     /// queries' sinks.
@@ -136,10 +144,11 @@ pub(super) fn run<T: Real, K: Sink<T>>(
     if sinks.is_empty() || blocks == 0 {
         return Ok(Work::default());
     }
-    let threads = rayon::current_num_threads();
-    let tasks = sinks.len().div_ceil(TASK_QUERIES);
+    let wanted = TASKS_OF_THREAD * rayon::current_num_threads();
+    let of_task = sinks.len().div_ceil(wanted).clamp(TASK_QUERIES, base.most_queries());
+    let tasks = sinks.len().div_ceil(of_task);
     // With few queries, cut the base as well, so that every thread has work.
-    let parts = if tasks >= 2 * threads { 1 } else { (2 * threads).div_ceil(tasks).min(blocks) };
+    let parts = if tasks >= wanted { 1 } else { wanted.div_ceil(tasks).min(blocks) };
     let width = queries.matrix().width();
     let stride = coprime_stride(blocks);
     let task = |first: usize, part: usize, sinks: &mut [K]| {
@@ -160,8 +169,8 @@ pub(super) fn run<T: Real, K: Sink<T>>(
         };
         base.scan(&block, &visit, sinks)
     };
-    let works = sinks.par_chunks_mut(TASK_QUERIES).enumerate().map(|(chunk, sinks)| {
-        let first = chunk * TASK_QUERIES;
+    let works = sinks.par_chunks_mut(of_task).enumerate().map(|(chunk, sinks)| {
+        let first = chunk * of_task;
         if parts == 1 {
             return task(first, 0, sinks);
         }

@@ -21,7 +21,7 @@ mod search;
 use self::kept::Kept;
 use self::search::{Forms, Mode, Search};
 use super::sink::Sink;
-use super::traversal::{BLOCK_ROWS, Block, Visit};
+use super::traversal::{BLOCK_ROWS, Block, TASK_QUERIES, Visit};
 use crate::device::contract::Work;
 use crate::device::cpu::rounded::base::Quantised;
 use crate::device::cpu::rounded::query::Query;
@@ -30,6 +30,10 @@ use crate::error::{Error, Result};
 
 /// If more than one in this many pairs is computed, the next layout is faster.
 const ONE_PASSES_IN: u64 = 32;
+
+/// Queries of a task that are looked at in 8 or 7 bits: base rows, of which there are three forms, come from memory less
+/// often than with fewer, and these find what they wrote in the caches more often than more.
+const MOST_QUERIES: usize = 512;
 
 /// From this many queries of a task on, making another layout pays.
 const WORTH_ANOTHER: usize = 64;
@@ -49,6 +53,11 @@ struct Stopped<'a> {
 }
 
 impl Quantised {
+    /// The most queries of a task for which the caches have room.
+    pub(in crate::device::cpu::search) fn most_queries(&self) -> usize {
+        if self.coarse.is_some() { MOST_QUERIES } else { TASK_QUERIES }
+    }
+
     /// Offers all pairs of the queries with the visited blocks, if they are within reach, to the
     /// queries' sinks; returns the rest of the visit if it is left to the next layout.
     pub(in crate::device::cpu::search) fn scan<'a, T: Lanes, K: Sink<T>>(
