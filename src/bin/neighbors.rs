@@ -3,6 +3,7 @@
 //!
 //! Not a shell: DataFusion's own is made for typing, this is made for jobs.
 
+use std::env;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -61,12 +62,38 @@ enum Format {
     Json,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let cli = Cli::parse();
+    take_huge_pages();
+    execute(&cli)
+}
+
+/// Starts the program again with settings of the C library's memory, which it reads only at a start; where these are
+/// given, they stay. Reading vectors takes much memory for a short time, and each new page of 4 KiB takes a microsecond
+/// or two.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn take_huge_pages() {
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    const NAME: &str = "GLIBC_TUNABLES";
+    const SETTINGS: &str = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=16777216:\
+        glibc.malloc.trim_threshold=134217728:glibc.malloc.mmap_threshold=33554432";
+    let mut words = env::args_os();
+    if let (None, Some(name), Ok(program)) = (env::var_os(NAME), words.next(), env::current_exe()) {
+        // Returns only if it fails, and all goes on as it is.
+        let _ = Command::new(program).arg0(name).args(words).env(NAME, SETTINGS).exec();
+    }
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn take_huge_pages() {}
+
+#[tokio::main]
+async fn execute(cli: &Cli) -> ExitCode {
     let result = match cli.task {
         Some(Task::Devices) => print_devices(&mut io::stdout().lock()).map_err(Into::into),
-        None => run(&cli).await,
+        None => run(cli).await,
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
