@@ -78,7 +78,7 @@ MODULES = {
          "link_tiles", "flatten", "know", "attach", "finish"],
     ),
     "seeding.cu": (
-        [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 16, 17, 128, 1000]),
+        [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 16, 17, 128, 1000]),
          ("F64", ["SQEUCLIDEAN", "COSINE"], [16, 33])],
         ["begin", "draw_candidates", "take_best", "largest_share", "add_shares", "compare_pairs",
          "round_to_words", "compare_bounds"],

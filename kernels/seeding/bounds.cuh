@@ -159,11 +159,10 @@ __device__ __forceinline__ void list_pairs(const Seeding& seeding, const Bounds&
 }
 
 // Dynamic shared memory: CANDIDATE_STRIDE words for each of the candidates, in whole groups of 8, and for
-// each warp 32 words for each candidate and 32 more. A block takes `together` rows, at most BLOCK_ROWS, and
-// a warp 32 of them at a time.
+// each warp 32 words for each candidate and 32 more. A warp takes 32 of a block's rows at a time.
 extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bounds(
-    Seeding seeding, Bounds bounds, u32 drawn, u32 together) {
-    __shared__ Parts gains[MOST_CANDIDATES];
+    Seeding seeding, Bounds bounds, u32 drawn) {
+    __shared__ Found found;
     __shared__ u32 listed[SEED_THREADS / 32], rows[MOST_CANDIDATES];
     __shared__ int squares[MOST_CANDIDATES];
     __shared__ float residuals[MOST_CANDIDATES];
@@ -171,7 +170,7 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
     const u32 padded = (drawn + 7) / 8 * 8, lane = Warp::rank(), warp = threadIdx.x / 32;
     u32* candidates = reinterpret_cast<u32*>(shared);
     u32* pairs = candidates + padded * CANDIDATE_STRIDE + warp * 32 * (drawn + 1);
-    clear(gains);
+    clear(found);
     if (lane == 0) listed[warp] = 0;
     for (u32 i = threadIdx.x; i < padded * ROW_WORDS; i += SEED_THREADS) {
         const u32 candidate = i / ROW_WORDS, word = i % ROW_WORDS;
@@ -185,11 +184,21 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
     }
     __syncthreads();
     const Slack slack = slack_of(seeding, bounds);
-    const u32 first_row = blockIdx.x * together, end = min(seeding.count, first_row + together);
+    const Own own = own_rows(seeding);
+    pay(seeding, own);
+    const u32 first_row = own.first, end = own.end;
+    const Chosen chosen = chosen_last(seeding);
     for (u32 start = first_row + warp * 32; start < end; start += SEED_THREADS) {
         const u32 row = min(start + lane, end - 1);
-        if (start + lane < end) seeding.lowered[row] = 0;
-        const float reach = steps_of(slack, seeding.costs[row], bounds.residuals[row]);
+        const Cost before = cost_before(seeding, chosen, row);
+        const Real cost = cost_now(seeding, chosen, row, before);
+        // All lanes have read it.
+        __syncwarp();
+        if (start + lane < end) {
+            if (before.lowered >> chosen.best & 1) seeding.costs[row] = cost;
+            if (chosen.is_first || before.lowered != 0) seeding.lowered[row] = 0;
+        }
+        const float reach = steps_of(slack, cost, bounds.residuals[row]);
         for (u32 first = 0; first < drawn; first += 8) {
             list_pairs(seeding, bounds, candidates, squares, residuals, first, drawn, start, first_row,
                        reach, bounds.squares[row], &listed[warp], pairs);
@@ -206,7 +215,7 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
                                                        seeding.rows + (u64)row * DIM);
                 const Real cost = seeding.costs[row];
                 if (distance < cost) {
-                    add_gain(seeding, gains[candidate], row, cost, distance);
+                    add_gain(seeding, found.gains[pair / 32 / SHARE_ROWS][candidate], row, cost, distance);
                     seeding.distances[(u64)candidate * seeding.count + row] = distance;
                     atomicOr(&seeding.lowered[row], 1u << candidate);
                 }
@@ -217,5 +226,5 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
         if (lane == 0) listed[warp] = count;
         __syncwarp();
     }
-    finish(seeding, gains, drawn);
+    finish(seeding, found, own, drawn);
 }

@@ -1,4 +1,4 @@
-// Draws rows by their shares, and takes the best of them.
+// Draws rows by their shares, after the best of those that were drawn before was taken.
 
 #include "seeding/shares.cuh"
 
@@ -39,22 +39,29 @@ __device__ __forceinline__ Wide part_of(Wide total, u64 drawn) {
     return plus({__umul64hi(upper, drawn), upper * drawn}, {0, rest});
 }
 
-// Draws the candidates of the next step, unless steps end. One block of 1,024 threads.
+// Takes the best candidate of the last step, and draws those of the next, unless steps end. One block of 1,024 threads.
 //
 // A thread has some neighbouring blocks of rows, a warp draws a candidate.
 extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seeding, u32 drawn) {
     __shared__ Wide up_to[1024], of_warps[32];
-    __shared__ bool is_over;
     constexpr u32 PARTS = SHARE_ROWS / 32;
-    State& state = *seeding.state;
-    if (!is_going_on(seeding)) return;
+    // What is read is on its way before anything is computed.
+    const State state = *seeding.state;
+    if (state.stop != GOING_ON) return;
     const u32 lane = Warp::rank(), warp = threadIdx.x / 32;
-    const u32 blocks = (seeding.count + SHARE_ROWS - 1) / SHARE_ROWS;
+    const u32 blocks = seeding.blocks, all_parts = parts_of(seeding.count);
     const u32 own = (blocks + 1023) / 1024, first = min(threadIdx.x * own, blocks);
+    const u32 chosen = state.chosen + (state.compared > 0);
+    const u64 random = warp < drawn && chosen < seeding.k ? seeding.random[(u64)(chosen - 1) * drawn + warp] : 0;
+    const u32 best = state.compared > 0 ? best_candidate(seeding) : state.best;
+    const u32 row_of_best = seeding.candidates[best];
+    // Before the first row is chosen there are no shares.
+    const bool is_owed = state.compared > 0 && state.chosen > 0;
+    const auto total_of = [&](u32 block) {
+        return seeding.block_totals[block] - (is_owed ? seeding.block_taken[(u64)best * blocks + block] : 0);
+    };
     Wide sum = {0, 0};
-#pragma unroll 8
-    for (u32 i = first; i < min(first + own, blocks); i++) sum = plus(sum, {0, seeding.totals[i]});
-    const u32 best = warp == 0 ? best_candidate(seeding) : 0;
+    for (u32 i = first; i < min(first + own, blocks); i++) sum = plus(sum, {0, total_of(i)});
     sum = up_to_lane(sum);
     if (lane == 31) of_warps[warp] = sum;
     __syncthreads();
@@ -66,26 +73,22 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
     up_to[threadIdx.x] = sum;
     __syncthreads();
     const Wide total = up_to[1023];
+    // Half of what the largest share has at least.
+    const bool is_small = total.high == 0 && total.low >> 50 == 0 && state.scaled != chosen;
+    const u32 stop = chosen == seeding.k ? ALL_CHOSEN : is_small ? SMALL_SHARES : GOING_ON;
     if (threadIdx.x == 0) {
         if (state.compared > 0) {
-            seeding.chosen[state.chosen] = seeding.candidates[best];
-            state.chosen++;
-            state.compared = 0;
+            seeding.chosen[state.chosen] = row_of_best;
+            seeding.state->chosen = chosen;
+            seeding.state->best = best;
+            seeding.state->is_owed = is_owed;
         }
-        // Half of what the largest share has at least.
-        const bool is_small = total.high == 0 && total.low >> 50 == 0;
-        if (state.chosen == seeding.k) {
-            state.stop = ALL_CHOSEN;
-        } else if (is_small && state.scaled != state.chosen) {
-            state.stop = SMALL_SHARES;
-        }
-        is_over = state.stop != GOING_ON;
-        if (!is_over) state.compared = drawn;
+        seeding.state->compared = stop == GOING_ON ? drawn : 0;
+        seeding.state->stop = stop;
     }
-    __syncthreads();
-    if (is_over || warp >= drawn) return;
+    if (stop != GOING_ON || warp >= drawn) return;
     if (lane == 0) seeding.gains[warp] = {0, 0};
-    Wide left = part_of(total, seeding.random[(u64)(state.chosen - 1) * drawn + warp] >> 11);
+    Wide left = part_of(total, random >> 11);
     // The first thread with which the sum exceeds it, and the first of its blocks.
     u32 low = 0, high = 1023;
     while (low < high) {
@@ -95,29 +98,38 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
     }
     if (low > 0) left = minus(left, up_to[low - 1]);
     u32 block = low * own;
-    for (u32 start = block; start < blocks; start += 32) {
-        Wide sum = {0, start + lane < blocks ? seeding.totals[start + lane] : 0};
-        sum = up_to_lane(sum);
-        const u32 beyond = __ballot_sync(0xffffffff, is_less(left, sum));
-        const u32 found = beyond != 0 ? __ffs(beyond) - 1 : 32;
-        block = start + found;
-        const Wide before = {__shfl_sync(0xffffffff, sum.high, (found + 31) % 32),
-                             __shfl_sync(0xffffffff, sum.low, (found + 31) % 32)};
-        if (found > 0) left = minus(left, before);
-        if (found < 32) break;
+    for (; block + 1 < min(low * own + own, blocks); block++) {
+        const Wide total_of_block = {0, total_of(block)};
+        if (is_less(left, total_of_block)) break;
+        left = minus(left, total_of_block);
     }
-    // All shares of the block at once: part after part would wait for memory each time.
-    Real costs[PARTS];
+    // The first SHARE_ROWS rows of the block.
+    const u32 first_part = block * (seeding.together / SHARE_ROWS);
+    const bool is_there = lane < seeding.together / SHARE_ROWS && first_part + lane < all_parts;
+    u64 total_of_part = is_there ? seeding.totals[first_part + lane] : 0;
+    if (is_there && is_owed) total_of_part -= seeding.taken[(u64)best * all_parts + first_part + lane];
+    const Wide of_parts = up_to_lane({0, total_of_part});
+    const u32 beyond_left = __ballot_sync(0xffffffff, is_less(left, of_parts));
+    const u32 found = beyond_left != 0 ? __ffs(beyond_left) - 1 : 31;
+    const Wide before_found = {__shfl_sync(0xffffffff, of_parts.high, (found + 31) % 32),
+                               __shfl_sync(0xffffffff, of_parts.low, (found + 31) % 32)};
+    if (found > 0) left = minus(left, before_found);
+    const u32 first_row = (first_part + found) * SHARE_ROWS;
+    // All shares of these rows at once: 32 after the other would wait for memory each time.
+    Cost costs[PARTS];
+    Real distances[PARTS];
 #pragma unroll
     for (u32 part = 0; part < PARTS; part++) {
-        const u32 row = block * SHARE_ROWS + part * 32 + lane;
-        costs[part] = row < seeding.count ? seeding.costs[row] : Real(0);
+        const u32 row = min(first_row + part * 32 + lane, seeding.count - 1);
+        costs[part] = cost_before(seeding, {best, false}, row);
+        distances[part] = seeding.distances[(u64)best * seeding.count + row];
     }
     u64 rest = left.low;
 #pragma unroll
     for (u32 part = 0; part < PARTS; part++) {
-        const u32 row = block * SHARE_ROWS + part * 32 + lane;
-        u64 share = row < seeding.count ? share_of(seeding, row, costs[part]) : 0;
+        const u32 row = first_row + part * 32 + lane;
+        const Real cost = costs[part].lowered >> best & 1 ? distances[part] : costs[part].cost;
+        u64 share = row < seeding.count ? share_of(seeding, row, cost) : 0;
         for (u32 apart = 1; apart < 32; apart *= 2) {
             const u64 before = __shfl_up_sync(0xffffffff, share, apart);
             if (lane >= apart) share += before;
@@ -139,35 +151,12 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS) void begin(Seeding seeding
     }
 }
 
-// Adds the best candidate to the rows that were chosen. A block for SHARES_TAKEN times SHARE_ROWS rows, a
-// thread for one of each.
-extern "C" __global__ __launch_bounds__(SHARE_ROWS) void take_best(Seeding seeding) {
-    __shared__ Parts taken[SHARES_TAKEN];
-    if (!is_going_on(seeding)) return;
-    const u32 first = blockIdx.x * SHARES_TAKEN * SHARE_ROWS + threadIdx.x;
-    u32 lowered[SHARES_TAKEN];
-#pragma unroll
-    for (u32 i = 0; i < SHARES_TAKEN; i++) {
-        const u32 row = first + i * SHARE_ROWS;
-        lowered[i] = row < seeding.count ? seeding.lowered[row] : 0;
-    }
-    const u32 best = best_candidate(seeding);
-    if (threadIdx.x < sizeof(taken) / 4) reinterpret_cast<u32*>(taken)[threadIdx.x] = 0;
-    __syncthreads();
-#pragma unroll
-    for (u32 i = 0; i < SHARES_TAKEN; i++) {
-        if ((lowered[i] >> best & 1) == 0) continue;
-        const u32 row = first + i * SHARE_ROWS;
-        const Real cost = seeding.costs[row];
-        const Real distance = seeding.distances[(u64)best * seeding.count + row];
-        // Before the first row is chosen there are no shares.
-        if (seeding.state->chosen > 0) add_gain(seeding, taken[i], row, cost, distance);
-        seeding.costs[row] = distance;
-    }
-    __syncthreads();
-    const u32 block = blockIdx.x * SHARES_TAKEN + threadIdx.x;
-    if (threadIdx.x < SHARES_TAKEN && block * SHARE_ROWS < seeding.count) {
-        seeding.totals[block] -= sum_of(taken[threadIdx.x]);
+// Lowers costs as the next comparison would. Any grid.
+extern "C" __global__ __launch_bounds__(SEED_THREADS) void take_best(Seeding seeding) {
+    const Chosen chosen = chosen_last(seeding);
+    for (u32 row = blockIdx.x * SEED_THREADS + threadIdx.x; row < seeding.count;
+         row += gridDim.x * SEED_THREADS) {
+        seeding.costs[row] = cost_now(seeding, chosen, row, cost_before(seeding, chosen, row));
     }
 }
 
@@ -185,13 +174,17 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS) void largest_share(Seeding
     if (Warp::rank() == 0) atomicMax(&seeding.state->largest, (u64)__double_as_longlong(most));
 }
 
-// The sums of blocks, at a new scale. A block for SHARE_ROWS rows, a thread for each.
-extern "C" __global__ __launch_bounds__(SHARE_ROWS) void add_shares(Seeding seeding) {
-    __shared__ Parts all;
-    if (threadIdx.x < 3) all.part[threadIdx.x] = 0;
+// The sums of all shares, at a new scale. As many blocks as compare rows.
+extern "C" __global__ __launch_bounds__(SEED_THREADS) void add_shares(Seeding seeding) {
+    __shared__ Found found;
+    const Own own = own_rows(seeding);
+    clear(found);
     __syncthreads();
-    const u32 row = blockIdx.x * SHARE_ROWS + threadIdx.x;
-    if (row < seeding.count) add_share(all, share_of(seeding, row, seeding.costs[row]));
+    for (u32 row = own.first + threadIdx.x; row < own.end; row += SEED_THREADS) {
+        add_share(found.gains[(row - own.first) / SHARE_ROWS][0], share_of(seeding, row, seeding.costs[row]));
+    }
     __syncthreads();
-    if (threadIdx.x == 0) seeding.totals[blockIdx.x] = sum_of(all);
+    if (threadIdx.x >= 32) return;
+    const u64 sum = add_up(found, own, 0, seeding.totals);
+    if (threadIdx.x == 0) seeding.block_totals[blockIdx.x] = sum;
 }

@@ -2,24 +2,30 @@
 
 #include "seeding/shares.cuh"
 
-// Dynamic shared memory: as many rows of DIM elements as there are candidates. A block takes `together`
-// rows, at most BLOCK_ROWS.
-extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_pairs(
-    Seeding seeding, u32 drawn, u32 together) {
-    __shared__ Parts gains[MOST_CANDIDATES];
+constexpr u32 RESIDENT_PAIRS = DIM * sizeof(Scalar) <= SHORT_BYTES ? RESIDENT_SHORT : RESIDENT;
+
+// Dynamic shared memory: as many rows of DIM elements as there are candidates.
+extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT_PAIRS) void compare_pairs(
+    Seeding seeding, u32 drawn) {
+    __shared__ Found found;
     if (!is_going_on(seeding)) return;
     Scalar* candidates = reinterpret_cast<Scalar*>(shared);
-    clear(gains);
+    clear(found);
     for (u32 i = threadIdx.x; i < drawn * DIM; i += SEED_THREADS) {
         candidates[i] = seeding.rows[(u64)seeding.candidates[i / DIM] * DIM + i % DIM];
     }
     __syncthreads();
+    const Own all = own_rows(seeding);
+    pay(seeding, all);
+    const Chosen chosen = chosen_last(seeding);
     if constexpr (DIM <= MOST_PAIRED) {
-        const u32 end = min(seeding.count, (blockIdx.x + 1) * together);
-        for (u32 row = blockIdx.x * together + threadIdx.x; row < end; row += SEED_THREADS) {
-            const Real cost = seeding.costs[row];
+        for (u32 row = all.first + threadIdx.x; row < all.end; row += SEED_THREADS) {
             Scalar own[DIM];
-            load(own, seeding.rows + (u64)row * DIM);
+            // Costs stay in the L2 cache.
+            load<true>(own, seeding.rows + (u64)row * DIM);
+            const Cost before = cost_before(seeding, chosen, row);
+            const Real cost = cost_now(seeding, chosen, row, before);
+            if (before.lowered >> chosen.best & 1) seeding.costs[row] = cost;
             u32 lowered = 0;
 #pragma unroll 2
             for (u32 candidate = 0; candidate < drawn; candidate++) {
@@ -31,14 +37,14 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_pai
                     lowered |= 1u << candidate;
                 }
             }
-            seeding.lowered[row] = lowered;
+            if (chosen.is_first || lowered != before.lowered) seeding.lowered[row] = lowered;
             // Apart from the loop above, where each candidate is nearer to other lanes' rows.
             for (u32 left = lowered; left != 0; left &= left - 1) {
                 const u32 candidate = __ffs(left) - 1;
                 const Real distance = seeding.distances[(u64)candidate * seeding.count + row];
-                add_gain(seeding, gains[candidate], row, cost, distance);
+                add_gain(seeding, found.gains[(row - all.first) / SHARE_ROWS][candidate], row, cost, distance);
             }
         }
     }
-    finish(seeding, gains, drawn);
+    finish(seeding, found, all, drawn);
 }

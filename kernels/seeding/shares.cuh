@@ -1,8 +1,9 @@
 // Greedy k-means++: definitions that its kernels share. `KMeansSession::seed` in
 // src/device/contract/kmeans.rs says what they compute.
 //
-// A step is a sequence of launches without synchronising with the host: `draw_candidates`, then
-// `compare_pairs` or `compare_bounds`, then `take_best`. DIM is the number of elements in a row. Shares
+// A step is a sequence of launches without synchronising with the host: `draw_candidates`, which takes the
+// best candidate of the step before, then `compare_pairs` or `compare_bounds`, which lower rows' costs to
+// their distances from it. DIM is the number of elements in a row. Shares
 // are whole numbers, so their sums are the same in any order.
 
 #include "common/warp.cuh"
@@ -18,9 +19,11 @@ struct State {
     u32 scaled;       // the same when the scale was
     u32 compared;     // candidates of the last step
     u32 longest;      // longest row, as the bits of a float
+    u32 best;         // which of the candidates of the step before was chosen
+    u32 is_owed;      // whether sums of shares do not know of it yet
     u32 padding;
 };
-static_assert(sizeof(State) == 48, "the host has the same struct");
+static_assert(sizeof(State) == 56, "the host has the same struct");
 
 // The sum of the shares that a candidate takes from all rows: of their lower and upper 32 bits.
 struct Gain {
@@ -34,15 +37,20 @@ struct Seeding {
     const double* weights;  // or null
     Real* costs;            // of each row: the distance from the nearest row chosen so far
     u64* totals;            // of each SHARE_ROWS rows: the sum of their shares
+    u64* block_totals;      // of each block's rows
     u32* candidates;        // rows
     u32* chosen;            // rows
     Gain* gains;            // of each candidate
+    u64* taken;             // for each candidate, what it takes from each of `totals`
+    u64* block_taken;       // and of `block_totals`
     Real* distances;        // for each candidate, of each row that it is nearer to
     u32* lowered;           // for each row, a bit for each of those candidates
     const u64* random;      // for each step, a number for each candidate
     u32 count, k;
+    u32 together;           // rows of a block that compares them, a multiple of SHARE_ROWS, at most BLOCK_ROWS
+    u32 blocks;
 };
-static_assert(sizeof(Seeding) == 96, "the host has the same struct");
+static_assert(sizeof(Seeding) == 128, "the host has the same struct");
 
 // Rows in whole numbers.
 struct Bounds {
@@ -111,20 +119,87 @@ __device__ __forceinline__ u32 best_candidate(const Seeding& seeding) {
     return __shfl_sync(0xffffffff, best, 0);
 }
 
-// Passes on what a block found of its rows.
-__device__ __forceinline__ void finish(const Seeding& seeding, const Parts (&gains)[MOST_CANDIDATES],
-                                       u32 compared) {
-    __syncthreads();
-    if (threadIdx.x >= compared) return;
-    const u64 sum = sum_of(gains[threadIdx.x]);
-    if (sum == 0) return;
-    atomicAdd(&seeding.gains[threadIdx.x].low, sum & 0xffffffff);
-    atomicAdd(&seeding.gains[threadIdx.x].high, sum >> 32);
+// What a block finds of its rows: for each SHARE_ROWS of them, at most as many as a warp has lanes, what candidates take.
+struct Found {
+    Parts gains[BLOCK_ROWS / SHARE_ROWS][MOST_CANDIDATES];
+};
+static_assert(BLOCK_ROWS / SHARE_ROWS <= 32, "a lane for each");
+
+__device__ __forceinline__ void clear(Found& found) {
+    u32* words = reinterpret_cast<u32*>(&found);
+    for (u32 i = threadIdx.x; i < sizeof(found) / 4; i += blockDim.x) words[i] = 0;
 }
 
-__device__ __forceinline__ void clear(Parts (&gains)[MOST_CANDIDATES]) {
-    u32* words = reinterpret_cast<u32*>(gains);
-    for (u32 i = threadIdx.x; i < sizeof(gains) / 4; i += blockDim.x) words[i] = 0;
+// The rows of a block.
+struct Own {
+    u32 first, end;   // rows
+    u32 part, parts;  // the first SHARE_ROWS of them, and how many of these there are
+    u32 all_parts;    // of all rows
+};
+
+__device__ __forceinline__ u32 parts_of(u32 rows) { return (rows + SHARE_ROWS - 1) / SHARE_ROWS; }
+
+__device__ __forceinline__ Own own_rows(const Seeding& seeding) {
+    const u32 first = blockIdx.x * seeding.together, end = min(seeding.count, first + seeding.together);
+    return {first, end, first / SHARE_ROWS, parts_of(end - first), parts_of(seeding.count)};
+}
+
+// Subtracts from the sums of a block's shares what the candidate that was chosen last took from them, if they owe it.
+__device__ __forceinline__ void pay(const Seeding& seeding, const Own& own) {
+    if (!seeding.state->is_owed) return;
+    const u32 best = seeding.state->best, i = own.part + threadIdx.x;
+    if (threadIdx.x < own.parts) seeding.totals[i] -= seeding.taken[(u64)best * own.all_parts + i];
+    if (threadIdx.x == 32) {
+        seeding.block_totals[blockIdx.x] -= seeding.block_taken[(u64)best * seeding.blocks + blockIdx.x];
+    }
+}
+
+// Adds up what a block found for a candidate, by a warp: of SHARE_ROWS rows for each lane, which is written, and of all.
+__device__ __forceinline__ u64 add_up(const Found& found, const Own& own, u32 candidate, u64* parts) {
+    const u32 lane = Warp::rank();
+    u64 sum = 0;
+    if (lane < own.parts) parts[own.part + lane] = sum = sum_of(found.gains[lane][candidate]);
+    for (u32 apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffff, sum, apart);
+    return sum;
+}
+
+// Passes on what a block found of its rows.
+__device__ __forceinline__ void finish(const Seeding& seeding, const Found& found, const Own& own, u32 compared) {
+    __syncthreads();
+    for (u32 candidate = threadIdx.x / 32; candidate < compared; candidate += blockDim.x / 32) {
+        const u64 sum = add_up(found, own, candidate, seeding.taken + (u64)candidate * own.all_parts);
+        if (Warp::rank() != 0) continue;
+        seeding.block_taken[(u64)candidate * seeding.blocks + blockIdx.x] = sum;
+        if (sum == 0) continue;
+        atomicAdd(&seeding.gains[candidate].low, sum & 0xffffffff);
+        atomicAdd(&seeding.gains[candidate].high, sum >> 32);
+    }
+}
+
+// What is known of the candidate that was chosen last.
+struct Chosen {
+    u32 best;
+    bool is_first;  // whether none was
+};
+
+__device__ __forceinline__ Chosen chosen_last(const Seeding& seeding) {
+    return {seeding.state->best, seeding.state->chosen == 0};
+}
+
+// A row's cost when it was last written, and the candidates that were nearer to it then.
+struct Cost {
+    Real cost;
+    u32 lowered;
+};
+
+__device__ __forceinline__ Cost cost_before(const Seeding& seeding, const Chosen& chosen, u32 row) {
+    return {seeding.costs[row], chosen.is_first ? 0 : seeding.lowered[row]};
+}
+
+// The cost of a row after the candidate that was chosen last.
+__device__ __forceinline__ Real cost_now(const Seeding& seeding, const Chosen& chosen, u32 row, const Cost& before) {
+    const bool is_lowered = before.lowered >> chosen.best & 1;
+    return is_lowered ? seeding.distances[(u64)chosen.best * seeding.count + row] : before.cost;
 }
 
 // Adds what a row's share is less at this distance than at its cost.
@@ -140,14 +215,16 @@ __device__ __forceinline__ void prefetch(const void* from) {
 }
 constexpr u32 LINE = 128;  // bytes that it brings
 
-// Loads some neighbouring elements of a row: as many at a time as its dimension allows.
-template <u32 COUNT>
+// Loads some neighbouring elements of a row, as many at a time as its dimension allows; with IS_LAST, they leave caches
+// before others do.
+template <bool IS_LAST = false, u32 COUNT>
 __device__ __forceinline__ void load(Scalar (&to)[COUNT], const Scalar* from) {
     constexpr u32 TOGETHER = 16 / sizeof(Scalar);
     if constexpr (DIM % TOGETHER == 0 && COUNT % TOGETHER == 0) {
 #pragma unroll
         for (u32 j = 0; j < COUNT; j += TOGETHER) {
-            const uint4 words = *reinterpret_cast<const uint4*>(from + j);
+            const uint4* next = reinterpret_cast<const uint4*>(from + j);
+            const uint4 words = IS_LAST ? __ldcs(next) : *next;
             const Scalar* some = reinterpret_cast<const Scalar*>(&words);
 #pragma unroll
             for (u32 i = 0; i < TOGETHER; i++) to[j + i] = some[i];

@@ -24,25 +24,26 @@ use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
 /// Constants that `kernels/seeding` shares with this folder.
-const CONSTANTS: [(&str, usize); 7] = [
+const CONSTANTS: [(&str, usize); 8] = [
     ("SHARE_ROWS", SHARE_ROWS),
-    ("SHARES_TAKEN", SHARES_TAKEN),
     ("SEED_THREADS", SEED_THREADS),
     ("BLOCK_ROWS", BLOCK_ROWS),
     ("RESIDENT", RESIDENT),
+    ("RESIDENT_SHORT", RESIDENT_SHORT),
+    ("SHORT_BYTES", SHORT_BYTES),
     ("MOST_CANDIDATES", MOST_CANDIDATES),
     ("MOST_PAIRED", MOST_PAIRED),
 ];
 
 /// Rows whose shares are added up together.
-const SHARE_ROWS: usize = 256;
-/// Sums of shares that a block of threads lowers.
-const SHARES_TAKEN: usize = 4;
-/// Threads of a block that compares rows, and the most of its rows.
+const SHARE_ROWS: usize = 128;
+/// Threads of a block that compares rows, and the most of its rows: a multiple of [`SHARE_ROWS`].
 const SEED_THREADS: usize = 256;
 const BLOCK_ROWS: usize = 4096;
-/// Blocks that compare rows at the same time on a multiprocessor, at least.
+/// Blocks that compare rows at the same time on a multiprocessor, at least, and of rows of up to so many bytes.
 const RESIDENT: usize = 4;
+const RESIDENT_SHORT: usize = 6;
+const SHORT_BYTES: usize = 32;
 /// 2 + ⌊ln k⌋ is at most this.
 const MOST_CANDIDATES: usize = 24;
 /// Up to this many elements, rows are compared with every candidate.
@@ -51,7 +52,7 @@ const MOST_PAIRED: usize = 16;
 const MOST_DIM: usize = 1 << 14;
 
 /// Static shared memory of a block that compares rows, at most.
-const STATIC_BYTES: usize = 1 << 10;
+const STATIC_BYTES: usize = 10 << 10;
 
 /// The same struct as in `kernels/seeding/shares.cuh`, which documents it.
 #[repr(C)]
@@ -64,6 +65,8 @@ pub(super) struct State {
     scaled: u32,
     compared: u32,
     longest: u32,
+    best: u32,
+    is_owed: u32,
     padding: u32,
 }
 
@@ -86,7 +89,7 @@ impl State {
 
     /// The state in which steps go on, at another scale.
     pub(super) fn at_scale(&self, scale: [f64; 2]) -> Self {
-        Self { scale, largest: 0, stop: 0, scaled: self.chosen, ..*self }
+        Self { scale, largest: 0, stop: 0, scaled: self.chosen, is_owed: 0, ..*self }
     }
 }
 
@@ -101,14 +104,18 @@ struct Seeding {
     weights: u64,
     /// `count` of the elements' type.
     costs: u64,
-    /// A u64 for each [`SHARE_ROWS`].
+    /// A u64 for each [`SHARE_ROWS`], and for each block.
     totals: u64,
+    block_totals: u64,
     /// [`MOST_CANDIDATES`] of u32.
     candidates: u64,
     /// `k` of u32.
     chosen: u64,
     /// [`MOST_CANDIDATES`] of two u64.
     gains: u64,
+    /// The same for each candidate of a step.
+    taken: u64,
+    block_taken: u64,
     /// `count` of the elements' type for each candidate of a step.
     distances: u64,
     /// `count` of u32.
@@ -117,6 +124,9 @@ struct Seeding {
     random: u64,
     count: u32,
     k: u32,
+    /// Rows of a block that compares them.
+    together: u32,
+    blocks: u32,
 }
 
 /// Addresses on the device, and a number.
@@ -140,7 +150,7 @@ unsafe impl DeviceRepr for Seeding {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Bounds {}
 
-const _: () = assert!(size_of::<State>() == 48 && size_of::<Seeding>() == 96);
+const _: () = assert!(size_of::<State>() == 56 && size_of::<Seeding>() == 128);
 const _: () = assert!(size_of::<Bounds>() == 40);
 
 /// The kernels for rows of one kind, metric and dimension, loaded on a device.
@@ -263,20 +273,31 @@ impl Workspace {
             Some(weights) => keep(device.send(&[sys::bytes_of(weights)], job)?),
             None => 0,
         };
+        // All blocks at the same time, if they have few rows.
+        let is_short = dim * element <= SHORT_BYTES;
+        let resident = if is_short { RESIDENT_SHORT } else { RESIDENT };
+        let together = count.div_ceil(kernels.multiprocessors * resident);
+        let together = together.next_multiple_of(SHARE_ROWS).clamp(SEED_THREADS, BLOCK_ROWS);
+        let (parts, blocks) = (count.div_ceil(SHARE_ROWS), count.div_ceil(together));
         let seeding = Seeding {
             state: address(&stream, &state),
             rows: address(&stream, input.uploaded),
             weights,
             costs: keep(allocate(count * element)?),
-            totals: keep(device.filled(count.div_ceil(SHARE_ROWS) * 8, 0)?),
+            totals: keep(device.filled(parts * 8, 0)?),
+            block_totals: keep(device.filled(blocks * 8, 0)?),
             candidates: keep(device.send(&[sys::bytes_of(&candidates)], job)?),
             chosen: address(&stream, &chosen),
             gains: keep(device.filled(MOST_CANDIDATES * 16, 0)?),
+            taken: keep(allocate(drawn * parts * 8)?),
+            block_taken: keep(allocate(drawn * blocks * 8)?),
             distances: keep(allocate(drawn * count * element)?),
             lowered: keep(allocate(count * 4)?),
             random: keep(device.send(&[sys::bytes_of(random)], job)?),
             count: count as u32,
             k: k as u32,
+            together: together as u32,
+            blocks: blocks as u32,
         };
         let mut bounds = Bounds::default();
         if dim > MOST_PAIRED {
@@ -317,30 +338,23 @@ impl Workspace {
         })
     }
 
-    /// Compares all rows with the first candidates, and chooses the best of these.
+    /// Compares all rows with the first candidates.
     pub(super) fn compare(&self, drawn: &u32) -> Result<()> {
-        let (count, candidates) = (self.seeding.count as usize, *drawn as usize);
-        // All blocks at the same time, if they have few rows.
-        let resident = if self.has_bounds() { RESIDENT } else { RESIDENT + RESIDENT / 2 };
-        let together = count.div_ceil(self.kernels.multiprocessors * resident);
-        let together = together.next_multiple_of(32).clamp(SEED_THREADS, BLOCK_ROWS);
-        let (blocks, together) = (count.div_ceil(together), &(together as u32));
+        let candidates = *drawn as usize;
         if self.has_bounds() {
             let shared = bounds_bytes(self.kernels.dim, candidates);
-            let kernel = ("compare_bounds", config(blocks, SEED_THREADS, shared));
+            let kernel = ("compare_bounds", self.blocks(shared));
             self.launch_more(&self.kernels.compare_bounds, kernel, |launch, steps| {
-                launch.arg(&steps.bounds).arg(drawn).arg(together);
-            })?;
+                launch.arg(&steps.bounds).arg(drawn);
+            })
         } else {
             // Elements have 8 bytes at most.
             let shared = candidates * self.kernels.dim * 8;
-            let kernel = ("compare_pairs", config(blocks, SEED_THREADS, shared));
+            let kernel = ("compare_pairs", self.blocks(shared));
             self.launch_more(&self.kernels.compare_pairs, kernel, |launch, _| {
-                launch.arg(drawn).arg(together);
-            })?;
+                launch.arg(drawn);
+            })
         }
-        let kernel = ("take_best", self.blocks(SHARES_TAKEN));
-        self.launch(&self.kernels.take_best, kernel)
     }
 
     /// The state after all launches. Waits for them.
@@ -349,8 +363,9 @@ impl Workspace {
         Ok(read.map_err(failed("cuMemcpyDtoHAsync"))?[0])
     }
 
-    /// The largest weight times cost.
+    /// The largest weight times cost, once the best candidate of the last step was taken.
     pub(super) fn largest(&self) -> Result<f64> {
+        self.launch(&self.kernels.take_best, ("take_best", self.rows()))?;
         self.launch(&self.kernels.largest_share, ("largest_share", self.rows()))?;
         Ok(f64::from_bits(self.state()?.largest))
     }
@@ -358,7 +373,7 @@ impl Workspace {
     /// Goes on with shares of another scale.
     pub(super) fn rescale(&mut self, state: &State) -> Result<()> {
         sys::write(&self.stream, self.state.slice_mut(), std::slice::from_ref(state))?;
-        self.launch(&self.kernels.add_shares, ("add_shares", self.blocks(1)))
+        self.launch(&self.kernels.add_shares, ("add_shares", self.blocks(0)))
     }
 
     /// The rows that were chosen, the first so many.
@@ -367,9 +382,9 @@ impl Workspace {
         read.map_err(failed("cuMemcpyDtoHAsync"))
     }
 
-    /// A block for so many times [`SHARE_ROWS`] rows, a thread for one of each.
-    fn blocks(&self, taken: usize) -> LaunchConfig {
-        config((self.seeding.count as usize).div_ceil(taken * SHARE_ROWS), SHARE_ROWS, 0)
+    /// The blocks that compare rows, with so much dynamic shared memory.
+    fn blocks(&self, shared: usize) -> LaunchConfig {
+        config(self.seeding.blocks as usize, SEED_THREADS, shared)
     }
 
     /// A grid for kernels that take any.
