@@ -204,6 +204,13 @@ impl Kernels {
         allow_shared(&kernels.compare_bounds, most.min(gpu.limits.shared - STATIC_BYTES))?;
         Ok(kernels)
     }
+
+    /// Rows of a block that compares rows of so many bytes: all blocks run at the same time, if they have few rows.
+    fn together(&self, rows: usize, row_bytes: usize) -> usize {
+        let resident = if row_bytes <= SHORT_BYTES { RESIDENT_SHORT } else { RESIDENT };
+        let rows = rows.div_ceil(self.multiprocessors * resident);
+        rows.next_multiple_of(SHARE_ROWS).clamp(SEED_THREADS, BLOCK_ROWS)
+    }
 }
 
 /// Whether kernels choose among such rows, with this many candidates a step.
@@ -267,17 +274,12 @@ impl Workspace {
         let allocate = |bytes: usize| device.memory.allocate(&stream, bytes);
         let state = State { scale: [1.0; 2], compared: 1, ..State::default() };
         let (state, chosen) = (device.send(&[sys::bytes_of(&[state])], job)?, allocate(k * 4)?);
-        let mut candidates = vec![0; MOST_CANDIDATES];
-        candidates[0] = first;
+        let candidates: [u32; MOST_CANDIDATES] = std::array::from_fn(|_| first);
         let weights = match input.weights {
             Some(weights) => keep(device.send(&[sys::bytes_of(weights)], job)?),
             None => 0,
         };
-        // All blocks at the same time, if they have few rows.
-        let is_short = dim * element <= SHORT_BYTES;
-        let resident = if is_short { RESIDENT_SHORT } else { RESIDENT };
-        let together = count.div_ceil(kernels.multiprocessors * resident);
-        let together = together.next_multiple_of(SHARE_ROWS).clamp(SEED_THREADS, BLOCK_ROWS);
+        let together = kernels.together(count, dim * element);
         let (parts, blocks) = (count.div_ceil(SHARE_ROWS), count.div_ceil(together));
         let seeding = Seeding {
             state: address(&stream, &state),
@@ -299,16 +301,16 @@ impl Workspace {
             together: together as u32,
             blocks: blocks as u32,
         };
-        let mut bounds = Bounds::default();
-        if dim > MOST_PAIRED {
-            bounds = Bounds {
+        let bounds = match dim > MOST_PAIRED {
+            true => Bounds {
                 words: keep(allocate(count.next_multiple_of(32) * words(dim) * 4)?),
                 squares: keep(allocate(count * 4)?),
                 residuals: keep(allocate(count * 4)?),
                 centre: keep(device.send(&[sys::bytes_of(&input.problem.origin)], job)?),
                 inverse: 1.0,
-            };
-        }
+            },
+            false => Bounds::default(),
+        };
         let _kept = kept;
         let steps = Self { kernels, stream, seeding, bounds, state, chosen, _kept };
         steps.launch(&steps.kernels.begin, ("begin", steps.rows()))?;
