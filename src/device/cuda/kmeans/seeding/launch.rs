@@ -275,16 +275,13 @@ impl Workspace {
         let state = State { scale: [1.0; 2], compared: 1, ..State::default() };
         let (state, chosen) = (device.send(&[sys::bytes_of(&[state])], job)?, allocate(k * 4)?);
         let candidates: [u32; MOST_CANDIDATES] = std::array::from_fn(|_| first);
-        let weights = match input.weights {
-            Some(weights) => keep(device.send(&[sys::bytes_of(weights)], job)?),
-            None => 0,
-        };
+        let weights = input.weights.map(|weights| device.send(&[sys::bytes_of(weights)], job));
         let together = kernels.together(count, dim * element);
         let (parts, blocks) = (count.div_ceil(SHARE_ROWS), count.div_ceil(together));
         let seeding = Seeding {
             state: address(&stream, &state),
             rows: address(&stream, input.uploaded),
-            weights,
+            weights: weights.transpose()?.map_or(0, &mut keep),
             costs: keep(allocate(count * element)?),
             totals: keep(device.filled(parts * 8, 0)?),
             block_totals: keep(device.filled(blocks * 8, 0)?),
@@ -301,16 +298,13 @@ impl Workspace {
             together: together as u32,
             blocks: blocks as u32,
         };
-        let bounds = match dim > MOST_PAIRED {
-            true => Bounds {
-                words: keep(allocate(count.next_multiple_of(32) * words(dim) * 4)?),
-                squares: keep(allocate(count * 4)?),
-                residuals: keep(allocate(count * 4)?),
-                centre: keep(device.send(&[sys::bytes_of(&input.problem.origin)], job)?),
-                inverse: 1.0,
-            },
-            false => Bounds::default(),
-        };
+        let mut bounds = Bounds::default();
+        if dim > MOST_PAIRED {
+            bounds.words = keep(allocate(count.next_multiple_of(32) * words(dim) * 4)?);
+            bounds.squares = keep(allocate(count * 4)?);
+            bounds.residuals = keep(allocate(count * 4)?);
+            bounds.centre = keep(device.send(&[sys::bytes_of(&input.problem.origin)], job)?);
+        }
         let _kept = kept;
         let steps = Self { kernels, stream, seeding, bounds, state, chosen, _kept };
         steps.launch(&steps.kernels.begin, ("begin", steps.rows()))?;
