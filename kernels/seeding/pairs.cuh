@@ -2,7 +2,11 @@
 
 #include "seeding/shares.cuh"
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 constexpr u32 RESIDENT_PAIRS = DIM * sizeof(Scalar) <= SHORT_BYTES ? RESIDENT_SHORT : RESIDENT;
+#else
+constexpr u32 RESIDENT_PAIRS = RESIDENT;  // as many as fit
+#endif
 
 // Dynamic shared memory: as many rows of DIM elements as there are candidates.
 extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT_PAIRS) void compare_pairs(
