@@ -51,6 +51,7 @@ fn main() {
     }
     let program: [(&str, session::Test); 7] = [
         ("stops_at_the_first_error", stops_at_the_first_error),
+        ("starts_in_every_way", starts_in_every_way),
         ("files_and_formats", files_and_formats),
         ("copies_to_parquet", copies_to_parquet),
         ("settings_of_the_environment", settings_of_the_environment),
@@ -205,6 +206,22 @@ fn stops_at_the_first_error() -> Result<(), Failed> {
     let stderr = String::from_utf8(stderr)?;
     if status.success() || !stderr.starts_with("error: ") || stderr.lines().count() != 1 {
         return Err(format!("{status}: {stderr}").into());
+    }
+    Ok(())
+}
+
+/// By its name, with settings of the C library given, and by a loader, which is then the program that runs.
+fn starts_in_every_way() -> Result<(), Failed> {
+    let args = ["--output-format", "csv", "-c", "SELECT 1 AS a"];
+    expect(&succeed(neighbors(&args))?, "a\n1\n")?;
+    let mut with_settings = neighbors(&args);
+    with_settings.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0");
+    expect(&succeed(with_settings)?, "a\n1\n")?;
+    let loaders = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+    for loader in loaders.into_iter().filter(|loader| Path::new(loader).exists()) {
+        let mut command = Command::new(loader);
+        command.arg(neighbors(&[]).get_program()).args(args).current_dir(support::root());
+        expect(&succeed(command)?, "a\n1\n")?;
     }
     Ok(())
 }

@@ -74,15 +74,22 @@ fn main() -> ExitCode {
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn take_huge_pages() {
     use std::os::unix::process::CommandExt;
+    use std::path::Path;
     use std::process::Command;
 
     const NAME: &str = "GLIBC_TUNABLES";
     const SETTINGS: &str = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=16777216:\
         glibc.malloc.trim_threshold=134217728:glibc.malloc.mmap_threshold=33554432";
+    // The C library takes the settings from programs with rights of their own: not again and again.
+    const DONE: &str = "NEIGHBORS_STARTED_AGAIN";
+    let is_set = [NAME, DONE].into_iter().any(|name| env::var_os(name).is_some());
     let mut words = env::args_os();
-    if let (None, Some(name), Ok(program)) = (env::var_os(NAME), words.next(), env::current_exe()) {
+    let (Some(name), Ok(program)) = (words.next(), env::current_exe()) else { return };
+    // A loader that was given the program is a program of another name.
+    if !is_set && Path::new(&name).file_name() == program.file_name() {
+        let mut again = Command::new(program);
         // Returns only if it fails, and all goes on as it is.
-        let _ = Command::new(program).arg0(name).args(words).env(NAME, SETTINGS).exec();
+        let _ = again.arg0(name).args(words).env(NAME, SETTINGS).env(DONE, "").exec();
     }
 }
 
