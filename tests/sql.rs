@@ -49,7 +49,7 @@ fn main() {
     for (name, run) in order::TESTS {
         trials.push(Trial::test(format!("order::{name}"), run));
     }
-    let program: [(&str, session::Test); 7] = [
+    let program: [(&str, session::Test); 8] = [
         ("stops_at_the_first_error", stops_at_the_first_error),
         ("starts_in_every_way", starts_in_every_way),
         ("files_and_formats", files_and_formats),
