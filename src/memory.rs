@@ -1,39 +1,74 @@
 //! Memory in huge pages.
 #![allow(unsafe_code)]
 
-use std::ops::Range;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::{slice, thread};
 
 /// Types of which zeros are a value.
 ///
 /// # Safety
-/// All bytes of a value may be 0.
+/// All bytes of a value may be 0, and nothing is done when it is dropped.
 pub unsafe trait Zeros {}
+// SAFETY: 0.
+unsafe impl Zeros for u128 {}
 // SAFETY: 0.
 unsafe impl Zeros for f32 {}
 // SAFETY: 0.
 unsafe impl Zeros for f64 {}
 
 /// So many zeros that are about to be filled, in huge pages if there are many: the first touch of a small page takes
-/// as long as filling it.
+/// as long as filling it. Allocators know of memory that is zero already, but not of any with a greater alignment than
+/// this: see [`Aligned`].
 ///
 /// Linux gives huge pages on request, or always, or never (`/sys/kernel/mm/transparent_hugepage/enabled`).
 pub(crate) fn zeros<T: Zeros>(count: usize) -> Vec<T> {
-    // Allocators know of memory that is zero already, but for unusual alignments.
-    if align_of::<T>() <= align_of::<u128>() {
-        // SAFETY: zeros are values of this type.
-        let zeros = unsafe { Box::<[T]>::new_zeroed_slice(count).assume_init() }.into_vec();
-        ask_for_huge_pages(&zeros);
-        return zeros;
-    }
-    let mut zeros = room::<T>(count);
-    // SAFETY: the memory is for so many values, and zeros are values of this type.
-    unsafe {
-        zeros.as_mut_ptr().write_bytes(0, count);
-        zeros.set_len(count);
-    }
+    const { assert!(align_of::<T>() <= align_of::<u128>()) };
+    // SAFETY: zeros are values of this type.
+    let zeros = unsafe { Box::<[T]>::new_zeroed_slice(count).assume_init() }.into_vec();
+    ask_for_huge_pages(&zeros);
     zeros
+}
+
+/// Values of any alignment, zero until they are written, in memory as that of [`zeros`].
+#[derive(Debug)]
+pub(crate) struct Aligned<T> {
+    memory: Vec<u128>,
+    /// Where the first value starts.
+    start: usize,
+    count: usize,
+    values: PhantomData<T>,
+}
+
+impl<T: Zeros> Aligned<T> {
+    pub(crate) fn zeros(count: usize) -> Self {
+        let bytes = count.checked_mul(size_of::<T>()).expect("less memory than addresses");
+        let unit = size_of::<u128>();
+        let memory = zeros::<u128>(bytes.div_ceil(unit) + align_of::<T>().div_ceil(unit));
+        let start =
+            memory.as_ptr().addr().next_multiple_of(align_of::<T>()) - memory.as_ptr().addr();
+        Self { memory, start, count, values: PhantomData }
+    }
+}
+
+impl<T: Zeros> Deref for Aligned<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: the memory holds so many values from there on, aligned, and zeros or what was written there.
+        unsafe {
+            slice::from_raw_parts(self.memory.as_ptr().byte_add(self.start).cast(), self.count)
+        }
+    }
+}
+
+impl<T: Zeros> DerefMut for Aligned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        let first = self.memory.as_mut_ptr();
+        // SAFETY: as above; the memory is borrowed as long.
+        unsafe { slice::from_raw_parts_mut(first.byte_add(self.start).cast(), self.count) }
+    }
 }
 
 /// Room for so many values that are about to be filled, in huge pages as [`zeros`] are.
@@ -133,15 +168,19 @@ mod tests {
 
     #[derive(Debug, Clone, Copy, PartialEq)]
     #[repr(align(64))]
-    struct Aligned([f32; 16]);
+    struct Sixteen([f32; 16]);
     // SAFETY: zeros are numbers.
-    unsafe impl Zeros for Aligned {}
+    unsafe impl Zeros for Sixteen {}
 
     #[test]
     fn all_are_zero() {
         for count in [0, 1, 1000, 3 << 20] {
             assert!(zeros::<f32>(count) == vec![0.0; count]);
-            assert!(zeros::<Aligned>(count / 8) == vec![Aligned([0.0; 16]); count / 8]);
+            let mut aligned = Aligned::<Sixteen>::zeros(count / 8);
+            assert!(*aligned == vec![Sixteen([0.0; 16]); count / 8]);
+            assert_eq!(aligned.as_ptr().addr() % 64, 0);
+            aligned.iter_mut().for_each(|values| values.0[15] = 1.0);
+            assert!(aligned.iter().all(|values| values.0.iter().sum::<f32>() == 1.0));
         }
     }
 

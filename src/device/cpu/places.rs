@@ -30,6 +30,11 @@ impl Places {
         self.rows
     }
 
+    /// Whether rows that follow each other lie in panels that do, at the same place of each.
+    pub fn are_far_apart(&self) -> bool {
+        self.apart.is_some()
+    }
+
     /// How many places there are.
     pub fn count(&self) -> usize {
         self.apart.map_or(self.rows, |panels| panels * ROWS)

@@ -2,21 +2,18 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
-use super::coarse::{Coarse, CoarseScale, Longest};
+use super::coarse::{Coarse, CoarseScale};
 use super::history::{Guesses, Tasks};
 use super::query::{Bound, Query};
-use super::scale::{ONE_OUTLIER_IN, Rounded, Scale, TOGETHER, product_with};
+use super::scale::{ONE_OUTLIER_IN, Rounded, Scale, product_with};
 use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::lines::Line;
 use crate::device::cpu::simd::panels::{Group, ROWS, Starts, Width};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::{Real, Rows};
-use crate::memory::zeros;
+use crate::memory::Aligned;
 use crate::metric::{Metric, Sum};
 
 /// From this many dimensions on, this beats direct differences.
@@ -27,8 +24,6 @@ const MOST_DIM: usize = 1 << 15;
 const LEAST_ROWS: usize = 256;
 /// Rows that a scale is chosen by, if there are several times as many.
 const SAMPLED: usize = 2048;
-/// Panels that a thread prepares together.
-const PANELS_TOGETHER: usize = TOGETHER / ROWS;
 
 /// How rows are rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,8 +67,8 @@ pub(in crate::device::cpu) struct Quantised {
     pub(in crate::device::cpu) scale: Scale,
     /// What is looked at before, instead of `groups`.
     pub(in crate::device::cpu) coarse: Option<Coarse>,
-    pub(in crate::device::cpu) groups: Vec<Group>,
-    pub(in crate::device::cpu) starts: Vec<Starts>,
+    pub(in crate::device::cpu) groups: Aligned<Group>,
+    pub(in crate::device::cpu) starts: Aligned<Starts>,
     /// For each panel, a bit for each row that is decided by its sum.
     pub(in crate::device::cpu) decided: Vec<u64>,
     /// For each panel, a bit for each row of odd square, whose start lost a half.
@@ -81,100 +76,14 @@ pub(in crate::device::cpu) struct Quantised {
     /// The places of rows that are always computed, ascending.
     pub(in crate::device::cpu) outliers: Vec<u32>,
     /// Whether a row is not what its whole numbers are.
-    is_rounded: bool,
-    /// The longest residual, and the longest row among the others, from the origin and from the centre.
+    pub(super) is_rounded: bool,
+    /// The longest residual, and the longest row among the others, from the centre.
     pub(in crate::device::cpu) residual: f64,
-    pub(in crate::device::cpu) norm: f64,
     pub(in crate::device::cpu) length: f64,
     /// How many tasks were left to the next layout, and were not.
     pub(in crate::device::cpu) tasks: Tasks,
     pub(in crate::device::cpu) guesses: Guesses,
     _reserved: Reserved,
-}
-
-/// Some panels that are being filled.
-struct Panels<'a> {
-    groups: &'a mut [Group],
-    starts: &'a mut [Starts],
-    /// The steps of rows that are looked at in fewer bits, the starts of these, and their lines.
-    coarse: Option<(&'a CoarseScale, &'a mut [Starts], &'a mut [Line])>,
-    decided: &'a mut [u64],
-    odd_norm: &'a mut [u64],
-}
-
-/// Statistics of the rows of some panels.
-#[derive(Default)]
-struct Filled {
-    /// Places among these panels'.
-    outliers: Vec<usize>,
-    is_rounded: bool,
-    residual: f64,
-    norm: f64,
-    length: f64,
-    longest: Longest,
-}
-
-impl Panels<'_> {
-    #[inline(always)]
-    fn fill<T: Real>(
-        mut self,
-        (all, places, first): (&[T], Places, usize),
-        scale: &Scale,
-        (dim, squares): (usize, bool),
-    ) -> Filled {
-        let (mut filled, per_word) = (Filled::default(), scale.width.per_word());
-        let words = self.groups.len() / self.starts.len();
-        let (mut numbers, mut bytes) =
-            (vec![0; dim.next_multiple_of(per_word)], vec![0; 4 * words]);
-        for place in 0..self.starts.len() * ROWS {
-            let row = places.row(first + place);
-            // The last places of some panels are empty.
-            let Some(values) = all.chunks_exact(dim).nth(row) else { continue };
-            let rounded = scale.round_to(values, (&scale.centre, scale.step), &mut numbers[..dim]);
-            let (panel, lane) = (place / ROWS, place % ROWS);
-            let is_outlier = scale.is_outlier(&rounded);
-            if is_outlier {
-                // Its products could leave 32 bits.
-                numbers.fill(0);
-                filled.outliers.push(place);
-            } else {
-                filled.is_rounded |= scale.integral && !scale.is_as_is(values, &numbers);
-                self.decided[panel] |= 1 << lane;
-                filled.residual = filled.residual.max(rounded.residual);
-                filled.norm = filled.norm.max(rounded.norm);
-                filled.length = filled.length.max(rounded.length);
-            }
-            if squares && !is_outlier {
-                let square = rounded.square as i64;
-                self.starts[panel].0[lane] = -(square / 2) as i32;
-                self.odd_norm[panel] |= u64::from(square % 2 == 1) << lane;
-            }
-            match (&mut self.coarse, scale.width) {
-                // Starts that let no row pass are there before.
-                (Some(_), _) if is_outlier => continue,
-                (Some((coarse, starts, lines)), _) => {
-                    let numbers = &numbers[..dim];
-                    let from = (self.starts[panel].0[lane], rounded.square);
-                    let (start, longest) = coarse.round(numbers, from, &mut bytes);
-                    starts[panel].0[lane] = start;
-                    filled.longest = filled.longest.max(longest);
-                    Line::copy(numbers, &mut lines[place * coarse.lines()..]);
-                }
-                (None, Width::Sixteen) => {
-                    let sixteens = bytes.as_chunks_mut::<2>().0.iter_mut().zip(&numbers);
-                    sixteens.for_each(|(to, x)| *to = x.to_le_bytes());
-                }
-                (None, _) => {
-                    let eights = bytes.iter_mut().zip(&numbers[..dim]);
-                    eights.for_each(|(to, x)| *to = (x + 128) as u8);
-                }
-            }
-            let (words, _) = bytes.as_chunks::<4>();
-            let groups = &mut self.groups[panel * words.len()..][..words.len()];
-            groups.iter_mut().zip(words).for_each(|(group, word)| group.0[lane] = *word);
-        }
-        filled
-    }
 }
 
 impl Quantised {
@@ -264,14 +173,13 @@ impl Quantised {
             places,
             metric,
             level,
-            groups: zeros(panels * words),
-            starts: zeros(panels),
+            groups: Aligned::zeros(panels * words),
+            starts: Aligned::zeros(panels),
             decided: vec![0; panels],
             odd_norm: vec![0; panels],
             outliers: Vec::new(),
             is_rounded: false,
             residual: 0.0,
-            norm: 0.0,
             length: 0.0,
             scale,
             coarse: coarse.map(|scale| Coarse::new(scale, panels)),
@@ -279,7 +187,7 @@ impl Quantised {
             guesses: Guesses::default(),
             _reserved: reserved,
         };
-        quantised.fill(values, dim, job)?;
+        quantised.fill(values, job)?;
         Ok(quantised)
     }
 
@@ -297,52 +205,6 @@ impl Quantised {
         }
     }
 
-    fn fill<T: Lanes>(&mut self, values: &[T], dim: usize, job: &Job) -> Result<()> {
-        let (scale, squares) = (&self.scale, self.metric.sum() == Sum::Squares);
-        let places = self.places;
-        let (groups, mut coarse) = match &mut self.coarse {
-            Some(Coarse { scale, groups, starts, lines, .. }) => {
-                let lines = lines.chunks_mut(PANELS_TOGETHER * ROWS * scale.lines());
-                (groups, Some((&*scale, starts.chunks_mut(PANELS_TOGETHER).zip(lines))))
-            }
-            None => (&mut self.groups, None),
-        };
-        let words = groups.len() / self.starts.len();
-        let bits = (self.decided.chunks_mut(PANELS_TOGETHER))
-            .zip(self.odd_norm.chunks_mut(PANELS_TOGETHER));
-        let groups = groups.chunks_mut(PANELS_TOGETHER * words);
-        let panels = groups.zip(self.starts.chunks_mut(PANELS_TOGETHER)).zip(bits);
-        let panels = panels.map(|((groups, starts), (decided, odd_norm))| {
-            let coarse = coarse.as_mut().and_then(|(scale, parts)| {
-                let (starts, lines) = parts.next()?;
-                Some((*scale, starts, lines))
-            });
-            Panels { groups, starts, coarse, decided, odd_norm }
-        });
-        let panels: Vec<_> = panels.collect();
-        let parts = panels.into_par_iter().enumerate().map(|(part, panels)| {
-            job.check()?;
-            let first = part * PANELS_TOGETHER * ROWS;
-            Ok(pulp::Arch::new().dispatch(
-                #[inline(always)]
-                || panels.fill((values, places, first), scale, (dim, squares)),
-            ))
-        });
-        let parts: Vec<_> = parts.collect::<Result<_>>()?;
-        for (part, filled) in parts.into_iter().enumerate() {
-            let Filled { outliers, is_rounded, residual, norm, length, longest } = filled;
-            let first = part * PANELS_TOGETHER * ROWS;
-            self.is_rounded |= is_rounded;
-            self.outliers.extend(outliers.into_iter().map(|place| (first + place) as u32));
-            (self.residual, self.norm) = (self.residual.max(residual), self.norm.max(norm));
-            self.length = self.length.max(length);
-            if let Some(coarse) = &mut self.coarse {
-                coarse.longest = coarse.longest.max(longest);
-            }
-        }
-        Ok(())
-    }
-
     /// The square of the distance of a query of whole numbers from a row of them, if this type holds it and all
     /// partial sums exactly, so that the contract's order gives the same result as any other. `square` is the
     /// query's, `sum` that of the pair.
@@ -356,6 +218,11 @@ impl Quantised {
         let odd_norm = (self.odd_norm[place / ROWS] >> (place % ROWS) & 1) as f64;
         let squares = square - 2.0 * sum + odd_norm;
         (squares * T::EPSILON.to_f64() <= 2.0).then(|| T::from_f64(squares))
+    }
+
+    /// The length that no row exceeds but outliers, from the origin.
+    pub(super) fn norm(&self) -> f64 {
+        self.length + self.scale.centre_norm
     }
 
     /// Words of a row, as it is looked at first.
@@ -472,11 +339,12 @@ impl Rounding {
         of_centre: f64,
     ) -> Bound {
         let length = square.sqrt() * step * (1.0 + 1e-9);
-        let most = query.norm * base.norm;
+        // A query has no centre.
+        let most = query.length * base.norm();
         let apart = query.residual * base.length
             + length * base.residual
             + self.relative * most
-            + self.dim * 1e-15 * query.norm * base.scale.centre_norm
+            + self.dim * 1e-15 * query.length * base.scale.centre_norm
             + self.absolute;
         let inverse = 1.0 / (step * base.scale.step);
         // There is no bound on a sum that may overflow on its way, nor on one of a query whose

@@ -18,7 +18,7 @@ use crate::device::cpu::simd::panels::{
     Found, Group, MOST_IN_16_BITS, Packed, Panels, ROWS, Starts, TOGETHER_IN_16_BITS, Width,
 };
 use crate::matrix::Real;
-use crate::memory::zeros;
+use crate::memory::Aligned;
 
 /// Rows that the steps are chosen by.
 const SAMPLED: usize = 256;
@@ -74,9 +74,9 @@ struct Lengths {
 #[derive(Debug)]
 pub(in crate::device::cpu) struct Coarse {
     pub(super) scale: CoarseScale,
-    pub(super) groups: Vec<Group>,
+    pub(super) groups: Aligned<Group>,
     pub(super) starts: Vec<Starts>,
-    pub(super) lines: Vec<Line>,
+    pub(super) lines: Aligned<Line>,
     /// The longest residual and the longest row, in steps.
     pub(super) longest: Longest,
 }
@@ -93,7 +93,7 @@ pub(super) struct Longest {
 pub(in crate::device::cpu) struct CoarseQueries {
     each: Vec<CoarseQuery>,
     packed: Packed,
-    lines: Vec<Line>,
+    lines: Aligned<Line>,
     /// For each, the least sum that passes.
     least: Vec<i32>,
     /// Pairs of the last panels that passed.
@@ -413,7 +413,8 @@ fn fit_into_16_bits(numbers: &mut [i8]) {
 impl Coarse {
     /// Room for so many panels.
     pub fn new(scale: CoarseScale, panels: usize) -> Self {
-        let (groups, lines) = (zeros(panels * scale.words()), zeros(panels * ROWS * scale.lines()));
+        let groups = Aligned::zeros(panels * scale.words());
+        let lines = Aligned::zeros(panels * ROWS * scale.lines());
         let starts = vec![Starts([NEVER; ROWS]); panels];
         Self { scale, groups, starts, lines, longest: Longest::default() }
     }
@@ -427,7 +428,7 @@ impl Coarse {
     /// Queries from their words of 16 bits, as many each.
     pub fn queries(&self, words: &[i32], length: usize, level: Level) -> CoarseQueries {
         let (count, per_row) = (words.len() / length, self.scale.lines());
-        let mut lines = zeros(count * per_row);
+        let mut lines = Aligned::zeros(count * per_row);
         let (mut each, mut coarse) = (Vec::with_capacity(count), Vec::new());
         for (words, lines) in words.chunks_exact(length).zip(lines.chunks_exact_mut(per_row)) {
             let mut numbers = vec![0; 2 * length];

@@ -17,6 +17,7 @@
 
 pub(super) mod base;
 pub(super) mod coarse;
+mod fill;
 mod history;
 pub(super) mod nearer;
 pub(super) mod query;

@@ -90,7 +90,7 @@ impl Nearer {
         };
         let Rounding { relative, absolute, .. } = Rounding::of::<T>(dim as f64);
         let apart = (2.0 * base.residual + absolute.sqrt()) / base.scale.step;
-        let of_products = 2.0 * base.norm * base.norm * (1.0 + 2.0 * relative) + 4.0 * absolute;
+        let of_products = 2.0 * base.norm() * base.norm() * (1.0 + 2.0 * relative) + 4.0 * absolute;
         Ok(Some(Self {
             metric,
             inverse: 1.0 / base.scale.step,

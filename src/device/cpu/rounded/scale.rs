@@ -25,7 +25,7 @@ const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
 /// At most one in this many rows may lie outside the range that is covered.
 pub(in crate::device::cpu) const ONE_OUTLIER_IN: usize = 8192;
 /// Elements of a row that are rounded together, and whose squares are added up side by side.
-const ROUNDED: usize = 64;
+const MANY: usize = 64;
 const SIDE_BY_SIDE: usize = 8;
 /// Rows that a thread prepares together.
 pub(in crate::device::cpu) const TOGETHER: usize = 4096;
@@ -49,9 +49,7 @@ pub(in crate::device::cpu) struct Scale {
 pub(in crate::device::cpu) struct Rounded {
     /// The length of the rounding residual.
     pub(in crate::device::cpu) residual: f64,
-    /// The length of the row, from the origin.
-    pub(in crate::device::cpu) norm: f64,
-    /// The length of the row, from the centre.
+    /// What the length of the row, from the centre, hardly falls short of.
     pub(in crate::device::cpu) length: f64,
     /// The squared length of the whole numbers.
     pub(in crate::device::cpu) square: f64,
@@ -207,15 +205,11 @@ impl Scale {
             Width::Eight | Width::Seven => (-LARGEST - 1.0, LARGEST),
             Width::Sixteen => (-LARGEST_WORD, LARGEST_WORD),
         };
-        let [residual, norm, length, square] = round_row(row, (centre, step), range, values);
-        // The float64 rounding errors of this file are far smaller than this.
-        let rounding = 1e-12 * (norm.sqrt() + length.sqrt());
-        Rounded {
-            residual: residual.sqrt() * (1.0 + 1e-9) + rounding,
-            norm: norm.sqrt() * (1.0 + 1e-9),
-            length: length.sqrt() * (1.0 + 1e-9),
-            square,
-        }
+        let [residual, square] = round_row(row, (centre, step), range, values);
+        let (residual, rounded) = (residual.sqrt(), square.sqrt() * step);
+        // The float64 rounding errors of this file are far smaller than these.
+        let residual = residual * (1.0 + 1e-9) + 1e-12 * (residual + rounded);
+        Rounded { residual, length: rounded * (1.0 + 1e-9) + residual, square }
     }
 
     /// Whether whole numbers, with the centre, are the row itself.
@@ -284,45 +278,65 @@ pub(super) fn product_with<T: Real>(row: &[T], centre: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + of_last
 }
 
-/// Rounds a row less a centre to whole numbers within a range; the squares of the residual, of the row, of the
-/// row less the centre, and of the whole numbers.
+/// Rounds a row less a centre to whole numbers within a range; the squares of the residual and of the whole numbers.
 #[inline(always)]
 fn round_row<T: Real>(
     row: &[T],
     (centre, step): (&[f64], f64),
-    (least, most): (f64, f64),
+    range: (f64, f64),
     values: &mut [i16],
-) -> [f64; 4] {
-    let (mut sums, inverse) = ([[0.0; SIDE_BY_SIDE]; 4], 1.0 / step);
-    let parts = values.chunks_mut(ROUNDED).zip(row.chunks(ROUNDED)).zip(centre.chunks(ROUNDED));
-    for ((values, row), centre) in parts {
-        // Loops of one step each, which compilers turn into registers of several elements.
-        let [mut x, mut apart, mut whole, mut left] = [[0.0; ROUNDED]; 4];
-        for ((x, apart), (element, c)) in x.iter_mut().zip(&mut apart).zip(row.iter().zip(centre)) {
-            *x = element.to_f64();
-            *apart = *x - c;
-        }
-        for ((whole, left), (apart, value)) in
-            whole.iter_mut().zip(&mut left).zip(apart.iter().zip(&mut *values))
-        {
-            let scaled = apart * inverse;
-            let scaled = if scaled < least { least } else { scaled };
-            let scaled = if scaled > most { most } else { scaled };
-            // A number this large leaves no room for a fraction, and the whole number in the lowest bits.
-            let shifted = scaled + NO_FRACTIONS;
-            *whole = shifted - NO_FRACTIONS;
-            *left = apart - *whole * step;
-            *value = shifted.to_bits() as i16;
-        }
-        let count = values.len().div_ceil(SIDE_BY_SIDE);
-        for (sums, terms) in sums.iter_mut().zip([&left, &x, &apart, &whole]) {
-            // Of every eighth element, side by side.
-            for terms in &terms.as_chunks::<SIDE_BY_SIDE>().0[..count] {
-                sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term * term);
-            }
-        }
+) -> [f64; 2] {
+    let (mut sums, steps) = ([[0.0; SIDE_BY_SIDE]; 2], (step, 1.0 / step));
+    let ((most_of, row), (most_centres, centre)) = (row.as_chunks::<MANY>(), centre.as_chunks());
+    let (to_most, values) = values.as_chunks_mut();
+    for ((row, centre), values) in most_of.iter().zip(most_centres).zip(to_most) {
+        round_some((row, centre), steps, range, (values, &mut sums));
+    }
+    let ((some, row), (some_centres, centre)) = (row.as_chunks(), centre.as_chunks());
+    let (to_some, values) = values.as_chunks_mut();
+    for ((row, centre), values) in some.iter().zip(some_centres).zip(to_some) {
+        round_some::<T, SIDE_BY_SIDE>((row, centre), steps, range, (values, &mut sums));
+    }
+    if !row.is_empty() {
+        let (mut last, mut last_centre) = ([T::ZERO; SIDE_BY_SIDE], [0.0; SIDE_BY_SIDE]);
+        last[..row.len()].copy_from_slice(row);
+        last_centre[..row.len()].copy_from_slice(centre);
+        let mut to_last = [0; SIDE_BY_SIDE];
+        round_some((&last, &last_centre), steps, range, (&mut to_last, &mut sums));
+        values.copy_from_slice(&to_last[..row.len()]);
     }
     sums.map(|sums| sums.iter().sum())
+}
+
+/// The same for some elements; squares are added to sums.
+#[inline(always)]
+fn round_some<T: Real, const COUNT: usize>(
+    (row, centre): (&[T; COUNT], &[f64; COUNT]),
+    (step, inverse): (f64, f64),
+    (least, most): (f64, f64),
+    (values, [left, squares]): (&mut [i16; COUNT], &mut [[f64; SIDE_BY_SIDE]; 2]),
+) {
+    // Loops of one step each over arrays of known length, which compilers turn into registers of several elements.
+    let [mut apart, mut whole] = [[0.0; COUNT]; 2];
+    for i in 0..COUNT {
+        apart[i] = row[i].to_f64() - centre[i];
+    }
+    for i in 0..COUNT {
+        let scaled = apart[i] * inverse;
+        let scaled = if scaled < least { least } else { scaled };
+        let scaled = if scaled > most { most } else { scaled };
+        // A number this large leaves no room for a fraction, and the whole number in the lowest bits.
+        let shifted = scaled + NO_FRACTIONS;
+        whole[i] = shifted - NO_FRACTIONS;
+        apart[i] -= whole[i] * step;
+        values[i] = shifted.to_bits() as i16;
+    }
+    for (sums, terms) in [(left, &apart), (squares, &whole)] {
+        // Of every eighth element, side by side.
+        for terms in terms.as_chunks::<SIDE_BY_SIDE>().0 {
+            sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term * term);
+        }
+    }
 }
 
 /// The centre of rows of whole numbers that fit into a width as they are, so that nothing is rounded:
