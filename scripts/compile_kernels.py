@@ -49,7 +49,7 @@ MODULES = {
     ),
     "bit_filter.cu": (
         [("BITS", ["HAMMING", "JACCARD"], [0])],
-        ["count_bits", "pack_base", "pack_queries", "set_thresholds", "judge",
+        ["sort_rows", "pack_base", "pack_queries", "set_thresholds", "judge",
          "merge_hits_16", "merge_hits_32", "merge_hits_by_block"],
     ),
     # The filter; dims are steps of 32 bytes. See `Form` in src/device/cuda/search/filter/form.rs.

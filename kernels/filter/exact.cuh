@@ -11,6 +11,7 @@ constexpr u32 VECTOR = 16 / sizeof(Scalar);
 struct Filtered {
     const Scalar* queries;
     const Scalar* base;
+    const u32* order;  // of rows by position, if they were sorted: their positions before
     const u32* state;
     Entry* entries;
     Entry* worst;
@@ -21,7 +22,7 @@ struct Filtered {
     u32 pitch, vectors;  // elements from row to row, and vectors of 16 bytes in a row
     u32 room, padding;   // hits
 };
-static_assert(sizeof(Filtered) == 88, "the host has the same struct");
+static_assert(sizeof(Filtered) == 96, "the host has the same struct");
 
 __device__ __forceinline__ const u32* hits_of(const Filtered& filtered, const Pass& pass, u32 query) {
     return (const u32*)(filtered.entries + (u64)query * pass.slots + pass.k);
@@ -51,10 +52,11 @@ __device__ __forceinline__ void tighten_list(const Filtered& filtered, u32 query
 }
 
 // The base row at a position, if it may be a neighbour of the query, or ~0.
-__device__ __forceinline__ u32 row_at(const Pass& pass, u32 query, u32 position) {
-    if (position == ~0u) return ~0u;
+__device__ __forceinline__ u32 row_at(const Filtered& filtered, const Pass& pass, u32 query,
+                                      u32 position) {
+    if (position == ~0u || position / PANEL >= pass.panels) return ~0u;
+    if (filtered.order) position = filtered.order[position];
     const u32 visit = position / PANEL;
-    if (visit >= pass.panels) return ~0u;
     const u32 row = base_row(panel_of_visit(pass, visit), position % PANEL, pass.panels);
     return is_eligible(pass, query, row) ? row : ~0u;
 }
@@ -86,7 +88,7 @@ struct PairSums {
 // The entry of one hit, or none.
 __device__ __forceinline__ Entry entry_of_hit(const Filtered& filtered, const Pass& pass, u32 query,
                                               u32 position) {
-    const u32 row = row_at(pass, query, position);
+    const u32 row = row_at(filtered, pass, query, position);
     if (row == ~0u) return Entry::none();
     const uint4* q = (const uint4*)(filtered.queries + (u64)query * filtered.pitch);
     const uint4* x = (const uint4*)(filtered.base + (u64)position * filtered.pitch);
@@ -181,7 +183,7 @@ extern "C" __global__ __launch_bounds__(256) void merge_hits_32(Filtered filtere
 constexpr u32 GATHERED = 32 * 9;
 __device__ __forceinline__ Entry entry_together(const Filtered& filtered, const Pass& pass, u32 query,
                                                 u32 position, uint4* gathered) {
-    const u32 lane = Warp::rank(), row = row_at(pass, query, position);
+    const u32 lane = Warp::rank(), row = row_at(filtered, pass, query, position);
     const u32 own = row == ~0u ? ~0u : position;
     const uint4* asked = (const uint4*)(filtered.queries + (u64)query * filtered.pitch);
     PairSums sums;

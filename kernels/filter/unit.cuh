@@ -6,11 +6,12 @@
 struct Filter {
     const unsigned char* tiles;    // the base, in images
     const unsigned char* queries;  // rows of halves, or images
-    const u32* thresholds;         // the last two halves of every query's row, or the least sum
+    const u32* thresholds;         // the last two halves of every query's row, or its `LeastOf`
     u32* hits;                     // positions of the rows that passed, by query
     u32* counts;                   // their numbers
     u32* scratch;                  // the same of a thread, for each multiprocessor
     const u32* given_up;           // whether there is nothing to do
+    const float* fewest;           // the fewest bits of a row of each tile, if it is of bits
     u64 hits_pitch;                // words of `hits` per query
     u32 room;                      // hits that a query has room for …
     u32 scratch_room;              // … and a thread, of one row
@@ -20,7 +21,7 @@ struct Filter {
     u32 scratch_slots;             // multiprocessors that have scratch
     u32 padding;
 };
-static_assert(sizeof(Filter) == 104, "the host has the same struct");
+static_assert(sizeof(Filter) == 112, "the host has the same struct");
 
 // A block of queries and a share of the tiles.
 struct Unit {
@@ -32,5 +33,21 @@ struct Unit {
         queries = unit % filter.query_blocks;
         begin = filter.begin + tiles * split / filter.splits;
         end = filter.begin + tiles * (split + 1) / filter.splits;
+    }
+};
+
+// The least number of bits that a query shares with the rows of a tile that pass. See filter/bits.cuh.
+struct LeastOf {
+    float own, share;
+
+    LeastOf() = default;
+    __device__ __forceinline__ LeastOf(const Filter& filter, u32 query) {
+        const float2 both = ((const float2*)filter.thresholds)[query];
+        own = both.x;
+        share = both.y;
+    }
+    // Rounded up; cut off at the largest number.
+    __device__ __forceinline__ int in_tile(float fewest) const {
+        return __float2int_ru(fmaf(share, fewest, own));
     }
 };

@@ -39,11 +39,9 @@ struct Sums {
     Sum32 all[4][4][4];
 
     // Sums at which pairs pass are not negative.
-    __device__ __forceinline__ void begin(const int (&least)[8]) {
+    template <typename First> __device__ __forceinline__ void begin(First first) {
 #pragma unroll
-        for (u32 i = 0; i < 64; ++i) {
-            all[i / 16][i / 4 % 4][i % 4] = OF_BITS ? Sum32(-least[i / 16 * 2 + i / 2 % 2]) : Sum32(0);
-        }
+        for (u32 i = 0; i < 64; ++i) all[i / 16][i / 4 % 4][i % 4] = first(i / 16 * 2 + i / 2 % 2);
     }
 
     // Adds the products of some steps of a panel. Queries and rows are those of this warp.
@@ -110,11 +108,12 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void filter(
     const u32 warp = threadIdx.x / 32, across = warp / 4 * ACROSS, along = warp % 4 * ALONG;
     const u32 query = unit.queries * TILE + across;
     const unsigned char* queries = filter.queries + (u64)unit.queries * (PANELS * PANEL_BYTES);
-    int least[8];
+#if OF_BITS
+    LeastOf least[8];
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
-        least[i] = OF_BITS ? (int)filter.thresholds[query + i * 8 + Warp::rank() / 4] : 0;
-    }
+    for (u32 i = 0; i < 8; ++i) least[i] = LeastOf(filter, query + i * 8 + Warp::rank() / 4);
+    float fewest = filter.fewest[unit.begin];
+#endif
     if (RESIDENT) fetch(ring + QUERIES_AT, queries, PANELS * PANEL_BYTES);
 
     // Starts fetching a panel, if there is one, as a group of copies.
@@ -150,7 +149,12 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void filter(
         return (RESIDENT ? ring_at + QUERIES_AT + panel * PANEL_BYTES : at + PANEL_BYTES) + across * PITCH;
     };
     for (u32 tile = unit.begin; tile < unit.end; ++tile) {
-        sums.begin(least);
+#if OF_BITS
+        sums.begin([&](u32 row) { return -least[row].in_tile(fewest); });
+        fewest = filter.fewest[min(tile + 1, unit.end - 1)];
+#else
+        sums.begin([](u32) { return 0.0f; });
+#endif
 #pragma unroll 1
         for (u32 panel = 0; panel + 1 < PANELS; ++panel) {
             const u32 at = panel_at();

@@ -97,7 +97,8 @@ __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& 
     load_queries(filter, query, held);
 #endif
 #if OF_BITS
-    const int least[2] = {(int)filter.thresholds[query], (int)filter.thresholds[query + 8]};
+    const LeastOf least_of[2] = {{filter, query}, {filter, query + 8}};
+    float fewest = filter.fewest[unit.begin];
 #endif
     Sum32 sums[TILE / 2];
     Turn turn;
@@ -143,6 +144,8 @@ __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& 
         release(turn.stage);
         turn.advance();
 #if OF_BITS
+        const int least[2] = {least_of[0].in_tile(fewest), least_of[1].in_tile(fewest)};
+        fewest = filter.fewest[min(tile + 1, unit.end - 1)];
         examine(sums, least, tile * TILE + lane % 4 * 2, found);
 #else
         examine(sums, tile * TILE + lane % 4 * 2, found);

@@ -12,21 +12,20 @@ __device__ __forceinline__ void tighten(const Entry* list, u32 k, Entry* worst, 
     *reach = reach_of(last.distance());
 }
 
-// Empties lists. Grid: a block per query, padding included; padding has a reach and no list.
-extern "C" __global__ __launch_bounds__(128) void clear_lists(Entry* entries, Entry* worst,
-                                                              Reach* reach, u32* counts,
-                                                              u32 queries, u32 k, u32 slots) {
-    const u32 query = blockIdx.x;
+// Empties lists. A thread per entry of `places` queries, padding included; padding has a reach and no list.
+extern "C" __global__ __launch_bounds__(256) void clear_lists(Entry* entries, Entry* worst,
+                                                              Reach* reach, u32* counts, u32 queries,
+                                                              u32 places, u32 k, u32 slots) {
+    const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, query = thread / k;
+    const u32 i = (u32)(thread % k);
+    if (query >= places) return;
     const bool is_padding = query >= queries;
-    if (threadIdx.x == 0) {
+    if (i == 0) {
         reach[query] = is_padding ? reach_nothing() : reach_everything();
         worst[query] = Entry::none();
         counts[query] = 0;
     }
-    if (is_padding) return;
-    for (u32 i = threadIdx.x; i < k; i += blockDim.x) {
-        entries[(u64)query * slots + i] = Entry::none();
-    }
+    if (!is_padding) entries[query * slots + i] = Entry::none();
 }
 
 // Everything a merge reads and writes, one element (or `slots` entries) per query.
@@ -192,15 +191,14 @@ extern "C" __global__ __launch_bounds__(128) void find_short(Entry* entries, Ent
     crowded[atomicAdd(crowded_count, 1u)] = query;
 }
 
-// Splits the first `per_query` entries of every list into rows and distances. Grid: a block per query.
-extern "C" __global__ __launch_bounds__(128) void gather(const Entry* __restrict__ entries,
+// Splits the first `per_query` entries of every list into rows and distances. A thread per entry.
+extern "C" __global__ __launch_bounds__(256) void gather(const Entry* __restrict__ entries,
                                                          u32* __restrict__ rows,
-                                                         Real* __restrict__ distances,
+                                                         Real* __restrict__ distances, u32 queries,
                                                          u32 per_query, u32 slots) {
-    const Entry* list = entries + (u64)blockIdx.x * slots;
-    for (u32 i = threadIdx.x; i < per_query; i += blockDim.x) {
-        const u64 at = (u64)blockIdx.x * per_query + i;
-        rows[at] = list[i].number();
-        distances[at] = list[i].distance();
-    }
+    const u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x, query = at / per_query;
+    if (query >= queries) return;
+    const Entry entry = entries[query * slots + at % per_query];
+    rows[at] = entry.number();
+    distances[at] = entry.distance();
 }

@@ -331,11 +331,12 @@ fn round_some<T: Real, const COUNT: usize>(
         apart[i] -= whole[i] * step;
         values[i] = shifted.to_bits() as i16;
     }
-    for (sums, terms) in [(left, &apart), (squares, &whole)] {
-        // Of every eighth element, side by side.
-        for terms in terms.as_chunks::<SIDE_BY_SIDE>().0 {
-            sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term * term);
-        }
+    // Of every eighth element, side by side.
+    for terms in whole.as_chunks::<SIDE_BY_SIDE>().0 {
+        squares.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term * term);
+    }
+    for terms in apart.as_chunks::<SIDE_BY_SIDE>().0 {
+        left.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term * term);
     }
 }
 

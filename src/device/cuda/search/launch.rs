@@ -26,6 +26,9 @@ use crate::error::Result;
 use crate::matrix::{ElementKind, Rows};
 use crate::metric::Metric;
 
+/// Threads of a block, where each has an entry of a list.
+const THREADS: usize = 256;
+
 /// Warps, one query each, in a block of `merge_by_warp`, and the shared memory they may fill.
 const WARPS: usize = 8;
 const WARPS_SHARED: usize = 32 << 10;
@@ -283,14 +286,16 @@ impl Kernels {
     pub(super) fn clear_lists(&self, stream: &Arc<CudaStream>, lists: &mut Lists) -> Result<()> {
         self.check(lists);
         let (queries, k, slots) = (lists.queries as u32, lists.k as u32, lists.slots as u32);
-        let blocks = lists.queries.next_multiple_of(PANEL);
+        let places = lists.queries.next_multiple_of(PANEL);
+        let grid = config((places * lists.k).div_ceil(THREADS), THREADS, 0);
+        let places = places as u32;
         let mut launch = stream.launch_builder(&self.clear_lists);
         launch.arg(lists.entries.slice_mut()).arg(lists.worst.slice_mut());
         launch.arg(lists.reach.slice_mut()).arg(lists.counts.slice_mut());
-        launch.arg(&queries).arg(&k).arg(&slots);
+        launch.arg(&queries).arg(&places).arg(&k).arg(&slots);
         // SAFETY: `check` holds: one element per query with its padding in each of worst, reach and
         // counts, `slots` entries per query in entries.
-        unsafe { launch.launch(config(blocks, 128, 0)) }.map_err(failed("clear_lists"))?;
+        unsafe { launch.launch(grid) }.map_err(failed("clear_lists"))?;
         Ok(())
     }
 
@@ -449,13 +454,17 @@ impl Kernels {
         assert!(per_query <= lists.k);
         check_size(rows, lists.queries * per_query, 4);
         check_size(distances, lists.queries * per_query, real_bytes(self.spec.kind()));
-        let (length, slots) = (per_query as u32, lists.slots as u32);
+        if per_query == 0 {
+            return Ok(());
+        }
+        let grid = config((lists.queries * per_query).div_ceil(THREADS), THREADS, 0);
+        let (queries, length, slots) = (lists.queries as u32, per_query as u32, lists.slots as u32);
         let mut launch = stream.launch_builder(&self.gather);
         launch.arg(lists.entries.slice()).arg(rows.slice_mut()).arg(distances.slice_mut());
-        launch.arg(&length).arg(&slots);
+        launch.arg(&queries).arg(&length).arg(&slots);
         // SAFETY: reads the first `per_query` ≤ k entries of each list, writes as many rows and
         // distances per query; sizes checked above.
-        unsafe { launch.launch(config(lists.queries, 128, 0)) }.map_err(failed("gather"))?;
+        unsafe { launch.launch(grid) }.map_err(failed("gather"))?;
         Ok(())
     }
 

@@ -20,6 +20,10 @@ pub(super) const PANEL: usize = 128;
 const MOST_GROWTH: usize = 8;
 const MOST_FILTERED_GROWTH: f64 = 3.0;
 
+/// The fewest and the most panels whose rows of bits are sorted together, powers of two.
+pub(super) const FIRST_WINDOW: usize = 16;
+pub(super) const WINDOW: usize = 128;
+
 /// Panels that are scanned before any are filtered: enough to make thresholds tell.
 const SCANNED_FIRST: usize = 4;
 
@@ -73,11 +77,38 @@ pub(super) enum PassKind {
     Filtered,
 }
 
+/// Where passes whose pairs are filtered begin and end.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Cuts {
+    /// Between tiles of so many panels.
+    Tiles(usize),
+    /// Between windows: [`FIRST_WINDOW`] panels, then as many as lie before, up to [`WINDOW`]. Rows are sorted in each,
+    /// and the larger it is, the more alike are those of a tile.
+    Windows,
+}
+
+impl Cuts {
+    /// The first that is not before a visit.
+    fn next(self, visit: usize) -> usize {
+        match self {
+            Self::Tiles(panels) => visit.next_multiple_of(panels),
+            Self::Windows if visit >= WINDOW => visit.next_multiple_of(WINDOW),
+            Self::Windows if visit > 0 => visit.next_power_of_two().max(FIRST_WINDOW),
+            Self::Windows => 0,
+        }
+    }
+}
+
+/// How many windows so many panels are in.
+pub(super) fn windows(panels: usize) -> usize {
+    let ends = std::iter::successors(Some(0), |end| Some(Cuts::Windows.next(end + 1)));
+    ends.take_while(|end| *end < panels).count()
+}
+
 /// How pairs are filtered.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tiles {
-    /// Panels in a tile.
-    pub(super) panels: usize,
+    pub(super) cuts: Cuts,
     /// Words for hits in the place of a candidate.
     pub(super) words: usize,
     /// Panels that bound the lists.
@@ -164,17 +195,20 @@ impl SearchPasses {
             }
             let fits = (self.slots - self.rank(SCANNED_FIRST)) / PANEL;
             let least = (self.rank(SCANNED_FIRST) + 1 + self.padding).div_ceil(PANEL);
-            let size = SCANNED_FIRST.max(least).next_multiple_of(tiles.panels);
+            let size = tiles.cuts.next(SCANNED_FIRST.max(least));
             return self.pass(size.min(fits), PassKind::Dense);
-        }
-        if !self.next.is_multiple_of(tiles.panels) {
-            return self.pass(1, PassKind::Scanned);
         }
         let seen = if self.is_bounded { self.next.max(tiles.bounding) } else { self.seen() };
         let k = if self.may_end_short() && !self.is_bounded { self.rank(seen) } else { self.k };
+        let others = tiles.cuts.next(self.next) - self.next;
+        if others > 0 {
+            let most = seen * (self.slots - self.k) / (2 * k);
+            return self.pass(others.min(most.max(1)), PassKind::Scanned);
+        }
         let room = (self.slots - self.k) * tiles.words;
         let growth = (room as f64 / (3 * k) as f64).min(MOST_FILTERED_GROWTH);
-        let whole = ((seen as f64 * growth) as usize).max(1).next_multiple_of(tiles.panels);
+        let end = self.next + ((seen as f64 * growth) as usize).max(1);
+        let whole = tiles.cuts.next(end) - self.next;
         let left = self.panels - self.next;
         let is_last = (left as f64) < (1.0 + CRUMB) * whole as f64;
         self.pass(if is_last { left } else { whole }, PassKind::Filtered)
@@ -295,8 +329,11 @@ mod tests {
         for (rows, k) in
             [(3, 5), (129, 5), (1000, 40), (1_000_000, 10), (1_000_001, 1024), (70_000, 100)]
         {
-            for (panels_of_a_tile, offered) in [(1, 0), (2, 0), (2, 50), (2, 7000), (1, 100_000)] {
-                let tiles = Tiles { panels: panels_of_a_tile, words: 2, bounding: 4 };
+            let all_cuts = [Cuts::Tiles(1), Cuts::Tiles(2), Cuts::Windows];
+            let all_cuts =
+                all_cuts.map(|cuts| [0, 50, 7000, 100_000].map(|offered| (cuts, offered)));
+            for (cuts, offered) in all_cuts.into_iter().flatten() {
+                let tiles = Tiles { cuts, words: 2, bounding: 4 };
                 let all = SearchPasses::new(rows, k, offered).filtered(Some(tiles));
                 let (mut next, mut before) = (0, 0);
                 for pass in all {
@@ -312,9 +349,9 @@ mod tests {
                             assert!(pass.visits.len() * PANEL <= slots(k) - pass.k);
                         }
                         PassKind::Filtered => {
-                            assert!(pass.visits.start.is_multiple_of(panels_of_a_tile));
-                            let is_whole = pass.visits.end.is_multiple_of(panels_of_a_tile);
-                            assert!(is_whole || pass.visits.end == panels(rows));
+                            let Range { start, end } = pass.visits;
+                            assert_eq!(cuts.next(start), start);
+                            assert!(cuts.next(end) == end || end == panels(rows));
                         }
                         PassKind::Scanned => {}
                     }
@@ -323,10 +360,33 @@ mod tests {
                 assert_eq!((next, before), (panels(rows), k));
             }
         }
-        let tiles = Some(Tiles { panels: 2, words: 2, bounding: 4 });
         for k in [10, 100, 1024] {
-            let all: Vec<_> = SearchPasses::new(1_000_000, k, 0).filtered(tiles).collect();
-            assert!(all.len() <= 9, "{all:?}");
+            for (cuts, most) in [(Cuts::Tiles(2), 9), (Cuts::Windows, 10)] {
+                let tiles = Some(Tiles { cuts, words: 2, bounding: 4 });
+                let all: Vec<_> = SearchPasses::new(1_000_000, k, 0).filtered(tiles).collect();
+                assert!(all.len() <= most, "{all:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn windows_grow_and_cover_all_panels() {
+        for panels in [1, 15, 16, 17, 32, 33, 127, 128, 129, 256, 1000] {
+            let mut ends = vec![0];
+            while *ends.last().unwrap() < panels {
+                ends.push(Cuts::Windows.next(ends.last().unwrap() + 1));
+            }
+            assert_eq!(windows(panels), ends.len() - 1, "{panels}");
+            for (i, window) in ends.windows(2).enumerate() {
+                // As kernels reckon: see `sort_rows` in `kernels/filter/bits.cuh`.
+                let small = (WINDOW / FIRST_WINDOW).ilog2() as usize + 1;
+                let (size, before) = match i {
+                    0 => (FIRST_WINDOW, 0),
+                    i if i < small => (FIRST_WINDOW << (i - 1), FIRST_WINDOW << (i - 1)),
+                    i => (WINDOW, (i - small + 1) * WINDOW),
+                };
+                assert_eq!((window[0], window[1]), (before, before + size));
+            }
         }
     }
 

@@ -13,8 +13,8 @@ pub(super) struct BaseBuffers {
 pub(super) enum PackedWith {
     /// Numbers: the centre of the base, and what was found of its rows.
     Halves { centre: Buffer, packing: Buffer },
-    /// Bits: the most of a row of the base, and words of lanes.
-    Lanes { most: u32, words: u32 },
+    /// Bits: the positions of rows before they were sorted, and the fewest bits of a row of each tile.
+    Sorted { order: Buffer, fewest: Buffer },
 }
 
 /// Queries, packed for one base.

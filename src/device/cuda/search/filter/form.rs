@@ -2,7 +2,7 @@
 //!
 //! No CUDA here: this is pure arithmetic, and is tested as such.
 
-use super::super::passes::PANEL;
+use super::super::passes::{Cuts, PANEL};
 use super::super::spec::{entry_bytes, scalar_bytes};
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::handle::Multipliers;
@@ -34,6 +34,9 @@ const RESERVED_BYTES: usize = 1024;
 
 /// Bytes of what is known of a query, at most. See `Asked` in `kernels/filter/pack.cuh`.
 pub(super) const ASKED_BYTES: usize = 32;
+
+/// Bytes of a query's threshold, at most.
+pub(super) const THRESHOLD_BYTES: usize = 8;
 
 /// The longest lists that a warp merges in registers.
 pub(super) const BY_LANES: usize = 32;
@@ -110,7 +113,7 @@ impl Form {
         }
     }
 
-    /// For rows of this many words of bits, lanes among them.
+    /// For rows of this many words of bits.
     pub(in super::super) fn of_words(words: usize, by: Multipliers) -> Self {
         let steps = words.div_ceil(WORDS);
         match by {
@@ -229,6 +232,11 @@ impl Form {
         self.tile / PANEL
     }
 
+    /// Where passes begin and end.
+    pub(in super::super) fn cuts(&self) -> Cuts {
+        if self.of == Products::Bits { Cuts::Windows } else { Cuts::Tiles(self.panels()) }
+    }
+
     /// Queries of a block, or of all blocks of a cluster.
     pub(super) fn queries(&self) -> usize {
         self.asked() * self.cluster
@@ -335,16 +343,16 @@ pub(super) fn pitch(kind: ElementKind, dim: usize) -> usize {
 /// Bytes that a base row needs on the device beside its panel, at most.
 pub(in super::super) fn bytes_per_row(kind: ElementKind, dim: usize, by: Multipliers) -> usize {
     let form = match kind {
-        // Half of the bits again may be lanes.
-        ElementKind::Bits => Form::of_words(dim + dim.div_ceil(2), by),
+        ElementKind::Bits => Form::of_words(dim, by),
         _ => Form::of_numbers(dim, by),
     };
-    pitch(kind, dim) * scalar_bytes(kind) + form.row_bytes() + 2
+    // Beside these its place in an order, or its length in 16 bits.
+    pitch(kind, dim) * scalar_bytes(kind) + form.row_bytes() + 5
 }
 
 /// Bytes that a query needs beside its panel and its list.
 pub(in super::super) fn bytes_per_query(kind: ElementKind, dim: usize, by: Multipliers) -> usize {
-    bytes_per_row(kind, dim, by) + ASKED_BYTES + 4
+    bytes_per_row(kind, dim, by) + ASKED_BYTES + THRESHOLD_BYTES
 }
 
 /// Words for hits behind the neighbours of a list.

@@ -9,11 +9,13 @@ use std::sync::{Arc, LazyLock};
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 
 use super::super::launch::{Lists, Pass};
-use super::super::passes::PANEL;
+use super::super::passes::{FIRST_WINDOW, PANEL, WINDOW};
 use super::super::spec::{definitions, entry_bytes, real_bytes, scalar_bytes};
-use super::buffers::{BaseBuffers, QueryBuffers, Scratch};
-use super::form::{ASKED_BYTES, BY_LANES, Form, GATHERED_BYTES, STATIC_BYTES, pitch, room};
-use super::launch_bits::{BitCounter, BitPacker};
+use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
+use super::form::{
+    ASKED_BYTES, BY_LANES, Form, GATHERED_BYTES, STATIC_BYTES, THRESHOLD_BYTES, pitch, room,
+};
+use super::launch_bits::BitPacker;
 use super::launch_numbers::NumberPacker;
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
@@ -27,7 +29,12 @@ use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
 /// Constants that `kernels/filter` shares with this folder.
-const CONSTANTS: [(&str, usize); 2] = [("PANEL", PANEL), ("RUN", super::super::spec::RUN)];
+const CONSTANTS: [(&str, usize); 4] = [
+    ("PANEL", PANEL),
+    ("RUN", super::super::spec::RUN),
+    ("FIRST_WINDOW", FIRST_WINDOW),
+    ("WINDOW", WINDOW),
+];
 
 /// Words of a filter's state, of which the first says whether it has been given up. See
 /// `kernels/filter/state.cuh`.
@@ -41,6 +48,10 @@ const MOST_OF_A_THREAD: usize = 512;
 
 /// Threads of most kernels.
 const THREADS: usize = 256;
+
+/// Rows of so many bytes are added up by whole blocks, if lanes of lists were no more threads of a multiprocessor.
+const WIDE_BYTES: usize = 1024;
+const MOST_WIDE_THREADS: usize = 1024;
 
 /// Products of halves per cycle of a multiprocessor at first.
 const PER_CYCLE: f64 = 1024.0;
@@ -79,6 +90,7 @@ struct Filter {
     counts: u64,
     scratch: u64,
     given_up: u64,
+    fewest: u64,
     hits_pitch: u64,
     room: u32,
     scratch_room: u32,
@@ -101,6 +113,7 @@ unsafe impl DeviceRepr for Filter {}
 struct Filtered {
     queries: u64,
     base: u64,
+    order: u64,
     state: u64,
     entries: u64,
     worst: u64,
@@ -118,15 +131,7 @@ struct Filtered {
 unsafe impl DeviceRepr for Filtered {}
 
 /// The structs of the kernels.
-const _: () = assert!(size_of::<Filter>() == 104 && size_of::<Filtered>() == 88);
-
-/// What counts the bits of rows, compiled and loaded by the first caller.
-pub(super) fn bit_counter(gpu: &Gpu, metric: Metric) -> Result<Arc<BitCounter>> {
-    static LOADED: LazyLock<Once<(usize, Metric), BitCounter>> = LazyLock::new(Once::default);
-    LOADED.get((gpu.ordinal, metric), || {
-        BitCounter::load(&gpu.load(&surroundings(ElementKind::Bits, metric))?)
-    })
-}
+const _: () = assert!(size_of::<Filter>() == 112 && size_of::<Filtered>() == 96);
 
 /// The program of all kernels but the filter itself.
 fn surroundings(kind: ElementKind, metric: Metric) -> Program {
@@ -209,7 +214,7 @@ impl Kernels {
         check_size(&scratch.hits, self.scratch_bytes(lists), 1);
         let blocks = lists.queries.div_ceil(form.queries());
         check_size(&queries.images, blocks * form.queries() * form.row_bytes(), 1);
-        check_size(&queries.thresholds, blocks * form.queries(), 4);
+        check_size(&queries.thresholds, blocks * form.queries(), THRESHOLD_BYTES);
         let splits = form.splits(blocks, end - begin, self.multiprocessors);
         let entry = entry_bytes(self.kind);
         let filter = Filter {
@@ -220,6 +225,13 @@ impl Kernels {
             counts: address(stream, &lists.counts),
             scratch: address(stream, &scratch.hits),
             given_up: address(stream, &scratch.state),
+            fewest: match &base.with {
+                PackedWith::Sorted { fewest, .. } => {
+                    check_size(fewest, end, 4);
+                    address(stream, fewest)
+                }
+                PackedWith::Halves { .. } => 0,
+            },
             hits_pitch: (lists.slots * entry / 4) as u64,
             room: room(self.kind, k, lists.slots) as u32,
             scratch_room: self.scratch_room(lists) as u32,
@@ -289,6 +301,13 @@ impl Kernels {
         let filtered = Filtered {
             queries: address(stream, &queries.rows),
             base: address(stream, &base.rows),
+            order: match &base.with {
+                PackedWith::Sorted { order, .. } => {
+                    check_size(order, pass.panels as usize * PANEL, 4);
+                    address(stream, order)
+                }
+                PackedWith::Halves { .. } => 0,
+            },
             state: address(stream, &scratch.state),
             entries: address(stream, &lists.entries),
             worst: address(stream, &lists.worst),
@@ -301,7 +320,10 @@ impl Kernels {
             room: room(kind, k, lists.slots) as u32,
             padding: 0,
         };
-        let (function, grid) = if k > BY_LANES {
+        // Few long rows would be added up by few threads.
+        let is_wide = dim * scalar >= WIDE_BYTES
+            && lists.queries * BY_LANES <= self.multiprocessors * MOST_WIDE_THREADS;
+        let (function, grid) = if k > BY_LANES || is_wide {
             let shared = lists.slots * entry_bytes(kind) + GATHERED_BYTES;
             (&self.merge_hits_by_block, config(lists.queries, THREADS, shared))
         } else if k <= BY_LANES / 2 {
@@ -328,7 +350,7 @@ impl Kernels {
         check_size(&lists.counts, all, 4);
         check_size(&lists.crowded_count, 1, 4);
         check_size(&queries.asked, all, ASKED_BYTES);
-        check_size(&queries.thresholds, all, 4);
+        check_size(&queries.thresholds, all, THRESHOLD_BYTES);
         check_size(&queries.images, all * self.form.row_bytes(), 1);
         check_size(&scratch.state, STATE_WORDS, 4);
     }

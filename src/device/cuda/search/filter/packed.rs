@@ -6,9 +6,9 @@ use super::super::launch::{Kernels as Scans, Lists};
 use super::super::passes::{PANEL, panels, stride};
 use super::super::spec::scalar_bytes;
 use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
-use super::form::{ASKED_BYTES, Form, pitch};
-use super::launch::{Kernels, Packer, bit_counter};
-use super::launch_bits::{BitPack, BitRange};
+use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES, pitch};
+use super::launch::{Kernels, Packer};
+use super::launch_bits::BitPack;
 use super::launch_numbers::{BINS, Numbers, Pack, Packing};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
@@ -95,23 +95,20 @@ impl PackedBase {
         scans: &Scans,
         base: InPanels<'_>,
     ) -> Result<Self> {
-        let (metric, stream, dim) = (scans.spec().metric(), &gpu.compute, base.dim);
-        let mut range = memory.allocate(stream, size_of::<BitRange>())?;
-        stream.memset_zeros(range.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
-        bit_counter(gpu, metric)?.count(stream, base.buffer, &range, (base.rows, dim))?;
-        let range = sys::read::<BitRange>(stream, range.slice(), 1);
-        let range = range.map_err(failed("cuMemcpyDtoHAsync"))?[0];
-        let form = Form::of_words(dim + range.lanes(dim), by);
+        let (metric, stream) = (scans.spec().metric(), &gpu.compute);
+        let form = Form::of_words(base.dim, by);
         let kernels = Kernels::get(gpu, ElementKind::Bits, metric, form)?;
         let Packer::Bits(packer) = &kernels.packer else {
             unreachable!("rows of bits have a packer of bits");
         };
         let (images, rows, visits) = allocate_base(gpu, memory, (ElementKind::Bits, form), base)?;
-        let lanes = (range.most, range.lanes(dim) as u32);
+        let order = memory.allocate(stream, visits * PANEL * 4)?;
+        let fewest = memory.allocate(stream, visits * 4)?;
         let stride = stride(panels(base.rows)) as u32;
-        let pack = BitPack { stride, ..bit_pack((base.rows, dim), form, (form.tile, lanes)) };
-        packer.pack_base(stream, base.buffer, (&images, &rows), (&pack, visits))?;
-        let with = PackedWith::Lanes { most: lanes.0, words: lanes.1 };
+        let pack = BitPack { stride, ..bit_pack((base.rows, base.dim), form, form.tile) };
+        let sorted = (&order, &fewest);
+        packer.pack_base(stream, base.buffer, (&images, &rows), sorted, &pack)?;
+        let with = PackedWith::Sorted { order, fewest };
         Ok(Self { kernels, buffers: BaseBuffers { images, rows, with } })
     }
 
@@ -130,7 +127,7 @@ impl PackedBase {
             images: memory.allocate(stream, places * form.row_bytes())?,
             rows: memory.allocate(stream, rows * pitch(kind, dim) * scalar_bytes(kind))?,
             asked: memory.allocate(stream, rows * ASKED_BYTES)?,
-            thresholds: memory.allocate(stream, places * 4)?,
+            thresholds: memory.allocate(stream, places * THRESHOLD_BYTES)?,
         };
         match (&self.kernels.packer, &self.buffers.with) {
             (Packer::Numbers(packer), PackedWith::Halves { centre, packing }) => {
@@ -149,9 +146,8 @@ impl PackedBase {
                 let with = (centre, packing);
                 packer.pack_queries(stream, queries.buffer, with, &packed, (&pack, places))?;
             }
-            (Packer::Bits(packer), PackedWith::Lanes { most, words }) => {
-                let images = (form.query_tile(), (*most, *words));
-                let pack = bit_pack((rows, dim), form, images);
+            (Packer::Bits(packer), PackedWith::Sorted { .. }) => {
+                let pack = bit_pack((rows, dim), form, form.query_tile());
                 packer.pack_queries(stream, queries.buffer, &packed, (&pack, places))?;
             }
             _ => unreachable!("rows are packed by the packer of their kind"),
@@ -174,10 +170,9 @@ impl PackedBase {
             (Packer::Numbers(packer), PackedWith::Halves { packing, .. }) => {
                 packer.set_thresholds(stream, (packing, queries), lists, scratch, dim)
             }
-            (Packer::Bits(packer), PackedWith::Lanes { most, words }) => {
+            (Packer::Bits(packer), PackedWith::Sorted { .. }) => {
                 let form = self.kernels.form;
-                let images = (form.query_tile(), (*most, *words));
-                let pack = bit_pack((lists.queries, dim as usize), form, images);
+                let pack = bit_pack((lists.queries, dim as usize), form, form.query_tile());
                 packer.set_thresholds(stream, queries, lists, scratch, &pack)
             }
             _ => unreachable!("rows are packed by the packer of their kind"),
@@ -186,11 +181,7 @@ impl PackedBase {
 }
 
 /// How so many rows of words of bits are packed, in the order in which they are.
-fn bit_pack(
-    (rows, dim): (usize, usize),
-    form: Form,
-    (tile, (most, lanes)): (usize, (u32, u32)),
-) -> BitPack {
+fn bit_pack((rows, dim): (usize, usize), form: Form, tile: usize) -> BitPack {
     BitPack {
         rows: rows as u32,
         dim: dim as u32,
@@ -200,8 +191,6 @@ fn bit_pack(
         steps: form.stored() as u32,
         log: form.log,
         tile: tile as u32,
-        most,
-        lanes,
     }
 }
 

@@ -45,7 +45,7 @@ impl Filtering {
     pub(in super::super) fn tiles(&self, dim: usize) -> Tiles {
         let kernels = &self.base.kernels;
         let bounding = if dim <= FEW_ELEMENTS { 8 } else { 4 };
-        Tiles { panels: kernels.form.panels(), words: room(kernels.kind, 0, 1), bounding }
+        Tiles { cuts: kernels.form.cuts(), words: room(kernels.kind, 0, 1), bounding }
     }
 
     /// Merges what is near in the panels of some visits, which are whole tiles, into the lists. Where the
