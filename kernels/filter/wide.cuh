@@ -98,7 +98,6 @@ __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& 
 #endif
 #if OF_BITS
     const LeastOf least_of[2] = {{filter, query}, {filter, query + 8}};
-    float fewest = filter.fewest[unit.begin];
 #endif
     Sum32 sums[TILE / 2];
     Turn turn;
@@ -130,6 +129,10 @@ __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& 
     };
     if (RESIDENT) barrier_wait(ring + QUERIES_FULL, 0);
     for (u32 tile = unit.begin; tile < unit.end; ++tile) {
+#if OF_BITS
+        // It comes while products are computed.
+        const float fewest = filter.fewest[tile];
+#endif
         u32 before = 0;
 #pragma unroll(HELD ? PANELS : 1)
         for (u32 panel = 0; panel + 1 < PANELS; ++panel, turn.advance()) {
@@ -145,7 +148,6 @@ __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& 
         turn.advance();
 #if OF_BITS
         const int least[2] = {least_of[0].in_tile(fewest), least_of[1].in_tile(fewest)};
-        fewest = filter.fewest[min(tile + 1, unit.end - 1)];
         examine(sums, least, tile * TILE + lane % 4 * 2, found);
 #else
         examine(sums, tile * TILE + lane % 4 * 2, found);

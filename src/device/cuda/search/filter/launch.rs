@@ -49,10 +49,6 @@ const MOST_OF_A_THREAD: usize = 512;
 /// Threads of most kernels.
 const THREADS: usize = 256;
 
-/// Rows of so many bytes are added up by whole blocks, if lanes of lists were no more threads of a multiprocessor.
-const WIDE_BYTES: usize = 1024;
-const MOST_WIDE_THREADS: usize = 1024;
-
 /// Products of halves per cycle of a multiprocessor at first.
 const PER_CYCLE: f64 = 1024.0;
 
@@ -320,10 +316,7 @@ impl Kernels {
             room: room(kind, k, lists.slots) as u32,
             padding: 0,
         };
-        // Few long rows would be added up by few threads.
-        let is_wide = dim * scalar >= WIDE_BYTES
-            && lists.queries * BY_LANES <= self.multiprocessors * MOST_WIDE_THREADS;
-        let (function, grid) = if k > BY_LANES || is_wide {
+        let (function, grid) = if k > BY_LANES {
             let shared = lists.slots * entry_bytes(kind) + GATHERED_BYTES;
             (&self.merge_hits_by_block, config(lists.queries, THREADS, shared))
         } else if k <= BY_LANES / 2 {
