@@ -72,6 +72,7 @@ impl<T: Zeros> DerefMut for Aligned<T> {
 }
 
 /// Room for so many values that are about to be filled, in huge pages as [`zeros`] are.
+#[allow(dead_code, reason = "only what serves GPUs needs it")]
 pub(crate) fn room<T>(count: usize) -> Vec<T> {
     let room = Vec::with_capacity(count);
     ask_for_huge_pages(&room);
