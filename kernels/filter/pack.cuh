@@ -299,7 +299,6 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
         return eight;
     };
     double squares = 0;
-#pragma unroll 4
     for (u32 start = 0; start < pack.dim; start += 8) {
         const Eight eight = eight_from(start);
         for (u32 i = 0; i < 8; ++i) squares = fma(eight.scaled[i], eight.scaled[i], squares);
@@ -307,7 +306,6 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
     // Sums of products with norms up to 64 must not leave the range of halves.
     const bool is_near = squares < 256.0 * 256.0;
     Sums sums;
-#pragma unroll 2
     for (u32 start = 0; start < columns; start += 8) {
         const Eight eight = eight_from(start);
         if (is_row && start < pack.pitch) eight.write(rows + (u64)query * pack.pitch + start);
