@@ -9,6 +9,7 @@
 // bits, m being the fewest of a row of its tile.
 
 #include "filter/image.cuh"
+#include "filter/least.cuh"
 #include "filter/state.cuh"
 #include "search/lists.cuh"
 
@@ -97,13 +98,6 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_base(const u32* __restr
     pack_row(row_of(base, pack, order[position]), images, rows, position, pack);
 }
 
-// A query's least number of shared bits: this, and its share of the fewest bits of a tile.
-struct __align__(8) Least {
-    float own, share;
-};
-// What nothing reaches.
-__device__ __forceinline__ Least unreachable() { return {__int_as_float(0x7f800000), 0}; }
-
 // Queries, from their panels. A thread per row, padding included.
 extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
     const u32* __restrict__ queries, unsigned char* __restrict__ images, u32* __restrict__ rows,
@@ -112,7 +106,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
     const u32* from = queries + (u64)blockIdx.x * pack.dim * PANEL + threadIdx.x;
     const u32* row = query < pack.rows ? from : nullptr;
     pack_row(row, images, rows, query, pack);
-    thresholds[query] = unreachable();
+    thresholds[query] = Least::unreachable();
     if (row) asked[query] = bits_of(row, pack);
 }
 
@@ -124,7 +118,7 @@ extern "C" __global__ __launch_bounds__(256) void set_thresholds(
     if (query == 0) state[CROWDED] = state[COUNTED] = 0;
     if (query >= pack.rows) return;
     const double bits = asked[query], most = pack.dim * 32.0, reach = reaches[query];
-    Least least = unreachable();
+    Least least = Least::unreachable();
     bool tells = true;
     if (reach >= 0) {
         // A little less alike than it must be.
@@ -137,6 +131,6 @@ extern "C" __global__ __launch_bounds__(256) void set_thresholds(
         // Of a query that all rows pass for, none need be noted.
         tells = own + share * most > 0;
     }
-    thresholds[query] = tells ? least : unreachable();
+    thresholds[query] = tells ? least : Least::unreachable();
     counts[query] = tells ? 0 : LOST;
 }

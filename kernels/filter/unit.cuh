@@ -1,12 +1,13 @@
 // A launch of the filter, and how it is cut into units of work.
 
 #include "filter/image.cuh"
+#include "filter/least.cuh"
 
 // One launch of the filter. The same struct as in src/device/cuda/search/filter/launch.rs.
 struct Filter {
     const unsigned char* tiles;    // the base, in images
     const unsigned char* queries;  // rows of halves, or images
-    const u32* thresholds;         // the last two halves of every query's row, or its `LeastOf`
+    const u32* thresholds;         // the last two halves of every query's row, or its `Least`
     u32* hits;                     // positions of the rows that passed, by query
     u32* counts;                   // their numbers
     u32* scratch;                  // the same of a thread, for each multiprocessor
@@ -36,18 +37,6 @@ struct Unit {
     }
 };
 
-// The least number of bits that a query shares with the rows of a tile that pass. See filter/bits.cuh.
-struct LeastOf {
-    float own, share;
-
-    LeastOf() = default;
-    __device__ __forceinline__ LeastOf(const Filter& filter, u32 query) {
-        const float2 both = ((const float2*)filter.thresholds)[query];
-        own = both.x;
-        share = both.y;
-    }
-    // Rounded up; cut off at the largest number.
-    __device__ __forceinline__ int in_tile(float fewest) const {
-        return __float2int_ru(fmaf(share, fewest, own));
-    }
-};
+__device__ __forceinline__ Least least_of(const Filter& filter, u32 query) {
+    return ((const Least*)filter.thresholds)[query];
+}

@@ -109,9 +109,9 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void filter(
     const u32 query = unit.queries * TILE + across;
     const unsigned char* queries = filter.queries + (u64)unit.queries * (PANELS * PANEL_BYTES);
 #if OF_BITS
-    LeastOf least[8];
+    Least least[8];
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) least[i] = LeastOf(filter, query + i * 8 + Warp::rank() / 4);
+    for (u32 i = 0; i < 8; ++i) least[i] = least_of(filter, query + i * 8 + Warp::rank() / 4);
     float fewest = filter.fewest[unit.begin];
 #endif
     if (RESIDENT) fetch(ring + QUERIES_AT, queries, PANELS * PANEL_BYTES);

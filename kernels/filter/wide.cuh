@@ -97,7 +97,7 @@ __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& 
     load_queries(filter, query, held);
 #endif
 #if OF_BITS
-    const LeastOf least_of[2] = {{filter, query}, {filter, query + 8}};
+    const Least of_row[2] = {least_of(filter, query), least_of(filter, query + 8)};
 #endif
     Sum32 sums[TILE / 2];
     Turn turn;
@@ -147,7 +147,7 @@ __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& 
         release(turn.stage);
         turn.advance();
 #if OF_BITS
-        const int least[2] = {least_of[0].in_tile(fewest), least_of[1].in_tile(fewest)};
+        const int least[2] = {of_row[0].in_tile(fewest), of_row[1].in_tile(fewest)};
         examine(sums, least, tile * TILE + lane % 4 * 2, found);
 #else
         examine(sums, tile * TILE + lane % 4 * 2, found);

@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 62] = files![
+const FILES: [(&str, &str); 63] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -42,6 +42,7 @@ const FILES: [(&str, &str); 62] = files![
     "filter/exact.cuh",
     "filter/found.cuh",
     "filter/image.cuh",
+    "filter/least.cuh",
     "filter/narrow.cuh",
     "filter/pack.cuh",
     "filter/state.cuh",
