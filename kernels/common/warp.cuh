@@ -24,3 +24,13 @@ template <typename T> __device__ __forceinline__ T add_lanes(T value) {
     }
     return value;
 }
+
+// The largest of a value over 32 lanes; every lane gets it.
+template <typename T> __device__ __forceinline__ T largest_of_lanes(T value) {
+#pragma unroll
+    for (u32 apart = 16; apart > 0; apart /= 2) {
+        const T other = __shfl_xor_sync(0xffffffffu, value, apart);
+        if (other > value) value = other;
+    }
+    return value;
+}

@@ -61,6 +61,10 @@ __device__ __forceinline__ void bulk_copy_to_both(u32 to, const void* from, u32 
         : "memory");
 }
 
+// Lets products see what this thread has written to shared memory, once a barrier says so.
+__device__ __forceinline__ void products_see_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 __device__ __forceinline__ void products_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }

@@ -16,6 +16,7 @@
 // 24 bits of the largest. That largest is below 2 BIAS.
 
 #include "kmeans/errors.cuh"
+#include "kmeans/gaps.cuh"
 #include "kmeans/round.cuh"
 
 constexpr u32 PLACES = PART / 4 - 1;          // mask: the low bits of a product hold its position within a part
@@ -28,6 +29,22 @@ __device__ __forceinline__ bool is_far_away(const Rounds& rounds, const Halves& 
     const float typical = __uint_as_float(rounds.status->typical_row);
     const bool may_underflow = !(halves.underflow <= (double)typical * typical);
     return row.length > typical || halves.far[cluster] != 0 || may_underflow;
+}
+
+// The gap of a row, given at least the best of its products and at most the second best; not known where a centroid is
+// far away, whose product does not say how far.
+__device__ __forceinline__ float gap_of(const Rounds& rounds, const Halves& halves, const Errors& errors,
+                                        const Rounded& row, float2 products) {
+    if (rounds.status->has_far != 0) return not_known();
+    const float error = row.error + errors.largest_error, square = row.length * row.length;
+    // From the rounded row to rounded centroids: see above. Lengths are up to 2e-6 too large.
+    const float near = 1.00001f * (1.00001f * square - 2 * products.x);
+    const float far = 0.99999f * (0.99999f * square - 2 * products.y) - errors.largest_error * errors.largest_error;
+    const float own = __fadd_ru(__fsqrt_ru(fmaxf(near, 0.0f)), error);
+    const float other = __fadd_rd(__fsqrt_rd(fmaxf(far, 0.0f)), -error);
+    const float gap = gap_between(own, other, 1.1f * (DIM + 4) * UNIT);
+    const float lost = __fmaf_ru(2, __fsqrt_ru(errors.underflow), 1e-22f);
+    return __double2float_rd(__dmul_rd(__fadd_rd(gap, -lost), halves.unscale));
 }
 
 // The best two products of a row so far, as bits, and the part that holds the best.
@@ -50,12 +67,14 @@ __device__ __forceinline__ int placed(float product, u32 high_bits, u32 place) {
 }
 
 // Assigns every row whose cluster the products make certain, and lists the others. A block per
-// BLOCK_ROWS rows, from `first_block` on.
+// BLOCK_ROWS rows to compare, from `first_block` on.
 extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
     Rounds rounds, Halves halves, u32 first_block, u32 is_last) {
     if (!HAS_TILES || (rounds.status->end != GOING_ON && !is_last)) return;
     const Errors errors(rounds, halves);
+    const Compared compared(rounds);
     const u32 block = first_block + blockIdx.x;
+    if (block * BLOCK_ROWS >= compared.count) return;
     const u32 lane = threadIdx.x % 32;
     const u32 first = (block * WARPS + threadIdx.x / 32) * WARP_ROWS + lane / 4;
     Best best[SLOTS];
@@ -86,8 +105,8 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
         }
     };
     const auto row_of = [&](u32 i) {
-        const u32 row = block * BLOCK_ROWS + i;
-        return row < rounds.count ? row : 0;
+        const u32 place = block * BLOCK_ROWS + i;
+        return place < compared.count ? compared.row(place) : 0;
     };
     multiply_tiles(halves, row_of, errors.bias, 0, (rounds.k + TILE - 1) / TILE, look);
 #pragma unroll
@@ -103,47 +122,61 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
             two = larger(smaller(one, other_one), larger(two, other_two));
             if (other_one > one) one = other_one, cluster = other;
         }
-        const u32 row = first + 8 * i;
+        const u32 place = first + 8 * i;
         bool is_new = false;
-        u32 before = NO_CLUSTER;
-        if (lane % 4 == 0 && row < rounds.count) {
+        u32 row = 0, before = NO_CLUSTER;
+        if (lane % 4 == 0 && place < compared.count) {
+            row = compared.row(place);
             before = rounds.labels[row];
-            const float high = __int_as_float(one);
-            const float margin = errors.margin(halves.rounded[row], high, PLACES);
+            const Rounded rounded = halves.rounded[row];
+            const float high = __int_as_float(one), low = __int_as_float(two);
+            const float margin = errors.margin(rounded, high, PLACES);
+            float gap = not_known();
             // Written so that NaN is not certain.
-            const bool is_far = is_far_away(rounds, halves, halves.rounded[row], cluster);
-            if (rounds.k == 1 || (!is_far && add(high, -__int_as_float(two)) > margin)) {
+            const bool is_far = is_far_away(rounds, halves, rounded, cluster);
+            if (rounds.k == 1 || (!is_far && add(high, -low) > margin)) {
                 is_new = cluster != before;
+                const float off = errors.adding_up + errors.stored(PLACES);
+                gap = gap_of(rounds, halves, errors, rounded, {high - errors.bias - off, low - errors.bias + off});
             } else {
                 const u32 at = atomicAdd(&rounds.status->uncertain, 1u);
                 halves.uncertain[at] = row;
                 halves.least[at] = is_far ? ALL : Errors::limit(add(high, -margin));
                 halves.nearest[at] = ~0ull;
             }
+            note_gap(rounds, row, cluster, gap);
         }
         move_row(rounds, is_new, row, before, cluster);
     }
 }
 
-// Assigns every row whose cluster is certain by what groups of warps have found, and lists the others. A thread per row.
+// Assigns every row whose cluster is certain by what groups of warps have found, and lists the others. A thread per row
+// to compare.
 extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Halves halves, u32 is_last) {
     if (!HAS_IMAGES || (rounds.status->end != GOING_ON && !is_last)) return;
-    const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    const Compared compared(rounds);
+    if (blockIdx.x * blockDim.x >= compared.count) return;
+    const u32 place = blockIdx.x * blockDim.x + threadIdx.x;
     const Errors errors(rounds, halves);
     bool is_new = false, is_uncertain = false;
-    u32 before = NO_CLUSTER, cluster = NO_CLUSTER;
+    u32 row = 0, before = NO_CLUSTER, cluster = NO_CLUSTER;
     float least = 0;
-    if (row < rounds.count) {
-        const uint4 found = *reinterpret_cast<const uint4*>(&halves.found[row]);
-        const float best = __uint_as_float(found.x);
-        const GroupMargins margins(errors, halves.rounded[row], best);
+    if (place < compared.count) {
+        row = compared.row(place);
+        const uint4 found = *reinterpret_cast<const uint4*>(&halves.found[place]);
+        const float best = __uint_as_float(found.x), second = __uint_as_float(found.y);
+        const Rounded rounded = halves.rounded[row];
+        const GroupMargins margins(errors, rounded, best);
         before = rounds.labels[row];
         cluster = rounds.k == 1 ? 0 : found.z;
         // A single centroid is certain, even if its sum is NaN; written so that NaN is not.
         // Which centroid it is does not show where two sums are equal: both may be far away.
         const bool is_tie = found.x == found.y && rounds.status->has_far != 0;
-        const bool is_far = is_tie || is_far_away(rounds, halves, halves.rounded[row], cluster);
-        is_uncertain = !(rounds.k == 1 || (!is_far && add(best, -__uint_as_float(found.y)) > margins.lead));
+        const bool is_far = is_tie || is_far_away(rounds, halves, rounded, cluster);
+        is_uncertain = !(rounds.k == 1 || (!is_far && add(best, -second) > margins.lead));
+        const float norm = norm_of(rounded), off = margins.own;
+        const float2 products = {best + norm - off, second + norm + off};
+        note_gap(rounds, row, cluster, is_uncertain ? not_known() : gap_of(rounds, halves, errors, rounded, products));
         is_new = !is_uncertain && cluster != before;
         least = is_far ? ALL : margins.least;
     }

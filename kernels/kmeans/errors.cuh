@@ -47,25 +47,28 @@ struct Errors {
     // The least product of a candidate. Where it is not positive, centroids that are far away may have less than 0.
     static __device__ __forceinline__ float limit(float product) { return product >= 0 ? product : ALL; }
 
+    // What storing the place costs two products: each up to `places` units of 2^-23 of 2 BIAS.
+    __device__ __forceinline__ float stored(u32 places) const { return 8 * (places + 1) * UNIT * bias; }
+
     // The lead over all others that the best product needs for its centroid to be the nearest in exact sums.
     __device__ __forceinline__ float margin(const Rounded& row, float best, u32 places) const {
-        // Storing the place costs each of two products up to `places` units of 2^-23 of 2 BIAS.
-        const float stored = 8 * (places + 1) * UNIT * bias;
+        const float stored = this->stored(places);
         const float away = distance(row, best - bias, adding_up + stored);
         return 1.001f * (2 * (rounding(row, away) + adding_up) + stored + exact(away)) + 1e-30f;
     }
 };
 
-// What the best sum of `find_by_groups.cuh` needs to be certain, and the least product of a candidate otherwise.
+// What the best sum of `find_by_groups.cuh` needs to be certain, the least product of a candidate otherwise, and by how much
+// adding up may be off.
 struct GroupMargins {
-    float lead, least;
+    float lead, least, own;
 
     __device__ __forceinline__ GroupMargins(const Errors& errors, const Rounded& row, float best) {
         const float length = row.length + row.error, both = length + errors.largest_centroid;
         // No sum, and no number that is added, is larger: |x||c| + |c|^2 / 2 + n, and a bit. 32 units are lost for each
         // multiplication.
         const float largest = __fmaf_rn(both * both, 0.56f, 0.01f);
-        const float own = (32 * IMAGE_STEPS + 16) * UNIT * largest;
+        own = (32 * IMAGE_STEPS + 16) * UNIT * largest;
         const float product = add(best, norm_of(row)), away = errors.distance(row, product, own);
         const float rounding = errors.rounding(row, away), exact = errors.exact(away);
         lead = 1.001f * (2 * (rounding + own) + exact) + 1e-30f;

@@ -3,13 +3,15 @@
 // |h(x)|^2 / 2: so that sums are negative, and the larger one has the smaller bits. All terms are products of halves.
 //
 // Two groups have 64 rows each, and two more warps bring rows and centroids, in panels of two multiplications: centroids
-// through a ring of stages, rows once. Blocks stay: block b does images b, b + gridDim.x, … of 128 rows. Where the ring
+// through a ring of stages, rows once. Blocks stay: block b does images b, b + gridDim.x, … of 128 rows. Where the rows to
+// compare are listed, a warp collects them into images. Where the ring
 // holds a tile and more, the groups take turns: one multiplies while the other looks at its sums.
 //
 // A thread's 64 sums of a row and a tile are an 8 x 8 square. Of all tiles, it keeps the least bits of each line of the
 // square, of each column, and of the best two tiles. Whatever is not the best sum is in another line, column or tile: so
 // they tell which it is, and what the second best is. Where two are equal they may not, but then it is not certain.
 
+#include "common/copy.cuh"
 #include "common/wgmma.cuh"
 #include "kmeans/halves.cuh"
 
@@ -34,7 +36,7 @@ constexpr u32 ROWS_EMPTY = ROWS_FULL + 8 * GROUP_BUFFERS * PANELS;
 // More than the bits of any sum.
 constexpr int WORST = 0x7fffffff;
 
-// The images of rows of a launch, and the tiles of centroids.
+// The images of rows to compare of a launch, and the tiles of centroids.
 struct Span {
     u32 first, end, tiles;
 };
@@ -80,6 +82,35 @@ __device__ __forceinline__ void stream_rows(const unsigned char* rows, const Spa
             bulk_copy(memory + ROWS_AT + buffer * ROWS_IMAGE + start, rows + (u64)image * ROWS_IMAGE + start, bytes,
                       full);
         }
+    }
+}
+
+// The same for listed rows, by a warp.
+__device__ __forceinline__ void collect_rows(const unsigned char* rows, const Compared& compared, const Span& span,
+                                             u32 memory) {
+    const auto number_at = [&](u32 place) { return compared.row(place < compared.count ? place : compared.count - 1); };
+    u32 turn = 0;
+    for (u32 image = span.first + blockIdx.x; image < span.end; image += gridDim.x, ++turn) {
+        const u32 buffer = turn % GROUP_BUFFERS, phase = turn / GROUP_BUFFERS & 1;
+        const u32 barriers = 8 * buffer * PANELS;
+        u32 next = number_at(image * IMAGE_ROWS + Warp::rank());
+        for (u32 panel = 0; panel < PANELS; ++panel) barrier_wait(memory + ROWS_EMPTY + barriers + 8 * panel, phase ^ 1);
+#pragma unroll 1
+        for (u32 place = Warp::rank(); place < IMAGE_ROWS; place += 32) {
+            const u32 number = next;
+            if (place + 32 < IMAGE_ROWS) next = number_at(image * IMAGE_ROWS + place + 32);
+#pragma unroll
+            for (u32 chunk = 0; chunk < 2 * IMAGE_STEPS; ++chunk) {
+                const u32 to = buffer * ROWS_IMAGE + image_offset(IMAGE_STEPS, IMAGE_LOG, IMAGE_ROWS, place, chunk * 8);
+                copy_16(matrices + ROWS_AT + to, rows + row_chunk(number, chunk));
+            }
+        }
+        // Seen by products before the barriers are.
+        wait_for_copies();
+        products_see_shared();
+        __syncwarp();
+        if (Warp::rank() > 0) continue;
+        for (u32 panel = 0; panel < PANELS; ++panel) barrier_arrive(memory + ROWS_FULL + barriers + 8 * panel);
     }
 }
 
@@ -140,8 +171,8 @@ struct LeastTwo {
     }
 };
 
-// Notes what was found for a row, by a quad of threads that keep parts of it. Nothing waits for memory here.
-__device__ __forceinline__ void note_row(const Rounds& rounds, const Halves& halves, const Kept& kept, u32 row) {
+// Notes what was found for the row at a place, by a quad of threads that keep parts of it. Nothing waits for memory here.
+__device__ __forceinline__ void note_row(const Halves& halves, const Kept& kept, u32 place, u32 count) {
     const u32 lane = threadIdx.x % 32;
     const LeastTwo line(kept.lines), column(kept.columns);
     int one = kept.first, two = smaller(kept.second, smaller(line.second, column.second));
@@ -155,8 +186,8 @@ __device__ __forceinline__ void note_row(const Rounds& rounds, const Halves& hal
         two = smaller(larger(one, other_one), smaller(two, other_two));
         if (other_one < one) one = other_one, cluster = other;
     }
-    if (lane % 4 > 0 || row >= rounds.count) return;
-    *reinterpret_cast<uint4*>(&halves.found[row]) = {(u32)one, (u32)two, cluster, 0};
+    if (lane % 4 > 0 || place >= count) return;
+    *reinterpret_cast<uint4*>(&halves.found[place]) = {(u32)one, (u32)two, cluster, 0};
 }
 
 // Lets the other group multiply, or waits until it is this group's turn.
@@ -167,18 +198,18 @@ __device__ __forceinline__ void wait_for_turn(u32 group) {
     if (TAKES_TURNS) asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
 }
 
-__device__ __forceinline__ void find_images(const Rounds& rounds, const Halves& halves, const Span& span, u32 memory,
-                                              u32 thread, u32 group) {
+__device__ __forceinline__ void find_images(const Halves& halves, u32 count, const Span& span, u32 memory, u32 thread,
+                                            u32 group) {
     float sums[128];
     Kept kept[2];
     Turn turn;
     const auto release = [&](u32 barrier) {
         if (thread == 0) barrier_arrive(memory + barrier);
     };
-    u32 count = 0;
+    u32 turns = 0;
     if (group == 1) pass_turn(group);
-    for (u32 image = span.first + blockIdx.x; image < span.end; image += gridDim.x, ++count) {
-        const u32 buffer = count % GROUP_BUFFERS, phase = count / GROUP_BUFFERS & 1;
+    for (u32 image = span.first + blockIdx.x; image < span.end; image += gridDim.x, ++turns) {
+        const u32 buffer = turns % GROUP_BUFFERS, phase = turns / GROUP_BUFFERS & 1;
         const u32 rows = memory + ROWS_AT + buffer * ROWS_IMAGE, barriers = 8 * buffer * PANELS;
         kept[0].clear();
         kept[1].clear();
@@ -216,16 +247,19 @@ __device__ __forceinline__ void find_images(const Rounds& rounds, const Halves& 
             kept[0].take<0>(sums, tile);
             kept[1].take<1>(sums, tile);
         }
-        const u32 row = image * IMAGE_ROWS + group * 64 + thread / 32 * 16 + thread % 32 / 4;
-        note_row(rounds, halves, kept[0], row);
-        note_row(rounds, halves, kept[1], row + 8);
+        const u32 place = image * IMAGE_ROWS + group * 64 + thread / 32 * 16 + thread % 32 / 4;
+        note_row(halves, kept[0], place, count);
+        note_row(halves, kept[1], place + 8, count);
     }
 }
 
-// Finds the nearest centroids of the rows of some images. At most as many blocks as images.
+// Finds the nearest centroids of the rows of some images of those to compare. At most as many blocks as images.
 extern "C" __global__ __launch_bounds__(THREADS, 1) void find_by_groups(Rounds rounds, Halves halves, u32 first, u32 end,
                                                                        u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
+    const Compared compared(rounds);
+    const u32 images = (compared.count + IMAGE_ROWS - 1) / IMAGE_ROWS;
+    if (images < end) end = images;
     u32 memory = shared_address(matrices), thread = threadIdx.x % 128;
     asm volatile("" : "+r"(memory), "+r"(thread));
     if (threadIdx.x == 0) {
@@ -245,9 +279,13 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void find_by_groups(Rounds r
     if (group == GROUPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (thread == 0) stream_centroids(halves.images, span, memory);
-        if (thread == 32) stream_rows(halves.half_rows, span, memory);
+        if (thread / 32 == 1 && compared.listed != nullptr) {
+            collect_rows(halves.half_rows, compared, span, memory);
+        } else if (thread == 32) {
+            stream_rows(halves.half_rows, span, memory);
+        }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        find_images(rounds, halves, span, memory, thread, group);
+        find_images(halves, compared.count, span, memory, thread, group);
     }
 }

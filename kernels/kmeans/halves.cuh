@@ -21,7 +21,7 @@ struct Found {
 
 // The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
 struct Halves {
-    unsigned char* half_rows;  // rows and centroids, scaled and rounded to half precision
+    unsigned char* half_rows;  // rows and centroids, scaled and rounded to half precision, …
     unsigned short* half_centroids;
     Rounded* rounded;
     float* half_squares;   // per centroid: minus half the squared lengths of what it is rounded to and of the error
@@ -33,11 +33,11 @@ struct Halves {
     unsigned char* images;  // the centroids again, for groups of warps, if they multiply, …
     Found* found;           // … and what they have found
     const double* origin;  // a point in the middle of the rows
-    double scale;
+    double scale, unscale;  // … by a power of two, and its inverse
     double underflow;      // largest error of an exact squared distance by underflow, scaled
     u32 room_for_pairs, padding;
 };
-static_assert(sizeof(Halves) == 120, "the host has the same struct");
+static_assert(sizeof(Halves) == 128, "the host has the same struct");
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 constexpr bool HAS_TILES = DIM <= TILES_DIM;

@@ -1,7 +1,7 @@
 // Lloyd's rounds on rows that stay on the device: definitions that the kernels share.
 //
-// A round is a sequence of launches without synchronising with the host: assign (`near.cuh`, or `assign_tiles.cuh` with
-// `find_by_groups.cuh` where it can be), `add_moved`, `finish_round`. The outcome is in a Status; once it says that
+// A round is a sequence of launches without synchronising with the host: assign (`near.cuh`, or of the rows that `gaps.cuh`
+// lists `assign_tiles.cuh` with `find_by_groups.cuh` where it can be), `add_moved`, `finish_round`. The outcome is in a Status; once it says that
 // rounds have ended, later launches do nothing. DIM is the number of elements in a row. Sums are exact, like those of
 // `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
 
@@ -27,9 +27,13 @@ struct Status {
     u32 largest_centroid;  // longest centroid that is not far away, as the bits of a float
     u32 largest_error;     // largest rounding error of one of these, as the bits of a float
     u32 has_far;           // whether a centroid is far away
+    u32 kept;              // rows whose cluster cannot have changed
+    u32 listed;            // all others (length of the list), if they are listed
+    float drift;           // by how much any centroid may have come nearer to rows, in all rounds
+    u32 padding;
     u64 rechecked;
 };
-static_assert(sizeof(Status) == 64, "the host has the same struct");
+static_assert(sizeof(Status) == 80, "the host has the same struct");
 
 // A row that changed its cluster: its position, and its old cluster.
 struct Moved {
@@ -46,9 +50,12 @@ struct Rounds {
     float* centroids;    // two sets
     u32* labels;
     Moved* moved;
+    float* gaps;    // see `gaps.cuh`: of each row, …
+    float* drifts;  // … by how much each centroid moved, in all rounds, …
+    u32* listed;    // … and the rows to compare
     u32 count, k;
 };
-static_assert(sizeof(Rounds) == 56, "the host has the same struct");
+static_assert(sizeof(Rounds) == 80, "the host has the same struct");
 
 // Sums of clusters, and the convergence test.
 struct Sums {
@@ -66,6 +73,23 @@ static_assert(sizeof(Sums) == 64, "the host has the same struct");
 __device__ __forceinline__ float* current_centroids(const Rounds& rounds) {
     return rounds.centroids + (u64)rounds.status->current * rounds.k * DIM;
 }
+
+// The rows to compare in this round: those that are listed, or all.
+struct Compared {
+    const u32* listed;
+    u32 count;
+
+    explicit __device__ __forceinline__ Compared(const Rounds& rounds) {
+        const Status* status = rounds.status;
+        // A list costs more than a few rows.
+        const bool is_listed = status->kept > rounds.count / 8;
+        listed = is_listed ? rounds.listed : nullptr;
+        count = is_listed ? status->listed : rounds.count;
+    }
+
+    // The row at a place, which is below `count`.
+    __device__ __forceinline__ u32 row(u32 at) const { return listed == nullptr ? at : listed[at]; }
+};
 
 // Loads a row into registers.
 __device__ __forceinline__ void load_row(float (&to)[DIM], const float* from) {

@@ -191,8 +191,13 @@ __device__ __forceinline__ bool is_whole(const Rounds& rounds) {
     return __ldcg(&rounds.status->empty) == 0 && rounds.status->moved != 0;
 }
 
+// A distance that is not shorter than one with this square.
+__device__ __forceinline__ float distance_above(double square) {
+    return __double2float_ru(__dsqrt_ru(__dmul_ru(square, 1.000000000001)));
+}
+
 // Computes the squared distance that a centroid moved, by a warp; nobody needs it where a cluster has no rows.
-__device__ __forceinline__ void take_shift(const Rounds& rounds, const Sums& sums, u32 cluster) {
+__device__ __forceinline__ double take_shift(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 current = rounds.status->current, lane = threadIdx.x % 32;
     const float* old = rounds.centroids + ((u64)current * rounds.k + cluster) * DIM;
     const float* next = rounds.centroids + ((u64)(1 - current) * rounds.k + cluster) * DIM;
@@ -203,19 +208,26 @@ __device__ __forceinline__ void take_shift(const Rounds& rounds, const Sums& sum
     }
     shift = add_lanes(shift);
     if (lane == 0) sums.shifts[cluster] = shift;
+    return shift;
 }
 
 // Sums the squared distances that centroids moved, and decides whether rounds end; by a warp.
 __device__ __forceinline__ void end_round(const Rounds& rounds, const Sums& sums) {
     const u32 lane = threadIdx.x % 32;
-    double shift = 0;
+    double shift = 0, longest = 0;
     if (is_whole(rounds)) {
 #pragma unroll 8
-        for (u32 i = lane; i < rounds.k; i += 32) shift = __dadd_rn(shift, __ldcg(&sums.shifts[i]));
+        for (u32 i = lane; i < rounds.k; i += 32) {
+            const double own = __ldcg(&sums.shifts[i]);
+            shift = __dadd_rn(shift, own);
+            longest = fmax(longest, own);
+        }
     }
     shift = add_lanes(shift);
+    longest = largest_of_lanes(longest);
     if (lane > 0) return;
     Status* status = rounds.status;
+    status->drift = __fadd_ru(status->drift, distance_above(longest));
     status->iterations++;
     if (status->moved == 0) {
         status->end = STABLE;
@@ -228,7 +240,7 @@ __device__ __forceinline__ void end_round(const Rounds& rounds, const Sums& sums
     status->moved_last = status->moved;
     status->rechecked += status->uncertain;
     status->moved = status->uncertain = status->pairs = 0;
-    status->empty = status->arrived = 0;
+    status->empty = status->arrived = status->kept = status->listed = 0;
     status->largest_centroid = status->largest_error = status->has_far = 0;
 }
 
@@ -240,7 +252,9 @@ extern "C" __global__ __launch_bounds__(256) void finish_round(Rounds rounds, Su
     if (cluster < rounds.k) {
         take_mean(rounds, sums, cluster);
         // What a lane reads, it has written.
-        take_shift(rounds, sums, cluster);
+        const float shift = distance_above(take_shift(rounds, sums, cluster));
+        const bool has_drifts = rounds.drifts != nullptr;
+        if (has_drifts && threadIdx.x % 32 == 0) rounds.drifts[cluster] = __fadd_ru(rounds.drifts[cluster], shift);
     }
     __shared__ bool is_last;
     __threadfence();

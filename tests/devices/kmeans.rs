@@ -83,7 +83,7 @@ fn clusters(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
 /// A few long runs, which reach the kernels that only later rounds launch, and are short enough for
 /// tools that slow every access down.
 fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
-    for (count, dim, k) in [(1500, 3, 9), (1200, 20, 12), (500, 200, 12)] {
+    for (count, dim, k) in [(1500, 3, 9), (1200, 20, 12), (4000, 24, 40), (500, 200, 12)] {
         for outlier in [1.0, 1e3, 1e15] {
             let mut values = Kind::Normal.rows(1, count, dim);
             values[count - 1].iter_mut().for_each(|x| *x *= outlier);

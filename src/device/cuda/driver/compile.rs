@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 63] = files![
+const FILES: [(&str, &str); 64] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -57,6 +57,7 @@ const FILES: [(&str, &str); 63] = files![
     "kmeans/assign_tiles.cuh",
     "kmeans/errors.cuh",
     "kmeans/find_by_groups.cuh",
+    "kmeans/gaps.cuh",
     "kmeans/groups.cuh",
     "kmeans/halves.cuh",
     "kmeans/near.cuh",

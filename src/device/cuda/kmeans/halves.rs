@@ -36,6 +36,7 @@ pub(super) fn of_tiles(
         found,
         origin,
         scale,
+        unscale: 1.0 / scale,
         // A unit of the smallest number for each of dim sums, on both sides of a comparison.
         underflow: 2.0 * (dim + 4) as f64 * 2f64.powi(-149) * scale * scale,
         room_for_pairs: room_for_pairs as u32,
@@ -48,6 +49,7 @@ impl Halves {
     pub(super) fn scale_up(&mut self, times: f64) {
         let times = 2f64.powi(times.log2().floor() as i32);
         self.scale *= times;
+        self.unscale /= times;
         self.underflow *= times * times;
     }
 }

@@ -5,15 +5,18 @@
 //! and [`Halves`]. Kernels run in the order of one stream.
 #![allow(unsafe_code)]
 
+mod gaps;
+mod order;
+
 use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, LaunchArgs, LaunchConfig, PushKernelArg};
 
+use self::gaps::Gaps;
+use self::order::Sorted;
 use super::halves::of_tiles;
 use super::images::{IMAGE_CENTROIDS, IMAGE_ROWS};
-use super::kernels::{
-    ADDED_ROWS, MOST_ROWS, RoundKernels, SORTED_ROWS, TILE, WARPS, Way, ranks, stages_bytes,
-};
+use super::kernels::{ADDED_ROWS, MOST_ROWS, RoundKernels, TILE, WARPS, Way, ranks, stages_bytes};
 use super::structs::{BINS, Halves, Near, Rounds, Status, Sums};
 use crate::device::ClusterSums;
 use crate::device::contract::KMeansProblem;
@@ -40,6 +43,8 @@ pub(super) struct Workspace {
     status: Buffer,
     centroids: Buffer,
     labels: Buffer,
+    /// What tells which rows need not be compared, if anything does.
+    gaps: Option<Gaps>,
     /// The memory of cluster sums: all zero without rows.
     sums: SumsMemory,
     rows: Buffer,
@@ -65,12 +70,6 @@ struct SumsMemory {
     counts: Buffer,
     wide: Buffer,
     is_wide: Buffer,
-}
-
-struct Sorted {
-    rows: Buffer,
-    labels: Buffer,
-    numbers: [Buffer; 2],
 }
 
 impl Workspace {
@@ -99,6 +98,13 @@ impl Workspace {
         };
         let (status, centroids) = (allocate(size_of::<Status>())?, allocate(2 * k * dim * 4)?);
         let labels = allocate(count * 4)?;
+        let gaps = match way {
+            Way::Near => None,
+            Way::Tiles => Some(Gaps::new((count, k), allocate)?),
+        };
+        let of_gaps = |buffer: fn(&Gaps) -> &Buffer| {
+            gaps.as_ref().map_or(0, |gaps| address(stream, buffer(gaps)))
+        };
         let sums = SumsMemory {
             sums: allocate(k * dim * 8)?,
             counts: allocate(k * 8)?,
@@ -115,6 +121,9 @@ impl Workspace {
             centroids: address(stream, &centroids),
             labels: address(stream, &labels),
             moved: place(count * 8)?,
+            gaps: of_gaps(|gaps| &gaps.of_rows),
+            drifts: of_gaps(|gaps| &gaps.drifts),
+            listed: of_gaps(|gaps| &gaps.listed),
             count: count as u32,
             k: k as u32,
         };
@@ -167,6 +176,7 @@ impl Workspace {
             status,
             centroids,
             labels,
+            gaps,
             sums,
             rows,
             sorted,
@@ -239,10 +249,13 @@ impl Workspace {
         Ok(both[current as usize * size..][..size].to_vec())
     }
 
-    /// Stores these as the first of the two sets.
+    /// Stores these as the first of the two sets: all rows are compared with them.
     pub(super) fn set_centroids(&mut self, centroids: &[f32]) -> Result<()> {
         assert_eq!(centroids.len(), self.k * self.kernels.dim);
-        sys::write(&self.stream, self.centroids.slice_mut(), centroids)
+        sys::write(&self.stream, self.centroids.slice_mut(), centroids)?;
+        let Some(gaps) = &mut self.gaps else { return Ok(()) };
+        gaps.are_known = false;
+        self.stream.memset_zeros(gaps.drifts.slice_mut()).map_err(failed("cuMemsetD8Async"))
     }
 
     /// Takes all rows out of their clusters.
@@ -282,6 +295,24 @@ impl Workspace {
     /// if rounds have ended.
     pub(super) fn assign(&mut self, is_last: bool, job: &Job) -> Result<()> {
         let is_last = u32::from(is_last);
+        if self.are_gaps_known() {
+            let all = config(self.count.div_ceil(1024), 1024, 0);
+            self.launch(&self.kernels.list_rows, ("list_rows", all), |launch, kernel| {
+                launch.arg(&kernel.rounds).arg(&is_last);
+            })?;
+        }
+        self.compare(is_last, job)?;
+        if let Some(gaps) = &mut self.gaps {
+            gaps.are_known = true;
+        }
+        Ok(())
+    }
+
+    fn are_gaps_known(&self) -> bool {
+        self.gaps.as_ref().is_some_and(|gaps| gaps.are_known)
+    }
+
+    fn compare(&mut self, is_last: u32, job: &Job) -> Result<()> {
         match self.way {
             Way::Near => {
                 let size = self.k.next_power_of_two();
@@ -355,7 +386,8 @@ impl Workspace {
             let most = ((self.rate.of_a_launch() / per_block) as usize).max(1);
             let some = next..blocks.min(next.saturating_add(most));
             launch(self, some.clone())?;
-            self.pace.launched(&self.stream, &self.rate, some.len() as f64 * per_block)?;
+            let work = some.len() as f64 * per_block;
+            self.pace.count(&self.stream, &self.rate, work, !self.are_gaps_known())?;
             next = some.end;
         }
         Ok(())
@@ -390,45 +422,6 @@ impl Workspace {
     pub(super) fn update(&self) -> Result<()> {
         let clusters = config(self.k.div_ceil(8), 256, 0);
         self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters))
-    }
-
-    /// Sorts rows by cluster, and within it by how many centroids they are compared with, if that makes
-    /// assigning them faster. All rows must be in a cluster.
-    pub(super) fn sort(&mut self) -> Result<()> {
-        let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
-        let Sorted { rows, labels, numbers: [numbers, _] } = &sorted;
-        let to = [rows, numbers, labels].map(|buffer| address(&self.stream, buffer));
-        self.order(to.into())?;
-        std::mem::swap(&mut self.rows, &mut sorted.rows);
-        std::mem::swap(&mut self.labels, &mut sorted.labels);
-        self.rounds.rows = address(&self.stream, &self.rows);
-        self.rounds.labels = address(&self.stream, &self.labels);
-        self.rounds.numbers = address(&self.stream, &sorted.numbers[0]);
-        sorted.numbers.swap(0, 1);
-        self.sorted = Some(sorted);
-        Ok(())
-    }
-
-    /// Writes rows of few elements, numbers and labels of all rows in the order of their clusters to other memory for as
-    /// many.
-    fn order(&mut self, (rows, numbers, labels): (u64, u64, u64)) -> Result<()> {
-        let Some(counts) = &mut self.at_places else { return Ok(()) };
-        self.stream.memset_zeros(counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
-        let (kernels, ranks) = (&self.kernels, ranks(self.way, self.k));
-        let places = self.k * ranks;
-        let blocks = config(self.count.div_ceil(SORTED_ROWS), 1024, places * 4);
-        let ranks = ranks as u32;
-        self.launch_near(&kernels.sort_count, ("sort_count", blocks), ranks)?;
-        let (counts, places) = (self.near.sorted_counts, places as u32);
-        let total = counts + u64::from(places) * 4;
-        self.launch(&kernels.add_up, ("add_up", config(1, 1024, 0)), |launch, _| {
-            launch.arg(&counts).arg(&places).arg(&places).arg(&total);
-        })?;
-        self.launch(&kernels.sort_move, ("sort_move", blocks), |launch, kernel| {
-            // Positions are below `count`, for which the targets have room.
-            launch.arg(&kernel.rounds).arg(&kernel.near).arg(&ranks);
-            launch.arg(&rows).arg(&numbers).arg(&labels);
-        })
     }
 
     /// Labels and costs of all rows, in their original order.

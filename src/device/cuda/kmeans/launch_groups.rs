@@ -50,7 +50,7 @@ struct Group {
     sums: Sums,
 }
 
-const _: () = assert!(size_of::<Group>() == 120);
+const _: () = assert!(size_of::<Group>() == 144);
 
 // SAFETY: a C struct of structs without padding, laid out as the kernels declare it.
 unsafe impl DeviceRepr for Group {}
@@ -133,6 +133,9 @@ impl GroupsWorkspace {
                     centroids: bases.2 + 2 * cluster * dim * 4,
                     labels: bases.3 + row * 4,
                     moved: moved + row * 8,
+                    gaps: 0,
+                    drifts: 0,
+                    listed: 0,
                     count: group.rows.len() as u32,
                     k: *k as u32,
                 },

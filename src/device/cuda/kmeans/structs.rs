@@ -10,7 +10,7 @@ pub(super) const BINS: usize = 9;
 
 /// The same struct as in `kernels/kmeans/rounds.cuh`, which documents it.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Status {
     pub(super) end: u32,
     pub(super) iterations: u32,
@@ -26,6 +26,10 @@ pub(super) struct Status {
     pub(super) largest_centroid: u32,
     pub(super) largest_error: u32,
     pub(super) has_far: u32,
+    pub(super) kept: u32,
+    pub(super) listed: u32,
+    pub(super) drift: f32,
+    pub(super) padding: u32,
     pub(super) rechecked: u64,
 }
 
@@ -60,9 +64,9 @@ impl Status {
 unsafe impl DeviceRepr for Status {}
 
 /// The structs of `kernels/kmeans`: addresses on the device, and numbers.
-const _: () = assert!(size_of::<Status>() == 64 && size_of::<Rounds>() == 56);
+const _: () = assert!(size_of::<Status>() == 80 && size_of::<Rounds>() == 80);
 const _: () = assert!(size_of::<Sums>() == 64 && size_of::<Near>() == 16);
-const _: () = assert!(size_of::<Halves>() == 120);
+const _: () = assert!(size_of::<Halves>() == 128);
 
 /// The rows and the state of rounds.
 #[repr(C)]
@@ -78,6 +82,10 @@ pub(super) struct Rounds {
     pub(super) labels: u64,
     /// `count` of two u32.
     pub(super) moved: u64,
+    /// `count` of f32, k of f32, `count` of u32; null where all rows are compared.
+    pub(super) gaps: u64,
+    pub(super) drifts: u64,
+    pub(super) listed: u64,
     pub(super) count: u32,
     pub(super) k: u32,
 }
@@ -134,6 +142,7 @@ pub(super) struct Halves {
     /// dim of f64.
     pub(super) origin: u64,
     pub(super) scale: f64,
+    pub(super) unscale: f64,
     pub(super) underflow: f64,
     pub(super) room_for_pairs: u32,
     pub(super) padding: u32,
