@@ -6,18 +6,20 @@
 #![allow(unsafe_code)]
 
 mod gaps;
-mod order;
+mod sums;
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, LaunchArgs, LaunchConfig, PushKernelArg};
 
 use self::gaps::Gaps;
-use self::order::Sorted;
+use self::sums::SumsMemory;
 use super::halves::of_tiles;
 use super::images::{IMAGE_CENTROIDS, IMAGE_ROWS};
-use super::kernels::{ADDED_ROWS, MOST_ROWS, RoundKernels, TILE, WARPS, Way, ranks, stages_bytes};
-use super::structs::{BINS, Halves, Near, Rounds, Status, Sums};
+use super::kernels::{
+    ADDED_ROWS, MOST_ROWS, RoundKernels, SORTED_ROWS, TILE, WARPS, Way, ranks, stages_bytes,
+};
+use super::structs::{Halves, Near, Rounds, Status, Sums};
 use crate::device::ClusterSums;
 use crate::device::contract::KMeansProblem;
 use crate::device::cuda::driver::launch::{Pace, Rate, address, check_size, config};
@@ -65,11 +67,10 @@ const LEAST_TYPICAL: f32 = 1.0;
 /// Threads of a block of `find_by_groups`.
 const GROUP_THREADS: usize = 384;
 
-struct SumsMemory {
-    sums: Buffer,
-    counts: Buffer,
-    wide: Buffer,
-    is_wide: Buffer,
+struct Sorted {
+    rows: Buffer,
+    labels: Buffer,
+    numbers: [Buffer; 2],
 }
 
 impl Workspace {
@@ -98,19 +99,9 @@ impl Workspace {
         };
         let (status, centroids) = (allocate(size_of::<Status>())?, allocate(2 * k * dim * 4)?);
         let labels = allocate(count * 4)?;
-        let gaps = match way {
-            Way::Near => None,
-            Way::Tiles => Some(Gaps::new((count, k), allocate)?),
-        };
-        let of_gaps = |buffer: fn(&Gaps) -> &Buffer| {
-            gaps.as_ref().map_or(0, |gaps| address(stream, buffer(gaps)))
-        };
-        let sums = SumsMemory {
-            sums: allocate(k * dim * 8)?,
-            counts: allocate(k * 8)?,
-            wide: allocate(k * dim * BINS * 8)?,
-            is_wide: allocate(k * 4)?,
-        };
+        let gaps = (way == Way::Tiles).then(|| Gaps::new((count, k), allocate)).transpose()?;
+        let [of_rows, drifts, listed] = Gaps::addresses(gaps.as_ref(), stream);
+        let sums = SumsMemory::new((k, dim), allocate)?;
         let (mut origin, mut inverse) = (allocate(dim * 8)?, allocate(dim * 8)?);
         sys::write(stream, origin.slice_mut(), &problem.origin)?;
         sys::write(stream, inverse.slice_mut(), &steps.inverse)?;
@@ -121,9 +112,9 @@ impl Workspace {
             centroids: address(stream, &centroids),
             labels: address(stream, &labels),
             moved: place(count * 8)?,
-            gaps: of_gaps(|gaps| &gaps.of_rows),
-            drifts: of_gaps(|gaps| &gaps.drifts),
-            listed: of_gaps(|gaps| &gaps.listed),
+            gaps: of_rows,
+            drifts,
+            listed,
             count: count as u32,
             k: k as u32,
         };
@@ -253,42 +244,19 @@ impl Workspace {
     pub(super) fn set_centroids(&mut self, centroids: &[f32]) -> Result<()> {
         assert_eq!(centroids.len(), self.k * self.kernels.dim);
         sys::write(&self.stream, self.centroids.slice_mut(), centroids)?;
-        let Some(gaps) = &mut self.gaps else { return Ok(()) };
-        gaps.are_known = false;
-        self.stream.memset_zeros(gaps.drifts.slice_mut()).map_err(failed("cuMemsetD8Async"))
+        self.gaps.as_mut().map_or(Ok(()), |gaps| gaps.forget(&self.stream))
     }
 
     /// Takes all rows out of their clusters.
     pub(super) fn clear(&mut self) -> Result<()> {
-        let call = || failed("cuMemsetD8Async");
         let labels = sys::fill(&self.stream, self.labels.slice_mut(), 0xff);
-        labels.map_err(call())?;
-        let SumsMemory { sums, counts, wide, is_wide } = &mut self.sums;
-        for buffer in [sums, counts, wide, is_wide] {
-            self.stream.memset_zeros(buffer.slice_mut()).map_err(call())?;
-        }
-        Ok(())
+        labels.map_err(failed("cuMemsetD8Async"))?;
+        self.sums.clear(&self.stream)
     }
 
     /// Sums of all clusters, in steps of `empty`.
     pub(super) fn sums(&self, empty: &ClusterSums) -> Result<ClusterSums> {
-        let (stream, k, dim) = (&self.stream, self.k, self.kernels.dim);
-        let home = failed("cuMemcpyDtoHAsync");
-        let SumsMemory { sums, counts, wide, is_wide } = &self.sums;
-        let mut found = empty.cleared();
-        found.sums.high = sys::read(stream, sums.slice(), k * dim).map_err(&home)?;
-        found.counts = sys::read(stream, counts.slice(), k).map_err(&home)?;
-        let is_wide: Vec<u32> = sys::read(stream, is_wide.slice(), k).map_err(&home)?;
-        if is_wide.iter().all(|is_wide| *is_wide == 0) {
-            return Ok(found);
-        }
-        let bins: Vec<i64> = sys::read(stream, wide.slice(), k * dim * BINS).map_err(&home)?;
-        for (place, bins) in bins.chunks_exact(BINS).enumerate() {
-            if bins.iter().any(|bin| *bin != 0) {
-                found.sums.add_digits(place, bins);
-            }
-        }
-        Ok(found)
+        self.sums.read(&self.stream, (self.k, self.kernels.dim), empty)
     }
 
     /// Finds every row's nearest centroid, and lists the rows whose cluster changed. `is_last`: also
@@ -422,6 +390,45 @@ impl Workspace {
     pub(super) fn update(&self) -> Result<()> {
         let clusters = config(self.k.div_ceil(8), 256, 0);
         self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters))
+    }
+
+    /// Sorts rows by cluster, and within it by how many centroids they are compared with, if that makes
+    /// assigning them faster. All rows must be in a cluster.
+    pub(super) fn sort(&mut self) -> Result<()> {
+        let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
+        let Sorted { rows, labels, numbers: [numbers, _] } = &sorted;
+        let to = [rows, numbers, labels].map(|buffer| address(&self.stream, buffer));
+        self.order(to.into())?;
+        std::mem::swap(&mut self.rows, &mut sorted.rows);
+        std::mem::swap(&mut self.labels, &mut sorted.labels);
+        self.rounds.rows = address(&self.stream, &self.rows);
+        self.rounds.labels = address(&self.stream, &self.labels);
+        self.rounds.numbers = address(&self.stream, &sorted.numbers[0]);
+        sorted.numbers.swap(0, 1);
+        self.sorted = Some(sorted);
+        Ok(())
+    }
+
+    /// Writes rows of few elements, numbers and labels of all rows in the order of their clusters to other memory for as
+    /// many.
+    fn order(&mut self, (rows, numbers, labels): (u64, u64, u64)) -> Result<()> {
+        let Some(counts) = &mut self.at_places else { return Ok(()) };
+        self.stream.memset_zeros(counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
+        let (kernels, ranks) = (&self.kernels, ranks(self.way, self.k));
+        let places = self.k * ranks;
+        let blocks = config(self.count.div_ceil(SORTED_ROWS), 1024, places * 4);
+        let ranks = ranks as u32;
+        self.launch_near(&kernels.sort_count, ("sort_count", blocks), ranks)?;
+        let (counts, places) = (self.near.sorted_counts, places as u32);
+        let total = counts + u64::from(places) * 4;
+        self.launch(&kernels.add_up, ("add_up", config(1, 1024, 0)), |launch, _| {
+            launch.arg(&counts).arg(&places).arg(&places).arg(&total);
+        })?;
+        self.launch(&kernels.sort_move, ("sort_move", blocks), |launch, kernel| {
+            // Positions are below `count`, for which the targets have room.
+            launch.arg(&kernel.rounds).arg(&kernel.near).arg(&ranks);
+            launch.arg(&rows).arg(&numbers).arg(&labels);
+        })
     }
 
     /// Labels and costs of all rows, in their original order.

@@ -1,12 +1,18 @@
 //! The memory of `kernels/kmeans/gaps.cuh`, which tells the rows that need not be compared.
 
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use crate::device::cuda::driver::launch::address;
 use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 
 pub(super) struct Gaps {
-    pub(super) of_rows: Buffer,
-    pub(super) drifts: Buffer,
-    pub(super) listed: Buffer,
+    of_rows: Buffer,
+    drifts: Buffer,
+    listed: Buffer,
     /// Whether all rows have been compared with the centroids, or with those that these come from.
     pub(super) are_known: bool,
 }
@@ -19,5 +25,18 @@ impl Gaps {
     ) -> Result<Self> {
         let [of_rows, listed] = [allocate(rows * 4)?, allocate(rows * 4)?];
         Ok(Self { of_rows, drifts: allocate(k * 4)?, listed, are_known: false })
+    }
+
+    /// Where gaps, drifts and the list are; null without them.
+    pub(super) fn addresses(gaps: Option<&Self>, stream: &Arc<CudaStream>) -> [u64; 3] {
+        gaps.map_or([0; 3], |Self { of_rows, drifts, listed, .. }| {
+            [of_rows, drifts, listed].map(|buffer| address(stream, buffer))
+        })
+    }
+
+    /// Begins anew: all rows are compared with the next centroids.
+    pub(super) fn forget(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.are_known = false;
+        stream.memset_zeros(self.drifts.slice_mut()).map_err(failed("cuMemsetD8Async"))
     }
 }
