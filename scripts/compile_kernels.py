@@ -86,11 +86,11 @@ MODULES = {
     "kmeans.cu": (
         [("F32", ["SQEUCLIDEAN"], [1, 8, 10, 11, 32, 33, 96, 128, 129, 384, 1025])],
         ["add_moved", "add_sorted", "finish_round", "costs", "list_rows", "list_centroids",
-         "assign_near", "sort_count", "add_up", "sort_move", "round_rows", "measure_rows",
+         "assign_first", "assign_near", "sort_count", "add_up", "sort_move", "round_rows", "measure_rows",
          "round_centroids", "assign_tiles", "take_found", "find_candidates", "compare_candidates", "settle",
          "cluster_groups", "finish_groups"],
     ),
-    "kmeans_groups.cu": ([("F32", ["SQEUCLIDEAN"], [1, 11, 33, 96, 128, 300, 384, 634])], ["find_by_groups"]),
+    "kmeans_groups.cu": ([("F32", ["SQEUCLIDEAN"], [1, 11, 33, 96, 128, 300, 384, 634])], ["find_by_groups", "candidates_by_groups"]),
 }
 
 

@@ -108,7 +108,7 @@ fn unsafe_code_is_where_it_is_allowed() {
         "src/device/cuda/driver/copiers.rs",
         "src/device/cuda/driver/sys.rs",
         "src/device/cuda/hashing/launch.rs",
-        "src/device/cuda/kmeans/launch.rs",
+        "src/device/cuda/kmeans/workspace.rs",
         "src/device/cuda/kmeans/launch_groups.rs",
         "src/device/cuda/kmeans/seeding/launch.rs",
         "src/device/cuda/kmeans/structs.rs",

@@ -2,14 +2,19 @@
 
 #include "common/warp.cuh"
 
+// The sum of a value over the lanes of a warp up to this one.
+__device__ __forceinline__ u32 sum_up_to(u32 own) {
+    for (u32 apart = 1; apart < 32; apart *= 2) {
+        const u32 other = __shfl_up_sync(0xffffffff, own, apart);
+        if (Warp::rank() >= apart) own += other;
+    }
+    return own;
+}
+
 // The sum of a value over the threads of a block before this one, and over all of them.
 __device__ __forceinline__ u32 sum_before(u32 own, u32& all) {
     __shared__ u32 of_warps[32];
-    u32 up_to = own;
-    for (u32 apart = 1; apart < 32; apart *= 2) {
-        const u32 other = __shfl_up_sync(0xffffffff, up_to, apart);
-        if (Warp::rank() >= apart) up_to += other;
-    }
+    const u32 up_to = sum_up_to(own);
     if (Warp::rank() == 31) of_warps[threadIdx.x / 32] = up_to;
     __syncthreads();
     u32 before = 0;

@@ -70,7 +70,7 @@ __device__ __forceinline__ int placed(float product, u32 high_bits, u32 place) {
 // BLOCK_ROWS rows to compare, from `first_block` on.
 extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
     Rounds rounds, Halves halves, u32 first_block, u32 is_last) {
-    if (!HAS_TILES || (rounds.status->end != GOING_ON && !is_last)) return;
+    if (!BY_WARPS || (rounds.status->end != GOING_ON && !is_last)) return;
     const Errors errors(rounds, halves);
     const Compared compared(rounds);
     const u32 block = first_block + blockIdx.x;
@@ -178,7 +178,7 @@ extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Halv
         const float2 products = {best + norm - off, second + norm + off};
         note_gap(rounds, row, cluster, is_uncertain ? not_known() : gap_of(rounds, halves, errors, rounded, products));
         is_new = !is_uncertain && cluster != before;
-        least = is_far ? ALL : margins.least;
+        least = is_far ? __int_as_float(WORST) : margins.least;
     }
     const u32 at = place_in(&rounds.status->moved, &rounds.status->uncertain, is_new, is_uncertain);
     if (is_new) record(rounds, at, row, before, cluster);
@@ -202,7 +202,7 @@ struct Pending {
             pairs[place] = pair;
         } else if (__ldcg(&rounds.status->pairs) <= halves.room_for_pairs) {
             // Far too many would make the count begin anew.
-            put(halves, atomicAdd(&rounds.status->pairs, 1u), pair);
+            note_pair(halves, atomicAdd(&rounds.status->pairs, 1u), pair);
         }
     }
 
@@ -216,14 +216,10 @@ struct Pending {
             start = atomicAdd(&rounds.status->pairs, found);
         }
         start = __shfl_sync(0xffffffffu, start, 0);
-        for (u32 i = Warp::rank(); i < found; i += 32) put(halves, start + i, pairs[i]);
+        for (u32 i = Warp::rank(); i < found; i += 32) note_pair(halves, start + i, pairs[i]);
         __syncwarp();
         if (Warp::rank() == 0) count = 0;
         __syncwarp();
-    }
-
-    static __device__ __forceinline__ void put(const Halves& halves, u32 at, Pair pair) {
-        if (at < halves.room_for_pairs) halves.pairs[at] = pair;
     }
 };
 
@@ -231,7 +227,7 @@ struct Pending {
 // number of them; the tiles are divided along the grid's y dimension.
 extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates(
     Rounds rounds, Halves halves, u32 is_last) {
-    if (!HAS_TILES || (rounds.status->end != GOING_ON && !is_last)) return;
+    if (!BY_WARPS || (rounds.status->end != GOING_ON && !is_last)) return;
     const Errors errors(rounds, halves);
     const u32 lane = threadIdx.x % 32, count = rounds.status->uncertain;
     const u32 tiles = (rounds.k + TILE - 1) / TILE;

@@ -58,7 +58,7 @@ struct Errors {
     }
 };
 
-// What the best sum of `find_by_groups.cuh` needs to be certain, the least product of a candidate otherwise, and by how much
+// What the best sum of `find_by_groups.cuh` needs to be certain, the least sum of a candidate otherwise, and by how much
 // adding up may be off.
 struct GroupMargins {
     float lead, least, own;
@@ -70,10 +70,7 @@ struct GroupMargins {
         const float largest = __fmaf_rn(both * both, 0.56f, 0.01f);
         own = (32 * IMAGE_STEPS + 16) * UNIT * largest;
         const float product = add(best, norm_of(row)), away = errors.distance(row, product, own);
-        const float rounding = errors.rounding(row, away), exact = errors.exact(away);
-        lead = 1.001f * (2 * (rounding + own) + exact) + 1e-30f;
-        const float others = errors.adding_up + 16 * UNIT * errors.bias;
-        const float below = 1.001f * (2 * rounding + own + others + exact) + 1e-30f;
-        least = Errors::limit(add(errors.bias, product) - below);
+        lead = 1.001f * (2 * (errors.rounding(row, away) + own) + errors.exact(away)) + 1e-30f;
+        least = __fadd_rd(best, -lead);
     }
 };

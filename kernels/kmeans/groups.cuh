@@ -11,10 +11,11 @@ __device__ __forceinline__ void assign_group(const Rounds& rounds) {
         u32 before = NO_CLUSTER, cluster = NO_CLUSTER;
         if constexpr (IS_LOW) {
             if (row < rounds.count) {
-                float values[DIM], least;
-                load_row(values, rounds.rows + (u64)row * DIM);
+                Nearest nearest[1];
+                load_row(nearest[0].values, rounds.rows + (u64)row * DIM);
                 before = rounds.labels[row];
-                cluster = nearest_of_all(rounds, values, centroids, least);
+                compare_all(rounds, centroids, nearest);
+                cluster = nearest[0].cluster;
             }
         }
         move_row(rounds, cluster != before, row, before, cluster);

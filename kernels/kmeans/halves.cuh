@@ -21,23 +21,23 @@ struct Found {
 
 // The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
 struct Halves {
-    unsigned char* half_rows;  // rows and centroids, scaled and rounded to half precision, …
-    unsigned short* half_centroids;
+    unsigned char* half_rows;       // rows and centroids, scaled and rounded to half precision, …
+    unsigned char* half_centroids;  // … where groups of warps multiply, as images
     Rounded* rounded;
-    float* half_squares;   // per centroid: minus half the squared lengths of what it is rounded to and of the error
+    float* half_squares;   // per centroid: minus half the squared lengths of what it is rounded to and of the error, if
+                           // single warps multiply
     u32* far;              // per centroid, in whole images: whether it is far away
     u32* uncertain;        // positions of the uncertain rows
-    float* least;          // per uncertain row: the least product of a candidate
+    float* least;          // per uncertain row: the least product, or sum of a group, of a candidate
     u64* nearest;          // per uncertain row: distance and number of the nearest candidate
     Pair* pairs;
-    unsigned char* images;  // the centroids again, for groups of warps, if they multiply, …
-    Found* found;           // … and what they have found
+    Found* found;          // per row: what groups of warps have found, if they multiply
     const double* origin;  // a point in the middle of the rows
     double scale, unscale;  // … by a power of two, and its inverse
     double underflow;      // largest error of an exact squared distance by underflow, scaled
     u32 room_for_pairs, padding;
 };
-static_assert(sizeof(Halves) == 128, "the host has the same struct");
+static_assert(sizeof(Halves) == 120, "the host has the same struct");
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 constexpr bool HAS_TILES = DIM <= TILES_DIM;
@@ -54,6 +54,14 @@ constexpr bool HAS_IMAGES = HAS_TILES && GROUP_STEPS > 0;
 constexpr u32 IMAGE_STEPS = HAS_IMAGES ? GROUP_STEPS : 1;
 constexpr u32 IMAGE_LOG = 1, IMAGE_ROWS = 128, IMAGE_CENTROIDS = 256;
 static_assert(!HAS_IMAGES || DIM + 6 <= IMAGE_STEPS * 16, "an image has all elements and six halves more");
+
+// More than the bits of any sum of a group.
+constexpr int WORST = 0x7fffffff;
+
+// Notes a pair at a place of their list, if there is room.
+__device__ __forceinline__ void note_pair(const Halves& halves, u32 at, Pair pair) {
+    if (at < halves.room_for_pairs) halves.pairs[at] = pair;
+}
 
 // Where 8 halves of a rounded row are, from the first of all, in bytes.
 __device__ __forceinline__ u64 row_chunk(u32 row, u32 chunk) {

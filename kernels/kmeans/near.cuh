@@ -9,7 +9,7 @@ constexpr bool IS_LOW = DIM <= 32;
 
 // The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
 struct Near {
-    u64* lists;  // per centroid: (distance, number) of every other one, ascending
+    u64* lists;  // per centroid: (distance, number) of every other one, ascending, and a distance that is NaN
     u32* sorted_counts;
 };
 static_assert(sizeof(Near) == 16, "the host has the same struct");
@@ -18,23 +18,31 @@ static_assert(sizeof(Near) == 16, "the host has the same struct");
 // below (DIM + 4) 2^-24, plus an underflow error below 1e-20.
 constexpr float WIDER = 1.00001f, UNDERFLOW = 1e-18f;
 
-// The nearest of all centroids; ties go to the first.
-__device__ __forceinline__ u32 nearest_of_all(const Rounds& rounds, const float (&row)[DIM],
-                                              const float* centroids, float& least) {
+// A row, and its nearest centroid so far.
+struct Nearest {
+    float values[DIM];
+    float least = Limits<float>::infinity();
     u32 cluster = 0;
-    least = Limits<float>::infinity();
-    for (u32 i = 0; i < rounds.k; i++) {
-        const float distance = square_distance(row, centroids + (u64)i * DIM);
-        if (distance < least) least = distance, cluster = i;
+
+    __device__ __forceinline__ float distance_to(const float (&centroid)[DIM]) const {
+        float distance = 0;
+#pragma unroll
+        for (u32 j = 0; j < DIM; j++) distance = Step<SQUARES>::of(values[j], centroid[j], distance);
+        return distance;
     }
-    return cluster;
-}
+
+    // Takes a centroid at this distance if it is nearer; ties go to the first.
+    __device__ __forceinline__ void take(float distance, u32 number) {
+        if (distance < least || (distance == least && number < cluster)) least = distance, cluster = number;
+    }
+};
 
 // For each centroid, lists the others in order of their distance, as (bits of a lower bound on the
-// distance) << 32 | number. A block per centroid; shared memory for `size` entries, a power of two
+// distance) << 32 | number, and all bits at the end. A block per centroid; shared memory for `size` entries, a power of two
 // and at least k.
-extern "C" __global__ __launch_bounds__(256) void list_centroids(Rounds rounds, Near near, u32 size) {
-    if (rounds.status->end != GOING_ON && rounds.status->end != CONVERGED) return;
+extern "C" __global__ __launch_bounds__(256) void list_centroids(
+    Rounds rounds, Near near, u32 size, u32 is_last) {
+    if (rounds.status->end != GOING_ON && !is_last) return;
     u64* entries = reinterpret_cast<u64*>(shared);
     const float* centroids = current_centroids(rounds);
     const u32 own = blockIdx.x;
@@ -52,13 +60,49 @@ extern "C" __global__ __launch_bounds__(256) void list_centroids(Rounds rounds, 
         }
     }
     sort_power_of_two<Block>(entries, size);
-    for (u32 i = threadIdx.x; i + 1 < rounds.k; i += blockDim.x) {
+    for (u32 i = threadIdx.x; i < rounds.k; i += blockDim.x) {
         near.lists[(u64)own * rounds.k + i] = entries[i];
     }
 }
 
-// Finds the nearest centroid of every row from `first` on. A thread per row. `is_last`: rounds have
-// ended, and labels must match the centroids.
+// Compares rows with all centroids, in their order.
+template <u32 ROWS>
+__device__ __forceinline__ void compare_all(const Rounds& rounds, const float* centroids, Nearest (&nearest)[ROWS]) {
+    for (u32 i = 0; i < rounds.k; i++) {
+        float centroid[DIM];
+        load_row(centroid, centroids + (u64)i * DIM);
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) {
+            const float distance = nearest[r].distance_to(centroid);
+            if (distance < nearest[r].least) nearest[r].least = distance, nearest[r].cluster = i;
+        }
+    }
+}
+
+// Finds the nearest centroid of every row from `first` on, all of which are in no cluster. LANE_ROWS rows per thread.
+extern "C" __global__ __launch_bounds__(256) void assign_first(
+    Rounds rounds, Near, u32 first, u32) {
+    if constexpr (IS_LOW) {
+        const float* centroids = current_centroids(rounds);
+        const u32 start = first + blockIdx.x * (256 * LANE_ROWS) + threadIdx.x;
+        Nearest nearest[LANE_ROWS];
+#pragma unroll
+        for (u32 r = 0; r < LANE_ROWS; r++) {
+            const u32 row = start + 256 * r < rounds.count ? start + 256 * r : rounds.count - 1;
+            load_row(nearest[r].values, rounds.rows + (u64)row * DIM);
+        }
+        compare_all(rounds, centroids, nearest);
+#pragma unroll
+        for (u32 r = 0; r < LANE_ROWS; r++) {
+            if (start + 256 * r < rounds.count) rounds.labels[start + 256 * r] = nearest[r].cluster;
+        }
+        // All of them: nobody needs a list.
+        if (start == 0) rounds.status->moved = rounds.count;
+    }
+}
+
+// Finds the nearest centroid of every row from `first` on, given that of the round before. A thread per row. `is_last`:
+// rounds have ended, and labels must match the centroids.
 extern "C" __global__ __launch_bounds__(256) void assign_near(
     Rounds rounds, Near near, u32 first, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
@@ -67,30 +111,26 @@ extern "C" __global__ __launch_bounds__(256) void assign_near(
     if constexpr (IS_LOW) {
         if (row < rounds.count) {
             const float* centroids = current_centroids(rounds);
-            float values[DIM];
-            load_row(values, rounds.rows + (u64)row * DIM);
+            Nearest nearest;
+            load_row(nearest.values, rounds.rows + (u64)row * DIM);
             before = rounds.labels[row];
-            if (before == NO_CLUSTER) {
-                float least;
-                cluster = nearest_of_all(rounds, values, centroids, least);
-            } else {
-                float least = square_distance(values, centroids + (u64)before * DIM);
-                cluster = before;
-                const float own = __fsqrt_rn(least);
-                float reach = __fmaf_rn(add(own, own), WIDER, UNDERFLOW);
-                const u64* list = near.lists + (u64)before * rounds.k;
-                u64 entry = list[0], next = entry;
-                for (u32 i = 0; i + 1 < rounds.k; i++, entry = next) {
-                    next = list[i + 1];
-                    if (__uint_as_float(entry >> 32) > reach) break;
-                    const u32 other = (u32)entry;
-                    const float distance = square_distance(values, centroids + (u64)other * DIM);
-                    if (distance < least || (distance == least && other < cluster)) {
-                        least = distance, cluster = other;
-                        reach = __fmaf_rn(add(own, __fsqrt_rn(least)), WIDER, UNDERFLOW);
-                    }
-                }
+            float centroid[DIM];
+            load_row(centroid, centroids + (u64)before * DIM);
+            nearest.take(nearest.distance_to(centroid), before);
+            const float own = __fsqrt_rn(nearest.least);
+            // Up to that distance from its own centroid another may be nearer to the row, or as near.
+            float reach = __fmaf_rn(add(own, own), WIDER, UNDERFLOW);
+            const uint2* list = reinterpret_cast<const uint2*>(near.lists + (u64)before * rounds.k);
+            for (uint2 entry = *list; __uint_as_float(entry.y) <= reach;) {
+                const u32 other = entry.x;
+                load_row(centroid, centroids + (u64)other * DIM);
+                entry = *++list;
+                const float distance = nearest.distance_to(centroid);
+                if (distance > nearest.least) continue;
+                nearest.take(distance, other);
+                reach = __fmaf_rn(add(own, __fsqrt_rn(nearest.least)), WIDER, UNDERFLOW);
             }
+            cluster = nearest.cluster;
         }
     }
     move_row(rounds, cluster != before, row, before, cluster);
@@ -98,6 +138,9 @@ extern "C" __global__ __launch_bounds__(256) void assign_near(
 
 // Counting sort of rows by cluster, and of few elements within a cluster by how many centroids they are compared with:
 // counts, prefix sums (`add_up`), moves. A block has SORTED_ROWS rows, all of which are in a cluster.
+
+// Where the places of rows are until they have moved: nobody needs the list of rows that changed their cluster then.
+__device__ __forceinline__ u32* places_of(const Rounds& rounds) { return reinterpret_cast<u32*>(rounds.moved); }
 
 // The place (sort key) of a row: `ranks` for each cluster, by the logarithm of how many centroids the
 // row is compared with.
@@ -127,7 +170,7 @@ __device__ __forceinline__ u32 place_of(const Rounds& rounds, const Near& near, 
     return cluster * ranks + rank;
 }
 
-// Counts the rows at each place. Shared memory for k * ranks counts. `sorted_counts` is zero before.
+// Notes each row's place, and counts the rows at each place. Shared memory for k * ranks counts. `sorted_counts` is zero before.
 extern "C" __global__ __launch_bounds__(1024) void sort_count(Rounds rounds, Near near, u32 ranks) {
     if (rounds.status->end == CROWDED) return;
     u32* counts = reinterpret_cast<u32*>(shared);
@@ -136,7 +179,9 @@ extern "C" __global__ __launch_bounds__(1024) void sort_count(Rounds rounds, Nea
     __syncthreads();
     const u32 first = blockIdx.x * SORTED_ROWS;
     for (u32 i = threadIdx.x; i < SORTED_ROWS && first + i < rounds.count; i += blockDim.x) {
-        atomicAdd(&counts[place_of(rounds, near, first + i, ranks)], 1u);
+        const u32 place = place_of(rounds, near, first + i, ranks);
+        places_of(rounds)[first + i] = place;
+        atomicAdd(&counts[place], 1u);
     }
     __syncthreads();
     for (u32 i = threadIdx.x; i < places; i += blockDim.x) {
@@ -159,7 +204,7 @@ extern "C" __global__ __launch_bounds__(1024) void sort_move(Rounds rounds, Near
     for (u32 i = 0; i < SORTED_ROWS / 1024; i++) {
         const u32 row = first + i * 1024 + threadIdx.x;
         if (row >= rounds.count) continue;
-        places[i] = place_of(rounds, near, row, ranks);
+        places[i] = places_of(rounds)[row];
         atomicAdd(&positions[places[i]], 1u);
     }
     __syncthreads();

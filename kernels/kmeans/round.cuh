@@ -98,26 +98,23 @@ extern "C" __global__ __launch_bounds__(256) void round_centroids(
     Rounds rounds, Halves halves, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     const u32 cluster = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-    unsigned short* to = halves.half_centroids;
     const auto put = [&](u32 j, unsigned short half) {
-        *reinterpret_cast<unsigned short*>(halves.images + image_place(cluster, j)) = half;
+        const u64 place = HAS_IMAGES ? image_place(cluster, j) : 2 * half_place(cluster, j);
+        *reinterpret_cast<unsigned short*>(halves.half_centroids + place) = half;
     };
     if (cluster >= rounds.k) {
-        if constexpr (HAS_IMAGES) {
-            if (cluster >= (rounds.k + IMAGE_CENTROIDS - 1) / IMAGE_CENTROIDS * IMAGE_CENTROIDS) return;
-            for (u32 j = lane; j < IMAGE_STEPS * 16; j += 32) put(j, j == DIM ? MINUS_INFINITY : 0);
-        }
-        if (lane == 0) halves.far[cluster] = 1;
-        if (cluster >= (rounds.k + TILE - 1) / TILE * TILE) return;
-        for (u32 j = lane; j < HALF_DIM; j += 32) to[half_place(cluster, j)] = 0;
-        if (lane == 0) halves.half_squares[cluster] = -Limits<float>::infinity();
+        constexpr u32 TOGETHER = HAS_IMAGES ? IMAGE_CENTROIDS : TILE, ALL = HAS_IMAGES ? IMAGE_STEPS * 16 : HALF_DIM;
+        if (cluster >= (rounds.k + TOGETHER - 1) / TOGETHER * TOGETHER) return;
+        for (u32 j = lane; j < ALL; j += 32) put(j, HAS_IMAGES && j == DIM ? MINUS_INFINITY : 0);
+        if (lane > 0) return;
+        halves.far[cluster] = 1;
+        if (BY_WARPS) halves.half_squares[cluster] = -Limits<float>::infinity();
         return;
     }
     double square = 0, in_parts = 0;
     const Rounded rounded = round_row(halves, current_centroids(rounds) + (u64)cluster * DIM,
                                 [&](u32 j, unsigned short half, double x) {
-                                    to[half_place(cluster, j)] = half;
-                                    if (HAS_IMAGES && j < DIM) put(j, half);
+                                    if (!HAS_IMAGES || j < DIM) put(j, half);
                                     const double value = from_half(half);
                                     square += x * x;
                                     in_parts += value * value + (x - value) * (x - value);
@@ -144,7 +141,7 @@ extern "C" __global__ __launch_bounds__(256) void round_centroids(
         }
     }
     if (lane > 0) return;
-    halves.half_squares[cluster] = half_square;
+    if (BY_WARPS) halves.half_squares[cluster] = half_square;
     halves.far[cluster] = is_far;
     if (is_far) {
         rounds.status->has_far = 1;

@@ -1,9 +1,9 @@
 // Lloyd's rounds on rows that stay on the device: definitions that the kernels share.
 //
 // A round is a sequence of launches without synchronising with the host: assign (`near.cuh`, or of the rows that `gaps.cuh`
-// lists `assign_tiles.cuh` with `find_by_groups.cuh` where it can be), `add_moved`, `finish_round`. The outcome is in a Status; once it says that
-// rounds have ended, later launches do nothing. DIM is the number of elements in a row. Sums are exact, like those of
-// `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
+// lists `assign_tiles.cuh`, with `by_groups.cuh` where groups of warps multiply), `add_moved`, `finish_round`. The outcome
+// is in a Status; once it says that rounds have ended, later launches do nothing. DIM is the number of elements in a row.
+// Sums are exact, like those of `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
 
 #include "common/scan.cuh"
 
@@ -78,6 +78,8 @@ __device__ __forceinline__ float* current_centroids(const Rounds& rounds) {
 struct Compared {
     const u32* listed;
     u32 count;
+
+    __device__ __forceinline__ Compared(const u32* listed, u32 count) : listed(listed), count(count) {}
 
     explicit __device__ __forceinline__ Compared(const Rounds& rounds) {
         const Status* status = rounds.status;

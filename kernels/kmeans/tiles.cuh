@@ -7,6 +7,7 @@
 #include "kmeans/halves.cuh"
 
 constexpr float UNIT = 5.9604645e-8f;                 // 2^-24
+constexpr bool BY_WARPS = HAS_TILES && !HAS_IMAGES;  // whether it is single warps that multiply
 constexpr u32 STEPS = HAS_TILES ? HALF_DIM / 16 : 1;  // multiplications of 16 elements each
 constexpr u32 SLICES = IS_WIDE ? HALF_DIM / SLICE : 1;
 constexpr u32 SLICE_HALVES = HALF_DIM / SLICES;
@@ -55,8 +56,7 @@ __device__ __forceinline__ void multiply_add(float (&)[4], const u32 (&)[4], u32
 
 __device__ __forceinline__ void bring_slice(const Halves& halves, unsigned char* stage, u32 tile, u32 slice) {
     constexpr u32 CHUNKS = SLICE_HALVES / 8;
-    const unsigned short* from =
-        halves.half_centroids + (u64)tile * TILE * HALF_DIM + slice * SLICE_HALVES;
+    const unsigned short* from = reinterpret_cast<const unsigned short*>(halves.half_centroids) + (u64)tile * TILE * HALF_DIM + slice * SLICE_HALVES;
     unsigned short* to = reinterpret_cast<unsigned short*>(stage);
     for (u32 i = threadIdx.x; i < TILE * CHUNKS; i += 32 * WARPS) {
         const u32 centroid = i / CHUNKS, chunk = i % CHUNKS * 8;
@@ -131,10 +131,8 @@ __device__ __forceinline__ void multiply_slices(const Halves& halves, RowOf&& ro
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 const u32 chunk = slice * (SLICE / 8) + lane % 4 * 2 + half;
-                uint4 words = {0, 0, 0, 0};
-                if (!HAS_IMAGES || chunk < 2 * IMAGE_STEPS) {
-                    words = __ldg(reinterpret_cast<const uint4*>(halves.half_rows + row_chunk(rows[slot], chunk)));
-                }
+                const unsigned char* from = halves.half_rows + row_chunk(rows[slot], chunk);
+                const uint4 words = __ldg(reinterpret_cast<const uint4*>(from));
                 a[half * 2][slot / 2][slot % 2] = words.x;
                 a[half * 2][slot / 2][slot % 2 + 2] = words.y;
                 a[half * 2 + 1][slot / 2][slot % 2] = words.z;

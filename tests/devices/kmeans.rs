@@ -20,8 +20,9 @@ pub fn trials() -> Vec<(String, Test)> {
     for kind in Kind::ALL {
         all.push((format!("kmeans::{kind:?}"), Box::new(move |device| clusters(device, kind))));
     }
-    let others: [(&str, Check); 5] = [
+    let others: [(&str, Check); 6] = [
         ("many_rounds", many_rounds),
+        ("many_candidates", many_candidates),
         ("groups", groups),
         ("means_are_exact", exact_means),
         ("rounds_by_definition", rounds_by_definition),
@@ -99,6 +100,19 @@ fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
             same_clusters(device, &rows, Some(&start), &params)
                 .map_err(|e| format!("dim {dim}, outlier {outlier:e}: {e:?}"))?;
         }
+    }
+    Ok(())
+}
+
+/// Rows of whole numbers have many equally near among many centroids: those that rounded products cannot tell apart fill
+/// more than one part of a device's work.
+fn many_candidates(device: &AnyDevice) -> Result<(), Failed> {
+    for (count, dim, k) in [(700, 12, 600), (2000, 16, 300), (300, 140, 290)] {
+        let rows = matrix_f32(&Kind::Lattice.rows(3, count, dim), dim, Metric::L2);
+        let mut params = KMeansParams::try_new(k, Metric::L2)?;
+        (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 3);
+        same_clusters(device, &rows, Some(&rows.slice(0..k as usize)), &params)
+            .map_err(|e| format!("dim {dim}, k {k}: {e:?}"))?;
     }
     Ok(())
 }

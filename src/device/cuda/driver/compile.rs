@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 64] = files![
+const FILES: [(&str, &str); 66] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -55,6 +55,8 @@ const FILES: [(&str, &str); 64] = files![
     "hashing/tables.cuh",
     "kmeans.cu",
     "kmeans/assign_tiles.cuh",
+    "kmeans/by_groups.cuh",
+    "kmeans/candidates_by_groups.cuh",
     "kmeans/errors.cuh",
     "kmeans/find_by_groups.cuh",
     "kmeans/gaps.cuh",

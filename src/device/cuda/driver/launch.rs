@@ -79,9 +79,35 @@ impl Rate {
     }
 
     /// Updates the rate with some operations that took this long.
-    fn learn(&self, operations: f64, seconds: f64) {
-        let rate = blended(self.get(), operations, seconds);
-        self.0.store(rate.to_bits(), Ordering::Relaxed);
+    fn learn(&self, operations: f64, seconds: f64, counted: Counted) {
+        let before = self.get();
+        let rate = blended(before, operations, seconds);
+        let is_news = match counted {
+            Counted::Exactly => true,
+            Counted::AtMost => rate < before,
+            Counted::Guessed => false,
+        };
+        if is_news {
+            self.0.store(rate.to_bits(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// What the operations of a launch are, for the rate of such work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::device::cuda) enum Counted {
+    /// Those it does.
+    Exactly,
+    /// It may do fewer: the rate is at most updated to a lower one.
+    AtMost,
+    /// Of another kind, or too few for the device: the rate stays.
+    Guessed,
+}
+
+impl Counted {
+    /// As counted, unless there may be fewer.
+    pub(in crate::device::cuda) fn of_all(are_all_done: bool) -> Self {
+        if are_all_done { Self::Exactly } else { Self::AtMost }
     }
 }
 
@@ -107,10 +133,12 @@ pub(in crate::device::cuda) struct Pace {
 struct Stretch {
     /// How long they are expected to take.
     seconds: f64,
-    /// The rate of all of them and their operations.
+    /// The rate of the first, and the operations of all at that rate.
     of_one_kind: Option<(Arc<Rate>, f64)>,
-    /// Whether the operations are those really done, all of one kind: the rate is then updated.
-    learns: bool,
+    /// The least that is sure of any of the operations.
+    counted: Option<Counted>,
+    /// Whether the device had nothing to do when they began: it then waited for the host, for how long is not known.
+    was_idle: bool,
 }
 
 /// Below this share of [`MARK_SECONDS`], launches of another kind need no mark in between.
@@ -123,39 +151,13 @@ impl Pace {
         stream: &Arc<CudaStream>,
         rate: &Arc<Rate>,
         operations: f64,
+        counted: Counted,
     ) -> Result<()> {
-        self.account(stream, rate, operations, true)
-    }
-
-    /// One of the two, by whether a launch surely does these operations.
-    pub(in crate::device::cuda) fn count(
-        &mut self,
-        stream: &Arc<CudaStream>,
-        rate: &Arc<Rate>,
-        operations: f64,
-        is_sure: bool,
-    ) -> Result<()> {
-        self.account(stream, rate, operations, is_sure)
-    }
-
-    /// The same for a launch that mostly does fewer operations than these.
-    pub(in crate::device::cuda) fn launched_at_most(
-        &mut self,
-        stream: &Arc<CudaStream>,
-        rate: &Arc<Rate>,
-        operations: f64,
-    ) -> Result<()> {
-        self.account(stream, rate, operations, false)
-    }
-
-    fn account(
-        &mut self,
-        stream: &Arc<CudaStream>,
-        rate: &Arc<Rate>,
-        operations: f64,
-        learns: bool,
-    ) -> Result<()> {
-        self.now.add(rate, operations, learns);
+        if self.now.counted.is_none() {
+            let last = self.ahead.back().map(|(mark, _)| mark).or(self.passed.as_ref());
+            self.now.was_idle = last.is_none_or(CudaEvent::is_complete);
+        }
+        self.now.add(rate, operations, counted);
         if self.now.seconds < *SECONDS * WORTH_A_MARK {
             return Ok(());
         }
@@ -182,26 +184,23 @@ impl Pace {
 }
 
 impl Stretch {
-    fn add(&mut self, rate: &Arc<Rate>, operations: f64, learns: bool) {
-        let is_first = self.seconds == 0.0;
+    fn add(&mut self, rate: &Arc<Rate>, operations: f64, counted: Counted) {
+        let is_first = self.counted.is_none();
         self.seconds += operations / rate.get();
+        self.counted = self.counted.max(Some(counted));
         match &mut self.of_one_kind {
-            Some((own, all)) if Arc::ptr_eq(own, rate) => {
-                *all += operations;
-                self.learns &= learns;
-            }
-            None if is_first => {
-                self.of_one_kind = Some((rate.clone(), operations));
-                self.learns = learns;
-            }
-            _ => self.learns = false,
+            Some((own, all)) if Arc::ptr_eq(own, rate) => *all += operations,
+            None if is_first => self.of_one_kind = Some((rate.clone(), operations)),
+            _ => self.counted = Some(Counted::Guessed),
         }
     }
 
     /// Updates the rate with what the launches took.
     fn learn(&self, seconds: f64) {
-        if let (true, Some((rate, operations))) = (self.learns, &self.of_one_kind) {
-            rate.learn(*operations, seconds);
+        if let (false, Some((rate, operations)), Some(counted)) =
+            (self.was_idle, &self.of_one_kind, self.counted)
+        {
+            rate.learn(*operations, seconds, counted);
         }
     }
 }
@@ -258,29 +257,54 @@ pub(in crate::device::cuda) fn address(stream: &Arc<CudaStream>, buffer: &Buffer
 mod tests {
     use super::*;
 
+    fn rate(per_second: f64) -> Arc<Rate> {
+        Arc::new(Rate(AtomicU64::new(per_second.to_bits())))
+    }
+
+    fn stretch(launches: &[(&Arc<Rate>, f64, Counted)]) -> Stretch {
+        let mut stretch = Stretch::default();
+        launches.iter().for_each(|(rate, operations, counted)| {
+            stretch.add(rate, *operations, *counted);
+        });
+        stretch
+    }
+
     #[test]
-    fn only_stretches_of_one_kind_of_work_really_done_are_learned_from() {
-        let rate = |per_second: f64| Arc::new(Rate(AtomicU64::new(per_second.to_bits())));
+    fn only_stretches_of_one_kind_of_work_that_was_counted_are_learned_from() {
+        use Counted::{AtMost, Exactly, Guessed};
         let (scan, merge) = (rate(1e12), rate(1e10));
-        let stretch = |launches: &[(&Arc<Rate>, f64, bool)]| {
-            let mut stretch = Stretch::default();
-            launches
-                .iter()
-                .for_each(|(rate, operations, learns)| stretch.add(rate, *operations, *learns));
-            stretch
-        };
-        let pure = stretch(&[(&scan, 1e10, true), (&scan, 1e10, true)]);
+        let pure = stretch(&[(&scan, 1e10, Exactly), (&scan, 1e10, Exactly)]);
         assert!((pure.seconds - 0.02).abs() < 1e-12);
         pure.learn(0.01);
         assert_eq!(scan.get(), 1.5e12);
-        for mixed in [
-            stretch(&[(&scan, 1e10, true), (&merge, 1e8, true)]),
-            stretch(&[(&scan, 1e10, true), (&scan, 1e10, false)]),
-            stretch(&[(&merge, 1e8, false)]),
+        let mut idle = stretch(&[(&scan, 1e10, Exactly)]);
+        idle.was_idle = true;
+        for other in [
+            stretch(&[(&scan, 1e10, Exactly), (&merge, 1e8, Exactly)]),
+            stretch(&[(&scan, 1e10, Exactly), (&scan, 1e10, Guessed)]),
+            stretch(&[(&merge, 1e8, Guessed)]),
+            idle,
         ] {
-            mixed.learn(1.0);
+            other.learn(1.0);
         }
         assert_eq!((scan.get(), merge.get()), (1.5e12, 1e10));
+        for fewer in [
+            stretch(&[(&scan, 1e10, AtMost)]),
+            stretch(&[(&scan, 1e10, Exactly), (&scan, 1e10, AtMost)]),
+        ] {
+            fewer.learn(1e-6);
+        }
+        assert_eq!(scan.get(), 1.5e12);
+    }
+
+    #[test]
+    fn a_device_far_slower_than_expected_is_found_out_by_work_that_is_not_all_done() {
+        let guessed = rate(1e13);
+        for _ in 0..20 {
+            let operations = guessed.of_a_launch();
+            stretch(&[(&guessed, operations, Counted::AtMost)]).learn(operations / 1e11);
+        }
+        assert!((guessed.get() / 1e11 - 1.0).abs() < 0.01, "{}", guessed.get());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::launch::{Building, Functions, Kernels, Numbers, PLACED, SMALL, Tables, Workspace};
 use crate::device::contract::Hashes;
-use crate::device::cuda::driver::launch::Pace;
+use crate::device::cuda::driver::launch::{Counted, Pace};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::handle::CudaDevice;
@@ -167,7 +167,8 @@ fn hash(
         let part = building((rows.count, some.len()), first..end, section_bits);
         let to = (&mut *workspace, tables);
         kernels.hash(stream, (rows.buffer, numbers, some.start), to, part)?;
-        pace.launched(stream, &kernels.rate, per_row * (end - first) as f64)?;
+        let work = per_row * (end - first) as f64;
+        pace.launched(stream, &kernels.rate, work, Counted::Exactly)?;
         first = end;
     }
     Ok(())

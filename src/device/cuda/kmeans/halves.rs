@@ -15,16 +15,15 @@ pub(super) fn of_tiles(
 ) -> Result<Halves> {
     let (tiles, room_for_pairs) = (problem.k.next_multiple_of(TILE), (2 * count).max(4096));
     let (dim, scale) = (kernels.dim, scale(problem.farthest));
-    let (row_bytes, images, found) = match kernels.images() {
+    let (row_bytes, centroid_bytes, found) = match kernels.images() {
         Some(images) => {
-            let centroids = place(images.centroid_bytes(problem.k))?;
-            (images.row_bytes(count), centroids, place(count * 16)?)
+            (images.row_bytes(count), images.centroid_bytes(problem.k), place(count * 16)?)
         }
-        None => (count * half_dim(dim) * 2, 0, 0),
+        None => (count * half_dim(dim) * 2, tiles * half_dim(dim) * 2, 0),
     };
     Ok(Halves {
         half_rows: place(row_bytes)?,
-        half_centroids: place(tiles * half_dim(dim) * 2)?,
+        half_centroids: place(centroid_bytes)?,
         rounded: place(count * 8)?,
         half_squares: place(tiles * 4)?,
         far: place(problem.k.next_multiple_of(IMAGE_CENTROIDS) * 4)?,
@@ -32,7 +31,6 @@ pub(super) fn of_tiles(
         least: place(count * 4)?,
         nearest: place(count * 8)?,
         pairs: place(room_for_pairs * 8)?,
-        images,
         found,
         origin,
         scale,

@@ -1,4 +1,4 @@
-//! The images of rows and centroids that groups of warps multiply: their shape, which `kernels/kmeans/find_by_groups.cuh`
+//! The images of rows and centroids that groups of warps multiply: their shape, which `kernels/kmeans/by_groups.cuh`
 //! relies on.
 
 /// Rows of an image of rows, and of one of centroids.

@@ -27,13 +27,14 @@ const SLICE: usize = 64;
 const TILES_DIM: usize = 1024;
 
 /// Constants that `kernels/kmeans` shares with this folder.
-const CONSTANTS: [(&str, usize); 9] = [
+const CONSTANTS: [(&str, usize); 10] = [
     ("TILE", TILE),
     ("NARROW_DIM", NARROW_DIM),
     ("SLICE", SLICE),
     ("TILES_DIM", TILES_DIM),
     ("WARPS", WARPS),
     ("STAGES", STAGES),
+    ("LANE_ROWS", LANE_ROWS),
     ("SORTED_ROWS", SORTED_ROWS),
     ("ADDED_ROWS", ADDED_ROWS),
     ("BINS", BINS),
@@ -44,6 +45,8 @@ const CONSTANTS: [(&str, usize); 9] = [
 pub(super) const TILE: usize = 64;
 pub(super) const WARPS: usize = 4;
 pub(super) const STAGES: usize = 3;
+/// Rows that a thread compares with all centroids.
+pub(super) const LANE_ROWS: usize = 4;
 /// Rows that a block sorts.
 pub(super) const SORTED_ROWS: usize = 8192;
 /// Rows that a thread of `add_sorted` adds up.
@@ -65,6 +68,14 @@ pub(super) enum Way {
     Tiles,
 }
 
+/// The kernels of groups of warps, and the images that they multiply.
+#[derive(Debug)]
+pub(super) struct GroupKernels {
+    pub(super) images: Images,
+    pub(super) find: CudaFunction,
+    pub(super) candidates: CudaFunction,
+}
+
 /// The kernels for rows of one dimension, loaded on a device.
 #[derive(Debug)]
 pub(super) struct RoundKernels {
@@ -76,6 +87,7 @@ pub(super) struct RoundKernels {
     pub(super) costs: CudaFunction,
     pub(super) list_rows: CudaFunction,
     pub(super) list_centroids: CudaFunction,
+    pub(super) assign_first: CudaFunction,
     pub(super) assign_near: CudaFunction,
     pub(super) sort_count: CudaFunction,
     pub(super) add_up: CudaFunction,
@@ -84,10 +96,10 @@ pub(super) struct RoundKernels {
     pub(super) measure_rows: CudaFunction,
     pub(super) round_centroids: CudaFunction,
     pub(super) assign_tiles: CudaFunction,
-    /// What takes its place where groups of warps multiply.
-    pub(super) find_by_groups: Option<(Images, CudaFunction)>,
-    pub(super) take_found: CudaFunction,
     pub(super) find_candidates: CudaFunction,
+    /// What takes the place of both where groups of warps multiply.
+    pub(super) by_groups: Option<GroupKernels>,
+    pub(super) take_found: CudaFunction,
     pub(super) compare_candidates: CudaFunction,
     pub(super) settle: CudaFunction,
     pub(super) cluster_groups: CudaFunction,
@@ -118,11 +130,16 @@ impl RoundKernels {
             vec!["ELEMENT=F32".to_string(), format!("METRIC={metric}"), format!("DIM={dim}")];
         parameters.extend(Images::parameters(images));
         let module = gpu.load(&Program::new("kmeans.cu", &parameters, &CONSTANTS))?;
-        let find_by_groups = images.map(|images| {
+        let by_groups = images.map(|images| {
             let program = Program::new("kmeans_groups.cu", &parameters, &CONSTANTS);
-            let kernel = function(&gpu.load(&program.for_one_architecture())?, "find_by_groups")?;
-            allow_shared(&kernel, images.shared())?;
-            Ok::<_, crate::Error>((images, kernel))
+            let module = gpu.load(&program.for_one_architecture())?;
+            let load = |name| -> Result<CudaFunction> {
+                let kernel = function(&module, name)?;
+                allow_shared(&kernel, images.shared())?;
+                Ok(kernel)
+            };
+            let (find, candidates) = (load("find_by_groups")?, load("candidates_by_groups")?);
+            Ok::<_, crate::Error>(GroupKernels { images, find, candidates })
         });
         let function = |name| function(&module, name);
         let kernels = Self {
@@ -134,6 +151,7 @@ impl RoundKernels {
             costs: function("costs")?,
             list_rows: function("list_rows")?,
             list_centroids: function("list_centroids")?,
+            assign_first: function("assign_first")?,
             assign_near: function("assign_near")?,
             sort_count: function("sort_count")?,
             add_up: function("add_up")?,
@@ -142,7 +160,7 @@ impl RoundKernels {
             measure_rows: function("measure_rows")?,
             round_centroids: function("round_centroids")?,
             assign_tiles: function("assign_tiles")?,
-            find_by_groups: find_by_groups.transpose()?,
+            by_groups: by_groups.transpose()?,
             take_found: function("take_found")?,
             find_candidates: function("find_candidates")?,
             compare_candidates: function("compare_candidates")?,
@@ -205,7 +223,7 @@ pub(super) fn ranks(way: Way, k: usize) -> usize {
 impl RoundKernels {
     /// The images that groups of warps multiply, if they do.
     pub(super) fn images(&self) -> Option<Images> {
-        self.find_by_groups.as_ref().map(|(images, _)| *images)
+        self.by_groups.as_ref().map(|groups| groups.images)
     }
 }
 

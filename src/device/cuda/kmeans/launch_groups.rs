@@ -9,7 +9,7 @@ use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 use super::kernels::{MOST_ROWS, RoundKernels};
 use super::structs::{BINS, Rounds, Status, Sums};
 use crate::device::ClusterSums;
-use crate::device::cuda::driver::launch::{Pace, address, check_size, config};
+use crate::device::cuda::driver::launch::{Counted, Pace, address, check_size, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
@@ -196,7 +196,8 @@ impl GroupsWorkspace {
                 job.check()?;
                 let rounds = ((rate.of_a_launch() / of_a_round) as usize).clamp(1, left);
                 self.launch_rounds(kernels, &some, rounds)?;
-                pace.launched(&self.stream, rate, rounds as f64 * of_a_round)?;
+                let work = rounds as f64 * of_a_round;
+                pace.launched(&self.stream, rate, work, Counted::Exactly)?;
                 left -= rounds;
                 if left > 0 && self.are_done(&some)? {
                     break;

@@ -13,14 +13,18 @@
 //! squares overflow, too many of them equally near, too little memory.
 
 mod device;
+mod gaps;
 mod halves;
 mod images;
 mod kernels;
-mod launch;
 mod launch_groups;
 mod resident;
+mod rounds;
 mod seeding;
+mod sorted;
 mod structs;
+mod sums;
+mod workspace;
 
 use std::collections::HashMap;
 use std::sync::Arc;

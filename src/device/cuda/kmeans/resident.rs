@@ -7,8 +7,8 @@ use std::time::Duration;
 use cudarc::driver::CudaEvent;
 
 use super::kernels::{MOST_ROWS, RoundKernels, Way};
-use super::launch::Workspace;
 use super::structs::Status;
+use super::workspace::Workspace;
 use crate::device::ClusterSums;
 use crate::device::contract::{Assignment, KMeansProblem, RoundsRun, StopReason, Work};
 use crate::device::cuda::driver::gpu::Gpu;
@@ -22,11 +22,6 @@ use crate::matrix::{ElementKind, Rows};
 /// Rounds between two checks of the device's status.
 const STRETCH: usize = 16;
 
-/// Whether rows are sorted again after this many rounds: fewer and fewer of them move.
-fn is_power_of_four(rounds: usize) -> bool {
-    rounds.is_power_of_two() && rounds.trailing_zeros().is_multiple_of(2)
-}
-
 /// The rows of one problem on a GPU, with all buffers that its rounds need.
 pub(super) struct Resident {
     gpu: Arc<Gpu>,
@@ -34,8 +29,6 @@ pub(super) struct Resident {
     workspace: Workspace,
     empty: ClusterSums,
     rows: usize,
-    /// Rounds since the start.
-    rounds: usize,
     work: Work,
     computing: Vec<(CudaEvent, CudaEvent)>,
 }
@@ -66,8 +59,8 @@ impl Resident {
         let (shape, start) = ((rows.len(), way), (problem, empty));
         let workspace = Workspace::new(kernels, &gpu.compute, memory, buffer, shape, start)?;
         let (gpu, memory, empty) = (gpu.clone(), memory.clone(), empty.clone());
-        let (rows, rounds, computing) = (rows.len(), 0, Vec::new());
-        Ok(Self { gpu, memory, workspace, empty, rows, rounds, work, computing })
+        let (rows, computing) = (rows.len(), Vec::new());
+        Ok(Self { gpu, memory, workspace, empty, rows, work, computing })
     }
 
     fn timed<T>(&mut self, task: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
@@ -87,7 +80,6 @@ impl Resident {
 
     /// Begins with these centroids; no row is in a cluster.
     pub(super) fn start(&mut self, centroids: &[f32]) -> Result<()> {
-        self.rounds = 0;
         self.workspace.clear()?;
         self.set(centroids)
     }
@@ -108,12 +100,8 @@ impl Resident {
             self.timed(|resident| {
                 for _ in 0..stretch {
                     resident.workspace.assign(false, job)?;
-                    resident.workspace.add(resident.rounds == 0)?;
+                    resident.workspace.add()?;
                     resident.workspace.update()?;
-                    resident.rounds += 1;
-                    if is_power_of_four(resident.rounds) && resident.rounds > 1 {
-                        resident.workspace.sort()?;
-                    }
                 }
                 Ok(())
             })?;

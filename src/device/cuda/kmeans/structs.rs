@@ -66,7 +66,7 @@ unsafe impl DeviceRepr for Status {}
 /// The structs of `kernels/kmeans`: addresses on the device, and numbers.
 const _: () = assert!(size_of::<Status>() == 80 && size_of::<Rounds>() == 80);
 const _: () = assert!(size_of::<Sums>() == 64 && size_of::<Near>() == 16);
-const _: () = assert!(size_of::<Halves>() == 128);
+const _: () = assert!(size_of::<Halves>() == 120);
 
 /// The rows and the state of rounds.
 #[repr(C)]
@@ -122,7 +122,7 @@ pub(super) struct Near {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Halves {
     /// `count` rows, and whole tiles of centroids, of [`half_dim`](super::kernels::half_dim); where groups of warps
-    /// multiply, whole images of rows.
+    /// multiply, whole images of both.
     pub(super) half_rows: u64,
     pub(super) half_centroids: u64,
     /// `count` of two f32.
@@ -136,8 +136,7 @@ pub(super) struct Halves {
     pub(super) nearest: u64,
     /// `room_for_pairs` of two u32.
     pub(super) pairs: u64,
-    /// Whole images of centroids, and `count` of four u32, or null.
-    pub(super) images: u64,
+    /// `count` of four u32, or null.
     pub(super) found: u64,
     /// dim of f64.
     pub(super) origin: u64,

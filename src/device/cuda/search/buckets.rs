@@ -12,7 +12,7 @@ use crate::device::contract::{
     Buckets, Distances, Hashes, HashingDevice, LookedAt, NearestInBuckets, OwnRows, Ranges, Starts,
     TableRows, TablesBuilt,
 };
-use crate::device::cuda::driver::launch::Pace;
+use crate::device::cuda::driver::launch::{Counted, Pace};
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::handle::CudaDevice;
 use crate::device::cuda::hashing::can_hash;
@@ -223,11 +223,9 @@ impl CudaDevice {
             let some = (&mut search, first..end);
             kernels.nearest_in_buckets(&gpu.compute, sides, of_tables, some)?;
             let operations = rows * dim as f64;
-            if end - first < search.workers {
-                pace.launched_at_most(&gpu.compute, rate, operations)?;
-            } else {
-                pace.launched(&gpu.compute, rate, operations)?;
-            }
+            let are_enough = end - first >= search.workers;
+            let counted = if are_enough { Counted::Exactly } else { Counted::Guessed };
+            pace.launched(&gpu.compute, rate, operations, counted)?;
             first = end;
         }
         self.read_lists::<T>((&search.taken, kernels), (search.queries, k), job)

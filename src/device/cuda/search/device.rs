@@ -11,7 +11,7 @@ use super::spec::{Spec, device_dim, real_bytes, scalar_bytes};
 use crate::device::contract::{
     Candidates, Capacity, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape,
 };
-use crate::device::cuda::driver::launch::Pace;
+use crate::device::cuda::driver::launch::{Counted, Pace};
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::{Error, Result};
@@ -165,7 +165,8 @@ impl CudaDevice {
             (pairs.first, pairs.count) = (found.len(), rows.len());
             sys::write(&gpu.compute, pairs.rows.slice_mut(), rows)?;
             kernels.among(&gpu.compute, (&sides.0.buffer, &sides.1.buffer), &mut pairs)?;
-            pace.launched(&gpu.compute, rate, rows.len() as f64 * of_a_pair)?;
+            let work = rows.len() as f64 * of_a_pair;
+            pace.launched(&gpu.compute, rate, work, Counted::Exactly)?;
             found.extend(self.read::<T>(&pairs.distances, rows.len(), job)?);
         }
         Ok(found)

@@ -7,7 +7,7 @@ use super::launch::Kernels;
 use super::launch_buckets::{Own, Taken};
 use super::launch_join::{Join, JoinedLists, Joining};
 use super::spec::{entry_bytes, real_bytes};
-use crate::device::cuda::driver::launch::Pace;
+use crate::device::cuda::driver::launch::{Counted, Pace};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::handle::CudaDevice;
 use crate::error::Result;
@@ -127,7 +127,7 @@ fn join_all(
                 kernels.join_buckets(stream, (of.base, &of.joining, table), &mut joined, join)?;
                 // Most buckets are smaller than the largest.
                 let operations = steps * count as f64 * (end - first) as f64;
-                pace.launched_at_most(stream, rate, operations)?;
+                pace.launched(stream, rate, operations, Counted::AtMost)?;
             }
         }
     }

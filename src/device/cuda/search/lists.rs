@@ -14,7 +14,7 @@ use super::rows::{Panels, wait_for};
 use super::spec::{entry_bytes, real_bytes};
 use crate::device::contract::{Distances, Neighbors, Pairing, QueryRows, Work};
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::launch::Pace;
+use crate::device::cuda::driver::launch::{Counted, Pace};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::device::cuda::driver::upload::{Transfer, elapsed};
@@ -208,7 +208,7 @@ impl Search {
             let (sides, lists) = ((&queries.buffer, &base.buffer), &mut self.lists);
             self.kernels.scan(&gpu.compute, sides, lists, pass, wanted)?;
             let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
-            self.pace.count(&gpu.compute, &rate, work, wanted.is_none())?;
+            self.pace.launched(&gpu.compute, &rate, work, Counted::of_all(wanted.is_none()))?;
         }
         Ok(())
     }
@@ -231,7 +231,7 @@ impl Search {
             let (sides, lists) = ((&queries.buffer, &base.buffer), &mut self.lists);
             self.kernels.search_again(&gpu.compute, sides.0, sides.1, lists, pass)?;
             let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
-            self.pace.launched_at_most(&gpu.compute, &rate, work * penalty)?;
+            self.pace.launched(&gpu.compute, &rate, work * penalty, Counted::Guessed)?;
         }
         Ok(())
     }
@@ -273,7 +273,7 @@ impl Search {
             let queries = (first, count);
             self.kernels.merge(&gpu.compute, &mut self.lists, pass, queries, wanted)?;
             let work = count as f64 * per_query;
-            self.pace.count(&gpu.compute, &rate, work, wanted.is_none())?;
+            self.pace.launched(&gpu.compute, &rate, work, Counted::of_all(wanted.is_none()))?;
         }
         Ok(())
     }

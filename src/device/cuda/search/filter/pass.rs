@@ -10,7 +10,7 @@ use super::form::room;
 use super::launch::STATE_WORDS;
 use super::packed::{InPanels, PackedBase};
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::launch::Pace;
+use crate::device::cuda::driver::launch::{Counted, Pace};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
@@ -71,7 +71,8 @@ impl Filtering {
             job.check()?;
             let end = (begin + together).min(tiles.end);
             kernels.filter(stream, sides, lists, &self.scratch, (begin, end, pass.k as usize))?;
-            pace.launched(stream, &rate, (end - begin) as f64 * of_a_tile)?;
+            let work = (end - begin) as f64 * of_a_tile;
+            pace.launched(stream, &rate, work, Counted::Exactly)?;
         }
         kernels.judge(stream, lists, &self.scratch, pass.k as usize)?;
         kernels.merge_hits(stream, sides, lists, &self.scratch, pass)

@@ -1,59 +1,57 @@
-//! Every kernel launch of Lloyd's rounds over one set of rows, and the memory that they share.
+//! The memory that the kernels of Lloyd's rounds over one set of rows share.
 //!
-//! The kernels of a round work on one set of buffers, which a [`Workspace`] allocates in the sizes
-//! that they rely on and keeps until it is dropped; kernels get it as [`Rounds`], [`Sums`], [`Near`]
-//! and [`Halves`]. Kernels run in the order of one stream.
+//! A [`Workspace`] allocates it in the sizes that they rely on and keeps it until it is dropped; kernels get
+//! it as [`Rounds`], [`Sums`], [`Near`] and [`Halves`]. Kernels run in the order of one stream.
 #![allow(unsafe_code)]
-
-mod gaps;
-mod sums;
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, LaunchArgs, LaunchConfig, PushKernelArg};
 
-use self::gaps::Gaps;
-use self::sums::SumsMemory;
+use super::gaps::Gaps;
 use super::halves::of_tiles;
-use super::images::{IMAGE_CENTROIDS, IMAGE_ROWS};
-use super::kernels::{
-    ADDED_ROWS, MOST_ROWS, RoundKernels, SORTED_ROWS, TILE, WARPS, Way, ranks, stages_bytes,
-};
+use super::images::IMAGE_ROWS;
+use super::kernels::{MOST_ROWS, RoundKernels, Way, ranks};
+use super::sorted::Sorted;
 use super::structs::{Halves, Near, Rounds, Status, Sums};
+use super::sums::SumsMemory;
 use crate::device::ClusterSums;
 use crate::device::contract::KMeansProblem;
 use crate::device::cuda::driver::launch::{Pace, Rate, address, check_size, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
-use crate::job::Job;
 
 /// Rows on a device, with all buffers that rounds need.
 pub(super) struct Workspace {
-    kernels: Arc<RoundKernels>,
-    stream: Arc<CudaStream>,
-    way: Way,
-    count: usize,
-    k: usize,
-    rounds: Rounds,
-    in_sums: Sums,
-    near: Near,
-    halves: Halves,
-    pace: Pace,
+    pub(super) kernels: Arc<RoundKernels>,
+    pub(super) stream: Arc<CudaStream>,
+    pub(super) way: Way,
+    pub(super) count: usize,
+    pub(super) k: usize,
+    pub(super) rounds: Rounds,
+    pub(super) in_sums: Sums,
+    pub(super) near: Near,
+    pub(super) halves: Halves,
+    pub(super) pace: Pace,
     /// The rate of assigning rows.
-    rate: Arc<Rate>,
-    status: Buffer,
-    centroids: Buffer,
-    labels: Buffer,
+    pub(super) rate: Arc<Rate>,
+    pub(super) status: Buffer,
+    pub(super) centroids: Buffer,
+    pub(super) labels: Buffer,
+    /// How often rows have been assigned since they were in no cluster, …
+    pub(super) assigned: usize,
+    /// … and whether they are in the sums.
+    pub(super) are_added: bool,
     /// What tells which rows need not be compared, if anything does.
-    gaps: Option<Gaps>,
+    pub(super) gaps: Option<Gaps>,
     /// The memory of cluster sums: all zero without rows.
-    sums: SumsMemory,
-    rows: Buffer,
+    pub(super) sums: SumsMemory,
+    pub(super) rows: Buffer,
     /// How many rows there are at each place of an order by cluster, where few places are enough; and in all.
-    at_places: Option<Buffer>,
+    pub(super) at_places: Option<Buffer>,
     /// Buffers for sorted rows, their numbers and labels.
-    sorted: Option<Sorted>,
+    pub(super) sorted: Option<Sorted>,
     /// The memory behind the other addresses.
     _kept: Vec<Buffer>,
 }
@@ -63,15 +61,6 @@ const MOST_SCALES: usize = 4;
 
 /// Shorter rows may have lost elements.
 const LEAST_TYPICAL: f32 = 1.0;
-
-/// Threads of a block of `find_by_groups`.
-const GROUP_THREADS: usize = 384;
-
-struct Sorted {
-    rows: Buffer,
-    labels: Buffer,
-    numbers: [Buffer; 2],
-}
 
 impl Workspace {
     /// Memory for rounds over `rows`, whose `ready` event has already been waited for.
@@ -137,11 +126,7 @@ impl Workspace {
         match way {
             Way::Near => {
                 near.lists = place(k * k * 8)?;
-                sorted = Some(Sorted {
-                    rows: allocate(count * dim * 4)?,
-                    labels: allocate(count * 4)?,
-                    numbers: [allocate(count * 4)?, allocate(count * 4)?],
-                });
+                sorted = Some(Sorted::new((count, dim), allocate)?);
             }
             Way::Tiles => {
                 let origin = address(stream, &origin);
@@ -167,6 +152,8 @@ impl Workspace {
             status,
             centroids,
             labels,
+            assigned: 0,
+            are_added: false,
             gaps,
             sums,
             rows,
@@ -249,6 +236,7 @@ impl Workspace {
 
     /// Takes all rows out of their clusters.
     pub(super) fn clear(&mut self) -> Result<()> {
+        (self.assigned, self.are_added) = (0, false);
         let labels = sys::fill(&self.stream, self.labels.slice_mut(), 0xff);
         labels.map_err(failed("cuMemsetD8Async"))?;
         self.sums.clear(&self.stream)
@@ -257,178 +245,6 @@ impl Workspace {
     /// Sums of all clusters, in steps of `empty`.
     pub(super) fn sums(&self, empty: &ClusterSums) -> Result<ClusterSums> {
         self.sums.read(&self.stream, (self.k, self.kernels.dim), empty)
-    }
-
-    /// Finds every row's nearest centroid, and lists the rows whose cluster changed. `is_last`: also
-    /// if rounds have ended.
-    pub(super) fn assign(&mut self, is_last: bool, job: &Job) -> Result<()> {
-        let is_last = u32::from(is_last);
-        if self.are_gaps_known() {
-            let all = config(self.count.div_ceil(1024), 1024, 0);
-            self.launch(&self.kernels.list_rows, ("list_rows", all), |launch, kernel| {
-                launch.arg(&kernel.rounds).arg(&is_last);
-            })?;
-        }
-        self.compare(is_last, job)?;
-        if let Some(gaps) = &mut self.gaps {
-            gaps.are_known = true;
-        }
-        Ok(())
-    }
-
-    fn are_gaps_known(&self) -> bool {
-        self.gaps.as_ref().is_some_and(|gaps| gaps.are_known)
-    }
-
-    fn compare(&mut self, is_last: u32, job: &Job) -> Result<()> {
-        match self.way {
-            Way::Near => {
-                let size = self.k.next_power_of_two();
-                let lists = config(self.k, size.clamp(64, 512) / 2, size * 8);
-                let list = (&self.kernels.list_centroids, ("list_centroids", lists), size as u32);
-                self.launch_near(list.0, list.1, list.2)?;
-                self.in_pieces(256, job, |kernel, blocks| {
-                    let (first, all) = ((blocks.start * 256) as u32, config(blocks.len(), 256, 0));
-                    let function = &kernel.kernels.assign_near;
-                    kernel.launch(function, ("assign_near", all), |launch, kernel| {
-                        launch.arg(&kernel.rounds).arg(&kernel.near).arg(&first).arg(&is_last);
-                    })
-                })
-            }
-            Way::Tiles => self.assign_by_tiles(is_last, job),
-        }
-    }
-
-    fn assign_by_tiles(&mut self, is_last: u32, job: &Job) -> Result<()> {
-        let (rows, threads) = (32 * WARPS, 32 * WARPS);
-        let shared = stages_bytes(self.kernels.dim);
-        let centroids = config(self.k.next_multiple_of(IMAGE_CENTROIDS).div_ceil(8), 256, 0);
-        self.launch_halves(&self.kernels.round_centroids, ("round_centroids", centroids), is_last)?;
-        let kernels = self.kernels.clone();
-        match &kernels.find_by_groups {
-            Some((images, function)) => {
-                let blocks = self.blocks(1);
-                self.in_pieces(IMAGE_ROWS, job, |kernel, some| {
-                    let (first, end) = (some.start as u32, some.end as u32);
-                    let grid = config(some.len().min(blocks), GROUP_THREADS, images.shared());
-                    kernel.launch(function, ("find_by_groups", grid), |launch, kernel| {
-                        launch.arg(&kernel.rounds).arg(&kernel.halves);
-                        launch.arg(&first).arg(&end).arg(&is_last);
-                    })
-                })?;
-                let all = config(self.count.div_ceil(256), 256, 0);
-                self.launch_halves(&kernels.take_found, ("take_found", all), is_last)?;
-            }
-            None => self.in_pieces(rows, job, |kernel, blocks| {
-                let (first, all) = (blocks.start as u32, config(blocks.len(), threads, shared));
-                let function = &kernel.kernels.assign_tiles;
-                kernel.launch(function, ("assign_tiles", all), |launch, kernel| {
-                    launch.arg(&kernel.rounds).arg(&kernel.halves).arg(&first).arg(&is_last);
-                })
-            })?,
-        }
-        let blocks = self.count.div_ceil(rows);
-        let mut some = config(blocks.min(self.blocks(1)), threads, shared);
-        // Parts of all centroids: few rows are uncertain, and each block goes through its part.
-        some.grid_dim.1 = (self.k.div_ceil(TILE) / 2).clamp(1, 8) as u32;
-        let kernels = &self.kernels;
-        self.launch_halves(&kernels.find_candidates, ("find_candidates", some), is_last)?;
-        let pairs = config(self.blocks(8), 128, 0);
-        self.launch_halves(&kernels.compare_candidates, ("compare_candidates", pairs), is_last)?;
-        let uncertain = config(self.blocks(2), 256, 0);
-        self.launch_halves(&kernels.settle, ("settle", uncertain), is_last)
-    }
-
-    /// Launches a kernel for all rows, in blocks of a given size, with bounded work per launch.
-    fn in_pieces(
-        &mut self,
-        rows: usize,
-        job: &Job,
-        launch: impl Fn(&Self, std::ops::Range<usize>) -> Result<()>,
-    ) -> Result<()> {
-        let blocks = self.count.div_ceil(rows);
-        let per_block = (rows * self.k * self.kernels.dim) as f64;
-        let mut next = 0;
-        while next < blocks {
-            job.check()?;
-            let most = ((self.rate.of_a_launch() / per_block) as usize).max(1);
-            let some = next..blocks.min(next.saturating_add(most));
-            launch(self, some.clone())?;
-            let work = some.len() as f64 * per_block;
-            self.pace.count(&self.stream, &self.rate, work, !self.are_gaps_known())?;
-            next = some.end;
-        }
-        Ok(())
-    }
-
-    /// Adds the listed rows to their clusters, or, in the first round, all rows, if they are sorted.
-    pub(super) fn add(&mut self, is_first: bool) -> Result<()> {
-        if is_first && self.at_places.is_some() {
-            let (labels, positions) = match self.way {
-                Way::Near => {
-                    self.sort()?;
-                    (self.rounds.labels, 0)
-                }
-                Way::Tiles => {
-                    // Of as many u32, which each round uses anew.
-                    let Halves { uncertain, least, .. } = self.halves;
-                    self.order((0, uncertain, least))?;
-                    (least, uncertain)
-                }
-            };
-            let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.dim;
-            let all = config(threads.div_ceil(256), 256, 0);
-            return self.launch(&self.kernels.add_sorted, ("add_sorted", all), |launch, kernel| {
-                launch.arg(&kernel.rounds).arg(&kernel.in_sums).arg(&labels).arg(&positions);
-            });
-        }
-        let some = config(self.blocks(8), 256, 0);
-        self.launch_sums(&self.kernels.add_moved, ("add_moved", some))
-    }
-
-    /// Moves every centroid to the mean of its rows, unless rounds end.
-    pub(super) fn update(&self) -> Result<()> {
-        let clusters = config(self.k.div_ceil(8), 256, 0);
-        self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters))
-    }
-
-    /// Sorts rows by cluster, and within it by how many centroids they are compared with, if that makes
-    /// assigning them faster. All rows must be in a cluster.
-    pub(super) fn sort(&mut self) -> Result<()> {
-        let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
-        let Sorted { rows, labels, numbers: [numbers, _] } = &sorted;
-        let to = [rows, numbers, labels].map(|buffer| address(&self.stream, buffer));
-        self.order(to.into())?;
-        std::mem::swap(&mut self.rows, &mut sorted.rows);
-        std::mem::swap(&mut self.labels, &mut sorted.labels);
-        self.rounds.rows = address(&self.stream, &self.rows);
-        self.rounds.labels = address(&self.stream, &self.labels);
-        self.rounds.numbers = address(&self.stream, &sorted.numbers[0]);
-        sorted.numbers.swap(0, 1);
-        self.sorted = Some(sorted);
-        Ok(())
-    }
-
-    /// Writes rows of few elements, numbers and labels of all rows in the order of their clusters to other memory for as
-    /// many.
-    fn order(&mut self, (rows, numbers, labels): (u64, u64, u64)) -> Result<()> {
-        let Some(counts) = &mut self.at_places else { return Ok(()) };
-        self.stream.memset_zeros(counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
-        let (kernels, ranks) = (&self.kernels, ranks(self.way, self.k));
-        let places = self.k * ranks;
-        let blocks = config(self.count.div_ceil(SORTED_ROWS), 1024, places * 4);
-        let ranks = ranks as u32;
-        self.launch_near(&kernels.sort_count, ("sort_count", blocks), ranks)?;
-        let (counts, places) = (self.near.sorted_counts, places as u32);
-        let total = counts + u64::from(places) * 4;
-        self.launch(&kernels.add_up, ("add_up", config(1, 1024, 0)), |launch, _| {
-            launch.arg(&counts).arg(&places).arg(&places).arg(&total);
-        })?;
-        self.launch(&kernels.sort_move, ("sort_move", blocks), |launch, kernel| {
-            // Positions are below `count`, for which the targets have room.
-            launch.arg(&kernel.rounds).arg(&kernel.near).arg(&ranks);
-            launch.arg(&rows).arg(&numbers).arg(&labels);
-        })
     }
 
     /// Labels and costs of all rows, in their original order.
@@ -445,12 +261,13 @@ impl Workspace {
         Ok((labels, sys::read(&self.stream, costs.slice(), self.count).map_err(&home)?))
     }
 
-    fn blocks(&self, per_multiprocessor: usize) -> usize {
+    /// Blocks of a grid that has so many for each multiprocessor.
+    pub(super) fn blocks(&self, per_multiprocessor: usize) -> usize {
         per_multiprocessor * self.kernels.limits.multiprocessors
     }
 
     /// Launches a kernel with the arguments that `add` gives it.
-    fn launch<'a>(
+    pub(super) fn launch<'a>(
         &'a self,
         function: &'a CudaFunction,
         (name, grid): (&'static str, LaunchConfig),
@@ -466,7 +283,7 @@ impl Workspace {
         Ok(())
     }
 
-    fn launch_sums(
+    pub(super) fn launch_sums(
         &self,
         function: &CudaFunction,
         grid: (&'static str, LaunchConfig),
@@ -476,7 +293,7 @@ impl Workspace {
         })
     }
 
-    fn launch_halves(
+    pub(super) fn launch_halves(
         &self,
         function: &CudaFunction,
         grid: (&'static str, LaunchConfig),
@@ -484,17 +301,6 @@ impl Workspace {
     ) -> Result<()> {
         self.launch(function, grid, |launch, kernel| {
             launch.arg(&kernel.rounds).arg(&kernel.halves).arg(&is_last);
-        })
-    }
-
-    fn launch_near(
-        &self,
-        function: &CudaFunction,
-        grid: (&'static str, LaunchConfig),
-        number: u32,
-    ) -> Result<()> {
-        self.launch(function, grid, |launch, kernel| {
-            launch.arg(&kernel.rounds).arg(&kernel.near).arg(&number);
         })
     }
 }

@@ -1,0 +1,95 @@
+// Listing the pairs of an uncertain row and a centroid that may be its nearest, by products of groups of warps.
+
+#include "kmeans/by_groups.cuh"
+
+// The candidates of a thread's rows, in its own memory until the last tile: one addition to the length of the list for those
+// of a warp. Without room here they go to the list one by one.
+struct Candidates {
+    constexpr static u32 ROOM = 16;
+
+    const Rounds& rounds;
+    const Halves& halves;
+    u32* found;  // centroids, and which of the two rows in the highest bit
+    u32 place = 0, count = 0;
+    int limits[2] = {};
+
+    __device__ __forceinline__ void begin(u32 first) {
+        place = first;
+        count = 0;
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            // No sum has these bits.
+            const bool is_row = first + 8 * i < rounds.status->uncertain;
+            limits[i] = is_row ? __float_as_int(halves.least[first + 8 * i]) : (int)0x80000000;
+        }
+    }
+
+    template <u32 HALF> __device__ __forceinline__ void take(const float (&sums)[128], u32 tile) {
+        int lines[8], least = WORST;
+#pragma unroll
+        for (u32 line = 0; line < 8; ++line) {
+            lines[line] = WORST;
+#pragma unroll
+            for (u32 column = 0; column < 8; ++column) {
+                lines[line] = smaller(lines[line], bits_of<HALF>(sums, line, column));
+            }
+            least = smaller(least, lines[line]);
+        }
+        if (least > limits[HALF]) return;
+        u32 passes[2] = {0, 0};
+#pragma unroll
+        for (u32 line = 0; line < 8; ++line) {
+            if (lines[line] > limits[HALF]) continue;
+#pragma unroll
+            for (u32 column = 0; column < 8; ++column) {
+                if (bits_of<HALF>(sums, line, column) <= limits[HALF]) passes[line / 4] |= 1u << (line % 4 * 8 + column);
+            }
+        }
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+#pragma unroll 1
+            for (u32 left = passes[half]; left != 0; left &= left - 1) {
+                const u32 at = __ffs(left) - 1, centroid = centroid_in(tile, half * 4 + at / 8, at % 8);
+                // Where all sums pass, so do those of centroids that pad the last tile.
+                if (centroid < rounds.k) add(centroid | HALF << 31);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void add(u32 entry) {
+        if (count < ROOM) {
+            found[count++] = entry;
+        } else if (__ldcg(&rounds.status->pairs) <= halves.room_for_pairs) {
+            // Far too many would make the count begin anew.
+            note(atomicAdd(&rounds.status->pairs, 1u), entry);
+        }
+    }
+
+    __device__ __forceinline__ void note(u32 at, u32 entry) {
+        note_pair(halves, at, {place + (entry >> 31) * 8, entry & 0x7fffffff});
+    }
+
+    // All lanes of a warp call it.
+    __device__ __forceinline__ void end(u32) {
+        const u32 up_to = sum_up_to(count), all = __shfl_sync(0xffffffffu, up_to, 31);
+        u32 start = halves.room_for_pairs;
+        if (all > 0 && Warp::rank() == 0 && __ldcg(&rounds.status->pairs) <= halves.room_for_pairs) {
+            start = atomicAdd(&rounds.status->pairs, all);
+        }
+        start = __shfl_sync(0xffffffffu, start, 0) + up_to - count;
+        for (u32 i = 0; i < count; ++i) note(start + i, found[i]);
+    }
+};
+
+// Lists the pairs of an uncertain row and a centroid that may be its nearest. Any grid.
+extern "C" __global__ __launch_bounds__(THREADS, 1) void candidates_by_groups(Rounds rounds, Halves halves, u32 is_last) {
+    if (rounds.status->end != GOING_ON && !is_last) return;
+    const Compared uncertain(halves.uncertain, rounds.status->uncertain);
+    const u32 images = (uncertain.count + IMAGE_ROWS - 1) / IMAGE_ROWS, tiles = tiles_of(rounds.k);
+    if (images == 0) return;
+    // Few images have no block for each multiprocessor, but their parts have.
+    const u32 parts = gridDim.x / images > tiles ? tiles : gridDim.x > images ? gridDim.x / images : 1;
+    const Span span = {0, images * parts, images, tiles, parts};
+    u32 found[Candidates::ROOM];
+    run_by_groups(halves, uncertain, span, Candidates{rounds, halves, found});
+}

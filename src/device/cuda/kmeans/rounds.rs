@@ -1,0 +1,214 @@
+//! The launches of Lloyd's rounds: assigning rows, adding them to their clusters, moving centroids.
+
+use cudarc::driver::PushKernelArg;
+
+use super::images::{IMAGE_CENTROIDS, IMAGE_ROWS};
+use super::kernels::{
+    ADDED_ROWS, GroupKernels, LANE_ROWS, SORTED_ROWS, TILE, WARPS, Way, ranks, stages_bytes,
+};
+use super::structs::Halves;
+use super::workspace::Workspace;
+use crate::device::cuda::driver::launch::{Counted, config};
+use crate::device::cuda::driver::sys::failed;
+use crate::error::Result;
+use crate::job::Job;
+
+/// Threads of a block of `find_by_groups`.
+const GROUP_THREADS: usize = 384;
+
+/// Whether rows are sorted again after they were assigned so often: fewer and fewer of them move.
+fn is_time_to_sort(assigned: usize) -> bool {
+    assigned.is_power_of_two() && assigned.trailing_zeros().is_multiple_of(2)
+}
+
+impl Workspace {
+    /// Finds every row's nearest centroid, and lists the rows whose cluster changed. `is_last`: also
+    /// if rounds have ended.
+    pub(super) fn assign(&mut self, is_last: bool, job: &Job) -> Result<()> {
+        let is_last = u32::from(is_last);
+        if self.gaps.as_ref().is_some_and(|gaps| gaps.are_known) {
+            let all = config(self.count.div_ceil(1024), 1024, 0);
+            self.launch(&self.kernels.list_rows, ("list_rows", all), |launch, kernel| {
+                launch.arg(&kernel.rounds).arg(&is_last);
+            })?;
+        }
+        self.compare(is_last, job)?;
+        self.assigned += 1;
+        if let Some(gaps) = &mut self.gaps {
+            gaps.are_known = true;
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self, is_last: u32, job: &Job) -> Result<()> {
+        match self.way {
+            Way::Near => {
+                let kernels = self.kernels.clone();
+                let (function, name, rows) = if self.assigned == 0 {
+                    (&kernels.assign_first, "assign_first", 256 * LANE_ROWS)
+                } else {
+                    self.list_centroids(is_last)?;
+                    (&kernels.assign_near, "assign_near", 256)
+                };
+                self.in_pieces(rows, job, |kernel, blocks| {
+                    let (first, all) = ((blocks.start * rows) as u32, config(blocks.len(), 256, 0));
+                    kernel.launch(function, (name, all), |launch, kernel| {
+                        launch.arg(&kernel.rounds).arg(&kernel.near).arg(&first).arg(&is_last);
+                    })
+                })
+            }
+            Way::Tiles => self.assign_by_tiles(is_last, job),
+        }
+    }
+
+    /// Lists the centroids near each, and sorts rows where it is time.
+    fn list_centroids(&mut self, is_last: u32) -> Result<()> {
+        let size = self.k.next_power_of_two();
+        let lists = config(self.k, size.clamp(64, 512) / 2, size * 8);
+        let (list, size) = (&self.kernels.list_centroids, size as u32);
+        self.launch(list, ("list_centroids", lists), |launch, workspace| {
+            launch.arg(&workspace.rounds).arg(&workspace.near).arg(&size).arg(&is_last);
+        })?;
+        if is_last == 0 && is_time_to_sort(self.assigned) {
+            self.sort(ranks(self.way, self.k))?;
+        }
+        Ok(())
+    }
+
+    fn assign_by_tiles(&mut self, is_last: u32, job: &Job) -> Result<()> {
+        let centroids = config(self.k.next_multiple_of(IMAGE_CENTROIDS).div_ceil(8), 256, 0);
+        self.launch_halves(&self.kernels.round_centroids, ("round_centroids", centroids), is_last)?;
+        let kernels = self.kernels.clone();
+        match &kernels.by_groups {
+            Some(groups) => self.assign_by_groups(groups, is_last, job)?,
+            None => self.assign_by_warps(is_last, job)?,
+        }
+        let pairs = config(self.blocks(8), 128, 0);
+        let compare = &kernels.compare_candidates;
+        self.launch_halves(compare, ("compare_candidates", pairs), is_last)?;
+        let uncertain = config(self.blocks(2), 256, 0);
+        self.launch_halves(&kernels.settle, ("settle", uncertain), is_last)
+    }
+
+    fn assign_by_groups(&mut self, kernels: &GroupKernels, is_last: u32, job: &Job) -> Result<()> {
+        let (blocks, shared) = (self.blocks(1), kernels.images.shared());
+        self.in_pieces(IMAGE_ROWS, job, |workspace, some| {
+            let (first, end) = (some.start as u32, some.end as u32);
+            let grid = config(some.len().min(blocks), GROUP_THREADS, shared);
+            workspace.launch(&kernels.find, ("find_by_groups", grid), |launch, workspace| {
+                launch.arg(&workspace.rounds).arg(&workspace.halves);
+                launch.arg(&first).arg(&end).arg(&is_last);
+            })
+        })?;
+        let all = config(self.count.div_ceil(256), 256, 0);
+        self.launch_halves(&self.kernels.take_found, ("take_found", all), is_last)?;
+        let some = config(blocks, GROUP_THREADS, shared);
+        self.launch_halves(&kernels.candidates, ("candidates_by_groups", some), is_last)
+    }
+
+    fn assign_by_warps(&mut self, is_last: u32, job: &Job) -> Result<()> {
+        let (rows, threads) = (32 * WARPS, 32 * WARPS);
+        let shared = stages_bytes(self.kernels.dim);
+        self.in_pieces(rows, job, |workspace, blocks| {
+            let (first, all) = (blocks.start as u32, config(blocks.len(), threads, shared));
+            let function = &workspace.kernels.assign_tiles;
+            workspace.launch(function, ("assign_tiles", all), |launch, workspace| {
+                launch.arg(&workspace.rounds).arg(&workspace.halves).arg(&first).arg(&is_last);
+            })
+        })?;
+        let mut some = config(self.count.div_ceil(rows).min(self.blocks(1)), threads, shared);
+        // Parts of all centroids: few rows are uncertain, and each block goes through its part.
+        some.grid_dim.1 = (self.k.div_ceil(TILE) / 2).clamp(1, 8) as u32;
+        self.launch_halves(&self.kernels.find_candidates, ("find_candidates", some), is_last)
+    }
+
+    /// Launches a kernel for all rows, in blocks of a given size, with bounded work per launch.
+    fn in_pieces(
+        &mut self,
+        rows: usize,
+        job: &Job,
+        launch: impl Fn(&Self, std::ops::Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        let blocks = self.count.div_ceil(rows);
+        let per_block = (rows * self.k * self.kernels.dim) as f64;
+        let mut next = 0;
+        while next < blocks {
+            job.check()?;
+            let most = ((self.rate.of_a_launch() / per_block) as usize).max(1);
+            let some = next..blocks.min(next.saturating_add(most));
+            launch(self, some.clone())?;
+            let work = some.len() as f64 * per_block;
+            let counted = Counted::of_all(self.assigned == 0);
+            self.pace.launched(&self.stream, &self.rate, work, counted)?;
+            next = some.end;
+        }
+        Ok(())
+    }
+
+    /// Adds the listed rows to their clusters, or, where no row is added yet, all rows, if they can be sorted.
+    pub(super) fn add(&mut self) -> Result<()> {
+        let are_added = std::mem::replace(&mut self.are_added, true);
+        if !are_added && self.at_places.is_some() {
+            let (labels, positions) = match self.way {
+                Way::Near => {
+                    self.sort(1)?;
+                    (self.rounds.labels, 0)
+                }
+                Way::Tiles => {
+                    // Of as many u32, which each round uses anew.
+                    let Halves { uncertain, least, .. } = self.halves;
+                    self.order((0, uncertain, least), 1)?;
+                    (least, uncertain)
+                }
+            };
+            let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.dim;
+            let all = config(threads.div_ceil(256), 256, 0);
+            return self.launch(&self.kernels.add_sorted, ("add_sorted", all), |launch, kernel| {
+                launch.arg(&kernel.rounds).arg(&kernel.in_sums).arg(&labels).arg(&positions);
+            });
+        }
+        let some = config(self.blocks(8), 256, 0);
+        self.launch_sums(&self.kernels.add_moved, ("add_moved", some))
+    }
+
+    /// Moves every centroid to the mean of its rows, unless rounds end.
+    pub(super) fn update(&self) -> Result<()> {
+        let clusters = config(self.k.div_ceil(8), 256, 0);
+        self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters))
+    }
+
+    /// Sorts rows by cluster, and within it in so many ranks by how many centroids they are compared with. All rows
+    /// must be in a cluster.
+    fn sort(&mut self, ranks: usize) -> Result<()> {
+        let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
+        let [rows, numbers, labels] = sorted.targets(&self.stream);
+        self.order((rows, numbers, labels), ranks)?;
+        let own = (&mut self.rows, &mut self.labels);
+        sorted.swap(own, &mut self.rounds, &self.stream);
+        self.sorted = Some(sorted);
+        Ok(())
+    }
+
+    /// Writes rows of few elements, numbers and labels of all rows in the order of their clusters to other memory for as
+    /// many.
+    fn order(&mut self, (rows, numbers, labels): (u64, u64, u64), ranks: usize) -> Result<()> {
+        let Some(counts) = &mut self.at_places else { return Ok(()) };
+        self.stream.memset_zeros(counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
+        let (kernels, places) = (&self.kernels, self.k * ranks);
+        let blocks = config(self.count.div_ceil(SORTED_ROWS), 1024, places * 4);
+        let ranks = ranks as u32;
+        self.launch(&kernels.sort_count, ("sort_count", blocks), |launch, workspace| {
+            launch.arg(&workspace.rounds).arg(&workspace.near).arg(&ranks);
+        })?;
+        let (counts, places) = (self.near.sorted_counts, places as u32);
+        let total = counts + u64::from(places) * 4;
+        self.launch(&kernels.add_up, ("add_up", config(1, 1024, 0)), |launch, _| {
+            launch.arg(&counts).arg(&places).arg(&places).arg(&total);
+        })?;
+        self.launch(&kernels.sort_move, ("sort_move", blocks), |launch, kernel| {
+            // Positions are below `count`, for which the targets have room.
+            launch.arg(&kernel.rounds).arg(&kernel.near).arg(&ranks);
+            launch.arg(&rows).arg(&numbers).arg(&labels);
+        })
+    }
+}
