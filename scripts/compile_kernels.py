@@ -45,12 +45,12 @@ MODULES = {
     "filter.cu": (
         [("F32", REALS[:4] + REALS[5:], [0]), ("F64", ["L2", "COSINE"], [0])],
         ["centre", "norms", "choose_scale", "pack_base", "pack_queries", "set_thresholds", "judge",
-         "merge_hits_16", "merge_hits_32", "merge_hits_by_block"],
+         "merge_hits_16", "merge_hits_32", "merge_hits_by_warp", "merge_hits_by_block"],
     ),
     "bit_filter.cu": (
         [("BITS", ["HAMMING", "JACCARD"], [0])],
         ["sort_rows", "pack_base", "pack_queries", "set_thresholds", "judge",
-         "merge_hits_16", "merge_hits_32", "merge_hits_by_block"],
+         "merge_hits_16", "merge_hits_32", "merge_hits_by_warp", "merge_hits_by_block"],
     ),
     # The filter; dims are steps of 32 bytes. See `Form` in src/device/cuda/search/filter/form.rs.
     "products.cu": ([("F32", ["L2"], [1, 2, 3, 4, 5, 6, 7, 8, 9])], ["filter"]),

@@ -2,6 +2,7 @@
 //
 // Hits are positions, in a query's list behind its neighbours, where other passes have candidates.
 
+#include "common/copy.cuh"
 #include "filter/state.cuh"
 #include "search/lists.cuh"
 
@@ -150,8 +151,8 @@ template <u32 WIDTH> struct Lanes {
     static __device__ __forceinline__ u32 rank() { return threadIdx.x % WIDTH; }
     static __device__ __forceinline__ void sync() { __syncwarp(); }
 };
-template <u32 WIDTH>
-__device__ __forceinline__ void merge_hits(const Filtered& filtered, const Pass& pass) {
+template <u32 WIDTH, typename EntryOf>
+__device__ __forceinline__ void merge_hits(const Filtered& filtered, const Pass& pass, EntryOf&& entry_of) {
     const u32 query = (blockIdx.x * blockDim.x + threadIdx.x) / WIDTH, lane = Lanes<WIDTH>::rank();
     const u32 count = take_hits<Lanes<WIDTH>>(filtered, query, query < pass.queries);
     if (__ballot_sync(~0u, count > 0) == 0) return;
@@ -163,7 +164,7 @@ __device__ __forceinline__ void merge_hits(const Filtered& filtered, const Pass&
     const u32* hits = hits_of(filtered, pass, query);
     for (u32 i = lane; i - lane < most; i += WIDTH) {
         const u32 position = i < count ? hits[i] : ~0u;
-        Entry entry = entry_of_hit(filtered, pass, query, position);
+        Entry entry = entry_of(query, position);
         if (!(entry < bound)) entry = Entry::none();
         offer_to_lanes<WIDTH>(list, entry, pass.k, lane);
     }
@@ -172,39 +173,61 @@ __device__ __forceinline__ void merge_hits(const Filtered& filtered, const Pass&
     if (lane == pass.k - 1) tighten_list(filtered, query, list);
 }
 extern "C" __global__ __launch_bounds__(256) void merge_hits_16(Filtered filtered, Pass pass) {
-    merge_hits<16>(filtered, pass);
+    merge_hits<16>(filtered, pass,
+                   [&](u32 query, u32 position) { return entry_of_hit(filtered, pass, query, position); });
 }
 extern "C" __global__ __launch_bounds__(256) void merge_hits_32(Filtered filtered, Pass pass) {
-    merge_hits<32>(filtered, pass);
+    merge_hits<32>(filtered, pass,
+                   [&](u32 query, u32 position) { return entry_of_hit(filtered, pass, query, position); });
 }
 
 // The entries of a warp's hits: 8 lanes fetch 128 bytes of a row, 4 rows at a time, into shared memory (rows
-// of 9 vectors, against bank conflicts), and then each lane adds up its own row.
+// of 9 vectors, against bank conflicts), STAGES such steps ahead, and each lane adds up its own row.
 constexpr u32 GATHERED = 32 * 9;
+template <u32 STAGES>
 __device__ __forceinline__ Entry entry_together(const Filtered& filtered, const Pass& pass, u32 query,
                                                 u32 position, uint4* gathered) {
     const u32 lane = Warp::rank(), row = row_at(filtered, pass, query, position);
     const u32 own = row == ~0u ? ~0u : position;
     const uint4* asked = (const uint4*)(filtered.queries + (u64)query * filtered.pitch);
-    PairSums sums;
-    for (u32 start = 0; start < filtered.vectors; start += 8) {
-        const u32 vectors = min(8u, filtered.vectors - start);
-        uint4 got[8];
+    u32 others[8];
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) others[i] = __shfl_sync(~0u, own, i * 4 + lane / 8);
+    const auto bring = [&](u32 start) {
+        uint4* to = gathered + start / 8 % STAGES * GATHERED + lane / 8 * 9 + lane % 8;
+        const u32 vector = start + lane % 8;
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) {
-            const u32 other = __shfl_sync(~0u, own, i * 4 + lane / 8);
-            const uint4* from = (const uint4*)(filtered.base + (u64)other * filtered.pitch) + start;
-            got[i] = other != ~0u && lane % 8 < vectors ? __ldg(from + lane % 8) : make_uint4(0, 0, 0, 0);
+            if (others[i] == ~0u || vector >= filtered.vectors) continue;
+            copy_16(to + i * 4 * 9, (const uint4*)(filtered.base + (u64)others[i] * filtered.pitch) + vector);
         }
+        commit_copies();
+    };
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) gathered[(i * 4 + lane / 8) * 9 + lane % 8] = got[i];
+    for (u32 stage = 0; stage + 1 < STAGES; ++stage) bring(8 * stage);
+    PairSums sums;
+    for (u32 start = 0; start < filtered.vectors; start += 8) {
+        bring(start + 8 * (STAGES - 1));
+        wait_for_groups<STAGES - 1>();
         __syncwarp();
-        for (u32 i = 0; i < vectors; ++i) {
-            sums.add({__ldg(asked + start + i)}, {gathered[lane * 9 + i]});
+        const uint4* mine = gathered + start / 8 % STAGES * GATHERED + lane * 9;
+        if (start + 8 <= filtered.vectors) {
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) sums.add({__ldg(asked + start + i)}, {mine[i]});
+        } else {
+            for (u32 i = 0; start + i < filtered.vectors; ++i) sums.add({__ldg(asked + start + i)}, {mine[i]});
         }
         __syncwarp();
     }
     return row == ~0u ? Entry::none() : sums.entry(pass, row);
+}
+
+// Short lists of long rows: a warp per query. Shared: AHEAD times GATHERED vectors per warp.
+extern "C" __global__ __launch_bounds__(64) void merge_hits_by_warp(Filtered filtered, Pass pass) {
+    uint4* gathered = (uint4*)shared + threadIdx.x / 32 * (AHEAD * GATHERED);
+    merge_hits<32>(filtered, pass, [&](u32 query, u32 position) {
+        return entry_together<AHEAD>(filtered, pass, query, position, gathered);
+    });
 }
 
 // Longer lists: a block per query. Shared: `slots` entries, then GATHERED vectors per warp.
@@ -223,7 +246,7 @@ extern "C" __global__ __launch_bounds__(256) void merge_hits_by_block(Filtered f
     const Entry worst = filtered.worst[query];
     for (u32 i = threadIdx.x; i / 32 * 32 < count; i += blockDim.x) {
         const u32 position = i < count ? hits[i] : ~0u;
-        const Entry entry = entry_together(filtered, pass, query, position, gathered);
+        const Entry entry = entry_together<1>(filtered, pass, query, position, gathered);
         if (entry < worst) {
             const u32 at = atomicAdd(&filled, 1u);
             if (at < pass.slots) work[at] = entry;

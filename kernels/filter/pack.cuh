@@ -212,6 +212,13 @@ struct Eight {
 struct Sums {
     double squares = 0, lost = 0, mixed = 0, raw = 0;
 
+    __device__ __forceinline__ void add(const Sums& other) {
+        squares += other.squares;
+        lost += other.lost;
+        mixed += other.mixed;
+        raw += other.raw;
+    }
+
     // Adds eight elements; returns their halves, or zeros.
     __device__ __forceinline__ uint4 add(const Eight& eight, const double* centre, u32 start, u32 dim,
                                          bool is_packed) {
@@ -284,29 +291,40 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_base(
 }
 
 // Queries, from their panels: as they are in `rows`, and as halves, row after row or in images. A
-// thread per row, padding included. Under PRODUCTS panels hold them negated, and so does `rows`.
-extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
+// block per panel, padding included, and `PARTS` threads per row. Under PRODUCTS panels hold them negated,
+// and so does `rows`.
+extern "C" __global__ __launch_bounds__(PARTS* PANEL) void pack_queries(
     const Scalar* __restrict__ queries, const double* __restrict__ centre,
     const Packing* __restrict__ packing, unsigned char* __restrict__ images,
     Scalar* __restrict__ rows, Asked* __restrict__ asked, u32* __restrict__ thresholds, Pack pack) {
-    const u32 query = blockIdx.x * PANEL + threadIdx.x, columns = pack.steps * 16;
+    __shared__ Sums parts[PARTS][PANEL];
+    const u32 place = threadIdx.x % PANEL, part = threadIdx.x / PANEL, columns = pack.steps * 16;
+    const u32 query = blockIdx.x * PANEL + place;
     const bool is_row = query < pack.rows;
     const double scale = packing->scale;
-    const Scalar* from = queries + (u64)blockIdx.x * pack.dim * PANEL + threadIdx.x;
+    const Scalar* from = queries + (u64)blockIdx.x * pack.dim * PANEL + place;
     const auto eight_from = [&](u32 start) {
         Eight eight(from, centre, scale, start, pack.dim, is_row);
         if (SUM == PRODUCTS) eight.negate(scale, centre, start, pack.dim, is_row);
         return eight;
     };
-    double squares = 0;
-    for (u32 start = 0; start < pack.dim; start += 8) {
+    const auto sum_of_parts = [&](const Sums& own) {
+        __syncthreads();
+        parts[part][place] = own;
+        __syncthreads();
+        Sums all = parts[0][place];
+        for (u32 other = 1; other < PARTS; ++other) all.add(parts[other][place]);
+        return all;
+    };
+    Sums sums;
+    for (u32 start = 8 * part; start < pack.dim; start += 8 * PARTS) {
         const Eight eight = eight_from(start);
-        for (u32 i = 0; i < 8; ++i) squares = fma(eight.scaled[i], eight.scaled[i], squares);
+        for (u32 i = 0; i < 8; ++i) sums.squares = fma(eight.scaled[i], eight.scaled[i], sums.squares);
     }
     // Sums of products with norms up to 64 must not leave the range of halves.
-    const bool is_near = squares < 256.0 * 256.0;
-    Sums sums;
-    for (u32 start = 0; start < columns; start += 8) {
+    const bool is_near = sum_of_parts(sums).squares < 256.0 * 256.0;
+    sums = Sums();
+    for (u32 start = 8 * part; start < columns; start += 8 * PARTS) {
         const Eight eight = eight_from(start);
         if (is_row && start < pack.pitch) eight.write(rows + (u64)query * pack.pitch + start);
         uint4 halves = sums.add(eight, centre, start, pack.dim, is_row && is_near);
@@ -320,6 +338,8 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
                                  : ((u64)query * columns + start) * 2;
         *(uint4*)(images + at) = halves;
     }
+    sums = sum_of_parts(sums);
+    if (part > 0) return;
     thresholds[query] = NEVER;
     if (!is_row) return;
     const double length = sqrt(sums.squares) * (1 + SLACK);

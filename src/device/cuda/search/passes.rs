@@ -18,7 +18,7 @@ pub(super) const PANEL: usize = 128;
 /// A pass is at most this many times as large as the rows seen before it, and one whose pairs are
 /// filtered.
 const MOST_GROWTH: usize = 8;
-const MOST_FILTERED_GROWTH: f64 = 3.0;
+const MOST_FILTERED_GROWTH: f64 = 2.0;
 
 /// The fewest and the most panels whose rows of bits are sorted together, powers of two.
 pub(super) const FIRST_WINDOW: usize = 16;

@@ -41,8 +41,13 @@ pub(super) const THRESHOLD_BYTES: usize = 8;
 /// The longest lists that a warp merges in registers.
 pub(super) const BY_LANES: usize = 32;
 
-/// Shared memory in which a block gathers rows. See `GATHERED` in `kernels/filter/exact.cuh`.
-pub(super) const GATHERED_BYTES: usize = 8 * 32 * 9 * 16;
+/// Shared memory in which a warp gathers parts of rows. See `GATHERED` in `kernels/filter/exact.cuh`.
+pub(super) const GATHERED_BYTES: usize = 32 * 9 * 16;
+
+/// Rows of so many bytes are long: a warp gathers those that short lists are offered, so many parts of them
+/// at a time.
+pub(super) const LONG_BYTES: usize = 1536;
+pub(super) const AHEAD: usize = 4;
 
 /// Shared memory that kernels have beside what a launch asks for, at most.
 pub(super) const STATIC_BYTES: usize = 1024;
@@ -360,6 +365,11 @@ pub(super) fn room(kind: ElementKind, k: usize, slots: usize) -> usize {
     (slots - k) * entry_bytes(kind) / 4
 }
 
+/// Shared memory in which a block of eight warps merges a list.
+pub(super) fn merging_bytes(kind: ElementKind, slots: usize) -> usize {
+    slots * entry_bytes(kind) + 8 * GATHERED_BYTES
+}
+
 /// Whether there is a filter for such rows and lists, on a device with so much shared memory.
 fn exists(kind: ElementKind, metric: Metric, k: usize, slots: usize, shared: usize) -> bool {
     let has_products = match kind {
@@ -369,7 +379,7 @@ fn exists(kind: ElementKind, metric: Metric, k: usize, slots: usize, shared: usi
         ElementKind::Bits => true,
         ElementKind::Sets => false,
     };
-    let fits = k <= BY_LANES || slots * entry_bytes(kind) + GATHERED_BYTES + STATIC_BYTES <= shared;
+    let fits = k <= BY_LANES || merging_bytes(kind, slots) + STATIC_BYTES <= shared;
     has_products && fits
 }
 

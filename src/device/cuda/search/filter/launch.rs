@@ -13,10 +13,11 @@ use super::super::passes::{FIRST_WINDOW, PANEL, WINDOW};
 use super::super::spec::{definitions, entry_bytes, real_bytes, scalar_bytes};
 use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
 use super::form::{
-    ASKED_BYTES, BY_LANES, Form, GATHERED_BYTES, STATIC_BYTES, THRESHOLD_BYTES, pitch, room,
+    AHEAD, ASKED_BYTES, BY_LANES, Form, GATHERED_BYTES, LONG_BYTES, STATIC_BYTES, THRESHOLD_BYTES,
+    merging_bytes, pitch, room,
 };
 use super::launch_bits::BitPacker;
-use super::launch_numbers::NumberPacker;
+use super::launch_numbers::{NumberPacker, PARTS};
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{
@@ -29,8 +30,10 @@ use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
 /// Constants that `kernels/filter` shares with this folder.
-const CONSTANTS: [(&str, usize); 4] = [
+const CONSTANTS: [(&str, usize); 6] = [
+    ("AHEAD", AHEAD),
     ("PANEL", PANEL),
+    ("PARTS", PARTS),
     ("RUN", super::super::spec::RUN),
     ("FIRST_WINDOW", FIRST_WINDOW),
     ("WINDOW", WINDOW),
@@ -63,6 +66,7 @@ pub(super) struct Kernels {
     judge: CudaFunction,
     merge_hits_16: CudaFunction,
     merge_hits_32: CudaFunction,
+    merge_hits_by_warp: CudaFunction,
     merge_hits_by_block: CudaFunction,
     /// Pairs × halves per second.
     rate: Arc<Rate>,
@@ -164,6 +168,7 @@ impl Kernels {
             judge: function(&module, "judge")?,
             merge_hits_16: function(&module, "merge_hits_16")?,
             merge_hits_32: function(&module, "merge_hits_32")?,
+            merge_hits_by_warp: function(&module, "merge_hits_by_warp")?,
             merge_hits_by_block: function(&module, "merge_hits_by_block")?,
             rate: Arc::new(gpu.limits.rate(PER_CYCLE)),
         };
@@ -317,8 +322,11 @@ impl Kernels {
             padding: 0,
         };
         let (function, grid) = if k > BY_LANES {
-            let shared = lists.slots * entry_bytes(kind) + GATHERED_BYTES;
+            let shared = merging_bytes(kind, lists.slots);
             (&self.merge_hits_by_block, config(lists.queries, THREADS, shared))
+        } else if dim * scalar >= LONG_BYTES {
+            let shared = 2 * AHEAD * GATHERED_BYTES;
+            (&self.merge_hits_by_warp, config(lists.queries.div_ceil(2), 2 * BY_LANES, shared))
         } else if k <= BY_LANES / 2 {
             let grid = config(lists.queries.div_ceil(2 * THREADS / BY_LANES), THREADS, 0);
             (&self.merge_hits_16, grid)

@@ -19,6 +19,9 @@ use crate::matrix::ElementKind;
 /// Bins of norms. See `kernels/filter/pack.cuh`.
 pub(super) const BINS: usize = 1 << 14;
 
+/// Threads that share the packing of a query.
+pub(super) const PARTS: usize = 4;
+
 /// Threads of most kernels.
 const THREADS: usize = 256;
 
@@ -188,7 +191,7 @@ impl NumberPacker {
         launch.arg(packed.thresholds.slice()).arg(pack);
         // SAFETY: only rows below `rows` are read, and written to `rows` and `asked`; all places have
         // `columns` halves and a threshold. Sizes are checked above.
-        unsafe { launch.launch(config(places / PANEL, PANEL, 0)) }
+        unsafe { launch.launch(config(places / PANEL, PARTS * PANEL, 0)) }
             .map_err(failed("pack_queries"))?;
         Ok(())
     }
