@@ -244,6 +244,16 @@ impl AnyDevice {
         self.run(Peak)
     }
 
+    /// Makes ready what searches need besides the rows: see [`SearchDevice::warm_search`].
+    #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
+    pub fn warm_search(&self, kind: ElementKind, metric: Metric, dim: usize) {
+        match self {
+            Self::Cpu(_) => {}
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => device.warm_search(kind, metric, dim),
+        }
+    }
+
     /// Makes ready what k-means needs besides the rows: see [`KMeansDevice::warm_kmeans`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn warm_kmeans(&self, of: (ElementKind, Metric, usize), k: usize, draws: bool) {

@@ -32,6 +32,8 @@ pub(super) struct Join {
     pub kind: ElementKind,
     /// The device asked for.
     pub asked: Asked,
+    /// The length of the base's rows, if their type has it.
+    pub dim: Option<usize>,
     /// Receives the chosen device.
     pub device: Chosen,
     /// Receives what was built.
@@ -47,6 +49,17 @@ pub(super) struct Join {
 }
 
 impl Join {
+    /// Makes a device ready while rows are read. What hashing needs is not known yet.
+    pub fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
+        let (kind, metric) = (self.kind, self.spec.params.metric());
+        let dim = self.dim.filter(|_| self.spec.lsh.is_none());
+        move |device| {
+            if let Some(dim) = dim {
+                device.for_kind(kind).warm_search(kind, metric, dim);
+            }
+        }
+    }
+
     /// Whether parameters are chosen by the queries.
     pub fn chooses(&self) -> bool {
         self.spec.lsh.as_ref().is_some_and(LshParams::is_open)

@@ -396,11 +396,13 @@ impl ExecutionPlan for KnnExec {
         let kind = self.base.0.kind;
         let kind = queries.as_ref().map_or(kind, |queries| common_kind(queries.side.kind, kind));
         let expected = self.queries.as_ref().and_then(|(_, plan)| expected_rows(plan));
+        let (side, plan) = &self.base;
         let join = base::Join {
             spec: self.spec.clone(),
             schema: self.schema.clone(),
             kind,
             asked: self.asked(),
+            dim: side.known_dim(plan.schema().fields()),
             device: self.device.clone(),
             index: self.index.clone(),
             stored: self.stored.clone(),

@@ -40,7 +40,7 @@ pub(super) fn run(
         job = job.with_watch(Arc::new(phases.clone()));
     }
     let start = async move {
-        let _waking = join.asked.wake(|_| {});
+        let _waking = join.asked.wake(join.warm());
         let queries = match queries {
             Some(Input { side, streams, .. }) => {
                 let phases = metrics.phases.clone();

@@ -94,8 +94,7 @@ impl CudaDevice {
     /// Whether there is room for the lists of queries.
     fn has_lists(&self, base: &CudaRows, k: usize) -> Result<bool> {
         let is_possible = (1..=MOST_ROWS).contains(&base.rows.len()) && k <= MOST_NEIGHBORS;
-        Ok(is_possible
-            && Kernels::get(&self.gpu, &base.rows, base.metric)?.warps_of_block(k).is_some())
+        Ok(is_possible && base.kernels(&self.gpu)?.warps_of_block(k).is_some())
     }
 
     fn nearest<T: OnGpu>(
@@ -106,7 +105,7 @@ impl CudaDevice {
         k: usize,
         job: &Job,
     ) -> Result<Option<NearestInBuckets>> {
-        let kernels = Kernels::get(&self.gpu, &base.rows, base.metric)?;
+        let kernels = base.kernels(&self.gpu)?;
         let (visited, lookup) = match &buckets.looked_at {
             LookedAt::Ranges(ranges) => {
                 let of_query = |query| ranges.visited(query, buckets.tables) as f64;

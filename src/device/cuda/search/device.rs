@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::filter::{bytes_per_query, bytes_per_row};
+use super::filter::{self, bytes_per_query, bytes_per_row};
 use super::launch::{Kernels, Pairs};
 use super::lists::{Search, list_bytes};
 use super::passes::PANEL;
@@ -54,6 +54,12 @@ impl SearchDevice for CudaDevice {
         rows.slice(range)
     }
 
+    fn warm_search(&self, kind: ElementKind, metric: Metric, dim: usize) {
+        if let Ok(kernels) = Kernels::get(&self.gpu, Spec::of_rows(kind, metric, dim)) {
+            filter::warm(self, &kernels, dim);
+        }
+    }
+
     fn prepare(&self, rows: &CudaRows, for_use: RowUse, job: &Job) -> Result<()> {
         match for_use {
             RowUse::Base { .. } => rows.base(self, job).map(drop),
@@ -69,7 +75,7 @@ impl SearchDevice for CudaDevice {
                 self.gpu.info.name
             )));
         }
-        let kernels = Kernels::get(&self.gpu, &queries.rows, queries.metric)?;
+        let kernels = queries.kernels(&self.gpu)?;
         Search::new(&self.gpu, &self.memory, (kernels, queries.rows.len()), k).map(CudaLists)
     }
 
@@ -137,7 +143,7 @@ impl CudaDevice {
         }
         let Self { gpu, memory, .. } = self;
         let (matrix, kind) = (base.rows.matrix(), base.rows.matrix().kind());
-        let kernels = Kernels::get(gpu, &base.rows, base.metric)?;
+        let kernels = base.kernels(gpu)?;
         let sides = (queries.plain(self, job)?, base.plain(self, job)?);
         wait_for(gpu, &sides.0.ready)?;
         wait_for(gpu, &sides.1.ready)?;

@@ -14,7 +14,7 @@ use cudarc::driver::{
 };
 
 use super::passes::PANEL;
-use super::spec::{Spec, device_dim, entry_bytes, real_bytes, scalar_bytes};
+use super::spec::{Spec, entry_bytes, real_bytes, scalar_bytes};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{
     Rate, address, allow_shared, check_size, config, function,
@@ -23,8 +23,7 @@ use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::modules::Once;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
-use crate::matrix::{ElementKind, Rows};
-use crate::metric::Metric;
+use crate::matrix::ElementKind;
 
 /// Threads of a block, where each has an entry of a list.
 const THREADS: usize = 256;
@@ -160,11 +159,9 @@ const FETCH_PENALTY: f64 = 32.0;
 const JOIN_PENALTY: f64 = 2.0;
 
 impl Kernels {
-    /// The kernels for rows and a metric, compiled and loaded by the first caller.
-    pub(super) fn get(gpu: &Gpu, rows: &Rows, metric: Metric) -> Result<Arc<Self>> {
+    /// The kernels for some rows and a metric, compiled and loaded by the first caller.
+    pub(super) fn get(gpu: &Gpu, spec: Spec) -> Result<Arc<Self>> {
         static LOADED: LazyLock<Once<(usize, Spec), Kernels>> = LazyLock::new(Once::default);
-        let (kind, dim) = (rows.matrix().kind(), rows.matrix().dim());
-        let spec = Spec::new(kind, metric, device_dim(kind, dim) as u32);
         LOADED.get((gpu.ordinal, spec), || Self::load(gpu, spec))
     }
 

@@ -8,7 +8,7 @@ use cudarc::driver::CudaEvent;
 use super::filter::{InPanels, PackedBase};
 use super::launch::{Kernels, Piece};
 use super::passes::{PANEL, panels};
-use super::spec::{device_dim, scalar_bytes};
+use super::spec::{Spec, device_dim, scalar_bytes};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
@@ -144,6 +144,12 @@ impl CudaRows {
         })
     }
 
+    /// The kernels that compare them.
+    pub(super) fn kernels(&self, gpu: &Gpu) -> Result<Arc<Kernels>> {
+        let matrix = self.rows.matrix();
+        Kernels::get(gpu, Spec::of_rows(matrix.kind(), self.metric, matrix.dim()))
+    }
+
     /// The rows one after the other.
     pub(super) fn plain(&self, device: &CudaDevice, job: &Job) -> Result<Arc<Plain>> {
         get_or_make(&self.layouts.plain, || {
@@ -156,7 +162,7 @@ impl CudaRows {
     /// Puts rows into panels as they arrive.
     fn upload(&self, device: &CudaDevice, side: Side, job: &Job) -> Result<Panels> {
         let CudaDevice { gpu, memory, .. } = device;
-        let kernels = Kernels::get(gpu, &self.rows, self.metric)?;
+        let kernels = self.kernels(gpu)?;
         let (rows, matrix) = (&self.rows, self.rows.matrix());
         let dim = device_dim(matrix.kind(), matrix.dim());
         let stored_dim = kernels.spec().stored_dim(dim as u32) as usize;

@@ -35,6 +35,11 @@ impl Spec {
         Self { kind, metric, fixed_dim: if dim <= largest { dim } else { 0 } }
     }
 
+    /// For rows of this many elements, or bits.
+    pub(super) fn of_rows(kind: ElementKind, metric: Metric, dim: usize) -> Self {
+        Self::new(kind, metric, device_dim(kind, dim) as u32)
+    }
+
     /// Whether kernels are unrolled for the elements of a row.
     pub(super) fn is_unrolled(&self) -> bool {
         self.fixed_dim > 0

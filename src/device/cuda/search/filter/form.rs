@@ -370,17 +370,15 @@ pub(super) fn merging_bytes(kind: ElementKind, slots: usize) -> usize {
     slots * entry_bytes(kind) + 8 * GATHERED_BYTES
 }
 
-/// Whether there is a filter for such rows and lists, on a device with so much shared memory.
-fn exists(kind: ElementKind, metric: Metric, k: usize, slots: usize, shared: usize) -> bool {
-    let has_products = match kind {
+/// Whether distances follow from products, so that pairs can be filtered.
+pub(super) fn has_products(kind: ElementKind, metric: Metric) -> bool {
+    match kind {
         ElementKind::F32 | ElementKind::F64 => {
             matches!(metric.sum(), Sum::Squares | Sum::Products)
         }
         ElementKind::Bits => true,
         ElementKind::Sets => false,
-    };
-    let fits = k <= BY_LANES || merging_bytes(kind, slots) + STATIC_BYTES <= shared;
-    has_products && fits
+    }
 }
 
 /// Whether to filter. `always` ignores how few rows there are.
@@ -391,7 +389,8 @@ pub(in super::super) fn pays(
     always: bool,
 ) -> bool {
     let enough = queries >= FEWEST_QUERIES && base >= FEWEST_ROWS;
-    exists(kind, metric, k, slots, shared) && (enough || always)
+    let fits = k <= BY_LANES || merging_bytes(kind, slots) + STATIC_BYTES <= shared;
+    has_products(kind, metric) && fits && (enough || always)
 }
 
 #[cfg(test)]

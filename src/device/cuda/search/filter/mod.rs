@@ -25,5 +25,5 @@ mod packed;
 mod pass;
 
 pub(super) use form::{bytes_per_query, bytes_per_row, pays};
-pub(super) use packed::{InPanels, PackedBase};
+pub(super) use packed::{InPanels, PackedBase, warm};
 pub(super) use pass::Filtering;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::super::launch::{Kernels as Scans, Lists};
 use super::super::passes::{PANEL, panels, stride};
-use super::super::spec::scalar_bytes;
+use super::super::spec::{device_dim, scalar_bytes};
 use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
-use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES, pitch};
+use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES, has_products, pitch};
 use super::launch::{Kernels, Packer};
 use super::launch_bits::BitPack;
 use super::launch_numbers::{BINS, Numbers, Pack, Packing};
@@ -177,6 +177,20 @@ impl PackedBase {
             }
             _ => unreachable!("rows are packed by the packer of their kind"),
         }
+    }
+}
+
+/// Loads the kernels that filter what others scan, if there are any.
+pub(in super::super) fn warm(device: &CudaDevice, scans: &Scans, dim: usize) {
+    let (kind, metric) = (scans.spec().kind(), scans.spec().metric());
+    let Some(by) = device.multipliers(kind) else { return };
+    let dim = scans.spec().stored_dim(device_dim(kind, dim) as u32) as usize;
+    let form = match kind {
+        ElementKind::Bits => Form::of_words(dim, by),
+        _ => Form::of_numbers(dim, by),
+    };
+    if has_products(kind, metric) {
+        let _ = Kernels::get(&device.gpu, kind, metric, form);
     }
 }
 
