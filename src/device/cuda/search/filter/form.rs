@@ -46,7 +46,7 @@ pub(super) const GATHERED_BYTES: usize = 32 * 9 * 16;
 
 /// Rows of so many bytes are long: a warp gathers those that short lists are offered, so many parts of them
 /// at a time.
-pub(super) const LONG_BYTES: usize = 1536;
+pub(super) const LONG_BYTES: usize = 1024;
 pub(super) const AHEAD: usize = 4;
 
 /// Shared memory that kernels have beside what a launch asks for, at most.
