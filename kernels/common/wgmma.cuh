@@ -74,6 +74,17 @@ __device__ __forceinline__ void products_commit() {
 template <int LATE> __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATE) : "memory");
 }
+// Waits for all products; nothing reads their sums before.
+template <u32 COUNT> __device__ __forceinline__ void products_wait_for(float (&sums)[COUNT]) {
+    products_wait<0>();
+#pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) asm volatile("" : "+f"(sums[i]));
+}
+template <typename Word, u32 COUNT> __device__ __forceinline__ void products_wait_for(Word (&sums)[COUNT]) {
+    products_wait<0>();
+#pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) asm volatile("" : "+r"(sums[i]));
+}
 
 // Where a matrix lies in shared memory: rows of `pitch` bytes, 128, 64 or 32, swizzled as the
 // instruction wants them.

@@ -94,7 +94,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void filter(
                 add_products(sums, a[step], where, step != 0);
             }
             products_commit();
-            products_wait<0>();
+            products_wait_for(sums);
             if (thread == 0) barrier_arrive(empty + 8 * stage);
             if (++stage == STAGES) {
                 stage = 0;

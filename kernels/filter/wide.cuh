@@ -142,7 +142,7 @@ __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& 
             before = turn.stage;
         }
         add_panel(PANELS - 1, LAST);
-        products_wait<0>();
+        products_wait_for(sums);
         if (PANELS > 1) release(before);
         release(turn.stage);
         turn.advance();

@@ -46,9 +46,9 @@ template <u32 HALF> __device__ __forceinline__ int bits_of(const float (&sums)[1
 
 // The items of a launch: each image with each part of the tiles of centroids.
 struct Span {
-    u32 first, end, images, tiles, parts;
+    u32 first, end, first_image, images, tiles, parts;
 
-    __device__ __forceinline__ u32 image(u32 item) const { return item % images; }
+    __device__ __forceinline__ u32 image(u32 item) const { return first_image + item % images; }
     __device__ __forceinline__ u32 first_tile(u32 item) const { return item / images * tiles / parts; }
     __device__ __forceinline__ u32 end_tile(u32 item) const { return (item / images + 1) * tiles / parts; }
 };
@@ -191,7 +191,7 @@ __device__ __forceinline__ void multiply_images(const Items& span, Task& task, u
             }
             // Not after the last tile of all, which nobody waits for.
             if (group == 0 || tile + 1 < end || item + gridDim.x < span.end) pass_turn(group);
-            products_wait<0>();
+            products_wait_for(sums);
             release_panel(PANELS - 1);
             task.template take<0>(sums, tile);
             task.template take<1>(sums, tile);

@@ -81,15 +81,17 @@ struct Candidates {
     }
 };
 
-// Lists the pairs of an uncertain row and a centroid that may be its nearest. Any grid.
-extern "C" __global__ __launch_bounds__(THREADS, 1) void candidates_by_groups(Rounds rounds, Halves halves, u32 is_last) {
+// Lists the pairs of an uncertain row, of some images of them, and a centroid that may be its nearest. Any grid.
+extern "C" __global__ __launch_bounds__(THREADS, 1) void candidates_by_groups(Rounds rounds, Halves halves, u32 first,
+                                                                             u32 end, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     const Compared uncertain(halves.uncertain, rounds.status->uncertain);
-    const u32 images = (uncertain.count + IMAGE_ROWS - 1) / IMAGE_ROWS, tiles = tiles_of(rounds.k);
-    if (images == 0) return;
+    const u32 all = (uncertain.count + IMAGE_ROWS - 1) / IMAGE_ROWS, tiles = tiles_of(rounds.k);
+    if (all <= first) return;
+    const u32 images = (all < end ? all : end) - first;
     // Few images have no block for each multiprocessor, but their parts have.
     const u32 parts = gridDim.x / images > tiles ? tiles : gridDim.x > images ? gridDim.x / images : 1;
-    const Span span = {0, images * parts, images, tiles, parts};
+    const Span span = {0, images * parts, first, images, tiles, parts};
     u32 found[Candidates::ROOM];
     run_by_groups(halves, uncertain, span, Candidates{rounds, halves, found});
 }

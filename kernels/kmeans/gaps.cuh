@@ -26,7 +26,9 @@ __device__ __forceinline__ float not_known() { return -Limits<float>::infinity()
 
 // Notes the gap of a row in a cluster.
 __device__ __forceinline__ void note_gap(const Rounds& rounds, u32 row, u32 cluster, float gap) {
-    rounds.gaps[row] = __fadd_rd(gap, __fadd_rd(rounds.drifts[cluster], rounds.status->drift));
+    // Of a gap that is not known, the cluster may be one that pads the last tile.
+    const float drift = gap == not_known() ? 0 : __fadd_rd(rounds.drifts[cluster], rounds.status->drift);
+    rounds.gaps[row] = __fadd_rd(gap, drift);
 }
 
 // Lists the rows that are to be compared. A thread per row.

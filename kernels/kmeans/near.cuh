@@ -148,7 +148,8 @@ __device__ __forceinline__ u32 place_of(const Rounds& rounds, const Near& near, 
     const u32 cluster = rounds.labels[row];
     u32 rank = 0;
     if constexpr (IS_LOW) {
-        if (ranks > 1) {
+        // Once rounds have ended, nobody lists centroids.
+        if (ranks > 1 && rounds.status->end == GOING_ON) {
             float values[DIM];
             load_row(values, rounds.rows + (u64)row * DIM);
             const float* centroid = current_centroids(rounds) + (u64)cluster * DIM;

@@ -2,7 +2,7 @@
 //
 // A round is a sequence of launches without synchronising with the host: assign (`near.cuh`, or of the rows that `gaps.cuh`
 // lists `assign_tiles.cuh`, with `by_groups.cuh` where groups of warps multiply), `add_moved`, `finish_round`. The outcome
-// is in a Status; once it says that rounds have ended, later launches do nothing. DIM is the number of elements in a row.
+// is in a Status; once it says that rounds have ended, later launches change no label, sum or centroid. DIM is the number of elements in a row.
 // Sums are exact, like those of `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
 
 #include "common/scan.cuh"

@@ -57,7 +57,7 @@ impl Limits {
     /// multiprocessor.
     pub(in crate::device::cuda) fn rate(&self, per_cycle: f64) -> Rate {
         let cycles = self.multiprocessors as f64 * self.clock;
-        Rate(AtomicU64::new((cycles * per_cycle).max(SLOWEST).to_bits()))
+        Rate::new((cycles * per_cycle).max(SLOWEST))
     }
 }
 
@@ -66,11 +66,22 @@ const SLOWEST: f64 = 1e9;
 
 /// How fast a device does work of one kind, in operations per second: measured while it runs.
 #[derive(Debug)]
-pub(in crate::device::cuda) struct Rate(AtomicU64);
+pub(in crate::device::cuda) struct Rate {
+    now: AtomicU64,
+    first: f64,
+}
+
+/// By how much a rate rises, up to the first one, with work that takes less time than it says and of which some may not
+/// have been done.
+const RISE: f64 = 1.05;
 
 impl Rate {
+    fn new(first: f64) -> Self {
+        Self { now: AtomicU64::new(first.to_bits()), first }
+    }
+
     fn get(&self) -> f64 {
-        f64::from_bits(self.0.load(Ordering::Relaxed))
+        f64::from_bits(self.now.load(Ordering::Relaxed))
     }
 
     /// The most operations that a launch should have.
@@ -82,14 +93,12 @@ impl Rate {
     fn learn(&self, operations: f64, seconds: f64, counted: Counted) {
         let before = self.get();
         let rate = blended(before, operations, seconds);
-        let is_news = match counted {
-            Counted::Exactly => true,
-            Counted::AtMost => rate < before,
-            Counted::Guessed => false,
+        let rate = match counted {
+            Counted::Exactly => rate,
+            Counted::AtMost => rate.min((before * RISE).min(self.first).max(before)),
+            Counted::Guessed => before,
         };
-        if is_news {
-            self.0.store(rate.to_bits(), Ordering::Relaxed);
-        }
+        self.now.store(rate.to_bits(), Ordering::Relaxed);
     }
 }
 
@@ -98,7 +107,7 @@ impl Rate {
 pub(in crate::device::cuda) enum Counted {
     /// Those it does.
     Exactly,
-    /// It may do fewer: the rate is at most updated to a lower one.
+    /// It may do fewer: the rate is lowered, or rises a little again.
     AtMost,
     /// Of another kind, or too few for the device: the rate stays.
     Guessed,
@@ -137,14 +146,25 @@ struct Stretch {
     of_one_kind: Option<(Arc<Rate>, f64)>,
     /// The least that is sure of any of the operations.
     counted: Option<Counted>,
-    /// Whether the device had nothing to do when they began: it then waited for the host, for how long is not known.
-    was_idle: bool,
+    /// Whether they began at the mark before them: else the device waited for the host, for how long is not known.
+    is_timed: bool,
 }
 
 /// Below this share of [`MARK_SECONDS`], launches of another kind need no mark in between.
 const WORTH_A_MARK: f64 = 0.25;
 
 impl Pace {
+    /// Begins anew after the host has waited for the device: what comes is measured from here on.
+    pub(in crate::device::cuda) fn begin(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+        let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
+        let mark = stream.record_event(flags).map_err(failed("cuEventRecord"))?;
+        while !self.ahead.is_empty() {
+            self.wait_for_oldest()?;
+        }
+        (self.now, self.passed) = (Stretch { is_timed: true, ..Stretch::default() }, Some(mark));
+        Ok(())
+    }
+
     /// Accounts for a launch of operations at this rate, and waits if too much work is pending.
     pub(in crate::device::cuda) fn launched(
         &mut self,
@@ -155,7 +175,7 @@ impl Pace {
     ) -> Result<()> {
         if self.now.counted.is_none() {
             let last = self.ahead.back().map(|(mark, _)| mark).or(self.passed.as_ref());
-            self.now.was_idle = last.is_none_or(CudaEvent::is_complete);
+            self.now.is_timed |= last.is_some_and(|mark| !mark.is_complete());
         }
         self.now.add(rate, operations, counted);
         if self.now.seconds < *SECONDS * WORTH_A_MARK {
@@ -164,15 +184,20 @@ impl Pace {
         let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
         let mark = stream.record_event(flags).map_err(failed("cuEventRecord"))?;
         self.ahead.push_back((mark, std::mem::take(&mut self.now)));
-        while self.pending() > MARKS_AHEAD * *SECONDS
-            && let Some((oldest, stretch)) = self.ahead.pop_front()
+        while self.pending() > MARKS_AHEAD * *SECONDS {
+            self.wait_for_oldest()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the oldest mark ahead, and learns from what came before it.
+    fn wait_for_oldest(&mut self) -> Result<()> {
+        let Some((oldest, stretch)) = self.ahead.pop_front() else { return Ok(()) };
+        oldest.synchronize().map_err(failed("cuEventSynchronize"))?;
+        if let Some(before) = self.passed.replace(oldest)
+            && let Some(passed) = &self.passed
         {
-            oldest.synchronize().map_err(failed("cuEventSynchronize"))?;
-            if let Some(before) = self.passed.replace(oldest)
-                && let Some(passed) = &self.passed
-            {
-                stretch.learn(elapsed(&before, passed)?.as_secs_f64());
-            }
+            stretch.learn(elapsed(&before, passed)?.as_secs_f64());
         }
         Ok(())
     }
@@ -197,8 +222,8 @@ impl Stretch {
 
     /// Updates the rate with what the launches took.
     fn learn(&self, seconds: f64) {
-        if let (false, Some((rate, operations)), Some(counted)) =
-            (self.was_idle, &self.of_one_kind, self.counted)
+        if let (true, Some((rate, operations)), Some(counted)) =
+            (self.is_timed, &self.of_one_kind, self.counted)
         {
             rate.learn(*operations, seconds, counted);
         }
@@ -258,11 +283,11 @@ mod tests {
     use super::*;
 
     fn rate(per_second: f64) -> Arc<Rate> {
-        Arc::new(Rate(AtomicU64::new(per_second.to_bits())))
+        Arc::new(Rate::new(per_second))
     }
 
     fn stretch(launches: &[(&Arc<Rate>, f64, Counted)]) -> Stretch {
-        let mut stretch = Stretch::default();
+        let mut stretch = Stretch { is_timed: true, ..Stretch::default() };
         launches.iter().for_each(|(rate, operations, counted)| {
             stretch.add(rate, *operations, *counted);
         });
@@ -278,7 +303,7 @@ mod tests {
         pure.learn(0.01);
         assert_eq!(scan.get(), 1.5e12);
         let mut idle = stretch(&[(&scan, 1e10, Exactly)]);
-        idle.was_idle = true;
+        idle.is_timed = false;
         for other in [
             stretch(&[(&scan, 1e10, Exactly), (&merge, 1e8, Exactly)]),
             stretch(&[(&scan, 1e10, Exactly), (&scan, 1e10, Guessed)]),
@@ -305,6 +330,18 @@ mod tests {
             stretch(&[(&guessed, operations, Counted::AtMost)]).learn(operations / 1e11);
         }
         assert!((guessed.get() / 1e11 - 1.0).abs() < 0.01, "{}", guessed.get());
+    }
+
+    #[test]
+    fn a_rate_that_was_lowered_in_error_rises_again() {
+        let rate = rate(1e12);
+        let all = |times, seconds| {
+            (0..times).for_each(|_| stretch(&[(&rate, 1e10, Counted::AtMost)]).learn(seconds));
+            rate.get()
+        };
+        assert!(all(5, 1.0) < 1e11);
+        assert!(all(1, 0.001) < 1.1e11);
+        assert_eq!(all(100, 0.001), 1e12);
     }
 
     #[test]

@@ -195,9 +195,11 @@ impl GroupsWorkspace {
             while left > 0 {
                 job.check()?;
                 let rounds = ((rate.of_a_launch() / of_a_round) as usize).clamp(1, left);
+                pace.begin(&self.stream)?;
                 self.launch_rounds(kernels, &some, rounds)?;
+                // Some of them may end before.
                 let work = rounds as f64 * of_a_round;
-                pace.launched(&self.stream, rate, work, Counted::Exactly)?;
+                pace.launched(&self.stream, rate, work, Counted::AtMost)?;
                 left -= rounds;
                 if left > 0 && self.are_done(&some)? {
                     break;

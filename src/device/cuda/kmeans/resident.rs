@@ -65,6 +65,7 @@ impl Resident {
 
     fn timed<T>(&mut self, task: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let begin = self.gpu.timestamp()?;
+        self.workspace.begin()?;
         let done = task(self)?;
         let end = self.gpu.timestamp()?;
         self.computing.push((begin, end));

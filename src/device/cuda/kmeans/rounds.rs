@@ -1,6 +1,6 @@
 //! The launches of Lloyd's rounds: assigning rows, adding them to their clusters, moving centroids.
 
-use cudarc::driver::PushKernelArg;
+use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 
 use super::images::{IMAGE_CENTROIDS, IMAGE_ROWS};
 use super::kernels::{
@@ -50,7 +50,7 @@ impl Workspace {
                     self.list_centroids(is_last)?;
                     (&kernels.assign_near, "assign_near", 256)
                 };
-                self.in_pieces(rows, job, |kernel, blocks| {
+                self.in_pieces((rows, self.counted()), job, |kernel, blocks| {
                     let (first, all) = ((blocks.start * rows) as u32, config(blocks.len(), 256, 0));
                     kernel.launch(function, (name, all), |launch, kernel| {
                         launch.arg(&kernel.rounds).arg(&kernel.near).arg(&first).arg(&is_last);
@@ -91,25 +91,37 @@ impl Workspace {
     }
 
     fn assign_by_groups(&mut self, kernels: &GroupKernels, is_last: u32, job: &Job) -> Result<()> {
-        let (blocks, shared) = (self.blocks(1), kernels.images.shared());
-        self.in_pieces(IMAGE_ROWS, job, |workspace, some| {
+        let grid = config(self.blocks(1), GROUP_THREADS, kernels.images.shared());
+        let find = (&kernels.find, ("find_by_groups", grid));
+        self.for_images(find, self.counted(), is_last, job)?;
+        let all = config(self.count.div_ceil(256), 256, 0);
+        self.launch_halves(&self.kernels.take_found, ("take_found", all), is_last)?;
+        // Of those rows that are uncertain, mostly few.
+        let candidates = (&kernels.candidates, ("candidates_by_groups", grid));
+        self.for_images(candidates, Counted::AtMost, is_last, job)
+    }
+
+    /// Launches a kernel for all images of rows, some at a time.
+    fn for_images(
+        &mut self,
+        (function, name): (&CudaFunction, (&'static str, LaunchConfig)),
+        counted: Counted,
+        is_last: u32,
+        job: &Job,
+    ) -> Result<()> {
+        self.in_pieces((IMAGE_ROWS, counted), job, |workspace, some| {
             let (first, end) = (some.start as u32, some.end as u32);
-            let grid = config(some.len().min(blocks), GROUP_THREADS, shared);
-            workspace.launch(&kernels.find, ("find_by_groups", grid), |launch, workspace| {
+            workspace.launch(function, name, |launch, workspace| {
                 launch.arg(&workspace.rounds).arg(&workspace.halves);
                 launch.arg(&first).arg(&end).arg(&is_last);
             })
-        })?;
-        let all = config(self.count.div_ceil(256), 256, 0);
-        self.launch_halves(&self.kernels.take_found, ("take_found", all), is_last)?;
-        let some = config(blocks, GROUP_THREADS, shared);
-        self.launch_halves(&kernels.candidates, ("candidates_by_groups", some), is_last)
+        })
     }
 
     fn assign_by_warps(&mut self, is_last: u32, job: &Job) -> Result<()> {
         let (rows, threads) = (32 * WARPS, 32 * WARPS);
         let shared = stages_bytes(self.kernels.dim);
-        self.in_pieces(rows, job, |workspace, blocks| {
+        self.in_pieces((rows, self.counted()), job, |workspace, blocks| {
             let (first, all) = (blocks.start as u32, config(blocks.len(), threads, shared));
             let function = &workspace.kernels.assign_tiles;
             workspace.launch(function, ("assign_tiles", all), |launch, workspace| {
@@ -122,10 +134,15 @@ impl Workspace {
         self.launch_halves(&self.kernels.find_candidates, ("find_candidates", some), is_last)
     }
 
+    /// What comparing all rows counts as: rows may be left out after the first time.
+    fn counted(&self) -> Counted {
+        Counted::of_all(self.assigned == 0)
+    }
+
     /// Launches a kernel for all rows, in blocks of a given size, with bounded work per launch.
     fn in_pieces(
         &mut self,
-        rows: usize,
+        (rows, counted): (usize, Counted),
         job: &Job,
         launch: impl Fn(&Self, std::ops::Range<usize>) -> Result<()>,
     ) -> Result<()> {
@@ -138,7 +155,6 @@ impl Workspace {
             let some = next..blocks.min(next.saturating_add(most));
             launch(self, some.clone())?;
             let work = some.len() as f64 * per_block;
-            let counted = Counted::of_all(self.assigned == 0);
             self.pace.launched(&self.stream, &self.rate, work, counted)?;
             next = some.end;
         }

@@ -214,6 +214,11 @@ impl Workspace {
         Ok(read.map_err(failed("cuMemcpyDtoHAsync"))?[0])
     }
 
+    /// Begins to measure launches anew.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        self.pace.begin(&self.stream)
+    }
+
     /// Sets the status that the next launches read.
     pub(super) fn set_status(&mut self, status: &Status) -> Result<()> {
         sys::write(&self.stream, self.status.slice_mut(), std::slice::from_ref(status))

@@ -170,6 +170,7 @@ impl CudaDevice {
             let rows = &rows[..most.min(rows.len())];
             (pairs.first, pairs.count) = (found.len(), rows.len());
             sys::write(&gpu.compute, pairs.rows.slice_mut(), rows)?;
+            pace.begin(&gpu.compute)?;
             kernels.among(&gpu.compute, (&sides.0.buffer, &sides.1.buffer), &mut pairs)?;
             let work = rows.len() as f64 * of_a_pair;
             pace.launched(&gpu.compute, rate, work, Counted::Exactly)?;
