@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use beside::{Beside, Measured};
+use beside::{Beside, Measured, reading};
 use clap::Parser;
 use common::{Phases, load};
 use datafusion_neighbors::Metric;
@@ -165,7 +165,7 @@ fn measure(
         // A centroid's product with each row, and each row read in half precision.
         floor: (2.0 * elements * k as f64, 2.0 * elements),
         statement,
-        file,
+        reading: reading(&file, false),
     })
 }
 

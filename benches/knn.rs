@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use beside::{Beside, Measured};
+use beside::{Beside, Measured, reading};
 use clap::Parser;
 use common::{Phases, load};
 use datafusion_neighbors::Metric;
@@ -193,7 +193,7 @@ fn measure(
         kernels: if on_cpu { seconds } else { kernel },
         floor: if metric.is_binary() { (0.0, 0.0) } else { (flops, read as f64) },
         statement: statement((name, k, metric, itself), &file),
-        file,
+        reading: reading(&file, metric.is_binary()),
     })
 }
 

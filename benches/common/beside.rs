@@ -42,8 +42,8 @@ pub struct Measured {
     pub floor: (f64, f64),
     /// The statement that does the same from Parquet.
     pub statement: String,
-    /// The file whose vectors it reads most of.
-    pub file: PathBuf,
+    /// One that only reads most of what it reads.
+    pub reading: String,
 }
 
 impl Beside {
@@ -105,14 +105,21 @@ fn print_statements(program: &Path, device: &str, all: &[Measured]) -> Result<()
     println!("| Statement | read, s | whole, s | whole / (read + start + kernels) |");
     println!("|---|---|---|---|");
     for task in all {
-        // In no order: its last digits differ.
-        let read =
-            least(&format!("SELECT count(v), round(sum(v[1])) FROM '{}'", task.file.display()))?;
+        let read = least(&task.reading)?;
         let whole = least(&task.statement)?;
         let ratio = whole / (read + start + task.kernels);
         println!("| {} k {} | {read:.3} | {whole:.3} | {ratio:.2} |", task.workload, task.k);
     }
     Ok(())
+}
+
+/// A statement that reads vectors of a file, of numbers or of bits.
+pub fn reading(file: &Path, has_bits: bool) -> String {
+    match (file.display(), has_bits) {
+        // In no order: its last digits differ.
+        (file, false) => format!("SELECT count(v), round(sum(v[1])) FROM '{file}'"),
+        (file, true) => format!("SELECT count(*) FROM '{file}' WHERE v > X'80'"),
+    }
 }
 
 /// The least seconds of three processes that run a statement, which must print the same.
