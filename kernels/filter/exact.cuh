@@ -182,7 +182,7 @@ extern "C" __global__ __launch_bounds__(256) void merge_hits_32(Filtered filtere
 }
 
 // The entries of a warp's hits: 8 lanes fetch 128 bytes of a row, 4 rows at a time, into shared memory (rows
-// of 9 vectors, against bank conflicts), STAGES such steps ahead, and each lane adds up its own row.
+// of 9 vectors, against bank conflicts), STAGES - 1 such steps ahead, and each lane adds up its own row.
 constexpr u32 GATHERED = 32 * 9;
 template <u32 STAGES>
 __device__ __forceinline__ Entry entry_together(const Filtered& filtered, const Pass& pass, u32 query,

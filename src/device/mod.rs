@@ -246,11 +246,11 @@ impl AnyDevice {
 
     /// Makes ready what searches need besides the rows: see [`SearchDevice::warm_search`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
-    pub fn warm_search(&self, kind: ElementKind, metric: Metric, dim: usize) {
+    pub fn warm_search(&self, metric: Metric, shape: &Shape, queries: usize) {
         match self {
             Self::Cpu(_) => {}
             #[cfg(feature = "cuda")]
-            Self::Cuda(device) => device.warm_search(kind, metric, dim),
+            Self::Cuda(device) => device.warm_search(metric, shape, queries),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::Schema;
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::ExecutionPlan;
@@ -26,7 +27,7 @@ pub(super) struct Input {
     pub side: Side,
     pub streams: Vec<SendableRecordBatchStream>,
     /// The length of its vectors, if their type has it.
-    dim: Option<usize>,
+    pub dim: Option<usize>,
     /// How many rows it has, if statistics are exact, or 0.
     rows: usize,
     /// And how many each partition has.
@@ -34,9 +35,9 @@ pub(super) struct Input {
 }
 
 impl Input {
-    /// Starts to read a plan.
+    /// Starts to read a plan. `schema` has the columns that `side` is of: those of the plan, or more.
     pub fn start(
-        side: &Side,
+        (side, schema): (&Side, &Schema),
         plan: &Arc<dyn ExecutionPlan>,
         context: &Arc<TaskContext>,
     ) -> Result<Self> {
@@ -50,7 +51,7 @@ impl Input {
             _ => None,
         };
         let of_partitions = of_partitions.filter(|of| of.iter().sum::<usize>() == rows);
-        let dim = side.known_dim(plan.schema().fields());
+        let dim = side.known_dim(&schema.fields);
         let streams = execute_all(plan, context)?;
         Ok(Self { side: side.clone(), streams, dim, rows, of_partitions })
     }

@@ -30,9 +30,9 @@ pub trait SearchDevice: Send + Sync + 'static {
     /// Some of these rows as rows of their own. Data already on the device is not sent again.
     fn slice(&self, rows: &Self::Rows, range: Range<usize>) -> Self::Rows;
 
-    /// Makes ready what searches of rows of this kind and length need besides the rows, if that takes time. What fails
-    /// here fails again when it is needed.
-    fn warm_search(&self, _kind: ElementKind, _metric: Metric, _dim: usize) {}
+    /// Makes ready what a search of this shape needs besides the rows, if that takes time: for so many base rows and
+    /// queries as are expected. What fails here fails again when it is needed.
+    fn warm_search(&self, _metric: Metric, _shape: &Shape, _queries: usize) {}
 
     /// Makes the layout that a use needs, unless it exists. Primitives that need it do so, too.
     ///

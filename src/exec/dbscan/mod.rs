@@ -233,7 +233,7 @@ impl ExecutionPlan for DbscanExec {
         if partition != 0 {
             return internal_err!("DbscanExec has one partition, not {partition}");
         }
-        let input = Input::start(&self.side, &self.input, &context)?;
+        let input = Input::start((&self.side, &self.input.schema()), &self.input, &context)?;
         let Self { spec, side, schema, device, metrics, .. } = self;
         let (spec, side, schema) = (spec.clone(), side.clone(), schema.clone());
         let call = Call { spec, side, schema, asked: self.asked(), device: device.clone() };

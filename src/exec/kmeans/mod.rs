@@ -283,7 +283,8 @@ impl ExecutionPlan for KMeansExec {
         let dim = side.known_dim(self.input.1.schema().fields());
         let call = Call { spec, side, init, schema, asked, dim, device, inertia, live };
         let first = self.init.as_ref().map(|(_, plan)| execute_all(plan, &context)).transpose()?;
-        let input = Input::start(&self.input.0, &self.input.1, &context)?;
+        let (side, plan) = &self.input;
+        let input = Input::start((side, &plan.schema()), plan, &context)?;
         Ok(at_once::stream(call, (first, input), &context, &self.metrics))
     }
 }

@@ -11,7 +11,7 @@ use super::output::Carried;
 use super::spec::KnnSpec;
 use super::stored::{Searching, Selected, Stored, open_stored, select};
 use crate::algo::knn::{Index, LshParams, Method, open_base};
-use crate::device::{AnyDevice, QueryRows};
+use crate::device::{AnyDevice, QueryRows, Shape};
 use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
 use crate::exec::collect::{Held, blocking, computing};
 use crate::exec::column::VectorColumn;
@@ -32,8 +32,8 @@ pub(super) struct Join {
     pub kind: ElementKind,
     /// The device asked for.
     pub asked: Asked,
-    /// The length of the base's rows, if their type has it.
-    pub dim: Option<usize>,
+    /// What to expect, if the type of the base's vectors has their length; unknown numbers of rows are large.
+    pub shape: Option<Shape>,
     /// Receives the chosen device.
     pub device: Chosen,
     /// Receives what was built.
@@ -51,11 +51,11 @@ pub(super) struct Join {
 impl Join {
     /// Makes a device ready while rows are read. What hashing needs is not known yet.
     pub fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
-        let (kind, metric) = (self.kind, self.spec.params.metric());
-        let dim = self.dim.filter(|_| self.spec.lsh.is_none());
+        let (metric, queries) = (self.spec.params.metric(), self.expected.unwrap_or(usize::MAX));
+        let shape = self.shape.filter(|_| self.spec.lsh.is_none());
         move |device| {
-            if let Some(dim) = dim {
-                device.for_kind(kind).warm_search(kind, metric, dim);
+            if let Some(shape) = shape {
+                device.for_kind(shape.kind).warm_search(metric, &shape, queries);
             }
         }
     }

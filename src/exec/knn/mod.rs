@@ -57,6 +57,7 @@ use datafusion::physical_plan::{
 pub use self::spec::{KnnSpec, knn_fields};
 use self::stored::Stored;
 use crate::algo::knn::Index;
+use crate::device::Shape;
 use crate::exec::chosen::{Asked, Chosen};
 use crate::exec::collect::expected_rows;
 use crate::exec::column::{VectorColumn, common_kind};
@@ -215,13 +216,17 @@ impl KnnExec {
         }
     }
 
+    /// The columns of the base, also those that are not read because an index has them.
+    fn base_schema(&self) -> SchemaRef {
+        self.stored.as_ref().map_or(self.base.1.schema(), |stored| stored.schema.clone())
+    }
+
     /// The device asked for.
     fn asked(&self) -> Asked {
         let (side, base) = &self.base;
         let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
         let pairs = expected_rows(base).zip(expected_rows(queries));
-        let schema = self.stored.as_ref().map_or(base.schema(), |stored| stored.schema.clone());
-        let width = side.known_dim(schema.fields()).map(|dim| side.kind.width(dim));
+        let width = side.known_dim(self.base_schema().fields()).map(|dim| side.kind.width(dim));
         let operations = pairs
             .zip(width)
             .map(|((base, queries), width)| 2.0 * width as f64 * base as f64 * queries as f64);
@@ -388,21 +393,27 @@ impl ExecutionPlan for KnnExec {
         if partition != 0 {
             return internal_err!("KnnExec has one partition, not {partition}");
         }
-        let start =
-            |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| Input::start(side, plan, &context);
+        let start = |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| {
+            Input::start((side, &plan.schema()), plan, &context)
+        };
         let queries = self.queries.as_ref().map(start).transpose()?;
-        let base = start(&self.base)?;
+        let (side, plan) = &self.base;
+        let base = Input::start((side, &self.base_schema()), plan, &context)?;
         let training = self.training.as_ref().map(start).transpose()?;
         let kind = self.base.0.kind;
         let kind = queries.as_ref().map_or(kind, |queries| common_kind(queries.side.kind, kind));
-        let expected = self.queries.as_ref().and_then(|(_, plan)| expected_rows(plan));
-        let (side, plan) = &self.base;
+        let base_rows = expected_rows(plan);
+        let expected = match &self.queries {
+            Some((_, plan)) => expected_rows(plan),
+            None => base_rows,
+        };
+        let (k, rows) = (self.spec.params.k(), base_rows.unwrap_or(usize::MAX));
         let join = base::Join {
             spec: self.spec.clone(),
             schema: self.schema.clone(),
             kind,
             asked: self.asked(),
-            dim: side.known_dim(plan.schema().fields()),
+            shape: base.dim.map(|dim| Shape { kind, dim, k, base: rows }),
             device: self.device.clone(),
             index: self.index.clone(),
             stored: self.stored.clone(),

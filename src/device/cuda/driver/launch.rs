@@ -72,8 +72,9 @@ pub(in crate::device::cuda) struct Rate {
 }
 
 /// By how much a rate rises, up to the first one, with work that takes less time than it says and of which some may not
-/// have been done.
+/// have been done; and which share of that time it takes at least.
 const RISE: f64 = 1.05;
+const MOST_LEFT_OUT: f64 = 0.25;
 
 impl Rate {
     fn new(first: f64) -> Self {
@@ -92,11 +93,14 @@ impl Rate {
     /// Updates the rate with some operations that took this long.
     fn learn(&self, operations: f64, seconds: f64, counted: Counted) {
         let before = self.get();
-        let rate = blended(before, operations, seconds);
+        let found = blended(before, operations, seconds);
+        // What takes far less time than expected was not done.
+        let was_done = seconds * before > MOST_LEFT_OUT * operations;
         let rate = match counted {
-            Counted::Exactly => rate,
-            Counted::AtMost => rate.min((before * RISE).min(self.first).max(before)),
-            Counted::Guessed => before,
+            Counted::Exactly => found,
+            Counted::AtMost if found < before => found,
+            Counted::AtMost if was_done => (before * RISE).min(self.first).max(before),
+            _ => return,
         };
         self.now.store(rate.to_bits(), Ordering::Relaxed);
     }
@@ -154,7 +158,7 @@ struct Stretch {
 const WORTH_A_MARK: f64 = 0.25;
 
 impl Pace {
-    /// Begins anew after the host has waited for the device: what comes is measured from here on.
+    /// Begins anew where the host waits for the device: what comes is measured from here on.
     pub(in crate::device::cuda) fn begin(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
         let mark = stream.record_event(flags).map_err(failed("cuEventRecord"))?;
@@ -335,13 +339,17 @@ mod tests {
     #[test]
     fn a_rate_that_was_lowered_in_error_rises_again() {
         let rate = rate(1e12);
-        let all = |times, seconds| {
-            (0..times).for_each(|_| stretch(&[(&rate, 1e10, Counted::AtMost)]).learn(seconds));
+        let all = |times, of_expected: f64| {
+            for _ in 0..times {
+                let work = stretch(&[(&rate, 1e10, Counted::AtMost)]);
+                work.learn(of_expected * work.seconds);
+            }
             rate.get()
         };
-        assert!(all(5, 1.0) < 1e11);
-        assert!(all(1, 0.001) < 1.1e11);
-        assert_eq!(all(100, 0.001), 1e12);
+        assert!(all(5, 10.0) < 1e11);
+        assert!(all(1, 0.5) < 1.1e11);
+        assert!(all(100, 0.1) < 1.1e11, "almost nothing was done");
+        assert_eq!(all(100, 0.5), 1e12);
     }
 
     #[test]

@@ -54,9 +54,10 @@ impl SearchDevice for CudaDevice {
         rows.slice(range)
     }
 
-    fn warm_search(&self, kind: ElementKind, metric: Metric, dim: usize) {
-        if let Ok(kernels) = Kernels::get(&self.gpu, Spec::of_rows(kind, metric, dim)) {
-            filter::warm(self, &kernels, dim);
+    fn warm_search(&self, metric: Metric, shape: &Shape, queries: usize) {
+        let spec = Spec::of_rows(shape.kind, metric, shape.dim);
+        if let Ok(kernels) = Kernels::get(&self.gpu, spec) {
+            filter::warm(self, &kernels, shape, queries);
         }
     }
 

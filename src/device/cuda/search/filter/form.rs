@@ -49,7 +49,7 @@ pub(super) const GATHERED_BYTES: usize = 32 * 9 * 16;
 pub(super) const LONG_BYTES: usize = 1024;
 pub(super) const AHEAD: usize = 4;
 
-/// Shared memory that kernels have beside what a launch asks for, at most.
+/// Shared memory that a kernel which merges lists has beside what its launch asks for, at most.
 pub(super) const STATIC_BYTES: usize = 1024;
 
 /// The fewest queries and base rows for which it pays to pack them.
@@ -371,7 +371,7 @@ pub(super) fn merging_bytes(kind: ElementKind, slots: usize) -> usize {
 }
 
 /// Whether distances follow from products, so that pairs can be filtered.
-pub(super) fn has_products(kind: ElementKind, metric: Metric) -> bool {
+fn has_products(kind: ElementKind, metric: Metric) -> bool {
     match kind {
         ElementKind::F32 | ElementKind::F64 => {
             matches!(metric.sum(), Sum::Squares | Sum::Products)

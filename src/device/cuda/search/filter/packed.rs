@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use super::super::launch::{Kernels as Scans, Lists};
-use super::super::passes::{PANEL, panels, stride};
+use super::super::passes::{PANEL, panels, slots, stride};
 use super::super::spec::{device_dim, scalar_bytes};
 use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
-use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES, has_products, pitch};
+use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES, pays, pitch};
 use super::launch::{Kernels, Packer};
 use super::launch_bits::BitPack;
 use super::launch_numbers::{BINS, Numbers, Pack, Packing};
+use crate::device::contract::Shape;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
@@ -180,16 +181,17 @@ impl PackedBase {
     }
 }
 
-/// Loads the kernels that filter what others scan, if there are any.
-pub(in super::super) fn warm(device: &CudaDevice, scans: &Scans, dim: usize) {
+/// Loads the kernels that filter what others scan, if that pays for so many queries.
+pub(in super::super) fn warm(device: &CudaDevice, scans: &Scans, shape: &Shape, queries: usize) {
     let (kind, metric) = (scans.spec().kind(), scans.spec().metric());
     let Some(by) = device.multipliers(kind) else { return };
-    let dim = scans.spec().stored_dim(device_dim(kind, dim) as u32) as usize;
+    let dim = scans.spec().stored_dim(device_dim(kind, shape.dim) as u32) as usize;
     let form = match kind {
         ElementKind::Bits => Form::of_words(dim, by),
         _ => Form::of_numbers(dim, by),
     };
-    if has_products(kind, metric) {
+    let list = (shape.k, slots(shape.k), device.gpu.limits.shared);
+    if pays((kind, metric), list, (queries, shape.base), false) {
         let _ = Kernels::get(&device.gpu, kind, metric, form);
     }
 }
