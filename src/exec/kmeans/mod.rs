@@ -280,11 +280,11 @@ impl ExecutionPlan for KMeansExec {
         let (device, inertia) = (self.device.clone(), self.inertia.clone());
         let (side, init) = (self.input.0.clone(), self.init.as_ref().map(|(side, _)| side.clone()));
         let (asked, live) = (self.asked(), Live::new(&self.metrics));
-        let dim = side.known_dim(self.input.1.schema().fields());
-        let call = Call { spec, side, init, schema, asked, dim, device, inertia, live };
         let first = self.init.as_ref().map(|(_, plan)| execute_all(plan, &context)).transpose()?;
-        let (side, plan) = &self.input;
-        let input = Input::start((side, &plan.schema()), plan, &context)?;
+        let plan = &self.input.1;
+        let input = Input::start((&side, &plan.schema()), plan, &context)?;
+        let dim = input.dim;
+        let call = Call { spec, side, init, schema, asked, dim, device, inertia, live };
         Ok(at_once::stream(call, (first, input), &context, &self.metrics))
     }
 }

@@ -74,7 +74,7 @@ pub(in crate::device::cuda) struct Rate {
 /// By how much a rate rises, up to the first one, with work that takes less time than it says and of which some may not
 /// have been done; and which share of that time it takes at least.
 const RISE: f64 = 1.05;
-const MOST_LEFT_OUT: f64 = 0.25;
+const LEAST_DONE: f64 = 0.25;
 
 impl Rate {
     fn new(first: f64) -> Self {
@@ -95,7 +95,7 @@ impl Rate {
         let before = self.get();
         let found = blended(before, operations, seconds);
         // What takes far less time than expected was not done.
-        let was_done = seconds * before > MOST_LEFT_OUT * operations;
+        let was_done = seconds * before > LEAST_DONE * operations;
         let rate = match counted {
             Counted::Exactly => found,
             Counted::AtMost if found < before => found,
