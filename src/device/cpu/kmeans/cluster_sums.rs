@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use crate::device::ClusterSums;
 use crate::device::contract::Moved;
+use crate::device::cpu::simd::chains::prefetch;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -16,6 +17,9 @@ const FEW_MOVED: usize = 4096;
 
 /// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
+
+/// How many rows are fetched before one that is moved.
+const AHEAD: usize = 16;
 
 /// Labels that a thread compares, and those of them that are compared at once.
 const COMPARED: usize = 1 << 16;
@@ -57,6 +61,9 @@ fn move_reals<T: Lanes>(
                 #[inline(always)]
                 || {
                     for i in range {
+                        if let Some((row, _)) = moved.and_then(|moved| moved.get(i + AHEAD)) {
+                            prefetch(&values[*row as usize * dim..][..dim]);
+                        }
                         let (row, before) = match moved {
                             Some(moved) => (moved[i].0 as usize, Some(moved[i].1)),
                             None => (i, None),

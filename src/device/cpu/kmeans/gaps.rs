@@ -13,7 +13,7 @@ use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
 use crate::device::cpu::rounded::base::Rounding;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::transposed::{Column, SIDE_BY_SIDE, squares};
+use crate::device::cpu::simd::transposed::{Column, SIDE_BY_SIDE, fold_squares};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::Rows;
@@ -24,9 +24,6 @@ const BLOCK: usize = 4096;
 
 /// If more than one in this many rows is compared, all are brought into the cache, one after the other.
 const ONE_UNCERTAIN_IN: usize = 16;
-
-/// Centroids that are compared together.
-const TOGETHER: usize = 4;
 
 /// With more centroids, their numbers might not be exact in float32, and other ways are faster.
 const MOST: usize = 4096;
@@ -218,7 +215,7 @@ impl<T: Lanes> WithSimd for Compare<'_, '_, T> {
             }
             let mut numbers = [0u32; SIDE_BY_SIDE];
             for (to, number) in numbers.iter_mut().zip(&number) {
-                *to = number.to_f64() as u32;
+                *to = number.whole();
             }
             for ((row, gap), number) in some.iter().zip(gap).zip(numbers) {
                 let (own, row) = (&mut block.labels[*row as usize], *row as usize);
@@ -268,45 +265,27 @@ fn two_nearest<S: Simd, T: Lanes>(
     columns: &[Column<T>],
     centroids: &[T],
 ) -> [[T; SIDE_BY_SIDE]; 3] {
-    let dim = columns.len();
-    let mut nearest = [T::INFINITY; SIDE_BY_SIDE];
-    let (mut second, mut number) = (nearest, [T::ZERO; SIDE_BY_SIDE]);
-    let registers = T::vectors_mut::<S>(&mut nearest).iter_mut();
-    let registers = registers.zip(T::vectors_mut::<S>(&mut second));
-    let registers = registers.zip(T::vectors_mut::<S>(&mut number)).enumerate();
-    for (register, ((nearest, second), number)) in registers {
-        let mut found = (*nearest, *second, *number);
-        let parts = centroids.chunks_exact(TOGETHER * dim);
-        let last = parts.remainder();
-        let done = (centroids.len() - last.len()) / dim;
-        for (i, part) in parts.enumerate() {
-            let sums = squares::<S, T, TOGETHER>(simd, columns, register, part);
-            found = nearer::<S, T, TOGETHER>(simd, i * TOGETHER, sums, found);
-        }
-        for (i, part) in last.chunks_exact(dim).enumerate() {
-            let sums = squares::<S, T, 1>(simd, columns, register, part);
-            found = nearer::<S, T, 1>(simd, done + i, sums, found);
-        }
-        (*nearest, *second, *number) = found;
-    }
-    [nearest, second, number]
-}
-
-/// Updates the least two values so far and the number of the least with some more values, numbered from this one on.
-#[inline(always)]
-fn nearer<S: Simd, T: Lanes, const COUNT: usize>(
-    simd: S,
-    first: usize,
-    sums: [T::Vector<S>; COUNT],
-    (mut nearest, mut second, mut number): (T::Vector<S>, T::Vector<S>, T::Vector<S>),
-) -> (T::Vector<S>, T::Vector<S>, T::Vector<S>) {
-    for (i, sum) in sums.into_iter().enumerate() {
-        let own = T::splat(simd, T::from_f64((first + i) as f64));
-        number = T::where_less(simd, (sum, nearest), own, number);
-        second = T::lesser(simd, second, T::where_less(simd, (sum, nearest), nearest, sum));
-        nearest = T::lesser(simd, sum, nearest);
-    }
-    (nearest, second, number)
+    let mut found = [[T::ZERO; SIDE_BY_SIDE]; 3];
+    let none = T::splat(simd, T::INFINITY);
+    fold_squares::<S, T, _>(
+        simd,
+        (columns, centroids),
+        [none, none, T::splat(simd, T::ZERO)],
+        #[inline(always)]
+        |[nearest, second, of_nearest], number, cost| {
+            let (is_less, lesser) = ((cost, nearest), T::lesser(simd, cost, nearest));
+            let greater = T::where_less(simd, is_less, nearest, cost);
+            let of_nearest = T::where_less(simd, is_less, number, of_nearest);
+            [lesser, T::lesser(simd, second, greater), of_nearest]
+        },
+        #[inline(always)]
+        |register, of_register| {
+            for (to, from) in found.iter_mut().zip(of_register) {
+                T::vectors_mut::<S>(to)[register] = from;
+            }
+        },
+    );
+    found
 }
 
 impl<T: Lanes> Assigner for Gaps<T> {

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::device::contract::{Distances, Neighbors, Pairing, QueryRows, Work};
 use crate::device::cpu::simd::lanes::Lanes;
-use crate::device::cpu::simd::transposed::{SIDE_BY_SIDE, Transposed, squares};
+use crate::device::cpu::simd::transposed::{SIDE_BY_SIDE, Transposed, fold_squares};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -77,9 +77,6 @@ struct Nearest<'a, T> {
     distances: &'a mut [T],
 }
 
-/// Base rows that are compared together.
-const PASSING: usize = 4;
-
 impl<T: Lanes> WithSimd for Nearest<'_, T> {
     type Output = ();
 
@@ -89,46 +86,27 @@ impl<T: Lanes> WithSimd for Nearest<'_, T> {
         let groups = self.queries.columns.chunks_exact(dim);
         let out = self.rows.chunks_mut(SIDE_BY_SIDE).zip(self.distances.chunks_mut(SIDE_BY_SIDE));
         for (group, (rows, distances)) in groups.zip(out) {
-            let mut best = [T::INFINITY; SIDE_BY_SIDE];
             // The numbers of few rows are exact in any type.
-            let mut number = [T::ZERO; SIDE_BY_SIDE];
-            let registers = T::vectors_mut::<S>(&mut best).iter_mut();
-            for (register, (best, number)) in
-                registers.zip(T::vectors_mut::<S>(&mut number)).enumerate()
-            {
-                let mut found = (*best, *number);
-                let mut passing = self.base.chunks_exact(PASSING * dim);
-                for (i, base) in passing.by_ref().enumerate() {
-                    let sums = squares::<S, T, PASSING>(simd, group, register, base);
-                    found = nearer::<S, T, PASSING>(simd, i * PASSING, sums, found);
-                }
-                let done = self.base.len() / dim / PASSING * PASSING;
-                for (i, base) in passing.remainder().chunks_exact(dim).enumerate() {
-                    let sums = squares::<S, T, 1>(simd, group, register, base);
-                    found = nearer::<S, T, 1>(simd, done + i, sums, found);
-                }
-                (*best, *number) = found;
-            }
-            for (row, number) in rows.iter_mut().zip(number) {
-                *row = number.to_f64() as u32;
+            let (mut best, mut numbers) = ([T::ZERO; SIDE_BY_SIDE], [T::ZERO; SIDE_BY_SIDE]);
+            fold_squares::<S, T, _>(
+                simd,
+                (group, self.base),
+                (T::splat(simd, T::INFINITY), T::splat(simd, T::ZERO)),
+                #[inline(always)]
+                |(best, nearest), number, squares| {
+                    let nearest = T::where_less(simd, (squares, best), number, nearest);
+                    (T::lesser(simd, squares, best), nearest)
+                },
+                #[inline(always)]
+                |register, (least, nearest)| {
+                    T::vectors_mut::<S>(&mut best)[register] = least;
+                    T::vectors_mut::<S>(&mut numbers)[register] = nearest;
+                },
+            );
+            for (row, number) in rows.iter_mut().zip(numbers) {
+                *row = number.whole();
             }
             distances.copy_from_slice(&best[..distances.len()]);
         }
     }
-}
-
-/// Updates the least value so far and its number with some more values, numbered from this one on.
-#[inline(always)]
-fn nearer<S: Simd, T: Lanes, const BASE: usize>(
-    simd: S,
-    first: usize,
-    sums: [T::Vector<S>; BASE],
-    (mut best, mut number): (T::Vector<S>, T::Vector<S>),
-) -> (T::Vector<S>, T::Vector<S>) {
-    for (i, sum) in sums.into_iter().enumerate() {
-        let own = T::splat(simd, T::from_f64((first + i) as f64));
-        number = T::where_less(simd, (sum, best), own, number);
-        best = T::lesser(simd, sum, best);
-    }
-    (best, number)
 }

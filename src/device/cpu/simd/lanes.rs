@@ -12,6 +12,9 @@ pub(in crate::device::cpu) trait Lanes: Chains {
     /// 1, 2, 4 and so on.
     const POWERS: &'static [Self; 16];
 
+    /// A whole number from 0 to 2²³ - 1, without a branch.
+    fn whole(self) -> u32;
+
     /// The whole registers of a slice.
     fn vectors<S: Simd>(slice: &[Self]) -> &[Self::Vector<S>];
     fn vectors_mut<S: Simd>(slice: &mut [Self]) -> &mut [Self::Vector<S>];
@@ -46,7 +49,8 @@ pub(in crate::device::cpu) trait Lanes: Chains {
 macro_rules! lanes {
     ($type:ident, $register:ident, $as_simd:ident, $as_mut_simd:ident, $splat:ident, $add:ident,
      $sub:ident, $mul:ident, $total:ident, $least:ident, $abs:ident, $min:ident, $mul_add:ident,
-     $less:ident, $select:ident, $at_most:ident, $first_true:ident, $lanes:ident) => {
+     $less:ident, $select:ident, $at_most:ident, $first_true:ident, $lanes:ident,
+     $first_whole:literal) => {
         impl Lanes for $type {
             type Vector<S: Simd> = S::$register;
 
@@ -60,6 +64,11 @@ macro_rules! lanes {
                 powers
             };
 
+            #[inline(always)]
+            fn whole(self) -> u32 {
+                // From here on, neighbours are one apart, so that the last bits are the number.
+                (self + $first_whole).to_bits() as u32 & 0x7f_ffff
+            }
             #[inline(always)]
             fn vectors<S: Simd>(slice: &[Self]) -> &[S::$register] {
                 S::$as_simd(slice).0
@@ -143,7 +152,8 @@ lanes!(
     select_f32s,
     less_than_or_equal_f32s,
     first_true_m32s,
-    F32_LANES
+    F32_LANES,
+    8_388_608.0
 );
 lanes!(
     f64,
@@ -163,5 +173,6 @@ lanes!(
     select_f64s,
     less_than_or_equal_f64s,
     first_true_m64s,
-    F64_LANES
+    F64_LANES,
+    4_503_599_627_370_496.0
 );

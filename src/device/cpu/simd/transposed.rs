@@ -83,21 +83,69 @@ impl<T: Lanes, F: FnMut(usize, &[T; SIDE_BY_SIDE])> WithSimd for Distances<'_, T
     }
 }
 
-/// Squares of the distances of a register of rows, side by side, from some others, end to end.
+/// Registers of rows, and others, that are compared together.
+const REGISTERS: usize = 2;
+const TOGETHER: usize = 3;
+
+/// Takes each register of rows side by side through all others, which are end to end: `fold` gets what it returned for
+/// the one before, `start` at first, the number of the other one, and the squares of the distances from it. Gives the
+/// number of each register and the last result to `end`.
+///
+/// It is compiled for the processor's instructions if the functions are always inlined.
 #[inline(always)]
-pub(in crate::device::cpu) fn squares<S: Simd, T: Lanes, const OTHERS: usize>(
+pub(in crate::device::cpu) fn fold_squares<S: Simd, T: Lanes, A: Copy>(
+    simd: S,
+    (rows, others): (&[Column<T>], &[T]),
+    start: A,
+    fold: impl Fn(A, T::Vector<S>, T::Vector<S>) -> A,
+    mut end: impl FnMut(usize, A),
+) {
+    let (dim, one) = (rows.len(), T::splat(simd, T::ONE));
+    for first in (0..T::vectors::<S>(&[T::ZERO; SIDE_BY_SIDE]).len()).step_by(REGISTERS) {
+        let (mut folded, mut number) = ([start; REGISTERS], T::splat(simd, T::ZERO));
+        let some = others.chunks_exact(TOGETHER * dim);
+        let last = some.remainder().chunks_exact(dim);
+        for some in some {
+            for squares in squares::<S, T, TOGETHER>(simd, rows, first, some) {
+                for (folded, squares) in folded.iter_mut().zip(squares) {
+                    *folded = fold(*folded, number, squares);
+                }
+                number = T::plus(simd, number, one);
+            }
+        }
+        for other in last {
+            for squares in squares::<S, T, 1>(simd, rows, first, other) {
+                for (folded, squares) in folded.iter_mut().zip(squares) {
+                    *folded = fold(*folded, number, squares);
+                }
+                number = T::plus(simd, number, one);
+            }
+        }
+        for (i, folded) in folded.into_iter().enumerate() {
+            end(first + i, folded);
+        }
+    }
+}
+
+/// Squares of the distances of registers of rows from some others.
+#[inline(always)]
+fn squares<S: Simd, T: Lanes, const OTHERS: usize>(
     simd: S,
     rows: &[Column<T>],
-    register: usize,
+    first: usize,
     others: &[T],
-) -> [T::Vector<S>; OTHERS] {
+) -> [[T::Vector<S>; REGISTERS]; OTHERS] {
     let dim = rows.len();
-    let mut sums = [T::splat(simd, T::ZERO); OTHERS];
+    let others: [&[T]; OTHERS] = std::array::from_fn(|i| &others[i * dim..][..dim]);
+    let mut sums = [[T::splat(simd, T::ZERO); REGISTERS]; OTHERS];
     for (j, column) in rows.iter().enumerate() {
-        let x = T::vectors::<S>(&column.0)[register];
-        for (i, sum) in sums.iter_mut().enumerate() {
-            let difference = T::minus(simd, x, T::splat(simd, others[i * dim + j]));
-            *sum = T::times_plus(simd, difference, difference, *sum);
+        let registers = &T::vectors::<S>(&column.0)[first..][..REGISTERS];
+        for (sums, other) in sums.iter_mut().zip(others) {
+            let other = T::splat(simd, other[j]);
+            for (sum, x) in sums.iter_mut().zip(registers) {
+                let difference = T::minus(simd, *x, other);
+                *sum = T::times_plus(simd, difference, difference, *sum);
+            }
         }
     }
     sums
