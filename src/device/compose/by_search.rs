@@ -175,11 +175,11 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
         let Problem { state, assigner, .. } = &mut self.problems[problem];
         let clusters = state.as_mut().and_then(|state| state.clusters.as_mut());
         let Clusters { labels, costs, centroids } = clusters.ok_or_else(not_started)?;
-        if let (None, Some(Some(assigner))) = (&costs, &assigner) {
-            *costs = assigner.distances(centroids, labels, job)?.reals();
-        }
-        let costs = costs.clone().ok_or_else(not_started)?;
-        Ok(Assignment { labels: labels.clone(), costs })
+        let costs = match (&costs, &assigner) {
+            (None, Some(Some(assigner))) => assigner.distances(centroids, labels, job)?.reals(),
+            (costs, _) => costs.as_ref().cloned(),
+        };
+        Ok(Assignment { labels: labels.clone(), costs: costs.ok_or_else(not_started)? })
     }
 
     fn centroids(&mut self, problem: usize) -> Result<Vec<T>> {

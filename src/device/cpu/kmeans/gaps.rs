@@ -63,7 +63,8 @@ impl<T: Lanes> Gaps<T> {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
         };
-        let longest = values.par_chunks_exact(dim).map(length).reduce(|| 0.0, f64::max);
+        let of_block = |block: &[T]| block.chunks_exact(dim).map(length).fold(0.0, f64::max);
+        let longest = values.par_chunks(BLOCK * dim).map(of_block).reduce(|| 0.0, f64::max);
         job.check()?;
         Ok(Some(Self {
             rows: rows.clone(),
@@ -307,7 +308,10 @@ impl<T: Lanes> Assigner for Gaps<T> {
         let is_known = self.shrink(of, dim);
         // What is cut short begins anew.
         self.before.clear();
-        labels.resize(rows.len(), 0);
+        if !has_labels {
+            // Zeros that are there already.
+            *labels = vec![0; rows.len()];
+        }
         let mut closed_at = std::mem::take(&mut self.closed_at);
         let parts = labels.par_chunks_mut(BLOCK).zip(closed_at.par_chunks_mut(BLOCK));
         let parts = parts.zip(values.par_chunks(BLOCK * dim)).enumerate();

@@ -22,6 +22,10 @@ use crate::random::Random;
 /// rows are chosen, or if not many more will be.
 const FIRST: [(usize, usize); 2] = [(16, 32), (32, 16)];
 
+/// To choose so few rows, they are put dimension by dimension whenever they are read, which takes less time than new
+/// memory.
+const READ_ONCE: usize = 4;
+
 /// Choosing fewer rows takes less time than rounding all of them.
 const FEW: usize = 16;
 
@@ -75,7 +79,7 @@ fn choose<T: Lanes>(
         seeding.method.forget_columns();
         let method = match Method::by_bounds(rows, of, job)? {
             Some(method) => method,
-            None => Method::EachPair(EachPair::new(rows, of.0, job)?),
+            None => Method::EachPair(EachPair::new(rows, of.0).keeping_columns(job)?),
         };
         seeding.change(method);
     }
@@ -131,7 +135,9 @@ impl<T: Lanes> Method<T> {
             return Ok((bounds, None));
         }
         let first = first.filter(|first| k > 2 * first);
-        Ok((Self::EachPair(EachPair::new(rows, of.0, job)?), first))
+        let pairs = EachPair::new(rows, of.0);
+        let pairs = if k > READ_ONCE { pairs.keeping_columns(job)? } else { pairs };
+        Ok((Self::EachPair(pairs), first))
     }
 
     /// Gives back the memory of rows dimension by dimension.
@@ -166,11 +172,16 @@ impl<T: Lanes> Method<T> {
 }
 
 impl<T: Lanes> EachPair<T> {
-    fn new(rows: &Rows, metric: Metric, job: &Job) -> Result<Self> {
-        let values = rows.reals::<T>().unwrap_or_default();
-        let dim = rows.matrix().dim();
-        let room = rows.len().next_multiple_of(BLOCK) * dim * size_of::<T>();
-        let transposed = match job.reserve("rows of k-means, dimension by dimension", room) {
+    fn new(rows: &Rows, metric: Metric) -> Self {
+        Self { rows: rows.clone(), metric, transposed: None }
+    }
+
+    /// Keeps rows dimension by dimension, if there is memory.
+    fn keeping_columns(mut self, job: &Job) -> Result<Self> {
+        let values = self.rows.reals::<T>().unwrap_or_default();
+        let dim = self.rows.matrix().dim();
+        let room = self.rows.len().next_multiple_of(BLOCK) * dim * size_of::<T>();
+        self.transposed = match job.reserve("rows of k-means, dimension by dimension", room) {
             Ok(reserved) => {
                 let blocks = values.par_chunks(BLOCK * dim);
                 Some((blocks.map(|block| Transposed::new(block, dim)).collect(), reserved))
@@ -178,7 +189,7 @@ impl<T: Lanes> EachPair<T> {
             Err(Error::HostMemory { .. }) => None,
             Err(error) => return Err(error),
         };
-        Ok(Self { rows: rows.clone(), metric, transposed })
+        Ok(self)
     }
 
     /// Passes a block of this many rows to `with`, dimension by dimension.
@@ -404,7 +415,8 @@ mod tests {
     use super::*;
     use crate::matrix::Matrix;
 
-    /// Rows of some kind: spread out, in clusters, whole numbers, with one far away, all but equal, of unit length.
+    /// Rows of some kind: spread out, in clusters, whole numbers, with one far away, all but equal, of unit length in all
+    /// directions and in some near each other.
     fn rows_of(kind: usize, count: usize, dim: usize) -> Rows {
         let mut random = Random::new(kind as u64);
         let mut value = |row: usize| match kind {
@@ -412,10 +424,11 @@ mod tests {
             1 => 1e4 * (row % 7) as f64 + random.normal(),
             2 => random.below(200) as f64,
             3 => random.normal() * if row == 77 { 1e9 } else { 1.0 },
+            6 => 1.0 + 0.3 * random.normal(),
             _ => 1.0 + 1e-6 * random.normal(),
         };
         let mut values: Vec<f32> = (0..count * dim).map(|i| value(i / dim) as f32).collect();
-        for row in values.chunks_exact_mut(dim).filter(|_| kind == 5) {
+        for row in values.chunks_exact_mut(dim).filter(|_| kind >= 5) {
             let length = row.iter().map(|x| x * x).sum::<f32>().sqrt();
             row.iter_mut().for_each(|x| *x /= length);
         }
@@ -425,10 +438,10 @@ mod tests {
     #[test]
     fn bounds_at_every_level_choose_the_same_as_computing_each_pair() {
         let job = Job::default();
-        for (kind, (count, dim)) in (0..6).flat_map(|kind| [(kind, (3000, 9)), (kind, (1025, 70))])
+        for (kind, (count, dim)) in (0..7).flat_map(|kind| [(kind, (3000, 9)), (kind, (1025, 70))])
         {
             let rows = rows_of(kind, count, dim);
-            let metric = if kind == 5 { Metric::Cosine } else { Metric::SqEuclidean };
+            let metric = if kind >= 5 { Metric::Cosine } else { Metric::SqEuclidean };
             type Two = Option<Method<f32>>;
             let choose = |weights: Option<&[f64]>, method: Method<f32>, then: Two| {
                 let random = &mut Random::new(3);
@@ -445,7 +458,14 @@ mod tests {
                 assert_eq!(shares.total(), (0..count).map(of).sum::<u128>());
                 seeding.chosen
             };
-            let pairs = || Method::EachPair(EachPair::new(&rows, metric, &job).unwrap());
+            let pairs = || {
+                let pairs = EachPair::new(&rows, metric);
+                Method::EachPair(if kind % 2 == 0 {
+                    pairs
+                } else {
+                    pairs.keeping_columns(&job).unwrap()
+                })
+            };
             let bounds = |level| Method::by_bounds(&rows, (metric, level), &job).unwrap().unwrap();
             let heavy: Vec<f64> = (0..count).map(|row| [1.0, 0.0, 2.5][row % 3]).collect();
             for weights in [None, Some(heavy.as_slice())] {

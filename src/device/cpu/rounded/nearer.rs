@@ -6,6 +6,8 @@
 //!
 //! Products of rows are bounded by squares too: `‖q − x‖² = ‖q‖² + ‖x‖² − 2 q·x`.
 
+use rayon::prelude::*;
+
 use super::base::{Form, Quantised, Rounding, Sampled};
 use super::query::Bound;
 use crate::device::cpu::exact;
@@ -90,15 +92,12 @@ impl Nearer {
         };
         let Rounding { relative, absolute, .. } = Rounding::of::<T>(dim as f64);
         let apart = (2.0 * base.residual + absolute.sqrt()) / base.scale.step;
-        let of_products = 2.0 * base.norm() * base.norm() * (1.0 + 2.0 * relative) + 4.0 * absolute;
-        Ok(Some(Self {
-            metric,
-            inverse: 1.0 / base.scale.step,
-            factor: 1.0 + relative,
-            apart,
-            squares: of_products,
-            base,
-        }))
+        let squares = match metric.sum() {
+            Sum::Squares => 0.0,
+            _ => 2.0 * most_square(values, dim) * (1.0 + 2.0 * relative) + 4.0 * absolute,
+        };
+        let (inverse, factor) = (1.0 / base.scale.step, 1.0 + relative);
+        Ok(Some(Self { base, metric, inverse, factor, apart, squares }))
     }
 
     /// What sums start with before rows have a cost: as many as there are panels.
@@ -225,5 +224,48 @@ impl Nearer {
 
     fn values<T: Lanes>(&self) -> &[T] {
         self.base.rows.reals().unwrap_or_default()
+    }
+}
+
+/// The square of the longest row, from zero: directions that are near each other are nearer to their centre, but a bound
+/// by way of it says less of their products.
+fn most_square<T: Lanes>(values: &[T], dim: usize) -> f64 {
+    let square = |row: &[T]| {
+        let (some, last) = row.as_chunks::<8>();
+        let mut sums = [0.0; 8];
+        for some in some {
+            sums.iter_mut().zip(some).for_each(|(sum, x)| *sum += x.to_f64() * x.to_f64());
+        }
+        let last = last.iter().map(|x| x.to_f64() * x.to_f64());
+        sums.into_iter().chain(last).sum::<f64>()
+    };
+    let of_block = |rows: &[T]| rows.chunks_exact(dim).map(square).fold(0.0, f64::max);
+    let blocks = values.par_chunks(BLOCK_ROWS * dim).map(of_block);
+    blocks.reduce(|| 0.0, f64::max) * (1.0 + 1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::matrix::{Matrix, Real};
+    use crate::random::Random;
+
+    #[test]
+    fn products_of_directions_near_each_other_are_bounded_by_their_lengths() {
+        let (count, dim, mut random) = (500, 40, Random::new(1));
+        let mut values: Vec<f32> = (0..count * dim)
+            .map(|i| if i % dim < 9 { 1.0 } else { 0.3 * random.normal() as f32 })
+            .collect();
+        for row in values.chunks_exact_mut(dim) {
+            Metric::Cosine.prepare(row).unwrap();
+        }
+        let rows = Rows::all(Arc::new(Matrix::new(f32::elements(values), count, dim)));
+        for level in Level::all() {
+            let nearer = Nearer::try_new::<f32>(&rows, (Metric::Cosine, level), &Job::default());
+            let squares = nearer.unwrap().unwrap().squares;
+            assert!((2.0 - 1e-6..2.001).contains(&squares), "{squares}, {level:?}");
+        }
     }
 }
