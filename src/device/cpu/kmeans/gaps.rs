@@ -309,7 +309,7 @@ impl<T: Lanes> Assigner for Gaps<T> {
         // What is cut short begins anew.
         self.before.clear();
         if !has_labels {
-            // Zeros that are there already.
+            // Not filled here: memory that is new is touched by all threads.
             *labels = vec![0; rows.len()];
         }
         let mut closed_at = std::mem::take(&mut self.closed_at);
