@@ -123,13 +123,19 @@ fn check(
     checked: usize,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let within = Within::new(params.metric(), params.eps());
-    let dim = rows.matrix().dim();
-    let values = rows.reals::<f32>().ok_or("vectors of f32")?;
-    let row = |i: usize| &values[i * dim..][..dim];
+    let holds = |i: usize, j: usize| {
+        if let Some(words) = rows.words() {
+            let row =
+                |i: usize| words.chunks_exact(rows.matrix().width()).nth(i).unwrap_or_default();
+            return within.holds_for_bits(row(i), row(j));
+        }
+        let dim = rows.matrix().dim();
+        let row = |i: usize| &rows.reals::<f32>().unwrap_or_default()[i * dim..][..dim];
+        within.holds(row(i), row(j))
+    };
     let sample: Vec<usize> = (0..rows.len()).step_by(rows.len().div_ceil(checked.max(1))).collect();
     let wrong = sample.into_par_iter().find_map_any(|i| {
-        let near: Vec<usize> =
-            (0..rows.len()).filter(|j| *j == i || within.holds(row(i), row(*j))).collect();
+        let near: Vec<usize> = (0..rows.len()).filter(|j| *j == i || holds(i, *j)).collect();
         let is_core = near.len() as u64 >= params.min_points();
         let mut clusters = near.iter().filter(|j| found.core[**j]).map(|j| found.clusters[*j]);
         let is_right = found.core[i] == is_core

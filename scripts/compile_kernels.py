@@ -74,7 +74,7 @@ MODULES = {
             ("BITS", ["HAMMING", "JACCARD"], [0, 2]),
         ],
         ["keys", "groups_of", "count_digits", "add_up", "move_keys", "fill_tiles", "bound_tiles",
-         "bound_nodes", "count_own", "count_others", "list_others", "count_near", "alone", "link_own",
+         "round_tiles", "bound_nodes", "count_own", "count_others", "list_others", "count_near", "alone", "link_own",
          "link_tiles", "flatten", "know", "attach", "finish"],
     ),
     "seeding.cu": (
@@ -274,6 +274,7 @@ def main():
             if module == "dbscan.cu":
                 # With weights, whatever else: rows of odd dimension have them here.
                 defines.append(f"-DWEIGHTED={dim % 2}")
+                defines.append(f"-DFILTERED={int(dim == 0 and arch != ARCHS[0] and metric != 'L1')}")
             if "products" in module:
                 defines[-1:] = [f"-DSTEPS={dim}u"] + shape(module, element, dim)
             if module.startswith("kmeans"):

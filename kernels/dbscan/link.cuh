@@ -139,11 +139,30 @@ struct Linking {
         };
         return rows_that(is_beyond(0), is_beyond(1));
     }
+    // The first row of the set that all these rows of a tile are in by now, or UNKNOWN.
+    __device__ __forceinline__ u32 set_of(u64 rows, u32 tile) const {
+        const u32* order = all.order + (u64)tile * TILE + Warp::rank();
+        u32 least = NONE, most = 0;
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            if ((rows >> (r * 32 + Warp::rank()) & 1) == 0) continue;
+            const u32 first = first_of(all, order[r * 32]);
+            least = min(least, first);
+            most = max(most, first);
+        }
+        for (u32 apart = 16; apart > 0; apart /= 2) {
+            least = min(least, __shfl_xor_sync(0xffffffff, least, apart));
+            most = max(most, __shfl_xor_sync(0xffffffff, most, apart));
+        }
+        return least == most ? least : UNKNOWN;
+    }
     // Joins with the core rows of another tile.
     __device__ __forceinline__ void tile(u32 tile) {
-        const u32 other = all.known[tile];
-        // Without those that are joined already.
         u64 rows = own, open = all.core[tile];
+        u32 other = all.known[tile];
+        // In many dimensions tiles are often joined late, and comparing takes longer than looking again.
+        if (DIM == 0 && other >= EMPTY && known != UNKNOWN) other = set_of(open, tile);
+        // Without those that are joined already.
         if (other < EMPTY) {
             rows = rows_beyond(rows, own_tile, first_of(all, other));
         } else if (known != UNKNOWN) {
@@ -213,22 +232,51 @@ struct Queries {
     }
 };
 
-// Joins the core rows of each tile with those of so many of the next tiles in its group. A warp takes
-// parts of tiles: all of it, or with `parts` 4, a quarter if there are any; in many dimensions, all of it
-// with a part of the next tiles. A cursor has the first row of the query in its highest 6 bits.
+// What a warp takes: a tile, or with 4 parts, a quarter if there are any. In many dimensions, a tile with those of the
+// next tiles that are in a part of all, one part after the other: warps visit the same tiles at a time.
+struct Links {
+    u32 tiles, parts, length, count;
+
+    __device__ __forceinline__ Links(u32 tiles, u32 parts) : tiles(tiles), parts(parts) {
+        length = ((DIM == 0 ? tiles : tiles * parts) + STRIPES - 1) / STRIPES;
+        count = length * STRIPES * (DIM == 0 ? parts : 1);
+    }
+    __device__ __forceinline__ u32 place(u32 item) const {
+        const u32 of_part = item % (length * STRIPES);
+        return of_part % STRIPES * length + of_part / STRIPES;
+    }
+    __device__ __forceinline__ u32 tile(u32 item) const { return DIM == 0 ? place(item) : place(item) / parts; }
+    __device__ __forceinline__ u32 part(u32 item) const {
+        return DIM == 0 ? item / (length * STRIPES) : place(item) % parts;
+    }
+};
+
+// Joins the core rows of each tile with those of so many of the next tiles in its group. A cursor has the first row of
+// the query in its highest 6 bits.
 extern "C" __global__ __launch_bounds__(64, RESIDENT) void link_tiles(
     const __grid_constant__ Dbscan all, u32 next, u32 parts) {
     __shared__ Query queries[2];
     Query& query = queries[threadIdx.x / 32];
     const Stage stage(all);
-    const u32 length = (all.tile_count * parts + STRIPES - 1) / STRIPES, items = length * STRIPES;
+    const Links links(all.tile_count, parts);
     Work work;
     bool has_worked = false;
     for (;;) {
-        const u32 item = stage.take(all, items, has_worked);
-        if (item >= items) break;
-        const u32 place = item % STRIPES * length + item / STRIPES;
-        const u32 tile = place / parts, part = place % parts;
+        const u32 item = stage.take(all, links.count, has_worked);
+        if (item >= links.count) break;
+        const u32 tile = links.tile(item), part = links.part(item);
+        // The next tiles that are visited.
+        u32 begin = tile + 1, end = begin;
+        if (tile < all.tile_count) end = begin + min(all.ranges[tile].y - begin, next);
+        if constexpr (DIM == 0) {
+            const Part of_all = {part, parts};
+            begin = max(begin, of_all.start(all.tile_count));
+            end = min(end, of_all.end(all.tile_count));
+        }
+        if (begin >= end) {
+            stage.put(all, item, DONE);
+            continue;
+        }
         u32 cursor = all.cursors[item];
         const Queries own(all, tile);
         u64 heads = own.heads & ~0ull << (cursor >> 26);
@@ -242,14 +290,6 @@ extern "C" __global__ __launch_bounds__(64, RESIDENT) void link_tiles(
             const u32 head = __ffsll(heads) - 1;
             const u64 rows = own.rows(head);
             if (rows == 0) continue;
-            u32 visits = min(all.ranges[tile].y - tile - 1, next), start = cursor;
-            if (DIM == 0) {
-                const Part of_visits = {part, parts};
-                start = max(cursor, of_visits.start(visits));
-                visits = of_visits.end(visits);
-            }
-            const u32 from = tile + 1 + start, to = tile + 1 + visits;
-            if (from >= to) break;
             u32 slots[2];
 #pragma unroll
             for (u32 r = 0; r < 2; r++) {
@@ -260,10 +300,11 @@ extern "C" __global__ __launch_bounds__(64, RESIDENT) void link_tiles(
             load_coordinates(all, query);
             const u32 known = own.are_sets ? all.order[(u64)tile * TILE + head] : UNKNOWN;
             Linking linking = {all, query, work, tile, rows, known};
-            const u32 reached = walk(all, stage, from, to, work, linking);
+            if (DIM == 0 && known == UNKNOWN) linking.known = linking.set_of(rows, tile);
+            const u32 reached = walk(all, stage, begin + cursor, end, work, linking);
             cursor = 0;
-            if (reached < to) {
-                stage.put(all, item, head << 26 | (reached - (tile + 1)));
+            if (reached < end) {
+                stage.put(all, item, head << 26 | (reached - begin));
                 is_over = true;
             }
         }

@@ -29,6 +29,14 @@ constexpr u32 COORDINATES = ELEMENT == BITS ? 1 : DIM == 0 || DIM > 16 ? 16 : DI
 // The product of two rows is compared, not where they are.
 constexpr bool IS_DIRECTION = SUM == PRODUCTS;
 
+// Products on tensor cores say first which pairs may be within eps: the host defines FILTERED where there are such, and
+// rows are of run-time dimension. Numbers are halves there.
+constexpr bool IS_FILTERED = FILTERED, HAS_HALVES = IS_FILTERED && ELEMENT != BITS;
+static_assert(!IS_FILTERED || (DIM == 0 && SUM != ABSOLUTE), "rows that products can compare");
+
+// How many bits rows have is compared, too.
+constexpr bool HAS_BITS = SUM == SHARED_BITS || (IS_FILTERED && ELEMENT == BITS);
+
 // What a row is compared by besides its values; see `Direction` in src/device/contract/dbscan.rs.
 struct Direction {
     double unit, mean, inverse;
@@ -38,6 +46,23 @@ struct Direction {
 // (WEIGHTED is 0), the number of rows.
 struct Weight {
     u64 low, high;
+};
+
+// A row less the centre, in units, rounded to halves times a power of two, the scale: the square of the length of what it
+// is rounded to, and how far that is from the row at most.
+struct Rounded {
+    float square, scale, error, unused;
+};
+
+// What products on tensor cores are made of. The same struct as in src/device/cuda/dbscan/structs.rs.
+struct Products {
+    uint4* strips;         // by slot, STRIPS of 64 bytes: halves, or bits
+    Rounded* rounded;      // by slot
+    float2* most;          // by tile: the largest error and square of its rows
+    const double* centre;  // by dimension
+    double unit;           // one over a unit: a power of two
+    float surely, maybe;   // rows so far apart or less are within eps, rows further apart are not
+    u32 count, unused;     // strips of a row
 };
 
 // What has been done, and what a stage has left.
@@ -62,7 +87,7 @@ struct Dbscan {
     uint2* ranges;     // by tile: the tiles of its group, from .x to .y
     Chunk* chunks;     // tile by tile: the first chunk of all its rows, the second, …
     Real* inverses;    // by slot, for products: one over the row's length
-    u32* bits;         // by slot, for shared bits: how many the row has
+    u32* bits;         // by slot, if HAS_BITS: how many the row has
     float* boxes;      // by level and 32 nodes: for each coordinate, 32 lows and 32 highs
     Weight* totals;    // by node: the weight of its rows, or `enough` if it is more than that
     // The state.
@@ -81,12 +106,13 @@ struct Dbscan {
     Progress* progress;
     Weight enough;     // that makes a row core
     double limit;      // sums or distances at most this are within eps
-    double sure, may;  // what faster sums are compared with: at most `sure` is, more than `may` is not
+    double sure, may;  // what sums in any order are compared with: at most `sure` is, more than `may` is not
     float beyond;      // a lower bound above this is not within eps
     float inside;      // an upper bound at most this is
     u32 dim, chunk_count, tile_count, group_count;
     u64 cycles;        // of a launch
     u32 node_starts[8], box_starts[8];  // by level, in nodes and in 32 nodes
+    Products products;  // if IS_FILTERED
 };
 
 // One element of a row, as float64.

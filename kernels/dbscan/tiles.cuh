@@ -1,6 +1,6 @@
 // Rows in tiles, and the boxes over them.
 
-#include "dbscan/compare.cuh"
+#include "dbscan/query.cuh"
 
 // Fills the slots of tiles with rows in order. A thread for each slot.
 extern "C" __global__ __launch_bounds__(128) void fill_tiles(const __grid_constant__ Dbscan all) {
@@ -26,7 +26,7 @@ extern "C" __global__ __launch_bounds__(128) void fill_tiles(const __grid_consta
     Direction of = {1, 0, 1};
     if (IS_DIRECTION && row != NONE) of = all.directions[row];
     if constexpr (IS_DIRECTION) all.inverses[slot] = (Real)of.inverse;
-    if constexpr (SUM == SHARED_BITS) all.bits[slot] = row == NONE ? 0 : bits_of(all, row);
+    if constexpr (HAS_BITS) all.bits[slot] = row == NONE ? 0 : bits_of(all, row);
     for (u32 chunk = 0; chunk < all.chunk_count; chunk++) {
         Chunk values;
 #pragma unroll

@@ -138,19 +138,26 @@ __device__ __forceinline__ Listed load(const Dbscan& all, u32 first, u32 last, Q
     return found;
 }
 
-// Visits part of the tiles of the rows' groups: all are visited beginning with that of the first row; goes
-// on `cursor` tiles after it. Returns the cursor to go on from, or DONE.
+// Tiles that rows visit before all others: those after their own. In many dimensions tiles are many bytes, and warps
+// should visit the same ones at a time.
+constexpr u32 NEARBY = DIM == 0 ? 32 : 0xffffffff;
+
+// Visits part of the tiles of the rows' groups: NEARBY ones from that of the first row on, then those before it, then the
+// rest. Goes on after `cursor` tiles; returns the cursor to go on from, or DONE.
 template <typename Visitor>
 __device__ __forceinline__ u32 walk_around(
     const Dbscan& all, const Stage& stage, const Listed& listed, const Part& part, u32 cursor,
     Work& work, Visitor& visitor) {
     const u32 first = listed.range.x, last = listed.range.y, start = listed.start;
-    const u32 ahead = last - start, end = part.end(last - first);
+    const u32 nearby = min(NEARBY, last - start), with_those_before = nearby + (start - first);
+    const u32 end = part.end(last - first);
     cursor = max(cursor, part.start(last - first));
     while (cursor < end) {
-        const bool is_ahead = cursor < ahead;
-        const u32 from = is_ahead ? start + cursor : first + (cursor - ahead);
-        const u32 to = is_ahead ? start + min(end, ahead) : first + (end - ahead);
+        const bool is_nearby = cursor < nearby, is_before = !is_nearby && cursor < with_those_before;
+        // What to add to a cursor, and the cursor after the last that this holds for.
+        const u32 tiles = is_nearby ? start : is_before ? first - nearby : first;
+        const u32 until = min(end, is_nearby ? nearby : is_before ? with_those_before : end);
+        const u32 from = tiles + cursor, to = tiles + until;
         const u32 reached = walk(all, stage, from, to, work, visitor);
         if (visitor.is_done()) return DONE;
         cursor += reached - from;

@@ -3,6 +3,7 @@
 // Everything here is reckoned in doubles, and comes from panels. A base row's *position* is the place of
 // its panel in the order of visits, times PANEL, plus its lane.
 
+#include "common/halves.cuh"
 #include "common/scan.cuh"
 #include "filter/image.cuh"
 #include "search/lists.cuh"
@@ -37,17 +38,7 @@ struct Asked {
     double lost;      // what rounding lost
 };
 
-// Half of a double: to the nearest, and up.
-__device__ __forceinline__ unsigned short half_near(double x) {
-    unsigned short half;
-    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(half) : "d"(x));
-    return half;
-}
-__device__ __forceinline__ double from_half(unsigned short half) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
-    return x;
-}
+// Half of a double, rounded up.
 __device__ __forceinline__ unsigned short half_up(double x) {
     unsigned short half;
     const float above = __double2float_ru(x);
@@ -56,7 +47,7 @@ __device__ __forceinline__ unsigned short half_up(double x) {
 }
 // Two halves that together are not below a number.
 __device__ __forceinline__ u32 two_halves(double x) {
-    const unsigned short high = half_near(x);
+    const unsigned short high = to_half(x);
     return (u32)half_up(x - from_half(high)) << 16 | high;
 }
 
@@ -226,7 +217,7 @@ struct Sums {
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) {
             const double x = eight.scaled[i], element = (double)eight.raw[i];
-            const unsigned short half = is_packed ? half_near(x) : 0;
+            const unsigned short half = is_packed ? to_half(x) : 0;
             const double left = x - from_half(half);
             squares = fma(x, x, squares);
             lost = fma(left, left, lost);

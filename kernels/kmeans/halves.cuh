@@ -1,5 +1,6 @@
 // Rows and centroids in half precision, and where they are.
 
+#include "common/halves.cuh"
 #include "filter/image.cuh"
 #include "kmeans/rounds.cuh"
 
@@ -78,17 +79,6 @@ __device__ __forceinline__ u64 image_place(u32 cluster, u32 j) {
 
 __device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
 __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
-
-__device__ __forceinline__ unsigned short to_half(float x) {
-    unsigned short h;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
-    return h;
-}
-__device__ __forceinline__ float from_half(unsigned short h) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
-    return x;
-}
 
 // A number as three halves, each times its scale: all bits of a float32 below 2.6e8.
 constexpr float PART_SCALES[3] = {4096.0f, 2.0f, 0.0009765625f};

@@ -31,6 +31,10 @@ pub fn trials() -> Vec<(String, Test)> {
         let name = format!("dbscan::many_dimensions::{metric}");
         all.push((name, Box::new(move |device| many_dimensions(device, metric))));
     }
+    for metric in [Metric::L2, Metric::Cosine] {
+        let name = format!("dbscan::clusters_of_all_sizes::{metric}");
+        all.push((name, Box::new(move |device| sizes(device, metric))));
+    }
     let others: [(&str, Check); 8] = [
         ("groups_are_clustered_by_themselves", groups),
         ("weights_are_added_exactly", weights),
@@ -72,7 +76,7 @@ fn numbers(device: &AnyDevice, metric: Metric, kind: Kind) -> Result<(), Failed>
 }
 
 fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
-    for (i, (count, dim)) in SHAPES.into_iter().enumerate() {
+    for (i, (count, dim)) in SHAPES.into_iter().chain([(150, 200), (330, 1000)]).enumerate() {
         let rows = matrix_bits(i as u64, count, dim);
         let (words, width) = (rows.words().unwrap_or_default(), dim.div_ceil(64));
         let row = |i: usize| &words[i * width..(i + 1) * width];
@@ -127,6 +131,24 @@ fn many_dimensions(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
         let matrix = Rows::all(Arc::new(Matrix::new(elements, count, dim)));
         compare(device, metric, &matrix, i as u64, &[0.001, 0.05], distance)
             .map_err(|error| format!("{name}: {}", error.message().unwrap_or_default()))?;
+    }
+    Ok(())
+}
+
+/// Clusters of hundreds of dimensions, each ten times as wide as the one before: the distances within some of them are
+/// less than what rounding rows to halves loses, and those within others more.
+fn sizes(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
+    let (count, dim) = (640, 300);
+    let normal = Kind::Normal.rows(8, count, dim);
+    let value =
+        |row: usize, i: usize| normal[row % 8][i] + normal[row][i] * 10f64.powi(row as i32 % 8 - 7);
+    let narrow: Vec<f32> = (0..count * dim).map(|at| value(at / dim, at % dim) as f32).collect();
+    let values: Vec<f64> = narrow.iter().map(|x| f64::from(*x)).collect();
+    let of: Vec<Row> = values.chunks(dim).map(|row| Row::new(metric, row)).collect();
+    let shares = [0.002, 0.02, 0.04, 0.06, 0.08, 0.1, 0.11, 0.12, 0.125];
+    for elements in [Elements::F32(narrow), Elements::F64(values)] {
+        let rows = Rows::all(Arc::new(Matrix::new(elements, count, dim)));
+        compare(device, metric, &rows, 0, &shares, |a, b| of[a].sum(metric, &of[b]))?;
     }
     Ok(())
 }

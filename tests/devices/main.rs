@@ -37,7 +37,7 @@ fn main() {
             trials.push(trial.with_ignored_flag(missing));
         }
     }
-    // Searches and k-means on a GPU differ by how they compare pairs, …
+    // Searches, k-means and DBSCAN on a GPU differ by how they compare pairs, …
     for (name, device) in support::devices() {
         let is_gpu = device.as_ref().is_some_and(|device| !device.every_way().is_empty());
         for (test, run) in search::trials_of_many().into_iter().filter(|_| is_gpu) {
@@ -45,8 +45,12 @@ fn main() {
             trials.push(Trial::test(format!("{name}::{test}"), move || run(&device)));
         }
         for (way, device) in device.iter().flat_map(AnyDevice::every_way) {
-            let of_kmeans = if way == "warps" { kmeans::trials() } else { Vec::new() };
-            for (test, run) in search::trials().into_iter().chain(of_kmeans) {
+            let others = match way {
+                "warps" => kmeans::trials(),
+                "scanned" => dbscan::trials(),
+                _ => Vec::new(),
+            };
+            for (test, run) in search::trials().into_iter().chain(others) {
                 let device = device.clone();
                 trials.push(Trial::test(format!("{name}-{way}::{test}"), move || run(&device)));
             }

@@ -169,6 +169,17 @@ impl Within {
         (limit - more, limit + more)
     }
 
+    /// The squared distance of two rows of numbers up to which they are within eps for certain, and above which they are
+    /// not; under `cosine` and `pearson` that of their unit vectors, whose squared lengths differ from 1 by 1e-9 at most.
+    pub fn squares(&self, dim: usize) -> (f64, f64) {
+        let (below, up_to) = self.limits_of_f64(dim);
+        match self.metric.sum() {
+            // |u - v|^2 = |u|^2 + |v|^2 - 2 u v.
+            Sum::Products => (2.0 * below - 4e-9, 2.0 * up_to + 4e-9),
+            _ => (below, up_to),
+        }
+    }
+
     /// Whether products of rows of which one over the length is this stay in the range of f32.
     pub fn fits_f32(&self, inverse: f64) -> bool {
         (1e-15..1e15).contains(&inverse)
@@ -226,5 +237,53 @@ impl Within {
         });
         let distance = if either == 0 { 0.0 } else { 1.0 - f64::from(both) / f64::from(either) };
         distance <= self.limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    #[test]
+    fn squares_decide_as_the_definition_does() {
+        let mut random = Random::new(11);
+        let dim = 30;
+        for metric in [Metric::L2, Metric::SqEuclidean, Metric::Cosine, Metric::Pearson] {
+            let unit = |row: &[f64]| -> Vec<f64> {
+                let of = Within::new(metric, 0.0).direction(row);
+                let is_direction = metric.sum() == Sum::Products;
+                let value = |x: &f64| (x * of.unit - of.mean) * of.inverse;
+                row.iter().map(|x| if is_direction { value(x) } else { *x }).collect()
+            };
+            let (mut certain, mut open) = (0, 0);
+            for _ in 0..2000 {
+                let row =
+                    |random: &mut Random| (0..dim).map(|_| random.normal()).collect::<Vec<_>>();
+                let (x, mut y) = (row(&mut random), row(&mut random));
+                // Near ones, too.
+                let share = 10f64.powi(-((random.below(9)) as i32));
+                y.iter_mut().zip(&x).for_each(|(y, x)| *y = x + share * *y);
+                let pairs = unit(&x).into_iter().zip(unit(&y));
+                let square: f64 = pairs.map(|(x, y)| (x - y) * (x - y)).sum();
+                let near = match metric.sum() {
+                    Sum::Products => square / 2.0,
+                    _ if metric == Metric::L2 => square.sqrt(),
+                    _ => square,
+                };
+                // At the distance, and a hair or a bit from it.
+                for by in [1.0, 1.0 - 1e-15, 1.0 + 1e-15, 1.0 - 1e-6, 1.0 + 1e-6, 0.5, 2.0] {
+                    let within = Within::new(metric, near * by);
+                    let (below, up_to) = within.squares(dim);
+                    if square <= below || square > up_to {
+                        assert_eq!(within.holds(&x, &y), square <= below, "{metric} {near} {by}");
+                        certain += 1;
+                    } else {
+                        open += 1;
+                    }
+                }
+            }
+            assert!(certain > 2000 && open > 2000, "{metric}: {certain}, {open}");
+        }
     }
 }

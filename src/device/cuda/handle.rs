@@ -28,7 +28,7 @@ pub struct CudaDevice {
     pub(super) comparing: Comparing,
 }
 
-/// How searches compare pairs, and k-means rows with centroids, wherever they may choose. The answers are the same.
+/// How searches and DBSCAN compare pairs, and k-means rows with centroids, wherever they may choose. The answers are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Comparing {
     /// As it is fastest.

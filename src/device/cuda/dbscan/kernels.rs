@@ -11,7 +11,7 @@ use crate::device::cuda::driver::modules::Once;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 use crate::matrix::ElementKind;
-use crate::metric::Metric;
+use crate::metric::{Metric, Sum};
 
 /// Rows of a tile.
 pub(super) const TILE: usize = 64;
@@ -38,13 +38,36 @@ pub(super) struct Spec {
     fixed_dim: usize,
     /// Whether rows have weights.
     is_weighted: bool,
+    /// Whether products on tensor cores say first which pairs may be within eps.
+    is_filtered: bool,
 }
 
 impl Spec {
-    /// For rows of this many elements; bits are words of 32.
-    pub(super) fn new(kind: ElementKind, metric: Metric, dim: usize, is_weighted: bool) -> Self {
-        let largest = if kind == ElementKind::F32 { 32 } else { 16 };
-        Self { kind, metric, fixed_dim: if dim <= largest { dim } else { 0 }, is_weighted }
+    /// For rows of this many elements, bits being words of 32, perhaps with weights, on a device that may have
+    /// products.
+    pub(super) fn new(
+        (kind, metric, dim): (ElementKind, Metric, usize),
+        is_weighted: bool,
+        has_products: bool,
+    ) -> Self {
+        let has_products = has_products && metric.sum() != Sum::Absolute;
+        let largest = match kind {
+            ElementKind::F32 => 32,
+            ElementKind::Bits if has_products => 4,
+            _ => 16,
+        };
+        let fixed_dim = if dim <= largest { dim } else { 0 };
+        Self { kind, metric, fixed_dim, is_weighted, is_filtered: has_products && fixed_dim == 0 }
+    }
+
+    /// Whether products on tensor cores say first which pairs may be within eps.
+    pub(super) fn is_filtered(&self) -> bool {
+        self.is_filtered
+    }
+
+    /// Strips of 64 bytes that rows of so many elements have for products: of halves, or of words of bits.
+    pub(super) fn strips(&self, dim: usize) -> usize {
+        dim.div_ceil(if self.kind == ElementKind::Bits { 16 } else { 32 })
     }
 
     /// Whether kernels know the number of elements: `DIM` is not 0.
@@ -70,7 +93,7 @@ impl Spec {
         }
     }
 
-    fn defines(&self) -> [String; 4] {
+    fn defines(&self) -> [String; 5] {
         let element = match self.kind {
             ElementKind::F32 => "F32",
             ElementKind::F64 => "F64",
@@ -82,6 +105,7 @@ impl Spec {
             format!("METRIC={}", self.metric.name().to_uppercase()),
             format!("DIM={}", self.fixed_dim),
             format!("WEIGHTED={}", u8::from(self.is_weighted)),
+            format!("FILTERED={}", u8::from(self.is_filtered)),
         ]
     }
 }
@@ -110,6 +134,7 @@ pub(super) struct Kernels {
     pub(super) add_up: CudaFunction,
     pub(super) move_keys: CudaFunction,
     pub(super) fill_tiles: CudaFunction,
+    pub(super) round_tiles: CudaFunction,
     pub(super) bound_tiles: CudaFunction,
     pub(super) bound_nodes: CudaFunction,
     pub(super) count_own: Staged,
@@ -153,6 +178,7 @@ impl Kernels {
             add_up: function("add_up")?,
             move_keys: function("move_keys")?,
             fill_tiles: function("fill_tiles")?,
+            round_tiles: function("round_tiles")?,
             bound_tiles: function("bound_tiles")?,
             bound_nodes: function("bound_nodes")?,
             count_own: staged("count_own")?,
@@ -177,7 +203,7 @@ mod tests {
     #[test]
     fn few_elements_are_unrolled() {
         let of = |kind, dim| {
-            let spec = Spec::new(kind, Metric::L2, dim, false);
+            let spec = Spec::new((kind, Metric::L2, dim), false, false);
             (spec.fixed_dim, spec.width(), spec.coordinates())
         };
         assert_eq!(of(ElementKind::F32, 1), (1, 1, 1));
@@ -186,5 +212,17 @@ mod tests {
         assert_eq!(of(ElementKind::F64, 3), (3, 2, 3));
         assert_eq!(of(ElementKind::F64, 17), (0, 2, 16));
         assert_eq!(of(ElementKind::Bits, 2), (2, 2, 1));
+    }
+
+    #[test]
+    fn others_have_products_where_there_are_any() {
+        let of = |kind, metric, dim| Spec::new((kind, metric, dim), false, true).is_filtered;
+        assert!(of(ElementKind::F32, Metric::L2, 33) && of(ElementKind::F64, Metric::Cosine, 17));
+        assert!(!of(ElementKind::F32, Metric::L2, 32) && !of(ElementKind::F32, Metric::L1, 33));
+        assert!(
+            of(ElementKind::Bits, Metric::Hamming, 5) && !of(ElementKind::Bits, Metric::Jaccard, 4)
+        );
+        let strips = |kind, dim| Spec::new((kind, Metric::L2, dim), false, true).strips(dim);
+        assert_eq!((strips(ElementKind::F64, 33), strips(ElementKind::Bits, 33)), (2, 3));
     }
 }

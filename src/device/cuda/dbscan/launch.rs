@@ -12,13 +12,22 @@ use cudarc::driver::{
 
 use super::kernels::{Kernels, SECTION, SORTED_KEYS, SPLITTERS, STAGED_THREADS, Staged, TILE};
 use super::order::Order;
-use super::structs::{Dbscan, Keys, LEVELS, Progress, RowDirection, Weight};
+use super::structs::{Dbscan, Keys, LEVELS, Products, Progress, RowDirection, Weight};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{address, config, launch_seconds};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
+use crate::metric::power_of_two_near_inverse;
+
+/// Bytes of a strip of a row; see `kernels/dbscan/products.cuh`.
+const STRIP: usize = 64;
+
+/// Tiles that are visited together by all warps, in many dimensions; and into how many such parts all of them are cut at
+/// most.
+const TILES_OF_PART: usize = 256;
+const MOST_PARTS: usize = 64;
 
 /// Digits of keys that are sorted at a time.
 const DIGITS: usize = 256;
@@ -49,6 +58,8 @@ pub(super) struct Bounds {
     pub(super) may: f64,
     pub(super) beyond: f32,
     pub(super) inside: f32,
+    /// Of the squared distance of rows, or of their unit vectors.
+    pub(super) squares: (f64, f64),
 }
 
 /// Rows on a device, with all buffers that DBSCAN needs.
@@ -83,6 +94,8 @@ impl Workspace {
         let tiles = first_tiles[ends.len()] as usize;
         let (slots, coordinates) = (tiles * TILE, kernels.spec.coordinates());
         let chunks = dim.div_ceil(kernels.spec.width());
+        let is_filtered = kernels.spec.is_filtered();
+        let strips = if is_filtered { kernels.spec.strips(dim) } else { 0 };
         let mut nodes = vec![tiles];
         while nodes[nodes.len() - 1] > 1 {
             nodes.push(nodes[nodes.len() - 1].div_ceil(32));
@@ -123,6 +136,12 @@ impl Workspace {
             may: bounds.may,
             beyond: bounds.beyond,
             inside: bounds.inside,
+            products: Products {
+                strips: place(slots * strips * STRIP)?,
+                rounded: place(if is_filtered { slots * 16 } else { 0 })?,
+                most: place(if is_filtered { tiles * 8 } else { 0 })?,
+                ..products(order, bounds.squares, strips)
+            },
             dim: dim as u32,
             chunk_count: chunks as u32,
             tile_count: tiles as u32,
@@ -137,6 +156,9 @@ impl Workspace {
         all.rows = address(stream, &rows);
         (all.ends, all.first_tiles) = (send.values(&ends)?, send.values(&first_tiles)?);
         all.box_dims = send.values(&order.dims)?;
+        if is_filtered {
+            all.products.centre = send.values(&order.centre)?;
+        }
         if !directions.is_empty() {
             all.directions = send.values(directions)?;
         }
@@ -146,12 +168,12 @@ impl Workspace {
         kept.extend(send.kept);
         kept.push(rows);
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
-        // Items are tiles or their quarters, in 64 stripes, or rows, at least 8 but where there are few
-        // for each warp; or two for each warp.
+        // Items are parts of tiles, in 64 stripes, or rows, at least 8 but where there are few for each warp; or
+        // two for each warp.
         let warps = |staged: &Staged| staged.blocks * STAGED_THREADS / 32;
         let staged = [&kernels.count_near, &kernels.link_tiles, &kernels.attach];
         let most = staged.map(warps).into_iter().max().unwrap_or(0);
-        let items = 4 * tiles.next_multiple_of(64) + 2 * most;
+        let items = parts(&kernels, tiles).max(4) * tiles.next_multiple_of(64) + 2 * most;
         let (progress, cursors) = (allocate(size_of::<Progress>())?, allocate(items * 4)?);
         let (firsts, is_core) = (allocate(count * 4)?, allocate(count)?);
         all.progress = address(stream, &progress);
@@ -208,6 +230,9 @@ impl Workspace {
         let slots = self.nodes[0] * TILE;
         let kernels = self.kernels.clone();
         self.run(&kernels.fill_tiles, ("fill_tiles", config(slots.div_ceil(128), 128, 0)))?;
+        if kernels.spec.is_filtered() {
+            self.run(&kernels.round_tiles, ("round_tiles", config(self.nodes[0], 256, 0)))?;
+        }
         self.run(&kernels.bound_tiles, ("bound_tiles", self.by_tile()))?;
         for level in 1..self.nodes.len() {
             self.run_level(&kernels.bound_nodes, "bound_nodes", level)?;
@@ -311,14 +336,11 @@ impl Workspace {
 
     fn link_tiles(&mut self, next: u32, job: &Job) -> Result<()> {
         let kernels = self.kernels.clone();
-        // Few tiles are cut into parts: there should be some items for each warp.
-        let (tiles, blocks) = (self.nodes[0], kernels.link_tiles.blocks);
-        let parts = if kernels.spec.is_unrolled() {
-            if tiles < 8 * blocks { 4 } else { 1 }
-        } else {
-            (2 * blocks * STAGED_THREADS / 32 / tiles).clamp(1, 64) as u32
+        let parts = match kernels.spec.is_unrolled() {
+            false if next == 1 => 1,
+            _ => parts(&kernels, self.nodes[0]),
         };
-        self.stage(&kernels.link_tiles, Some((next, parts)), job)
+        self.stage(&kernels.link_tiles, Some((next, parts as u32)), job)
     }
 
     /// Launches a stage until it has no items left. `more` are the kernel's arguments after the rows.
@@ -385,6 +407,32 @@ impl Workspace {
         // and counts for all digits of all blocks. Arguments are those that the kernel declares.
         unsafe { launch.launch(grid) }.map_err(failed(name))?;
         Ok(())
+    }
+}
+
+/// Into how many parts the work of so many tiles is cut that are joined with all next ones. Few tiles are: there should
+/// be some items for each warp. In many dimensions, so many, too, that a part of all tiles stays in the cache.
+fn parts(kernels: &Kernels, tiles: usize) -> usize {
+    let blocks = kernels.link_tiles.blocks;
+    if kernels.spec.is_unrolled() {
+        return if tiles < 8 * blocks { 4 } else { 1 };
+    }
+    let few = 2 * blocks * STAGED_THREADS / 32 / tiles;
+    few.max(tiles.div_ceil(TILES_OF_PART)).clamp(1, MOST_PARTS)
+}
+
+/// What products compare rows by, but for where they are: in units of the widest dimension's spread.
+fn products(order: &Order, (below, up_to): (f64, f64), strips: usize) -> Products {
+    let unit = power_of_two_near_inverse(order.spread);
+    let surely = below.max(0.0).sqrt() * unit * (1.0 - 1e-6);
+    let maybe = up_to.max(0.0).sqrt() * unit * (1.0 + 1e-6);
+    // To the nearest f32, which the factors make up for; rows that are no distance apart are within any eps.
+    Products {
+        unit,
+        surely: if below < 0.0 { -1.0 } else { surely as f32 },
+        maybe: (maybe as f32).max(f32::MIN_POSITIVE),
+        count: strips as u32,
+        ..Products::default()
     }
 }
 

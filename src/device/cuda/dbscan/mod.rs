@@ -4,7 +4,8 @@
 //! Rows are ordered by keys that take the bits of their coordinates in turn, and put into tiles. Nodes of
 //! the tree have 32 children, one for each lane of a warp. A warp compares 64 rows with a tile at a time:
 //! rows of f32 by fast sums whose error is bounded, and again by the definition where those do not
-//! decide.
+//! decide. In many dimensions, and for bits, products on tensor cores come first, where the GPU has such: most pairs
+//! need nothing else.
 //!
 //! Weights that have no common part of a sensible size are the CPU's, and so are more groups than there can be
 //! tiles.
@@ -74,7 +75,8 @@ fn components(
     let (kind, count) = (matrix.kind(), rows.len());
     let scalar = if kind == ElementKind::F64 { 8 } else { 4 };
     let dim = matrix.width() * kind.bytes() / scalar;
-    let spec = Spec::new(kind, within.metric(), dim, !weights.is_empty());
+    let has_products = device.multipliers(kind).is_some();
+    let spec = Spec::new((kind, within.metric(), dim), !weights.is_empty(), has_products);
     let kernels = Kernels::get(gpu, spec)?;
     let order = Order::new(rows, directions, spec);
     let bounds = bounds(within, matrix.dim(), kind, (spec, dim, directions));
@@ -142,7 +144,7 @@ fn bounds(
 ) -> Bounds {
     let limit = within.limit();
     let (sure, may) = match kind {
-        ElementKind::F64 => (limit, limit),
+        ElementKind::F64 => within.limits_of_f64(dim),
         // Shares of bits, divided approximately.
         ElementKind::Bits | ElementKind::Sets => (limit - 1e-5, limit + 1e-5),
         ElementKind::F32 if directions.iter().all(|of| within.fits_f32(of.inverse)) => {
@@ -154,5 +156,5 @@ fn bounds(
     let (beyond, inside) = within.bounds_of_boxes(spec.coordinates());
     let up = |x: f64| if f64::from(x as f32) < x { (x as f32).next_up() } else { x as f32 };
     let inside = if covers { -up(-inside) } else { f32::NEG_INFINITY };
-    Bounds { limit, sure, may, beyond: up(beyond), inside }
+    Bounds { limit, sure, may, beyond: up(beyond), inside, squares: within.squares(dim) }
 }

@@ -18,6 +18,10 @@ pub(super) struct Order {
     /// For each coordinate its bits of a key: each, from the highest on, halves the coordinate in which the
     /// rows still spread the most.
     pub(super) bits: Vec<u32>,
+    /// The median of the sample in each dimension.
+    pub(super) centre: Vec<f64>,
+    /// How far the rows spread in the widest dimension, half of it.
+    pub(super) spread: f64,
 }
 
 impl Order {
@@ -44,6 +48,7 @@ impl Order {
                 (dim, wide, values)
             })
             .collect();
+        let centre = dims.iter().map(|(_, _, values)| values[last / 2]).collect();
         dims.sort_by(|a, b| b.1.total_cmp(&a.1));
         dims.truncate(spec.coordinates());
         let part = |values: &[f64], i: usize| values[i * last / (SPLITTERS - 1)] as f32;
@@ -52,6 +57,7 @@ impl Order {
             .flat_map(|(_, _, values)| (0..SPLITTERS).map(move |i| part(values, i)))
             .collect();
         let mut widths: Vec<f64> = dims.iter().map(|(_, wide, _)| *wide).collect();
+        let spread = widths[0];
         let mut bits = vec![0; dims.len()];
         for bit in (0..u32::BITS).rev() {
             let widest = (0..widths.len()).rev().max_by(|a, b| widths[*a].total_cmp(&widths[*b]));
@@ -59,7 +65,8 @@ impl Order {
             widths[widest] *= 0.5;
             bits[widest] |= 1 << bit;
         }
-        Self { dims: dims.iter().map(|(dim, ..)| *dim as u32).collect(), splitters, bits }
+        let dims = dims.iter().map(|(dim, ..)| *dim as u32).collect();
+        Self { dims, splitters, bits, centre, spread }
     }
 }
 

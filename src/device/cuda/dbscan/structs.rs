@@ -6,7 +6,8 @@ use cudarc::driver::DeviceRepr;
 /// Levels of the tree: 32⁷ tiles are more than rows can be numbered.
 pub(super) const LEVELS: usize = 8;
 
-const _: () = assert!(size_of::<Dbscan>() == 352 && size_of::<Keys>() == 16);
+const _: () = assert!(size_of::<Dbscan>() == 408 && size_of::<Products>() == 56);
+const _: () = assert!(size_of::<Keys>() == 16);
 const _: () = assert!(size_of::<Progress>() == 48 && size_of::<Weight>() == 16);
 const _: () = assert!(size_of::<RowDirection>() == 24);
 
@@ -101,6 +102,22 @@ pub(super) struct Dbscan {
     pub(super) cycles: u64,
     pub(super) node_starts: [u32; LEVELS],
     pub(super) box_starts: [u32; LEVELS],
+    pub(super) products: Products,
+}
+
+/// What products on tensor cores are made of; documented in `kernels/dbscan/rows.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Products {
+    pub(super) strips: u64,
+    pub(super) rounded: u64,
+    pub(super) most: u64,
+    pub(super) centre: u64,
+    pub(super) unit: f64,
+    pub(super) surely: f32,
+    pub(super) maybe: f32,
+    pub(super) count: u32,
+    pub(super) unused: u32,
 }
 
 // SAFETY: C structs of integers and floats without padding, laid out as the kernels declare them.
@@ -111,5 +128,7 @@ unsafe impl DeviceRepr for RowDirection {}
 unsafe impl DeviceRepr for Progress {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Keys {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Products {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Dbscan {}

@@ -19,10 +19,11 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 66] = files![
+const FILES: [(&str, &str); 71] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
+    "common/halves.cuh",
     "common/mma.cuh",
     "common/scan.cuh",
     "common/sort.cuh",
@@ -30,10 +31,14 @@ const FILES: [(&str, &str); 66] = files![
     "common/wgmma.cuh",
     "dbscan.cu",
     "dbscan/attach.cuh",
+    "dbscan/blocks.cuh",
     "dbscan/compare.cuh",
     "dbscan/count.cuh",
+    "dbscan/halves.cuh",
     "dbscan/link.cuh",
     "dbscan/order.cuh",
+    "dbscan/products.cuh",
+    "dbscan/query.cuh",
     "dbscan/rows.cuh",
     "dbscan/tiles.cuh",
     "dbscan/walk.cuh",
