@@ -96,7 +96,7 @@ MODULES = {
 
 # Modules with instructions that one architecture alone has, and those that the first lacks.
 FOR_ONE = dict.fromkeys(["products.cu", "wide_products.cu", "kmeans_groups.cu"], "sm_90")
-LIKE_SM_80 = ["sm_86", "sm_89"]
+LIKE_SM_80 = ["sm_86", "sm_89", "sm_100", "sm_120"]
 NOT_FOR_FIRST = ["filter.cu", "bit_filter.cu", "warp_products.cu"]
 
 
@@ -230,10 +230,9 @@ class Compiler:
 
 
 def variants(arch, quick):
-    """Every metric with every dim for the oldest architecture and the one with kernels of its own; for the
-    others, which differ in little more than their number of registers, every metric and every dim, or one of
-    each for those that have the same instructions as sm_80."""
-    is_whole = arch in (ARCHS[0], *FOR_ONE.values())
+    """Every metric with every dim for the architecture with kernels of its own; every metric and every dim for the
+    oldest, and the first with products; one of each for the others, which have the same instructions as that."""
+    is_whole = arch in FOR_ONE.values()
     quick = quick or arch in LIKE_SM_80
     for module, (elements, entries) in MODULES.items():
         for element, metrics, dims in elements:
