@@ -3,10 +3,10 @@
 #include "common/halves.cuh"
 #include "dbscan/query.cuh"
 
-// The powers of two within which elements of a row, in units, may be: rows beyond are not rounded, and elements below are
-// taken for 0.
+// The powers of two within which the largest element of a row, in units, may be: rows beyond are not rounded, and rows
+// below are taken for 0.
 constexpr double LARGEST = 1099511627776.0, SMALLEST = 1 / LARGEST;
-// The largest half of a row is from this power of two up to the next: of others, more than 2^-22 of it are normal.
+// The largest half of a row is from this power of two up to the next: of others, those from 2^-21 of it on are normal.
 constexpr int TOP = 7;
 // How far from 1 the length of a unit vector may be, squared; as `squares` in src/device/contract/dbscan.rs counts on.
 constexpr double UNIT_LENGTH = 1e-9;

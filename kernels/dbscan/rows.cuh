@@ -56,7 +56,7 @@ struct Rounded {
 
 // What products on tensor cores are made of. The same struct as in src/device/cuda/dbscan/structs.rs.
 struct Products {
-    uint4* strips;         // by slot, STRIPS of 64 bytes: halves, or bits
+    uint4* strips;         // by slot, `count` strips of 64 bytes: halves, or bits
     Rounded* rounded;      // by slot
     float2* most;          // by tile: the largest error and square of its rows
     const double* centre;  // by dimension

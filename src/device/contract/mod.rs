@@ -29,7 +29,7 @@ pub use search::{
 pub struct Work {
     /// Pairs of rows whose sum was computed, or bounded by one product.
     pub pairs: u64,
-    /// Pairs computed a second time in the exact order, because a product could not decide.
+    /// Pairs computed a second time, because a product could not decide.
     pub rechecked: u64,
     /// Query rows that were processed again: in a search, because their candidates overflowed; in
     /// Lloyd's rounds, because products did not decide which centroid is the nearest.

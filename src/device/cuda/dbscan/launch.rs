@@ -426,10 +426,12 @@ fn products(order: &Order, (below, up_to): (f64, f64), strips: usize) -> Product
     let unit = power_of_two_near_inverse(order.spread);
     let surely = below.max(0.0).sqrt() * unit * (1.0 - 1e-6);
     let maybe = up_to.max(0.0).sqrt() * unit * (1.0 + 1e-6);
-    // To the nearest f32, which the factors make up for; rows that are no distance apart are within any eps.
+    // To the nearest f32, which the factors make up for, but not where there are fewer bits, or none: then nothing is
+    // within eps for certain.
+    let is_normal = below >= 0.0 && surely >= f64::from(f32::MIN_POSITIVE);
     Products {
         unit,
-        surely: if below < 0.0 { -1.0 } else { surely as f32 },
+        surely: if is_normal { surely as f32 } else { -1.0 },
         maybe: (maybe as f32).max(f32::MIN_POSITIVE),
         count: strips as u32,
         ..Products::default()
@@ -476,6 +478,28 @@ pub(super) fn first_tiles(ends: &[usize]) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_less_than_a_normal_number_is_never_certain() {
+        let of = |spread, squares| {
+            let order = Order {
+                dims: Vec::new(),
+                splitters: Vec::new(),
+                bits: Vec::new(),
+                centre: Vec::new(),
+                spread,
+            };
+            let products = products(&order, squares, 2);
+            (products.surely, products.maybe)
+        };
+        let (surely, maybe) = of(4.0, (64.0, 64.0));
+        assert!((1.9..2.0).contains(&surely) && (2.0..2.1).contains(&maybe));
+        // eps in units is 100.6 times the least f32, which the nearest f32 exceeds; and less than any f32.
+        let eps: f64 = 100.6 * 2f64.powi(-22);
+        assert_eq!(of(2f64.powi(127), (eps * eps, eps * eps)), (-1.0, f32::MIN_POSITIVE));
+        assert_eq!(of(2f64.powi(500), (1e-300, 1e-300)), (-1.0, f32::MIN_POSITIVE));
+        assert_eq!(of(1.0, (-1e-9, 1e-9)).0, -1.0);
+    }
 
     #[test]
     fn groups_have_tiles_of_their_own() {

@@ -32,8 +32,8 @@ use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Real, Rows};
 use crate::metric::Sum;
 
-/// The most tiles: slots are numbers of 32 bits, and cursors have 26 for a tile.
-const MOST_TILES: u32 = 1 << 26;
+/// The most tiles: slots and parts of tiles are numbers of 32 bits, and cursors have 26 for a tile.
+const MOST_TILES: u32 = 1 << 25;
 
 impl DbscanDevice for CudaDevice {
     fn components(&self, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
@@ -145,12 +145,13 @@ fn bounds(
     let limit = within.limit();
     let (sure, may) = match kind {
         ElementKind::F64 => within.limits_of_f64(dim),
-        // Shares of bits, divided approximately.
-        ElementKind::Bits | ElementKind::Sets => (limit - 1e-5, limit + 1e-5),
+        // Shares of bits, divided approximately. None is more than 1, and 0 times a bound should be 0.
+        ElementKind::Bits | ElementKind::Sets => (limit.min(2.0) - 1e-5, limit.min(2.0) + 1e-5),
         ElementKind::F32 if directions.iter().all(|of| within.fits_f32(of.inverse)) => {
             within.limits_of_f32(dim)
         }
-        ElementKind::F32 => (f64::NEG_INFINITY, f64::INFINITY),
+        // Nothing is certain, and not even an infinite sum is at most the first.
+        ElementKind::F32 => (f64::NAN, f64::INFINITY),
     };
     let covers = kind == ElementKind::Bits || elements <= spec.coordinates();
     let (beyond, inside) = within.bounds_of_boxes(spec.coordinates());

@@ -48,7 +48,10 @@ impl Order {
                 (dim, wide, values)
             })
             .collect();
-        let centre = dims.iter().map(|(_, _, values)| values[last / 2]).collect();
+        // Rows without a direction have no coordinates.
+        let median =
+            |values: &[f64]| Some(values[last / 2]).filter(|x| x.is_finite()).unwrap_or(0.0);
+        let centre = dims.iter().map(|(_, _, values)| median(values)).collect();
         dims.sort_by(|a, b| b.1.total_cmp(&a.1));
         dims.truncate(spec.coordinates());
         let part = |values: &[f64], i: usize| values[i * last / (SPLITTERS - 1)] as f32;
