@@ -35,13 +35,16 @@ pub fn trials() -> Vec<(String, Test)> {
         let name = format!("dbscan::clusters_of_all_sizes::{metric}");
         all.push((name, Box::new(move |device| sizes(device, metric))));
     }
-    let others: [(&str, Check); 8] = [
+    let others: [(&str, Check); 11] = [
         ("groups_are_clustered_by_themselves", groups),
         ("weights_are_added_exactly", weights),
         ("chains_of_border_rows_join_nothing", chains),
         ("any_order_of_rows", orders),
         ("trees_of_many_levels", many),
         ("powers_of_two_change_nothing", scaled),
+        ("eps_far_below_the_spread", far_below),
+        ("eps_beyond_float32", beyond),
+        ("lengths_that_float32_cannot_square", lengths),
         ("cancelled", cancelled),
         ("few_rows_of_every_kind", few),
     ];
@@ -378,6 +381,110 @@ fn scaled(device: &AnyDevice) -> Result<(), Failed> {
             let found = of(2f64.powi(exponent))?;
             if (&found.clusters, &found.core) != (&plain.clusters, &plain.core) {
                 return Err(format!("{metric}: other clusters times 2^{exponent}").into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A row a hair farther than eps from 63 equal ones, where the others are as far off as float32 goes.
+fn far_below(device: &AnyDevice) -> Result<(), Failed> {
+    let dim = 40;
+    for exponent in [-30, -22, -10, 0, 60, 120] {
+        let unit = 2f32.powi(exponent);
+        for (off, eps) in [(100.9, 100.6), (100.6, 100.6), (100.5, 100.6), (1.25, 1.0), (0.75, 1.0)]
+        {
+            let first = [(-3e38, 64), (0.0, 63), (off * unit, 1), (3e38, 64)];
+            let narrow: Vec<f32> = first
+                .into_iter()
+                .flat_map(|(x, rows)| std::iter::repeat_n(x, rows))
+                .flat_map(|x| (0..dim).map(move |i| if i == 0 { x } else { 0.0 }))
+                .collect();
+            let eps = f64::from(eps as f32 * unit);
+            for metric in [Metric::L2, Metric::SqEuclidean] {
+                let eps = if metric == Metric::L2 { eps } else { eps * eps };
+                of_both_widths(device, metric, &narrow, dim, &[eps], &[63, 64, 65])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Every eps is allowed: rows without a bit are no distance apart, and any two are within an enormous one.
+fn beyond(device: &AnyDevice) -> Result<(), Failed> {
+    let (dim, ones) = (256, [0, 0, 3, 0, 70, 0, 0, 256, 0, 1, 0, 0]);
+    let words: Vec<u64> = ones
+        .into_iter()
+        .flat_map(|ones| (0..dim / 64).map(move |i| (ones as usize).saturating_sub(i * 64)))
+        .map(|ones| if ones > 63 { u64::MAX } else { (1 << ones) - 1 })
+        .collect();
+    let rows = Rows::all(Arc::new(Matrix::new(Elements::Bits(words), ones.len(), dim)));
+    for metric in [Metric::Jaccard, Metric::Hamming] {
+        for eps in [1.0, 2.0, 3.3e38, 1e39, f64::MAX] {
+            for min_points in [8, 9, 12] {
+                let params = DbscanParams::try_new(eps, min_points, metric)?;
+                let found = cluster(device, &rows, None, &[ones.len()], &params)?;
+                let near = |a: usize, b: usize| {
+                    let both = f64::from(ones[a].min(ones[b]));
+                    let any = f64::from(ones[a].max(ones[b]));
+                    let jaccard = if any == 0.0 { 0.0 } else { 1.0 - both / any };
+                    eps >= if metric == Metric::Jaccard { jaccard } else { any - both }
+                };
+                same(&found, &oracle(ones.len(), min_points as f64, |_| 1.0, near))
+                    .map_err(|error| format!("{metric}, {eps:?}, {min_points}: {error}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Directions of rows whose squared lengths, or the inverses of those, are beyond float32.
+fn lengths(device: &AnyDevice) -> Result<(), Failed> {
+    for dim in [3, 8, 40, 300] {
+        let rows = 130;
+        let normal = normal(dim as u64, rows, dim);
+        for scales in
+            [[1e20; 3], [1e-20; 3], [5e19, 1e21, 3e20], [1e-21, 3e-20, 1.0], [1e30, 1.0, 1e-30]]
+        {
+            let narrow: Vec<f32> =
+                (0..rows * dim).map(|at| (normal[at] * scales[at / dim % 3]) as f32).collect();
+            for metric in [Metric::Cosine, Metric::Pearson] {
+                let eps = [0.3, 1.5, 1e39];
+                of_both_widths(device, metric, &narrow, dim, &eps, &[9])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The same rows in float32 and float64, against the definition.
+fn of_both_widths(
+    device: &AnyDevice,
+    metric: Metric,
+    narrow: &[f32],
+    dim: usize,
+    eps: &[f64],
+    min_points: &[u64],
+) -> Result<(), Failed> {
+    let values: Vec<f64> = narrow.iter().map(|x| f64::from(*x)).collect();
+    let of: Vec<Row> = values.chunks(dim).map(|row| Row::new(metric, row)).collect();
+    let count = of.len();
+    let all: Vec<f64> =
+        (0..count * count).map(|pair| of[pair / count].sum(metric, &of[pair % count])).collect();
+    for elements in [Elements::F32(narrow.to_vec()), Elements::F64(values)] {
+        let kind = elements.kind();
+        let rows = Rows::all(Arc::new(Matrix::new(elements, count, dim)));
+        for eps in eps {
+            let limit = if metric == Metric::L2 { eps * eps } else { *eps };
+            let near = |a: usize, b: usize| a == b || all[a * count + b] <= limit;
+            for min_points in min_points {
+                let params = DbscanParams::try_new(*eps, *min_points, metric)?;
+                let found = cluster(device, &rows, None, &[count], &params)?;
+                same(&found, &oracle(count, *min_points as f64, |_| 1.0, near)).map_err(
+                    |error| {
+                        format!("{metric}, {kind:?} x {dim}, eps {eps:?}, {min_points}: {error}")
+                    },
+                )?;
             }
         }
     }
