@@ -23,7 +23,8 @@ mod simd;
 use std::sync::Arc;
 
 use self::kmeans::gaps::Gaps;
-use self::kmeans::rounds::{Rounds, is_few};
+use self::kmeans::rounds::pair_bounds::{self, PairBounds};
+use self::kmeans::rounds::{self, Rounds};
 use self::simd::lanes::Lanes;
 use self::simd::level::Level;
 use super::compose::BySearch;
@@ -170,8 +171,18 @@ fn assigner<T: Lanes>(
     of: (Metric, Level),
     job: &Job,
 ) -> Result<Option<Box<dyn Assigner>>> {
-    if is_few(of.0, rows.matrix().dim(), k) {
-        return Ok(Gaps::<T>::try_new(rows, k, of, job)?.map(|gaps| Box::new(gaps) as _));
+    let dim = rows.matrix().dim();
+    let are_few = rounds::are_few(of.0, dim, k);
+    if are_few && let Some(gaps) = Gaps::<T>::try_new(rows, k, of, job)? {
+        return Ok(Some(Box::new(gaps)));
     }
-    Ok(Rounds::<T>::try_new(rows, k, of, job)?.map(|rounds| Box::new(rounds) as _))
+    if pair_bounds::suits::<T>(dim, k)
+        && let Some(bounds) = PairBounds::<T>::try_new(rows, k, of, job)?
+    {
+        return Ok(Some(Box::new(bounds)));
+    }
+    if are_few {
+        return Ok(None);
+    }
+    Ok(Rounds::<T>::try_new(rows, of, job)?.map(|rounds| Box::new(rounds) as _))
 }

@@ -3,7 +3,7 @@
 //! | module | job |
 //! |---|---|
 //! | `seeding` | the choice of first centroids |
-//! | `rounds` | the nearest of many centroids for every row |
+//! | `rounds` | the nearest of many centroids for every row: by bounds for each pair, or by lists of near ones |
 //! | `gaps` | the nearest of few |
 //! | `cluster_sums` | sums of clusters |
 

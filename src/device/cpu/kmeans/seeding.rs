@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use crate::device::cpu::rounded::nearer::{Nearer, PANELS, Scratch};
+use crate::device::cpu::rounded::nearer::{Near, Nearer, PANELS, Scratch, Vectors};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{ROWS, Starts};
@@ -64,7 +64,7 @@ fn choose<T: Lanes>(
     job: &Job,
 ) -> Result<Vec<u32>> {
     // Costs, the starts that bound them, and what is kept.
-    let per_row = 2 * size_of::<T>() + KEPT * size_of::<Lowered<T>>() / BLOCK;
+    let per_row = 2 * size_of::<T>() + KEPT * size_of::<Near>() / BLOCK;
     let _reserved = job.reserve("the choice of first centroids", rows.len() * per_row)?;
     let shares = Shares::new(rows.len(), weights);
     let first = shares.draw_first(random.bits());
@@ -112,15 +112,15 @@ struct EachPair<T> {
     transposed: Option<(Vec<Transposed<T>>, Reserved)>,
 }
 
+/// What may be nearer to candidates in a block of rows; `None` if it is too much to be kept.
+type Kept = Option<Vec<Near>>;
+
 /// A candidate, a row of a block that it is nearer to than those chosen, and their distance.
 struct Lowered<T> {
     candidate: u32,
     row: u32,
     distance: T,
 }
-
-/// What was found in a block of rows; `None` if it is too much to be kept.
-type Kept<T> = Option<Vec<Lowered<T>>>;
 
 impl<T: Lanes> Method<T> {
     /// The method to begin with, and how many rows it chooses if there may be a faster one for the others.
@@ -307,105 +307,171 @@ impl<'a, T: Lanes> Seeding<'a, T> {
 
     /// Which of these rows lowers the sum of all shares most, the first in case of a tie; and what was found on the
     /// way.
-    fn best(&self, drawn: &[u32], job: &Job) -> Result<(usize, Vec<Kept<T>>)> {
-        let vectors = match &self.method {
-            Method::ByBounds(nearer) => Some(nearer.vectors(drawn)),
-            Method::EachPair(_) => None,
+    fn best(&self, drawn: &[u32], job: &Job) -> Result<(usize, Vec<Kept>)> {
+        let nearer = match &self.method {
+            Method::ByBounds(nearer) => nearer,
+            Method::EachPair(pairs) => {
+                let blocks = self.costs.par_chunks(BLOCK).enumerate();
+                let gains = blocks.map(|block| {
+                    job.check()?;
+                    Ok(pairs.gains(&self.shares, block, drawn))
+                });
+                let gains = gains.collect::<Result<Vec<_>>>()?;
+                let all: Vec<u128> = (0..drawn.len())
+                    .map(|i| gains.iter().map(|block| u128::from(block[i])).sum())
+                    .collect();
+                return Ok((first_largest(&all), Vec::new()));
+            }
         };
+        let vectors = nearer.vectors(drawn);
         let in_block = |scratch: &mut Scratch, (block, costs): (usize, &[T])| {
             job.check()?;
-            let (nearer, vectors) = match (&self.method, &vectors) {
-                (Method::ByBounds(nearer), Some(vectors)) => (nearer, vectors),
-                (Method::EachPair(pairs), _) => {
-                    return Ok((pairs.gains(&self.shares, (block, costs), drawn), None));
-                }
-                (Method::ByBounds(_), None) => unreachable!("candidates have been rounded"),
-            };
             let starts = self.starts.chunks(PANELS).nth(block).unwrap_or_default();
-            let mut gains = vec![0; drawn.len()];
-            let (mut lowered, mut fits) = (Vec::new(), true);
-            nearer.in_block(
-                (block, starts, costs),
-                vectors,
-                scratch,
-                |candidate, row, distance| {
-                    let share = |cost: T| self.shares.of(block * BLOCK + row, cost.to_f64());
-                    gains[candidate] += share(costs[row]) - share(distance);
-                    fits &= lowered.len() < KEPT;
-                    if fits {
-                        let (candidate, row) = (candidate as u32, row as u32);
-                        lowered.push(Lowered { candidate, row, distance });
-                    }
-                },
-            );
-            Ok((gains, fits.then_some(lowered)))
+            let mut gains = vec![[0u64; 2]; drawn.len()];
+            let (mut kept, mut fits) = (Vec::new(), true);
+            nearer.in_block((block, starts, costs), &vectors, scratch, |near| {
+                let (row, cost) = (near.row as usize, costs[near.row as usize].to_f64());
+                let share = |cost: f64| self.shares.of(block * BLOCK + row, cost);
+                let [least, most] = &mut gains[near.vector as usize];
+                *most += share(cost) - share(near.least);
+                *least += share(cost) - share(near.most.min(cost));
+                fits &= kept.len() < KEPT;
+                if fits {
+                    kept.push(near);
+                }
+            });
+            Ok((gains, fits.then_some(kept)))
         };
         let blocks = self.costs.par_chunks(BLOCK).enumerate();
         let found = blocks.map_init(Scratch::default, in_block).collect::<Result<Vec<_>>>()?;
-        let (gains, kept): (Vec<Vec<u64>>, Vec<_>) = found.into_iter().unzip();
-        let gain = |i: usize| gains.iter().map(|block| u128::from(block[i])).sum::<u128>();
-        let all: Vec<_> = (0..drawn.len()).map(gain).collect();
-        let best = (1..all.len()).fold(0, |a, b| if all[b] > all[a] { b } else { a });
-        Ok((best, kept))
+        let (gains, kept): (Vec<Vec<[u64; 2]>>, Vec<_>) = found.into_iter().unzip();
+        let sum = |i: usize, of: usize| gains.iter().map(|block| u128::from(block[i][of])).sum();
+        let [least, most]: [Vec<u128>; 2] =
+            [0, 1].map(|of| (0..drawn.len()).map(|i| sum(i, of)).collect());
+        let best = first_largest(&least);
+        let rivals = |i: usize| most[i] >= least[best];
+        if (0..drawn.len()).all(|i| i == best || !rivals(i)) {
+            return Ok((best, kept));
+        }
+        let gains = self.gains((nearer, &vectors), &kept, rivals, job)?;
+        Ok((first_largest(&gains), kept))
+    }
+
+    /// What those candidates take from all shares that are `of` these; others nothing.
+    fn gains(
+        &self,
+        (nearer, vectors): (&Nearer, &Vectors<T>),
+        kept: &[Kept],
+        of: impl Fn(usize) -> bool + Sync,
+        job: &Job,
+    ) -> Result<Vec<u128>> {
+        let in_block = |scratch: &mut Scratch, (block, (costs, kept)): (usize, (&[T], &Kept))| {
+            job.check()?;
+            let starts = self.starts.chunks(PANELS).nth(block).unwrap_or_default();
+            let at = (block, starts, costs);
+            let mut gains = vec![0u64; vectors.len()];
+            let lowered = lowered((nearer, vectors), at, kept.as_deref(), &of, scratch);
+            for Lowered { candidate, row, distance } in lowered {
+                let share = |cost: T| self.shares.of(block * BLOCK + row as usize, cost.to_f64());
+                gains[candidate as usize] += share(costs[row as usize]) - share(distance);
+            }
+            Ok(gains)
+        };
+        let blocks = self.costs.par_chunks(BLOCK).zip(kept).enumerate();
+        let gains = blocks.map_init(Scratch::default, in_block).collect::<Result<Vec<_>>>()?;
+        let sum = |i: usize| gains.iter().map(|block| u128::from(block[i])).sum();
+        Ok((0..vectors.len()).map(sum).collect())
     }
 
     /// Adds a row to those chosen: a candidate with this number, if blocks were looked at.
-    fn lower(
-        &mut self,
-        chosen: u32,
-        found: Option<(usize, Vec<Kept<T>>)>,
-        job: &Job,
-    ) -> Result<()> {
-        let (number, mut found) = found.unwrap_or_default();
-        let alone = match &self.method {
-            Method::ByBounds(nearer) => Some(nearer.vectors(&[chosen])),
-            Method::EachPair(_) => None,
-        };
+    fn lower(&mut self, chosen: u32, found: Option<(usize, Vec<Kept>)>, job: &Job) -> Result<()> {
         let Self { shares, costs, starts, method, .. } = self;
-        let method = &*method;
         let mut totals = std::mem::take(&mut shares.totals);
-        found.resize_with(totals.len(), || None);
-        // Without bounds there are no starts.
-        let mut starts: Vec<&mut [Starts]> = starts.chunks_mut(PANELS).collect();
-        starts.resize_with(totals.len(), Default::default);
-        let blocks = totals.par_iter_mut().zip(costs.par_chunks_mut(BLOCK));
-        let blocks = blocks.zip(starts).zip(found).enumerate();
-        let lower = |scratch: &mut Scratch, (block, (((total, costs), starts), found))| {
-            job.check()?;
-            let (total, costs, starts): (&mut u64, &mut [T], &mut [Starts]) =
-                (total, costs, starts);
-            let (nearer, alone) = match (method, &alone) {
-                (Method::ByBounds(nearer), Some(alone)) => (nearer, alone),
-                (Method::EachPair(pairs), _) => {
+        match method {
+            Method::EachPair(pairs) => {
+                let blocks = totals.par_iter_mut().zip(costs.par_chunks_mut(BLOCK)).enumerate();
+                blocks.try_for_each(|(block, (total, costs))| {
+                    job.check()?;
                     *total = pairs.lower(shares, (block, costs), chosen);
-                    return Ok(());
-                }
-                (Method::ByBounds(_), None) => unreachable!("the row has been rounded"),
-            };
-            let found: Kept<T> = found;
-            let lowered = found.unwrap_or_else(|| {
-                let (mut lowered, candidate) = (Vec::new(), number as u32);
-                nearer.in_block((block, starts, costs), alone, scratch, |_, row, distance| {
-                    lowered.push(Lowered { candidate, row: row as u32, distance });
-                });
-                lowered
-            });
-            for Lowered { row, distance, .. } in
-                lowered.into_iter().filter(|found| found.candidate as usize == number)
-            {
-                let (row, at) = (row as usize, block * BLOCK + row as usize);
-                let share = |cost: T| shares.of(at, cost.to_f64());
-                // All rows but the first one chosen cost more than there is at first.
-                *total = total.wrapping_sub(share(costs[row]) - share(distance));
-                costs[row] = distance;
-                starts[row / ROWS].0[row % ROWS] = nearer.start(at, distance);
+                    Ok::<_, Error>(())
+                })?;
             }
-            Ok::<_, Error>(())
-        };
-        blocks.try_for_each_init(Scratch::default, lower)?;
-        self.shares.totals = totals;
+            Method::ByBounds(nearer) => {
+                let (number, mut kept) = found.unwrap_or_default();
+                kept.resize_with(totals.len(), || None);
+                let alone = nearer.vectors(&[chosen]);
+                let blocks = totals.par_iter_mut().zip(costs.par_chunks_mut(BLOCK));
+                let blocks = blocks.zip(starts.par_chunks_mut(PANELS)).zip(kept).enumerate();
+                let lower = |scratch: &mut Scratch, (block, (((total, costs), starts), kept))| {
+                    job.check()?;
+                    let (total, costs, starts): (&mut u64, &mut [T], &mut [Starts]) =
+                        (total, costs, starts);
+                    let kept: Kept = kept;
+                    let of_chosen = kept.map(|mut kept| {
+                        kept.retain(|near| near.vector as usize == number);
+                        kept.iter_mut().for_each(|near| near.vector = 0);
+                        kept
+                    });
+                    let at = (block, &*starts, &*costs);
+                    let of = (&**nearer, &alone);
+                    for Lowered { row, distance, .. } in
+                        lowered(of, at, of_chosen.as_deref(), |_| true, scratch)
+                    {
+                        let (row, at) = (row as usize, block * BLOCK + row as usize);
+                        let share = |cost: T| shares.of(at, cost.to_f64());
+                        // All rows but the first one chosen cost more than there is at first.
+                        *total = total.wrapping_sub(share(costs[row]) - share(distance));
+                        costs[row] = distance;
+                        starts[row / ROWS].0[row % ROWS] = nearer.start(at, distance);
+                    }
+                    Ok::<_, Error>(())
+                };
+                blocks.try_for_each_init(Scratch::default, lower)?;
+            }
+        }
+        shares.totals = totals;
         Ok(())
     }
+}
+
+/// The rows of a block that are nearer to those of the vectors that are `of` these than their costs: of the pairs kept,
+/// or if there are none, of all.
+fn lowered<T: Lanes>(
+    (nearer, vectors): (&Nearer, &Vectors<T>),
+    (block, starts, costs): (usize, &[Starts], &[T]),
+    kept: Option<&[Near]>,
+    of: impl Fn(usize) -> bool,
+    scratch: &mut Scratch,
+) -> Vec<Lowered<T>> {
+    let (mut found, mut open) = (Vec::new(), Vec::new());
+    let mut take = |near: Near| {
+        let Near { vector: candidate, row, least, most } = near;
+        if of(candidate as usize) {
+            match least < most {
+                true => open.push((candidate, row)),
+                false => found.push(Lowered { candidate, row, distance: T::from_f64(least) }),
+            }
+        }
+    };
+    match kept {
+        Some(kept) => kept.iter().copied().for_each(take),
+        None => nearer.in_block((block, starts, costs), vectors, scratch, &mut take),
+    }
+    nearer.compute(
+        (block, costs),
+        vectors,
+        open.into_iter(),
+        scratch,
+        |candidate, row, distance| {
+            found.push(Lowered { candidate, row, distance });
+        },
+    );
+    found
+}
+
+/// The number of the largest, of the first of several.
+fn first_largest(all: &[u128]) -> usize {
+    (1..all.len()).fold(0, |a, b| if all[b] > all[a] { b } else { a })
 }
 
 #[cfg(test)]
@@ -416,21 +482,25 @@ mod tests {
     use crate::matrix::Matrix;
 
     /// Rows of some kind: spread out, in clusters, whole numbers, with one far away, all but equal, of unit length in all
-    /// directions and in some near each other.
+    /// directions and in some near each other, each three times, and so large that squares overflow.
     fn rows_of(kind: usize, count: usize, dim: usize) -> Rows {
         let mut random = Random::new(kind as u64);
         let mut value = |row: usize| match kind {
-            0 | 5 => random.normal(),
+            0 | 5 | 7 => random.normal(),
             1 => 1e4 * (row % 7) as f64 + random.normal(),
             2 => random.below(200) as f64,
             3 => random.normal() * if row == 77 { 1e9 } else { 1.0 },
             6 => 1.0 + 0.3 * random.normal(),
+            8 => random.normal() * 2.5e18,
             _ => 1.0 + 1e-6 * random.normal(),
         };
         let mut values: Vec<f32> = (0..count * dim).map(|i| value(i / dim) as f32).collect();
-        for row in values.chunks_exact_mut(dim).filter(|_| kind >= 5) {
+        for row in values.chunks_exact_mut(dim).filter(|_| matches!(kind, 5 | 6)) {
             let length = row.iter().map(|x| x * x).sum::<f32>().sqrt();
             row.iter_mut().for_each(|x| *x /= length);
+        }
+        for row in (0..count).filter(|row| kind == 7 && row % 3 > 0) {
+            values.copy_within((row - 1) * dim..row * dim, row * dim);
         }
         Rows::all(Arc::new(Matrix::new(f32::elements(values), count, dim)))
     }
@@ -438,10 +508,10 @@ mod tests {
     #[test]
     fn bounds_at_every_level_choose_the_same_as_computing_each_pair() {
         let job = Job::default();
-        for (kind, (count, dim)) in (0..7).flat_map(|kind| [(kind, (3000, 9)), (kind, (1025, 70))])
+        for (kind, (count, dim)) in (0..9).flat_map(|kind| [(kind, (3000, 9)), (kind, (1025, 70))])
         {
             let rows = rows_of(kind, count, dim);
-            let metric = if kind >= 5 { Metric::Cosine } else { Metric::SqEuclidean };
+            let metric = if matches!(kind, 5 | 6) { Metric::Cosine } else { Metric::SqEuclidean };
             type Two = Option<Method<f32>>;
             let choose = |weights: Option<&[f64]>, method: Method<f32>, then: Two| {
                 let random = &mut Random::new(3);

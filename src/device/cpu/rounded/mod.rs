@@ -19,6 +19,7 @@ pub(super) mod base;
 pub(super) mod coarse;
 mod fill;
 mod history;
+pub(super) mod lined;
 pub(super) mod nearer;
 pub(super) mod query;
 pub(super) mod rows;

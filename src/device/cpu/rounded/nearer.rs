@@ -42,8 +42,9 @@ pub(in crate::device::cpu) struct Nearer {
     factor: f64,
     /// The residuals of a row and a vector, in steps.
     apart: f64,
-    /// Of products: what the square of a distance exceeds twice the sum by.
-    squares: f64,
+    /// Of products: what the square of a distance exceeds twice the sum by, at least and at most.
+    squares: [f64; 2],
+    rounding: Rounding,
 }
 
 /// Vectors that rows are compared with.
@@ -53,10 +54,30 @@ pub(in crate::device::cpu) struct Vectors<T> {
     packed: Packed,
     /// For each, the least sum that passes.
     least: Vec<i32>,
-    /// For each, its square and offset, if its sums are exact.
-    integral: Vec<Option<(f64, f64)>>,
+    /// For each, how it was rounded, if it has bounds.
+    bounds: Vec<Option<Whole>>,
     /// Those of which all pairs are computed.
     unbounded: Vec<u32>,
+}
+
+/// A vector in whole numbers.
+#[derive(Debug, Clone, Copy)]
+struct Whole {
+    square: f64,
+    /// What the unsigned base adds to every product.
+    offset: f64,
+    /// Whether it is what its numbers are.
+    is_exact: bool,
+}
+
+/// A vector that may be nearer to a row than its cost, by their numbers among the vectors and in a block of rows.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::device::cpu) struct Near {
+    pub vector: u32,
+    pub row: u32,
+    /// What their distance is not below, and not above; equal if it is known.
+    pub least: f64,
+    pub most: f64,
 }
 
 /// What a thread uses again.
@@ -64,6 +85,12 @@ pub(in crate::device::cpu) struct Vectors<T> {
 pub(in crate::device::cpu) struct Scratch {
     passed: Found,
     pairs: Vec<(u32, u32)>,
+}
+
+impl<T> Vectors<T> {
+    pub fn len(&self) -> usize {
+        self.bounds.len()
+    }
 }
 
 impl Nearer {
@@ -90,14 +117,19 @@ impl Nearer {
         let Some(base) = (if eight.is_some() { eight } else { of(Form::Sixteen)? }) else {
             return Ok(None);
         };
-        let Rounding { relative, absolute, .. } = Rounding::of::<T>(dim as f64);
+        let rounding = Rounding::of::<T>(dim as f64);
+        let Rounding { relative, absolute, .. } = rounding;
         let apart = (2.0 * base.residual + absolute.sqrt()) / base.scale.step;
         let squares = match metric.sum() {
-            Sum::Squares => 0.0,
-            _ => 2.0 * most_square(values, dim) * (1.0 + 2.0 * relative) + 4.0 * absolute,
+            Sum::Squares => [0.0; 2],
+            _ => {
+                let [least, most] = squares(values, dim);
+                let error = 4.0 * (relative * most + absolute);
+                [2.0 * least - error, 2.0 * most + error]
+            }
         };
         let (inverse, factor) = (1.0 / base.scale.step, 1.0 + relative);
-        Ok(Some(Self { base, metric, inverse, factor, apart, squares }))
+        Ok(Some(Self { base, metric, inverse, factor, apart, squares, rounding }))
     }
 
     /// What sums start with before rows have a cost: as many as there are panels.
@@ -111,7 +143,7 @@ impl Nearer {
         let reach = self.metric.reach(cost).to_f64();
         let square = match self.metric.sum() {
             Sum::Squares => reach,
-            _ => self.squares + 2.0 * reach,
+            _ => self.squares[1] + 2.0 * reach,
         };
         let own = square.max(0.0).sqrt() * (self.factor * self.inverse) + self.apart;
         let start = f64::from(self.base.starts[row / ROWS].0[row % ROWS]);
@@ -128,7 +160,7 @@ impl Nearer {
     pub fn vectors<T: Lanes>(&self, rows: &[u32]) -> Vectors<T> {
         let (dim, all) = (self.base.rows.matrix().dim(), self.values::<T>());
         let (mut values, mut words) = (Vec::with_capacity(rows.len() * dim), Vec::new());
-        let (mut least, mut integral, mut unbounded) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut least, mut bounds, mut unbounded) = (Vec::new(), Vec::new(), Vec::new());
         for (number, row) in rows.iter().enumerate() {
             let own = &all[*row as usize * dim..][..dim];
             values.extend_from_slice(own);
@@ -136,35 +168,36 @@ impl Nearer {
             match query.bound {
                 Bound::Squares { square, .. } if self.is_decided(*row as usize) => {
                     least.push((square / 2.0 + query.offset - 3.0) as i32);
-                    integral.push(query.integral.map(|square| (square, query.offset)));
+                    let (offset, is_exact) = (query.offset, query.integral.is_some());
+                    bounds.push(Some(Whole { square, offset, is_exact }));
                 }
                 _ => {
                     // Its products could leave 32 bits.
                     words[number * self.base.words()..].fill(0);
                     unbounded.push(number as u32);
                     least.push(i32::MAX);
-                    integral.push(None);
+                    bounds.push(None);
                 }
             }
         }
         let packed = self.base.level.pack(&words, self.base.words());
-        Vectors { values, packed, least, integral, unbounded }
+        Vectors { values, packed, least, bounds, unbounded }
     }
 
-    /// Calls `found` with each vector, by its number, each row of a block, and their distance, where that is less
-    /// than the row's cost. `starts` and `costs` are those of the block's rows.
+    /// Calls `found` with the pairs of a vector and a row of a block whose distance may be less than the row's cost.
+    /// `starts` and `costs` are those of the block's rows.
     pub fn in_block<T: Lanes>(
         &self,
         (block, starts, costs): (usize, &[Starts], &[T]),
         vectors: &Vectors<T>,
         scratch: &mut Scratch,
-        mut found: impl FnMut(usize, usize, T),
+        mut found: impl FnMut(Near),
     ) {
         let (first, panels) = (block * BLOCK_ROWS, block * PANELS);
         let Scratch { passed, pairs } = scratch;
         pairs.clear();
         for number in &vectors.unbounded {
-            pairs.extend((0..costs.len()).map(|row| (*number, (first + row) as u32)));
+            pairs.extend((0..costs.len()).map(|row| (*number, row as u32)));
         }
         let words = self.base.words();
         let step = (STEP_BYTES / (words * size_of::<Group>())).max(1);
@@ -175,51 +208,105 @@ impl Nearer {
             let swept = Panels { groups, starts: &starts[some.clone()] };
             let width = self.base.scale.width;
             self.base.level.sweep(width, swept, &vectors.packed, &vectors.least, passed);
-            for Passed { query, row, sum } in passed.iter() {
+            for Passed { query: vector, row, sum } in passed.iter() {
                 let row = some.start * ROWS + row as usize;
                 if !self.is_decided(first + row) {
                     continue;
                 }
-                let raised = starts[row / ROWS].0[row % ROWS];
-                match self.integral(vectors, query as usize, first + row, sum - raised) {
-                    Some(distance) if distance < costs[row] => found(query as usize, row, distance),
-                    Some(_) => {}
-                    None => pairs.push((query, (first + row) as u32)),
+                let product = sum - starts[row / ROWS].0[row % ROWS];
+                let [least, most] = self.distance(vectors, vector as usize, first + row, product);
+                if least < costs[row].to_f64() {
+                    found(Near { vector, row: row as u32, least, most });
                 }
             }
         }
         let outliers = self.base.outliers(first..first + costs.len());
-        for number in (0..vectors.least.len() as u32).filter(|x| !vectors.unbounded.contains(x)) {
-            pairs.extend(outliers.iter().map(|row| (number, *row)));
+        for number in (0..vectors.bounds.len() as u32).filter(|x| !vectors.unbounded.contains(x)) {
+            pairs.extend(outliers.iter().map(|row| (number, *row - first as u32)));
         }
+        let all = std::mem::take(pairs);
+        self.compute(
+            (block, costs),
+            vectors,
+            all.iter().copied(),
+            scratch,
+            |vector, row, distance| {
+                let distance = distance.to_f64();
+                found(Near { vector, row, least: distance, most: distance });
+            },
+        );
+        scratch.pairs = all;
+    }
+
+    /// Computes the distances of some pairs of a vector and a row of a block, and calls `found` with those that are less
+    /// than the row's cost.
+    pub fn compute<T: Lanes>(
+        &self,
+        (block, costs): (usize, &[T]),
+        vectors: &Vectors<T>,
+        of: impl Iterator<Item = (u32, u32)>,
+        scratch: &mut Scratch,
+        mut found: impl FnMut(u32, u32, T),
+    ) {
+        let first = (block * BLOCK_ROWS) as u32;
+        scratch.pairs.clear();
+        scratch.pairs.extend(of.map(|(vector, row)| (vector, first + row)));
         exact::Pairs {
             metric: self.metric,
             queries: &vectors.values,
             base: self.values(),
             dim: self.base.rows.matrix().dim(),
-            pairs,
+            pairs: &scratch.pairs,
             found: |(vector, row): (u32, u32), sum: T| {
-                let (row, distance) = (row as usize - first, self.metric.distance(sum));
-                if distance < costs[row] {
-                    found(vector as usize, row, distance);
+                let (row, distance) = (row - first, self.metric.distance(sum));
+                if distance < costs[row as usize] {
+                    found(vector, row, distance);
                 }
             },
         }
         .compute(self.base.level);
     }
 
-    /// The distance of a pair of whole rows, if its sum of products decides it.
-    fn integral<T: Lanes>(
+    /// What the distance of a pair is not below, and not above, by its product in whole numbers.
+    fn distance<T: Lanes>(
         &self,
         vectors: &Vectors<T>,
         vector: usize,
         row: usize,
         product: i32,
-    ) -> Option<T> {
-        let (square, offset) = vectors.integral[vector]?;
-        let sum = f64::from(product) + f64::from(self.base.starts[row / ROWS].0[row % ROWS]);
-        let squares = self.base.integral_square::<T>(square, row, sum - offset)?;
-        (self.metric.sum() == Sum::Squares).then(|| self.metric.distance(squares))
+    ) -> [f64; 2] {
+        let Some(Whole { square, offset, is_exact }) = vectors.bounds[vector] else {
+            return [0.0, f64::INFINITY];
+        };
+        let start = self.base.starts[row / ROWS].0[row % ROWS];
+        let sum = f64::from(product) + f64::from(start) - offset;
+        if is_exact
+            && self.metric.sum() == Sum::Squares
+            && let Some(squares) = self.base.integral_square::<T>(square, row, sum)
+        {
+            return [self.metric.distance(squares).to_f64(); 2];
+        }
+        let Rounding { relative, absolute, .. } = self.rounding;
+        // A start may have lost a half.
+        let between = square - 2.0 * sum;
+        let least = ((between.max(0.0).sqrt() - self.apart) / self.inverse).max(0.0);
+        let most = ((between + 1.0).max(0.0).sqrt() + self.apart) / self.inverse;
+        let [least, most] = [least * least * (1.0 - 1e-9), most * most * (1.0 + 1e-9)];
+        match self.metric.sum() {
+            Sum::Squares => {
+                let least = (least * (1.0 - relative) - absolute).max(0.0);
+                let most = most * (1.0 + relative) + absolute;
+                // Sums near the largest number may overflow.
+                [least, if most < T::MAX.to_f64() / 4.0 { most } else { f64::INFINITY }]
+            }
+            _ => {
+                let sums = [(least - self.squares[1]) / 2.0, (most - self.squares[0]) / 2.0];
+                // Distances are rounded once more.
+                let error = 4.0 * T::EPSILON.to_f64();
+                let [least, most] = sums.map(|sum| self.metric.distance(sum));
+                [least - error, most + error]
+            }
+        }
     }
 
     fn values<T: Lanes>(&self) -> &[T] {
@@ -227,9 +314,9 @@ impl Nearer {
     }
 }
 
-/// The square of the longest row, from zero: directions that are near each other are nearer to their centre, but a bound
-/// by way of it says less of their products.
-fn most_square<T: Lanes>(values: &[T], dim: usize) -> f64 {
+/// The squares of the shortest and the longest row, from zero: directions that are near each other are nearer to their
+/// centre, but a bound by way of it says less of their products.
+fn squares<T: Lanes>(values: &[T], dim: usize) -> [f64; 2] {
     let square = |row: &[T]| {
         let (some, last) = row.as_chunks::<8>();
         let mut sums = [0.0; 8];
@@ -239,9 +326,12 @@ fn most_square<T: Lanes>(values: &[T], dim: usize) -> f64 {
         let last = last.iter().map(|x| x.to_f64() * x.to_f64());
         sums.into_iter().chain(last).sum::<f64>()
     };
-    let of_block = |rows: &[T]| rows.chunks_exact(dim).map(square).fold(0.0, f64::max);
+    let both = |[least, most]: [f64; 2], [a, b]: [f64; 2]| [least.min(a), most.max(b)];
+    let none = [f64::INFINITY, 0.0];
+    let of_block = |rows: &[T]| rows.chunks_exact(dim).map(|row| [square(row); 2]).fold(none, both);
     let blocks = values.par_chunks(BLOCK_ROWS * dim).map(of_block);
-    blocks.reduce(|| 0.0, f64::max) * (1.0 + 1e-9)
+    let [least, most] = blocks.reduce(|| none, both);
+    [least * (1.0 - 1e-9), most * (1.0 + 1e-9)]
 }
 
 #[cfg(test)]
@@ -265,7 +355,66 @@ mod tests {
         for level in Level::all() {
             let nearer = Nearer::try_new::<f32>(&rows, (Metric::Cosine, level), &Job::default());
             let squares = nearer.unwrap().unwrap().squares;
-            assert!((2.0 - 1e-6..2.001).contains(&squares), "{squares}, {level:?}");
+            let are_right = squares[0] > 1.999 && squares[0] < squares[1] && squares[1] < 2.001;
+            assert!(are_right, "{squares:?}, {level:?}");
+        }
+    }
+
+    #[test]
+    fn distances_are_within_their_bounds() {
+        let (count, dim, job) = (2000, 40, Job::default());
+        for kind in 0..5 {
+            let mut random = Random::new(kind);
+            let mut value = |row: usize| match kind {
+                0 | 3 => random.normal(),
+                // Some squares overflow.
+                4 => random.normal() * 2e18,
+                1 => random.below(200) as f64,
+                _ => random.normal() * if row == 77 { 1e9 } else { 1.0 },
+            };
+            let values = (0..count * dim).map(|i| value(i / dim) as f32);
+            let mut values: Vec<f32> = values.collect();
+            let metric = if kind == 3 { Metric::Cosine } else { Metric::SqEuclidean };
+            values.chunks_exact_mut(dim).for_each(|row| metric.prepare(row).unwrap());
+            let rows = Rows::all(Arc::new(Matrix::new(f32::elements(values.clone()), count, dim)));
+            let row = |row: usize| &values[row * dim..][..dim];
+            let distance = |a, b| metric.distance(metric.sum_of(row(a), row(b)));
+            let chosen = [3, 77, 500, 1999];
+            for level in Level::all() {
+                let nearer = Nearer::try_new::<f32>(&rows, (metric, level), &job).unwrap().unwrap();
+                let (vectors, block) = (nearer.vectors::<f32>(&chosen), 1);
+                // The first of the block cost as much as one of the vectors is away.
+                let first = block * BLOCK_ROWS;
+                let costs: Vec<f32> =
+                    (first..count).map(|at| distance(at, chosen[at % 4] as usize)).collect();
+                let mut starts = nearer.starts()[block * PANELS..].to_vec();
+                for (row, cost) in costs.iter().enumerate() {
+                    starts[row / ROWS].0[row % ROWS] = nearer.start(first + row, *cost);
+                }
+                let mut found = std::collections::BTreeMap::new();
+                let mut scratch = Scratch::default();
+                nearer.in_block((block, &starts, &costs), &vectors, &mut scratch, |near| {
+                    assert!(found.insert((near.vector, near.row), near).is_none());
+                });
+                let (mut least, mut wide, mut most_far) = (0, 0, 0.0f64);
+                for (number, vector) in chosen.into_iter().enumerate() {
+                    for (at, cost) in costs.iter().enumerate() {
+                        let distance = distance(vector as usize, first + at);
+                        let near = found.get(&(number as u32, at as u32));
+                        assert!(near.is_some() || distance >= *cost, "{kind}, {level:?}");
+                        let Some(Near { least: from, most: to, .. }) = near else { continue };
+                        let exact = f64::from(distance);
+                        assert!((*from..=*to).contains(&exact), "{kind}: {exact}, {near:?}");
+                        least += 1;
+                        wide += usize::from(to - from > 0.02 * exact + 1e-3);
+                        most_far = most_far.max(exact);
+                    }
+                }
+                // One row far away leaves no numbers to the others.
+                let is_hard = matches!(kind, 2 | 4);
+                assert!(least > 1000 && (is_hard || wide < least / 10), "{wide} of {least}");
+                assert!(kind != 4 || most_far > 1e38);
+            }
         }
     }
 }

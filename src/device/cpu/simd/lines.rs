@@ -86,7 +86,69 @@ macro_rules! keep {
     };
 }
 
+/// The products of pairs of rows, by this function, and of a row with four others by another.
+macro_rules! products {
+    ($name:ident, $features:literal, $product:ident, $of_four:ident) => {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = $features)]
+        fn $name(of: (Lines<'_>, Lines<'_>), pairs: &[(u32, u32)], sums: &mut [i32]) {
+            products!(of, pairs, sums, $product, $of_four);
+        }
+    };
+    ($of:ident, $pairs:ident, $sums:ident, $product:ident, $of_four:ident) => {
+        let (mut pairs, mut sums) = ($pairs, $sums);
+        // A loop, as above.
+        while let [(row, other), ..] = pairs {
+            let a = $of.0.row(*row as usize);
+            let some = match pairs {
+                [(_, b), (x, c), (y, d), (z, e), ..] if [x, y, z] == [row; 3] => {
+                    let [b, c, d, e] = [
+                        $of.1.row(*b as usize),
+                        $of.1.row(*c as usize),
+                        $of.1.row(*d as usize),
+                        $of.1.row(*e as usize),
+                    ];
+                    sums[..4].copy_from_slice(&$of_four(a, [b, c, d, e]));
+                    4
+                }
+                _ => {
+                    sums[0] = $product(a, $of.1.row(*other as usize));
+                    1
+                }
+            };
+            pairs = &pairs[some..];
+            sums = &mut sums[some..];
+        }
+    };
+}
+
 impl Level {
+    /// Computes the products of rows of these, a pair of numbers for each; no sum of some of their terms may leave 32 bits.
+    pub fn products(self, of: (Lines<'_>, Lines<'_>), pairs: &[(u32, u32)], sums: &mut Vec<i32>) {
+        assert_eq!(of.0.per_row, of.1.per_row, "rows of one length");
+        sums.clear();
+        sums.resize(pairs.len(), 0);
+        let sums = sums.as_mut_slice();
+        match self.0 {
+            // SAFETY: the level is a proof that the processor has the instructions.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Vnni => unsafe { products_vnni(of, pairs, sums) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512 => unsafe { products_avx512(of, pairs, sums) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => unsafe { products_avx2(of, pairs, sums) },
+            #[cfg(target_arch = "aarch64")]
+            Instructions::Neon => {
+                products!(of, pairs, sums, product, products_of_four);
+            }
+            Instructions::Plain => {
+                products!(of, pairs, sums, product, products_of_four);
+            }
+        }
+    }
+
     /// Keeps those of some pairs whose sum, `start + Σ base · query`, is at least the query's; no sum of some of these
     /// terms may leave 32 bits.
     pub fn keep(self, of: Chosen<'_>, found: &mut Found) {
@@ -117,15 +179,43 @@ keep!(keep_vnni, "avx512f,avx512bw,avx512vnni", product_vnni);
 keep!(keep_avx512, "avx512f,avx512bw", product_avx512);
 keep!(keep_avx2, "avx2", product_avx2);
 
+products!(products_vnni, "avx512f,avx512bw,avx512vnni", product_vnni, products_of_four_vnni);
+products!(products_avx512, "avx512f,avx512bw", product_avx512, products_of_four_avx512);
+products!(products_avx2, "avx2", product_avx2, products_of_four_avx2);
+
+fn products_of_four(a: &[Line], others: [&[Line]; 4]) -> [i32; 4] {
+    others.map(|b| product(a, b))
+}
+
 fn product(a: &[Line], b: &[Line]) -> i32 {
     let pairs = a.iter().zip(b).flat_map(|(a, b)| a.0.iter().zip(&b.0));
     pairs.map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
 }
 
-/// The product of two rows, given how a register of sums takes more numbers.
+/// The product of two rows, and those of a row with four others, given how a register of sums takes more numbers.
 #[cfg(target_arch = "x86_64")]
 macro_rules! product_512 {
-    ($name:ident, $features:literal, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
+    ($name:ident, $of_four:ident, $features:literal, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn $of_four(a: &[Line], [b, c, d, e]: [&[Line]; 4]) -> [i32; 4] {
+            let mut sums = [_mm512_setzero_si512(); 4];
+            for ((((a, b), c), d), e) in a.iter().zip(b).zip(c).zip(d).zip(e) {
+                let $a = register(a);
+                for (sum, line) in sums.iter_mut().zip([b, c, d, e]) {
+                    let ($sum, $b) = (*sum, register(line));
+                    *sum = $step;
+                }
+            }
+            let [a, b, c, d] = sums;
+            [
+                _mm512_reduce_add_epi32(a),
+                _mm512_reduce_add_epi32(b),
+                _mm512_reduce_add_epi32(c),
+                _mm512_reduce_add_epi32(d),
+            ]
+        }
+
         #[inline]
         #[target_feature(enable = $features)]
         fn $name(a: &[Line], b: &[Line]) -> i32 {
@@ -158,11 +248,11 @@ fn register(line: &Line) -> __m512i {
 }
 
 #[cfg(target_arch = "x86_64")]
-product_512!(product_vnni, "avx512f,avx512bw,avx512vnni", |sum, a, b| {
+product_512!(product_vnni, products_of_four_vnni, "avx512f,avx512bw,avx512vnni", |sum, a, b| {
     _mm512_dpwssd_epi32(sum, a, b)
 });
 #[cfg(target_arch = "x86_64")]
-product_512!(product_avx512, "avx512f,avx512bw", |sum, a, b| {
+product_512!(product_avx512, products_of_four_avx512, "avx512f,avx512bw", |sum, a, b| {
     _mm512_add_epi32(sum, _mm512_madd_epi16(a, b))
 });
 
@@ -190,6 +280,29 @@ fn product_avx2(a: &[Line], b: &[Line]) -> i32 {
     let half = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256::<1>(all));
     let quarter = _mm_add_epi32(half, _mm_shuffle_epi32::<0b1110>(half));
     _mm_cvtsi128_si32(_mm_add_epi32(quarter, _mm_shuffle_epi32::<0b01>(quarter)))
+}
+
+/// The products of a row and four others.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2")]
+fn products_of_four_avx2(a: &[Line], [b, c, d, e]: [&[Line]; 4]) -> [i32; 4] {
+    let mut sums = [_mm256_setzero_si256(); 4];
+    for ((((a, b), c), d), e) in a.iter().zip(b).zip(c).zip(d).zip(e) {
+        let [x, y] = registers(a);
+        for (sum, line) in sums.iter_mut().zip([b, c, d, e]) {
+            let [z, w] = registers(line);
+            let both = _mm256_add_epi32(_mm256_madd_epi16(x, z), _mm256_madd_epi16(y, w));
+            *sum = _mm256_add_epi32(*sum, both);
+        }
+    }
+    let [a, b, c, d] = sums;
+    let all = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+    let all = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256::<1>(all));
+    let mut of_each = [0; 4];
+    // SAFETY: they are as long as the register.
+    unsafe { _mm_storeu_si128(of_each.as_mut_ptr().cast(), all) };
+    of_each
 }
 
 /// The two registers of a line.
@@ -258,6 +371,38 @@ mod tests {
                 let found: Vec<_> =
                     passed.iter().map(|pair| (pair.query, pair.row, pair.sum)).collect();
                 assert_eq!(found, wanted, "{level:?}, {dim} dimensions");
+            }
+        }
+    }
+
+    #[test]
+    fn every_level_computes_the_products_of_the_definition() {
+        for (dim, seed) in [(1, 1), (32, 2), (65, 3), (130, 4), (384, 5)] {
+            let (mut random, per_row) = (Random::new(seed), Line::count(dim));
+            let mut rows = |count: usize| -> (Vec<Vec<i16>>, Vec<Line>) {
+                let mut number = || random.below(3_001) as i16 - 1_500;
+                let rows: Vec<Vec<i16>> =
+                    (0..count).map(|_| (0..dim).map(|_| number()).collect()).collect();
+                let mut lines = vec![Line([0; LINE]); count * per_row];
+                let each = rows.iter().zip(lines.chunks_exact_mut(per_row));
+                each.for_each(|(row, lines)| Line::copy(row, lines));
+                (rows, lines)
+            };
+            let ((some, some_lines), (others, other_lines)) = (rows(9), rows(30));
+            // Of each row more than of the one before, in any order.
+            let pairs = (0..9u32).flat_map(|a| (0..3 * a).map(move |b| (a, b * 11 % 30)));
+            let pairs: Vec<_> = pairs.chain([(3, 0), (4, 0), (3, 1)]).collect();
+            let product = |(a, b): &(u32, u32)| -> i32 {
+                let both = some[*a as usize].iter().zip(&others[*b as usize]);
+                both.map(|(x, y)| i32::from(*x) * i32::from(*y)).sum()
+            };
+            let wanted: Vec<i32> = pairs.iter().map(product).collect();
+            for level in Level::all() {
+                let of =
+                    (Lines { all: &some_lines, per_row }, Lines { all: &other_lines, per_row });
+                let mut sums = vec![7; 3];
+                level.products(of, &pairs, &mut sums);
+                assert_eq!(sums, wanted, "{level:?}, {dim} dimensions");
             }
         }
     }

@@ -29,9 +29,10 @@ pub(super) struct Measure {
 }
 
 /// The centroids of a round.
-pub(super) struct Centroids<'a, T> {
+pub(super) struct Centroids<'a, T, R> {
     pub values: &'a [T],
-    pub quantised: Quantised,
+    /// The same in whole numbers.
+    pub rounded: R,
     /// How far each has moved, and the farthest of them.
     pub moved: Vec<f32>,
     pub most_moved: f32,
@@ -63,31 +64,57 @@ impl Measure {
             false => None,
         };
         job.check()?;
-        let scale = match whole.filter(|whole| is_fine(values, whole)) {
+        match whole.filter(|whole| is_fine(values, whole)) {
             // Centroids are rounded.
-            Some(whole) => Scale { integral: false, ..whole },
-            None => Scale::fitting(values, dim, Sum::Squares, job)?,
-        };
+            Some(whole) => {
+                Self::with(values, Scale { integral: false, ..whole }, (metric, level), job)
+            }
+            None => Self::sixteen(values, dim, (metric, level), job),
+        }
+    }
+
+    /// The same in 16 bits.
+    pub fn sixteen<T: Lanes>(
+        values: &[T],
+        dim: usize,
+        of: (Metric, Level),
+        job: &Job,
+    ) -> Result<Option<Self>> {
+        let scale = Scale::fitting(values, dim, Sum::Squares, job)?;
+        Self::with(values, scale, of, job)
+    }
+
+    fn with<T: Lanes>(
+        values: &[T],
+        scale: Scale,
+        (metric, level): (Metric, Level),
+        job: &Job,
+    ) -> Result<Option<Self>> {
         job.check()?;
+        let dim = scale.centre.len();
         let longest = values.par_chunks_exact(dim).map(square).reduce(|| 0.0, f64::max);
         job.check()?;
         Ok(scale.is_usual().then_some(Self { metric, level, scale, longest }))
     }
 
-    /// Rounds centroids, which were at `before` in the last round; `None` if some are too far away for that.
-    pub fn centroids<'a, T: Lanes>(
+    /// Centroids in whole numbers, or `None` if some are too far away for that.
+    pub fn quantised<T: Lanes>(
         &self,
-        (rows, values): (&Rows, &'a [T]),
-        before: &[T],
+        (rows, values): (&Rows, &[T]),
         job: &Job,
-    ) -> Result<Option<Centroids<'a, T>>> {
-        let dim = rows.matrix().dim();
+    ) -> Result<Option<Quantised>> {
         let of = (Metric::SqEuclidean, self.level, self.scale.clone());
         let quantised = Quantised::rounded(rows, values, of, job)?;
-        if !quantised.outliers.is_empty() {
-            return Ok(None);
-        }
-        let unit = 1.0 / self.scale.step;
+        Ok(Some(quantised).filter(|quantised| quantised.outliers.is_empty()))
+    }
+
+    /// Centroids, which were at `before` in the last round.
+    pub fn centroids<'a, T: Lanes, R>(
+        &self,
+        (values, rounded): (&'a [T], R),
+        before: &[T],
+    ) -> Centroids<'a, T, R> {
+        let (unit, dim) = (1.0 / self.scale.step, self.scale.centre.len());
         let pairs = values.chunks_exact(dim).zip(before.chunks_exact(dim));
         let apart = |(a, b): (&T, &T)| (a.to_f64() - b.to_f64()) * (a.to_f64() - b.to_f64());
         let moved = pairs.map(|(now, before)| {
@@ -95,12 +122,12 @@ impl Measure {
             up(square.sqrt() * (1.0 + 1e-9) * unit)
         });
         let mut moved: Vec<f32> = moved.collect();
-        moved.resize(rows.len(), 0.0);
+        moved.resize(values.len() / dim, 0.0);
         let most_moved = moved.iter().copied().fold(0.0, f32::max);
         let rounding = Rounding::of::<T>(dim as f64);
         let mut centroids = Centroids {
             values,
-            quantised,
+            rounded,
             moved,
             most_moved,
             metric: self.metric,
@@ -127,11 +154,11 @@ impl Measure {
             centroids.squares = both + 4.0 * error;
             centroids.slack = up(((longest - shortest) + of_zero + 4.0 * error) * unit * unit);
         }
-        Ok(Some(centroids))
+        centroids
     }
 }
 
-impl<T: Lanes> Centroids<'_, T> {
+impl<T: Lanes, R> Centroids<'_, T, R> {
     /// A distance that a centroid of this cost is not beyond.
     pub fn most(&self, cost: T) -> f32 {
         let Rounding { relative, absolute, .. } = self.rounding;

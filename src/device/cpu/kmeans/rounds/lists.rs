@@ -95,7 +95,7 @@ impl List {
 
 /// `bound - moved`, rounded down, as a distance.
 #[inline(always)]
-fn less(bound: f32, moved: f32) -> f32 {
+pub(super) fn less(bound: f32, moved: f32) -> f32 {
     ((bound - moved) * (1.0 - 2.0 * f32::EPSILON)).max(0.0)
 }
 

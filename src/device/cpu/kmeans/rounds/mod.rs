@@ -5,10 +5,13 @@
 //! all others can be, only the few of the list that may be nearer are computed; then all are compared in whole numbers,
 //! and the list is made anew.
 //!
+//! Where there are few centroids for the dimensions of rows, [`pair_bounds`] keeps a bound for each pair instead.
+//!
 //! Labels and distances are those of the definition: bounds only decide which pairs are computed.
 
 mod centroids;
 mod lists;
+pub(in crate::device::cpu) mod pair_bounds;
 mod scan;
 
 use rayon::prelude::*;
@@ -20,6 +23,7 @@ use self::scan::{Scan, TOGETHER};
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
 use crate::device::cpu::exact;
 
+use crate::device::cpu::rounded::base::Quantised;
 use crate::device::cpu::rounded::rows::RoundedRows;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
@@ -33,11 +37,11 @@ const BLOCK: usize = 512;
 
 /// Up to this many dimensions and centroids, comparing rows with all of them is as fast as keeping lists, and where
 /// [gaps](super::gaps) are known, faster.
-const FEW: [(usize, usize); 4] = [(15, usize::MAX), (32, 511), (256, 128), (usize::MAX, 64)];
+const FEW: [(usize, usize); 3] = [(15, usize::MAX), (32, 511), (256, 128)];
 const FEW_WITH_GAPS: (usize, usize) = (32, 1024);
 
-/// Whether all centroids are compared with a row, if some have to be.
-pub(in crate::device::cpu) fn is_few(metric: Metric, dim: usize, k: usize) -> bool {
+/// Whether all centroids are compared with a row, if some have to be and [`pair_bounds`] do not say which.
+pub(in crate::device::cpu) fn are_few(metric: Metric, dim: usize, k: usize) -> bool {
     let with_gaps = (metric == Metric::SqEuclidean).then_some(FEW_WITH_GAPS);
     let mut few = FEW.into_iter().chain(with_gaps);
     few.any(|(most_dim, most)| dim <= most_dim && k <= most)
@@ -114,24 +118,13 @@ impl<T: Lanes> Rounds<T> {
     /// [`Cancelled`](crate::Error::Cancelled).
     pub fn try_new(
         rows: &Rows,
-        k: usize,
         (metric, level): (Metric, Level),
         job: &Job,
     ) -> Result<Option<Self>> {
         let (Some(values), dim) = (rows.reals::<T>(), rows.matrix().dim()) else { return Ok(None) };
-        if is_few(metric, dim, k) || dim > MOST_DIM || metric.sum() == Sum::Absolute {
+        if dim > MOST_DIM || metric.sum() == Sum::Absolute {
             return Ok(None);
         }
-        Self::of_rows(rows, values, (metric, level), job)
-    }
-
-    fn of_rows(
-        rows: &Rows,
-        values: &[T],
-        (metric, level): (Metric, Level),
-        job: &Job,
-    ) -> Result<Option<Self>> {
-        let dim = rows.matrix().dim();
         let bytes = rows.len() * (size_of::<List>() + size_of::<f64>());
         let mut reserved = match job.reserve("lists of near centroids", bytes) {
             Err(Error::HostMemory { .. }) => return Ok(None),
@@ -160,7 +153,7 @@ impl<T: Lanes> Rounds<T> {
     /// Assigns the rows of a block.
     fn block(
         &self,
-        centroids: &Centroids<'_, T>,
+        centroids: &Centroids<'_, T, Quantised>,
         block: &mut Block<'_, T>,
         (has_labels, scratch): (bool, &mut Scratch),
     ) -> Done {
@@ -197,7 +190,7 @@ impl<T: Lanes> Rounds<T> {
     /// Ages lists; finds the rows to which another centroid than their own may be nearer.
     fn uncertain(
         &self,
-        centroids: &Centroids<'_, T>,
+        centroids: &Centroids<'_, T, Quantised>,
         block: &mut Block<'_, T>,
         uncertain: &mut Vec<u32>,
     ) {
@@ -221,7 +214,7 @@ impl<T: Lanes> Rounds<T> {
     /// Compares rows with all centroids.
     fn scan(
         &self,
-        centroids: &Centroids<'_, T>,
+        centroids: &Centroids<'_, T, Quantised>,
         block: &mut Block<'_, T>,
         (rows, has_labels): (&[u32], bool),
         (scan, pairs): (&mut Scan, &mut Vec<(u32, u32)>),
@@ -235,7 +228,7 @@ impl<T: Lanes> Rounds<T> {
             false => f64::INFINITY,
         };
         let asked = rows.iter().map(|row| (block.first + *row as usize, reach(*row)));
-        scan.run(&centroids.quantised, (&self.rounded, asked), centroids.unit);
+        scan.run(&centroids.rounded, (&self.rounded, asked), centroids.unit);
         if !has_labels {
             for (row, (_, _, best)) in rows.iter().zip(scan.found()) {
                 block.labels[*row as usize] = best;
@@ -270,7 +263,7 @@ impl<T: Lanes> Rounds<T> {
     /// nearer one becomes its own.
     fn compute(
         &self,
-        centroids: &Centroids<'_, T>,
+        centroids: &Centroids<'_, T, Quantised>,
         block: &mut Block<'_, T>,
         pairs: &mut Vec<(u32, u32)>,
         is_own: bool,
@@ -323,7 +316,7 @@ impl<T: Lanes> Assigner for Rounds<T> {
         let Some(values) = centroids.reals::<T>().filter(|_| !self.is_given_up) else {
             return Ok(None);
         };
-        let rounded = match self.measure.centroids((centroids, values), &self.before, job) {
+        let rounded = match self.measure.quantised((centroids, values), job) {
             Err(Error::HostMemory { .. }) => {
                 self.give_up();
                 return Ok(None);
@@ -335,8 +328,9 @@ impl<T: Lanes> Assigner for Rounds<T> {
             self.lists.iter_mut().for_each(List::forget);
         }
         // What is cut short begins anew.
-        self.before.clear();
+        let before = std::mem::take(&mut self.before);
         let Some(rounded) = rounded else { return Ok(None) };
+        let rounded = self.measure.centroids((values, rounded), &before);
         labels.resize(self.rows.len(), 0);
         let mut lists = std::mem::take(&mut self.lists);
         let blocks = labels.par_chunks_mut(BLOCK).zip(lists.par_chunks_mut(BLOCK)).enumerate();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::super::gaps::Gaps;
+use super::pair_bounds::PairBounds;
 use super::*;
 use crate::matrix::{Matrix, Real};
 use crate::random::Random;
@@ -91,13 +92,18 @@ fn check<T: Lanes>(kind: usize, (count, k, dim): (usize, usize, usize)) {
     }
     for level in Level::all() {
         let of = (metric, level);
-        let rounds = Rounds::<T>::of_rows(&rows, &values, of, &job).unwrap();
+        let rounds = Rounds::<T>::try_new(&rows, of, &job).unwrap();
         let mut rounds = rounds.expect("rows that suit");
         let text = format!("lists, kind {kind}, {level:?}");
         let (answered, cheap) = follow(&mut rounds, metric, (&values, &start, dim), &text);
         // Of 1, centroids go from cluster to cluster. One row far away leaves no numbers to the others of 3, and one
         // centroid of 9 none to it.
         let is_hard = matches!(kind, 1 | 3 | 9 | 10);
+        assert!(is_hard || answered > 9 && cheap > 3, "{text}: {answered}, {cheap}");
+        let mut bounds =
+            PairBounds::<T>::try_new(&rows, k, of, &job).unwrap().expect("rows that suit");
+        let text = format!("bounds, kind {kind}, {level:?}");
+        let (answered, cheap) = follow(&mut bounds, metric, (&values, &start, dim), &text);
         assert!(is_hard || answered > 9 && cheap > 3, "{text}: {answered}, {cheap}");
         if let Some(mut gaps) = Gaps::<T>::try_new(&rows_of(&values, dim), k, of, &job).unwrap() {
             let text = format!("gaps, kind {kind}, {level:?}");

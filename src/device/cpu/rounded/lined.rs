@@ -1,0 +1,152 @@
+//! Rows rounded to 16 bits one after the other, and bounds on how far two of them are apart.
+
+use rayon::prelude::*;
+
+use super::scale::{Rounded, Scale, TOGETHER};
+use crate::device::cpu::simd::lanes::Lanes;
+use crate::device::cpu::simd::level::Level;
+use crate::device::cpu::simd::lines::{Line, Lines};
+use crate::error::Result;
+use crate::job::{Job, Reserved};
+use crate::memory::Aligned;
+
+/// Rows rounded to whole numbers of 16 bits by one scale.
+pub(in crate::device::cpu) struct LinedRows {
+    lines: Aligned<Line>,
+    per_row: usize,
+    rows: Vec<LinedRow>,
+    reserved: Reserved,
+}
+
+/// A row, in steps of the scale.
+#[derive(Debug, Clone, Copy, Default)]
+struct LinedRow {
+    /// The length of what rounding took off; infinite if there is no bound.
+    residual: f64,
+    square: f64,
+}
+
+/// How far the rows of a pair are apart, at least and at most, in steps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::device::cpu) struct Apart {
+    pub least: f32,
+    pub most: f32,
+}
+
+impl LinedRows {
+    /// Rounds rows; of those that `is_too_long` names nothing is known.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
+    pub fn new<T: Lanes>(
+        values: &[T],
+        scale: &Scale,
+        is_too_long: impl Fn(&Rounded) -> bool + Sync,
+        job: &Job,
+    ) -> Result<Self> {
+        let dim = scale.centre.len();
+        let (count, per_row) = (values.len() / dim, Line::count(dim));
+        let bytes = count * (per_row * size_of::<Line>() + size_of::<LinedRow>());
+        let reserved = job.reserve("rows in whole numbers", bytes)?;
+        let mut lines = Aligned::<Line>::zeros(count * per_row);
+        let mut rows = vec![LinedRow::default(); count];
+        let parts = lines.par_chunks_mut(TOGETHER * per_row).zip(rows.par_chunks_mut(TOGETHER));
+        parts.zip(values.par_chunks(TOGETHER * dim)).try_for_each(|((lines, rows), values)| {
+            job.check()?;
+            let mut numbers = Vec::with_capacity(dim);
+            let each = rows.iter_mut().zip(lines.chunks_exact_mut(per_row));
+            for ((row, lines), values) in each.zip(values.chunks_exact(dim)) {
+                let rounded = scale.round(values, (&scale.centre, scale.step), &mut numbers);
+                if is_too_long(&rounded) {
+                    // Its products could leave 32 bits: its numbers stay 0.
+                    row.residual = f64::INFINITY;
+                    continue;
+                }
+                let residual = rounded.residual / scale.step * (1.0 + 1e-9);
+                *row = LinedRow { residual, square: rounded.square };
+                Line::copy(&numbers, lines);
+            }
+            Ok::<_, crate::Error>(())
+        })?;
+        Ok(Self { lines, per_row, rows, reserved })
+    }
+
+    /// Whether all rows have bounds.
+    pub fn all_have_bounds(&self) -> bool {
+        self.rows.iter().all(|row| row.residual.is_finite())
+    }
+
+    /// Frees the rows, which nothing may ask for any more.
+    pub fn clear(&mut self) {
+        (self.lines, self.rows) = (Aligned::zeros(0), Vec::new());
+        self.reserved.shrink_to(0);
+    }
+
+    fn lines(&self) -> Lines<'_> {
+        Lines { all: &self.lines, per_row: self.per_row }
+    }
+
+    /// How far rows are apart from rows of others, given by their numbers.
+    pub fn apart(
+        &self,
+        others: &Self,
+        pairs: &[(u32, u32)],
+        level: Level,
+        (sums, apart): (&mut Vec<i32>, &mut Vec<Apart>),
+    ) {
+        level.products((self.lines(), others.lines()), pairs, sums);
+        apart.clear();
+        apart.extend(pairs.iter().zip(&*sums).map(|((row, other), sum)| {
+            let (a, b) = (&self.rows[*row as usize], &others.rows[*other as usize]);
+            let between = (a.square + b.square - 2.0 * f64::from(*sum)).max(0.0).sqrt();
+            let residual = a.residual + b.residual;
+            // More than the roundings here, and than those of the conversion to float32.
+            let error = 2.0 * f64::from(f32::EPSILON);
+            let least = ((between - residual).max(0.0) * (1.0 - error)) as f32;
+            let most = ((between + residual) * (1.0 + error)) as f32 + f32::MIN_POSITIVE;
+            Apart { least: if least < f32::MIN_POSITIVE { 0.0 } else { least }, most }
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metric::Sum;
+    use crate::random::Random;
+
+    #[test]
+    fn rows_are_as_far_apart_as_the_bounds_say() {
+        let (count, dim, job, mut random) = (300, 70, Job::default(), Random::new(3));
+        for kind in 0..4 {
+            let value = |i: usize, random: &mut Random| match kind {
+                0 => random.normal(),
+                1 => 1e4 + 1e-2 * random.normal(),
+                2 => random.normal() * if i / dim % 50 == 7 { 1e3 } else { 1.0 },
+                _ => random.normal() * 1e-30 * 10f64.powi((i / dim % 9) as i32),
+            };
+            let values: Vec<f64> = (0..count * dim).map(|i| value(i, &mut random)).collect();
+            let scale = Scale::fitting(&values, dim, Sum::Squares, &job).unwrap();
+            let is_too_long = |row: &_| scale.is_too_long(row, scale.step);
+            let rows = LinedRows::new(&values, &scale, is_too_long, &job).unwrap();
+            let is_outlier = |row: &_| scale.is_outlier(row);
+            let others = LinedRows::new(&values, &scale, is_outlier, &job).unwrap();
+            let pairs = (0..count as u32).flat_map(|a| (0..40).map(move |b| (a, b * 7)));
+            let pairs: Vec<_> = pairs.collect();
+            for level in Level::all() {
+                let (mut sums, mut apart, mut close) = (Vec::new(), Vec::new(), 0);
+                rows.apart(&others, &pairs, level, (&mut sums, &mut apart));
+                for ((a, b), apart) in pairs.iter().zip(&apart) {
+                    let [a, b] = [a, b].map(|row| &values[*row as usize * dim..][..dim]);
+                    let square: f64 = a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum();
+                    let steps = square.sqrt() / scale.step;
+                    let (least, most) = (f64::from(apart.least), f64::from(apart.most));
+                    assert!(least <= steps && steps <= most, "{kind}: {steps}, {apart:?}");
+                    close += usize::from(most - least < 0.01 * steps);
+                }
+                // Long rows leave few numbers to the others.
+                assert!(kind > 1 || close > pairs.len() / 2, "{kind}, {level:?}: {close}");
+            }
+        }
+    }
+}
