@@ -104,7 +104,8 @@ impl Nearer {
         job: &Job,
     ) -> Result<Option<Self>> {
         let (Some(values), dim) = (rows.reals::<T>(), rows.matrix().dim()) else { return Ok(None) };
-        if metric.sum() == Sum::Absolute {
+        // Bounds are those of squares and of products, not of roots.
+        if metric.sum() == Sum::Absolute || metric == Metric::L2 {
             return Ok(None);
         }
         let sampled = Sampled::new(values, dim, job)?;

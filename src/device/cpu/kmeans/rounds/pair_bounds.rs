@@ -132,10 +132,10 @@ impl<T: Lanes> PairBounds<T> {
     /// Nothing is known of any row.
     fn forget(&mut self, k: usize) {
         self.own.fill(f32::INFINITY);
-        for least in self.least.chunks_exact_mut(self.stride) {
+        self.least.par_chunks_exact_mut(self.stride).with_min_len(BLOCK).for_each(|least| {
             least[..k].fill(0.0);
             least[k..].fill(f32::INFINITY);
-        }
+        });
     }
 
     /// Assigns the rows of a block.
