@@ -9,7 +9,7 @@ use super::scale::{ONE_OUTLIER_IN, Rounded, Scale, product_with};
 use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::panels::{Group, ROWS, Starts, Width};
+use crate::device::cpu::simd::panels::{Group, Panels, ROWS, Starts, Width};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::{Real, Rows};
@@ -165,7 +165,7 @@ impl Quantised {
             Some(_) => 0,
             None => dim.div_ceil(scale.width.per_word()),
         };
-        let of_panel = words * size_of::<Group>() + size_of::<Starts>() + 2 * size_of::<u64>();
+        let of_panel = Panels::bytes_of(words) + size_of::<Starts>() + 2 * size_of::<u64>();
         let of_panel = of_panel + coarse.as_ref().map_or(0, Coarse::bytes);
         let reserved = job.reserve("base rows in whole numbers", panels * of_panel)?;
         let mut quantised = Self {
@@ -173,7 +173,7 @@ impl Quantised {
             places,
             metric,
             level,
-            groups: Aligned::zeros(panels * words),
+            groups: Aligned::zeros(panels * Panels::groups_of(words)),
             starts: Aligned::zeros(panels),
             decided: vec![0; panels],
             odd_norm: vec![0; panels],
@@ -228,7 +228,12 @@ impl Quantised {
     /// Words of a row, as it is looked at first.
     pub(in crate::device::cpu) fn words(&self) -> usize {
         let groups = self.coarse.as_ref().map_or(&self.groups, |coarse| &coarse.groups);
-        groups.len() / self.starts.len()
+        groups.len() / Panels::groups_of(self.starts.len())
+    }
+
+    /// Some of its panels, if they are not looked at in fewer bits.
+    pub(in crate::device::cpu) fn panels(&self, panels: Range<usize>) -> Panels<'_> {
+        Panels { groups: &self.groups, starts: &self.starts }.some(panels)
     }
 
     /// The outliers at some places.

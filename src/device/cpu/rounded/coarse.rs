@@ -413,7 +413,7 @@ fn fit_into_16_bits(numbers: &mut [i8]) {
 impl Coarse {
     /// Room for so many panels.
     pub fn new(scale: CoarseScale, panels: usize) -> Self {
-        let groups = Aligned::zeros(panels * scale.words());
+        let groups = Aligned::zeros(panels * Panels::groups_of(scale.words()));
         let lines = Aligned::zeros(panels * ROWS * scale.lines());
         let starts = vec![Starts([NEVER; ROWS]); panels];
         Self { scale, groups, starts, lines, longest: Longest::default() }
@@ -422,7 +422,7 @@ impl Coarse {
     /// Bytes of a panel.
     pub fn bytes(scale: &CoarseScale) -> usize {
         let line = ROWS * size_of::<Line>();
-        scale.words() * size_of::<Group>() + size_of::<Starts>() + scale.lines() * line
+        Panels::bytes_of(scale.words()) + size_of::<Starts>() + scale.lines() * line
     }
 
     /// Queries from their words of 16 bits, as many each.
@@ -451,11 +451,7 @@ impl Coarse {
         (queries, least): (&mut CoarseQueries, &[i32]),
         found: &mut Found,
     ) -> u64 {
-        let words = self.scale.words();
-        let swept = Panels {
-            groups: &self.groups[panels.start * words..panels.end * words],
-            starts: &self.starts[panels.clone()],
-        };
+        let swept = Panels { groups: &self.groups, starts: &self.starts }.some(panels.clone());
         let CoarseQueries { each, packed, lines, least: coarse, looked } = queries;
         coarse.clear();
         let each = each.iter().zip(least);

@@ -8,7 +8,7 @@ use super::scale::{Scale, TOGETHER};
 use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::lines::Line;
-use crate::device::cpu::simd::panels::{Group, ROWS, Starts, Width};
+use crate::device::cpu::simd::panels::{self, Group, LANES, ROWS, Starts, Width};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
@@ -16,9 +16,8 @@ use crate::metric::Sum;
 
 /// Panels that a thread fills together.
 const PANELS_TOGETHER: usize = TOGETHER / ROWS;
-/// Bytes of rows that are read one after the other, and places of a panel that are filled before the next.
+/// Bytes of rows that are read one after the other.
 const RUN: usize = 2048;
-const LANES: usize = 16;
 
 /// Some panels that are being filled.
 struct Panels<'a> {
@@ -51,10 +50,10 @@ impl Panels<'_> {
         squares: bool,
     ) -> Filled {
         let (mut filled, panels, dim) = (Filled::default(), self.starts.len(), scale.centre.len());
-        let words = self.groups.len() / panels;
+        let words = self.groups.len() / panels::Panels::groups_of(panels);
         let mut numbers = vec![0; dim.next_multiple_of(scale.width.per_word())];
         let mut bytes = vec![0; 4 * words];
-        // A few rows at a time that follow each other, and the same words of a few lanes, which lie side by side.
+        // A few rows at a time that follow each other, and a quarter of a panel, whose words lie side by side.
         let run = if places.are_far_apart() { RUN.div_ceil(dim * size_of::<T>()) } else { 1 };
         for start in (0..panels * ROWS).step_by(run * ROWS) {
             let end = panels.min(start / ROWS + run) * ROWS;
@@ -124,8 +123,9 @@ impl Panels<'_> {
             }
         }
         let (words, _) = bytes.as_chunks::<4>();
-        let groups = &mut self.groups[panel * words.len()..][..words.len()];
-        groups.iter_mut().zip(words).for_each(|(group, word)| group.0[lane] = *word);
+        let quarter = panel * (ROWS / LANES) + lane / LANES;
+        let groups = &mut self.groups[quarter * words.len()..][..words.len()];
+        groups.iter_mut().zip(words).for_each(|(group, word)| group.0[lane % LANES] = *word);
     }
 }
 
@@ -141,10 +141,10 @@ impl Quantised {
             }
             None => (&mut self.groups, None),
         };
-        let words = groups.len() / self.starts.len();
+        let of_panel = groups.len() / self.starts.len();
         let bits = (self.decided.chunks_mut(PANELS_TOGETHER))
             .zip(self.odd_norm.chunks_mut(PANELS_TOGETHER));
-        let groups = groups.chunks_mut(PANELS_TOGETHER * words);
+        let groups = groups.chunks_mut(PANELS_TOGETHER * of_panel);
         let panels = groups.zip(self.starts.chunks_mut(PANELS_TOGETHER)).zip(bits);
         let panels = panels.map(|((groups, starts), (decided, odd_norm))| {
             let coarse = coarse.as_mut().and_then(|(scale, parts)| {

@@ -14,7 +14,7 @@ use crate::device::cpu::exact;
 use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::panels::{Found, Group, Packed, Panels, Passed, ROWS, Starts};
+use crate::device::cpu::simd::panels::{Found, Packed, Panels, Passed, ROWS, Starts};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -200,14 +200,11 @@ impl Nearer {
         for number in &vectors.unbounded {
             pairs.extend((0..costs.len()).map(|row| (*number, row as u32)));
         }
-        let words = self.base.words();
-        let step = (STEP_BYTES / (words * size_of::<Group>())).max(1);
+        let own = Panels { starts, ..self.base.panels(panels..panels + starts.len()) };
+        let step = (STEP_BYTES / Panels::bytes_of(self.base.words())).max(1);
         for from in (0..starts.len()).step_by(step) {
             let some = from..starts.len().min(from + step);
-            let groups =
-                &self.base.groups[(panels + some.start) * words..(panels + some.end) * words];
-            let swept = Panels { groups, starts: &starts[some.clone()] };
-            let width = self.base.scale.width;
+            let (width, swept) = (self.base.scale.width, own.some(some.clone()));
             self.base.level.sweep(width, swept, &vectors.packed, &vectors.least, passed);
             for Passed { query: vector, row, sum } in passed.iter() {
                 let row = some.start * ROWS + row as usize;

@@ -67,7 +67,7 @@ fn check(kind: Kind, (count, dim): (usize, usize), metric: Metric, level: Level)
         all.query(&row.iter().map(|x| x * factor).collect::<Vec<_>>(), &mut words);
     }
     let (length, panels) = (all.words(), all.starts.len());
-    let swept = Panels { groups: &all.groups, starts: &all.starts };
+    let swept = all.panels(0..panels);
     let sweep = |least: &[i32]| {
         let (mut passed, packed) = (Found::default(), level.pack(&words, length));
         level.sweep(all.width(), swept, &packed, least, &mut passed);

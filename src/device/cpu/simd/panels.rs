@@ -1,13 +1,16 @@
 //! Panels of 64 base rows of whole numbers, and queries that are compared with them.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use crate::memory::Zeros;
 
-/// Base rows in a panel.
+/// Base rows in a panel, and in a quarter of it.
 pub(in crate::device::cpu) const ROWS: usize = 64;
+pub(in crate::device::cpu) const LANES: usize = ROWS / 4;
 
-/// Queries that are compared with a panel together: with AVX-512 that has no VNNI, whose registers hold products too, and
-/// with others.
+/// Queries that are compared with a panel together: few of them, and with AVX-512 that has no VNNI, whose registers hold
+/// products too, and others.
 #[cfg(target_arch = "x86_64")]
 pub(super) const FEW: usize = 4;
 pub(super) const SOME: usize = 6;
@@ -41,10 +44,10 @@ impl Width {
     }
 }
 
-/// A word of every row of a panel.
+/// A word of every row of a quarter of a panel.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-pub(in crate::device::cpu) struct Group(pub [[u8; 4]; ROWS]);
+pub(in crate::device::cpu) struct Group(pub [[u8; 4]; LANES]);
 // SAFETY: zeros are numbers.
 unsafe impl Zeros for Group {}
 
@@ -55,11 +58,39 @@ pub(in crate::device::cpu) struct Starts(pub [i32; ROWS]);
 // SAFETY: as above.
 unsafe impl Zeros for Starts {}
 
-/// Panels: what the sums of each start with, and as many groups for each as a row has words.
+/// Panels: what the sums of each start with, and for each of its quarters, one after the other, as many groups as a row
+/// has words.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Panels<'a> {
     pub groups: &'a [Group],
     pub starts: &'a [Starts],
+}
+
+impl Panels<'_> {
+    /// The groups of a panel whose rows have so many words.
+    pub const fn groups_of(words: usize) -> usize {
+        ROWS / LANES * words
+    }
+
+    /// Their bytes.
+    pub const fn bytes_of(words: usize) -> usize {
+        Self::groups_of(words) * size_of::<Group>()
+    }
+
+    /// Some of them.
+    pub fn some(self, panels: Range<usize>) -> Self {
+        let of_panel = self.groups.len() / self.starts.len().max(1);
+        Self {
+            groups: &self.groups[panels.start * of_panel..panels.end * of_panel],
+            starts: &self.starts[panels],
+        }
+    }
+}
+
+/// The groups of each quarter of a panel.
+pub(super) fn quarters(panel: &[Group]) -> [&[Group]; ROWS / LANES] {
+    let words = panel.len() * LANES / ROWS;
+    std::array::from_fn(|quarter| &panel[quarter * words..][..words])
 }
 
 /// Queries in words, as a level takes them.
@@ -181,7 +212,7 @@ impl Found {
 pub(super) struct QueryGroup<'a> {
     /// Word by word those of all queries.
     pub(super) words: &'a [i32],
-    /// The number of the first of them.
+    /// The number of the first of them: before those, the panels have not been read.
     pub(super) first: usize,
     /// For each, the least sum that passes; there may be fewer.
     pub(super) least: &'a [i32],

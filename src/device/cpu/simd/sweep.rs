@@ -9,7 +9,9 @@ use super::level::{Instructions, Level};
 use super::lines::Line;
 #[cfg(target_arch = "x86_64")]
 use super::panels::FEW;
-use super::panels::{Found, Packed, Panels, QueryGroup, ROWS, SOME, TOGETHER_IN_16_BITS, Width};
+use super::panels::{
+    Found, LANES, Packed, Panels, QueryGroup, ROWS, SOME, TOGETHER_IN_16_BITS, Width, quarters,
+};
 #[cfg(target_arch = "aarch64")]
 use super::sweep_arm::sixteen_neon;
 #[cfg(target_arch = "x86_64")]
@@ -35,19 +37,26 @@ impl Level {
         [Width::Eight, Width::Seven].into_iter().find(|width| self.has(*width))
     }
 
-    /// Queries that are compared with a panel together.
-    fn together(self) -> usize {
+    /// How many of so many queries are compared with a panel together.
+    fn together(self, count: usize) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx512 => FEW,
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 | Instructions::Vnni
+                if count <= 2 * FEW
+                    && count.next_multiple_of(FEW) < count.next_multiple_of(SOME) =>
+            {
+                FEW
+            }
             _ => SOME,
         }
     }
 
     /// Queries of this many words each, one after the other.
     pub fn pack(self, queries: &[i32], length: usize) -> Packed {
-        let together = self.together();
         let count = queries.len() / length.max(1);
+        let together = self.together(count);
         let mut words = vec![0; count.div_ceil(together) * together * length];
         for (query, own) in queries.chunks_exact(length.max(1)).enumerate() {
             let to = &mut words[query / together * together * length..][..together * length];
@@ -81,40 +90,52 @@ impl Level {
         (queries, least): (&Packed, &[i32]),
         found: &mut Found,
     ) {
-        found.begin(panels.starts.len() * ROWS, least.len().next_multiple_of(self.together()));
         let Packed { words, length, together } = queries;
-        assert!(self.has(width) && *together == self.together());
-        assert_eq!(panels.groups.len(), panels.starts.len() * length, "rows of one length");
+        let (length, together) = (*length, *together);
+        found.begin(panels.starts.len() * ROWS, least.len().next_multiple_of(together));
+        assert!(self.has(width) && together == self.together(words.len() / length.max(1)));
+        assert_eq!(panels.groups.len(), panels.starts.len() * Panels::groups_of(length));
         assert!(width != Width::Seven || length.is_multiple_of(TOGETHER_IN_16_BITS));
         assert!(words.len() >= least.len() * length);
-        let groups = least.len().div_ceil(*together).max(1);
+        let groups = least.len().div_ceil(together).max(1);
         let mut lines = lines.chunks(lines.len().div_ceil(groups).max(1));
-        for (i, least) in least.chunks(*together).enumerate() {
+        for (i, least) in least.chunks(together).enumerate() {
             let first = i * together;
             prefetch(lines.next().unwrap_or_default());
             let words = &words[first * length..][..together * length];
             let group = QueryGroup { words, first, least };
+            #[cfg(target_arch = "x86_64")]
+            macro_rules! with_either {
+                ($kernel:ident) => {
+                    match together {
+                        FEW => $kernel::<FEW>(panels, &group, found),
+                        _ => $kernel::<SOME>(panels, &group, found),
+                    }
+                };
+            }
             match (self.0, width) {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level is a proof that the processor has the instructions.
-                (Instructions::Vnni, Width::Eight) => unsafe { eight_vnni(panels, &group, found) },
+                (Instructions::Vnni, Width::Eight) => unsafe { with_either!(eight_vnni) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                (Instructions::Vnni, _) => unsafe { sixteen_vnni(panels, &group, found) },
+                (Instructions::Vnni, _) => unsafe { with_either!(sixteen_vnni) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 (Instructions::Avx512, Width::Seven) => unsafe {
-                    seven_avx512(panels, &group, found)
+                    seven_avx512::<FEW>(panels, &group, found)
                 },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                (Instructions::Avx2, Width::Seven) => unsafe { seven_avx2(panels, &group, found) },
+                (Instructions::Avx2, Width::Seven) => unsafe { with_either!(seven_avx2) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                (Instructions::Avx512, _) => unsafe { sixteen_avx512(panels, &group, found) },
+                (Instructions::Avx512, _) => unsafe {
+                    sixteen_avx512::<FEW>(panels, &group, found)
+                },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                (Instructions::Avx2, _) => unsafe { sixteen_avx2(panels, &group, found) },
+                (Instructions::Avx2, _) => unsafe { with_either!(sixteen_avx2) },
                 #[cfg(target_arch = "aarch64")]
                 // SAFETY: as above.
                 (Instructions::Neon, _) => unsafe { sixteen_neon(panels, &group, found) },
@@ -143,12 +164,14 @@ impl WithSimd for Plain<'_> {
         for (panel, starts, groups) in group.each(panels) {
             for (query, limit) in limits.iter().enumerate() {
                 let mut sums = *starts;
-                for (group, words) in groups.iter().zip(queries) {
-                    let [even, odd] =
-                        [words[query] as i16, (words[query] >> 16) as i16].map(i32::from);
-                    for (sum, [a, b, c, d]) in sums.0.iter_mut().zip(&group.0) {
-                        let row = [i16::from_le_bytes([*a, *b]), i16::from_le_bytes([*c, *d])];
-                        *sum += i32::from(row[0]) * even + i32::from(row[1]) * odd;
+                for (sums, groups) in sums.0.chunks_exact_mut(LANES).zip(quarters(groups)) {
+                    for (group, words) in groups.iter().zip(queries) {
+                        let [even, odd] =
+                            [words[query] as i16, (words[query] >> 16) as i16].map(i32::from);
+                        for (sum, [a, b, c, d]) in sums.iter_mut().zip(&group.0) {
+                            let row = [i16::from_le_bytes([*a, *b]), i16::from_le_bytes([*c, *d])];
+                            *sum += i32::from(row[0]) * even + i32::from(row[1]) * odd;
+                        }
                     }
                 }
                 let passes = sums.0.iter().enumerate();
@@ -202,12 +225,11 @@ mod tests {
     fn sums(width: Width, panels: Panels<'_>, queries: &[[u8; 4]], length: usize) -> Vec<Vec<i64>> {
         let rows = 0..panels.starts.len() * ROWS;
         let of = |query: &[[u8; 4]], row: usize| {
-            let (panel, lane) = (row / ROWS, row % ROWS);
-            let groups = &panels.groups[panel * length..][..length];
-            let words: Vec<_> = groups.iter().map(|group| group.0[lane]).collect();
+            let groups = &panels.groups[row / LANES * length..][..length];
+            let words: Vec<_> = groups.iter().map(|group| group.0[row % LANES]).collect();
             let base = numbers(width, &words, true);
             let products = base.iter().zip(numbers(width, query, false)).map(|(x, q)| x * q);
-            i64::from(panels.starts[panel].0[lane]) + products.sum::<i64>()
+            i64::from(panels.starts[row / ROWS].0[row % ROWS]) + products.sum::<i64>()
         };
         let each = queries.chunks_exact(length);
         each.map(|query| rows.clone().map(|row| of(query, row)).collect()).collect()
@@ -251,7 +273,7 @@ mod tests {
 
     #[test]
     fn every_level_finds_the_rows_of_the_definition() {
-        for sizes in [(1, 1, 1), (2, 3, 5), (7, 2, 13), (48, 1, 6), (192, 2, 4)] {
+        for sizes in [(1, 1, 1), (2, 3, 5), (7, 2, 13), (48, 1, 6), (64, 3, 8), (192, 2, 4)] {
             for level in Level::all() {
                 for width in [Width::Eight, Width::Seven, Width::Sixteen] {
                     let (length, panels, count): (usize, usize, usize) = sizes;

@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::*;
 
-use super::panels::{Found, Group, Panels, QueryGroup, ROWS, SOME};
+use super::panels::{Found, Group, LANES, Panels, QueryGroup, ROWS, SOME, quarters};
 
 /// Rows whose sums are in registers, and queries that they are compared with at a time.
 const FEW_ROWS: usize = 8;
@@ -18,8 +18,8 @@ pub(super) fn sixteen_neon(panels: Panels<'_>, group: &QueryGroup<'_>, found: &m
         for first in (0..ROWS).step_by(FEW_ROWS) {
             for some in (0..SOME).step_by(FEW_QUERIES) {
                 let mut parts = [[vdupq_n_s32(0); FEW_ROWS / 2]; FEW_QUERIES];
-                for (group, words) in groups.iter().zip(queries) {
-                    let rows = numbers(group, first);
+                for (group, words) in quarters(groups)[first / LANES].iter().zip(queries) {
+                    let rows = numbers(group, first % LANES);
                     for (parts, word) in parts.iter_mut().zip(&words[some..]) {
                         // Both dimensions of the word, again and again.
                         let word = vreinterpretq_s16_s32(vdupq_n_s32(*word));

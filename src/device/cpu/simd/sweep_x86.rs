@@ -3,9 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::panels::{
-    FEW, Found, Group, Panels, QueryGroup, ROWS, SOME, Starts, TOGETHER_IN_16_BITS,
-};
+use super::panels::{Found, Group, LANES, Panels, QueryGroup, ROWS, TOGETHER_IN_16_BITS, quarters};
 
 /// For each mask of eight lanes a byte for each lane: the lanes that are set first, in their order.
 const SET_FIRST: [u64; 256] = {
@@ -25,21 +23,41 @@ const SET_FIRST: [u64; 256] = {
     all
 };
 
+/// Asks for the group so many groups ahead, if there is one.
+#[inline(always)]
+fn ask_for(groups: &Group, ahead: usize) {
+    let place = std::ptr::from_ref(groups).wrapping_add(ahead);
+    // SAFETY: a prefetch of any address has no effect that a program can see.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+}
+
 /// A sweep with AVX-512 of so many queries at a time, given how a register of sums takes so many more words of base rows
 /// and a query.
 macro_rules! sweep_512 {
-    ($name:ident, $features:literal, $together:expr, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
+    ($name:ident, $features:literal, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
         #[target_feature(enable = $features)]
-        pub(super) fn $name(panels: Panels<'_>, group: &QueryGroup<'_>, found: &mut Found) {
-            let (queries, limits) = (group.words::<$together>(), group.limits::<$together>());
+        pub(super) fn $name<const TOGETHER: usize>(
+            panels: Panels<'_>,
+            group: &QueryGroup<'_>,
+            found: &mut Found,
+        ) {
+            let (queries, limits) = (group.words::<TOGETHER>(), group.limits::<TOGETHER>());
             let limits = limits.map(|limit| _mm512_set1_epi32(limit));
             let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             for (panel, starts, groups) in group.each(panels) {
-                let mut sums = [registers_512(starts); $together];
+                let starts = starts.0.as_chunks::<LANES>().0;
+                let mut sums = [std::array::from_fn(|i| register_512(&starts[i])); TOGETHER];
                 // No indexing here: its bounds checks would cost as much as the products.
                 let words = queries.as_chunks::<$words>().0;
-                for (groups, words) in groups.as_chunks::<$words>().0.iter().zip(words) {
-                    let groups = groups.each_ref().map(|group| registers_512(group));
+                let [a, b, c, d] = quarters(groups).map(|all| all.as_chunks::<$words>().0);
+                for ((((a, b), c), d), words) in a.iter().zip(b).zip(c).zip(d).zip(words) {
+                    if group.first == 0 {
+                        let each = [a, b, c, d].into_iter().flatten();
+                        each.for_each(|quarter| ask_for(quarter, groups.len()));
+                    }
+                    let groups: [_; $words] = std::array::from_fn(|i| {
+                        [&a[i], &b[i], &c[i], &d[i]].map(|group| register_512(group))
+                    });
                     for (query, sums) in sums.iter_mut().enumerate() {
                         let $query = words.map(|words| _mm512_set1_epi32(words[query]));
                         for (i, sum) in sums.iter_mut().enumerate() {
@@ -52,8 +70,8 @@ macro_rules! sweep_512 {
                 let most = sums.map(|[a, b, c, d]| {
                     _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d))
                 });
-                let (mut any, mut all) = ([0; $together], 0);
-                for query in 0..$together {
+                let (mut any, mut all) = ([0; TOGETHER], 0);
+                for query in 0..TOGETHER {
                     any[query] = _mm512_cmpgt_epi32_mask(most[query], limits[query]);
                     all |= any[query];
                 }
@@ -62,9 +80,9 @@ macro_rules! sweep_512 {
                 }
                 // A copy in memory, so that the sums themselves stay in registers.
                 let sums = std::hint::black_box(sums);
-                let (pairs, to) = found.room($together * ROWS + 16);
+                let (pairs, to) = found.room(TOGETHER * ROWS + 16);
                 let mut passed = 0;
-                for query in (0..$together).filter(|query| any[*query] != 0) {
+                for query in (0..TOGETHER).filter(|query| any[*query] != 0) {
                     let (sums, limit) = (sums[query], limits[query]);
                     let first = found.pair(group.first + query, panel * ROWS) as i32;
                     // Without branches, as which rows pass cannot be foreseen.
@@ -88,40 +106,42 @@ macro_rules! sweep_512 {
     };
 }
 
-sweep_512!(eight_vnni, "avx512f,avx512bw,avx512vnni,popcnt", SOME, 1, |sum, base, query| {
+sweep_512!(eight_vnni, "avx512f,avx512bw,avx512vnni,popcnt", 1, |sum, base, query| {
     _mm512_dpbusd_epi32(sum, base[0], query[0])
 });
-sweep_512!(sixteen_vnni, "avx512f,avx512bw,avx512vnni,popcnt", SOME, 1, |sum, base, query| {
+sweep_512!(sixteen_vnni, "avx512f,avx512bw,avx512vnni,popcnt", 1, |sum, base, query| {
     _mm512_dpwssd_epi32(sum, base[0], query[0])
 });
-sweep_512!(sixteen_avx512, "avx512f,avx512bw,popcnt", FEW, 1, |sum, base, query| {
+sweep_512!(sixteen_avx512, "avx512f,avx512bw,popcnt", 1, |sum, base, query| {
     _mm512_add_epi32(sum, _mm512_madd_epi16(base[0], query[0]))
 });
-sweep_512!(
-    seven_avx512,
-    "avx512f,avx512bw,popcnt",
-    FEW,
-    TOGETHER_IN_16_BITS,
-    |sum, base, query| {
-        let [a, b, c, d] = std::array::from_fn(|i| _mm512_maddubs_epi16(base[i], query[i]));
-        let sixteens = _mm512_add_epi16(_mm512_add_epi16(a, b), _mm512_add_epi16(c, d));
-        _mm512_add_epi32(sum, _mm512_madd_epi16(sixteens, _mm512_set1_epi16(1)))
-    }
-);
+sweep_512!(seven_avx512, "avx512f,avx512bw,popcnt", TOGETHER_IN_16_BITS, |sum, base, query| {
+    let [a, b, c, d] = std::array::from_fn(|i| _mm512_maddubs_epi16(base[i], query[i]));
+    let sixteens = _mm512_add_epi16(_mm512_add_epi16(a, b), _mm512_add_epi16(c, d));
+    _mm512_add_epi32(sum, _mm512_madd_epi16(sixteens, _mm512_set1_epi16(1)))
+});
 
 /// A sweep with AVX2, given how a register of sums takes so many more words of base rows and a query.
 macro_rules! sweep_256 {
     ($name:ident, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
         #[target_feature(enable = "avx2,popcnt")]
-        pub(super) fn $name(panels: Panels<'_>, group: &QueryGroup<'_>, found: &mut Found) {
-            let (queries, limits) = (group.words::<SOME>(), group.limits::<SOME>());
+        pub(super) fn $name<const TOGETHER: usize>(
+            panels: Panels<'_>,
+            group: &QueryGroup<'_>,
+            found: &mut Found,
+        ) {
+            let (queries, limits) = (group.words::<TOGETHER>(), group.limits::<TOGETHER>());
             let limits = limits.map(|limit| _mm256_set1_epi32(limit));
             for (panel, starts, groups) in group.each(panels) {
-                for quarter in 0..4 {
-                    let mut sums = [registers_256(starts, quarter); SOME];
+                let (of_panel, starts) = (groups.len(), starts.0.as_chunks::<LANES>().0);
+                for (quarter, (starts, groups)) in starts.iter().zip(quarters(groups)).enumerate() {
+                    let mut sums = [registers_256(starts); TOGETHER];
                     let words = queries.as_chunks::<$words>().0;
                     for (groups, words) in groups.as_chunks::<$words>().0.iter().zip(words) {
-                        let groups = groups.each_ref().map(|group| registers_256(group, quarter));
+                        if group.first == 0 {
+                            groups.iter().for_each(|group| ask_for(group, of_panel));
+                        }
+                        let groups = groups.each_ref().map(|group| registers_256(group));
                         for (query, sums) in sums.iter_mut().enumerate() {
                             let $query = words.map(|words| _mm256_set1_epi32(words[query]));
                             for (i, sum) in sums.iter_mut().enumerate() {
@@ -139,10 +159,10 @@ macro_rules! sweep_256 {
                         continue;
                     }
                     let sums = std::hint::black_box(sums);
-                    let (pairs, to) = found.room(SOME * 16 + 8);
+                    let (pairs, to) = found.room(TOGETHER * LANES + 8);
                     let mut passed = 0;
                     for (query, (sums, limit)) in sums.into_iter().zip(limits).enumerate() {
-                        let row = panel * ROWS + 16 * quarter;
+                        let row = panel * ROWS + LANES * quarter;
                         let first = found.pair(group.first + query, row) as i32;
                         for (i, sum) in sums.into_iter().enumerate() {
                             let is_more = _mm256_castsi256_ps(_mm256_cmpgt_epi32(sum, limit));
@@ -176,34 +196,29 @@ sweep_256!(seven_avx2, TOGETHER_IN_16_BITS, |sum, base, query| {
     _mm256_add_epi32(sum, _mm256_madd_epi16(sixteens, _mm256_set1_epi16(1)))
 });
 
-/// Types of panels.
+/// Numbers of a quarter of a panel.
 ///
 /// # Safety
-/// They are 256 initialised bytes, of which any are a value.
-unsafe trait Paneled: Sized {
-    const CHECKED: () = assert!(size_of::<Self>() == 256 && align_of::<Self>() == 64);
+/// They are 64 initialised bytes, of which any are a value.
+unsafe trait Quarter: Sized {
+    const CHECKED: () = assert!(size_of::<Self>() == 64);
 }
-// SAFETY: 64 words of four bytes.
-unsafe impl Paneled for Group {}
-// SAFETY: 64 numbers of four bytes.
-unsafe impl Paneled for Starts {}
+// SAFETY: 16 words of four bytes.
+unsafe impl Quarter for Group {}
+// SAFETY: 16 numbers of four bytes.
+unsafe impl Quarter for [i32; LANES] {}
 
-/// The four registers of a panel.
 #[target_feature(enable = "avx512f")]
-fn registers_512<T: Paneled>(from: &T) -> [__m512i; 4] {
+fn register_512<T: Quarter>(from: &T) -> __m512i {
     const { T::CHECKED };
-    let from = std::ptr::from_ref(from).cast::<__m512i>();
-    // SAFETY: a `Paneled` is 256 initialised bytes, at an address divisible by 64; any bits make a
-    // register.
-    std::array::from_fn(|i| unsafe { _mm512_load_si512(from.add(i)) })
+    // SAFETY: a `Quarter` is 64 initialised bytes; any bits make a register.
+    unsafe { _mm512_loadu_si512(std::ptr::from_ref(from).cast()) }
 }
 
-/// Two of the eight registers of a panel.
 #[target_feature(enable = "avx2")]
-fn registers_256<T: Paneled>(from: &T, quarter: usize) -> [__m256i; 2] {
+fn registers_256<T: Quarter>(from: &T) -> [__m256i; 2] {
     const { T::CHECKED };
-    assert!(quarter < 4);
     let from = std::ptr::from_ref(from).cast::<__m256i>();
-    // SAFETY: as for `registers_512`; eight registers are 256 bytes.
-    std::array::from_fn(|i| unsafe { _mm256_load_si256(from.add(2 * quarter + i)) })
+    // SAFETY: as for `register_512`, of which these are the halves.
+    std::array::from_fn(|i| unsafe { _mm256_loadu_si256(from.add(i)) })
 }

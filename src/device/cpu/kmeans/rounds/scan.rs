@@ -4,7 +4,7 @@ use super::lists::{Entry, down};
 use crate::device::cpu::rounded::base::Quantised;
 use crate::device::cpu::rounded::query::Query;
 use crate::device::cpu::rounded::rows::RoundedRows;
-use crate::device::cpu::simd::panels::{Found, Group, Packed, Panels, Passed, ROWS};
+use crate::device::cpu::simd::panels::{Found, Packed, Panels, Passed, ROWS};
 
 /// Rows that are compared together.
 pub(super) const TOGETHER: usize = 128;
@@ -59,7 +59,7 @@ impl Scan {
             self.sweep(centroids, &packed, 0..few, unit);
             self.limit();
         }
-        let step = (STEP_BYTES / (centroids.words() * size_of::<Group>())).max(1);
+        let step = (STEP_BYTES / Panels::bytes_of(centroids.words())).max(1);
         for first in (few..all).step_by(step) {
             self.sweep(centroids, &packed, first..all.min(first + step), unit);
         }
@@ -75,11 +75,7 @@ impl Scan {
         let Self { least, passed, found, queries, reach, best, .. } = self;
         least.clear();
         least.extend(queries.iter().zip(reach.iter()).map(|(query, reach)| query.least(*reach)));
-        let words = centroids.words();
-        let swept = Panels {
-            groups: &centroids.groups[panels.start * words..panels.end * words],
-            starts: &centroids.starts[panels.clone()],
-        };
+        let swept = centroids.panels(panels.clone());
         centroids.level.sweep(centroids.width(), swept, packed, least, passed);
         for Passed { query, row, sum } in passed.iter() {
             let row = panels.start * ROWS + row as usize;

@@ -10,7 +10,7 @@ use crate::device::cpu::rounded::query::Query;
 use crate::device::cpu::search::sink::Sink;
 use crate::device::cpu::search::traversal::{BLOCK_ROWS, Block, Visit};
 use crate::device::cpu::simd::lanes::Lanes;
-use crate::device::cpu::simd::panels::{Found, Group, Packed, Panels, Passed, ROWS};
+use crate::device::cpu::simd::panels::{Found, Packed, Panels, Passed, ROWS};
 use crate::error::Result;
 
 /// Pairs that are computed together, at most those of one query more.
@@ -101,7 +101,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
     pub(super) fn block(&mut self, block: usize) -> Result<u64> {
         let panels = block * PANELS_PER_BLOCK..(block + 1) * PANELS_PER_BLOCK;
         let panels = panels.start..panels.end.min(self.base.starts.len());
-        let most = (STEP_BYTES / (self.base.words() * size_of::<Group>())).max(1);
+        let most = (STEP_BYTES / Panels::bytes_of(self.base.words())).max(1);
         // Until lists are full, everything passes: take a few panels at a time.
         let is_limited = |(id, kept): (&u32, &Kept)| {
             kept.least() > i32::MIN || self.sinks[*id as usize].reach() < T::INFINITY
@@ -177,7 +177,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
 
     /// Finds the pairs of all queries and some panels that pass.
     fn sweep(&mut self, panels: Range<usize>) {
-        let (base, words) = (self.base, self.base.words());
+        let base = self.base;
         self.least.clear();
         let queries = self.rounded.iter_mut().zip(&self.ids).zip(&self.kept);
         self.least.extend(queries.map(|((query, id), kept)| {
@@ -191,10 +191,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
                 self.looked += coarse.sweep(base.level, of, (queries, &self.least), &mut found);
             }
             (_, Forms::Packed(queries)) => {
-                let swept = Panels {
-                    groups: &base.groups[panels.start * words..panels.end * words],
-                    starts: &base.starts[panels.clone()],
-                };
+                let swept = base.panels(panels.clone());
                 base.level.sweep(base.scale.width, swept, queries, &self.least, &mut found);
             }
             _ => unreachable!("queries are of the base's form"),
