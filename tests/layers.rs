@@ -96,6 +96,7 @@ fn only_devices_and_errors_ask_for_the_cuda_feature() {
 #[test]
 fn unsafe_code_is_where_it_is_allowed() {
     let allowed = [
+        "src/device/cpu/simd/bounds.rs",
         "src/device/cpu/simd/chains.rs",
         "src/device/cpu/simd/lines.rs",
         "src/device/cpu/simd/panels.rs",

@@ -172,11 +172,11 @@ fn assigner<T: Lanes>(
     job: &Job,
 ) -> Result<Option<Box<dyn Assigner>>> {
     let dim = rows.matrix().dim();
-    let are_few = rounds::are_few(of.0, dim, k);
+    let are_few = rounds::are_few(of, dim, k);
     if are_few && let Some(gaps) = Gaps::<T>::try_new(rows, k, of, job)? {
         return Ok(Some(Box::new(gaps)));
     }
-    if pair_bounds::suits::<T>(dim, k)
+    if pair_bounds::suits::<T>(dim, k, of.1)
         && let Some(bounds) = PairBounds::<T>::try_new(rows, k, of, job)?
     {
         return Ok(Some(Box::new(bounds)));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::base::{Form, Quantised, Sampled};
 use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::panels::{Found, Panels, Passed};
+use crate::device::cpu::simd::panels::{Found, Passed};
 use crate::job::Job;
 use crate::matrix::{Elements, Matrix, Rows};
 use crate::metric::Metric;

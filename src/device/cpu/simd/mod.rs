@@ -1,5 +1,6 @@
 //! SIMD code: operations on registers, and layouts that suit them.
 
+pub(super) mod bounds;
 pub(super) mod chains;
 pub(super) mod lanes;
 pub(in crate::device) mod level;

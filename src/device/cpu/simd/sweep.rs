@@ -19,6 +19,17 @@ use super::sweep_x86::{
     eight_vnni, seven_avx2, seven_avx512, sixteen_avx2, sixteen_avx512, sixteen_vnni,
 };
 
+/// Calls a kernel for as many queries at a time as there are together.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with {
+    ($together:expr, $kernel:ident($($of:expr),*)) => {
+        match $together {
+            FEW => $kernel::<FEW>($($of),*),
+            _ => $kernel::<SOME>($($of),*),
+        }
+    };
+}
+
 impl Level {
     /// Whether it multiplies numbers of this width.
     pub fn has(self, width: Width) -> bool {
@@ -39,6 +50,8 @@ impl Level {
 
     /// How many of so many queries are compared with a panel together.
     fn together(self, count: usize) -> usize {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = count;
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx512 => FEW,
@@ -90,8 +103,7 @@ impl Level {
         (queries, least): (&Packed, &[i32]),
         found: &mut Found,
     ) {
-        let Packed { words, length, together } = queries;
-        let (length, together) = (*length, *together);
+        let Packed { ref words, length, together } = *queries;
         found.begin(panels.starts.len() * ROWS, least.len().next_multiple_of(together));
         assert!(self.has(width) && together == self.together(words.len() / length.max(1)));
         assert_eq!(panels.groups.len(), panels.starts.len() * Panels::groups_of(length));
@@ -104,22 +116,17 @@ impl Level {
             prefetch(lines.next().unwrap_or_default());
             let words = &words[first * length..][..together * length];
             let group = QueryGroup { words, first, least };
-            #[cfg(target_arch = "x86_64")]
-            macro_rules! with_either {
-                ($kernel:ident) => {
-                    match together {
-                        FEW => $kernel::<FEW>(panels, &group, found),
-                        _ => $kernel::<SOME>(panels, &group, found),
-                    }
-                };
-            }
             match (self.0, width) {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level is a proof that the processor has the instructions.
-                (Instructions::Vnni, Width::Eight) => unsafe { with_either!(eight_vnni) },
+                (Instructions::Vnni, Width::Eight) => unsafe {
+                    with!(together, eight_vnni(panels, &group, found))
+                },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                (Instructions::Vnni, _) => unsafe { with_either!(sixteen_vnni) },
+                (Instructions::Vnni, _) => unsafe {
+                    with!(together, sixteen_vnni(panels, &group, found))
+                },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 (Instructions::Avx512, Width::Seven) => unsafe {
@@ -127,7 +134,9 @@ impl Level {
                 },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                (Instructions::Avx2, Width::Seven) => unsafe { with_either!(seven_avx2) },
+                (Instructions::Avx2, Width::Seven) => unsafe {
+                    with!(together, seven_avx2(panels, &group, found))
+                },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 (Instructions::Avx512, _) => unsafe {
@@ -135,7 +144,9 @@ impl Level {
                 },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                (Instructions::Avx2, _) => unsafe { with_either!(sixteen_avx2) },
+                (Instructions::Avx2, _) => unsafe {
+                    with!(together, sixteen_avx2(panels, &group, found))
+                },
                 #[cfg(target_arch = "aarch64")]
                 // SAFETY: as above.
                 (Instructions::Neon, _) => unsafe { sixteen_neon(panels, &group, found) },

@@ -23,12 +23,14 @@ const SET_FIRST: [u64; 256] = {
     all
 };
 
-/// Asks for the group so many groups ahead, if there is one.
+/// Asks for the groups that are so many groups ahead of these, if there are any.
 #[inline(always)]
-fn ask_for(groups: &Group, ahead: usize) {
-    let place = std::ptr::from_ref(groups).wrapping_add(ahead);
-    // SAFETY: a prefetch of any address has no effect that a program can see.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+fn ask_for(groups: &[Group], ahead: usize) {
+    for group in groups {
+        let place = std::ptr::from_ref(group).wrapping_add(ahead);
+        // SAFETY: a prefetch of any address has no effect that a program can see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+    }
 }
 
 /// A sweep with AVX-512 of so many queries at a time, given how a register of sums takes so many more words of base rows
@@ -51,13 +53,8 @@ macro_rules! sweep_512 {
                 let words = queries.as_chunks::<$words>().0;
                 let [a, b, c, d] = quarters(groups).map(|all| all.as_chunks::<$words>().0);
                 for ((((a, b), c), d), words) in a.iter().zip(b).zip(c).zip(d).zip(words) {
-                    if group.first == 0 {
-                        let each = [a, b, c, d].into_iter().flatten();
-                        each.for_each(|quarter| ask_for(quarter, groups.len()));
-                    }
-                    let groups: [_; $words] = std::array::from_fn(|i| {
-                        [&a[i], &b[i], &c[i], &d[i]].map(|group| register_512(group))
-                    });
+                    let ahead = (group.first == 0).then_some(groups.len());
+                    let groups: [_; $words] = words_512([a, b, c, d], ahead);
                     for (query, sums) in sums.iter_mut().enumerate() {
                         let $query = words.map(|words| _mm512_set1_epi32(words[query]));
                         for (i, sum) in sums.iter_mut().enumerate() {
@@ -67,9 +64,7 @@ macro_rules! sweep_512 {
                     }
                 }
                 // One comparison per query while no row passes.
-                let most = sums.map(|[a, b, c, d]| {
-                    _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d))
-                });
+                let most = sums.map(|sums| largest_512(sums));
                 let (mut any, mut all) = ([0; TOGETHER], 0);
                 for query in 0..TOGETHER {
                     any[query] = _mm512_cmpgt_epi32_mask(most[query], limits[query]);
@@ -139,7 +134,7 @@ macro_rules! sweep_256 {
                     let words = queries.as_chunks::<$words>().0;
                     for (groups, words) in groups.as_chunks::<$words>().0.iter().zip(words) {
                         if group.first == 0 {
-                            groups.iter().for_each(|group| ask_for(group, of_panel));
+                            ask_for(groups, of_panel);
                         }
                         let groups = groups.each_ref().map(|group| registers_256(group));
                         for (query, sums) in sums.iter_mut().enumerate() {
@@ -207,6 +202,23 @@ unsafe trait Quarter: Sized {
 unsafe impl Quarter for Group {}
 // SAFETY: 16 numbers of four bytes.
 unsafe impl Quarter for [i32; LANES] {}
+
+/// Some words of all rows of a panel, by their quarters; asks for what is so many groups ahead.
+#[target_feature(enable = "avx512f")]
+fn words_512<const WORDS: usize>(
+    quarters: [&[Group; WORDS]; 4],
+    ahead: Option<usize>,
+) -> [[__m512i; 4]; WORDS] {
+    if let Some(ahead) = ahead {
+        quarters.iter().for_each(|groups| ask_for(*groups, ahead));
+    }
+    std::array::from_fn(|i| quarters.map(|groups| register_512(&groups[i])))
+}
+
+#[target_feature(enable = "avx512f")]
+fn largest_512([a, b, c, d]: [__m512i; 4]) -> __m512i {
+    _mm512_max_epi32(_mm512_max_epi32(a, b), _mm512_max_epi32(c, d))
+}
 
 #[target_feature(enable = "avx512f")]
 fn register_512<T: Quarter>(from: &T) -> __m512i {

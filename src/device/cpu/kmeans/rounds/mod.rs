@@ -36,14 +36,20 @@ use crate::metric::{Metric, Sum};
 const BLOCK: usize = 512;
 
 /// Up to this many dimensions and centroids, comparing rows with all of them is as fast as keeping lists, and where
-/// [gaps](super::gaps) are known, faster.
-const FEW: [(usize, usize); 3] = [(15, usize::MAX), (32, 511), (256, 128)];
+/// [gaps](super::gaps) are known, faster; of some dimensions with AVX-512 of more centroids.
+const FEW: [(usize, usize); 3] = [(15, usize::MAX), (32, 511), (256, 48)];
+const FEW_WITH_AVX512: (usize, usize) = (256, 128);
 const FEW_WITH_GAPS: (usize, usize) = (32, 1024);
 
 /// Whether all centroids are compared with a row, if some have to be and [`pair_bounds`] do not say which.
-pub(in crate::device::cpu) fn are_few(metric: Metric, dim: usize, k: usize) -> bool {
+pub(in crate::device::cpu) fn are_few(
+    (metric, level): (Metric, Level),
+    dim: usize,
+    k: usize,
+) -> bool {
     let with_gaps = (metric == Metric::SqEuclidean).then_some(FEW_WITH_GAPS);
-    let mut few = FEW.into_iter().chain(with_gaps);
+    let mut few =
+        FEW.into_iter().chain(level.has_avx512().then_some(FEW_WITH_AVX512)).chain(with_gaps);
     few.any(|(most_dim, most)| dim <= most_dim && k <= most)
 }
 

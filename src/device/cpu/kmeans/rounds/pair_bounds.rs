@@ -4,16 +4,19 @@
 //! move. Those that may be nearer than its own one are compared with the row in whole numbers; of those that this leaves,
 //! if there are several, the sums of the definition decide.
 //!
+//! Bounds on others are whole numbers of 16 bits, in steps of the rows' rounding. What is kept is the bound and how far
+//! the centroid had moved by then, so that only bounds that change are written.
+//!
 //! Labels and distances are those of the definition: bounds only decide which pairs are computed.
 
 use rayon::prelude::*;
 
 use super::centroids::{Centroids, Measure};
 use super::distances;
-use super::lists::less;
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
 use crate::device::cpu::exact;
 use crate::device::cpu::rounded::lined::{Apart, LinedRows};
+use crate::device::cpu::simd::bounds::{Bounds, TOGETHER};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::error::{Error, Result};
@@ -24,8 +27,16 @@ use crate::metric::{Metric, Sum};
 /// Rows of a task.
 const BLOCK: usize = 64;
 
-/// Bounds that are looked at together: there are so many for a row, or a multiple.
-const SIDE_BY_SIDE: usize = 8;
+/// The bound of a row's own centroid, and of none, which is never within reach; and the largest of others, which may be
+/// less than it could be.
+const NEVER: u16 = u16::MAX;
+const LARGEST: u16 = NEVER - 1;
+
+/// Few rows are certain where no more than one in so many is.
+const ONE_CERTAIN_IN: usize = 8;
+
+/// When centroids have moved so many steps in all, bounds are written anew.
+const MOST_MOVED: u16 = 1 << 14;
 
 /// If more than one in this many pairs is computed by definition, and some of each row, there is a faster way.
 const ONE_COMPUTED_IN: usize = 8;
@@ -34,12 +45,17 @@ const FREE: usize = 4;
 /// With fewer dimensions, rows in whole numbers take more memory than they save time.
 const LEAST_DIM: usize = 33;
 
-/// Bytes that the bounds of a row may take, even if the row takes less.
-const SMALL: usize = 512;
+/// How many quarters of a row's memory its bounds may take: with AVX-512, comparing a row with many centroids takes less
+/// time than reading more bounds than that.
+const MOST_QUARTERS: usize = 16;
+const MOST_QUARTERS_WITH_AVX512: usize = 3;
+/// Bytes that they may take in any case.
+const SMALL: usize = 256;
 
-/// Whether the bounds of a row take about as much memory as the row, or little.
-pub(in crate::device::cpu) fn suits<T: Lanes>(dim: usize, k: usize) -> bool {
-    dim >= LEAST_DIM && k * size_of::<f32>() <= (dim * size_of::<T>()).max(SMALL)
+/// Whether the bounds of a row do not take too much memory, compared with the row.
+pub(in crate::device::cpu) fn suits<T: Lanes>(dim: usize, k: usize, level: Level) -> bool {
+    let most = if level.has_avx512() { MOST_QUARTERS_WITH_AVX512 } else { MOST_QUARTERS };
+    dim >= LEAST_DIM && k * size_of::<u16>() <= (dim * size_of::<T>() / 4 * most).max(SMALL)
 }
 
 /// See the [module](self).
@@ -47,14 +63,19 @@ pub(in crate::device::cpu) struct PairBounds<T> {
     rows: Rows,
     measure: Measure,
     rounded: LinedRows,
-    /// Bounds of a row.
+    /// Bounds of a row: a multiple of [`TOGETHER`].
     stride: usize,
     /// For each row, a distance that its own centroid is not beyond.
     own: Vec<f32>,
-    /// For each row and centroid, a distance that it is not nearer than; infinite for the row's own one.
-    least: Vec<f32>,
+    /// For each row and centroid, a distance that it is not nearer than, and what is in `moved`; [`NEVER`] for the
+    /// row's own one.
+    least: Vec<u16>,
+    /// For each centroid, how far it has moved since bounds began: as many as there are bounds of a row.
+    moved: Vec<u16>,
     /// The centroids of the last round.
     before: Vec<T>,
+    /// Asking which rows are certain takes longer than it saves.
+    few_are_certain: bool,
     /// Bounds decide too little, or there is no memory.
     is_given_up: bool,
     reserved: Reserved,
@@ -66,13 +87,15 @@ struct Block<'a> {
     first: u32,
     labels: &'a mut [u32],
     own: &'a mut [f32],
-    least: &'a mut [f32],
+    least: &'a mut [u16],
 }
 
 /// What a thread uses again.
 #[derive(Default)]
 struct Scratch {
     uncertain: Vec<Uncertain>,
+    /// Centroids that may be near a row.
+    near: Vec<u32>,
     /// Of a row and a centroid.
     pairs: Vec<(u32, u32)>,
     sums: Vec<i32>,
@@ -101,8 +124,8 @@ impl<T: Lanes> PairBounds<T> {
         if dim > super::MOST_DIM || of.0.sum() == Sum::Absolute {
             return Ok(None);
         }
-        let stride = k.next_multiple_of(SIDE_BY_SIDE);
-        let bytes = (stride + 1) * size_of::<f32>();
+        let stride = k.next_multiple_of(TOGETHER);
+        let bytes = stride * size_of::<u16>() + size_of::<f32>();
         let most = rows.len() * (bytes + size_of::<f64>());
         let mut reserved = match job.reserve("bounds of rows and centroids", most) {
             Err(Error::HostMemory { .. }) => return Ok(None),
@@ -122,8 +145,10 @@ impl<T: Lanes> PairBounds<T> {
             rounded,
             stride,
             own: vec![f32::INFINITY; rows.len()],
-            least: vec![0.0; rows.len() * stride],
+            least: vec![0; rows.len() * stride],
+            moved: vec![0; stride],
             before: Vec::new(),
+            few_are_certain: false,
             is_given_up: false,
             reserved,
         }))
@@ -132,37 +157,52 @@ impl<T: Lanes> PairBounds<T> {
     /// Nothing is known of any row.
     fn forget(&mut self, k: usize) {
         self.own.fill(f32::INFINITY);
+        self.moved.fill(0);
         self.least.par_chunks_exact_mut(self.stride).with_min_len(BLOCK).for_each(|least| {
-            least[..k].fill(0.0);
-            least[k..].fill(f32::INFINITY);
+            least[..k].fill(0);
+            least[k..].fill(NEVER);
         });
     }
 
-    /// Assigns the rows of a block.
+    /// The bounds of a row.
+    fn bounds<'a>(&'a self, least: &'a [u16]) -> Bounds<'a> {
+        Bounds { noted: least.as_chunks().0, moved: self.moved.as_chunks().0 }
+    }
+
+    /// Centroids have moved so far since the last round.
+    fn age(&mut self, moved: &[f32]) {
+        for (all, moved) in self.moved.iter_mut().zip(moved) {
+            *all = all.saturating_add(moved.ceil() as u16);
+        }
+        if self.moved.iter().all(|all| *all <= MOST_MOVED) {
+            return;
+        }
+        let rows = self.least.par_chunks_exact_mut(self.stride).with_min_len(BLOCK);
+        rows.for_each(|least| {
+            let bounds = least.iter_mut().zip(&self.moved);
+            bounds.for_each(|(least, moved)| *least = least.saturating_sub(*moved));
+        });
+        self.moved.fill(0);
+    }
+
+    /// Assigns the rows of a block; returns how many had to be compared with others, too.
     fn block(
         &self,
         centroids: &Centroids<'_, T, LinedRows>,
         block: &mut Block<'_>,
         scratch: &mut Scratch,
-    ) -> Work {
-        let arch = pulp::Arch::new();
-        arch.dispatch(
-            #[inline(always)]
-            || self.find_uncertain(centroids, block, scratch),
-        );
+    ) -> (Work, usize) {
+        self.find_uncertain(centroids, block, scratch);
         let own = scratch.pairs.len();
         self.compare(centroids, scratch);
-        arch.dispatch(
-            #[inline(always)]
-            || self.find_near(centroids, block, scratch),
-        );
+        let with_others = self.find_near(centroids, block, scratch);
         let others = scratch.pairs.len();
         self.compare(centroids, scratch);
         self.choose(centroids, block, scratch);
         self.renew(block, scratch);
         let computed = scratch.computed.len();
         let (pairs, rechecked) = ((own + others + computed) as u64, computed as u64);
-        Work { pairs, rechecked, ..Work::default() }
+        (Work { pairs, rechecked, ..Work::default() }, with_others)
     }
 
     /// Compares pairs in whole numbers.
@@ -171,8 +211,7 @@ impl<T: Lanes> PairBounds<T> {
         self.rounded.apart(&centroids.rounded, pairs, self.measure.level, (sums, apart));
     }
 
-    /// Ages bounds by how far centroids have moved; each row that is then uncertain makes a pair with its own centroid.
-    #[inline(always)]
+    /// Each row that may be uncertain now that centroids have moved makes a pair with its own one.
     fn find_uncertain(
         &self,
         centroids: &Centroids<'_, T, LinedRows>,
@@ -187,9 +226,13 @@ impl<T: Lanes> PairBounds<T> {
             rows.zip(block.least.chunks_exact_mut(self.stride)).enumerate()
         {
             *own = (*own + centroids.moved[*label as usize]) * (1.0 + 2.0 * f32::EPSILON);
-            // Also where nothing is known.
-            least[*label as usize] = f32::INFINITY;
-            if centroids.bound(*own) >= age(least, &centroids.moved) {
+            // Also where nothing is known, or bounds were written anew.
+            let of_own = &mut least[*label as usize];
+            if *of_own != NEVER {
+                *of_own = NEVER;
+            }
+            let most = whole(centroids.bound(*own));
+            if self.few_are_certain || self.measure.level.least(self.bounds(least)) <= most {
                 let apart = Apart { least: 0.0, most: *own };
                 uncertain.push(Uncertain { row, own: *label, apart, others: 0 });
                 pairs.push((block.first + row as u32, *label));
@@ -197,33 +240,32 @@ impl<T: Lanes> PairBounds<T> {
         }
     }
 
-    /// Finds the centroids that may be nearer to uncertain rows than their own ones, which they have been compared with.
-    #[inline(always)]
+    /// Finds the centroids that may be nearer to uncertain rows than their own ones, which they have been compared with;
+    /// returns how many rows have some.
     fn find_near(
         &self,
         centroids: &Centroids<'_, T, LinedRows>,
         block: &mut Block<'_>,
         scratch: &mut Scratch,
-    ) {
-        let Scratch { uncertain, pairs, apart, .. } = scratch;
+    ) -> usize {
+        let Scratch { uncertain, near, pairs, apart, .. } = scratch;
         pairs.clear();
+        let mut with_others = 0;
         for (of, apart) in uncertain.iter_mut().zip(&*apart) {
             let own = &mut block.own[of.row];
             *own = own.min(apart.most);
             of.apart = *apart;
-            // What is infinitely far away is not, or is the row's own one.
-            let bound = centroids.bound(*own).min(f32::MAX);
-            let (row, before) = (block.first + of.row as u32, pairs.len());
+            near.clear();
             let least = &block.least[of.row * self.stride..][..self.stride];
-            for (part, least) in (0..).step_by(SIDE_BY_SIDE).zip(least.as_chunks().0) {
-                let mut near = within::<SIDE_BY_SIDE>(least, bound);
-                while near != 0 {
-                    pairs.push((row, part + near.trailing_zeros()));
-                    near &= near - 1;
-                }
-            }
+            let most = whole(centroids.bound(*own));
+            self.measure.level.within(self.bounds(least), most, near);
+            let (row, before) = (block.first + of.row as u32, pairs.len());
+            let others = near.iter().filter(|other| **other != of.own);
+            pairs.extend(others.map(|other| (row, *other)));
             of.others = pairs.len() - before;
+            with_others += usize::from(of.others > 0);
         }
+        with_others
     }
 
     /// Gives uncertain rows the nearest of the centroids that they have been compared with; of several that may be it, the
@@ -290,14 +332,18 @@ impl<T: Lanes> PairBounds<T> {
         let mut compared = scratch.pairs.iter().zip(&scratch.apart);
         for of in &scratch.uncertain {
             let least = &mut block.least[of.row * self.stride..][..self.stride];
+            let mut learn = |centroid: u32, apart: &Apart| {
+                let (bound, moved) = (&mut least[centroid as usize], self.moved[centroid as usize]);
+                let learnt = whole(apart.least).saturating_add(moved).min(LARGEST);
+                *bound = if *bound == NEVER { learnt } else { learnt.max(*bound) };
+            };
             for ((_, other), apart) in compared.by_ref().take(of.others) {
-                let bound = &mut least[*other as usize];
-                *bound = bound.max(apart.least);
+                learn(*other, apart);
             }
             let own = block.labels[of.row];
             if own != of.own {
-                least[of.own as usize] = of.apart.least;
-                least[own as usize] = f32::INFINITY;
+                learn(of.own, &of.apart);
+                least[own as usize] = NEVER;
             }
         }
     }
@@ -305,36 +351,15 @@ impl<T: Lanes> PairBounds<T> {
     /// Leaves all further rounds to searches.
     fn give_up(&mut self) {
         self.is_given_up = true;
-        (self.own, self.least) = (Vec::new(), Vec::new());
+        (self.own, self.least, self.moved) = (Vec::new(), Vec::new(), Vec::new());
         self.rounded.clear();
         self.reserved.shrink_to(0);
     }
 }
 
-/// Each centroid has moved so far: the least distance that one may be at.
-#[inline(always)]
-fn age(least: &mut [f32], moved: &[f32]) -> f32 {
-    let mut nearest = [f32::INFINITY; SIDE_BY_SIDE];
-    let (parts, rest) = least.split_at_mut(moved.len() / SIDE_BY_SIDE * SIDE_BY_SIDE);
-    let (moved, rest_moved) = moved.as_chunks::<SIDE_BY_SIDE>();
-    for (least, moved) in parts.as_chunks_mut::<SIDE_BY_SIDE>().0.iter_mut().zip(moved) {
-        for ((least, moved), nearest) in least.iter_mut().zip(moved).zip(&mut nearest) {
-            *least = less(*least, *moved);
-            *nearest = if *least < *nearest { *least } else { *nearest };
-        }
-    }
-    for ((least, moved), nearest) in rest.iter_mut().zip(rest_moved).zip(&mut nearest) {
-        *least = less(*least, *moved);
-        *nearest = if *least < *nearest { *least } else { *nearest };
-    }
-    nearest.into_iter().fold(f32::INFINITY, f32::min)
-}
-
-/// A bit for each that is within the bound.
-#[inline(always)]
-fn within<const COUNT: usize>(least: &[f32; COUNT], bound: f32) -> u32 {
-    let near: [u32; COUNT] = std::array::from_fn(|i| u32::from(least[i] <= bound) << i);
-    near.into_iter().fold(0, |all, one| all | one)
+/// The largest bound that is not beyond a distance, but no more than any bound is.
+fn whole(distance: f32) -> u16 {
+    distance.min(f32::from(LARGEST)) as u16
 }
 
 impl<T: Lanes> Assigner for PairBounds<T> {
@@ -365,31 +390,32 @@ impl<T: Lanes> Assigner for PairBounds<T> {
             self.forget(k);
         }
         let rounded = self.measure.centroids((values, rounded), &before);
+        self.age(&rounded.moved);
         labels.resize(self.rows.len(), 0);
         let (mut own, mut least) = (std::mem::take(&mut self.own), std::mem::take(&mut self.least));
         let bounds = own.par_chunks_mut(BLOCK).zip(least.par_chunks_mut(BLOCK * self.stride));
         let blocks = labels.par_chunks_mut(BLOCK).zip(bounds).enumerate();
-        type Parts<'a> = (&'a mut [u32], (&'a mut [f32], &'a mut [f32]));
+        type Parts<'a> = (&'a mut [u32], (&'a mut [f32], &'a mut [u16]));
         let assign = |scratch: &mut Scratch, (block, (labels, bounds)): (usize, Parts<'_>)| {
             job.check()?;
             let (first, (own, least)) = ((block * BLOCK) as u32, bounds);
             let mut before = [0; BLOCK];
             before[..labels.len()].copy_from_slice(labels);
             let mut block = Block { first, labels, own, least };
-            let work = self.block(&rounded, &mut block, scratch);
+            let (work, with_others) = self.block(&rounded, &mut block, scratch);
             let rows = (first..).zip(before.into_iter().zip(block.labels.iter()));
             let moved = rows.filter(|(_, (before, now))| has_labels && before != *now);
             let moved: Vec<Moved> = moved.map(|(row, (before, _))| (row, before)).collect();
-            Ok((work, moved))
+            Ok(((work, with_others), moved))
         };
         let done: Result<Vec<_>> = blocks.map_init(Scratch::default, assign).collect();
         (self.own, self.least) = (own, least);
-        let (done, moved): (Vec<Work>, Vec<_>) = done?.into_iter().unzip();
-        let sum = |of: fn(&Work) -> u64| done.iter().map(of).sum::<u64>();
+        let (done, moved): (Vec<(Work, usize)>, Vec<_>) = done?.into_iter().unzip();
+        let sum = |of: fn(&Work) -> u64| done.iter().map(|(work, _)| of(work)).sum::<u64>();
+        let certain = self.rows.len() - done.iter().map(|(_, others)| others).sum::<usize>();
+        self.few_are_certain = certain * ONE_CERTAIN_IN <= self.rows.len();
         let (pairs, rechecked) = (sum(|work| work.pairs), sum(|work| work.rechecked));
-        self.before = before;
-        self.before.clear();
-        self.before.extend_from_slice(values);
+        self.before = values.to_vec();
         if rechecked as usize > self.rows.len() * (k / ONE_COMPUTED_IN + FREE) {
             self.give_up();
         }
@@ -400,5 +426,62 @@ impl<T: Lanes> Assigner for PairBounds<T> {
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
         let Measure { metric, level, .. } = self.measure;
         distances::<T>((&self.rows, centroids), labels, (metric, level), job)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::matrix::{Matrix, Real};
+    use crate::random::Random;
+
+    #[test]
+    fn no_bound_is_beyond_its_distance_however_far_centroids_move() {
+        let (count, k, dim, job) = (200, 37, 40, Job::default());
+        let mut random = Random::new(1);
+        let values: Vec<f32> = (0..count * dim).map(|_| random.normal() as f32).collect();
+        let rows = |values: &[f32]| {
+            let elements = f32::elements(values.to_vec());
+            Rows::all(Arc::new(Matrix::new(elements, values.len() / dim, dim)))
+        };
+        let mut centroids = values[..k * dim].to_vec();
+        let of = (Metric::SqEuclidean, Level::detect());
+        let bounds = PairBounds::<f32>::try_new(&rows(&values), k, of, &job);
+        let mut bounds = bounds.unwrap().expect("rows that suit");
+        let unit = 1.0 / bounds.measure.scale.step;
+        let distance = |row: usize, centroid: &[f32]| {
+            let pairs = values[row * dim..][..dim].iter().zip(centroid);
+            let squares = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2));
+            squares.sum::<f64>().sqrt() * unit
+        };
+        let (mut labels, mut known, mut anew) = (Vec::new(), 0, 0);
+        for round in 0..60 {
+            let assigned = bounds.assign(&rows(&centroids), &mut labels, &job).unwrap();
+            assert!(assigned.is_some());
+            anew += usize::from(round > 0 && bounds.moved.iter().all(|moved| *moved == 0));
+            for (row, label) in labels.iter().enumerate() {
+                let own = distance(row, &centroids[*label as usize * dim..][..dim]);
+                assert!(f64::from(bounds.own[row]) >= own * (1.0 - 1e-6));
+                for (other, centroid) in centroids.chunks_exact(dim).enumerate() {
+                    let bound = bounds.least[row * bounds.stride + other];
+                    if other == *label as usize {
+                        assert_eq!(bound, NEVER);
+                        continue;
+                    }
+                    let bound = f64::from(bound.saturating_sub(bounds.moved[other]));
+                    let exact = distance(row, centroid);
+                    assert!(bound <= exact * (1.0 + 1e-6), "{round}: {bound} and {exact}");
+                    known += usize::from(bound > 0.5 * exact);
+                }
+            }
+            for centroid in centroids.chunks_exact_mut(dim).skip(round % 3).step_by(3) {
+                let part = if random.below(20) == 0 { 1.0 } else { 0.05 };
+                let to = &values[random.below(count as u64) as usize * dim..][..dim];
+                centroid.iter_mut().zip(to).for_each(|(x, to)| *x += part * (to - *x));
+            }
+        }
+        assert!(anew > 0 && known > 60 * count * k / 2, "{anew} times, {known}");
     }
 }

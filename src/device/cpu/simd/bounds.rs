@@ -1,0 +1,132 @@
+//! Bounds of 16 bits, each with how far something has moved since.
+#![allow(unsafe_code)]
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+#[cfg(target_arch = "x86_64")]
+use super::level::Instructions;
+use super::level::Level;
+
+/// Bounds that are looked at together.
+pub(in crate::device::cpu) const TOGETHER: usize = 32;
+
+/// Bounds, and for each how far that has moved which it is a bound of.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::device::cpu) struct Bounds<'a> {
+    pub noted: &'a [[u16; TOGETHER]],
+    pub moved: &'a [[u16; TOGETHER]],
+}
+
+impl Level {
+    /// The least of all bounds less what has moved.
+    pub fn least(self, bounds: Bounds<'_>) -> u16 {
+        #[cfg(target_arch = "x86_64")]
+        if self.0 >= Instructions::Avx2 {
+            // SAFETY: the level is a proof that the processor has the instructions.
+            return unsafe { least_avx2(bounds) };
+        }
+        bounds.now().fold(u16::MAX, u16::min)
+    }
+
+    /// Appends the numbers of the bounds that are no more than this, less what has moved, ascending.
+    pub fn within(self, bounds: Bounds<'_>, most: u16, found: &mut Vec<u32>) {
+        #[cfg(target_arch = "x86_64")]
+        if self.0 >= Instructions::Avx2 {
+            // SAFETY: as above.
+            return unsafe { within_avx2(bounds, most, found) };
+        }
+        let near = (0..).zip(bounds.now()).filter(|(_, now)| *now <= most);
+        found.extend(near.map(|(number, _)| number));
+    }
+}
+
+impl<'a> Bounds<'a> {
+    fn now(self) -> impl Iterator<Item = u16> + 'a {
+        let pairs = self.noted.iter().flatten().zip(self.moved.iter().flatten());
+        pairs.map(|(noted, moved)| noted.saturating_sub(*moved))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn least_avx2(bounds: Bounds<'_>) -> u16 {
+    let mut least = [_mm256_set1_epi16(-1); 2];
+    for (noted, moved) in bounds.noted.iter().zip(bounds.moved) {
+        let now = now_avx2(noted, moved);
+        least = [_mm256_min_epu16(least[0], now[0]), _mm256_min_epu16(least[1], now[1])];
+    }
+    let least = _mm256_min_epu16(least[0], least[1]);
+    let halves = [_mm256_castsi256_si128(least), _mm256_extracti128_si256::<1>(least)];
+    _mm_extract_epi16::<0>(_mm_minpos_epu16(_mm_min_epu16(halves[0], halves[1]))) as u16
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn within_avx2(bounds: Bounds<'_>, most: u16, found: &mut Vec<u32>) {
+    let most = _mm256_set1_epi16(most as i16);
+    let parts = bounds.noted.iter().zip(bounds.moved);
+    for (first, (noted, moved)) in (0..).step_by(TOGETHER).zip(parts) {
+        let [a, b] =
+            now_avx2(noted, moved).map(|now| _mm256_cmpeq_epi16(_mm256_min_epu16(now, most), now));
+        // Packed half by half of both registers.
+        let all = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi16(a, b));
+        let mut all = _mm256_movemask_epi8(all) as u32;
+        while all != 0 {
+            found.push(first + all.trailing_zeros());
+            all &= all - 1;
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn now_avx2(noted: &[u16; TOGETHER], moved: &[u16; TOGETHER]) -> [__m256i; 2] {
+    let ([a, b], moved) = (registers(noted), registers(moved));
+    [_mm256_subs_epu16(a, moved[0]), _mm256_subs_epu16(b, moved[1])]
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn registers(numbers: &[u16; TOGETHER]) -> [__m256i; 2] {
+    let from = std::ptr::from_ref(numbers).cast::<__m256i>();
+    // SAFETY: 32 numbers of two bytes are two registers.
+    std::array::from_fn(|i| unsafe { _mm256_loadu_si256(from.add(i)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    #[test]
+    fn every_level_finds_the_bounds_of_the_definition() {
+        let mut random = Random::new(1);
+        for parts in [0, 1, 2, 5] {
+            for most in [0, 1, 100, 40_000, u16::MAX - 1, u16::MAX] {
+                let mut numbers = |below: u64| -> Vec<[u16; TOGETHER]> {
+                    let mut number = || match random.below(8) {
+                        0 => u16::MAX,
+                        1 => 0,
+                        2 => most,
+                        _ => random.below(below) as u16,
+                    };
+                    (0..parts).map(|_| std::array::from_fn(|_| number())).collect()
+                };
+                let (noted, moved) = (numbers(1 << 16), numbers(300));
+                let bounds = Bounds { noted: &noted, moved: &moved };
+                let pairs = noted.iter().flatten().zip(moved.iter().flatten());
+                let now: Vec<u16> = pairs.map(|(a, b)| a.saturating_sub(*b)).collect();
+                let near = (0..now.len() as u32).filter(|i| now[*i as usize] <= most);
+                let near: Vec<u32> = near.collect();
+                for level in Level::all() {
+                    let least = now.iter().copied().min().unwrap_or(u16::MAX);
+                    assert_eq!(level.least(bounds), least, "{level:?}");
+                    let mut found = Vec::new();
+                    level.within(bounds, most, &mut found);
+                    assert_eq!(found, near, "{level:?}, {most}");
+                }
+            }
+        }
+    }
+}
