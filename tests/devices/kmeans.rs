@@ -107,7 +107,7 @@ fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
 /// Rows of whole numbers have many equally near among many centroids: those that rounded products cannot tell apart fill
 /// more than one part of a device's work.
 fn many_candidates(device: &AnyDevice) -> Result<(), Failed> {
-    for (count, dim, k) in [(700, 12, 600), (2000, 16, 300), (300, 140, 290)] {
+    for (count, dim, k) in [(700, 12, 600), (2000, 16, 300), (1300, 48, 500), (300, 140, 290)] {
         let rows = matrix_f32(&Kind::Lattice.rows(3, count, dim), dim, Metric::L2);
         let mut params = KMeansParams::try_new(k, Metric::L2)?;
         (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 3);

@@ -29,12 +29,13 @@ pub fn trials() -> Vec<(String, Test)> {
 }
 
 /// Rows, dimension, clusters: of each way to compare rows with candidates, and around their limits.
-const SHAPES: [(usize, usize, u64); 7] = [
+const SHAPES: [(usize, usize, u64); 8] = [
     (30_001, 3, 300),
     (20_000, 10, 100),
     (8_000, 16, 140),
     (5_000, 17, 200),
     (3_000, 40, 150),
+    (2_500, 60, 800),
     (1_025, 130, 130),
     (500, 700, 60),
 ];

@@ -77,7 +77,7 @@ fn choose<T: Lanes>(
         seeding.choose((some, k), random, job)?;
         // Its memory may be needed for the other.
         seeding.method.forget_columns();
-        let method = match Method::by_bounds(rows, of, job)? {
+        let method = match Method::by_bounds(rows, of, k, job)? {
             Some(method) => method,
             None => Method::EachPair(EachPair::new(rows, of.0).keeping_columns(job)?),
         };
@@ -130,7 +130,7 @@ impl<T: Lanes> Method<T> {
             FIRST.into_iter().find(|(most_dim, _)| dim <= *most_dim).map(|(_, first)| first);
         if first.is_none()
             && k >= FEW
-            && let Some(bounds) = Self::by_bounds(rows, of, job)?
+            && let Some(bounds) = Self::by_bounds(rows, of, k, job)?
         {
             return Ok((bounds, None));
         }
@@ -148,8 +148,8 @@ impl<T: Lanes> Method<T> {
     }
 
     /// `None` without memory, and for rows that it does not suit.
-    fn by_bounds(rows: &Rows, of: (Metric, Level), job: &Job) -> Result<Option<Self>> {
-        match Nearer::try_new::<T>(rows, of, job) {
+    fn by_bounds(rows: &Rows, of: (Metric, Level), k: usize, job: &Job) -> Result<Option<Self>> {
+        match Nearer::try_new::<T>(rows, of, k, job) {
             Err(Error::HostMemory { .. }) => Ok(None),
             nearer => Ok(nearer?.map(|nearer| Self::ByBounds(Box::new(nearer)))),
         }
@@ -536,14 +536,16 @@ mod tests {
                     pairs.keeping_columns(&job).unwrap()
                 })
             };
-            let bounds = |level| Method::by_bounds(&rows, (metric, level), &job).unwrap().unwrap();
+            let bounds =
+                |level, k| Method::by_bounds(&rows, (metric, level), k, &job).unwrap().unwrap();
             let heavy: Vec<f64> = (0..count).map(|row| [1.0, 0.0, 2.5][row % 3]).collect();
             for weights in [None, Some(heavy.as_slice())] {
                 let wanted = choose(weights, pairs(), None);
-                for level in Level::all() {
-                    let found = choose(weights, bounds(level), None);
+                // For few rows, and as for many.
+                for (level, k) in Level::all().into_iter().flat_map(|x| [(x, 40), (x, 10_000)]) {
+                    let found = choose(weights, bounds(level, k), None);
                     assert_eq!(found, wanted, "kind {kind}, dim {dim}, {level:?}");
-                    let found = choose(weights, pairs(), Some(bounds(level)));
+                    let found = choose(weights, pairs(), Some(bounds(level, k)));
                     assert_eq!(found, wanted, "kind {kind}, dim {dim}, {level:?}");
                 }
             }

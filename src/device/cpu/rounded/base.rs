@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::coarse::{Coarse, CoarseScale};
+use super::coarse::{Coarse, CoarseScale, Forms};
 use super::history::{Guesses, Tasks};
 use super::query::{Bound, Query};
 use super::scale::{ONE_OUTLIER_IN, Rounded, Scale, product_with};
@@ -229,6 +229,15 @@ impl Quantised {
     pub(in crate::device::cpu) fn words(&self) -> usize {
         let groups = self.coarse.as_ref().map_or(&self.groups, |coarse| &coarse.groups);
         groups.len() / Panels::groups_of(self.starts.len())
+    }
+
+    /// So many queries, by their words, as they are compared with it.
+    pub(in crate::device::cpu) fn forms(&self, words: &[i32], count: usize) -> Forms {
+        let length = words.len() / count.max(1);
+        match &self.coarse {
+            Some(coarse) => Forms::Coarse(coarse.queries(words, length, self.level)),
+            None => Forms::Packed(self.level.pack(words, length)),
+        }
     }
 
     /// Some of its panels, if they are not looked at in fewer bits.

@@ -1,8 +1,12 @@
 //! Rows rounded to 16 bits one after the other, and bounds on how far two of them are apart.
 
+use std::ops::Range;
+
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::scale::{Rounded, Scale, TOGETHER};
+use crate::device::cpu::simd::bounds::lower;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::lines::{Line, Lines};
@@ -25,6 +29,9 @@ struct LinedRow {
     residual: f64,
     square: f64,
 }
+
+/// Others that several rows are compared with before the next ones: a part of an L1 cache.
+const OTHERS: usize = 32;
 
 /// How far the rows of a pair are apart, at least and at most, in steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -97,15 +104,81 @@ impl LinedRows {
         level.products((self.lines(), others.lines()), pairs, sums);
         apart.clear();
         apart.extend(pairs.iter().zip(&*sums).map(|((row, other), sum)| {
-            let (a, b) = (&self.rows[*row as usize], &others.rows[*other as usize]);
-            let between = (a.square + b.square - 2.0 * f64::from(*sum)).max(0.0).sqrt();
-            let residual = a.residual + b.residual;
-            // More than the roundings here, and than those of the conversion to float32.
-            let error = 2.0 * f64::from(f32::EPSILON);
-            let least = ((between - residual).max(0.0) * (1.0 - error)) as f32;
-            let most = ((between + residual) * (1.0 + error)) as f32 + f32::MIN_POSITIVE;
-            Apart { least: if least < f32::MIN_POSITIVE { 0.0 } else { least }, most }
+            self.rows[*row as usize].apart(&others.rows[*other as usize], *sum)
         }));
+    }
+
+    /// How far some rows are apart from all others: for each row whole steps to each other, which it is not nearer than,
+    /// with so many numbers from a row to the next, and the nearest other, with how far away it is at most.
+    pub fn apart_from_all(
+        &self,
+        others: &Self,
+        (rows, level): (Range<usize>, Level),
+        (pairs, sums): (&mut Vec<(u32, u32)>, &mut Vec<i32>),
+        (least, stride): (&mut [u16], usize),
+        nearest: &mut [(u32, f32)],
+    ) {
+        for (part, of_part) in others.rows.chunks(OTHERS).enumerate() {
+            let first = part * OTHERS;
+            let numbers = first as u32..(first + of_part.len()) as u32;
+            pairs.clear();
+            for row in rows.clone() {
+                pairs.extend(numbers.clone().map(|other| (row as u32, other)));
+            }
+            level.products((self.lines(), others.lines()), pairs, sums);
+            let each = self.rows[rows.clone()].iter().zip(sums.chunks_exact(of_part.len()));
+            let least = least.chunks_exact_mut(stride).map(|least| &mut least[first..]);
+            for (((row, sums), least), nearest) in each.zip(least).zip(&mut *nearest) {
+                level.dispatch(Part { row, others: (first, of_part), sums, least, nearest });
+            }
+        }
+    }
+}
+
+impl LinedRow {
+    /// How far it is apart from another, given their product.
+    #[inline(always)]
+    fn apart(&self, other: &Self, product: i32) -> Apart {
+        let positive = |x: f64| if x > 0.0 { x } else { 0.0 };
+        let square = self.square + other.square - 2.0 * f64::from(product);
+        let (between, residual) = (positive(square).sqrt(), self.residual + other.residual);
+        // More than the roundings here, and than those of the conversion to float32.
+        let error = 2.0 * f64::from(f32::EPSILON);
+        let least = (positive(between - residual) * (1.0 - error)) as f32;
+        let most = ((between + residual) * (1.0 + error)) as f32 + f32::MIN_POSITIVE;
+        Apart { least: if least < f32::MIN_POSITIVE { 0.0 } else { least }, most }
+    }
+}
+
+/// A row and some others, see [`LinedRows::apart_from_all`].
+struct Part<'a> {
+    row: &'a LinedRow,
+    /// The number of the first, and the others.
+    others: (usize, &'a [LinedRow]),
+    /// Their products.
+    sums: &'a [i32],
+    least: &'a mut [u16],
+    nearest: &'a mut (u32, f32),
+}
+
+impl WithSimd for Part<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { row, others: (first, others), sums, least, nearest } = self;
+        let mut most = [f32::INFINITY; OTHERS];
+        let each = others.iter().zip(sums).zip(least).zip(&mut most);
+        for (((other, sum), least), most) in each {
+            let apart = row.apart(other, *sum);
+            (*least, *most) = (lower(apart.least), apart.most);
+        }
+        let lesser = |a: f32, b: f32| if b < a { b } else { a };
+        let least = most.into_iter().fold(f32::INFINITY, lesser);
+        if least < nearest.1 {
+            let place = most.iter().position(|most| *most == least);
+            *nearest = ((first + place.unwrap_or_default()) as u32, least);
+        }
     }
 }
 
@@ -143,6 +216,20 @@ mod tests {
                     let (least, most) = (f64::from(apart.least), f64::from(apart.most));
                     assert!(least <= steps && steps <= most, "{kind}: {steps}, {apart:?}");
                     close += usize::from(most - least < 0.01 * steps);
+                }
+                let (stride, level) = (count + 3, (50..70, level));
+                let (mut least, mut nearest) = (vec![9; 20 * stride], [(0, f32::INFINITY); 20]);
+                let used = (&mut Vec::new(), &mut Vec::new());
+                let found = (&mut *least, stride);
+                rows.apart_from_all(&others, level.clone(), used, found, &mut nearest);
+                let all = (50..70).flat_map(|a| (0..count as u32).map(move |b| (a, b)));
+                rows.apart(&others, &all.collect::<Vec<_>>(), level.1, (&mut sums, &mut apart));
+                let each = apart.chunks_exact(count).zip(least.chunks_exact(stride));
+                for ((apart, least), (other, most)) in each.zip(nearest) {
+                    let wanted = apart.iter().map(|apart| lower(apart.least)).chain([9; 3]);
+                    assert!(wanted.eq(least.iter().copied()), "{kind}, {level:?}");
+                    assert!(apart.iter().all(|apart| apart.most >= most));
+                    assert!(most == f32::INFINITY || apart[other as usize].most == most);
                 }
                 // Long rows leave few numbers to the others.
                 assert!(kind > 1 || close > pairs.len() / 2, "{kind}, {level:?}: {close}");

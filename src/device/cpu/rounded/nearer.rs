@@ -6,15 +6,18 @@
 //!
 //! Products of rows are bounded by squares too: `‖q − x‖² = ‖q‖² + ‖x‖² − 2 q·x`.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::base::{Form, Quantised, Rounding, Sampled};
+use super::coarse::{CoarseScale, Forms};
 use super::query::Bound;
 use crate::device::cpu::exact;
 use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::panels::{Found, Packed, Panels, Passed, ROWS, Starts};
+use crate::device::cpu::simd::panels::{Found, Panels, Passed, ROWS, Starts};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -29,6 +32,9 @@ const STEP_BYTES: usize = 256 << 10;
 
 /// With more dimensions, sums of 8 bits leave no room for starts that let everything pass.
 const MOST_DIM_OF_EIGHT: usize = 1 << 13;
+
+/// From so many vectors on, a look at fewer bits before pays: the first few are near to many rows.
+const MANY: usize = 768;
 
 /// The largest start, with which every pair passes, and no sum leaves 32 bits.
 const MOST_START: f64 = 1.2e9;
@@ -51,9 +57,11 @@ pub(in crate::device::cpu) struct Nearer {
 pub(in crate::device::cpu) struct Vectors<T> {
     /// Their values, one vector after the other.
     values: Vec<T>,
-    packed: Packed,
+    forms: Forms,
     /// For each, the least sum that passes.
     least: Vec<i32>,
+    /// The same if all pass.
+    any: Vec<i32>,
     /// For each, how it was rounded, if it has bounds.
     bounds: Vec<Option<Whole>>,
     /// Those of which all pairs are computed.
@@ -94,13 +102,14 @@ impl<T> Vectors<T> {
 }
 
 impl Nearer {
-    /// `None` if whole numbers do not suit these rows.
+    /// For about so many vectors, most of which are nearer to few rows only; `None` if whole numbers do not suit these rows.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
     pub fn try_new<T: Lanes>(
         rows: &Rows,
         (metric, level): (Metric, Level),
+        count: usize,
         job: &Job,
     ) -> Result<Option<Self>> {
         let (Some(values), dim) = (rows.reals::<T>(), rows.matrix().dim()) else { return Ok(None) };
@@ -114,10 +123,19 @@ impl Nearer {
             let places = Places::as_given(rows.len());
             Quantised::try_new((rows, places), &sampled, kind, job)
         };
-        let eight = if dim <= MOST_DIM_OF_EIGHT { of(Form::Eight)? } else { None };
-        let Some(base) = (if eight.is_some() { eight } else { of(Form::Sixteen)? }) else {
-            return Ok(None);
-        };
+        // Rows of fewer bits come from memory in less time, but of pairs that pass, rows of 16 have to come, too.
+        let forms = [
+            (Form::Eight, dim <= MOST_DIM_OF_EIGHT),
+            (Form::Coarse, count >= MANY && CoarseScale::is_short(dim, level)),
+            (Form::Sixteen, true),
+        ];
+        let mut base = None;
+        for (form, _) in forms.into_iter().filter(|(_, suits)| *suits) {
+            if base.is_none() {
+                base = of(form)?;
+            }
+        }
+        let Some(base) = base else { return Ok(None) };
         let rounding = Rounding::of::<T>(dim as f64);
         let Rounding { relative, absolute, .. } = rounding;
         let apart = (2.0 * base.residual + absolute.sqrt()) / base.scale.step;
@@ -135,10 +153,10 @@ impl Nearer {
 
     /// What sums start with before rows have a cost: as many as there are panels.
     pub fn starts(&self) -> &[Starts] {
-        &self.base.starts
+        self.base.coarse.as_ref().map_or(&self.base.starts, |coarse| &coarse.starts)
     }
 
-    /// What the sum of a row of this cost starts with.
+    /// What the sum of a row of this cost starts with, as it is looked at first.
     #[inline]
     pub fn start<T: Lanes>(&self, row: usize, cost: T) -> i32 {
         let reach = self.metric.reach(cost).to_f64();
@@ -147,9 +165,13 @@ impl Nearer {
             _ => self.squares[1] + 2.0 * reach,
         };
         let own = square.max(0.0).sqrt() * (self.factor * self.inverse) + self.apart;
-        let start = f64::from(self.base.starts[row / ROWS].0[row % ROWS]);
+        let start = self.starts()[row / ROWS].0[row % ROWS];
         // Rounded up; not a number is no bound.
-        let raised = start + own * own * (0.5 + 1e-9) + 1.0;
+        let by = own * own * (0.5 + 1e-9) + 1.0;
+        let raised = match &self.base.coarse {
+            Some(coarse) => coarse.scale.raised(start, by),
+            None => f64::from(start) + by,
+        };
         (if raised < MOST_START { raised } else { MOST_START }) as i32
     }
 
@@ -163,6 +185,7 @@ impl Nearer {
         let (mut values, mut words) = (Vec::with_capacity(rows.len() * dim), Vec::new());
         let (mut least, mut bounds, mut unbounded) = (Vec::new(), Vec::new(), Vec::new());
         for (number, row) in rows.iter().enumerate() {
+            let before = words.len();
             let own = &all[*row as usize * dim..][..dim];
             values.extend_from_slice(own);
             let query = self.base.query(own, &mut words);
@@ -174,15 +197,18 @@ impl Nearer {
                 }
                 _ => {
                     // Its products could leave 32 bits.
-                    words[number * self.base.words()..].fill(0);
+                    words[before..].fill(0);
                     unbounded.push(number as u32);
                     least.push(i32::MAX);
                     bounds.push(None);
                 }
             }
         }
-        let packed = self.base.level.pack(&words, self.base.words());
-        Vectors { values, packed, least, bounds, unbounded }
+        let (mut forms, any) = (self.base.forms(&words, rows.len()), vec![i32::MIN; rows.len()]);
+        if let (Some(coarse), Forms::Coarse(queries)) = (&self.base.coarse, &mut forms) {
+            coarse.limit(queries, &least);
+        }
+        Vectors { values, forms, least, any, bounds, unbounded }
     }
 
     /// Calls `found` with the pairs of a vector and a row of a block whose distance may be less than the row's cost.
@@ -200,18 +226,17 @@ impl Nearer {
         for number in &vectors.unbounded {
             pairs.extend((0..costs.len()).map(|row| (*number, row as u32)));
         }
-        let own = Panels { starts, ..self.base.panels(panels..panels + starts.len()) };
         let step = (STEP_BYTES / Panels::bytes_of(self.base.words())).max(1);
         for from in (0..starts.len()).step_by(step) {
             let some = from..starts.len().min(from + step);
-            let (width, swept) = (self.base.scale.width, own.some(some.clone()));
-            self.base.level.sweep(width, swept, &vectors.packed, &vectors.least, passed);
+            let of_sums = self.sweep((panels, some.clone()), starts, vectors, passed);
             for Passed { query: vector, row, sum } in passed.iter() {
-                let row = some.start * ROWS + row as usize;
+                let row = row as usize;
+                let (start, row) = (of_sums[row / ROWS].0[row % ROWS], some.start * ROWS + row);
                 if !self.is_decided(first + row) {
                     continue;
                 }
-                let product = sum - starts[row / ROWS].0[row % ROWS];
+                let product = sum - start;
                 let [least, most] = self.distance(vectors, vector as usize, first + row, product);
                 if least < costs[row].to_f64() {
                     found(Near { vector, row: row as u32, least, most });
@@ -234,6 +259,33 @@ impl Nearer {
             },
         );
         scratch.pairs = all;
+    }
+
+    /// Finds the pairs of all vectors and some panels, counted from `first`, that may be within their rows' costs, with their
+    /// sums in all bits, and returns what these start with. `starts` are those of the panels from `first` on.
+    fn sweep<'a, T>(
+        &'a self,
+        (first, some): (usize, Range<usize>),
+        starts: &'a [Starts],
+        vectors: &Vectors<T>,
+        passed: &mut Found,
+    ) -> &'a [Starts] {
+        let (level, starts) = (self.base.level, &starts[some.clone()]);
+        let panels = first + some.start..first + some.end;
+        match (&self.base.coarse, &vectors.forms) {
+            (Some(coarse), Forms::Coarse(queries)) => {
+                coarse.look(level, (panels.clone(), starts), queries, &[], passed);
+                let of_base = (panels.clone(), &*self.base.starts, &*self.base.decided);
+                coarse.keep(level, of_base, (queries, &vectors.any), passed);
+                &self.base.starts[panels]
+            }
+            (_, Forms::Packed(packed)) => {
+                let swept = Panels { starts, ..self.base.panels(panels) };
+                level.sweep(self.base.width(), swept, packed, &vectors.least, passed);
+                starts
+            }
+            _ => unreachable!("vectors are of the base's form"),
+        }
     }
 
     /// Computes the distances of some pairs of a vector and a row of a block, and calls `found` with those that are less
@@ -351,7 +403,7 @@ mod tests {
         }
         let rows = Rows::all(Arc::new(Matrix::new(f32::elements(values), count, dim)));
         for level in Level::all() {
-            let nearer = Nearer::try_new::<f32>(&rows, (Metric::Cosine, level), &Job::default());
+            let nearer = Nearer::try_new::<f32>(&rows, (Metric::Cosine, level), 1, &Job::default());
             let squares = nearer.unwrap().unwrap().squares;
             let are_right = squares[0] > 1.999 && squares[0] < squares[1] && squares[1] < 2.001;
             assert!(are_right, "{squares:?}, {level:?}");
@@ -378,8 +430,9 @@ mod tests {
             let row = |row: usize| &values[row * dim..][..dim];
             let distance = |a, b| metric.distance(metric.sum_of(row(a), row(b)));
             let chosen = [3, 77, 500, 1999];
-            for level in Level::all() {
-                let nearer = Nearer::try_new::<f32>(&rows, (metric, level), &job).unwrap().unwrap();
+            for (level, vectors) in Level::all().into_iter().flat_map(|x| [(x, 1), (x, MANY)]) {
+                let nearer = Nearer::try_new::<f32>(&rows, (metric, level), vectors, &job);
+                let nearer = nearer.unwrap().unwrap();
                 let (vectors, block) = (nearer.vectors::<f32>(&chosen), 1);
                 // The first of the block cost as much as one of the vectors is away.
                 let first = block * BLOCK_ROWS;

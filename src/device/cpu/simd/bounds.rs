@@ -11,6 +11,28 @@ use super::level::Level;
 /// Bounds that are looked at together.
 pub(in crate::device::cpu) const TOGETHER: usize = 32;
 
+/// What is never within reach, and the largest other bound, which may be less than it could be.
+pub(in crate::device::cpu) const NEVER: u16 = u16::MAX;
+pub(in crate::device::cpu) const LARGEST: u16 = NEVER - 1;
+
+/// In float32, the sum of this and any number below 2²² is a whole number; its own lowest 16 bits are 0.
+const NO_FRACTIONS: f32 = 12_582_912.0;
+
+/// The largest bound that is not beyond a distance, which is not negative.
+#[inline(always)]
+pub(in crate::device::cpu) fn whole(distance: f32) -> u16 {
+    distance.min(f32::from(LARGEST)) as u16
+}
+
+/// The same or one less: without a conversion that vectors do not have.
+#[inline(always)]
+pub(in crate::device::cpu) fn lower(distance: f32) -> u16 {
+    let largest = f32::from(LARGEST);
+    let distance = if distance < largest { distance } else { largest };
+    // Half a step less is rounded to a whole number, that of the lowest bits.
+    (distance - 0.5 + NO_FRACTIONS).to_bits() as u16
+}
+
 /// Bounds, and for each how far that has moved which it is a bound of.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Bounds<'a> {
@@ -98,6 +120,19 @@ fn registers(numbers: &[u16; TOGETHER]) -> [__m256i; 2] {
 mod tests {
     use super::*;
     use crate::random::Random;
+
+    #[test]
+    fn bounds_are_not_beyond_distances() {
+        assert_eq!([0.0, f32::INFINITY].map(whole), [0, LARGEST]);
+        for whole_number in (0..=u16::MAX).step_by(7).chain([1, 2, 3, LARGEST, NEVER]) {
+            let number = f32::from(whole_number);
+            for distance in [number.next_down().max(0.0), number, number.next_up(), number + 0.5] {
+                let (down, lower) = (whole(distance), lower(distance));
+                assert_eq!(f32::from(down), distance.floor().min(f32::from(LARGEST)));
+                assert!(lower == down || lower + 1 == down, "{distance}: {lower}");
+            }
+        }
+    }
 
     #[test]
     fn every_level_finds_the_bounds_of_the_definition() {

@@ -4,12 +4,18 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+use super::chains::prefetch;
 use super::level::{Instructions, Level};
 use super::panels::{Found, ROWS, Starts};
 use crate::memory::Zeros;
 
 /// Numbers in a line.
 const LINE: usize = 32;
+
+/// So many pairs before a base row is needed, its first lines are asked for: after those, a processor sees where it is
+/// going.
+const AHEAD: usize = 8;
+const FIRST: usize = 4;
 
 /// Numbers of a row; the rest of the last line of a row is 0.
 #[derive(Debug, Clone, Copy)]
@@ -73,6 +79,10 @@ macro_rules! keep {
         let mut kept = 0;
         // A loop: closures that others call are not compiled for this level.
         for i in 0..$found.len() {
+            if i + AHEAD < $found.len() {
+                let row = $of.base.row($found.get(i + AHEAD).row as usize);
+                prefetch(&row[..row.len().min(FIRST)]);
+            }
             let pair = $found.get(i);
             let (query, row) = (pair.query as usize, pair.row as usize);
             let (panel, lane) = (row / ROWS, row % ROWS);

@@ -16,7 +16,7 @@ use super::distances;
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
 use crate::device::cpu::exact;
 use crate::device::cpu::rounded::lined::{Apart, LinedRows};
-use crate::device::cpu::simd::bounds::{Bounds, TOGETHER};
+use crate::device::cpu::simd::bounds::{Bounds, LARGEST, NEVER, TOGETHER, lower, whole};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::error::{Error, Result};
@@ -24,13 +24,10 @@ use crate::job::{Job, Reserved};
 use crate::matrix::Rows;
 use crate::metric::{Metric, Sum};
 
-/// Rows of a task.
+/// The most rows of a task, and the bytes of their bounds: a part of an L1 cache, as most are looked at twice.
 const BLOCK: usize = 64;
-
-/// The bound of a row's own centroid, and of none, which is never within reach; and the largest of others, which may be
-/// less than it could be.
-const NEVER: u16 = u16::MAX;
-const LARGEST: u16 = NEVER - 1;
+const BLOCK_BYTES: usize = 16 << 10;
+const LEAST_BLOCK: usize = 8;
 
 /// Few rows are certain where no more than one in so many is.
 const ONE_CERTAIN_IN: usize = 8;
@@ -154,19 +151,21 @@ impl<T: Lanes> PairBounds<T> {
         }))
     }
 
-    /// Nothing is known of any row.
-    fn forget(&mut self, k: usize) {
-        self.own.fill(f32::INFINITY);
-        self.moved.fill(0);
-        self.least.par_chunks_exact_mut(self.stride).with_min_len(BLOCK).for_each(|least| {
-            least[..k].fill(0);
-            least[k..].fill(NEVER);
-        });
-    }
-
     /// The bounds of a row.
     fn bounds<'a>(&'a self, least: &'a [u16]) -> Bounds<'a> {
         Bounds { noted: least.as_chunks().0, moved: self.moved.as_chunks().0 }
+    }
+
+    /// Centroids in whole numbers; `None` if some are too far away for that, or without memory.
+    fn round(&mut self, centroids: &[T], job: &Job) -> Result<Option<LinedRows>> {
+        let scale = &self.measure.scale;
+        match LinedRows::new(centroids, scale, |row| scale.is_outlier(row), job) {
+            Err(Error::HostMemory { .. }) => {
+                self.give_up();
+                Ok(None)
+            }
+            rounded => Ok(Some(rounded?).filter(LinedRows::all_have_bounds)),
+        }
     }
 
     /// Centroids have moved so far since the last round.
@@ -179,19 +178,22 @@ impl<T: Lanes> PairBounds<T> {
         }
         let rows = self.least.par_chunks_exact_mut(self.stride).with_min_len(BLOCK);
         rows.for_each(|least| {
-            let bounds = least.iter_mut().zip(&self.moved);
+            let bounds = least.iter_mut().zip(&self.moved).filter(|(least, _)| **least != NEVER);
             bounds.for_each(|(least, moved)| *least = least.saturating_sub(*moved));
         });
         self.moved.fill(0);
     }
 
-    /// Assigns the rows of a block; returns how many had to be compared with others, too.
+    /// Assigns the rows of a block, of which nothing is known if it `begins`; returns how many had to be compared with
+    /// others, too.
     fn block(
         &self,
         centroids: &Centroids<'_, T, LinedRows>,
         block: &mut Block<'_>,
+        begins: bool,
         scratch: &mut Scratch,
     ) -> (Work, usize) {
+        let all = if begins { self.begin(centroids, block, scratch) } else { 0 };
         self.find_uncertain(centroids, block, scratch);
         let own = scratch.pairs.len();
         self.compare(centroids, scratch);
@@ -201,7 +203,7 @@ impl<T: Lanes> PairBounds<T> {
         self.choose(centroids, block, scratch);
         self.renew(block, scratch);
         let computed = scratch.computed.len();
-        let (pairs, rechecked) = ((own + others + computed) as u64, computed as u64);
+        let (pairs, rechecked) = ((all + own + others + computed) as u64, computed as u64);
         (Work { pairs, rechecked, ..Work::default() }, with_others)
     }
 
@@ -209,6 +211,29 @@ impl<T: Lanes> PairBounds<T> {
     fn compare(&self, centroids: &Centroids<'_, T, LinedRows>, scratch: &mut Scratch) {
         let Scratch { pairs, sums, apart, .. } = scratch;
         self.rounded.apart(&centroids.rounded, pairs, self.measure.level, (sums, apart));
+    }
+
+    /// Compares the rows of a block with all centroids in whole numbers; returns how many pairs they were.
+    fn begin(
+        &self,
+        centroids: &Centroids<'_, T, LinedRows>,
+        block: &mut Block<'_>,
+        scratch: &mut Scratch,
+    ) -> usize {
+        let Scratch { pairs, sums, .. } = scratch;
+        let (first, rows, k) = (block.first as usize, block.labels.len(), centroids.moved.len());
+        let (rows, of) = (first..first + rows, (&mut *block.least, self.stride));
+        let mut nearest = [(0, f32::INFINITY); BLOCK];
+        let (found, level) = (&mut nearest[..rows.len()], self.measure.level);
+        self.rounded.apart_from_all(&centroids.rounded, (rows, level), (pairs, sums), of, found);
+        let bounds = block.labels.iter_mut().zip(&mut *block.own);
+        let each = bounds.zip(block.least.chunks_exact_mut(self.stride)).zip(&*found);
+        each.for_each(|(((label, own), least), nearest)| {
+            (*label, *own) = *nearest;
+            least[k..].fill(NEVER);
+            least[*label as usize] = NEVER;
+        });
+        found.len() * k
     }
 
     /// Each row that may be uncertain now that centroids have moved makes a pair with its own one.
@@ -223,14 +248,9 @@ impl<T: Lanes> PairBounds<T> {
         pairs.clear();
         let rows = block.labels.iter().zip(&mut *block.own);
         for (row, ((label, own), least)) in
-            rows.zip(block.least.chunks_exact_mut(self.stride)).enumerate()
+            rows.zip(block.least.chunks_exact(self.stride)).enumerate()
         {
             *own = (*own + centroids.moved[*label as usize]) * (1.0 + 2.0 * f32::EPSILON);
-            // Also where nothing is known, or bounds were written anew.
-            let of_own = &mut least[*label as usize];
-            if *of_own != NEVER {
-                *of_own = NEVER;
-            }
             let most = whole(centroids.bound(*own));
             if self.few_are_certain || self.measure.level.least(self.bounds(least)) <= most {
                 let apart = Apart { least: 0.0, most: *own };
@@ -260,8 +280,7 @@ impl<T: Lanes> PairBounds<T> {
             let most = whole(centroids.bound(*own));
             self.measure.level.within(self.bounds(least), most, near);
             let (row, before) = (block.first + of.row as u32, pairs.len());
-            let others = near.iter().filter(|other| **other != of.own);
-            pairs.extend(others.map(|other| (row, *other)));
+            pairs.extend(near.iter().map(|other| (row, *other)));
             of.others = pairs.len() - before;
             with_others += usize::from(of.others > 0);
         }
@@ -332,17 +351,17 @@ impl<T: Lanes> PairBounds<T> {
         let mut compared = scratch.pairs.iter().zip(&scratch.apart);
         for of in &scratch.uncertain {
             let least = &mut block.least[of.row * self.stride..][..self.stride];
-            let mut learn = |centroid: u32, apart: &Apart| {
-                let (bound, moved) = (&mut least[centroid as usize], self.moved[centroid as usize]);
-                let learnt = whole(apart.least).saturating_add(moved).min(LARGEST);
-                *bound = if *bound == NEVER { learnt } else { learnt.max(*bound) };
+            let learnt = |centroid: u32, apart: &Apart| {
+                let moved = self.moved[centroid as usize];
+                lower(apart.least).saturating_add(moved).min(LARGEST)
             };
             for ((_, other), apart) in compared.by_ref().take(of.others) {
-                learn(*other, apart);
+                let bound = &mut least[*other as usize];
+                *bound = learnt(*other, apart).max(*bound);
             }
             let own = block.labels[of.row];
             if own != of.own {
-                learn(of.own, &of.apart);
+                least[of.own as usize] = learnt(of.own, &of.apart);
                 least[own as usize] = NEVER;
             }
         }
@@ -357,11 +376,6 @@ impl<T: Lanes> PairBounds<T> {
     }
 }
 
-/// The largest bound that is not beyond a distance, but no more than any bound is.
-fn whole(distance: f32) -> u16 {
-    distance.min(f32::from(LARGEST)) as u16
-}
-
 impl<T: Lanes> Assigner for PairBounds<T> {
     fn assign(
         &mut self,
@@ -372,37 +386,30 @@ impl<T: Lanes> Assigner for PairBounds<T> {
         let Some(values) = centroids.reals::<T>().filter(|_| !self.is_given_up) else {
             return Ok(None);
         };
-        let scale = &self.measure.scale;
-        let rounded = match LinedRows::new(values, scale, |row| scale.is_outlier(row), job) {
-            Err(Error::HostMemory { .. }) => {
-                self.give_up();
-                return Ok(None);
-            }
-            rounded => rounded?,
-        };
         // What is cut short begins anew.
-        let before = std::mem::take(&mut self.before);
-        if !rounded.all_have_bounds() {
-            return Ok(None);
-        }
+        let mut before = std::mem::take(&mut self.before);
+        let Some(rounded) = self.round(values, job)? else { return Ok(None) };
         let (has_labels, k) = (!labels.is_empty(), centroids.len());
-        if !has_labels || before.len() != values.len() {
-            self.forget(k);
+        let begins = !has_labels || before.len() != values.len();
+        if begins {
+            before.clear();
+            self.moved.fill(0);
         }
         let rounded = self.measure.centroids((values, rounded), &before);
         self.age(&rounded.moved);
         labels.resize(self.rows.len(), 0);
         let (mut own, mut least) = (std::mem::take(&mut self.own), std::mem::take(&mut self.least));
-        let bounds = own.par_chunks_mut(BLOCK).zip(least.par_chunks_mut(BLOCK * self.stride));
-        let blocks = labels.par_chunks_mut(BLOCK).zip(bounds).enumerate();
+        let of_block = (BLOCK_BYTES / size_of::<u16>() / self.stride).clamp(LEAST_BLOCK, BLOCK);
+        let bounds = own.par_chunks_mut(of_block).zip(least.par_chunks_mut(of_block * self.stride));
+        let blocks = labels.par_chunks_mut(of_block).zip(bounds).enumerate();
         type Parts<'a> = (&'a mut [u32], (&'a mut [f32], &'a mut [u16]));
         let assign = |scratch: &mut Scratch, (block, (labels, bounds)): (usize, Parts<'_>)| {
             job.check()?;
-            let (first, (own, least)) = ((block * BLOCK) as u32, bounds);
+            let (first, (own, least)) = ((block * of_block) as u32, bounds);
             let mut before = [0; BLOCK];
             before[..labels.len()].copy_from_slice(labels);
             let mut block = Block { first, labels, own, least };
-            let (work, with_others) = self.block(&rounded, &mut block, scratch);
+            let (work, with_others) = self.block(&rounded, &mut block, begins, scratch);
             let rows = (first..).zip(before.into_iter().zip(block.labels.iter()));
             let moved = rows.filter(|(_, (before, now))| has_labels && before != *now);
             let moved: Vec<Moved> = moved.map(|(row, (before, _))| (row, before)).collect();

@@ -19,7 +19,7 @@ mod kept;
 mod search;
 
 use self::kept::Kept;
-use self::search::{Forms, Mode, Search};
+use self::search::{Mode, Search};
 use super::sink::Sink;
 use super::traversal::{BLOCK_ROWS, Block, TASK_QUERIES, Visit};
 use crate::device::contract::Work;
@@ -179,15 +179,6 @@ impl Quantised {
         let values = |id: &u32| &queries.values[*id as usize * dim..][..dim];
         let rounded = ids.iter().map(|id| self.query(values(id), &mut words)).collect();
         (rounded, words)
-    }
-
-    /// Words of so many queries, as they are compared with the base.
-    fn forms(&self, words: &[i32], count: usize) -> Forms {
-        let length = words.len() / count;
-        match &self.coarse {
-            Some(coarse) => Forms::Coarse(coarse.queries(words, length, self.level)),
-            None => Forms::Packed(self.level.pack(words, length)),
-        }
     }
 }
 

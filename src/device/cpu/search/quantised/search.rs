@@ -5,12 +5,12 @@ use std::ops::Range;
 use super::kept::Kept;
 use crate::device::cpu::exact;
 use crate::device::cpu::rounded::base::Quantised;
-use crate::device::cpu::rounded::coarse::CoarseQueries;
+use crate::device::cpu::rounded::coarse::Forms;
 use crate::device::cpu::rounded::query::Query;
 use crate::device::cpu::search::sink::Sink;
 use crate::device::cpu::search::traversal::{BLOCK_ROWS, Block, Visit};
 use crate::device::cpu::simd::lanes::Lanes;
-use crate::device::cpu::simd::panels::{Found, Packed, Panels, Passed, ROWS};
+use crate::device::cpu::simd::panels::{Found, Panels, Passed, ROWS};
 use crate::error::Result;
 
 /// Pairs that are computed together, at most those of one query more.
@@ -60,12 +60,6 @@ pub(super) enum Mode {
     KeepAgain,
     /// They are computed at once.
     Compute,
-}
-
-/// Queries as they are compared with the base.
-pub(super) enum Forms {
-    Packed(Packed),
-    Coarse(CoarseQueries),
 }
 
 impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {

@@ -1,24 +1,10 @@
-//! A first look at rows of 16 bits, in 8 or 7: half the products leave few pairs whose sums in 16 bits are needed.
-//!
-//! With a step s, a row x̂ of whole numbers is `s h + e`, and a query q̂, with a step of its own, `s_q g + f`. By Cauchy
-//! and Schwarz
-//!
-//! `q̂·x̂ ≤ s_q s g·h + s_q ‖g‖ ‖e‖ + ‖f‖ ‖x̂‖`.
-//!
-//! The last two terms are allowed for where a row's sum starts, for the lengths that ‖g‖ and ‖f‖ hardly exceed; what a
-//! query exceeds them by is allowed for by the longest of all rows, in the least sum that passes. As each row has its
-//! own start, a few rows may be cut off at the largest number.
+//! Rounding rows and queries of 16 bits to 8 or 7.
 
-use std::ops::Range;
-
-use super::scale::Scale;
+use crate::device::cpu::rounded::scale::Scale;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::lines::{Chosen, Line, Lines};
-use crate::device::cpu::simd::panels::{
-    Found, Group, MOST_IN_16_BITS, Packed, Panels, ROWS, Starts, TOGETHER_IN_16_BITS, Width,
-};
+use crate::device::cpu::simd::lines::Line;
+use crate::device::cpu::simd::panels::{MOST_IN_16_BITS, ROWS, TOGETHER_IN_16_BITS, Width};
 use crate::matrix::Real;
-use crate::memory::Aligned;
 
 /// Rows that the steps are chosen by.
 const SAMPLED: usize = 256;
@@ -41,8 +27,6 @@ const EACH_LOOK: f64 = 1600.0;
 const SAVED: f64 = 0.6;
 /// Guesses are made for up to so many neighbours.
 pub(in crate::device::cpu) const MOST_GUESSED: usize = 4096;
-/// The start with which no row passes, and no sum leaves 32 bits.
-const NEVER: i32 = i32::MIN / 2;
 /// What starts and least sums are no larger than.
 const MOST_START: f64 = (1 << 29) as f64;
 /// Numbers of a row that are rounded together, and whose squares are added up side by side.
@@ -54,8 +38,8 @@ const NO_FRACTIONS: f32 = 12_582_912.0;
 /// The steps of rows and queries.
 #[derive(Debug, Clone)]
 pub(in crate::device::cpu) struct CoarseScale {
-    width: Width,
-    dim: usize,
+    pub(super) width: Width,
+    pub(super) dim: usize,
     step: f64,
     /// The step of all queries, if sums start with squares.
     of_queries: Option<f64>,
@@ -70,38 +54,16 @@ struct Lengths {
     residual: f64,
 }
 
-/// Base rows in 8 or 7 bits, and row by row in 16.
-#[derive(Debug)]
-pub(in crate::device::cpu) struct Coarse {
-    pub(super) scale: CoarseScale,
-    pub(super) groups: Aligned<Group>,
-    pub(super) starts: Vec<Starts>,
-    pub(super) lines: Aligned<Line>,
-    /// The longest residual and the longest row, in steps.
-    pub(super) longest: Longest,
-}
-
 /// The longest residual and the longest row of some, in steps.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Longest {
+pub(in crate::device::cpu::rounded) struct Longest {
     residual: f64,
     row: f64,
 }
 
-/// Queries in 8 bits, and row by row in 16.
-#[derive(Debug)]
-pub(in crate::device::cpu) struct CoarseQueries {
-    each: Vec<CoarseQuery>,
-    packed: Packed,
-    lines: Aligned<Line>,
-    /// For each, the least sum that passes.
-    least: Vec<i32>,
-    /// Pairs of the last panels that passed.
-    looked: usize,
-}
-
+/// A query in 8 bits.
 #[derive(Debug, Clone, Copy)]
-struct CoarseQuery {
+pub(super) struct CoarseQuery {
     step: f64,
     /// What the unsigned base adds to its products.
     offset: f64,
@@ -123,6 +85,12 @@ impl CoarseScale {
     /// Whether rows of so many dimensions can be looked at, and if it is to pay, whether it may.
     pub fn suits(dim: usize, level: Level, is_to_pay: bool) -> bool {
         level.looks().is_some() && dim <= MOST_DIM && (!is_to_pay || dim >= LEAST_DIM)
+    }
+
+    /// Whether rows of so many dimensions take much less memory than in 16 bits.
+    pub fn is_short(dim: usize, level: Level) -> bool {
+        let in_16 = dim.div_ceil(Width::Sixteen.per_word());
+        level.looks().is_some_and(|width| 4 * words(width, dim) <= 3 * in_16)
     }
 
     /// The steps for some rows and queries like them; `None` if the level has no such products, or if they are not faster
@@ -248,8 +216,9 @@ impl CoarseScale {
     }
 
     /// The least sum of a pair whose sum in 16 bits may be at least this, among rows that are no longer than these.
-    fn least(&self, query: &CoarseQuery, least: i32, longest: &Longest) -> i32 {
-        if least == i32::MIN {
+    pub(super) fn least(&self, query: &CoarseQuery, least: i32, longest: &Longest) -> i32 {
+        // All pass, or none.
+        if matches!(least, i32::MIN | i32::MAX) {
             return least;
         }
         let (own, usual) = (query.lengths, self.usual);
@@ -260,10 +229,15 @@ impl CoarseScale {
         (least * (1.0 - 1e-12 * least.signum()) + query.offset - 2.0) as i32
     }
 
+    /// A start that is larger by so much in 16 bits, if sums start with squares.
+    #[inline]
+    pub fn raised(&self, start: i32, by: f64) -> f64 {
+        f64::from(start) + by / (self.of_queries.unwrap_or(1.0) * self.step) + 1.0
+    }
+
     /// Words of a row, and its lines.
     pub fn words(&self) -> usize {
-        let words = self.dim.div_ceil(self.width.per_word());
-        if self.width == Width::Seven { words.next_multiple_of(TOGETHER_IN_16_BITS) } else { words }
+        words(self.width, self.dim)
     }
 
     pub fn lines(&self) -> usize {
@@ -273,7 +247,7 @@ impl CoarseScale {
     /// Rounds a row of 16 bits, of which the sum starts with this: its bytes, what their sum starts with, and the
     /// lengths of its residual and of itself in steps.
     #[inline(always)]
-    pub(super) fn round(
+    pub(in crate::device::cpu::rounded) fn round(
         &self,
         numbers: &[i16],
         (start, square): (i32, f64),
@@ -308,7 +282,7 @@ impl CoarseScale {
     }
 
     /// Rounds a query of 16 bits, and appends its words.
-    fn query(&self, numbers: &[i16], words: &mut Vec<i32>) -> CoarseQuery {
+    pub(super) fn query(&self, numbers: &[i16], words: &mut Vec<i32>) -> CoarseQuery {
         let step = self.of_queries.unwrap_or_else(|| self.step_of(numbers));
         let mut rounded = vec![0; self.words() * self.width.per_word()];
         pulp::Arch::new().dispatch(
@@ -381,6 +355,12 @@ fn lengths(numbers: &[i16], step: f64, rounded: &[i8]) -> ([f64; 2], i32) {
     ([squares.iter().sum(), left.iter().sum()], sum)
 }
 
+/// Words of a row of so many dimensions.
+fn words(width: Width, dim: usize) -> usize {
+    let words = dim.div_ceil(width.per_word());
+    if width == Width::Seven { words.next_multiple_of(TOGETHER_IN_16_BITS) } else { words }
+}
+
 /// The largest number of a base row less what makes it unsigned.
 fn largest(width: Width) -> i16 {
     if width == Width::Seven { 63 } else { 127 }
@@ -407,65 +387,5 @@ fn fit_into_16_bits(numbers: &mut [i8]) {
             // Rounded towards 0.
             *x = (i32::from(*x) * MOST_IN_16_BITS / sum) as i8;
         }
-    }
-}
-
-impl Coarse {
-    /// Room for so many panels.
-    pub fn new(scale: CoarseScale, panels: usize) -> Self {
-        let groups = Aligned::zeros(panels * Panels::groups_of(scale.words()));
-        let lines = Aligned::zeros(panels * ROWS * scale.lines());
-        let starts = vec![Starts([NEVER; ROWS]); panels];
-        Self { scale, groups, starts, lines, longest: Longest::default() }
-    }
-
-    /// Bytes of a panel.
-    pub fn bytes(scale: &CoarseScale) -> usize {
-        let line = ROWS * size_of::<Line>();
-        Panels::bytes_of(scale.words()) + size_of::<Starts>() + scale.lines() * line
-    }
-
-    /// Queries from their words of 16 bits, as many each.
-    pub fn queries(&self, words: &[i32], length: usize, level: Level) -> CoarseQueries {
-        let (count, per_row) = (words.len() / length, self.scale.lines());
-        let mut lines = Aligned::zeros(count * per_row);
-        let (mut each, mut coarse) = (Vec::with_capacity(count), Vec::new());
-        for (words, lines) in words.chunks_exact(length).zip(lines.chunks_exact_mut(per_row)) {
-            let mut numbers = vec![0; 2 * length];
-            let pairs = numbers.as_chunks_mut().0.iter_mut();
-            pairs.zip(words).for_each(|(to, word)| *to = [*word as i16, (*word >> 16) as i16]);
-            numbers.truncate(self.scale.dim);
-            Line::copy(&numbers, lines);
-            each.push(self.scale.query(&numbers, &mut coarse));
-        }
-        let packed = level.pack(&coarse, self.scale.words());
-        CoarseQueries { each, packed, lines, least: Vec::new(), looked: 0 }
-    }
-
-    /// Finds the pairs of all queries and some panels whose sums in 16 bits, of which `starts` are the first terms, are
-    /// at least the query's; returns how many sums that took. `decided` has a bit for each row that may pass.
-    pub fn sweep(
-        &self,
-        level: Level,
-        (panels, starts, decided): (Range<usize>, &[Starts], &[u64]),
-        (queries, least): (&mut CoarseQueries, &[i32]),
-        found: &mut Found,
-    ) -> u64 {
-        let swept = Panels { groups: &self.groups, starts: &self.starts }.some(panels.clone());
-        let CoarseQueries { each, packed, lines, least: coarse, looked } = queries;
-        coarse.clear();
-        let each = each.iter().zip(least);
-        coarse.extend(each.map(|(query, least)| self.scale.least(query, *least, &self.longest)));
-        let per_row = self.scale.lines();
-        let all = &self.lines[panels.start * ROWS * per_row..panels.end * ROWS * per_row];
-        // Most rows will be looked at, as of the panels before, or few.
-        let next = if *looked > panels.len() * ROWS { all } else { &[] };
-        level.sweep_before(next, (self.scale.width, swept), (packed, coarse), found);
-        *looked = found.len();
-        let base = Lines { all, per_row };
-        let (queries, starts) = (Lines { all: lines, per_row }, &starts[panels.clone()]);
-        let decided = &decided[panels];
-        level.keep(Chosen { base, queries, starts, decided, least }, found);
-        *looked as u64
     }
 }
