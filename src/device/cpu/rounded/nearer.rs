@@ -2,7 +2,8 @@
 //!
 //! A search gives every query a reach, here every row has one: its cost. What the least sum of a pair within
 //! reach owes to the reach, half its square in steps, is added to what the row's sum starts with. Then one
-//! number for each vector decides, as in a search, and the same sweep finds the pairs.
+//! number for each vector decides, as in a search, and the same sweep finds the pairs. For many vectors, rows are looked
+//! at in fewer bits, in which a row's start is raised by as much, in their steps.
 //!
 //! Products of rows are bounded by squares too: `‖q − x‖² = ‖q‖² + ‖x‖² − 2 q·x`.
 
@@ -275,6 +276,7 @@ impl Nearer {
         match (&self.base.coarse, &vectors.forms) {
             (Some(coarse), Forms::Coarse(queries)) => {
                 coarse.look(level, (panels.clone(), starts), queries, &[], passed);
+                coarse.ask_for(panels.clone(), passed);
                 let of_base = (panels.clone(), &*self.base.starts, &*self.base.decided);
                 coarse.keep(level, of_base, (queries, &vectors.any), passed);
                 &self.base.starts[panels]

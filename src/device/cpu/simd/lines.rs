@@ -4,18 +4,12 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-use super::chains::prefetch;
 use super::level::{Instructions, Level};
 use super::panels::{Found, ROWS, Starts};
 use crate::memory::Zeros;
 
 /// Numbers in a line.
 const LINE: usize = 32;
-
-/// So many pairs before a base row is needed, its first lines are asked for: after those, a processor sees where it is
-/// going.
-const AHEAD: usize = 8;
-const FIRST: usize = 4;
 
 /// Numbers of a row; the rest of the last line of a row is 0.
 #[derive(Debug, Clone, Copy)]
@@ -79,10 +73,6 @@ macro_rules! keep {
         let mut kept = 0;
         // A loop: closures that others call are not compiled for this level.
         for i in 0..$found.len() {
-            if i + AHEAD < $found.len() {
-                let row = $of.base.row($found.get(i + AHEAD).row as usize);
-                prefetch(&row[..row.len().min(FIRST)]);
-            }
             let pair = $found.get(i);
             let (query, row) = (pair.query as usize, pair.row as usize);
             let (panel, lane) = (row / ROWS, row % ROWS);
@@ -217,13 +207,13 @@ macro_rules! product_512 {
                     *sum = $step;
                 }
             }
-            let [a, b, c, d] = sums;
-            [
-                _mm512_reduce_add_epi32(a),
-                _mm512_reduce_add_epi32(b),
-                _mm512_reduce_add_epi32(c),
-                _mm512_reduce_add_epi32(d),
-            ]
+            // A loop, as above.
+            let mut halves = [_mm256_setzero_si256(); 4];
+            for (half, sum) in halves.iter_mut().zip(sums) {
+                let high = _mm512_extracti64x4_epi64::<1>(sum);
+                *half = _mm256_add_epi32(_mm512_castsi512_si256(sum), high);
+            }
+            totals(halves)
         }
 
         #[inline]
@@ -306,7 +296,14 @@ fn products_of_four_avx2(a: &[Line], [b, c, d, e]: [&[Line]; 4]) -> [i32; 4] {
             *sum = _mm256_add_epi32(*sum, both);
         }
     }
-    let [a, b, c, d] = sums;
+    totals(sums)
+}
+
+/// The sum of the numbers of each register.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2")]
+fn totals([a, b, c, d]: [__m256i; 4]) -> [i32; 4] {
     let all = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
     let all = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256::<1>(all));
     let mut of_each = [0; 4];

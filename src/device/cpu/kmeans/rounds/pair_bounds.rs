@@ -1,8 +1,9 @@
 //! The nearest centroid of every row, round after round, by a bound for each pair (Elkan 2003).
 //!
-//! A row keeps a bound on its own centroid's distance, and one on that of each other, which change by how far centroids
-//! move. Those that may be nearer than its own one are compared with the row in whole numbers; of those that this leaves,
-//! if there are several, the sums of the definition decide.
+//! At first, rows and centroids are compared in whole numbers, tile by tile. Then a row keeps a bound on its own
+//! centroid's distance, and one on that of each other, which change by how far centroids move. Those that may be nearer
+//! than its own one are compared with the row in whole numbers; of those that this leaves, if there are several, the
+//! sums of the definition decide.
 //!
 //! Bounds on others are whole numbers of 16 bits, in steps of the rows' rounding. What is kept is the bound and how far
 //! the centroid had moved by then, so that only bounds that change are written.

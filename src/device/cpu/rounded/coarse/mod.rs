@@ -16,6 +16,7 @@ use std::ops::Range;
 use self::scale::CoarseQuery;
 pub(super) use self::scale::Longest;
 pub(in crate::device::cpu) use self::scale::{CoarseScale, MOST_GUESSED};
+use crate::device::cpu::simd::chains::prefetch;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::lines::{Chosen, Line, Lines};
 use crate::device::cpu::simd::panels::{Found, Group, Packed, Panels, ROWS, Starts};
@@ -128,6 +129,14 @@ impl Coarse {
         let own = Panels { groups: &self.groups, starts: &self.starts }.some(panels);
         let swept = (self.scale.width, Panels { starts, ..own });
         level.sweep_before(next, swept, (packed, least), found);
+    }
+
+    /// Asks for the rows in 16 bits of pairs that passed, all of which come from memory at a time then.
+    pub fn ask_for(&self, panels: Range<usize>, found: &Found) {
+        let lines = self.lines_of(panels);
+        for row in found.iter().map(|pair| pair.row as usize) {
+            prefetch(&lines[row * self.scale.lines()..][..self.scale.lines()]);
+        }
     }
 
     /// Keeps those of some pairs whose sums in 16 bits, as of [`sweep`](Self::sweep), are at least the query's.
