@@ -16,7 +16,7 @@ pub(in crate::device::cpu) const NEVER: u16 = u16::MAX;
 pub(in crate::device::cpu) const LARGEST: u16 = NEVER - 1;
 
 /// In float32, the sum of this and any number below 2²² is a whole number; its own lowest 16 bits are 0.
-const NO_FRACTIONS: f32 = 12_582_912.0;
+pub(in crate::device::cpu) const NO_FRACTIONS: f32 = 12_582_912.0;
 
 /// The largest bound that is not beyond a distance, which is not negative.
 #[inline(always)]

@@ -1,6 +1,7 @@
 //! Rounding rows and queries of 16 bits to 8 or 7.
 
 use crate::device::cpu::rounded::scale::Scale;
+use crate::device::cpu::simd::bounds::NO_FRACTIONS;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::lines::Line;
 use crate::device::cpu::simd::panels::{MOST_IN_16_BITS, ROWS, TOGETHER_IN_16_BITS, Width};
@@ -32,8 +33,6 @@ const MOST_START: f64 = (1 << 29) as f64;
 /// Numbers of a row that are rounded together, and whose squares are added up side by side.
 const ROUNDED: usize = 64;
 const SIDE_BY_SIDE: usize = 16;
-/// In float32, the sum of this and any number below 2²² is a whole number.
-const NO_FRACTIONS: f32 = 12_582_912.0;
 
 /// The steps of rows and queries.
 #[derive(Debug, Clone)]
