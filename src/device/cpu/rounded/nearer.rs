@@ -19,7 +19,7 @@ use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{Found, Panels, Passed, ROWS, Starts};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Rows;
 use crate::metric::{Metric, Sum};
@@ -133,7 +133,11 @@ impl Nearer {
         let mut base = None;
         for (form, _) in forms.into_iter().filter(|(_, suits)| *suits) {
             if base.is_none() {
-                base = of(form)?;
+                base = match of(form) {
+                    // There may be enough for the next one.
+                    Err(Error::HostMemory { .. }) if form == Form::Coarse => None,
+                    found => found?,
+                };
             }
         }
         let Some(base) = base else { return Ok(None) };
