@@ -40,6 +40,11 @@ impl ClusterSums {
         self.counts.len()
     }
 
+    /// Numbers of a row.
+    pub fn width(&self) -> usize {
+        self.sums.width()
+    }
+
     /// Bytes of memory, without the wide sums.
     pub fn bytes(&self) -> usize {
         let weights = self.weights.as_ref().map_or(0, ExactSums::bytes);

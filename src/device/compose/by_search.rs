@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Means, StreamedSearch};
+use super::{ClusterMeans, Means, StreamedSearch};
 use crate::device::contract::{
     Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, Moved,
     QueryRows, RoundsRun, StopReason, Work, centroid_shift, stop_reason,
@@ -54,6 +54,8 @@ struct Problem<'a, T> {
 struct State<T> {
     centroids: Vec<T>,
     sums: ClusterSums,
+    /// Those of the sums of the last round.
+    means: ClusterMeans,
     /// The clusters of the rows, if they are assigned to any.
     clusters: Option<Clusters<T>>,
     /// Whether rows were assigned to the current centroids.
@@ -266,10 +268,17 @@ impl<T: Real> Problem<'_, T> {
         // sums of each thread.
         let assignments = rows * (3 * (size_of::<u32>() + size_of::<T>()) + size_of::<Moved>());
         let sums_bytes = sums.bytes() * (2 + if self.is_large() { threads() } else { 0 });
-        let bytes = assignments + sums_bytes + 3 * size_of_val(centroids.as_slice());
+        let means_bytes = k * (dim * size_of::<f64>() + size_of::<Option<f64>>());
+        let bytes = assignments + sums_bytes + means_bytes + 3 * size_of_val(&*centroids);
         let reserved = job.reserve("clusters of k-means", bytes)?;
-        let (clusters, is_assigned) = (None, false);
-        self.state = Some(State { centroids, sums, clusters, is_assigned, _reserved: reserved });
+        self.state = Some(State {
+            centroids,
+            sums,
+            means: ClusterMeans::default(),
+            clusters: None,
+            is_assigned: false,
+            _reserved: reserved,
+        });
         Ok(())
     }
 
@@ -313,7 +322,7 @@ impl<T: Real> Problem<'_, T> {
         let (values, weights, dim) = (self.values(), self.weights, self.rows.matrix().dim());
         let means = Means { values, dim, weights, metric };
         let about_zero = self.about_zero.unwrap_or_else(|| means.about_zero());
-        let inertia = |state: &State<T>| means.inertia(about_zero, &state.sums, &state.centroids);
+        let inertia = |state: &State<T>| means.inertia(about_zero, &state.means, &state.centroids);
         let inertia = self.state.as_ref().map(inertia);
         self.about_zero = Some(about_zero);
         Progress { rounds: 1, moved, inertia }
@@ -332,13 +341,19 @@ impl<T: Real> Problem<'_, T> {
         let state = self.state_mut()?;
         let labels = &state.clusters.as_ref().ok_or_else(not_started)?.labels;
         cluster_sums::move_rows(&rows, weights, (moved, labels), &mut state.sums, job)?;
+        let mut has_changed = vec![moved.is_none(); state.sums.clusters()];
+        for (row, before) in moved.unwrap_or_default() {
+            has_changed[*before as usize] = true;
+            has_changed[labels[*row as usize] as usize] = true;
+        }
+        state.means.renew(&state.sums, |cluster| has_changed[cluster]);
         let moved = moved.map_or(rows.len(), <[_]>::len);
         let has_empty = !state.sums.empty().is_empty();
         let mut next = None;
         if moved > 0 && !has_empty {
             let values = rows.reals::<T>().expect("a session has rows of its own type");
             let means = Means { values, dim, weights, metric };
-            next = Some(means.of(&state.sums, labels, &state.centroids, job)?);
+            next = Some(means.of(&state.means, labels, &state.centroids, job)?);
         }
         let shift = || {
             let next = next.as_deref().unwrap_or(&state.centroids);

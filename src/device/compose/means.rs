@@ -1,4 +1,4 @@
-//! The means of clusters, as centroids.
+//! The means of clusters, and centroids made of them.
 
 use std::cmp::Reverse;
 
@@ -16,6 +16,47 @@ const UNCHECKED: usize = 4096;
 /// With fewer numbers than this, threads do not pay.
 const FEW_NUMBERS: usize = 1 << 14;
 
+/// Products that are added up side by side.
+const SIDE_BY_SIDE: usize = 8;
+
+/// The means of clusters' rows: those of clusters that rows have come to or left are computed again.
+#[derive(Debug, Default)]
+pub struct ClusterMeans {
+    /// For each cluster the weight of its rows; `None` if it has none.
+    weights: Vec<Option<f64>>,
+    /// Their means, one after the other.
+    means: Vec<f64>,
+}
+
+impl ClusterMeans {
+    /// Computes the means of these sums that have `changed`, or all if there were none.
+    pub fn renew(&mut self, sums: &ClusterSums, changed: impl Fn(usize) -> bool) {
+        let (k, width) = (sums.clusters(), sums.width());
+        let is_new = self.weights.len() != k;
+        self.weights.resize(k, None);
+        self.means.resize(k * width, 0.0);
+        let each = self.weights.iter_mut().zip(self.means.chunks_exact_mut(width.max(1)));
+        let some = each.enumerate().filter(|(cluster, _)| is_new || changed(*cluster));
+        let some: Vec<_> = some.collect();
+        let renew = |(cluster, (weight, to)): (usize, (&mut Option<f64>, &mut [f64]))| {
+            let mean = sums.mean(cluster);
+            *weight = mean.is_some().then(|| sums.weight(cluster));
+            to.iter_mut().zip(mean.into_iter().flatten()).for_each(|(to, x)| *to = x);
+        };
+        if some.len() * width < FEW_NUMBERS {
+            some.into_iter().for_each(renew);
+        } else {
+            in_parallel(some, renew);
+        }
+    }
+
+    /// The weight of a cluster's rows, and their mean; `None` if they have no weight.
+    fn of(&self, cluster: usize) -> Option<(f64, &[f64])> {
+        let width = self.means.len() / self.weights.len().max(1);
+        Some((self.weights[cluster]?, &self.means[cluster * width..][..width]))
+    }
+}
+
 /// Rows whose clusters' means are computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Means<'a, T> {
@@ -30,19 +71,20 @@ pub struct Means<'a, T> {
 }
 
 impl<T: Real> Means<'_, T> {
-    /// The mean of every cluster; each must have rows of positive weight. `before` has the previous
+    /// The centroids of these means; each cluster must have rows of positive weight. `before` has the previous
     /// centroids.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
     pub fn of(
         &self,
-        sums: &ClusterSums,
+        means: &ClusterMeans,
         labels: &[u32],
         before: &[T],
         job: &Job,
     ) -> Result<Vec<T>> {
-        Ok(self.centroids(sums, self.single_vectors(labels, sums.clusters(), job)?, before))
+        let singles = self.single_vectors(labels, means.weights.len(), job)?;
+        Ok(self.centroids(means, singles, before))
     }
 
     /// The same, where clusters may be empty. An empty cluster takes the row that is farthest from
@@ -75,14 +117,16 @@ impl<T: Real> Means<'_, T> {
             sums.move_row(self.row(row), self.weight(row), from, cluster as u32);
             singles[cluster] = Some(row);
         }
-        Ok(self.centroids(&sums, singles, before))
+        let mut means = ClusterMeans::default();
+        means.renew(&sums, |_| true);
+        Ok(self.centroids(&means, singles, before))
     }
 
-    fn centroids(&self, sums: &ClusterSums, singles: Vec<Option<usize>>, before: &[T]) -> Vec<T> {
+    fn centroids(&self, means: &ClusterMeans, singles: Vec<Option<usize>>, before: &[T]) -> Vec<T> {
         let mut centroids = before.to_vec();
         let all: Vec<_> = centroids.chunks_exact_mut(self.dim).zip(singles).enumerate().collect();
         let mean = |(cluster, (centroid, single)): (usize, (&mut [T], Option<usize>))| {
-            self.centroid(sums, (cluster, single), centroid);
+            self.centroid(means, (cluster, single), centroid);
         };
         if before.len() < FEW_NUMBERS {
             all.into_iter().for_each(mean);
@@ -95,18 +139,18 @@ impl<T: Real> Means<'_, T> {
     /// Moves a centroid to the mean of its rows, if it has any: `single` is one of them if all are the same.
     fn centroid(
         &self,
-        sums: &ClusterSums,
+        means: &ClusterMeans,
         (cluster, single): (usize, Option<usize>),
         centroid: &mut [T],
     ) {
-        let Some(mean) = sums.mean(cluster) else { return };
+        let Some((_, mean)) = means.of(cluster) else { return };
         if let Some(row) = single {
             centroid.copy_from_slice(self.row(row));
             return;
         }
         let old = centroid.to_vec();
         for (to, x) in centroid.iter_mut().zip(mean) {
-            *to = T::from_f64(x);
+            *to = T::from_f64(*x);
         }
         // Directions that cancel out have no mean: the cluster stays where it was.
         if self.metric.prepare(centroid).is_err() {
@@ -129,27 +173,27 @@ impl<T: Real> Means<'_, T> {
         in_parallel(rows, of_part).into_iter().sum()
     }
 
-    /// The weighted sum of all rows' costs about the centroids of their clusters, from these sums of them and from what
+    /// The weighted sum of all rows' costs about the centroids of their clusters, from these means of them and from what
     /// it is [about zero](Self::about_zero).
-    pub fn inertia(&self, about_zero: f64, sums: &ClusterSums, centroids: &[T]) -> f64 {
-        let product = |mean: f64, x: f64| match self.metric {
-            Metric::SqEuclidean => x * (2.0 * mean - x),
-            _ => mean * x,
-        };
+    pub fn inertia(&self, about_zero: f64, means: &ClusterMeans, centroids: &[T]) -> f64 {
+        let is_square = self.metric == Metric::SqEuclidean;
         let lowered = |(cluster, centroid): (usize, &[T])| {
-            let centroid = centroid.iter().map(|x| x.to_f64());
-            sums.mean(cluster).map_or(0.0, |mean| {
-                let products = mean.zip(centroid).map(|(mean, x)| product(mean, x));
-                sums.weight(cluster) * products.sum::<f64>()
-            })
+            let Some((weight, mean)) = means.of(cluster) else { return 0.0 };
+            let mut sums = [0.0; SIDE_BY_SIDE];
+            let mut add = |means: &[f64], centroid: &[T]| {
+                for ((sum, mean), x) in sums.iter_mut().zip(means).zip(centroid) {
+                    let x = x.to_f64();
+                    *sum += x * if is_square { 2.0 * mean - x } else { *mean };
+                }
+            };
+            let (most, last) = mean.as_chunks::<SIDE_BY_SIDE>();
+            let (most_of, last_of) = centroid.as_chunks::<SIDE_BY_SIDE>();
+            most.iter().zip(most_of).for_each(|(mean, centroid)| add(mean, centroid));
+            add(last, last_of);
+            weight * sums.iter().sum::<f64>()
         };
         let all = centroids.chunks_exact(self.dim.max(1)).enumerate();
-        let lowered: f64 = if centroids.len() < FEW_NUMBERS {
-            all.map(lowered).sum()
-        } else {
-            in_parallel(all.collect(), lowered).into_iter().sum()
-        };
-        (about_zero - lowered).max(0.0)
+        (about_zero - all.map(lowered).sum::<f64>()).max(0.0)
     }
 
     /// For each cluster whose rows are all the same vector, the first of them: the mean is the vector,
@@ -184,5 +228,48 @@ impl<T: Real> Means<'_, T> {
 
     fn row(&self, row: usize) -> &[T] {
         &self.values[row * self.dim..][..self.dim]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    #[test]
+    fn means_of_clusters_that_changed_are_those_of_all() {
+        let (rows, dim, k, mut random) = (300, 5, 20, Random::new(1));
+        let values: Vec<f32> = (0..rows * dim).map(|_| random.normal() as f32).collect();
+        let weights: Vec<f64> = (0..rows).map(|row| (row % 4) as f64 * 0.3).collect();
+        for weights in [None, Some(weights.as_slice())] {
+            let mut sums = ClusterSums::new(&values, weights, dim, k);
+            let (mut labels, mut means) = (vec![None; rows], ClusterMeans::default());
+            means.renew(&sums, |_| false);
+            let (mut kept, mut without) = (0, 0);
+            for round in 0..60 {
+                let mut changed = vec![false; k];
+                for _ in 0..=40 / (1 + round) {
+                    let row = random.below(rows as u64) as usize;
+                    let weight = weights.map_or(1.0, |weights| weights[row]);
+                    // Some clusters never have rows.
+                    let to = random.below(k as u64 - 3) as u32;
+                    let from = labels[row].replace(to);
+                    sums.move_row(&values[row * dim..][..dim], weight, from, to);
+                    from.into_iter().chain([to]).for_each(|at| changed[at as usize] = true);
+                }
+                means.renew(&sums, |cluster| changed[cluster]);
+                let mut all = ClusterMeans::default();
+                all.renew(&sums, |_| true);
+                for (cluster, changed) in changed.into_iter().enumerate() {
+                    let found = means.of(cluster);
+                    assert_eq!(found, all.of(cluster), "{round}");
+                    let mean = sums.mean(cluster).map(Iterator::collect::<Vec<_>>);
+                    assert_eq!(found.map(|(_, mean)| mean), mean.as_deref());
+                    kept += usize::from(!changed && found.is_some());
+                    without += usize::from(found.is_none());
+                }
+            }
+            assert!(kept > 100 && without >= 3 * 60, "{kept}, {without}");
+        }
     }
 }

@@ -11,7 +11,7 @@ mod on_host;
 pub use by_search::BySearch;
 #[cfg(feature = "cuda")]
 pub use by_search::LARGE_PROBLEM;
-pub use means::Means;
+pub use means::{ClusterMeans, Means};
 #[cfg(feature = "cuda")]
 pub use on_host::{KMeansOnHost, components_on_host, host_session, sums_of};
 pub use search::StreamedSearch;

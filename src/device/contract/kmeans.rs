@@ -267,14 +267,31 @@ pub fn stop_reason(
 pub fn centroid_shift<T: Real>(before: &[T], after: &[T], dim: usize, unit: f64) -> f64 {
     let pairs = before.chunks_exact(dim.max(1)).zip(after.chunks_exact(dim.max(1)));
     add_in_turns(pairs.map(|(before, after)| {
-        let ways = before.iter().zip(after).map(|(a, b)| b.to_f64() * unit - a.to_f64() * unit);
-        add_in_turns(ways.map(|way| way * way))
+        let mut sums = [0.0; TURNS];
+        let mut add = |before: &[T], after: &[T]| {
+            for ((sum, a), b) in sums.iter_mut().zip(before).zip(after) {
+                let way = b.to_f64() * unit - a.to_f64() * unit;
+                *sum += way * way;
+            }
+        };
+        let (most, last) = before.as_chunks::<TURNS>();
+        let (most_after, last_after) = after.as_chunks::<TURNS>();
+        most.iter().zip(most_after).for_each(|(before, after)| add(before, after));
+        add(last, last_after);
+        total(sums)
     }))
 }
 
+/// Sums that are formed side by side.
+const TURNS: usize = 32;
+
 fn add_in_turns(values: impl Iterator<Item = f64>) -> f64 {
-    let mut sums = [0.0; 32];
-    values.enumerate().for_each(|(i, value)| sums[i % 32] += value);
+    let mut sums = [0.0; TURNS];
+    values.enumerate().for_each(|(i, value)| sums[i % TURNS] += value);
+    total(sums)
+}
+
+fn total(mut sums: [f64; TURNS]) -> f64 {
     for distance in [16, 8, 4, 2, 1] {
         (0..distance).for_each(|i| sums[i] += sums[i + distance]);
     }

@@ -63,6 +63,7 @@ fn move_reals<T: Lanes>(
                     for i in range {
                         if let Some((row, _)) = moved.and_then(|moved| moved.get(i + AHEAD)) {
                             prefetch(&values[*row as usize * dim..][..dim]);
+                            prefetch(&labels[*row as usize..][..1]);
                         }
                         let (row, before) = match moved {
                             Some(moved) => (moved[i].0 as usize, Some(moved[i].1)),

@@ -13,6 +13,7 @@ use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
 use crate::device::cpu::rounded::base::Rounding;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
+use crate::device::cpu::simd::squares::{square, square_between};
 use crate::device::cpu::simd::transposed::{Column, SIDE_BY_SIDE, fold_squares};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
@@ -63,8 +64,8 @@ impl<T: Lanes> Gaps<T> {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
         };
-        let of_block = |block: &[T]| block.chunks_exact(dim).map(length).fold(0.0, f64::max);
-        let longest = values.par_chunks(BLOCK * dim).map(of_block).reduce(|| 0.0, f64::max);
+        let longest = |rows: &[T]| rows.chunks_exact(dim).map(square).fold(0.0, f64::max);
+        let longest = values.par_chunks(BLOCK * dim).map(longest).reduce(|| 0.0, f64::max).sqrt();
         job.check()?;
         Ok(Some(Self {
             rows: rows.clone(),
@@ -86,7 +87,8 @@ impl<T: Lanes> Gaps<T> {
 
     /// Shrinks gaps by how far centroids have moved; whether anything is known of them.
     fn shrink(&mut self, centroids: &[T], dim: usize) -> bool {
-        let longest = centroids.chunks_exact(dim).map(length).fold(self.longest, f64::max);
+        let longest = centroids.chunks_exact(dim).map(|row| square(row).sqrt());
+        let longest = longest.fold(self.longest, f64::max);
         // Costs that overflow are equal, whatever the distances.
         let is_finite = 4.0 * longest < (T::MAX.to_f64() / 4.0).sqrt();
         if !is_finite || self.before.len() != centroids.len() {
@@ -95,8 +97,7 @@ impl<T: Lanes> Gaps<T> {
         }
         let pairs = centroids.chunks_exact(dim).zip(self.before.chunks_exact(dim));
         let moved = pairs.map(|(now, before)| {
-            let apart = now.iter().zip(before).map(|(a, b)| a.to_f64() - b.to_f64());
-            apart.map(|x| x * x).sum::<f64>().sqrt() * (1.0 + 1e-9) + f64::MIN_POSITIVE.sqrt()
+            square_between(now, before).sqrt() * (1.0 + 1e-9) + f64::MIN_POSITIVE.sqrt()
         });
         let moved: Vec<f64> = moved.collect();
         let most = moved.iter().copied().fold(0.0, f64::max);
@@ -345,8 +346,4 @@ impl<T: Lanes> Assigner for Gaps<T> {
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
         distances::<T>((&self.rows, centroids), labels, (Metric::SqEuclidean, self.level), job)
     }
-}
-
-fn length<T: Lanes>(row: &[T]) -> f64 {
-    row.iter().map(|x| x.to_f64() * x.to_f64()).sum::<f64>().sqrt()
 }

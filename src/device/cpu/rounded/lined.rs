@@ -33,6 +33,9 @@ struct LinedRow {
 /// Others that several rows are compared with before the next ones: a part of an L1 cache.
 const OTHERS: usize = 32;
 
+/// Pairs whose roots are computed together.
+const SIDE_BY_SIDE: usize = 8;
+
 /// How far the rows of a pair are apart, at least and at most, in steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::device::cpu) struct Apart {
@@ -103,9 +106,7 @@ impl LinedRows {
     ) {
         level.products((self.lines(), others.lines()), pairs, sums);
         apart.clear();
-        apart.extend(pairs.iter().zip(&*sums).map(|((row, other), sum)| {
-            self.rows[*row as usize].apart(&others.rows[*other as usize], *sum)
-        }));
+        level.dispatch(Pairs { rows: (&self.rows, &others.rows), pairs, sums, apart });
     }
 
     /// How far some rows are apart from all others: for each row whole steps to each other, which it is not nearer than,
@@ -139,14 +140,61 @@ impl LinedRow {
     /// How far it is apart from another, given their product.
     #[inline(always)]
     fn apart(&self, other: &Self, product: i32) -> Apart {
-        let positive = |x: f64| if x > 0.0 { x } else { 0.0 };
         let square = self.square + other.square - 2.0 * f64::from(product);
-        let (between, residual) = (positive(square).sqrt(), self.residual + other.residual);
+        Apart::of(square, self.residual + other.residual)
+    }
+}
+
+impl Apart {
+    /// What is apart by this square of whole steps, both of whose roundings took off so much.
+    #[inline(always)]
+    fn of(square: f64, residual: f64) -> Self {
+        let positive = |x: f64| if x > 0.0 { x } else { 0.0 };
+        let between = positive(square).sqrt();
         // More than the roundings here, and than those of the conversion to float32.
         let error = 2.0 * f64::from(f32::EPSILON);
         let least = (positive(between - residual) * (1.0 - error)) as f32;
         let most = ((between + residual) * (1.0 + error)) as f32 + f32::MIN_POSITIVE;
-        Apart { least: if least < f32::MIN_POSITIVE { 0.0 } else { least }, most }
+        Self { least: if least < f32::MIN_POSITIVE { 0.0 } else { least }, most }
+    }
+}
+
+/// Pairs of rows and others, see [`LinedRows::apart`].
+struct Pairs<'a> {
+    rows: (&'a [LinedRow], &'a [LinedRow]),
+    pairs: &'a [(u32, u32)],
+    /// Their products.
+    sums: &'a [i32],
+    apart: &'a mut Vec<Apart>,
+}
+
+impl WithSimd for Pairs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { rows: (rows, others), pairs, sums, apart } = self;
+        let (most, last) = pairs.as_chunks::<SIDE_BY_SIDE>();
+        let (most_sums, last_sums) = sums.as_chunks::<SIDE_BY_SIDE>();
+        for (pairs, sums) in most.iter().zip(most_sums) {
+            let [mut squares, mut residuals] = [[0.0; SIDE_BY_SIDE]; 2];
+            let each = squares.iter_mut().zip(&mut residuals).zip(pairs.iter().zip(sums));
+            for ((square, residual), ((row, other), sum)) in each {
+                let (row, other) = (&rows[*row as usize], &others[*other as usize]);
+                *square = row.square + other.square - 2.0 * f64::from(*sum);
+                *residual = row.residual + other.residual;
+            }
+            let mut found = [Apart { least: 0.0, most: 0.0 }; SIDE_BY_SIDE];
+            for ((found, square), residual) in found.iter_mut().zip(squares).zip(residuals) {
+                *found = Apart::of(square, residual);
+            }
+            apart.extend_from_slice(&found);
+        }
+        apart.extend(
+            last.iter().zip(last_sums).map(|((row, other), sum)| {
+                rows[*row as usize].apart(&others[*other as usize], *sum)
+            }),
+        );
     }
 }
 

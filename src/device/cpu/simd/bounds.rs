@@ -51,8 +51,14 @@ impl Level {
         bounds.now().fold(u16::MAX, u16::min)
     }
 
-    /// Appends the numbers of the bounds that are no more than this, less what has moved, ascending.
+    /// The numbers of the bounds that are no more than this, less what has moved, ascending.
     pub fn within(self, bounds: Bounds<'_>, most: u16, found: &mut Vec<u32>) {
+        found.clear();
+        #[cfg(target_arch = "x86_64")]
+        if self.has_avx512() {
+            // SAFETY: as above.
+            return unsafe { within_avx512(bounds, most, found) };
+        }
         #[cfg(target_arch = "x86_64")]
         if self.0 >= Instructions::Avx2 {
             // SAFETY: as above.
@@ -83,22 +89,76 @@ fn least_avx2(bounds: Bounds<'_>) -> u16 {
     _mm_extract_epi16::<0>(_mm_minpos_epu16(_mm_min_epu16(halves[0], halves[1]))) as u16
 }
 
+/// The numbers of the bits of each byte, ascending.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
+const BITS: [[u8; 8]; 256] = {
+    let (mut all, mut byte) = ([[0; 8]; 256], 0);
+    while byte < 256 {
+        let (mut count, mut bit) = (0, 0);
+        while bit < 8 {
+            if byte >> bit & 1 == 1 {
+                all[byte][count] = bit;
+                count += 1;
+            }
+            bit += 1;
+        }
+        byte += 1;
+    }
+    all
+};
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,popcnt")]
 fn within_avx2(bounds: Bounds<'_>, most: u16, found: &mut Vec<u32>) {
+    const PART: usize = 8;
+    // Numbers are written a register at a time.
+    found.reserve(bounds.noted.len() * TOGETHER + PART);
+    let (to, mut count) = (found.as_mut_ptr(), 0);
     let most = _mm256_set1_epi16(most as i16);
-    let parts = bounds.noted.iter().zip(bounds.moved);
-    for (first, (noted, moved)) in (0..).step_by(TOGETHER).zip(parts) {
+    let mut first = _mm256_setzero_si256();
+    for (noted, moved) in bounds.noted.iter().zip(bounds.moved) {
         let [a, b] =
             now_avx2(noted, moved).map(|now| _mm256_cmpeq_epi16(_mm256_min_epu16(now, most), now));
         // Packed half by half of both registers.
         let all = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi16(a, b));
-        let mut all = _mm256_movemask_epi8(all) as u32;
-        while all != 0 {
-            found.push(first + all.trailing_zeros());
-            all &= all - 1;
+        for part in (_mm256_movemask_epi8(all) as u32).to_le_bytes() {
+            let bits = i64::from_le_bytes(BITS[usize::from(part)]);
+            let near = _mm256_add_epi32(first, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bits)));
+            // SAFETY: no more have been written than were looked at, and there is room for a register more.
+            unsafe { _mm256_storeu_si256(to.add(count).cast(), near) };
+            count += part.count_ones() as usize;
+            first = _mm256_add_epi32(first, _mm256_set1_epi32(PART as i32));
         }
     }
+    // SAFETY: so many have been written.
+    unsafe { found.set_len(count) };
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,popcnt")]
+fn within_avx512(bounds: Bounds<'_>, most: u16, found: &mut Vec<u32>) {
+    const HALF: usize = TOGETHER / 2;
+    // Numbers are written a register at a time.
+    found.reserve(bounds.noted.len() * TOGETHER + HALF);
+    let (to, mut count) = (found.as_mut_ptr(), 0);
+    let most = _mm512_set1_epi16(most as i16);
+    let mut numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (noted, moved) in bounds.noted.iter().zip(bounds.moved) {
+        let [noted, moved] = [noted, moved].map(|of| {
+            // SAFETY: 32 numbers of two bytes are a register.
+            unsafe { _mm512_loadu_si512(std::ptr::from_ref(of).cast()) }
+        });
+        let all = _mm512_cmple_epu16_mask(_mm512_subs_epu16(noted, moved), most);
+        for half in [all as u16, (all >> HALF) as u16] {
+            let near = _mm512_maskz_compress_epi32(half, numbers);
+            // SAFETY: no more have been written than were looked at, and there is room for a register more.
+            unsafe { _mm512_storeu_si512(to.add(count).cast(), near) };
+            count += half.count_ones() as usize;
+            numbers = _mm512_add_epi32(numbers, _mm512_set1_epi32(HALF as i32));
+        }
+    }
+    // SAFETY: so many have been written.
+    unsafe { found.set_len(count) };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -157,7 +217,7 @@ mod tests {
                 for level in Level::all() {
                     let least = now.iter().copied().min().unwrap_or(u16::MAX);
                     assert_eq!(level.least(bounds), least, "{level:?}");
-                    let mut found = Vec::new();
+                    let mut found = vec![7; 3];
                     level.within(bounds, most, &mut found);
                     assert_eq!(found, near, "{level:?}, {most}");
                 }

@@ -6,6 +6,7 @@ pub(super) mod lanes;
 pub(in crate::device) mod level;
 pub(super) mod lines;
 pub(super) mod panels;
+pub(super) mod squares;
 mod sweep;
 #[cfg(target_arch = "aarch64")]
 mod sweep_arm;

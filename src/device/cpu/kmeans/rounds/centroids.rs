@@ -11,6 +11,7 @@ use crate::device::cpu::rounded::scale::Scale;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::Width;
+use crate::device::cpu::simd::squares::{square, square_between};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::{Real, Rows};
@@ -116,11 +117,8 @@ impl Measure {
     ) -> Centroids<'a, T, R> {
         let (unit, dim) = (1.0 / self.scale.step, self.scale.centre.len());
         let pairs = values.chunks_exact(dim).zip(before.chunks_exact(dim));
-        let apart = |(a, b): (&T, &T)| (a.to_f64() - b.to_f64()) * (a.to_f64() - b.to_f64());
-        let moved = pairs.map(|(now, before)| {
-            let square: f64 = now.iter().zip(before).map(apart).sum();
-            up(square.sqrt() * (1.0 + 1e-9) * unit)
-        });
+        let moved =
+            pairs.map(|(now, before)| up(square_between(now, before).sqrt() * (1.0 + 1e-9) * unit));
         let mut moved: Vec<f32> = moved.collect();
         moved.resize(values.len() / dim, 0.0);
         let most_moved = moved.iter().copied().fold(0.0, f32::max);
@@ -212,8 +210,4 @@ fn is_fine<T: Real>(values: &[T], whole: &Scale) -> bool {
     // The mean square of a number from 0 to 1 rounded to a whole one.
     let rounded = centre.len() as f64 / 12.0;
     rounded * count <= FINE * FINE * rows.map(square).sum::<f64>()
-}
-
-fn square<T: Real>(row: &[T]) -> f64 {
-    row.iter().map(|x| x.to_f64() * x.to_f64()).sum()
 }

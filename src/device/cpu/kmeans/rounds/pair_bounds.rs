@@ -276,13 +276,12 @@ impl<T: Lanes> PairBounds<T> {
             let own = &mut block.own[of.row];
             *own = own.min(apart.most);
             of.apart = *apart;
-            near.clear();
             let least = &block.least[of.row * self.stride..][..self.stride];
             let most = whole(centroids.bound(*own));
             self.measure.level.within(self.bounds(least), most, near);
-            let (row, before) = (block.first + of.row as u32, pairs.len());
+            let row = block.first + of.row as u32;
             pairs.extend(near.iter().map(|other| (row, *other)));
-            of.others = pairs.len() - before;
+            of.others = near.len();
             with_others += usize::from(of.others > 0);
         }
         with_others
@@ -298,24 +297,26 @@ impl<T: Lanes> PairBounds<T> {
     ) {
         let Scratch { uncertain, pairs, apart, computed, .. } = scratch;
         computed.clear();
-        let mut compared = pairs.iter().copied().zip(&*apart);
+        let (mut pairs, mut apart) = (pairs.as_slice(), apart.as_slice());
         for of in uncertain.iter() {
-            let others = compared.clone().take(of.others);
-            if of.others > 0 {
-                compared.nth(of.others - 1);
-            }
+            let others = (&pairs[..of.others], &apart[..of.others]);
+            (pairs, apart) = (&pairs[of.others..], &apart[of.others..]);
             let own = (block.first + of.row as u32, of.own);
             let (mut nearest, mut most) = (own, block.own[of.row]);
-            for (pair, apart) in others.clone() {
+            for (pair, apart) in others.0.iter().zip(others.1) {
                 if apart.most < most {
-                    (nearest, most) = (pair, apart.most);
+                    (nearest, most) = (*pair, apart.most);
                 }
             }
             (block.labels[of.row], block.own[of.row]) = (nearest.1, most);
             let (bound, before) = (centroids.bound(most), computed.len());
-            let all = others.chain([(own, &of.apart)]);
-            let near = all.filter(|(pair, apart)| *pair != nearest && apart.least <= bound);
-            computed.extend(near.map(|(pair, _)| pair));
+            let mut take = |pair: (u32, u32), apart: &Apart| {
+                if apart.least <= bound && pair != nearest {
+                    computed.push(pair);
+                }
+            };
+            others.0.iter().zip(others.1).for_each(|(pair, apart)| take(*pair, apart));
+            take(own, &of.apart);
             if computed.len() > before {
                 computed.push(nearest);
             }
