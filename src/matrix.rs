@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::memory::Zeros;
+use crate::memory::{Zeros, zeros};
+use crate::parallel::fill_on_threads;
 use crate::sets::Sets;
 
 /// Rows between two checks for cancellation.
@@ -311,14 +312,24 @@ impl Rows {
     /// # Panics
     /// If a position is past the end.
     pub fn gather(&self, positions: &[u32], job: &Job) -> Result<Matrix> {
-        fn rows<T: Copy>(from: &[T], width: usize, positions: &[u32], job: &Job) -> Result<Vec<T>> {
-            let mut rows = Vec::with_capacity(positions.len() * width);
-            for positions in positions.chunks(UNCHECKED) {
-                job.check()?;
-                for position in positions {
-                    rows.extend_from_slice(&from[*position as usize * width..][..width]);
+        fn rows<T: Zeros + Copy + Send + Sync>(
+            from: &[T],
+            width: usize,
+            positions: &[u32],
+            job: &Job,
+        ) -> Result<Vec<T>> {
+            let mut rows = zeros(positions.len() * width);
+            let unit = width.max(1);
+            fill_on_threads(&mut rows, unit, |first, part| {
+                let positions = positions[first..].chunks(UNCHECKED);
+                for (rows, positions) in part.chunks_mut(UNCHECKED * unit).zip(positions) {
+                    job.check()?;
+                    for (row, position) in rows.chunks_exact_mut(unit).zip(positions) {
+                        row.copy_from_slice(&from[*position as usize * width..][..width]);
+                    }
                 }
-            }
+                Ok(())
+            })?;
             Ok(rows)
         }
         let width = self.matrix.width();

@@ -14,6 +14,8 @@ pub unsafe trait Zeros {}
 // SAFETY: 0.
 unsafe impl Zeros for u128 {}
 // SAFETY: 0.
+unsafe impl Zeros for u64 {}
+// SAFETY: 0.
 unsafe impl Zeros for f32 {}
 // SAFETY: 0.
 unsafe impl Zeros for f64 {}
