@@ -155,8 +155,7 @@ mod tests {
     #[test]
     fn rows_stay_in_order_within_groups_that_are_in_the_order_of_their_first_rows() {
         let (job, mut random) = (Job::default(), Random::new(1));
-        for (count, keys) in [(0, 1), (1, 1), (1_000, 1), (1_000, 30), (50_000, 7), (5_000, 5_000)]
-        {
+        for (count, keys) in [(1, 1), (1_000, 1), (1_000, 30), (50_000, 7), (5_000, 5_000)] {
             let number = |random: &mut Random| random.below(keys + 1).checked_sub(1);
             let mut of_row: Vec<_> = (0..count).map(|_| number(&mut random)).collect();
             for is_sorted in [false, true] {
