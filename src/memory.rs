@@ -16,6 +16,10 @@ unsafe impl Zeros for u128 {}
 // SAFETY: 0.
 unsafe impl Zeros for u64 {}
 // SAFETY: 0.
+unsafe impl Zeros for u32 {}
+// SAFETY: 0.
+unsafe impl Zeros for i16 {}
+// SAFETY: 0.
 unsafe impl Zeros for f32 {}
 // SAFETY: 0.
 unsafe impl Zeros for f64 {}

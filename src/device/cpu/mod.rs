@@ -22,6 +22,7 @@ mod simd;
 
 use std::sync::Arc;
 
+use self::kmeans::few::{self, Few};
 use self::kmeans::gaps::Gaps;
 use self::kmeans::rounds::pair_bounds::{self, PairBounds};
 use self::kmeans::rounds::{self, Rounds};
@@ -172,6 +173,11 @@ fn assigner<T: Lanes>(
     job: &Job,
 ) -> Result<Option<Box<dyn Assigner>>> {
     let dim = rows.matrix().dim();
+    if few::suits(of, dim, k)
+        && let Some(few) = Few::<T>::try_new(rows, of, job)?
+    {
+        return Ok(Some(Box::new(few)));
+    }
     let are_few = rounds::are_few(of, dim, k);
     if are_few && let Some(gaps) = Gaps::<T>::try_new(rows, k, of, job)? {
         return Ok(Some(Box::new(gaps)));

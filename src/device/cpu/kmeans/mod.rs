@@ -5,9 +5,11 @@
 //! | `seeding` | the choice of first centroids |
 //! | `rounds` | the nearest of many centroids for every row: by bounds for each pair, or by lists of near ones |
 //! | `gaps` | the nearest of few |
+//! | `few` | the nearest of so few that no row is left out |
 //! | `cluster_sums` | sums of clusters |
 
 pub(in crate::device) mod cluster_sums;
+pub(in crate::device::cpu) mod few;
 pub(in crate::device::cpu) mod gaps;
 pub(in crate::device::cpu) mod rounds;
 pub(in crate::device) mod seeding;

@@ -247,7 +247,7 @@ mod tests {
                 _ => random.normal() * 1e-30 * 10f64.powi((i / dim % 9) as i32),
             };
             let values: Vec<f64> = (0..count * dim).map(|i| value(i, &mut random)).collect();
-            let scale = Scale::fitting(&values, dim, Sum::Squares, &job).unwrap();
+            let scale = Scale::fitting((&values, 0), dim, Sum::Squares, &job).unwrap();
             let is_too_long = |row: &_| scale.is_too_long(row, scale.step);
             let rows = LinedRows::new(&values, &scale, is_too_long, &job).unwrap();
             let is_outlier = |row: &_| scale.is_outlier(row);

@@ -11,17 +11,17 @@ use crate::metric::Sum;
 /// The whole numbers of 8 bits that a row is rounded to: from −LARGEST − 1 to LARGEST.
 const LARGEST: f64 = 127.0;
 /// The same of 16 bits, from −LARGEST_WORD on.
-const LARGEST_WORD: f64 = 32_767.0;
+pub(in crate::device::cpu) const LARGEST_WORD: f64 = 32_767.0;
 /// The longest row of a base and the longest query in 16 bits, in steps: a product and half a square do
 /// not leave 32 bits, and as lengths bound every part of a product, no sum does on its way.
-const LENGTH: f64 = 26_800.0;
+pub(in crate::device::cpu) const LENGTH: f64 = 26_800.0;
 const QUERY_LENGTH: f64 = 66_000.0;
 /// The length that all rows but a few outliers have at most; a little longer ones are none yet.
 const USUAL_LENGTH: f64 = 24_000.0;
 /// The length of a query with a step of its own.
 const OWN_LENGTH: f64 = 65_000.0;
 /// In float64, the sum of this and any number below 2⁵¹ is a whole number.
-const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
+pub(in crate::device::cpu) const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
 /// At most one in this many rows may lie outside the range that is covered.
 pub(in crate::device::cpu) const ONE_OUTLIER_IN: usize = 8192;
 /// Elements of a row that are rounded together, and whose squares are added up side by side.
@@ -83,14 +83,15 @@ impl Scale {
         if width == Width::Eight {
             return Ok(None);
         }
-        let fitting = Self::fitting(values, dim, sum, job)?;
+        let outliers = values.len() / dim / ONE_OUTLIER_IN;
+        let fitting = Self::fitting((values, outliers), dim, sum, job)?;
         // Of equal rows, a part says nothing of the others.
         Ok(Some(fitting).filter(|scale| !is_part || scale.step != 1.0))
     }
 
-    /// The range of 16 bits that all rows but a few outliers fit into.
+    /// The range of 16 bits that all rows but so many outliers fit into.
     pub(in crate::device::cpu) fn fitting<T: Real>(
-        values: &[T],
+        (values, outliers): (&[T], usize),
         dim: usize,
         sum: Sum,
         job: &Job,
@@ -129,7 +130,7 @@ impl Scale {
             );
         });
         job.check()?;
-        let kept = rows - 1 - rows / ONE_OUTLIER_IN;
+        let kept = rows - 1 - outliers;
         let (_, most, _) = reaches.select_nth_unstable_by(kept, f64::total_cmp);
         let step = if *most > 0.0 { *most / USUAL_LENGTH } else { 1.0 };
         let of_queries = if squares { centre.clone() } else { vec![0.0; dim] };
@@ -143,7 +144,7 @@ impl Scale {
     }
 
     /// The longest residual of a row within the range.
-    fn usual_residual(&self, step: f64) -> f64 {
+    pub(in crate::device::cpu) fn usual_residual(&self, step: f64) -> f64 {
         step * (self.centre.len() as f64).sqrt() * 0.5 * (1.0 + 1e-6)
     }
 

@@ -195,7 +195,7 @@ sweep_256!(seven_avx2, TOGETHER_IN_16_BITS, |sum, base, query| {
 ///
 /// # Safety
 /// They are 64 initialised bytes, of which any are a value.
-unsafe trait Quarter: Sized {
+pub(super) unsafe trait Quarter: Sized {
     const CHECKED: () = assert!(size_of::<Self>() == 64);
 }
 // SAFETY: 16 words of four bytes.
@@ -221,14 +221,14 @@ fn largest_512([a, b, c, d]: [__m512i; 4]) -> __m512i {
 }
 
 #[target_feature(enable = "avx512f")]
-fn register_512<T: Quarter>(from: &T) -> __m512i {
+pub(super) fn register_512<T: Quarter>(from: &T) -> __m512i {
     const { T::CHECKED };
     // SAFETY: a `Quarter` is 64 initialised bytes; any bits make a register.
     unsafe { _mm512_loadu_si512(std::ptr::from_ref(from).cast()) }
 }
 
 #[target_feature(enable = "avx2")]
-fn registers_256<T: Quarter>(from: &T) -> [__m256i; 2] {
+pub(super) fn registers_256<T: Quarter>(from: &T) -> [__m256i; 2] {
     const { T::CHECKED };
     let from = std::ptr::from_ref(from).cast::<__m256i>();
     // SAFETY: as for `register_512`, of which these are the halves.

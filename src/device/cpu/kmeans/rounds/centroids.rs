@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::lists::{down, up};
 use crate::device::cpu::rounded::base::{Quantised, Rounding};
-use crate::device::cpu::rounded::scale::Scale;
+use crate::device::cpu::rounded::scale::{ONE_OUTLIER_IN, Scale};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::Width;
@@ -81,7 +81,8 @@ impl Measure {
         of: (Metric, Level),
         job: &Job,
     ) -> Result<Option<Self>> {
-        let scale = Scale::fitting(values, dim, Sum::Squares, job)?;
+        let outliers = values.len() / dim / ONE_OUTLIER_IN;
+        let scale = Scale::fitting((values, outliers), dim, Sum::Squares, job)?;
         Self::with(values, scale, of, job)
     }
 

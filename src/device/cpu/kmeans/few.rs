@@ -1,0 +1,456 @@
+//! The nearest of few centroids, round after round, in whole numbers of 16 bits: every row is compared with all of them.
+//!
+//! A sum of a row and a centroid is half of their squared distance, less what is the same for all centroids, and no more
+//! than that, whatever rounding did. Where the second least is far enough above the least, the nearest is known;
+//! elsewhere the sums of the definition decide.
+
+use std::cmp::Ordering;
+use std::marker::PhantomData;
+
+use rayon::prelude::*;
+
+use super::gaps::Gaps;
+use super::rounds::distances;
+use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
+use crate::device::cpu::exact;
+use crate::device::cpu::rounded::base::Rounding;
+use crate::device::cpu::rounded::scale::{LARGEST_WORD, LENGTH, NO_FRACTIONS, Scale};
+use crate::device::cpu::simd::lanes::Lanes;
+use crate::device::cpu::simd::least::{Known, Others, TwoLeast};
+use crate::device::cpu::simd::level::Level;
+use crate::device::cpu::simd::panels::{Group, LANES, Panels, ROWS, Width};
+use crate::device::cpu::simd::squares::square;
+use crate::error::{Error, Result};
+use crate::job::{Job, Reserved};
+use crate::matrix::Rows;
+use crate::memory::{Aligned, zeros};
+use crate::metric::{Metric, Sum};
+
+/// The most dimensions.
+const MOST_DIM: usize = 32;
+
+/// The most centroids: with more, keeping [gaps](super::gaps) is faster, which products do not have.
+const MOST: usize = 16;
+const MOST_WITH_AVX512: usize = 24;
+const MOST_OF_PRODUCTS: usize = 1024;
+
+/// Rows of a task.
+const BLOCK: usize = 64 * ROWS;
+
+/// Rows that the scale is chosen by, of which one in so many may be outliers.
+const SAMPLE: usize = 4096;
+const ONE_OUTLIER_IN: usize = 1000;
+
+/// If sums do not decide for more than one in so many rows, there is a faster way.
+const ONE_UNDECIDED_IN: usize = 8;
+
+/// The longest centroid in steps, how far starts differ at most, and the largest error of a sum: none leaves 32 bits.
+const LONGEST: f64 = 32_000.0;
+const LARGEST_START: f64 = 1e9;
+const LARGEST_ERROR: f64 = 1e8;
+/// What the sums of one that is never the nearest are: more than any other by more than twice the largest error.
+const NEVER: f64 = i32::MAX as f64 - 1.0;
+/// Of products: up to here, starts are exact enough in float64.
+const FARTHEST: f64 = 1e12;
+
+/// Undecided rows whose distances are computed together.
+const TOGETHER: usize = 64;
+
+/// Whether there are few dimensions and centroids.
+pub(in crate::device::cpu) fn suits(
+    (metric, level): (Metric, Level),
+    dim: usize,
+    k: usize,
+) -> bool {
+    let most = match metric.sum() {
+        Sum::Squares if level.has_avx512() => MOST_WITH_AVX512,
+        Sum::Squares => MOST,
+        _ => MOST_OF_PRODUCTS,
+    };
+    dim <= MOST_DIM && k <= most
+}
+
+/// See the [module](self).
+pub(in crate::device::cpu) struct Few<T> {
+    rows: Rows,
+    measure: (Metric, Level),
+    way: Way<T>,
+}
+
+enum Way<T> {
+    Whole(Whole<T>),
+    /// Sums decide too little, or a centroid is too far away.
+    Gaps(Box<Gaps<T>>),
+    /// And there is no memory, or the metric has none.
+    Search,
+}
+
+/// Rows in whole numbers.
+struct Whole<T> {
+    scale: Scale,
+    /// Panels.
+    groups: Aligned<Group>,
+    /// The longest row, and the longest residual of one, in steps.
+    reach: f64,
+    residual: f64,
+    /// Of products: the square of the longest row, from zero.
+    longest: f64,
+    /// For each block, its rows that are beyond the range, ascending.
+    beyond: Vec<Vec<u32>>,
+    of_type: PhantomData<T>,
+    _reserved: Reserved,
+}
+
+/// What rounding some rows has shown.
+#[derive(Default)]
+struct Filled {
+    /// The square of the longest in whole numbers.
+    longest: f64,
+    beyond: Vec<u32>,
+}
+
+impl<T: Lanes> Few<T> {
+    /// `None` without memory, and for rows too far from the usual sizes.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled).
+    pub fn try_new(rows: &Rows, measure: (Metric, Level), job: &Job) -> Result<Option<Self>> {
+        let whole = Whole::try_new(rows, measure.0, job)?;
+        Ok(whole.map(|whole| Self { rows: rows.clone(), measure, way: Way::Whole(whole) }))
+    }
+
+    /// Leaves all further rounds to others.
+    fn give_up(&mut self, k: usize, job: &Job) -> Result<()> {
+        // Its memory may be needed.
+        self.way = Way::Search;
+        if let Some(gaps) = Gaps::try_new(&self.rows, k, self.measure, job)? {
+            self.way = Way::Gaps(Box::new(gaps));
+        }
+        Ok(())
+    }
+}
+
+impl<T: Lanes> Whole<T> {
+    /// See [`Few::try_new`].
+    fn try_new(rows: &Rows, metric: Metric, job: &Job) -> Result<Option<Self>> {
+        let (Some(values), dim) = (rows.reals::<T>(), rows.matrix().dim()) else { return Ok(None) };
+        if dim == 0 || rows.is_empty() {
+            return Ok(None);
+        }
+        let each = rows.len().div_ceil(SAMPLE);
+        let sample = values.chunks_exact(dim).step_by(each).flatten().copied();
+        let sample: Vec<T> = sample.collect();
+        let outliers = sample.len() / dim / ONE_OUTLIER_IN;
+        let scale = Scale::fitting((&sample, outliers), dim, Sum::Squares, job)?;
+        if !scale.is_usual() {
+            return Ok(None);
+        }
+        let of_panel = Panels::groups_of(dim.div_ceil(Width::Sixteen.per_word()));
+        let count = rows.len().div_ceil(ROWS) * of_panel;
+        let reserved = match job.reserve("rows in 16 bits", count * size_of::<Group>()) {
+            Err(Error::HostMemory { .. }) => return Ok(None),
+            reserved => reserved?,
+        };
+        let mut groups = Aligned::zeros(count);
+        let blocks = groups.par_chunks_mut(BLOCK / ROWS * of_panel);
+        let filled = blocks.zip(values.par_chunks(BLOCK * dim)).map(|(groups, values)| {
+            job.check()?;
+            Ok(pulp::Arch::new().dispatch(
+                #[inline(always)]
+                || fill(groups, values, &scale),
+            ))
+        });
+        let filled: Vec<Filled> = filled.collect::<Result<_>>()?;
+        let residual = scale.usual_residual(1.0);
+        let reach =
+            filled.iter().map(|filled| filled.longest).fold(0.0, f64::max).sqrt() + residual;
+        let beyond: Vec<_> = filled.into_iter().map(|filled| filled.beyond).collect();
+        let of_type = PhantomData;
+        let longest = match metric.sum() {
+            Sum::Squares => 0.0,
+            _ => values.par_chunks_exact(dim).map(square).reduce(|| 0.0, f64::max),
+        };
+        job.check()?;
+        let _reserved = reserved;
+        Ok(Some(Self { scale, groups, reach, residual, longest, beyond, of_type, _reserved }))
+    }
+
+    /// The centroids of a round; `None` if one is too far away.
+    fn centroids<'a>(&self, values: &'a [T], metric: Metric) -> Option<Centroids<'a, T>> {
+        let Scale { centre, centre_norm, step, .. } = &self.scale;
+        let (dim, is_squares) = (centre.len(), metric.sum() == Sum::Squares);
+        let length = dim.div_ceil(Width::Sixteen.per_word());
+        let (mut starts, mut errors) = (Vec::new(), Vec::new());
+        let (mut words, mut numbers) = (Vec::new(), Vec::new());
+        for (centroid, is_first) in values.chunks_exact(dim).zip(are_first(values, dim)) {
+            let rounded = self.scale.round(centroid, (centre, *step), &mut numbers);
+            let (longest, residual) = (rounded.length / step, rounded.residual / step);
+            if longest >= LONGEST || !is_squares && longest * centre_norm / step > FARTHEST {
+                return None;
+            }
+            // What differs from centroid to centroid.
+            let ways = centroid.iter().zip(centre).map(|(x, c)| (x.to_f64() - c, c));
+            let start = match is_squares {
+                true => ways.map(|(way, _)| way * way).sum::<f64>() / 2.0,
+                false => -ways.map(|(way, c)| way * c).sum::<f64>(),
+            };
+            let of_definition = match is_squares {
+                true => self.error_of_squares(longest)? / 2.0,
+                false => self.error_of_products(centroid),
+            };
+            let of_rounding = self.residual * longest + (self.reach + self.residual) * residual;
+            // Float64 has errors, too.
+            errors.push((of_rounding + of_definition / step / step) * (1.0 + 1e-6) + 1.0);
+            // Of equal ones, the first is the nearest.
+            starts.push(if is_first { start / step / step } else { f64::INFINITY });
+            // They are subtracted.
+            numbers.iter_mut().for_each(|x| *x = if is_first { -*x } else { 0 });
+            let first = words.len();
+            words.resize(first + length, 0);
+            self.scale.write_words(&numbers, &mut words[first..]);
+        }
+        let finite = starts.iter().copied().filter(|start| start.is_finite());
+        let largest = finite.fold(f64::NEG_INFINITY, f64::max);
+        let largest_error = errors.iter().copied().fold(0.0, f64::max);
+        let least = starts.iter().copied().fold(f64::INFINITY, f64::min);
+        if largest - least > LARGEST_START || largest_error > LARGEST_ERROR {
+            return None;
+        }
+        let starts = starts.iter().zip(&errors);
+        let starts = starts.map(|(start, error)| (start - least - error).floor().min(NEVER) as i32);
+        let starts = starts.collect();
+        let slack: Vec<i32> = errors.iter().map(|error| (2.0 * error).ceil() as i32 + 1).collect();
+        let most_slack = slack.iter().copied().fold(0, i32::max);
+        Some(Centroids { values, words, starts, slack, most_slack })
+    }
+
+    /// How much distances from a centroid so far from the centre, in steps, may err by definition; `None` if some may
+    /// overflow.
+    fn error_of_squares(&self, longest: f64) -> Option<f64> {
+        let Rounding { relative, absolute, .. } = Rounding::of::<T>(self.scale.centre.len() as f64);
+        let farthest = ((self.reach + self.residual + longest) * self.scale.step).powi(2);
+        (farthest < T::MAX.to_f64() / 4.0).then_some(relative * farthest + absolute)
+    }
+
+    /// How much distances from a centroid may err by definition, and by which part they may be below 0, which are 0.
+    fn error_of_products(&self, centroid: &[T]) -> f64 {
+        let Rounding { relative, absolute, .. } = Rounding::of::<T>(centroid.len() as f64);
+        let both = self.longest + square(centroid);
+        relative * both + absolute + 8.0 * T::EPSILON.to_f64() + (both / 2.0 - 1.0).max(0.0)
+    }
+}
+
+/// For each row, whether no row before is the same.
+fn are_first<T: Lanes>(values: &[T], dim: usize) -> Vec<bool> {
+    let row = |i: &usize| &values[i * dim..][..dim];
+    let mut order: Vec<usize> = (0..values.len() / dim).collect();
+    let mut are_first = vec![true; order.len()];
+    order.sort_by(|a, b| row(a).partial_cmp(row(b)).unwrap_or(Ordering::Equal));
+    for pair in order.windows(2).filter(|pair| row(&pair[0]) == row(&pair[1])) {
+        are_first[pair[1]] = false;
+    }
+    are_first
+}
+
+/// Fills the panels of a block's rows, but those beyond the range.
+#[inline(always)]
+fn fill<T: Lanes>(groups: &mut [Group], values: &[T], scale: &Scale) -> Filled {
+    let (dim, inverse) = (scale.centre.len(), 1.0 / scale.step);
+    let (words, mut filled) = (dim.div_ceil(Width::Sixteen.per_word()), Filled::default());
+    let mut numbers = vec![0; dim.next_multiple_of(Width::Sixteen.per_word())];
+    for (row, values) in values.chunks_exact(dim).enumerate() {
+        let mut square = 0.0;
+        for ((number, x), c) in numbers.iter_mut().zip(values).zip(&scale.centre) {
+            let scaled = ((x.to_f64() - c) * inverse).clamp(-LARGEST_WORD, LARGEST_WORD);
+            let shifted = scaled + NO_FRACTIONS;
+            square += (shifted - NO_FRACTIONS) * (shifted - NO_FRACTIONS);
+            *number = shifted.to_bits() as i16;
+        }
+        // If a number was clamped, its square is too large.
+        if square > LENGTH * LENGTH {
+            filled.beyond.push(row as u32);
+            continue;
+        }
+        filled.longest = filled.longest.max(square);
+        let groups = &mut groups[row / LANES * words..][..words];
+        for (group, [even, odd]) in groups.iter_mut().zip(numbers.as_chunks().0) {
+            let ([a, b], [c, d]) = (even.to_le_bytes(), odd.to_le_bytes());
+            group.0[row % LANES] = [a, b, c, d];
+        }
+    }
+    filled
+}
+
+/// The centroids of a round.
+struct Centroids<'a, T> {
+    values: &'a [T],
+    words: Vec<i32>,
+    /// What sums begin with, so that none is too large.
+    starts: Vec<i32>,
+    /// By how much others' sums have to be larger for each to be the nearest, and the most of these.
+    slack: Vec<i32>,
+    most_slack: i32,
+}
+
+/// Rows of a task.
+struct Block<'a> {
+    /// The number of the first.
+    first: usize,
+    groups: &'a [Group],
+    beyond: &'a [u32],
+    labels: &'a mut [u32],
+}
+
+impl Block<'_> {
+    /// Gives rows their nearest centroids; adds those that had another one to `moved`. Leaves out those that are not
+    /// decided, which it returns.
+    fn compare<T: Lanes>(
+        &mut self,
+        centroids: &Centroids<'_, T>,
+        level: Level,
+        moved: &mut Vec<Moved>,
+    ) -> Vec<u32> {
+        let (mut undecided, mut found) = (Vec::new(), TwoLeast::default());
+        let Centroids { words, starts, slack, most_slack, .. } = centroids;
+        let panels = self.groups.len() / self.labels.len().div_ceil(ROWS);
+        let mut beyond = self.beyond.iter().peekable();
+        let panels = self.groups.chunks_exact(panels).zip(self.labels.chunks_mut(ROWS));
+        for (i, (panel, labels)) in panels.enumerate() {
+            let (first, others) = (i * ROWS, Others { starts, words });
+            // Of a last few, the rest are of no panel.
+            let mut padded = [0; ROWS];
+            let numbers = <&[u32; ROWS]>::try_from(&*labels).unwrap_or_else(|_| {
+                padded[..labels.len()].copy_from_slice(labels);
+                &padded
+            });
+            let known = Known { numbers, apart: *most_slack };
+            let mut open = level.two_least(panel, others, known, &mut found);
+            open &= u64::MAX >> (ROWS - labels.len());
+            while let Some(row) = beyond.next_if(|row| (**row as usize) < first + ROWS) {
+                let lane = *row as usize - first;
+                found.second[lane] = found.least[lane];
+                open |= 1 << lane;
+            }
+            while open != 0 {
+                let lane = open.trailing_zeros() as usize;
+                open &= open - 1;
+                let row = (self.first + first + lane) as u32;
+                let (own, now) = (&mut labels[lane], found.number[lane] as u32);
+                if found.second[lane] - slack[now as usize] <= found.least[lane] {
+                    undecided.push(row);
+                } else if *own != now {
+                    moved.push((row, *own));
+                    *own = now;
+                }
+            }
+        }
+        undecided
+    }
+
+    /// Gives rows their nearest centroids by definition.
+    fn decide<T: Lanes>(
+        &mut self,
+        (rows, undecided): (&Rows, &[u32]),
+        centroids: &[T],
+        (metric, level): (Metric, Level),
+        moved: &mut Vec<Moved>,
+    ) {
+        let dim = rows.matrix().dim();
+        let (k, mut pairs) = (centroids.len() / dim, Vec::new());
+        for some in undecided.chunks(TOGETHER) {
+            pairs.clear();
+            pairs.extend(some.iter().flat_map(|row| (0..k as u32).map(|other| (*row, other))));
+            let mut nearest = (T::INFINITY, 0);
+            exact::Pairs {
+                metric,
+                queries: rows.reals().unwrap_or_default(),
+                base: centroids,
+                dim,
+                pairs: &pairs,
+                // Pairs come in their order.
+                found: |(row, other): (u32, u32), sum: T| {
+                    let this = (metric.distance(sum), other);
+                    nearest = if other == 0 || this < nearest { this } else { nearest };
+                    let own = &mut self.labels[row as usize - self.first];
+                    if other as usize + 1 == k && *own != nearest.1 {
+                        moved.push((row, *own));
+                        *own = nearest.1;
+                    }
+                },
+            }
+            .compute(level);
+        }
+    }
+}
+
+impl<T: Lanes> Few<T> {
+    /// The nearest centroid of every row, in whole numbers; `None` if a centroid is too far away. Also the rows for which
+    /// the sums of the definition had to decide.
+    fn whole(
+        &self,
+        whole: &Whole<T>,
+        centroids: &[T],
+        labels: &mut Vec<u32>,
+        job: &Job,
+    ) -> Result<Option<(Vec<Moved>, usize)>> {
+        let (metric, level) = self.measure;
+        let Some(centroids) = whole.centroids(centroids, metric) else { return Ok(None) };
+        let has_labels = !labels.is_empty();
+        if !has_labels {
+            *labels = zeros(self.rows.len());
+        }
+        let of_block = whole.groups.len() / self.rows.len().div_ceil(ROWS) * (BLOCK / ROWS);
+        let blocks = labels.par_chunks_mut(BLOCK).zip(whole.groups.par_chunks(of_block));
+        let blocks = blocks.zip(&whole.beyond).enumerate();
+        let compared = blocks.map(|(i, ((labels, groups), beyond))| {
+            job.check()?;
+            let mut block = Block { first: i * BLOCK, groups, beyond, labels };
+            let mut moved = Vec::new();
+            let undecided = block.compare(&centroids, level, &mut moved);
+            let decided = moved.len();
+            let rows = (&self.rows, undecided.as_slice());
+            block.decide(rows, centroids.values, self.measure, &mut moved);
+            if moved.len() > decided {
+                // Two ascending runs.
+                moved.sort();
+            }
+            if !has_labels {
+                moved.clear();
+            }
+            Ok((moved, undecided.len()))
+        });
+        let compared: Result<Vec<_>> = compared.collect();
+        let (moved, undecided): (Vec<_>, Vec<usize>) = compared?.into_iter().unzip();
+        Ok(Some((moved.concat(), undecided.iter().sum())))
+    }
+}
+
+impl<T: Lanes> Assigner for Few<T> {
+    fn assign(
+        &mut self,
+        centroids: &Rows,
+        labels: &mut Vec<u32>,
+        job: &Job,
+    ) -> Result<Option<Assigned>> {
+        let k = centroids.len();
+        if let (Way::Whole(whole), Some(values)) = (&self.way, centroids.reals::<T>()) {
+            if let Some((moved, undecided)) = self.whole(whole, values, labels, job)? {
+                if undecided > self.rows.len() / ONE_UNDECIDED_IN {
+                    self.give_up(k, job)?;
+                }
+                let (pairs, rechecked) = ((self.rows.len() * k) as u64, (undecided * k) as u64);
+                let work = Work { pairs, rechecked, ..Work::default() };
+                return Ok(Some(Assigned { moved, work }));
+            }
+            self.give_up(k, job)?;
+        }
+        match &mut self.way {
+            Way::Gaps(gaps) => gaps.assign(centroids, labels, job),
+            _ => Ok(None),
+        }
+    }
+
+    fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
+        distances::<T>((&self.rows, centroids), labels, self.measure, job)
+    }
+}
