@@ -5,10 +5,10 @@
                       [--rounds N] [--peers sklearn,faiss] [--make]
 
 DIR holds NAME-base.parquet as benches/workloads.py, make_sift.py --all and make_embeddings.py write them, whole or scaled;
-`--make` adds two of its own. A statement is timed as a process of its own, start included, or with `--warm` as the
-second one of a process. Peers are timed from reading the file on, in this process, with one and with two threads of
-BLAS, of which the faster counts; FAISS runs its 20 rounds. Every time is the median over the seeds; so is the inertia, which is
-that of the best of all in the last column.
+`--make` adds two of its own. A statement is timed from the end of another one, which selects a number, to its last line, in
+a process of its own, whose whole time with start and end is beside it. Peers are timed from reading the file on, in this
+process, with one and with two threads of BLAS, of which the faster counts; FAISS runs its 20 rounds. Every time is the
+median over the seeds; so is the inertia, which is that of the best of all in the last column.
 """
 import argparse
 import os
@@ -38,13 +38,12 @@ def main():
     a.add_argument("--seeds", type=int, default=3)
     a.add_argument("--rounds", type=int)
     a.add_argument("--peers", default="sklearn,faiss")
-    a.add_argument("--warm", action="store_true")
     a.add_argument("--make", action="store_true")
     o = a.parse_args()
     if o.make:
         make(o.dir)
-    print("| Task | Rows | What | Seconds | Rounds | " + ", ".join(PHASES) + ", ms | Inertia / best |")
-    print("|---|---|---|---|---|---|---|")
+    print("| Task | Rows | What | Seconds | Process | Rounds | " + ", ".join(PHASES) + ", ms | Inertia / best |")
+    print("|---|---|---|---|---|---|---|---|")
     for name, k, metric in TASKS:
         path = os.path.join(o.dir, f"{name}-base.parquet")
         if os.path.exists(path) and (not o.only or name in o.only.split(",")):
@@ -55,10 +54,11 @@ def figure(o, task, path, k, metric):
     found = [("kmeans", *ours(o, path, k, metric))]
     for peer in filter(None, o.peers.split(",")):
         found.append((peer, *PEERS[peer](o, path, k, metric)))
-    best = min(inertia for _, _, _, _, inertia in found)
+    best = min(inertia for *_, inertia in found)
     rows = pq.read_metadata(path).num_rows
-    for what, seconds, rounds, phases, inertia in found:
-        print(f"| {task} | {rows} | {what} | {seconds:.3f} | {rounds:g} | {phases} | {inertia / best:.4f} |", flush=True)
+    for what, (seconds, process), rounds, phases, inertia in found:
+        process = f"{process:.3f}" if process else ""
+        print(f"| {task} | {rows} | {what} | {seconds:.3f} | {process} | {rounds:g} | {phases} | {inertia / best:.4f} |", flush=True)
 
 
 def ours(o, path, k, metric):
@@ -67,26 +67,32 @@ def ours(o, path, k, metric):
     def once(seed):
         statement = (f"EXPLAIN ANALYZE SELECT count(*), sum(distance) FROM kmeans((SELECT v FROM '{path}'), k => {k}, "
                      f"metric => '{metric}', seed => {seed}{rounds});\n")
-        first = run(o, statement) if o.warm else (0, "")
-        seconds, printed = run(o, statement * (2 if o.warm else 1))
+        times, printed = run(o, statement)
         plan = re.findall(r"KMeansExec:.*", printed)[-1]
         inertia = float(re.search(r"inertia=([\d.e+-]+)", plan)[1])
         iterations = int(re.search(r"iterations=(\d+)", plan)[1])
-        return seconds - first[0], iterations, [milliseconds(plan, f"{phase}_time") for phase in PHASES], inertia
+        return times, iterations, [milliseconds(plan, f"{phase}_time") for phase in PHASES], inertia
 
     found = [once(seed) for seed in range(o.seeds)]
-    seconds, iterations, phases, inertia = zip(*found)
+    times, iterations, phases, inertia = zip(*found)
     phases = ", ".join(f"{statistics.median(phase):.0f}" for phase in zip(*phases))
-    return statistics.median(seconds), statistics.median(iterations), phases, statistics.median(inertia)
+    times = [statistics.median(of) for of in zip(*times)]
+    return times, statistics.median(iterations), phases, statistics.median(inertia)
 
 
-def run(o, statements):
+def run(o, statement):
+    """The seconds of a statement and of its process, and what it printed."""
     with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
-        file.write(f"SET neighbors.device = '{o.device}';\n{statements}")
+        file.write(f"SET neighbors.device = '{o.device}';\nSELECT 1;\n{statement}")
         file.flush()
         start = time.perf_counter()
-        done = subprocess.run([o.program, "-f", file.name], check=True, capture_output=True, text=True)
-        return time.perf_counter() - start, done.stdout
+        with subprocess.Popen([o.program, "-f", file.name], stdout=subprocess.PIPE, text=True) as process:
+            lines = [(line, time.perf_counter()) for line in process.stdout]
+        end = time.perf_counter()
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, process.args)
+        # Tables end with a rule; that of the number is three of them and two lines.
+        return (lines[-1][1] - lines[4][1], end - start), "".join(line for line, _ in lines)
 
 
 def rows_of(path, metric):
@@ -115,7 +121,7 @@ def of_peer(o, path, metric, fit):
         with threadpool_limits(limits=threads, user_api="blas"):
             ways.append([once(seed) for seed in range(o.seeds)])
     seconds, rounds, inertia = (statistics.median(of) for of in zip(*min(ways, key=lambda way: statistics.median(x[0] for x in way))))
-    return seconds, rounds, "", inertia
+    return (seconds, None), rounds, "", inertia
 
 
 def sklearn(o, path, k, metric):

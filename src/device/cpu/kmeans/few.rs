@@ -12,7 +12,6 @@ use rayon::prelude::*;
 use super::gaps::Gaps;
 use super::rounds::distances;
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
-use crate::device::cpu::exact;
 use crate::device::cpu::rounded::base::Rounding;
 use crate::device::cpu::rounded::scale::{LARGEST_WORD, LENGTH, NO_FRACTIONS, Scale};
 use crate::device::cpu::simd::lanes::Lanes;
@@ -20,6 +19,7 @@ use crate::device::cpu::simd::least::{Known, Others, TwoLeast};
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{Group, LANES, Panels, ROWS, Width};
 use crate::device::cpu::simd::squares::square;
+use crate::device::cpu::simd::transposed::Transposed;
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::Rows;
@@ -52,9 +52,6 @@ const LARGEST_ERROR: f64 = 1e8;
 const NEVER: f64 = i32::MAX as f64 - 1.0;
 /// Of products: up to here, starts are exact enough in float64.
 const FARTHEST: f64 = 1e12;
-
-/// Undecided rows whose distances are computed together.
-const TOGETHER: usize = 64;
 
 /// Whether there are few dimensions and centroids.
 pub(in crate::device::cpu) fn suits(
@@ -176,7 +173,7 @@ impl<T: Lanes> Whole<T> {
     }
 
     /// The centroids of a round; `None` if one is too far away.
-    fn centroids<'a>(&self, values: &'a [T], metric: Metric) -> Option<Centroids<'a, T>> {
+    fn centroids(&self, values: &[T], metric: Metric) -> Option<Centroids<T>> {
         let Scale { centre, centre_norm, step, .. } = &self.scale;
         let (dim, is_squares) = (centre.len(), metric.sum() == Sum::Squares);
         let length = dim.div_ceil(Width::Sixteen.per_word());
@@ -221,7 +218,8 @@ impl<T: Lanes> Whole<T> {
         let starts = starts.collect();
         let slack: Vec<i32> = errors.iter().map(|error| (2.0 * error).ceil() as i32 + 1).collect();
         let most_slack = slack.iter().copied().fold(0, i32::max);
-        Some(Centroids { values, words, starts, slack, most_slack })
+        let rows = Transposed::new(values, dim);
+        Some(Centroids { rows, words, starts, slack, most_slack })
     }
 
     /// How much distances from a centroid so far from the centre, in steps, may err by definition; `None` if some may
@@ -282,8 +280,8 @@ fn fill<T: Lanes>(groups: &mut [Group], values: &[T], scale: &Scale) -> Filled {
 }
 
 /// The centroids of a round.
-struct Centroids<'a, T> {
-    values: &'a [T],
+struct Centroids<T> {
+    rows: Transposed<T>,
     words: Vec<i32>,
     /// What sums begin with, so that none is too large.
     starts: Vec<i32>,
@@ -302,19 +300,18 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Gives rows their nearest centroids; adds those that had another one to `moved`. Leaves out those that are not
-    /// decided, which it returns.
+    /// Gives rows their nearest centroids, where sums do not decide by definition. Returns how many rows that are, and
+    /// those that had another centroid.
     fn compare<T: Lanes>(
         &mut self,
-        centroids: &Centroids<'_, T>,
-        level: Level,
-        moved: &mut Vec<Moved>,
-    ) -> Vec<u32> {
-        let (mut undecided, mut found) = (Vec::new(), TwoLeast::default());
-        let Centroids { words, starts, slack, most_slack, .. } = centroids;
-        let panels = self.groups.len() / self.labels.len().div_ceil(ROWS);
+        centroids: &Centroids<T>,
+        (values, metric, level): (&[T], Metric, Level),
+    ) -> (Vec<Moved>, usize) {
+        let Centroids { words, starts, slack, most_slack, rows } = centroids;
+        let (mut moved, mut undecided, mut found) = (Vec::new(), 0, TwoLeast::default());
+        let of_panel = self.groups.len() / self.labels.len().div_ceil(ROWS);
         let mut beyond = self.beyond.iter().peekable();
-        let panels = self.groups.chunks_exact(panels).zip(self.labels.chunks_mut(ROWS));
+        let panels = self.groups.chunks_exact(of_panel).zip(self.labels.chunks_mut(ROWS));
         for (i, (panel, labels)) in panels.enumerate() {
             let (first, others) = (i * ROWS, Others { starts, words });
             // Of a last few, the rest are of no panel.
@@ -334,53 +331,38 @@ impl Block<'_> {
             while open != 0 {
                 let lane = open.trailing_zeros() as usize;
                 open &= open - 1;
-                let row = (self.first + first + lane) as u32;
-                let (own, now) = (&mut labels[lane], found.number[lane] as u32);
+                let (row, mut now) = (first + lane, found.number[lane] as u32);
                 if found.second[lane] - slack[now as usize] <= found.least[lane] {
-                    undecided.push(row);
-                } else if *own != now {
-                    moved.push((row, *own));
+                    undecided += 1;
+                    now = nearest(rows, &values[row * rows.dim..][..rows.dim], metric);
+                }
+                let own = &mut labels[lane];
+                if *own != now {
+                    moved.push(((self.first + row) as u32, *own));
                     *own = now;
                 }
             }
         }
-        undecided
+        (moved, undecided)
     }
+}
 
-    /// Gives rows their nearest centroids by definition.
-    fn decide<T: Lanes>(
-        &mut self,
-        (rows, undecided): (&Rows, &[u32]),
-        centroids: &[T],
-        (metric, level): (Metric, Level),
-        moved: &mut Vec<Moved>,
-    ) {
-        let dim = rows.matrix().dim();
-        let (k, mut pairs) = (centroids.len() / dim, Vec::new());
-        for some in undecided.chunks(TOGETHER) {
-            pairs.clear();
-            pairs.extend(some.iter().flat_map(|row| (0..k as u32).map(|other| (*row, other))));
-            let mut nearest = (T::INFINITY, 0);
-            exact::Pairs {
-                metric,
-                queries: rows.reals().unwrap_or_default(),
-                base: centroids,
-                dim,
-                pairs: &pairs,
-                // Pairs come in their order.
-                found: |(row, other): (u32, u32), sum: T| {
-                    let this = (metric.distance(sum), other);
-                    nearest = if other == 0 || this < nearest { this } else { nearest };
-                    let own = &mut self.labels[row as usize - self.first];
-                    if other as usize + 1 == k && *own != nearest.1 {
-                        moved.push((row, *own));
-                        *own = nearest.1;
-                    }
-                },
+/// The nearest centroid of a row, by definition.
+fn nearest<T: Lanes>(centroids: &Transposed<T>, row: &[T], metric: Metric) -> u32 {
+    let (mut nearest, k) = (None, centroids.count);
+    centroids.distances(
+        metric,
+        row,
+        #[inline(always)]
+        |first, distances| {
+            for (distance, number) in distances.iter().zip(first..k) {
+                if nearest.is_none_or(|(least, _)| *distance < least) {
+                    nearest = Some((*distance, number as u32));
+                }
             }
-            .compute(level);
-        }
-    }
+        },
+    );
+    nearest.map_or(0, |(_, number)| number)
 }
 
 impl<T: Lanes> Few<T> {
@@ -402,22 +384,13 @@ impl<T: Lanes> Few<T> {
         let of_block = whole.groups.len() / self.rows.len().div_ceil(ROWS) * (BLOCK / ROWS);
         let blocks = labels.par_chunks_mut(BLOCK).zip(whole.groups.par_chunks(of_block));
         let blocks = blocks.zip(&whole.beyond).enumerate();
-        let compared = blocks.map(|(i, ((labels, groups), beyond))| {
+        let values = self.rows.reals::<T>().unwrap_or_default();
+        let blocks = blocks.zip(values.par_chunks(BLOCK * whole.scale.centre.len()));
+        let compared = blocks.map(|((i, ((labels, groups), beyond)), values)| {
             job.check()?;
             let mut block = Block { first: i * BLOCK, groups, beyond, labels };
-            let mut moved = Vec::new();
-            let undecided = block.compare(&centroids, level, &mut moved);
-            let decided = moved.len();
-            let rows = (&self.rows, undecided.as_slice());
-            block.decide(rows, centroids.values, self.measure, &mut moved);
-            if moved.len() > decided {
-                // Two ascending runs.
-                moved.sort();
-            }
-            if !has_labels {
-                moved.clear();
-            }
-            Ok((moved, undecided.len()))
+            let (moved, undecided) = block.compare(&centroids, (values, metric, level));
+            Ok((if has_labels { moved } else { Vec::new() }, undecided))
         });
         let compared: Result<Vec<_>> = compared.collect();
         let (moved, undecided): (Vec<_>, Vec<usize>) = compared?.into_iter().unzip();

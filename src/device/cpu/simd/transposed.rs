@@ -18,6 +18,8 @@ pub(in crate::device::cpu) struct Column<T>(pub [T; SIDE_BY_SIDE]);
 pub(in crate::device::cpu) struct Transposed<T> {
     pub columns: Vec<Column<T>>,
     pub dim: usize,
+    /// How many rows there are.
+    pub count: usize,
 }
 
 impl<T: Real> Transposed<T> {
@@ -30,7 +32,7 @@ impl<T: Real> Transposed<T> {
                 column.0[row % SIDE_BY_SIDE] = *value;
             }
         }
-        Self { columns, dim }
+        Self { columns, dim, count: rows }
     }
 
     /// Calls `found` with the distances of each [`SIDE_BY_SIDE`] rows, by the number of the first, from a query, in the
