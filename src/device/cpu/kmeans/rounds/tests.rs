@@ -9,11 +9,11 @@ use super::*;
 use crate::matrix::{Matrix, Real};
 use crate::random::Random;
 
-const KINDS: usize = 11;
+const KINDS: usize = 12;
 
 /// A number of a row of some kind: spread out, in clusters far from the origin, whole, with one row far away, all
-/// but equal, large, small, few-valued, of unit length; spread out
-/// again; and so large that some squares overflow.
+/// but equal, large, small, few-valued, of unit length; spread out again; so large that some squares overflow; and of unit
+/// length, near each other.
 fn value(kind: usize, row: usize, random: &mut Random) -> f64 {
     match kind {
         1 => 1e4 * (row % 7) as f64 + random.normal(),
@@ -24,13 +24,22 @@ fn value(kind: usize, row: usize, random: &mut Random) -> f64 {
         6 => random.normal() * 1e-19,
         7 => random.below(2) as f64,
         10 => random.normal() * 2.5e18,
+        11 => 1.0 + 0.1 * random.normal(),
         _ => random.normal(),
     }
 }
 
+fn is_direction(kind: usize) -> bool {
+    matches!(kind, 8 | 11)
+}
+
+fn metric_of(kind: usize) -> Metric {
+    if is_direction(kind) { Metric::Cosine } else { Metric::SqEuclidean }
+}
+
 fn of_kind<T: Lanes>(kind: usize, count: usize, dim: usize, random: &mut Random) -> Vec<T> {
     let mut values: Vec<f64> = (0..count * dim).map(|i| value(kind, i / dim, random)).collect();
-    for row in values.chunks_exact_mut(dim).filter(|_| kind == 8) {
+    for row in values.chunks_exact_mut(dim).filter(|_| is_direction(kind)) {
         let length = row.iter().map(|x| x * x).sum::<f64>().sqrt();
         row.iter_mut().for_each(|x| *x /= length);
     }
@@ -83,7 +92,7 @@ fn moves<T: Lanes>(centroids: &mut [T], rows: &[T], dim: usize, random: &mut Ran
 
 fn check<T: Lanes>(kind: usize, (count, k, dim): (usize, usize, usize)) {
     let (mut random, job) = (Random::new(kind as u64), Job::default());
-    let metric = if kind == 8 { Metric::Cosine } else { Metric::SqEuclidean };
+    let metric = metric_of(kind);
     let values = of_kind::<T>(kind, count, dim, &mut random);
     let rows = rows_of(&values, dim);
     let mut start = values[..k * dim].to_vec();
@@ -99,7 +108,7 @@ fn check<T: Lanes>(kind: usize, (count, k, dim): (usize, usize, usize)) {
         let [answered, cheap, _] = follow(&mut rounds, metric, (&values, &start, dim), &text);
         // Of 1, centroids go from cluster to cluster. One row far away leaves no numbers to the others of 3, and one
         // centroid of 9 none to it.
-        let is_hard = matches!(kind, 1 | 3 | 9 | 10);
+        let is_hard = matches!(kind, 1 | 3 | 9 | 10 | 11);
         assert!(is_hard || answered > 9 && cheap > 3, "{text}: {answered}, {cheap}");
         let mut bounds =
             PairBounds::<T>::try_new(&rows, k, of, &job).unwrap().expect("rows that suit");
@@ -122,7 +131,7 @@ const ROUNDS: usize = 12;
 fn check_few<T: Lanes>(kind: usize, (count, k, dim): (usize, usize, usize)) {
     let (mut random, job) = (Random::new(kind as u64), Job::default());
     let values = of_kind::<T>(kind, count, dim, &mut random);
-    let metric = if kind == 8 { Metric::Cosine } else { Metric::SqEuclidean };
+    let metric = metric_of(kind);
     for level in Level::all() {
         let rows = rows_of(&values, dim);
         let mut few = Few::<T>::try_new(&rows, (metric, level), &job).unwrap().unwrap();
@@ -131,7 +140,7 @@ fn check_few<T: Lanes>(kind: usize, (count, k, dim): (usize, usize, usize)) {
         let [answered, _, decided] = follow(&mut few, metric, (&values, start, dim), &text);
         // A centroid may be the row far away, squares may overflow, many of few values are equally near to two, and so
         // are many to two centroids that are all but equal, from which directions have nowhere else to go.
-        let is_hard = matches!(kind, 3 | 7 | 8 | 10);
+        let is_hard = matches!(kind, 3 | 7 | 8 | 10 | 11);
         assert!(answered > 2 && (is_hard || decided > 7), "{text}: {answered}, {decided}");
     }
 }
