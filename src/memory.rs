@@ -18,8 +18,6 @@ unsafe impl Zeros for u64 {}
 // SAFETY: 0.
 unsafe impl Zeros for u32 {}
 // SAFETY: 0.
-unsafe impl Zeros for i16 {}
-// SAFETY: 0.
 unsafe impl Zeros for f32 {}
 // SAFETY: 0.
 unsafe impl Zeros for f64 {}

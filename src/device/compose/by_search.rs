@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{ClusterMeans, Means, StreamedSearch};
+use super::{ClusterMeans, HeldQueries, Means, StreamedSearch};
 use crate::device::contract::{
     Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, Moved,
     QueryRows, RoundsRun, StopReason, Work, centroid_shift, stop_reason,
@@ -29,6 +29,8 @@ const WORTH_BOUNDS: usize = 1 << 20;
 /// See the [module](self).
 pub struct BySearch<'a, D: KMeansDevice, T> {
     search: Search<D>,
+    /// Rows of a problem that is alone, on a device that has memory of its own.
+    held: Option<HeldQueries<D>>,
     problems: Vec<Problem<'a, T>>,
 }
 
@@ -76,6 +78,7 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
     /// A session whose searches run on a device.
     pub fn open(device: &Arc<D>, input: KMeansInput<'a>, problems: Vec<KMeansProblem>) -> Self {
         let KMeansInput { rows, weights, metric } = input;
+        let holds = problems.len() == 1 && device.info().memory.is_some();
         let problems = problems.into_iter().map(|given| Problem {
             rows: rows.slice(given.rows.clone()),
             weights: weights.map(|weights| &weights[given.rows.clone()]),
@@ -85,7 +88,8 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
             about_zero: None,
         });
         let search = Search { device: device.clone(), metric, work: Mutex::default() };
-        Self { search, problems: problems.collect() }
+        let held = holds.then(HeldQueries::new);
+        Self { search, held, problems: problems.collect() }
     }
 
     /// Restores the state in which another session left a problem.
@@ -132,7 +136,7 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
         let rows = &self.problems[problem].rows;
         let centroids = rows_of(centroids, rows.matrix().dim());
         let (Clusters { labels, costs, .. }, _) =
-            self.search.nearest((rows, None), centroids, None, job)?;
+            self.search.nearest((rows, None), None, centroids, None, job)?;
         Ok(Assignment { labels, costs: costs.ok_or_else(not_started)? })
     }
 
@@ -147,7 +151,8 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
     }
 
     fn run(&mut self, problems: &[(usize, usize)], job: &Job) -> Result<Vec<RoundsRun>> {
-        let Self { search, problems: all } = self;
+        let Self { search, held, problems: all } = self;
+        let mut held = held.as_mut();
         let limits: HashMap<usize, usize> = problems.iter().copied().collect();
         let chosen = all.iter_mut().enumerate();
         let chosen = chosen.filter_map(|(i, problem)| Some((i, problem, *limits.get(&i)?)));
@@ -155,11 +160,11 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
             chosen.partition(|(_, problem, _)| limits.len() == 1 || problem.is_large());
         let mut runs = HashMap::new();
         for (i, problem, limit) in large {
-            runs.insert(i, problem.run(search, limit, job)?);
+            runs.insert(i, problem.run((search, held.as_deref_mut()), limit, job)?);
         }
         let part = job.part();
         let ran = in_parallel(small, |(i, problem, limit)| {
-            Ok::<_, Error>((i, problem.run(search, limit, &part)?))
+            Ok::<_, Error>((i, problem.run((search, None), limit, &part)?))
         });
         for ran in ran {
             let (i, run) = ran?;
@@ -169,8 +174,8 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
     }
 
     fn assign(&mut self, problem: usize, job: &Job) -> Result<()> {
-        let Self { search, problems } = self;
-        problems[problem].assign(search, job).map(drop)
+        let Self { search, held, problems } = self;
+        problems[problem].assign((search, held.as_mut()), job).map(drop)
     }
 
     fn assignment(&mut self, problem: usize, job: &Job) -> Result<Assignment<T>> {
@@ -212,6 +217,7 @@ impl<D: Device> Search<D> {
     fn nearest<T: Real>(
         &self,
         (rows, assigner): (&Rows, Option<&mut Box<dyn Assigner>>),
+        held: Option<&mut HeldQueries<D>>,
         centroids: Rows,
         before: Option<Vec<u32>>,
         job: &Job,
@@ -228,7 +234,7 @@ impl<D: Device> Search<D> {
         let (device, base) = (self.device.clone(), centroids.clone());
         let search = StreamedSearch::open(device, base, self.metric, 1, job)?;
         let near = had_labels.then_some(labels.as_slice());
-        let found = search.search(rows, QueryRows::Separate, near, job)?;
+        let found = search.search_held((rows, held), QueryRows::Separate, near, job)?;
         *self.lock() += found.work;
         let moved = near.map(|before| cluster_sums::moved_rows(before, &found.rows));
         let costs = Some(found.distances.reals().ok_or_else(not_started)?);
@@ -283,7 +289,11 @@ impl<T: Real> Problem<'_, T> {
     }
 
     /// Assigns every row to the nearest centroid; the rows that were in other clusters, if rows were in any.
-    fn assign<D: Device>(&mut self, search: &Search<D>, job: &Job) -> Result<Option<Vec<Moved>>> {
+    fn assign<D: Device>(
+        &mut self,
+        (search, held): (&Search<D>, Option<&mut HeldQueries<D>>),
+        job: &Job,
+    ) -> Result<Option<Vec<Moved>>> {
         let is_worth_it = self.operations() >= WORTH_BOUNDS;
         let Self { rows, given, state, assigner, .. } = self;
         let state = state.as_mut().ok_or_else(not_started)?;
@@ -297,15 +307,20 @@ impl<T: Real> Problem<'_, T> {
         let assigner = assigner.as_mut().and_then(Option::as_mut);
         let before = state.clusters.take().map(|before| before.labels);
         let centroids = rows_of(&state.centroids, rows.matrix().dim());
-        let (now, moved) = search.nearest((rows, assigner), centroids, before, job)?;
+        let (now, moved) = search.nearest((rows, assigner), held, centroids, before, job)?;
         (state.clusters, state.is_assigned) = (Some(now), true);
         Ok(moved)
     }
 
-    fn run<D: Device>(&mut self, search: &Search<D>, limit: usize, job: &Job) -> Result<RoundsRun> {
+    fn run<D: Device>(
+        &mut self,
+        (search, mut held): (&Search<D>, Option<&mut HeldQueries<D>>),
+        limit: usize,
+        job: &Job,
+    ) -> Result<RoundsRun> {
         let mut moved = self.rows.len();
         for round in 1..=limit {
-            let of_round = self.assign(search, job)?;
+            let of_round = self.assign((search, held.as_deref_mut()), job)?;
             job.enter(Phase::Update);
             let stop;
             (moved, stop) = self.update(of_round.as_deref(), search.metric, job)?;

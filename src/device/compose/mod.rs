@@ -14,4 +14,4 @@ pub use by_search::LARGE_PROBLEM;
 pub use means::{ClusterMeans, Means};
 #[cfg(feature = "cuda")]
 pub use on_host::{KMeansOnHost, components_on_host, host_session, sums_of};
-pub use search::StreamedSearch;
+pub use search::{HeldQueries, StreamedSearch};

@@ -30,6 +30,32 @@ pub struct StreamedSearch<D: SearchDevice> {
 /// Fewer rows than this are never halved: the device is then definitely out of memory.
 const SMALLEST_PIECE: usize = 128;
 
+/// The queries of several searches, which stay on the device between them, as long as there is memory.
+pub struct HeldQueries<D: SearchDevice> {
+    /// Blocks that follow each other, with the position behind each; `None` without memory for them.
+    blocks: Option<Vec<(usize, D::Rows)>>,
+}
+
+impl<D: SearchDevice> HeldQueries<D> {
+    /// None yet.
+    pub fn new() -> Self {
+        Self { blocks: Some(Vec::new()) }
+    }
+
+    /// The block that begins there, and the position behind it.
+    fn block(&self, start: usize) -> Option<&(usize, D::Rows)> {
+        let blocks = self.blocks.as_ref()?;
+        let place = blocks.partition_point(|(end, _)| *end <= start);
+        let begins_there = place == 0 && start == 0 || place > 0 && blocks[place - 1].0 == start;
+        blocks.get(place).filter(|_| begins_there)
+    }
+
+    /// Whether there are some; they are given back.
+    fn give_back(&mut self) -> bool {
+        self.blocks.take().is_some_and(|blocks| !blocks.is_empty())
+    }
+}
+
 /// The queries of one call.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
@@ -80,6 +106,20 @@ impl<D: SearchDevice> StreamedSearch<D> {
         near: Option<&[u32]>,
         job: &Job,
     ) -> Result<Neighbors> {
+        self.search_held((queries, None), query_rows, near, job)
+    }
+
+    /// The same for queries of which blocks may be held on the device, by earlier searches of the same queries.
+    ///
+    /// # Errors
+    /// Those of [`search`](Self::search).
+    pub fn search_held(
+        &self,
+        (queries, held): (&Rows, Option<&mut HeldQueries<D>>),
+        query_rows: QueryRows,
+        near: Option<&[u32]>,
+        job: &Job,
+    ) -> Result<Neighbors> {
         let kind = self.base.matrix().kind();
         if queries.is_empty() || self.base.is_empty() {
             return Ok(Neighbors::none(kind));
@@ -90,32 +130,55 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let mut found = self.device.room(kind, queries.len().saturating_mul(per_query));
         let pages = Pages::of_room(&found.rows).into_iter().chain(found.distances.pages());
         let asked = Asked { query_rows, near };
-        taking(pages.collect(), || self.search_blocks(queries, asked, &mut found, job))?;
+        taking(pages.collect(), || self.search_blocks((queries, held), asked, &mut found, job))?;
         Ok(found)
     }
 
     /// The neighbours of the queries, block by block.
     fn search_blocks(
         &self,
-        queries: &Rows,
+        (queries, mut held): (&Rows, Option<&mut HeldQueries<D>>),
         Asked { query_rows, near }: Asked<'_>,
         found: &mut Neighbors,
         job: &Job,
     ) -> Result<()> {
         let capacity = self.device.capacity(&self.shape());
+        if let Some(held) = &mut held
+            && held.block(0).is_none()
+            && queries.len() > capacity.base
+        {
+            held.give_back();
+        }
         let mut pieces = Pieces { base: capacity.base, queries: capacity.queries.max(1) };
         let mut start = 0;
         while start < queries.len() {
+            let known = held.as_ref().and_then(|held| held.block(start));
             let end = queries.len().min(start.saturating_add(pieces.queries));
+            let end = known.map_or(end, |(end, _)| *end);
             let asked = Asked {
                 query_rows: query_rows.skip(start as u32),
                 near: near.map(|near| &near[start..end]),
             };
             let resident = self.resident().clone();
-            let block = queries.slice(start..end);
-            let base = (resident.as_deref(), pieces.base);
-            match job.with_room(|| self.search_block(&block, asked, base, (found, job))) {
-                Ok(()) => start = end,
+            let new = known.is_none().then(|| {
+                let block = queries.slice(start..end);
+                self.device.rows(&block, self.metric)
+            });
+            let Some(block) = new.as_ref().or(known.map(|(_, rows)| rows)) else {
+                unreachable!("a block is held, or new")
+            };
+            let (block, base) = ((block, end - start), (resident.as_deref(), pieces.base));
+            match job.with_room(|| self.search_block(block, asked, base, (found, job))) {
+                Ok(()) => {
+                    if let (Some(new), Some(blocks)) =
+                        (new, held.as_mut().and_then(|held| held.blocks.as_mut()))
+                    {
+                        blocks.push((end, new));
+                    }
+                    start = end;
+                }
+                Err(Error::DeviceMemory { .. })
+                    if held.as_mut().is_some_and(|held| held.give_back()) => {}
                 Err(Error::DeviceMemory { .. }) if resident.is_some() => {
                     *self.resident() = None;
                     pieces.base = self.device.capacity(&self.shape()).base;
@@ -136,29 +199,31 @@ impl<D: SearchDevice> StreamedSearch<D> {
 
     fn search_block(
         &self,
-        queries: &Rows,
+        (block, queries): (&D::Rows, usize),
         Asked { query_rows, near }: Asked<'_>,
         (resident, base_rows): (Option<&D::Rows>, usize),
         (found, job): (&mut Neighbors, &Job),
     ) -> Result<()> {
         let (device, metric) = (&self.device, self.metric);
+        let of_base;
         let queries = match (query_rows, resident) {
             (QueryRows::OfBase { first }, Some(base)) => {
                 // Its rows are the queries: they are on the device before, and not sent twice.
                 device.prepare(base, RowUse::Base { k: self.k }, job)?;
-                device.slice(base, first as usize..first as usize + queries.len())
+                of_base = device.slice(base, first as usize..first as usize + queries);
+                &of_base
             }
-            _ => device.rows(queries, metric),
+            _ => block,
         };
-        device.prepare(&queries, RowUse::Queries, job)?;
+        device.prepare(queries, RowUse::Queries, job)?;
         let pairing = |first_base| Pairing { first_base, queries: query_rows, near };
         if let (Some(base), 1, QueryRows::Separate) = (resident, self.k, query_rows) {
-            found.append(device.nearest_one(&queries, base, &pairing(0), job)?);
+            found.append(device.nearest_one(queries, base, &pairing(0), job)?);
             return Ok(());
         }
-        let mut lists = device.new_lists(&queries, self.k)?;
+        let mut lists = device.new_lists(queries, self.k)?;
         if let Some(base) = resident {
-            device.top_k(&queries, base, &pairing(0), &mut lists, job)?;
+            device.top_k(queries, base, &pairing(0), &mut lists, job)?;
             return device.download_after(found, lists, job);
         }
         let mut chunks = (0..self.base.len()).step_by(base_rows.max(1)).map(|first| {
@@ -169,7 +234,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         });
         let mut next = chunks.next().transpose()?;
         while let Some((first, chunk)) = next {
-            device.top_k(&queries, &chunk, &pairing(first), &mut lists, job)?;
+            device.top_k(queries, &chunk, &pairing(first), &mut lists, job)?;
             job.check()?;
             next = chunks.next().transpose()?;
         }

@@ -172,12 +172,22 @@ fn assigner<T: Lanes>(
     of: (Metric, Level),
     job: &Job,
 ) -> Result<Option<Box<dyn Assigner>>> {
-    let dim = rows.matrix().dim();
-    if few::suits(of, dim, k)
-        && let Some(few) = Few::<T>::try_new(rows, of, job)?
+    if few::suits(of, rows.matrix().dim(), k)
+        && let Some(few) = Few::<T>::try_new(rows, of, of_bounds::<T>, job)?
     {
         return Ok(Some(Box::new(few)));
     }
+    of_bounds::<T>(rows, k, of, job)
+}
+
+/// What keeps bounds from round to round, if that pays.
+fn of_bounds<T: Lanes>(
+    rows: &Rows,
+    k: usize,
+    of: (Metric, Level),
+    job: &Job,
+) -> Result<Option<Box<dyn Assigner>>> {
+    let dim = rows.matrix().dim();
     let are_few = rounds::are_few(of, dim, k);
     if are_few && let Some(gaps) = Gaps::<T>::try_new(rows, k, of, job)? {
         return Ok(Some(Box::new(gaps)));

@@ -1,15 +1,14 @@
 //! The nearest of few centroids, round after round, in whole numbers of 16 bits: every row is compared with all of them.
 //!
-//! A sum of a row and a centroid is half of their squared distance, less what is the same for all centroids, and no more
-//! than that, whatever rounding did. Where the second least is far enough above the least, the nearest is known;
-//! elsewhere the sums of the definition decide.
+//! A sum of a row and a centroid is half of their squared distance, or their product less than 0, but for what is the same
+//! for all centroids, and no more than that, whatever rounding did. Where the second least is far enough above the least,
+//! the nearest is known; elsewhere the sums of the definition decide.
 
 use std::cmp::Ordering;
 use std::marker::PhantomData;
 
 use rayon::prelude::*;
 
-use super::gaps::Gaps;
 use super::rounds::distances;
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
 use crate::device::cpu::rounded::base::Rounding;
@@ -25,6 +24,7 @@ use crate::job::{Job, Reserved};
 use crate::matrix::Rows;
 use crate::memory::{Aligned, zeros};
 use crate::metric::{Metric, Sum};
+use crate::random::Random;
 
 /// The most dimensions.
 const MOST_DIM: usize = 32;
@@ -44,7 +44,8 @@ const ONE_OUTLIER_IN: usize = 1000;
 /// If sums do not decide for more than one in so many rows, there is a faster way.
 const ONE_UNDECIDED_IN: usize = 8;
 
-/// The longest centroid in steps, how far starts differ at most, and the largest error of a sum: none leaves 32 bits.
+/// The longest centroid in steps, how far starts differ at most, and the largest error of a sum: with these, no sum leaves
+/// 32 bits.
 const LONGEST: f64 = 32_000.0;
 const LARGEST_START: f64 = 1e9;
 const LARGEST_ERROR: f64 = 1e8;
@@ -59,10 +60,11 @@ pub(in crate::device::cpu) fn suits(
     dim: usize,
     k: usize,
 ) -> bool {
-    let most = match metric.sum() {
-        Sum::Squares if level.has_avx512() => MOST_WITH_AVX512,
-        Sum::Squares => MOST,
-        _ => MOST_OF_PRODUCTS,
+    let most = match metric {
+        Metric::SqEuclidean if level.has_avx512() => MOST_WITH_AVX512,
+        Metric::SqEuclidean => MOST,
+        Metric::Cosine => MOST_OF_PRODUCTS,
+        _ => return false,
     };
     dim <= MOST_DIM && k <= most
 }
@@ -71,15 +73,18 @@ pub(in crate::device::cpu) fn suits(
 pub(in crate::device::cpu) struct Few<T> {
     rows: Rows,
     measure: (Metric, Level),
+    otherwise: Otherwise,
     way: Way<T>,
 }
+
+/// What assigns rows where this does not suit, if anything but a search does.
+pub(in crate::device::cpu) type Otherwise =
+    fn(&Rows, usize, (Metric, Level), &Job) -> Result<Option<Box<dyn Assigner>>>;
 
 enum Way<T> {
     Whole(Whole<T>),
     /// Sums decide too little, or a centroid is too far away.
-    Gaps(Box<Gaps<T>>),
-    /// And there is no memory, or the metric has none.
-    Search,
+    Other(Option<Box<dyn Assigner>>),
 }
 
 /// Rows in whole numbers.
@@ -111,18 +116,21 @@ impl<T: Lanes> Few<T> {
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
-    pub fn try_new(rows: &Rows, measure: (Metric, Level), job: &Job) -> Result<Option<Self>> {
-        let whole = Whole::try_new(rows, measure.0, job)?;
-        Ok(whole.map(|whole| Self { rows: rows.clone(), measure, way: Way::Whole(whole) }))
+    pub fn try_new(
+        rows: &Rows,
+        measure: (Metric, Level),
+        otherwise: Otherwise,
+        job: &Job,
+    ) -> Result<Option<Self>> {
+        let way = Whole::try_new(rows, measure.0, job)?.map(Way::Whole);
+        Ok(way.map(|way| Self { rows: rows.clone(), measure, otherwise, way }))
     }
 
     /// Leaves all further rounds to others.
     fn give_up(&mut self, k: usize, job: &Job) -> Result<()> {
         // Its memory may be needed.
-        self.way = Way::Search;
-        if let Some(gaps) = Gaps::try_new(&self.rows, k, self.measure, job)? {
-            self.way = Way::Gaps(Box::new(gaps));
-        }
+        self.way = Way::Other(None);
+        self.way = Way::Other((self.otherwise)(&self.rows, k, self.measure, job)?);
         Ok(())
     }
 }
@@ -134,20 +142,21 @@ impl<T: Lanes> Whole<T> {
         if dim == 0 || rows.is_empty() {
             return Ok(None);
         }
-        let each = rows.len().div_ceil(SAMPLE);
-        let sample = values.chunks_exact(dim).step_by(each).flatten().copied();
-        let sample: Vec<T> = sample.collect();
+        let of_panel = Panels::groups_of(dim.div_ceil(Width::Sixteen.per_word()));
+        let count = rows.len().div_ceil(ROWS) * of_panel;
+        // The sample, too, and the numbers of rows beyond the range.
+        let beside = SAMPLE * (dim * size_of::<T>() + size_of::<f64>()) + rows.len() * 4;
+        let bytes = count * size_of::<Group>();
+        let mut reserved = match job.reserve("rows in 16 bits", bytes + beside) {
+            Err(Error::HostMemory { .. }) => return Ok(None),
+            reserved => reserved?,
+        };
+        let sample = sample(values, dim);
         let outliers = sample.len() / dim / ONE_OUTLIER_IN;
         let scale = Scale::fitting((&sample, outliers), dim, Sum::Squares, job)?;
         if !scale.is_usual() {
             return Ok(None);
         }
-        let of_panel = Panels::groups_of(dim.div_ceil(Width::Sixteen.per_word()));
-        let count = rows.len().div_ceil(ROWS) * of_panel;
-        let reserved = match job.reserve("rows in 16 bits", count * size_of::<Group>()) {
-            Err(Error::HostMemory { .. }) => return Ok(None),
-            reserved => reserved?,
-        };
         let mut groups = Aligned::zeros(count);
         let blocks = groups.par_chunks_mut(BLOCK / ROWS * of_panel);
         let filled = blocks.zip(values.par_chunks(BLOCK * dim)).map(|(groups, values)| {
@@ -162,6 +171,11 @@ impl<T: Lanes> Whole<T> {
         let reach =
             filled.iter().map(|filled| filled.longest).fold(0.0, f64::max).sqrt() + residual;
         let beyond: Vec<_> = filled.into_iter().map(|filled| filled.beyond).collect();
+        let are_beyond = beyond.iter().map(Vec::len).sum::<usize>();
+        if are_beyond > rows.len() / ONE_UNDECIDED_IN {
+            return Ok(None);
+        }
+        reserved.shrink_to(bytes + are_beyond * 4);
         let of_type = PhantomData;
         let longest = match metric.sum() {
             Sum::Squares => 0.0,
@@ -230,12 +244,25 @@ impl<T: Lanes> Whole<T> {
         (farthest < T::MAX.to_f64() / 4.0).then_some(relative * farthest + absolute)
     }
 
-    /// How much distances from a centroid may err by definition, and by which part they may be below 0, which are 0.
+    /// How much distances from a centroid may err by definition, with what they may be below 0 or above 2, which they are
+    /// cut off at.
     fn error_of_products(&self, centroid: &[T]) -> f64 {
         let Rounding { relative, absolute, .. } = Rounding::of::<T>(centroid.len() as f64);
         let both = self.longest + square(centroid);
         relative * both + absolute + 8.0 * T::EPSILON.to_f64() + (both / 2.0 - 1.0).max(0.0)
     }
+}
+
+/// Some rows, or all if they are few.
+fn sample<T: Lanes>(values: &[T], dim: usize) -> Vec<T> {
+    let count = values.len() / dim;
+    if count <= SAMPLE {
+        return values.to_vec();
+    }
+    // Not at even steps, with which rows might be in step.
+    let mut random = Random::new(0);
+    let row = |row: u64| values[row as usize * dim..][..dim].iter().copied();
+    (0..SAMPLE).flat_map(|_| row(random.below(count as u64))).collect()
 }
 
 /// For each row, whether no row before is the same.
@@ -300,8 +327,7 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Gives rows their nearest centroids, where sums do not decide by definition. Returns how many rows that are, and
-    /// those that had another centroid.
+    /// Gives rows their nearest centroids; those that had another one, and how many were left to the definition.
     fn compare<T: Lanes>(
         &mut self,
         centroids: &Centroids<T>,
@@ -366,8 +392,8 @@ fn nearest<T: Lanes>(centroids: &Transposed<T>, row: &[T], metric: Metric) -> u3
 }
 
 impl<T: Lanes> Few<T> {
-    /// The nearest centroid of every row, in whole numbers; `None` if a centroid is too far away. Also the rows for which
-    /// the sums of the definition had to decide.
+    /// Gives every row its nearest centroid; the rows that had another one, and how many were left to the definition.
+    /// `None` if a centroid is too far away.
     fn whole(
         &self,
         whole: &Whole<T>,
@@ -418,7 +444,7 @@ impl<T: Lanes> Assigner for Few<T> {
             self.give_up(k, job)?;
         }
         match &mut self.way {
-            Way::Gaps(gaps) => gaps.assign(centroids, labels, job),
+            Way::Other(Some(other)) => other.assign(centroids, labels, job),
             _ => Ok(None),
         }
     }

@@ -5,7 +5,7 @@
 //! | `seeding` | the choice of first centroids |
 //! | `rounds` | the nearest of many centroids for every row: by bounds for each pair, or by lists of near ones |
 //! | `gaps` | the nearest of few |
-//! | `few` | the nearest of so few that no row is left out |
+//! | `few` | the nearest of very few: every row is compared in every round |
 //! | `cluster_sums` | sums of clusters |
 
 pub(in crate::device) mod cluster_sums;

@@ -127,6 +127,15 @@ fn check<T: Lanes>(kind: usize, (count, k, dim): (usize, usize, usize)) {
 
 const ROUNDS: usize = 12;
 
+fn gaps<T: Lanes>(
+    rows: &Rows,
+    k: usize,
+    of: (Metric, Level),
+    job: &Job,
+) -> Result<Option<Box<dyn Assigner>>> {
+    Ok(Gaps::<T>::try_new(rows, k, of, job)?.map(|gaps| Box::new(gaps) as _))
+}
+
 /// The same for few centroids.
 fn check_few<T: Lanes>(kind: usize, (count, k, dim): (usize, usize, usize)) {
     let (mut random, job) = (Random::new(kind as u64), Job::default());
@@ -134,7 +143,8 @@ fn check_few<T: Lanes>(kind: usize, (count, k, dim): (usize, usize, usize)) {
     let metric = metric_of(kind);
     for level in Level::all() {
         let rows = rows_of(&values, dim);
-        let mut few = Few::<T>::try_new(&rows, (metric, level), &job).unwrap().unwrap();
+        let few = Few::<T>::try_new(&rows, (metric, level), gaps::<T>, &job).unwrap();
+        let mut few = few.expect("rows that suit");
         let text = format!("few, kind {kind}, {count} x {dim}, {k}, {level:?}");
         let start = &values[..k * dim];
         let [answered, _, decided] = follow(&mut few, metric, (&values, start, dim), &text);
