@@ -14,9 +14,10 @@ use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
 use crate::device::cpu::rounded::base::Rounding;
 use crate::device::cpu::rounded::scale::{LARGEST_WORD, LENGTH, NO_FRACTIONS, Scale};
 use crate::device::cpu::simd::lanes::Lanes;
-use crate::device::cpu::simd::least::{Known, Others, TwoLeast};
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::panels::{Group, LANES, Panels, ROWS, Width};
+use crate::device::cpu::simd::panels::{
+    Group, Known, LANES, Others, Panels, ROWS, TwoLeast, Width,
+};
 use crate::device::cpu::simd::squares::square;
 use crate::device::cpu::simd::transposed::Transposed;
 use crate::error::{Error, Result};

@@ -3,8 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::least::{Known, Others, TwoLeast};
-use super::panels::{Group, LANES, quarters};
+use super::panels::{Group, Known, LANES, Others, TwoLeast, quarters};
 use super::sweep_x86::{register_512, registers_256};
 
 /// Registers of rows that are compared together.

@@ -3,7 +3,7 @@
 pub(super) mod bounds;
 pub(super) mod chains;
 pub(super) mod lanes;
-pub(super) mod least;
+mod least;
 #[cfg(target_arch = "x86_64")]
 mod least_x86;
 pub(in crate::device) mod level;

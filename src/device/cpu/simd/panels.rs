@@ -241,3 +241,44 @@ impl QueryGroup<'_> {
         all.map(|(panel, (starts, groups))| (panel, starts, groups))
     }
 }
+
+/// What rows are compared with: for each what its sums begin with, and the words of all, one after the other.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::device::cpu) struct Others<'a> {
+    pub starts: &'a [i32],
+    pub words: &'a [i32],
+}
+
+impl<'a> Others<'a> {
+    /// Each with what its sums begin with, and its words.
+    pub(super) fn each(self) -> impl Iterator<Item = (i32, &'a [i32])> {
+        let length = self.words.len() / self.starts.len().max(1);
+        let starts = self.starts.iter().enumerate();
+        starts.map(move |(i, start)| (*start, &self.words[i * length..][..length]))
+    }
+}
+
+/// For each row of a panel its least sum, of which of the others that is, the first of several, and the least sum of
+/// the rest: the largest number if there is none.
+#[derive(Debug, Clone, PartialEq)]
+#[repr(C, align(64))]
+pub(in crate::device::cpu) struct TwoLeast {
+    pub least: [i32; ROWS],
+    pub second: [i32; ROWS],
+    pub number: [i32; ROWS],
+}
+
+impl Default for TwoLeast {
+    fn default() -> Self {
+        Self { least: [i32::MAX; ROWS], second: [i32::MAX; ROWS], number: [0; ROWS] }
+    }
+}
+
+/// Of which rows the two least sums are asked for.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::device::cpu) struct Known<'a> {
+    /// What the numbers of their least sums probably are.
+    pub numbers: &'a [u32; ROWS],
+    /// How far the second least sums are above them in general.
+    pub apart: i32,
+}
