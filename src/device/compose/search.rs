@@ -50,7 +50,7 @@ impl<D: SearchDevice> HeldQueries<D> {
         blocks.get(place).filter(|_| begins_there)
     }
 
-    /// Whether there are some; they are given back.
+    /// Whether there were some, which are given back. None are held from then on.
     fn give_back(&mut self) -> bool {
         self.blocks.take().is_some_and(|blocks| !blocks.is_empty())
     }
@@ -258,5 +258,119 @@ impl Pieces {
             queries: (queries / 2).max(SMALLEST_PIECE.min(queries)),
             base: (base / 2).max(SMALLEST_PIECE.min(base)),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::device::contract::{Candidates, Capacity, Distances};
+    use crate::device::cpu::CpuDevice;
+    use crate::matrix::{Matrix, Real};
+    use crate::random::Random;
+
+    type CpuRows = <CpuDevice as SearchDevice>::Rows;
+
+    /// The CPU with little memory: so many query rows at a time, and so many preparations of queries in all until it is
+    /// out of memory once.
+    struct Little {
+        cpu: CpuDevice,
+        queries: usize,
+        left: AtomicUsize,
+        sent: AtomicUsize,
+    }
+
+    impl SearchDevice for Little {
+        type Rows = (CpuRows, AtomicUsize);
+        type Lists = <CpuDevice as SearchDevice>::Lists;
+
+        fn capacity(&self, _: &Shape) -> Capacity {
+            Capacity { base: 10_000, queries: self.queries }
+        }
+
+        fn rows(&self, rows: &Rows, metric: Metric) -> Self::Rows {
+            (self.cpu.rows(rows, metric), AtomicUsize::new(0))
+        }
+
+        fn slice(&self, rows: &Self::Rows, range: Range<usize>) -> Self::Rows {
+            (self.cpu.slice(&rows.0, range), AtomicUsize::new(0))
+        }
+
+        fn prepare(&self, rows: &Self::Rows, for_use: RowUse, job: &Job) -> Result<()> {
+            if for_use == RowUse::Queries && rows.1.fetch_add(1, Ordering::Relaxed) == 0 {
+                self.sent.fetch_add(1, Ordering::Relaxed);
+                if self.left.fetch_sub(1, Ordering::Relaxed) == 0 {
+                    let device = String::new();
+                    return Err(Error::DeviceMemory { device, needed: 1, budget: 0 });
+                }
+            }
+            self.cpu.prepare(&rows.0, for_use, job)
+        }
+
+        fn new_lists(&self, queries: &Self::Rows, k: usize) -> Result<Self::Lists> {
+            self.cpu.new_lists(&queries.0, k)
+        }
+
+        fn top_k(
+            &self,
+            queries: &Self::Rows,
+            base: &Self::Rows,
+            pairing: &Pairing<'_>,
+            lists: &mut Self::Lists,
+            job: &Job,
+        ) -> Result<()> {
+            self.cpu.top_k(&queries.0, &base.0, pairing, lists, job)
+        }
+
+        fn download(&self, lists: Self::Lists, job: &Job) -> Result<Neighbors> {
+            self.cpu.download(lists, job)
+        }
+
+        fn among(
+            &self,
+            queries: &Self::Rows,
+            base: &Self::Rows,
+            candidates: &Candidates<'_>,
+            job: &Job,
+        ) -> Result<Distances> {
+            self.cpu.among(&queries.0, &base.0, candidates, job)
+        }
+    }
+
+    #[test]
+    fn queries_that_are_held_are_sent_once_and_given_back_without_memory() {
+        let (mut random, job) = (Random::new(2), Job::default());
+        let mut rows = |count: usize| {
+            let values = (0..count * 3).map(|_| random.normal() as f32).collect();
+            Rows::all(Arc::new(Matrix::new(f32::elements(values), count, 3)))
+        };
+        let (queries, bases) = (rows(1000), [rows(20), rows(20), rows(20)]);
+        // Out of memory never, in the second block of the first search, and in the first: those are sent once more, and all
+        // again by later searches.
+        for (left, blocks) in [(usize::MAX, 4), (1, 13), (0, 13)] {
+            let (left, sent) = (AtomicUsize::new(left), AtomicUsize::new(0));
+            let device = Arc::new(Little { cpu: CpuDevice::new(), queries: 256, left, sent });
+            let mut held = HeldQueries::new();
+            for base in &bases {
+                let of_cpu = StreamedSearch::open(
+                    Arc::new(CpuDevice::new()),
+                    base.clone(),
+                    Metric::SqEuclidean,
+                    1,
+                    &job,
+                );
+                let wanted = of_cpu.unwrap().search(&queries, QueryRows::Separate, None, &job);
+                let (base, metric) = (base.clone(), Metric::SqEuclidean);
+                let search = StreamedSearch::open(device.clone(), base, metric, 1, &job).unwrap();
+                let asked = (&queries, Some(&mut held));
+                let found = search.search_held(asked, QueryRows::Separate, None, &job).unwrap();
+                let wanted = wanted.unwrap();
+                assert_eq!((found.rows, found.distances), (wanted.rows, wanted.distances));
+            }
+            assert_eq!(device.sent.load(Ordering::Relaxed), blocks);
+        }
     }
 }
