@@ -140,9 +140,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
                 gap = gap_of(rounds, halves, errors, rounded, {high - errors.bias - off, low - errors.bias + off});
             } else {
                 const u32 at = atomicAdd(&rounds.status->uncertain, 1u);
-                halves.uncertain[at] = row;
-                halves.least[at] = is_far ? ALL : Errors::limit(add(high, -margin));
-                halves.nearest[at] = ~0ull;
+                note_uncertain(halves, at, row, is_far ? ALL : Errors::limit(add(high, -margin)));
             }
             note_gap(rounds, row, cluster, gap);
         }
@@ -182,11 +180,7 @@ extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Halv
     }
     const u32 at = place_in(&rounds.status->moved, &rounds.status->uncertain, is_new, is_uncertain);
     if (is_new) record(rounds, at, row, before, cluster);
-    if (is_uncertain) {
-        halves.uncertain[at] = row;
-        halves.least[at] = least;
-        halves.nearest[at] = ~0ull;
-    }
+    if (is_uncertain) note_uncertain(halves, at, row, least);
 }
 
 // Pairs that a warp has found, in shared memory until they are added to the list: one addition to its length for many.
@@ -274,6 +268,27 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
     pending.flush(rounds, halves, 1);
 }
 
+// The distance of a row from a centroid, in exact sums.
+__device__ __forceinline__ Scalar exact_distance(const Scalar* row, const Scalar* centroid) {
+    Scalar total = 0;
+    if constexpr (HAS_VECTORS) {
+#pragma unroll 8
+        for (u32 j = 0; j < DIM; j += VECTOR) {
+            const Vector x = *reinterpret_cast<const Vector*>(row + j);
+            const Vector c = *reinterpret_cast<const Vector*>(centroid + j);
+#pragma unroll
+            for (u32 i = 0; i < VECTOR; i++) total = Step<SQUARES>::of(x.parts[i], c.parts[i], total);
+        }
+    } else {
+#pragma unroll 8
+        for (u32 j = 0; j < DIM; j++) total = Step<SQUARES>::of(row[j], centroid[j], total);
+    }
+    return total;
+}
+
+// The bits of a distance, which is not negative: they compare as it does.
+__device__ __forceinline__ u64 bits_of(double distance) { return (u64)__double_as_longlong(distance); }
+
 // Computes the exact distances of the pairs. Any grid.
 extern "C" __global__ __launch_bounds__(128) void compare_candidates(
     Rounds rounds, Halves halves, u32 is_last) {
@@ -283,29 +298,30 @@ extern "C" __global__ __launch_bounds__(128) void compare_candidates(
         if (threadIdx.x == 0 && blockIdx.x == 0) rounds.status->end = CROWDED;
         return;
     }
-    const float* centroids = current_centroids(rounds);
+    const Scalar* centroids = current_centroids(rounds);
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
         const Pair pair = halves.pairs[i];
-        const float* row = rounds.rows + (u64)halves.uncertain[pair.row] * DIM;
-        const float* centroid = centroids + (u64)pair.centroid * DIM;
-        float total = 0;
-        if constexpr (DIM % 4 == 0) {
-#pragma unroll 8
-            for (u32 j = 0; j < DIM; j += 4) {
-                const float4 x = *reinterpret_cast<const float4*>(row + j);
-                const float4 c = *reinterpret_cast<const float4*>(centroid + j);
-                total = Step<SQUARES>::of(x.x, c.x, total);
-                total = Step<SQUARES>::of(x.y, c.y, total);
-                total = Step<SQUARES>::of(x.z, c.z, total);
-                total = Step<SQUARES>::of(x.w, c.w, total);
-            }
+        const Scalar* row = rounds.rows + (u64)halves.uncertain[pair.row] * DIM;
+        const Scalar distance = exact_distance(row, centroids + (u64)pair.centroid * DIM);
+        if constexpr (ELEMENT == F64) {
+            halves.distances[i] = distance;
+            atomicMin(&halves.nearest[pair.row], bits_of(distance));
         } else {
-#pragma unroll 8
-            for (u32 j = 0; j < DIM; j++) {
-                total = Step<SQUARES>::of(row[j], centroid[j], total);
-            }
+            atomicMin(&halves.nearest[pair.row], (u64)__float_as_uint(distance) << 32 | pair.centroid);
         }
-        atomicMin(&halves.nearest[pair.row], (u64)__float_as_uint(total) << 32 | pair.centroid);
+    }
+}
+
+// Of float64, names the first of the centroids that are nearest to an uncertain row. Any grid.
+extern "C" __global__ __launch_bounds__(256) void name_nearest(Rounds rounds, Halves halves, u32 is_last) {
+    if (rounds.status->end != GOING_ON && !is_last) return;
+    if (ELEMENT != F64 || rounds.status->end == CROWDED) return;
+    const u32 count = rounds.status->pairs;
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+        const Pair pair = halves.pairs[i];
+        if (bits_of(halves.distances[i]) == halves.nearest[pair.row]) {
+            atomicMin(&halves.clusters[pair.row], pair.centroid);
+        }
     }
 }
 
@@ -320,7 +336,7 @@ extern "C" __global__ __launch_bounds__(256) void settle(Rounds rounds, Halves h
         if (at < count) {
             row = halves.uncertain[at];
             before = rounds.labels[row];
-            cluster = (u32)halves.nearest[at];
+            cluster = ELEMENT == F64 ? halves.clusters[at] : (u32)halves.nearest[at];
             if (cluster >= rounds.k) {
                 // No product was large enough, which only overflow can cause.
                 rounds.status->end = CROWDED;

@@ -5,7 +5,7 @@
 
 // Puts every row into the cluster of its nearest centroid.
 __device__ __forceinline__ void assign_group(const Rounds& rounds) {
-    const float* centroids = current_centroids(rounds);
+    const Scalar* centroids = current_centroids(rounds);
     for (u32 start = 0; start < rounds.count; start += blockDim.x) {
         const u32 row = start + threadIdx.x;
         u32 before = NO_CLUSTER, cluster = NO_CLUSTER;
@@ -27,7 +27,7 @@ struct Group {
     Rounds rounds;
     Sums sums;
 };
-static_assert(sizeof(Group) == 144, "the host has the same struct");
+static_assert(sizeof(Group) == 168, "the host has the same struct");
 
 // Runs at most `most` more rounds of each group. A block per group.
 extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* groups, u32 most) {
@@ -42,6 +42,11 @@ extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* gr
         assign_group(rounds);
         __syncthreads();
         add_moved_rows(rounds, sums, threadIdx.x, blockDim.x);
+        if constexpr (HAS_PARTS) {
+            note_first_rows(rounds, sums, threadIdx.x, blockDim.x);
+            __syncthreads();
+            note_mixed(rounds, sums, threadIdx.x, blockDim.x);
+        }
         __syncthreads();
         for (u32 i = warp; i < rounds.k; i += warps) take_mean(rounds, sums, i);
         __syncthreads();
@@ -57,7 +62,7 @@ extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* gr
 // After the last rounds, assigns the rows of groups and computes their costs: the squared distance of
 // every row to its centroid. A block per group. `rows` and `costs` hold those of all groups.
 extern "C" __global__ __launch_bounds__(128) void finish_groups(const Group* groups,
-                                                                const float* rows, float* costs) {
+                                                                const Scalar* rows, Scalar* costs) {
     __shared__ Group group;
     if (threadIdx.x == 0) group = groups[blockIdx.x];
     __syncthreads();
@@ -65,11 +70,11 @@ extern "C" __global__ __launch_bounds__(128) void finish_groups(const Group* gro
     if (rounds.status->end == EMPTY_CLUSTER) return;
     assign_group(rounds);
     __syncthreads();
-    const float* centroids = current_centroids(rounds);
+    const Scalar* centroids = current_centroids(rounds);
     costs += (rounds.rows - rows) / DIM;
     for (u32 row = threadIdx.x; row < rounds.count; row += blockDim.x) {
         if constexpr (IS_LOW) {
-            float values[DIM];
+            Scalar values[DIM];
             load_row(values, rounds.rows + (u64)row * DIM);
             costs[row] = square_distance(values, centroids + (u64)rounds.labels[row] * DIM);
         }

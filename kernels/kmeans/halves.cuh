@@ -30,15 +30,17 @@ struct Halves {
     u32* far;              // per centroid, in whole images: whether it is far away
     u32* uncertain;        // positions of the uncertain rows
     float* least;          // per uncertain row: the least product, or sum of a group, of a candidate
-    u64* nearest;          // per uncertain row: distance and number of the nearest candidate
+    u64* nearest;          // per uncertain row: distance and number of the nearest candidate; of float64 its distance, …
+    u32* clusters;         // … and its number
     Pair* pairs;
+    double* distances;     // of each pair, of float64
     Found* found;          // per row: what groups of warps have found, if they multiply
     const double* origin;  // a point in the middle of the rows
     double scale, unscale;  // … by a power of two, and its inverse
     double underflow;      // largest error of an exact squared distance by underflow, scaled
     u32 room_for_pairs, padding;
 };
-static_assert(sizeof(Halves) == 120, "the host has the same struct");
+static_assert(sizeof(Halves) == 136, "the host has the same struct");
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 constexpr bool HAS_TILES = DIM <= TILES_DIM;
@@ -58,6 +60,14 @@ static_assert(!HAS_IMAGES || DIM + 6 <= IMAGE_STEPS * 16, "an image has all elem
 
 // More than the bits of any sum of a group.
 constexpr int WORST = 0x7fffffff;
+
+// Lists an uncertain row at a place, with the least product or sum of a candidate.
+__device__ __forceinline__ void note_uncertain(const Halves& halves, u32 at, u32 row, float least) {
+    halves.uncertain[at] = row;
+    halves.least[at] = least;
+    halves.nearest[at] = ~0ull;
+    if (ELEMENT == F64) halves.clusters[at] = ~0u;
+}
 
 // Notes a pair at a place of their list, if there is room.
 __device__ __forceinline__ void note_pair(const Halves& halves, u32 at, Pair pair) {

@@ -1,4 +1,4 @@
-// Assigning rows of few elements: a row is compared with centroids in the order of their distance
+// Assigning rows of few float32: a row is compared with centroids in the order of their distance
 // from its previous one, until the triangle inequality rules out the rest. Rows are sorted by cluster
 // now and then, so that the lanes of a warp read the same centroids.
 
@@ -6,6 +6,7 @@
 #include "kmeans/rounds.cuh"
 
 constexpr bool IS_LOW = DIM <= 32;
+constexpr bool HAS_NEAR = IS_LOW && ELEMENT == F32;
 
 // The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
 struct Near {
@@ -20,19 +21,19 @@ constexpr float WIDER = 1.00001f, UNDERFLOW = 1e-18f;
 
 // A row, and its nearest centroid so far.
 struct Nearest {
-    float values[DIM];
-    float least = Limits<float>::infinity();
+    Scalar values[DIM];
+    Scalar least = Limits<Scalar>::infinity();
     u32 cluster = 0;
 
-    __device__ __forceinline__ float distance_to(const float (&centroid)[DIM]) const {
-        float distance = 0;
+    __device__ __forceinline__ Scalar distance_to(const Scalar (&centroid)[DIM]) const {
+        Scalar distance = 0;
 #pragma unroll
         for (u32 j = 0; j < DIM; j++) distance = Step<SQUARES>::of(values[j], centroid[j], distance);
         return distance;
     }
 
     // Takes a centroid at this distance if it is nearer; ties go to the first.
-    __device__ __forceinline__ void take(float distance, u32 number) {
+    __device__ __forceinline__ void take(Scalar distance, u32 number) {
         if (distance < least || (distance == least && number < cluster)) least = distance, cluster = number;
     }
 };
@@ -44,10 +45,10 @@ extern "C" __global__ __launch_bounds__(256) void list_centroids(
     Rounds rounds, Near near, u32 size, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     u64* entries = reinterpret_cast<u64*>(shared);
-    const float* centroids = current_centroids(rounds);
+    const Scalar* centroids = current_centroids(rounds);
     const u32 own = blockIdx.x;
-    if constexpr (IS_LOW) {
-        float values[DIM];
+    if constexpr (HAS_NEAR) {
+        Scalar values[DIM];
         load_row(values, centroids + (u64)own * DIM);
         for (u32 i = threadIdx.x; i < size; i += blockDim.x) {
             u64 entry = ~0ull;
@@ -67,13 +68,13 @@ extern "C" __global__ __launch_bounds__(256) void list_centroids(
 
 // Compares rows with all centroids, in their order.
 template <u32 ROWS>
-__device__ __forceinline__ void compare_all(const Rounds& rounds, const float* centroids, Nearest (&nearest)[ROWS]) {
+__device__ __forceinline__ void compare_all(const Rounds& rounds, const Scalar* centroids, Nearest (&nearest)[ROWS]) {
     for (u32 i = 0; i < rounds.k; i++) {
-        float centroid[DIM];
+        Scalar centroid[DIM];
         load_row(centroid, centroids + (u64)i * DIM);
 #pragma unroll
         for (u32 r = 0; r < ROWS; r++) {
-            const float distance = nearest[r].distance_to(centroid);
+            const Scalar distance = nearest[r].distance_to(centroid);
             if (distance < nearest[r].least) nearest[r].least = distance, nearest[r].cluster = i;
         }
     }
@@ -82,8 +83,8 @@ __device__ __forceinline__ void compare_all(const Rounds& rounds, const float* c
 // Finds the nearest centroid of every row from `first` on, all of which are in no cluster. LANE_ROWS rows per thread.
 extern "C" __global__ __launch_bounds__(256) void assign_first(
     Rounds rounds, Near, u32 first, u32) {
-    if constexpr (IS_LOW) {
-        const float* centroids = current_centroids(rounds);
+    if constexpr (HAS_NEAR) {
+        const Scalar* centroids = current_centroids(rounds);
         const u32 start = first + blockIdx.x * (256 * LANE_ROWS) + threadIdx.x;
         Nearest nearest[LANE_ROWS];
 #pragma unroll
@@ -108,13 +109,13 @@ extern "C" __global__ __launch_bounds__(256) void assign_near(
     if (rounds.status->end != GOING_ON && !is_last) return;
     const u32 row = first + blockIdx.x * blockDim.x + threadIdx.x;
     u32 before = NO_CLUSTER, cluster = NO_CLUSTER;
-    if constexpr (IS_LOW) {
+    if constexpr (HAS_NEAR) {
         if (row < rounds.count) {
-            const float* centroids = current_centroids(rounds);
+            const Scalar* centroids = current_centroids(rounds);
             Nearest nearest;
             load_row(nearest.values, rounds.rows + (u64)row * DIM);
             before = rounds.labels[row];
-            float centroid[DIM];
+            Scalar centroid[DIM];
             load_row(centroid, centroids + (u64)before * DIM);
             nearest.take(nearest.distance_to(centroid), before);
             const float own = __fsqrt_rn(nearest.least);
@@ -125,7 +126,7 @@ extern "C" __global__ __launch_bounds__(256) void assign_near(
                 const u32 other = entry.x;
                 load_row(centroid, centroids + (u64)other * DIM);
                 entry = *++list;
-                const float distance = nearest.distance_to(centroid);
+                const Scalar distance = nearest.distance_to(centroid);
                 if (distance > nearest.least) continue;
                 nearest.take(distance, other);
                 reach = __fmaf_rn(add(own, __fsqrt_rn(nearest.least)), WIDER, UNDERFLOW);
@@ -147,12 +148,12 @@ __device__ __forceinline__ u32* places_of(const Rounds& rounds) { return reinter
 __device__ __forceinline__ u32 place_of(const Rounds& rounds, const Near& near, u32 row, u32 ranks) {
     const u32 cluster = rounds.labels[row];
     u32 rank = 0;
-    if constexpr (IS_LOW) {
+    if constexpr (HAS_NEAR) {
         // Once rounds have ended, nobody lists centroids.
         if (ranks > 1 && rounds.status->end == GOING_ON) {
-            float values[DIM];
+            Scalar values[DIM];
             load_row(values, rounds.rows + (u64)row * DIM);
-            const float* centroid = current_centroids(rounds) + (u64)cluster * DIM;
+            const Scalar* centroid = current_centroids(rounds) + (u64)cluster * DIM;
             const float reach = 2 * __fsqrt_rn(square_distance(values, centroid));
             const u64* list = near.lists + (u64)cluster * rounds.k;
             u32 low = 0, high = rounds.k - 1;
@@ -192,7 +193,7 @@ extern "C" __global__ __launch_bounds__(1024) void sort_count(Rounds rounds, Nea
 
 // Moves numbers and labels of all rows to their new positions, and rows of few elements too unless `rows` is null. Blocks
 // and shared memory as for `sort_count`.
-extern "C" __global__ __launch_bounds__(1024) void sort_move(Rounds rounds, Near near, u32 ranks, float* rows,
+extern "C" __global__ __launch_bounds__(1024) void sort_move(Rounds rounds, Near near, u32 ranks, Scalar* rows,
                                                              u32* numbers, u32* labels) {
     if (rounds.status->end == CROWDED) return;
     u32* positions = reinterpret_cast<u32*>(shared);
@@ -218,8 +219,8 @@ extern "C" __global__ __launch_bounds__(1024) void sort_move(Rounds rounds, Near
         const u32 row = first + i * 1024 + threadIdx.x;
         if (row >= rounds.count) continue;
         const u32 to = atomicAdd(&positions[places[i]], 1u);
-        if (IS_LOW && rows != nullptr) {
-            float values[DIM];
+        if (HAS_NEAR && rows != nullptr) {
+            Scalar values[DIM];
             load_row(values, rounds.rows + (u64)row * DIM);
             store_row(rows + (u64)to * DIM, values);
         }

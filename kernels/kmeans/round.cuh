@@ -10,7 +10,7 @@ constexpr unsigned short MINUS_INFINITY = 0xfc00;
 // Lengths are rounded up: sums of 1,024 squares have a relative error below 3e-6, differences of x and
 // h(x) an error of 2^-24 of x. `use` gets each element's number, rounded value and exact value.
 template <typename Use>
-__device__ __forceinline__ Rounded round_row(const Halves& halves, const float* from,
+__device__ __forceinline__ Rounded round_row(const Halves& halves, const Scalar* from,
                                              Use&& use) {
     float length = 0, error = 0;
 #pragma unroll

@@ -4,6 +4,9 @@
 // lists `assign_tiles.cuh`, with `by_groups.cuh` where groups of warps multiply), `add_moved`, `finish_round`. The outcome
 // is in a Status; once it says that rounds have ended, later launches change no label, sum or centroid. DIM is the number of elements in a row.
 // Sums are exact, like those of `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
+//
+// Rows are float32 or float64. Bounds on distances are float32 for both, and bounds on the error of exact sums are those
+// of float32, which are larger.
 
 #include "common/scan.cuh"
 
@@ -45,9 +48,9 @@ struct Moved {
 // The rows and the state of rounds.
 struct Rounds {
     Status* status;
-    const float* rows;
+    const Scalar* rows;
     const u32* numbers;  // original numbers of the rows, if they were sorted
-    float* centroids;    // two sets
+    Scalar* centroids;   // two sets
     u32* labels;
     Moved* moved;
     float* gaps;    // see `gaps.cuh`: of each row, …
@@ -59,18 +62,21 @@ static_assert(sizeof(Rounds) == 80, "the host has the same struct");
 
 // Sums of clusters, and the convergence test.
 struct Sums {
-    long long* sums;        // per cluster and dimension: sum of the elements, in steps
+    long long* sums;        // per cluster and dimension: sum of the elements, in steps, …
+    long long* parts;       // … and in parts of a step, if elements have them
     long long* counts;      // per cluster: rows
     long long* wide;        // per sum, BINS numbers: the elements that are no multiple of the step
     u32* is_wide;           // per cluster: whether it ever had such an element
+    u32* first_rows;        // per cluster, of float64: its first row, …
+    u32* is_mixed;          // … and whether another one is not equal to that
     const double* inverse;  // per dimension: 1 / step, a power of two
     double* shifts;         // per centroid: squared distance it moved
-    double limit;           // the largest element, in steps
+    double limit;           // the largest element, in steps, and the number of parts of a step
     double tolerance;       // rounds end at this sum of squared movements
 };
-static_assert(sizeof(Sums) == 64, "the host has the same struct");
+static_assert(sizeof(Sums) == 88, "the host has the same struct");
 
-__device__ __forceinline__ float* current_centroids(const Rounds& rounds) {
+__device__ __forceinline__ Scalar* current_centroids(const Rounds& rounds) {
     return rounds.centroids + (u64)rounds.status->current * rounds.k * DIM;
 }
 
@@ -93,13 +99,21 @@ struct Compared {
     __device__ __forceinline__ u32 row(u32 at) const { return listed == nullptr ? at : listed[at]; }
 };
 
+// Elements that are read and written at a time, where rows have whole numbers of them.
+constexpr u32 VECTOR = 16 / sizeof(Scalar);
+constexpr bool HAS_VECTORS = DIM % VECTOR == 0;
+struct alignas(16) Vector {
+    Scalar parts[VECTOR];
+};
+
 // Loads a row into registers.
-__device__ __forceinline__ void load_row(float (&to)[DIM], const float* from) {
-    if constexpr (DIM % 4 == 0) {
+__device__ __forceinline__ void load_row(Scalar (&to)[DIM], const Scalar* from) {
+    if constexpr (HAS_VECTORS) {
 #pragma unroll
-        for (u32 j = 0; j < DIM; j += 4) {
-            const float4 part = *reinterpret_cast<const float4*>(from + j);
-            to[j] = part.x, to[j + 1] = part.y, to[j + 2] = part.z, to[j + 3] = part.w;
+        for (u32 j = 0; j < DIM; j += VECTOR) {
+            const Vector vector = *reinterpret_cast<const Vector*>(from + j);
+#pragma unroll
+            for (u32 i = 0; i < VECTOR; i++) to[j + i] = vector.parts[i];
         }
     } else {
 #pragma unroll
@@ -107,11 +121,14 @@ __device__ __forceinline__ void load_row(float (&to)[DIM], const float* from) {
     }
 }
 
-__device__ __forceinline__ void store_row(float* to, const float (&from)[DIM]) {
-    if constexpr (DIM % 4 == 0) {
+__device__ __forceinline__ void store_row(Scalar* to, const Scalar (&from)[DIM]) {
+    if constexpr (HAS_VECTORS) {
 #pragma unroll
-        for (u32 j = 0; j < DIM; j += 4) {
-            *reinterpret_cast<float4*>(to + j) = {from[j], from[j + 1], from[j + 2], from[j + 3]};
+        for (u32 j = 0; j < DIM; j += VECTOR) {
+            Vector vector;
+#pragma unroll
+            for (u32 i = 0; i < VECTOR; i++) vector.parts[i] = from[j + i];
+            *reinterpret_cast<Vector*>(to + j) = vector;
         }
     } else {
 #pragma unroll
@@ -119,10 +136,10 @@ __device__ __forceinline__ void store_row(float* to, const float (&from)[DIM]) {
     }
 }
 
-__device__ __forceinline__ float square_distance(const float (&row)[DIM], const float* centroid) {
-    float other[DIM];
+__device__ __forceinline__ Scalar square_distance(const Scalar (&row)[DIM], const Scalar* centroid) {
+    Scalar other[DIM];
     load_row(other, centroid);
-    float total = 0;
+    Scalar total = 0;
 #pragma unroll
     for (u32 j = 0; j < DIM; j++) total = Step<SQUARES>::of(row[j], other[j], total);
     return total;

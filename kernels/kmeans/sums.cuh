@@ -1,43 +1,48 @@
 // The steps of a Lloyd round after rows are assigned: sums, means, and whether it was the last
 // round.
 
-#include "kmeans/rounds.cuh"
+#include "kmeans/wide.cuh"
 
-// Converts an element to steps. False if it is not a whole number of them, or above the limit.
-__device__ __forceinline__ bool in_steps(const Sums& sums, u32 j, float x, long long& whole) {
-    const double steps = __dmul_rn((double)x, sums.inverse[j]);
-    whole = __double2ll_rn(steps);
-    return fabs(steps) <= sums.limit && __ll2double_rn(whole) == steps;
-}
+// An element in whole steps, and the rest in parts of a step.
+struct Steps {
+    u64 whole = 0, parts = 0;
+};
 
-// Adds an element to the BINS of a sum, or subtracts it: its 24 bits lie in two of them. Bins are of
-// 32 bits and count multiples of 2^-149: they hold any float32 and, with the carry out of the last
-// one, any sum of 2^32 of them.
-__device__ __noinline__ void add_to_bins(u64* bins, float x, bool is_minus) {
-    const u32 bits = __float_as_uint(x), exponent = bits >> 23 & 0xff;
-    const u64 mantissa = (bits & 0x7fffff) | (exponent > 0 ? 0x800000 : 0);
-    const u32 position = exponent > 0 ? exponent - 1 : 0;
-    const u64 shifted = mantissa << position % 32;
-    const u64 low = shifted & 0xffffffff, high = shifted >> 32;
-    const bool is_negative = (bits >> 31 != 0) != is_minus;
-    atomicAdd(&bins[position / 32], is_negative ? 0 - low : low);
-    atomicAdd(&bins[position / 32 + 1], is_negative ? 0 - high : high);
+// Converts an element to steps and parts. False if it is no whole number of them, or above the limit.
+__device__ __forceinline__ bool in_steps(const Sums& sums, u32 j, Scalar x, Steps& out) {
+    const double inverse = sums.inverse[j], steps = __dmul_rn((double)x, inverse);
+    if constexpr (!HAS_PARTS) {
+        const long long whole = __double2ll_rn(steps);
+        out.whole = (u64)whole;
+        return fabs(steps) <= sums.limit && __ll2double_rn(whole) == steps;
+    } else {
+        const double whole = rint(steps), rest = __dmul_rn(__dadd_rn(steps, -whole), sums.limit), parts = rint(rest);
+        out.whole = (u64)__double2ll_rn(whole), out.parts = (u64)__double2ll_rn(parts);
+        // Checked by multiplying back: numbers too small for the inverse come out as 0.
+        const bool is_all = __dmul_rn(steps, power_of_two(-exponent_of(inverse))) == x;
+        return fabs(steps) <= sums.limit && parts == rest && is_all;
+    }
 }
 
 // Adds an element to a wide sum, or subtracts it.
-__device__ __forceinline__ void add_wide(const Sums& sums, u32 cluster, u32 j, float x,
+__device__ __forceinline__ void add_wide(const Sums& sums, u32 cluster, u32 j, Scalar x,
                                          bool is_minus) {
     sums.is_wide[cluster] = 1;
     add_to_bins(reinterpret_cast<u64*>(sums.wide) + ((u64)cluster * DIM + j) * BINS, x, is_minus);
 }
 
+// Adds steps to the sum of a cluster.
+__device__ __forceinline__ void add_steps(const Sums& sums, u32 cluster, u32 j, Steps steps) {
+    const u64 place = (u64)cluster * DIM + j;
+    atomicAdd(reinterpret_cast<u64*>(sums.sums) + place, steps.whole);
+    if (HAS_PARTS) atomicAdd(reinterpret_cast<u64*>(sums.parts) + place, steps.parts);
+}
+
 // Adds an element to the sum of a cluster, or subtracts it.
-__device__ __forceinline__ void add_element(const Sums& sums, u32 cluster, u32 j, float x,
-                                            bool is_minus) {
-    long long whole;
-    if (in_steps(sums, j, x, whole)) {
-        atomicAdd(reinterpret_cast<u64*>(sums.sums + (u64)cluster * DIM + j),
-                  is_minus ? 0 - (u64)whole : (u64)whole);
+__device__ __forceinline__ void add_element(const Sums& sums, u32 cluster, u32 j, Scalar x, bool is_minus) {
+    Steps steps;
+    if (in_steps(sums, j, x, steps)) {
+        add_steps(sums, cluster, j, is_minus ? Steps{0 - steps.whole, 0 - steps.parts} : steps);
     } else {
         add_wide(sums, cluster, j, x, is_minus);
     }
@@ -56,7 +61,7 @@ __device__ __forceinline__ void add_moved_rows(
         const u32 j = i % DIM;
         const Moved moved = rounds.moved[i / DIM];
         const u32 to = rounds.labels[moved.row];
-        const float x = rounds.rows[(u64)moved.row * DIM + j];
+        const Scalar x = rounds.rows[(u64)moved.row * DIM + j];
         add_element(sums, to, j, x, false);
         if (j == 0) add_count(sums, to, 1);
         if (moved.before == NO_CLUSTER) continue;
@@ -84,17 +89,18 @@ extern "C" __global__ __launch_bounds__(256) void add_sorted(
     const u64 last = first + ADDED_ROWS < rounds.count ? first + ADDED_ROWS : rounds.count;
     if (first >= rounds.count) return;
     u32 cluster = labels[first];
-    u64 sum = 0, rows = 0;
+    Steps sum;
+    u64 rows = 0;
     const auto pass_on = [&] {
-        atomicAdd(reinterpret_cast<u64*>(sums.sums + (u64)cluster * DIM + j), sum);
+        add_steps(sums, cluster, j, sum);
         if (j == 0) add_count(sums, cluster, rows);
-        sum = rows = 0;
+        sum = {}, rows = 0;
     };
     // All of them are on their way before the first is added.
     constexpr u32 TOGETHER = 8;
     for (u64 start = first; start < last; start += TOGETHER) {
         u32 clusters[TOGETHER];
-        float x[TOGETHER];
+        Scalar x[TOGETHER];
 #pragma unroll
         for (u32 i = 0; i < TOGETHER; i++) {
             const u64 row = start + i < last ? start + i : last - 1;
@@ -106,9 +112,9 @@ extern "C" __global__ __launch_bounds__(256) void add_sorted(
             if (start + i >= last) break;
             if (clusters[i] != cluster) pass_on();
             cluster = clusters[i];
-            long long whole;
-            if (in_steps(sums, j, x[i], whole)) {
-                sum += (u64)whole;
+            Steps steps;
+            if (in_steps(sums, j, x[i], steps)) {
+                sum.whole += steps.whole, sum.parts += steps.parts;
             } else {
                 add_wide(sums, cluster, j, x[i], false);
             }
@@ -118,54 +124,52 @@ extern "C" __global__ __launch_bounds__(256) void add_sorted(
     pass_on();
 }
 
-// The total of a sum of steps and a wide sum, rounded once, as by `Wide::rounded` in
-// src/device/sums.rs. Their magnitude is below 2^160, which is 2^309 times 2^-149 and fits into ten
-// digits of 32 bits.
-__device__ __noinline__ double wide_total(const long long* bins, long long sum, double inverse) {
-    constexpr u32 DIGITS = BINS + 1;
-    // A step is at least 2^-149 and at most 2^104: a sum of steps lies in three digits.
-    const u32 position = 149 + 1023 - (u32)(__double_as_longlong(inverse) >> 52);
-    const u32 shift = position % 32, first = position / 32;
-    const u64 steps = sum < 0 ? 0 - (u64)sum : (u64)sum;
-    const u64 low = steps << shift, high = shift == 0 ? 0 : steps >> (64 - shift);
-    u32 digits[DIGITS];
-    long long carry = 0;
-    for (u32 i = 0; i < DIGITS; i++) {
-        const long long own = (long long)(i == first       ? low & 0xffffffff
-                                          : i == first + 1 ? low >> 32
-                                          : i == first + 2 ? high
-                                                           : 0);
-        const long long digit = (i < BINS ? bins[i] : 0) + carry + (sum < 0 ? -own : own);
-        digits[i] = (u32)digit;
-        carry = digit >> 32;
+// A cluster of float64 whose rows are all the same vector has that as its mean, which rounding a sum and a quotient may
+// miss. `note_first_rows` and then `note_mixed` find such clusters, once a round; there are `step` threads.
+__device__ __forceinline__ void note_first_rows(const Rounds& rounds, const Sums& sums, u32 first, u32 step) {
+    for (u32 row = first; row < rounds.count; row += step) {
+        u32* of_cluster = &sums.first_rows[rounds.labels[row]];
+        if (row < __ldcg(of_cluster)) atomicMin(of_cluster, row);
     }
-    const bool is_negative = carry < 0;
-    if (is_negative) {
-        u32 one = 1;
-        for (u32 i = 0; i < DIGITS; i++) {
-            digits[i] = ~digits[i] + one;
-            if (digits[i] != 0) one = 0;
+}
+__device__ __forceinline__ void note_mixed(const Rounds& rounds, const Sums& sums, u32 first, u32 step) {
+    for (u32 row = first; row < rounds.count; row += step) {
+        const u32 cluster = rounds.labels[row];
+        if (__ldcg(&sums.is_mixed[cluster]) != 0) continue;
+        const Scalar* own = rounds.rows + (u64)row * DIM;
+        const Scalar* other = rounds.rows + (u64)__ldcg(&sums.first_rows[cluster]) * DIM;
+        for (u32 j = 0; j < DIM && own != other; j++) {
+            if (own[j] == other[j]) continue;
+            sums.is_mixed[cluster] = 1;
+            break;
         }
     }
-    u32 top = DIGITS;
-    while (top > 0 && digits[top - 1] == 0) top--;
-    if (top == 0) return 0;
-    // 64 bits from the highest set bit down; the last is sticky: it stands for all lower ones.
-    const u32 a = digits[top - 1], b = top > 1 ? digits[top - 2] : 0, c = top > 2 ? digits[top - 3] : 0;
-    const u32 zeros = __clz(a);
-    u64 highest = ((u64)a << 32 | b) << zeros;
-    bool is_more = (u32)(c << zeros) != 0;
-    if (zeros > 0) highest |= c >> (32 - zeros);
-    for (u32 i = 0; i + 3 < top; i++) is_more |= digits[i] != 0;
-    if (is_more) highest |= 1;
-    const int exponent = 32 * ((int)top - 2) - (int)zeros - 149;
-    const double unit = __longlong_as_double((long long)(exponent + 1023) << 52);
-    const double magnitude = __dmul_rn(__ull2double_rn(highest), unit);
-    return is_negative ? -magnitude : magnitude;
+}
+
+// Any grids.
+extern "C" __global__ __launch_bounds__(256) void find_first_rows(Rounds rounds, Sums sums) {
+    if (rounds.status->end != GOING_ON) return;
+    note_first_rows(rounds, sums, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+}
+extern "C" __global__ __launch_bounds__(256) void find_mixed(Rounds rounds, Sums sums) {
+    if (rounds.status->end != GOING_ON) return;
+    note_mixed(rounds, sums, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+}
+
+// The row that all rows of a cluster equal, if there is one, or null; then forgets what is known of them. By a warp.
+__device__ __forceinline__ const Scalar* take_single(const Rounds& rounds, const Sums& sums, u32 cluster) {
+    const bool is_mixed = __ldcg(&sums.is_mixed[cluster]) != 0;
+    const Scalar* row = rounds.rows + (u64)__ldcg(&sums.first_rows[cluster]) * DIM;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        sums.first_rows[cluster] = ~0u;
+        sums.is_mixed[cluster] = 0;
+    }
+    return is_mixed ? nullptr : row;
 }
 
 // Writes the mean of a cluster to the set of centroids that is not valid, by a warp: the sum and the
-// quotient are rounded to float64, and the quotient to float32. The mean of equal rows is that row.
+// quotient are rounded to float64, and the quotient to the type of rows. The mean of equal rows is that row.
 __device__ __forceinline__ void take_mean(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 lane = threadIdx.x % 32;
     const long long count = sums.counts[cluster];
@@ -174,15 +178,17 @@ __device__ __forceinline__ void take_mean(const Rounds& rounds, const Sums& sums
         return;
     }
     const bool is_wide = sums.is_wide[cluster] != 0;
-    float* next = rounds.centroids + ((u64)(1 - rounds.status->current) * rounds.k + cluster) * DIM;
+    const Scalar* single = HAS_PARTS ? take_single(rounds, sums, cluster) : nullptr;
+    Scalar* next = rounds.centroids + ((u64)(1 - rounds.status->current) * rounds.k + cluster) * DIM;
     for (u32 j = lane; j < DIM; j += 32) {
+        if (HAS_PARTS && single != nullptr) {
+            next[j] = single[j];
+            continue;
+        }
         const u64 place = (u64)cluster * DIM + j;
-        const long long sum = sums.sums[place];
-        const double inverse = sums.inverse[j];
-        // The inverse of a power of two, and the product with it, are exact.
-        const double total = is_wide ? wide_total(sums.wide + place * BINS, sum, inverse)
-                                     : __dmul_rn(__ll2double_rn(sum), __drcp_rn(inverse));
-        next[j] = __double2float_rn(__ddiv_rn(total, __ll2double_rn(count)));
+        const int exponent = -exponent_of(sums.inverse[j]);
+        const Scaled total = is_wide ? wide_total(sums, place, exponent) : total_of(sums, place, exponent);
+        next[j] = (Scalar)over(total, __ll2double_rn(count));
     }
 }
 
@@ -199,8 +205,8 @@ __device__ __forceinline__ float distance_above(double square) {
 // Computes the squared distance that a centroid moved, by a warp; nobody needs it where a cluster has no rows.
 __device__ __forceinline__ double take_shift(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 current = rounds.status->current, lane = threadIdx.x % 32;
-    const float* old = rounds.centroids + ((u64)current * rounds.k + cluster) * DIM;
-    const float* next = rounds.centroids + ((u64)(1 - current) * rounds.k + cluster) * DIM;
+    const Scalar* old = rounds.centroids + ((u64)current * rounds.k + cluster) * DIM;
+    const Scalar* next = rounds.centroids + ((u64)(1 - current) * rounds.k + cluster) * DIM;
     double shift = 0;
     for (u32 j = lane; j < DIM; j += 32) {
         const double way = __dadd_rn((double)next[j], -(double)old[j]);
@@ -266,33 +272,34 @@ extern "C" __global__ __launch_bounds__(256) void finish_round(Rounds rounds, Su
 
 // Writes, at the number of each row, its cluster and the squared distance to that centroid. A thread
 // per row; 128 threads.
-extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labels, float* costs) {
+extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labels, Scalar* costs) {
     const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
-    const float* centroids = current_centroids(rounds);
+    const Scalar* centroids = current_centroids(rounds);
     const bool is_row = row < rounds.count;
     const u32 cluster = is_row ? rounds.labels[row] : 0;
-    float total = 0;
+    Scalar total = 0;
     if constexpr (DIM <= 32) {
         if (is_row) {
-            float values[DIM];
+            Scalar values[DIM];
             load_row(values, rounds.rows + (u64)row * DIM);
             total = square_distance(values, centroids + (u64)cluster * DIM);
         }
     } else {
-        // A warp stages 32 elements of 32 rows, and of their centroids, at a time.
-        __shared__ float tiles[4][2][32][33];
-        const u32 lane = threadIdx.x % 32, first = row - lane;
+        // A warp stages some elements of 32 rows, and of their centroids, at a time.
+        constexpr u32 WIDTH = 128 / sizeof(Scalar), ROWS = 32 / WIDTH;
+        __shared__ Scalar tiles[4][2][32][WIDTH + 1];
+        const u32 lane = threadIdx.x % 32, first = row - lane, own = lane % WIDTH;
         auto& tile = tiles[threadIdx.x / 32];
-        for (u32 start = 0; start < DIM; start += 32) {
-            const u32 j = start + lane;
-            for (u32 r = 0; r < 32; r++) {
+        for (u32 start = 0; start < DIM; start += WIDTH) {
+            const u32 j = start + own;
+            for (u32 r = lane / WIDTH; r < 32; r += ROWS) {
                 const u32 other = __shfl_sync(0xffffffffu, cluster, r);
                 if (first + r >= rounds.count || j >= DIM) continue;
-                tile[0][r][lane] = rounds.rows[(u64)(first + r) * DIM + j];
-                tile[1][r][lane] = centroids[(u64)other * DIM + j];
+                tile[0][r][own] = rounds.rows[(u64)(first + r) * DIM + j];
+                tile[1][r][own] = centroids[(u64)other * DIM + j];
             }
             __syncwarp();
-            const u32 width = DIM - start < 32 ? DIM - start : 32;
+            const u32 width = DIM - start < WIDTH ? DIM - start : WIDTH;
             for (u32 i = 0; i < width; i++) {
                 total = Step<SQUARES>::of(tile[0][lane][i], tile[1][lane][i], total);
             }

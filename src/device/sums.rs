@@ -21,7 +21,7 @@ pub(super) struct ExactSums {
     /// For each cell and column, the number of steps.
     pub(super) high: Vec<i64>,
     /// … and the number of parts of a step, if [`Steps::has_parts`].
-    low: Vec<i64>,
+    pub(super) low: Vec<i64>,
     /// Numbers that are not whole numbers of either, and for each cell and column whether there are any.
     wide: HashMap<usize, Wide>,
     is_wide: Vec<bool>,
@@ -287,12 +287,12 @@ impl ExactSums {
         }
     }
 
-    /// Adds multiples of 2⁻¹⁴⁹, of 2³² times that, and so on, to a place.
+    /// Adds multiples of a power of two, of 2³² times that, and so on, to a place.
     #[cfg(feature = "cuda")]
-    pub(super) fn add_digits(&mut self, place: usize, digits: &[i64]) {
+    pub(super) fn add_digits(&mut self, place: usize, digits: &[i64], least_exponent: i32) {
         let wide = self.wide(place);
         for (i, digit) in digits.iter().enumerate() {
-            wide.add_integer(*digit, 32 * i as i32 - 149);
+            wide.add_integer(*digit, 32 * i as i32 + least_exponent);
         }
     }
 

@@ -59,7 +59,10 @@ const CLUSTER_SHAPES: [(usize, usize, u64); 18] = [
 /// finds.
 fn clusters(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
     for (i, (rows, dim, k)) in CLUSTER_SHAPES.into_iter().enumerate() {
-        let values = kind.rows(i as u64, rows, dim);
+        let mut values = kind.rows(i as u64, rows, dim);
+        if i % 2 == 1 {
+            values.iter_mut().flatten().for_each(|x| *x /= 3.0);
+        }
         for metric in [Metric::L2, Metric::Cosine] {
             for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
                 // Every other centroid starts where another one does, and is left without rows.
@@ -88,17 +91,19 @@ fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
         for outlier in [1.0, 1e3, 1e15] {
             let mut values = Kind::Normal.rows(1, count, dim);
             values[count - 1].iter_mut().for_each(|x| *x *= outlier);
-            let rows = matrix_f32(&values, dim, Metric::L2);
-            let start = rows.slice(0..k as usize);
-            let mut params = KMeansParams::try_new(k, Metric::L2)?;
-            (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 20);
-            let found = kmeans(device, &rows, None, Some(&start), &params, &Job::default())?;
-            // Rows of many dimensions come to rest early.
-            if dim < 100 && found.rounds.iterations <= 16 {
-                return Err(format!("{} rounds are too few", found.rounds.iterations).into());
+            for matrix in [matrix_f32, matrix_f64] {
+                let rows = matrix(&values, dim, Metric::L2);
+                let start = rows.slice(0..k as usize);
+                let mut params = KMeansParams::try_new(k, Metric::L2)?;
+                (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 20);
+                let found = kmeans(device, &rows, None, Some(&start), &params, &Job::default())?;
+                // Rows of many dimensions come to rest early.
+                if dim < 100 && found.rounds.iterations <= 16 {
+                    return Err(format!("{} rounds are too few", found.rounds.iterations).into());
+                }
+                same_clusters(device, &rows, Some(&start), &params)
+                    .map_err(|e| format!("dim {dim}, outlier {outlier:e}: {e:?}"))?;
             }
-            same_clusters(device, &rows, Some(&start), &params)
-                .map_err(|e| format!("dim {dim}, outlier {outlier:e}: {e:?}"))?;
         }
     }
     Ok(())
@@ -108,11 +113,13 @@ fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
 /// more than one part of a device's work.
 fn many_candidates(device: &AnyDevice) -> Result<(), Failed> {
     for (count, dim, k) in [(700, 12, 600), (2000, 16, 300), (1300, 48, 500), (300, 140, 290)] {
-        let rows = matrix_f32(&Kind::Lattice.rows(3, count, dim), dim, Metric::L2);
+        let values = Kind::Lattice.rows(3, count, dim);
         let mut params = KMeansParams::try_new(k, Metric::L2)?;
         (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 3);
-        same_clusters(device, &rows, Some(&rows.slice(0..k as usize)), &params)
-            .map_err(|e| format!("dim {dim}, k {k}: {e:?}"))?;
+        for rows in [matrix_f32(&values, dim, Metric::L2), matrix_f64(&values, dim, Metric::L2)] {
+            same_clusters(device, &rows, Some(&rows.slice(0..k as usize)), &params)
+                .map_err(|e| format!("dim {dim}, k {k}: {e:?}"))?;
+        }
     }
     Ok(())
 }
@@ -143,7 +150,8 @@ fn groups(device: &AnyDevice) -> Result<(), Failed> {
                 Some(*end)
             })
             .collect();
-        let values = kind.rows(i as u64, *ends.last().unwrap_or(&0), dim);
+        let mut values = kind.rows(i as u64, *ends.last().unwrap_or(&0), dim);
+        values.iter_mut().flatten().for_each(|x| *x /= 3.0);
         for metric in [Metric::L2, Metric::Cosine] {
             for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
                 for init in [Init::PlusPlus, Init::Random] {

@@ -7,17 +7,35 @@ use libtest_mimic::Failed;
 
 use crate::Check;
 use crate::kmeans::same_clusters;
-use crate::support::{Kind, Rng, matrix_f32};
+use crate::support::{Kind, Rng, matrix_f32, matrix_f64};
 
 /// All trials.
-pub fn trials() -> [(&'static str, Check); 5] {
+pub fn trials() -> [(&'static str, Check); 6] {
     [
         ("given_centroids_far_away", far_centroids),
         ("products_that_hide_others", hidden_products),
         ("centroids_side_by_side", side_by_side),
         ("few_rows_far_away", few_far_rows),
         ("lengths_of_every_kind", odd_lengths),
+        ("doubles_that_singles_do_not_hold", doubles),
     ]
+}
+
+/// A device finds what the CPU finds, of rows and first centroids of float32 and of float64.
+fn same_in_both_types(
+    device: &AnyDevice,
+    values: &[Vec<f64>],
+    first: &[Vec<f64>],
+    rounds: usize,
+) -> Result<(), Failed> {
+    let dim = values[0].len();
+    let mut params = KMeansParams::try_new(first.len() as u64, Metric::L2)?;
+    (params.init, params.max_iterations) = (Init::Given, rounds);
+    for matrix in [matrix_f32, matrix_f64] {
+        let (rows, first) = (matrix(values, dim, Metric::L2), matrix(first, dim, Metric::L2));
+        same_clusters(device, &rows, Some(&first), &params)?;
+    }
+    Ok(())
 }
 
 /// First centroids that are so far away that squares overflow, or that halves do not hold.
@@ -26,13 +44,9 @@ fn far_centroids(device: &AnyDevice) -> Result<(), Failed> {
         for (dim, k) in [(3, 1), (3, 6), (20, 1), (20, 70), (128, 5), (200, 70)] {
             let mut values = Kind::Normal.rows(dim as u64, 500, dim);
             values.iter_mut().flatten().for_each(|x| *x *= size);
-            let rows = matrix_f32(&values, dim, Metric::L2);
             let mut first = values[..k].to_vec();
             first.iter_mut().step_by(2).flatten().for_each(|x| *x = (*x / size).signum() * far);
-            let first = matrix_f32(&first, dim, Metric::L2);
-            let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
-            (params.init, params.max_iterations) = (Init::Given, 5);
-            same_clusters(device, &rows, Some(&first), &params)
+            same_in_both_types(device, &values, &first, 5)
                 .map_err(|e| format!("{far:e} beside {size:e}, dim {dim}, k {k}: {e:?}"))?;
         }
     }
@@ -60,11 +74,7 @@ fn hidden_products(device: &AnyDevice) -> Result<(), Failed> {
                 };
                 let values: Vec<_> = (0..500).map(|i| row([1.0, -1.0][i % 2], false)).collect();
                 let first: Vec<_> = (0..k).map(|_| row(1.0, true)).collect();
-                let rows = matrix_f32(&values, dim, Metric::L2);
-                let first = matrix_f32(&first, dim, Metric::L2);
-                let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
-                (params.init, params.max_iterations) = (Init::Given, 2);
-                same_clusters(device, &rows, Some(&first), &params)
+                same_in_both_types(device, &values, &first, 2)
                     .map_err(|e| format!("dim {dim}, {small:e}, cancels {cancels}: {e:?}"))?;
             }
         }
@@ -87,12 +97,8 @@ fn few_far_rows(device: &AnyDevice) -> Result<(), Failed> {
             for (i, part) in [(3, 1.0), (5, 0.8), (6, 0.5)] {
                 first[i].iter_mut().for_each(|x| *x *= far * part * (0.9 + 0.2 * rng.uniform()));
             }
-            let (rows, first) =
-                (matrix_f32(&values, dim, Metric::L2), matrix_f32(&first, dim, Metric::L2));
             for rounds in [1, 6] {
-                let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
-                (params.init, params.max_iterations) = (Init::Given, rounds);
-                same_clusters(device, &rows, Some(&first), &params)
+                same_in_both_types(device, &values, &first, rounds)
                     .map_err(|e| format!("dim {dim}, {far} times, {rounds} rounds: {e:?}"))?;
             }
         }
@@ -128,11 +134,7 @@ fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
                     values.push(at(way * 2f64.powi(-(i as i32 / 12)), noise, &mut rng));
                 }
             }
-            let (rows, first) =
-                (matrix_f32(&values, dim, Metric::L2), matrix_f32(&first, dim, Metric::L2));
-            let mut params = KMeansParams::try_new(2 * PAIRS as u64, Metric::L2)?;
-            (params.init, params.max_iterations) = (Init::Given, 2);
-            same_clusters(device, &rows, Some(&first), &params)
+            same_in_both_types(device, &values, &first, 2)
                 .map_err(|e| format!("dim {dim}, offset {offset}, {apart:e} apart: {e:?}"))?;
         }
     }
@@ -196,14 +198,54 @@ fn odd_lengths(device: &AnyDevice) -> Result<(), Failed> {
         ("apart", apart, of_apart),
         ("zeros", zeros, of_zeros),
     ] {
-        let dim = values[0].len();
-        let mut params = KMeansParams::try_new(first.len() as u64, Metric::L2)?;
-        let (rows, first) =
-            (matrix_f32(&values, dim, Metric::L2), matrix_f32(&first, dim, Metric::L2));
         for rounds in [1, 4] {
-            (params.init, params.max_iterations) = (Init::Given, rounds);
-            same_clusters(device, &rows, Some(&first), &params)
+            same_in_both_types(device, &values, &first, rounds)
                 .map_err(|e| format!("{name}, {rounds} rounds: {e:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// A row of numbers of 53 bits, of some kind.
+fn double_row(kind: usize, row: usize, dim: usize, rng: &mut Rng) -> Vec<f64> {
+    // Every vector many times: n times a number, rounded, over n is not always that number.
+    let mut same = Rng(row as u64 % 7);
+    let mut number = |j: usize| match kind {
+        0 => 1.0 + 1e-9 * rng.normal(),
+        1 => 1.0 + rng.below(8) as f64 * f64::EPSILON,
+        2 => same.normal() / 3.0,
+        // Elements of all sizes, in rows and in columns.
+        3 => rng.normal() * 2f64.powi(rng.below(80) as i32 - 60),
+        4 => rng.normal() * 10f64.powi(j as i32 % 40 - 25),
+        5 => 1e15 + rng.normal() / 3.0,
+        6 => rng.normal() * 1e-55,
+        // No float32 has such a square; one row, or some elements, are far away.
+        7 => rng.normal() * [1e-9, 1e12][usize::from(row == 77)],
+        8 => rng.normal() * [1e-12, 1e6][usize::from((row + j).is_multiple_of(50))],
+        _ => 1e-310 * rng.normal() + [0.0, 0.5][row % 2],
+    };
+    (0..dim).map(&mut number).collect()
+}
+
+/// Rows that are equal, without length, or too long once they are rounded to float32, whose sums need more bits than those
+/// of float32, and means that rounding a sum and a quotient would miss.
+fn doubles(device: &AnyDevice) -> Result<(), Failed> {
+    for kind in 0..10 {
+        for (count, dim, k) in
+            [(400, 1, 3), (500, 3, 7), (900, 8, 40), (600, 33, 20), (300, 129, 9), (700, 300, 70)]
+        {
+            let mut rng = Rng((kind * 1000 + dim) as u64);
+            let values: Vec<_> =
+                (0..count).map(|row| double_row(kind, row, dim, &mut rng)).collect();
+            let rows = matrix_f64(&values, dim, Metric::L2);
+            for init in [Init::Given, Init::PlusPlus] {
+                let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
+                (params.init, params.max_iterations, params.tolerance) = (init, 8, 0.0);
+                let first = rows.slice(0..k);
+                let start = (init == Init::Given).then_some(&first);
+                same_clusters(device, &rows, start, &params)
+                    .map_err(|e| format!("kind {kind}, dim {dim}, k {k}, {init:?}: {e:?}"))?;
+            }
         }
     }
     Ok(())

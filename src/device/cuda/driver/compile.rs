@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 71] = files![
+const FILES: [(&str, &str); 72] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -72,6 +72,7 @@ const FILES: [(&str, &str); 71] = files![
     "kmeans/rounds.cuh",
     "kmeans/sums.cuh",
     "kmeans/tiles.cuh",
+    "kmeans/wide.cuh",
     "kmeans_groups.cu",
     "products.cu",
     "search.cu",

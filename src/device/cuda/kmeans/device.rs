@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::kernels::{MOST_ROWS, is_large, is_plain, way};
+use super::element::Element;
+use super::kernels::{MOST_ROWS, is_large, way};
 use super::resident::Resident;
 use super::{CudaKMeans, seeding};
 use crate::device::contract::{
@@ -17,10 +18,10 @@ use crate::metric::Metric;
 /// Whether rows are sent before anything else is known of them.
 fn will_send(device: &CudaDevice, input: KMeansInput<'_>, expected: KMeansShape) -> bool {
     let (rows, KMeansShape { problems, k, draws }) = (input.rows, expected);
-    let (matrix, is_plain) = (rows.matrix(), is_plain(input));
-    let stays = is_plain && way(matrix.dim(), k, device.gpu.limits).is_some();
-    let is_seeded =
-        draws && is_large(rows.len(), k, matrix.dim()) && seeding::can_seed(device, rows, k);
+    let dim = rows.matrix().dim();
+    let way = |element| way((element, dim), k, device.gpu.limits);
+    let stays = Element::of_input(input).and_then(way).is_some();
+    let is_seeded = draws && is_large(rows.len(), k, dim) && seeding::can_seed(device, rows, k);
     problems == 1 && rows.len() <= MOST_ROWS && (stays || is_seeded)
 }
 
@@ -59,9 +60,9 @@ impl KMeansDevice for CudaDevice {
         if draws {
             seeding::warm(self, (kind, metric, dim), k);
         }
-        let is_plain = kind == ElementKind::F32 && metric == Metric::SqEuclidean;
-        if let Some(way) = way(dim, k, self.gpu.limits).filter(|_| is_plain) {
-            let _ = Resident::kernels(self, dim, way);
+        let Some(element) = Element::of(kind, metric) else { return };
+        if let Some(way) = way((element, dim), k, self.gpu.limits) {
+            let _ = Resident::kernels(self, (element, dim), way);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The memory of rows and centroids in half precision.
 
+use super::element::Element;
 use super::images::IMAGE_CENTROIDS;
 use super::kernels::{RoundKernels, TILE, half_dim};
 use super::structs::Halves;
@@ -14,7 +15,8 @@ pub(super) fn of_tiles(
     place: &mut impl FnMut(usize) -> Result<u64>,
 ) -> Result<Halves> {
     let (tiles, room_for_pairs) = (problem.k.next_multiple_of(TILE), (2 * count).max(4096));
-    let (dim, scale) = (kernels.dim, scale(problem.farthest));
+    let (element, dim, scale) = (kernels.element, kernels.dim, scale(problem.farthest));
+    let is_double = element == Element::F64;
     let (row_bytes, centroid_bytes, found) = match kernels.images() {
         Some(images) => {
             (images.row_bytes(count), images.centroid_bytes(problem.k), place(count * 16)?)
@@ -30,13 +32,15 @@ pub(super) fn of_tiles(
         uncertain: place(count * 4)?,
         least: place(count * 4)?,
         nearest: place(count * 8)?,
+        clusters: if is_double { place(count * 4)? } else { 0 },
         pairs: place(room_for_pairs * 8)?,
+        distances: if is_double { place(room_for_pairs * 8)? } else { 0 },
         found,
         origin,
         scale,
         unscale: 1.0 / scale,
         // A unit of the smallest number for each of dim sums, on both sides of a comparison.
-        underflow: 2.0 * (dim + 4) as f64 * 2f64.powi(-149) * scale * scale,
+        underflow: 2.0 * (dim + 4) as f64 * element.smallest() * scale * scale,
         room_for_pairs: room_for_pairs as u32,
         padding: 0,
     })

@@ -4,10 +4,9 @@ use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::CudaFunction;
 
+use super::element::{DOUBLE_BINS, Element, SINGLE_BINS};
 use super::images::Images;
-use super::structs::BINS;
 use crate::device::compose::LARGE_PROBLEM;
-use crate::device::contract::KMeansInput;
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Limits, Rate, allow_shared, function};
@@ -27,7 +26,7 @@ const SLICE: usize = 64;
 const TILES_DIM: usize = 1024;
 
 /// Constants that `kernels/kmeans` shares with this folder.
-const CONSTANTS: [(&str, usize); 10] = [
+const CONSTANTS: [(&str, usize); 11] = [
     ("TILE", TILE),
     ("NARROW_DIM", NARROW_DIM),
     ("SLICE", SLICE),
@@ -37,7 +36,8 @@ const CONSTANTS: [(&str, usize); 10] = [
     ("LANE_ROWS", LANE_ROWS),
     ("SORTED_ROWS", SORTED_ROWS),
     ("ADDED_ROWS", ADDED_ROWS),
-    ("BINS", BINS),
+    ("SINGLE_BINS", SINGLE_BINS),
+    ("DOUBLE_BINS", DOUBLE_BINS),
 ];
 
 /// Centroids of a tile in shared memory, warps of a block, and the number of tiles that shared memory
@@ -76,13 +76,16 @@ pub(super) struct GroupKernels {
     pub(super) candidates: CudaFunction,
 }
 
-/// The kernels for rows of one dimension, loaded on a device.
+/// The kernels for rows of one type and dimension, loaded on a device.
 #[derive(Debug)]
 pub(super) struct RoundKernels {
+    pub(super) element: Element,
     pub(super) dim: usize,
     pub(super) limits: Limits,
     pub(super) add_moved: CudaFunction,
     pub(super) add_sorted: CudaFunction,
+    pub(super) find_first_rows: CudaFunction,
+    pub(super) find_mixed: CudaFunction,
     pub(super) finish_round: CudaFunction,
     pub(super) costs: CudaFunction,
     pub(super) list_rows: CudaFunction,
@@ -101,6 +104,7 @@ pub(super) struct RoundKernels {
     pub(super) by_groups: Option<GroupKernels>,
     pub(super) take_found: CudaFunction,
     pub(super) compare_candidates: CudaFunction,
+    pub(super) name_nearest: CudaFunction,
     pub(super) settle: CudaFunction,
     pub(super) cluster_groups: CudaFunction,
     pub(super) finish_groups: CudaFunction,
@@ -114,20 +118,23 @@ const PRODUCTS_PER_CYCLE: f64 = 512.0;
 const SUMS_PER_CYCLE: f64 = 64.0;
 
 impl RoundKernels {
-    /// The kernels for rows of this many f32, compiled and loaded by the first caller. `by_groups`: groups of warps
+    /// The kernels for rows of so many elements, compiled and loaded by the first caller. `by_groups`: groups of warps
     /// may multiply.
-    pub(super) fn get(gpu: &Gpu, dim: usize, by_groups: bool) -> Result<Arc<Self>> {
-        static LOADED: LazyLock<Once<(usize, usize, bool), RoundKernels>> =
-            LazyLock::new(Once::default);
-        LOADED.get((gpu.ordinal, dim, by_groups), || Self::load(gpu, dim, by_groups))
+    pub(super) fn get(gpu: &Gpu, of: (Element, usize), by_groups: bool) -> Result<Arc<Self>> {
+        type Name = (usize, (Element, usize), bool);
+        static LOADED: LazyLock<Once<Name, RoundKernels>> = LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, of, by_groups), || Self::load(gpu, of, by_groups))
     }
 
-    fn load(gpu: &Gpu, dim: usize, by_groups: bool) -> Result<Self> {
+    fn load(gpu: &Gpu, (element, dim): (Element, usize), by_groups: bool) -> Result<Self> {
         let limits = gpu.limits;
         let images = Images::of(dim).filter(|_| by_groups && has_tiles(dim, limits));
         let metric = Metric::SqEuclidean.name().to_uppercase();
-        let mut parameters =
-            vec!["ELEMENT=F32".to_string(), format!("METRIC={metric}"), format!("DIM={dim}")];
+        let mut parameters = vec![
+            format!("ELEMENT={}", element.name()),
+            format!("METRIC={metric}"),
+            format!("DIM={dim}"),
+        ];
         parameters.extend(Images::parameters(images));
         let module = gpu.load(&Program::new("kmeans.cu", &parameters, &CONSTANTS))?;
         let by_groups = images.map(|images| {
@@ -143,10 +150,13 @@ impl RoundKernels {
         });
         let function = |name| function(&module, name);
         let kernels = Self {
+            element,
             dim,
             limits,
             add_moved: function("add_moved")?,
             add_sorted: function("add_sorted")?,
+            find_first_rows: function("find_first_rows")?,
+            find_mixed: function("find_mixed")?,
             finish_round: function("finish_round")?,
             costs: function("costs")?,
             list_rows: function("list_rows")?,
@@ -164,6 +174,7 @@ impl RoundKernels {
             take_found: function("take_found")?,
             find_candidates: function("find_candidates")?,
             compare_candidates: function("compare_candidates")?,
+            name_nearest: function("name_nearest")?,
             settle: function("settle")?,
             cluster_groups: function("cluster_groups")?,
             finish_groups: function("finish_groups")?,
@@ -186,20 +197,14 @@ impl RoundKernels {
     }
 }
 
-/// Whether these kernels are for such rows.
-pub(super) fn is_plain(input: KMeansInput<'_>) -> bool {
-    let is_single = input.rows.reals::<f32>().is_some();
-    is_single && input.weights.is_none() && input.metric == Metric::SqEuclidean
-}
-
 /// Whether so many rows and clusters are enough for the device, if they are not alone.
 pub(super) fn is_large(rows: usize, k: usize, dim: usize) -> bool {
     rows * k * dim >= LARGE_PROBLEM
 }
 
-/// The way for rows of this dimension and this many clusters, if there is one.
-pub(super) fn way(dim: usize, k: usize, limits: Limits) -> Option<Way> {
-    if dim <= NEAR_DIM && k <= NEAR_CLUSTERS {
+/// The way for rows of so many elements and this many clusters, if there is one.
+pub(super) fn way((element, dim): (Element, usize), k: usize, limits: Limits) -> Option<Way> {
+    if element == Element::F32 && dim <= NEAR_DIM && k <= NEAR_CLUSTERS {
         Some(Way::Near)
     } else if has_tiles(dim, limits) {
         Some(Way::Tiles)

@@ -6,21 +6,23 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 
+use super::element::Element;
 use super::kernels::{MOST_ROWS, RoundKernels};
-use super::structs::{BINS, Rounds, Status, Sums};
+use super::structs::{Rounds, Status, Sums};
 use crate::device::ClusterSums;
 use crate::device::cuda::driver::launch::{Counted, Pace, address, check_size, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
+use crate::matrix::Real;
 
 /// The most elements of a row in a job of groups.
 pub(super) const GROUPS_DIM: usize = 32;
 
 /// A group of rows that is clustered by itself.
 #[derive(Debug, Clone)]
-pub(super) struct GroupJob {
+pub(super) struct GroupJob<T> {
     /// The range of its rows among all rows.
     pub(super) rows: Range<usize>,
     /// Sums of no rows, as many as there are clusters.
@@ -28,18 +30,18 @@ pub(super) struct GroupJob {
     /// Rounds end when the sum of the squared distances that centroids moved is at most this.
     pub(super) tolerance: f64,
     /// The initial centroids.
-    pub(super) centroids: Vec<f32>,
+    pub(super) centroids: Vec<T>,
 }
 
 /// A group of rows after all rounds.
 #[derive(Debug, Clone)]
-pub(super) struct GroupResult {
+pub(super) struct GroupResult<T> {
     /// The centroids.
-    pub(super) centroids: Vec<f32>,
+    pub(super) centroids: Vec<T>,
     /// For each row, the cluster of the nearest one, …
     pub(super) labels: Vec<u32>,
     /// … and its squared distance.
-    pub(super) costs: Vec<f32>,
+    pub(super) costs: Vec<T>,
 }
 
 /// The struct of `kernels/kmeans/groups.cuh`.
@@ -50,7 +52,7 @@ struct Group {
     sums: Sums,
 }
 
-const _: () = assert!(size_of::<Group>() == 144);
+const _: () = assert!(size_of::<Group>() == 168);
 
 // SAFETY: a C struct of structs without padding, laid out as the kernels declare it.
 unsafe impl DeviceRepr for Group {}
@@ -59,6 +61,7 @@ unsafe impl DeviceRepr for Group {}
 /// buffers.
 pub(super) struct GroupsWorkspace {
     stream: Arc<CudaStream>,
+    element: Element,
     /// For each group, the number of clusters.
     clusters: Vec<usize>,
     dim: usize,
@@ -79,17 +82,18 @@ impl GroupsWorkspace {
     /// Memory for rounds. `rows` has been waited for, and holds `count` of them, row after row.
     ///
     /// In one piece: it is a list of what there is, each in the size that its field says.
-    pub(super) fn new(
+    pub(super) fn new<T: Real>(
         kernels: &RoundKernels,
         stream: &Arc<CudaStream>,
         memory: &Arc<Memory>,
         (rows, count): (Buffer, usize),
-        groups: &[GroupJob],
+        groups: &[GroupJob<T>],
     ) -> Result<Self> {
-        let dim = kernels.dim;
+        let (element, dim) = (kernels.element, kernels.dim);
+        let size = element.bytes();
         assert!(dim <= GROUPS_DIM && count <= MOST_ROWS);
         assert!(groups.iter().all(|group| group.rows.end <= count));
-        check_size(&rows, count * dim, 4);
+        check_size(&rows, count * dim, size);
         let clusters: Vec<usize> = groups.iter().map(|group| group.empty.counts.len()).collect();
         let all: usize = clusters.iter().sum();
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
@@ -102,11 +106,16 @@ impl GroupsWorkspace {
             Ok(place)
         };
         let (moved, sums) = (place(count * 8, 0)?, place(all * dim * 8, 0)?);
-        let (wide, is_wide) = (place(all * dim * BINS * 8, 0)?, place(all * 4, 0)?);
+        let (wide, is_wide) = (place(all * dim * element.bins() * 8, 0)?, place(all * 4, 0)?);
         let (counts, shifts) = (place(all * 8, 0)?, place(all * 8, 0)?);
+        let [parts, first_rows, is_mixed] = match element.has_parts() {
+            true => [place(all * dim * 8, 0)?, place(all * 4, 0xff)?, place(all * 4, 0)?],
+            false => [0; 3],
+        };
+        let of_cluster = |base: u64, bytes: u64| if base == 0 { 0 } else { base + bytes };
         let mut status = allocate(groups.len() * size_of::<Status>())?;
-        let mut centroids = allocate(2 * all * dim * 4)?;
-        let (mut labels, mut costs) = (allocate(count * 4)?, allocate(count * 4)?);
+        let mut centroids = allocate(2 * all * dim * size)?;
+        let (mut labels, mut costs) = (allocate(count * 4)?, allocate(count * size)?);
         for (buffer, byte) in [(&mut status, 0), (&mut labels, 0xff), (&mut costs, 0)] {
             sys::fill(stream, buffer.slice_mut(), byte).map_err(failed("cuMemsetD8Async"))?;
         }
@@ -115,7 +124,7 @@ impl GroupsWorkspace {
         sys::write(stream, inverse.slice_mut(), &all_steps.copied().collect::<Vec<f64>>())?;
         // The two sets of a group's centroids are next to each other.
         let both = groups.iter().flat_map(|g| [g.centroids.as_slice(), &g.centroids].concat());
-        sys::write(stream, centroids.slice_mut(), &both.collect::<Vec<f32>>())?;
+        element.write(stream, &mut centroids, both)?;
         let at = |buffer: &Buffer| address(stream, buffer);
         let bases = (at(&status), at(&rows), at(&centroids), at(&labels), at(&inverse));
         let mut first = 0;
@@ -124,13 +133,13 @@ impl GroupsWorkspace {
             assert!(group.centroids.len() == k * dim && steps.inverse.len() == dim);
             let (row, cluster) = (group.rows.start as u64, first as u64);
             first += k;
-            let dim = dim as u64;
+            let (dim, size) = (dim as u64, size as u64);
             Group {
                 rounds: Rounds {
                     status: bases.0 + (i * size_of::<Status>()) as u64,
-                    rows: bases.1 + row * dim * 4,
+                    rows: bases.1 + row * dim * size,
                     numbers: 0,
-                    centroids: bases.2 + 2 * cluster * dim * 4,
+                    centroids: bases.2 + 2 * cluster * dim * size,
                     labels: bases.3 + row * 4,
                     moved: moved + row * 8,
                     gaps: 0,
@@ -141,9 +150,12 @@ impl GroupsWorkspace {
                 },
                 sums: Sums {
                     sums: sums + cluster * dim * 8,
+                    parts: of_cluster(parts, cluster * dim * 8),
                     counts: counts + cluster * 8,
-                    wide: wide + cluster * dim * BINS as u64 * 8,
+                    wide: wide + cluster * dim * element.bins() as u64 * 8,
                     is_wide: is_wide + cluster * 4,
+                    first_rows: of_cluster(first_rows, cluster * 4),
+                    is_mixed: of_cluster(is_mixed, cluster * 4),
                     inverse: bases.4 + i as u64 * dim * 8,
                     shifts: shifts + cluster * 8,
                     limit: steps.limit(),
@@ -160,6 +172,7 @@ impl GroupsWorkspace {
         let (work, stream) = (work.collect(), stream.clone());
         Ok(Self {
             stream,
+            element,
             clusters,
             dim,
             rows: count,
@@ -244,14 +257,17 @@ impl GroupsWorkspace {
     }
 
     /// The status and the result of each group. Waits for them.
-    pub(super) fn finish(self, groups: &[GroupJob]) -> Result<Vec<(Status, GroupResult)>> {
+    pub(super) fn finish<T: Real>(
+        self,
+        groups: &[GroupJob<T>],
+    ) -> Result<Vec<(Status, GroupResult<T>)>> {
         let home = failed("cuMemcpyDtoHAsync");
         let (stream, all) = (&self.stream, self.clusters.iter().sum::<usize>());
         let status = sys::read::<Status>(stream, self.status.slice(), groups.len());
-        let centroids = sys::read::<f32>(stream, self.centroids.slice(), 2 * all * self.dim);
+        let centroids = self.element.read::<T>(stream, &self.centroids, 2 * all * self.dim)?;
         let labels = sys::read::<u32>(stream, self.labels.slice(), self.rows).map_err(&home)?;
-        let costs = sys::read::<f32>(stream, self.costs.slice(), self.rows).map_err(&home)?;
-        let (status, centroids) = (status.map_err(&home)?, centroids.map_err(&home)?);
+        let costs = self.element.read::<T>(stream, &self.costs, self.rows)?;
+        let status = status.map_err(&home)?;
         let mut start = 0;
         let ends = groups.iter().zip(status).zip(&self.clusters).map(|((group, status), k)| {
             let size = k * self.dim;

@@ -2,7 +2,7 @@
 //!
 //! | way | for | how |
 //! |---|---|---|
-//! | [`Resident`] | rows of f32 and equal weight, up to 1,024 dimensions | rows stay on the GPU, which runs all rounds |
+//! | [`Resident`] | rows of equal weight by l2, up to 1,024 dimensions | rows stay on the GPU, which runs all rounds |
 //! | groups | the same, up to 32 dimensions, small problems beside others | a block of threads for each, all rounds in few launches |
 //! | by search | everything else | rows are sent in every round, the host computes sums |
 //! | on the host | small problems beside others that are not groups | the CPU |
@@ -13,6 +13,7 @@
 //! squares overflow, too many of them equally near, too little memory.
 
 mod device;
+mod element;
 mod gaps;
 mod halves;
 mod images;
@@ -29,7 +30,8 @@ mod workspace;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use self::kernels::{MOST_ROWS, RoundKernels, Way as ResidentWay, is_large, is_plain, way};
+use self::element::Element;
+use self::kernels::{MOST_ROWS, RoundKernels, Way as ResidentWay, is_large, way};
 use self::launch_groups::{GROUPS_DIM, GroupJob, GroupsWorkspace};
 use self::resident::Resident;
 use super::driver::memory::Buffer;
@@ -51,6 +53,8 @@ use crate::random::Random;
 struct CudaKMeans<'a, T> {
     device: Arc<CudaDevice>,
     input: KMeansInput<'a>,
+    /// The type of rows that may stay on the GPU.
+    element: Option<Element>,
     problems: Vec<Problem<T>>,
     by_search: BySearch<'a, CudaDevice, T>,
     on_host: KMeansOnHost<'a, T>,
@@ -90,16 +94,17 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         problems: Vec<KMeansProblem>,
         sent: Option<(Buffer, Work)>,
     ) -> Self {
-        let is_plain = is_plain(input);
+        let element = Element::of_input(input);
         let (dim, is_alone) = (input.rows.matrix().dim(), problems.len() == 1);
         let suits = |problem: &KMeansProblem| {
             let (rows, k) = (problem.rows.len(), problem.k);
-            let fits = is_plain && rows <= MOST_ROWS && squares_are_finite(dim, problem.largest);
-            let resident = way(dim, k, device.gpu.limits).filter(|_| fits);
+            let are_usual = problem.unit == 1.0 && squares_are_finite(dim, problem.largest);
+            let fitting = element.filter(|_| rows <= MOST_ROWS && are_usual);
+            let resident = fitting.and_then(|element| way((element, dim), k, device.gpu.limits));
             match (is_alone || is_large(rows, k, dim), resident) {
                 (true, Some(way)) => Way::Resident(way),
                 (true, None) => Way::BySearch,
-                (false, _) if fits && dim <= GROUPS_DIM => Way::Group,
+                (false, _) if fitting.is_some() && dim <= GROUPS_DIM => Way::Group,
                 (false, _) => Way::OnHost,
             }
         };
@@ -119,11 +124,17 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         Self {
             device: device.clone(),
             input,
+            element,
             problems: all.collect(),
             by_search: BySearch::open(device, input, problems.clone()),
             on_host: host_session(input, problems.clone()),
             work: work.unwrap_or_default(),
         }
+    }
+
+    /// The type of rows that are on the GPU.
+    fn element(&self) -> Result<Element> {
+        self.element.ok_or_else(not_started)
     }
 
     /// The session of a problem that takes a general way.
@@ -191,7 +202,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     ) -> Result<RoundsRun> {
         job.enter(Phase::Assign);
         let is_alone = self.problems.len() == 1;
-        let (device, state) = (self.device.clone(), &mut self.problems[problem]);
+        let (element, state) = (self.element()?, &mut self.problems[problem]);
+        let (device, way) = (self.device.clone(), (element, way));
         let there = job.with_room(|| state.resident(&device, way, job).map(|_| ()));
         let run = match there.and_then(|()| state.resident(&device, way, job)?.run(limit, job)) {
             Ok(run) => run,
@@ -235,9 +247,10 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         });
         made.into_iter().collect::<Result<()>>()?;
         let jobs = groups.iter().map(|(problem, _)| self.problems[*problem].group_job());
-        let jobs: Vec<GroupJob> = jobs.collect();
+        let jobs: Vec<GroupJob<T>> = jobs.collect();
         let CudaDevice { gpu, memory, .. } = self.device.as_ref();
-        let kernels = RoundKernels::get(gpu, self.input.rows.matrix().dim(), false)?;
+        let of_rows = (self.element()?, self.input.rows.matrix().dim());
+        let kernels = RoundKernels::get(gpu, of_rows, false)?;
         let (buffer, sent) = self.device.send_rows(self.input.rows, job)?;
         let rows = (buffer, self.input.rows.len());
         let begin = gpu.timestamp()?;
@@ -251,9 +264,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             if stop == StopReason::EmptyCluster {
                 return None;
             }
-            let (labels, costs) = (group.labels, reals(group.costs));
-            let assignment = Assignment { labels, costs };
-            self.problems[*problem].done = Some((reals(group.centroids), assignment));
+            let assignment = Assignment { labels: group.labels, costs: group.costs };
+            self.problems[*problem].done = Some((group.centroids, assignment));
             let (rounds, moved) = (status.iterations as usize, status.moved_last as usize);
             Some(RoundsRun { rounds, moved, stop })
         });
@@ -266,14 +278,15 @@ impl<T: Real> Problem<T> {
     fn resident(
         &mut self,
         device: &CudaDevice,
-        way: ResidentWay,
+        (element, way): (Element, ResidentWay),
         job: &Job,
     ) -> Result<&mut Resident> {
         if self.resident.is_none() {
             let empty = self.empty();
             let rows = (&self.rows, self.uploaded.take());
-            let mut resident = Resident::open(device, rows, &self.given, (&empty, way), job)?;
-            resident.start(&singles(&self.begun.0))?;
+            let of = (&empty, element, way);
+            let mut resident = Resident::open(device, rows, &self.given, of, job)?;
+            resident.start(&self.begun.0)?;
             self.resident = Some(resident);
         }
         self.resident.as_mut().ok_or_else(not_started)
@@ -286,12 +299,12 @@ impl<T: Real> Problem<T> {
         self.empty.get_or_insert_with(|| ClusterSums::new(values, None, dim, k)).clone()
     }
 
-    fn group_job(&mut self) -> GroupJob {
+    fn group_job(&mut self) -> GroupJob<T> {
         GroupJob {
             rows: self.given.rows.clone(),
             empty: self.empty(),
             tolerance: self.given.tolerance,
-            centroids: singles(&self.begun.0),
+            centroids: self.begun.0.clone(),
         }
     }
 }
@@ -334,7 +347,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         (state.begun, state.done) = ((centroids, None), None);
         match state.way {
             Way::Resident(_) => match &mut state.resident {
-                Some(resident) => resident.start(&singles(&state.begun.0)),
+                Some(resident) => resident.start(&state.begun.0),
                 None => Ok(()),
             },
             Way::Group => Ok(()),
@@ -350,7 +363,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         let state = &mut self.problems[problem];
         match (state.way, &mut state.resident) {
             (Way::Resident(_), Some(resident)) => {
-                resident.resume_from(&singles(&centroids))?;
+                resident.resume_from(&centroids)?;
                 state.begun.0 = centroids;
                 Ok(())
             }
@@ -397,18 +410,20 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
     }
 
     fn assign(&mut self, problem: usize, job: &Job) -> Result<()> {
+        let element = self.element;
         let state = &mut self.problems[problem];
         if state.done.is_some() {
             return Ok(());
         }
         match state.way {
             Way::Resident(way) => {
+                let way = (element.ok_or_else(not_started)?, way);
                 match state.resident(&self.device, way, job) {
                     Ok(resident) => {
                         if resident.assign(job)? {
                             return Ok(());
                         }
-                        state.begun = (reals(resident.centroids()?), None);
+                        state.begun = (resident.centroids()?, None);
                     }
                     Err(Error::DeviceMemory { .. }) => {}
                     Err(error) => return Err(error),
@@ -428,10 +443,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
             return Ok(assignment.clone());
         }
         match (state.way, &mut state.resident) {
-            (Way::Resident(_), Some(resident)) => {
-                let Assignment { labels, costs } = resident.assignment()?;
-                Ok(Assignment { labels, costs: reals(costs) })
-            }
+            (Way::Resident(_), Some(resident)) => resident.assignment(),
             _ => self.general(problem).assignment(problem, job),
         }
     }
@@ -442,7 +454,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
             return Ok(centroids.clone());
         }
         match (state.way, &mut state.resident) {
-            (Way::Resident(_), Some(resident)) => Ok(reals(resident.centroids()?)),
+            (Way::Resident(_), Some(resident)) => resident.centroids(),
             (Way::Resident(_) | Way::Group, _) => Ok(state.begun.0.clone()),
             _ => self.general(problem).centroids(problem),
         }
@@ -475,13 +487,4 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
 
 fn not_started() -> Error {
     Error::InvalidArgument("kmeans: a problem was not started".to_string())
-}
-
-/// Numbers in the GPU's type: rows of other types are never on the GPU.
-fn singles<T: Real>(values: &[T]) -> Vec<f32> {
-    values.iter().map(|x| x.to_f64() as f32).collect()
-}
-
-fn reals<T: Real>(values: Vec<f32>) -> Vec<T> {
-    values.into_iter().map(|x| T::from_f64(f64::from(x))).collect()
 }

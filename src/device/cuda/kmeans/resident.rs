@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::CudaEvent;
 
+use super::element::Element;
 use super::kernels::{MOST_ROWS, RoundKernels, Way};
 use super::structs::Status;
 use super::workspace::Workspace;
@@ -17,7 +18,7 @@ use crate::device::cuda::driver::upload::elapsed;
 use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::Result;
 use crate::job::{Job, Progress};
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::{ElementKind, Real, Rows};
 
 /// Rounds between two checks of the device's status.
 const STRETCH: usize = 16;
@@ -34,24 +35,27 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// The kernels for rows of this length.
-    pub(super) fn kernels(device: &CudaDevice, dim: usize, way: Way) -> Result<Arc<RoundKernels>> {
+    /// The kernels for rows of so many elements.
+    pub(super) fn kernels(
+        device: &CudaDevice,
+        of: (Element, usize),
+        way: Way,
+    ) -> Result<Arc<RoundKernels>> {
         let has_groups = device.multipliers(ElementKind::F32) == Some(Multipliers::Groups);
-        RoundKernels::get(&device.gpu, dim, has_groups && way == Way::Tiles)
+        RoundKernels::get(&device.gpu, of, has_groups && way == Way::Tiles)
     }
 
-    /// Uploads rows of f32 whose squared distances never overflow, unless they are there. `empty` has the
-    /// sums of no rows.
+    /// Uploads rows whose squared distances never overflow float32, unless they are there. `empty` has the sums of no rows.
     pub(super) fn open(
         device: &CudaDevice,
         (rows, uploaded): (&Rows, Option<Buffer>),
         problem: &KMeansProblem,
-        (empty, way): (&ClusterSums, Way),
+        (empty, element, way): (&ClusterSums, Element, Way),
         job: &Job,
     ) -> Result<Self> {
         assert!(rows.len() <= MOST_ROWS);
         let CudaDevice { gpu, memory, .. } = device;
-        let kernels = Self::kernels(device, rows.matrix().dim(), way)?;
+        let kernels = Self::kernels(device, (element, rows.matrix().dim()), way)?;
         let (buffer, work) = match uploaded {
             Some(buffer) => (buffer, Work::default()),
             None => device.send_rows(rows, job)?,
@@ -73,20 +77,20 @@ impl Resident {
     }
 
     /// Sets centroids that do not come from rounds; what is known of the rows' lengths stays known.
-    fn set(&mut self, centroids: &[f32]) -> Result<()> {
+    fn set<T: Real>(&mut self, centroids: &[T]) -> Result<()> {
         let Status { largest_row, typical_row, .. } = self.workspace.status()?;
         self.workspace.set_centroids(centroids)?;
         self.workspace.set_status(&Status { largest_row, typical_row, ..Status::default() })
     }
 
     /// Begins with these centroids; no row is in a cluster.
-    pub(super) fn start(&mut self, centroids: &[f32]) -> Result<()> {
+    pub(super) fn start<T: Real>(&mut self, centroids: &[T]) -> Result<()> {
         self.workspace.clear()?;
         self.set(centroids)
     }
 
     /// Continues with other centroids; rows stay in their clusters.
-    pub(super) fn resume_from(&mut self, centroids: &[f32]) -> Result<()> {
+    pub(super) fn resume_from<T: Real>(&mut self, centroids: &[T]) -> Result<()> {
         self.set(centroids)
     }
 
@@ -135,14 +139,14 @@ impl Resident {
     }
 
     /// The cluster of every row, and its squared distance from that centroid.
-    pub(super) fn assignment(&mut self) -> Result<Assignment<f32>> {
+    pub(super) fn assignment<T: Real>(&mut self) -> Result<Assignment<T>> {
         let memory = self.memory.clone();
         let (labels, costs) = self.workspace.assigned(&memory)?;
         Ok(Assignment { labels, costs })
     }
 
     /// The centroids.
-    pub(super) fn centroids(&mut self) -> Result<Vec<f32>> {
+    pub(super) fn centroids<T: Real>(&mut self) -> Result<Vec<T>> {
         let current = self.workspace.status()?.current;
         self.workspace.centroids(current)
     }

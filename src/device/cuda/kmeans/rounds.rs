@@ -2,6 +2,7 @@
 
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 
+use super::element::Element;
 use super::images::{IMAGE_CENTROIDS, IMAGE_ROWS};
 use super::kernels::{
     ADDED_ROWS, GroupKernels, LANE_ROWS, SORTED_ROWS, TILE, WARPS, Way, ranks, stages_bytes,
@@ -86,6 +87,10 @@ impl Workspace {
         let pairs = config(self.blocks(8), 128, 0);
         let compare = &kernels.compare_candidates;
         self.launch_halves(compare, ("compare_candidates", pairs), is_last)?;
+        if kernels.element == Element::F64 {
+            let pairs = config(self.blocks(8), 256, 0);
+            self.launch_halves(&kernels.name_nearest, ("name_nearest", pairs), is_last)?;
+        }
         let uncertain = config(self.blocks(2), 256, 0);
         self.launch_halves(&kernels.settle, ("settle", uncertain), is_last)
     }
@@ -189,6 +194,11 @@ impl Workspace {
 
     /// Moves every centroid to the mean of its rows, unless rounds end.
     pub(super) fn update(&self) -> Result<()> {
+        if self.sums.exact.is_some() {
+            let some = config(self.blocks(8), 256, 0);
+            self.launch_sums(&self.kernels.find_first_rows, ("find_first_rows", some))?;
+            self.launch_sums(&self.kernels.find_mixed, ("find_mixed", some))?;
+        }
         let clusters = config(self.k.div_ceil(8), 256, 0);
         self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters))
     }

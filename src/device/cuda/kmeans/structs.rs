@@ -5,9 +5,6 @@ use cudarc::driver::DeviceRepr;
 
 use crate::device::contract::StopReason;
 
-/// Bins of a wide sum.
-pub(super) const BINS: usize = 9;
-
 /// The same struct as in `kernels/kmeans/rounds.cuh`, which documents it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -65,8 +62,8 @@ unsafe impl DeviceRepr for Status {}
 
 /// The structs of `kernels/kmeans`: addresses on the device, and numbers.
 const _: () = assert!(size_of::<Status>() == 80 && size_of::<Rounds>() == 80);
-const _: () = assert!(size_of::<Sums>() == 64 && size_of::<Near>() == 16);
-const _: () = assert!(size_of::<Halves>() == 120);
+const _: () = assert!(size_of::<Sums>() == 88 && size_of::<Near>() == 16);
+const _: () = assert!(size_of::<Halves>() == 136);
 
 /// The rows and the state of rounds.
 #[repr(C)]
@@ -76,7 +73,7 @@ pub(super) struct Rounds {
     pub(super) rows: u64,
     /// `count` of u32, or null.
     pub(super) numbers: u64,
-    /// 2 × k × dim of f32.
+    /// 2 × k × dim of the elements' type.
     pub(super) centroids: u64,
     /// `count` of u32.
     pub(super) labels: u64,
@@ -94,12 +91,16 @@ pub(super) struct Rounds {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sums {
-    /// k × dim, and k, of i64.
+    /// k × dim of i64, parts of steps only of some [elements](super::element::Element::has_parts); and k of i64.
     pub(super) sums: u64,
+    pub(super) parts: u64,
     pub(super) counts: u64,
-    /// k × dim × [`BINS`] of i64, and k of u32.
+    /// k × dim × [bins](super::element::Element::bins) of i64, and k of u32.
     pub(super) wide: u64,
     pub(super) is_wide: u64,
+    /// k of u32, where there are parts.
+    pub(super) first_rows: u64,
+    pub(super) is_mixed: u64,
     /// dim of f64.
     pub(super) inverse: u64,
     /// k of f64.
@@ -130,12 +131,14 @@ pub(super) struct Halves {
     /// Whole tiles of f32, and whole images of u32.
     pub(super) half_squares: u64,
     pub(super) far: u64,
-    /// `count` of u32, f32 and u64.
+    /// `count` of u32, f32 and u64; of f64 also of u32.
     pub(super) uncertain: u64,
     pub(super) least: u64,
     pub(super) nearest: u64,
-    /// `room_for_pairs` of two u32.
+    pub(super) clusters: u64,
+    /// `room_for_pairs` of two u32; of f64 also of f64.
     pub(super) pairs: u64,
+    pub(super) distances: u64,
     /// `count` of four u32, or null.
     pub(super) found: u64,
     /// dim of f64.

@@ -21,6 +21,7 @@ use crate::device::cuda::driver::launch::{Pace, Rate, address, check_size, confi
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
+use crate::matrix::Real;
 
 /// Rows on a device, with all buffers that rounds need.
 pub(super) struct Workspace {
@@ -74,10 +75,10 @@ impl Workspace {
         (count, way): (usize, Way),
         (problem, empty): (&KMeansProblem, &ClusterSums),
     ) -> Result<Self> {
-        let (dim, k) = (kernels.dim, problem.k);
+        let (element, dim, k) = (kernels.element, kernels.dim, problem.k);
         let steps = &empty.sums.steps;
         assert!(count <= MOST_ROWS && problem.origin.len() == dim && steps.inverse.len() == dim);
-        check_size(&rows, count * dim, 4);
+        check_size(&rows, count * dim, element.bytes());
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
         let mut kept = Vec::new();
         let mut place = |bytes: usize| -> Result<u64> {
@@ -86,11 +87,13 @@ impl Workspace {
             kept.push(buffer);
             Ok(place)
         };
-        let (status, centroids) = (allocate(size_of::<Status>())?, allocate(2 * k * dim * 4)?);
+        let status = allocate(size_of::<Status>())?;
+        let centroids = allocate(2 * k * dim * element.bytes())?;
         let labels = allocate(count * 4)?;
         let gaps = (way == Way::Tiles).then(|| Gaps::new((count, k), allocate)).transpose()?;
         let [of_rows, drifts, listed] = Gaps::addresses(gaps.as_ref(), stream);
-        let sums = SumsMemory::new((k, dim), allocate)?;
+        let sums = SumsMemory::new((k, dim), element, allocate)?;
+        let [parts, first_rows, is_mixed] = sums.addresses(stream);
         let (mut origin, mut inverse) = (allocate(dim * 8)?, allocate(dim * 8)?);
         sys::write(stream, origin.slice_mut(), &problem.origin)?;
         sys::write(stream, inverse.slice_mut(), &steps.inverse)?;
@@ -109,9 +112,12 @@ impl Workspace {
         };
         let in_sums = Sums {
             sums: address(stream, &sums.sums),
+            parts,
             counts: address(stream, &sums.counts),
             wide: address(stream, &sums.wide),
             is_wide: address(stream, &sums.is_wide),
+            first_rows,
+            is_mixed,
             inverse: address(stream, &inverse),
             shifts: place(k * 8)?,
             limit: steps.limit(),
@@ -225,17 +231,17 @@ impl Workspace {
     }
 
     /// The valid centroids, in the set `current`.
-    pub(super) fn centroids(&self, current: u32) -> Result<Vec<f32>> {
+    pub(super) fn centroids<T: Real>(&self, current: u32) -> Result<Vec<T>> {
         let size = self.k * self.kernels.dim;
-        let both = sys::read::<f32>(&self.stream, self.centroids.slice(), 2 * size);
-        let both = both.map_err(failed("cuMemcpyDtoHAsync"))?;
-        Ok(both[current as usize * size..][..size].to_vec())
+        let mut both = self.kernels.element.read(&self.stream, &self.centroids, 2 * size)?;
+        Ok(both.drain(current as usize * size..).take(size).collect())
     }
 
     /// Stores these as the first of the two sets: all rows are compared with them.
-    pub(super) fn set_centroids(&mut self, centroids: &[f32]) -> Result<()> {
+    pub(super) fn set_centroids<T: Real>(&mut self, centroids: &[T]) -> Result<()> {
         assert_eq!(centroids.len(), self.k * self.kernels.dim);
-        sys::write(&self.stream, self.centroids.slice_mut(), centroids)?;
+        let centroids = centroids.iter().copied();
+        self.kernels.element.write(&self.stream, &mut self.centroids, centroids)?;
         self.gaps.as_mut().map_or(Ok(()), |gaps| gaps.forget(&self.stream))
     }
 
@@ -253,17 +259,18 @@ impl Workspace {
     }
 
     /// Labels and costs of all rows, in their original order.
-    pub(super) fn assigned(&self, memory: &Arc<Memory>) -> Result<(Vec<u32>, Vec<f32>)> {
+    pub(super) fn assigned<T: Real>(&self, memory: &Arc<Memory>) -> Result<(Vec<u32>, Vec<T>)> {
+        let element = self.kernels.element;
         let mut labels = memory.allocate(&self.stream, self.count * 4)?;
-        let mut costs = memory.allocate(&self.stream, self.count * 4)?;
+        let mut costs = memory.allocate(&self.stream, self.count * element.bytes())?;
         let all = config(self.count.div_ceil(128), 128, 0);
         self.launch(&self.kernels.costs, ("costs", all), |launch, kernel| {
             // Numbers are below `count`, for which both targets have room.
             launch.arg(&kernel.rounds).arg(labels.slice_mut()).arg(costs.slice_mut());
         })?;
-        let home = failed("cuMemcpyDtoHAsync");
-        let labels = sys::read(&self.stream, labels.slice(), self.count).map_err(&home)?;
-        Ok((labels, sys::read(&self.stream, costs.slice(), self.count).map_err(&home)?))
+        let labels = sys::read(&self.stream, labels.slice(), self.count);
+        let labels = labels.map_err(failed("cuMemcpyDtoHAsync"))?;
+        Ok((labels, element.read(&self.stream, &costs, self.count)?))
     }
 
     /// Blocks of a grid that has so many for each multiprocessor.
