@@ -84,9 +84,9 @@ MODULES = {
          "round_to_words", "compare_bounds"],
     ),
     "kmeans.cu": (
-        [("F32", ["SQEUCLIDEAN"], [1, 8, 10, 11, 32, 33, 96, 128, 129, 384, 1025]),
-         ("F64", ["SQEUCLIDEAN"], [1, 8, 32, 33, 128, 384, 1025])],
-        ["add_moved", "add_sorted", "find_first_rows", "find_mixed", "finish_round", "costs", "list_rows", "list_centroids",
+        [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 10, 11, 32, 33, 96, 128, 129, 384, 1025]),
+         ("F64", ["SQEUCLIDEAN", "COSINE"], [1, 8, 32, 33, 128, 384, 1025])],
+        ["add_moved", "add_sorted", "find_first_rows", "find_differing", "finish_round", "costs", "list_rows", "list_centroids",
          "assign_first", "assign_near", "sort_count", "add_up", "sort_move", "round_rows", "measure_rows",
          "round_centroids", "assign_tiles", "take_found", "find_candidates", "compare_candidates", "name_nearest", "settle",
          "cluster_groups", "finish_groups"],

@@ -24,11 +24,11 @@ constexpr u32 WARP_ROWS = 8 * SLOTS;          // rows per warp
 constexpr u32 BLOCK_ROWS = WARPS * WARP_ROWS;
 constexpr u32 PENDING = 64;  // pairs of a warp that wait
 
-// Whether a row is far away, or the centroid of its best product is; or all may be, as exact squares underflow.
+// Whether a row is far away, or the centroid of its best product is; or all may be, as exact sums do not tell near ones apart.
 __device__ __forceinline__ bool is_far_away(const Rounds& rounds, const Halves& halves, const Rounded& row, u32 cluster) {
     const float typical = __uint_as_float(rounds.status->typical_row);
-    const bool may_underflow = !(halves.underflow <= (double)typical * typical);
-    return row.length > typical || halves.far[cluster] != 0 || may_underflow;
+    const bool are_coarse = !(halves.absolute <= (double)typical * typical);
+    return row.length > typical || halves.far[cluster] != 0 || are_coarse;
 }
 
 // The gap of a row, given at least the best of its products and at most the second best; not known where a centroid is
@@ -42,8 +42,8 @@ __device__ __forceinline__ float gap_of(const Rounds& rounds, const Halves& halv
     const float far = 0.99999f * (0.99999f * square - 2 * products.y) - errors.largest_error * errors.largest_error;
     const float own = __fadd_ru(__fsqrt_ru(fmaxf(near, 0.0f)), error);
     const float other = __fadd_rd(__fsqrt_rd(fmaxf(far, 0.0f)), -error);
-    const float gap = gap_between(own, other, 1.1f * (DIM + 4) * UNIT);
-    const float lost = __fmaf_ru(2, __fsqrt_ru(errors.underflow), 1e-22f);
+    const float gap = gap_between(own, other, RELATIVE);
+    const float lost = __fmaf_ru(2, __fsqrt_ru(errors.absolute), 1e-22f);
     return __double2float_rd(__dmul_rd(__fadd_rd(gap, -lost), halves.unscale));
 }
 
@@ -269,21 +269,21 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
 }
 
 // The distance of a row from a centroid, in exact sums.
-__device__ __forceinline__ Scalar exact_distance(const Scalar* row, const Scalar* centroid) {
-    Scalar total = 0;
+__device__ __forceinline__ Real exact_distance(const Scalar* row, const Scalar* centroid) {
+    Total total = 0;
     if constexpr (HAS_VECTORS) {
 #pragma unroll 8
         for (u32 j = 0; j < DIM; j += VECTOR) {
             const Vector x = *reinterpret_cast<const Vector*>(row + j);
             const Vector c = *reinterpret_cast<const Vector*>(centroid + j);
 #pragma unroll
-            for (u32 i = 0; i < VECTOR; i++) total = Step<SQUARES>::of(x.parts[i], c.parts[i], total);
+            for (u32 i = 0; i < VECTOR; i++) total = add_pair(x.parts[i], c.parts[i], total);
         }
     } else {
 #pragma unroll 8
-        for (u32 j = 0; j < DIM; j++) total = Step<SQUARES>::of(row[j], centroid[j], total);
+        for (u32 j = 0; j < DIM; j++) total = add_pair(row[j], centroid[j], total);
     }
-    return total;
+    return finish_pair(total);
 }
 
 // The bits of a distance, which is not negative: they compare as it does.
@@ -302,7 +302,7 @@ extern "C" __global__ __launch_bounds__(128) void compare_candidates(
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
         const Pair pair = halves.pairs[i];
         const Scalar* row = rounds.rows + (u64)halves.uncertain[pair.row] * DIM;
-        const Scalar distance = exact_distance(row, centroids + (u64)pair.centroid * DIM);
+        const Real distance = exact_distance(row, centroids + (u64)pair.centroid * DIM);
         if constexpr (ELEMENT == F64) {
             halves.distances[i] = distance;
             atomicMin(&halves.nearest[pair.row], bits_of(distance));

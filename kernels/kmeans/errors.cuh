@@ -8,16 +8,19 @@
 
 #include "kmeans/tiles.cuh"
 
+// The relative error of squared distances in exact sums, on both sides of a comparison.
+constexpr float RELATIVE = SUM == SQUARES ? 1.1f * (DIM + 4) * UNIT : 0;
+
 // A limit that every product exceeds, as bits: the least integer.
 constexpr float ALL = -0.0f;
 
 // Error bounds of products, and the bias that makes them positive.
 struct Errors {
-    float bias, adding_up, largest_centroid, largest_error, underflow;
+    float bias, adding_up, largest_centroid, largest_error, absolute;
 
     explicit __device__ __forceinline__ Errors(const Rounds& rounds, const Halves& halves) {
         const Status* status = rounds.status;
-        underflow = (float)halves.underflow;
+        absolute = __double2float_ru(halves.absolute);
         largest_centroid = __uint_as_float(status->largest_centroid);
         largest_error = __uint_as_float(status->largest_error);
         const float row = fminf(__uint_as_float(status->largest_row), __uint_as_float(status->typical_row));
@@ -32,16 +35,15 @@ struct Errors {
     __device__ __forceinline__ float distance(const Rounded& row, float best, float adding_up) const {
         const float error = row.error + largest_error;
         const float square = fmaxf(row.length * row.length - 2 * best, 0.0f);
-        return 1.001f * (error + __fsqrt_ru(square + 5 * error * error + 2 * adding_up + 4 * underflow));
+        return 1.001f * (error + __fsqrt_ru(square + 5 * error * error + 2 * adding_up + 4 * absolute));
     }
     __device__ __forceinline__ float rounding(const Rounded& row, float distance) const {
         const float error = row.error + largest_error;
         return error * (distance + 2 * error);
     }
-    // By how much products of two centroids may differ that are equally near in exact sums, whose own relative error is at
-    // most DIM + 4 units, except for underflow.
+    // By how much products of two centroids may differ that are equally near in exact sums.
     __device__ __forceinline__ float exact(float distance) const {
-        return 1.1f * (DIM + 4) * UNIT * distance * distance + underflow;
+        return RELATIVE * distance * distance + absolute;
     }
 
     // The least product of a candidate. Where it is not positive, centroids that are far away may have less than 0.

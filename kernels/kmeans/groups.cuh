@@ -42,10 +42,10 @@ extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* gr
         assign_group(rounds);
         __syncthreads();
         add_moved_rows(rounds, sums, threadIdx.x, blockDim.x);
-        if constexpr (HAS_PARTS) {
+        if constexpr (HAS_SINGLES) {
             note_first_rows(rounds, sums, threadIdx.x, blockDim.x);
             __syncthreads();
-            note_mixed(rounds, sums, threadIdx.x, blockDim.x);
+            note_differing(rounds, sums, threadIdx.x, blockDim.x);
         }
         __syncthreads();
         for (u32 i = warp; i < rounds.k; i += warps) take_mean(rounds, sums, i);
@@ -76,7 +76,7 @@ extern "C" __global__ __launch_bounds__(128) void finish_groups(const Group* gro
         if constexpr (IS_LOW) {
             Scalar values[DIM];
             load_row(values, rounds.rows + (u64)row * DIM);
-            costs[row] = square_distance(values, centroids + (u64)rounds.labels[row] * DIM);
+            costs[row] = distance_between(values, centroids + (u64)rounds.labels[row] * DIM);
         }
     }
 }

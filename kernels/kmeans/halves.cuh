@@ -37,7 +37,8 @@ struct Halves {
     Found* found;          // per row: what groups of warps have found, if they multiply
     const double* origin;  // a point in the middle of the rows
     double scale, unscale;  // … by a power of two, and its inverse
-    double underflow;      // largest error of an exact squared distance by underflow, scaled
+    double absolute;       // by how much squared distances may differ, scaled, that are equal in exact sums, however small
+                           // they are: by underflow, or by the lengths of directions and the rounding of their products
     u32 room_for_pairs, padding;
 };
 static_assert(sizeof(Halves) == 136, "the host has the same struct");

@@ -1,4 +1,4 @@
-// Assigning rows of few float32: a row is compared with centroids in the order of their distance
+// Assigning rows of few float32 by squared distance: a row is compared with centroids in the order of their distance
 // from its previous one, until the triangle inequality rules out the rest. Rows are sorted by cluster
 // now and then, so that the lanes of a warp read the same centroids.
 
@@ -6,7 +6,7 @@
 #include "kmeans/rounds.cuh"
 
 constexpr bool IS_LOW = DIM <= 32;
-constexpr bool HAS_NEAR = IS_LOW && ELEMENT == F32;
+constexpr bool HAS_NEAR = IS_LOW && ELEMENT == F32 && SUM == SQUARES;
 
 // The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
 struct Near {
@@ -26,10 +26,10 @@ struct Nearest {
     u32 cluster = 0;
 
     __device__ __forceinline__ Scalar distance_to(const Scalar (&centroid)[DIM]) const {
-        Scalar distance = 0;
+        Total total = 0;
 #pragma unroll
-        for (u32 j = 0; j < DIM; j++) distance = Step<SQUARES>::of(values[j], centroid[j], distance);
-        return distance;
+        for (u32 j = 0; j < DIM; j++) total = add_pair(values[j], centroid[j], total);
+        return finish_pair(total);
     }
 
     // Takes a centroid at this distance if it is nearer; ties go to the first.
@@ -54,7 +54,7 @@ extern "C" __global__ __launch_bounds__(256) void list_centroids(
             u64 entry = ~0ull;
             if (i < rounds.k && i != own) {
                 const float distance =
-                    __fsqrt_rn(square_distance(values, centroids + (u64)i * DIM));
+                    __fsqrt_rn(distance_between(values, centroids + (u64)i * DIM));
                 entry = (u64)__float_as_uint(__fdiv_rn(distance, WIDER)) << 32 | i;
             }
             entries[i] = entry;
@@ -154,7 +154,7 @@ __device__ __forceinline__ u32 place_of(const Rounds& rounds, const Near& near, 
             Scalar values[DIM];
             load_row(values, rounds.rows + (u64)row * DIM);
             const Scalar* centroid = current_centroids(rounds) + (u64)cluster * DIM;
-            const float reach = 2 * __fsqrt_rn(square_distance(values, centroid));
+            const float reach = 2 * __fsqrt_rn(distance_between(values, centroid));
             const u64* list = near.lists + (u64)cluster * rounds.k;
             u32 low = 0, high = rounds.k - 1;
             while (low < high) {

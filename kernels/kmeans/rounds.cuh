@@ -5,12 +5,13 @@
 // is in a Status; once it says that rounds have ended, later launches change no label, sum or centroid. DIM is the number of elements in a row.
 // Sums are exact, like those of `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
 //
-// Rows are float32 or float64. Bounds on distances are float32 for both, and bounds on the error of exact sums are those
-// of float32, which are larger.
+// Rows are float32 or float64, and compared by squared distance or by cosine. Bounds on distances are squared distances
+// of float32 for all of these. Bounds on what they differ by from exact sums are those of float32, which are larger, and
+// allow for the lengths of directions.
 
 #include "common/scan.cuh"
 
-enum : u32 { NO_CLUSTER = 0xffffffffu };
+enum : u32 { NO_CLUSTER = 0xffffffffu, NO_ROW = NO_CLUSTER };
 
 // Why rounds ended. The same numbers as in src/device/cuda/kmeans/structs.rs.
 enum End : u32 { GOING_ON, STABLE, CONVERGED, EMPTY_CLUSTER, CROWDED };
@@ -43,6 +44,11 @@ struct Moved {
     u32 row, before;
 };
 
+// Two rows that are not equal, or, at first, no rows.
+struct alignas(8) Differing {
+    u32 one, other;
+};
+
 // The structs of src/device/cuda/kmeans/structs.rs, which documents sizes.
 
 // The rows and the state of rounds.
@@ -67,8 +73,8 @@ struct Sums {
     long long* counts;      // per cluster: rows
     long long* wide;        // per sum, BINS numbers: the elements that are no multiple of the step
     u32* is_wide;           // per cluster: whether it ever had such an element
-    u32* first_rows;        // per cluster, of float64: its first row, …
-    u32* is_mixed;          // … and whether another one is not equal to that
+    u32* first_rows;        // per cluster, if HAS_SINGLES: its first row, where it is looked for, …
+    Differing* differing;   // … and two of its rows that differ, as far as is known
     const double* inverse;  // per dimension: 1 / step, a power of two
     double* shifts;         // per centroid: squared distance it moved
     double limit;           // the largest element, in steps, and the number of parts of a step
@@ -136,13 +142,23 @@ __device__ __forceinline__ void store_row(Scalar* to, const Scalar (&from)[DIM])
     }
 }
 
-__device__ __forceinline__ Scalar square_distance(const Scalar (&row)[DIM], const Scalar* centroid) {
+// One more element of a row and a centroid, …
+__device__ __forceinline__ Total add_pair(Scalar x, Scalar c, Total total) {
+    return Step<SUM>::of(SUM == PRODUCTS ? -x : x, c, total);
+}
+// … and the distance of all of them; a sum of squares is one.
+__device__ __forceinline__ Real finish_pair(Total total) {
+    if constexpr (SUM == SQUARES) return total;
+    return distance_of(total, Bits{0, 0});
+}
+
+__device__ __forceinline__ Real distance_between(const Scalar (&row)[DIM], const Scalar* centroid) {
     Scalar other[DIM];
     load_row(other, centroid);
-    Scalar total = 0;
+    Total total = 0;
 #pragma unroll
-    for (u32 j = 0; j < DIM; j++) total = Step<SQUARES>::of(row[j], other[j], total);
-    return total;
+    for (u32 j = 0; j < DIM; j++) total = add_pair(row[j], other[j], total);
+    return finish_pair(total);
 }
 
 // Puts a row into a cluster, at its place in the list of those that moved.

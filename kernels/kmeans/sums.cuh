@@ -124,23 +124,28 @@ extern "C" __global__ __launch_bounds__(256) void add_sorted(
     pass_on();
 }
 
-// A cluster of float64 whose rows are all the same vector has that as its mean, which rounding a sum and a quotient may
-// miss. `note_first_rows` and then `note_mixed` find such clusters, once a round; there are `step` threads.
+// A cluster whose rows are all the same vector has that as its mean, which rounding may miss: a sum and a quotient of
+// float64, or a direction. `note_first_rows` and then `note_differing` find such clusters, once a round: those that do not
+// have two rows any more that were found to differ. There are `step` threads.
+__device__ __forceinline__ bool is_mixed(const Rounds& rounds, const Sums& sums, u32 cluster) {
+    const uint2 rows = __ldcg(reinterpret_cast<const uint2*>(sums.differing + cluster));
+    return rows.x < rounds.count && rounds.labels[rows.x] == cluster && rounds.labels[rows.y] == cluster;
+}
 __device__ __forceinline__ void note_first_rows(const Rounds& rounds, const Sums& sums, u32 first, u32 step) {
     for (u32 row = first; row < rounds.count; row += step) {
-        u32* of_cluster = &sums.first_rows[rounds.labels[row]];
-        if (row < __ldcg(of_cluster)) atomicMin(of_cluster, row);
+        const u32 cluster = rounds.labels[row];
+        if (is_mixed(rounds, sums, cluster) || row >= __ldcg(&sums.first_rows[cluster])) continue;
+        atomicMin(&sums.first_rows[cluster], row);
     }
 }
-__device__ __forceinline__ void note_mixed(const Rounds& rounds, const Sums& sums, u32 first, u32 step) {
+__device__ __forceinline__ void note_differing(const Rounds& rounds, const Sums& sums, u32 first, u32 step) {
     for (u32 row = first; row < rounds.count; row += step) {
         const u32 cluster = rounds.labels[row];
-        if (__ldcg(&sums.is_mixed[cluster]) != 0) continue;
-        const Scalar* own = rounds.rows + (u64)row * DIM;
-        const Scalar* other = rounds.rows + (u64)__ldcg(&sums.first_rows[cluster]) * DIM;
-        for (u32 j = 0; j < DIM && own != other; j++) {
-            if (own[j] == other[j]) continue;
-            sums.is_mixed[cluster] = 1;
+        if (is_mixed(rounds, sums, cluster)) continue;
+        const u32 other = __ldcg(&sums.first_rows[cluster]);
+        for (u32 j = 0; j < DIM && row != other; j++) {
+            if (rounds.rows[(u64)row * DIM + j] == rounds.rows[(u64)other * DIM + j]) continue;
+            sums.differing[cluster] = {other, row};
             break;
         }
     }
@@ -151,25 +156,44 @@ extern "C" __global__ __launch_bounds__(256) void find_first_rows(Rounds rounds,
     if (rounds.status->end != GOING_ON) return;
     note_first_rows(rounds, sums, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
 }
-extern "C" __global__ __launch_bounds__(256) void find_mixed(Rounds rounds, Sums sums) {
+extern "C" __global__ __launch_bounds__(256) void find_differing(Rounds rounds, Sums sums) {
     if (rounds.status->end != GOING_ON) return;
-    note_mixed(rounds, sums, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+    note_differing(rounds, sums, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
 }
 
-// The row that all rows of a cluster equal, if there is one, or null; then forgets what is known of them. By a warp.
+// The row that all rows of a cluster equal, if there is one, or null; forgets which was the first. By a warp.
 __device__ __forceinline__ const Scalar* take_single(const Rounds& rounds, const Sums& sums, u32 cluster) {
-    const bool is_mixed = __ldcg(&sums.is_mixed[cluster]) != 0;
-    const Scalar* row = rounds.rows + (u64)__ldcg(&sums.first_rows[cluster]) * DIM;
+    const u32 row = __ldcg(&sums.first_rows[cluster]);
+    const bool is_single = !is_mixed(rounds, sums, cluster);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        sums.first_rows[cluster] = ~0u;
-        sums.is_mixed[cluster] = 0;
+    if (threadIdx.x % 32 == 0) sums.first_rows[cluster] = NO_ROW;
+    return is_single ? rounds.rows + (u64)row * DIM : nullptr;
+}
+
+// Divides a mean by its length, as `Metric::prepare` does, by a warp; where directions cancel out, the centroid stays where
+// it was.
+__device__ __forceinline__ void take_direction(const Rounds& rounds, u32 cluster, Scalar* mean) {
+    const u32 lane = threadIdx.x % 32;
+    double largest = 0, square = 0;
+    for (u32 j = lane; j < DIM; j += 32) largest = fmax(largest, fabs((double)mean[j]));
+    largest = largest_of_lanes(largest);
+    // Any power of two near it gives the same direction.
+    const double scale = power_of_two(largest == 0 ? 0 : max(-1000, min(1000, -exponent_of(largest))));
+    for (u32 start = 0; start < DIM; start += 32) {
+        const double x = start + lane < DIM ? multiply((double)mean[start + lane], scale) : 0;
+        const double own = multiply(x, x);
+        for (u32 i = 0; i < 32; i++) square = add(square, __shfl_sync(0xffffffffu, own, i));
     }
-    return is_mixed ? nullptr : row;
+    const double length = root(square);
+    const Scalar* before = current_centroids(rounds) + (u64)cluster * DIM;
+    for (u32 j = lane; j < DIM; j += 32) {
+        mean[j] = square == 0 ? before[j] : (Scalar)__ddiv_rn(multiply((double)mean[j], scale), length);
+    }
 }
 
 // Writes the mean of a cluster to the set of centroids that is not valid, by a warp: the sum and the
-// quotient are rounded to float64, and the quotient to the type of rows. The mean of equal rows is that row.
+// quotient are rounded to float64, and the quotient to the type of rows. The mean of equal rows is that row. By cosine it
+// is a direction.
 __device__ __forceinline__ void take_mean(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 lane = threadIdx.x % 32;
     const long long count = sums.counts[cluster];
@@ -178,10 +202,10 @@ __device__ __forceinline__ void take_mean(const Rounds& rounds, const Sums& sums
         return;
     }
     const bool is_wide = sums.is_wide[cluster] != 0;
-    const Scalar* single = HAS_PARTS ? take_single(rounds, sums, cluster) : nullptr;
+    const Scalar* single = HAS_SINGLES ? take_single(rounds, sums, cluster) : nullptr;
     Scalar* next = rounds.centroids + ((u64)(1 - rounds.status->current) * rounds.k + cluster) * DIM;
     for (u32 j = lane; j < DIM; j += 32) {
-        if (HAS_PARTS && single != nullptr) {
+        if (HAS_SINGLES && single != nullptr) {
             next[j] = single[j];
             continue;
         }
@@ -190,6 +214,7 @@ __device__ __forceinline__ void take_mean(const Rounds& rounds, const Sums& sums
         const Scaled total = is_wide ? wide_total(sums, place, exponent) : total_of(sums, place, exponent);
         next[j] = (Scalar)over(total, __ll2double_rn(count));
     }
+    if (METRIC == COSINE && single == nullptr) take_direction(rounds, cluster, next);
 }
 
 // Whether all clusters have means, and at least one row moved.
@@ -270,22 +295,23 @@ extern "C" __global__ __launch_bounds__(256) void finish_round(Rounds rounds, Su
     if (is_last && threadIdx.x < 32) end_round(rounds, sums);
 }
 
-// Writes, at the number of each row, its cluster and the squared distance to that centroid. A thread
+// Writes, at the number of each row, its cluster and the distance to that centroid. A thread
 // per row; 128 threads.
 extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labels, Scalar* costs) {
     const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
     const Scalar* centroids = current_centroids(rounds);
     const bool is_row = row < rounds.count;
     const u32 cluster = is_row ? rounds.labels[row] : 0;
-    Scalar total = 0;
+    Real distance = 0;
     if constexpr (DIM <= 32) {
         if (is_row) {
             Scalar values[DIM];
             load_row(values, rounds.rows + (u64)row * DIM);
-            total = square_distance(values, centroids + (u64)cluster * DIM);
+            distance = distance_between(values, centroids + (u64)cluster * DIM);
         }
     } else {
         // A warp stages some elements of 32 rows, and of their centroids, at a time.
+        Total total = 0;
         constexpr u32 WIDTH = 128 / sizeof(Scalar), ROWS = 32 / WIDTH;
         __shared__ Scalar tiles[4][2][32][WIDTH + 1];
         const u32 lane = threadIdx.x % 32, first = row - lane, own = lane % WIDTH;
@@ -301,13 +327,14 @@ extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labe
             __syncwarp();
             const u32 width = DIM - start < WIDTH ? DIM - start : WIDTH;
             for (u32 i = 0; i < width; i++) {
-                total = Step<SQUARES>::of(tile[0][lane][i], tile[1][lane][i], total);
+                total = add_pair(tile[0][lane][i], tile[1][lane][i], total);
             }
             __syncwarp();
         }
+        distance = finish_pair(total);
     }
     if (!is_row) return;
     const u32 number = rounds.numbers == nullptr ? row : rounds.numbers[row];
     labels[number] = cluster;
-    costs[number] = total;
+    costs[number] = distance;
 }

@@ -8,6 +8,8 @@ constexpr int LEAST = ELEMENT == F64 ? 1074 : 149;
 constexpr u32 BINS = ELEMENT == F64 ? DOUBLE_BINS : SINGLE_BINS;
 // Whether sums have parts of steps.
 constexpr bool HAS_PARTS = ELEMENT == F64;
+// Whether rounding may change the mean of equal rows.
+constexpr bool HAS_SINGLES = ELEMENT == F64 || METRIC == COSINE;
 
 // A number: mantissa * 2^exponent.
 struct Scaled {

@@ -91,18 +91,23 @@ fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
         for outlier in [1.0, 1e3, 1e15] {
             let mut values = Kind::Normal.rows(1, count, dim);
             values[count - 1].iter_mut().for_each(|x| *x *= outlier);
-            for matrix in [matrix_f32, matrix_f64] {
-                let rows = matrix(&values, dim, Metric::L2);
-                let start = rows.slice(0..k as usize);
-                let mut params = KMeansParams::try_new(k, Metric::L2)?;
-                (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 20);
-                let found = kmeans(device, &rows, None, Some(&start), &params, &Job::default())?;
-                // Rows of many dimensions come to rest early.
-                if dim < 100 && found.rounds.iterations <= 16 {
-                    return Err(format!("{} rounds are too few", found.rounds.iterations).into());
+            for metric in [Metric::L2, Metric::Cosine] {
+                for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
+                    let start = rows.slice(0..k as usize);
+                    let mut params = KMeansParams::try_new(k, metric)?;
+                    (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 20);
+                    let found =
+                        kmeans(device, &rows, None, Some(&start), &params, &Job::default())?;
+                    // Rows of many dimensions, and of two angles, come to rest early.
+                    let is_long = metric == Metric::L2 && dim < 100;
+                    if is_long && found.rounds.iterations <= 16 {
+                        return Err(
+                            format!("{} rounds are too few", found.rounds.iterations).into()
+                        );
+                    }
+                    same_clusters(device, &rows, Some(&start), &params)
+                        .map_err(|e| format!("{metric}, dim {dim}, outlier {outlier:e}: {e:?}"))?;
                 }
-                same_clusters(device, &rows, Some(&start), &params)
-                    .map_err(|e| format!("dim {dim}, outlier {outlier:e}: {e:?}"))?;
             }
         }
     }

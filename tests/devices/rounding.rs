@@ -10,7 +10,7 @@ use crate::kmeans::same_clusters;
 use crate::support::{Kind, Rng, matrix_f32, matrix_f64};
 
 /// All trials.
-pub fn trials() -> [(&'static str, Check); 6] {
+pub fn trials() -> [(&'static str, Check); 7] {
     [
         ("given_centroids_far_away", far_centroids),
         ("products_that_hide_others", hidden_products),
@@ -18,22 +18,29 @@ pub fn trials() -> [(&'static str, Check); 6] {
         ("few_rows_far_away", few_far_rows),
         ("lengths_of_every_kind", odd_lengths),
         ("doubles_that_singles_do_not_hold", doubles),
+        ("directions_side_by_side", directions),
     ]
 }
+
+const METRICS: [Metric; 2] = [Metric::L2, Metric::Cosine];
 
 /// A device finds what the CPU finds, of rows and first centroids of float32 and of float64.
 fn same_in_both_types(
     device: &AnyDevice,
-    values: &[Vec<f64>],
-    first: &[Vec<f64>],
+    metrics: &[Metric],
+    (values, first): (&[Vec<f64>], &[Vec<f64>]),
     rounds: usize,
 ) -> Result<(), Failed> {
     let dim = values[0].len();
-    let mut params = KMeansParams::try_new(first.len() as u64, Metric::L2)?;
-    (params.init, params.max_iterations) = (Init::Given, rounds);
-    for matrix in [matrix_f32, matrix_f64] {
-        let (rows, first) = (matrix(values, dim, Metric::L2), matrix(first, dim, Metric::L2));
-        same_clusters(device, &rows, Some(&first), &params)?;
+    for metric in metrics {
+        let mut params = KMeansParams::try_new(first.len() as u64, *metric)?;
+        (params.init, params.max_iterations) = (Init::Given, rounds);
+        for matrix in [matrix_f32, matrix_f64] {
+            let (rows, first) = (matrix(values, dim, *metric), matrix(first, dim, *metric));
+            let kind = rows.matrix().kind();
+            same_clusters(device, &rows, Some(&first), &params)
+                .map_err(|e| format!("{metric} {kind:?}: {e:?}"))?;
+        }
     }
     Ok(())
 }
@@ -46,7 +53,7 @@ fn far_centroids(device: &AnyDevice) -> Result<(), Failed> {
             values.iter_mut().flatten().for_each(|x| *x *= size);
             let mut first = values[..k].to_vec();
             first.iter_mut().step_by(2).flatten().for_each(|x| *x = (*x / size).signum() * far);
-            same_in_both_types(device, &values, &first, 5)
+            same_in_both_types(device, &METRICS, (&values, &first), 5)
                 .map_err(|e| format!("{far:e} beside {size:e}, dim {dim}, k {k}: {e:?}"))?;
         }
     }
@@ -74,7 +81,7 @@ fn hidden_products(device: &AnyDevice) -> Result<(), Failed> {
                 };
                 let values: Vec<_> = (0..500).map(|i| row([1.0, -1.0][i % 2], false)).collect();
                 let first: Vec<_> = (0..k).map(|_| row(1.0, true)).collect();
-                same_in_both_types(device, &values, &first, 2)
+                same_in_both_types(device, &METRICS, (&values, &first), 2)
                     .map_err(|e| format!("dim {dim}, {small:e}, cancels {cancels}: {e:?}"))?;
             }
         }
@@ -98,7 +105,7 @@ fn few_far_rows(device: &AnyDevice) -> Result<(), Failed> {
                 first[i].iter_mut().for_each(|x| *x *= far * part * (0.9 + 0.2 * rng.uniform()));
             }
             for rounds in [1, 6] {
-                same_in_both_types(device, &values, &first, rounds)
+                same_in_both_types(device, &METRICS, (&values, &first), rounds)
                     .map_err(|e| format!("dim {dim}, {far} times, {rounds} rounds: {e:?}"))?;
             }
         }
@@ -134,7 +141,7 @@ fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
                     values.push(at(way * 2f64.powi(-(i as i32 / 12)), noise, &mut rng));
                 }
             }
-            same_in_both_types(device, &values, &first, 2)
+            same_in_both_types(device, &METRICS, (&values, &first), 2)
                 .map_err(|e| format!("dim {dim}, offset {offset}, {apart:e} apart: {e:?}"))?;
         }
     }
@@ -199,7 +206,7 @@ fn odd_lengths(device: &AnyDevice) -> Result<(), Failed> {
         ("zeros", zeros, of_zeros),
     ] {
         for rounds in [1, 4] {
-            same_in_both_types(device, &values, &first, rounds)
+            same_in_both_types(device, &METRICS[..1], (&values, &first), rounds)
                 .map_err(|e| format!("{name}, {rounds} rounds: {e:?}"))?;
         }
     }
@@ -237,15 +244,40 @@ fn doubles(device: &AnyDevice) -> Result<(), Failed> {
             let mut rng = Rng((kind * 1000 + dim) as u64);
             let values: Vec<_> =
                 (0..count).map(|row| double_row(kind, row, dim, &mut rng)).collect();
-            let rows = matrix_f64(&values, dim, Metric::L2);
-            for init in [Init::Given, Init::PlusPlus] {
-                let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
-                (params.init, params.max_iterations, params.tolerance) = (init, 8, 0.0);
-                let first = rows.slice(0..k);
-                let start = (init == Init::Given).then_some(&first);
-                same_clusters(device, &rows, start, &params)
-                    .map_err(|e| format!("kind {kind}, dim {dim}, k {k}, {init:?}: {e:?}"))?;
+            for metric in METRICS {
+                let rows = matrix_f64(&values, dim, metric);
+                for init in [Init::Given, Init::PlusPlus] {
+                    let mut params = KMeansParams::try_new(k as u64, metric)?;
+                    (params.init, params.max_iterations, params.tolerance) = (init, 8, 0.0);
+                    let first = rows.slice(0..k);
+                    let start = (init == Init::Given).then_some(&first);
+                    let context = format!("{metric}, kind {kind}, dim {dim}, k {k}, {init:?}");
+                    same_clusters(device, &rows, start, &params)
+                        .map_err(|e| format!("{context}: {e:?}"))?;
+                }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Directions that lie so near each other, or so near two centroids, that the rounding of their own lengths and of
+/// products of 1 could decide; some cancel out, so that their cluster has no mean.
+fn directions(device: &AnyDevice) -> Result<(), Failed> {
+    for (dim, k) in [(2, 3), (5, 12), (24, 40), (96, 70), (300, 20)] {
+        for apart in (0..27).map(|places| 4f64.powi(-places)) {
+            let mut rng = Rng(dim as u64);
+            let bases: Vec<Vec<f64>> =
+                (0..3).map(|_| (0..dim).map(|_| rng.normal()).collect()).collect();
+            let mut values: Vec<Vec<f64>> = (0..400)
+                .map(|i| bases[i % 3].iter().map(|x| x + apart * rng.normal()).collect())
+                .collect();
+            for i in 0..20 {
+                values[10 * i + 1] = values[10 * i].iter().map(|x| -x).collect();
+            }
+            let first = values[..k].to_vec();
+            same_in_both_types(device, &METRICS[1..], (&values, &first), 4)
+                .map_err(|e| format!("dim {dim}, k {k}, {apart:e} apart: {e:?}"))?;
         }
     }
     Ok(())

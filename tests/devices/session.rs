@@ -19,12 +19,13 @@ use crate::{Check, Test};
 
 /// All trials.
 pub fn trials() -> Vec<(String, Test)> {
-    let all: [(&str, Check); 5] = [
+    let all: [(&str, Check); 6] = [
         ("seeds_by_definition", seeds),
         ("assignments_by_definition", assignments),
         ("sums_by_definition", sums),
         ("rounds_stop_at_the_tolerance", tolerances),
         ("problems_side_by_side", side_by_side),
+        ("rows_are_sent_once", sent_once),
     ];
     all.map(|(name, run)| (format!("kmeans::{name}"), Box::new(run) as Test)).into()
 }
@@ -339,4 +340,35 @@ fn outcome<T: Real>(
         Ok((run, session.centroids(i)?, session.assignment(i, &Job::default())?))
     };
     runs.into_iter().enumerate().map(one).collect()
+}
+
+/// Whatever a device needs of rows that have equal weights, and of as many centroids, is sent before the rounds.
+fn sent_once(device: &AnyDevice) -> Result<(), Failed> {
+    sent_once_of::<f32>(device)?;
+    sent_once_of::<f64>(device)
+}
+
+fn sent_once_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
+    const ROUNDS: usize = 8;
+    for metric in [Metric::SqEuclidean, Metric::Cosine] {
+        for (count, dim) in [(1200, 8), (900, 33), (300, 1024)] {
+            let rows = rows_of::<T>(&Kind::Normal.rows(2, count, dim), dim, metric);
+            let input = KMeansInput { rows: &rows, weights: None, metric };
+            let k = count / 2;
+            let problem = KMeansProblem::new::<T>(input, 0..count, k, -1.0, &Job::default())?;
+            let first = all_of::<T>(&rows.slice(0..k))?.to_vec();
+            let work = in_session::<T, _>(device, input, vec![problem], |session| {
+                let job = Job::default();
+                session.start(0, first, &job)?;
+                session.run(&[(0, ROUNDS)], &job)?;
+                session.assign(0, &job)?;
+                Ok(session.take_work()?)
+            })?;
+            let once = (count * dim * size_of::<T>()) as u64;
+            if work.bytes_sent > once + once / 8 {
+                return Err(format!("{metric}, dim {dim}: {} of {once}", work.bytes_sent).into());
+            }
+        }
+    }
+    Ok(())
 }

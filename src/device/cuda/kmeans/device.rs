@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::element::Element;
 use super::kernels::{MOST_ROWS, is_large, way};
 use super::resident::Resident;
+use super::space::Space;
 use super::{CudaKMeans, seeding};
 use crate::device::contract::{
     KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, KMeansShape,
@@ -19,8 +19,8 @@ use crate::metric::Metric;
 fn will_send(device: &CudaDevice, input: KMeansInput<'_>, expected: KMeansShape) -> bool {
     let (rows, KMeansShape { problems, k, draws }) = (input.rows, expected);
     let dim = rows.matrix().dim();
-    let way = |element| way((element, dim), k, device.gpu.limits);
-    let stays = Element::of_input(input).and_then(way).is_some();
+    let way = |space| way(space, k, device.gpu.limits);
+    let stays = Space::of_input(input).and_then(way).is_some();
     let is_seeded = draws && is_large(rows.len(), k, dim) && seeding::can_seed(device, rows, k);
     problems == 1 && rows.len() <= MOST_ROWS && (stays || is_seeded)
 }
@@ -60,9 +60,9 @@ impl KMeansDevice for CudaDevice {
         if draws {
             seeding::warm(self, (kind, metric, dim), k);
         }
-        let Some(element) = Element::of(kind, metric) else { return };
-        if let Some(way) = way((element, dim), k, self.gpu.limits) {
-            let _ = Resident::kernels(self, (element, dim), way);
+        let Some(space) = Space::of(kind, metric, dim) else { return };
+        if let Some(way) = way(space, k, self.gpu.limits) {
+            let _ = Resident::kernels(self, space, way);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The memory of rows and centroids in half precision.
 
-use super::element::Element;
 use super::images::IMAGE_CENTROIDS;
 use super::kernels::{RoundKernels, TILE, half_dim};
+use super::space::{Element, Space};
 use super::structs::Halves;
 use crate::device::contract::KMeansProblem;
 use crate::error::Result;
@@ -15,8 +15,8 @@ pub(super) fn of_tiles(
     place: &mut impl FnMut(usize) -> Result<u64>,
 ) -> Result<Halves> {
     let (tiles, room_for_pairs) = (problem.k.next_multiple_of(TILE), (2 * count).max(4096));
-    let (element, dim, scale) = (kernels.element, kernels.dim, scale(problem.farthest));
-    let is_double = element == Element::F64;
+    let Space { element, dim, .. } = kernels.space;
+    let (scale, is_double) = (scale(problem.farthest), element == Element::F64);
     let (row_bytes, centroid_bytes, found) = match kernels.images() {
         Some(images) => {
             (images.row_bytes(count), images.centroid_bytes(problem.k), place(count * 16)?)
@@ -39,8 +39,7 @@ pub(super) fn of_tiles(
         origin,
         scale,
         unscale: 1.0 / scale,
-        // A unit of the smallest number for each of dim sums, on both sides of a comparison.
-        underflow: 2.0 * (dim + 4) as f64 * element.smallest() * scale * scale,
+        absolute: kernels.space.absolute_error() * scale * scale,
         room_for_pairs: room_for_pairs as u32,
         padding: 0,
     })
@@ -52,7 +51,7 @@ impl Halves {
         let times = 2f64.powi(times.log2().floor() as i32);
         self.scale *= times;
         self.unscale /= times;
-        self.underflow *= times * times;
+        self.absolute *= times * times;
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::CudaFunction;
 
-use super::element::{DOUBLE_BINS, Element, SINGLE_BINS};
 use super::images::Images;
+use super::space::{DOUBLE_BINS, Element, SINGLE_BINS, Space};
 use crate::device::compose::LARGE_PROBLEM;
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
@@ -76,16 +76,15 @@ pub(super) struct GroupKernels {
     pub(super) candidates: CudaFunction,
 }
 
-/// The kernels for rows of one type and dimension, loaded on a device.
+/// The kernels for rows of one kind, loaded on a device.
 #[derive(Debug)]
 pub(super) struct RoundKernels {
-    pub(super) element: Element,
-    pub(super) dim: usize,
+    pub(super) space: Space,
     pub(super) limits: Limits,
     pub(super) add_moved: CudaFunction,
     pub(super) add_sorted: CudaFunction,
     pub(super) find_first_rows: CudaFunction,
-    pub(super) find_mixed: CudaFunction,
+    pub(super) find_differing: CudaFunction,
     pub(super) finish_round: CudaFunction,
     pub(super) costs: CudaFunction,
     pub(super) list_rows: CudaFunction,
@@ -118,21 +117,20 @@ const PRODUCTS_PER_CYCLE: f64 = 512.0;
 const SUMS_PER_CYCLE: f64 = 64.0;
 
 impl RoundKernels {
-    /// The kernels for rows of so many elements, compiled and loaded by the first caller. `by_groups`: groups of warps
+    /// The kernels for such rows, compiled and loaded by the first caller. `by_groups`: groups of warps
     /// may multiply.
-    pub(super) fn get(gpu: &Gpu, of: (Element, usize), by_groups: bool) -> Result<Arc<Self>> {
-        type Name = (usize, (Element, usize), bool);
+    pub(super) fn get(gpu: &Gpu, space: Space, by_groups: bool) -> Result<Arc<Self>> {
+        type Name = (usize, Space, bool);
         static LOADED: LazyLock<Once<Name, RoundKernels>> = LazyLock::new(Once::default);
-        LOADED.get((gpu.ordinal, of, by_groups), || Self::load(gpu, of, by_groups))
+        LOADED.get((gpu.ordinal, space, by_groups), || Self::load(gpu, space, by_groups))
     }
 
-    fn load(gpu: &Gpu, (element, dim): (Element, usize), by_groups: bool) -> Result<Self> {
-        let limits = gpu.limits;
+    fn load(gpu: &Gpu, space: Space, by_groups: bool) -> Result<Self> {
+        let (Space { element, metric, dim }, limits) = (space, gpu.limits);
         let images = Images::of(dim).filter(|_| by_groups && has_tiles(dim, limits));
-        let metric = Metric::SqEuclidean.name().to_uppercase();
         let mut parameters = vec![
             format!("ELEMENT={}", element.name()),
-            format!("METRIC={metric}"),
+            format!("METRIC={}", metric.name().to_uppercase()),
             format!("DIM={dim}"),
         ];
         parameters.extend(Images::parameters(images));
@@ -150,13 +148,12 @@ impl RoundKernels {
         });
         let function = |name| function(&module, name);
         let kernels = Self {
-            element,
-            dim,
+            space,
             limits,
             add_moved: function("add_moved")?,
             add_sorted: function("add_sorted")?,
             find_first_rows: function("find_first_rows")?,
-            find_mixed: function("find_mixed")?,
+            find_differing: function("find_differing")?,
             finish_round: function("finish_round")?,
             costs: function("costs")?,
             list_rows: function("list_rows")?,
@@ -202,9 +199,11 @@ pub(super) fn is_large(rows: usize, k: usize, dim: usize) -> bool {
     rows * k * dim >= LARGE_PROBLEM
 }
 
-/// The way for rows of so many elements and this many clusters, if there is one.
-pub(super) fn way((element, dim): (Element, usize), k: usize, limits: Limits) -> Option<Way> {
-    if element == Element::F32 && dim <= NEAR_DIM && k <= NEAR_CLUSTERS {
+/// The way for such rows and this many clusters, if there is one.
+pub(super) fn way(space: Space, k: usize, limits: Limits) -> Option<Way> {
+    let Space { element, metric, dim } = space;
+    let has_near = element == Element::F32 && metric == Metric::SqEuclidean;
+    if has_near && dim <= NEAR_DIM && k <= NEAR_CLUSTERS {
         Some(Way::Near)
     } else if has_tiles(dim, limits) {
         Some(Way::Tiles)

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 
-use super::element::Element;
 use super::kernels::{MOST_ROWS, RoundKernels};
+use super::space::{Element, Space};
 use super::structs::{Rounds, Status, Sums};
 use crate::device::ClusterSums;
 use crate::device::cuda::driver::launch::{Counted, Pace, address, check_size, config};
@@ -89,7 +89,7 @@ impl GroupsWorkspace {
         (rows, count): (Buffer, usize),
         groups: &[GroupJob<T>],
     ) -> Result<Self> {
-        let (element, dim) = (kernels.element, kernels.dim);
+        let Space { element, dim, .. } = kernels.space;
         let size = element.bytes();
         assert!(dim <= GROUPS_DIM && count <= MOST_ROWS);
         assert!(groups.iter().all(|group| group.rows.end <= count));
@@ -108,9 +108,10 @@ impl GroupsWorkspace {
         let (moved, sums) = (place(count * 8, 0)?, place(all * dim * 8, 0)?);
         let (wide, is_wide) = (place(all * dim * element.bins() * 8, 0)?, place(all * 4, 0)?);
         let (counts, shifts) = (place(all * 8, 0)?, place(all * 8, 0)?);
-        let [parts, first_rows, is_mixed] = match element.has_parts() {
-            true => [place(all * dim * 8, 0)?, place(all * 4, 0xff)?, place(all * 4, 0)?],
-            false => [0; 3],
+        let parts = if element.has_parts() { place(all * dim * 8, 0)? } else { 0 };
+        let (first_rows, differing) = match kernels.space.has_singles() {
+            true => (place(all * 4, 0xff)?, place(all * 8, 0xff)?),
+            false => (0, 0),
         };
         let of_cluster = |base: u64, bytes: u64| if base == 0 { 0 } else { base + bytes };
         let mut status = allocate(groups.len() * size_of::<Status>())?;
@@ -155,7 +156,7 @@ impl GroupsWorkspace {
                     wide: wide + cluster * dim * element.bins() as u64 * 8,
                     is_wide: is_wide + cluster * 4,
                     first_rows: of_cluster(first_rows, cluster * 4),
-                    is_mixed: of_cluster(is_mixed, cluster * 4),
+                    differing: of_cluster(differing, cluster * 8),
                     inverse: bases.4 + i as u64 * dim * 8,
                     shifts: shifts + cluster * 8,
                     limit: steps.limit(),

@@ -2,9 +2,9 @@
 //!
 //! | way | for | how |
 //! |---|---|---|
-//! | [`Resident`] | rows of equal weight by l2, up to 1,024 dimensions | rows stay on the GPU, which runs all rounds |
+//! | [`Resident`] | rows of equal weight, up to 1,024 dimensions | rows stay on the GPU, which runs all rounds |
 //! | groups | the same, up to 32 dimensions, small problems beside others | a block of threads for each, all rounds in few launches |
-//! | by search | everything else | rows are sent in every round, the host computes sums |
+//! | by search | everything else | rows are searched in every round, the host computes sums |
 //! | on the host | small problems beside others that are not groups | the CPU |
 //!
 //! First centroids are chosen on the GPU, whatever the way, unless a problem is small.
@@ -13,7 +13,6 @@
 //! squares overflow, too many of them equally near, too little memory.
 
 mod device;
-mod element;
 mod gaps;
 mod halves;
 mod images;
@@ -23,6 +22,7 @@ mod resident;
 mod rounds;
 mod seeding;
 mod sorted;
+mod space;
 mod structs;
 mod sums;
 mod workspace;
@@ -30,10 +30,10 @@ mod workspace;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use self::element::Element;
 use self::kernels::{MOST_ROWS, RoundKernels, Way as ResidentWay, is_large, way};
 use self::launch_groups::{GROUPS_DIM, GroupJob, GroupsWorkspace};
 use self::resident::Resident;
+use self::space::Space;
 use super::driver::memory::Buffer;
 use super::driver::upload::elapsed;
 use super::handle::CudaDevice;
@@ -53,8 +53,8 @@ use crate::random::Random;
 struct CudaKMeans<'a, T> {
     device: Arc<CudaDevice>,
     input: KMeansInput<'a>,
-    /// The type of rows that may stay on the GPU.
-    element: Option<Element>,
+    /// What the rows are, if they may stay on the GPU.
+    space: Option<Space>,
     problems: Vec<Problem<T>>,
     by_search: BySearch<'a, CudaDevice, T>,
     on_host: KMeansOnHost<'a, T>,
@@ -94,13 +94,13 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         problems: Vec<KMeansProblem>,
         sent: Option<(Buffer, Work)>,
     ) -> Self {
-        let element = Element::of_input(input);
+        let space = Space::of_input(input);
         let (dim, is_alone) = (input.rows.matrix().dim(), problems.len() == 1);
         let suits = |problem: &KMeansProblem| {
             let (rows, k) = (problem.rows.len(), problem.k);
             let are_usual = problem.unit == 1.0 && squares_are_finite(dim, problem.largest);
-            let fitting = element.filter(|_| rows <= MOST_ROWS && are_usual);
-            let resident = fitting.and_then(|element| way((element, dim), k, device.gpu.limits));
+            let fitting = space.filter(|_| rows <= MOST_ROWS && are_usual);
+            let resident = fitting.and_then(|space| way(space, k, device.gpu.limits));
             match (is_alone || is_large(rows, k, dim), resident) {
                 (true, Some(way)) => Way::Resident(way),
                 (true, None) => Way::BySearch,
@@ -124,7 +124,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         Self {
             device: device.clone(),
             input,
-            element,
+            space,
             problems: all.collect(),
             by_search: BySearch::open(device, input, problems.clone()),
             on_host: host_session(input, problems.clone()),
@@ -132,9 +132,9 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         }
     }
 
-    /// The type of rows that are on the GPU.
-    fn element(&self) -> Result<Element> {
-        self.element.ok_or_else(not_started)
+    /// What rows are that are on the GPU.
+    fn space(&self) -> Result<Space> {
+        self.space.ok_or_else(not_started)
     }
 
     /// The session of a problem that takes a general way.
@@ -202,8 +202,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     ) -> Result<RoundsRun> {
         job.enter(Phase::Assign);
         let is_alone = self.problems.len() == 1;
-        let (element, state) = (self.element()?, &mut self.problems[problem]);
-        let (device, way) = (self.device.clone(), (element, way));
+        let (space, state) = (self.space()?, &mut self.problems[problem]);
+        let (device, way) = (self.device.clone(), (space, way));
         let there = job.with_room(|| state.resident(&device, way, job).map(|_| ()));
         let run = match there.and_then(|()| state.resident(&device, way, job)?.run(limit, job)) {
             Ok(run) => run,
@@ -249,8 +249,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let jobs = groups.iter().map(|(problem, _)| self.problems[*problem].group_job());
         let jobs: Vec<GroupJob<T>> = jobs.collect();
         let CudaDevice { gpu, memory, .. } = self.device.as_ref();
-        let of_rows = (self.element()?, self.input.rows.matrix().dim());
-        let kernels = RoundKernels::get(gpu, of_rows, false)?;
+        let kernels = RoundKernels::get(gpu, self.space()?, false)?;
         let (buffer, sent) = self.device.send_rows(self.input.rows, job)?;
         let rows = (buffer, self.input.rows.len());
         let begin = gpu.timestamp()?;
@@ -278,13 +277,13 @@ impl<T: Real> Problem<T> {
     fn resident(
         &mut self,
         device: &CudaDevice,
-        (element, way): (Element, ResidentWay),
+        (space, way): (Space, ResidentWay),
         job: &Job,
     ) -> Result<&mut Resident> {
         if self.resident.is_none() {
             let empty = self.empty();
             let rows = (&self.rows, self.uploaded.take());
-            let of = (&empty, element, way);
+            let of = (&empty, space, way);
             let mut resident = Resident::open(device, rows, &self.given, of, job)?;
             resident.start(&self.begun.0)?;
             self.resident = Some(resident);
@@ -410,14 +409,14 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
     }
 
     fn assign(&mut self, problem: usize, job: &Job) -> Result<()> {
-        let element = self.element;
+        let space = self.space;
         let state = &mut self.problems[problem];
         if state.done.is_some() {
             return Ok(());
         }
         match state.way {
             Way::Resident(way) => {
-                let way = (element.ok_or_else(not_started)?, way);
+                let way = (space.ok_or_else(not_started)?, way);
                 match state.resident(&self.device, way, job) {
                     Ok(resident) => {
                         if resident.assign(job)? {

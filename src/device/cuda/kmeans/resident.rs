@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use cudarc::driver::CudaEvent;
 
-use super::element::Element;
 use super::kernels::{MOST_ROWS, RoundKernels, Way};
+use super::space::Space;
 use super::structs::Status;
 use super::workspace::Workspace;
 use crate::device::ClusterSums;
@@ -35,14 +35,14 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// The kernels for rows of so many elements.
+    /// The kernels for such rows.
     pub(super) fn kernels(
         device: &CudaDevice,
-        of: (Element, usize),
+        space: Space,
         way: Way,
     ) -> Result<Arc<RoundKernels>> {
         let has_groups = device.multipliers(ElementKind::F32) == Some(Multipliers::Groups);
-        RoundKernels::get(&device.gpu, of, has_groups && way == Way::Tiles)
+        RoundKernels::get(&device.gpu, space, has_groups && way == Way::Tiles)
     }
 
     /// Uploads rows whose squared distances never overflow float32, unless they are there. `empty` has the sums of no rows.
@@ -50,12 +50,12 @@ impl Resident {
         device: &CudaDevice,
         (rows, uploaded): (&Rows, Option<Buffer>),
         problem: &KMeansProblem,
-        (empty, element, way): (&ClusterSums, Element, Way),
+        (empty, space, way): (&ClusterSums, Space, Way),
         job: &Job,
     ) -> Result<Self> {
         assert!(rows.len() <= MOST_ROWS);
         let CudaDevice { gpu, memory, .. } = device;
-        let kernels = Self::kernels(device, (element, rows.matrix().dim()), way)?;
+        let kernels = Self::kernels(device, space, way)?;
         let (buffer, work) = match uploaded {
             Some(buffer) => (buffer, Work::default()),
             None => device.send_rows(rows, job)?,

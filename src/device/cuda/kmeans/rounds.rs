@@ -2,11 +2,11 @@
 
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 
-use super::element::Element;
 use super::images::{IMAGE_CENTROIDS, IMAGE_ROWS};
 use super::kernels::{
     ADDED_ROWS, GroupKernels, LANE_ROWS, SORTED_ROWS, TILE, WARPS, Way, ranks, stages_bytes,
 };
+use super::space::Element;
 use super::structs::Halves;
 use super::workspace::Workspace;
 use crate::device::cuda::driver::launch::{Counted, config};
@@ -87,7 +87,7 @@ impl Workspace {
         let pairs = config(self.blocks(8), 128, 0);
         let compare = &kernels.compare_candidates;
         self.launch_halves(compare, ("compare_candidates", pairs), is_last)?;
-        if kernels.element == Element::F64 {
+        if kernels.space.element == Element::F64 {
             let pairs = config(self.blocks(8), 256, 0);
             self.launch_halves(&kernels.name_nearest, ("name_nearest", pairs), is_last)?;
         }
@@ -125,7 +125,7 @@ impl Workspace {
 
     fn assign_by_warps(&mut self, is_last: u32, job: &Job) -> Result<()> {
         let (rows, threads) = (32 * WARPS, 32 * WARPS);
-        let shared = stages_bytes(self.kernels.dim);
+        let shared = stages_bytes(self.kernels.space.dim);
         self.in_pieces((rows, self.counted()), job, |workspace, blocks| {
             let (first, all) = (blocks.start as u32, config(blocks.len(), threads, shared));
             let function = &workspace.kernels.assign_tiles;
@@ -152,7 +152,7 @@ impl Workspace {
         launch: impl Fn(&Self, std::ops::Range<usize>) -> Result<()>,
     ) -> Result<()> {
         let blocks = self.count.div_ceil(rows);
-        let per_block = (rows * self.k * self.kernels.dim) as f64;
+        let per_block = (rows * self.k * self.kernels.space.dim) as f64;
         let mut next = 0;
         while next < blocks {
             job.check()?;
@@ -182,7 +182,7 @@ impl Workspace {
                     (least, uncertain)
                 }
             };
-            let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.dim;
+            let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.space.dim;
             let all = config(threads.div_ceil(256), 256, 0);
             return self.launch(&self.kernels.add_sorted, ("add_sorted", all), |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(&kernel.in_sums).arg(&labels).arg(&positions);
@@ -194,10 +194,10 @@ impl Workspace {
 
     /// Moves every centroid to the mean of its rows, unless rounds end.
     pub(super) fn update(&self) -> Result<()> {
-        if self.sums.exact.is_some() {
+        if self.sums.singles.is_some() {
             let some = config(self.blocks(8), 256, 0);
             self.launch_sums(&self.kernels.find_first_rows, ("find_first_rows", some))?;
-            self.launch_sums(&self.kernels.find_mixed, ("find_mixed", some))?;
+            self.launch_sums(&self.kernels.find_differing, ("find_differing", some))?;
         }
         let clusters = config(self.k.div_ceil(8), 256, 0);
         self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters))

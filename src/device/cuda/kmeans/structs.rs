@@ -91,16 +91,16 @@ pub(super) struct Rounds {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sums {
-    /// k × dim of i64, parts of steps only of some [elements](super::element::Element::has_parts); and k of i64.
+    /// k × dim of i64, parts of steps only of some [elements](super::space::Element::has_parts); and k of i64.
     pub(super) sums: u64,
     pub(super) parts: u64,
     pub(super) counts: u64,
-    /// k × dim × [bins](super::element::Element::bins) of i64, and k of u32.
+    /// k × dim × [bins](super::space::Element::bins) of i64, and k of u32.
     pub(super) wide: u64,
     pub(super) is_wide: u64,
-    /// k of u32, where there are parts.
+    /// k of u32, and of two u32, in some [spaces](super::space::Space::has_singles).
     pub(super) first_rows: u64,
-    pub(super) is_mixed: u64,
+    pub(super) differing: u64,
     /// dim of f64.
     pub(super) inverse: u64,
     /// k of f64.
@@ -145,7 +145,7 @@ pub(super) struct Halves {
     pub(super) origin: u64,
     pub(super) scale: f64,
     pub(super) unscale: f64,
-    pub(super) underflow: f64,
+    pub(super) absolute: f64,
     pub(super) room_for_pairs: u32,
     pub(super) padding: u32,
 }

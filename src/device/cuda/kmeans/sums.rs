@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use super::element::Element;
+use super::space::Space;
 use crate::device::ClusterSums;
 use crate::device::cuda::driver::launch::address;
 use crate::device::cuda::driver::memory::Buffer;
@@ -13,58 +13,51 @@ use crate::error::Result;
 
 /// All zero without rows.
 pub(super) struct SumsMemory {
-    element: Element,
+    space: Space,
     pub(super) sums: Buffer,
+    /// Parts of steps, if there are any.
+    parts: Option<Buffer>,
     pub(super) counts: Buffer,
     pub(super) wide: Buffer,
     pub(super) is_wide: Buffer,
-    /// Where sums have parts.
-    pub(super) exact: Option<ExactMemory>,
-}
-
-/// The memory of parts of steps, and of what tells clusters of equal rows.
-pub(super) struct ExactMemory {
-    pub(super) parts: Buffer,
-    /// All bits of each set between two rounds.
-    pub(super) first_rows: Buffer,
-    pub(super) is_mixed: Buffer,
+    /// Clusters' first rows, and two of each that differ, if anybody asks. All bits are set where there is none.
+    pub(super) singles: Option<[Buffer; 2]>,
 }
 
 impl SumsMemory {
-    /// Memory for so many clusters of so many elements.
+    /// Memory for so many clusters.
     pub(super) fn new(
-        (k, dim): (usize, usize),
-        element: Element,
+        k: usize,
+        space: Space,
         allocate: impl Fn(usize) -> Result<Buffer>,
     ) -> Result<Self> {
-        let exact = || -> Result<ExactMemory> {
-            let (first_rows, is_mixed) = (allocate(k * 4)?, allocate(k * 4)?);
-            Ok(ExactMemory { parts: allocate(k * dim * 8)?, first_rows, is_mixed })
-        };
+        let Space { element, dim, .. } = space;
+        let singles = || Ok([allocate(k * 4)?, allocate(k * 8)?]);
         Ok(Self {
-            element,
+            space,
+            parts: element.has_parts().then(|| allocate(k * dim * 8)).transpose()?,
             sums: allocate(k * dim * 8)?,
             counts: allocate(k * 8)?,
             wide: allocate(k * dim * element.bins() * 8)?,
             is_wide: allocate(k * 4)?,
-            exact: element.has_parts().then(exact).transpose()?,
+            singles: space.has_singles().then(singles).transpose()?,
         })
     }
 
-    /// Where parts, first rows, and what tells which clusters are mixed are; null without them.
+    /// Where parts, first rows and rows that differ are; null without them.
     pub(super) fn addresses(&self, stream: &Arc<CudaStream>) -> [u64; 3] {
-        self.exact.as_ref().map_or([0; 3], |ExactMemory { parts, first_rows, is_mixed }| {
-            [parts, first_rows, is_mixed].map(|buffer| address(stream, buffer))
-        })
+        let place = |buffer: Option<&Buffer>| buffer.map_or(0, |buffer| address(stream, buffer));
+        let [first_rows, differing] = [0, 1].map(|i| self.singles.as_ref().map(|both| &both[i]));
+        [self.parts.as_ref(), first_rows, differing].map(place)
     }
 
     pub(super) fn clear(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
-        let Self { sums, counts, wide, is_wide, exact, .. } = self;
+        let Self { sums, parts, counts, wide, is_wide, singles, .. } = self;
         let mut zeros = vec![sums, counts, wide, is_wide];
-        if let Some(ExactMemory { parts, first_rows, is_mixed }) = exact {
-            zeros.extend([parts, is_mixed]);
-            let rows = sys::fill(stream, first_rows.slice_mut(), 0xff);
-            rows.map_err(failed("cuMemsetD8Async"))?;
+        zeros.extend(parts);
+        for rows in singles.iter_mut().flatten() {
+            let none = sys::fill(stream, rows.slice_mut(), 0xff);
+            none.map_err(failed("cuMemsetD8Async"))?;
         }
         for buffer in zeros {
             stream.memset_zeros(buffer.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
@@ -76,14 +69,14 @@ impl SumsMemory {
     pub(super) fn read(
         &self,
         stream: &Arc<CudaStream>,
-        (k, dim): (usize, usize),
         empty: &ClusterSums,
     ) -> Result<ClusterSums> {
         let home = failed("cuMemcpyDtoHAsync");
-        let Self { element, sums, counts, wide, is_wide, exact } = self;
+        let Self { space, sums, parts, counts, wide, is_wide, .. } = self;
+        let (k, Space { element, dim, .. }) = (empty.clusters(), *space);
         let mut found = empty.cleared();
         found.sums.high = sys::read(stream, sums.slice(), k * dim).map_err(&home)?;
-        if let Some(ExactMemory { parts, .. }) = exact {
+        if let Some(parts) = parts {
             found.sums.low = sys::read(stream, parts.slice(), k * dim).map_err(&home)?;
         }
         found.counts = sys::read(stream, counts.slice(), k).map_err(&home)?;

@@ -13,6 +13,7 @@ use super::halves::of_tiles;
 use super::images::IMAGE_ROWS;
 use super::kernels::{MOST_ROWS, RoundKernels, Way, ranks};
 use super::sorted::Sorted;
+use super::space::Space;
 use super::structs::{Halves, Near, Rounds, Status, Sums};
 use super::sums::SumsMemory;
 use crate::device::ClusterSums;
@@ -75,7 +76,7 @@ impl Workspace {
         (count, way): (usize, Way),
         (problem, empty): (&KMeansProblem, &ClusterSums),
     ) -> Result<Self> {
-        let (element, dim, k) = (kernels.element, kernels.dim, problem.k);
+        let (Space { element, dim, .. }, k) = (kernels.space, problem.k);
         let steps = &empty.sums.steps;
         assert!(count <= MOST_ROWS && problem.origin.len() == dim && steps.inverse.len() == dim);
         check_size(&rows, count * dim, element.bytes());
@@ -92,8 +93,8 @@ impl Workspace {
         let labels = allocate(count * 4)?;
         let gaps = (way == Way::Tiles).then(|| Gaps::new((count, k), allocate)).transpose()?;
         let [of_rows, drifts, listed] = Gaps::addresses(gaps.as_ref(), stream);
-        let sums = SumsMemory::new((k, dim), element, allocate)?;
-        let [parts, first_rows, is_mixed] = sums.addresses(stream);
+        let sums = SumsMemory::new(k, kernels.space, allocate)?;
+        let [parts, first_rows, differing] = sums.addresses(stream);
         let (mut origin, mut inverse) = (allocate(dim * 8)?, allocate(dim * 8)?);
         sys::write(stream, origin.slice_mut(), &problem.origin)?;
         sys::write(stream, inverse.slice_mut(), &steps.inverse)?;
@@ -117,7 +118,7 @@ impl Workspace {
             wide: address(stream, &sums.wide),
             is_wide: address(stream, &sums.is_wide),
             first_rows,
-            is_mixed,
+            differing,
             inverse: address(stream, &inverse),
             shifts: place(k * 8)?,
             limit: steps.limit(),
@@ -232,16 +233,16 @@ impl Workspace {
 
     /// The valid centroids, in the set `current`.
     pub(super) fn centroids<T: Real>(&self, current: u32) -> Result<Vec<T>> {
-        let size = self.k * self.kernels.dim;
-        let mut both = self.kernels.element.read(&self.stream, &self.centroids, 2 * size)?;
+        let size = self.k * self.kernels.space.dim;
+        let mut both = self.kernels.space.element.read(&self.stream, &self.centroids, 2 * size)?;
         Ok(both.drain(current as usize * size..).take(size).collect())
     }
 
     /// Stores these as the first of the two sets: all rows are compared with them.
     pub(super) fn set_centroids<T: Real>(&mut self, centroids: &[T]) -> Result<()> {
-        assert_eq!(centroids.len(), self.k * self.kernels.dim);
+        assert_eq!(centroids.len(), self.k * self.kernels.space.dim);
         let centroids = centroids.iter().copied();
-        self.kernels.element.write(&self.stream, &mut self.centroids, centroids)?;
+        self.kernels.space.element.write(&self.stream, &mut self.centroids, centroids)?;
         self.gaps.as_mut().map_or(Ok(()), |gaps| gaps.forget(&self.stream))
     }
 
@@ -255,12 +256,12 @@ impl Workspace {
 
     /// Sums of all clusters, in steps of `empty`.
     pub(super) fn sums(&self, empty: &ClusterSums) -> Result<ClusterSums> {
-        self.sums.read(&self.stream, (self.k, self.kernels.dim), empty)
+        self.sums.read(&self.stream, empty)
     }
 
     /// Labels and costs of all rows, in their original order.
     pub(super) fn assigned<T: Real>(&self, memory: &Arc<Memory>) -> Result<(Vec<u32>, Vec<T>)> {
-        let element = self.kernels.element;
+        let element = self.kernels.space.element;
         let mut labels = memory.allocate(&self.stream, self.count * 4)?;
         let mut costs = memory.allocate(&self.stream, self.count * element.bytes())?;
         let all = config(self.count.div_ceil(128), 128, 0);

@@ -1,4 +1,4 @@
-//! The types of the elements of rows that stay on a GPU.
+//! What rows are that stay on a GPU: the type of their elements, and their metric.
 
 use std::sync::Arc;
 
@@ -22,23 +22,54 @@ pub(super) enum Element {
     F64,
 }
 
-impl Element {
-    /// The type of rows of a kind that may stay there by this metric, if they may.
-    pub(super) fn of(kind: ElementKind, metric: Metric) -> Option<Self> {
-        match kind {
-            _ if metric != Metric::SqEuclidean => None,
-            ElementKind::F32 => Some(Self::F32),
-            ElementKind::F64 => Some(Self::F64),
-            ElementKind::Bits | ElementKind::Sets => None,
+/// What k-means on rows needs kernels of its own for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Space {
+    pub(super) element: Element,
+    /// `SqEuclidean` or `Cosine`.
+    pub(super) metric: Metric,
+    /// Elements of a row.
+    pub(super) dim: usize,
+}
+
+impl Space {
+    /// That of rows of a kind, if they may stay there.
+    pub(super) fn of(kind: ElementKind, metric: Metric, dim: usize) -> Option<Self> {
+        let element = match kind {
+            ElementKind::F32 => Element::F32,
+            ElementKind::F64 => Element::F64,
+            ElementKind::Bits | ElementKind::Sets => return None,
+        };
+        let is_known = matches!(metric, Metric::SqEuclidean | Metric::Cosine);
+        is_known.then_some(Self { element, metric, dim })
+    }
+
+    /// That of the rows of an input, if they may stay there.
+    pub(super) fn of_input(input: KMeansInput<'_>) -> Option<Self> {
+        let matrix = input.rows.matrix();
+        let space = Self::of(matrix.kind(), input.metric, matrix.dim());
+        space.filter(|_| input.weights.is_none())
+    }
+
+    /// Whether rounding may change the mean of equal rows: see `kernels/kmeans/sums.cuh`.
+    pub(super) fn has_singles(self) -> bool {
+        self.element == Element::F64 || self.metric == Metric::Cosine
+    }
+
+    /// By how much squared distances may differ that are equal in exact sums, however small they are.
+    pub(super) fn absolute_error(self) -> f64 {
+        let terms = (self.dim + 4) as f64;
+        match self.metric {
+            // 1 - xc is summed up with an error of dim + 4 units, twice. Squared lengths of directions, which a squared
+            // distance depends on too, differ from 1 by the rounding of each element, and of a sum of dim float64.
+            Metric::Cosine => (2.0 * terms + 4.0) * self.element.unit() + terms * f64::EPSILON,
+            // A unit of the smallest number for each of dim sums, on both sides of a comparison.
+            _ => 2.0 * terms * self.element.smallest(),
         }
     }
+}
 
-    /// The type of the rows of an input, if they may stay there.
-    pub(super) fn of_input(input: KMeansInput<'_>) -> Option<Self> {
-        let element = Self::of(input.rows.matrix().kind(), input.metric);
-        element.filter(|_| input.weights.is_none())
-    }
-
+impl Element {
     /// Its name in `kernels/common/arithmetic.cuh`.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -56,14 +87,22 @@ impl Element {
     }
 
     /// The smallest positive number.
-    pub(super) fn smallest(self) -> f64 {
+    fn smallest(self) -> f64 {
         match self {
             Self::F32 => f32::from_bits(1).into(),
             Self::F64 => f64::from_bits(1),
         }
     }
 
-    /// The exponent of that.
+    /// Half the gap between 1 and the next larger number.
+    fn unit(self) -> f64 {
+        match self {
+            Self::F32 => f64::from(f32::EPSILON) / 2.0,
+            Self::F64 => f64::EPSILON / 2.0,
+        }
+    }
+
+    /// The exponent of the smallest positive number.
     pub(super) fn least_exponent(self) -> i32 {
         match self {
             Self::F32 => -149,
