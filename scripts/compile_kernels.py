@@ -91,7 +91,9 @@ MODULES = {
          "round_centroids", "assign_tiles", "take_found", "find_candidates", "compare_candidates", "name_nearest", "settle",
          "cluster_groups", "finish_groups"],
     ),
-    "kmeans_groups.cu": ([("F32", ["SQEUCLIDEAN"], [1, 11, 33, 96, 128, 300, 384, 634])], ["find_by_groups", "candidates_by_groups"]),
+    "kmeans_groups.cu": (
+        [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 11, 33, 96, 128, 300, 384, 634]), ("F64", ["SQEUCLIDEAN"], [8, 128])],
+        ["find_by_groups", "candidates_by_groups"]),
 }
 
 

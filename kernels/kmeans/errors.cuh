@@ -8,7 +8,7 @@
 
 #include "kmeans/tiles.cuh"
 
-// The relative error of squared distances in exact sums, on both sides of a comparison.
+// The relative error of squared distances in exact sums, on both sides of a comparison. That of directions is absolute.
 constexpr float RELATIVE = SUM == SQUARES ? 1.1f * (DIM + 4) * UNIT : 0;
 
 // A limit that every product exceeds, as bits: the least integer.

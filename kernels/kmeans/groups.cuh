@@ -59,7 +59,7 @@ extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* gr
     }
 }
 
-// After the last rounds, assigns the rows of groups and computes their costs: the squared distance of
+// After the last rounds, assigns the rows of groups and computes their costs: the distance of
 // every row to its centroid. A block per group. `rows` and `costs` hold those of all groups.
 extern "C" __global__ __launch_bounds__(128) void finish_groups(const Group* groups,
                                                                 const Scalar* rows, Scalar* costs) {

@@ -37,7 +37,7 @@ struct Halves {
     Found* found;          // per row: what groups of warps have found, if they multiply
     const double* origin;  // a point in the middle of the rows
     double scale, unscale;  // … by a power of two, and its inverse
-    double absolute;       // by how much squared distances may differ, scaled, that are equal in exact sums, however small
+    double absolute;       // by how much products may differ of centroids that are equally near in exact sums, however near
                            // they are: by underflow, or by the lengths of directions and the rounding of their products
     u32 room_for_pairs, padding;
 };

@@ -129,8 +129,7 @@ extern "C" __global__ __launch_bounds__(256) void round_centroids(
         // For a row that is not: it is nearer to any centroid that is not, if this one is 5 times as far away; otherwise
         // its product is raised by what rounding and adding up may take from it.
         const float error = rounded.error + 0.000495f * typical + 1e-5f, both = typical + length;
-        const float summed = (100 * STEPS + 40) * UNIT * both * both + __double2float_ru(halves.absolute);
-        const float raised = error * (both + 3 * error) + summed;
+        const float raised = error * (both + 3 * error) + (100 * STEPS + 40) * UNIT * both * both;
         half_square = length <= 5 * typical ? __fmaf_ru(raised, 1.01f, half_square) : -Limits<float>::infinity();
     }
     if constexpr (HAS_IMAGES) {

@@ -5,9 +5,9 @@
 // is in a Status; once it says that rounds have ended, later launches change no label, sum or centroid. DIM is the number of elements in a row.
 // Sums are exact, like those of `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
 //
-// Rows are float32 or float64, and compared by squared distance or by cosine. Bounds on distances are squared distances
-// of float32 for all of these. Bounds on what they differ by from exact sums are those of float32, which are larger, and
-// allow for the lengths of directions.
+// Rows are float32 or float64, and compared by squared distance or by cosine. Products in half precision tell squared
+// distances for all of these: directions that are nearer have the smaller cosine distance, but for rounding, for which
+// bounds allow. Bounds are float32.
 
 #include "common/scan.cuh"
 
@@ -44,11 +44,6 @@ struct Moved {
     u32 row, before;
 };
 
-// Two rows that are not equal, or, at first, no rows.
-struct alignas(8) Differing {
-    u32 one, other;
-};
-
 // The structs of src/device/cuda/kmeans/structs.rs, which documents sizes.
 
 // The rows and the state of rounds.
@@ -74,7 +69,7 @@ struct Sums {
     long long* wide;        // per sum, BINS numbers: the elements that are no multiple of the step
     u32* is_wide;           // per cluster: whether it ever had such an element
     u32* first_rows;        // per cluster, if HAS_SINGLES: its first row, where it is looked for, …
-    Differing* differing;   // … and two of its rows that differ, as far as is known
+    u64* differing;         // … and two of its rows that differ, in 32 bits each, as far as they are known
     const double* inverse;  // per dimension: 1 / step, a power of two
     double* shifts;         // per centroid: squared distance it moved
     double limit;           // the largest element, in steps, and the number of parts of a step

@@ -128,8 +128,9 @@ extern "C" __global__ __launch_bounds__(256) void add_sorted(
 // float64, or a direction. `note_first_rows` and then `note_differing` find such clusters, once a round: those that do not
 // have two rows any more that were found to differ. There are `step` threads.
 __device__ __forceinline__ bool is_mixed(const Rounds& rounds, const Sums& sums, u32 cluster) {
-    const uint2 rows = __ldcg(reinterpret_cast<const uint2*>(sums.differing + cluster));
-    return rows.x < rounds.count && rounds.labels[rows.x] == cluster && rounds.labels[rows.y] == cluster;
+    const u64 rows = __ldcg(sums.differing + cluster);
+    const u32 one = (u32)rows, other = (u32)(rows >> 32);
+    return one < rounds.count && rounds.labels[one] == cluster && rounds.labels[other] == cluster;
 }
 __device__ __forceinline__ void note_first_rows(const Rounds& rounds, const Sums& sums, u32 first, u32 step) {
     for (u32 row = first; row < rounds.count; row += step) {
@@ -145,7 +146,7 @@ __device__ __forceinline__ void note_differing(const Rounds& rounds, const Sums&
         const u32 other = __ldcg(&sums.first_rows[cluster]);
         for (u32 j = 0; j < DIM && row != other; j++) {
             if (rounds.rows[(u64)row * DIM + j] == rounds.rows[(u64)other * DIM + j]) continue;
-            sums.differing[cluster] = {other, row};
+            sums.differing[cluster] = (u64)row << 32 | other;
             break;
         }
     }

@@ -1,5 +1,5 @@
 // Wide sums, of elements that are no whole number of steps or parts: BINS of 32 bits each, which count multiples of
-// 2^-LEAST. They hold any element and, with the carry out of the last one, any sum of 2^32 of them.
+// 2^-LEAST. They hold any element and, with the carry out of the last one, any sum of 2^31 of them.
 
 #include "kmeans/rounds.cuh"
 

@@ -261,6 +261,18 @@ fn doubles(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Directions around one at an angle of 0.6, within about `spread` of it, and two centroids on either side. One of these
+/// is twice as far away as the rows, about as far as the rounding of products of 1 tells directions apart.
+fn beside_far(dim: usize, spread: f64) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
+    let at = |way: f64| -> Vec<f64> {
+        let (sin, cos) = (0.6 + spread * way).sin_cos();
+        (0..dim).map(|j| [cos, sin, 0.0][j.min(2)]).collect()
+    };
+    let near = (0..800).map(|i| at(0.55 * (f64::from(i) / 400.0 - 1.0)));
+    let far = (0..200).map(|i| at([1.03, -1.03][i % 2]));
+    (near.chain(far).collect(), vec![at(-1.0), at(2.16)])
+}
+
 /// Directions that lie so near each other, or so near two centroids, that the rounding of their own lengths and of
 /// products of 1 could decide; some cancel out, so that their cluster has no mean.
 fn directions(device: &AnyDevice) -> Result<(), Failed> {
@@ -278,6 +290,13 @@ fn directions(device: &AnyDevice) -> Result<(), Failed> {
             let first = values[..k].to_vec();
             same_in_both_types(device, &METRICS[1..], (&values, &first), 4)
                 .map_err(|e| format!("dim {dim}, k {k}, {apart:e} apart: {e:?}"))?;
+        }
+    }
+    for spread in (-16..17).map(|part| 2f64.powf(f64::from(part) / 8.0)) {
+        for (dim, apart) in [(2, 1e-3), (24, 2e-3), (130, 4e-3), (2, 1e-7), (24, 1e-7)] {
+            let (values, first) = beside_far(dim, spread * apart);
+            same_in_both_types(device, &METRICS[1..], (&values, &first), 3)
+                .map_err(|e| format!("dim {dim}, within {:e}: {e:?}", spread * apart))?;
         }
     }
     Ok(())

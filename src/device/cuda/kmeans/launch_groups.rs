@@ -40,7 +40,7 @@ pub(super) struct GroupResult<T> {
     pub(super) centroids: Vec<T>,
     /// For each row, the cluster of the nearest one, …
     pub(super) labels: Vec<u32>,
-    /// … and its squared distance.
+    /// … and its distance.
     pub(super) costs: Vec<T>,
 }
 

@@ -138,7 +138,7 @@ impl Resident {
         Ok(!self.workspace.status()?.is_crowded())
     }
 
-    /// The cluster of every row, and its squared distance from that centroid.
+    /// The cluster of every row, and its distance from that centroid.
     pub(super) fn assignment<T: Real>(&mut self) -> Result<Assignment<T>> {
         let memory = self.memory.clone();
         let (labels, costs) = self.workspace.assigned(&memory)?;

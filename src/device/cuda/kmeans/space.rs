@@ -56,7 +56,8 @@ impl Space {
         self.element == Element::F64 || self.metric == Metric::Cosine
     }
 
-    /// By how much squared distances may differ that are equal in exact sums, however small they are.
+    /// By how much half the squared distances of two centroids from a row may differ that are equally near in exact sums,
+    /// however near they are.
     pub(super) fn absolute_error(self) -> f64 {
         let terms = (self.dim + 4) as f64;
         match self.metric {

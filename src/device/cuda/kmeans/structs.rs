@@ -98,7 +98,7 @@ pub(super) struct Sums {
     /// k × dim × [bins](super::space::Element::bins) of i64, and k of u32.
     pub(super) wide: u64,
     pub(super) is_wide: u64,
-    /// k of u32, and of two u32, in some [spaces](super::space::Space::has_singles).
+    /// k of u32, and of u64, in some [spaces](super::space::Space::has_singles).
     pub(super) first_rows: u64,
     pub(super) differing: u64,
     /// dim of f64.
