@@ -280,7 +280,8 @@ def main():
             if "products" in module:
                 defines[-1:] = [f"-DSTEPS={dim}u"] + shape(module, element, dim)
             if module.startswith("kmeans"):
-                defines += images(dim, arch)
+                # With weights, whatever else: rows of odd dimension have them here.
+                defines += [f"-DWEIGHTED={dim % 2}"] + images(dim, arch)
             family = "filter" if "filter" in module else module.removesuffix(".cu").removesuffix("_groups")
             defines += constants.get(family, [])
             exact = arch + "a" if module in FOR_ONE else arch

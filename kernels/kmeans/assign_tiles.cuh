@@ -295,7 +295,7 @@ extern "C" __global__ __launch_bounds__(128) void compare_candidates(
     if (rounds.status->end != GOING_ON && !is_last) return;
     const u32 count = rounds.status->pairs;
     if (count > halves.room_for_pairs) {
-        if (threadIdx.x == 0 && blockIdx.x == 0) rounds.status->end = CROWDED;
+        if (threadIdx.x == 0 && blockIdx.x == 0) rounds.status->end = GIVEN_UP;
         return;
     }
     const Scalar* centroids = current_centroids(rounds);
@@ -315,7 +315,7 @@ extern "C" __global__ __launch_bounds__(128) void compare_candidates(
 // Of float64, names the first of the centroids that are nearest to an uncertain row. Any grid.
 extern "C" __global__ __launch_bounds__(256) void name_nearest(Rounds rounds, Halves halves, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
-    if (ELEMENT != F64 || rounds.status->end == CROWDED) return;
+    if (ELEMENT != F64 || rounds.status->end == GIVEN_UP) return;
     const u32 count = rounds.status->pairs;
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
         const Pair pair = halves.pairs[i];
@@ -328,7 +328,7 @@ extern "C" __global__ __launch_bounds__(256) void name_nearest(Rounds rounds, Ha
 // Assigns the uncertain rows. A thread per row of the list, any grid.
 extern "C" __global__ __launch_bounds__(256) void settle(Rounds rounds, Halves halves, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
-    if (rounds.status->end == CROWDED) return;
+    if (rounds.status->end == GIVEN_UP) return;
     const u32 count = rounds.status->uncertain, step = gridDim.x * blockDim.x;
     for (u32 start = blockIdx.x * blockDim.x; start < count; start += step) {
         const u32 at = start + threadIdx.x;
@@ -339,7 +339,7 @@ extern "C" __global__ __launch_bounds__(256) void settle(Rounds rounds, Halves h
             cluster = ELEMENT == F64 ? halves.clusters[at] : (u32)halves.nearest[at];
             if (cluster >= rounds.k) {
                 // No product was large enough, which only overflow can cause.
-                rounds.status->end = CROWDED;
+                rounds.status->end = GIVEN_UP;
                 cluster = before;
             }
         }

@@ -27,7 +27,7 @@ struct Group {
     Rounds rounds;
     Sums sums;
 };
-static_assert(sizeof(Group) == 168, "the host has the same struct");
+static_assert(sizeof(Group) == 176, "the host has the same struct");
 
 // Runs at most `most` more rounds of each group. A block per group.
 extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* groups, u32 most) {
@@ -42,6 +42,10 @@ extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* gr
         assign_group(rounds);
         __syncthreads();
         add_moved_rows(rounds, sums, threadIdx.x, blockDim.x);
+        if constexpr (WEIGHTED) {
+            __syncthreads();
+            if (status->end != GOING_ON) return;
+        }
         if constexpr (HAS_SINGLES) {
             note_first_rows(rounds, sums, threadIdx.x, blockDim.x);
             __syncthreads();
@@ -67,7 +71,7 @@ extern "C" __global__ __launch_bounds__(128) void finish_groups(const Group* gro
     if (threadIdx.x == 0) group = groups[blockIdx.x];
     __syncthreads();
     const Rounds& rounds = group.rounds;
-    if (rounds.status->end == EMPTY_CLUSTER) return;
+    if (rounds.status->end == EMPTY_CLUSTER || rounds.status->end == GIVEN_UP) return;
     assign_group(rounds);
     __syncthreads();
     const Scalar* centroids = current_centroids(rounds);

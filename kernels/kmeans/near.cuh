@@ -174,7 +174,7 @@ __device__ __forceinline__ u32 place_of(const Rounds& rounds, const Near& near, 
 
 // Notes each row's place, and counts the rows at each place. Shared memory for k * ranks counts. `sorted_counts` is zero before.
 extern "C" __global__ __launch_bounds__(1024) void sort_count(Rounds rounds, Near near, u32 ranks) {
-    if (rounds.status->end == CROWDED) return;
+    if (rounds.status->end == GIVEN_UP) return;
     u32* counts = reinterpret_cast<u32*>(shared);
     const u32 places = rounds.k * ranks;
     for (u32 i = threadIdx.x; i < places; i += blockDim.x) counts[i] = 0;
@@ -195,7 +195,7 @@ extern "C" __global__ __launch_bounds__(1024) void sort_count(Rounds rounds, Nea
 // and shared memory as for `sort_count`.
 extern "C" __global__ __launch_bounds__(1024) void sort_move(Rounds rounds, Near near, u32 ranks, Scalar* rows,
                                                              u32* numbers, u32* labels) {
-    if (rounds.status->end == CROWDED) return;
+    if (rounds.status->end == GIVEN_UP) return;
     u32* positions = reinterpret_cast<u32*>(shared);
     const u32 all = rounds.k * ranks;
     for (u32 i = threadIdx.x; i < all; i += blockDim.x) positions[i] = 0;
@@ -224,7 +224,7 @@ extern "C" __global__ __launch_bounds__(1024) void sort_move(Rounds rounds, Near
             load_row(values, rounds.rows + (u64)row * DIM);
             store_row(rows + (u64)to * DIM, values);
         }
-        numbers[to] = rounds.numbers == nullptr ? row : rounds.numbers[row];
+        numbers[to] = number_of(rounds, row);
         labels[to] = rounds.labels[row];
     }
 }

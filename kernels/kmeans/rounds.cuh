@@ -2,8 +2,8 @@
 //
 // A round is a sequence of launches without synchronising with the host: assign (`near.cuh`, or of the rows that `gaps.cuh`
 // lists `assign_tiles.cuh`, with `by_groups.cuh` where groups of warps multiply), `add_moved`, `finish_round`. The outcome
-// is in a Status; once it says that rounds have ended, later launches change no label, sum or centroid. DIM is the number of elements in a row.
-// Sums are exact, like those of `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
+// is in a Status; once it says that rounds have ended, later launches change no label, sum or centroid. DIM is the number of
+// elements in a row. Sums are exact, like those of `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
 //
 // Rows are float32 or float64, and compared by squared distance or by cosine. Products in half precision tell squared
 // distances for all of these: directions that are nearer have the smaller cosine distance, but for rounding, for which
@@ -13,8 +13,9 @@
 
 enum : u32 { NO_CLUSTER = 0xffffffffu, NO_ROW = NO_CLUSTER };
 
-// Why rounds ended. The same numbers as in src/device/cuda/kmeans/structs.rs.
-enum End : u32 { GOING_ON, STABLE, CONVERGED, EMPTY_CLUSTER, CROWDED };
+// Why rounds ended. The same numbers as in src/device/cuda/kmeans/structs.rs. They are given up where too many centroids are
+// equally near to rows, or where weights make numbers that float64 does not hold.
+enum End : u32 { GOING_ON, STABLE, CONVERGED, EMPTY_CLUSTER, GIVEN_UP };
 
 struct Status {
     u32 end;
@@ -63,22 +64,28 @@ static_assert(sizeof(Rounds) == 80, "the host has the same struct");
 
 // Sums of clusters, and the convergence test.
 struct Sums {
-    long long* sums;        // per cluster and dimension: sum of the elements, in steps, …
-    long long* parts;       // … and in parts of a step, if elements have them
-    long long* counts;      // per cluster: rows
-    long long* wide;        // per sum, BINS numbers: the elements that are no multiple of the step
-    u32* is_wide;           // per cluster: whether it ever had such an element
+    const double* weights;  // by the rows' original numbers, if WEIGHTED
+    long long* sums;        // per cluster and dimension: sum of the elements times weights, in steps, …
+    long long* parts;       // … and in parts of a step, if HAS_PARTS; behind the dimensions those of weights, if WEIGHTED
+    long long* counts;      // per cluster: rows that have a weight
+    long long* wide;        // per sum, BINS: the numbers that are no whole number of steps or parts
+    u32* is_wide;           // per cluster: whether it ever had such a number
     u32* first_rows;        // per cluster, if HAS_SINGLES: its first row, where it is looked for, …
     u64* differing;         // … and two of its rows that differ, in 32 bits each, as far as they are known
-    const double* inverse;  // per dimension: 1 / step, a power of two
+    const double* inverse;  // per sum of a cluster: 1 / step, a power of two
     double* shifts;         // per centroid: squared distance it moved
-    double limit;           // the largest element, in steps, and the number of parts of a step
+    double limit;           // the largest number in steps, and how many parts a step has
     double tolerance;       // rounds end at this sum of squared movements
 };
-static_assert(sizeof(Sums) == 88, "the host has the same struct");
+static_assert(sizeof(Sums) == 96, "the host has the same struct");
 
 __device__ __forceinline__ Scalar* current_centroids(const Rounds& rounds) {
     return rounds.centroids + (u64)rounds.status->current * rounds.k * DIM;
+}
+
+// The original number of a row.
+__device__ __forceinline__ u32 number_of(const Rounds& rounds, u32 row) {
+    return rounds.numbers == nullptr ? row : rounds.numbers[row];
 }
 
 // The rows to compare in this round: those that are listed, or all.

@@ -3,13 +3,27 @@
 
 #include "kmeans/wide.cuh"
 
-// An element in whole steps, and the rest in parts of a step.
+// A number in whole steps, and the rest in parts of a step.
 struct Steps {
     u64 whole = 0, parts = 0;
 };
 
-// Converts an element to steps and parts. False if it is no whole number of them, or above the limit.
-__device__ __forceinline__ bool in_steps(const Sums& sums, u32 j, Scalar x, Steps& out) {
+// The weight of a row, by its original number.
+__device__ __forceinline__ double weight_of(const Sums& sums, u32 number) { return WEIGHTED ? sums.weights[number] : 1.0; }
+
+// The number of a row that is added to a sum: an element times the row's weight, or that. Rounds are given up where the
+// product is not rounded to 53 bits.
+__device__ __forceinline__ Number number_in(const Rounds& rounds, Scalar x, double weight, u32 j) {
+    if constexpr (!WEIGHTED) return x;
+    if (j == DIM) return (Number)weight;
+    const double product = multiply((double)x, weight), magnitude = fabs(product);
+    const bool is_rounded = magnitude >= Limits<double>::smallest() && magnitude < Limits<double>::infinity();
+    if (!is_rounded && x != 0) rounds.status->end = GIVEN_UP;
+    return (Number)product;
+}
+
+// Converts a number to steps and parts. False if it is no whole number of them, or above the limit.
+__device__ __forceinline__ bool in_steps(const Sums& sums, u32 j, Number x, Steps& out) {
     const double inverse = sums.inverse[j], steps = __dmul_rn((double)x, inverse);
     if constexpr (!HAS_PARTS) {
         const long long whole = __double2ll_rn(steps);
@@ -24,22 +38,22 @@ __device__ __forceinline__ bool in_steps(const Sums& sums, u32 j, Scalar x, Step
     }
 }
 
-// Adds an element to a wide sum, or subtracts it.
-__device__ __forceinline__ void add_wide(const Sums& sums, u32 cluster, u32 j, Scalar x,
+// Adds a number to a wide sum, or subtracts it.
+__device__ __forceinline__ void add_wide(const Sums& sums, u32 cluster, u32 j, Number x,
                                          bool is_minus) {
     sums.is_wide[cluster] = 1;
-    add_to_bins(reinterpret_cast<u64*>(sums.wide) + ((u64)cluster * DIM + j) * BINS, x, is_minus);
+    add_to_bins(reinterpret_cast<u64*>(sums.wide) + ((u64)cluster * WIDTH + j) * BINS, x, is_minus);
 }
 
 // Adds steps to the sum of a cluster.
 __device__ __forceinline__ void add_steps(const Sums& sums, u32 cluster, u32 j, Steps steps) {
-    const u64 place = (u64)cluster * DIM + j;
+    const u64 place = (u64)cluster * WIDTH + j;
     atomicAdd(reinterpret_cast<u64*>(sums.sums) + place, steps.whole);
     if (HAS_PARTS) atomicAdd(reinterpret_cast<u64*>(sums.parts) + place, steps.parts);
 }
 
-// Adds an element to the sum of a cluster, or subtracts it.
-__device__ __forceinline__ void add_element(const Sums& sums, u32 cluster, u32 j, Scalar x, bool is_minus) {
+// Adds a number to the sum of a cluster, or subtracts it.
+__device__ __forceinline__ void add_number(const Sums& sums, u32 cluster, u32 j, Number x, bool is_minus) {
     Steps steps;
     if (in_steps(sums, j, x, steps)) {
         add_steps(sums, cluster, j, is_minus ? Steps{0 - steps.whole, 0 - steps.parts} : steps);
@@ -53,19 +67,22 @@ __device__ __forceinline__ void add_count(const Sums& sums, u32 cluster, u64 row
 }
 
 // Adds the rows that moved to their new clusters, and subtracts them from their old ones. There are
-// `step` threads; neighbouring ones add neighbouring elements.
+// `step` threads; neighbouring ones add neighbouring numbers.
 __device__ __forceinline__ void add_moved_rows(
     const Rounds& rounds, const Sums& sums, u64 first, u64 step) {
-    const u64 elements = (u64)rounds.status->moved * DIM;
-    for (u64 i = first; i < elements; i += step) {
-        const u32 j = i % DIM;
-        const Moved moved = rounds.moved[i / DIM];
+    const u64 numbers = (u64)rounds.status->moved * WIDTH;
+    for (u64 i = first; i < numbers; i += step) {
+        const u32 j = i % WIDTH;
+        const Moved moved = rounds.moved[i / WIDTH];
         const u32 to = rounds.labels[moved.row];
-        const Scalar x = rounds.rows[(u64)moved.row * DIM + j];
-        add_element(sums, to, j, x, false);
+        const double weight = weight_of(sums, number_of(rounds, moved.row));
+        if (weight == 0) continue;
+        const Scalar element = j < DIM ? rounds.rows[(u64)moved.row * DIM + j] : 0;
+        const Number x = number_in(rounds, element, weight, j);
+        add_number(sums, to, j, x, false);
         if (j == 0) add_count(sums, to, 1);
         if (moved.before == NO_CLUSTER) continue;
-        add_element(sums, moved.before, j, x, true);
+        add_number(sums, moved.before, j, x, true);
         if (j == 0) add_count(sums, moved.before, 0 - 1ull);
     }
 }
@@ -78,14 +95,14 @@ extern "C" __global__ __launch_bounds__(256) void add_moved(Rounds rounds, Sums 
 }
 
 // Adds all rows to their clusters, which are empty before; rows of a cluster follow each other in `labels`, and are at
-// these positions, or at their own. A thread sums one element of ADDED_ROWS rows, and adds the sum to the cluster's where
+// these positions, or at their own. A thread sums one number of ADDED_ROWS rows, and adds the sum to the cluster's where
 // the cluster changes.
 extern "C" __global__ __launch_bounds__(256) void add_sorted(
     Rounds rounds, Sums sums, const u32* labels, const u32* positions) {
     if (rounds.status->end != GOING_ON) return;
     const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const u32 j = thread % DIM;
-    const u64 first = thread / DIM * ADDED_ROWS;
+    const u32 j = thread % WIDTH;
+    const u64 first = thread / WIDTH * ADDED_ROWS;
     const u64 last = first + ADDED_ROWS < rounds.count ? first + ADDED_ROWS : rounds.count;
     if (first >= rounds.count) return;
     u32 cluster = labels[first];
@@ -101,22 +118,27 @@ extern "C" __global__ __launch_bounds__(256) void add_sorted(
     for (u64 start = first; start < last; start += TOGETHER) {
         u32 clusters[TOGETHER];
         Scalar x[TOGETHER];
+        double weights[TOGETHER];
 #pragma unroll
         for (u32 i = 0; i < TOGETHER; i++) {
             const u64 row = start + i < last ? start + i : last - 1;
             clusters[i] = labels[row];
-            x[i] = rounds.rows[(positions == nullptr ? row : positions[row]) * DIM + j];
+            const u64 at = positions == nullptr ? row : positions[row];
+            x[i] = j < DIM ? rounds.rows[at * DIM + j] : 0;
+            weights[i] = weight_of(sums, number_of(rounds, (u32)at));
         }
 #pragma unroll
         for (u32 i = 0; i < TOGETHER; i++) {
             if (start + i >= last) break;
             if (clusters[i] != cluster) pass_on();
             cluster = clusters[i];
+            if (weights[i] == 0) continue;
             Steps steps;
-            if (in_steps(sums, j, x[i], steps)) {
+            const Number number = number_in(rounds, x[i], weights[i], j);
+            if (in_steps(sums, j, number, steps)) {
                 sum.whole += steps.whole, sum.parts += steps.parts;
             } else {
-                add_wide(sums, cluster, j, x[i], false);
+                add_wide(sums, cluster, j, number, false);
             }
             rows++;
         }
@@ -198,22 +220,22 @@ __device__ __forceinline__ void take_direction(const Rounds& rounds, u32 cluster
 __device__ __forceinline__ void take_mean(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 lane = threadIdx.x % 32;
     const long long count = sums.counts[cluster];
+    // Also of a cluster that has rows, but no weight.
+    const Scalar* single = HAS_SINGLES ? take_single(rounds, sums, cluster) : nullptr;
     if (count == 0) {
         if (lane == 0) atomicAdd(&rounds.status->empty, 1u);
         return;
     }
     const bool is_wide = sums.is_wide[cluster] != 0;
-    const Scalar* single = HAS_SINGLES ? take_single(rounds, sums, cluster) : nullptr;
     Scalar* next = rounds.centroids + ((u64)(1 - rounds.status->current) * rounds.k + cluster) * DIM;
-    for (u32 j = lane; j < DIM; j += 32) {
-        if (HAS_SINGLES && single != nullptr) {
-            next[j] = single[j];
-            continue;
-        }
-        const u64 place = (u64)cluster * DIM + j;
+    const auto total = [&](u32 j) {
+        const u64 place = (u64)cluster * WIDTH + j;
         const int exponent = -exponent_of(sums.inverse[j]);
-        const Scaled total = is_wide ? wide_total(sums, place, exponent) : total_of(sums, place, exponent);
-        next[j] = (Scalar)over(total, __ll2double_rn(count));
+        return is_wide ? wide_total(sums, place, exponent) : total_of(sums, place, exponent);
+    };
+    const Scaled weight = WEIGHTED ? total(DIM) : Scaled{__ll2double_rn(count), 0};
+    for (u32 j = lane; j < DIM; j += 32) {
+        next[j] = HAS_SINGLES && single != nullptr ? single[j] : (Scalar)over(total(j), weight);
     }
     if (METRIC == COSINE && single == nullptr) take_direction(rounds, cluster, next);
 }
@@ -335,7 +357,7 @@ extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labe
         distance = finish_pair(total);
     }
     if (!is_row) return;
-    const u32 number = rounds.numbers == nullptr ? row : rounds.numbers[row];
+    const u32 number = number_of(rounds, row);
     labels[number] = cluster;
     costs[number] = distance;
 }

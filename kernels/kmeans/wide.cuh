@@ -1,13 +1,21 @@
-// Wide sums, of elements that are no whole number of steps or parts: BINS of 32 bits each, which count multiples of
-// 2^-LEAST. They hold any element and, with the carry out of the last one, any sum of 2^31 of them.
+// Sums of numbers, each an element times the weight of its row, rounded to float64, or that weight.
+//
+// Wide sums are those of numbers that are no whole number of steps or parts: BINS of 32 bits each, which count multiples of
+// 2^-LEAST. They hold any number and, with the carry out of the last one, any sum of 2^31 of them.
 
 #include "kmeans/rounds.cuh"
 
-// The last bit of the smallest number is 2^-LEAST.
-constexpr int LEAST = ELEMENT == F64 ? 1074 : 149;
-constexpr u32 BINS = ELEMENT == F64 ? DOUBLE_BINS : SINGLE_BINS;
-// Whether sums have parts of steps.
-constexpr bool HAS_PARTS = ELEMENT == F64;
+// Whether numbers are float64, whose sums have parts of steps, or float32.
+constexpr bool HAS_PARTS = ELEMENT == F64 || WEIGHTED;
+template <bool> struct Numbers;
+template <> struct Numbers<false> { typedef float Number; };
+template <> struct Numbers<true> { typedef double Number; };
+typedef Numbers<HAS_PARTS>::Number Number;
+// The last bit of the smallest one is 2^-LEAST.
+constexpr int LEAST = HAS_PARTS ? 1074 : 149;
+constexpr u32 BINS = HAS_PARTS ? DOUBLE_BINS : SINGLE_BINS;
+// Numbers of a row.
+constexpr u32 WIDTH = DIM + WEIGHTED;
 // Whether rounding may change the mean of equal rows.
 constexpr bool HAS_SINGLES = ELEMENT == F64 || METRIC == COSINE;
 
@@ -51,8 +59,8 @@ struct Digits {
     }
 };
 
-// Adds an element to the BINS of a sum, or subtracts it.
-__device__ __noinline__ void add_to_bins(u64* bins, Scalar x, bool is_minus) {
+// Adds a number to the BINS of a sum, or subtracts it.
+__device__ __noinline__ void add_to_bins(u64* bins, Number x, bool is_minus) {
     const Magnitude magnitude = magnitude_of(x);
     const Digits own(magnitude.mantissa, magnitude.position % 32);
     const bool is_negative = (x < 0) != is_minus;
@@ -142,10 +150,10 @@ __device__ __forceinline__ Scaled total_of(const Sums& sums, u64 place, int expo
     }
 }
 
-// A total over a count, rounded once more, as by `Scaled::over` in src/device/sums.rs.
-__device__ __forceinline__ double over(Scaled total, double count) {
-    double quotient = __ddiv_rn(total.mantissa, count);
-    int exponent = total.exponent;
+// A total over a weight, rounded once more, as by `Scaled::over` in src/device/sums.rs.
+__device__ __forceinline__ double over(Scaled total, Scaled weight) {
+    double quotient = __ddiv_rn(total.mantissa, weight.mantissa);
+    int exponent = total.exponent - weight.exponent;
     // Steps whose results, but for the last, lose no bits.
     while (exponent != 0 && quotient != 0) {
         const int step = exponent < -800 ? -800 : exponent > 800 ? 800 : exponent;

@@ -17,7 +17,7 @@ pub struct ClusterSums {
     pub(super) counts: Vec<i64>,
     pub(super) sums: ExactSums,
     /// The sums of weights, if they are not all 1.
-    weights: Option<ExactSums>,
+    pub(super) weights: Option<ExactSums>,
 }
 
 impl ClusterSums {
@@ -33,6 +33,13 @@ impl ClusterSums {
     pub fn cleared(&self) -> Self {
         let weights = self.weights.as_ref().map(ExactSums::cleared);
         Self { counts: vec![0; self.counts.len()], sums: self.sums.cleared(), weights }
+    }
+
+    /// The inverse of the step of each number of a row that is added up, the last of which is its weight if it has one.
+    #[cfg(feature = "cuda")]
+    pub fn inverse_steps(&self) -> Vec<f64> {
+        let weights = self.weights.iter().flat_map(|weights| &weights.steps.inverse);
+        self.sums.steps.inverse.iter().chain(weights).copied().collect()
     }
 
     /// Number of clusters.

@@ -31,10 +31,11 @@ pub use cluster_sums::ClusterSums;
 pub use compose::{Means, StreamedSearch};
 pub use contract::{
     Assignment, Buckets, Candidates, Capacity, Components, DbscanDevice, DbscanInput, DbscanWork,
-    Direction, Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem,
-    KMeansSession, KMeansShape, LookedAt, NOISE, NearestInBuckets, Neighbors, OwnRows, Pairing,
-    QueryRows, Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts, StopReason, TableRows,
-    TablesBuilt, Within, Work, centroid_shift, squares_are_finite, stop_reason,
+    Direction, Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind,
+    KMeansProblem, KMeansSession, KMeansShape, LookedAt, NOISE, NearestInBuckets, Neighbors,
+    OwnRows, Pairing, QueryRows, Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts,
+    StopReason, TableRows, TablesBuilt, Within, Work, centroid_shift, squares_are_finite,
+    stop_reason,
 };
 pub use cpu::CpuDevice;
 pub(crate) use cpu::kmeans::seeding::plus_plus as seed_plus_plus;
@@ -256,11 +257,11 @@ impl AnyDevice {
 
     /// Makes ready what k-means needs besides the rows: see [`KMeansDevice::warm_kmeans`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
-    pub fn warm_kmeans(&self, of: (ElementKind, Metric, usize), k: usize, draws: bool) {
+    pub fn warm_kmeans(&self, rows: KMeansKind, k: usize, draws: bool) {
         match self {
             Self::Cpu(_) => {}
             #[cfg(feature = "cuda")]
-            Self::Cuda(device) => device.warm_kmeans(of, k, draws),
+            Self::Cuda(device) => device.warm_kmeans(rows, k, draws),
         }
     }
 

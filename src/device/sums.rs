@@ -19,9 +19,9 @@ use crate::parallel::in_parallel;
 pub(super) struct ExactSums {
     pub(super) steps: Arc<Steps>,
     /// For each cell and column, the number of steps.
-    pub(super) high: Vec<i64>,
+    high: Vec<i64>,
     /// … and the number of parts of a step, if [`Steps::has_parts`].
-    pub(super) low: Vec<i64>,
+    low: Vec<i64>,
     /// Numbers that are not whole numbers of either, and for each cell and column whether there are any.
     wide: HashMap<usize, Wide>,
     is_wide: Vec<bool>,
@@ -285,6 +285,12 @@ impl ExactSums {
         for (place, wide) in &other.wide {
             self.wide(*place).absorb(wide);
         }
+    }
+
+    /// For each cell and column, the number of steps, or that of parts.
+    #[cfg(feature = "cuda")]
+    pub(super) fn steps_mut(&mut self, of_parts: bool) -> &mut [i64] {
+        if of_parts { &mut self.low } else { &mut self.high }
     }
 
     /// Adds multiples of a power of two, of 2³² times that, and so on, to a place.

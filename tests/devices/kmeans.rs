@@ -20,13 +20,14 @@ pub fn trials() -> Vec<(String, Test)> {
     for kind in Kind::ALL {
         all.push((format!("kmeans::{kind:?}"), Box::new(move |device| clusters(device, kind))));
     }
-    let others: [(&str, Check); 6] = [
+    let others: [(&str, Check); 7] = [
         ("many_rounds", many_rounds),
         ("many_candidates", many_candidates),
         ("groups", groups),
         ("means_are_exact", exact_means),
         ("rounds_by_definition", rounds_by_definition),
         ("rows_without_weight", weightless),
+        ("weights_of_every_size", weighted),
     ];
     let others = others.into_iter().chain(rounding::trials());
     all.extend(others.map(|(name, run)| (format!("kmeans::{name}"), Box::new(run) as Test)));
@@ -349,6 +350,34 @@ fn weightless(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Rows whose weights are whole numbers, none, of every size, or so small that float64 does not hold their products.
+fn weighted(device: &AnyDevice) -> Result<(), Failed> {
+    for (count, dim, k) in CLUSTER_SHAPES {
+        let mut rng = Rng(dim as u64);
+        let values: Vec<Vec<f64>> =
+            (0..count).map(|_| (0..dim).map(|_| rng.normal() / 3.0).collect()).collect();
+        for metric in [Metric::L2, Metric::Cosine] {
+            for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
+                for kind in 0..4 {
+                    let mut weight = |row: usize| match kind {
+                        0 => [1.0, 2.0, 5.0][row % 3],
+                        1 => [0.1, 0.0, 0.7, 0.3][row % 4],
+                        2 => rng.uniform() * 2f64.powi(rng.below(400) as i32 - 200),
+                        _ => [1.0, 1e-308, 0.5][row % 3],
+                    };
+                    let weights: Vec<f64> = (0..count).map(&mut weight).collect();
+                    let mut params = KMeansParams::try_new(k, metric)?;
+                    (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 6);
+                    let (weights, start) = (Some(&*weights), rows.slice(0..k as usize));
+                    same_weighted_clusters(device, (&rows, weights), Some(&start), &params)
+                        .map_err(|e| format!("{metric}, dim {dim}, weights {kind}: {e:?}"))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 fn same_group(rows: &Rows, params: &KMeansParams, found: &Clustering) -> Result<(), Failed> {
     let k = found.sizes.len() as u64;
     if k == 0 {
@@ -396,7 +425,16 @@ pub fn same_clusters(
     start: Option<&Rows>,
     params: &KMeansParams,
 ) -> Result<(), Failed> {
-    let run = |device: &AnyDevice| kmeans(device, rows, None, start, params, &Job::default());
+    same_weighted_clusters(device, (rows, None), start, params)
+}
+
+fn same_weighted_clusters(
+    device: &AnyDevice,
+    (rows, weights): (&Rows, Option<&[f64]>),
+    start: Option<&Rows>,
+    params: &KMeansParams,
+) -> Result<(), Failed> {
+    let run = |device: &AnyDevice| kmeans(device, rows, weights, start, params, &Job::default());
     let found = match run(device) {
         Err(Error::Unsatisfiable(_)) => return Ok(()),
         other => other?,

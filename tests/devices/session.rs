@@ -342,7 +342,7 @@ fn outcome<T: Real>(
     runs.into_iter().enumerate().map(one).collect()
 }
 
-/// Whatever a device needs of rows that have equal weights, and of as many centroids, is sent before the rounds.
+/// Whatever a device needs of rows and of centroids is sent before the rounds.
 fn sent_once(device: &AnyDevice) -> Result<(), Failed> {
     sent_once_of::<f32>(device)?;
     sent_once_of::<f64>(device)
@@ -353,20 +353,24 @@ fn sent_once_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
     for metric in [Metric::SqEuclidean, Metric::Cosine] {
         for (count, dim) in [(1200, 8), (900, 33), (300, 1024)] {
             let rows = rows_of::<T>(&Kind::Normal.rows(2, count, dim), dim, metric);
-            let input = KMeansInput { rows: &rows, weights: None, metric };
-            let k = count / 2;
-            let problem = KMeansProblem::new::<T>(input, 0..count, k, -1.0, &Job::default())?;
-            let first = all_of::<T>(&rows.slice(0..k))?.to_vec();
-            let work = in_session::<T, _>(device, input, vec![problem], |session| {
-                let job = Job::default();
-                session.start(0, first, &job)?;
-                session.run(&[(0, ROUNDS)], &job)?;
-                session.assign(0, &job)?;
-                Ok(session.take_work()?)
-            })?;
-            let once = (count * dim * size_of::<T>()) as u64;
-            if work.bytes_sent > once + once / 8 {
-                return Err(format!("{metric}, dim {dim}: {} of {once}", work.bytes_sent).into());
+            let all_weights: Vec<f64> = (0..count).map(|row| [0.0, 0.1, 2.0][row % 3]).collect();
+            for weights in [None, Some(&*all_weights)] {
+                let input = KMeansInput { rows: &rows, weights, metric };
+                let k = count / 2;
+                let problem = KMeansProblem::new::<T>(input, 0..count, k, -1.0, &Job::default())?;
+                let first = all_of::<T>(&rows.slice(0..k))?.to_vec();
+                let work = in_session::<T, _>(device, input, vec![problem], |session| {
+                    let job = Job::default();
+                    session.start(0, first, &job)?;
+                    session.run(&[(0, ROUNDS)], &job)?;
+                    session.assign(0, &job)?;
+                    Ok(session.take_work()?)
+                })?;
+                let once = (count * dim * size_of::<T>()) as u64;
+                if work.bytes_sent > once + once / 8 {
+                    let context = format!("{metric}, dim {dim}, weights {}", weights.is_some());
+                    return Err(format!("{context}: {} of {once}", work.bytes_sent).into());
+                }
             }
         }
     }

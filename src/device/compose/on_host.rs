@@ -25,12 +25,12 @@ pub fn host_session<T: Real>(
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
 pub fn sums_of(
-    rows: &Rows,
+    (rows, weights): (&Rows, Option<&[f64]>),
     labels: &[u32],
     mut empty: ClusterSums,
     job: &Job,
 ) -> Result<ClusterSums> {
-    cluster_sums::move_rows(rows, None, (None, labels), &mut empty, job)?;
+    cluster_sums::move_rows(rows, weights, (None, labels), &mut empty, job)?;
     Ok(empty)
 }
 

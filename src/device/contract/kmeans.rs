@@ -30,10 +30,9 @@ pub trait KMeansDevice: SearchDevice {
         job: &Job,
     ) -> Result<Box<dyn KMeansSession<T> + 'a>>;
 
-    /// Makes ready what k-means of so many clusters needs besides the rows, if that takes time: `of` is their kind, the
-    /// metric whose distances are added up, and their length; `draws` says whether [`seed`](KMeansSession::seed) will be
-    /// asked. What fails here fails again when it is needed.
-    fn warm_kmeans(&self, _of: (ElementKind, Metric, usize), _k: usize, _draws: bool) {}
+    /// Makes ready what k-means of so many clusters needs besides such rows, if that takes time; `draws` says whether
+    /// [`seed`](KMeansSession::seed) will be asked. What fails here fails again when it is needed.
+    fn warm_kmeans(&self, _rows: KMeansKind, _k: usize, _draws: bool) {}
 
     /// What assigns rows to this many centroids faster than searches do, if there is such a thing.
     ///
@@ -48,6 +47,18 @@ pub trait KMeansDevice: SearchDevice {
     ) -> Result<Option<Box<dyn Assigner>>> {
         Ok(None)
     }
+}
+
+/// What rows of k-means are.
+#[derive(Debug, Clone, Copy)]
+pub struct KMeansKind {
+    /// Their elements, and how many of them a row has.
+    pub elements: ElementKind,
+    pub dim: usize,
+    /// The metric whose distances are added up.
+    pub metric: Metric,
+    /// Whether rows have weights.
+    pub has_weights: bool,
 }
 
 /// What a session will be asked for.
@@ -103,6 +114,16 @@ pub struct KMeansInput<'a> {
     pub weights: Option<&'a [f64]>,
     /// The metric whose distances are added up: `sqeuclidean`, or `cosine`.
     pub metric: Metric,
+}
+
+impl KMeansInput<'_> {
+    /// What its rows are.
+    #[cfg(feature = "cuda")]
+    pub fn kind(self) -> KMeansKind {
+        let matrix = self.rows.matrix();
+        let (elements, dim) = (matrix.kind(), matrix.dim());
+        KMeansKind { elements, dim, metric: self.metric, has_weights: self.weights.is_some() }
+    }
 }
 
 /// Rows that are clustered by themselves, and their statistics.

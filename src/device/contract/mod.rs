@@ -17,8 +17,9 @@ pub use hashing::{
     TablesBuilt,
 };
 pub use kmeans::{
-    Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
-    KMeansShape, Moved, RoundsRun, StopReason, centroid_shift, squares_are_finite, stop_reason,
+    Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansKind, KMeansProblem,
+    KMeansSession, KMeansShape, Moved, RoundsRun, StopReason, centroid_shift, squares_are_finite,
+    stop_reason,
 };
 pub use search::{
     Candidates, Capacity, Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape,

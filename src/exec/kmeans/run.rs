@@ -12,7 +12,7 @@ use super::live::Live;
 use super::output::{Labelled, centroids};
 use super::spec::{KMeansOutput, KMeansSpec};
 use crate::algo::kmeans::{Clustering, Init, Rounds, kmeans, kmeans_groups};
-use crate::device::{AnyDevice, Distances};
+use crate::device::{AnyDevice, Distances, KMeansKind};
 use crate::error::Result as DeviceResult;
 use crate::exec::at_once::{AtOnce, Found};
 use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
@@ -56,12 +56,13 @@ impl AtOnce for Call {
     }
 
     fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
-        let (params, kind, dim) = (&self.spec.params, self.side.kind, self.dim);
-        let (metric, k) = (params.cost(), params.k());
+        let (params, elements, dim) = (&self.spec.params, self.side.kind, self.dim);
+        let (metric, k, has_weights) = (params.cost(), params.k(), self.spec.weight.is_some());
         let draws = params.init == Init::PlusPlus;
         move |device| {
             if let Some(dim) = dim {
-                device.warm_kmeans((kind, metric, dim), k, draws);
+                let rows = KMeansKind { elements, dim, metric, has_weights };
+                device.warm_kmeans(rows, k, draws);
             }
         }
     }

@@ -7,20 +7,19 @@ use super::resident::Resident;
 use super::space::Space;
 use super::{CudaKMeans, seeding};
 use crate::device::contract::{
-    KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, KMeansShape,
+    KMeansDevice, KMeansInput, KMeansKind, KMeansProblem, KMeansSession, KMeansShape,
 };
 use crate::device::cuda::handle::CudaDevice;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::{ElementKind, Real};
-use crate::metric::Metric;
+use crate::matrix::Real;
 
 /// Whether rows are sent before anything else is known of them.
 fn will_send(device: &CudaDevice, input: KMeansInput<'_>, expected: KMeansShape) -> bool {
     let (rows, KMeansShape { problems, k, draws }) = (input.rows, expected);
     let dim = rows.matrix().dim();
     let way = |space| way(space, k, device.gpu.limits);
-    let stays = Space::of_input(input).and_then(way).is_some();
+    let stays = Space::of(input.kind()).and_then(way).is_some();
     let is_seeded = draws && is_large(rows.len(), k, dim) && seeding::can_seed(device, rows, k);
     problems == 1 && rows.len() <= MOST_ROWS && (stays || is_seeded)
 }
@@ -51,16 +50,11 @@ impl KMeansDevice for CudaDevice {
         Ok(Box::new(CudaKMeans::open(self, input, problems, sent)))
     }
 
-    fn warm_kmeans(
-        &self,
-        (kind, metric, dim): (ElementKind, Metric, usize),
-        k: usize,
-        draws: bool,
-    ) {
+    fn warm_kmeans(&self, rows: KMeansKind, k: usize, draws: bool) {
         if draws {
-            seeding::warm(self, (kind, metric, dim), k);
+            seeding::warm(self, (rows.elements, rows.metric, rows.dim), k);
         }
-        let Some(space) = Space::of(kind, metric, dim) else { return };
+        let Some(space) = Space::of(rows) else { return };
         if let Some(way) = way(space, k, self.gpu.limits) {
             let _ = Resident::kernels(self, space, way);
         }

@@ -126,12 +126,13 @@ impl RoundKernels {
     }
 
     fn load(gpu: &Gpu, space: Space, by_groups: bool) -> Result<Self> {
-        let (Space { element, metric, dim }, limits) = (space, gpu.limits);
+        let (Space { element, metric, dim, has_weights }, limits) = (space, gpu.limits);
         let images = Images::of(dim).filter(|_| by_groups && has_tiles(dim, limits));
         let mut parameters = vec![
             format!("ELEMENT={}", element.name()),
             format!("METRIC={}", metric.name().to_uppercase()),
             format!("DIM={dim}"),
+            format!("WEIGHTED={}", u32::from(has_weights)),
         ];
         parameters.extend(Images::parameters(images));
         let module = gpu.load(&Program::new("kmeans.cu", &parameters, &CONSTANTS))?;
@@ -201,7 +202,7 @@ pub(super) fn is_large(rows: usize, k: usize, dim: usize) -> bool {
 
 /// The way for such rows and this many clusters, if there is one.
 pub(super) fn way(space: Space, k: usize, limits: Limits) -> Option<Way> {
-    let Space { element, metric, dim } = space;
+    let Space { element, metric, dim, .. } = space;
     let has_near = element == Element::F32 && metric == Metric::SqEuclidean;
     if has_near && dim <= NEAR_DIM && k <= NEAR_CLUSTERS {
         Some(Way::Near)

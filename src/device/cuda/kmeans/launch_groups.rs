@@ -52,7 +52,7 @@ struct Group {
     sums: Sums,
 }
 
-const _: () = assert!(size_of::<Group>() == 168);
+const _: () = assert!(size_of::<Group>() == 176);
 
 // SAFETY: a C struct of structs without padding, laid out as the kernels declare it.
 unsafe impl DeviceRepr for Group {}
@@ -86,14 +86,17 @@ impl GroupsWorkspace {
         kernels: &RoundKernels,
         stream: &Arc<CudaStream>,
         memory: &Arc<Memory>,
-        (rows, count): (Buffer, usize),
+        (rows, count, weights): (Buffer, usize, Option<Buffer>),
         groups: &[GroupJob<T>],
     ) -> Result<Self> {
-        let Space { element, dim, .. } = kernels.space;
+        let (space, Space { element, dim, .. }) = (kernels.space, kernels.space);
+        let width = space.width();
         let size = element.bytes();
         assert!(dim <= GROUPS_DIM && count <= MOST_ROWS);
         assert!(groups.iter().all(|group| group.rows.end <= count));
         check_size(&rows, count * dim, size);
+        assert_eq!(weights.is_some(), space.has_weights);
+        weights.iter().for_each(|weights| check_size(weights, count, size_of::<f64>()));
         let clusters: Vec<usize> = groups.iter().map(|group| group.empty.counts.len()).collect();
         let all: usize = clusters.iter().sum();
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
@@ -105,11 +108,11 @@ impl GroupsWorkspace {
             kept.push(buffer);
             Ok(place)
         };
-        let (moved, sums) = (place(count * 8, 0)?, place(all * dim * 8, 0)?);
-        let (wide, is_wide) = (place(all * dim * element.bins() * 8, 0)?, place(all * 4, 0)?);
+        let (moved, sums) = (place(count * 8, 0)?, place(all * width * 8, 0)?);
+        let (wide, is_wide) = (place(all * width * space.bins() * 8, 0)?, place(all * 4, 0)?);
         let (counts, shifts) = (place(all * 8, 0)?, place(all * 8, 0)?);
-        let parts = if element.has_parts() { place(all * dim * 8, 0)? } else { 0 };
-        let (first_rows, differing) = match kernels.space.has_singles() {
+        let parts = if space.has_parts() { place(all * width * 8, 0)? } else { 0 };
+        let (first_rows, differing) = match space.has_singles() {
             true => (place(all * 4, 0xff)?, place(all * 8, 0xff)?),
             false => (0, 0),
         };
@@ -120,21 +123,23 @@ impl GroupsWorkspace {
         for (buffer, byte) in [(&mut status, 0), (&mut labels, 0xff), (&mut costs, 0)] {
             sys::fill(stream, buffer.slice_mut(), byte).map_err(failed("cuMemsetD8Async"))?;
         }
-        let all_steps = groups.iter().flat_map(|group| &group.empty.sums.steps.inverse);
-        let mut inverse = allocate(groups.len() * dim * 8)?;
-        sys::write(stream, inverse.slice_mut(), &all_steps.copied().collect::<Vec<f64>>())?;
+        let all_steps = groups.iter().flat_map(|group| group.empty.inverse_steps());
+        let all_steps: Vec<f64> = all_steps.collect();
+        assert!(all_steps.len() == groups.len() * width);
+        let mut inverse = allocate(all_steps.len() * 8)?;
+        sys::write(stream, inverse.slice_mut(), &all_steps)?;
         // The two sets of a group's centroids are next to each other.
         let both = groups.iter().flat_map(|g| [g.centroids.as_slice(), &g.centroids].concat());
         element.write(stream, &mut centroids, both)?;
         let at = |buffer: &Buffer| address(stream, buffer);
+        let of_weights = weights.as_ref().map_or(0, at);
         let bases = (at(&status), at(&rows), at(&centroids), at(&labels), at(&inverse));
         let mut first = 0;
         let list = groups.iter().zip(&clusters).enumerate().map(|(i, (group, k))| {
-            let steps = &group.empty.sums.steps;
-            assert!(group.centroids.len() == k * dim && steps.inverse.len() == dim);
+            assert!(group.centroids.len() == k * dim);
             let (row, cluster) = (group.rows.start as u64, first as u64);
             first += k;
-            let (dim, size) = (dim as u64, size as u64);
+            let (dim, width, size) = (dim as u64, width as u64, size as u64);
             Group {
                 rounds: Rounds {
                     status: bases.0 + (i * size_of::<Status>()) as u64,
@@ -150,16 +155,17 @@ impl GroupsWorkspace {
                     k: *k as u32,
                 },
                 sums: Sums {
-                    sums: sums + cluster * dim * 8,
-                    parts: of_cluster(parts, cluster * dim * 8),
+                    weights: of_cluster(of_weights, row * 8),
+                    sums: sums + cluster * width * 8,
+                    parts: of_cluster(parts, cluster * width * 8),
                     counts: counts + cluster * 8,
-                    wide: wide + cluster * dim * element.bins() as u64 * 8,
+                    wide: wide + cluster * width * space.bins() as u64 * 8,
                     is_wide: is_wide + cluster * 4,
                     first_rows: of_cluster(first_rows, cluster * 4),
                     differing: of_cluster(differing, cluster * 8),
-                    inverse: bases.4 + i as u64 * dim * 8,
+                    inverse: bases.4 + i as u64 * width * 8,
                     shifts: shifts + cluster * 8,
-                    limit: steps.limit(),
+                    limit: group.empty.sums.steps.limit(),
                     tolerance: group.tolerance,
                 },
             }
@@ -167,7 +173,7 @@ impl GroupsWorkspace {
         let list: Vec<Group> = list.collect();
         let mut on_device = allocate(list.len() * size_of::<Group>())?;
         sys::write(stream, on_device.slice_mut(), &list)?;
-        kept.push(inverse);
+        kept.extend([inverse].into_iter().chain(weights));
         let work =
             groups.iter().zip(&clusters).map(|(group, k)| (group.rows.len() * k * dim) as f64);
         let (work, stream) = (work.collect(), stream.clone());

@@ -2,7 +2,7 @@
 //!
 //! | way | for | how |
 //! |---|---|---|
-//! | [`Resident`] | rows of equal weight, up to 1,024 dimensions | rows stay on the GPU, which runs all rounds |
+//! | [`Resident`] | rows of up to 1,024 dimensions | rows stay on the GPU, which runs all rounds |
 //! | groups | the same, up to 32 dimensions, small problems beside others | a block of threads for each, all rounds in few launches |
 //! | by search | everything else | rows are searched in every round, the host computes sums |
 //! | on the host | small problems beside others that are not groups | the CPU |
@@ -35,6 +35,7 @@ use self::launch_groups::{GROUPS_DIM, GroupJob, GroupsWorkspace};
 use self::resident::Resident;
 use self::space::Space;
 use super::driver::memory::Buffer;
+use super::driver::sys;
 use super::driver::upload::elapsed;
 use super::handle::CudaDevice;
 use crate::device::ClusterSums;
@@ -55,16 +56,17 @@ struct CudaKMeans<'a, T> {
     input: KMeansInput<'a>,
     /// What the rows are, if they may stay on the GPU.
     space: Option<Space>,
-    problems: Vec<Problem<T>>,
+    problems: Vec<Problem<'a, T>>,
     by_search: BySearch<'a, CudaDevice, T>,
     on_host: KMeansOnHost<'a, T>,
     /// The work of ways that were left.
     work: Work,
 }
 
-struct Problem<T> {
+struct Problem<'a, T> {
     given: KMeansProblem,
     rows: Rows,
+    weights: Option<&'a [f64]>,
     /// The way that suits the rows, and the one taken now.
     suits: Way,
     way: Way,
@@ -94,7 +96,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         problems: Vec<KMeansProblem>,
         sent: Option<(Buffer, Work)>,
     ) -> Self {
-        let space = Space::of_input(input);
+        let space = Space::of(input.kind());
         let (dim, is_alone) = (input.rows.matrix().dim(), problems.len() == 1);
         let suits = |problem: &KMeansProblem| {
             let (rows, k) = (problem.rows.len(), problem.k);
@@ -112,6 +114,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let all = problems.iter().map(|given| Problem {
             given: given.clone(),
             rows: input.rows.slice(given.rows.clone()),
+            weights: input.weights.map(|weights| &weights[given.rows.clone()]),
             suits: suits(given),
             way: suits(given),
             begun: (Vec::new(), None),
@@ -154,11 +157,10 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
 
     /// Chooses the first centroids of a problem on the GPU.
     fn seed_there(&mut self, problem: usize, random: Random, job: &Job) -> Result<Vec<T>> {
-        let (is_alone, KMeansInput { weights, metric, .. }) =
-            (self.problems.len() == 1, self.input);
-        let Problem { given, rows, way, uploaded, resident, .. } = &mut self.problems[problem];
-        let sent = uploaded.take();
-        let of = (weights.map(|weights| &weights[given.rows.clone()]), metric);
+        let (is_alone, metric) = (self.problems.len() == 1, self.input.metric);
+        let Problem { given, rows, weights, way, uploaded, resident, .. } =
+            &mut self.problems[problem];
+        let (sent, of) = (uploaded.take(), (*weights, metric));
         let (centroids, sent, work) =
             seeding::choose(&self.device, (rows, sent), of, given, random, job)?;
         self.work += work;
@@ -240,7 +242,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     ) -> Result<Vec<Option<RoundsRun>>> {
         let limit = groups.iter().map(|(_, limit)| *limit).max().unwrap_or(0);
         let of_groups = self.problems.iter_mut().filter(|problem| problem.way == Way::Group);
-        let made = in_parallel(of_groups.collect(), |problem: &mut Problem<T>| {
+        let made = in_parallel(of_groups.collect(), |problem: &mut Problem<'_, T>| {
             job.check()?;
             problem.empty();
             Ok::<_, Error>(())
@@ -251,7 +253,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let CudaDevice { gpu, memory, .. } = self.device.as_ref();
         let kernels = RoundKernels::get(gpu, self.space()?, false)?;
         let (buffer, sent) = self.device.send_rows(self.input.rows, job)?;
-        let rows = (buffer, self.input.rows.len());
+        let weights = self.input.weights.map(|all| self.device.send(&[sys::bytes_of(all)], job));
+        let rows = (buffer, self.input.rows.len(), weights.transpose()?);
         let begin = gpu.timestamp()?;
         let mut workspace = GroupsWorkspace::new(&kernels, &gpu.compute, memory, rows, &jobs)?;
         workspace.run(&kernels, limit, job)?;
@@ -260,7 +263,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         self.work += Work { kernel: elapsed(&begin, &end)?, ..sent };
         let runs = groups.iter().zip(found).map(|((problem, _), (status, group))| {
             let stop = status.stop_reason().unwrap_or(StopReason::Limit);
-            if stop == StopReason::EmptyCluster {
+            if stop == StopReason::EmptyCluster || status.is_given_up() {
                 return None;
             }
             let assignment = Assignment { labels: group.labels, costs: group.costs };
@@ -272,7 +275,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     }
 }
 
-impl<T: Real> Problem<T> {
+impl<T: Real> Problem<'_, T> {
     /// The problem on the GPU.
     fn resident(
         &mut self,
@@ -284,7 +287,7 @@ impl<T: Real> Problem<T> {
             let empty = self.empty();
             let rows = (&self.rows, self.uploaded.take());
             let of = (&empty, space, way);
-            let mut resident = Resident::open(device, rows, &self.given, of, job)?;
+            let mut resident = Resident::open(device, rows, self.weights, &self.given, of, job)?;
             resident.start(&self.begun.0)?;
             self.resident = Some(resident);
         }
@@ -295,7 +298,7 @@ impl<T: Real> Problem<T> {
     fn empty(&mut self) -> ClusterSums {
         let (k, dim) = (self.given.k, self.rows.matrix().dim());
         let values: &[T] = self.rows.reals().expect("a session has rows of its own type");
-        self.empty.get_or_insert_with(|| ClusterSums::new(values, None, dim, k)).clone()
+        self.empty.get_or_insert_with(|| ClusterSums::new(values, self.weights, dim, k)).clone()
     }
 
     fn group_job(&mut self) -> GroupJob<T> {
@@ -464,7 +467,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         if state.done.is_some() {
             let empty = state.empty();
             let labels = state.done.as_ref().map_or(&[][..], |(_, done)| &done.labels);
-            return sums_of(&state.rows, labels, empty, job);
+            return sums_of((&state.rows, state.weights), labels, empty, job);
         }
         match (state.way, &mut state.resident) {
             (Way::Resident(_), Some(resident)) => resident.sums(),

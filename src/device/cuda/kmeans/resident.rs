@@ -14,6 +14,7 @@ use crate::device::ClusterSums;
 use crate::device::contract::{Assignment, KMeansProblem, RoundsRun, StopReason, Work};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
+use crate::device::cuda::driver::sys;
 use crate::device::cuda::driver::upload::elapsed;
 use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::Result;
@@ -49,6 +50,7 @@ impl Resident {
     pub(super) fn open(
         device: &CudaDevice,
         (rows, uploaded): (&Rows, Option<Buffer>),
+        weights: Option<&[f64]>,
         problem: &KMeansProblem,
         (empty, space, way): (&ClusterSums, Space, Way),
         job: &Job,
@@ -61,7 +63,9 @@ impl Resident {
             None => device.send_rows(rows, job)?,
         };
         let (shape, start) = ((rows.len(), way), (problem, empty));
-        let workspace = Workspace::new(kernels, &gpu.compute, memory, buffer, shape, start)?;
+        let weights = weights.map(|weights| device.send(&[sys::bytes_of(weights)], job));
+        let rows_of = (buffer, weights.transpose()?);
+        let workspace = Workspace::new(kernels, &gpu.compute, memory, rows_of, shape, start)?;
         let (gpu, memory, empty) = (gpu.clone(), memory.clone(), empty.clone());
         let (rows, computing) = (rows.len(), Vec::new());
         Ok(Self { gpu, memory, workspace, empty, rows, work, computing })
@@ -94,8 +98,8 @@ impl Resident {
         self.set(centroids)
     }
 
-    /// Runs rounds until there is a [`StopReason`]. `None` if too many centroids are equally near to
-    /// rows; the state on the device is then useless, except for the centroids.
+    /// Runs rounds until there is a [`StopReason`]. `None` if they are given up: the state on the device is then useless,
+    /// except for the centroids.
     pub(super) fn run(&mut self, limit: usize, job: &Job) -> Result<Option<RoundsRun>> {
         let before = self.workspace.status()?;
         let (mut ordered, mut told) = (0, 0);
@@ -123,19 +127,18 @@ impl Resident {
         let rounds = told;
         self.work.redone += status.rechecked - before.rechecked;
         self.work.pairs += rounds as u64 * self.rows as u64 * self.empty.clusters() as u64;
-        if status.is_crowded() {
+        if status.is_given_up() {
             return Ok(None);
         }
         let stop = status.stop_reason().unwrap_or(StopReason::Limit);
         Ok(Some(RoundsRun { rounds, moved: status.moved_last as usize, stop }))
     }
 
-    /// Puts every row into the cluster of its nearest centroid. False if too many centroids are
-    /// equally near.
+    /// Puts every row into the cluster of its nearest centroid. False if that is given up.
     pub(super) fn assign(&mut self, job: &Job) -> Result<bool> {
         self.timed(|resident| resident.workspace.assign(true, job))?;
         self.work.pairs += self.rows as u64 * self.empty.clusters() as u64;
-        Ok(!self.workspace.status()?.is_crowded())
+        Ok(!self.workspace.status()?.is_given_up())
     }
 
     /// The cluster of every row, and its distance from that centroid.

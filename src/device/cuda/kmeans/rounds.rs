@@ -182,7 +182,7 @@ impl Workspace {
                     (least, uncertain)
                 }
             };
-            let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.space.dim;
+            let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.space.width();
             let all = config(threads.div_ceil(256), 256, 0);
             return self.launch(&self.kernels.add_sorted, ("add_sorted", all), |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(&kernel.in_sums).arg(&labels).arg(&positions);

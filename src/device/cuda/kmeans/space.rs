@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use crate::device::contract::KMeansInput;
+use crate::device::contract::KMeansKind;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
 use crate::matrix::{ElementKind, Real};
 use crate::metric::Metric;
 
-/// Bins of a wide sum, by the type of elements.
+/// Bins of a wide sum of numbers of float32, and of float64.
 pub(super) const SINGLE_BINS: usize = 9;
 pub(super) const DOUBLE_BINS: usize = 66;
 
@@ -30,25 +30,40 @@ pub(super) struct Space {
     pub(super) metric: Metric,
     /// Elements of a row.
     pub(super) dim: usize,
+    pub(super) has_weights: bool,
 }
 
 impl Space {
     /// That of rows of a kind, if they may stay there.
-    pub(super) fn of(kind: ElementKind, metric: Metric, dim: usize) -> Option<Self> {
-        let element = match kind {
+    pub(super) fn of(kind: KMeansKind) -> Option<Self> {
+        let KMeansKind { elements, metric, dim, has_weights } = kind;
+        let element = match elements {
             ElementKind::F32 => Element::F32,
             ElementKind::F64 => Element::F64,
             ElementKind::Bits | ElementKind::Sets => return None,
         };
         let is_known = matches!(metric, Metric::SqEuclidean | Metric::Cosine);
-        is_known.then_some(Self { element, metric, dim })
+        is_known.then_some(Self { element, metric, dim, has_weights })
     }
 
-    /// That of the rows of an input, if they may stay there.
-    pub(super) fn of_input(input: KMeansInput<'_>) -> Option<Self> {
-        let matrix = input.rows.matrix();
-        let space = Self::of(matrix.kind(), input.metric, matrix.dim());
-        space.filter(|_| input.weights.is_none())
+    /// Numbers of a row that are added up: its elements times its weight, and that if there are weights.
+    pub(super) fn width(self) -> usize {
+        self.dim + usize::from(self.has_weights)
+    }
+
+    /// Whether these numbers have more bits than a sum of steps has room for.
+    pub(super) fn has_parts(self) -> bool {
+        self.element == Element::F64 || self.has_weights
+    }
+
+    /// Bins of a wide sum.
+    pub(super) fn bins(self) -> usize {
+        if self.has_parts() { DOUBLE_BINS } else { SINGLE_BINS }
+    }
+
+    /// The exponent of the smallest of the numbers that are added up.
+    pub(super) fn least_exponent(self) -> i32 {
+        if self.has_parts() { -1074 } else { -149 }
     }
 
     /// Whether rounding may change the mean of equal rows: see `kernels/kmeans/sums.cuh`.
@@ -101,27 +116,6 @@ impl Element {
             Self::F32 => f64::from(f32::EPSILON) / 2.0,
             Self::F64 => f64::EPSILON / 2.0,
         }
-    }
-
-    /// The exponent of the smallest positive number.
-    pub(super) fn least_exponent(self) -> i32 {
-        match self {
-            Self::F32 => -149,
-            Self::F64 => -1074,
-        }
-    }
-
-    /// Bins of a wide sum.
-    pub(super) fn bins(self) -> usize {
-        match self {
-            Self::F32 => SINGLE_BINS,
-            Self::F64 => DOUBLE_BINS,
-        }
-    }
-
-    /// Whether sums have parts of steps: elements have more bits than a sum of steps has room for.
-    pub(super) fn has_parts(self) -> bool {
-        self == Self::F64
     }
 
     /// The first numbers of a buffer, all of this type. Waits for the stream.

@@ -35,15 +35,15 @@ const GOING_ON: u32 = 0;
 const STABLE: u32 = 1;
 const CONVERGED: u32 = 2;
 const EMPTY_CLUSTER: u32 = 3;
-const CROWDED: u32 = 4;
+const GIVEN_UP: u32 = 4;
 
 impl Status {
     pub(super) fn is_going_on(&self) -> bool {
         self.end == GOING_ON
     }
 
-    pub(super) fn is_crowded(&self) -> bool {
-        self.end == CROWDED
+    pub(super) fn is_given_up(&self) -> bool {
+        self.end == GIVEN_UP
     }
 
     /// Why rounds stopped, if they did.
@@ -62,7 +62,7 @@ unsafe impl DeviceRepr for Status {}
 
 /// The structs of `kernels/kmeans`: addresses on the device, and numbers.
 const _: () = assert!(size_of::<Status>() == 80 && size_of::<Rounds>() == 80);
-const _: () = assert!(size_of::<Sums>() == 88 && size_of::<Near>() == 16);
+const _: () = assert!(size_of::<Sums>() == 96 && size_of::<Near>() == 16);
 const _: () = assert!(size_of::<Halves>() == 136);
 
 /// The rows and the state of rounds.
@@ -91,17 +91,20 @@ pub(super) struct Rounds {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sums {
-    /// k × dim of i64, parts of steps only of some [elements](super::space::Element::has_parts); and k of i64.
+    /// A f64 for each row, or null.
+    pub(super) weights: u64,
+    /// k × [width](super::space::Space::width) of i64, parts of steps only in some
+    /// [spaces](super::space::Space::has_parts); and k of i64.
     pub(super) sums: u64,
     pub(super) parts: u64,
     pub(super) counts: u64,
-    /// k × dim × [bins](super::space::Element::bins) of i64, and k of u32.
+    /// k × width × [bins](super::space::Space::bins) of i64, and k of u32.
     pub(super) wide: u64,
     pub(super) is_wide: u64,
     /// k of u32, and of u64, in some [spaces](super::space::Space::has_singles).
     pub(super) first_rows: u64,
     pub(super) differing: u64,
-    /// dim of f64.
+    /// Width of f64.
     pub(super) inverse: u64,
     /// k of f64.
     pub(super) shifts: u64,

@@ -31,14 +31,14 @@ impl SumsMemory {
         space: Space,
         allocate: impl Fn(usize) -> Result<Buffer>,
     ) -> Result<Self> {
-        let Space { element, dim, .. } = space;
+        let numbers = k * space.width();
         let singles = || Ok([allocate(k * 4)?, allocate(k * 8)?]);
         Ok(Self {
             space,
-            parts: element.has_parts().then(|| allocate(k * dim * 8)).transpose()?,
-            sums: allocate(k * dim * 8)?,
+            parts: space.has_parts().then(|| allocate(numbers * 8)).transpose()?,
+            sums: allocate(numbers * 8)?,
             counts: allocate(k * 8)?,
-            wide: allocate(k * dim * element.bins() * 8)?,
+            wide: allocate(numbers * space.bins() * 8)?,
             is_wide: allocate(k * 4)?,
             singles: space.has_singles().then(singles).transpose()?,
         })
@@ -73,22 +73,36 @@ impl SumsMemory {
     ) -> Result<ClusterSums> {
         let home = failed("cuMemcpyDtoHAsync");
         let Self { space, sums, parts, counts, wide, is_wide, .. } = self;
-        let (k, Space { element, dim, .. }) = (empty.clusters(), *space);
+        let (k, dim, width) = (empty.clusters(), space.dim, space.width());
         let mut found = empty.cleared();
-        found.sums.high = sys::read(stream, sums.slice(), k * dim).map_err(&home)?;
-        if let Some(parts) = parts {
-            found.sums.low = sys::read(stream, parts.slice(), k * dim).map_err(&home)?;
-        }
         found.counts = sys::read(stream, counts.slice(), k).map_err(&home)?;
+        let mut put = |numbers: Vec<i64>, is_low: bool| {
+            let of_clusters = numbers.chunks_exact(width).enumerate();
+            for (cluster, numbers) in of_clusters {
+                let (elements, weight) = numbers.split_at(dim);
+                found.sums.steps_mut(is_low)[cluster * dim..][..dim].copy_from_slice(elements);
+                if let Some(weights) = &mut found.weights {
+                    weights.steps_mut(is_low)[cluster..][..1].copy_from_slice(weight);
+                }
+            }
+        };
+        put(sys::read(stream, sums.slice(), k * width).map_err(&home)?, false);
+        if let Some(parts) = parts {
+            put(sys::read(stream, parts.slice(), k * width).map_err(&home)?, true);
+        }
         let is_wide: Vec<u32> = sys::read(stream, is_wide.slice(), k).map_err(&home)?;
         if is_wide.iter().all(|is_wide| *is_wide == 0) {
             return Ok(found);
         }
-        let (size, least) = (element.bins(), element.least_exponent());
-        let bins: Vec<i64> = sys::read(stream, wide.slice(), k * dim * size).map_err(&home)?;
+        let (size, least) = (space.bins(), space.least_exponent());
+        let bins: Vec<i64> = sys::read(stream, wide.slice(), k * width * size).map_err(&home)?;
         for (place, bins) in bins.chunks_exact(size).enumerate() {
-            if bins.iter().any(|bin| *bin != 0) {
-                found.sums.add_digits(place, bins, least);
+            if bins.iter().all(|bin| *bin == 0) {
+                continue;
+            }
+            match (place / width, place % width, &mut found.weights) {
+                (cluster, j, Some(weights)) if j == dim => weights.add_digits(cluster, bins, least),
+                (cluster, j, _) => found.sums.add_digits(cluster * dim + j, bins, least),
             }
         }
         Ok(found)

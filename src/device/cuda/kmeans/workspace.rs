@@ -65,21 +65,24 @@ const MOST_SCALES: usize = 4;
 const LEAST_TYPICAL: f32 = 1.0;
 
 impl Workspace {
-    /// Memory for rounds over `rows`, whose `ready` event has already been waited for.
+    /// Memory for rounds over `rows`, which have been waited for, and whose weights have, if they have any.
     ///
     /// In one piece: it is a list of what there is, each in the size that its field says.
     pub(super) fn new(
         kernels: Arc<RoundKernels>,
         stream: &Arc<CudaStream>,
         memory: &Arc<Memory>,
-        rows: Buffer,
+        (rows, weights): (Buffer, Option<Buffer>),
         (count, way): (usize, Way),
         (problem, empty): (&KMeansProblem, &ClusterSums),
     ) -> Result<Self> {
         let (Space { element, dim, .. }, k) = (kernels.space, problem.k);
-        let steps = &empty.sums.steps;
-        assert!(count <= MOST_ROWS && problem.origin.len() == dim && steps.inverse.len() == dim);
+        let steps = empty.inverse_steps();
+        assert!(count <= MOST_ROWS && problem.origin.len() == dim);
+        assert!(steps.len() == kernels.space.width());
         check_size(&rows, count * dim, element.bytes());
+        assert_eq!(weights.is_some(), kernels.space.has_weights);
+        weights.iter().for_each(|weights| check_size(weights, count, size_of::<f64>()));
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
         let mut kept = Vec::new();
         let mut place = |bytes: usize| -> Result<u64> {
@@ -95,9 +98,9 @@ impl Workspace {
         let [of_rows, drifts, listed] = Gaps::addresses(gaps.as_ref(), stream);
         let sums = SumsMemory::new(k, kernels.space, allocate)?;
         let [parts, first_rows, differing] = sums.addresses(stream);
-        let (mut origin, mut inverse) = (allocate(dim * 8)?, allocate(dim * 8)?);
+        let (mut origin, mut inverse) = (allocate(dim * 8)?, allocate(steps.len() * 8)?);
         sys::write(stream, origin.slice_mut(), &problem.origin)?;
-        sys::write(stream, inverse.slice_mut(), &steps.inverse)?;
+        sys::write(stream, inverse.slice_mut(), &steps)?;
         let rounds = Rounds {
             status: address(stream, &status),
             rows: address(stream, &rows),
@@ -112,6 +115,7 @@ impl Workspace {
             k: k as u32,
         };
         let in_sums = Sums {
+            weights: weights.as_ref().map_or(0, |weights| address(stream, weights)),
             sums: address(stream, &sums.sums),
             parts,
             counts: address(stream, &sums.counts),
@@ -121,7 +125,7 @@ impl Workspace {
             differing,
             inverse: address(stream, &inverse),
             shifts: place(k * 8)?,
-            limit: steps.limit(),
+            limit: empty.sums.steps.limit(),
             tolerance: problem.tolerance,
         };
         let (mut near, mut halves, mut sorted) = (Near::default(), Halves::default(), None);
@@ -140,7 +144,7 @@ impl Workspace {
                 halves = of_tiles(problem, (&kernels, count), origin, &mut place)?;
             }
         }
-        kept.extend([origin, inverse]);
+        kept.extend([origin, inverse].into_iter().chain(weights));
         let rate = if way == Way::Tiles { &kernels.products } else { &kernels.sums }.clone();
         let (kernels, stream) = (kernels, stream.clone());
         let mut workspace = Self {
