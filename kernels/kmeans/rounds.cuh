@@ -25,7 +25,7 @@ struct Status {
     u32 moved;             // the same in this round so far (length of the list)
     u32 uncertain;         // rows whose nearest centroid is not certain (length of the list)
     u32 pairs;             // pairs of an uncertain row and a candidate (length of the list)
-    u32 empty;             // clusters without rows
+    u32 empty;             // clusters without rows that have a weight
     u32 arrived;           // blocks that have finished `finish_round`
     u32 largest_row;       // longest rounded row, as the bits of a float
     u32 typical_row;       // a length that few rows exceed, as the bits of a float

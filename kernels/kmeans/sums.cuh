@@ -17,7 +17,8 @@ __device__ __forceinline__ Number number_in(const Rounds& rounds, Scalar x, doub
     if constexpr (!WEIGHTED) return x;
     if (j == DIM) return (Number)weight;
     const double product = multiply((double)x, weight), magnitude = fabs(product);
-    const bool is_rounded = magnitude >= Limits<double>::smallest() && magnitude < Limits<double>::infinity();
+    // A smaller one may have become the smallest normal number by rounding.
+    const bool is_rounded = magnitude > Limits<double>::smallest() && magnitude < Limits<double>::infinity();
     if (!is_rounded && x != 0) rounds.status->end = GIVEN_UP;
     return (Number)product;
 }
@@ -250,7 +251,7 @@ __device__ __forceinline__ float distance_above(double square) {
     return __double2float_ru(__dsqrt_ru(__dmul_ru(square, 1.000000000001)));
 }
 
-// Computes the squared distance that a centroid moved, by a warp; nobody needs it where a cluster has no rows.
+// Computes the squared distance that a centroid moved, by a warp; nobody needs it where a cluster has no weight.
 __device__ __forceinline__ double take_shift(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 current = rounds.status->current, lane = threadIdx.x % 32;
     const Scalar* old = rounds.centroids + ((u64)current * rounds.k + cluster) * DIM;
@@ -335,20 +336,20 @@ extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labe
     } else {
         // A warp stages some elements of 32 rows, and of their centroids, at a time.
         Total total = 0;
-        constexpr u32 WIDTH = 128 / sizeof(Scalar), ROWS = 32 / WIDTH;
-        __shared__ Scalar tiles[4][2][32][WIDTH + 1];
-        const u32 lane = threadIdx.x % 32, first = row - lane, own = lane % WIDTH;
+        constexpr u32 STAGED = 128 / sizeof(Scalar), ROWS = 32 / STAGED;
+        __shared__ Scalar tiles[4][2][32][STAGED + 1];
+        const u32 lane = threadIdx.x % 32, first = row - lane, own = lane % STAGED;
         auto& tile = tiles[threadIdx.x / 32];
-        for (u32 start = 0; start < DIM; start += WIDTH) {
+        for (u32 start = 0; start < DIM; start += STAGED) {
             const u32 j = start + own;
-            for (u32 r = lane / WIDTH; r < 32; r += ROWS) {
+            for (u32 r = lane / STAGED; r < 32; r += ROWS) {
                 const u32 other = __shfl_sync(0xffffffffu, cluster, r);
                 if (first + r >= rounds.count || j >= DIM) continue;
                 tile[0][r][own] = rounds.rows[(u64)(first + r) * DIM + j];
                 tile[1][r][own] = centroids[(u64)other * DIM + j];
             }
             __syncwarp();
-            const u32 width = DIM - start < WIDTH ? DIM - start : WIDTH;
+            const u32 width = DIM - start < STAGED ? DIM - start : STAGED;
             for (u32 i = 0; i < width; i++) {
                 total = add_pair(tile[0][lane][i], tile[1][lane][i], total);
             }

@@ -152,8 +152,8 @@ fn in_parts(x: f64, weight: f64, inverse: f64, step: f64, limit: f64) -> (i64, i
     let (nearest, whole) = integer(scaled);
     let rest = scaled - nearest;
     let (nearest_part, parts) = integer(rest * limit);
-    // A subnormal or infinite product is not the exact one rounded to 53 bits.
-    let is_rounded_once = (product.abs() >= f64::MIN_POSITIVE) | (x == 0.0);
+    // A subnormal or infinite product is not the exact one rounded to 53 bits, nor one that rounding has made normal.
+    let is_rounded_once = (product.abs() > f64::MIN_POSITIVE) | (x == 0.0);
     let is_all = (scaled * step == product) & (nearest_part == rest * limit);
     (whole, parts, is_rounded_once & is_all & (scaled.abs() <= limit))
 }
@@ -510,6 +510,15 @@ mod tests {
         let weight = sums_of(&[1e-300], None).total(0, 0);
         let mean = sums.total(0, 0).over(weight);
         assert!((mean - 3e-30).abs() <= 1e-45, "{mean}");
+    }
+
+    #[test]
+    fn a_product_that_rounding_would_make_normal_is_rounded_to_53_bits() {
+        let (rows, smallest) = ([1.0 - f64::EPSILON / 2.0, -0.5], f64::MIN_POSITIVE);
+        let weights = [smallest, 2.0 * smallest];
+        let weight = sums_of(&weights, None).total(0, 0);
+        let mean = sums_of(&rows, Some(&weights)).total(0, 0).over(weight);
+        assert_eq!(mean, -f64::EPSILON / 2.0 / 3.0);
     }
 
     #[test]

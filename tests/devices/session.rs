@@ -279,50 +279,68 @@ fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
             let sizes =
                 [30, 7, 9000, 64, 200].map(|size| if i == 0 { size } else { size.min(200) });
             let values = kind.rows(i as u64, sizes.iter().sum(), dim);
-            let rows = matrix_f32(&values, dim, Metric::SqEuclidean);
-            let x = all_of::<f32>(&rows)?;
-            let input = KMeansInput { rows: &rows, weights: None, metric: Metric::SqEuclidean };
-            let starts = sizes.iter().scan(0, |end, size| {
-                *end += size;
-                Some(*end - size..*end)
-            });
-            let ks = sizes.map(|size| if size == 9000 { 1000 } else { 5 });
-            let problems: Vec<_> = starts
-                .zip(ks)
-                .map(|(rows, k)| KMeansProblem::new::<f32>(input, rows, k, 1e-4, &Job::default()))
-                .collect::<Result<_, _>>()?;
-            let job = Job::default();
-            let first =
-                |problem: &KMeansProblem| x[problem.rows.start * dim..][..problem.k * dim].to_vec();
-            let found = in_session::<f32, _>(device, input, problems.clone(), |session| {
-                for (i, problem) in problems.iter().enumerate() {
-                    session.start(i, first(problem), &job)?;
-                }
-                let asked: Vec<_> = (0..problems.len()).map(|i| (i, 4)).collect();
-                let runs = session.run(&asked, &job)?;
-                outcome(session, runs, &job)
-            })?;
-            for (i, problem) in problems.iter().enumerate() {
-                let own = rows.slice(problem.rows.clone());
-                let run = |device: &AnyDevice, input, asked| {
-                    in_session::<f32, _>(device, input, vec![asked], |session| {
-                        let seeds = session.seed(vec![(0, Random::new(7))], &job)?;
-                        session.start(0, first(problem), &job)?;
-                        let runs = session.run(&[(0, 4)], &job)?;
-                        Ok((seeds, outcome(session, runs, &job)?))
-                    })
-                };
-                let alone = KMeansProblem { rows: 0..own.len(), ..problem.clone() };
-                let only = KMeansInput { rows: &own, ..input };
-                let (seeds, alone) = run(&AnyDevice::cpu(), only, alone)?;
-                // The only problem of a session whose rows are more.
-                if run(device, input, problem.clone())? != (seeds, alone.clone()) {
-                    return Err(format!("{kind:?}, dim {dim}, {i}: other rows count").into());
-                }
-                if alone[0] != found[i] {
-                    return Err(format!("{kind:?}, dim {dim}, problem {i}: not as alone").into());
-                }
+            // Some rows have no weight, or one whose products float64 does not hold.
+            let weights = [[1.0; 3], [0.1, 2.0, 0.0], [1.0, 1e-308, 2.0]];
+            for weights in weights {
+                let weights: Vec<f64> = (0..values.len()).map(|row| weights[row % 3]).collect();
+                let weights = weights.iter().any(|weight| *weight != 1.0).then_some(&*weights);
+                let rows = matrix_f32(&values, dim, Metric::SqEuclidean);
+                let metric = Metric::SqEuclidean;
+                each_as_alone(device, KMeansInput { rows: &rows, weights, metric }, &sizes)
+                    .map_err(|e| {
+                        format!("{kind:?}, dim {dim}, weights {}: {e:?}", weights.is_some())
+                    })?;
             }
+        }
+    }
+    Ok(())
+}
+
+fn each_as_alone(
+    device: &AnyDevice,
+    input: KMeansInput<'_>,
+    sizes: &[usize],
+) -> Result<(), Failed> {
+    let (dim, x) = (input.rows.matrix().dim(), all_of::<f32>(input.rows)?);
+    let mut end = 0;
+    let problems: Vec<_> = sizes
+        .iter()
+        .map(|size| {
+            let k = if *size == 9000 { 1000 } else { 5 };
+            end += size;
+            KMeansProblem::new::<f32>(input, end - size..end, k, 1e-4, &Job::default())
+        })
+        .collect::<Result<_, _>>()?;
+    let job = Job::default();
+    let first = |problem: &KMeansProblem| x[problem.rows.start * dim..][..problem.k * dim].to_vec();
+    let found = in_session::<f32, _>(device, input, problems.clone(), |session| {
+        for (i, problem) in problems.iter().enumerate() {
+            session.start(i, first(problem), &job)?;
+        }
+        let asked: Vec<_> = (0..problems.len()).map(|i| (i, 4)).collect();
+        let runs = session.run(&asked, &job)?;
+        outcome(session, runs, &job)
+    })?;
+    for (i, problem) in problems.iter().enumerate() {
+        let own = input.rows.slice(problem.rows.clone());
+        let run = |device: &AnyDevice, input, asked| {
+            in_session::<f32, _>(device, input, vec![asked], |session| {
+                let seeds = session.seed(vec![(0, Random::new(7))], &job)?;
+                session.start(0, first(problem), &job)?;
+                let runs = session.run(&[(0, 4)], &job)?;
+                Ok((seeds, outcome(session, runs, &job)?))
+            })
+        };
+        let alone = KMeansProblem { rows: 0..own.len(), ..problem.clone() };
+        let weights = input.weights.map(|weights| &weights[problem.rows.clone()]);
+        let only = KMeansInput { rows: &own, weights, ..input };
+        let (seeds, alone) = run(&AnyDevice::cpu(), only, alone)?;
+        // The only problem of a session whose rows are more.
+        if run(device, input, problem.clone())? != (seeds, alone.clone()) {
+            return Err(format!("problem {i}: other rows count").into());
+        }
+        if alone[0] != found[i] {
+            return Err(format!("problem {i}: not as alone").into());
         }
     }
     Ok(())
@@ -366,7 +384,8 @@ fn sent_once_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
                     session.assign(0, &job)?;
                     Ok(session.take_work()?)
                 })?;
-                let once = (count * dim * size_of::<T>()) as u64;
+                let numbers = count * dim * size_of::<T>();
+                let once = (numbers + weights.map_or(0, size_of_val)) as u64;
                 if work.bytes_sent > once + once / 8 {
                     let context = format!("{metric}, dim {dim}, weights {}", weights.is_some());
                     return Err(format!("{context}: {} of {once}", work.bytes_sent).into());

@@ -10,7 +10,8 @@
 //! First centroids are chosen on the GPU, whatever the way, unless a problem is small.
 //!
 //! A problem falls back to the general ways where its own one gives up: centroids so far away that
-//! squares overflow, too many of them equally near, too little memory.
+//! squares overflow, too many of them equally near, weights that make numbers which float64 does not hold, too little
+//! memory.
 
 mod device;
 mod gaps;

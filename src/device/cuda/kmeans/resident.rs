@@ -58,11 +58,12 @@ impl Resident {
         assert!(rows.len() <= MOST_ROWS);
         let CudaDevice { gpu, memory, .. } = device;
         let kernels = Self::kernels(device, space, way)?;
-        let (buffer, work) = match uploaded {
+        let (buffer, mut work) = match uploaded {
             Some(buffer) => (buffer, Work::default()),
             None => device.send_rows(rows, job)?,
         };
         let (shape, start) = ((rows.len(), way), (problem, empty));
+        work.bytes_sent += weights.map_or(0, size_of_val) as u64;
         let weights = weights.map(|weights| device.send(&[sys::bytes_of(weights)], job));
         let rows_of = (buffer, weights.transpose()?);
         let workspace = Workspace::new(kernels, &gpu.compute, memory, rows_of, shape, start)?;

@@ -293,9 +293,10 @@ impl Workspace {
         let mut launch = self.stream.launch_builder(function);
         add(&mut launch, self);
         // SAFETY: the structs' buffers live as long as this workspace, have the sizes that are written
-        // at their fields, and are used on this stream only; kernels touch positions of rows below
-        // `count`, clusters below `k` and elements below `dim`, for which they were compiled. Lists
-        // of rows hold each row once at most. Arguments are those that the kernel declares.
+        // at their fields, and are used on this stream only; kernels touch positions and numbers of rows
+        // below `count`, clusters below `k`, and elements and sums below the space's `dim` and width, for
+        // which they were compiled. Lists of rows hold each row once at most. Arguments are those that
+        // the kernel declares.
         unsafe { launch.launch(grid) }.map_err(failed(name))?;
         Ok(())
     }
