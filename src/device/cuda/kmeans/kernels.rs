@@ -126,15 +126,9 @@ impl RoundKernels {
     }
 
     fn load(gpu: &Gpu, space: Space, by_groups: bool) -> Result<Self> {
-        let (Space { element, metric, dim, has_weights }, limits) = (space, gpu.limits);
+        let (dim, limits) = (space.dim, gpu.limits);
         let images = Images::of(dim).filter(|_| by_groups && has_tiles(dim, limits));
-        let mut parameters = vec![
-            format!("ELEMENT={}", element.name()),
-            format!("METRIC={}", metric.name().to_uppercase()),
-            format!("DIM={dim}"),
-            format!("WEIGHTED={}", u32::from(has_weights)),
-        ];
-        parameters.extend(Images::parameters(images));
+        let parameters = [&space.parameters()[..], &Images::parameters(images)].concat();
         let module = gpu.load(&Program::new("kmeans.cu", &parameters, &CONSTANTS))?;
         let by_groups = images.map(|images| {
             let program = Program::new("kmeans_groups.cu", &parameters, &CONSTANTS);

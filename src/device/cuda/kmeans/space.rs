@@ -46,6 +46,17 @@ impl Space {
         is_known.then_some(Self { element, metric, dim, has_weights })
     }
 
+    /// The parameters of kernels for such rows.
+    pub(super) fn parameters(self) -> [String; 4] {
+        let Self { element, metric, dim, has_weights } = self;
+        [
+            format!("ELEMENT={}", element.name()),
+            format!("METRIC={}", metric.name().to_uppercase()),
+            format!("DIM={dim}"),
+            format!("WEIGHTED={}", u32::from(has_weights)),
+        ]
+    }
+
     /// Numbers of a row that are added up: its elements times its weight, and that if there are weights.
     pub(super) fn width(self) -> usize {
         self.dim + usize::from(self.has_weights)
