@@ -1,4 +1,4 @@
-//! What rows are that stay on a GPU: the type of their elements, and their metric.
+//! What rows are that stay on a GPU: the type of their elements, their metric, and whether they have weights.
 
 use std::sync::Arc;
 
