@@ -89,7 +89,8 @@ impl GroupsWorkspace {
         (rows, count, weights): (Buffer, usize, Option<Buffer>),
         groups: &[GroupJob<T>],
     ) -> Result<Self> {
-        let (space, Space { element, dim, .. }) = (kernels.space, kernels.space);
+        let space = kernels.space;
+        let Space { element, dim, .. } = space;
         let width = space.width();
         let size = element.bytes();
         assert!(dim <= GROUPS_DIM && count <= MOST_ROWS);

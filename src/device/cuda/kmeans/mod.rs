@@ -253,7 +253,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let jobs: Vec<GroupJob<T>> = jobs.collect();
         let CudaDevice { gpu, memory, .. } = self.device.as_ref();
         let kernels = RoundKernels::get(gpu, self.space()?, false)?;
-        let (buffer, sent) = self.device.send_rows(self.input.rows, job)?;
+        let (buffer, mut sent) = self.device.send_rows(self.input.rows, job)?;
+        sent.bytes_sent += self.input.weights.map_or(0, size_of_val) as u64;
         let weights = self.input.weights.map(|all| self.device.send(&[sys::bytes_of(all)], job));
         let rows = (buffer, self.input.rows.len(), weights.transpose()?);
         let begin = gpu.timestamp()?;

@@ -53,6 +53,7 @@ pub(super) fn choose<T: Real>(
         Some(sent) => (sent, Work::default()),
         None => device.send_rows(rows, job)?,
     };
+    work.bytes_sent += weights.map_or(0, size_of_val) as u64;
     let input = Input { rows, uploaded: &uploaded, weights, metric, problem };
     let (chosen, kernel) = plus_plus::<T>(device, &input, random, job)?;
     work.kernel += kernel;
