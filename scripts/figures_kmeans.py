@@ -2,13 +2,14 @@
 """Time whole statements of `kmeans` with its defaults, from Parquet to the answer, beside scikit-learn and FAISS.
 
     figures_kmeans.py --dir DIR [--program target/debug/neighbors] [--device cpu] [--only NAME,...] [--seeds 3]
-                      [--rounds N] [--peers sklearn,faiss] [--make]
+                      [--rounds N] [--peers sklearn,faiss] [--reading] [--warm] [--make]
 
 DIR holds NAME-base.parquet as benches/workloads.py, make_sift.py --all and make_embeddings.py write them, whole or scaled;
 `--make` adds two of its own. A statement is timed from the end of another one, which selects a number, to its last line, in
 a process of its own, whose whole time with start and end is beside it. Peers are timed from reading the file on, in this
 process, with one and with two threads of BLAS, of which the faster counts; FAISS runs its 20 rounds. Every time is the
-median over the seeds; so is the inertia, which is that of the best of all in the last column.
+median over the seeds; so is the inertia, which is that of the best of all in the last column. `--reading` adds a statement
+that only reads the vectors; with `--warm` the other one is the same statement, so that a GPU has been started.
 """
 import argparse
 import os
@@ -38,6 +39,8 @@ def main():
     a.add_argument("--seeds", type=int, default=3)
     a.add_argument("--rounds", type=int)
     a.add_argument("--peers", default="sklearn,faiss")
+    a.add_argument("--reading", action="store_true")
+    a.add_argument("--warm", action="store_true")
     a.add_argument("--make", action="store_true")
     o = a.parse_args()
     if o.make:
@@ -55,6 +58,10 @@ def figure(o, task, path, k, metric):
     for peer in filter(None, o.peers.split(",")):
         found.append((peer, *PEERS[peer](o, path, k, metric)))
     best = min(inertia for *_, inertia in found)
+    if o.reading:
+        times, _ = zip(*(run(o, f"SELECT count(v), sum(v[1]) FROM '{path}';\n") for _ in range(o.seeds)))
+        seconds, process = (statistics.median(of) for of in zip(*times))
+        print(f"| {task} | | reading alone | {seconds:.3f} | {process:.3f} | | | |", flush=True)
     rows = pq.read_metadata(path).num_rows
     for what, (seconds, process), rounds, phases, inertia in found:
         process = f"{process:.3f}" if process else ""
@@ -83,7 +90,8 @@ def ours(o, path, k, metric):
 def run(o, statement):
     """The seconds of a statement and of its process, and what it printed."""
     with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
-        file.write(f"SET neighbors.device = '{o.device}';\nSELECT 1;\n{statement}")
+        first = statement if o.warm else ""
+        file.write(f"SET neighbors.device = '{o.device}';\n{first}SELECT 1;\n{statement}")
         file.flush()
         start = time.perf_counter()
         with subprocess.Popen([o.program, "-f", file.name], stdout=subprocess.PIPE, text=True) as process:
@@ -91,8 +99,9 @@ def run(o, statement):
         end = time.perf_counter()
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, process.args)
-        # Tables end with a rule; that of the number is three of them and two lines.
-        return (lines[-1][1] - lines[4][1], end - start), "".join(line for line, _ in lines)
+        # Tables end with a rule; below the name of the number are a rule, the number and another.
+        number = next(i for i, (line, _) in enumerate(lines) if "Int64(1)" in line) + 3
+        return (lines[-1][1] - lines[number][1], end - start), "".join(line for line, _ in lines)
 
 
 def rows_of(path, metric):

@@ -2,11 +2,12 @@
 """Time flashlib and PyTorch on a GPU, on the files that benches/workloads.py writes: what `--peers` of benches/knn.rs and
 benches/kmeans.rs reads.
 
-    peers_gpu.py knn|kmeans|whole DIR [--only NAME,...] > peers.tsv
+    peers_gpu.py knn|kmeans|variants|whole DIR [--only NAME,...] > peers.tsv
 
 A line has a workload, k, a peer and seconds, the median of three calls after a first one, with all rows on the GPU. Neither
 is exact: flashlib's "fp32" multiplies in TF32; PyTorch here is a product in float32 and `topk`. What is missing, or fails, is
-said on standard error. `whole` is k-means with flashlib's own start and 20 rounds instead, and what reading and sending take.
+said on standard error. `variants` is 20 rounds of k-means by cosine and of rows of float64, in PyTorch's products where flashlib
+has no such kernel; it is no input for the benches. `whole` is k-means with flashlib's own start and 20 rounds instead, and what reading and sending take.
 Needs torch, pyarrow and flashlib.
 """
 import argparse
@@ -97,6 +98,32 @@ def kmeans(folder, wanted):
             del values
 
 
+def rounds_of_products(rows, first, rounds):
+    centroids, parts = first, torch.split(rows, 2**17)
+    for _ in range(rounds):
+        squares = (centroids * centroids).sum(1)
+        labels = torch.cat([torch.addmm(squares, part, centroids.T, alpha=-2).argmin(1) for part in parts])
+        counts = torch.bincount(labels, minlength=len(centroids)).clamp(min=1)
+        centroids = torch.zeros_like(centroids).index_add_(0, labels, rows) / counts[:, None]
+    return centroids
+
+
+def variants(folder, wanted):
+    for workload, k, _ in KMEANS:
+        path = os.path.join(folder, f"{workload}-base.parquet")
+        if not os.path.exists(path) or (wanted and workload not in wanted):
+            continue
+        sent = send(rows(path))
+        start = sent[:: len(sent) // k][:k].clone()
+        by_cosine = lambda: flash_kmeans(sent, k, max_iters=20, tol=0.0, metric="cosine", init_centroids=start[None].clone())
+        report(workload, k, "flashlib fp32, cosine", by_cosine)
+        report(workload, k, "PyTorch fp32", lambda: rounds_of_products(sent, start, 20))
+        sent, start = sent.double(), start.double()
+        in_float64 = lambda: flash_kmeans(sent, k, max_iters=20, tol=0.0, init_centroids=start[None].clone())
+        report(workload, k, "flashlib fp64", in_float64)
+        report(workload, k, "PyTorch fp64", lambda: rounds_of_products(sent, start, 20))
+
+
 def whole(folder, wanted):
     for workload, k, _ in KMEANS:
         path = os.path.join(folder, f"{workload}-base.parquet")
@@ -119,12 +146,12 @@ def whole(folder, wanted):
 
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("what", choices=["knn", "kmeans", "whole"])
+    a.add_argument("what", choices=["knn", "kmeans", "variants", "whole"])
     a.add_argument("dir")
     a.add_argument("--only", default="")
     o = a.parse_args()
     wanted = [name for name in o.only.split(",") if name]
-    {"knn": knn, "kmeans": kmeans, "whole": whole}[o.what](o.dir, wanted)
+    {"knn": knn, "kmeans": kmeans, "variants": variants, "whole": whole}[o.what](o.dir, wanted)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ pub struct Clustering {
     /// Rows in each cluster.
     pub sizes: Vec<u64>,
     /// For each cluster, weight times squared distance (`l2`) or times distance (`cosine`) of its
-    /// rows, added up in their order.
+    /// rows, added up in their order, in blocks of rows that depend on nothing but the number of clusters.
     pub inertias: Vec<f64>,
     /// Counters of the rounds.
     pub rounds: Rounds,

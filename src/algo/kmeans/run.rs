@@ -18,6 +18,9 @@ use crate::matrix::{Matrix, Real, Rows};
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
 
+/// Rows, at least, whose costs are added up before those of others, so that sums do not depend on threads.
+const BLOCK: usize = 1 << 16;
+
 /// The progress of a problem's run.
 struct Progress {
     iterations: usize,
@@ -182,22 +185,29 @@ impl<T: Real> Input<'_, T> {
     /// The result of a run.
     fn clustering(
         &self,
-        last: Assignment<T>,
+        mut last: Assignment<T>,
         centroids: Vec<T>,
         progress: &Progress,
     ) -> Clustering {
         let k = self.params.k;
-        let (mut sizes, mut inertias) = (vec![0; k], vec![0.0; k]);
-        for (row, (label, cost)) in last.labels.iter().zip(&last.costs).enumerate() {
-            sizes[*label as usize] += 1;
-            // A row without weight costs nothing, however far it is.
-            if self.weight(row) > 0.0 {
-                inertias[*label as usize] += self.weight(row) * cost.to_f64();
+        // What blocks add up to is small beside their rows.
+        let block = BLOCK.max(16 * k);
+        let blocks = last.labels.chunks(block).zip(last.costs.chunks_mut(block)).enumerate();
+        let of_blocks = in_parallel(blocks.collect(), |(i, (labels, costs))| {
+            let totals = self.totals(i * block, labels, costs);
+            if self.params.metric == Metric::L2 {
+                costs.iter_mut().for_each(|cost| *cost = cost.sqrt());
             }
+            totals
+        });
+        let mut of_blocks = of_blocks.into_iter();
+        let (mut sizes, mut inertias) =
+            of_blocks.next().unwrap_or_else(|| (vec![0; k], vec![0.0; k]));
+        for (more_rows, more) in of_blocks {
+            sizes.iter_mut().zip(more_rows).for_each(|(size, more)| *size += more);
+            inertias.iter_mut().zip(more).for_each(|(inertia, more)| *inertia += more);
         }
-        let is_l2 = self.params.metric == Metric::L2;
-        let distance = |cost: T| if is_l2 { cost.sqrt() } else { cost };
-        let distances = Distances::of(last.costs.into_iter().map(distance).collect());
+        let distances = Distances::of(last.costs);
         let rounds = Rounds {
             iterations: progress.iterations,
             moved: progress.moved,
@@ -207,6 +217,20 @@ impl<T: Real> Input<'_, T> {
         };
         let centroids = Arc::new(Matrix::new(T::elements(centroids), k, self.dim));
         Clustering { labels: last.labels, distances, centroids, sizes, inertias, rounds }
+    }
+
+    /// Rows in each cluster, and their costs, of rows from `first` on.
+    fn totals(&self, first: usize, labels: &[u32], costs: &[T]) -> (Vec<u64>, Vec<f64>) {
+        let (mut sizes, mut inertias) = (vec![0; self.params.k], vec![0.0; self.params.k]);
+        for (row, (label, cost)) in labels.iter().zip(costs).enumerate() {
+            sizes[*label as usize] += 1;
+            // A row without weight costs nothing, however far it is.
+            let weight = self.weight(first + row);
+            if weight > 0.0 {
+                inertias[*label as usize] += weight * cost.to_f64();
+            }
+        }
+        (sizes, inertias)
     }
 }
 

@@ -244,13 +244,13 @@ pub(in crate::device::cuda) fn fill(
     unsafe { result::memset_d8_async(pointer, byte, bytes, stream.cu_stream()) }
 }
 
-/// The first `count` values of a device buffer, after all earlier work in the stream.
+/// The first `count` values of a device buffer, or of a part of one, after all earlier work in the stream.
 ///
 /// # Panics
 /// If the buffer is shorter.
 pub(in crate::device::cuda) fn read<T: DeviceRepr + Clone + Default>(
     stream: &Arc<CudaStream>,
-    from: &CudaSlice<u8>,
+    from: &impl DevicePtr<u8>,
     count: usize,
 ) -> Result<Vec<T>, DriverError> {
     assert!(count * size_of::<T>() <= from.len());

@@ -10,6 +10,7 @@ use super::kernels::{MOST_ROWS, RoundKernels};
 use super::space::{Element, Space};
 use super::structs::{Rounds, Status, Sums};
 use crate::device::ClusterSums;
+use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Counted, Pace, address, check_size, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
@@ -268,14 +269,16 @@ impl GroupsWorkspace {
     pub(super) fn finish<T: Real>(
         self,
         groups: &[GroupJob<T>],
+        gpu: &Gpu,
+        job: &Job,
     ) -> Result<Vec<(Status, GroupResult<T>)>> {
-        let home = failed("cuMemcpyDtoHAsync");
-        let (stream, all) = (&self.stream, self.clusters.iter().sum::<usize>());
-        let status = sys::read::<Status>(stream, self.status.slice(), groups.len());
-        let centroids = self.element.read::<T>(stream, &self.centroids, 2 * all * self.dim)?;
-        let labels = sys::read::<u32>(stream, self.labels.slice(), self.rows).map_err(&home)?;
-        let costs = self.element.read::<T>(stream, &self.costs, self.rows)?;
-        let status = status.map_err(&home)?;
+        let (element, all) = (self.element, self.clusters.iter().sum::<usize>());
+        let status = sys::read::<Status>(&self.stream, self.status.slice(), groups.len());
+        let status = status.map_err(failed("cuMemcpyDtoHAsync"))?;
+        let centroids = element.read::<T>(gpu, &self.centroids, 2 * all * self.dim, job)?;
+        let labels = gpu.downloader.read(&self.stream, self.labels.slice(), self.rows, job)?;
+        let labels: Vec<u32> = labels;
+        let costs = element.read::<T>(gpu, &self.costs, self.rows, job)?;
         let mut start = 0;
         let ends = groups.iter().zip(status).zip(&self.clusters).map(|((group, status), k)| {
             let size = k * self.dim;

@@ -261,7 +261,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let mut workspace = GroupsWorkspace::new(&kernels, &gpu.compute, memory, rows, &jobs)?;
         workspace.run(&kernels, limit, job)?;
         let end = gpu.timestamp()?;
-        let found = workspace.finish(&jobs)?;
+        let found = workspace.finish(&jobs, gpu, job)?;
         self.work += Work { kernel: elapsed(&begin, &end)?, ..sent };
         let runs = groups.iter().zip(found).map(|((problem, _), (status, group))| {
             let stop = status.stop_reason().unwrap_or(StopReason::Limit);
@@ -447,7 +447,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
             return Ok(assignment.clone());
         }
         match (state.way, &mut state.resident) {
-            (Way::Resident(_), Some(resident)) => resident.assignment(),
+            (Way::Resident(_), Some(resident)) => resident.assignment(job),
             _ => self.general(problem).assignment(problem, job),
         }
     }

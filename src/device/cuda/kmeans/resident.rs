@@ -143,16 +143,15 @@ impl Resident {
     }
 
     /// The cluster of every row, and its distance from that centroid.
-    pub(super) fn assignment<T: Real>(&mut self) -> Result<Assignment<T>> {
-        let memory = self.memory.clone();
-        let (labels, costs) = self.workspace.assigned(&memory)?;
+    pub(super) fn assignment<T: Real>(&mut self, job: &Job) -> Result<Assignment<T>> {
+        let (labels, costs) = self.workspace.assigned(&self.memory, &self.gpu, job)?;
         Ok(Assignment { labels, costs })
     }
 
     /// The centroids.
     pub(super) fn centroids<T: Real>(&mut self) -> Result<Vec<T>> {
         let current = self.workspace.status()?.current;
-        self.workspace.centroids(current)
+        self.workspace.centroids(current, &self.gpu)
     }
 
     /// The sums of all clusters.

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use crate::device::contract::KMeansKind;
+use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::Buffer;
-use crate::device::cuda::driver::sys::{self, failed};
+use crate::device::cuda::driver::sys;
 use crate::error::Result;
-use crate::matrix::{ElementKind, Real};
+use crate::job::Job;
+use crate::matrix::{ElementKind, Elements, Real};
 use crate::metric::Metric;
 
 /// Bins of a wide sum of numbers of float32, and of float64.
@@ -129,24 +131,20 @@ impl Element {
         }
     }
 
-    /// The first numbers of a buffer, all of this type. Waits for the stream.
+    /// The first numbers of a buffer, all of this type, after all earlier work of the GPU.
     pub(super) fn read<T: Real>(
         self,
-        stream: &Arc<CudaStream>,
+        gpu: &Gpu,
         from: &Buffer,
         count: usize,
+        job: &Job,
     ) -> Result<Vec<T>> {
-        let home = failed("cuMemcpyDtoHAsync");
-        Ok(match self {
-            Self::F32 => {
-                let read = sys::read::<f32>(stream, from.slice(), count).map_err(home)?;
-                read.into_iter().map(|x| T::from_f64(x.into())).collect()
-            }
-            Self::F64 => {
-                let read = sys::read::<f64>(stream, from.slice(), count).map_err(home)?;
-                read.into_iter().map(T::from_f64).collect()
-            }
-        })
+        let (stream, from) = (&gpu.compute, from.slice());
+        let elements = match self {
+            Self::F32 => Elements::F32(gpu.downloader.read(stream, from, count, job)?),
+            Self::F64 => Elements::F64(gpu.downloader.read(stream, from, count, job)?),
+        };
+        Ok(T::values(elements).expect("rows have this type"))
     }
 
     /// Writes numbers of this type to the beginning of a buffer.

@@ -91,18 +91,18 @@ impl SumsMemory {
             put(sys::read(stream, parts.slice(), k * width).map_err(&home)?, true);
         }
         let is_wide: Vec<u32> = sys::read(stream, is_wide.slice(), k).map_err(&home)?;
-        if is_wide.iter().all(|is_wide| *is_wide == 0) {
-            return Ok(found);
-        }
-        let (size, least) = (space.bins(), space.least_exponent());
-        let bins: Vec<i64> = sys::read(stream, wide.slice(), k * width * size).map_err(&home)?;
-        for (place, bins) in bins.chunks_exact(size).enumerate() {
-            if bins.iter().all(|bin| *bin == 0) {
-                continue;
-            }
-            match (place / width, place % width, &mut found.weights) {
-                (cluster, j, Some(weights)) if j == dim => weights.add_digits(cluster, bins, least),
-                (cluster, j, _) => found.sums.add_digits(cluster * dim + j, bins, least),
+        let (bins, least) = (space.bins(), space.least_exponent());
+        // One cluster's at a time: those of all can be gigabytes.
+        for cluster in (0..k).filter(|cluster| is_wide[*cluster] != 0) {
+            let bytes = width * bins * size_of::<i64>();
+            let own = wide.slice().slice(cluster * bytes..(cluster + 1) * bytes);
+            let own: Vec<i64> = sys::read(stream, &own, width * bins).map_err(&home)?;
+            let digits = own.chunks_exact(bins).enumerate();
+            for (j, digits) in digits.filter(|(_, digits)| digits.iter().any(|d| *d != 0)) {
+                match &mut found.weights {
+                    Some(weights) if j == dim => weights.add_digits(cluster, digits, least),
+                    _ => found.sums.add_digits(cluster * dim + j, digits, least),
+                }
             }
         }
         Ok(found)

@@ -18,10 +18,12 @@ use super::structs::{Halves, Near, Rounds, Status, Sums};
 use super::sums::SumsMemory;
 use crate::device::ClusterSums;
 use crate::device::contract::KMeansProblem;
+use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Pace, Rate, address, check_size, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
+use crate::job::Job;
 use crate::matrix::Real;
 
 /// Rows on a device, with all buffers that rounds need.
@@ -236,9 +238,10 @@ impl Workspace {
     }
 
     /// The valid centroids, in the set `current`.
-    pub(super) fn centroids<T: Real>(&self, current: u32) -> Result<Vec<T>> {
-        let size = self.k * self.kernels.space.dim;
-        let mut both = self.kernels.space.element.read(&self.stream, &self.centroids, 2 * size)?;
+    pub(super) fn centroids<T: Real>(&self, current: u32, gpu: &Gpu) -> Result<Vec<T>> {
+        let (size, element) = (self.k * self.kernels.space.dim, self.kernels.space.element);
+        // They are few: nobody waits long enough to cancel.
+        let mut both = element.read(gpu, &self.centroids, 2 * size, &Job::default())?;
         Ok(both.drain(current as usize * size..).take(size).collect())
     }
 
@@ -264,7 +267,12 @@ impl Workspace {
     }
 
     /// Labels and costs of all rows, in their original order.
-    pub(super) fn assigned<T: Real>(&self, memory: &Arc<Memory>) -> Result<(Vec<u32>, Vec<T>)> {
+    pub(super) fn assigned<T: Real>(
+        &self,
+        memory: &Arc<Memory>,
+        gpu: &Gpu,
+        job: &Job,
+    ) -> Result<(Vec<u32>, Vec<T>)> {
         let element = self.kernels.space.element;
         let mut labels = memory.allocate(&self.stream, self.count * 4)?;
         let mut costs = memory.allocate(&self.stream, self.count * element.bytes())?;
@@ -273,9 +281,8 @@ impl Workspace {
             // Numbers are below `count`, for which both targets have room.
             launch.arg(&kernel.rounds).arg(labels.slice_mut()).arg(costs.slice_mut());
         })?;
-        let labels = sys::read(&self.stream, labels.slice(), self.count);
-        let labels = labels.map_err(failed("cuMemcpyDtoHAsync"))?;
-        Ok((labels, element.read(&self.stream, &costs, self.count)?))
+        let labels = gpu.downloader.read(&self.stream, labels.slice(), self.count, job)?;
+        Ok((labels, element.read(gpu, &costs, self.count, job)?))
     }
 
     /// Blocks of a grid that has so many for each multiprocessor.
