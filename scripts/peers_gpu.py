@@ -6,8 +6,9 @@ benches/kmeans.rs reads.
 
 A line has a workload, k, a peer and seconds, the median of three calls after a first one, with all rows on the GPU. Neither
 is exact: flashlib's "fp32" multiplies in TF32; PyTorch here is a product in float32 and `topk`. What is missing, or fails, is
-said on standard error. `variants` is 20 rounds of k-means by cosine and of rows of float64, in PyTorch's products where flashlib
-has no such kernel; it is no input for the benches. `whole` is k-means with flashlib's own start and 20 rounds instead, and what reading and sending take.
+said on standard error. `variants` is 20 rounds of k-means by cosine and of rows of float64, beside products and the least of
+each row in PyTorch; it is no input for the benches. `whole` is k-means with flashlib's own start and 20 rounds instead, and
+what reading and sending take.
 Needs torch, pyarrow and flashlib.
 """
 import argparse
