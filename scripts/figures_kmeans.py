@@ -9,7 +9,7 @@ DIR holds NAME-base.parquet as benches/workloads.py, make_sift.py --all and make
 a process of its own, whose whole time with start and end is beside it. Peers are timed from reading the file on, in this
 process, with one and with two threads of BLAS, of which the faster counts; FAISS runs its 20 rounds. Every time is the
 median over the seeds; so is the inertia, which is that of the best of all in the last column. `--reading` adds a statement
-that only reads the vectors; with `--warm` the other one is the same statement, so that a GPU has been started.
+that only reads the vectors; with `--warm` the same statement runs once before both, so that a GPU has been started.
 """
 import argparse
 import os
@@ -100,7 +100,7 @@ def run(o, statement):
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, process.args)
         # Tables end with a rule; below the name of the number are a rule, the number and another.
-        number = next(i for i, (line, _) in enumerate(lines) if "Int64(1)" in line) + 3
+        number = next(i for i, (line, _) in enumerate(lines) if line.strip() == "| Int64(1) |") + 3
         return (lines[-1][1] - lines[number][1], end - start), "".join(line for line, _ in lines)
 
 

@@ -18,7 +18,7 @@ use crate::matrix::{Matrix, Real, Rows};
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
 
-/// Rows, at least, whose costs are added up before those of others, so that sums do not depend on threads.
+/// The fewest rows of a block: costs are added up block by block, so that sums do not depend on threads.
 const BLOCK: usize = 1 << 16;
 
 /// The progress of a problem's run.

@@ -131,7 +131,7 @@ impl Element {
         }
     }
 
-    /// The first numbers of a buffer, all of this type, after all earlier work of the GPU.
+    /// The first numbers of a buffer, all of this type, after all earlier work in its compute stream.
     pub(super) fn read<T: Real>(
         self,
         gpu: &Gpu,

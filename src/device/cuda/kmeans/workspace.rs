@@ -240,7 +240,7 @@ impl Workspace {
     /// The valid centroids, in the set `current`.
     pub(super) fn centroids<T: Real>(&self, current: u32, gpu: &Gpu) -> Result<Vec<T>> {
         let (size, element) = (self.k * self.kernels.space.dim, self.kernels.space.element);
-        // They are few: nobody waits long enough to cancel.
+        // Usually few; who asks for them has no job to be cancelled by.
         let mut both = element.read(gpu, &self.centroids, 2 * size, &Job::default())?;
         Ok(both.drain(current as usize * size..).take(size).collect())
     }
