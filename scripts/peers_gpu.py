@@ -51,6 +51,14 @@ def timed(call, calls=3):
     return statistics.median(times[1:]), found
 
 
+def there(folder, wanted, tasks):
+    """The tasks whose rows are there, each with its file."""
+    for task in tasks:
+        path = os.path.join(folder, f"{task[0]}-base.parquet")
+        if os.path.exists(path) and (not wanted or task[0] in wanted):
+            yield path, *task
+
+
 def report(workload, k, peer, call):
     try:
         print(workload, k, peer, f"{timed(call)[0]:.6f}", sep="\t", flush=True)
@@ -67,10 +75,7 @@ def by_products(queries, base, k):
 
 
 def knn(folder, wanted):
-    for workload, k, metric, itself in KNN:
-        path = os.path.join(folder, f"{workload}-base.parquet")
-        if not os.path.exists(path) or (wanted and workload not in wanted):
-            continue
+    for path, workload, k, metric, itself in there(folder, wanted, KNN):
         base = send(rows(path))
         queries = base if itself else send(rows(path.replace("-base", "-query")))
         if metric == "cosine":
@@ -86,10 +91,7 @@ def knn(folder, wanted):
 
 
 def kmeans(folder, wanted):
-    for workload, k, rounds in KMEANS:
-        path = os.path.join(folder, f"{workload}-base.parquet")
-        if not os.path.exists(path) or (wanted and workload not in wanted):
-            continue
+    for path, workload, k, rounds in there(folder, wanted, KMEANS):
         sent = send(rows(path))
         start = sent[:: len(sent) // k][:k].clone()
         for name, kind in TYPES.items():
@@ -110,10 +112,7 @@ def rounds_of_products(rows, first, rounds):
 
 
 def variants(folder, wanted):
-    for workload, k, _ in KMEANS:
-        path = os.path.join(folder, f"{workload}-base.parquet")
-        if not os.path.exists(path) or (wanted and workload not in wanted):
-            continue
+    for path, workload, k, _ in there(folder, wanted, KMEANS):
         sent = send(rows(path))
         start = sent[:: len(sent) // k][:k].clone()
         by_cosine = lambda: flash_kmeans(sent, k, max_iters=20, tol=0.0, metric="cosine", init_centroids=start[None].clone())
@@ -129,10 +128,7 @@ def whole(folder, wanted):
     # Starting CUDA is not a part of what follows.
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
-    for workload, k, _ in KMEANS:
-        path = os.path.join(folder, f"{workload}-base.parquet")
-        if not os.path.exists(path) or (wanted and workload not in wanted):
-            continue
+    for path, workload, k, _ in there(folder, wanted, KMEANS):
         start = time.time()
         values = rows(path)
         read = time.time() - start

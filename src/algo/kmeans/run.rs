@@ -256,6 +256,43 @@ mod tests {
     }
 
     #[test]
+    fn costs_of_many_blocks_are_those_of_their_rows() {
+        let (count, dim, k, mut random) = (2 * BLOCK + 4321, 2, 4_usize, Random::new(5));
+        // No two blocks weigh the same, and some rows nothing.
+        let weights: Vec<f64> = (0..count).map(|row| (row - row % 9) as f64 / 7.0).collect();
+        for metric in [Metric::L2, Metric::Cosine] {
+            let mut values: Vec<f32> = (0..count * dim).map(|_| random.normal() as f32).collect();
+            values.chunks_exact_mut(dim).for_each(|row| metric.prepare(row).unwrap_or(()));
+            let rows = Rows::all(Arc::new(Matrix::new(f32::elements(values), count, dim)));
+            let params = KMeansParams {
+                max_iterations: 3,
+                ..KMeansParams::try_new(k as u64, metric).unwrap()
+            };
+            let (device, job) = (AnyDevice::cpu(), Job::default());
+            let found = kmeans(&device, &rows, Some(&weights), None, &params, &job).unwrap();
+            let Distances::F32(distances) = &found.distances else { panic!("rows are float32") };
+            let (mut sizes, mut inertias) = (vec![0; k], vec![0.0; k]);
+            let all: Vec<_> = found.labels.iter().zip(distances).zip(&weights).collect();
+            for block in all.chunks(BLOCK) {
+                let mut of_block = vec![0.0; k];
+                for ((label, distance), weight) in block {
+                    let distance = f64::from(**distance);
+                    let cost = if metric == Metric::L2 { distance * distance } else { distance };
+                    sizes[**label as usize] += 1;
+                    of_block[**label as usize] += **weight * cost;
+                }
+                inertias.iter_mut().zip(of_block).for_each(|(all, more)| *all += more);
+            }
+            assert_eq!(found.sizes, sizes, "{metric}");
+            // Distances of `l2` are roots of the costs, rounded.
+            let close = if metric == Metric::L2 { 1e-6 } else { 0.0 };
+            for (found, inertia) in found.inertias.iter().zip(&inertias) {
+                assert!((found - inertia).abs() <= close * inertia, "{metric}: {found}, {inertia}");
+            }
+        }
+    }
+
+    #[test]
     fn rounds_are_told_with_the_inertia_after_each() {
         for (metric, offset, weighs) in
             [(Metric::L2, 1000.0, false), (Metric::L2, 0.0, true), (Metric::Cosine, 0.5, true)]

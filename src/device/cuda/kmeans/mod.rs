@@ -472,7 +472,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
             return sums_of((&state.rows, state.weights), labels, empty, job);
         }
         match (state.way, &mut state.resident) {
-            (Way::Resident(_), Some(resident)) => resident.sums(),
+            (Way::Resident(_), Some(resident)) => resident.sums(job),
             (Way::Resident(_) | Way::Group, _) => Ok(state.empty()),
             _ => self.general(problem).sums(problem, job),
         }

@@ -155,8 +155,8 @@ impl Resident {
     }
 
     /// The sums of all clusters.
-    pub(super) fn sums(&mut self) -> Result<ClusterSums> {
-        self.workspace.sums(&self.empty)
+    pub(super) fn sums(&mut self, job: &Job) -> Result<ClusterSums> {
+        self.workspace.sums(&self.empty, job)
     }
 
     /// The work done since the last call.

@@ -10,6 +10,7 @@ use crate::device::cuda::driver::launch::address;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
+use crate::job::Job;
 
 /// All zero without rows.
 pub(super) struct SumsMemory {
@@ -70,6 +71,7 @@ impl SumsMemory {
         &self,
         stream: &Arc<CudaStream>,
         empty: &ClusterSums,
+        job: &Job,
     ) -> Result<ClusterSums> {
         let home = failed("cuMemcpyDtoHAsync");
         let Self { space, sums, parts, counts, wide, is_wide, .. } = self;
@@ -94,6 +96,7 @@ impl SumsMemory {
         let (bins, least) = (space.bins(), space.least_exponent());
         // One cluster's at a time: those of all can be gigabytes.
         for cluster in (0..k).filter(|cluster| is_wide[*cluster] != 0) {
+            job.check()?;
             let bytes = width * bins * size_of::<i64>();
             let own = wide.slice().slice(cluster * bytes..(cluster + 1) * bytes);
             let own: Vec<i64> = sys::read(stream, &own, width * bins).map_err(&home)?;

@@ -262,8 +262,8 @@ impl Workspace {
     }
 
     /// Sums of all clusters, in steps of `empty`.
-    pub(super) fn sums(&self, empty: &ClusterSums) -> Result<ClusterSums> {
-        self.sums.read(&self.stream, empty)
+    pub(super) fn sums(&self, empty: &ClusterSums, job: &Job) -> Result<ClusterSums> {
+        self.sums.read(&self.stream, empty, job)
     }
 
     /// Labels and costs of all rows, in their original order.
