@@ -6,9 +6,10 @@ use std::ops::{Add, Mul, Neg, Range, Sub};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::job::Job;
+use crate::job::{Job, Reserved};
 use crate::memory::{Zeros, zeros};
-use crate::parallel::fill_on_threads;
+use crate::metric::{Direction, Metric, Vector};
+use crate::parallel::{fill_on_threads, in_parallel};
 use crate::sets::Sets;
 
 /// Rows between two checks for cancellation.
@@ -49,6 +50,8 @@ pub trait Real:
     fn from_f64(x: f64) -> Self;
     /// `self · a + b`, rounded once.
     fn mul_add(self, a: Self, b: Self) -> Self;
+    /// `self · self + b`: f32 rounds once, f64 the square and the sum.
+    fn square_plus(self, b: Self) -> Self;
     /// The correctly rounded root.
     fn sqrt(self) -> Self;
     /// The magnitude.
@@ -72,7 +75,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($type:ident, $bits:ident, $key:ident, $variant:ident) => {
+    ($type:ident, $bits:ident, $key:ident, $variant:ident, |$x:ident, $b:ident| $square_plus:expr) => {
         impl Real for $type {
             type Key = $key;
 
@@ -102,6 +105,11 @@ macro_rules! real {
             #[inline(always)]
             fn mul_add(self, a: Self, b: Self) -> Self {
                 $type::mul_add(self, a, b)
+            }
+            #[inline(always)]
+            fn square_plus(self, $b: Self) -> Self {
+                let $x = self;
+                $square_plus
             }
             #[inline(always)]
             fn sqrt(self) -> Self {
@@ -141,8 +149,8 @@ macro_rules! real {
         }
     };
 }
-real!(f32, u32, u64, F32);
-real!(f64, u64, u128, F64);
+real!(f32, u32, u64, F32, |x, b| x.mul_add(x, b));
+real!(f64, u64, u128, F64, |x, b| x * x + b);
 
 /// The type of a matrix's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -284,14 +292,90 @@ impl Matrix {
 #[derive(Debug, Clone)]
 pub struct Rows {
     matrix: Arc<Matrix>,
+    /// The vectors as they were given, where the matrix has their unit vectors, rounded to f32.
+    given: Option<Arc<Given>>,
     range: Range<usize>,
 }
+
+/// Vectors of f32, and their directions.
+#[derive(Debug)]
+struct Given {
+    matrix: Arc<Matrix>,
+    directions: Vec<Direction>,
+    _reserved: Vec<Reserved>,
+}
+
+/// A row whose length differs from 1 by at most this is taken for its own unit vector: by as much as few roundings to
+/// f32, so that embeddings that were normalised need no second copy.
+pub(crate) const NEAR_UNIT: f64 = 1.0 / (1 << 22) as f64;
+
+/// Rows whose directions a thread determines at a time.
+const DIRECTIONS_TOGETHER: usize = 256;
 
 impl Rows {
     /// All rows.
     pub fn all(matrix: Arc<Matrix>) -> Self {
         let range = 0..matrix.rows();
-        Self { matrix, range }
+        Self { matrix, given: None, range }
+    }
+
+    /// The same rows as a search under this metric compares them: of f32 the unit vectors, where it compares
+    /// directions; the vectors as given are kept for [`vector`](Self::vector).
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
+    pub fn searched(&self, metric: Metric, job: &Job) -> Result<Self> {
+        let Some(values) = self.reals::<f32>().filter(|_| metric.is_of_directions()) else {
+            return Ok(self.clone());
+        };
+        let dim = self.matrix.dim.max(1);
+        let mut _reserved =
+            vec![job.reserve("directions of rows", self.len() * size_of::<Direction>())?];
+        let tasks = values.chunks(DIRECTIONS_TOGETHER * dim).collect();
+        let directions = in_parallel(tasks, |rows: &[f32]| {
+            job.check()?;
+            Ok(rows.chunks_exact(dim).map(|row| Direction::of(metric, row)).collect::<Vec<_>>())
+        });
+        let directions: Vec<_> = directions.into_iter().collect::<Result<Vec<_>>>()?.concat();
+        let is_unit = |of: &Direction| {
+            of.unit == 1.0 && of.mean == 0.0 && (1.0 / of.inverse - 1.0).abs() <= NEAR_UNIT
+        };
+        let is_whole = self.range == (0..self.matrix.rows);
+        let given = if is_whole {
+            self.matrix.clone()
+        } else {
+            Arc::new(Matrix::new(Elements::F32(values.to_vec()), self.len(), dim))
+        };
+        let mut matrix = given.clone();
+        if !directions.iter().all(is_unit) {
+            _reserved.push(job.reserve("unit vectors", size_of_val(values))?);
+            let mut units = zeros(values.len());
+            fill_on_threads(&mut units, dim, |first, units| {
+                let rows = values[first * dim..].chunks_exact(dim).zip(&directions[first..]);
+                for (unit, (row, of)) in units.chunks_exact_mut(dim).zip(rows) {
+                    match is_unit(of) {
+                        true => unit.copy_from_slice(row),
+                        false => unit
+                            .iter_mut()
+                            .zip(row)
+                            .for_each(|(to, x)| *to = of.coordinate(f64::from(*x)) as f32),
+                    }
+                }
+                job.check()
+            })?;
+            matrix = Arc::new(Matrix::new(Elements::F32(units), self.len(), dim));
+        }
+        let given = Some(Arc::new(Given { matrix: given, directions, _reserved }));
+        Ok(Self { range: 0..matrix.rows(), matrix, given })
+    }
+
+    /// A row as the definition of a distance reads it; `None` if its elements are of another type.
+    pub fn vector<T: Real>(&self, row: usize) -> Option<Vector<'_, T>> {
+        let (dim, at) = (self.matrix.dim, self.range.start + row);
+        let given = self.given.as_deref();
+        let matrix = given.map_or(&*self.matrix, |given| &*given.matrix);
+        let values = &T::slice(&matrix.elements)?[at * dim..][..dim];
+        Some(Vector { values, direction: given.map(|given| given.directions[at]) })
     }
 
     /// The rows at these positions of these rows.
@@ -301,7 +385,28 @@ impl Rows {
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {}", self.len());
         let start = self.range.start;
-        Self { matrix: self.matrix.clone(), range: start + range.start..start + range.end }
+        let range = start + range.start..start + range.end;
+        Self { range, ..self.clone() }
+    }
+
+    /// The rows at these positions, as rows of their own.
+    ///
+    /// # Errors
+    /// Those of [`gather`](Self::gather).
+    ///
+    /// # Panics
+    /// If a position is past the end.
+    pub fn at(&self, positions: &[u32], job: &Job) -> Result<Self> {
+        let rows = Self::all(Arc::new(self.gather(positions, job)?));
+        let Some(given) = &self.given else { return Ok(rows) };
+        let whole = Self { matrix: given.matrix.clone(), given: None, range: self.range.clone() };
+        let matrix = Arc::new(whole.gather(positions, job)?);
+        let of = |at: &u32| given.directions[self.range.start + *at as usize];
+        let directions = positions.iter().map(of).collect();
+        Ok(Self {
+            given: Some(Arc::new(Given { matrix, directions, _reserved: Vec::new() })),
+            ..rows
+        })
     }
 
     /// A matrix of the rows at these positions.

@@ -1,32 +1,45 @@
-//! Distances, and the arithmetic that makes them the same on every device.
+//! Distances: their definition, and the sums by which devices search.
 //!
-//! A distance is computed in three steps, and only the middle one, which is done for every pair of
-//! rows, runs on a device:
+//! # Definition
 //!
-//! 1. [`Metric::prepare`] rewrites each row once (`cosine` and `pearson` scale it to length 1).
-//! 2. The *sum*: elements in ascending order, from `s = 0`, one fused multiply-add or one addition
-//!    each, in the precision of the rows. See [`Sum`].
-//! 3. [`Metric::distance`] turns the sum into the distance; it never decreases when the sum grows.
+//! *A distance is a Float64, computed from the values of the vectors, dimensions ascending, each operation rounded
+//! once. Neighbours are ranked by it, equal ones by the order of the base.* [`Metric::exact`] is this definition.
+//!
+//! | metric | distance |
+//! |---|---|
+//! | `l2` | `√Σ(x − y)²`; a sum of squares that overflows, or is subnormal, is added up again, scaled by a power of two |
+//! | `sqeuclidean` | `Σ(x − y)²` |
+//! | `l1` | `Σ abs(x − y)` |
+//! | `inner_product` | `−Σ x · y` |
+//! | `cosine` | `½ Σ(x · ix − y · iy)²` with `ix = 1 / ‖x‖`: `1 − cos`, without its cancellation |
+//! | `pearson` | the same of rows less their means |
+//! | `hamming` | bits that differ |
+//! | `jaccard` | `(either − both) / either` of bits or tokens, 0 if there are none |
+//!
+//! # Sums
+//!
+//! Devices look for the nearest rows by sums in the precision of the rows, which are the same on every device, bit by
+//! bit: elements in ascending order, from `s = 0`, one fused multiply-add or one addition each; f64 rounds squares
+//! before it adds them, so that its sums are those of the definition. [`Metric::distance`] turns a sum into a distance;
+//! it never decreases when the sum grows.
 //!
 //! | metric | sum, in order of j | distance |
 //! |---|---|---|
-//! | `l2` | `s = fma(qⱼ − xⱼ, qⱼ − xⱼ, s)` | `√s` |
+//! | `l2` | `s = (qⱼ − xⱼ)² + s` | `√s` |
 //! | `sqeuclidean` | the same | `s` |
 //! | `l1` | `s = s + abs(qⱼ − xⱼ)` | `s` |
 //! | `inner_product` | `s = fma(−qⱼ, xⱼ, s)` | `s` |
-//! | `cosine`, `pearson` | the same, on prepared rows | `1 + s`, clamped to 0…2 |
-//! | `hamming` | bits that differ | the count |
-//! | `jaccard` | bits or tokens in both, and in either | `(either − both) / either`, 0 if there are none |
+//! | `cosine`, `pearson` | the same, on [prepared](Metric::prepare) rows | `1 + s`, clamped to 0…2 |
 //!
-//! A fused multiply-add of finite numbers is never NaN, even when the sum has overflowed, so
-//! distances are totally ordered and the order of neighbours is `(distance, base row)`.
+//! A fused multiply-add of finite numbers is never NaN, even when the sum has overflowed, so that sums are totally
+//! ordered.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, Result, RowProblem};
 use crate::matrix::{ElementKind, Real};
-use crate::sets::jaccard;
+use crate::sets::{exact_jaccard, jaccard};
 
 /// How far apart two rows are. See the [module](self) for the exact arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -37,7 +50,7 @@ pub enum Metric {
     L2,
     /// Squared Euclidean distance.
     SqEuclidean,
-    /// 1 − cosine of the angle between the rows.
+    /// 1 − cosine of the angle between the rows: half the squared distance of their unit vectors.
     Cosine,
     /// Negated inner product, so that smaller is nearer.
     InnerProduct,
@@ -129,39 +142,99 @@ impl Metric {
         }
     }
 
-    /// Rewrites a row of numbers so that the device's sum gives this metric.
-    ///
-    /// `cosine` divides by the length, `pearson` subtracts the mean first; both compute in float64
-    /// after an exact scaling by a power of two, so that no row over- or underflows.
+    /// Whether rows are compared by their directions.
+    pub fn is_of_directions(self) -> bool {
+        matches!(self, Self::Cosine | Self::Pearson)
+    }
+
+    /// Rewrites a row of numbers so that the device's sum gives this metric: under `cosine` and `pearson` to the unit
+    /// vector of the definition, rounded to the type of the row.
     ///
     /// # Errors
     /// The row has no direction under this metric.
     pub fn prepare<T: Real>(self, row: &mut [T]) -> Result<(), RowProblem> {
-        let centre = match self {
-            Self::Cosine => false,
-            Self::Pearson => true,
-            _ => return Ok(()),
-        };
-        let problem = if centre { RowProblem::ConstantVector } else { RowProblem::ZeroVector };
-        if centre && row.iter().all(|x| *x == row[0]) {
-            return Err(problem);
-        }
-        let largest = row.iter().fold(0.0f64, |m, x| m.max(x.to_f64().abs()));
-        let scale = power_of_two_near_inverse(largest);
-        let mean = if centre {
-            row.iter().map(|x| x.to_f64() * scale).sum::<f64>() / row.len() as f64
-        } else {
-            0.0
-        };
-        let square: f64 = row.iter().map(|x| (x.to_f64() * scale - mean).powi(2)).sum();
-        if square == 0.0 {
-            return Err(problem);
-        }
-        let length = square.sqrt();
-        for x in row {
-            *x = T::from_f64((x.to_f64() * scale - mean) / length);
+        if let Some(direction) = self.direction(row)? {
+            row.iter_mut().for_each(|x| *x = T::from_f64(direction.coordinate(x.to_f64())));
         }
         Ok(())
+    }
+
+    /// The direction of a row, if this metric compares directions.
+    ///
+    /// # Errors
+    /// It has none: it is zero under `cosine`, or constant under `pearson`.
+    pub fn direction<T: Real>(self, row: &[T]) -> Result<Option<Direction>, RowProblem> {
+        let problem = match self {
+            Self::Cosine => RowProblem::ZeroVector,
+            Self::Pearson if row.iter().all(|x| *x == row[0]) => {
+                return Err(RowProblem::ConstantVector);
+            }
+            Self::Pearson => RowProblem::ConstantVector,
+            _ => return Ok(None),
+        };
+        let direction = Direction::of(self, row);
+        if direction.inverse.is_finite() { Ok(Some(direction)) } else { Err(problem) }
+    }
+
+    /// The distance of two rows of numbers: the definition, whose terms are in the [module](self)'s table.
+    pub fn exact<T: Real>(self, x: Vector<'_, T>, y: Vector<'_, T>) -> f64 {
+        let pairs = || x.coordinates().zip(y.coordinates());
+        let sum = pairs().fold(0.0, |sum, (x, y)| self.add_exactly(sum, x, y));
+        self.finish(sum, pairs)
+    }
+
+    /// The sum of the definition with one more pair of coordinates.
+    #[inline(always)]
+    pub(crate) fn add_exactly(self, sum: f64, x: f64, y: f64) -> f64 {
+        match self {
+            Self::L1 => sum + (x - y).abs(),
+            Self::InnerProduct => sum - x * y,
+            _ => sum + (x - y) * (x - y),
+        }
+    }
+
+    /// The distance for a sum of the definition over these pairs of coordinates.
+    #[inline]
+    pub(crate) fn finish<P: Iterator<Item = (f64, f64)>>(
+        self,
+        sum: f64,
+        pairs: impl Fn() -> P,
+    ) -> f64 {
+        match self {
+            Self::L2 if !(f64::MIN_POSITIVE..f64::INFINITY).contains(&sum) => {
+                let largest = pairs().fold(0.0, |most: f64, (x, y)| most.max((x - y).abs()));
+                if !largest.is_finite() {
+                    return f64::INFINITY;
+                }
+                let scale = power_of_two_near_inverse(largest);
+                let scaled = |(x, y): (f64, f64)| (x - y) * scale;
+                let square: f64 = pairs().map(scaled).fold(0.0, |sum, apart| sum + apart * apart);
+                square.sqrt() / scale
+            }
+            Self::L2 => sum.sqrt(),
+            Self::InnerProduct if !sum.is_finite() => {
+                let most = |of: fn((f64, f64)) -> f64| {
+                    power_of_two_near_inverse(pairs().map(of).fold(0.0, |m, x| m.max(x.abs())))
+                };
+                let (of_x, of_y) = (most(|(x, _)| x), most(|(_, y)| y));
+                let sum = pairs().fold(0.0, |sum, (x, y)| sum - (x * of_x) * (y * of_y));
+                sum / of_x / of_y
+            }
+            Self::Cosine | Self::Pearson => 0.5 * sum,
+            // Adding 0 turns −0 into 0.
+            _ => sum + 0.0,
+        }
+    }
+
+    /// The metric whose sums a search of this one looks at, on prepared rows of this kind, and the factor that makes
+    /// its distances those of this metric: directions are compared by the squared distance of unit vectors, and by f32,
+    /// whose roots are equal more often than those of f64, `l2` by its square.
+    pub(crate) fn searched(self, kind: ElementKind) -> Self {
+        match self {
+            Self::Cosine | Self::Pearson => Self::SqEuclidean,
+            Self::L2 if kind == ElementKind::F32 => Self::SqEuclidean,
+            other => other,
+        }
     }
 
     /// The distance for a device's sum over numbers.
@@ -204,25 +277,33 @@ impl Metric {
     #[inline(always)]
     pub fn add_to_sum<T: Real>(self, sum: T, query: T, base: T) -> T {
         match self.sum() {
-            Sum::Squares => (query - base).mul_add(query - base, sum),
+            Sum::Squares => (query - base).square_plus(sum),
             Sum::Absolute => sum + (query - base).abs(),
             Sum::Products => (-query).mul_add(base, sum),
             Sum::DifferentBits | Sum::SharedBits => unreachable!("{self} is a metric of bits"),
         }
     }
 
-    /// The distances of these pairs of prepared rows of numbers.
+    /// The distance of two strings of bits of equal length.
     ///
     /// # Panics
-    /// If the metric is one of bits.
-    pub fn distances<'a, T: Real>(self, pairs: impl Iterator<Item = (&'a [T], &'a [T])>) -> Vec<T> {
-        // With the processor's own fused multiply-add, if it has one.
-        pulp::Arch::new().dispatch(|| {
-            pairs.map(|(query, base)| self.distance(self.sum_of(query, base))).collect()
-        })
+    /// If the metric is one of numbers.
+    #[inline(always)]
+    pub fn exact_of_bits(self, query: &[u64], base: &[u64]) -> f64 {
+        let pairs = query.iter().zip(base);
+        match self.sum() {
+            Sum::DifferentBits => f64::from(pairs.map(|(q, x)| (q ^ x).count_ones()).sum::<u32>()),
+            Sum::SharedBits => {
+                let (both, either) = pairs.fold((0u32, 0u32), |(both, either), (q, x)| {
+                    (both + (q & x).count_ones(), either + (q | x).count_ones())
+                });
+                exact_jaccard(both, either)
+            }
+            _ => unreachable!("{self} is a metric of numbers"),
+        }
     }
 
-    /// The distance of two strings of bits of equal length.
+    /// The same as devices compare it, rounded to f32.
     ///
     /// # Panics
     /// If the metric is one of numbers.
@@ -239,6 +320,59 @@ impl Metric {
             }
             _ => unreachable!("{self} is a metric of numbers"),
         }
+    }
+}
+
+/// A vector of numbers, as the definition of a distance reads it.
+#[derive(Debug, Clone, Copy)]
+pub struct Vector<'a, T> {
+    /// Its elements.
+    pub values: &'a [T],
+    /// Its direction, if the metric compares directions and the elements are not those of the unit vector.
+    pub direction: Option<Direction>,
+}
+
+impl<'a, T: Real> Vector<'a, T> {
+    /// Its elements, or the coordinates of its unit vector.
+    pub fn coordinates(self) -> impl Iterator<Item = f64> + use<'a, T> {
+        let direction = self.direction.unwrap_or(Direction::NONE);
+        self.values.iter().map(move |x| direction.coordinate(x.to_f64()))
+    }
+}
+
+/// The unit vector of a row under `cosine` and `pearson`, as what its values are rewritten by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Direction {
+    /// A power of two that values are multiplied by first: 1 unless squares would overflow or vanish in float64.
+    pub unit: f64,
+    /// The mean of values times that, which is subtracted; 0 under `cosine`.
+    pub mean: f64,
+    /// One over the length; not finite for a row without direction.
+    pub inverse: f64,
+}
+
+impl Direction {
+    /// Leaves values as they are.
+    pub const NONE: Self = Self { unit: 1.0, mean: 0.0, inverse: 1.0 };
+
+    /// The direction of a row under one of those metrics.
+    pub fn of<T: Real>(metric: Metric, row: &[T]) -> Self {
+        let largest = row.iter().fold(0.0f64, |most, x| most.max(x.to_f64().abs()));
+        let is_near_1 = (1e-60..1e60).contains(&largest);
+        let unit = if is_near_1 { 1.0 } else { power_of_two_near_inverse(largest) };
+        let values = || row.iter().map(|x| x.to_f64() * unit);
+        let mean = match metric {
+            Metric::Pearson => values().sum::<f64>() / row.len() as f64,
+            _ => 0.0,
+        };
+        let square = values().fold(0.0, |sum, x| sum + (x - mean) * (x - mean));
+        Self { unit, mean, inverse: 1.0 / square.sqrt() }
+    }
+
+    /// The coordinate of the unit vector for a value.
+    #[inline(always)]
+    pub fn coordinate(self, x: f64) -> f64 {
+        (x * self.unit - self.mean) * self.inverse
     }
 }
 

@@ -129,7 +129,19 @@ impl Sets {
     }
 
     /// Jaccard's distance of a set and one of others.
-    pub fn distance(&self, set: usize, others: &Self, other: usize) -> f32 {
+    pub fn distance(&self, set: usize, others: &Self, other: usize) -> f64 {
+        let (both, either) = self.counts(set, others, other);
+        exact_jaccard(both, either)
+    }
+
+    /// The same as devices compare it, rounded to f32.
+    pub fn rounded_distance(&self, set: usize, others: &Self, other: usize) -> f32 {
+        let (both, either) = self.counts(set, others, other);
+        jaccard(both, either)
+    }
+
+    /// Tokens in both of a set and one of others, and in either.
+    fn counts(&self, set: usize, others: &Self, other: usize) -> (u32, u32) {
         let (a, b) = (self.tokens(set), others.tokens(other));
         // Those below 0 are not the same numbers.
         let differs = |tokens: &[i64]| match self.is_unsigned == others.is_unsigned {
@@ -137,7 +149,7 @@ impl Sets {
             false => tokens.partition_point(|token| *token < 0),
         };
         let both = in_both(&a[differs(a)..], &b[differs(b)..]);
-        jaccard(both as u32, (a.len() + b.len() - both) as u32)
+        (both as u32, (a.len() + b.len() - both) as u32)
     }
 
     fn places(&self, sets: Range<usize>) -> Range<usize> {
@@ -171,6 +183,12 @@ fn in_both(a: &[i64], b: &[i64]) -> usize {
 
 /// Jaccard's distance of two sets of which so many elements are in both and in either; two empty sets
 /// are equal.
+#[inline(always)]
+pub fn exact_jaccard(both: u32, either: u32) -> f64 {
+    if either == 0 { 0.0 } else { f64::from(either - both) / f64::from(either) }
+}
+
+/// The same, rounded to f32.
 #[inline(always)]
 pub fn jaccard(both: u32, either: u32) -> f32 {
     if either == 0 { 0.0 } else { (either - both) as f32 / either as f32 }

@@ -39,6 +39,9 @@ __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b);
 __device__ __forceinline__ double add(double a, double b) { return __dadd_rn(a, b); }
 __device__ __forceinline__ float multiply(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double multiply(double a, double b) { return __dmul_rn(a, b); }
+// a * a + b: f32 rounds once, f64 the square and the sum.
+__device__ __forceinline__ float square_plus(float a, float b) { return fused(a, a, b); }
+__device__ __forceinline__ double square_plus(double a, double b) { return add(multiply(a, a), b); }
 __device__ __forceinline__ float root(float a) { return __fsqrt_rn(a); }
 __device__ __forceinline__ double root(double a) { return __dsqrt_rn(a); }
 __device__ __forceinline__ float magnitude(float a) { return fabsf(a); }
@@ -63,7 +66,7 @@ template <Sum> struct Step;
 template <> struct Step<SQUARES> {
     template <typename T> static __device__ __forceinline__ T of(T q, T x, T s) {
         const T difference = add(q, -x);
-        return fused(difference, difference, s);
+        return square_plus(difference, s);
     }
 };
 template <> struct Step<ABSOLUTE> {

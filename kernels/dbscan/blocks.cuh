@@ -2,7 +2,7 @@
 
 #include "dbscan/query.cuh"
 
-// One more element of a pair: f64 as defined, f32 in any way.
+// One more element of a pair: f64 as defined, products and f32 in any way.
 __device__ __forceinline__ u32 accumulate(u32 x, u32 y, u32 sum) {
     return sum + __popc(SUM == SHARED_BITS ? x & y : x ^ y);
 }
@@ -21,7 +21,7 @@ __device__ __forceinline__ double accumulate(double x, double y, double sum) {
 
 // Whether two rows with this sum are within eps for certain, and whether they may be. `inverses` is the
 // product of the rows' own, `bits` the sum of theirs. Sums of f64 in order are as defined.
-template <bool IN_ORDER = ELEMENT == F64>
+template <bool IN_ORDER = ELEMENT == F64 && !IS_DIRECTION>
 __device__ __forceinline__ void decide(
     const Dbscan& all, Total sum, Real inverses, u32 bits, bool& sure, bool& may) {
     if constexpr (SUM == DIFFERENT_BITS) {

@@ -120,7 +120,7 @@ __device__ __forceinline__ double element(const Dbscan& all, u32 row, u32 i) {
     return (double)all.rows[(u64)row * all.dim + i];
 }
 
-// The same in the direction of its row, without dividing by its length: exactly as defined.
+// The same in the direction of its row, without dividing by its length.
 __device__ __forceinline__ double centred(const Dbscan& all, u32 row, u32 i, const Direction& of) {
     return __dadd_rn(__dmul_rn(element(all, row, i), of.unit), -of.mean);
 }
@@ -163,11 +163,12 @@ __device__ __noinline__ bool holds(const Dbscan& all, u32 a, u32 b) {
     } else if constexpr (IS_DIRECTION) {
         const Direction of_a = all.directions[a], of_b = all.directions[b];
         for (u32 i = 0; i < all.dim; i++) {
-            const double x = centred(all, a, i, of_a), y = centred(all, b, i, of_b);
-            sum = __dadd_rn(sum, __dmul_rn(x, y));
+            const double x = __dmul_rn(centred(all, a, i, of_a), of_a.inverse);
+            const double y = __dmul_rn(centred(all, b, i, of_b), of_b.inverse);
+            const double apart = __dadd_rn(x, -y);
+            sum = __dadd_rn(sum, __dmul_rn(apart, apart));
         }
-        const double product = __dmul_rn(sum, __dmul_rn(of_a.inverse, of_b.inverse));
-        return __dadd_rn(1, -product) <= all.limit;
+        return __dmul_rn(0.5, sum) <= all.limit;
     } else {
         for (u32 i = 0; i < all.dim; i++) {
             const double apart = __dadd_rn(element(all, a, i), -element(all, b, i));

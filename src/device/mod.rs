@@ -28,14 +28,14 @@ use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
 pub use cluster_sums::ClusterSums;
-pub use compose::{Means, StreamedSearch};
+pub use compose::{ExactPairs, ExactSearch, Means, StreamedSearch};
+pub(crate) use compose::{Facts, Filter};
 pub use contract::{
     Assignment, Buckets, Candidates, Capacity, Components, DbscanDevice, DbscanInput, DbscanWork,
-    Direction, Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind,
-    KMeansProblem, KMeansSession, KMeansShape, LookedAt, NOISE, NearestInBuckets, Neighbors,
-    OwnRows, Pairing, QueryRows, Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts,
-    StopReason, TableRows, TablesBuilt, Within, Work, centroid_shift, squares_are_finite,
-    stop_reason,
+    Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind, KMeansProblem,
+    KMeansSession, KMeansShape, LookedAt, NOISE, NearestInBuckets, Neighbors, OwnRows, Pairing,
+    QueryRows, Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts, StopReason, TableRows,
+    TablesBuilt, Within, Work, centroid_shift, squares_are_finite, stop_reason,
 };
 pub use cpu::CpuDevice;
 pub(crate) use cpu::kmeans::seeding::plus_plus as seed_plus_plus;

@@ -64,8 +64,7 @@ impl KnnExact {
 /// not a neighbour of any row.
 ///
 /// Returns a row for each neighbour: `query` and `base` (UInt32, positions in the arrays), `rank`
-/// (Int64, from 1) and `distance` (Float64 if either side has elements that f32 does not hold,
-/// else Float32, and Float32 for bits and sets), ordered by query and rank.
+/// (Int64, from 1) and `distance` (Float64), ordered by query and rank.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for arrays that hold no vectors or a metric that does not fit them,
@@ -141,11 +140,11 @@ fn neighbors(
         }
         kind = common_kind(kind, other);
     }
-    let (base, base_positions) = read("base", base, kind, metric, None)?;
+    let (base, base_positions) = read_for_search("base", base, kind, metric, None)?;
     let dim = (!base.is_empty()).then(|| base.matrix().dim());
     let (queries, query_positions, query_rows) = match queries {
         Some(queries) => {
-            let (rows, positions) = read("queries", queries, kind, metric, dim)?;
+            let (rows, positions) = read_for_search("queries", queries, kind, metric, dim)?;
             (rows, positions, QueryRows::Separate)
         }
         None => (base.clone(), base_positions.clone(), QueryRows::OfBase { first: 0 }),
@@ -445,6 +444,18 @@ fn read(
 ) -> Result<(Rows, Vec<u32>)> {
     let column = VectorColumn::Whole("array".to_string());
     finish(input, array, VectorReader::new(input, column, kind, metric).continuing(0, dim))
+}
+
+fn read_for_search(
+    input: &'static str,
+    array: &dyn Array,
+    kind: ElementKind,
+    metric: Metric,
+    dim: Option<usize>,
+) -> Result<(Rows, Vec<u32>)> {
+    let column = VectorColumn::Whole("array".to_string());
+    let reader = VectorReader::new(input, column, kind, metric).for_search();
+    finish(input, array, reader.continuing(0, dim))
 }
 
 fn finish(

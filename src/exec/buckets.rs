@@ -39,7 +39,7 @@ pub fn row_buckets(
     params: &LshParams,
 ) -> Result<ArrayRef> {
     let all = columns.first().map_or(0, |column| column.len());
-    let mut reader = VectorReader::new("items", vector.clone(), kind, metric);
+    let mut reader = VectorReader::new("items", vector.clone(), kind, metric).for_search();
     reader.append(columns)?;
     let (rows, positions) = reader.finish();
     let keys = bucket_keys(params, metric, &rows)?;

@@ -3,18 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, Float32Array, Float64Array};
+use datafusion::arrow::array::{ArrayRef, Float64Array};
 
 use super::column::VectorColumn;
 use super::vectors::VectorReader;
 use crate::error::{Error, Result};
-use crate::matrix::{ElementKind, Elements};
-use crate::metric::Metric;
+use crate::matrix::{ElementKind, Elements, Real};
+use crate::metric::{Metric, Vector};
 
-/// The distances of the vectors in two arrays of equal length; NULL where either is NULL.
+/// The distances of the vectors in two arrays of equal length, of Float64; NULL where either is NULL.
 ///
-/// Only the two vectors of the same row must have equal lengths. Float64 if `kind` says so, else
-/// Float32.
+/// Only the two vectors of the same row must have equal lengths.
 ///
 /// # Errors
 /// [`Error::BadRow`], [`Error::DimMismatch`].
@@ -30,26 +29,24 @@ pub fn row_distances(
         Vectors::read("the second vector", b, kind, metric)?,
     );
     let (at, pairs) = a.pairs(&b)?;
-    Ok(match (&a.elements, &b.elements) {
-        (Elements::F32(x), Elements::F32(y)) => {
-            let found = metric.distances(pairs.into_iter().map(|(i, j)| (&x[i], &y[j])));
-            Arc::new(Float32Array::from(scatter(rows, &at, found)))
-        }
-        (Elements::F64(x), Elements::F64(y)) => {
-            let found = metric.distances(pairs.into_iter().map(|(i, j)| (&x[i], &y[j])));
-            Arc::new(Float64Array::from(scatter(rows, &at, found)))
-        }
+    let distances: Vec<f64> = match (&a.elements, &b.elements) {
+        (Elements::F32(x), Elements::F32(y)) => of_numbers(metric, (x, y), pairs),
+        (Elements::F64(x), Elements::F64(y)) => of_numbers(metric, (x, y), pairs),
         (Elements::Bits(x), Elements::Bits(y)) => {
-            let found = pairs.into_iter().map(|(i, j)| metric.distance_of_bits(&x[i], &y[j]));
-            Arc::new(Float32Array::from(scatter(rows, &at, found.collect())))
+            pairs.into_iter().map(|(i, j)| metric.exact_of_bits(&x[i], &y[j])).collect()
         }
         (Elements::Sets(x), Elements::Sets(y)) => {
-            let found = pairs.into_iter();
-            let found = found.map(|(i, j)| x.distance(i.start, y, j.start));
-            Arc::new(Float32Array::from(scatter(rows, &at, found.collect())))
+            pairs.into_iter().map(|(i, j)| x.distance(i.start, y, j.start)).collect()
         }
         _ => unreachable!("both were read as one type"),
-    })
+    };
+    Ok(Arc::new(Float64Array::from(scatter(rows, &at, distances))))
+}
+
+fn of_numbers<T: Real>(metric: Metric, (x, y): (&[T], &[T]), pairs: Vec<Places>) -> Vec<f64> {
+    // Rows without direction were refused.
+    let vector = |values| Vector { values, direction: metric.direction(values).unwrap_or(None) };
+    pairs.into_iter().map(|(i, j)| metric.exact(vector(&x[i]), vector(&y[j]))).collect()
 }
 
 /// Where the elements of both vectors of a row are.
@@ -70,7 +67,8 @@ impl Vectors {
         metric: Metric,
     ) -> Result<Self> {
         let column = VectorColumn::Whole(metric.name().to_string());
-        let mut reader = VectorReader::new(input, column, kind, metric).of_any_length();
+        let mut reader =
+            VectorReader::new(input, column, kind, metric).unprepared().of_any_length();
         reader.append(std::slice::from_ref(array))?;
         let (elements, rows) = reader.finish_of_any_length();
         Ok(Self { elements, rows })

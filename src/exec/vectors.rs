@@ -110,6 +110,11 @@ impl VectorReader {
         Self { prepares: false, ..self }
     }
 
+    /// Reads rows for searches, which take unit vectors of f32 from rows as given: see [`Rows::searched`].
+    pub(super) fn for_search(self) -> Self {
+        if self.elements.kind() == ElementKind::F32 { self.unprepared() } else { self }
+    }
+
     /// Lets every row have a length of its own.
     pub(super) fn of_any_length(self) -> Self {
         Self { ends: Some(Vec::new()), ..self }
@@ -409,11 +414,7 @@ impl VectorReader {
         {
             return Err(RowProblem::NotFinite { at, value: row[at].to_f64() });
         }
-        if self.prepares {
-            self.metric.prepare(row)
-        } else {
-            self.metric.prepare(&mut row.to_vec())
-        }
+        if self.prepares { self.metric.prepare(row) } else { self.metric.direction(row).map(drop) }
     }
 
     /// Records that the row has a vector, which ends here.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::Float32Array;
+use datafusion::arrow::array::Float64Array;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{exec_datafusion_err, plan_err};
 use datafusion::error::Result;
@@ -108,17 +108,14 @@ impl ScalarUDFImpl for Distance {
     }
 
     fn return_type(&self, types: &[DataType]) -> Result<DataType> {
-        Ok(match self.kind(types)? {
-            Some(ElementKind::F64) => DataType::Float64,
-            _ => DataType::Float32,
-        })
+        self.kind(types).map(|_| DataType::Float64)
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         let types: Vec<_> = args.args.iter().map(ColumnarValue::data_type).collect();
         let rows = args.number_rows;
         let Some(kind) = self.kind(&types)? else {
-            return Ok(ColumnarValue::Array(Arc::new(Float32Array::new_null(rows))));
+            return Ok(ColumnarValue::Array(Arc::new(Float64Array::new_null(rows))));
         };
         let [a, b] = [&args.args[0], &args.args[1]].map(|arg| arg.to_array(rows));
         let distances = row_distances(self.metric, kind, &a?, &b?).map_err(|error| match error {

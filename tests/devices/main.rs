@@ -4,6 +4,7 @@
 
 mod among;
 mod dbscan;
+mod exact;
 mod kmeans;
 mod lsh;
 mod rounding;
@@ -25,7 +26,7 @@ type Test = Box<dyn Fn(&AnyDevice) -> Result<(), Failed> + Send>;
 fn main() {
     let mut trials = Vec::new();
     for (name, device) in support::devices() {
-        let all = search::trials().into_iter().chain(among::trials());
+        let all = search::trials().into_iter().chain(among::trials()).chain(exact::trials());
         let all = all.chain(kmeans::trials()).chain(session::trials()).chain(dbscan::trials());
         let all = all.chain(lsh::trials()).chain(seeding::trials());
         for (test, run) in all {
@@ -50,7 +51,7 @@ fn main() {
                 "scanned" => dbscan::trials(),
                 _ => Vec::new(),
             };
-            for (test, run) in search::trials().into_iter().chain(others) {
+            for (test, run) in search::trials().into_iter().chain(exact::trials()).chain(others) {
                 let device = device.clone();
                 trials.push(Trial::test(format!("{name}-{way}::{test}"), move || run(&device)));
             }
@@ -60,7 +61,7 @@ fn main() {
     for (level, always_looks, device) in AnyDevice::cpu_ways().into_iter().skip(1) {
         let (way, among) = match always_looks {
             true => ("-looks", Vec::new()),
-            false => ("", among::trials()),
+            false => ("", among::trials().into_iter().chain(exact::trials()).collect()),
         };
         for (test, run) in search::trials().into_iter().chain(among) {
             let device = device.clone();

@@ -38,7 +38,10 @@ impl Row {
         match metric {
             Metric::L1 => pairs.fold(0.0, |s, (x, y)| s + (x - y).abs()),
             Metric::L2 | Metric::SqEuclidean => pairs.fold(0.0, |s, (x, y)| s + (x - y) * (x - y)),
-            _ => 1.0 - pairs.fold(0.0, |s, (x, y)| s + x * y) * (self.inverse * other.inverse),
+            _ => {
+                let apart = |(x, y): (&f64, &f64)| x * self.inverse - y * other.inverse;
+                0.5 * pairs.map(apart).fold(0.0, |s, apart| s + apart * apart)
+            }
         }
     }
 }

@@ -271,12 +271,15 @@ fn nearest<I: Iterator<Item = usize>>(
 }
 
 macro_rules! distance {
-    ($name:ident, $type:ident) => {
+    ($name:ident, $type:ident, |$apart:ident, $sum:ident| $square_plus:expr) => {
         fn $name(metric: Metric, q: &[$type], x: &[$type]) -> $type {
             let mut s: $type = 0.0;
             for j in 0..q.len() {
                 s = match metric {
-                    Metric::L2 | Metric::SqEuclidean => (q[j] - x[j]).mul_add(q[j] - x[j], s),
+                    Metric::L2 | Metric::SqEuclidean => {
+                        let ($apart, $sum) = (q[j] - x[j], s);
+                        $square_plus
+                    }
                     Metric::L1 => s + (q[j] - x[j]).abs(),
                     _ => (-q[j]).mul_add(x[j], s),
                 };
@@ -289,8 +292,62 @@ macro_rules! distance {
         }
     };
 }
-distance!(distance_f32, f32);
-distance!(distance_f64, f64);
+distance!(distance_f32, f32, |apart, sum| apart.mul_add(apart, sum));
+distance!(distance_f64, f64, |apart, sum| apart * apart + sum);
+
+/// The definition of a distance between rows of numbers, for all but sums of squares that vanish or overflow.
+pub fn definition(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
+    let unit = |row: &[f64]| -> Vec<f64> {
+        let largest = row.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        // Squares of rows of f32 are in the range of float64.
+        let scale = if (1e-60..1e60).contains(&largest) {
+            1.0
+        } else {
+            2f64.powi(-largest.log2().floor() as i32)
+        };
+        let row: Vec<f64> = row.iter().map(|x| x * scale).collect();
+        let mean = match metric {
+            Metric::Pearson => row.iter().sum::<f64>() / row.len() as f64,
+            _ => 0.0,
+        };
+        let inverse = 1.0 / row.iter().fold(0.0, |s, x| s + (x - mean) * (x - mean)).sqrt();
+        row.iter().map(|x| (x - mean) * inverse).collect()
+    };
+    let squares =
+        |x: &[f64], y: &[f64]| x.iter().zip(y).fold(0.0, |s, (x, y)| s + (x - y) * (x - y));
+    match metric {
+        Metric::L2 => match squares(x, y) {
+            sum if sum < f64::MIN_POSITIVE || sum.is_infinite() => {
+                let apart = x.iter().zip(y).map(|(x, y)| (x - y).abs());
+                let largest = apart.clone().fold(0.0, f64::max);
+                if largest == 0.0 {
+                    return 0.0;
+                }
+                let scale = 2f64.powi((-largest.log2().floor()).clamp(-1000.0, 1000.0) as i32);
+                apart.map(|a| a * scale).fold(0.0, |s, a| s + a * a).sqrt() / scale
+            }
+            sum => sum.sqrt(),
+        },
+        Metric::SqEuclidean => squares(x, y),
+        Metric::L1 => x.iter().zip(y).fold(0.0, |s, (x, y)| s + (x - y).abs()),
+        Metric::InnerProduct => x.iter().zip(y).fold(0.0, |s, (x, y)| s - x * y) + 0.0,
+        _ => 0.5 * squares(&unit(x), &unit(y)),
+    }
+}
+
+/// The `k` nearest rows by the definition, of each query; `own` says which base row a query is.
+pub fn nearest_by_definition(
+    metric: Metric,
+    (queries, base): (&[Vec<f64>], &[Vec<f64>]),
+    k: usize,
+    own: impl Fn(usize) -> Option<usize>,
+) -> (Vec<u32>, Vec<f64>) {
+    let rows = |q: usize| {
+        let own = own(q);
+        (0..base.len()).filter(move |b| own != Some(*b))
+    };
+    nearest(queries.len(), k, rows, |q, b| definition(metric, &queries[q], &base[b]))
+}
 
 fn distance_sets(q: &[i64], x: &[i64]) -> f32 {
     let both = q.iter().filter(|token| x.contains(token)).count();

@@ -1,15 +1,14 @@
 //! Queries against the candidates among a base: what is compared, and what is found.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::finder::Finder;
-use super::found::{Found, HashedWork};
 use super::places::{Places, joined};
 use super::select::{Nearest, merge, select};
 use super::sent::SentTables;
 use crate::device::{
-    Candidates, Device, Distances, NearestInBuckets, Neighbors, QueryRows, RowUse, Starts, Work,
+    Candidates, Device, Distances, Facts, Filter, NearestInBuckets, QueryRows, RowUse, Starts,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Reserved};
@@ -24,7 +23,11 @@ const CANDIDATES_TOGETHER: usize = 1 << 22;
 /// What compares queries with the candidates among a base.
 pub(super) struct Among<D: Device> {
     pub base: Arc<Base<D>>,
+    /// Neighbours asked for.
     pub k: usize,
+    /// The candidates with the least sums of each query whose distances are computed by the definition.
+    pub listed: usize,
+    pub filter: Filter,
     /// How many rows count.
     pub counting: usize,
 }
@@ -35,6 +38,7 @@ pub(super) struct Base<D: Device> {
     pub metric: Metric,
     pub rows: Rows,
     pub on_device: D::Rows,
+    facts: OnceLock<Facts>,
 }
 
 impl<D: Device> Base<D> {
@@ -43,13 +47,31 @@ impl<D: Device> Base<D> {
         if u32::try_from(rows.len()).is_err() {
             return Err(Error::TooManyRows { input: "base", rows: rows.len() as u64 });
         }
-        let on_device = device.rows(&rows, metric);
+        let on_device = device.rows(&rows, metric.searched(rows.matrix().kind()));
         device.prepare(&on_device, RowUse::Gather, job)?;
-        Ok(Self { device: device.clone(), metric, rows, on_device })
+        let (device, facts) = (device.clone(), OnceLock::new());
+        Ok(Self { device, metric, rows, on_device, facts })
+    }
+
+    /// What is known of the values of all rows.
+    pub fn facts(&self) -> &Facts {
+        self.facts.get_or_init(|| Facts::of(&self.rows))
+    }
+
+    /// Queries on the device.
+    pub fn queries(&self, queries: &Rows) -> D::Rows {
+        self.device.rows(queries, self.metric.searched(queries.matrix().kind()))
     }
 }
 
 impl<D: Device> Among<D> {
+    /// Compares queries with candidates among a base of which so many rows count.
+    pub fn new(base: Arc<Base<D>>, k: usize, counting: usize) -> Self {
+        let filter = Filter::new(base.metric, base.rows.matrix());
+        let listed = k.saturating_add(filter.more(k));
+        Self { base, k, listed, filter, counting }
+    }
+
     /// The neighbours of queries whose buckets are known, of which `first` is the first.
     fn compare(
         &self,
@@ -68,18 +90,18 @@ impl<D: Device> Among<D> {
         });
         let (rows, starts) = joined(found)?;
         job.enter(Phase::Compare);
-        let Base { device, metric, on_device, .. } = &*self.base;
+        let Base { device, on_device, .. } = &*self.base;
         let is_part = self.counting < self.base.rows.len();
         let queries = match query_rows {
             QueryRows::OfBase { first: row } if !is_part => {
                 let row = row as usize;
                 device.slice(on_device, row + first..row + end)
             }
-            _ => device.rows(&queries.slice(first..end), *metric),
+            _ => self.base.queries(&queries.slice(first..end)),
         };
         let candidates = Candidates::new(&starts, &rows);
         let distances = device.among(&queries, on_device, &candidates, job)?;
-        Ok((select((&starts, &rows), distances, self.k), rows.len() as u64))
+        Ok((select((&starts, &rows), distances, self.listed), rows.len() as u64))
     }
 
     /// As many queries as have at most so many candidates together, but one at least: where they end,
@@ -169,16 +191,10 @@ impl<D: Device> Among<D> {
         }
         Ok(())
     }
-
-    /// What was found in all tables.
-    pub fn finish(&self, found: Part, query_rows: QueryRows) -> Found {
-        let itself = usize::from(query_rows != QueryRows::Separate);
-        found.finish(self.k.min(self.counting.saturating_sub(itself)))
-    }
 }
 
 /// The buckets that queries look at, and their memory.
-fn reserved_places(
+pub(super) fn reserved_places(
     finder: &Finder,
     (queries, query_rows): (&Rows, QueryRows),
     job: &Job,
@@ -197,9 +213,9 @@ fn reserved_places(
 
 /// What queries have found in some tables.
 pub struct Part {
-    nearest: Nearest,
-    visited: u64,
-    pairs: u64,
+    pub(super) nearest: Nearest,
+    pub(super) visited: u64,
+    pub(super) pairs: u64,
 }
 
 impl From<NearestInBuckets> for Part {
@@ -239,19 +255,5 @@ impl Part {
         let nearest = merge(self.nearest, other.nearest, k, job)?;
         let (visited, pairs) = (self.visited + other.visited, self.pairs + other.pairs);
         Ok(Self { nearest, visited, pairs })
-    }
-
-    /// What was found, where a query can have `per_query` neighbours.
-    fn finish(self, per_query: usize) -> Found {
-        let Nearest { rows, distances, starts } = self.nearest;
-        let short = starts.shorter(per_query) as u64;
-        let starts = match starts {
-            Starts::Equal { each, .. } if each == per_query => None,
-            starts => Some(starts.into_vec()),
-        };
-        let work = Work { pairs: self.pairs, ..Work::default() };
-        let neighbors = Neighbors { per_query, rows, distances, work };
-        let hashed = HashedWork { visited: self.visited, short };
-        Found { neighbors, starts, hashed }
     }
 }

@@ -1,7 +1,7 @@
 //! A base ready to be searched, and what is found.
 
 use super::hashing::LshParams;
-use crate::device::{Device, Neighbors, QueryRows, StreamedSearch};
+use crate::device::{Device, ExactSearch, Neighbors, QueryRows};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -56,9 +56,9 @@ pub trait KnnSearch: Send + Sync {
     }
 }
 
-impl<D: Device> KnnSearch for StreamedSearch<D> {
+impl<D: Device> KnnSearch for ExactSearch<D> {
     fn search(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Found> {
-        let neighbors = StreamedSearch::search(self, queries, query_rows, None, job)?;
+        let neighbors = ExactSearch::search(self, queries, query_rows, job)?;
         Ok(Found { neighbors, starts: None, hashed: HashedWork::default() })
     }
 }

@@ -37,8 +37,8 @@ impl<D: Device> Among<D> {
                 (queries.len() as f64 * of_query) as u64
             }
         };
-        let Base { device, metric, on_device: base, .. } = &*self.base;
-        let k = self.k.min(self.counting);
+        let Base { device, on_device: base, .. } = &*self.base;
+        let k = self.listed.min(self.counting);
         if k == 0 || !device.finds_in_buckets(base, queries.len(), k)? {
             return Ok(None);
         }
@@ -51,7 +51,7 @@ impl<D: Device> Among<D> {
             reserved => reserved?,
         };
         let asked = Asked::<D> {
-            queries: device.rows(queries, *metric),
+            queries: self.base.queries(queries),
             count: queries.len(),
             own: finder.own(queries.len(), query_rows),
             left_out,

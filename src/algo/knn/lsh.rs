@@ -114,7 +114,7 @@ impl<D: Device> LshSearch<D> {
         job.enter(Phase::Upload);
         let base = Arc::new(Base::new(device, rows, params.metric(), job)?);
         let counting = base.rows.len();
-        let among = Among { base, k: params.k(), counting };
+        let among = Among::new(base, params.k(), counting);
         let there = TablesThere::build(&among, &hashing, (lsh, of_finder.is_queried), job)?;
         let (finder, sizes) = match &there {
             Some((_, sizes)) => {
@@ -135,14 +135,23 @@ impl<D: Device> LshSearch<D> {
 
 impl<D: Device> KnnSearch for LshSearch<D> {
     fn search(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Found> {
-        if let Some(there) = &self.there
-            && let Some(found) = there.search(&self.among, (queries, query_rows), job)?
-        {
-            return Ok(self.among.finish(found, query_rows));
+        let queries = (&queries.searched(self.among.base.metric, job)?, query_rows);
+        let found = match &self.there {
+            Some(there) => there.search(&self.among, queries, job)?,
+            None => None,
+        };
+        let found = match found {
+            Some(found) => found,
+            None => {
+                let tables = (self.finder.get(job)?, Some(&*self.sent));
+                self.among.search(tables, queries, job)?
+            }
+        };
+        let (mut found, open) = self.among.finish(found, queries, job)?;
+        if !open.is_empty() {
+            self.among.compare_exactly(self.finder.get(job)?, queries, &open, &mut found, job)?;
         }
-        let tables = (self.finder.get(job)?, Some(&*self.sent));
-        let found = self.among.search(tables, (queries, query_rows), job)?;
-        Ok(self.among.finish(found, query_rows))
+        Ok(found)
     }
 
     fn index(&self) -> Option<&Index> {

@@ -11,6 +11,7 @@ mod lsh;
 mod params;
 mod places;
 mod ready;
+mod refine;
 mod sample;
 mod select;
 mod selection;
@@ -22,7 +23,7 @@ mod wanted;
 
 use std::sync::Arc;
 
-use crate::device::{AnyDevice, Device, OnDevice, QueryRows, StreamedSearch};
+use crate::device::{AnyDevice, Device, ExactSearch, OnDevice, QueryRows};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -76,13 +77,13 @@ pub fn open_base(
         fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
             let Self(base, params, method, job) = self;
             let (k, metric) = (params.k(), params.metric());
+            let base = base.searched(metric, job)?;
             Ok(match method {
-                Method::Exact => {
-                    Box::new(StreamedSearch::open(device.clone(), base, metric, k, job)?)
-                }
+                Method::Exact => Box::new(ExactSearch::open(device.clone(), base, metric, k, job)?),
                 Method::Lsh { params: lsh, queries, query_rows, training } => {
-                    let queries = (&queries, query_rows);
-                    let inputs = (base, queries, training.as_ref());
+                    let queries = queries.searched(metric, job)?;
+                    let training = training.map(|rows| rows.searched(metric, job)).transpose()?;
+                    let inputs = (base, (&queries, query_rows), training.as_ref());
                     Box::new(LshSearch::open(device, inputs, (params, lsh), job)?)
                 }
             })

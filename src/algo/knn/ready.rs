@@ -72,6 +72,7 @@ pub fn bucket_keys(params: &LshParams, metric: Metric, rows: &Rows) -> Result<Ve
         return Ok(vec![Vec::new(); params.tables.unwrap_or(0)]);
     }
     let job = Job::default();
+    let rows = &rows.searched(metric, &job)?;
     let hasher = hasher(params, metric, rows, &rows.slice(0..0), &job)?;
     let given = Hashing::given(params, metric, &hasher);
     let Some(hashing) = given.filter(|_| !params.needs_all_rows()) else {

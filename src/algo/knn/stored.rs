@@ -88,7 +88,10 @@ pub trait InTurnSearch: Send + Sync {
     fn merge(&self, some: Part, others: Part, job: &Job) -> Result<Part>;
 
     /// What was found in all tables.
-    fn finish(&self, found: Part, query_rows: QueryRows) -> Found;
+    ///
+    /// # Errors
+    /// Those of a search.
+    fn finish(&self, found: Part, queries: (&Rows, QueryRows), job: &Job) -> Result<Found>;
 }
 
 /// Puts the base of stored tables onto a device.
@@ -109,6 +112,7 @@ pub fn open_stored(
         type Output = Result<Arc<dyn StoredBase>>;
         fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
             let Self(rows, stored, job) = self;
+            let rows = rows.searched(stored.metric, job)?;
             let base = Arc::new(Base::new(device, rows, stored.metric, job)?);
             Ok(Arc::new(OfDevice { base, stored, tables: Mutex::default() }))
         }
@@ -271,7 +275,7 @@ impl<D: Device> StoredBase for OfDevice<D> {
     ) -> Result<StoredSearch> {
         let rows = &self.base.rows;
         let counting = selection.as_ref().map_or(rows.len(), |selection| selection.rows().len());
-        let of_queries = (queries, query_rows);
+        let of_queries = (&queries.searched(params.metric(), job)?, query_rows);
         let Ready { hashing, expected, .. } =
             self.ready((params, lsh), of_queries, selection.as_deref(), job)?;
         let used = hashing.params(lsh);
@@ -281,7 +285,7 @@ impl<D: Device> StoredBase for OfDevice<D> {
             selection,
             hashed: self.stored.kind,
         };
-        let among = Among { base: self.base.clone(), k: params.k(), counting };
+        let among = Among::new(self.base.clone(), params.k(), counting);
         let index = |(buckets, largest)| Index { params: used, expected, buckets, largest };
         if let Some(tables) = tables {
             let tables: Vec<_> = tables.hashed.iter().take(hashing.tables).cloned().collect();
@@ -340,15 +344,17 @@ impl<D: Device> InTurnSearch for InTurn<D> {
         let finder = Finder::over(tables, hashing, &self.params, self.finder.clone(), job)?;
         // Others take their place soon.
         let sent = SentTables::default();
-        self.among.search((&finder, Some(&sent)), queries, job)
+        let searched = queries.0.searched(self.among.base.metric, job)?;
+        self.among.search((&finder, Some(&sent)), (&searched, queries.1), job)
     }
 
     fn merge(&self, some: Part, others: Part, job: &Job) -> Result<Part> {
-        some.with(others, self.among.k, job)
+        some.with(others, self.among.listed, job)
     }
 
-    fn finish(&self, found: Part, query_rows: QueryRows) -> Found {
-        self.among.finish(found, query_rows)
+    fn finish(&self, found: Part, queries: (&Rows, QueryRows), job: &Job) -> Result<Found> {
+        let searched = queries.0.searched(self.among.base.metric, job)?;
+        Ok(self.among.finish(found, (&searched, queries.1), job)?.0)
     }
 }
 
@@ -398,8 +404,10 @@ impl TablesBuilder {
                 ready(device, inputs, (params, lsh), job)
             }
         }
+        let base = base.searched(params.metric(), job)?;
+        let training = training.map(|rows| rows.searched(params.metric(), job)).transpose()?;
         let Ready { hashing, _reserved, .. } =
-            AnyDevice::cpu().run(Choose(&base, training, params, lsh, job))?;
+            AnyDevice::cpu().run(Choose(&base, training.as_ref(), params, lsh, job))?;
         let params = hashing.params(lsh);
         let _reserved = (reserved, _reserved);
         Ok(Self { hashing, base, params, _reserved })

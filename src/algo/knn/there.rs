@@ -32,7 +32,7 @@ impl<D: Device> TablesThere<D> {
         job: &Job,
     ) -> Result<Option<(Self, (usize, usize))>> {
         let Base { device, rows, on_device, .. } = &*among.base;
-        let k = among.k.min(among.counting);
+        let k = among.listed.min(among.counting);
         let probes = match (hashing.reach, flips(hashing, params)) {
             (Reach::Probes(1), _) => 1,
             (Reach::Probes(probes), Some(most)) => probes.min(most),
@@ -104,7 +104,7 @@ impl<D: Device> TablesThere<D> {
         (queries, query_rows): (&Rows, QueryRows),
         job: &Job,
     ) -> Result<Option<Part>> {
-        let Base { device, metric, on_device, .. } = &*among.base;
+        let Base { device, on_device, .. } = &*among.base;
         let buckets = Buckets {
             queries: queries.len(),
             tables: self.count,
@@ -122,9 +122,9 @@ impl<D: Device> TablesThere<D> {
             QueryRows::OfBase { first } => {
                 device.slice(on_device, first as usize..first as usize + queries.len())
             }
-            QueryRows::Separate => device.rows(queries, *metric),
+            QueryRows::Separate => among.base.queries(queries),
         };
-        let k = among.k.min(among.counting);
+        let k = among.listed.min(among.counting);
         let sides = (&on_device_too, on_device);
         let found = device.nearest_in_buckets(sides, &self.tables, &buckets, k, job)?;
         Ok(found.map(Part::from))

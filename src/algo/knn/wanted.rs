@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::device::{Device, Distances, Neighbors, QueryRows, StreamedSearch};
+use crate::device::{Device, ExactSearch, Neighbors, QueryRows};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Rows;
@@ -57,8 +57,8 @@ impl Wanted {
         let per_query = k.min(base.len().saturating_sub(itself));
         let search = |more: usize| -> Result<Neighbors> {
             let count = per_query + itself + more;
-            let search = StreamedSearch::open(device.clone(), base.clone(), metric, count, job)?;
-            search.search(queries, QueryRows::Separate, None, job)
+            let search = ExactSearch::open(device.clone(), base.clone(), metric, count, job)?;
+            search.search(queries, QueryRows::Separate, job)
         };
         let mut found = others(search(1)?, own);
         if per_query > 0 && found.iter().any(|list| ties(list, per_query) > 0) {
@@ -129,11 +129,8 @@ fn spread(all: usize, count: usize) -> impl Iterator<Item = usize> {
 
 /// The rows found for each query with their distances, without itself.
 fn others(found: Neighbors, own: &[Option<u32>]) -> Vec<Vec<(u32, f64)>> {
-    let distances: Vec<f64> = match found.distances {
-        Distances::F32(values) => values.into_iter().map(f64::from).collect(),
-        Distances::F64(values) => values,
-    };
-    let all: Vec<(u32, f64)> = found.rows.into_iter().zip(distances).collect();
+    let all: Vec<(u32, f64)> =
+        found.rows.iter().enumerate().map(|(at, row)| (*row, found.distances.at(at))).collect();
     let per_query = found.per_query;
     let of_query = |(query, own): (usize, &Option<u32>)| {
         let list = &all[query * per_query..][..per_query];

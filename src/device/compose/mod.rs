@@ -1,8 +1,11 @@
 //! Primitives composed of other primitives, the same on every device: searches larger than a device's
-//! memory, and k-means by search.
+//! memory, exact ones, and k-means by search.
 
 mod by_search;
+mod exact;
+mod facts;
 mod means;
+mod pairs;
 mod search;
 
 #[cfg(feature = "cuda")]
@@ -11,7 +14,10 @@ mod on_host;
 pub use by_search::BySearch;
 #[cfg(feature = "cuda")]
 pub use by_search::LARGE_PROBLEM;
+pub use exact::ExactSearch;
+pub use facts::{Facts, Filter};
 pub use means::{ClusterMeans, Means};
 #[cfg(feature = "cuda")]
 pub use on_host::{KMeansOnHost, components_on_host, host_session, sums_of};
+pub use pairs::ExactPairs;
 pub use search::{HeldQueries, StreamedSearch};

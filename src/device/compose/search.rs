@@ -19,11 +19,11 @@ use crate::metric::Metric;
 /// Memory: on a device with its own memory, the base or two chunks of it, and the lists of a block
 /// of queries; on the host, the rows.
 pub struct StreamedSearch<D: SearchDevice> {
-    device: Arc<D>,
+    pub(super) device: Arc<D>,
     metric: Metric,
     /// Neighbours of each query, at most as many as there are base rows.
     k: usize,
-    base: Rows,
+    pub(super) base: Rows,
     resident: Mutex<Option<Arc<D::Rows>>>,
 }
 
@@ -56,11 +56,12 @@ impl<D: SearchDevice> HeldQueries<D> {
     }
 }
 
-/// The queries of one call.
+/// The queries of one call, and how many neighbours of each are asked for.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     query_rows: QueryRows,
     near: Option<&'a [u32]>,
+    k: usize,
 }
 
 impl<D: SearchDevice> StreamedSearch<D> {
@@ -109,15 +110,39 @@ impl<D: SearchDevice> StreamedSearch<D> {
         self.search_held((queries, None), query_rows, near, job)
     }
 
+    /// The same for more neighbours, or fewer, than the base was opened for.
+    ///
+    /// # Errors
+    /// Those of [`search`](Self::search).
+    pub fn search_for(
+        &self,
+        k: usize,
+        queries: &Rows,
+        query_rows: QueryRows,
+        job: &Job,
+    ) -> Result<Neighbors> {
+        let k = k.min(self.base.len().max(1));
+        self.search_asked((queries, None), Asked { query_rows, near: None, k }, job)
+    }
+
     /// The same for queries of which blocks may be held on the device, by earlier searches of the same queries.
     ///
     /// # Errors
     /// Those of [`search`](Self::search).
     pub fn search_held(
         &self,
-        (queries, held): (&Rows, Option<&mut HeldQueries<D>>),
+        queries: (&Rows, Option<&mut HeldQueries<D>>),
         query_rows: QueryRows,
         near: Option<&[u32]>,
+        job: &Job,
+    ) -> Result<Neighbors> {
+        self.search_asked(queries, Asked { query_rows, near, k: self.k }, job)
+    }
+
+    fn search_asked(
+        &self,
+        (queries, held): (&Rows, Option<&mut HeldQueries<D>>),
+        asked: Asked<'_>,
         job: &Job,
     ) -> Result<Neighbors> {
         let kind = self.base.matrix().kind();
@@ -125,11 +150,10 @@ impl<D: SearchDevice> StreamedSearch<D> {
             return Ok(Neighbors::none(kind));
         }
         self.base.check_queries(queries)?;
-        let itself = usize::from(query_rows != QueryRows::Separate);
-        let per_query = self.k.min(self.base.len() - itself);
+        let itself = usize::from(asked.query_rows != QueryRows::Separate);
+        let per_query = asked.k.min(self.base.len() - itself);
         let mut found = self.device.room(kind, queries.len().saturating_mul(per_query));
         let pages = Pages::of_room(&found.rows).into_iter().chain(found.distances.pages());
-        let asked = Asked { query_rows, near };
         taking(pages.collect(), || self.search_blocks((queries, held), asked, &mut found, job))?;
         Ok(found)
     }
@@ -138,11 +162,12 @@ impl<D: SearchDevice> StreamedSearch<D> {
     fn search_blocks(
         &self,
         (queries, mut held): (&Rows, Option<&mut HeldQueries<D>>),
-        Asked { query_rows, near }: Asked<'_>,
+        Asked { query_rows, near, k }: Asked<'_>,
         found: &mut Neighbors,
         job: &Job,
     ) -> Result<()> {
-        let capacity = self.device.capacity(&self.shape());
+        let shape = Shape { k, ..self.shape() };
+        let capacity = self.device.capacity(&shape);
         if let Some(held) = &mut held
             && held.block(0).is_none()
             && queries.len() > capacity.base
@@ -158,6 +183,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
             let asked = Asked {
                 query_rows: query_rows.skip(start as u32),
                 near: near.map(|near| &near[start..end]),
+                k,
             };
             let resident = self.resident().clone();
             let new = known.is_none().then(|| {
@@ -181,7 +207,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
                     if held.as_mut().is_some_and(|held| held.give_back()) => {}
                 Err(Error::DeviceMemory { .. }) if resident.is_some() => {
                     *self.resident() = None;
-                    pieces.base = self.device.capacity(&self.shape()).base;
+                    pieces.base = self.device.capacity(&shape).base;
                 }
                 Err(error @ Error::DeviceMemory { .. }) => {
                     pieces = pieces.halved(end - start, self.base.len()).ok_or(error)?;
@@ -200,7 +226,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
     fn search_block(
         &self,
         (block, queries): (&D::Rows, usize),
-        Asked { query_rows, near }: Asked<'_>,
+        Asked { query_rows, near, k }: Asked<'_>,
         (resident, base_rows): (Option<&D::Rows>, usize),
         (found, job): (&mut Neighbors, &Job),
     ) -> Result<()> {
@@ -209,7 +235,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let queries = match (query_rows, resident) {
             (QueryRows::OfBase { first }, Some(base)) => {
                 // Its rows are the queries: they are on the device before, and not sent twice.
-                device.prepare(base, RowUse::Base { k: self.k }, job)?;
+                device.prepare(base, RowUse::Base { k }, job)?;
                 of_base = device.slice(base, first as usize..first as usize + queries);
                 &of_base
             }
@@ -217,11 +243,11 @@ impl<D: SearchDevice> StreamedSearch<D> {
         };
         device.prepare(queries, RowUse::Queries, job)?;
         let pairing = |first_base| Pairing { first_base, queries: query_rows, near };
-        if let (Some(base), 1, QueryRows::Separate) = (resident, self.k, query_rows) {
+        if let (Some(base), 1, QueryRows::Separate) = (resident, k, query_rows) {
             found.append(device.nearest_one(queries, base, &pairing(0), job)?);
             return Ok(());
         }
-        let mut lists = device.new_lists(queries, self.k)?;
+        let mut lists = device.new_lists(queries, k)?;
         if let Some(base) = resident {
             device.top_k(queries, base, &pairing(0), &mut lists, job)?;
             return device.download_after(found, lists, job);
@@ -229,7 +255,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let mut chunks = (0..self.base.len()).step_by(base_rows.max(1)).map(|first| {
             let end = self.base.len().min(first.saturating_add(base_rows));
             let chunk = device.rows(&self.base.slice(first..end), metric);
-            device.prepare(&chunk, RowUse::Base { k: self.k }, job)?;
+            device.prepare(&chunk, RowUse::Base { k }, job)?;
             Ok::<_, Error>((first as u32, chunk))
         });
         let mut next = chunks.next().transpose()?;

@@ -4,7 +4,7 @@ use super::Work;
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::{Real, Rows};
-use crate::metric::{Metric, Sum, power_of_two_near_inverse};
+use crate::metric::{Direction, Metric, Sum};
 
 /// Devices that DBSCAN runs on.
 pub trait DbscanDevice {
@@ -46,7 +46,7 @@ pub struct DbscanInput<'a> {
 /// | `l2` | `Σ(x − y)² ≤ eps · eps` |
 /// | `sqeuclidean` | `Σ(x − y)² ≤ eps` |
 /// | `l1` | `Σ abs(x − y) ≤ eps` |
-/// | `cosine` | `1 − (Σ x y) · (ix · iy) ≤ eps`, where `ix = 1 / √Σx²` |
+/// | `cosine` | `½ Σ(x · ix − y · iy)² ≤ eps`, where `ix = 1 / √Σx²` |
 /// | `pearson` | the same, on rows less their means |
 /// | `hamming` | bits that differ `≤ eps` |
 /// | `jaccard` | `1 − both / either ≤ eps`; two rows without bits are at 0 |
@@ -98,18 +98,6 @@ impl std::ops::AddAssign for DbscanWork {
     }
 }
 
-/// What a row is compared by besides its values, under `cosine` and `pearson`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Direction {
-    /// A power of two that its values are multiplied by first: 1 unless squares would overflow or
-    /// vanish in float64.
-    pub unit: f64,
-    /// Subtracted from its values times that; 0 under `cosine`.
-    pub mean: f64,
-    /// One over its length.
-    pub inverse: f64,
-}
-
 impl Within {
     /// Rows at most `eps` apart, which is finite and at least 0.
     pub fn new(metric: Metric, eps: f64) -> Self {
@@ -126,19 +114,9 @@ impl Within {
         self.limit
     }
 
-    /// What a row of numbers is compared by, under `cosine` and `pearson`. The inverse of a row that
-    /// has no direction is not finite.
+    /// What a row of numbers is compared by, under `cosine` and `pearson`.
     pub fn direction<T: Real>(&self, row: &[T]) -> Direction {
-        let largest = row.iter().fold(0.0f64, |most, x| most.max(x.to_f64().abs()));
-        let is_near_1 = (1e-60..1e60).contains(&largest);
-        let unit = if is_near_1 { 1.0 } else { power_of_two_near_inverse(largest) };
-        let values = || row.iter().map(|x| x.to_f64() * unit);
-        let mean = match self.metric {
-            Metric::Pearson => values().sum::<f64>() / row.len() as f64,
-            _ => 0.0,
-        };
-        let square = values().fold(0.0, |sum, x| sum + (x - mean) * (x - mean));
-        Direction { unit, mean, inverse: 1.0 / square.sqrt() }
+        Direction::of(self.metric, row)
     }
 
     /// Below and up to what a sum of f32 in any order, fused or not, decides: at most the first is within
@@ -160,8 +138,9 @@ impl Within {
     fn limits(&self, dim: usize, unit: f64, tiny: f64) -> (f64, f64) {
         let (limit, few) = (self.limit, dim as f64 + 16.0);
         let slack = match self.metric.sum() {
-            // Each product of values errs by a share of the product of the rows' lengths.
-            Sum::Products => few * unit,
+            // Each product of values errs by a share of the product of the rows' lengths; the definition's squares, and the
+            // lengths of its unit vectors, by as much of f64.
+            Sum::Products => few * unit + 4.0 * few * f64::EPSILON,
             _ => limit * few * unit + few * tiny,
         };
         // Rounded to the type by less than this much again.
@@ -216,13 +195,21 @@ impl Within {
             Sum::Squares => pairs.fold(0.0, |s, (x, y)| s + (x - y) * (x - y)) <= self.limit,
             Sum::Absolute => pairs.fold(0.0, |s, (x, y)| s + (x - y).abs()) <= self.limit,
             Sum::Products => {
-                let (a, b) = (self.direction(x), self.direction(y));
-                let term = |(x, y): (f64, f64)| (x * a.unit - a.mean) * (y * b.unit - b.mean);
-                let product = pairs.map(term).fold(0.0, |s, product| s + product);
-                1.0 - product * (a.inverse * b.inverse) <= self.limit
+                self.holds_for_directions((x, &self.direction(x)), (y, &self.direction(y)))
             }
             Sum::DifferentBits | Sum::SharedBits => unreachable!("{} is of bits", self.metric),
         }
+    }
+
+    /// The same of two rows whose directions are known.
+    pub fn holds_for_directions<T: Real>(
+        &self,
+        (x, of_x): (&[T], &Direction),
+        (y, of_y): (&[T], &Direction),
+    ) -> bool {
+        let pairs = x.iter().zip(y).map(|(x, y)| (x.to_f64(), y.to_f64()));
+        let apart = |(x, y)| of_x.coordinate(x) - of_y.coordinate(y);
+        0.5 * pairs.map(apart).fold(0.0, |sum, apart| sum + apart * apart) <= self.limit
     }
 
     /// Whether two rows of bits are within eps: the definition.

@@ -11,7 +11,7 @@ mod search;
 use std::ops::AddAssign;
 use std::time::Duration;
 
-pub use dbscan::{Components, DbscanDevice, DbscanInput, DbscanWork, Direction, NOISE, Within};
+pub use dbscan::{Components, DbscanDevice, DbscanInput, DbscanWork, NOISE, Within};
 pub use hashing::{
     Buckets, Hashes, HashingDevice, LookedAt, NearestInBuckets, OwnRows, Ranges, Starts, TableRows,
     TablesBuilt,

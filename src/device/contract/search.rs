@@ -223,6 +223,14 @@ impl QueryRows {
         }
     }
 
+    /// The number of the base row that the query at this position is.
+    pub fn own(self, query: u32) -> Option<u32> {
+        match self {
+            Self::Separate => None,
+            Self::OfBase { first } => Some(first + query),
+        }
+    }
+
     /// Whether the query at this position is the base row of this number.
     #[inline(always)]
     pub fn is_same(self, query: usize, base: u64) -> bool {
@@ -327,6 +335,22 @@ impl Distances {
         match kind {
             ElementKind::F64 => Self::F64(Vec::new()),
             ElementKind::F32 | ElementKind::Bits | ElementKind::Sets => Self::F32(Vec::new()),
+        }
+    }
+
+    /// One of them.
+    pub fn at(&self, i: usize) -> f64 {
+        match self {
+            Self::F32(values) => values[i].into(),
+            Self::F64(values) => values[i],
+        }
+    }
+
+    /// Replaces one of them.
+    pub fn set(&mut self, i: usize, distance: f64) {
+        match self {
+            Self::F32(values) => values[i] = distance as f32,
+            Self::F64(values) => values[i] = distance,
         }
     }
 

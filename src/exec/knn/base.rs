@@ -206,7 +206,7 @@ pub(super) async fn read(
     watched: (&Phases, &Job),
 ) -> Result<Base> {
     let reader = |input, vector: &VectorColumn| {
-        VectorReader::new(input, vector.clone(), join.kind, join.spec.params.metric())
+        VectorReader::new(input, vector.clone(), join.kind, join.spec.params.metric()).for_search()
     };
     let mut base = match &join.stored {
         Some(stored) => {

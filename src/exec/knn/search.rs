@@ -17,6 +17,7 @@ use crate::exec::chosen::may_fall_back;
 use crate::exec::vectors::VectorReader;
 use crate::job::{Job, Phase, Watch};
 use crate::matrix::{ElementKind, Rows};
+use crate::metric::Direction;
 
 /// Queries of the first block; each block has twice those of the one before, up to
 /// `neighbors.batch_rows`. A reader of only the first rows waits for a small block, and a reader of
@@ -171,7 +172,8 @@ impl Search {
         // Entries are cut back to k when a quarter more are there, in a buffer that doubles.
         let entries = k.saturating_add((k / 4).clamp(8, 1024)).checked_next_power_of_two();
         let growing = entries.unwrap_or(usize::MAX).saturating_mul(2 * real);
-        growing.saturating_add(k.saturating_mul(real + size_of::<u32>())).saturating_add(64)
+        let done = real + size_of::<u32>() + size_of::<f64>();
+        growing.saturating_add(k.saturating_mul(done)).saturating_add(128)
     }
 
     async fn block_of_base(&mut self, next: usize) -> Result<Option<Block>> {
@@ -195,7 +197,11 @@ impl Search {
         let base = self.base.rows.clone();
         // Sets are counted one by one.
         let matrix = base.matrix();
-        let row_bytes = matrix.kind().width(matrix.dim()) * matrix.kind().bytes();
+        let mut row_bytes = matrix.kind().width(matrix.dim()) * matrix.kind().bytes();
+        if self.join.spec.params.metric().is_of_directions() {
+            // Vectors as given, and their unit vectors.
+            row_bytes = 2 * row_bytes + size_of::<Direction>();
+        }
         let (needed, bytes) = (self.needed(), self.list_bytes().saturating_add(row_bytes));
         // A few more than needed: the first may have no vectors.
         // Parameters are chosen by all queries, or as many as memory has room for.
@@ -256,5 +262,6 @@ fn reader(join: &Join, base: &Rows, first: u64) -> VectorReader {
     let spec = &join.spec;
     let vector = spec.query_vector.as_ref().unwrap_or(&spec.base_vector).clone();
     let dim = (!base.is_empty()).then(|| base.matrix().dim());
-    VectorReader::new("queries", vector, join.kind, spec.params.metric()).continuing(first, dim)
+    let reader = VectorReader::new("queries", vector, join.kind, spec.params.metric());
+    reader.for_search().continuing(first, dim)
 }

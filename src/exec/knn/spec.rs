@@ -8,9 +8,8 @@ use datafusion::error::Result;
 
 use crate::algo::knn::{KnnParams, LshParams};
 use crate::device::DeviceChoice;
-use crate::exec::column::{VectorColumn, common_kind};
+use crate::exec::column::VectorColumn;
 use crate::exec::side::Side;
-use crate::matrix::ElementKind;
 
 /// The specification of a [`KnnExec`](super::KnnExec), independent of its inputs.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,10 +66,6 @@ pub fn knn_fields(queries: Option<(&Side, &Fields)>, base: (&Side, &Fields)) -> 
     {
         return plan_err!("dim mismatch: queries have {q}, base has {b}");
     }
-    let distance = match common_kind(kinds.0, kinds.1) {
-        ElementKind::F64 => DataType::Float64,
-        ElementKind::F32 | ElementKind::Bits | ElementKind::Sets => DataType::Float32,
-    };
     let carried = |prefix: &str, side: &Side, fields: &Fields| {
         let rename = |i: &usize| {
             let field = fields[*i].as_ref().clone();
@@ -82,6 +77,6 @@ pub fn knn_fields(queries: Option<(&Side, &Fields)>, base: (&Side, &Fields)) -> 
     let mut fields = carried("query", query_side, query_fields);
     fields.extend(carried("base", base.0, base.1));
     fields.push(Field::new("rank", DataType::Int64, false));
-    fields.push(Field::new("distance", distance, false));
+    fields.push(Field::new("distance", DataType::Float64, false));
     Ok(fields)
 }

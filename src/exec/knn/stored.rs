@@ -193,7 +193,11 @@ impl Searching {
                     }
                 }
                 match found {
-                    Some(found) => Ok(Ok(search.finish(found, query_rows))),
+                    Some(found) => {
+                        let (search, job) = (search.clone(), job.clone());
+                        computing(move || Ok(search.finish(found, (&queries, query_rows), &job)))
+                            .await
+                    }
                     None => internal_err!("an index has no tables"),
                 }
             }

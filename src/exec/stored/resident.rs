@@ -203,7 +203,8 @@ impl StoredIndex {
         let names = file.vector().names().iter();
         let columns: Vec<_> = names.filter_map(|name| schema.index_of(name).ok()).collect();
         let metric = file.tables().metric;
-        let mut reader = VectorReader::new("the index", file.vector().clone(), kind, metric);
+        let mut reader =
+            VectorReader::new("the index", file.vector().clone(), kind, metric).for_search();
         let (mut reserved, mut of_sets) = (Vec::new(), Vec::new());
         for (group, rows) in file.groups().enumerate() {
             job.check()?;

@@ -104,7 +104,8 @@ impl IndexSink {
         batches: Arc<Vec<RecordBatch>>,
         job: &Job,
     ) -> Result<Read> {
-        let reader = VectorReader::new(input, vector, self.side.kind, self.params.metric);
+        let (kind, metric) = (self.side.kind, self.params.metric);
+        let reader = VectorReader::new(input, vector, kind, metric).for_search();
         let job = job.clone();
         computing(move || {
             let mut reading = Reading::new(reader, &batches, &side);

@@ -7,12 +7,12 @@ use super::points::Points;
 use super::reach::Reach;
 use super::tiles::{LANES, lanes_of, lowest};
 use super::values::Values;
-use crate::device::contract::Direction;
 use crate::device::cpu::order::Coordinates;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
+use crate::metric::Direction;
 
 /// Rows of numbers.
 pub(super) struct Numbers<'a, T> {
@@ -32,9 +32,12 @@ impl<'a, T: Lanes> Numbers<'a, T> {
     pub fn new(values: Values<'a, T>) -> Self {
         let within = values.within;
         let is_narrow = T::MANTISSA == f32::MANTISSA;
-        // Sums of f64 are the definition's own.
-        let exact = (within.limit(), within.limit());
-        let limits = if is_narrow { within.limits_of_f32(values.dim) } else { exact };
+        let limits = match is_narrow {
+            true => within.limits_of_f32(values.dim),
+            false if values.are_directions() => within.limits_of_f64(values.dim),
+            // Sums of f64 are the definition's own.
+            false => (within.limit(), within.limit()),
+        };
         let fits = |of: &Direction| !is_narrow || within.fits_f32(of.inverse);
         Self {
             is_usual: values.directions().iter().all(fits),

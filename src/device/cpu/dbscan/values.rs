@@ -2,11 +2,11 @@
 
 use rayon::prelude::*;
 
-use crate::device::contract::{Direction, Within};
+use crate::device::contract::Within;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
-use crate::metric::Sum;
+use crate::metric::{Direction, Sum};
 
 /// Rows of numbers, as they were read.
 pub(super) struct Values<'a, T> {
@@ -54,12 +54,12 @@ impl<'a, T: Real> Values<'a, T> {
     pub fn coordinate(&self, row: usize, i: usize) -> f64 {
         let x = self.values[row * self.dim + i].to_f64();
         match self.directions.get(row) {
-            Some(of) => (x * of.unit - of.mean) * of.inverse,
+            Some(of) => of.coordinate(x),
             None => x,
         }
     }
 
-    /// A row's values as they are multiplied: for f64 exactly those of the definition.
+    /// A row's values as they are multiplied.
     pub fn centred(&self, row: usize) -> impl Iterator<Item = T> {
         let of = self.directions.get(row).copied();
         let centred = move |x: &T| match of {
@@ -76,7 +76,12 @@ impl<'a, T: Real> Values<'a, T> {
 
     /// Whether two rows are within eps of each other: the definition.
     pub fn are_near(&self, row: usize, other: usize) -> bool {
-        self.within.holds(self.row(row), self.row(other))
+        match (self.directions.get(row), self.directions.get(other)) {
+            (Some(a), Some(b)) => {
+                self.within.holds_for_directions((self.row(row), a), (self.row(other), b))
+            }
+            _ => self.within.holds(self.row(row), self.row(other)),
+        }
     }
 
     /// Whether directions multiply values as they were read.

@@ -35,7 +35,7 @@ pub(super) fn among(
     if let (Some((from, first)), Some((to, start))) = (queries.sets(), base.sets()) {
         let sets = |pairs: &[(u32, u32)], found: &mut [f32]| {
             for (found, (query, row)) in found.iter_mut().zip(pairs) {
-                *found = from.distance(first + *query as usize, to, start + *row as usize);
+                *found = from.rounded_distance(first + *query as usize, to, start + *row as usize);
             }
         };
         return each(candidates, TASK_SETS, sets, job).map(Distances::F32);

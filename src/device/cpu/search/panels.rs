@@ -235,7 +235,7 @@ impl Accumulate for Squares {
         sum: T::Vector<S>,
     ) -> T::Vector<S> {
         let difference = T::minus(simd, query, base);
-        T::times_plus(simd, difference, difference, sum)
+        T::squared_plus(simd, difference, sum)
     }
 }
 

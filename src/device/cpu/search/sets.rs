@@ -287,7 +287,7 @@ impl Tokens {
             if self.distance(query, *row, most) > limit {
                 continue;
             }
-            let distance = query.sets.distance(query.set, sets, first + *row as usize);
+            let distance = query.sets.rounded_distance(query.set, sets, first + *row as usize);
             if distance <= list.reach() {
                 list.insert(Neighbor { distance, row: query.first_base + row });
             }

@@ -20,7 +20,8 @@ pub(in crate::device::cpu) trait Chains: Real {
 
     /// Sums of no terms.
     fn no_sums() -> Self::Sums;
-    /// For each pair: `sum = d · d + sum`, rounded once, with `d = q − x`, for each of some dimensions.
+    /// For each pair: `sum = d · d + sum` with `d = q − x`, for each of some dimensions. f32 rounds once, f64 the square
+    /// and the sum.
     fn add_squares(wide: Wide, sums: &mut Self::Sums, pairs: &[Pair<'_, Self>], dims: Range<usize>);
     /// For each pair: `sum = −q · x + sum`, rounded once, for each of some dimensions.
     fn add_products(
@@ -158,7 +159,7 @@ macro_rules! load {
 #[cfg(target_arch = "x86_64")]
 macro_rules! sums {
     ($name:ident, $features:literal, $type:ident, $count:tt,
-     ($zero:ident, $load:ident, $store:ident, $subtract:ident, $fma:ident, $negated:ident)) => {
+     ($zero:ident, $load:ident, $store:ident, $subtract:ident, $square_plus:ident, $negated:ident)) => {
         mod $name {
             use super::*;
 
@@ -179,7 +180,7 @@ macro_rules! sums {
                             apart[i] = $subtract(queries[i], bases[i]);
                         }
                         for apart in columns!($type, $count, apart) {
-                            *sum = $fma(apart, apart, *sum);
+                            *sum = $square_plus(apart, *sum);
                         }
                     }
                 );
@@ -240,6 +241,26 @@ macro_rules! sums {
     };
 }
 
+/// `a · a + b`: f32 rounds once, f64 the square and the sum.
+#[cfg(target_arch = "x86_64")]
+macro_rules! square_plus {
+    ($name:ident, $features:literal, $register:ident, |$a:ident, $b:ident| $value:expr) => {
+        #[target_feature(enable = $features)]
+        #[inline]
+        fn $name($a: $register, $b: $register) -> $register {
+            $value
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+square_plus!(square_plus_512_ps, "avx512f", __m512, |a, b| _mm512_fmadd_ps(a, a, b));
+#[cfg(target_arch = "x86_64")]
+square_plus!(square_plus_512_pd, "avx512f", __m512d, |a, b| _mm512_add_pd(_mm512_mul_pd(a, a), b));
+#[cfg(target_arch = "x86_64")]
+square_plus!(square_plus_256_ps, "avx2,fma", __m256, |a, b| _mm256_fmadd_ps(a, a, b));
+#[cfg(target_arch = "x86_64")]
+square_plus!(square_plus_256_pd, "avx2,fma", __m256d, |a, b| _mm256_add_pd(_mm256_mul_pd(a, a), b));
+
 #[cfg(target_arch = "x86_64")]
 sums!(
     wide_f32,
@@ -251,7 +272,7 @@ sums!(
         _mm512_loadu_ps,
         _mm512_storeu_ps,
         _mm512_sub_ps,
-        _mm512_fmadd_ps,
+        square_plus_512_ps,
         _mm512_fnmadd_ps
     )
 );
@@ -266,7 +287,7 @@ sums!(
         _mm512_loadu_pd,
         _mm512_storeu_pd,
         _mm512_sub_pd,
-        _mm512_fmadd_pd,
+        square_plus_512_pd,
         _mm512_fnmadd_pd
     )
 );
@@ -281,7 +302,7 @@ sums!(
         _mm256_loadu_ps,
         _mm256_storeu_ps,
         _mm256_sub_ps,
-        _mm256_fmadd_ps,
+        square_plus_256_ps,
         _mm256_fnmadd_ps
     )
 );
@@ -296,7 +317,7 @@ sums!(
         _mm256_loadu_pd,
         _mm256_storeu_pd,
         _mm256_sub_pd,
-        _mm256_fmadd_pd,
+        square_plus_256_pd,
         _mm256_fnmadd_pd
     )
 );

@@ -35,6 +35,8 @@ pub(in crate::device::cpu) trait Lanes: Chains {
         b: Self::Vector<S>,
         c: Self::Vector<S>,
     ) -> Self::Vector<S>;
+    /// `a · a + b`: f32 rounds once, f64 the square and the sum.
+    fn squared_plus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
     /// The lanes of `x` where `a` is less than `b`, and those of `y` elsewhere.
     fn where_less<S: Simd>(
         simd: S,
@@ -50,7 +52,7 @@ macro_rules! lanes {
     ($type:ident, $register:ident, $as_simd:ident, $as_mut_simd:ident, $splat:ident, $add:ident,
      $sub:ident, $mul:ident, $total:ident, $least:ident, $abs:ident, $min:ident, $mul_add:ident,
      $less:ident, $select:ident, $at_most:ident, $first_true:ident, $lanes:ident,
-     $first_whole:literal) => {
+     $first_whole:literal, |$simd:ident, $a:ident, $b:ident| $square_plus:expr) => {
         impl Lanes for $type {
             type Vector<S: Simd> = S::$register;
 
@@ -119,6 +121,10 @@ macro_rules! lanes {
                 simd.$mul_add(a, b, c)
             }
             #[inline(always)]
+            fn squared_plus<S: Simd>($simd: S, $a: S::$register, $b: S::$register) -> S::$register {
+                $square_plus
+            }
+            #[inline(always)]
             fn where_less<S: Simd>(
                 simd: S,
                 (a, b): (S::$register, S::$register),
@@ -153,7 +159,8 @@ lanes!(
     less_than_or_equal_f32s,
     first_true_m32s,
     F32_LANES,
-    8_388_608.0
+    8_388_608.0,
+    |simd, a, b| simd.mul_add_f32s(a, a, b)
 );
 lanes!(
     f64,
@@ -174,5 +181,6 @@ lanes!(
     less_than_or_equal_f64s,
     first_true_m64s,
     F64_LANES,
-    4_503_599_627_370_496.0
+    4_503_599_627_370_496.0,
+    |simd, a, b| simd.add_f64s(simd.mul_f64s(a, a), b)
 );

@@ -71,7 +71,7 @@ impl<T: Lanes, F: FnMut(usize, &[T; SIDE_BY_SIDE])> WithSimd for Distances<'_, T
                     let x = T::vectors::<S>(&column.0)[register];
                     *sum = if squares {
                         let apart = T::minus(simd, T::splat(simd, *q), x);
-                        T::times_plus(simd, apart, apart, *sum)
+                        T::squared_plus(simd, apart, *sum)
                     } else {
                         T::times_plus(simd, T::splat(simd, -*q), x, *sum)
                     };
@@ -146,7 +146,7 @@ fn squares<S: Simd, T: Lanes, const OTHERS: usize>(
             let other = T::splat(simd, other[j]);
             for (sum, x) in sums.iter_mut().zip(registers) {
                 let difference = T::minus(simd, *x, other);
-                *sum = T::times_plus(simd, difference, difference, *sum);
+                *sum = T::squared_plus(simd, difference, *sum);
             }
         }
     }

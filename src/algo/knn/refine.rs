@@ -1,0 +1,148 @@
+//! The neighbours of queries among their candidates, by the definition of distances: see
+//! [`ExactSearch`](crate::device::ExactSearch), which does the same for all rows.
+
+use super::among::{Among, Part, reserved_places};
+use super::finder::Finder;
+use super::found::{Found, HashedWork};
+use super::places::joined;
+use super::select::Nearest;
+use crate::device::{Device, Distances, ExactPairs, Facts, Neighbors, QueryRows, Starts, Work};
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::Rows;
+use crate::parallel::in_parallel;
+
+/// Queries of a task.
+const TASK: usize = 64;
+
+/// The neighbours of the queries of a task.
+#[derive(Default)]
+struct Refined {
+    rows: Vec<u32>,
+    distances: Vec<f64>,
+    counts: Vec<usize>,
+    /// Queries of which other candidates may be nearer.
+    open: Vec<u32>,
+}
+
+impl<D: Device> Among<D> {
+    /// What was found in all tables, nearest first, and the queries of which other candidates may be nearer.
+    pub(super) fn finish(
+        &self,
+        found: Part,
+        (queries, query_rows): (&Rows, QueryRows),
+        job: &Job,
+    ) -> Result<(Found, Vec<u32>)> {
+        let itself = usize::from(query_rows != QueryRows::Separate);
+        let per_query = self.k.min(self.counting.saturating_sub(itself));
+        let Part { nearest, visited, pairs } = found;
+        let Nearest { rows, distances: sums, starts } = nearest;
+        let work = Work { pairs, rechecked: rows.len() as u64, ..Work::default() };
+        let each = rows.len() * (size_of::<f64>() + size_of::<u32>());
+        let _reserved = job.reserve("distances", each)?;
+        let starts = starts.into_vec();
+        let tasks: Vec<_> = (0..starts.len() - 1).step_by(TASK).collect();
+        let refined = in_parallel(tasks, |first| {
+            job.check()?;
+            let some = first..(first + TASK).min(starts.len() - 1);
+            Ok(self.refine(queries, some, (&rows, &starts, &sums)))
+        });
+        let (mut all, mut ends) = (Refined::default(), vec![0]);
+        for part in refined {
+            let Refined { rows, distances, counts, open } = part?;
+            for count in counts {
+                ends.push(ends[ends.len() - 1] + count);
+            }
+            all.rows.extend(rows);
+            all.distances.extend(distances);
+            all.open.extend(open);
+        }
+        if !all.open.is_empty() && self.filter.may_be_exact() {
+            let of_base = self.base.facts();
+            all.open.retain(|query| {
+                let query = *query as usize;
+                !self.filter.is_exact(of_base, &Facts::of(&queries.slice(query..query + 1)))
+            });
+        }
+        let starts = Starts::Each(ends);
+        let short = starts.shorter(per_query) as u64;
+        let starts = (short > 0).then(|| starts.into_vec());
+        let distances = Distances::F64(all.distances);
+        let neighbors = Neighbors { per_query, rows: all.rows, distances, work };
+        let hashed = HashedWork { visited, short };
+        Ok((Found { neighbors, starts, hashed }, all.open))
+    }
+
+    /// The neighbours of some queries among those with the least sums.
+    fn refine(
+        &self,
+        queries: &Rows,
+        some: std::ops::Range<usize>,
+        (rows, starts, sums): (&[u32], &[usize], &Distances),
+    ) -> Refined {
+        let base = &self.base;
+        let pairs = ExactPairs::new(base.metric, queries, &base.rows);
+        let longest = self.filter.needs_lengths().then(|| base.facts().longest);
+        let (mut refined, mut buffer) = (Refined::default(), Vec::new());
+        for query in some {
+            let list = starts[query]..starts[query + 1];
+            let nearest = nearest(&pairs, (query, &rows[list.clone()]), self.k, &mut buffer);
+            if list.len() == self.listed {
+                let lengths = longest.map_or(0.0, |longest| longest * pairs.length(query));
+                let kth = nearest.last().map_or(0.0, |(distance, _)| *distance);
+                if !self.filter.is_certain(kth, sums.at(list.end - 1), lengths) {
+                    refined.open.push(query as u32);
+                }
+            }
+            refined.counts.push(nearest.len());
+            refined.distances.extend(nearest.iter().map(|(distance, _)| *distance));
+            refined.rows.extend(nearest.iter().map(|(_, row)| *row));
+        }
+        refined
+    }
+
+    /// Sets the neighbours of some queries, which have as many as were asked for, to the nearest of all their candidates
+    /// by the definition.
+    pub(super) fn compare_exactly(
+        &self,
+        finder: &Finder,
+        (queries, query_rows): (&Rows, QueryRows),
+        open: &[u32],
+        found: &mut Found,
+        job: &Job,
+    ) -> Result<()> {
+        let pairs = ExactPairs::new(self.base.metric, queries, &self.base.rows);
+        let mut buffer = Vec::new();
+        for query in open.iter().map(|query| *query as usize) {
+            job.check()?;
+            let one = queries.slice(query..query + 1);
+            let own = query_rows.skip(query as u32);
+            let (places, _reserved) = reserved_places(finder, (&one, own), job)?;
+            let candidates = vec![finder.candidates(&places, 0..1, own, job)];
+            let (rows, _) = joined(candidates)?;
+            let start = found.starts.as_ref().map_or(query * self.k, |starts| starts[query]);
+            let nearest = nearest(&pairs, (query, &rows), self.k, &mut buffer);
+            for (place, (distance, row)) in (start..).zip(nearest) {
+                found.neighbors.rows[place] = row;
+                found.neighbors.distances.set(place, distance);
+            }
+            found.neighbors.work.rechecked += rows.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// The `k` nearest of these rows by the definition.
+fn nearest(
+    pairs: &ExactPairs<'_>,
+    (query, rows): (usize, &[u32]),
+    k: usize,
+    buffer: &mut Vec<f64>,
+) -> Vec<(f64, u32)> {
+    let mut distances = vec![0.0; rows.len()];
+    pairs.compute((query, rows), &mut distances, buffer);
+    let mut all: Vec<_> = distances.into_iter().zip(rows.iter().copied()).collect();
+    all.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    all.truncate(k);
+    all
+}

@@ -1,0 +1,288 @@
+//! Exact search: neighbours by the definition of a distance, which the sums of a device only find.
+//!
+//! A device returns a few rows more than asked for. Their distances are computed by the definition, and sorted; a list is
+//! certain if every other row must be farther than its last neighbour, as far as sums may be off. Queries whose lists are
+//! not certain, because many rows are nearly as far as the last neighbour, are searched again: for a longer list, then by
+//! the sums of float64, which are those of the definition, and in the end by the definition for all rows.
+
+use std::sync::{Arc, OnceLock};
+
+use super::facts::{Facts, Filter};
+use super::pairs::ExactPairs;
+use super::search::StreamedSearch;
+use crate::device::contract::{
+    Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Work,
+};
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::{ElementKind, Elements, Matrix, Rows};
+use crate::memory::zeros;
+use crate::metric::Metric;
+use crate::parallel::in_parallel;
+
+/// Queries whose neighbours a thread sorts at a time.
+const TASK: usize = 64;
+
+/// Base rows that a thread compares with a query by the definition.
+const ROWS_TOGETHER: usize = 8192;
+
+/// Bytes of a base in float64 that are in memory at a time.
+const WIDENED_BYTES: usize = 128 << 20;
+
+/// A list that was not certain is followed by one this many times as long, and as many rows longer.
+const LONGER: (usize, usize) = (4, 64);
+
+/// A base, ready for exact searches on a device.
+pub struct ExactSearch<D: SearchDevice> {
+    search: StreamedSearch<D>,
+    metric: Metric,
+    k: usize,
+    filter: Filter,
+    facts: OnceLock<Facts>,
+}
+
+/// The neighbours of some queries by the definition.
+struct Refined {
+    neighbors: Neighbors,
+    /// Queries of which other rows may be nearer.
+    open: Vec<u32>,
+}
+
+impl<D: SearchDevice> ExactSearch<D> {
+    /// Uploads the base, as [searched](Rows::searched) under this metric, to the device, if it fits.
+    ///
+    /// # Errors
+    /// Those of [`StreamedSearch::open`].
+    pub fn open(device: Arc<D>, base: Rows, metric: Metric, k: usize, job: &Job) -> Result<Self> {
+        let (k, filter) = (k.min(base.len().max(1)), Filter::new(metric, base.matrix()));
+        let searched = metric.searched(base.matrix().kind());
+        let listed = k.saturating_add(filter.more(k));
+        let search = StreamedSearch::open(device, base, searched, listed, job)?;
+        Ok(Self { search, metric, k, filter, facts: OnceLock::new() })
+    }
+
+    /// The neighbours of the queries among the base, with distances of float64. `query_rows` says whether the queries
+    /// are base rows themselves.
+    ///
+    /// # Errors
+    /// Those of [`StreamedSearch::search`].
+    pub fn search(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Neighbors> {
+        let queries = match query_rows {
+            QueryRows::Separate => &queries.searched(self.metric, job)?,
+            QueryRows::OfBase { first } => {
+                let first = first as usize;
+                &self.base().slice(first..first + queries.len())
+            }
+        };
+        let found = self.search.search(queries, query_rows, None, job)?;
+        if found.rows.is_empty() {
+            return Ok(Neighbors { distances: Distances::F64(Vec::new()), ..found });
+        }
+        let itself = usize::from(query_rows != QueryRows::Separate);
+        let others = self.base().len() - itself;
+        let (filter, per_query) = (&self.filter, (self.k.min(others), others));
+        let Refined { mut neighbors, open } =
+            self.refine(queries, found, per_query, filter, job)?;
+        if !open.is_empty() {
+            self.search_again((queries, query_rows), open, &mut neighbors, job)?;
+        }
+        Ok(neighbors)
+    }
+
+    fn base(&self) -> &Rows {
+        &self.search.base
+    }
+
+    fn facts(&self) -> &Facts {
+        self.facts.get_or_init(|| Facts::of(self.base()))
+    }
+
+    /// Sorts what was found by the definition, and keeps the nearest `k` of each query, of which there are `others` rows.
+    fn refine(
+        &self,
+        queries: &Rows,
+        found: Neighbors,
+        (k, others): (usize, usize),
+        filter: &Filter,
+        job: &Job,
+    ) -> Result<Refined> {
+        let Neighbors { per_query: listed, mut rows, distances: sums, mut work } = found;
+        let _reserved = job.reserve("distances", rows.len() * size_of::<f64>())?;
+        let mut distances: Vec<f64> = zeros(rows.len());
+        let pairs = ExactPairs::new(self.metric, queries, self.base());
+        let longest = filter.needs_lengths().then(|| self.facts().longest);
+        let lists = rows.chunks_mut(TASK * listed).zip(distances.chunks_mut(TASK * listed));
+        let open = in_parallel(lists.enumerate().collect(), |(task, (rows, distances))| {
+            job.check()?;
+            let (mut own, mut buffer, mut open) = (Vec::new(), Vec::new(), Vec::new());
+            let lists = rows.chunks_exact_mut(listed).zip(distances.chunks_exact_mut(listed));
+            for (query, (rows, distances)) in (task * TASK..).zip(lists) {
+                pairs.compute((query, rows), distances, &mut buffer);
+                sort(rows, distances, &mut own);
+                let lengths = longest.map_or(0.0, |longest| longest * pairs.length(query));
+                let last = sums.at(query * listed + listed - 1);
+                if listed < others && !filter.is_certain(distances[k - 1], last, lengths) {
+                    open.push(query as u32);
+                }
+            }
+            Ok(open)
+        });
+        let mut open: Vec<u32> = open.into_iter().collect::<Result<Vec<_>>>()?.concat();
+        if !open.is_empty() && filter.may_be_exact() {
+            let of_base = self.facts();
+            open.retain(|query| {
+                let query = *query as usize;
+                !filter.is_exact(of_base, &Facts::of(&queries.slice(query..query + 1)))
+            });
+        }
+        work.rechecked += rows.len() as u64;
+        keep_first(&mut rows, listed, k);
+        keep_first(&mut distances, listed, k);
+        let distances = Distances::F64(distances);
+        Ok(Refined { neighbors: Neighbors { per_query: k, rows, distances, work }, open })
+    }
+
+    /// Finds the neighbours of queries whose lists were not certain.
+    fn search_again(
+        &self,
+        (queries, query_rows): (&Rows, QueryRows),
+        mut open: Vec<u32>,
+        all: &mut Neighbors,
+        job: &Job,
+    ) -> Result<()> {
+        // Queries that are rows of the base are searched as others, and find themselves.
+        let itself = usize::from(query_rows != QueryRows::Separate);
+        let (per_query, others) = (all.per_query + itself, self.base().len());
+        let of_f64 = Filter::of_f64(self.metric);
+        for way in [Way::Longer, Way::InF64, Way::All] {
+            if open.is_empty() || way == Way::InF64 && !self.filter.has_wider() {
+                continue;
+            }
+            let some = queries.at(&open, job)?;
+            let asked = (per_query, others);
+            let Refined { neighbors, open: uncertain } = match way {
+                Way::Longer => {
+                    let k = per_query.saturating_mul(LONGER.0).saturating_add(LONGER.1);
+                    let found = self.search.search_for(k, &some, QueryRows::Separate, job)?;
+                    self.refine(&some, found, asked, &self.filter, job)?
+                }
+                Way::InF64 => {
+                    let found = self.search_in_f64(&some, per_query, job)?;
+                    self.refine(&some, found, asked, &of_f64, job)?
+                }
+                Way::All => {
+                    let neighbors = self.search_all(&some, per_query, job)?;
+                    Refined { neighbors, open: Vec::new() }
+                }
+            };
+            all.work += neighbors.work;
+            for (i, query) in open.iter().enumerate() {
+                let own = query_rows.own(*query);
+                let list = i * per_query..(i + 1) * per_query;
+                let others = list.filter(|at| Some(neighbors.rows[*at]) != own);
+                let places = *query as usize * all.per_query..;
+                for (place, at) in places.zip(others).take(all.per_query) {
+                    all.rows[place] = neighbors.rows[at];
+                    all.distances.set(place, neighbors.distances.at(at));
+                }
+            }
+            open = uncertain.into_iter().map(|i| open[i as usize]).collect();
+        }
+        Ok(())
+    }
+
+    /// A search by the sums of float64, for which the base is widened piece by piece.
+    fn search_in_f64(&self, queries: &Rows, k: usize, job: &Job) -> Result<Neighbors> {
+        let (device, metric) = (&self.search.device, self.metric.searched(ElementKind::F64));
+        let row_bytes = self.base().matrix().dim() * size_of::<f64>();
+        let piece = (WIDENED_BYTES / row_bytes.max(1)).max(1).min(self.base().len());
+        let bytes = (queries.len() + piece).saturating_mul(row_bytes);
+        let _reserved = job.reserve("vectors in float64", bytes)?;
+        let queries = device.rows(&widened(queries, job)?, metric);
+        device.prepare(&queries, RowUse::Queries, job)?;
+        let mut lists = device.new_lists(&queries, k)?;
+        for first in (0..self.base().len()).step_by(piece) {
+            let some = self.base().slice(first..self.base().len().min(first + piece));
+            let some = device.rows(&widened(&some, job)?, metric);
+            let pairing = Pairing { first_base: first as u32, ..Pairing::default() };
+            job.with_room(|| device.prepare(&some, RowUse::Base { k }, job))?;
+            device.top_k(&queries, &some, &pairing, &mut lists, job)?;
+        }
+        device.download(lists, job)
+    }
+
+    /// A search by the definition alone.
+    fn search_all(&self, queries: &Rows, k: usize, job: &Job) -> Result<Neighbors> {
+        let pairs = ExactPairs::new(self.metric, queries, self.base());
+        let (mut rows, mut distances) = (Vec::new(), Vec::new());
+        for query in 0..queries.len() {
+            let parts: Vec<u32> = (0..self.base().len() as u32).step_by(ROWS_TOGETHER).collect();
+            let parts = in_parallel(parts, |first| {
+                job.check()?;
+                let end = self.base().len().min(first as usize + ROWS_TOGETHER);
+                let mut rows: Vec<u32> = (first..end as u32).collect();
+                let (mut distances, mut own) = (vec![0.0; rows.len()], Vec::new());
+                pairs.compute((query, &rows), &mut distances, &mut Vec::new());
+                sort(&mut rows, &mut distances, &mut own);
+                own.truncate(k);
+                Ok(own)
+            });
+            let mut nearest = parts.into_iter().collect::<Result<Vec<_>>>()?.concat();
+            nearest.sort_unstable_by(in_order);
+            nearest.truncate(k);
+            distances.extend(nearest.iter().map(|(distance, _)| *distance));
+            rows.extend(nearest.iter().map(|(_, row)| *row));
+        }
+        let pairs = (queries.len() * self.base().len()) as u64;
+        let work = Work { pairs, rechecked: pairs, ..Work::default() };
+        Ok(Neighbors { per_query: k, rows, distances: Distances::F64(distances), work })
+    }
+}
+
+/// How a query is searched again.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Longer,
+    InF64,
+    All,
+}
+
+/// The order of neighbours.
+fn in_order(a: &(f64, u32), b: &(f64, u32)) -> std::cmp::Ordering {
+    a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
+}
+
+/// Sorts a list; a buffer has it afterwards as well.
+fn sort(rows: &mut [u32], distances: &mut [f64], own: &mut Vec<(f64, u32)>) {
+    own.clear();
+    own.extend(distances.iter().copied().zip(rows.iter().copied()));
+    if !own.is_sorted_by(|a, b| in_order(a, b).is_le()) {
+        own.sort_unstable_by(in_order);
+        for ((row, distance), own) in rows.iter_mut().zip(distances).zip(own) {
+            (*distance, *row) = *own;
+        }
+    }
+}
+
+/// Keeps the first `k` of every `listed` values.
+fn keep_first<T: Copy>(values: &mut Vec<T>, listed: usize, k: usize) {
+    if k < listed {
+        let lists = values.len() / listed;
+        (1..lists).for_each(|list| values.copy_within(list * listed..list * listed + k, list * k));
+        values.truncate(lists * k);
+    }
+}
+
+/// Rows as the definition reads them, in float64.
+fn widened(rows: &Rows, job: &Job) -> Result<Rows> {
+    let dim = rows.matrix().dim();
+    let all: Vec<usize> = (0..rows.len()).step_by(ROWS_TOGETHER).collect();
+    let parts = in_parallel(all, |first| {
+        job.check()?;
+        let some = first..rows.len().min(first + ROWS_TOGETHER);
+        let vectors = some.filter_map(|row| rows.vector::<f32>(row));
+        Ok(vectors.flat_map(|vector| vector.coordinates()).collect::<Vec<f64>>())
+    });
+    let values = parts.into_iter().collect::<Result<Vec<_>>>()?.concat();
+    Ok(Rows::all(Arc::new(Matrix::new(Elements::F64(values), rows.len(), dim))))
+}

@@ -1,0 +1,200 @@
+//! What the sums of a device leave certain about distances by the definition.
+
+use super::pairs::length_of;
+use crate::matrix::{ElementKind, Matrix, NEAR_UNIT, Real, Rows};
+use crate::metric::Metric;
+use crate::parallel::in_parallel;
+
+/// Rows that a thread looks at.
+const TASK: usize = 4096;
+
+/// What is known of the values of rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Facts {
+    /// The exponent of the lowest bit of any number: all are multiples of that power of two.
+    step: i32,
+    /// The largest magnitude of a number.
+    largest: f64,
+    /// The length of the longest row.
+    pub longest: f64,
+    /// Tokens of the largest set, or bits of a row.
+    tokens: usize,
+}
+
+impl Facts {
+    const NONE: Self = Self { step: i32::MAX, largest: 0.0, longest: 0.0, tokens: 0 };
+
+    pub fn of(rows: &Rows) -> Self {
+        let tasks: Vec<usize> = (0..rows.len()).step_by(TASK).collect();
+        let all = in_parallel(tasks, |first| {
+            let some = first..rows.len().min(first + TASK);
+            let mut facts = Self::NONE;
+            for row in some {
+                facts.add::<f32>(rows, row);
+                facts.add::<f64>(rows, row);
+                if let Some((sets, start)) = rows.sets() {
+                    facts.tokens = facts.tokens.max(sets.tokens(start + row).len());
+                }
+            }
+            facts
+        });
+        let of_bits = if rows.words().is_some() { rows.matrix().dim() } else { 0 };
+        all.into_iter().fold(Self { tokens: of_bits, ..Self::NONE }, |a, b| a.and(&b))
+    }
+
+    fn add<T: Real>(&mut self, rows: &Rows, row: usize) {
+        let Some(vector) = rows.vector::<T>(row) else { return };
+        for x in vector.values.iter().map(|x| x.to_f64()).filter(|x| *x != 0.0) {
+            self.step = self.step.min(lowest_bit(x));
+            self.largest = self.largest.max(x.abs());
+        }
+        self.longest = self.longest.max(length_of(rows, row));
+    }
+
+    fn and(&self, other: &Self) -> Self {
+        Self {
+            step: self.step.min(other.step),
+            largest: self.largest.max(other.largest),
+            longest: self.longest.max(other.longest),
+            tokens: self.tokens.max(other.tokens),
+        }
+    }
+}
+
+/// The exponent of the lowest bit of a number other than 0.
+fn lowest_bit(x: f64) -> i32 {
+    let bits = x.to_bits();
+    let exponent = (bits >> 52 & 0x7ff) as i32;
+    let mantissa = bits & ((1 << 52) - 1) | if exponent == 0 { 0 } else { 1 << 52 };
+    exponent.max(1) - 1075 + mantissa.trailing_zeros() as i32
+}
+
+/// How far the sums of a device may be from the definition, for one metric and one type of row.
+#[derive(Debug, Clone, Copy)]
+pub struct Filter {
+    metric: Metric,
+    kind: ElementKind,
+    dim: usize,
+}
+
+/// Distances of `l2` from here on have normal squares.
+const LEAST_NORMAL_ROOT: f64 = 1.6e-154;
+
+/// The largest numbers of bits or tokens in either of two rows of which f32 holds no two fractions as one: they differ by
+/// more than 2⁻²⁴.
+const MOST_FRACTIONS: usize = 4095;
+
+impl Filter {
+    pub fn new(metric: Metric, rows: &Matrix) -> Self {
+        Self { metric, kind: rows.kind(), dim: rows.dim() }
+    }
+
+    /// Of rows that were widened to float64.
+    pub fn of_f64(metric: Metric) -> Self {
+        Self { metric, kind: ElementKind::F64, dim: 0 }
+    }
+
+    /// Whether sums are those of the definition.
+    fn is_definition(&self) -> bool {
+        self.kind == ElementKind::F64 && self.metric != Metric::InnerProduct
+            || self.metric == Metric::Hamming
+    }
+
+    /// Whether float64 has more to tell.
+    pub fn has_wider(&self) -> bool {
+        self.kind == ElementKind::F32 && self.metric != Metric::InnerProduct
+    }
+
+    /// Whether lengths of rows decide how far sums may be off.
+    pub fn needs_lengths(&self) -> bool {
+        self.metric == Metric::InnerProduct
+    }
+
+    /// Rows that a list of `k` needs besides, so that nearly all lists are certain. About one row in 2²⁴ / (k · dim) lies
+    /// within the error of the last one, in data of some ten dimensions.
+    pub fn more(&self, k: usize) -> usize {
+        if self.is_definition() {
+            return 0;
+        }
+        match self.kind {
+            ElementKind::F32 => 1 + (self.dim / 128).min(2) + k / 64 + k * self.dim / 16_384,
+            _ => 1,
+        }
+    }
+
+    /// Whether rows behind the last of a list are farther, by the definition, than its k-th. `last` is the distance of the
+    /// last by a device's sum, `lengths` the largest product of the lengths of the query and a base row.
+    pub fn is_certain(&self, kth: f64, last: f64, lengths: f64) -> bool {
+        match (self.is_definition(), self.metric) {
+            (true, Metric::L2) => (LEAST_NORMAL_ROOT..f64::INFINITY).contains(&last),
+            (true, _) => true,
+            // Equal rows have a sum of 0, and are in the order of the base on every list.
+            (false, Metric::L2 | Metric::SqEuclidean | Metric::L1) if kth == 0.0 => true,
+            (false, _) => kth < self.least_behind(last, lengths),
+        }
+    }
+
+    /// Whether facts may show that sums are exact.
+    pub fn may_be_exact(&self) -> bool {
+        !self.metric.is_of_directions()
+    }
+
+    /// Whether the sums of all pairs are exact, so that lists are in the order of the definition.
+    pub fn is_exact(&self, base: &Facts, query: &Facts) -> bool {
+        let (largest, tokens) = (base.largest + query.largest, base.tokens + query.tokens);
+        if self.kind == ElementKind::Bits || self.kind == ElementKind::Sets {
+            // All bits of a row are in the tokens of both.
+            let either = if self.kind == ElementKind::Bits { base.tokens } else { tokens };
+            return either <= MOST_FRACTIONS;
+        }
+        let step = base.step.min(query.step);
+        if step == i32::MAX {
+            return true;
+        }
+        if self.is_definition() {
+            // Of l2: no square vanishes or overflows.
+            return step >= -500 && largest < 1e150;
+        }
+        // Sums are numbers of the type, too.
+        let (bits, steps) = match self.kind {
+            ElementKind::F32 => (f32::MANTISSA_DIGITS, -149..=100),
+            _ => (f64::MANTISSA_DIGITS, -1000..=960),
+        };
+        let (most, in_steps) = (2f64.powi(bits as i32), |x: f64| x / 2f64.powi(step));
+        let dim = self.dim as f64;
+        let (sum, of_step) = match self.metric {
+            Metric::L1 => (dim * in_steps(largest), step),
+            Metric::InnerProduct => {
+                (dim * in_steps(base.largest) * in_steps(query.largest), 2 * step)
+            }
+            _ => (dim * in_steps(largest) * in_steps(largest), 2 * step),
+        };
+        sum <= most && steps.contains(&of_step)
+    }
+
+    /// A lower bound on the distance by the definition of rows whose sums are not less than that of `last`.
+    fn least_behind(&self, last: f64, lengths: f64) -> f64 {
+        let (unit, tiny, most) = match self.kind {
+            ElementKind::F64 => (f64::EPSILON / 2.0, 5e-324, f64::MAX),
+            _ => (f64::from(f32::EPSILON) / 2.0, 1.5e-45, f64::from(f32::MAX)),
+        };
+        // A sum of so many terms is off by at most this share of the terms' magnitudes; the definition's sum by less.
+        let share = (self.dim as f64 + 8.0) * unit;
+        let least = |sum: f64| (sum - self.dim as f64 * tiny) * (1.0 - share);
+        let sum = last.min(most);
+        match self.metric {
+            Metric::SqEuclidean | Metric::L1 => least(sum),
+            Metric::L2 => least(sum).max(0.0).sqrt() * (1.0 - 1e-15),
+            Metric::Cosine | Metric::Pearson => {
+                // Each unit vector is off by its rounding.
+                let apart = least(sum).max(0.0).sqrt() - 2.02 * NEAR_UNIT;
+                0.5 * apart.max(0.0).powi(2) * (1.0 - 1e-9)
+            }
+            Metric::InnerProduct if lengths < most / 8.0 => {
+                last - 2.0 * share * lengths - 4.0 * self.dim as f64 * tiny
+            }
+            Metric::InnerProduct => f64::NEG_INFINITY,
+            Metric::Hamming | Metric::Jaccard => last * (1.0 - 4.0 * unit),
+        }
+    }
+}
