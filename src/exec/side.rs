@@ -58,6 +58,19 @@ impl Side {
         Ok(Self { vector: positions, carried, kind, may_be_sets })
     }
 
+    /// The columns in an input whose vectors must be numbers.
+    ///
+    /// # Errors
+    /// A column that is missing, or holds no numbers.
+    pub fn of_numbers(input: &str, vector: &VectorColumn, fields: &Fields) -> Result<Self> {
+        let side = Self::try_new(input, vector, fields)?;
+        if side.kind.is_like(ElementKind::F32) {
+            return Ok(side);
+        }
+        let (names, found) = (vector.names().join(", "), fields[side.vector[0]].data_type());
+        plan_err!("column {names} of {input} holds no lists of numbers, but {found}")
+    }
+
     /// The length of the vectors, if the type determines it.
     pub(super) fn dim(&self, fields: &Fields) -> Option<i32> {
         if self.kind == ElementKind::Sets || self.may_be_sets {
@@ -65,7 +78,7 @@ impl Side {
         }
         match (self.vector.len(), fields[self.vector[0]].data_type()) {
             (1, DataType::FixedSizeList(_, dim)) => Some(*dim),
-            (1, DataType::FixedSizeBinary(bytes)) => Some(bytes * 8),
+            (1, DataType::FixedSizeBinary(bytes)) => bytes.checked_mul(8),
             (1, _) => None,
             (dimensions, _) => i32::try_from(dimensions).ok(),
         }
@@ -86,5 +99,39 @@ fn find(input: &str, name: &str, fields: &Fields) -> Result<usize> {
             let names = fields.iter().map(|f| f.name().as_str()).collect::<Vec<_>>().join(", ");
             plan_err!("no column '{name}' in {input}; it has {names}")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::arrow::datatypes::Field;
+
+    use super::*;
+
+    #[test]
+    fn bits_are_counted_as_far_as_they_can_be() {
+        let vector = VectorColumn::Whole("v".to_string());
+        for (bytes, wanted) in
+            [(0, None), (3, Some(24)), (1 << 28, None), (i32::MAX / 8, Some(2_147_483_640))]
+        {
+            let fields =
+                Fields::from(vec![Field::new("v", DataType::FixedSizeBinary(bytes), true)]);
+            let side = Side::try_new("base", &vector, &fields).unwrap();
+            assert_eq!(side.known_dim(&fields), wanted, "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn bits_are_no_numbers() {
+        let vector = VectorColumn::Whole("v".to_string());
+        let fields = |found| Fields::from(vec![Field::new("v", found, true)]);
+        let numbers = fields(DataType::new_list(DataType::Float64, true));
+        assert!(Side::of_numbers("init", &vector, &numbers).is_ok());
+        let error = Side::of_numbers("init", &vector, &fields(DataType::Binary)).unwrap_err();
+        let error = error.strip_backtrace();
+        assert!(
+            error.contains("column v of init holds no lists of numbers, but Binary"),
+            "{error}"
+        );
     }
 }

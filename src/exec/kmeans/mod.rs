@@ -76,16 +76,16 @@ pub struct KMeansExec {
 
 impl KMeansExec {
     /// # Errors
-    /// Inputs without the columns the spec names.
+    /// Inputs without the columns the spec names, or where these hold no numbers.
     pub fn try_new(
         spec: Arc<KMeansSpec>,
         input: Arc<dyn ExecutionPlan>,
         init: Option<Arc<dyn ExecutionPlan>>,
     ) -> Result<Self> {
-        let side = Side::try_new("input", &spec.vector, input.schema().fields())?;
+        let side = Side::of_numbers("input", &spec.vector, input.schema().fields())?;
         let init = match (init, &spec.init_vector) {
             (Some(plan), Some(vector)) => {
-                Some((Side::try_new("init", vector, plan.schema().fields())?, plan))
+                Some((Side::of_numbers("init", vector, plan.schema().fields())?, plan))
             }
             _ => None,
         };

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::compute::concat_batches;
 use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::common::DataFusionError;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
+use datafusion::common::{DataFusionError, plan_err};
 use datafusion::datasource::sink::DataSink;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
@@ -70,7 +70,7 @@ impl IndexSink {
     /// The same with planes trained on the rows of a plan.
     ///
     /// # Errors
-    /// A plan without this column.
+    /// A plan without this column, or where it holds vectors of another kind than the rows.
     pub(crate) fn with_training(
         self,
         plan: Arc<dyn ExecutionPlan>,
@@ -81,6 +81,11 @@ impl IndexSink {
             (&vector, Some(self.params.metric)),
             plan.schema().fields(),
         )?;
+        if !side.kind.is_like(self.side.kind) {
+            return plan_err!(
+                "training and the input must both hold numbers, both bits or both sets"
+            );
+        }
         Ok(Self { training: Some((plan, side, vector)), ..self })
     }
 
@@ -314,5 +319,26 @@ impl DataSink for IndexSink {
 impl DisplayAs for IndexSink {
     fn fmt_as(&self, _format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "IndexSink: file={}", self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::arrow::datatypes::{DataType, Field, Schema};
+    use datafusion::physical_plan::empty::EmptyExec;
+
+    use super::*;
+
+    #[test]
+    fn training_is_of_the_kind_of_the_rows() {
+        let vector = VectorColumn::Whole("v".to_string());
+        let schema = |found| Arc::new(Schema::new(vec![Field::new("v", found, true)]));
+        let rows = schema(DataType::new_list(DataType::Float32, true));
+        let side = Side::try_new("the input", &vector, rows.fields()).unwrap();
+        let place = (ObjectStoreUrl::local_filesystem(), Path::from("a.lsh"));
+        let sink = IndexSink::new(rows, (side, vector.clone()), KnnLsh::k(1), place);
+        let bits = Arc::new(EmptyExec::new(schema(DataType::Binary)));
+        let error = sink.with_training(bits, vector).unwrap_err().strip_backtrace();
+        assert!(error.contains("training and the input must both hold numbers"), "{error}");
     }
 }

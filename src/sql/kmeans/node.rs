@@ -54,7 +54,10 @@ impl KMeansNode {
         let arguments = arguments.typed();
         let function = function_name(&output);
         let fields = input.1.schema().fields();
-        let side = Side::try_new("input", &input.0, fields)?;
+        let side = Side::of_numbers("input", &input.0, fields)?;
+        if let Some((vector, plan)) = &init {
+            Side::of_numbers("init", vector, plan.schema().fields())?;
+        }
         if let Some(name) = &weight {
             Side::try_new("input", &VectorColumn::Dimensions(vec![name.clone()]), fields)?;
         }
