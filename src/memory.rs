@@ -1,6 +1,7 @@
 //! Memory in huge pages.
 #![allow(unsafe_code)]
 
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,11 +29,28 @@ unsafe impl Zeros for f64 {}
 ///
 /// Linux gives huge pages on request, or always, or never (`/sys/kernel/mm/transparent_hugepage/enabled`).
 pub(crate) fn zeros<T: Zeros>(count: usize) -> Vec<T> {
-    const { assert!(align_of::<T>() <= align_of::<u128>()) };
-    // SAFETY: zeros are values of this type.
-    let zeros = unsafe { Box::<[T]>::new_zeroed_slice(count).assume_init() }.into_vec();
+    try_zeros(count).unwrap_or_else(|| {
+        handle_alloc_error(Layout::array::<T>(count).expect("less memory than addresses"))
+    })
+}
+
+/// The same for a count that nobody has checked; `None` if the system has no such memory.
+pub(crate) fn try_zeros<T: Zeros>(count: usize) -> Option<Vec<T>> {
+    const { assert!(align_of::<T>() <= align_of::<u128>() && size_of::<T>() > 0) };
+    let layout = Layout::array::<T>(count).ok()?;
+    if count == 0 {
+        return Some(Vec::new());
+    }
+    // SAFETY: neither the count nor the size of the type is 0, so the layout has bytes.
+    let memory = unsafe { alloc_zeroed(layout) }.cast::<T>();
+    if memory.is_null() {
+        return None;
+    }
+    // SAFETY: the memory is nobody else's, comes from the global allocator with the layout of a vector of this
+    // capacity, and holds zeros, which are values of this type.
+    let zeros = unsafe { Vec::from_raw_parts(memory, count, count) };
     ask_for_huge_pages(&zeros);
-    zeros
+    Some(zeros)
 }
 
 /// Values of any alignment, zero until they are written, in memory as that of [`zeros`].
@@ -187,6 +205,14 @@ mod tests {
             aligned.iter_mut().for_each(|values| values.0[15] = 1.0);
             assert!(aligned.iter().all(|values| values.0.iter().sum::<f32>() == 1.0));
         }
+    }
+
+    #[test]
+    fn memory_that_there_is_not_is_refused() {
+        assert!(try_zeros::<f32>(usize::MAX).is_none());
+        assert!(try_zeros::<f32>(usize::MAX / 16).is_none());
+        assert_eq!(try_zeros::<f64>(0), Some(vec![]));
+        assert_eq!(try_zeros::<f64>(2), Some(vec![0.0; 2]));
     }
 
     #[test]

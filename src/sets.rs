@@ -80,10 +80,9 @@ impl Sets {
         self.tokens.len() as f64 / self.len().max(1) as f64
     }
 
-    /// Makes room for this many sets, and tokens, more.
-    pub fn reserve(&mut self, sets: usize, tokens: usize) {
-        self.ends.reserve_exact(sets);
-        self.tokens.reserve_exact(tokens);
+    /// Makes room for this many sets, and tokens, more. Returns whether the system has the memory.
+    pub fn reserve(&mut self, sets: usize, tokens: usize) -> bool {
+        self.ends.try_reserve_exact(sets).is_ok() && self.tokens.try_reserve_exact(tokens).is_ok()
     }
 
     /// Bytes of all tokens.

@@ -88,6 +88,15 @@ impl Part {
         self.run.start = room.start;
         self.room = Some(room);
     }
+
+    /// Has the rows that are still to come wait.
+    fn close(&mut self) {
+        if self.run.end() == self.run.start {
+            // It has none yet, and those before may not be as many as were expected.
+            self.run.start = 0;
+        }
+        self.room = Some(self.run.start..self.run.start);
+    }
 }
 
 impl Placing {
@@ -199,8 +208,8 @@ impl Placing {
         Ok(())
     }
 
-    /// Whether there is memory for all rows, as far as their length is known. There may be fewer than were expected:
-    /// without memory, all wait.
+    /// Whether there is memory for all rows, as far as their length is known. There may be fewer than were expected,
+    /// and those that a file claims may be more than any machine can hold: without memory, all wait.
     fn has_room(&mut self, job: &Job) -> Result<bool> {
         if self.reserved.is_some() || !self.reader.knows_dim() || self.rows == 0 {
             return Ok(true);
@@ -208,15 +217,13 @@ impl Placing {
         // Positions are in vectors that grow, and once more in that of all.
         let positions = 2 * self.rows * size_of::<u32>();
         match job.reserve("rows", self.reader.bytes_of(self.rows).saturating_add(positions)) {
-            Ok(reserved) => {
+            Ok(reserved) if self.reader.reserve_numbers(self.rows) => {
                 self.reserved = Some(reserved);
-                self.reader.reserve_numbers(self.rows);
                 Ok(true)
             }
-            Err(Error::HostMemory { .. }) => {
+            Ok(_) | Err(Error::HostMemory { .. }) => {
                 self.rows = 0;
-                let close = |part: &mut Part| part.room = Some(part.run.start..part.run.start);
-                self.parts.iter_mut().for_each(close);
+                self.parts.iter_mut().for_each(Part::close);
                 Ok(false)
             }
             Err(error) => Err(error.into()),
@@ -453,6 +460,32 @@ mod tests {
                 }
             };
             assert_eq!(told, first, "seed {seed}");
+        }
+    }
+
+    /// Metadata that claim more rows than any machine holds.
+    #[test]
+    fn rows_that_are_only_claimed_take_no_memory() {
+        let (dim, claimed, job) = (1 << 15, u32::MAX as usize, Job::default());
+        let list = |row: i32| Some(vec![Some(row as f32); dim]);
+        let of = |first: i32| {
+            let lists = [list(first), None, list(first + 1)];
+            let lists =
+                FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(lists, 1 << 15);
+            RecordBatch::try_from_iter_with_nullable([("v", Arc::new(lists) as ArrayRef, true)])
+        };
+        let parts = [0, 2].map(|first| vec![Ok(of(first).unwrap())]);
+        for of_parts in [None, Some(vec![claimed - 3, 3]), Some(vec![3, claimed - 3])] {
+            let random = &mut Random::new(7);
+            let known = (claimed, of_parts);
+            let (read, kept) = placed(&parts, known, (&mut *random, &job)).unwrap();
+            assert_eq!((read.positions, kept.len()), (vec![0, 2, 3, 5], 2));
+            let values: &[f32] = read.rows.reals().unwrap();
+            assert!(values.chunks(dim).map(|row| row[dim - 1]).eq([0.0, 1.0, 2.0, 3.0]));
+            let none = [0, 2].map(|first| vec![Ok(of(first).unwrap().slice(0, 0))]);
+            let known = (claimed, Some(vec![claimed - 3, 3]));
+            let (read, _) = placed(&none, known, (random, &job)).unwrap();
+            assert!(read.rows.is_empty());
         }
     }
 

@@ -11,7 +11,7 @@ use super::lists::{bytes_of, list_lengths, list_ranges};
 use super::numbers::{Lists, Number, tokens_of};
 use crate::error::{Error, Result, RowProblem};
 use crate::matrix::{ElementKind, Elements, Matrix, Real, Rows};
-use crate::memory::zeros;
+use crate::memory::try_zeros;
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
 use crate::sets::{MOST_TOKENS, Sets};
@@ -220,25 +220,27 @@ impl VectorReader {
     }
 
     /// Makes room for `rows` rows with vectors in all, if their length is known, or for `tokens` integers of
-    /// sets.
-    pub(super) fn reserve(&mut self, rows: usize, tokens: usize) {
+    /// sets. Returns whether the system has the memory: without it, vectors grow as rows are read.
+    pub(super) fn reserve(&mut self, rows: usize, tokens: usize) -> bool {
         let more = rows.saturating_sub(self.len());
-        self.run.positions.reserve_exact(more);
-        if let Elements::Sets(sets) = &mut self.elements {
-            return sets.reserve(more, tokens);
-        }
-        self.reserve_numbers(rows);
+        let has_positions = self.run.positions.try_reserve_exact(more).is_ok();
+        let has_elements = match &mut self.elements {
+            Elements::Sets(sets) => sets.reserve(more, tokens),
+            _ => self.reserve_numbers(rows),
+        };
+        has_positions && has_elements
     }
 
-    /// Makes room for the elements of so many rows, if their length is known.
-    pub(super) fn reserve_numbers(&mut self, rows: usize) {
-        let Some(dim) = self.dim else { return };
-        let all = rows * self.elements.kind().width(dim);
+    /// Makes room for the elements of so many rows, if their length is known. Returns whether the system has
+    /// the memory.
+    pub(super) fn reserve_numbers(&mut self, rows: usize) -> bool {
+        let Some(dim) = self.dim else { return true };
+        let all = rows.saturating_mul(self.elements.kind().width(dim));
         match &mut self.elements {
             Elements::F32(x) => add_room(x, all),
             Elements::F64(x) => add_room(x, all),
-            Elements::Bits(x) => x.reserve_exact(all.saturating_sub(x.len())),
-            Elements::Sets(_) => {}
+            Elements::Bits(x) => x.try_reserve_exact(all.saturating_sub(x.len())).is_ok(),
+            Elements::Sets(_) => true,
         }
     }
 
@@ -482,11 +484,12 @@ impl VectorReader {
     }
 }
 
-/// Makes room for so many numbers in all.
-fn add_room<T: Real>(values: &mut Vec<T>, all: usize) {
+/// Makes room for so many numbers in all. Returns whether the system has the memory.
+fn add_room<T: Real>(values: &mut Vec<T>, all: usize) -> bool {
     if values.len() < all {
-        let mut longer = zeros(all);
+        let Some(mut longer) = try_zeros::<T>(all) else { return false };
         longer[..values.len()].copy_from_slice(values);
         *values = longer;
     }
+    true
 }
