@@ -9,7 +9,8 @@ use datafusion::arrow::array::{
 };
 use datafusion::arrow::compute::interleave;
 use datafusion::arrow::datatypes::{DataType, SchemaRef};
-use datafusion::error::Result;
+use datafusion::arrow::error::ArrowError;
+use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::memory_pool::MemoryReservation;
 
 use crate::device::Neighbors;
@@ -89,14 +90,50 @@ impl Carried {
             return Ok(Vec::new());
         }
         let places: Vec<_> = rows.map(|row| self.place(row)).collect();
-        self.columns
-            .iter()
-            .map(|pieces| {
-                let pieces: Vec<_> = pieces.iter().map(AsRef::as_ref).collect();
-                Ok(interleave(&pieces, &places)?)
-            })
-            .collect()
+        self.columns.iter().map(|pieces| Ok(taken(pieces, &places)?)).collect()
     }
+}
+
+/// The values of a column at these places: the piece, and the row in it.
+///
+/// # Errors
+/// [`DictionaryKeyOverflowError`](ArrowError::DictionaryKeyOverflowError) if keys cannot number all values.
+fn taken(pieces: &[ArrayRef], places: &[(usize, usize)]) -> Result<ArrayRef, ArrowError> {
+    let all: Vec<&dyn Array> = pieces.iter().map(AsRef::as_ref).collect();
+    let Some(DataType::Dictionary(keys, values)) = all.first().map(|piece| piece.data_type())
+    else {
+        return interleave(&all, places);
+    };
+    // Dictionaries of other pieces would count as well.
+    let (mut numbers, mut used) = (vec![None; all.len()], Vec::new());
+    let place = |(piece, row): &(usize, usize)| {
+        let number = *numbers[*piece].get_or_insert_with(|| {
+            used.push(all[*piece]);
+            used.len() - 1
+        });
+        (number, *row)
+    };
+    let places: Vec<_> = places.iter().map(place).collect();
+    // Of these values Arrow keeps those in use; all others it puts one after the other, and panics if they are too many.
+    let keeps_used = values.is_primitive()
+        || matches!(
+            values.as_ref(),
+            DataType::Utf8 | DataType::LargeUtf8 | DataType::Binary | DataType::LargeBinary
+        );
+    let dictionaries: Vec<_> =
+        used.iter().map(|piece| piece.as_any_dictionary().values()).collect();
+    let is_one = dictionaries.windows(2).all(|two| Arc::ptr_eq(two[0], two[1]));
+    let count: usize = dictionaries.iter().map(|values| values.len()).sum();
+    if !keeps_used && !is_one && count > most_values(keys) {
+        return Err(ArrowError::DictionaryKeyOverflowError);
+    }
+    interleave(&used, &places)
+}
+
+/// How many values keys of this type can number.
+fn most_values(keys: &DataType) -> usize {
+    let bits = 8 * keys.primitive_width().unwrap_or(0) - usize::from(keys.is_signed_integer());
+    1_usize.checked_shl(bits as u32).unwrap_or(usize::MAX)
 }
 
 /// Whether all rows of a column of this type have the same number of bytes.
@@ -189,9 +226,25 @@ pub(super) struct Batches {
 impl Batches {
     /// The next batch, of at most `most` rows; `None` after the last.
     pub fn next(&mut self, most: usize) -> Result<Option<RecordBatch>> {
-        let range = self.next..self.end(most);
-        self.next = range.end;
-        (!range.is_empty()).then(|| self.batch(range)).transpose()
+        loop {
+            let range = self.next..self.end(most);
+            if range.is_empty() {
+                return Ok(None);
+            }
+            let (rows, end) = (range.len(), range.end);
+            match self.batch(range) {
+                // Pieces have dictionaries of their own: the keys of one number the values of fewer rows.
+                Err(DataFusionError::ArrowError(error, _))
+                    if rows > 1 && matches!(*error, ArrowError::DictionaryKeyOverflowError) =>
+                {
+                    self.batch_size = rows.div_ceil(2);
+                }
+                batch => {
+                    self.next = end;
+                    return batch.map(Some);
+                }
+            }
+        }
     }
 
     /// Where the next batch ends.
@@ -250,5 +303,68 @@ impl Batches {
             query += usize::from(i + 1 == end);
             place
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::arrow::array::{DictionaryArray, Int8Array, StringArray};
+    use datafusion::arrow::compute::cast;
+    use datafusion::arrow::datatypes::{Field, Int8Type, Schema};
+
+    use super::*;
+    use crate::device::{Distances, Work};
+
+    /// As many rows as keys of 8 bits have values, each with a text of its own.
+    fn piece(number: usize, values: &DataType) -> ArrayRef {
+        let texts: StringArray = (0..128).map(|row| Some(format!("{number} {row}"))).collect();
+        let texts = cast(&texts, values).unwrap();
+        let keys = Int8Array::from_iter_values(0..=i8::MAX);
+        Arc::new(DictionaryArray::<Int8Type>::new(keys, texts))
+    }
+
+    #[test]
+    fn small_keys_number_the_values_of_few_rows() {
+        for values in [DataType::Utf8, DataType::Utf8View] {
+            let mut base = Carried::new(1);
+            (0..3).for_each(|number| base.push(vec![piece(number, &values)], 128));
+            base.positions = (0..384).collect();
+            let coded = DataType::Dictionary(Box::new(DataType::Int8), Box::new(values));
+            let schema = Schema::new(vec![
+                Field::new("query_text", coded.clone(), true),
+                Field::new("base_text", coded, true),
+                Field::new("rank", DataType::Int64, false),
+                Field::new("distance", DataType::Float32, false),
+            ]);
+            let neighbors = Neighbors {
+                per_query: 1,
+                rows: (0..384).rev().collect(),
+                distances: Distances::F32(vec![0.0; 384]),
+                work: Work::default(),
+            };
+            let mut batches = Batches {
+                schema: Arc::new(schema),
+                base: Arc::new(base),
+                queries: None,
+                first_query: 0,
+                neighbors,
+                starts: None,
+                next: 0,
+                batch_size: 8192,
+                _reservations: vec![],
+            };
+            let mut row = 0;
+            while let Some(batch) = batches.next(usize::MAX).unwrap() {
+                let [queries, base] =
+                    [0, 1].map(|i| cast(batch.column(i), &DataType::Utf8).unwrap());
+                for i in 0..batch.num_rows() {
+                    let text = |row: usize| format!("{} {}", row / 128, row % 128);
+                    assert_eq!(queries.as_string::<i32>().value(i), text(row));
+                    assert_eq!(base.as_string::<i32>().value(i), text(383 - row));
+                    row += 1;
+                }
+            }
+            assert_eq!(row, 384);
+        }
     }
 }
