@@ -290,10 +290,19 @@ const FITTING: &[(&str, usize)] = &[
     ("SELECT * FROM kmeans(low, k => 20, max_iterations => 3)", 400_000),
     ("SELECT * FROM kmeans_centroids(many, k => 300, max_iterations => 2, init => 'random')", 300),
     ("SELECT id, kmeans(v, 3) OVER (PARTITION BY part) FROM low", 400_000),
+    // Many groups of few rows.
+    (
+        "SELECT id, kmeans(v, 2) OVER (PARTITION BY id / 4) FROM (SELECT id, v FROM low LIMIT 80000)",
+        80_000,
+    ),
     ("SELECT * FROM dbscan(low, eps => 400, min_points => 3)", 400_000),
     ("SELECT id, cluster_id FROM dbscan(low, eps => 1e6, weight => part)", 400_000),
     ("SELECT id, cluster_id FROM dbscan(few, eps => 0.01, metric => 'cosine')", 20_000),
     ("SELECT id, dbscan(v, 2000, 4) OVER (PARTITION BY part) FROM low", 400_000),
+    (
+        "SELECT id, dbscan(v, 2000, 2) OVER (PARTITION BY id / 2) FROM (SELECT id, v FROM low LIMIT 200000)",
+        200_000,
+    ),
     (
         concat!(
             "COPY many TO '",

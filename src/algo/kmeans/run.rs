@@ -21,6 +21,10 @@ use crate::parallel::in_parallel;
 /// The fewest rows of a block: costs are added up block by block, so that sums do not depend on threads.
 const BLOCK: usize = 1 << 16;
 
+/// Bytes of a problem besides those of its rows, dimensions and clusters: here, in the session, and as its result, with
+/// what an allocator adds to about twenty small allocations.
+const PER_PROBLEM: usize = 2048;
+
 /// The progress of a problem's run.
 struct Progress {
     iterations: usize,
@@ -45,8 +49,9 @@ pub(super) fn best_runs<D: Device, T: Real>(
     let wrong_type = || Error::InvalidArgument("kmeans: bits have no mean".to_string());
     let values = rows.reals::<T>().ok_or_else(wrong_type)?;
     let input = KMeansInput { rows, weights, metric: params.cost() };
-    let starts = std::iter::once(0).chain(ends.iter().copied());
-    let ranges: Vec<_> = starts.zip(ends).map(|(start, end)| start..*end).collect();
+    let ranges: Vec<_> = ranges_to(ends).collect();
+    let bytes = bytes_of_problems::<T>(&ranges, rows.matrix().dim(), params.k);
+    let _reserved = job.reserve("problems of k-means", bytes)?;
     let expected =
         KMeansShape { problems: ranges.len(), k: params.k, draws: params.init == Init::PlusPlus };
     let mut inputs = Vec::new();
@@ -82,16 +87,29 @@ pub(super) fn best_runs<D: Device, T: Real>(
         }
     }
     let mut best = best.into_iter().flatten();
-    let mut found: Vec<Clustering> = std::iter::once(0)
-        .chain(ends.iter().copied())
-        .zip(ends)
-        .map(|(start, end)| if start == *end { None } else { best.next() })
+    let mut found: Vec<Clustering> = ranges_to(ends)
+        .map(|range| if range.is_empty() { None } else { best.next() })
         .map(|found| found.unwrap_or_else(|| Clustering::of_nothing(rows)))
         .collect();
     if let Some(first) = found.first_mut() {
         first.rounds.work += session.take_work()?;
     }
     Ok(found)
+}
+
+/// Ranges that follow each other, the first from 0 on.
+fn ranges_to(ends: &[usize]) -> impl Iterator<Item = Range<usize>> {
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    starts.zip(ends).map(|(start, end)| start..*end)
+}
+
+/// Bytes of problems with their results, without their rows and the rounds.
+fn bytes_of_problems<T>(ranges: &[Range<usize>], dim: usize, k: usize) -> usize {
+    let clusters: usize = ranges.iter().map(|range| range.len().min(k)).sum();
+    // A point in the middle, the steps of sums and their inverses, and a row in steps and parts.
+    let per_problem = PER_PROBLEM + 5 * dim * size_of::<f64>();
+    let per_cluster = dim * size_of::<T>() + size_of::<u64>() + size_of::<f64>();
+    ranges.len() * per_problem + clusters * per_cluster
 }
 
 /// The number of clusters that some rows get; 0 if they get none.

@@ -173,6 +173,8 @@ fn clusters_of_groups(
     device: &AnyDevice,
     job: &Job,
 ) -> DeviceResult<(Vec<u32>, Rounds)> {
+    let bytes = groups.ends.len() * size_of::<Clustering>();
+    let _reserved = job.reserve("clusters of groups", bytes)?;
     let mut found = kmeans_groups(device, &groups.rows, &groups.ends, &spec.params, job)?;
     let mut rounds = Rounds::default();
     found.iter().for_each(|found| rounds += found.rounds);

@@ -58,7 +58,10 @@ impl DbscanDevice for CpuDevice {
     fn components(&self, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
         let rows = input.rows.len();
         let per_row = size_of::<bool>() + size_of::<u32>();
-        let _reserved = job.reserve("clusters of rows", rows * per_row)?;
+        // What small groups have found is gathered, and then put together.
+        let per_group = 2 * size_of::<(Components, Range<usize>)>() + 2 * size_of::<Range<usize>>();
+        let bytes = 2 * rows * per_row + input.ends.len() * per_group;
+        let _reserved = job.reserve("clusters of rows", bytes)?;
         let mut all = Components {
             core: vec![false; rows],
             first: vec![NOISE; rows],
