@@ -191,6 +191,8 @@ fn parse_bytes(value: &str) -> Result<u64> {
         Ok(bytes) => Some(bytes),
         Err(_) => SessionContext::parse_capacity_limit("neighbors.device_memory", value.trim())
             .ok()
+            // Larger sizes are cut to this one.
+            .filter(|bytes| *bytes < usize::MAX)
             .and_then(|bytes| u64::try_from(bytes).ok()),
     };
     bytes.ok_or_else(|| {

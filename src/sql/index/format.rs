@@ -23,6 +23,7 @@ use datafusion::physical_planner::DefaultPhysicalPlanner;
 use datafusion::prelude::SessionContext;
 
 use super::options::{FORMAT, Given};
+use super::table::file_at;
 use crate::algo::knn::KnnParams;
 use crate::exec::{IndexSink, KnnLsh, Side, VectorColumn, in_turn, plan_input};
 use crate::metric::Metric;
@@ -116,7 +117,7 @@ impl FileFormat for IndexFormat {
         let [path] = &conf.table_paths[..] else {
             return plan_err!("{NAME}: an index is one file");
         };
-        if path.is_collection() {
+        if path.is_collection() && path.get_glob().is_none() {
             let folder = &conf.original_url;
             return plan_err!("{NAME}: '{folder}' is a folder, but an index is one file");
         }
@@ -133,7 +134,7 @@ impl FileFormat for IndexFormat {
         let side = Side::compared("the input", (&vector, Some(metric)), schema.fields())?;
         check_kind(NAME, metric, &vector, side.kind)?;
         KnnParams::try_new(params.k, metric)?;
-        let place = (conf.object_store_url.clone(), path.prefix().clone());
+        let place = (conf.object_store_url.clone(), file_at(path)?);
         let mut sink = IndexSink::new(schema, (side, vector), params.clone(), place);
         if let Some(training) = &self.given.training {
             let plan = relation(training, state).await?;

@@ -12,6 +12,7 @@ use datafusion::datasource::{TableType, source_as_provider};
 use datafusion::error::Result;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::logical_expr::{CreateExternalTable, Distinct, Expr, JoinType, LogicalPlan};
+use datafusion::object_store::path::Path;
 use datafusion::physical_plan::ExecutionPlan;
 
 use crate::exec::{IndexScanExec, StoredIndex};
@@ -172,9 +173,15 @@ impl TableProviderFactory for IndexTables {
         }
         let url = ListingTableUrl::parse(location)?;
         let store = state.runtime_env().object_store(url.object_store())?;
-        let index = StoredIndex::open(store, url.prefix().clone(), location.clone()).await?;
+        let index = StoredIndex::open(store, file_at(&url)?, location.clone()).await?;
         Ok(Arc::new(IndexTable { index }))
     }
+}
+
+/// The file at a location. An index is one file, so that `[`, `*` and `?` are parts of its name and not of a pattern.
+pub(super) fn file_at(url: &ListingTableUrl) -> Result<Path> {
+    let Some(name) = url.get_glob() else { return Ok(url.prefix().clone()) };
+    Ok(Path::parse(format!("{}/{name}", url.prefix()))?)
 }
 
 #[async_trait]
