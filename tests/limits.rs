@@ -300,14 +300,19 @@ const FITTING: &[(&str, usize)] = &[
     ("SELECT id, cluster_id FROM dbscan(few, eps => 0.01, metric => 'cosine')", 20_000),
     ("SELECT id, dbscan(v, 2000, 4) OVER (PARTITION BY part) FROM low", 400_000),
     (
-        "SELECT id, dbscan(v, 2000, 2) OVER (PARTITION BY id / 2) FROM (SELECT id, v FROM low LIMIT 200000)",
-        200_000,
-    ),
-    (
         concat!(
             "COPY many TO '",
             env!("CARGO_TARGET_TMPDIR"),
             "/many.lsh' STORED AS LSH OPTIONS ('lsh.tables' '9', 'lsh.hashes' '6', 'lsh.width' '900')"
+        ),
+        1,
+    ),
+    // More bytes of planes than of rows.
+    (
+        concat!(
+            "COPY (SELECT id, v FROM few LIMIT 60) TO '",
+            env!("CARGO_TARGET_TMPDIR"),
+            "/planes.lsh' STORED AS LSH OPTIONS ('lsh.planes' 'trained', 'lsh.tables' '600', 'lsh.hashes' '15')"
         ),
         1,
     ),

@@ -29,8 +29,8 @@ use crate::exec::hashed::KnnLsh;
 use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
-use crate::index::lsh::Table;
 use crate::index::lsh::file::{Section, Summary, header};
+use crate::index::lsh::{Planes, Table};
 use crate::job::{Cancel, Job, Reserved};
 
 /// Rows that are stored together, at least and at most, and about the bytes that they have.
@@ -197,10 +197,11 @@ impl IndexSink {
         let fitting = GROUP_BYTES.saturating_mul(all.max(1)) / bytes.max(1);
         let group = fitting.clamp(FEWEST_ROWS, MOST_ROWS);
         let tables = builder.params.tables.unwrap_or(0) * Table::bytes_in_file(vectors);
-        let part = ((bytes + tables) / MOST_PARTS).max(PART);
+        let file = bytes + tables + bytes_of_planes(&builder, dim);
+        let part = (file / MOST_PARTS).max(PART);
         // A group as it is and as bytes, and parts.
         let of_group = bytes.min(2 * group * (bytes / all.max(1)));
-        let parts = (bytes + tables).min((PARTS + 2) * part);
+        let parts = file.min((PARTS + 2) * part);
         let _reserved = job.reserve("parts of an index", 2 * of_group + parts)?;
         let batches = Arc::unwrap_or_clone(batches);
         Ok(Content { batches, held, positions, dim, builder, group, part, _reserved })
@@ -224,7 +225,10 @@ impl IndexSink {
             }
         }
         drop((batches, held));
-        let mut numbers: Vec<u8> = builder.centre().iter().flat_map(|x| x.to_le_bytes()).collect();
+        let bytes = bytes_of_planes(&builder, dim);
+        let _of_planes = job.reserve("planes of an index", bytes)?;
+        let mut numbers = Vec::<u8>::with_capacity(bytes);
+        numbers.extend(builder.centre().iter().flat_map(|x| x.to_le_bytes()));
         let (tables, together) = (builder.params.tables.unwrap_or(0), builder.together());
         let (builder, mut sizes) = (Arc::new(builder), (0, 0));
         for first in (0..tables).step_by(together) {
@@ -237,6 +241,7 @@ impl IndexSink {
                 writer.section(built.table.to_bytes()).await?;
             }
         }
+        debug_assert!(numbers.len() <= bytes, "{} of {bytes} bytes", numbers.len());
         writer.section(numbers).await?;
         for (name, number) in [(BUCKETS, sizes.0), (LARGEST, sizes.1)] {
             writer.summary.entries.push((name.to_string(), number.to_string()));
@@ -244,6 +249,16 @@ impl IndexSink {
         let summary = writer.summary.to_bytes();
         writer.write(summary).await
     }
+}
+
+/// Bytes of the point that planes go through, and of the planes of all tables if they are trained.
+fn bytes_of_planes(builder: &TablesBuilder, dim: usize) -> usize {
+    let params = &builder.params;
+    let planes = match params.planes {
+        Planes::Trained => params.tables.unwrap_or(0) * params.hashes.unwrap_or(0),
+        _ => 0,
+    };
+    (builder.centre().len() + planes * dim) * size_of::<f64>()
 }
 
 /// The numbers of the rows without a vector.
