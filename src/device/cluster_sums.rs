@@ -58,6 +58,11 @@ impl ClusterSums {
         self.counts.len() * size_of::<i64>() + self.sums.bytes() + weights
     }
 
+    /// Bytes of the wide sums, which come while rows are added.
+    pub fn wide_bytes(&self) -> usize {
+        self.sums.wide_bytes() + self.weights.as_ref().map_or(0, ExactSums::wide_bytes)
+    }
+
     /// Moves a row from one cluster, if it was in any, to another.
     #[inline(always)]
     pub fn move_row<T: Real>(&mut self, row: &[T], weight: f64, from: Option<u32>, to: u32) {
@@ -106,5 +111,23 @@ impl ClusterSums {
         let (count, weight) = (self.counts[cluster], self.total_weight(cluster));
         let mean = move |column| self.sums.total(cluster, column).over(weight);
         (count != 0).then(|| (0..self.sums.width()).map(mean))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wide_sums_are_counted_once_there_are_any() {
+        let values: Vec<f32> = (0..4000).map(|i| if i % 1000 == 7 { 1e-30 } else { 3.0 }).collect();
+        let mut sums = ClusterSums::new(&values, None, 4, 2);
+        assert_eq!(sums.wide_bytes(), 0);
+        for (row, values) in values.chunks(4).enumerate() {
+            sums.move_row(values, 1.0, None, row as u32 % 2);
+        }
+        // A number of 24 bits touches three bins.
+        assert!(sums.wide_bytes() >= 3 * size_of::<i128>());
+        assert_eq!(sums.cleared().wide_bytes(), 0);
     }
 }

@@ -212,6 +212,12 @@ impl ExactSums {
         (self.high.len() + self.low.len()) * size_of::<i64>() + self.is_wide.len()
     }
 
+    /// Bytes of the wide sums.
+    pub(super) fn wide_bytes(&self) -> usize {
+        let bins: usize = self.wide.values().map(|wide| wide.bins.capacity()).sum();
+        self.wide.capacity() * size_of::<(usize, Wide)>() + bins * size_of::<i128>()
+    }
+
     pub(super) fn width(&self) -> usize {
         self.steps.steps.len()
     }

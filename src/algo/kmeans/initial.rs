@@ -7,7 +7,7 @@ use super::input::Input;
 use super::params::{Init, KMeansParams};
 use crate::device::{Assignment, KMeansSession, seed_plus_plus};
 use crate::error::{Error, Result};
-use crate::job::Job;
+use crate::job::{Job, Reserved};
 use crate::matrix::{Matrix, Real, Rows};
 use crate::parallel::in_parallel;
 use crate::random::Random;
@@ -61,8 +61,12 @@ impl<T: Real> Input<'_, T> {
     /// Random distinct vectors, one after the other with a probability proportional to the weights of those left;
     /// there are enough of positive weight.
     fn at_random(&self, mut random: Random, job: &Job) -> Result<Vec<T>> {
-        let _reserved =
-            job.reserve("rows to draw from", self.rows.len() * (size_of::<f64>() + 1))?;
+        // Of each centroid its bits, in a hash table that is half full, and its numbers.
+        let per_row = size_of::<f64>() + 1;
+        let per_centroid =
+            2 * size_of::<Vec<u64>>() + self.dim * (size_of::<u64>() + size_of::<T>());
+        let bytes = self.rows.len() * per_row + self.params.k * per_centroid;
+        let _reserved = job.reserve("rows to draw from", bytes)?;
         let mut left = match self.weights {
             None => Left::Equal((0..self.rows.len() as u32).collect()),
             Some(weights) => Left::Weighted(Weighted::new(weights)),
@@ -91,6 +95,10 @@ impl<T: Real> Input<'_, T> {
         let (k, metric) = (self.params.k, self.params.cost());
         let wanted = 2.0 * k as f64;
         let (rows, weights) = (&self.rows, self.weights);
+        // The costs of all rows, and their nearest candidates with these costs.
+        let per_row = 2 * size_of::<T>() + size_of::<u32>();
+        let _reserved = job.reserve("costs of rows", rows.len() * per_row)?;
+        let mut reserved: Vec<Reserved> = Vec::new();
         let mut candidates: Vec<T> = seed_plus_plus(rows, weights, metric, 1, &mut random, job)?;
         let mut costs = assign_to(&candidates)?.costs;
         for _ in 0..ROUNDS {
@@ -110,6 +118,8 @@ impl<T: Real> Input<'_, T> {
             if drawn.is_empty() {
                 continue;
             }
+            // Once as they are drawn, and in room that doubles.
+            reserved.push(job.reserve("candidates of k-means||", 3 * size_of_val(&drawn[..]))?);
             let nearer = assign_to(&drawn)?.costs;
             costs.iter_mut().zip(nearer).for_each(|(cost, nearer)| *cost = cost.min(nearer));
             candidates.extend(drawn);
@@ -197,7 +207,57 @@ impl<'a> Weighted<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+    use crate::job::Budget;
+    use crate::metric::Metric;
+
+    /// So many bytes, and those in use.
+    struct Most(usize, AtomicUsize);
+
+    impl Budget for Most {
+        fn grow(&self, bytes: usize) -> std::result::Result<(), String> {
+            if self.1.fetch_add(bytes, Ordering::Relaxed) + bytes <= self.0 {
+                return Ok(());
+            }
+            self.shrink(bytes);
+            Err(format!("there are {}", self.0))
+        }
+
+        fn shrink(&self, bytes: usize) {
+            self.1.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// A choice of first centroids.
+    type Start<'a> = &'a dyn Fn(&Job) -> Result<Vec<f64>>;
+
+    #[test]
+    fn what_starts_take_is_reserved() {
+        let (count, dim, k, mut random) = (600, 64, 200, Random::new(3));
+        let values: Vec<f64> = (0..count * dim).map(|_| random.normal()).collect();
+        let rows = Rows::all(Arc::new(Matrix::new(f64::elements(values.clone()), count, dim)));
+        let params = KMeansParams::try_new(k as u64, Metric::L2).unwrap();
+        let (unit, tolerance) = (1.0, 0.0);
+        let input = Input { rows, values: &values, dim, weights: None, params, unit, tolerance };
+        // All rows are as far away as each other.
+        let assign_to =
+            |_: &[f64]| Ok(Assignment { labels: vec![0; count], costs: vec![1.0; count] });
+        let at_random = |job: &Job| input.at_random(Random::new(1), job);
+        let parallel = |job: &Job| input.parallel(assign_to, Random::new(1), job);
+        // Bits and numbers of 200 rows; about 400 rows in each of five rounds.
+        let starts: [(Start<'_>, usize); 2] = [(&at_random, 200_000), (&parallel, 1_000_000)];
+        for (start, least) in starts {
+            for (limit, fits) in [(least, false), (64 << 20, true)] {
+                let budget = Arc::new(Most(limit, AtomicUsize::new(0)));
+                let found = start(&Job::default().with_budget(budget.clone()));
+                assert_eq!(found.as_ref().is_ok_and(|found| found.len() == k * dim), fits);
+                assert!(fits || matches!(found, Err(Error::HostMemory { .. })));
+                assert_eq!(budget.1.load(Ordering::Relaxed), 0);
+            }
+        }
+    }
 
     #[test]
     fn rows_are_drawn_in_proportion_to_the_weights_of_those_left() {

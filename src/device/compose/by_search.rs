@@ -63,6 +63,8 @@ struct State<T> {
     /// Whether rows were assigned to the current centroids.
     is_assigned: bool,
     _reserved: Reserved,
+    /// For the wide sums, as many as there were after a round.
+    of_wide: Option<Reserved>,
 }
 
 /// Rows in clusters.
@@ -211,6 +213,16 @@ fn rows_of<T: Real>(values: &[T], dim: usize) -> Rows {
     Rows::all(Arc::new(Matrix::new(T::elements(values.to_vec()), values.len() / dim, dim)))
 }
 
+/// Reserves the wide sums, of which nobody knows before a round how many there will be.
+fn reserve_wide(sums: &ClusterSums, reserved: &mut Option<Reserved>, job: &Job) -> Result<()> {
+    let bytes = sums.wide_bytes();
+    if bytes > reserved.as_ref().map_or(0, Reserved::bytes) {
+        drop(reserved.take());
+        *reserved = Some(job.reserve("sums of clusters", bytes)?);
+    }
+    Ok(())
+}
+
 impl<D: Device> Search<D> {
     /// The nearest of some vectors for every row; uses the row's previous nearest one, if it had one. Also the rows for
     /// which that was another, if they had any.
@@ -284,6 +296,7 @@ impl<T: Real> Problem<'_, T> {
             clusters: None,
             is_assigned: false,
             _reserved: reserved,
+            of_wide: None,
         });
         Ok(())
     }
@@ -356,6 +369,7 @@ impl<T: Real> Problem<'_, T> {
         let state = self.state_mut()?;
         let labels = &state.clusters.as_ref().ok_or_else(not_started)?.labels;
         cluster_sums::move_rows(&rows, weights, (moved, labels), &mut state.sums, job)?;
+        reserve_wide(&state.sums, &mut state.of_wide, job)?;
         let mut has_changed = vec![moved.is_none(); state.sums.clusters()];
         for (row, before) in moved.unwrap_or_default() {
             has_changed[*before as usize] = true;

@@ -8,11 +8,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::sink::Sink;
+use super::sink::{Neighbor, Sink};
 use crate::device::contract::{Pairing, QueryRows, Work};
 use crate::device::cpu::places::Places;
-use crate::error::Result;
-use crate::job::Job;
+use crate::error::{Error, Result};
+use crate::job::{Job, Reserved};
 use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
 
@@ -149,6 +149,7 @@ pub(super) fn run<T: Real, K: Sink<T>>(
     let tasks = sinks.len().div_ceil(of_task);
     // With few queries, cut the base as well, so that every thread has work.
     let parts = if tasks >= wanted { 1 } else { wanted.div_ceil(tasks).min(blocks) };
+    let (parts, _reserved) = reserve_parts::<T, K>(parts, blocks, sinks, job)?;
     let width = queries.matrix().width();
     let stride = coprime_stride(blocks);
     let task = |first: usize, part: usize, sinks: &mut [K]| {
@@ -189,6 +190,31 @@ pub(super) fn run<T: Real, K: Sink<T>>(
     })
 }
 
+/// This many parts of the base, or half as many as long as there is no memory for the lists of all of them at once. One
+/// part needs no lists of its own.
+fn reserve_parts<T, K: Sink<T>>(
+    mut parts: usize,
+    blocks: usize,
+    sinks: &[K],
+    job: &Job,
+) -> Result<(usize, Option<Reserved>)> {
+    while parts > 1 {
+        let rows = blocks.div_ceil(parts) * BLOCK_ROWS;
+        // A list is cut back once it has about a quarter more, and its room doubles while it grows.
+        let bytes = |sink: &K| {
+            let most = sink.most().saturating_add((sink.most() / 4).clamp(8, 1024)).min(rows);
+            size_of::<K>() + most.next_power_of_two() * size_of::<Neighbor<T>>()
+        };
+        let all = sinks.iter().map(bytes).sum::<usize>() * parts;
+        match job.reserve("lists of parts of the base", all) {
+            Ok(reserved) => return Ok((parts, Some(reserved))),
+            Err(Error::HostMemory { .. }) => parts /= 2,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((1, None))
+}
+
 /// Lets sinks absorb what their siblings took in the parts of the base; what the parts took to search.
 fn absorb_all<T, K: Sink<T>>(
     sinks: &mut [K],
@@ -217,4 +243,36 @@ fn coprime_stride(blocks: usize) -> usize {
 
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::sink::Selection;
+    use super::*;
+    use crate::job::Budget;
+
+    struct Most(usize);
+
+    impl Budget for Most {
+        fn grow(&self, bytes: usize) -> std::result::Result<(), String> {
+            if bytes <= self.0 { Ok(()) } else { Err(format!("there are {}", self.0)) }
+        }
+
+        fn shrink(&self, _: usize) {}
+    }
+
+    #[test]
+    fn there_are_as_many_parts_as_there_is_memory_for_their_lists() {
+        let sinks = vec![Selection::<f32>::new(3000, Metric::L2); 256];
+        for (megabytes, wanted) in [(200, 8), (40, 4), (10, 1), (0, 1)] {
+            let job = Job::default().with_budget(Arc::new(Most(megabytes << 20)));
+            let (parts, reserved) = reserve_parts::<f32, _>(8, 1000, &sinks, &job).unwrap();
+            assert_eq!(parts, wanted, "{megabytes} MB");
+            // Each list has 3,000 neighbours of 8 bytes.
+            let least = if parts > 1 { parts * 256 * 3000 * 8 } else { 0 };
+            assert!(reserved.map_or(0, |reserved| reserved.bytes()) >= least);
+        }
+    }
 }
