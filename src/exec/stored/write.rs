@@ -6,9 +6,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::compute::concat_batches;
-use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::arrow::datatypes::{DataType, SchemaRef};
+use datafusion::arrow::error::ArrowError;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
-use datafusion::common::{DataFusionError, plan_err};
+use datafusion::common::{DataFusionError, exec_datafusion_err, plan_err};
 use datafusion::datasource::sink::DataSink;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
@@ -218,7 +219,7 @@ impl IndexSink {
         writer.section(without(&positions, all)).await?;
         for first in (0..all).step_by(group) {
             let rows = slice(&batches, first, group.min(all - first));
-            let group = concat_batches(&self.schema, &rows)?;
+            let group = joined(&self.schema, &rows)?;
             let columns = self.schema.fields().iter().zip(group.columns());
             for (field, values) in columns {
                 writer.section(column_bytes(field, values)?).await?;
@@ -249,6 +250,26 @@ impl IndexSink {
         let summary = writer.summary.to_bytes();
         writer.write(summary).await
     }
+}
+
+/// Some batches as one.
+fn joined(schema: &SchemaRef, rows: &[RecordBatch]) -> Result<RecordBatch> {
+    concat_batches(schema, rows).map_err(|error| match error {
+        ArrowError::DictionaryKeyOverflowError => {
+            let has_few = |keys: &DataType| keys.primitive_width().is_some_and(|bytes| bytes < 4);
+            let columns = schema.fields().iter().filter(
+                |field| matches!(field.data_type(), DataType::Dictionary(keys, _) if has_few(keys)),
+            );
+            let columns: Vec<_> = columns.map(|field| field.name().as_str()).collect();
+            exec_datafusion_err!(
+                "column {} has more values in {} rows than the keys of its dictionary can number; \
+                 write arrow_cast(…, 'Dictionary(Int32, Utf8)') for it",
+                columns.join(" or "),
+                rows.iter().map(RecordBatch::num_rows).sum::<usize>()
+            )
+        }
+        other => other.into(),
+    })
 }
 
 /// Bytes of the point that planes go through, and of the planes of all tables if they are trained.
@@ -339,10 +360,26 @@ impl DisplayAs for IndexSink {
 
 #[cfg(test)]
 mod tests {
-    use datafusion::arrow::datatypes::{DataType, Field, Schema};
+    use datafusion::arrow::array::{ArrayRef, DictionaryArray};
+    use datafusion::arrow::datatypes::{Field, Int8Type, Schema};
     use datafusion::physical_plan::empty::EmptyExec;
 
     use super::*;
+
+    #[test]
+    fn small_keys_that_cannot_number_all_values_are_named() {
+        let batch = |name: &str| {
+            let texts: Vec<_> = (0..100).map(|row| format!("{name} {row}")).collect();
+            let texts = texts.iter().map(String::as_str);
+            let column: DictionaryArray<Int8Type> = texts.collect();
+            RecordBatch::try_from_iter([("code", Arc::new(column) as ArrayRef)]).unwrap()
+        };
+        let batches = [batch("a"), batch("b")];
+        let schema = batches[0].schema();
+        assert_eq!(joined(&schema, &batches[..1]).unwrap().num_rows(), 100);
+        let error = joined(&schema, &batches).unwrap_err().strip_backtrace();
+        assert!(error.contains("column code has more values in 200 rows"), "{error}");
+    }
 
     #[test]
     fn training_is_of_the_kind_of_the_rows() {
