@@ -5,14 +5,14 @@
 //! write a file of their own and rename it, so readers and other writers never see half an entry.
 //! No failure here is an error: without a cache, kernels are compiled.
 //!
-//! Whoever can write here can run code on the GPU: on Unix the folder is accessible to its owner alone
-//! (mode 0700), and a folder or an entry that is owned by, or writable for, others is not used.
+//! Whoever can write here can run code on the GPU: on Unix folders are created with mode 0700 and
+//! entries with mode 0600, whatever the umask is, and a folder or an entry that is owned by, or writable
+//! for, others is not used.
 
 use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// First bytes of an entry; the digit is the format's.
 const MAGIC: &[u8; 8] = b"NBRCUBN1";
@@ -99,17 +99,13 @@ fn header_of(payload: &[u8]) -> [u8; HEADER] {
 }
 
 fn write_entry(path: &Path, payload: &[u8]) -> io::Result<()> {
-    static WRITERS: AtomicU64 = AtomicU64::new(0);
-    let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
-    let own = path.with_extension(format!("{}-{writer}.tmp", process::id()));
     if let Some(dir) = path.parent() {
         own::make_private_folder(dir)?;
     }
-    let written = fs::File::create(&own)
-        .and_then(|mut file| {
-            file.write_all(&header_of(payload))?;
-            file.write_all(payload)
-        })
+    let (own, mut file) = new_file_beside(path)?;
+    let written = file
+        .write_all(&header_of(payload))
+        .and_then(|()| file.write_all(payload))
         .and_then(|()| fs::rename(&own, path));
     if written.is_err() {
         // Best effort: the error that matters has already occurred.
@@ -118,12 +114,25 @@ fn write_entry(path: &Path, payload: &[u8]) -> io::Result<()> {
     written
 }
 
+/// A new file beside `path`, to be renamed. Its name is random: process ids are not unique where
+/// containers share a home.
+fn new_file_beside(path: &Path) -> io::Result<(PathBuf, fs::File)> {
+    loop {
+        let random = RandomState::new().build_hasher().finish();
+        let own = path.with_extension(format!("{random:016x}.tmp"));
+        match own::create_private(&own) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            created => return created.map(|file| (own, file)),
+        }
+    }
+}
+
 /// Checks of file ownership: only this user's files are used.
 #[cfg(unix)]
 mod own {
-    use std::fs::{self, DirBuilder, Metadata, Permissions};
+    use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
     use std::io;
-    use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
     use std::path::Path;
 
     /// The user who runs this process; `None` where it cannot be determined.
@@ -140,18 +149,18 @@ mod own {
         fs::metadata(dir).is_ok_and(|dir| is_ours(&dir) && dir.mode() & 0o077 == 0)
     }
 
-    /// Makes a folder that only its owner can access.
+    /// Creates a file that only its owner can access; an error if it exists.
+    pub(super) fn create_private(path: &Path) -> io::Result<File> {
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+    }
+
+    /// Makes a folder that only its owner can access, as is every folder above that does not exist yet.
     pub(super) fn make_private_folder(dir: &Path) -> io::Result<()> {
-        if let Some(above) = dir.parent() {
-            fs::create_dir_all(above)?;
-        }
-        match DirBuilder::new().mode(0o700).create(dir) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let found = fs::metadata(dir)?;
         if !is_ours(&found) {
-            let message = "it belongs to another user, or others may write to it";
+            let message = "the folder belongs to another user, or others may write to it; give \
+                           it to the user of this process, with mode 0700";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
         }
         // Others may have had access to it.
@@ -165,12 +174,16 @@ mod own {
 /// Folders of a user's profile are that user's.
 #[cfg(not(unix))]
 mod own {
-    use std::fs::{self, Metadata};
+    use std::fs::{self, File, Metadata};
     use std::io;
     use std::path::Path;
 
     pub(super) fn is_ours(_: &Metadata) -> bool {
         true
+    }
+
+    pub(super) fn create_private(path: &Path) -> io::Result<File> {
+        File::create_new(path)
     }
 
     pub(super) fn is_private_folder(_: &Path) -> bool {
@@ -199,7 +212,8 @@ mod tests {
 
     impl Scratch {
         fn new(name: &str) -> Self {
-            let dir = std::env::temp_dir().join(format!("neighbors-{name}-{}", process::id()));
+            let process = std::process::id();
+            let dir = std::env::temp_dir().join(format!("neighbors-{name}-{process}"));
             Self(Cache { dir: Some(dir) })
         }
     }
@@ -285,6 +299,38 @@ mod tests {
         scratch.0.store(Key::of(&["other"]), b"cubin");
         set(&dir, 0o700).unwrap();
         assert_eq!(scratch.0.load(Key::of(&["other"])), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_the_owner_can_access_what_is_created() {
+        use std::os::unix::fs::PermissionsExt;
+        let scratch = Scratch::new("modes");
+        let outer = scratch.0.dir.clone().unwrap();
+        let inner = outer.join("caches").join("kernels");
+        let cache = Cache { dir: Some(inner.clone()) };
+        let key = Key::of(&["kernel"]);
+        cache.store(key, b"cubin");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        for dir in [&outer, &outer.join("caches"), &inner] {
+            assert_eq!(mode(dir), 0o700, "{}", dir.display());
+        }
+        // No umask takes these bits away, and none leaves others any.
+        assert_eq!(mode(&cache.path(key).unwrap()), 0o600);
+        assert!(cache.load(key).is_some());
+    }
+
+    #[test]
+    fn files_to_be_renamed_are_new() {
+        let scratch = Scratch::new("names");
+        let dir = scratch.0.dir.clone().unwrap();
+        fs::create_dir_all(&dir).unwrap();
+        let path = scratch.0.path(Key::of(&["kernel"])).unwrap();
+        let (first, _) = new_file_beside(&path).unwrap();
+        let (second, _) = new_file_beside(&path).unwrap();
+        assert_ne!(first, second);
+        let error = own::create_private(&first).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     }
 
     #[test]

@@ -134,8 +134,7 @@ impl Program {
         options.push(format!("-arch={arch}{}", if self.is_for_one { "a" } else { "" }));
         options.extend_from_slice(&self.defines);
 
-        let (major, minor) = sys::nvrtc_version()?;
-        let key = Key::of(&[&source, &options.join(" "), &format!("nvrtc {major}.{minor}")]);
+        let key = Key::of(&[&source, &options.join(" "), sys::nvrtc_build()?]);
         if let Some(cubin) = cache.load(key) {
             return Ok(cubin);
         }

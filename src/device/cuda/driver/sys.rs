@@ -273,6 +273,38 @@ pub(in crate::device::cuda) fn nvrtc_version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
+/// Which build of the runtime compiler this is: its version, and the PTX of an empty program, which
+/// begins with the release and the number of the build. Updates of a release have the same version.
+pub(in crate::device::cuda) fn nvrtc_build() -> Result<&'static str> {
+    static BUILD: OnceLock<String> = OnceLock::new();
+    if let Some(build) = BUILD.get() {
+        return Ok(build);
+    }
+    let (major, minor) = nvrtc_version()?;
+    // A compiler that does not say its build still has a version.
+    let head = nvrtc_ptx(c"").unwrap_or_default();
+    Ok(BUILD.get_or_init(|| format!("nvrtc {major}.{minor}\n{head}")))
+}
+
+/// Compiles a program to PTX with the compiler's default options.
+fn nvrtc_ptx(source: &CStr) -> Result<String> {
+    let (file, name) = ("empty.cu", "an empty program");
+    let program = Program::new(file, name, source)?;
+    // SAFETY: the program is live until dropped.
+    unsafe { nvrtc::result::compile_program::<&str>(program.handle, &[]) }
+        .map_err(|e| nvrtc_failed("nvrtcCompileProgram", name, e, program.log()))?;
+    // SAFETY: the program is live, and compiled.
+    let ptx = unsafe { nvrtc::result::get_ptx(program.handle) }
+        .map_err(|e| nvrtc_failed("nvrtcGetPTX", name, e, program.log()))?;
+    Ok(text_of(&ptx))
+}
+
+/// The text before the first NUL.
+fn text_of(chars: &[c_char]) -> String {
+    let bytes: Vec<u8> = chars.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
+    String::from_utf8_lossy(&bytes).trim().to_string()
+}
+
 /// Compiles a program to a cubin; `file` and `name` are for messages.
 pub(in crate::device::cuda) fn nvrtc_compile(
     file: &str,
@@ -305,8 +337,7 @@ impl<'a> Program<'a> {
     fn log(&self) -> String {
         // SAFETY: the program is live.
         let log = unsafe { nvrtc::result::get_program_log(self.handle) }.unwrap_or_default();
-        let bytes: Vec<u8> = log.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
-        String::from_utf8_lossy(&bytes).trim().to_string()
+        text_of(&log)
     }
 
     fn cubin(&self, name: &str) -> Result<Vec<u8>> {
