@@ -568,13 +568,23 @@ const DAMAGED: u64 = 2000;
 fn damaged_indexes_are_errors() {
     let _alone = alone();
     let times = std::env::var("DAMAGED_FILES").ok().and_then(|times| times.parse().ok());
-    let held = async |work: &dyn Fn() -> futures::future::BoxFuture<'static, damage::Outcome>| {
-        BASELINE.store(HELD.load(SeqCst), SeqCst);
-        MOST_HELD.store(0, SeqCst);
-        WATCHING.store(true, SeqCst);
-        let done = work().await;
-        WATCHING.store(false, SeqCst);
-        (done, MOST_HELD.load(SeqCst))
-    };
-    runtime().block_on(damage::run(times.unwrap_or(DAMAGED), held)).unwrap();
+    runtime().block_on(damage::run(times.unwrap_or(DAMAGED), most_held)).unwrap();
+}
+
+#[test]
+fn an_index_of_other_dimensions_takes_no_memory_for_them() {
+    let _alone = alone();
+    runtime().block_on(damage::other_dimensions(most_held)).unwrap();
+}
+
+/// What becomes of a file, and the most memory that is held meanwhile.
+async fn most_held(
+    work: &dyn Fn() -> futures::future::BoxFuture<'static, damage::Outcome>,
+) -> (damage::Outcome, i64) {
+    BASELINE.store(HELD.load(SeqCst), SeqCst);
+    MOST_HELD.store(0, SeqCst);
+    WATCHING.store(true, SeqCst);
+    let done = work().await;
+    WATCHING.store(false, SeqCst);
+    (done, MOST_HELD.load(SeqCst))
 }

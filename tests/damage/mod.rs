@@ -63,32 +63,19 @@ async fn damaged<H>(times: u64, held: H) -> Result<()>
 where
     H: AsyncFn(&dyn Fn() -> BoxFuture<'static, Outcome>) -> (Outcome, i64),
 {
-    let ctx = SessionContext::new();
-    datafusion_neighbors::register_all(&ctx)?;
-    let store = Arc::new(InMemory::new());
-    let url = "memory:///".parse().map_err(|error| plan_datafusion_err!("{error}"))?;
-    ctx.register_object_store(&url, store.clone());
+    let (ctx, store) = in_memory()?;
     let (mut files, mut rows, mut answers) = (Vec::new(), Vec::new(), Vec::new());
     // Memory that files take as they were written, most of it that of planning.
     let mut usual = Vec::new();
-    for (i, sql) in FILES.iter().enumerate() {
-        ctx.sql(sql).await?.collect().await?;
-        let file = store.get(&Path::from(format!("{i}.lsh"))).await?.bytes().await?;
-        store.put(&Path::from("damaged.lsh"), file.clone().into()).await?;
-        let Outcome { rows: Some(of_file), answer: Some(answer), .. } =
-            look(&ctx, SEARCHES[i]).await
+    for (i, search) in SEARCHES.into_iter().enumerate() {
+        files.push(written(&ctx, &store, i).await?);
+        let Outcome { rows: Some(of_file), answer: Some(answer), .. } = look(&ctx, search).await
         else {
             return exec_err!("file {i} is an error as it was written");
         };
         rows.push(of_file);
         answers.push(answer);
-        files.push(file.to_vec());
-        let work = looking(&ctx, SEARCHES[i]);
-        let mut most = 0;
-        for _ in 0..5 {
-            most = held(&work).await.1.max(most);
-        }
-        usual.push(most);
+        usual.push(most_held(&looking(&ctx, search), &held).await);
     }
     let (mut opened, mut read) = (0, 0);
     for seed in 0..times {
@@ -120,6 +107,56 @@ where
     }
     println!("{times} files: {opened} opened, {read} read");
     check(opened > times / 100, format!("only {opened} of {times} were opened"))
+}
+
+/// A file with right checksums, whose summary says that its vectors of 3 are of a million dimensions: no
+/// hash functions are made for so many.
+pub async fn other_dimensions<H>(held: H) -> Result<()>
+where
+    H: AsyncFn(&dyn Fn() -> BoxFuture<'static, Outcome>) -> (Outcome, i64),
+{
+    let (ctx, store) = in_memory()?;
+    let file = written(&ctx, &store, 0).await?;
+    let work = looking(&ctx, SEARCHES[0]);
+    let usual = most_held(&work, &held).await;
+    let mut parts = Parts::of(&file);
+    parts.set("dimensions", "1000000");
+    let size = file.len() as i64;
+    store.put(&Path::from("damaged.lsh"), parts.file().into()).await?;
+    let (found, most) = held(&work).await;
+    check(found.opens && found.rows.is_some(), "its columns are not read".to_string())?;
+    check(found.answer.is_none(), "a search finds something".to_string())?;
+    check(most <= usual + 4 * size + OTHERS, format!("{most} bytes for {size}, usually {usual}"))
+}
+
+/// A session with files in memory.
+fn in_memory() -> Result<(SessionContext, Arc<InMemory>)> {
+    let ctx = SessionContext::new();
+    datafusion_neighbors::register_all(&ctx)?;
+    let store = Arc::new(InMemory::new());
+    let url = "memory:///".parse().map_err(|error| plan_datafusion_err!("{error}"))?;
+    ctx.register_object_store(&url, store.clone());
+    Ok((ctx, store))
+}
+
+/// A file as it is written; the next look is at it.
+async fn written(ctx: &SessionContext, store: &InMemory, which: usize) -> Result<Vec<u8>> {
+    ctx.sql(FILES[which]).await?.collect().await?;
+    let file = store.get(&Path::from(format!("{which}.lsh"))).await?.bytes().await?;
+    store.put(&Path::from("damaged.lsh"), file.clone().into()).await?;
+    Ok(file.to_vec())
+}
+
+/// The most memory that is held in five looks.
+async fn most_held<H>(work: &dyn Fn() -> BoxFuture<'static, Outcome>, held: &H) -> i64
+where
+    H: AsyncFn(&dyn Fn() -> BoxFuture<'static, Outcome>) -> (Outcome, i64),
+{
+    let mut most = 0;
+    for _ in 0..5 {
+        most = held(work).await.1.max(most);
+    }
+    most
 }
 
 /// Memory of what is not the file's, and differs from one time to the next.
@@ -244,6 +281,17 @@ impl Parts {
             file[section].to_vec()
         });
         Self { sections: sections.collect(), entries }
+    }
+
+    /// Gives an entry of the summary another value.
+    fn set(&mut self, name: &str, value: &str) {
+        let known = self.entries.windows(name.len()).position(|bytes| bytes == name.as_bytes());
+        let at = known.expect("an entry of this name");
+        // The lengths of the name and of the value come before both.
+        let length = u32::from_le_bytes(self.entries[at - 4..at].try_into().unwrap()) as usize;
+        let after = at + name.len();
+        self.entries.splice(after..after + length, value.bytes());
+        self.entries[at - 4..at].copy_from_slice(&(value.len() as u32).to_le_bytes());
     }
 
     fn file(self) -> Vec<u8> {

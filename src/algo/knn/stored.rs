@@ -94,7 +94,7 @@ pub trait InTurnSearch: Send + Sync {
     fn finish(&self, found: Part, queries: (&Rows, QueryRows), job: &Job) -> Result<Found>;
 }
 
-/// Puts the base of stored tables onto a device.
+/// Puts the base of stored tables, whose rows were [checked](StoredTables::check_rows), onto a device.
 ///
 /// # Errors
 /// Errors of the device.
@@ -104,9 +104,6 @@ pub fn open_stored(
     stored: Arc<StoredTables>,
     job: &Job,
 ) -> Result<Arc<dyn StoredBase>> {
-    if !rows.is_empty() && rows.matrix().dim() != stored.dim {
-        return Err(file::bad("its rows have another number of dimensions"));
-    }
     struct Open<'a>(Rows, Arc<StoredTables>, &'a Job);
     impl OnDevice for Open<'_> {
         type Output = Result<Arc<dyn StoredBase>>;
@@ -156,6 +153,19 @@ impl StoredTables {
             }
             _ => Ok(()),
         }
+    }
+
+    /// To be called before anything is made for `dim` dimensions, which a damaged file may give as any
+    /// number.
+    ///
+    /// # Errors
+    /// [`Error::IndexFile`] if these rows have another number of dimensions.
+    pub fn check_rows(&self, rows: &Rows) -> Result<()> {
+        let (found, dim) = (rows.matrix().dim(), self.dim);
+        if rows.is_empty() || found == dim {
+            return Ok(());
+        }
+        Err(file::bad(format!("its rows have {found} dimensions, but its tables are of {dim}")))
     }
 
     /// Bytes of a table of so many rows, with its functions.

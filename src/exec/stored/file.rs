@@ -10,6 +10,7 @@ use datafusion::arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
 use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::ipc::reader::StreamDecoder;
 use datafusion::arrow::ipc::writer::StreamWriter;
+use datafusion::arrow::ipc::{Message, root_as_message};
 use datafusion::object_store::path::Path;
 use datafusion::object_store::{ObjectStore, ObjectStoreExt};
 
@@ -260,10 +261,7 @@ pub(super) fn schema_bytes(schema: &Schema) -> Result<Vec<u8>, ArrowError> {
 }
 
 fn schema_of(bytes: Buffer) -> Result<SchemaRef> {
-    let mut decoder = StreamDecoder::new();
-    let mut bytes = bytes;
-    let none = decoded(|| decoder.decode(&mut bytes))?;
-    match (decoder.schema(), none) {
+    match decoded(bytes)? {
         (Some(schema), None) => Ok(schema),
         _ => Err(bad("it has no schema")),
     }
@@ -284,21 +282,88 @@ pub(super) fn column_bytes(field: &FieldRef, values: &ArrayRef) -> Result<Vec<u8
 }
 
 fn column_of(bytes: Buffer) -> Result<ArrayRef> {
-    let mut decoder = StreamDecoder::new();
-    let mut bytes = bytes;
-    let batch = decoded(|| decoder.decode(&mut bytes))?;
+    let (_, batch) = decoded(bytes)?;
     match batch.map(|batch| batch.columns().to_vec()).as_deref() {
         Some([column]) => Ok(column.clone()),
         _ => Err(bad("a column is damaged")),
     }
 }
 
-/// What Arrow makes of bytes. It is made for bytes that a writer of its own has written.
-fn decoded<T>(decode: impl FnOnce() -> Result<T, ArrowError>) -> Result<T> {
-    let decode = std::panic::AssertUnwindSafe(decode);
-    match std::panic::catch_unwind(decode) {
-        Ok(Ok(decoded)) => Ok(decoded),
-        Ok(Err(error)) => Err(bad(error.to_string())),
-        Err(_) => Err(bad("a column is damaged")),
+/// The schema and the first batch of an Arrow IPC stream. Arrow's decoder is made for bytes that a
+/// writer of its own has written.
+fn decoded(mut bytes: Buffer) -> Result<(Option<SchemaRef>, Option<RecordBatch>)> {
+    refuse_compressed(&bytes)?;
+    let mut decoder = StreamDecoder::new();
+    let decode = std::panic::AssertUnwindSafe(|| decoder.decode(&mut bytes));
+    let batch = match std::panic::catch_unwind(decode) {
+        Ok(Ok(batch)) => batch,
+        Ok(Err(error)) => return Err(bad(error.to_string())),
+        Err(_) => return Err(bad("a column is damaged")),
+    };
+    Ok((decoder.schema(), batch))
+}
+
+/// Refuses compressed buffers: no index has any, and the decoder allocates the uncompressed length that
+/// one claims, whatever it is.
+fn refuse_compressed(stream: &[u8]) -> Result<()> {
+    let mut rest = stream;
+    // Where this ends early, so does the decoder, with an error.
+    while let Some((message, after)) = next_message(rest) {
+        let dictionary = message.header_as_dictionary_batch();
+        let batch = message.header_as_record_batch().or_else(|| dictionary?.data());
+        if batch.is_some_and(|batch| batch.compression().is_some()) {
+            return Err(bad("a column is compressed, which no index is: write it again with COPY"));
+        }
+        rest = after;
+    }
+    Ok(())
+}
+
+/// The next message of an Arrow IPC stream whose body is complete, and what follows it.
+fn next_message(stream: &[u8]) -> Option<(Message<'_>, &[u8])> {
+    let stream = stream.strip_prefix(&[0xff_u8; 4]).unwrap_or(stream);
+    let (length, rest) = stream.split_first_chunk::<4>()?;
+    let (message, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+    let message = root_as_message(message).ok()?;
+    // Converted as the decoder does it.
+    let (_body, after) = rest.split_at_checked(message.bodyLength() as usize)?;
+    Some((message, after))
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::arrow::array::{DictionaryArray, Int64Array};
+    use datafusion::arrow::datatypes::{Field, Int32Type};
+    use datafusion::arrow::ipc::CompressionType;
+    use datafusion::arrow::ipc::writer::IpcWriteOptions;
+
+    use super::*;
+
+    /// What an LZ4 frame begins with.
+    const LZ4: [u8; 4] = [0x04, 0x22, 0x4d, 0x18];
+
+    #[test]
+    fn compressed_columns_are_refused_whatever_length_they_claim() {
+        let numbers: ArrayRef = Arc::new(Int64Array::from(vec![7; 100]));
+        let name = "a".repeat(1000);
+        let names: DictionaryArray<Int32Type> = [name.as_str(); 100].into_iter().collect();
+        for values in [numbers, Arc::new(names)] {
+            let field = Arc::new(Field::new("x", values.data_type().clone(), true));
+            let plain = column_bytes(&field, &values).unwrap();
+            assert_eq!(column_of(Buffer::from(plain)).unwrap().as_ref(), values.as_ref());
+
+            let schema = Arc::new(Schema::new(vec![field]));
+            let options = IpcWriteOptions::default();
+            let options = options.try_with_compression(Some(CompressionType::LZ4_FRAME)).unwrap();
+            let mut writer =
+                StreamWriter::try_new_with_options(Vec::new(), &schema, options).unwrap();
+            writer.write(&RecordBatch::try_new(schema, vec![values]).unwrap()).unwrap();
+            let mut bytes = writer.into_inner().unwrap();
+            let at = bytes.windows(4).position(|bytes| bytes == LZ4).expect("a compressed buffer");
+            // The uncompressed length comes before.
+            bytes[at - 8..at].copy_from_slice(&(1u64 << 40).to_le_bytes());
+            let error = column_of(Buffer::from(bytes)).unwrap_err().to_string();
+            assert!(error.contains("a column is compressed"), "{error}");
+        }
     }
 }

@@ -230,6 +230,7 @@ impl StoredIndex {
             let error = bad("its rows without vectors are others");
             return Err(file.reader.of_file(error).into());
         }
+        file.tables().check_rows(&rows).map_err(|error| file.reader.of_file(error))?;
         // Where sets end is counted with the rows.
         let mut tokens = rows.sets().map_or(0, |(sets, _)| sets.bytes_of_tokens());
         for mut of_group in of_sets {
