@@ -18,6 +18,7 @@ use libtest_mimic::Failed;
 use rayon::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
+use tokio::task::LocalSet;
 
 use super::{check, session, table, text};
 
@@ -56,6 +57,20 @@ pub fn workers_that_wait() -> Result<(), Failed> {
         (0..4 * rayon::current_num_threads()).into_par_iter().map(run).collect::<Result<Vec<_>>>()
     })?;
     check(found?.iter().all(|found| *found == wanted), "another answer")
+}
+
+/// Statements in a set of local tasks, where no thread may wait, on either kind of runtime.
+pub fn local_sets() -> Result<(), Failed> {
+    let several = || Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let wanted = current_thread()?.block_on(answers())?;
+    for runtime in [current_thread()?, several()?] {
+        let found = in_time(move || {
+            let local = LocalSet::new();
+            runtime.block_on(local.run_until(answers()))
+        })?;
+        check(found? == wanted, "another answer")?;
+    }
+    Ok(())
 }
 
 /// Several sessions on one runtime.

@@ -68,6 +68,7 @@ pub const TESTS: &[(&str, Test)] = &[
     ("indexes_reach_a_recall", || run(stored::recall())),
     ("the_cpu_goes_on_where_a_gpu_fails", || run(fallback::too_little_device_memory())),
     ("callers_may_be_workers_that_all_wait", embedding::workers_that_wait),
+    ("statements_in_local_sets", embedding::local_sets),
     ("sessions_run_side_by_side", embedding::sessions_side_by_side),
     ("catalogs_may_wait_and_their_tasks_go_on", embedding::slow_catalogs),
 ];

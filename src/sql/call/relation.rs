@@ -1,6 +1,7 @@
 //! Relations as arguments: tables, views, CTEs, files and subqueries.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 
 use datafusion::catalog::{Session, TableFunctionArgs, TableProvider};
@@ -14,6 +15,7 @@ use datafusion::error::Result;
 use datafusion::logical_expr::planner::RelationPlannerContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
 use datafusion::sql::sqlparser::ast;
+use futures::FutureExt;
 
 /// Whether an argument by position is a relation rather than a value.
 pub(in crate::sql) fn is_relation(arg: &ast::Expr, context: &dyn RelationPlannerContext) -> bool {
@@ -232,17 +234,25 @@ fn find(session: &dyn Session, reference: &TableReference) -> Result<Arc<dyn Tab
 }
 
 /// Waits for a future in synchronous code: planning is synchronous, and a catalog may read files to
-/// find a table.
+/// find a table. Most know their tables: what is ready at once is not waited for, on any runtime.
 ///
 /// On a multi-threaded runtime the future runs there, and another thread takes over the caller's
 /// tasks meanwhile. Otherwise it runs on a runtime that this process keeps for this purpose, as
-/// tasks that it spawns may outlive the call.
+/// tasks that it spawns may outlive the call, and the caller's runtime would not run them meanwhile.
+///
+/// # Panics
+/// In a `LocalSet` of a multi-threaded runtime, where tokio lets no thread wait, if the future is not
+/// ready at once.
 fn wait_for<T: Send>(future: impl Future<Output = T> + Send) -> Result<T> {
     use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
     static HELPER: OnceLock<Runtime> = OnceLock::new();
+    let mut future = pin!(future);
     if let Ok(handle) = Handle::try_current()
         && handle.runtime_flavor() == RuntimeFlavor::MultiThread
     {
+        if let Some(ready) = future.as_mut().now_or_never() {
+            return Ok(ready);
+        }
         return Ok(tokio::task::block_in_place(|| handle.block_on(future)));
     }
     let helper = match HELPER.get() {
@@ -253,6 +263,12 @@ fn wait_for<T: Send>(future: impl Future<Output = T> + Send) -> Result<T> {
             HELPER.get_or_init(|| made)
         }
     };
+    {
+        let _context = helper.enter();
+        if let Some(ready) = future.as_mut().now_or_never() {
+            return Ok(ready);
+        }
+    }
     // A runtime's thread may not block on another runtime, so a separate thread does.
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| helper.block_on(future));
