@@ -11,7 +11,8 @@
 //! | `dbscan` | rows in tiles under a tree of boxes, in stages of launches that end in time |
 //! | `driver` | per-GPU state of a process: buffers under a budget, uploads beside running kernels, kernels from source and on disk |
 //!
-//! Unsafe code is in the `launch` modules, one for each family, and in `driver::sys`.
+//! Unsafe code is in the modules that launch kernels and in those of the structs that kernels read, in the
+//! families' folders, and in `driver`.
 
 mod dbscan;
 mod driver;

@@ -1,4 +1,4 @@
-//! Every kernel launch of DBSCAN, and the memory that they share.
+//! The kernel launches of DBSCAN once rows are in order, and the memory that all launches share.
 //!
 //! Kernels get the buffers of a [`Workspace`] as [`Dbscan`]; they run in the order of one stream. Stages
 //! that take long are launched again and again: each launch ends in time and records how far it is.
@@ -10,27 +10,19 @@ use cudarc::driver::{
     CudaFunction, CudaStream, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
 };
 
-use super::kernels::{Kernels, SECTION, SORTED_KEYS, SPLITTERS, STAGED_THREADS, Staged, TILE};
+use super::kernels::{Kernels, SECTION, STAGED_THREADS, Staged, TILE};
 use super::order::Order;
-use super::structs::{Dbscan, Keys, LEVELS, Products, Progress, RowDirection, Weight};
+use super::structs::{Dbscan, LEVELS, Products, Progress, RowDirection, Weight};
+use super::tiles::{first_tiles, parts, products};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{address, config, launch_seconds};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
-use crate::metric::power_of_two_near_inverse;
 
 /// Bytes of a strip of a row; see `kernels/dbscan/products.cuh`.
 const STRIP: usize = 64;
-
-/// Tiles that are visited together by all warps, in many dimensions; and into how many such parts all of them are cut at
-/// most.
-const TILES_OF_PART: usize = 256;
-const MOST_PARTS: usize = 64;
-
-/// Digits of keys that are sorted at a time.
-const DIGITS: usize = 256;
 
 /// Rows and what is compared with them, to be sent to the device.
 pub(super) struct Shape<'a> {
@@ -64,18 +56,28 @@ pub(super) struct Bounds {
 
 /// Rows on a device, with all buffers that DBSCAN needs.
 pub(super) struct Workspace {
-    kernels: Arc<Kernels>,
-    stream: Arc<CudaStream>,
-    all: Dbscan,
-    count: usize,
+    pub(super) kernels: Arc<Kernels>,
+    pub(super) stream: Arc<CudaStream>,
+    pub(super) all: Dbscan,
+    pub(super) count: usize,
     /// Nodes of each level.
-    nodes: Vec<usize>,
+    pub(super) nodes: Vec<usize>,
+    pub(super) done: Done,
     progress: Buffer,
     cursors: Buffer,
     firsts: Buffer,
     is_core: Buffer,
     /// The memory behind the other addresses.
     _kept: Vec<Buffer>,
+}
+
+/// The last stage that was launched. Each reads what those before it have written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Done {
+    Nothing,
+    Order,
+    Count,
+    Link,
 }
 
 impl Workspace {
@@ -181,8 +183,20 @@ impl Workspace {
         (all.firsts, all.is_core) = (address(stream, &firsts), address(stream, &is_core));
         let stream = stream.clone();
         let _kept = kept;
-        let mut workspace =
-            Self { kernels, stream, all, count, nodes, progress, cursors, firsts, is_core, _kept };
+        let done = Done::Nothing;
+        let mut workspace = Self {
+            kernels,
+            stream,
+            all,
+            count,
+            nodes,
+            done,
+            progress,
+            cursors,
+            firsts,
+            is_core,
+            _kept,
+        };
         workspace.clear()?;
         Ok(workspace)
     }
@@ -195,113 +209,67 @@ impl Workspace {
         sys::fill(stream, firsts.slice_mut(), 0xff).map_err(call())
     }
 
-    /// Orders rows and puts them into tiles, with boxes over them.
-    pub(super) fn order(&mut self, memory: &Arc<Memory>, order: &Order) -> Result<()> {
-        assert_eq!(order.splitters.len(), self.kernels.spec.coordinates() * SPLITTERS);
-        let (count, blocks) = (self.count, self.count.div_ceil(SORTED_KEYS));
-        let allocate = |bytes: usize| memory.allocate(&self.stream, bytes);
-        let mut sort = Sort {
-            keys: [allocate(count * 4)?, allocate(count * 4)?],
-            rows: [allocate(count * 4)?, allocate(count * 4)?],
-            counts: allocate(DIGITS * blocks * 4)?,
-            sums: allocate(DIGITS * 4)?,
-        };
-        let mut send = Sending { stream: &self.stream, memory, kept: Vec::new() };
-        let how =
-            Keys { splitters: send.values(&order.splitters)?, bits: send.values(&order.bits)? };
-        let _kept = send.kept;
-        let (each, rows) = (config(count.div_ceil(256), 256, 0), count as u32);
-        self.launch(&self.kernels.keys, ("keys", each), |launch, all| {
-            let [keys, _] = &mut sort.keys;
-            let [numbers, _] = &mut sort.rows;
-            launch.arg(all).arg(&how).arg(keys.slice_mut()).arg(numbers.slice_mut()).arg(&rows);
-        })?;
-        self.sort(&mut sort, 32)?;
-        let groups = self.all.group_count;
-        if groups > 1 {
-            self.launch(&self.kernels.groups_of, ("groups_of", each), |launch, all| {
-                let ([keys, _], [numbers, _]) = (&mut sort.keys, &sort.rows);
-                launch.arg(all).arg(numbers.slice()).arg(keys.slice_mut()).arg(&rows);
-            })?;
-            self.sort(&mut sort, u32::BITS - (groups - 1).leading_zeros())?;
-        }
-        let [numbers, _] = sort.rows;
-        self.all.sorted = address(&self.stream, &numbers);
-        let slots = self.nodes[0] * TILE;
-        let kernels = self.kernels.clone();
-        self.run(&kernels.fill_tiles, ("fill_tiles", config(slots.div_ceil(128), 128, 0)))?;
-        if kernels.spec.is_filtered() {
-            self.run(&kernels.round_tiles, ("round_tiles", config(self.nodes[0], 256, 0)))?;
-        }
-        self.run(&kernels.bound_tiles, ("bound_tiles", self.by_tile()))?;
-        for level in 1..self.nodes.len() {
-            self.run_level(&kernels.bound_nodes, "bound_nodes", level)?;
-        }
-        // What is sorted is freed after the kernels that read it: they are in the same stream.
-        self.all.sorted = 0;
-        Ok(())
-    }
-
-    /// Sorts by this many bits of the keys, the lowest.
-    fn sort(&self, sort: &mut Sort, bits: u32) -> Result<()> {
-        let blocks = self.count.div_ceil(SORTED_KEYS);
-        let (count, in_digit) = (self.count as u32, blocks as u32);
-        let in_all = in_digit * DIGITS as u32;
-        let all = config(blocks, 256, 0);
-        let kernels = &self.kernels;
-        for shift in (0..bits).step_by(8) {
-            let Sort { keys: [keys, keys_to], rows: [rows, rows_to], counts, sums } = sort;
-            self.launch(&kernels.count_digits, ("count_digits", all), |launch, _| {
-                launch.arg(keys.slice()).arg(&count).arg(&shift).arg(counts.slice_mut());
-            })?;
-            self.launch(&kernels.add_up, ("add_up", config(DIGITS, 256, 0)), |launch, _| {
-                launch.arg(counts.slice_mut()).arg(&in_all).arg(&in_digit).arg(sums.slice_mut());
-            })?;
-            self.launch(&kernels.move_keys, ("move_keys", all), |launch, _| {
-                launch.arg(keys.slice()).arg(rows.slice()).arg(&count).arg(&shift);
-                launch.arg(counts.slice()).arg(sums.slice());
-                launch.arg(keys_to.slice_mut()).arg(rows_to.slice_mut());
-            })?;
-            sort.keys.swap(0, 1);
-            sort.rows.swap(0, 1);
-        }
-        Ok(())
-    }
-
     /// Finds the core rows.
     pub(super) fn count(&mut self, job: &Job) -> Result<()> {
+        assert_eq!(self.done, Done::Order);
         let kernels = self.kernels.clone();
-        self.stage(&kernels.count_own, None, job)?;
+        // SAFETY: `count_own` takes (Dbscan): it reads tiles in order, and writes `near`, `core` and `offsets`
+        // of each.
+        unsafe { self.stage(&kernels.count_own, None, job) }?;
         self.list()?;
-        self.stage(&kernels.count_near, None, job)
+        // SAFETY: `count_near` takes (Dbscan): it reads the slots that `list` lists, and writes `counted` at
+        // their places and their bits of `core`.
+        unsafe { self.stage(&kernels.count_near, None, job) }?;
+        self.done = Done::Count;
+        Ok(())
     }
 
     /// Joins core rows within eps of each other.
     pub(super) fn link(&mut self, job: &Job) -> Result<()> {
+        assert_eq!(self.done, Done::Count);
         let kernels = self.kernels.clone();
-        self.run_rows(&kernels.alone, "alone")?;
-        self.run(&kernels.link_own, ("link_own", self.by_tile()))?;
+        // SAFETY: `alone` takes (Dbscan, u32 count) and makes each of `count` rows its own parent. `link_own`
+        // takes (Dbscan), a warp for each tile: it joins rows of a tile that are in `core`, which counting has
+        // written; `order` gives rows below `count` for them, which have parents from then on.
+        unsafe {
+            self.run_rows(&kernels.alone, "alone")?;
+            self.run(&kernels.link_own, ("link_own", self.by_tile()))?;
+        }
         // Most tiles are joined with the next one: then most others are joined already.
         self.link_tiles(1, job)?;
         self.know()?;
         self.link_tiles(u32::MAX, job)?;
-        self.know()
+        self.know()?;
+        self.done = Done::Link;
+        Ok(())
     }
 
     /// Makes every row's parent its root, and finds out which nodes' core rows are joined.
     fn know(&self) -> Result<()> {
-        self.run_rows(&self.kernels.flatten, "flatten")?;
-        let mut levels = 0..self.nodes.len();
-        levels.try_for_each(|level| self.run_level(&self.kernels.know, "know", level))
+        let (kernels, mut levels) = (&self.kernels, 0..self.nodes.len());
+        // SAFETY: `flatten` takes (Dbscan, u32 count): it reads and writes the parents of `count` rows, all of
+        // which have one. `know` takes (Dbscan, u32 level), a warp for each node: it writes `known` and `least`
+        // of a level, for tiles from `core` and parents, and `near`; else from those of the level below, which
+        // were written before.
+        unsafe {
+            self.run_rows(&kernels.flatten, "flatten")?;
+            levels.try_for_each(|level| self.run_level(&kernels.know, "know", level))
+        }
     }
 
     /// Gives rows that are not core to clusters.
     pub(super) fn attach(&mut self, job: &Job) -> Result<()> {
+        assert_eq!(self.done, Done::Link);
         let kernels = self.kernels.clone();
-        self.run(&kernels.count_others, ("count_others", self.by_tile()))?;
+        // SAFETY: `count_others` takes (Dbscan), a warp for each tile: it writes `offsets` of each.
+        unsafe { self.run(&kernels.count_others, ("count_others", self.by_tile())) }?;
         self.list()?;
-        self.stage(&kernels.attach, None, job)?;
-        self.run(&kernels.finish, ("finish", self.by_tile()))
+        // SAFETY: `attach` takes (Dbscan): it reads the slots that `list` lists, the boxes and what is known of
+        // nodes, and writes `firsts` of rows below `count`.
+        unsafe { self.stage(&kernels.attach, None, job) }?;
+        // SAFETY: `finish` takes (Dbscan), a warp for each tile: it writes `firsts` and `is_core` of its rows,
+        // whose parents are roots since `know`.
+        unsafe { self.run(&kernels.finish, ("finish", self.by_tile())) }
     }
 
     /// Whether each row is core, and the first row of its cluster.
@@ -323,15 +291,22 @@ impl Workspace {
         let (kernels, sections) = (&self.kernels, self.nodes[0].div_ceil(SECTION));
         let Dbscan { offsets, sections: sums, tile_count, .. } = self.all;
         let (section, count) = (SECTION as u32, sections as u32);
-        self.launch(&kernels.add_up, ("add_up", config(sections, 256, 0)), |launch, _| {
-            launch.arg(&offsets).arg(&tile_count).arg(&section).arg(&sums);
-        })?;
         // The sum of all sections goes after the last one.
         let last = sums + u64::from(count) * 4;
-        self.launch(&kernels.add_up, ("add_up", config(1, 1024, 0)), |launch, _| {
-            launch.arg(&sums).arg(&count).arg(&count).arg(&last);
-        })?;
-        self.run(&kernels.list_others, ("list_others", self.by_tile()))
+        // SAFETY: `add_up` takes (u32* counts, u32 total, u32 together, u32* sums): first a block for each
+        // section adds up its offsets of all tiles, which the launch before has written, and writes one of
+        // `sections` sums; then one block adds up these, and writes what `sections` has one more u32 for.
+        // `list_others` takes (Dbscan), a warp for each tile: it writes as many slots of the list as tiles have
+        // counted, which is no more than all slots.
+        unsafe {
+            self.launch(&kernels.add_up, ("add_up", config(sections, 256, 0)), |launch, _| {
+                launch.arg(&offsets).arg(&tile_count).arg(&section).arg(&sums);
+            })?;
+            self.launch(&kernels.add_up, ("add_up", config(1, 1024, 0)), |launch, _| {
+                launch.arg(&sums).arg(&count).arg(&count).arg(&last);
+            })?;
+            self.run(&kernels.list_others, ("list_others", self.by_tile()))
+        }
     }
 
     fn link_tiles(&mut self, next: u32, job: &Job) -> Result<()> {
@@ -340,11 +315,19 @@ impl Workspace {
             false if next == 1 => 1,
             _ => parts(&kernels, self.nodes[0]),
         };
-        self.stage(&kernels.link_tiles, Some((next, parts as u32)), job)
+        // SAFETY: `link_tiles` takes (Dbscan, u32 next, u32 parts): its items are `parts` of each tile, for which
+        // `new` gave `cursors` room; it reads tiles, boxes and what is known of nodes, and joins core rows, all
+        // of which have parents. Where `next` is 1 these nodes are tiles, of which `link_own` has written what is
+        // known; before the next launch `know` writes it for all levels.
+        unsafe { self.stage(&kernels.link_tiles, Some((next, parts as u32)), job) }
     }
 
     /// Launches a stage until it has no items left. `more` are the kernel's arguments after the rows.
-    fn stage(&mut self, staged: &Staged, more: Option<(u32, u32)>, job: &Job) -> Result<()> {
+    ///
+    /// # Safety
+    /// That of [`launch`](Self::launch), for a kernel that takes `Dbscan` and two u32, or `Dbscan` alone
+    /// where there are no `more`.
+    unsafe fn stage(&mut self, staged: &Staged, more: Option<(u32, u32)>, job: &Job) -> Result<()> {
         let clear = || failed("cuMemsetD8Async");
         self.stream.memset_zeros(self.cursors.slice_mut()).map_err(clear())?;
         let grid = config(staged.blocks.min(8 * self.nodes[0]), STAGED_THREADS, 0);
@@ -353,12 +336,16 @@ impl Workspace {
             // What is next, and whether something is left.
             let mut state = self.progress.slice_mut().slice_mut(..8);
             self.stream.memset_zeros(&mut state).map_err(clear())?;
-            self.launch(&staged.function, (staged.name, grid), |launch, all| {
-                launch.arg(all);
-                if let Some((first, second)) = &more {
-                    launch.arg(first).arg(second);
-                }
-            })?;
+            // SAFETY: the caller's. `cursors` and what is next are zero at the beginning, and the grid has the
+            // threads that the kernel was compiled for.
+            unsafe {
+                self.launch(&staged.function, (staged.name, grid), |launch, all| {
+                    launch.arg(all);
+                    if let Some((first, second)) = &more {
+                        launch.arg(first).arg(second);
+                    }
+                })
+            }?;
             if self.progress()?.unfinished == 0 {
                 return Ok(());
             }
@@ -366,34 +353,68 @@ impl Workspace {
     }
 
     /// A warp for each tile.
-    fn by_tile(&self) -> LaunchConfig {
+    pub(super) fn by_tile(&self) -> LaunchConfig {
         config(self.nodes[0].div_ceil(4), 128, 0)
     }
 
     /// A warp for each node of a level.
-    fn run_level(&self, function: &CudaFunction, name: &'static str, level: usize) -> Result<()> {
+    ///
+    /// # Safety
+    /// That of [`launch`](Self::launch), for a kernel that takes `Dbscan` and the level.
+    pub(super) unsafe fn run_level(
+        &self,
+        function: &CudaFunction,
+        name: &'static str,
+        level: usize,
+    ) -> Result<()> {
         let (grid, level) = (config(self.nodes[level].div_ceil(4), 128, 0), level as u32);
-        self.launch(function, (name, grid), |launch, all| {
-            launch.arg(all).arg(&level);
-        })
+        // SAFETY: the caller's; there is such a level.
+        unsafe {
+            self.launch(function, (name, grid), |launch, all| {
+                launch.arg(all).arg(&level);
+            })
+        }
     }
 
     /// A thread for each row.
-    fn run_rows(&self, function: &CudaFunction, name: &'static str) -> Result<()> {
+    ///
+    /// # Safety
+    /// That of [`launch`](Self::launch), for a kernel that takes `Dbscan` and the number of rows.
+    unsafe fn run_rows(&self, function: &CudaFunction, name: &'static str) -> Result<()> {
         let (grid, count) = (config(self.count.div_ceil(256), 256, 0), self.count as u32);
-        self.launch(function, (name, grid), |launch, all| {
-            launch.arg(all).arg(&count);
-        })
+        // SAFETY: the caller's; there are so many rows.
+        unsafe {
+            self.launch(function, (name, grid), |launch, all| {
+                launch.arg(all).arg(&count);
+            })
+        }
     }
 
-    fn run(&self, function: &CudaFunction, grid: (&'static str, LaunchConfig)) -> Result<()> {
-        self.launch(function, grid, |launch, all| {
-            launch.arg(all);
-        })
+    /// # Safety
+    /// That of [`launch`](Self::launch), for a kernel that takes `Dbscan` alone.
+    pub(super) unsafe fn run(
+        &self,
+        function: &CudaFunction,
+        grid: (&'static str, LaunchConfig),
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe {
+            self.launch(function, grid, |launch, all| {
+                launch.arg(all);
+            })
+        }
     }
 
     /// Launches a kernel with the arguments that `add` gives it.
-    fn launch<'a>(
+    ///
+    /// # Safety
+    /// - `function` is one of this workspace's kernels, and declares the parameters that `add` gives it, in
+    ///   this order and of these types; the grid has the blocks and threads that it asks for at its head.
+    /// - Addresses beside those in [`Dbscan`] are of memory in the sizes that the kernel touches, different
+    ///   ones for what it writes. It stays allocated until the kernel has run, or is freed in the order of this
+    ///   stream, and nothing but this stream uses it until then.
+    /// - What the kernel reads has been written, by what was launched on this stream before.
+    pub(super) unsafe fn launch<'a>(
         &'a self,
         function: &'a CudaFunction,
         (name, grid): (&'static str, LaunchConfig),
@@ -401,109 +422,27 @@ impl Workspace {
     ) -> Result<()> {
         let mut launch = self.stream.launch_builder(function);
         add(&mut launch, &self.all);
-        // SAFETY: the struct's buffers live as long as this workspace, in the sizes that `new` gives
-        // them, and are used on this stream only; kernels touch tiles, nodes, slots and rows below the
-        // counts in the struct, and were compiled for its rows. What is sorted has room for all rows,
-        // and counts for all digits of all blocks. Arguments are those that the kernel declares.
+        // SAFETY: arguments, grid and order are as the caller says. The struct's buffers live as long as this
+        // workspace, in the sizes that `new` gives them, and are used on this stream only; kernels touch
+        // tiles, nodes, slots and rows below the counts in the struct, and were compiled for its rows.
         unsafe { launch.launch(grid) }.map_err(failed(name))?;
         Ok(())
     }
 }
 
-/// Into how many parts the work of so many tiles is cut that are joined with all next ones. Few tiles are: there should
-/// be some items for each warp. In many dimensions, so many, too, that a part of all tiles stays in the cache.
-fn parts(kernels: &Kernels, tiles: usize) -> usize {
-    let blocks = kernels.link_tiles.blocks;
-    if kernels.spec.is_unrolled() {
-        return if tiles < 8 * blocks { 4 } else { 1 };
-    }
-    let few = 2 * blocks * STAGED_THREADS / 32 / tiles;
-    few.max(tiles.div_ceil(TILES_OF_PART)).clamp(1, MOST_PARTS)
-}
-
-/// What products compare rows by, but for where they are: in units of the widest dimension's spread.
-fn products(order: &Order, (below, up_to): (f64, f64), strips: usize) -> Products {
-    let unit = power_of_two_near_inverse(order.spread);
-    let surely = below.max(0.0).sqrt() * unit * (1.0 - 1e-6);
-    let maybe = up_to.max(0.0).sqrt() * unit * (1.0 + 1e-6);
-    // To the nearest f32, which the factors make up for, but not where there are fewer bits, or none: then nothing is
-    // within eps for certain.
-    let is_normal = below >= 0.0 && surely >= f64::from(f32::MIN_POSITIVE);
-    Products {
-        unit,
-        surely: if is_normal { surely as f32 } else { -1.0 },
-        maybe: (maybe as f32).max(f32::MIN_POSITIVE),
-        count: strips as u32,
-        ..Products::default()
-    }
-}
-
-/// Buffers for sorting: keys and rows, and where those sorted by another digit go.
-struct Sort {
-    keys: [Buffer; 2],
-    rows: [Buffer; 2],
-    /// For each digit, how many keys each block has; and their sums.
-    counts: Buffer,
-    sums: Buffer,
-}
-
 /// Values that are sent to the device.
-struct Sending<'a> {
-    stream: &'a Arc<CudaStream>,
-    memory: &'a Arc<Memory>,
-    kept: Vec<Buffer>,
+pub(super) struct Sending<'a> {
+    pub(super) stream: &'a Arc<CudaStream>,
+    pub(super) memory: &'a Arc<Memory>,
+    pub(super) kept: Vec<Buffer>,
 }
 
 impl Sending<'_> {
-    fn values<T: DeviceRepr>(&mut self, values: &[T]) -> Result<u64> {
+    pub(super) fn values<T: DeviceRepr>(&mut self, values: &[T]) -> Result<u64> {
         let mut buffer = self.memory.allocate(self.stream, size_of_val(values))?;
         sys::write(self.stream, buffer.slice_mut(), values)?;
         let place = address(self.stream, &buffer);
         self.kept.push(buffer);
         Ok(place)
-    }
-}
-
-/// The first tile of each group, and the number of tiles: groups have tiles of their own.
-pub(super) fn first_tiles(ends: &[usize]) -> Vec<u32> {
-    let starts = std::iter::once(0).chain(ends.iter().copied());
-    let tiles = starts.zip(ends).map(|(start, end)| (end - start).div_ceil(TILE) as u32);
-    let mut first = vec![0];
-    for tiles in tiles {
-        first.push(first[first.len() - 1] + tiles);
-    }
-    first
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_less_than_a_normal_number_is_never_certain() {
-        let of = |spread, squares| {
-            let order = Order {
-                dims: Vec::new(),
-                splitters: Vec::new(),
-                bits: Vec::new(),
-                centre: Vec::new(),
-                spread,
-            };
-            let products = products(&order, squares, 2);
-            (products.surely, products.maybe)
-        };
-        let (surely, maybe) = of(4.0, (64.0, 64.0));
-        assert!((1.9..2.0).contains(&surely) && (2.0..2.1).contains(&maybe));
-        // eps in units is 100.6 times the least f32, which the nearest f32 exceeds; and less than any f32.
-        let eps: f64 = 100.6 * 2f64.powi(-22);
-        assert_eq!(of(2f64.powi(127), (eps * eps, eps * eps)), (-1.0, f32::MIN_POSITIVE));
-        assert_eq!(of(2f64.powi(500), (1e-300, 1e-300)), (-1.0, f32::MIN_POSITIVE));
-        assert_eq!(of(1.0, (-1e-9, 1e-9)).0, -1.0);
-    }
-
-    #[test]
-    fn groups_have_tiles_of_their_own() {
-        assert_eq!(first_tiles(&[0, 1, 65, 65, 130]), [0, 0, 1, 2, 2, 4]);
-        assert_eq!(first_tiles(&[64]), [0, 1]);
     }
 }

@@ -12,8 +12,10 @@
 
 mod kernels;
 mod launch;
+mod launch_order;
 mod order;
 mod structs;
+mod tiles;
 mod weights;
 
 use rayon::prelude::*;
@@ -22,6 +24,7 @@ use self::kernels::{Kernels, Spec};
 use self::launch::{Bounds, Shape, Workspace};
 use self::order::Order;
 use self::structs::{RowDirection, Weight};
+use self::tiles::first_tiles;
 use self::weights::parts_of;
 use super::driver::upload::elapsed;
 use super::handle::CudaDevice;
@@ -40,7 +43,7 @@ impl DbscanDevice for CudaDevice {
         if input.rows.is_empty() {
             return Ok(Components::default());
         }
-        if launch::first_tiles(input.ends)[input.ends.len()] >= MOST_TILES {
+        if first_tiles(input.ends)[input.ends.len()] >= MOST_TILES {
             return components_on_host(input, "too many tiles", job);
         }
         let is_direction = input.within.metric().sum() == Sum::Products;
@@ -113,7 +116,7 @@ fn components(
         kernel: elapsed(&begin, &end)?,
         ..sent
     };
-    let tiles = u64::from(launch::first_tiles(ends)[ends.len()]);
+    let tiles = u64::from(first_tiles(ends)[ends.len()]);
     let (tested, pruned, joined) = (done.tested, done.pruned, done.joined);
     let work = DbscanWork { tiles, tested, pruned, joined, work, on_host: None };
     Ok(Components { core, first, work })

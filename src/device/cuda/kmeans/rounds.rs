@@ -1,4 +1,5 @@
 //! The launches of Lloyd's rounds: assigning rows, adding them to their clusters, moving centroids.
+#![allow(unsafe_code)]
 
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 
@@ -29,9 +30,14 @@ impl Workspace {
         let is_last = u32::from(is_last);
         if self.gaps.as_ref().is_some_and(|gaps| gaps.are_known) {
             let all = config(self.count.div_ceil(1024), 1024, 0);
-            self.launch(&self.kernels.list_rows, ("list_rows", all), |launch, kernel| {
-                launch.arg(&kernel.rounds).arg(&is_last);
-            })?;
+            // SAFETY: `list_rows` takes (Rounds, u32 is_last), 1,024 threads a block and a thread for each row:
+            // it reads the gaps and labels of rows that have been compared, and the drifts of their clusters, and
+            // writes `listed`. The three have room, as there are gaps.
+            unsafe {
+                self.launch(&self.kernels.list_rows, ("list_rows", all), |launch, kernel| {
+                    launch.arg(&kernel.rounds).arg(&is_last);
+                })
+            }?;
         }
         self.compare(is_last, job)?;
         self.assigned += 1;
@@ -53,9 +59,15 @@ impl Workspace {
                 };
                 self.in_pieces((rows, self.counted()), job, |kernel, blocks| {
                     let (first, all) = ((blocks.start * rows) as u32, config(blocks.len(), 256, 0));
-                    kernel.launch(function, (name, all), |launch, kernel| {
-                        launch.arg(&kernel.rounds).arg(&kernel.near).arg(&first).arg(&is_last);
-                    })
+                    // SAFETY: both take (Rounds, Near, u32 first, u32 is_last), 256 threads a block, for rows
+                    // from `first` on. `assign_first` writes the labels of all rows, and reads none;
+                    // `assign_near` reads them after that, and the lists that `list_centroids` has just written,
+                    // and writes labels and `moved`.
+                    unsafe {
+                        kernel.launch(function, (name, all), |launch, kernel| {
+                            launch.arg(&kernel.rounds).arg(&kernel.near).arg(&first).arg(&is_last);
+                        })
+                    }
                 })
             }
             Way::Tiles => self.assign_by_tiles(is_last, job),
@@ -67,9 +79,14 @@ impl Workspace {
         let size = self.k.next_power_of_two();
         let lists = config(self.k, size.clamp(64, 512) / 2, size * 8);
         let (list, size) = (&self.kernels.list_centroids, size as u32);
-        self.launch(list, ("list_centroids", lists), |launch, workspace| {
-            launch.arg(&workspace.rounds).arg(&workspace.near).arg(&size).arg(&is_last);
-        })?;
+        // SAFETY: `list_centroids` takes (Rounds, Near, u32 size, u32 is_last), a block of up to 256 threads for
+        // each centroid, and shared memory for `size` u64, a power of two from `k` on: `k` of them go to the
+        // centroid's own part of `lists`, which has room for k × k.
+        unsafe {
+            self.launch(list, ("list_centroids", lists), |launch, workspace| {
+                launch.arg(&workspace.rounds).arg(&workspace.near).arg(&size).arg(&is_last);
+            })
+        }?;
         if is_last == 0 && is_time_to_sort(self.assigned) {
             self.sort(ranks(self.way, self.k))?;
         }
@@ -78,7 +95,13 @@ impl Workspace {
 
     fn assign_by_tiles(&mut self, is_last: u32, job: &Job) -> Result<()> {
         let centroids = config(self.k.next_multiple_of(IMAGE_CENTROIDS).div_ceil(8), 256, 0);
-        self.launch_halves(&self.kernels.round_centroids, ("round_centroids", centroids), is_last)?;
+        // SAFETY: `round_centroids` takes (Rounds, Halves, u32 is_last), 256 threads a block and a warp for each
+        // centroid of whole images: it writes `half_centroids`, `half_squares` and `far`, which have room for
+        // these, and the status.
+        unsafe {
+            let kernel = &self.kernels.round_centroids;
+            self.launch_halves(kernel, ("round_centroids", centroids), is_last)
+        }?;
         let kernels = self.kernels.clone();
         match &kernels.by_groups {
             Some(groups) => self.assign_by_groups(groups, is_last, job)?,
@@ -86,28 +109,46 @@ impl Workspace {
         }
         let pairs = config(self.blocks(8), 128, 0);
         let compare = &kernels.compare_candidates;
-        self.launch_halves(compare, ("compare_candidates", pairs), is_last)?;
-        if kernels.space.element == Element::F64 {
-            let pairs = config(self.blocks(8), 256, 0);
-            self.launch_halves(&kernels.name_nearest, ("name_nearest", pairs), is_last)?;
+        // SAFETY: the three take (Rounds, Halves, u32 is_last) and any number of blocks, of 128, 256 and 256
+        // threads. `compare_candidates` reads the pairs that products have listed, `room_for_pairs` at most, of
+        // places in `uncertain` and centroids below `k`, and writes `nearest`, and `distances` of f64.
+        // `name_nearest`, of f64 alone, has both and `clusters`. `settle` reads what they wrote of the rows in
+        // `uncertain`, and writes labels, gaps and `moved`.
+        unsafe {
+            self.launch_halves(compare, ("compare_candidates", pairs), is_last)?;
+            if kernels.space.element == Element::F64 {
+                let pairs = config(self.blocks(8), 256, 0);
+                self.launch_halves(&kernels.name_nearest, ("name_nearest", pairs), is_last)?;
+            }
+            let uncertain = config(self.blocks(2), 256, 0);
+            self.launch_halves(&kernels.settle, ("settle", uncertain), is_last)
         }
-        let uncertain = config(self.blocks(2), 256, 0);
-        self.launch_halves(&kernels.settle, ("settle", uncertain), is_last)
     }
 
     fn assign_by_groups(&mut self, kernels: &GroupKernels, is_last: u32, job: &Job) -> Result<()> {
         let grid = config(self.blocks(1), GROUP_THREADS, kernels.images.shared());
         let find = (&kernels.find, ("find_by_groups", grid));
-        self.for_images(find, self.counted(), is_last, job)?;
+        // SAFETY: `find_by_groups` reads the images of rows and of centroids, which were rounded before, and
+        // writes `found` of the rows in its images.
+        unsafe { self.for_images(find, self.counted(), is_last, job) }?;
         let all = config(self.count.div_ceil(256), 256, 0);
-        self.launch_halves(&self.kernels.take_found, ("take_found", all), is_last)?;
+        // SAFETY: `take_found` takes (Rounds, Halves, u32 is_last), 256 threads a block and a thread for each
+        // row: it reads `found`, which the launches before have written of all rows that are compared, and
+        // writes labels, gaps, `moved`, `uncertain` and `least`.
+        unsafe { self.launch_halves(&self.kernels.take_found, ("take_found", all), is_last) }?;
         // Of those rows that are uncertain, mostly few.
         let candidates = (&kernels.candidates, ("candidates_by_groups", grid));
-        self.for_images(candidates, Counted::AtMost, is_last, job)
+        // SAFETY: `candidates_by_groups` reads the images of uncertain rows and of all centroids, and `least`,
+        // and lists pairs, as far as there is room.
+        unsafe { self.for_images(candidates, Counted::AtMost, is_last, job) }
     }
 
     /// Launches a kernel for all images of rows, some at a time.
-    fn for_images(
+    ///
+    /// # Safety
+    /// That of [`launch`](Self::launch), for a kernel that takes `Rounds`, `Halves`, the first image of rows, the
+    /// one after the last, and whether it is the last round.
+    unsafe fn for_images(
         &mut self,
         (function, name): (&CudaFunction, (&'static str, LaunchConfig)),
         counted: Counted,
@@ -116,10 +157,13 @@ impl Workspace {
     ) -> Result<()> {
         self.in_pieces((IMAGE_ROWS, counted), job, |workspace, some| {
             let (first, end) = (some.start as u32, some.end as u32);
-            workspace.launch(function, name, |launch, workspace| {
-                launch.arg(&workspace.rounds).arg(&workspace.halves);
-                launch.arg(&first).arg(&end).arg(&is_last);
-            })
+            // SAFETY: the caller's; there are so many images.
+            unsafe {
+                workspace.launch(function, name, |launch, workspace| {
+                    launch.arg(&workspace.rounds).arg(&workspace.halves);
+                    launch.arg(&first).arg(&end).arg(&is_last);
+                })
+            }
         })
     }
 
@@ -129,14 +173,25 @@ impl Workspace {
         self.in_pieces((rows, self.counted()), job, |workspace, blocks| {
             let (first, all) = (blocks.start as u32, config(blocks.len(), threads, shared));
             let function = &workspace.kernels.assign_tiles;
-            workspace.launch(function, ("assign_tiles", all), |launch, workspace| {
-                launch.arg(&workspace.rounds).arg(&workspace.halves).arg(&first).arg(&is_last);
-            })
+            // SAFETY: `assign_tiles` takes (Rounds, Halves, u32 first_block, u32 is_last), `WARPS` warps and
+            // `stages_bytes` a block, each of 32 rows a warp from its own on: it reads the rows and centroids
+            // that were rounded before, and writes labels, gaps, `moved`, `uncertain` and `least`.
+            unsafe {
+                workspace.launch(function, ("assign_tiles", all), |launch, workspace| {
+                    launch.arg(&workspace.rounds).arg(&workspace.halves).arg(&first).arg(&is_last);
+                })
+            }
         })?;
         let mut some = config(self.count.div_ceil(rows).min(self.blocks(1)), threads, shared);
         // Parts of all centroids: few rows are uncertain, and each block goes through its part.
         some.grid_dim.1 = (self.k.div_ceil(TILE) / 2).clamp(1, 8) as u32;
-        self.launch_halves(&self.kernels.find_candidates, ("find_candidates", some), is_last)
+        // SAFETY: `find_candidates` takes (Rounds, Halves, u32 is_last), blocks as `assign_tiles` and any number
+        // of them, in any number of parts: it reads `uncertain` and `least`, and lists pairs, as far as there
+        // is room.
+        unsafe {
+            let kernel = &self.kernels.find_candidates;
+            self.launch_halves(kernel, ("find_candidates", some), is_last)
+        }
     }
 
     /// What comparing all rows counts as: rows may be left out after the first time.
@@ -168,6 +223,7 @@ impl Workspace {
 
     /// Adds the listed rows to their clusters, or, where no row is added yet, all rows, if they can be sorted.
     pub(super) fn add(&mut self) -> Result<()> {
+        assert!(self.assigned > 0, "rows have clusters");
         let are_added = std::mem::replace(&mut self.are_added, true);
         if !are_added && self.at_places.is_some() {
             let (labels, positions) = match self.way {
@@ -178,29 +234,45 @@ impl Workspace {
                 Way::Tiles => {
                     // Of as many u32, which each round uses anew.
                     let Halves { uncertain, least, .. } = self.halves;
-                    self.order((0, uncertain, least), 1)?;
+                    // SAFETY: all rows were assigned just before, both have room for a u32 of each, and one
+                    // rank is what `at_places` has room for.
+                    unsafe { self.order((0, uncertain, least), 1) }?;
                     (least, uncertain)
                 }
             };
             let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.space.width();
             let all = config(threads.div_ceil(256), 256, 0);
-            return self.launch(&self.kernels.add_sorted, ("add_sorted", all), |launch, kernel| {
-                launch.arg(&kernel.rounds).arg(&kernel.in_sums).arg(&labels).arg(&positions);
-            });
+            // SAFETY: `add_sorted` takes (Rounds, Sums, const u32* labels, const u32* positions), 256 threads a
+            // block and a thread for each sum of `ADDED_ROWS` rows. Labels, and positions unless they are null,
+            // are `count` u32, sorted on this stream just before: clusters below `k`, and each row once.
+            return unsafe {
+                self.launch(&self.kernels.add_sorted, ("add_sorted", all), |launch, kernel| {
+                    launch.arg(&kernel.rounds).arg(&kernel.in_sums).arg(&labels).arg(&positions);
+                })
+            };
         }
         let some = config(self.blocks(8), 256, 0);
-        self.launch_sums(&self.kernels.add_moved, ("add_moved", some))
+        // SAFETY: `add_moved` takes (Rounds, Sums), 256 threads a block and any number of them: it reads `moved`,
+        // which assigning has written as far as the status says, or the labels of all rows, and adds to the
+        // sums of clusters below `k`.
+        unsafe { self.launch_sums(&self.kernels.add_moved, ("add_moved", some)) }
     }
 
     /// Moves every centroid to the mean of its rows, unless rounds end.
     pub(super) fn update(&self) -> Result<()> {
         if self.sums.singles.is_some() {
             let some = config(self.blocks(8), 256, 0);
-            self.launch_sums(&self.kernels.find_first_rows, ("find_first_rows", some))?;
-            self.launch_sums(&self.kernels.find_differing, ("find_differing", some))?;
+            // SAFETY: both take (Rounds, Sums), 256 threads a block and any number of them: they read the labels
+            // of all rows, which are below `k`, and write `first_rows` and then `differing`, which there are.
+            unsafe {
+                self.launch_sums(&self.kernels.find_first_rows, ("find_first_rows", some))?;
+                self.launch_sums(&self.kernels.find_differing, ("find_differing", some))?;
+            }
         }
         let clusters = config(self.k.div_ceil(8), 256, 0);
-        self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters))
+        // SAFETY: `finish_round` takes (Rounds, Sums), 256 threads a block and a warp for each cluster: it reads
+        // the sums, and writes the set of centroids that is not valid, `shifts`, drifts and the status.
+        unsafe { self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters)) }
     }
 
     /// Sorts rows by cluster, and within it in so many ranks by how many centroids they are compared with. All rows
@@ -208,7 +280,9 @@ impl Workspace {
     fn sort(&mut self, ranks: usize) -> Result<()> {
         let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
         let [rows, numbers, labels] = sorted.targets(&self.stream);
-        self.order((rows, numbers, labels), ranks)?;
+        // SAFETY: callers have assigned all rows; the targets have room for them, are not the rows that are
+        // moved, and stay in this workspace, whose `at_places` has room for the most ranks of its way.
+        unsafe { self.order((rows, numbers, labels), ranks) }?;
         let own = (&mut self.rows, &mut self.labels);
         sorted.swap(own, &mut self.rounds, &self.stream);
         self.sorted = Some(sorted);
@@ -217,24 +291,41 @@ impl Workspace {
 
     /// Writes rows of few elements, numbers and labels of all rows in the order of their clusters to other memory for as
     /// many.
-    fn order(&mut self, (rows, numbers, labels): (u64, u64, u64), ranks: usize) -> Result<()> {
+    ///
+    /// # Safety
+    /// All rows are in a cluster. `numbers` and `labels` are the addresses of `count` u32 each, and `rows`, unless it is
+    /// null, of `count` rows: memory of this workspace that its [`Rounds`](super::structs::Rounds) do not name. There are
+    /// at most as many `ranks` as `at_places` has room for; where there are several, centroids have been listed.
+    unsafe fn order(
+        &mut self,
+        (rows, numbers, labels): (u64, u64, u64),
+        ranks: usize,
+    ) -> Result<()> {
         let Some(counts) = &mut self.at_places else { return Ok(()) };
         self.stream.memset_zeros(counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
         let (kernels, places) = (&self.kernels, self.k * ranks);
         let blocks = config(self.count.div_ceil(SORTED_ROWS), 1024, places * 4);
         let ranks = ranks as u32;
-        self.launch(&kernels.sort_count, ("sort_count", blocks), |launch, workspace| {
-            launch.arg(&workspace.rounds).arg(&workspace.near).arg(&ranks);
-        })?;
-        let (counts, places) = (self.near.sorted_counts, places as u32);
-        let total = counts + u64::from(places) * 4;
-        self.launch(&kernels.add_up, ("add_up", config(1, 1024, 0)), |launch, _| {
-            launch.arg(&counts).arg(&places).arg(&places).arg(&total);
-        })?;
-        self.launch(&kernels.sort_move, ("sort_move", blocks), |launch, kernel| {
-            // Positions are below `count`, for which the targets have room.
-            launch.arg(&kernel.rounds).arg(&kernel.near).arg(&ranks);
-            launch.arg(&rows).arg(&numbers).arg(&labels);
-        })
+        let (counts, all) = (self.near.sorted_counts, places as u32);
+        let total = counts + u64::from(all) * 4;
+        // SAFETY: `sort_count` takes (Rounds, Near, u32 ranks), 1,024 threads and k × ranks u32 of shared memory a
+        // block, each for `SORTED_ROWS` rows, all of which are in clusters below `k`; it counts in
+        // `sorted_counts`, zero before, and notes places in `moved`, which no list needs any more. `add_up` takes
+        // (u32* counts, u32 total, u32 together, u32* sums): one block adds up these counts, and writes what the
+        // buffer has one more u32 for. `sort_move` takes (Rounds, Near, u32 ranks, Scalar* rows, u32* numbers,
+        // u32* labels) in the grid of `sort_count`: it moves each row to a position of its own below `count`, for
+        // which the targets have room, none of which `rounds` names.
+        unsafe {
+            self.launch(&kernels.sort_count, ("sort_count", blocks), |launch, workspace| {
+                launch.arg(&workspace.rounds).arg(&workspace.near).arg(&ranks);
+            })?;
+            self.launch(&kernels.add_up, ("add_up", config(1, 1024, 0)), |launch, _| {
+                launch.arg(&counts).arg(&all).arg(&all).arg(&total);
+            })?;
+            self.launch(&kernels.sort_move, ("sort_move", blocks), |launch, kernel| {
+                launch.arg(&kernel.rounds).arg(&kernel.near).arg(&ranks);
+                launch.arg(&rows).arg(&numbers).arg(&labels);
+            })
+        }
     }
 }

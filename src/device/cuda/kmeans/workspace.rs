@@ -213,9 +213,15 @@ impl Workspace {
         let round = (&self.kernels.round_rows, ("round_rows", all));
         let measure = (&self.kernels.measure_rows, ("measure_rows", config(1, 1024, 0)));
         for (kernel, grid) in [round, measure] {
-            self.launch(kernel, grid, |launch, kernel| {
-                launch.arg(&kernel.rounds).arg(&kernel.halves);
-            })?;
+            // SAFETY: both take (Rounds, Halves), which `new` has filled in for `Way::Tiles`, the only caller's.
+            // `round_rows`, a warp for each row of whole images, reads the rows and the origin and writes
+            // `half_rows` and `rounded`; `measure_rows`, one block of 1,024 threads, reads `rounded` after it,
+            // and writes the status.
+            unsafe {
+                self.launch(kernel, grid, |launch, kernel| {
+                    launch.arg(&kernel.rounds).arg(&kernel.halves);
+                })
+            }?;
         }
         let Status { typical_row, largest_row, .. } = self.status()?;
         Ok((f32::from_bits(typical_row), f32::from_bits(largest_row)))
@@ -273,14 +279,20 @@ impl Workspace {
         gpu: &Gpu,
         job: &Job,
     ) -> Result<(Vec<u32>, Vec<T>)> {
+        assert!(self.assigned > 0, "rows have clusters");
         let element = self.kernels.space.element;
         let mut labels = memory.allocate(&self.stream, self.count * 4)?;
         let mut costs = memory.allocate(&self.stream, self.count * element.bytes())?;
         let all = config(self.count.div_ceil(128), 128, 0);
-        self.launch(&self.kernels.costs, ("costs", all), |launch, kernel| {
-            // Numbers are below `count`, for which both targets have room.
-            launch.arg(&kernel.rounds).arg(labels.slice_mut()).arg(costs.slice_mut());
-        })?;
+        // SAFETY: `costs` takes (Rounds, u32* labels, Scalar* costs), 128 threads a block and a thread for each
+        // row. Rows have been assigned on this stream, so that their labels are below `k`. Their numbers are
+        // below `count`, each once, and for so many labels and costs of the rows' element there is room in two
+        // buffers that nothing else uses.
+        unsafe {
+            self.launch(&self.kernels.costs, ("costs", all), |launch, kernel| {
+                launch.arg(&kernel.rounds).arg(labels.slice_mut()).arg(costs.slice_mut());
+            })
+        }?;
         let labels = gpu.downloader.read(&self.stream, labels.slice(), self.count, job)?;
         Ok((labels, element.read(gpu, &costs, self.count, job)?))
     }
@@ -291,7 +303,17 @@ impl Workspace {
     }
 
     /// Launches a kernel with the arguments that `add` gives it.
-    pub(super) fn launch<'a>(
+    ///
+    /// # Safety
+    /// - `function` is one of this workspace's kernels, for its [`Way`], and declares the parameters that `add`
+    ///   gives it, in this order and of these types; the grid has the blocks, threads and shared memory that it
+    ///   asks for at its head.
+    /// - Addresses beside those in the structs are of memory in the sizes that the kernel touches, different ones
+    ///   for what it writes. It stays allocated until the kernel has run, or is freed in the order of this stream,
+    ///   and nothing but this stream uses it until then.
+    /// - What the kernel reads has been written, by what was launched on this stream before; labels that it takes
+    ///   for clusters are below `k`.
+    pub(super) unsafe fn launch<'a>(
         &'a self,
         function: &'a CudaFunction,
         (name, grid): (&'static str, LaunchConfig),
@@ -299,33 +321,42 @@ impl Workspace {
     ) -> Result<()> {
         let mut launch = self.stream.launch_builder(function);
         add(&mut launch, self);
-        // SAFETY: the structs' buffers live as long as this workspace, have the sizes that are written
-        // at their fields, and are used on this stream only; kernels touch positions and numbers of rows
-        // below `count`, clusters below `k`, and elements and sums below the space's `dim` and width, for
-        // which they were compiled. Lists of rows hold each row once at most. Arguments are those that
-        // the kernel declares.
+        // SAFETY: arguments, grid and order are as the caller says. The structs' buffers live as long as this
+        // workspace, have the sizes that are written at their fields, and are used on this stream only; kernels
+        // touch positions and numbers of rows below `count`, clusters below `k`, and elements and sums below the
+        // space's `dim` and width, for which they were compiled. Lists of rows hold each row once at most.
         unsafe { launch.launch(grid) }.map_err(failed(name))?;
         Ok(())
     }
 
-    pub(super) fn launch_sums(
+    /// # Safety
+    /// That of [`launch`](Self::launch), for a kernel that takes [`Rounds`] and [`Sums`].
+    pub(super) unsafe fn launch_sums(
         &self,
         function: &CudaFunction,
         grid: (&'static str, LaunchConfig),
     ) -> Result<()> {
-        self.launch(function, grid, |launch, kernel| {
-            launch.arg(&kernel.rounds).arg(&kernel.in_sums);
-        })
+        // SAFETY: the caller's.
+        unsafe {
+            self.launch(function, grid, |launch, kernel| {
+                launch.arg(&kernel.rounds).arg(&kernel.in_sums);
+            })
+        }
     }
 
-    pub(super) fn launch_halves(
+    /// # Safety
+    /// That of [`launch`](Self::launch), for a kernel that takes [`Rounds`], [`Halves`] and whether it is the last.
+    pub(super) unsafe fn launch_halves(
         &self,
         function: &CudaFunction,
         grid: (&'static str, LaunchConfig),
         is_last: u32,
     ) -> Result<()> {
-        self.launch(function, grid, |launch, kernel| {
-            launch.arg(&kernel.rounds).arg(&kernel.halves).arg(&is_last);
-        })
+        // SAFETY: the caller's.
+        unsafe {
+            self.launch(function, grid, |launch, kernel| {
+                launch.arg(&kernel.rounds).arg(&kernel.halves).arg(&is_last);
+            })
+        }
     }
 }

@@ -27,6 +27,12 @@ impl Input<'_> {
         self.rows.matrix().dim()
     }
 
+    /// Whether rows and origin have so many elements, and each row has a weight, if there are any.
+    pub(super) fn has_as_many(&self, dim: usize) -> bool {
+        let has_weights = self.weights.is_none_or(|weights| weights.len() >= self.rows.len());
+        self.dim() == dim && self.problem.origin.len() == dim && has_weights
+    }
+
     /// How many steps of whole numbers make 1, so that few elements are cut off.
     pub(super) fn inverse<T: Real>(&self) -> f64 {
         let (dim, values) = (self.dim(), self.rows.reals::<T>().unwrap_or_default());

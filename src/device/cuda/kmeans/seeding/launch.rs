@@ -239,30 +239,34 @@ fn bounds_bytes(dim: usize, drawn: usize) -> usize {
 }
 
 /// The state of steps on a device, with all buffers that they need.
-pub(super) struct Workspace {
+pub(super) struct Workspace<'a> {
     kernels: Arc<Kernels>,
     stream: Arc<CudaStream>,
     seeding: Seeding,
     bounds: Bounds,
+    /// The most candidates of a step.
+    drawn: u32,
     state: Buffer,
     chosen: Buffer,
+    _rows: &'a Buffer,
     /// The memory behind the other addresses.
     _kept: Vec<Buffer>,
 }
 
-impl Workspace {
+impl<'r> Workspace<'r> {
     /// Memory for steps after the first row, whose `random` numbers are given.
     pub(super) fn new(
         device: &CudaDevice,
         kernels: Arc<Kernels>,
-        input: &Input<'_>,
+        input: &Input<'r>,
         (first, drawn, random): (u32, usize, &[u64]),
         job: &Job,
     ) -> Result<Self> {
         let (count, k, dim) = (input.rows.len(), input.problem.k, kernels.dim);
         let element = if input.rows.matrix().kind() == ElementKind::F64 { 8 } else { 4 };
         assert!(fits(input.rows, drawn, device.gpu.limits) && drawn <= MOST_CANDIDATES && k > 1);
-        assert!(random.len() == (k - 1) * drawn && input.problem.origin.len() == dim);
+        assert!(random.len() == (k - 1) * drawn && drawn > 0 && (first as usize) < count);
+        assert!(input.has_as_many(dim));
         check_size(input.uploaded, count * dim, element);
         let stream = device.gpu.compute.clone();
         let mut kept = Vec::new();
@@ -305,9 +309,10 @@ impl Workspace {
             bounds.residuals = keep(allocate(count * 4)?);
             bounds.centre = keep(device.send(&[sys::bytes_of(&input.problem.origin)], job)?);
         }
-        let _kept = kept;
-        let steps = Self { kernels, stream, seeding, bounds, state, chosen, _kept };
-        steps.launch(&steps.kernels.begin, ("begin", steps.rows()))?;
+        let (drawn, _rows, _kept) = (drawn as u32, input.uploaded, kept);
+        let steps = Self { kernels, stream, seeding, bounds, drawn, state, chosen, _rows, _kept };
+        // SAFETY: `begin` takes (Seeding) and any number of blocks of `SEED_THREADS`; it writes `count` costs.
+        unsafe { steps.launch(&steps.kernels.begin, ("begin", steps.rows())) }?;
         Ok(steps)
     }
 
@@ -318,38 +323,64 @@ impl Workspace {
 
     /// Rounds rows to whole numbers, so many in 1.
     pub(super) fn round(&mut self, inverse: f64) -> Result<()> {
+        assert!(self.has_bounds());
         self.bounds.inverse = inverse;
         let rows = (self.seeding.count as usize).next_multiple_of(32);
         let grid = config(rows.div_ceil(SEED_THREADS / 32), SEED_THREADS, 0);
-        self.launch_more(&self.kernels.round_to_words, ("round_to_words", grid), |launch, steps| {
-            launch.arg(&steps.bounds);
-        })
+        let kernel = (&self.kernels.round_to_words, ("round_to_words", grid));
+        // SAFETY: `round_to_words` takes (Seeding, Bounds), `SEED_THREADS` a block and a warp for each row of whole
+        // units of 32: it reads the rows and the centre, and writes words of all units, and squares and residuals
+        // of `count` rows, for which `new` has made room.
+        unsafe {
+            self.launch_more(kernel, |launch, steps| {
+                launch.arg(&steps.bounds);
+            })
+        }
     }
 
-    /// Draws the candidates of a step, unless there is no next one.
+    /// Draws the candidates of a step, unless there is no next one: as many as `new` was told.
     pub(super) fn draw(&self, drawn: &u32) -> Result<()> {
-        let kernel = ("draw_candidates", config(1, 1024, 0));
-        self.launch_more(&self.kernels.draw_candidates, kernel, |launch, _| {
-            launch.arg(drawn);
-        })
+        assert_eq!(*drawn, self.drawn);
+        let kernel = (&self.kernels.draw_candidates, ("draw_candidates", config(1, 1024, 0)));
+        // SAFETY: `draw_candidates` takes (Seeding, u32 drawn), one block of 1,024 threads: it reads `drawn` of the
+        // random numbers of a step, of which there are those of k - 1 steps, and ends steps after these. It reads
+        // the sums of shares of all blocks, less what the launch before has written of one of its candidates, and
+        // writes `drawn` candidates, all rows, at most k of `chosen`, the gains and the state.
+        unsafe {
+            self.launch_more(kernel, |launch, _| {
+                launch.arg(drawn);
+            })
+        }
     }
 
     /// Compares all rows with the first candidates.
     pub(super) fn compare(&self, drawn: &u32) -> Result<()> {
+        assert!((1..=self.drawn).contains(drawn));
         let candidates = *drawn as usize;
         if self.has_bounds() {
             let shared = bounds_bytes(self.kernels.dim, candidates);
-            let kernel = ("compare_bounds", self.blocks(shared));
-            self.launch_more(&self.kernels.compare_bounds, kernel, |launch, steps| {
-                launch.arg(&steps.bounds).arg(drawn);
-            })
+            let kernel = (&self.kernels.compare_bounds, ("compare_bounds", self.blocks(shared)));
+            // SAFETY: `compare_bounds` takes (Seeding, Bounds, u32 drawn), `SEED_THREADS` a block, with
+            // `bounds_bytes` of shared memory, and `blocks` of them, each for rows of its own: it reads the words
+            // that `round_to_words` wrote and the candidates drawn last, and writes costs, `lowered`, and what
+            // each of up to the `drawn` candidates of `new` takes.
+            unsafe {
+                self.launch_more(kernel, |launch, steps| {
+                    launch.arg(&steps.bounds).arg(drawn);
+                })
+            }
         } else {
             // Elements have 8 bytes at most.
             let shared = candidates * self.kernels.dim * 8;
-            let kernel = ("compare_pairs", self.blocks(shared));
-            self.launch_more(&self.kernels.compare_pairs, kernel, |launch, _| {
-                launch.arg(drawn);
-            })
+            let kernel = (&self.kernels.compare_pairs, ("compare_pairs", self.blocks(shared)));
+            // SAFETY: `compare_pairs` takes (Seeding, u32 drawn), `SEED_THREADS` a block, with shared memory for
+            // all candidates, and `blocks` of them, each for rows of its own: it reads rows and the candidates
+            // drawn last, and writes the same as `compare_bounds`.
+            unsafe {
+                self.launch_more(kernel, |launch, _| {
+                    launch.arg(drawn);
+                })
+            }
         }
     }
 
@@ -361,15 +392,22 @@ impl Workspace {
 
     /// The largest weight times cost, once the best candidate of the last step was taken.
     pub(super) fn largest(&self) -> Result<f64> {
-        self.launch(&self.kernels.take_best, ("take_best", self.rows()))?;
-        self.launch(&self.kernels.largest_share, ("largest_share", self.rows()))?;
+        // SAFETY: both take (Seeding), blocks of `SEED_THREADS` and any number of them, for `count` rows: the first
+        // lowers costs by the distances from the candidate that was chosen last, and the second reads them after
+        // that, and writes the state.
+        unsafe {
+            self.launch(&self.kernels.take_best, ("take_best", self.rows()))?;
+            self.launch(&self.kernels.largest_share, ("largest_share", self.rows()))?;
+        }
         Ok(f64::from_bits(self.state()?.largest))
     }
 
     /// Goes on with shares of another scale.
     pub(super) fn rescale(&mut self, state: &State) -> Result<()> {
         sys::write(&self.stream, self.state.slice_mut(), std::slice::from_ref(state))?;
-        self.launch(&self.kernels.add_shares, ("add_shares", self.blocks(0)))
+        // SAFETY: `add_shares` takes (Seeding), `SEED_THREADS` a block and `blocks` of them, each for rows of its
+        // own: it reads costs, and writes the sums of the shares of these.
+        unsafe { self.launch(&self.kernels.add_shares, ("add_shares", self.blocks(0))) }
     }
 
     /// The rows that were chosen, the first so many.
@@ -389,25 +427,38 @@ impl Workspace {
         config((self.seeding.count as usize).div_ceil(SEED_THREADS).min(most), SEED_THREADS, 0)
     }
 
-    fn launch(&self, function: &CudaFunction, kernel: (&'static str, LaunchConfig)) -> Result<()> {
-        self.launch_more(function, kernel, |_, _| {})
+    /// # Safety
+    /// That of [`launch_more`](Self::launch_more), for a kernel that takes [`Seeding`] alone.
+    unsafe fn launch(
+        &self,
+        function: &CudaFunction,
+        kernel: (&'static str, LaunchConfig),
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.launch_more((function, kernel), |_, _| {}) }
     }
 
     /// Launches a kernel, with the arguments that `add` gives it after the first.
-    fn launch_more<'a>(
+    ///
+    /// # Safety
+    /// - `function` is one of this workspace's kernels, and declares [`Seeding`] and then the parameters that
+    ///   `add` gives it, in this order and of these types; the grid has the blocks, threads and shared memory
+    ///   that it asks for at its head.
+    /// - Candidates that it is told of are no more than those that `new` was told, and what it reads of these and
+    ///   of [`Bounds`] has been written, by what was launched on this stream before.
+    unsafe fn launch_more<'a>(
         &'a self,
-        function: &'a CudaFunction,
-        (name, grid): (&'static str, LaunchConfig),
+        (function, (name, grid)): (&'a CudaFunction, (&'static str, LaunchConfig)),
         add: impl FnOnce(&mut LaunchArgs<'a>, &'a Self),
     ) -> Result<()> {
         let mut launch = self.stream.launch_builder(function);
         launch.arg(&self.seeding);
         add(&mut launch, self);
-        // SAFETY: the structs' buffers live as long as this workspace, have the sizes that are written
-        // at their fields, and are used on this stream only; kernels touch rows below `count`, elements
-        // below `dim`, for which they were compiled, and candidates below those that are drawn, which is
-        // less than `MOST_CANDIDATES`. Candidates are rows: the first was given, and others are drawn
-        // among them. Arguments are those that the kernel declares.
+        // SAFETY: arguments, grid and order are as the caller says. The structs' buffers live as long as this
+        // workspace, or are borrowed by it, have the sizes that are written at their fields, and are used on this
+        // stream only; kernels touch rows below `count`, elements below `dim`, for which they were compiled, and
+        // candidates below those that are drawn, `MOST_CANDIDATES` at most. Candidates are rows: the first was
+        // given, and others are drawn among them.
         unsafe { launch.launch(grid) }.map_err(failed(name))?;
         Ok(())
     }

@@ -1,0 +1,83 @@
+//! How rows are cut into tiles, work on tiles into parts, and what products of tiles compare rows by.
+
+use super::kernels::{Kernels, STAGED_THREADS, TILE};
+use super::order::Order;
+use super::structs::Products;
+use crate::metric::power_of_two_near_inverse;
+
+/// Tiles that are visited together by all warps, in many dimensions; and into how many such parts all of them are cut at
+/// most.
+const TILES_OF_PART: usize = 256;
+const MOST_PARTS: usize = 64;
+
+/// The first tile of each group, and the number of tiles: groups have tiles of their own.
+pub(super) fn first_tiles(ends: &[usize]) -> Vec<u32> {
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let tiles = starts.zip(ends).map(|(start, end)| (end - start).div_ceil(TILE) as u32);
+    let mut first = vec![0];
+    for tiles in tiles {
+        first.push(first[first.len() - 1] + tiles);
+    }
+    first
+}
+
+/// Into how many parts the work of so many tiles is cut that are joined with all next ones. Few tiles are: there should
+/// be some items for each warp. In many dimensions, so many, too, that a part of all tiles stays in the cache.
+pub(super) fn parts(kernels: &Kernels, tiles: usize) -> usize {
+    let blocks = kernels.link_tiles.blocks;
+    if kernels.spec.is_unrolled() {
+        return if tiles < 8 * blocks { 4 } else { 1 };
+    }
+    let few = 2 * blocks * STAGED_THREADS / 32 / tiles;
+    few.max(tiles.div_ceil(TILES_OF_PART)).clamp(1, MOST_PARTS)
+}
+
+/// What products compare rows by, but for where they are: in units of the widest dimension's spread.
+pub(super) fn products(order: &Order, (below, up_to): (f64, f64), strips: usize) -> Products {
+    let unit = power_of_two_near_inverse(order.spread);
+    let surely = below.max(0.0).sqrt() * unit * (1.0 - 1e-6);
+    let maybe = up_to.max(0.0).sqrt() * unit * (1.0 + 1e-6);
+    // To the nearest f32, which the factors make up for, but not where there are fewer bits, or none: then nothing is
+    // within eps for certain.
+    let is_normal = below >= 0.0 && surely >= f64::from(f32::MIN_POSITIVE);
+    Products {
+        unit,
+        surely: if is_normal { surely as f32 } else { -1.0 },
+        maybe: (maybe as f32).max(f32::MIN_POSITIVE),
+        count: strips as u32,
+        ..Products::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_less_than_a_normal_number_is_never_certain() {
+        let of = |spread, squares| {
+            let order = Order {
+                dims: Vec::new(),
+                splitters: Vec::new(),
+                bits: Vec::new(),
+                centre: Vec::new(),
+                spread,
+            };
+            let products = products(&order, squares, 2);
+            (products.surely, products.maybe)
+        };
+        let (surely, maybe) = of(4.0, (64.0, 64.0));
+        assert!((1.9..2.0).contains(&surely) && (2.0..2.1).contains(&maybe));
+        // eps in units is 100.6 times the least f32, which the nearest f32 exceeds; and less than any f32.
+        let eps: f64 = 100.6 * 2f64.powi(-22);
+        assert_eq!(of(2f64.powi(127), (eps * eps, eps * eps)), (-1.0, f32::MIN_POSITIVE));
+        assert_eq!(of(2f64.powi(500), (1e-300, 1e-300)), (-1.0, f32::MIN_POSITIVE));
+        assert_eq!(of(1.0, (-1e-9, 1e-9)).0, -1.0);
+    }
+
+    #[test]
+    fn groups_have_tiles_of_their_own() {
+        assert_eq!(first_tiles(&[0, 1, 65, 65, 130]), [0, 0, 1, 2, 2, 4]);
+        assert_eq!(first_tiles(&[64]), [0, 1]);
+    }
+}
