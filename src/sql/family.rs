@@ -14,6 +14,12 @@ pub(super) trait FamilyNode: Send + Sync + 'static {
     /// The names of its inputs, for errors.
     fn input_names(&self) -> &'static [&'static str];
 
+    /// The columns by which it groups the rows of its only input, each group by itself: other groups
+    /// change nothing about the rows of one.
+    fn group_keys(&self) -> &[String] {
+        &[]
+    }
+
     /// Its operator over these inputs.
     fn operator(
         &self,

@@ -10,6 +10,8 @@ mod kmeans;
 mod knn;
 mod options;
 mod planner;
+mod predicate;
+mod pushdown;
 mod sealed;
 mod window;
 
@@ -136,7 +138,8 @@ pub fn install(
 /// Adds everything except the query planner.
 fn add_functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     let rules = builder.optimizer().take().unwrap_or_default().rules;
-    let mut builder = builder.with_optimizer_rules(functions::with_rules(rules));
+    let rules = pushdown::among(functions::with_rules(rules));
+    let mut builder = builder.with_optimizer_rules(rules);
     let rules = builder.physical_optimizers().get_or_insert_default();
     if !rules.rules.iter().any(|rule| rule.name() == ShowInputs.name()) {
         rules.rules.push(Arc::new(ShowInputs));

@@ -2,6 +2,7 @@
 //! nodes: a window evaluator would not do, as it sees one group at a time, and neither settings nor
 //! memory.
 
+use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -233,7 +234,8 @@ fn label(
     };
     // The node finds its columns by name, and a join may have the same name twice: below the node,
     // the columns are renamed to numbers, and the expressions it reads are added under their own
-    // names.
+    // names. Above it, a column that is a group key is read from that key, so that filters on it are
+    // seen to be filters on the key.
     let columns: Vec<_> = plan.schema().columns();
     let mut read: Vec<(String, &Expr)> = Vec::new();
     for expr in std::iter::once(vector).chain(partition_by) {
@@ -250,13 +252,18 @@ fn label(
     let below: Vec<Expr> = below.collect();
     let vector_name = vector.schema_name().to_string();
     let groups = partition_by.iter().map(|expr| expr.schema_name().to_string()).collect();
+    let key_of = |expr: &Expr| {
+        let place = plan.schema().maybe_index_of_column(expr.try_as_col()?)?;
+        Some((place, expr.schema_name().to_string()))
+    };
+    let keys: HashMap<usize, String> = partition_by.iter().filter_map(key_of).collect();
     let own = format!("{prefix}cluster");
     let input = LogicalPlanBuilder::from(plan).project(below)?.build()?;
     let call = Labelled { vector: vector_name, groups, arguments, label: own.clone() };
     let labelled = (function.label)(input, call)?;
     let above = columns.into_iter().enumerate().map(|(i, column)| {
-        let below = Expr::Column(Column::from_name(number(i)));
-        below.alias_qualified(column.relation, column.name)
+        let name = keys.get(&i).cloned().unwrap_or_else(|| number(i));
+        Expr::Column(Column::from_name(name)).alias_qualified(column.relation, column.name)
     });
     let own = Expr::Column(Column::from_name(own)).alias(name);
     let above: Vec<Expr> = above.chain([own]).collect();

@@ -25,7 +25,7 @@ use super::{Test, check, run, session, table, text};
 use crate::support::Rng;
 
 /// The tests of this file.
-pub const TESTS: [(&str, Test); 10] = [
+pub const TESTS: [(&str, Test); 11] = [
     ("queries_twenty_times_the_pool", || run(queries_twenty_times_the_pool())),
     ("slices_of_lists_are_their_own_rows", || run(slices_of_lists())),
     ("long_texts_come_in_small_batches", || run(long_texts())),
@@ -34,6 +34,7 @@ pub const TESTS: [(&str, Test); 10] = [
     ("a_reader_of_few_rows_waits_for_a_small_block", || run(small_blocks())),
     ("filters_reach_the_queries_and_the_rank", || run(filters())),
     ("volatile_and_foreign_filters_stay_above", || run(filters_that_stay())),
+    ("filters_on_group_keys_go_below_window_forms", || run(filters_on_group_keys())),
     ("both_operators_have_statistics", || run(statistics())),
     ("phases_add_up_to_the_time_waited", || run(phases())),
 ];
@@ -256,6 +257,8 @@ async fn filters_that_stay() -> Result<(), Failed> {
     for (call, condition) in [
         ("knn_exact(q, b, 5)", "query_id * random() < 10"),
         ("knn_exact(q, b, 5)", "rank <= 2 * random()"),
+        ("knn_exact(q, b, 5)", "random() < 0.5"),
+        ("(SELECT * FROM knn_exact(q, b, 5) WHERE random() < 0.5)", "base_id < 7"),
         ("knn_exact(q, b, 5)", "base_id < 7"),
         ("knn_exact(q, b, 5)", "distance < 2"),
         ("knn_exact(q, b, 5)", "query_id < base_id"),
@@ -275,6 +278,60 @@ async fn filters_that_stay() -> Result<(), Failed> {
         check(above && plan.matches("FilterExec").count() == 1, format!("{condition}: {shown}"))?;
     }
     Ok(())
+}
+
+/// Whether filters are below the operator of a window form, and whether some are above.
+async fn filtered(ctx: &SessionContext, sql: &str) -> Result<(bool, bool), Failed> {
+    let shown = text(ctx, &format!("EXPLAIN {sql}")).await?;
+    let plan = shown.split("physical_plan").nth(1).unwrap_or_default();
+    let operator = ["KMeansExec", "DbscanExec"].iter().filter_map(|name| plan.find(name)).min();
+    let (above, below) = plan.split_at(operator.ok_or("no operator")?);
+    Ok((below.contains("FilterExec"), above.contains("FilterExec")))
+}
+
+async fn filters_on_group_keys() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new().with_target_partitions(2))?;
+    table(&ctx, "b", 400, 4, 2, 100)?;
+    let rows = "(SELECT id, id % 7 AS part, id % 3 AS other, random() AS x, v FROM b)";
+    for call in ["kmeans(v, 3, 1)", "dbscan(v, 1, 3)"] {
+        for (keys, condition, below, above) in [
+            ("part", "part = 2", true, false),
+            ("part", "part IN (1, 5) AND abs(part) > 1 AND id < 300", true, true),
+            ("other, part", "part < other", true, false),
+            ("part", "other = 1", false, true),
+            ("part", "part = 2 OR other = 1", false, true),
+            ("part", "part * random() < 1", false, true),
+            ("part", "random() < 0.5", false, true),
+            ("part", "label = 0", false, true),
+            ("part % 2", "part % 2 = 1", false, true),
+            ("x", "x < 0.5", true, false),
+        ] {
+            let whole = format!(
+                "SELECT id, part, other, x, {call} OVER (PARTITION BY {keys}) AS label FROM {rows}"
+            );
+            let sql = format!("SELECT id, part, label FROM ({whole}) WHERE {condition} ORDER BY 1");
+            let found = filtered(&ctx, &sql).await?;
+            let is_right = found == (below, above);
+            check(is_right, format!("{call}, {keys}, {condition}: {found:?}"))?;
+            if condition.contains("random") || keys == "x" {
+                continue;
+            }
+            // Below a limit, nothing moves.
+            let kept = format!(
+                "SELECT id, part, label FROM ({whole} LIMIT 100000) WHERE {condition} ORDER BY 1"
+            );
+            let (found, wanted) = (text(&ctx, &sql).await?, text(&ctx, &kept).await?);
+            check(found == wanted, format!("{call}, {keys}, {condition}: {found} {wanted}"))?;
+        }
+    }
+    // A key of both goes below both.
+    let both = "SELECT id, part, kmeans(v, 2, 1) OVER (PARTITION BY part) AS a, dbscan(v, 1, 3) OVER (PARTITION BY part, other) AS b";
+    let sql = format!("SELECT id, a, b FROM ({both} FROM {rows}) WHERE part = 3 ORDER BY 1");
+    let found = filtered(&ctx, &sql).await?;
+    check(found == (true, false), format!("both forms: {found:?}"))?;
+    let table_call = "SELECT * FROM kmeans(b, k => 3) WHERE random() < 0.5";
+    let found = filtered(&ctx, table_call).await?;
+    check(found == (false, true), format!("a table function: {found:?}"))
 }
 
 async fn statistics() -> Result<(), Failed> {

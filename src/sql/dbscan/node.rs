@@ -123,6 +123,13 @@ impl FamilyNode for DbscanNode {
         &["input"]
     }
 
+    fn group_keys(&self) -> &[String] {
+        match self.output {
+            DbscanOutput::Window(_) => &self.groups,
+            _ => &[],
+        }
+    }
+
     fn operator(
         &self,
         options: &NeighborsOptions,

@@ -132,6 +132,13 @@ impl FamilyNode for KMeansNode {
         &["input", "init"]
     }
 
+    fn group_keys(&self) -> &[String] {
+        match self.output {
+            KMeansOutput::Window(_) => &self.groups,
+            _ => &[],
+        }
+    }
+
     fn operator(
         &self,
         options: &NeighborsOptions,

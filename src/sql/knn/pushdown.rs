@@ -21,6 +21,7 @@ use datafusion::logical_expr::{
 use datafusion::optimizer::{ApplyOrder, OptimizerConfig, OptimizerRule};
 
 use super::node::KnnNode;
+use crate::sql::predicate::may_move;
 
 /// The rule of the [module](self).
 #[derive(Debug)]
@@ -76,7 +77,7 @@ fn push(predicate: &Expr, node: &KnnNode) -> Result<Option<LogicalPlan>> {
     let columns = node.query_columns()?;
     let (mut of_queries, mut kept) = (Vec::new(), Vec::new());
     for part in split_conjunction_owned(predicate.clone()) {
-        if part.is_volatile() || has_subquery(&part) {
+        if !may_move(&part) {
             kept.push(part);
         } else if let Some(moved) = moved(&part, node.schema(), &columns)? {
             of_queries.push(moved);
@@ -124,20 +125,6 @@ fn moved(condition: &Expr, schema: &DFSchema, columns: &[Column]) -> Result<Opti
         _ => Ok(Transformed::no(expr)),
     });
     moved.data().map(Some)
-}
-
-fn has_subquery(expr: &Expr) -> bool {
-    let found = expr.exists(|expr| {
-        Ok(matches!(
-            expr,
-            Expr::ScalarSubquery(_)
-                | Expr::Exists(_)
-                | Expr::InSubquery(_)
-                | Expr::SetComparison(_)
-                | Expr::OuterReferenceColumn(..)
-        ))
-    });
-    found.unwrap_or(true)
 }
 
 /// The bound that a condition sets on the rank.

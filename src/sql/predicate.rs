@@ -1,0 +1,22 @@
+//! Conditions that filters above our nodes have.
+
+use datafusion::logical_expr::Expr;
+
+/// Whether a condition holds for a row wherever it is computed: it is not volatile, and has no subquery.
+pub(super) fn may_move(condition: &Expr) -> bool {
+    !condition.is_volatile() && !has_subquery(condition)
+}
+
+fn has_subquery(expr: &Expr) -> bool {
+    let found = expr.exists(|expr| {
+        Ok(matches!(
+            expr,
+            Expr::ScalarSubquery(_)
+                | Expr::Exists(_)
+                | Expr::InSubquery(_)
+                | Expr::SetComparison(_)
+                | Expr::OuterReferenceColumn(..)
+        ))
+    });
+    found.unwrap_or(true)
+}
