@@ -24,6 +24,11 @@ impl VectorColumn {
         }
     }
 
+    /// The names of the columns as a user knows them.
+    pub(crate) fn shown(&self) -> String {
+        self.names().iter().map(|name| shown(name)).collect::<Vec<_>>().join(", ")
+    }
+
     /// The type of the rows' elements, if columns of these types hold vectors. Metrics that compare
     /// sets, if it is known that one does, take lists of integers for these.
     pub fn kind(&self, types: &[&DataType], metric: Option<Metric>) -> Option<ElementKind> {
@@ -37,6 +42,24 @@ impl VectorColumn {
             }
         }
     }
+}
+
+/// What is added to the names of columns that are made for a node, each for one use.
+const ADDED: [&str; 2] = [" (as vector", " (as weight"];
+
+/// A name for a column of vectors that is made for a node, where the input has the name already.
+pub(crate) fn vector_name(name: &str, number: usize) -> String {
+    format!("{name}{} {number})", ADDED[0])
+}
+
+/// The same for a column of weights.
+pub(crate) fn weight_name(name: &str, number: usize) -> String {
+    format!("{name}{} {number})", ADDED[1])
+}
+
+/// A column's name as a user knows it, without what was added.
+pub(crate) fn shown(name: &str) -> &str {
+    ADDED.iter().find_map(|added| name.rfind(added)).map_or(name, |end| &name[..end])
 }
 
 /// The element type that holds both without loss.
@@ -58,6 +81,7 @@ pub(crate) fn kind_of_vector(column: &DataType, metric: Option<Metric>) -> Optio
             integer if has_sets && (integer.is_integer() || integer.is_null()) => {
                 Some(ElementKind::Sets)
             }
+            DataType::Null => Some(ElementKind::F32),
             number => kind_of_number(number),
         },
         DataType::FixedSizeBinary(_)
@@ -68,16 +92,40 @@ pub(crate) fn kind_of_vector(column: &DataType, metric: Option<Metric>) -> Optio
     }
 }
 
-/// Numbers that f32 holds exactly are computed in f32, others in f64.
+/// Numbers that f32 holds exactly are computed in f32, others in f64. False and true are 0 and 1.
 fn kind_of_number(number: &DataType) -> Option<ElementKind> {
     use DataType::{
-        Decimal32, Decimal64, Decimal128, Decimal256, Float16, Float32, Float64, Int8, Int16,
-        Int32, Int64, UInt8, UInt16, UInt32, UInt64,
+        Boolean, Decimal32, Decimal64, Decimal128, Decimal256, Float16, Float32, Float64, Int8,
+        Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64,
     };
     match number {
-        Float16 | Float32 | Int8 | Int16 | UInt8 | UInt16 => Some(ElementKind::F32),
+        Boolean | Float16 | Float32 | Int8 | Int16 | UInt8 | UInt16 => Some(ElementKind::F32),
         Float64 | Int32 | Int64 | UInt32 | UInt64 => Some(ElementKind::F64),
         Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..) => Some(ElementKind::F64),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn booleans_are_numbers_and_lists_of_nulls_are_vectors() {
+        let list = |item| DataType::new_list(item, true);
+        for item in [DataType::Boolean, DataType::Null] {
+            assert_eq!(kind_of_vector(&list(item), None), Some(ElementKind::F32));
+        }
+        assert_eq!(kind_of_vector(&list(DataType::Utf8), None), None);
+        let columns = VectorColumn::Dimensions(vec!["a".to_string(), "b".to_string()]);
+        let types = [&DataType::Boolean, &DataType::Int64];
+        assert_eq!(columns.kind(&types, None), Some(ElementKind::F64));
+    }
+
+    #[test]
+    fn names_are_shown_as_the_user_wrote_them() {
+        let names = ["x".to_string(), vector_name("y + 1", 2), weight_name("n (2)", 1)];
+        let columns = VectorColumn::Dimensions(names.to_vec());
+        assert_eq!(columns.shown(), "x, y + 1, n (2)");
     }
 }

@@ -33,7 +33,7 @@ use datafusion::common::DataFusionError;
 pub use arrays::{Dbscan, KMeans, KnnExact, dbscan, kmeans, knn_exact, knn_lsh};
 pub use buckets::{bucket_field, bucket_fields, row_buckets};
 pub use column::VectorColumn;
-pub(crate) use column::{common_kind, kind_of_vector};
+pub(crate) use column::{common_kind, kind_of_vector, vector_name, weight_name};
 pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec, dbscan_fields};
 pub use hashed::KnnLsh;
 pub use inputs::{InTurnExec, InputExec, NumberedExec, ShowInputs};

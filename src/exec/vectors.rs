@@ -478,7 +478,7 @@ impl VectorReader {
     }
 
     fn bad(&self, row: usize, problem: RowProblem) -> Error {
-        let column = self.column.names().join(", ");
+        let column = self.column.shown();
         let row = self.first + self.run.seen + row as u64;
         Error::BadRow { input: self.input, column, row, problem }
     }

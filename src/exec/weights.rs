@@ -7,6 +7,7 @@ use datafusion::common::{exec_err, internal_err};
 use datafusion::error::Result;
 
 use super::collect::columns;
+use super::column::shown;
 use super::side::Side;
 use crate::job::{Job, Reserved};
 
@@ -56,7 +57,7 @@ fn read(
             Some(weight) => weight.to_string(),
             None => "NULL".to_string(),
         };
-        let row = seen + row;
+        let (row, name) = (seen + row, shown(name));
         return exec_err!(
             "row {row} of input, column \"{name}\": weight is {problem}; accepted are numbers from 0"
         );

@@ -9,19 +9,20 @@ use std::sync::Arc;
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::Transformed;
-use datafusion::common::{Column, plan_err};
+use datafusion::common::{Column, DFSchema, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::expr::{WindowFunction, WindowFunctionParams};
 use datafusion::logical_expr::function::{PartitionEvaluatorArgs, WindowUDFFieldArgs};
 use datafusion::logical_expr::{
-    DocSection, Documentation, Expr, LogicalPlan, LogicalPlanBuilder, PartitionEvaluator,
-    Signature, Volatility, Window, WindowFrame, WindowFunctionDefinition, WindowUDFImpl,
+    DocSection, Documentation, Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder,
+    PartitionEvaluator, Signature, Volatility, Window, WindowFrame, WindowFunctionDefinition,
+    WindowUDFImpl, cast,
 };
 use datafusion::optimizer::AnalyzerRule;
 
-use super::call::{GroupFunction, Labelled};
+use super::call::{Compared, GroupFunction, Labelled};
 use super::functions;
-use crate::exec::kind_of_vector;
+use crate::exec::{VectorColumn, kind_of_vector, vector_name};
 use crate::matrix::ElementKind;
 
 /// A window function as registered with DataFusion: its name and types. [`WindowForm`] removes it
@@ -77,16 +78,20 @@ impl WindowUDFImpl for Form {
         }
         let vector = match &types[0] {
             // Coerced to the dictionary's value type.
-            DataType::Dictionary(_, values) => values.as_ref(),
-            found => found,
+            DataType::Dictionary(_, values) => values.as_ref().clone(),
+            DataType::Null => Compared::Numbers.of_nulls(),
+            found => found.clone(),
         };
-        match kind_of_vector(vector, None) {
+        match kind_of_vector(&vector, None) {
             Some(ElementKind::F32 | ElementKind::F64) => {
-                Ok(std::iter::once(vector).chain(&types[1..]).cloned().collect())
+                Ok(std::iter::once(vector).chain(types[1..].iter().cloned()).collect())
             }
             _ => {
                 let (name, found) = (self.function.name, &types[0]);
-                plan_err!("{name}: argument 'v' is of type {found}; accepted are lists of numbers")
+                let advice = Compared::Numbers.advice("v", &vector);
+                plan_err!(
+                    "{name}: argument 'v' is of type {found}; accepted are lists of numbers{advice}"
+                )
             }
         }
     }
@@ -237,29 +242,25 @@ fn label(
     // names. Above it, a column that is a group key is read from that key, so that filters on it are
     // seen to be filters on the key.
     let columns: Vec<_> = plan.schema().columns();
-    let mut read: Vec<(String, &Expr)> = Vec::new();
-    for expr in std::iter::once(vector).chain(partition_by) {
-        let name = expr.schema_name().to_string();
-        if !read.iter().any(|(known, _)| *known == name) {
-            read.push((name, expr));
-        }
-    }
-    let prefix = unused_prefix(read.iter().map(|(name, _)| name.as_str()));
+    let mut reads = Reads::default();
+    let vector = reads.vector(vector, plan.schema())?;
+    let groups: Vec<String> = partition_by.iter().map(|expr| reads.name_of(expr)).collect();
+    let Reads(reads) = reads;
+    let prefix = unused_prefix(reads.iter().map(|(name, _)| name.as_str()));
     let number = |i: usize| format!("{prefix}{i}");
     let numbered = columns.iter().enumerate();
     let numbered = numbered.map(|(i, column)| Expr::Column(column.clone()).alias(number(i)));
-    let below = numbered.chain(read.iter().map(|(name, expr)| (*expr).clone().alias(name)));
-    let below: Vec<Expr> = below.collect();
-    let vector_name = vector.schema_name().to_string();
-    let groups = partition_by.iter().map(|expr| expr.schema_name().to_string()).collect();
-    let key_of = |expr: &Expr| {
+    let key_of = |(expr, name): (&Expr, &String)| {
         let place = plan.schema().maybe_index_of_column(expr.try_as_col()?)?;
-        Some((place, expr.schema_name().to_string()))
+        Some((place, name.clone()))
     };
-    let keys: HashMap<usize, String> = partition_by.iter().filter_map(key_of).collect();
+    let keys: HashMap<usize, String> =
+        partition_by.iter().zip(&groups).filter_map(key_of).collect();
     let own = format!("{prefix}cluster");
+    let below: Vec<Expr> =
+        numbered.chain(reads.into_iter().map(|(name, expr)| expr.alias(name))).collect();
     let input = LogicalPlanBuilder::from(plan).project(below)?.build()?;
-    let call = Labelled { vector: vector_name, groups, arguments, label: own.clone() };
+    let call = Labelled { vector, groups, arguments, label: own.clone() };
     let labelled = (function.label)(input, call)?;
     let above = columns.into_iter().enumerate().map(|(i, column)| {
         let name = keys.get(&i).cloned().unwrap_or_else(|| number(i));
@@ -268,6 +269,50 @@ fn label(
     let own = Expr::Column(Column::from_name(own)).alias(name);
     let above: Vec<Expr> = above.chain([own]).collect();
     LogicalPlanBuilder::from(labelled).project(above)?.build()
+}
+
+/// The expressions that a call reads, each under a name of its own.
+#[derive(Default)]
+struct Reads(Vec<(String, Expr)>);
+
+impl Reads {
+    /// The columns of the vectors: an array that the call makes is read as its elements are, so that a
+    /// row without any has no vector.
+    fn vector(&mut self, vector: &Expr, schema: &DFSchema) -> Result<VectorColumn> {
+        match vector {
+            Expr::ScalarFunction(call) if call.name() == "make_array" && !call.args.is_empty() => {
+                let mut dimensions = Vec::new();
+                for expr in &call.args {
+                    let is_null = expr.get_type(schema)?.is_null();
+                    let dimension = match is_null {
+                        true => cast(expr.clone(), DataType::Float32),
+                        false => expr.clone(),
+                    };
+                    dimensions.push(self.add(dimension));
+                }
+                Ok(VectorColumn::Dimensions(dimensions))
+            }
+            whole => Ok(VectorColumn::Whole(self.name_of(whole))),
+        }
+    }
+
+    /// The name under which an expression is read.
+    fn name_of(&mut self, expr: &Expr) -> String {
+        let known = self.0.iter().find(|(_, known)| known == expr);
+        known.map(|(name, _)| name.clone()).unwrap_or_else(|| self.add(expr.clone()))
+    }
+
+    /// Reads an expression once more, under its own name if that is free.
+    fn add(&mut self, expr: Expr) -> String {
+        let own = expr.schema_name().to_string();
+        let (mut name, mut next) = (own.clone(), 2);
+        while self.0.iter().any(|(known, _)| *known == name) {
+            name = vector_name(&own, next);
+            next += 1;
+        }
+        self.0.push((name.clone(), expr));
+        name
+    }
 }
 
 /// Rejects clauses that have no meaning for a function of all rows of a group.

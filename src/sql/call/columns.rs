@@ -6,12 +6,13 @@
 //! node finds its columns by unique names, whatever names the user has chosen.
 
 use std::collections::HashSet;
-use std::fmt;
 
 use datafusion::arrow::array::Array;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::catalog::Session;
-use datafusion::common::{Column, DFSchema, ScalarValue, plan_err};
+use datafusion::common::{
+    Column, DFSchema, DataFusionError, ScalarValue, SchemaError, plan_datafusion_err, plan_err,
+};
 use datafusion::error::Result;
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Cast, Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder};
@@ -20,9 +21,8 @@ use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::parser::Parser;
 use datafusion::sql::sqlparser::tokenizer::Token;
 
-use crate::exec::{VectorColumn, kind_of_vector};
-use crate::matrix::ElementKind;
-use crate::metric::Metric;
+use super::compared::{Compared, is_of_nulls};
+use crate::exec::{VectorColumn, vector_name, weight_name};
 
 /// Turns SQL into an expression over a schema.
 pub(in crate::sql) type Resolve<'a> = dyn FnMut(ast::Expr, &DFSchema) -> Result<Expr> + 'a;
@@ -126,10 +126,11 @@ fn one_column(
         let label = column.to_string();
         return match resolve(column.clone(), schema) {
             Ok(expr) => Ok((name_of(&expr).unwrap_or(label), expr)),
-            Err(error) => match column {
-                ast::Expr::Identifier(name) => no_column(&name.value, input, schema),
-                _ => Err(error),
-            },
+            Err(error) => Err(match (looked_up(&error), column) {
+                (Some(name), _) => no_column(name, '"', input, schema),
+                (None, ast::Expr::Identifier(name)) => no_column(&name.value, '"', input, schema),
+                (None, _) => error,
+            }),
         };
     };
     let Some(name) = value.value.clone().into_string() else {
@@ -146,8 +147,14 @@ fn one_column(
         Ok(expr)
     });
     match parsed {
-        Ok(ast::Expr::Identifier(_)) | Err(_) => no_column(&name, input, schema),
-        Ok(expr) => Ok((name, resolve(expr, schema)?)),
+        Ok(ast::Expr::Identifier(_)) | Err(_) => Err(no_column(&name, '\'', input, schema)),
+        Ok(expr) => match resolve(expr, schema) {
+            Ok(expr) => Ok((name, expr)),
+            Err(error) => Err(match looked_up(&error) {
+                Some(missing) => no_column(missing, '"', input, schema),
+                None => error,
+            }),
+        },
     }
 }
 
@@ -155,9 +162,26 @@ fn name_of(expr: &Expr) -> Option<String> {
     if let Expr::Column(column) = expr { Some(column.name.clone()) } else { None }
 }
 
-fn no_column<T>(name: &str, input: &str, schema: &DFSchema) -> Result<T> {
-    let names = schema.fields().iter().map(|f| f.name().as_str()).collect::<Vec<_>>().join(", ");
-    plan_err!("no column '{name}' in {input}; it has {names}")
+/// The name of a column that was looked up in vain, if that is the error.
+fn looked_up(error: &DataFusionError) -> Option<&str> {
+    let DataFusionError::SchemaError(error, _) = error.find_root() else { return None };
+    match error.as_ref() {
+        SchemaError::FieldNotFound { field, .. } if field.relation.is_none() => {
+            Some(field.name.as_str())
+        }
+        _ => None,
+    }
+}
+
+/// The error for a name that no column has. In such quotes a name is taken as it is written.
+fn no_column(name: &str, quote: char, input: &str, schema: &DFSchema) -> DataFusionError {
+    let names: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+    let hint = match names.iter().find(|other| other.eq_ignore_ascii_case(name)) {
+        Some(meant) if quote == '"' => format!("; write \"{meant}\" in double quotes"),
+        Some(meant) => format!("; write '{meant}'"),
+        None => String::new(),
+    };
+    plan_datafusion_err!("no column '{name}' in {input}; it has {}{hint}", names.join(", "))
 }
 
 /// How the vector columns of an input appear in the output.
@@ -171,61 +195,6 @@ pub(in crate::sql) enum VectorUse {
     Shared,
 }
 
-/// What a column of vectors is to hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::sql) enum Compared {
-    /// Numbers or bits.
-    Any,
-    /// Numbers.
-    Numbers,
-    /// Bits.
-    Bits,
-    /// Bits, or integers of sets.
-    BitsOrSets,
-}
-
-impl Compared {
-    /// What a search under this metric compares, if it is known.
-    pub fn under(metric: Option<Metric>) -> Self {
-        match metric {
-            None => Self::Any,
-            Some(metric) if metric.accepts(ElementKind::Sets) => Self::BitsOrSets,
-            Some(metric) if metric.is_binary() => Self::Bits,
-            Some(_) => Self::Numbers,
-        }
-    }
-
-    /// The same of a function that takes no sets.
-    pub fn without_sets(self) -> Self {
-        if self == Self::BitsOrSets { Self::Bits } else { self }
-    }
-
-    /// A metric that compares the same.
-    fn metric(self) -> Option<Metric> {
-        (self == Self::BitsOrSets).then_some(Metric::Jaccard)
-    }
-
-    fn has(self, found: &DataType) -> bool {
-        kind_of_vector(found, self.metric()).is_some_and(|kind| match self {
-            Self::Any => true,
-            Self::Numbers => kind != ElementKind::Bits,
-            Self::Bits => kind == ElementKind::Bits,
-            Self::BitsOrSets => matches!(kind, ElementKind::Bits | ElementKind::Sets),
-        })
-    }
-}
-
-impl fmt::Display for Compared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Any => "lists of numbers or binary strings",
-            Self::Numbers => "lists of numbers",
-            Self::Bits => "binary strings",
-            Self::BitsOrSets => "binary strings or lists of integers",
-        })
-    }
-}
-
 /// An input of a call, while its columns are being resolved.
 pub(in crate::sql) struct InputColumns<'a, 'b> {
     function: &'a str,
@@ -233,6 +202,8 @@ pub(in crate::sql) struct InputColumns<'a, 'b> {
     plan: LogicalPlan,
     resolve: &'a mut Resolve<'b>,
     names: HashSet<String>,
+    /// The type that a column of NULLs only is read as, if it is known.
+    of_nulls: Option<DataType>,
     taken: Vec<Column>,
     added: Vec<Expr>,
 }
@@ -262,7 +233,13 @@ impl<'a, 'b> InputColumns<'a, 'b> {
                 );
             }
         }
-        Ok(Self { function, input, plan, resolve, names, taken: vec![], added: vec![] })
+        let (of_nulls, taken, added) = (None, vec![], vec![]);
+        Ok(Self { function, input, plan, resolve, names, of_nulls, taken, added })
+    }
+
+    /// Reads a column of NULLs only as one of this type.
+    pub fn with_nulls_of(self, of_nulls: Option<DataType>) -> Self {
+        Self { of_nulls, ..self }
     }
 
     /// The column of vectors asked for, or the only one that fits.
@@ -272,6 +249,45 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         compared: Compared,
         use_of: VectorUse,
     ) -> Result<VectorColumn> {
+        let (exprs, is_list) = self.asked(asked, compared)?;
+        let of_nulls = match (&self.of_nulls, is_list) {
+            (_, true) => DataType::Float32,
+            (Some(known), false) => known.clone(),
+            (None, false) => compared.of_nulls(),
+        };
+        let mut names = Vec::new();
+        for (label, expr, found) in exprs {
+            let (expr, found) = decode(expr, found, &of_nulls);
+            self.check(&label, &found, is_list, compared)?;
+            names.push(self.place(expr, &label, vector_name, use_of));
+        }
+        Ok(match (is_list, <[String; 1]>::try_from(names)) {
+            (false, Ok([name])) => VectorColumn::Whole(name),
+            (_, Ok(names)) => VectorColumn::Dimensions(names.to_vec()),
+            (_, Err(names)) => VectorColumn::Dimensions(names),
+        })
+    }
+
+    /// The type of the column of vectors as a list or a binary string of any length; `None` if it has
+    /// only NULLs or no vectors, or there is a column for each dimension.
+    pub fn vector_type(
+        &mut self,
+        asked: Option<&ColumnArgument>,
+        compared: Compared,
+    ) -> Result<Option<DataType>> {
+        let (exprs, is_list) = self.asked(asked, compared)?;
+        Ok(match exprs.as_slice() {
+            [(_, _, found)] if !is_list => compared.of_any_length(found),
+            _ => None,
+        })
+    }
+
+    /// The expressions asked for, each with its label and type, and whether each is a dimension.
+    fn asked(
+        &mut self,
+        asked: Option<&ColumnArgument>,
+        compared: Compared,
+    ) -> Result<(Vec<(String, Expr, DataType)>, bool)> {
         let schema = self.plan.schema().clone();
         let (exprs, is_list) = match asked {
             Some(asked) => {
@@ -283,29 +299,35 @@ impl<'a, 'b> InputColumns<'a, 'b> {
                 (vec![(column.name.clone(), Expr::Column(column))], false)
             }
         };
-        let labels = exprs.iter().map(|(label, _)| label.clone()).collect();
-        let mut types = Vec::new();
-        let mut decoded = Vec::new();
-        for (label, expr) in exprs {
+        let typed = exprs.into_iter().map(|(label, expr)| {
             let found = expr.get_type(schema.as_ref())?;
-            let (expr, found) = decode(expr, found);
-            types.push(found);
-            decoded.push((label, expr));
+            Ok::<_, DataFusionError>((label, expr, found))
+        });
+        Ok((typed.collect::<Result<_>>()?, is_list))
+    }
+
+    /// Refuses a column that holds no vectors, or no numbers where it is a dimension.
+    fn check(
+        &self,
+        label: &str,
+        found: &DataType,
+        is_dimension: bool,
+        compared: Compared,
+    ) -> Result<()> {
+        let (name, input) = (label.to_string(), self.input);
+        if is_dimension {
+            return match VectorColumn::Dimensions(vec![name]).kind(&[found], None) {
+                Some(_) => Ok(()),
+                None => plan_err!("column {label} of {input} holds no numbers, but {found}"),
+            };
         }
-        let whole = |names: Vec<String>| match (is_list, <[String; 1]>::try_from(names)) {
-            (false, Ok([name])) => VectorColumn::Whole(name),
-            (_, Ok(names)) => VectorColumn::Dimensions(names.to_vec()),
-            (_, Err(names)) => VectorColumn::Dimensions(names),
-        };
-        let labels = whole(labels);
-        if labels.kind(&types.iter().collect::<Vec<_>>(), compared.metric()).is_none() {
-            let (input, names) = (self.input, labels.names().join(", "));
-            let types = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            return plan_err!("column {names} of {input} holds no vectors, but {types}");
+        match VectorColumn::Whole(name).kind(&[found], compared.metric()) {
+            Some(_) => Ok(()),
+            None => {
+                let advice = compared.advice(label, found);
+                plan_err!("column {label} of {input} holds no vectors, but {found}{advice}")
+            }
         }
-        let names =
-            decoded.into_iter().map(|(label, expr)| self.place(expr, &label, "vector", use_of));
-        Ok(whole(names.collect()))
     }
 
     /// The column of weights that an argument gives.
@@ -315,13 +337,12 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         let [column] = asked.columns.as_slice() else {
             return plan_err!("{function}: argument 'weight' takes one column");
         };
-        let found = one_column(column, input, &schema, self.resolve);
-        if let Ok((label, expr)) = found {
-            let (expr, found) = decode(expr.clone(), expr.get_type(schema.as_ref())?);
-            let numbers = VectorColumn::Dimensions(vec![label.clone()]);
-            if !asked.is_list && numbers.kind(&[&found], None).is_some() {
-                return Ok(self.place(expr, &label, "weight", VectorUse::Shared));
-            }
+        let (label, expr) = one_column(column, input, &schema, self.resolve)?;
+        let found = expr.get_type(schema.as_ref())?;
+        let (expr, found) = decode(expr, found, &DataType::Float64);
+        let numbers = VectorColumn::Dimensions(vec![label.clone()]);
+        if !asked.is_list && numbers.kind(&[&found], None).is_some() {
+            return Ok(self.place(expr, &label, weight_name, VectorUse::Shared));
         }
         plan_err!(
             "{function}: argument 'weight' is {column}; accepted is a column of numbers of \
@@ -329,8 +350,15 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         )
     }
 
-    /// The name of the column that holds an expression.
-    fn place(&mut self, expr: Expr, label: &str, what: &str, use_of: VectorUse) -> String {
+    /// The name of the column that holds an expression: its label, or the first of the `others` that
+    /// no column has.
+    fn place(
+        &mut self,
+        expr: Expr,
+        label: &str,
+        others: fn(&str, usize) -> String,
+        use_of: VectorUse,
+    ) -> String {
         match (&expr, use_of) {
             (Expr::Column(column), VectorUse::Taken | VectorUse::Shared) => {
                 return column.name.clone();
@@ -342,21 +370,21 @@ impl<'a, 'b> InputColumns<'a, 'b> {
             }
             (Expr::Column(_) | Expr::Cast(_), _) => {}
             (_, VectorUse::Copied) => {
-                let kept = self.new_name(label, label);
+                let kept = self.new_name(label, |label, number| format!("{label} ({number})"));
                 self.added.push(expr.clone().alias(kept));
             }
             _ => {}
         }
-        let name = self.new_name(&format!("{label} ({what})"), label);
+        let name = self.new_name(label, others);
         self.added.push(expr.alias(name.clone()));
         name
     }
 
-    fn new_name(&mut self, wanted: &str, label: &str) -> String {
-        let mut name = wanted.to_string();
+    fn new_name(&mut self, label: &str, others: impl Fn(&str, usize) -> String) -> String {
+        let mut name = label.to_string();
         let mut next = 2;
         while !self.names.insert(name.clone()) {
-            name = format!("{label} ({next})");
+            name = others(label, next);
             next += 1;
         }
         name
@@ -374,45 +402,32 @@ impl<'a, 'b> InputColumns<'a, 'b> {
     }
 }
 
-/// Casts a dictionary-encoded expression to its value type; also returns the resulting type.
-fn decode(expr: Expr, found: DataType) -> (Expr, DataType) {
-    match found {
-        DataType::Dictionary(_, values) => {
-            let decoded = values.as_ref().clone();
-            (datafusion::logical_expr::cast(expr, decoded.clone()), decoded)
-        }
-        found => (expr, found),
-    }
+/// Casts a dictionary-encoded expression to its value type, and one of NULLs only to a type given; also
+/// returns the resulting type.
+fn decode(expr: Expr, found: DataType, of_nulls: &DataType) -> (Expr, DataType) {
+    let decoded = match found {
+        DataType::Dictionary(_, values) => *values,
+        DataType::Null => of_nulls.clone(),
+        found => return (expr, found),
+    };
+    (datafusion::logical_expr::cast(expr, decoded.clone()), decoded)
 }
 
-/// The only column that holds vectors for the metric.
+/// The only column that holds vectors for the metric, or else the only one that holds nothing but
+/// NULLs: a file without a single vector may not say what type they would have.
 pub(in crate::sql) fn only_vector(
     function: &str,
     input: &str,
     schema: &DFSchema,
     compared: Compared,
 ) -> Result<Column> {
-    let holds_vectors = |found: &DataType| {
-        let found = if let DataType::Dictionary(_, values) = found { values } else { found };
-        compared.has(found)
-    };
-    let candidates: Vec<_> = (schema.iter())
-        .filter(|(_, field)| holds_vectors(field.data_type()))
-        .map(|(qualifier, field)| Column::new(qualifier.cloned(), field.name()))
-        .collect();
+    let mut candidates = columns_that(schema, |found| compared.has(found) && !is_of_nulls(found));
+    if candidates.is_empty() {
+        candidates = columns_that(schema, |found| compared.has(found) || found.is_null());
+    }
     match candidates.as_slice() {
         [only] => Ok(only.clone()),
-        [] => {
-            let columns = schema.fields().iter().map(|f| format!("{} {}", f.name(), f.data_type()));
-            let columns = columns.collect::<Vec<_>>().join(", ");
-            let hint = match compared {
-                Compared::Bits | Compared::BitsOrSets => "",
-                _ => ". Numeric columns serve as dimensions with vector => ['x', 'y']",
-            };
-            plan_err!(
-                "{function}: {input} has no column of {compared}; its columns are {columns}{hint}"
-            )
-        }
+        [] => plan_err!("{function}: {}", no_vector(input, schema, compared)),
         several => {
             let several = several.iter().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
             plan_err!(
@@ -421,4 +436,24 @@ pub(in crate::sql) fn only_vector(
             )
         }
     }
+}
+
+/// The columns of such types.
+fn columns_that(schema: &DFSchema, fit: impl Fn(&DataType) -> bool) -> Vec<Column> {
+    let fitting = schema.iter().filter(|(_, field)| fit(field.data_type()));
+    fitting.map(|(qualifier, field)| Column::new(qualifier.cloned(), field.name())).collect()
+}
+
+/// Says that no column holds vectors, and what could be written.
+fn no_vector(input: &str, schema: &DFSchema, compared: Compared) -> String {
+    let columns = schema.fields().iter().map(|f| format!("{} {}", f.name(), f.data_type()));
+    let columns = columns.collect::<Vec<_>>().join(", ");
+    let dimensions = match compared {
+        Compared::Bits | Compared::BitsOrSets => "",
+        _ => ". Numeric columns serve as dimensions with vector => ['x', 'y']",
+    };
+    // Columns of vectors come last more often than first.
+    let mut advice = schema.fields().iter().map(|f| compared.advice(f.name(), f.data_type()));
+    let advice = advice.rfind(|advice| !advice.is_empty()).unwrap_or_default();
+    format!("{input} has no column of {compared}; its columns are {columns}{dimensions}{advice}")
 }

@@ -3,6 +3,8 @@
 use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 
+use crate::exec::VectorColumn;
+
 /// A window function: an entry of the [table](crate::sql::functions). It numbers the clusters of
 /// each group of rows; its first argument is the vector.
 #[derive(Debug)]
@@ -21,8 +23,8 @@ pub(in crate::sql) struct GroupFunction {
 /// A call of a window function.
 #[derive(Debug)]
 pub(in crate::sql) struct Labelled {
-    /// The column of vectors.
-    pub vector: String,
+    /// The columns of the vectors.
+    pub vector: VectorColumn,
     /// The columns by which rows are grouped.
     pub groups: Vec<String>,
     /// The arguments after the vector.

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod columns;
+mod compared;
 mod function;
 mod group_function;
 mod relation;
@@ -10,9 +11,9 @@ mod values;
 
 pub(super) use arguments::Arguments;
 pub(super) use columns::{
-    ColumnArgument, Compared, InputColumns, Resolve, VectorUse, only_vector, resolve_in,
-    resolve_with,
+    ColumnArgument, InputColumns, Resolve, VectorUse, only_vector, resolve_in, resolve_with,
 };
+pub(super) use compared::Compared;
 pub(super) use function::Function;
 pub(super) use group_function::{GroupFunction, Labelled};
 pub(super) use relation::{from_expr, table_by_name};

@@ -50,7 +50,7 @@ pub(in crate::sql) fn check_kind(
     if metric.accepts(kind) {
         return Ok(());
     }
-    let (wants, column) = (metric.compares(), vector.names().join(", "));
+    let (wants, column) = (metric.compares(), vector.shown());
     plan_err!("{function}: metric '{metric}' compares {wants}, which column {column} does not hold")
 }
 

@@ -94,7 +94,7 @@ fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
     let mut next = |default: Expr| arguments.next().unwrap_or(default);
     let values =
         DbscanArguments { eps: next(lit(0.0)), min_points: next(lit(5u64)), metric: lit("l2") };
-    let input = (VectorColumn::Whole(vector), input);
+    let input = (vector, input);
     let node = DbscanNode::try_new(DbscanOutput::Window(label), input, None, groups, values)?;
     Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }))
 }

@@ -108,7 +108,7 @@ impl DbscanNode {
         if metric.accepts(kind) {
             return Ok(());
         }
-        let names = self.input.0.names().join(", ");
+        let names = self.input.0.shown();
         let (own, other) = if metric.is_binary() {
             ("strings of bits", "numbers")
         } else {

@@ -160,7 +160,7 @@ fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
         values.k = k;
     }
     values.seed = arguments.next();
-    let input = (VectorColumn::Whole(vector), input);
+    let input = (vector, input);
     let output = KMeansOutput::Window(label);
     let node = KMeansNode::try_new(output, input, None, None, groups, values)?;
     Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }))

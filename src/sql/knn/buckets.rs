@@ -127,7 +127,7 @@ impl BucketsOfRow {
         let types: Vec<_> = types.iter().take(self.vector.names().len()).collect();
         match self.vector.kind(&types, metric) {
             Some(kind) => Ok(kind),
-            None => plan_err!("{NAME}: column {} holds no vectors", self.vector.names().join(", ")),
+            None => plan_err!("{NAME}: column {} holds no vectors", self.vector.shown()),
         }
     }
 }

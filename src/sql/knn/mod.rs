@@ -146,8 +146,15 @@ fn build(
     let metric = argument(metric, DataType::Utf8);
     let compared = Compared::under(known_metric(name, &metric)?);
     let use_of = if vectors.keep { VectorUse::Copied } else { VectorUse::Taken };
+    let asked = [
+        ("queries", queries.as_ref(), vectors.queries.as_ref()),
+        ("base", Some(&base), vectors.base.as_ref()),
+        ("training", training.as_ref(), vectors.training.as_ref()),
+    ];
+    let of_nulls = type_of_nulls(name, asked, compared, resolve)?;
     let mut side = |input: &str, plan: LogicalPlan, asked: Option<&ColumnArgument>| {
-        let mut columns = InputColumns::try_new(name, input, plan, resolve)?;
+        let columns = InputColumns::try_new(name, input, plan, resolve)?;
+        let mut columns = columns.with_nulls_of(of_nulls.clone());
         let vector = columns.vector(asked, compared, use_of)?;
         Ok::<_, DataFusionError>((vector, columns.into_plan()?))
     };
@@ -162,6 +169,24 @@ fn build(
     };
     let node = KnnNode::new((queries, base, training), (k, metric), lsh)?;
     LogicalPlanBuilder::from(node.into_plan()).alias(name)?.build()
+}
+
+/// The type of a column of NULLs only: that of the vectors which it is compared with, if one of the
+/// inputs, with the columns asked for, has any.
+fn type_of_nulls(
+    name: &str,
+    inputs: [(&str, Option<&LogicalPlan>, Option<&ColumnArgument>); 3],
+    compared: Compared,
+    resolve: &mut Resolve<'_>,
+) -> Result<Option<DataType>> {
+    for (input, plan, asked) in inputs {
+        let Some(plan) = plan else { continue };
+        let mut columns = InputColumns::try_new(name, input, plan.clone(), resolve)?;
+        if let Some(found) = columns.vector_type(asked, compared)? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
 }
 
 /// Nearest neighbours on [`DataFrame`]s.
