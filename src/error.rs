@@ -178,9 +178,15 @@ impl fmt::Display for RowProblem {
             Self::TooManyTokens { found, most } => {
                 write!(f, "a set of {found} elements; there may be {most}")
             }
-            Self::ZeroVector => write!(f, "a zero vector has no cosine distance"),
+            Self::ZeroVector => f.write_str(
+                "a zero vector has no cosine distance; such rows are set aside by \
+                 CASE WHEN array_max(v) > 0 OR array_min(v) < 0 THEN v END in place of v",
+            ),
             Self::ConstantVector => {
-                write!(f, "a vector of equal elements has no Pearson distance")
+                f.write_str(
+                    "a vector of equal elements has no Pearson distance; such rows are set aside \
+                     by CASE WHEN array_max(v) > array_min(v) THEN v END in place of v",
+                )
             }
         }
     }
