@@ -182,12 +182,10 @@ impl fmt::Display for RowProblem {
                 "a zero vector has no cosine distance; such rows are set aside by \
                  CASE WHEN array_max(v) > 0 OR array_min(v) < 0 THEN v END in place of v",
             ),
-            Self::ConstantVector => {
-                f.write_str(
-                    "a vector of equal elements has no Pearson distance; such rows are set aside \
+            Self::ConstantVector => f.write_str(
+                "a vector of equal elements has no Pearson distance; such rows are set aside \
                      by CASE WHEN array_max(v) > array_min(v) THEN v END in place of v",
-                )
-            }
+            ),
         }
     }
 }

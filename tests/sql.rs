@@ -49,7 +49,7 @@ fn main() {
     for (name, run) in order::TESTS {
         trials.push(Trial::test(format!("order::{name}"), run));
     }
-    let program: [(&str, session::Test); 8] = [
+    let program: [(&str, session::Test); 10] = [
         ("stops_at_the_first_error", stops_at_the_first_error),
         ("starts_in_every_way", starts_in_every_way),
         ("files_and_formats", files_and_formats),
@@ -58,6 +58,8 @@ fn main() {
         ("lists_devices", lists_devices),
         ("resets_settings", resets_settings),
         ("nested_columns_in_csv", nested_columns_in_csv),
+        ("explains_what_is_not_there", explains_what_is_not_there),
+        ("prints_help", prints_help),
     ];
     trials.extend(program.map(|(name, run)| Trial::test(format!("program::{name}"), run)));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
@@ -281,6 +283,37 @@ fn nested_columns_in_csv() -> Result<(), Failed> {
     let sql = "SELECT 1 AS a, [1.5, 2.5] AS v, named_struct('b', 2) AS s, NULL::INT[] AS n";
     let found = succeed(neighbors(&["-c", sql, "--output-format", "csv"]))?;
     expect(&found, "a,v,s,n\n1,\"[1.5, 2.5]\",{b: 2},\n")
+}
+
+fn explains_what_is_not_there() -> Result<(), Failed> {
+    let no_file = "there is neither a file nor a table 'sql/data/digit.parquet'";
+    let cases = [
+        ("SELECT * FROM 'sql/data/digit.parquet'", no_file),
+        ("SELECT * FROM knn_exact('sql/data/digit.parquet', k => 1)", no_file),
+        ("SELECT * FROM nothing", "table 'datafusion.public.nothing' not found"),
+        (
+            "SELECT kmeans('sql/data/digits.parquet', 2)",
+            "kmeans is called as a table: SELECT * FROM kmeans(…), or with OVER: SELECT kmeans(…) OVER (…) FROM …",
+        ),
+        ("SELECT knn_exact(1)", "knn_exact is called as a table: SELECT * FROM knn_exact(…)"),
+    ];
+    for (sql, wanted) in cases {
+        let stderr = String::from_utf8(neighbors(&["-c", sql]).output()?.stderr)?;
+        expect(&stderr, &format!("error: Error during planning: {wanted}\n"))?;
+    }
+    Ok(())
+}
+
+fn prints_help() -> Result<(), Failed> {
+    let calls: [&[&str]; 4] = [&[], &["-h"], &["--help"], &["help"]];
+    for args in calls {
+        let Output { status, stdout, stderr } = neighbors(args).output()?;
+        let stdout = String::from_utf8(stdout)?;
+        if !status.success() || !stdout.contains("Usage: ") || !stderr.is_empty() {
+            return Err(format!("{args:?}: {status}: {stdout:?}").into());
+        }
+    }
+    Ok(())
 }
 
 fn lists_devices() -> Result<(), Failed> {

@@ -5,10 +5,11 @@
 
 use std::env;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use datafusion::arrow::array::{Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
@@ -63,7 +64,17 @@ enum Format {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Whoever gives no arguments asks for help.
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            return match write!(io::stdout(), "{}", error.render()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(_) => ExitCode::FAILURE,
+            };
+        }
+        Err(error) => error.exit(),
+    };
     take_huge_pages();
     execute(&cli)
 }
@@ -74,7 +85,6 @@ fn main() -> ExitCode {
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn take_huge_pages() {
     use std::os::unix::process::CommandExt;
-    use std::path::Path;
     use std::process::Command;
 
     const NAME: &str = "GLIBC_TUNABLES";
@@ -150,16 +160,48 @@ async fn run(cli: &Cli) -> Result<()> {
     let ctx = SessionContext::new_with_config(config).enable_url_table();
     datafusion_neighbors::register_all(&ctx)?;
     for sql in &cli.commands {
-        run_statements(&ctx, sql, cli.output_format).await?;
+        run_statements(&ctx, sql, cli.output_format).await.map_err(|e| explained(e, &ctx))?;
     }
     for file in &cli.files {
         let sql = std::fs::read_to_string(file).map_err(|error| {
             let message = format!("{}: {error}", file.display());
             DataFusionError::IoError(io::Error::new(error.kind(), message))
         })?;
-        run_statements(&ctx, &sql, cli.output_format).await?;
+        run_statements(&ctx, &sql, cli.output_format).await.map_err(|e| explained(e, &ctx))?;
     }
     Ok(())
+}
+
+/// An error, in other words where DataFusion does not know what was meant: a path, or a function of
+/// tables among values.
+fn explained(error: DataFusionError, ctx: &SessionContext) -> DataFusionError {
+    let message = error.strip_backtrace();
+    let meant = missing_file(&message).or_else(|| misplaced_function(&message, ctx));
+    meant.map_or(error, DataFusionError::Plan)
+}
+
+fn missing_file(message: &str) -> Option<String> {
+    let table = between(message, "table '", "' not found")?;
+    // Behind the names of a catalog and a schema.
+    let path = table.splitn(3, '.').nth(2)?;
+    let is_path = path.contains('/') || Path::new(path).extension().is_some();
+    (is_path && !path.contains("://") && !Path::new(path).exists())
+        .then(|| format!("there is neither a file nor a table '{path}'"))
+}
+
+fn misplaced_function(message: &str, ctx: &SessionContext) -> Option<String> {
+    let name = between(message, "Invalid function '", "'")?;
+    let state = ctx.state();
+    let group = match state.window_functions().contains_key(name) {
+        true => format!(", or with OVER: SELECT {name}(…) OVER (…) FROM …"),
+        false => String::new(),
+    };
+    let is_of_tables = state.table_functions().contains_key(name);
+    is_of_tables.then(|| format!("{name} is called as a table: SELECT * FROM {name}(…){group}"))
+}
+
+fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
+    Some(text.split_once(before)?.1.split_once(after)?.0)
 }
 
 async fn run_statements(ctx: &SessionContext, sql: &str, format: Format) -> Result<()> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableFunctionArgs, TableFunctionImpl, TableProvider};
+use datafusion::common::utils::datafusion_strsim::levenshtein;
 use datafusion::common::{internal_err, plan_err};
 use datafusion::datasource::ViewTable;
 use datafusion::error::Result;
@@ -17,7 +18,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_planner::{DefaultPhysicalPlanner, ExtensionPlanner, PhysicalPlanner};
 use datafusion::sql::sqlparser::ast;
 
-use super::call::{Arguments, Function, from_expr, resolve_in, table_by_name};
+use super::call::{Arguments, Function, from_expr, is_table_function, resolve_in, table_by_name};
 use super::functions::{self, family};
 use super::options::{InputOrder, NeighborsOptions};
 use super::sealed::{Sealed, seal};
@@ -34,6 +35,11 @@ impl RelationPlanner for Functions {
         relation: ast::TableFactor,
         context: &mut dyn RelationPlannerContext,
     ) -> Result<RelationPlanning> {
+        if let ast::TableFactor::Table { name, args: Some(_), .. } = &relation
+            && let Some(meant) = misspelt(name, context)
+        {
+            return plan_err!("there is no table function {name}; did you mean {meant}?");
+        }
         let (name, args, alias) = match relation {
             ast::TableFactor::Table {
                 name,
@@ -80,6 +86,18 @@ fn last_name(name: &ast::ObjectName) -> Option<String> {
     let last = name.0.last()?.as_ident()?;
     let is_quoted = last.quote_style.is_some();
     Some(if is_quoted { last.value.clone() } else { last.value.to_ascii_lowercase() })
+}
+
+/// Our function that a call of none means, if it is spelt almost so.
+fn misspelt(name: &ast::ObjectName, context: &dyn RelationPlannerContext) -> Option<&'static str> {
+    let name = last_name(name).filter(|name| functions::find(name).is_none())?;
+    let names = functions::TABLE.iter().map(|function| function.signature.name);
+    let edits = |known: &str| match known.starts_with(&name) && name.len() > 2 {
+        true => 1,
+        false => levenshtein(known, &name),
+    };
+    let (edits, meant) = names.map(|known| (edits(known), known)).min()?;
+    ((1..=2).contains(&edits) && !is_table_function(&name, context)).then_some(meant)
 }
 
 fn plain_name(name: &ast::ObjectName) -> Result<String> {

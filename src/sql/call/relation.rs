@@ -142,7 +142,7 @@ fn is_table_call(function: &ast::Function) -> bool {
 
 /// Whether a table function of this name exists. DataFusion reveals this only by the error with
 /// which it rejects a call.
-fn is_table_function(name: &str, context: &dyn RelationPlannerContext) -> bool {
+pub(in crate::sql) fn is_table_function(name: &str, context: &dyn RelationPlannerContext) -> bool {
     match context.context_provider().get_table_function_source(name, vec![]) {
         Ok(_) => true,
         Err(error) => {
