@@ -162,6 +162,11 @@ fn name_of(expr: &Expr) -> Option<String> {
     if let Expr::Column(column) = expr { Some(column.name.clone()) } else { None }
 }
 
+/// A column's name as SQL has it.
+fn quoted(name: &str) -> String {
+    Column::from_name(name).quoted_flat_name()
+}
+
 /// The name of a column that was looked up in vain, if that is the error.
 fn looked_up(error: &DataFusionError) -> Option<&str> {
     let DataFusionError::SchemaError(error, _) = error.find_root() else { return None };
@@ -257,8 +262,9 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         };
         let mut names = Vec::new();
         for (label, expr, found) in exprs {
+            let written = name_of(&expr).map_or_else(|| label.clone(), |name| quoted(&name));
             let (expr, found) = decode(expr, found, &of_nulls);
-            self.check(&label, &found, is_list, compared)?;
+            self.check((label.as_str(), written.as_str()), &found, is_list, compared)?;
             names.push(self.place(expr, &label, vector_name, use_of));
         }
         Ok(match (is_list, <[String; 1]>::try_from(names)) {
@@ -309,7 +315,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
     /// Refuses a column that holds no vectors, or no numbers where it is a dimension.
     fn check(
         &self,
-        label: &str,
+        (label, written): (&str, &str),
         found: &DataType,
         is_dimension: bool,
         compared: Compared,
@@ -324,7 +330,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         match VectorColumn::Whole(name).kind(&[found], compared.metric()) {
             Some(_) => Ok(()),
             None => {
-                let advice = compared.advice(label, found);
+                let advice = compared.advice(written, found);
                 plan_err!("column {label} of {input} holds no vectors, but {found}{advice}")
             }
         }
@@ -453,7 +459,8 @@ fn no_vector(input: &str, schema: &DFSchema, compared: Compared) -> String {
         _ => ". Numeric columns serve as dimensions with vector => ['x', 'y']",
     };
     // Columns of vectors come last more often than first.
-    let mut advice = schema.fields().iter().map(|f| compared.advice(f.name(), f.data_type()));
+    let mut advice =
+        schema.fields().iter().map(|f| compared.advice(&quoted(f.name()), f.data_type()));
     let advice = advice.rfind(|advice| !advice.is_empty()).unwrap_or_default();
     format!("{input} has no column of {compared}; its columns are {columns}{dimensions}{advice}")
 }

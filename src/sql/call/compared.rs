@@ -3,7 +3,6 @@
 use std::fmt;
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::Column;
 
 use crate::exec::kind_of_vector;
 use crate::matrix::ElementKind;
@@ -63,9 +62,8 @@ impl Compared {
         })
     }
 
-    /// What to write where a column of this type holds no vectors; nothing for most types.
+    /// What to write where an expression of this type holds no vectors; nothing for most types.
     pub fn advice(self, column: &str, found: &DataType) -> String {
-        let column = Column::from_name(column).quoted_flat_name();
         let is_bits = matches!(self, Self::Bits | Self::BitsOrSets);
         let of_texts = item_of(found).is_some_and(DataType::is_string);
         match found {
@@ -152,12 +150,12 @@ mod tests {
     #[test]
     fn advice_says_what_to_write() {
         let texts = DataType::new_list(DataType::Utf8View, true);
-        let advice = |compared: Compared, found: &DataType| compared.advice("Tags", found);
-        assert!(advice(Compared::Numbers, &DataType::Utf8).contains("trim(\"Tags\", '[]')"));
-        assert!(advice(Compared::Bits, &DataType::Utf8).contains("decode(\"Tags\", 'hex')"));
-        assert!(advice(Compared::Bits, &DataType::Int64).contains("to_hex(\"Tags\")"));
-        assert!(advice(Compared::Numbers, &texts).contains("CAST(\"Tags\" AS DOUBLE[])"));
-        assert!(advice(Compared::BitsOrSets, &texts).contains("unnest(\"Tags\")"));
+        let advice = |compared: Compared, found: &DataType| compared.advice("tags", found);
+        assert!(advice(Compared::Numbers, &DataType::Utf8).contains("trim(tags, '[]')"));
+        assert!(advice(Compared::Bits, &DataType::Utf8).contains("decode(tags, 'hex')"));
+        assert!(advice(Compared::Bits, &DataType::Int64).contains("to_hex(tags)"));
+        assert!(advice(Compared::Numbers, &texts).contains("CAST(tags AS DOUBLE[])"));
+        assert!(advice(Compared::BitsOrSets, &texts).contains("unnest(tags)"));
         assert_eq!(advice(Compared::Numbers, &DataType::Boolean), "");
     }
 }

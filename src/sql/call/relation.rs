@@ -230,7 +230,14 @@ fn find(session: &dyn Session, reference: &TableReference) -> Result<Arc<dyn Tab
         .and_then(|catalog| catalog.schema(&full.schema))
         .ok_or_else(|| plan_datafusion_err!("no schema {}.{}", full.catalog, full.schema))?;
     let table = wait_for(schema.table(&full.table))??;
-    table.ok_or_else(|| DataFusionError::Plan(format!("table '{full}' not found")))
+    table.ok_or_else(|| {
+        let alike = |name: &String| name.eq_ignore_ascii_case(&full.table);
+        let hint = match schema.table_names().into_iter().find(alike) {
+            Some(name) => format!("; write \"{name}\" in double quotes"),
+            None => String::new(),
+        };
+        DataFusionError::Plan(format!("table '{full}' not found{hint}"))
+    })
 }
 
 /// Waits for a future in synchronous code: planning is synchronous, and a catalog may read files to
