@@ -395,7 +395,7 @@ fn the_rules_see_what_they_forbid() {
     assert_eq!(found, [("a".to_string(), 2, 3, "    /// Why.".to_string())]);
     let edges = imports();
     let has = |from: &str, to: &str| edges.contains(&(from.to_string(), to.to_string()));
-    assert!(has("src/device/compose/by_search.rs", "src/device/cpu/kmeans/seeding.rs"));
+    assert!(has("src/device/compose/by_search.rs", "src/device/cpu/kmeans/cluster_sums.rs"));
     assert!(has("src/device/cuda/kmeans/mod.rs", "src/device/cluster_sums.rs"));
 }
 

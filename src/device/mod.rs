@@ -38,7 +38,6 @@ pub use contract::{
     TablesBuilt, Within, Work, centroid_shift, squares_are_finite, stop_reason,
 };
 pub use cpu::CpuDevice;
-pub(crate) use cpu::kmeans::seeding::plus_plus as seed_plus_plus;
 #[cfg(feature = "cuda")]
 pub use cuda::CudaDevice;
 
@@ -138,8 +137,8 @@ impl AnyDevice {
         Self::Cpu(Arc::new(CpuDevice::new()))
     }
 
-    /// The CPU, once with each set of instructions that searches distinguish and this processor has, their names, and
-    /// whether searches look at fewer bits first wherever they can, and not only where that pays.
+    /// The CPU, once with each set of instructions that it distinguishes and this processor has, their names, and whether
+    /// searches look at fewer bits first wherever they can, and not only where that pays.
     pub fn cpu_ways() -> Vec<(&'static str, bool, Self)> {
         let all = CpuDevice::every_way().into_iter();
         all.map(|(name, looks, device)| (name, looks, Self::Cpu(Arc::new(device)))).collect()

@@ -29,7 +29,7 @@ pub fn trials() -> Vec<(String, Test)> {
     }
     for metric in [Metric::L2, Metric::SqEuclidean, Metric::Cosine, Metric::Pearson] {
         let name = format!("dbscan::many_dimensions::{metric}");
-        all.push((name, Box::new(move |device| many_dimensions(device, metric))));
+        all.push((name, Box::new(move |device| many_dimensions(device, metric, None))));
     }
     for metric in [Metric::L2, Metric::Cosine] {
         let name = format!("dbscan::clusters_of_all_sizes::{metric}");
@@ -49,6 +49,19 @@ pub fn trials() -> Vec<(String, Test)> {
         ("few_rows_of_every_kind", few),
     ];
     all.extend(others.map(|(name, run)| (format!("dbscan::{name}"), Box::new(run) as Test)));
+    all
+}
+
+/// A few of them, for each set of instructions of a CPU: only rows of many dimensions are compared by them.
+pub fn trials_of_instructions() -> Vec<(String, Test)> {
+    let along = |device: &AnyDevice| many_dimensions(device, Metric::L2, Some(ALONG));
+    let all: [(&str, Check); 2] = [("many_dimensions::l2", along), ("few_rows_of_every_kind", few)];
+    let named = all.map(|(name, run)| (format!("dbscan::{name}"), Box::new(run) as Test));
+    let mut all: Vec<_> = named.into();
+    for metric in [Metric::L2, Metric::Cosine] {
+        let name = format!("dbscan::clusters_of_all_sizes::{metric}");
+        all.push((name, Box::new(move |device| sizes(device, metric))));
+    }
     all
 }
 
@@ -99,9 +112,12 @@ fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Rows of many dimensions that lie along a few.
+const ALONG: &str = "along five directions";
+
 /// Enough rows of many dimensions for projections on a few directions, some of them such that those hold
-/// much, or little, or rows are far from all others.
-fn many_dimensions(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
+/// much, or little, or rows are far from all others; or only those of this name.
+fn many_dimensions(device: &AnyDevice, metric: Metric, only: Option<&str>) -> Result<(), Failed> {
     let (count, dim) = (2100, 40);
     let normal = Kind::Normal.rows(5, count, dim);
     let directions = Kind::Normal.rows(6, 5, dim);
@@ -117,7 +133,7 @@ fn many_dimensions(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
     type Made<'a> = (&'a str, &'a dyn Fn(usize, usize) -> f64);
     let all: [Made<'_>; 8] = [
         ("as they come", &|row, i| normal[row][i]),
-        ("along five directions", &mixed),
+        (ALONG, &mixed),
         ("clumps far from the origin", &clumps),
         ("one far row", &|row, i| far(row, i, count, 1e6)),
         ("one row beyond f32's squares", &|row, i| far(row, i, count, 1e30)),
@@ -125,7 +141,8 @@ fn many_dimensions(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
         ("lengths of all sizes", &norms),
         ("the same thing thrice", &|row, i| mixed(row / 3, i)),
     ];
-    for (i, (name, of)) in all.into_iter().enumerate() {
+    let all = all.into_iter().enumerate();
+    for (i, (name, of)) in all.filter(|(_, made)| only.is_none_or(|only| only == made.0)) {
         let narrow: Vec<f32> = (0..count * dim).map(|at| of(at / dim, at % dim) as f32).collect();
         let values: Vec<f64> = narrow.iter().map(|x| f64::from(*x)).collect();
         let rows: Vec<Row> = values.chunks(dim).map(|row| Row::new(metric, row)).collect();

@@ -18,7 +18,8 @@ use crate::{Check, Test};
 pub fn trials() -> Vec<(String, Test)> {
     let mut all: Vec<(String, Test)> = Vec::new();
     for kind in Kind::ALL {
-        all.push((format!("kmeans::{kind:?}"), Box::new(move |device| clusters(device, kind))));
+        let run = move |device: &AnyDevice| clusters(device, kind, &CLUSTER_SHAPES);
+        all.push((format!("kmeans::{kind:?}"), Box::new(run)));
     }
     let others: [(&str, Check); 7] = [
         ("many_rounds", many_rounds),
@@ -31,6 +32,17 @@ pub fn trials() -> Vec<(String, Test)> {
     ];
     let others = others.into_iter().chain(rounding::trials());
     all.extend(others.map(|(name, run)| (format!("kmeans::{name}"), Box::new(run) as Test)));
+    all
+}
+
+/// A few of them, for each set of instructions of a CPU.
+pub fn trials_of_instructions() -> Vec<(String, Test)> {
+    let named = |kind: Kind| {
+        let run = move |device: &AnyDevice| clusters(device, kind, &SHAPES_OF_INSTRUCTIONS);
+        (format!("kmeans::{kind:?}"), Box::new(run) as Test)
+    };
+    let mut all: Vec<_> = [Kind::Normal, Kind::Lattice, Kind::FarAway].map(named).into();
+    all.push(("kmeans::many_candidates".to_string(), Box::new(many_candidates)));
     all
 }
 
@@ -56,10 +68,15 @@ const CLUSTER_SHAPES: [(usize, usize, u64); 18] = [
     (100, 1025, 5),
 ];
 
+/// The same, one of each way in which a CPU assigns rows in rounds: all pairs in whole numbers, gaps, bounds of pairs,
+/// and lists, of which AVX-512 takes one sooner.
+const SHAPES_OF_INSTRUCTIONS: [(usize, usize, u64); 5] =
+    [(9001, 8, 16), (9000, 2, 130), (600, 128, 70), (390, 58, 300), (500, 40, 400)];
+
 /// Labels are those of the nearest centroid by definition, and everything is bit by bit what the CPU
 /// finds.
-fn clusters(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
-    for (i, (rows, dim, k)) in CLUSTER_SHAPES.into_iter().enumerate() {
+fn clusters(device: &AnyDevice, kind: Kind, shapes: &[(usize, usize, u64)]) -> Result<(), Failed> {
+    for (i, (rows, dim, k)) in shapes.iter().copied().enumerate() {
         let mut values = kind.rows(i as u64, rows, dim);
         if i % 2 == 1 {
             values.iter_mut().flatten().for_each(|x| *x /= 3.0);

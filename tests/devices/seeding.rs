@@ -28,6 +28,27 @@ pub fn trials() -> Vec<(String, Test)> {
     all
 }
 
+/// A few of them, for each set of instructions of a CPU.
+pub fn trials_of_instructions() -> Vec<(String, Test)> {
+    let named = |kind: Kind| {
+        let run = move |device: &AnyDevice| few_of_each_way(device, kind);
+        (format!("seeding::{kind:?}"), Box::new(run) as Test)
+    };
+    [Kind::Normal, Kind::Lattice, Kind::Duplicates].map(named).into()
+}
+
+/// The CPU bounds distances of rows of many dimensions from the first, and of others after some rows are chosen.
+fn few_of_each_way(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
+    for (count, dim, k) in [(8_000, 16, 140), (3_000, 40, 150), (500, 700, 60)] {
+        let values = kind.rows(3, count, dim);
+        for rows in [matrix_f32(&values, dim, Metric::L2), matrix_f64(&values, dim, Metric::L2)] {
+            same(device, &rows, None, KMeansParams::try_new(k, Metric::L2)?)
+                .map_err(|e| format!("dim {dim}, k {k}: {e:?}"))?;
+        }
+    }
+    Ok(())
+}
+
 /// Rows, dimension, clusters: of each way to compare rows with candidates, and around their limits.
 const SHAPES: [(usize, usize, u64); 8] = [
     (30_001, 3, 300),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::input::Input;
 use super::params::{Init, KMeansParams};
-use crate::device::{Assignment, KMeansSession, seed_plus_plus};
+use crate::device::{Assignment, KMeansDevice, KMeansInput, KMeansSession};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::{Matrix, Real, Rows};
@@ -13,9 +13,9 @@ use crate::parallel::in_parallel;
 use crate::random::Random;
 
 /// The first centroids of a run, for each problem.
-pub(super) fn initial<T: Real>(
+pub(super) fn initial<D: KMeansDevice, T: Real>(
     inputs: &[Input<'_, T>],
-    session: &mut (dyn KMeansSession<T> + '_),
+    (device, session): (&D, &mut (dyn KMeansSession<T> + '_)),
     given: Option<&Rows>,
     run: usize,
     job: &Job,
@@ -34,7 +34,8 @@ pub(super) fn initial<T: Real>(
         Init::Parallel => {
             let session = &*session;
             let parallel = |(i, input): (usize, &Input<'_, T>)| {
-                input.parallel(|centroids| session.assign_to(i, centroids, job), random(), job)
+                let assign_to = |centroids: &[T]| session.assign_to(i, centroids, job);
+                input.parallel(device, assign_to, random(), job)
             };
             in_parallel(all(), parallel).into_iter().collect()
         }
@@ -87,6 +88,7 @@ impl<T: Real> Input<'_, T> {
     /// k-means||: a few rounds that draw many rows each, thinned out by k-means++.
     fn parallel(
         &self,
+        device: &impl KMeansDevice,
         assign_to: impl Fn(&[T]) -> Result<Assignment<T>>,
         mut random: Random,
         job: &Job,
@@ -94,12 +96,12 @@ impl<T: Real> Input<'_, T> {
         const ROUNDS: usize = 5;
         let (k, metric) = (self.params.k, self.params.cost());
         let wanted = 2.0 * k as f64;
-        let (rows, weights) = (&self.rows, self.weights);
         // The costs of all rows, and their nearest candidates with these costs.
         let per_row = 2 * size_of::<T>() + size_of::<u32>();
-        let _reserved = job.reserve("costs of rows", rows.len() * per_row)?;
+        let _reserved = job.reserve("costs of rows", self.rows.len() * per_row)?;
         let mut reserved: Vec<Reserved> = Vec::new();
-        let mut candidates: Vec<T> = seed_plus_plus(rows, weights, metric, 1, &mut random, job)?;
+        let all = KMeansInput { rows: &self.rows, weights: self.weights, metric };
+        let mut candidates: Vec<T> = device.plus_plus(all, 1, &mut random, job)?;
         let mut costs = assign_to(&candidates)?.costs;
         for _ in 0..ROUNDS {
             // A row without weight costs nothing, however far it is.
@@ -132,11 +134,12 @@ impl<T: Real> Input<'_, T> {
         }
         if attracted.iter().filter(|weight| **weight > 0.0).count() < k {
             // Too few were drawn: choose among all rows instead.
-            return seed_plus_plus(rows, weights, metric, k, &mut random, job);
+            return device.plus_plus(all, k, &mut random, job);
         }
         let candidates = Matrix::new(T::elements(candidates), count, self.dim);
         let candidates = Rows::all(Arc::new(candidates));
-        seed_plus_plus(&candidates, Some(&attracted), metric, k, &mut random, job)
+        let input = KMeansInput { rows: &candidates, weights: Some(&attracted), metric };
+        device.plus_plus(input, k, &mut random, job)
     }
 }
 

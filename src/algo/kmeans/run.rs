@@ -73,7 +73,7 @@ pub(super) fn best_runs<D: Device, T: Real>(
     let mut best: Vec<Option<Clustering>> = vec![None; inputs.len()];
     for run in 0..runs {
         job.enter(Phase::Seed);
-        let centroids = initial(&inputs, session.as_mut(), given, run, job)?;
+        let centroids = initial(&inputs, (&**device, session.as_mut()), given, run, job)?;
         for (found, best) in
             lloyd(&inputs, session.as_mut(), centroids, job)?.into_iter().zip(&mut best)
         {

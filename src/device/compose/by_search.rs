@@ -11,7 +11,7 @@ use crate::device::contract::{
     Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, Moved,
     QueryRows, RoundsRun, StopReason, Work, centroid_shift, stop_reason,
 };
-use crate::device::cpu::kmeans::{cluster_sums, seeding};
+use crate::device::cpu::kmeans::cluster_sums;
 use crate::device::{ClusterSums, Device};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Progress, Reserved};
@@ -125,7 +125,8 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
         let alone = problems.len() == 1;
         let seed = |(problem, mut random): (usize, Random), job: &Job| {
             let Problem { rows, weights, given, .. } = &self.problems[problem];
-            seeding::plus_plus(rows, *weights, self.search.metric, given.k, &mut random, job)
+            let input = KMeansInput { rows, weights: *weights, metric: self.search.metric };
+            self.search.device.plus_plus(input, given.k, &mut random, job)
         };
         if alone {
             return problems.into_iter().map(|problem| seed(problem, job)).collect();

@@ -18,6 +18,6 @@ pub use exact::ExactSearch;
 pub use facts::{Facts, Filter};
 pub use means::{ClusterMeans, Means};
 #[cfg(feature = "cuda")]
-pub use on_host::{KMeansOnHost, components_on_host, host_session, sums_of};
+pub use on_host::{KMeansOnHost, components_on_host, host_session, plus_plus_on_host, sums_of};
 pub use pairs::ExactPairs;
 pub use search::{HeldQueries, StreamedSearch};

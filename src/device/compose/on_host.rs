@@ -2,12 +2,15 @@
 
 use super::BySearch;
 use crate::device::ClusterSums;
-use crate::device::contract::{Components, DbscanDevice, DbscanInput, KMeansInput, KMeansProblem};
+use crate::device::contract::{
+    Components, DbscanDevice, DbscanInput, KMeansDevice, KMeansInput, KMeansProblem,
+};
 use crate::device::cpu::CpuDevice;
 use crate::device::cpu::kmeans::cluster_sums;
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::{Real, Rows};
+use crate::random::Random;
 
 /// k-means on the CPU, whatever device the rest runs on.
 pub type KMeansOnHost<'a, T> = BySearch<'a, CpuDevice, T>;
@@ -18,6 +21,19 @@ pub fn host_session<T: Real>(
     problems: Vec<KMeansProblem>,
 ) -> KMeansOnHost<'_, T> {
     BySearch::open(&CpuDevice::new().into(), input, problems)
+}
+
+/// See [`KMeansDevice::plus_plus`].
+///
+/// # Errors
+/// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
+pub fn plus_plus_on_host<T: Real>(
+    input: KMeansInput<'_>,
+    k: usize,
+    random: &mut Random,
+    job: &Job,
+) -> Result<Vec<T>> {
+    CpuDevice::new().plus_plus(input, k, random, job)
 }
 
 /// The cluster sums of these rows, by their labels. `empty` has the sums of no rows.

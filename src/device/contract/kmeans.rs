@@ -30,6 +30,18 @@ pub trait KMeansDevice: SearchDevice {
         job: &Job,
     ) -> Result<Box<dyn KMeansSession<T> + 'a>>;
 
+    /// `k` of any rows, chosen on the host as [`KMeansSession::seed`] chooses those of a problem.
+    ///
+    /// # Errors
+    /// See [`KMeansSession::seed`].
+    fn plus_plus<T: Real>(
+        &self,
+        input: KMeansInput<'_>,
+        k: usize,
+        random: &mut Random,
+        job: &Job,
+    ) -> Result<Vec<T>>;
+
     /// Makes ready what k-means of so many clusters needs besides such rows, if that takes time; `draws` says whether
     /// [`seed`](KMeansSession::seed) will be asked. What fails here fails again when it is needed.
     fn warm_kmeans(&self, _rows: KMeansKind, _k: usize, _draws: bool) {}

@@ -26,6 +26,7 @@ use self::kmeans::few::{self, Few};
 use self::kmeans::gaps::Gaps;
 use self::kmeans::rounds::pair_bounds::{self, PairBounds};
 use self::kmeans::rounds::{self, Rounds};
+use self::kmeans::seeding;
 use self::simd::lanes::Lanes;
 use self::simd::level::Level;
 use super::compose::BySearch;
@@ -39,6 +40,7 @@ use crate::index::lsh::Hasher;
 use crate::job::Job;
 use crate::matrix::{Real, Rows};
 use crate::metric::Metric;
+use crate::random::Random;
 
 /// The CPU of this machine, with as many threads as rayon's current pool has.
 #[derive(Debug)]
@@ -54,7 +56,7 @@ impl CpuDevice {
         Self { level: Level::detect(), always_looks: false }
     }
 
-    /// The CPU, once with each set of instructions that searches distinguish and this processor has, and whether they
+    /// The CPU, once with each set of instructions that it distinguishes and this processor has, and whether searches
     /// are to look at fewer bits first wherever they can.
     pub fn every_way() -> Vec<(&'static str, bool, Self)> {
         let levels = Level::all().into_iter();
@@ -149,6 +151,16 @@ impl KMeansDevice for CpuDevice {
         _job: &Job,
     ) -> Result<Box<dyn KMeansSession<T> + 'a>> {
         Ok(Box::new(BySearch::open(self, input, problems()?)))
+    }
+
+    fn plus_plus<T: Real>(
+        &self,
+        input: KMeansInput<'_>,
+        k: usize,
+        random: &mut Random,
+        job: &Job,
+    ) -> Result<Vec<T>> {
+        seeding::plus_plus(input, self.level, k, random, job)
     }
 
     fn assigner(

@@ -46,6 +46,7 @@ use self::values::Values;
 use self::weights::Weights;
 use super::CpuDevice;
 use super::simd::lanes::Lanes;
+use super::simd::level::Level;
 use crate::device::contract::{Components, DbscanDevice, DbscanInput, DbscanWork, NOISE, Work};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
@@ -84,11 +85,12 @@ impl DbscanDevice for CpuDevice {
             all.work += found.work;
         };
         for range in large {
-            let found = group(input, range.clone(), job)?;
+            let found = group(input, range.clone(), self.level, job)?;
             take(range, found);
         }
-        let found =
-            small.into_par_iter().map(|range| Ok((group(input, range.clone(), job)?, range)));
+        let alone =
+            |range: Range<usize>| Ok((group(input, range.clone(), self.level, job)?, range));
+        let found = small.into_par_iter().map(alone);
         for (found, range) in found.collect::<Result<Vec<_>>>()? {
             take(range, found);
         }
@@ -97,7 +99,12 @@ impl DbscanDevice for CpuDevice {
 }
 
 /// The components of one group's rows, which are numbered from 0.
-fn group(input: &DbscanInput<'_>, range: Range<usize>, job: &Job) -> Result<Components> {
+fn group(
+    input: &DbscanInput<'_>,
+    range: Range<usize>,
+    level: Level,
+    job: &Job,
+) -> Result<Components> {
     let rows = input.rows.slice(range.clone());
     if rows.is_empty() {
         return Ok(Components::default());
@@ -109,18 +116,18 @@ fn group(input: &DbscanInput<'_>, range: Range<usize>, job: &Job) -> Result<Comp
     };
     match rows.matrix().kind() {
         ElementKind::Bits => components(Bits::new(&rows, input.within), &own, job),
-        ElementKind::F32 => of_numbers::<f32>(&own, job),
-        ElementKind::F64 => of_numbers::<f64>(&own, job),
+        ElementKind::F32 => of_numbers::<f32>(&own, level, job),
+        ElementKind::F64 => of_numbers::<f64>(&own, level, job),
         ElementKind::Sets => Err(Error::InvalidArgument("dbscan: rows are sets".to_string())),
     }
 }
 
-fn of_numbers<T: Lanes>(input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
+fn of_numbers<T: Lanes>(input: &DbscanInput<'_>, level: Level, job: &Job) -> Result<Components> {
     job.enter(Phase::Prepare);
     let wrong_type = || Error::InvalidArgument("dbscan: rows of another type".to_string());
     let values = input.rows.reals::<T>().ok_or_else(wrong_type)?;
     let values = Values::new(values, input.rows.matrix().dim(), input.within, job)?;
-    match Products::try_new(values, job)? {
+    match Products::try_new(values, level, job)? {
         Ok(products) => components(products, input, job),
         Err(values) => components(Numbers::new(values), input, job),
     }

@@ -20,6 +20,7 @@ use super::tiles::{LANES, lanes_of, lowest};
 use super::values::Values;
 use crate::device::cpu::order::Coordinates;
 use crate::device::cpu::simd::lanes::Lanes;
+use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::words::{Pair, QUERIES, Queries, Starts, Words};
 use crate::error::Result;
 use crate::job::{Job, Reserved};
@@ -71,7 +72,11 @@ struct Rounded {
 
 impl<'a, T: Lanes> Products<'a, T> {
     /// `Err` with the rows, if there is nothing to gain.
-    pub fn try_new(values: Values<'a, T>, job: &Job) -> Result<Result<Self, Values<'a, T>>> {
+    pub fn try_new(
+        values: Values<'a, T>,
+        level: Level,
+        job: &Job,
+    ) -> Result<Result<Self, Values<'a, T>>> {
         let Some(plan) = Plan::new(&values, job)? else { return Ok(Err(values)) };
         let (rows, count) = (values.rows(), plan.count());
         let kept = if plan.leading.is_some() { count } else { count.min(COORDINATES) };
@@ -93,7 +98,7 @@ impl<'a, T: Lanes> Products<'a, T> {
             projected,
             kept,
             squares,
-            words: Words::detect(),
+            words: Words::of(level),
             arch: pulp::Arch::new(),
             tiles: Vec::new(),
             starts: Vec::new(),

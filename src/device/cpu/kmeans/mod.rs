@@ -12,4 +12,4 @@ pub(in crate::device) mod cluster_sums;
 pub(in crate::device::cpu) mod few;
 pub(in crate::device::cpu) mod gaps;
 pub(in crate::device::cpu) mod rounds;
-pub(in crate::device) mod seeding;
+pub(in crate::device::cpu) mod seeding;

@@ -6,6 +6,7 @@
 
 use rayon::prelude::*;
 
+use crate::device::contract::KMeansInput;
 use crate::device::cpu::rounded::nearer::{Near, Nearer, PANELS, Scratch, Vectors};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
@@ -38,16 +39,15 @@ const _: () = assert!(BLOCK == PANELS * ROWS);
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
-pub(crate) fn plus_plus<T: Real>(
-    rows: &Rows,
-    weights: Option<&[f64]>,
-    metric: Metric,
+pub(in crate::device::cpu) fn plus_plus<T: Real>(
+    input: KMeansInput<'_>,
+    level: Level,
     k: usize,
     random: &mut Random,
     job: &Job,
 ) -> Result<Vec<T>> {
-    let (values, level) = (rows.reals::<T>(), Level::detect());
-    let values = values.expect("a session has rows of its own type");
+    let KMeansInput { rows, weights, metric } = input;
+    let values = rows.reals::<T>().expect("a session has rows of its own type");
     let chosen = match rows.reals::<f32>() {
         Some(_) => choose::<f32>((rows, weights), (metric, level), k, random, job)?,
         None => choose::<f64>((rows, weights), (metric, level), k, random, job)?,

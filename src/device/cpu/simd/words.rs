@@ -7,6 +7,8 @@ use std::arch::x86_64::*;
 
 use pulp::{Simd, WithSimd};
 
+use super::level::{Instructions, Level};
+
 /// Rows in a tile.
 pub(in crate::device::cpu) const ROWS: usize = 64;
 /// Queries that are compared with a tile together.
@@ -46,15 +48,17 @@ enum Way {
 }
 
 impl Words {
-    /// The fastest of this processor's.
-    pub fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni") {
-            return Self(Way::Vnni);
-        } else if is_x86_feature_detected!("avx2") {
-            return Self(Way::Avx2);
+    /// The fastest that this level has.
+    pub fn of(level: Level) -> Self {
+        match level.0 {
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Vnni => Self(Way::Vnni),
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 | Instructions::Avx512 => Self(Way::Avx2),
+            #[cfg(target_arch = "aarch64")]
+            Instructions::Neon => Self(Way::Plain(pulp::Arch::new())),
+            Instructions::Plain => Self(Way::Plain(pulp::Arch::new())),
         }
-        Self(Way::Plain(pulp::Arch::new()))
     }
 
     /// For each query, a bit for each row of the tile whose sum, `start + Σ row · query`, is at least
@@ -66,10 +70,10 @@ impl Words {
         assert_eq!(queries.tile.len(), tile.len(), "rows of one length");
         assert!(queries.rows.iter().all(|row| (*row as usize) < ROWS), "rows of a tile");
         match self.0 {
-            // SAFETY: `detect` found the features.
+            // SAFETY: only the level `Vnni`, which proves AVX-512 F and VNNI, leads here.
             #[cfg(target_arch = "x86_64")]
             Way::Vnni => unsafe { passing_vnni(tile, starts, queries) },
-            // SAFETY: as above.
+            // SAFETY: only the levels `Avx2` and `Avx512`, which prove AVX2, lead here.
             #[cfg(target_arch = "x86_64")]
             Way::Avx2 => unsafe { passing_avx2(tile, starts, queries) },
             Way::Plain(arch) => arch.dispatch(Plain { tile, starts, queries }),
@@ -123,8 +127,8 @@ fn passing_vnni(tile: &[Pair], starts: &Starts, queries: &Queries<'_>) -> [u64; 
     #[target_feature(enable = "avx512f")]
     fn registers<T: Tiled>(from: &T) -> [__m512i; 4] {
         let from = std::ptr::from_ref(from).cast::<__m512i>();
-        // SAFETY: a `Tiled` is 256 initialised bytes at an address divisible by 64; any bits make a
-        // register.
+        // SAFETY: a `Tiled`, borrowed meanwhile, is 256 initialised bytes at an address divisible by 64:
+        // four registers, aligned; any bits make one.
         std::array::from_fn(|i| unsafe { _mm512_load_si512(from.add(i)) })
     }
     let mut sums = [registers(starts); QUERIES];
@@ -156,7 +160,8 @@ fn passing_avx2(tile: &[Pair], starts: &Starts, queries: &Queries<'_>) -> [u64; 
     fn registers<T: Tiled>(from: &T, quarter: usize) -> [__m256i; 2] {
         assert!(quarter < 4);
         let from = std::ptr::from_ref(from).cast::<__m256i>();
-        // SAFETY: as for `passing_vnni`; eight registers are 256 bytes.
+        // SAFETY: a `Tiled`, borrowed meanwhile, is 256 initialised bytes at an address divisible by 64:
+        // eight registers, aligned, of which `quarter` < 4 takes two; any bits make one.
         std::array::from_fn(|i| unsafe { _mm256_load_si256(from.add(2 * quarter + i)) })
     }
     let mut passed = [0; QUERIES];
@@ -202,11 +207,18 @@ mod tests {
     use crate::random::Random;
 
     #[test]
-    fn all_ways_give_the_sums_definition() {
-        #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
-        let mut ways = vec![Words(Way::Plain(pulp::Arch::new())), Words::detect()];
-        #[cfg(target_arch = "x86_64")]
-        ways.extend(is_x86_feature_detected!("avx2").then_some(Words(Way::Avx2)));
+    fn the_level_decides_which_instructions_are_used() {
+        for level in Level::all() {
+            let is_plain = matches!(Words::of(level).0, Way::Plain(_));
+            assert_eq!(is_plain, ["plain", "neon"].contains(&level.name()), "{level:?}");
+            #[cfg(target_arch = "x86_64")]
+            assert_eq!(matches!(Words::of(level).0, Way::Vnni), level.name() == "vnni");
+        }
+    }
+
+    #[test]
+    fn every_level_gives_the_sums_of_the_definition() {
+        let ways: Vec<_> = Level::all().into_iter().map(Words::of).collect();
         let mut random = Random::new(7);
         for words in [0, 1, 2, 7, 49, 192] {
             let mut number = |most: i16| {

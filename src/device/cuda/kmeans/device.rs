@@ -6,6 +6,7 @@ use super::kernels::{MOST_ROWS, is_large, way};
 use super::resident::Resident;
 use super::space::Space;
 use super::{CudaKMeans, seeding};
+use crate::device::compose::plus_plus_on_host;
 use crate::device::contract::{
     KMeansDevice, KMeansInput, KMeansKind, KMeansProblem, KMeansSession, KMeansShape,
 };
@@ -13,6 +14,7 @@ use crate::device::cuda::handle::CudaDevice;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Real;
+use crate::random::Random;
 
 /// Whether rows are sent before anything else is known of them.
 fn will_send(device: &CudaDevice, input: KMeansInput<'_>, expected: KMeansShape) -> bool {
@@ -48,6 +50,16 @@ impl KMeansDevice for CudaDevice {
             sent => Some(sent?),
         };
         Ok(Box::new(CudaKMeans::open(self, input, problems, sent)))
+    }
+
+    fn plus_plus<T: Real>(
+        &self,
+        input: KMeansInput<'_>,
+        k: usize,
+        random: &mut Random,
+        job: &Job,
+    ) -> Result<Vec<T>> {
+        plus_plus_on_host(input, k, random, job)
     }
 
     fn warm_kmeans(&self, rows: KMeansKind, k: usize, draws: bool) {
