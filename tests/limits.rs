@@ -1,5 +1,4 @@
-//! Limits that operators keep: memory that a session's pool grants, and the time until cancelled work
-//! ends.
+//! Limits that operators keep: memory that a session's pool grants, whatever happens to a statement.
 //!
 //! An allocator counts the bytes of this process, and a pool those that are reserved. Inputs are made
 //! batch by batch while they are read, so that what is held is the operators'.
@@ -10,10 +9,8 @@ mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 
 use datafusion::arrow::array::{
     ArrayRef, FixedSizeListArray, Float32Array, Int64Array, RecordBatch,
@@ -29,15 +26,8 @@ use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
-use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
-use datafusion_neighbors::algo::kmeans::{Init, KMeansParams, kmeans, kmeans_groups};
-use datafusion_neighbors::algo::knn::{KnnParams, LshParams, Method, open_base};
-use datafusion_neighbors::device::{AnyDevice, QueryRows};
-use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::Rows;
-use datafusion_neighbors::{Error, Metric};
 use futures::StreamExt;
-use support::{Kind, matrix_bits, matrix_f32, matrix_f64};
+use support::{DEADLINE, until};
 
 const MB: i64 = 1 << 20;
 
@@ -97,6 +87,26 @@ fn count(bytes: i64) {
     }
 }
 
+/// How often memory was asked for.
+static ASKED: AtomicUsize = AtomicUsize::new(0);
+
+/// While this is closed, threads that compute can neither reserve memory nor give it back, and so not end their work.
+static IS_CLOSED: Mutex<bool> = Mutex::new(false);
+static OPENED: Condvar = Condvar::new();
+
+fn close(is_closed: bool) {
+    *IS_CLOSED.lock().unwrap_or_else(PoisonError::into_inner) = is_closed;
+    OPENED.notify_all();
+}
+
+fn wait_while_closed() {
+    let thread = std::thread::current();
+    if thread.name().is_some_and(|name| name.starts_with("neighbors-")) {
+        let is_closed = IS_CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(OPENED.wait_while(is_closed, |is_closed| *is_closed));
+    }
+}
+
 /// A pool that tells the allocator what is reserved.
 #[derive(Debug)]
 struct Watched(GreedyMemoryPool);
@@ -109,6 +119,7 @@ impl fmt::Display for Watched {
 
 impl Watched {
     fn note(&self) {
+        wait_while_closed();
         let reserved = self.0.reserved() as i64;
         RESERVED.store(reserved, SeqCst);
         MOST_RESERVED.fetch_max(reserved, SeqCst);
@@ -139,6 +150,7 @@ impl MemoryPool for Watched {
     }
 
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> Result<()> {
+        ASKED.fetch_add(1, SeqCst);
         let grown = self.0.try_grow(reservation, additional);
         self.note();
         grown
@@ -386,179 +398,45 @@ async fn reserved_before_taken() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Work that can be cancelled.
-type Work<'a> = (&'a str, Box<dyn Fn(&Job) -> Result<(), Error> + Sync + 'a>);
-
-/// Searches and clusterings of every kind, on a device, each of them long enough to be interrupted.
-/// A GPU gets `larger` times the rows.
-fn works(device: &AnyDevice, larger: usize) -> Vec<Work<'_>> {
-    let rows = move |seed, count: usize, dim| Kind::Normal.rows(seed, count * larger, dim);
-    let search = move |base: Rows, queries: Rows, k, metric| {
-        move |job: &Job| {
-            let params = KnnParams::try_new(k, metric)?;
-            open_base(device, base.clone(), params, Method::Exact, job)?
-                .search(&queries, QueryRows::Separate, job)
-                .map(drop)
-        }
-    };
-    let hashed = move |base: Rows, tables, hashes, width| {
-        move |job: &Job| {
-            let params = KnnParams::try_new(10, Metric::L2)?;
-            let mut lsh = LshParams::try_new(Metric::L2, None)?;
-            (lsh.tables, lsh.hashes, lsh.width) = (tables, hashes, width);
-            let all = QueryRows::OfBase { first: 0 };
-            let queries = base.clone();
-            let method = Method::Lsh { params: &lsh, queries, query_rows: all, training: None };
-            open_base(device, base.clone(), params, method, job)?.search(&base, all, job).map(drop)
-        }
-    };
-    let wide = rows(1, 30_000, 128);
-    let single = matrix_f32(&wide, 128, Metric::L2);
-    let double = matrix_f64(&wide[..larger * 12_000], 128, Metric::L2);
-    let l1 = matrix_f32(&wide[..larger * 20_000], 128, Metric::L1);
-    let (bits, few_bits) =
-        (matrix_bits(3, larger * 60_000, 512), matrix_bits(4, larger * 6000, 512));
-    let clusters = move |rows: Rows, k, init, ends: Option<Vec<usize>>| {
-        move |job: &Job| {
-            let mut params = KMeansParams::try_new(k, Metric::L2)?;
-            (params.init, params.max_iterations, params.tolerance) = (init, 8, 0.0);
-            match &ends {
-                Some(ends) => kmeans_groups(device, &rows, ends, &params, job).map(drop),
-                None => kmeans(device, &rows, None, None, &params, job).map(drop),
-            }
-        }
-    };
-    let low = matrix_f32(&rows(7, 400_000, 8), 8, Metric::L2);
-    let dense = move |rows: Rows, eps, min_points| {
-        move |job: &Job| {
-            let params = DbscanParams::try_new(eps, min_points, Metric::L2)?;
-            dbscan(device, &rows, None, &[rows.len()], &params, job).map(drop)
-        }
-    };
-    let part = low.slice(0..50_000);
-    let groups: Vec<usize> = (1..=2000 * larger).map(|i| i * 200).collect();
-    vec![
-        ("search", Box::new(search(single.clone(), single.clone(), 10, Metric::L2))),
-        (
-            "search of f64",
-            Box::new(search(double.clone(), double.slice(0..larger * 6000), 10, Metric::L2)),
-        ),
-        (
-            "search of l1",
-            Box::new(search(l1.clone(), l1.slice(0..larger * 10_000), 10, Metric::L1)),
-        ),
-        ("search of bits", Box::new(search(bits, few_bits, 10, Metric::Hamming))),
-        (
-            "long lists",
-            Box::new(search(single.clone(), single.slice(0..larger * 600), 8000, Metric::L2)),
-        ),
-        ("k-means++", Box::new(clusters(single.clone(), 20, Init::PlusPlus, None))),
-        ("k-means||", Box::new(clusters(single.clone(), 100, Init::Parallel, None))),
-        ("rounds", Box::new(clusters(low.clone(), 256, Init::Random, None))),
-        ("rounds of many", Box::new(clusters(single.clone(), 1000, Init::Random, None))),
-        ("rounds of f64", Box::new(clusters(double, 300, Init::Random, None))),
-        ("hashing", Box::new(hashed(part.clone(), Some(40), Some(8), Some(1.5)))),
-        ("hashing, chosen", Box::new(hashed(part.clone(), None, None, None))),
-        ("dbscan of many dimensions", Box::new(dense(single, 15.0, 40))),
-        ("dbscan", Box::new(dense(part.clone(), 0.9, 40))),
-        ("dbscan of core rows", Box::new(dense(part.clone(), 1.2, 2))),
-        ("dbscan of one cluster", Box::new(dense(low.clone(), 100.0, 5))),
-        ("groups", Box::new(clusters(low, 10, Init::PlusPlus, Some(groups)))),
-    ]
-}
-
-/// Moments at which each work is cancelled, and how often at most.
-const MOMENTS: u32 = 10;
-const TRIES: usize = 3;
+/// How often a statement has asked for memory when its stream is dropped.
+const MOMENTS: [usize; 5] = [0, 1, 4, 12, 40];
 
 #[test]
-fn cancelled_work_ends_soon() {
-    let _alone = alone();
-    let mut wrong = Vec::new();
-    for (name, device) in support::devices() {
-        let Some(device) = device else { continue };
-        let (most, larger) = if name == "cpu" { (100, 1) } else { (200, 6) };
-        let most = Duration::from_millis(most);
-        for (what, work) in works(&device, larger) {
-            // Kernels are compiled once.
-            work(&Job::default()).unwrap();
-            let start = Instant::now();
-            work(&Job::default()).unwrap();
-            let whole = start.elapsed();
-            let longest = (0..MOMENTS).map(|i| {
-                let latency = || latency(&work, whole * i / MOMENTS);
-                // Other processes may be in the way of one.
-                (0..TRIES).map(|_| latency()).find_or_least(most)
-            });
-            let longest = longest.max().unwrap_or_default();
-            println!("{name}, {what}: {whole:.2?}, ends within {longest:.2?}");
-            // Where other processes take nearly all of the machine, everything takes longer.
-            if longest > most.max(whole / 50) {
-                wrong.push(format!("{name}, {what}: went on for {longest:?}"));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-/// How long work goes on that is cancelled after some time.
-fn latency(work: &(dyn Fn(&Job) -> Result<(), Error> + Sync), after: Duration) -> Duration {
-    let job = Job::default();
-    std::thread::scope(|scope| {
-        let running = scope.spawn(|| work(&job));
-        std::thread::sleep(after);
-        let cancelled = Instant::now();
-        job.cancel().cancel();
-        match running.join().unwrap() {
-            Ok(()) | Err(Error::Cancelled) => cancelled.elapsed(),
-            Err(error) => panic!("{error}"),
-        }
-    })
-}
-
-trait FindOrLeast {
-    /// The first that is no longer than this, or the least.
-    fn find_or_least(self, most: Duration) -> Duration;
-}
-
-impl<I: Iterator<Item = Duration>> FindOrLeast for I {
-    fn find_or_least(self, most: Duration) -> Duration {
-        let mut least = Duration::MAX;
-        for found in self {
-            least = least.min(found);
-            if found <= most {
-                break;
-            }
-        }
-        least
-    }
-}
-
-#[test]
-fn a_dropped_stream_returns_at_once_and_what_it_held_soon() {
+fn a_dropped_stream_returns_at_once_and_gives_back_what_it_held() {
     let _alone = alone();
     runtime().block_on(async {
         let ctx = session(4 << 30, TABLES).unwrap();
         for (sql, _) in FITTING {
-            for after in [0, 30, 100, 300, 700] {
+            for moment in MOMENTS {
                 let Ok(frame) = ctx.sql(sql).await else { continue };
+                ASKED.store(0, SeqCst);
                 let mut batches = frame.execute_stream().await.unwrap();
-                let waited = Duration::from_millis(after);
-                let _ =
-                    tokio::time::timeout(waited, async { while batches.next().await.is_some() {} })
-                        .await;
-                let start = Instant::now();
-                drop(batches);
-                let dropped = start.elapsed();
-                assert!(dropped < Duration::from_millis(100), "{sql}: {dropped:?} to drop it");
-                while RESERVED.load(SeqCst) > 0 {
-                    let since = start.elapsed();
-                    assert!(since < Duration::from_secs(1), "{sql}, after {waited:?}: held");
-                    tokio::time::sleep(Duration::from_millis(2)).await;
+                tokio::select! {
+                    () = async { while batches.next().await.is_some() {} } => {}
+                    () = until(|| ASKED.load(SeqCst) >= moment) => {}
                 }
+                assert!(returns_at_once(batches), "{sql}, {moment}: dropping waits for the work");
+                let is_free = until(|| RESERVED.load(SeqCst) == 0);
+                let is_free = tokio::time::timeout(DEADLINE, is_free).await;
+                assert!(is_free.is_ok(), "{sql}, {moment}: memory stays reserved");
             }
         }
     });
+}
+
+/// Drops a stream while its work cannot end. Returns whether that comes to an end.
+fn returns_at_once(batches: SendableRecordBatchStream) -> bool {
+    close(true);
+    let (done, dropped) = mpsc::channel();
+    let runtime = tokio::runtime::Handle::current();
+    std::thread::spawn(move || {
+        let _entered = runtime.enter();
+        drop(batches);
+        let _ = done.send(());
+    });
+    let returns = dropped.recv_timeout(DEADLINE).is_ok();
+    close(false);
+    returns
 }
 
 /// Damaged files that are tried; `DAMAGED_FILES` in the environment is another number.

@@ -43,6 +43,11 @@ fn main() {
     for (name, run) in session::TESTS {
         trials.push(Trial::test(format!("session::{name}"), *run));
     }
+    let has_gpu = support::devices().iter().any(|(name, found)| *name == "cuda" && found.is_some());
+    for (name, run) in session::TESTS_OF_GPUS {
+        let trial = Trial::test(format!("session::{name}"), *run);
+        trials.push(trial.with_ignored_flag(!has_gpu));
+    }
     for (name, run) in session::waiting::TESTS {
         trials.push(Trial::test(format!("waiting::{name}"), run));
     }

@@ -16,8 +16,8 @@ use datafusion_neighbors::matrix::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 
-use crate::Test;
 use crate::support::{Kind, SetKind, matrix_bits, matrix_f32, matrix_f64, oracle, oracle_of_pair};
+use crate::{Check, Test};
 
 /// Rows of queries, 0 in a self-join; rows of the base; dimensions; k.
 const SHAPES: [(usize, usize, usize, usize); 9] = [
@@ -65,9 +65,16 @@ pub fn trials() -> Vec<(String, Test)> {
     all.push(("lsh::many_candidates".to_string(), Box::new(many)));
     all.push(("lsh::chosen_parameters_reach_the_recall".to_string(), Box::new(chosen)));
     all.push(("lsh::refused".to_string(), Box::new(refused)));
-    all.push(("lsh::little_memory".to_string(), Box::new(little_memory)));
-    all.push(("lsh::idle_bases_give_way".to_string(), Box::new(idle_bases_give_way)));
     all
+}
+
+/// Trials of GPUs with little memory.
+pub fn trials_of_gpus() -> Vec<(String, Test)> {
+    let all: [(&str, Check); 2] = [
+        ("little_memory", |_| little_memory()),
+        ("idle_bases_give_way", |_| idle_bases_give_way()),
+    ];
+    all.map(|(name, run)| (format!("lsh::{name}"), Box::new(run) as Test)).into()
 }
 
 fn answers(device: &AnyDevice, metric: Metric, family: Family) -> Result<(), Failed> {
@@ -537,10 +544,7 @@ fn scored(device: &AnyDevice) -> Result<(), Failed> {
 }
 
 /// A GPU with less memory than the tables need: they take turns there, down to none.
-fn little_memory(device: &AnyDevice) -> Result<(), Failed> {
-    if device.info().memory.is_none() {
-        return Ok(());
-    }
+fn little_memory() -> Result<(), Failed> {
     let metric = Metric::L2;
     let make = |seed: u64, rows: usize| matrix_f32(&Kind::Normal.rows(seed, rows, 16), 16, metric);
     let (base, queries) = (make(1, 6000), make(2, 500));
@@ -588,10 +592,7 @@ impl<T: Send> Budget for Kept<T> {
     }
 }
 
-fn idle_bases_give_way(device: &AnyDevice) -> Result<(), Failed> {
-    if device.info().memory.is_none() {
-        return Ok(());
-    }
+fn idle_bases_give_way() -> Result<(), Failed> {
     let metric = Metric::L2;
     let rows = |seed: u64| matrix_f32(&Kind::Normal.rows(seed, 40_000, 16), 16, metric);
     let (base, queries) = (rows(1), rows(2).slice(0..2000));

@@ -3,6 +3,7 @@
 //! A device that is not there shows as ignored.
 
 mod among;
+mod cancelling;
 mod dbscan;
 mod exact;
 mod kmeans;
@@ -14,6 +15,8 @@ mod session;
 #[path = "../support/mod.rs"]
 mod support;
 
+use std::sync::{PoisonError, RwLock};
+
 use datafusion_neighbors::device::AnyDevice;
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -23,28 +26,46 @@ type Check = fn(&AnyDevice) -> Result<(), Failed>;
 /// … or one that knows of which case it is.
 type Test = Box<dyn Fn(&AnyDevice) -> Result<(), Failed> + Send>;
 
+/// One that has the process to itself writes, all others read.
+static ALONE: RwLock<()> = RwLock::new(());
+
+/// A trial on a device; ignored where there is none.
+fn trial(name: String, device: Option<AnyDevice>, run: Test) -> Trial {
+    let is_missing = device.is_none();
+    let trial = Trial::test(name, move || {
+        let _beside_others = ALONE.read().unwrap_or_else(PoisonError::into_inner);
+        run(device.as_ref().ok_or("no such device")?)
+    });
+    trial.with_ignored_flag(is_missing)
+}
+
+/// The same while no other runs.
+fn trial_alone(name: String, device: Option<AnyDevice>, run: Check) -> Trial {
+    let is_missing = device.is_none();
+    let trial = Trial::test(name, move || {
+        let _alone = ALONE.write().unwrap_or_else(PoisonError::into_inner);
+        run(device.as_ref().ok_or("no such device")?)
+    });
+    trial.with_ignored_flag(is_missing)
+}
+
 fn main() {
     let mut trials = Vec::new();
     for (name, device) in support::devices() {
         let all = search::trials().into_iter().chain(among::trials()).chain(exact::trials());
         let all = all.chain(kmeans::trials()).chain(session::trials()).chain(dbscan::trials());
-        let all = all.chain(lsh::trials()).chain(seeding::trials());
-        for (test, run) in all {
-            let (missing, device) = (device.is_none(), device.clone());
-            let trial = Trial::test(format!("{name}::{test}"), move || match &device {
-                Some(device) => run(device),
-                None => Err("no such device".into()),
-            });
-            trials.push(trial.with_ignored_flag(missing));
+        for (test, run) in all.chain(lsh::trials()).chain(seeding::trials()) {
+            trials.push(trial(format!("{name}::{test}"), device.clone(), run));
         }
+        let cancelled = cancelling::cancelled_work_ends_soon;
+        let test = format!("{name}::cancelled_work_ends_soon");
+        trials.push(trial_alone(test, device, cancelled));
     }
-    // Searches, k-means and DBSCAN on a GPU differ by how they compare pairs, …
-    for (name, device) in support::devices() {
-        let is_gpu = device.as_ref().is_some_and(|device| !device.every_way().is_empty());
-        for (test, run) in search::trials_of_many().into_iter().filter(|_| is_gpu) {
-            let device = device.clone().expect("a GPU");
-            trials.push(Trial::test(format!("{name}::{test}"), move || run(&device)));
+    for (name, device) in support::devices().into_iter().filter(|(name, _)| *name != "cpu") {
+        for (test, run) in search::trials_of_many().into_iter().chain(lsh::trials_of_gpus()) {
+            trials.push(trial(format!("{name}::{test}"), device.clone(), run));
         }
+        // Searches, k-means and DBSCAN on a GPU differ by how they compare pairs, …
         for (way, device) in device.iter().flat_map(AnyDevice::every_way) {
             let others = match way {
                 "warps" => kmeans::trials(),
@@ -52,21 +73,25 @@ fn main() {
                 _ => Vec::new(),
             };
             for (test, run) in search::trials().into_iter().chain(exact::trials()).chain(others) {
-                let device = device.clone();
-                trials.push(Trial::test(format!("{name}-{way}::{test}"), move || run(&device)));
+                trials.push(trial(format!("{name}-{way}::{test}"), Some(device.clone()), run));
             }
         }
     }
     // … and on the CPU by its instructions.
     for (level, always_looks, device) in AnyDevice::cpu_ways().into_iter().skip(1) {
-        let (way, among) = match always_looks {
+        let (way, others) = match always_looks {
             true => ("-looks", Vec::new()),
-            false => ("", among::trials().into_iter().chain(exact::trials()).collect()),
+            false => ("", trials_of_instructions()),
         };
-        for (test, run) in search::trials().into_iter().chain(among) {
-            let device = device.clone();
-            trials.push(Trial::test(format!("cpu-{level}{way}::{test}"), move || run(&device)));
+        for (test, run) in search::trials().into_iter().chain(others) {
+            trials.push(trial(format!("cpu-{level}{way}::{test}"), Some(device.clone()), run));
         }
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+/// Trials, but for searches, of everything that the CPU computes by other instructions at each level.
+fn trials_of_instructions() -> Vec<(String, Test)> {
+    let all = among::trials().into_iter().chain(kmeans::trials_of_instructions());
+    all.chain(seeding::trials_of_instructions()).chain(dbscan::trials_of_instructions()).collect()
 }

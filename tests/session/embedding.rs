@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::mpsc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use datafusion::arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch};
@@ -17,10 +16,11 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use libtest_mimic::Failed;
 use rayon::prelude::*;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::LocalSet;
 
 use super::{check, session, table, text};
+use crate::support::DEADLINE;
 
 const STATEMENTS: [&str; 2] = [
     "SELECT sum(base_id) AS s FROM knn_exact(base => t, k => 5)",
@@ -46,7 +46,7 @@ async fn answers() -> Result<Vec<String>> {
 fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failed> {
     let (done, result) = mpsc::channel();
     std::thread::spawn(move || done.send(work()));
-    result.recv_timeout(Duration::from_secs(60)).map_err(|_| "it hangs".into())
+    result.recv_timeout(DEADLINE).map_err(|_| "it hangs".into())
 }
 
 /// More statements than there are workers, each of which waits for one.
@@ -90,13 +90,15 @@ pub fn sessions_side_by_side() -> Result<(), Failed> {
     check(found?.iter().all(|found| *found == wanted), "another answer")
 }
 
-/// A schema that finds its table after a while, and has a task make its rows later still.
+/// A schema that finds its table by a task that it waits for, and has another make its rows once they are read.
 #[derive(Debug)]
 struct Slow;
 
 #[derive(Debug)]
 struct MadeLater {
     rows: watch::Receiver<Option<RecordBatch>>,
+    /// Told when somebody reads them.
+    is_read: Arc<Notify>,
     schema: SchemaRef,
 }
 
@@ -123,17 +125,20 @@ impl SchemaProvider for Slow {
             return Ok(None);
         }
         let (send, rows) = watch::channel(None);
-        let made = self::rows()?;
-        let schema = made.schema();
+        let (made, is_read) = (self::rows()?, Arc::new(Notify::new()));
+        let (schema, told) = (made.schema(), is_read.clone());
         tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            told.notified().await;
             let _ = send.send(Some(made));
             send.closed().await;
         });
-        tokio::task::spawn(tokio::time::sleep(Duration::from_millis(10)))
+        // Pending at first, …
+        tokio::task::yield_now().await;
+        // … and then until a task is done.
+        tokio::spawn(tokio::task::yield_now())
             .await
             .map_err(|error| DataFusionError::External(Box::new(error)))?;
-        let partition = Arc::new(MadeLater { rows, schema: schema.clone() });
+        let partition = Arc::new(MadeLater { rows, is_read, schema: schema.clone() });
         Ok(Some(Arc::new(StreamingTable::try_new(schema, vec![partition])?)))
     }
 }
@@ -144,6 +149,7 @@ impl PartitionStream for MadeLater {
     }
 
     fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        self.is_read.notify_one();
         let mut rows = self.rows.clone();
         let batches = futures::stream::once(async move {
             let gone = |_| DataFusionError::Execution("nobody makes the rows".to_string());

@@ -4,7 +4,6 @@ use datafusion::prelude::SessionConfig;
 use libtest_mimic::Failed;
 
 use super::{check, session, table, text};
-use crate::support::devices;
 
 /// Statements that `auto` gives to a GPU.
 const STATEMENTS: [&str; 3] = [
@@ -14,11 +13,9 @@ const STATEMENTS: [&str; 3] = [
     "SELECT count(cluster_id) AS n, sum(cluster_id) AS s FROM dbscan(t, eps => 9, min_points => 2)",
 ];
 
-/// Without a GPU, `auto` is the CPU from the beginning, and there is no error to wait for.
 pub async fn too_little_device_memory() -> Result<(), Failed> {
-    let has_gpu = devices().iter().any(|(name, device)| *name == "cuda" && device.is_some());
     let ctx = session(SessionConfig::new())?;
-    table(&ctx, "t", if has_gpu { 20_000 } else { 1000 }, 64, 2, 500)?;
+    table(&ctx, "t", 20_000, 64, 2, 500)?;
     for sql in STATEMENTS {
         let mut answers = Vec::new();
         for device in ["cpu", "auto"] {
@@ -29,14 +26,12 @@ pub async fn too_little_device_memory() -> Result<(), Failed> {
         }
         check(answers[0] == answers[1], format!("{sql}: another answer on the CPU after a GPU"))?;
         let shown = text(&ctx, &format!("EXPLAIN ANALYZE {sql}")).await?;
-        let device = if has_gpu { "device=cpu (cuda:0 failed: " } else { "device=cpu" };
+        let device = "device=cpu (cuda:0 failed: ";
         check(shown.contains(device), format!("{device} is missing in {shown}"))?;
-        if has_gpu {
-            ctx.sql("SET neighbors.device = 'cuda'").await?.collect().await?;
-            let error = text(&ctx, sql).await.err().map(|error| error.to_string());
-            let named = error.as_ref().is_some_and(|error| error.contains("memory"));
-            check(named, format!("{sql} under 'cuda': {error:?}"))?;
-        }
+        ctx.sql("SET neighbors.device = 'cuda'").await?.collect().await?;
+        let error = text(&ctx, sql).await.err().map(|error| error.to_string());
+        let named = error.as_ref().is_some_and(|error| error.contains("memory"));
+        check(named, format!("{sql} under 'cuda': {error:?}"))?;
     }
     Ok(())
 }

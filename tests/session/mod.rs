@@ -66,12 +66,15 @@ pub const TESTS: &[(&str, Test)] = &[
     ("indexes_are_written_whole", || run(stored::two_writers())),
     ("indexes_given_up_leave_nothing", || run(stored::given_up())),
     ("indexes_reach_a_recall", || run(stored::recall())),
-    ("the_cpu_goes_on_where_a_gpu_fails", || run(fallback::too_little_device_memory())),
     ("callers_may_be_workers_that_all_wait", embedding::workers_that_wait),
     ("statements_in_local_sets", embedding::local_sets),
     ("sessions_run_side_by_side", embedding::sessions_side_by_side),
     ("catalogs_may_wait_and_their_tasks_go_on", embedding::slow_catalogs),
 ];
+
+/// Those of this file that need a GPU.
+pub const TESTS_OF_GPUS: &[(&str, Test)] =
+    &[("the_cpu_goes_on_where_a_gpu_fails", || run(fallback::too_little_device_memory()))];
 
 fn run(test: impl Future<Output = Result<(), Failed>>) -> Result<(), Failed> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(test)

@@ -2,7 +2,6 @@
 //! and the memory; they stay in memory, and give it up.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use datafusion::common::plan_datafusion_err;
 use datafusion::error::Result;
@@ -14,6 +13,7 @@ use libtest_mimic::Failed;
 use tempfile::TempDir;
 
 use super::{check, session, text};
+use crate::support::{DEADLINE, until};
 
 /// Kinds of tables: a metric, the options of an index, and the same as arguments.
 const KINDS: [(&str, &str, &str); 9] = [
@@ -351,7 +351,7 @@ pub fn few_threads() -> Result<(), Failed> {
             table_by_table().await
         }))
     });
-    match waits.recv_timeout(std::time::Duration::from_secs(300)) {
+    match waits.recv_timeout(5 * DEADLINE) {
         Ok(result) => {
             let _ = thread.join();
             result
@@ -419,20 +419,23 @@ pub async fn given_up() -> Result<(), Failed> {
     let sql = format!(
         "COPY items TO '{file}' STORED AS LSH OPTIONS ('lsh.tables' '200', 'lsh.hashes' '3', 'lsh.width' '2')"
     );
-    let files = || std::fs::read_dir(folder.path()).map(Iterator::count);
-    for after in [1, 20, 60, 150, 300, 500, 700] {
+    let files = || std::fs::read_dir(folder.path()).into_iter().flatten().flatten();
+    let written = || files().filter_map(|file| Some(file.metadata().ok()?.len())).sum::<u64>();
+    // Before anything is written, when there is a file, and when there is much of it.
+    for least in [None, Some(0), Some(1), Some(1 << 20), Some(4 << 20)] {
+        let reached = until(|| least.is_none_or(|least| files().count() > 0 && written() >= least));
         let writing = ctx.sql(&sql).await?.collect();
-        let done = tokio::time::timeout(Duration::from_millis(after), writing).await;
-        if done.is_ok() {
+        let is_written = tokio::select! {
+            done = writing => done.map(|_| true)?,
+            () = reached => false,
+        };
+        if is_written {
             std::fs::remove_file(&file)?;
             continue;
         }
         check(!std::path::Path::new(&file).exists(), "a file that is not whole has its name")?;
-        let start = Instant::now();
-        while files()? > 0 {
-            check(start.elapsed() < Duration::from_secs(5), "what was written stays")?;
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let gone = tokio::time::timeout(DEADLINE, until(|| files().count() == 0)).await;
+        check(gone.is_ok(), "what was written stays")?;
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ pub mod fuzz;
 pub mod lloyd;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::device::{AnyDevice, Distances};
@@ -367,6 +368,19 @@ fn distance_bits(metric: Metric, q: &[u64], x: &[u64]) -> f32 {
             0 => 0.0,
             either => (either - count(|a, b| a & b)) as f32 / either as f32,
         },
+    }
+}
+
+/// What tests wait for takes much less than this: where it does not come by then, it never does.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// How often [`until`] looks.
+const POLL: Duration = Duration::from_millis(1);
+
+/// Returns when this holds.
+pub async fn until(holds: impl Fn() -> bool) {
+    while !holds() {
+        tokio::time::sleep(POLL).await;
     }
 }
 

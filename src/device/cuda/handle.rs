@@ -205,11 +205,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_driver_there_is_a_reason_and_no_panic() {
-        if !sys::has_driver() {
-            assert!(why_none().unwrap().contains("libcuda"));
-            assert!(list().is_empty());
-            assert!(CudaDevice::open(0, 0).is_err());
+    fn each_gpu_is_listed_or_there_is_a_reason() {
+        match count() {
+            Ok(found) => {
+                assert_eq!(why_none(), None);
+                assert_eq!(list().len(), found);
+                let beyond = CudaDevice::open(found, 0).unwrap_err();
+                assert_eq!(beyond, format!("the driver reports {found} GPUs"));
+            }
+            Err(reason) => {
+                assert!(sys::has_driver() || reason.contains("libcuda"), "{reason}");
+                assert_eq!(why_none().as_ref(), Some(&reason));
+                assert!(list().is_empty());
+                assert_eq!(CudaDevice::open(0, 0).unwrap_err(), reason);
+            }
         }
     }
 }
