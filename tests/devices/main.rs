@@ -92,6 +92,7 @@ fn main() {
 
 /// Trials, but for searches, of everything that the CPU computes by other instructions at each level.
 fn trials_of_instructions() -> Vec<(String, Test)> {
-    let all = among::trials().into_iter().chain(kmeans::trials_of_instructions());
+    let all = among::trials().into_iter().chain(exact::trials());
+    let all = all.chain(kmeans::trials_of_instructions());
     all.chain(seeding::trials_of_instructions()).chain(dbscan::trials_of_instructions()).collect()
 }

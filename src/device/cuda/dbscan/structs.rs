@@ -6,11 +6,6 @@ use cudarc::driver::DeviceRepr;
 /// Levels of the tree: 32⁷ tiles are more than rows can be numbered.
 pub(super) const LEVELS: usize = 8;
 
-const _: () = assert!(size_of::<Dbscan>() == 408 && size_of::<Products>() == 56);
-const _: () = assert!(size_of::<Keys>() == 16);
-const _: () = assert!(size_of::<Progress>() == 48 && size_of::<Weight>() == 16);
-const _: () = assert!(size_of::<RowDirection>() == 24);
-
 /// A weight: the same struct as in `kernels/dbscan/rows.cuh`, which documents it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -120,15 +115,34 @@ pub(super) struct Products {
     pub(super) unused: u32,
 }
 
-// SAFETY: C structs of integers and floats without padding, laid out as the kernels declare them.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Weight {}
-// SAFETY: as above.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for RowDirection {}
-// SAFETY: as above.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Progress {}
-// SAFETY: as above.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Keys {}
-// SAFETY: as above.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Products {}
-// SAFETY: as above.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Dbscan {}
+
+assert_layout!(Weight, 16, { low: 0, high: 8 });
+assert_layout!(RowDirection, 24, { unit: 0, mean: 8, inverse: 16 });
+assert_layout!(Progress, 48, {
+    next: 0, unfinished: 4, tested: 8, pruned: 16, joined: 24, pairs: 32, rechecked: 40,
+});
+assert_layout!(Keys, 16, { splitters: 0, bits: 8 });
+assert_layout!(Products, 56, {
+    strips: 0, rounded: 8, most: 16, centre: 24, unit: 32, surely: 40, maybe: 44, count: 48,
+    unused: 52,
+});
+assert_layout!(Dbscan, 408, {
+    rows: 0, directions: 8, weights: 16, ends: 24, first_tiles: 32, box_dims: 40, sorted: 48,
+    order: 56, ranges: 64, chunks: 72, inverses: 80, bits: 88, boxes: 96, totals: 104, core: 112,
+    near: 120, parents: 128, known: 136, least: 144, offsets: 152, sections: 160, list: 168,
+    cursors: 176, counted: 184, firsts: 192, is_core: 200, progress: 208, enough: 216, limit: 232,
+    sure: 240, may: 248, beyond: 256, inside: 260, dim: 264, chunk_count: 268, tile_count: 272,
+    group_count: 276, cycles: 280, node_starts: 288, box_starts: 320, products: 352,
+});

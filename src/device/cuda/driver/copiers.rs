@@ -149,9 +149,9 @@ impl<T: DeviceRepr> Fill for Room<'_, T> {
 
     fn append(&mut self, bytes: &[u8], copiers: &Copiers) {
         let room = &mut self.values.spare_capacity_mut()[..self.count];
-        // SAFETY: the same memory, which is borrowed for as long, and u8 has no alignment.
-        let room =
-            unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), size_of_val(room)) };
+        let (first, size) = (room.as_mut_ptr().cast(), size_of_val(room));
+        // SAFETY: the bytes of `room`, which stays borrowed exclusively for as long; they need not be initialised, nor aligned.
+        let room = unsafe { std::slice::from_raw_parts_mut(first, size) };
         copiers.fill(bytes, &mut room[self.filled..][..bytes.len()]);
         self.filled += bytes.len();
     }

@@ -66,7 +66,7 @@ pub(in crate::device::cuda) fn has_driver() -> bool {
 
 /// Whether the runtime compiler's library can be loaded.
 pub(in crate::device::cuda) fn has_compiler() -> bool {
-    // SAFETY: as for the driver.
+    // SAFETY: loads the library, whose initialisers are the vendor's, and looks at nothing in it.
     unsafe { nvrtc::sys::is_culib_present() }
 }
 
@@ -314,7 +314,7 @@ pub(in crate::device::cuda) fn nvrtc_compile(
 ) -> Result<Vec<u8>> {
     let source = CString::new(source).expect("kernel sources have no NUL");
     let program = Program::new(file, name, &source)?;
-    // SAFETY: the program is live until dropped.
+    // SAFETY: the handle is of a program that `new` created, and is destroyed only when `program` is dropped.
     unsafe { nvrtc::result::compile_program(program.handle, options) }
         .map_err(|e| nvrtc_failed("nvrtcCompileProgram", name, e, program.log()))?;
     program.cubin(name)
@@ -335,7 +335,7 @@ impl<'a> Program<'a> {
     }
 
     fn log(&self) -> String {
-        // SAFETY: the program is live.
+        // SAFETY: the handle is of a program that `new` created, and is destroyed only when `self` is dropped.
         let log = unsafe { nvrtc::result::get_program_log(self.handle) }.unwrap_or_default();
         text_of(&log)
     }

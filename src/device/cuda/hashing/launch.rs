@@ -98,16 +98,22 @@ struct TablesOnDevice {
     sizes: u64,
 }
 
-// SAFETY: C structs of numbers without padding, laid out as the kernels declare them.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Functions {}
-// SAFETY: as above.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Building {}
-// SAFETY: as above.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for BeginsOnDevice {}
-// SAFETY: as above.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for TablesOnDevice {}
 
-const _: () = assert!(size_of::<Functions>() == 48 && size_of::<Building>() == 32);
+assert_layout!(Functions, 48, {
+    width: 0, inverse: 8, count: 16, stride: 20, tables: 24, dim: 28, kind: 32, bits: 36,
+    is_clamped: 40, margin: 44,
+});
+assert_layout!(Building, 32, { rows: 0, first: 8, end: 16, tables: 24, section_bits: 28 });
+assert_layout!(BeginsOnDevice, 24, { of_sections: 0, of_pieces: 8, pieces: 16, padding: 20 });
+assert_layout!(TablesOnDevice, 32, { rows: 0, keys: 8, own: 16, sizes: 24 });
 
 /// The kernels for rows of one kind, loaded on a device.
 #[derive(Debug)]
@@ -290,7 +296,10 @@ impl Kernels {
             let mut launch = stream.launch_builder(&self.hash_bits);
             launch.arg(rows.slice()).arg(&numbers).arg(workspace.keys.slice_mut());
             launch.arg(&ranks).arg(&counts).arg(&all).arg(&building);
-            // SAFETY: sizes are checked above; bits are of the rows, as the caller has checked.
+            // SAFETY: rows below `building.end` ≤ `building.rows` are read, and keys and ranks of these written, for each of
+            // which there is an element in each table; `begins` has checked the counts of sections. Functions are those of
+            // tables below `last`. The bits they name are of the rows, as the caller has checked. The buffers belong to this
+            // stream, and outlive what it does.
             unsafe { launch.launch(grid) }.map_err(failed("hash_bits"))?;
             return Ok(());
         }
@@ -303,7 +312,10 @@ impl Kernels {
         launch.arg(rows.slice()).arg(&numbers).arg(&offsets).arg(workspace.keys.slice_mut());
         launch.arg(&ranks).arg(&counts).arg(workspace.out_of_range.slice_mut());
         launch.arg(&all).arg(&building);
-        // SAFETY: sizes are checked above, also those behind addresses.
+        // SAFETY: rows below `building.end` ≤ `building.rows` are read, and keys and ranks of these written, for each of which
+        // there is an element in each table; `begins` has checked the counts of sections. Functions and offsets are those
+        // of tables below `last`, also behind the addresses, and blocks have the shared memory that `tile_bytes` gives
+        // them. The buffers belong to this stream, and outlive what it does.
         unsafe { launch.launch(grid) }.map_err(failed("hash_rows"))?;
         Ok(())
     }
@@ -330,20 +342,24 @@ impl Kernels {
         let mut launch = stream.launch_builder(&self.place_rows);
         launch.arg(keys.slice()).arg(ranks.slice()).arg(&begins);
         launch.arg(placed.slice_mut()).arg(&building);
-        // SAFETY: sizes are checked above. Ranks in a section are all different, and less than its
-        // count, as `hash` has counted them.
+        // SAFETY: `keys`, `ranks` and `placed` have an element for each row and table, `begins` one for each section. Ranks in
+        // a section are all different, and less than its count, as `hash` has counted them: every row is written to a
+        // place of its own. The buffers belong to this stream, and outlive what it does.
         unsafe { launch.launch(grid) }.map_err(failed("place_rows"))?;
         let to = tables.on_device(stream, first);
         let mut launch = stream.launch_builder(&self.sort_sections);
         launch.arg(placed.slice()).arg(&begins).arg(&to);
         launch.arg(large.slice_mut()).arg(large_count.slice_mut()).arg(&building);
-        // SAFETY: as above. A large section has more than `SMALL` rows.
+        // SAFETY: `place_rows` has written all places of the tables, and a section is a range of them. `on_device` has checked
+        // that tables have room for all rows, and for their keys and buckets where they keep these. A large section has more
+        // than `SMALL` rows, so that there are no more of them than `large` has room for.
         unsafe { launch.launch(grid) }.map_err(failed("sort_sections"))?;
         let blocks = LaunchConfig { block_dim: (1024, 1, 1), ..config(self.multiprocessors, 1, 0) };
         let mut launch = stream.launch_builder(&self.sort_large_sections);
         launch.arg(placed.slice()).arg(&begins).arg(&to);
         launch.arg(large.slice()).arg(large_count.slice()).arg(&building);
-        // SAFETY: as above.
+        // SAFETY: `sort_sections` has listed `large_count` large sections in `large`, each once, so that blocks sort ranges
+        // that do not overlap; places and tables are those of `sort_sections`.
         unsafe { launch.launch(blocks) }.map_err(failed("sort_large_sections"))?;
         Ok(())
     }
@@ -404,7 +420,9 @@ impl Kernels {
         let some = (queries.end - queries.first) as usize;
         let mut grid = config(some.div_ceil(HASHING), HASHING, 0);
         grid.grid_dim.1 = of_query.min(MOST_BLOCKS) as u32;
-        // SAFETY: sizes are checked above.
+        // SAFETY: queries below `queries.end` ≤ `count` are read, and `probes` ranges written for each of them and each table,
+        // for all of which there is room; keys are read in sections, which `begins` has checked to be ranges of a table's
+        // rows. Probes flip bits below `functions` ≤ 64. The buffers belong to this stream, and outlive what it does.
         unsafe { launch.launch(grid) }.map_err(failed("find_buckets"))?;
         Ok(())
     }

@@ -53,10 +53,10 @@ struct Group {
     sums: Sums,
 }
 
-const _: () = assert!(size_of::<Group>() == 176);
-
-// SAFETY: a C struct of structs without padding, laid out as the kernels declare it.
+// SAFETY: a C struct of such structs without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Group {}
+
+assert_layout!(Group, 176, { rounds: 0, sums: 80 });
 
 /// Many groups of rows, with all buffers that their rounds need: one struct for each, in shared
 /// buffers.
@@ -253,7 +253,8 @@ impl GroupsWorkspace {
         let groups = self.groups.slice().slice(some.start * size_of::<Group>()..);
         let mut launch = self.stream.launch_builder(&kernels.finish_groups);
         launch.arg(&groups).arg(self.all_rows.slice()).arg(self.costs.slice_mut());
-        // SAFETY: as above; a group's rows are among all rows, for each of which there is a cost.
+        // SAFETY: each struct's addresses point to as many elements as its fields say, inside buffers that live as long as this
+        // workspace; a group's rows are among all rows, for each of which there is a cost, and no row is of two groups.
         unsafe { launch.launch(config(some.len(), 128, 0)) }.map_err(failed("finish_groups"))?;
         Ok(())
     }

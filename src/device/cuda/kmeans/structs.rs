@@ -57,13 +57,8 @@ impl Status {
     }
 }
 
-// SAFETY: a C struct of integers without padding, laid out as the kernels declare it.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Status {}
-
-/// The structs of `kernels/kmeans`: addresses on the device, and numbers.
-const _: () = assert!(size_of::<Status>() == 80 && size_of::<Rounds>() == 80);
-const _: () = assert!(size_of::<Sums>() == 96 && size_of::<Near>() == 16);
-const _: () = assert!(size_of::<Halves>() == 136);
 
 /// The rows and the state of rounds.
 #[repr(C)]
@@ -153,11 +148,31 @@ pub(super) struct Halves {
     pub(super) padding: u32,
 }
 
-// SAFETY: C structs of integers and floats without padding, laid out as the kernels declare them.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Rounds {}
-// SAFETY: as above.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Sums {}
-// SAFETY: as above.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Near {}
-// SAFETY: as above.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Halves {}
+
+assert_layout!(Status, 80, {
+    end: 0, iterations: 4, current: 8, moved_last: 12, moved: 16, uncertain: 20, pairs: 24,
+    empty: 28, arrived: 32, largest_row: 36, typical_row: 40, largest_centroid: 44,
+    largest_error: 48, has_far: 52, kept: 56, listed: 60, drift: 64, padding: 68, rechecked: 72,
+});
+assert_layout!(Rounds, 80, {
+    status: 0, rows: 8, numbers: 16, centroids: 24, labels: 32, moved: 40, gaps: 48, drifts: 56,
+    listed: 64, count: 72, k: 76,
+});
+assert_layout!(Sums, 96, {
+    weights: 0, sums: 8, parts: 16, counts: 24, wide: 32, is_wide: 40, first_rows: 48,
+    differing: 56, inverse: 64, shifts: 72, limit: 80, tolerance: 88,
+});
+assert_layout!(Near, 16, { lists: 0, sorted_counts: 8 });
+assert_layout!(Halves, 136, {
+    half_rows: 0, half_centroids: 8, rounded: 16, half_squares: 24, far: 32, uncertain: 40,
+    least: 48, nearest: 56, clusters: 64, pairs: 72, distances: 80, found: 88, origin: 96,
+    scale: 104, unscale: 112, absolute: 120, room_for_pairs: 128, padding: 132,
+});

@@ -140,11 +140,13 @@ pub(super) struct Pass {
     pub(super) dense: u32,
 }
 
-// SAFETY: a C struct of integers, laid out as the kernels declare it; the tail padding is not read.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Pass {}
 
-/// The struct of `kernels/search/lists.cuh`.
-const _: () = assert!(size_of::<Pass>() == 56);
+assert_layout!(Pass, 56, {
+    first_query: 0, first_base: 8, queries: 12, rows: 16, dim: 20, panels: 24, stride: 28,
+    start: 32, begin: 36, end: 40, k: 44, slots: 48, dense: 52,
+});
 
 /// The most f32 multiply-adds per cycle of a multiprocessor that a scan reaches.
 const PER_CYCLE: f64 = 64.0;

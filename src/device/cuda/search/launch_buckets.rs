@@ -52,12 +52,16 @@ pub(super) struct OwnOnDevice {
     padding: u32,
 }
 
-// SAFETY: C structs of integers without padding, laid out as the kernels declare them.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for BucketSearch {}
-// SAFETY: as above.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for OwnOnDevice {}
 
-const _: () = assert!(size_of::<BucketSearch>() == 64);
+assert_layout!(OwnOnDevice, 16, { listed: 0, first: 8, padding: 12 });
+assert_layout!(BucketSearch, 64, {
+    table_rows: 0, words: 8, first: 16, end: 20, tables: 24, dim: 28, k: 32, slots: 36, is_own: 40,
+    probes: 44, own: 48,
+});
 
 /// What no row has as its number.
 const NOBODY: u32 = u32::MAX;
@@ -260,10 +264,10 @@ impl Kernels {
         let Taken { found, distances, counts, work } = &mut search.taken;
         launch.arg(search.seen.slice_mut()).arg(found.slice_mut()).arg(distances.slice_mut());
         launch.arg(counts.slice_mut()).arg(work.slice_mut()).arg(&given);
+        let shared = warps * slots * entry_bytes(kind);
         // SAFETY: sizes are checked above; ranges are of rows of their tables, and these of the base,
         // as the caller has checked. A warp has a field of bits and entries of its own: there are
         // `workers` fields, and `slots` entries for each warp of a block.
-        let shared = warps * slots * entry_bytes(kind);
         unsafe { launch.launch(config(blocks, 32 * warps, shared)) }
             .map_err(failed("nearest_in_buckets"))?;
         Ok(())

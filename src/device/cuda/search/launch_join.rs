@@ -36,8 +36,10 @@ pub(super) struct Join {
     pub(super) dim: u32,
 }
 
-// SAFETY: a C struct of integers without padding, laid out as the kernel declares it.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Join {}
+
+assert_layout!(Join, 24, { first: 0, end: 4, from: 8, count: 12, k: 16, dim: 20 });
 
 /// Tables whose rows are joined: how many tables there are, and rows in each.
 pub(super) struct Joining<'a> {
@@ -153,7 +155,8 @@ impl Kernels {
             None => launch.arg(&null),
         };
         launch.arg(to.work.slice_mut()).arg(&own).arg(&count).arg(&table_rows).arg(&tables);
-        // SAFETY: as above.
+        // SAFETY: `own` has a range for each row and table, `work` is as `Taken::check` has it, and `compared`, if it is there,
+        // has an element for each row, as it was made; queries are base rows, as the caller has checked.
         unsafe { launch.launch(config(queries.div_ceil(TAKING), TAKING, 0)) }
             .map_err(failed("add_visits"))?;
         Ok(())
@@ -173,7 +176,8 @@ impl Kernels {
         let all_kept = address(stream, &taken.work) + 16;
         let mut launch = stream.launch_builder(&self.add_up_lists);
         launch.arg(taken.counts.slice()).arg(starts.slice_mut()).arg(&all_kept).arg(&count);
-        // SAFETY: sizes are checked above.
+        // SAFETY: `counts` has an element for each query, `starts` one more, and the address is of the third of the three
+        // counters of `work`, as checked above.
         unsafe { launch.launch(config((queries + 1).div_ceil(ADDING), ADDING / OF_A_THREAD, 0)) }
             .map_err(failed("add_up_lists"))?;
         Ok(())

@@ -104,7 +104,7 @@ struct Filter {
     padding: u32,
 }
 
-// SAFETY: a C struct of integers, laid out as the kernels declare it.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Filter {}
 
 /// A pass whose pairs were filtered. The same struct as in `kernels/filter/exact.cuh`.
@@ -127,11 +127,18 @@ struct Filtered {
     padding: u32,
 }
 
-// SAFETY: a C struct of integers, laid out as the kernels declare it.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Filtered {}
 
-/// The structs of the kernels.
-const _: () = assert!(size_of::<Filter>() == 112 && size_of::<Filtered>() == 96);
+assert_layout!(Filter, 112, {
+    tiles: 0, queries: 8, thresholds: 16, hits: 24, counts: 32, scratch: 40, given_up: 48,
+    fewest: 56, hits_pitch: 64, room: 72, scratch_room: 76, query_rows: 80, query_blocks: 84,
+    splits: 88, begin: 92, end: 96, steps: 100, scratch_slots: 104, padding: 108,
+});
+assert_layout!(Filtered, 96, {
+    queries: 0, base: 8, order: 16, state: 24, entries: 32, worst: 40, reach: 48, counts: 56,
+    crowded: 64, crowded_count: 72, pitch: 80, vectors: 84, room: 88, padding: 92,
+});
 
 /// The program of all kernels but the filter itself.
 fn surroundings(kind: ElementKind, metric: Metric) -> Program {

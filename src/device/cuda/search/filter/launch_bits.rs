@@ -45,11 +45,12 @@ pub(super) struct BitPack {
     pub(super) tile: u32,
 }
 
-// SAFETY: a C struct of integers, laid out as the kernels declare it.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for BitPack {}
 
-/// The struct of the kernels.
-const _: () = assert!(size_of::<BitPack>() == 32);
+assert_layout!(BitPack, 32, {
+    rows: 0, dim: 4, panels: 8, stride: 12, pitch: 16, steps: 20, log: 24, tile: 28,
+});
 
 impl BitPacker {
     /// The kernels of a module.

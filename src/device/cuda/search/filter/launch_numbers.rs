@@ -62,7 +62,7 @@ pub(super) struct Pack {
     pub(super) padding: u32,
 }
 
-// SAFETY: a C struct of integers, laid out as the kernels declare it.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Pack {}
 
 /// What a base is packed with. The same struct as in `kernels/filter/pack.cuh`.
@@ -80,7 +80,7 @@ pub(super) struct Packing {
     pub(super) is_finite: u32,
 }
 
-// SAFETY: a C struct of numbers, laid out as the kernels declare it; every pattern of bits is a value.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Packing {}
 
 /// What a threshold is reckoned from. See `Test` in `kernels/filter/thresholds.cuh`.
@@ -97,12 +97,20 @@ struct Test {
     lost: u32,
 }
 
-// SAFETY: a C struct of integers, laid out as the kernels declare it.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Test {}
 
-/// The structs of the kernels.
-const _: () = assert!(size_of::<Packing>() == 56 && size_of::<Pack>() == 40);
-const _: () = assert!(size_of::<Test>() == 32);
+assert_layout!(Pack, 40, {
+    rows: 0, dim: 4, panels: 8, stride: 12, pitch: 16, steps: 20, stored: 24, log: 28, tile: 32,
+    padding: 36,
+});
+assert_layout!(Packing, 56, {
+    scale: 0, centre_norm: 8, norm: 16, lost: 24, test: 32, raw_norm: 40, last_bin: 48,
+    is_finite: 52,
+});
+assert_layout!(Test, 32, {
+    queries: 0, dim: 4, steps: 8, has_half_sums: 12, stored: 16, log: 20, tile: 24, lost: 28,
+});
 
 impl NumberPacker {
     /// The kernels of a module.
@@ -143,26 +151,26 @@ impl NumberPacker {
         let mut launch = stream.launch_builder(&self.centre);
         launch.arg(panels.slice()).arg(packed.centre.slice());
         launch.arg(&pack.rows).arg(&pack.dim).arg(&pack.panels);
-        // SAFETY: reads whole panels, writes an f64 per dimension; sizes are checked above, as for the
-        // launches that follow.
+        // SAFETY: reads `panels` whole panels, writes an f64 per dimension, all checked above.
         unsafe { launch.launch(config(dim, 1024, 0)) }.map_err(failed("centre"))?;
         let mut launch = stream.launch_builder(&self.norms);
         launch.arg(panels.slice()).arg(packed.centre.slice()).arg(bins.slice()).arg(counts.slice());
         launch.arg(&pack.rows).arg(&pack.dim).arg(&pack.panels);
-        // SAFETY: reads whole panels, writes a bin per place; bins are below `BINS`.
+        // SAFETY: reads `panels` whole panels and the centre, writes a bin per place, all checked above, and adds to counts of
+        // bins, which are below `BINS`.
         unsafe { launch.launch(config(pack.panels as usize, PANEL, 0)) }
             .map_err(failed("norms"))?;
         let mut launch = stream.launch_builder(&self.choose_scale);
         launch.arg(counts.slice()).arg(packed.centre.slice()).arg(packed.packing.slice());
         launch.arg(&pack.dim);
-        // SAFETY: reads all bins and the centre, writes one struct.
+        // SAFETY: reads the counts of all `BINS` bins and the centre, writes one struct, all checked above.
         unsafe { launch.launch(config(1, 1024, 0)) }.map_err(failed("choose_scale"))?;
         let mut launch = stream.launch_builder(&self.pack_base);
         launch.arg(panels.slice()).arg(bins.slice()).arg(packed.centre.slice());
         launch.arg(packed.packing.slice()).arg(packed.images.slice()).arg(packed.rows.slice());
         launch.arg(pack);
         // SAFETY: visits below `panels` read their panel; all write the place of their position, of
-        // `columns` halves and `pitch` elements.
+        // `columns` halves and `pitch` elements, for which there is room as checked above.
         unsafe { launch.launch(config(visits, PANEL, 0)) }.map_err(failed("pack_base"))?;
         Ok(())
     }
