@@ -1,6 +1,4 @@
 #![doc = include_str!("../README.md")]
-#![deny(unsafe_code)]
-#![warn(missing_docs)]
 
 // Not part of the public interface, only for this package's own tests and benches: may change in
 // any release.

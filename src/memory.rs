@@ -12,15 +12,15 @@ use std::{slice, thread};
 /// # Safety
 /// All bytes of a value may be 0, and nothing is done when it is dropped.
 pub unsafe trait Zeros {}
-// SAFETY: 0.
+// SAFETY: every pattern of its bits is an integer, and it is not dropped.
 unsafe impl Zeros for u128 {}
-// SAFETY: 0.
+// SAFETY: every pattern of its bits is an integer, and it is not dropped.
 unsafe impl Zeros for u64 {}
-// SAFETY: 0.
+// SAFETY: every pattern of its bits is an integer, and it is not dropped.
 unsafe impl Zeros for u32 {}
-// SAFETY: 0.
+// SAFETY: every pattern of its bits is a number or NaN, that of zeros 0.0, and it is not dropped.
 unsafe impl Zeros for f32 {}
-// SAFETY: 0.
+// SAFETY: every pattern of its bits is a number or NaN, that of zeros 0.0, and it is not dropped.
 unsafe impl Zeros for f64 {}
 
 /// So many zeros that are about to be filled, in huge pages if there are many: the first touch of a small page takes
@@ -78,7 +78,9 @@ impl<T: Zeros> Deref for Aligned<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the memory holds so many values from there on, aligned, and zeros or what was written there.
+        // SAFETY: `zeros` made room for `count` values after up to an alignment's bytes, of which `start` skips as many as
+        // the address needs; a vector that is never grown stays where it is. All bytes are zeros, which are values, or
+        // what `deref_mut` had written as such. The slice borrows `self`, and with it the memory.
         unsafe {
             slice::from_raw_parts(self.memory.as_ptr().byte_add(self.start).cast(), self.count)
         }
@@ -88,7 +90,8 @@ impl<T: Zeros> Deref for Aligned<T> {
 impl<T: Zeros> DerefMut for Aligned<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let first = self.memory.as_mut_ptr();
-        // SAFETY: as above; the memory is borrowed as long.
+        // SAFETY: for bounds, alignment and values as in `deref`; the slice borrows `self` exclusively, so that nobody else
+        // reads or writes the memory for as long.
         unsafe { slice::from_raw_parts_mut(first.byte_add(self.start).cast(), self.count) }
     }
 }
@@ -192,7 +195,7 @@ mod tests {
     #[derive(Debug, Clone, Copy, PartialEq)]
     #[repr(align(64))]
     struct Sixteen([f32; 16]);
-    // SAFETY: zeros are numbers.
+    // SAFETY: an array of f32, for which zeros are numbers; nothing is dropped.
     unsafe impl Zeros for Sixteen {}
 
     #[test]

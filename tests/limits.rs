@@ -2,6 +2,7 @@
 //!
 //! An allocator counts the bytes of this process, and a pool those that are reserved. Inputs are made
 //! batch by batch while they are read, so that what is held is the operators'.
+#![allow(unsafe_code)] // an allocator
 
 mod damage;
 #[path = "support/mod.rs"]
@@ -46,23 +47,24 @@ static MOST_UNRESERVED: AtomicI64 = AtomicI64::new(0);
 
 struct Counting;
 
-// SAFETY: passes every call on to the system's allocator.
+// SAFETY: passes every call on to the system's allocator, which keeps the promises of the trait; counting neither
+// allocates nor panics.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller promises a layout of more than no bytes.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller promises a layout of more than no bytes.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size() as i64, SeqCst);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller promises that the place was allocated here, by `System`, with this layout, and is not used any more.
         unsafe { System.dealloc(place, layout) }
     }
 
@@ -70,7 +72,8 @@ unsafe impl GlobalAlloc for Counting {
         // Both may be there while one is copied to the other.
         count(size as i64);
         HELD.fetch_sub(layout.size() as i64, SeqCst);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller promises that the place was allocated here, by `System`, with this layout, and a size of more than
+        // no bytes.
         unsafe { System.realloc(place, layout, size) }
     }
 }

@@ -45,7 +45,7 @@ impl Level {
     pub fn least(self, bounds: Bounds<'_>) -> u16 {
         #[cfg(target_arch = "x86_64")]
         if self.0 >= Instructions::Avx2 {
-            // SAFETY: the level is a proof that the processor has the instructions.
+            // SAFETY: the level proves that the processor has AVX2.
             return unsafe { least_avx2(bounds) };
         }
         bounds.now().fold(u16::MAX, u16::min)
@@ -56,12 +56,12 @@ impl Level {
         found.clear();
         #[cfg(target_arch = "x86_64")]
         if self.has_avx512() {
-            // SAFETY: as above.
+            // SAFETY: the level proves that the processor has AVX-512 F and BW, AVX2 and POPCNT.
             return unsafe { within_avx512(bounds, most, found) };
         }
         #[cfg(target_arch = "x86_64")]
         if self.0 >= Instructions::Avx2 {
-            // SAFETY: as above.
+            // SAFETY: the level proves that the processor has AVX2 and POPCNT.
             return unsafe { within_avx2(bounds, most, found) };
         }
         let near = (0..).zip(bounds.now()).filter(|(_, now)| *now <= most);
@@ -124,13 +124,15 @@ fn within_avx2(bounds: Bounds<'_>, most: u16, found: &mut Vec<u32>) {
         for part in (_mm256_movemask_epi8(all) as u32).to_le_bytes() {
             let bits = i64::from_le_bytes(BITS[usize::from(part)]);
             let near = _mm256_add_epi32(first, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bits)));
-            // SAFETY: no more have been written than were looked at, and there is room for a register more.
+            // SAFETY: `found` has no elements, and room for as many as there are bounds and a register of eight more. No more
+            // have been counted than were looked at, so that eight from `count` on are in the room, which nothing else
+            // touches while `to` is used; the store needs no alignment.
             unsafe { _mm256_storeu_si256(to.add(count).cast(), near) };
             count += part.count_ones() as usize;
             first = _mm256_add_epi32(first, _mm256_set1_epi32(PART as i32));
         }
     }
-    // SAFETY: so many have been written.
+    // SAFETY: the first `count` have been written one after the other, and there is room for more than these.
     unsafe { found.set_len(count) };
 }
 
@@ -145,19 +147,21 @@ fn within_avx512(bounds: Bounds<'_>, most: u16, found: &mut Vec<u32>) {
     let mut numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (noted, moved) in bounds.noted.iter().zip(bounds.moved) {
         let [noted, moved] = [noted, moved].map(|of| {
-            // SAFETY: 32 numbers of two bytes are a register.
+            // SAFETY: 32 numbers of two bytes, borrowed meanwhile, are a register of 64; the load needs no alignment.
             unsafe { _mm512_loadu_si512(std::ptr::from_ref(of).cast()) }
         });
         let all = _mm512_cmple_epu16_mask(_mm512_subs_epu16(noted, moved), most);
         for half in [all as u16, (all >> HALF) as u16] {
             let near = _mm512_maskz_compress_epi32(half, numbers);
-            // SAFETY: no more have been written than were looked at, and there is room for a register more.
+            // SAFETY: `found` has no elements, and room for as many as there are bounds and a register of sixteen more. No
+            // more have been counted than were looked at, so that sixteen from `count` on are in the room, which nothing
+            // else touches while `to` is used; the store needs no alignment.
             unsafe { _mm512_storeu_si512(to.add(count).cast(), near) };
             count += half.count_ones() as usize;
             numbers = _mm512_add_epi32(numbers, _mm512_set1_epi32(HALF as i32));
         }
     }
-    // SAFETY: so many have been written.
+    // SAFETY: the first `count` have been written one after the other, and there is room for more than these.
     unsafe { found.set_len(count) };
 }
 
@@ -172,7 +176,7 @@ fn now_avx2(noted: &[u16; TOGETHER], moved: &[u16; TOGETHER]) -> [__m256i; 2] {
 #[target_feature(enable = "avx2")]
 fn registers(numbers: &[u16; TOGETHER]) -> [__m256i; 2] {
     let from = std::ptr::from_ref(numbers).cast::<__m256i>();
-    // SAFETY: 32 numbers of two bytes are two registers.
+    // SAFETY: 32 numbers of two bytes, borrowed meanwhile, are two registers of 32; the loads need no alignment.
     std::array::from_fn(|i| unsafe { _mm256_loadu_si256(from.add(i)) })
 }
 

@@ -213,7 +213,7 @@ macro_rules! sums {
         let (parts, groups) = ($sums.as_chunks_mut::<$count>().0, $pairs.as_chunks::<$count>().0);
         let mut registers = [$zero(); <$type as Chains>::LANES / $count];
         for (register, sums) in registers.iter_mut().zip(parts.iter()) {
-            // SAFETY: a chunk has as many numbers as a register.
+            // SAFETY: a chunk, borrowed meanwhile, has as many numbers as a register; the load needs no alignment.
             *register = unsafe { $load(sums.as_ptr()) };
         }
         for j in $dims.clone().step_by($count) {
@@ -222,7 +222,8 @@ macro_rules! sums {
                 let ($queries, $bases) = {
                     let (mut queries, mut bases) = ([$zero(); $count], [$zero(); $count]);
                     for i in 0..$count {
-                        // SAFETY: the mask has no more numbers than the rows have from j on.
+                        // SAFETY: rows have at least `dims.end` numbers, as asserted above, and j is less; a mask of no more
+                        // than `dims.end - j` reads none beyond. The slices are borrowed, and loads need no alignment.
                         (queries[i], bases[i]) = unsafe {
                             let (query, base) =
                                 (pairs[i].0.as_ptr().add(j), pairs[i].1.as_ptr().add(j));
@@ -235,7 +236,7 @@ macro_rules! sums {
             }
         }
         for (register, sums) in registers.into_iter().zip(parts) {
-            // SAFETY: as above.
+            // SAFETY: a chunk, borrowed exclusively, has as many numbers as a register; the store needs no alignment.
             unsafe { $store(sums.as_mut_ptr(), register) };
         }
     };
@@ -339,7 +340,7 @@ macro_rules! chains {
     ($name:ident, $terms:ident, $wide:ident, $half:ident) => {
         fn $name(wide: Wide, sums: &mut Self::Sums, pairs: &[Pair<'_, Self>], dims: Range<usize>) {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: a `Wide` is a proof that the processor has the features.
+            // SAFETY: a `Wide` proves that the processor has AVX2 and FMA, and says whether it has AVX-512 F.
             unsafe {
                 match wide.has_avx512() {
                     true => $wide::$terms(sums, pairs, dims),

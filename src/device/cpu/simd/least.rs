@@ -38,13 +38,13 @@ impl Level {
         assert_eq!(others.words.len(), others.starts.len() * words);
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level is a proof that the processor has the instructions.
+            // SAFETY: the level proves that the processor has AVX-512 F, BW and VNNI.
             Instructions::Vnni => unsafe { with!(words, least_vnni(panel, others, known, to)) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
+            // SAFETY: the level proves that the processor has AVX-512 F and BW.
             Instructions::Avx512 => unsafe { with!(words, least_avx512(panel, others, known, to)) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
+            // SAFETY: the level proves that the processor has AVX2.
             Instructions::Avx2 => unsafe { with!(words, least_avx2(panel, others, known, to)) },
             #[cfg(target_arch = "aarch64")]
             Instructions::Neon => self.dispatch(Plain { panel, others, known, to }),

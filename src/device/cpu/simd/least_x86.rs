@@ -53,7 +53,8 @@ macro_rules! least_512 {
                     let quarter = TOGETHER * half + i;
                     let lanes = LANES * quarter..LANES * (quarter + 1);
                     let near = _mm512_sub_epi32(second[i], apart);
-                    // SAFETY: all slices have as many numbers as a register.
+                    // SAFETY: each slice, whose bounds are checked, has the 16 numbers of four bytes of a register. `known` is
+                    // borrowed shared and `to` exclusively; loads and stores need no alignment.
                     unsafe {
                         let own = _mm512_loadu_si512(known.numbers[lanes.clone()].as_ptr().cast());
                         let is_open = _mm512_cmpneq_epi32_mask(numbers[i], own)
@@ -113,7 +114,8 @@ pub(super) fn least_avx2<const WORDS: usize>(
             let first = LANES * quarter + 8 * i;
             let lanes = first..first + 8;
             let is_far = _mm256_cmpgt_epi32(_mm256_sub_epi32(second[i], apart), least[i]);
-            // SAFETY: all slices have as many numbers as a register.
+            // SAFETY: each slice, whose bounds are checked, has the eight numbers of four bytes of a register. `known` is
+            // borrowed shared and `to` exclusively; loads and stores need no alignment.
             unsafe {
                 let own = _mm256_loadu_si256(known.numbers[lanes.clone()].as_ptr().cast());
                 let is_known = _mm256_and_si256(is_far, _mm256_cmpeq_epi32(numbers[i], own));

@@ -15,7 +15,7 @@ const LINE: usize = 32;
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(in crate::device::cpu) struct Line([i16; LINE]);
-// SAFETY: zeros are numbers.
+// SAFETY: an array of i16, of which every pattern of bits is one; nothing is dropped.
 unsafe impl Zeros for Line {}
 
 /// Rows in as many lines each.
@@ -130,14 +130,14 @@ impl Level {
         sums.resize(pairs.len(), 0);
         let sums = sums.as_mut_slice();
         match self.0 {
-            // SAFETY: the level is a proof that the processor has the instructions.
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level proves that the processor has AVX-512 F, BW and VNNI.
             Instructions::Vnni => unsafe { products_vnni(of, pairs, sums) },
-            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level proves that the processor has AVX-512 F and BW.
             Instructions::Avx512 => unsafe { products_avx512(of, pairs, sums) },
-            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level proves that the processor has AVX2.
             Instructions::Avx2 => unsafe { products_avx2(of, pairs, sums) },
             #[cfg(target_arch = "aarch64")]
             Instructions::Neon => {
@@ -154,14 +154,14 @@ impl Level {
     pub fn keep(self, of: Chosen<'_>, found: &mut Found) {
         assert_eq!(of.base.per_row, of.queries.per_row, "rows of one length");
         match self.0 {
-            // SAFETY: the level is a proof that the processor has the instructions.
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level proves that the processor has AVX-512 F, BW and VNNI.
             Instructions::Vnni => unsafe { keep_vnni(of, found) },
-            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level proves that the processor has AVX-512 F and BW.
             Instructions::Avx512 => unsafe { keep_avx512(of, found) },
-            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level proves that the processor has AVX2.
             Instructions::Avx2 => unsafe { keep_avx2(of, found) },
             // Has nothing to look at before.
             #[cfg(target_arch = "aarch64")]
@@ -243,7 +243,7 @@ macro_rules! product_512 {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn register(line: &Line) -> __m512i {
-    // SAFETY: a line is a register, at an address divisible by 64.
+    // SAFETY: a line, borrowed meanwhile, is the 64 bytes of a register at an address divisible by 64; any bits make one.
     unsafe { _mm512_load_si512(std::ptr::from_ref(line).cast()) }
 }
 
@@ -307,7 +307,7 @@ fn totals([a, b, c, d]: [__m256i; 4]) -> [i32; 4] {
     let all = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
     let all = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256::<1>(all));
     let mut of_each = [0; 4];
-    // SAFETY: they are as long as the register.
+    // SAFETY: four numbers of four bytes, which nobody else has, are a register; the store needs no alignment.
     unsafe { _mm_storeu_si128(of_each.as_mut_ptr().cast(), all) };
     of_each
 }
@@ -318,7 +318,8 @@ fn totals([a, b, c, d]: [__m256i; 4]) -> [i32; 4] {
 #[target_feature(enable = "avx2")]
 fn registers(line: &Line) -> [__m256i; 2] {
     let halves = std::ptr::from_ref(line).cast::<__m256i>();
-    // SAFETY: a line is two registers, at an address divisible by 64.
+    // SAFETY: a line, borrowed meanwhile, is the 64 bytes of two registers at an address divisible by 64; any bits make
+    // one.
     unsafe { [_mm256_load_si256(halves), _mm256_load_si256(halves.add(1))] }
 }
 

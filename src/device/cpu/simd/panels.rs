@@ -48,14 +48,14 @@ impl Width {
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(in crate::device::cpu) struct Group(pub [[u8; 4]; LANES]);
-// SAFETY: zeros are numbers.
+// SAFETY: arrays of bytes, of which every pattern of bits is one; nothing is dropped.
 unsafe impl Zeros for Group {}
 
 /// For each row of a panel, the initial value of its sum, or the sum.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(in crate::device::cpu) struct Starts(pub [i32; ROWS]);
-// SAFETY: as above.
+// SAFETY: an array of i32, of which every pattern of bits is one; nothing is dropped.
 unsafe impl Zeros for Starts {}
 
 /// Panels: what the sums of each start with, and for each of its quarters, one after the other, as many groups as a row
@@ -200,7 +200,7 @@ impl Found {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) unsafe fn wrote(&mut self, count: usize) {
-        // SAFETY: of the caller.
+        // SAFETY: the caller promises that both vectors have room for `count` more, which have been written.
         unsafe {
             self.pairs.set_len(self.pairs.len() + count);
             self.sums.set_len(self.sums.len() + count);

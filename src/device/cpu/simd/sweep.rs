@@ -118,37 +118,37 @@ impl Level {
             let group = QueryGroup { words, first, least };
             match (self.0, width) {
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: the level is a proof that the processor has the instructions.
+                // SAFETY: the level proves that the processor has AVX-512 F, BW and VNNI, and POPCNT.
                 (Instructions::Vnni, Width::Eight) => unsafe {
                     with!(together, eight_vnni(panels, &group, found))
                 },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
+                // SAFETY: the level proves that the processor has AVX-512 F, BW and VNNI, and POPCNT.
                 (Instructions::Vnni, _) => unsafe {
                     with!(together, sixteen_vnni(panels, &group, found))
                 },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
+                // SAFETY: the level proves that the processor has AVX-512 F and BW, and POPCNT.
                 (Instructions::Avx512, Width::Seven) => unsafe {
                     seven_avx512::<FEW>(panels, &group, found)
                 },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
+                // SAFETY: the level proves that the processor has AVX2 and POPCNT.
                 (Instructions::Avx2, Width::Seven) => unsafe {
                     with!(together, seven_avx2(panels, &group, found))
                 },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
+                // SAFETY: the level proves that the processor has AVX-512 F and BW, and POPCNT.
                 (Instructions::Avx512, _) => unsafe {
                     sixteen_avx512::<FEW>(panels, &group, found)
                 },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
+                // SAFETY: the level proves that the processor has AVX2 and POPCNT.
                 (Instructions::Avx2, _) => unsafe {
                     with!(together, sixteen_avx2(panels, &group, found))
                 },
                 #[cfg(target_arch = "aarch64")]
-                // SAFETY: as above.
+                // SAFETY: the level proves that the processor has NEON.
                 (Instructions::Neon, _) => unsafe { sixteen_neon(panels, &group, found) },
                 (Instructions::Plain, _) => {
                     self.dispatch(Plain { panels, group: &group, found });

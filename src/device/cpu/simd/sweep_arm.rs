@@ -38,7 +38,8 @@ pub(super) fn sixteen_neon(panels: Panels<'_>, group: &QueryGroup<'_>, found: &m
                     let to = sums[first..first + FEW_ROWS].as_chunks_mut::<4>().0.iter_mut();
                     let starts = starts.0[first..first + FEW_ROWS].as_chunks::<4>().0;
                     for ((sum, start), to) in both.into_iter().zip(starts).zip(to) {
-                        // SAFETY: both chunks have as many numbers as a register.
+                        // SAFETY: both chunks have the four numbers of a register; one is borrowed shared, the other
+                        // exclusively.
                         unsafe {
                             let sum = vaddq_s32(sum, vld1q_s32(start.as_ptr()));
                             vst1q_s32(to.as_mut_ptr(), sum);
@@ -63,6 +64,6 @@ pub(super) fn sixteen_neon(panels: Panels<'_>, group: &QueryGroup<'_>, found: &m
 #[target_feature(enable = "neon")]
 fn numbers(group: &Group, first: usize) -> [int16x8_t; 2] {
     let rows = group.0[first..first + FEW_ROWS].as_chunks::<4>().0;
-    // SAFETY: four rows of four bytes are a register.
+    // SAFETY: four rows of four bytes, borrowed meanwhile, are a register; the load needs no alignment beyond a byte's.
     std::array::from_fn(|i| unsafe { vld1q_s16(rows[i].as_ptr().cast()) })
 }

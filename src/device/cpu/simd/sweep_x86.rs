@@ -85,7 +85,9 @@ macro_rules! sweep_512 {
                         let mask = _mm512_cmpgt_epi32_mask(sum, limit);
                         let rows =
                             _mm512_add_epi32(_mm512_set1_epi32(first + 16 * i as i32), lanes);
-                        // SAFETY: the room is for all lanes, and a register more.
+                        // SAFETY: the room is for a sum of each row and query, and a register of 16 more; no more
+                        // have passed than were compared, so that 16 from `passed` on are in it. Nothing else
+                        // touches `found` meanwhile; stores need no alignment.
                         unsafe {
                             let (pairs, to) = (pairs.add(passed).cast(), to.add(passed).cast());
                             _mm512_storeu_si512(pairs, _mm512_maskz_compress_epi32(mask, rows));
@@ -94,7 +96,7 @@ macro_rules! sweep_512 {
                         passed += mask.count_ones() as usize;
                     }
                 }
-                // SAFETY: they were written one after the other.
+                // SAFETY: so many pairs and sums were written one after the other from the beginning of the room.
                 unsafe { found.wrote(passed) };
             }
         }
@@ -165,7 +167,9 @@ macro_rules! sweep_256 {
                             let order = SET_FIRST[usize::from(mask)] as i64;
                             let order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(order));
                             let first = _mm256_set1_epi32(first + 8 * i as i32);
-                            // SAFETY: the room is for all lanes, and a register more.
+                            // SAFETY: the room is for a sum of each row and query, and a register of eight more; no more have
+                            // passed than were compared, so that eight from `passed` on are in it. Nothing else touches
+                            // `found` meanwhile; stores need no alignment.
                             unsafe {
                                 let (pairs, to) = (pairs.add(passed).cast(), to.add(passed).cast());
                                 _mm256_storeu_si256(pairs, _mm256_add_epi32(first, order));
@@ -174,7 +178,7 @@ macro_rules! sweep_256 {
                             passed += mask.count_ones() as usize;
                         }
                     }
-                    // SAFETY: they were written one after the other.
+                    // SAFETY: so many pairs and sums were written one after the other from the beginning of the room.
                     unsafe { found.wrote(passed) };
                 }
             }
@@ -198,9 +202,9 @@ sweep_256!(seven_avx2, TOGETHER_IN_16_BITS, |sum, base, query| {
 pub(super) unsafe trait Quarter: Sized {
     const CHECKED: () = assert!(size_of::<Self>() == 64);
 }
-// SAFETY: 16 words of four bytes.
+// SAFETY: 16 words of four bytes, without padding.
 unsafe impl Quarter for Group {}
-// SAFETY: 16 numbers of four bytes.
+// SAFETY: 16 numbers of four bytes, without padding.
 unsafe impl Quarter for [i32; LANES] {}
 
 /// Some words of all rows of a panel, by their quarters; asks for what is so many groups ahead.
@@ -223,7 +227,8 @@ fn largest_512([a, b, c, d]: [__m512i; 4]) -> __m512i {
 #[target_feature(enable = "avx512f")]
 pub(super) fn register_512<T: Quarter>(from: &T) -> __m512i {
     const { T::CHECKED };
-    // SAFETY: a `Quarter` is 64 initialised bytes; any bits make a register.
+    // SAFETY: a `Quarter`, borrowed meanwhile, is 64 initialised bytes; any bits make a register, and the load needs no
+    // alignment.
     unsafe { _mm512_loadu_si512(std::ptr::from_ref(from).cast()) }
 }
 
@@ -231,6 +236,7 @@ pub(super) fn register_512<T: Quarter>(from: &T) -> __m512i {
 pub(super) fn registers_256<T: Quarter>(from: &T) -> [__m256i; 2] {
     const { T::CHECKED };
     let from = std::ptr::from_ref(from).cast::<__m256i>();
-    // SAFETY: as for `register_512`, of which these are the halves.
+    // SAFETY: a `Quarter`, borrowed meanwhile, is 64 initialised bytes, of which each register has 32; any bits make one,
+    // and the loads need no alignment.
     std::array::from_fn(|i| unsafe { _mm256_loadu_si256(from.add(i)) })
 }

@@ -70,11 +70,11 @@ impl Words {
         assert_eq!(queries.tile.len(), tile.len(), "rows of one length");
         assert!(queries.rows.iter().all(|row| (*row as usize) < ROWS), "rows of a tile");
         match self.0 {
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: only the level `Vnni`, which proves AVX-512 F and VNNI, leads here.
-            #[cfg(target_arch = "x86_64")]
             Way::Vnni => unsafe { passing_vnni(tile, starts, queries) },
-            // SAFETY: only the levels `Avx2` and `Avx512`, which prove AVX2, lead here.
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: only the levels `Avx2` and `Avx512`, which prove AVX2, lead here.
             Way::Avx2 => unsafe { passing_avx2(tile, starts, queries) },
             Way::Plain(arch) => arch.dispatch(Plain { tile, starts, queries }),
         }
