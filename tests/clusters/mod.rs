@@ -7,11 +7,11 @@ use datafusion::arrow::datatypes::{Float32Type, Float64Type, Int32Type};
 use datafusion_neighbors::algo::kmeans::{Clustering, Init};
 use datafusion_neighbors::device::AnyDevice;
 use datafusion_neighbors::matrix::Elements;
-use datafusion_neighbors::{KMeans, kmeans};
+use datafusion_neighbors::{KMeans, KnnExact, Metric, kmeans, knn_exact};
 use proptest::prelude::*;
 
 use super::support::{Kind, Rng};
-use super::{golden, vectors};
+use super::{golden, lists, vectors};
 
 const SETS: [&str; 3] = ["kmeans-blobs4", "kmeans-uniform2", "kmeans-digits64"];
 
@@ -30,6 +30,29 @@ fn centroids(found: &Clustering) -> Vec<Vec<f64>> {
 
 fn fact(set: &str, name: &str) -> f64 {
     golden(set, "centroids").schema().metadata()[name].parse().expect("a number")
+}
+
+/// A row is in the cluster of the centroid that an exact search finds, the first of equally near ones.
+#[test]
+fn labels_are_the_nearest_centroids_of_an_exact_search() {
+    // Whole numbers on a line, of which some are halfway between two centroids, and clusters far from each other.
+    let line: Vec<Vec<f64>> = (0..200).map(|i| vec![f64::from(i * 37 % 200)]).collect();
+    let mut apart = Kind::Normal.rows(3, 350, 4);
+    for (i, row) in apart.iter_mut().enumerate() {
+        row.iter_mut().for_each(|x| *x += 40.0 * (i % 7) as f64);
+    }
+    let nearest = KnnExact::k(1).metric(Metric::SqEuclidean);
+    for (rows, k) in [(&line, 3), (&line, 8), (&line, 13), (&apart, 5), (&apart, 7)] {
+        for (narrow, seed) in [(false, 0), (true, 1), (false, 2), (true, 3)] {
+            let rows = vectors(rows, narrow);
+            let found = run(&rows, &KMeans::k(k).seed(seed));
+            let base = vectors(&centroids(&found), narrow);
+            let wanted = knn_exact(&AnyDevice::cpu(), &base, Some(&rows), &nearest);
+            let wanted = lists(&wanted.expect("neighbours")).into_values().map(|list| list[0].0);
+            let wanted: Vec<u32> = wanted.collect();
+            assert_eq!(found.labels, wanted, "k {k}, narrow {narrow}, seed {seed}");
+        }
+    }
 }
 
 /// scikit-learn's labels and number of rounds, and its centroids and inertia to 1e-6.

@@ -1,4 +1,4 @@
-//! DBSCAN: what scikit-learn found (`tests/golden/dbscan-*`), number for number.
+//! DBSCAN: what scikit-learn found (`tests/golden/dbscan-*`), number for number, and core rows by an exact search.
 
 use std::sync::Arc;
 
@@ -8,8 +8,10 @@ use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
 use datafusion_neighbors::device::AnyDevice;
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::{Dbscan, KnnExact, Metric, knn_exact};
 
-use super::golden;
+use super::support::Rng;
+use super::{golden, lists, vectors};
 
 const SETS: [&str; 6] = ["moons", "varied", "tenths", "lattice", "chain", "shapes64"];
 
@@ -43,5 +45,33 @@ fn the_clusters_of_scikit_learn() {
             choices += 1;
         }
         assert!(choices >= 3, "{set}: {choices} choices of parameters");
+    }
+}
+
+/// A row is core if an exact search finds enough rows within eps, the row itself among them.
+#[test]
+fn core_rows_are_those_with_enough_neighbours_of_an_exact_search() {
+    let device = AnyDevice::cpu();
+    // Whole numbers: many rows are exactly eps apart, and some are there several times.
+    let mut rng = Rng(5);
+    let mut row = || (0..3).map(|_| rng.below(9) as f64).collect::<Vec<_>>();
+    let rows: Vec<Vec<f64>> = (0..300).map(|_| row()).collect();
+    let others = KnnExact::k(299).metric(Metric::SqEuclidean);
+    for narrow in [false, true] {
+        let rows = vectors(&rows, narrow);
+        let lists = lists(&knn_exact(&device, &rows, None, &others).expect("neighbours"));
+        for eps in [0.5, 1.0, 2f64.sqrt(), 2.0, 3.0] {
+            let within = |list: &Vec<(u32, f64)>| {
+                1 + list.iter().filter(|(_, distance)| *distance <= eps * eps).count() as u64
+            };
+            let counts: Vec<u64> = lists.values().map(within).collect();
+            for min_points in [1, 2, 5, 9, 20] {
+                let params = Dbscan::eps(eps).min_points(min_points);
+                let found = datafusion_neighbors::dbscan(&device, &rows, None, &params);
+                let (found, _) = found.expect("clusters");
+                let wanted: Vec<bool> = counts.iter().map(|count| *count >= min_points).collect();
+                assert_eq!(found.core, wanted, "eps {eps}, min_points {min_points}, {narrow}");
+            }
+        }
     }
 }
