@@ -123,6 +123,9 @@ impl fmt::Display for Watched {
 impl Watched {
     fn note(&self) {
         wait_while_closed();
+        // One after the other: who reads last is who stores last.
+        static NOTING: Mutex<()> = Mutex::new(());
+        let _noting = NOTING.lock().unwrap_or_else(PoisonError::into_inner);
         let reserved = self.0.reserved() as i64;
         RESERVED.store(reserved, SeqCst);
         MOST_RESERVED.fetch_max(reserved, SeqCst);
