@@ -11,10 +11,10 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::{DataType, Float16Type, Float32Type, Float64Type};
+use arrow::util::display::array_value_to_string;
 use async_trait::async_trait;
-use datafusion::arrow::array::{Array, AsArray, RecordBatch};
-use datafusion::arrow::datatypes::{DataType, Float16Type, Float32Type, Float64Type};
-use datafusion::arrow::util::display::array_value_to_string;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -217,12 +217,12 @@ fn stops_at_the_first_error() -> Result<(), Failed> {
     Ok(())
 }
 
-/// By its name, with settings of the C library given, and by a loader, which is then the program that runs.
+/// By its name, with settings of its allocator given, and by a loader, which is then the program that runs.
 fn starts_in_every_way() -> Result<(), Failed> {
     let args = ["--output-format", "csv", "-c", "SELECT 1 AS a"];
     expect(&succeed(neighbors(&args))?, "a\n1\n")?;
     let mut with_settings = neighbors(&args);
-    with_settings.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0");
+    with_settings.env("_RJEM_MALLOC_CONF", "thp:never");
     expect(&succeed(with_settings)?, "a\n1\n")?;
     let loaders = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
     for loader in loaders.into_iter().filter(|loader| Path::new(loader).exists()) {

@@ -3,20 +3,19 @@
 //!
 //! Not a shell: DataFusion's own is made for typing, this is made for jobs.
 
-use std::env;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use arrow::array::{Array, RecordBatch, StringArray};
+use arrow::datatypes::{DataType, Field, Schema};
+use arrow::error::ArrowError;
+use arrow::util::display::{ArrayFormatter, FormatOptions};
+use arrow::util::pretty::pretty_format_batches;
+use arrow::{csv, json};
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand, ValueEnum};
-use datafusion::arrow::array::{Array, RecordBatch, StringArray};
-use datafusion::arrow::datatypes::{DataType, Field, Schema};
-use datafusion::arrow::error::ArrowError;
-use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
-use datafusion::arrow::util::pretty::pretty_format_batches;
-use datafusion::arrow::{csv, json};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
@@ -75,36 +74,27 @@ fn main() -> ExitCode {
         }
         Err(error) => error.exit(),
     };
-    take_huge_pages();
     execute(&cli)
 }
 
-/// Starts the program again with settings of the C library's memory, which it reads only at a start; where these are
-/// given, they stay. Reading vectors takes much memory for a short time, and each new page of 4 KiB takes a microsecond
-/// or two.
+/// Memory in huge pages, and kept for a while: reading vectors takes much for a short time, and each new page of 4 KiB takes
+/// a microsecond or two.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-fn take_huge_pages() {
-    use std::os::unix::process::CommandExt;
-    use std::process::Command;
+mod allocator {
+    #[global_allocator]
+    static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-    const NAME: &str = "GLIBC_TUNABLES";
-    const SETTINGS: &str = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=16777216:\
-        glibc.malloc.trim_threshold=134217728:glibc.malloc.mmap_threshold=33554432";
-    // The C library takes the settings from programs with rights of their own: not again and again.
-    const DONE: &str = "NEIGHBORS_STARTED_AGAIN";
-    let is_set = [NAME, DONE].into_iter().any(|name| env::var_os(name).is_some());
-    let mut words = env::args_os();
-    let (Some(name), Ok(program)) = (words.next(), env::current_exe()) else { return };
-    // A loader that was given the program is a program of another name.
-    if !is_set && Path::new(&name).file_name() == program.file_name() {
-        let mut again = Command::new(program);
-        // Returns only if it fails, and all goes on as it is.
-        let _ = again.arg0(name).args(words).env(NAME, SETTINGS).env(DONE, "").exec();
-    }
+    const OPTIONS: &[u8] = b"thp:always,metadata_thp:auto,dirty_decay_ms:10000\0";
+
+    /// Read by jemalloc when the program starts, before the environment's `_RJEM_MALLOC_CONF`.
+    // SAFETY: jemalloc declares this symbol as `const char *`; the address is that of a string of the program that ends with 0.
+    #[allow(unsafe_code)]
+    #[unsafe(export_name = "_rjem_malloc_conf")]
+    static MALLOC_CONF: &[u8; OPTIONS.len()] = match OPTIONS.first_chunk() {
+        Some(options) => options,
+        None => unreachable!(),
+    };
 }
-
-#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-fn take_huge_pages() {}
 
 #[tokio::main]
 async fn execute(cli: &Cli) -> ExitCode {
