@@ -20,7 +20,7 @@ use datafusion_neighbors::Metric;
 use datafusion_neighbors::algo::dbscan::{DbscanParams, Density, dbscan};
 use datafusion_neighbors::device::{AnyDevice, DeviceChoice, Within};
 use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::Rows;
+use datafusion_neighbors::rows::Rows;
 use rayon::prelude::*;
 
 /// Time dbscan on named workloads.

@@ -29,7 +29,8 @@ use datafusion_neighbors::Metric;
 use datafusion_neighbors::algo::kmeans::{Clustering, Init, KMeansParams, kmeans};
 use datafusion_neighbors::device::{AnyDevice, DeviceChoice};
 use datafusion_neighbors::job::{Job, Phase, Watch as _};
-use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::matrix::{Elements, Matrix};
+use datafusion_neighbors::rows::Rows;
 
 /// Workload, clusters, rounds.
 const TASKS: &[(&str, usize, usize)] =

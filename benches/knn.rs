@@ -29,7 +29,7 @@ use datafusion_neighbors::Metric;
 use datafusion_neighbors::algo::knn::{KnnParams, LshParams, Method, open_base};
 use datafusion_neighbors::device::{AnyDevice, DeviceChoice, Distances, Neighbors, QueryRows};
 use datafusion_neighbors::job::{Job, Phase, Watch as _};
-use datafusion_neighbors::matrix::Rows;
+use datafusion_neighbors::rows::Rows;
 
 /// Workload, k, metric, whether rows are joined with themselves.
 type Task = (&'static str, usize, Metric, bool);

@@ -5,9 +5,9 @@
 //! cargo run --example embed
 //! ```
 
-use datafusion::arrow::array::FixedSizeListArray;
-use datafusion::arrow::datatypes::Float32Type;
-use datafusion::arrow::util::pretty::pretty_format_batches;
+use arrow::array::FixedSizeListArray;
+use arrow::datatypes::Float32Type;
+use arrow::util::pretty::pretty_format_batches;
 use datafusion::error::Result;
 use datafusion::prelude::*;
 use datafusion_neighbors::device::AnyDevice;

@@ -5,8 +5,8 @@
 //! cargo run --example picture        # writes target/moons.svg
 //! ```
 
-use datafusion::arrow::array::{Array, AsArray, RecordBatch};
-use datafusion::arrow::datatypes::{Float64Type, Int64Type};
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::{Float64Type, Int64Type};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::prelude::SessionContext;
 use plotters::prelude::*;

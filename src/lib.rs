@@ -22,6 +22,8 @@ mod parallel;
 #[doc(hidden)]
 pub mod random;
 #[doc(hidden)]
+pub mod rows;
+#[doc(hidden)]
 pub mod sets;
 mod sql;
 

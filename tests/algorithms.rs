@@ -10,20 +10,18 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
+use arrow::array::{
     Array, ArrayRef, AsArray, FixedSizeListArray, Float32Array, Float64Array, RecordBatch,
 };
-use datafusion::arrow::compute::{cast, concat_batches};
-use datafusion::arrow::datatypes::{
-    DataType, Field, Float64Type, Int32Type, Int64Type, UInt32Type,
-};
-use datafusion::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use arrow::compute::{cast, concat_batches};
+use arrow::datatypes::{DataType, Field, Float64Type, Int32Type, Int64Type, UInt32Type};
 use datafusion_neighbors::algo::knn::{KnnParams, Method, open_base};
 use datafusion_neighbors::device::{AnyDevice, QueryRows};
 use datafusion_neighbors::job::Job;
 use datafusion_neighbors::{Error, KnnExact, Metric, knn_exact};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use proptest::prelude::*;
-use support::{Kind, matrix_f32};
+use support::{Kind, matrix_f32, nearest_by_definition};
 
 fn cpu() -> AnyDevice {
     AnyDevice::cpu()

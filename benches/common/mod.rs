@@ -6,13 +6,14 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use datafusion::arrow::array::{Array, ArrayRef};
-use datafusion::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use arrow::array::{Array, ArrayRef};
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::device::{AnyDevice, DeviceChoice};
 use datafusion_neighbors::exec::{VectorColumn, VectorReader};
 use datafusion_neighbors::job::{Phase, Watch};
-use datafusion_neighbors::matrix::{ElementKind, Rows};
+use datafusion_neighbors::matrix::ElementKind;
+use datafusion_neighbors::rows::Rows;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 /// A device with so much memory, which compares pairs in this way if it is one that it would not always choose.
 #[allow(dead_code, reason = "used by some benches")]

@@ -194,7 +194,7 @@ __device__ __forceinline__ const Scalar* take_single(const Rounds& rounds, const
     return is_single ? rounds.rows + (u64)row * DIM : nullptr;
 }
 
-// Divides a mean by its length, as `Metric::prepare` does, by a warp; where directions cancel out, the centroid stays where
+// Multiplies a mean by one over its length, as `Metric::prepare` does, by a warp; where directions cancel out, the centroid stays where
 // it was.
 __device__ __forceinline__ void take_direction(const Rounds& rounds, u32 cluster, Scalar* mean) {
     const u32 lane = threadIdx.x % 32;
@@ -208,10 +208,10 @@ __device__ __forceinline__ void take_direction(const Rounds& rounds, u32 cluster
         const double own = multiply(x, x);
         for (u32 i = 0; i < 32; i++) square = add(square, __shfl_sync(0xffffffffu, own, i));
     }
-    const double length = root(square);
+    const double inverse = __ddiv_rn(1, root(square));
     const Scalar* before = current_centroids(rounds) + (u64)cluster * DIM;
     for (u32 j = lane; j < DIM; j += 32) {
-        mean[j] = square == 0 ? before[j] : (Scalar)__ddiv_rn(multiply((double)mean[j], scale), length);
+        mean[j] = square == 0 ? before[j] : (Scalar)multiply(multiply((double)mean[j], scale), inverse);
     }
 }
 

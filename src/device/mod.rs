@@ -28,7 +28,7 @@ use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
 pub use cluster_sums::ClusterSums;
-pub use compose::{ExactPairs, ExactSearch, Means, StreamedSearch};
+pub use compose::{ExactSearch, Means, StreamedSearch};
 pub(crate) use compose::{Facts, Filter};
 pub use contract::{
     Assignment, Buckets, Candidates, Capacity, Components, DbscanDevice, DbscanInput, DbscanWork,
@@ -37,7 +37,7 @@ pub use contract::{
     QueryRows, Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts, StopReason, TableRows,
     TablesBuilt, Within, Work, centroid_shift, squares_are_finite, stop_reason,
 };
-pub use cpu::CpuDevice;
+pub use cpu::{CpuDevice, ExactPairs};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaDevice;
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt32Array, make_array};
-use datafusion::arrow::compute::cast;
-use datafusion::arrow::datatypes::{DataType, Field, Schema};
+use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt32Array, make_array};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Field, Schema};
 
 use super::column::{VectorColumn, common_kind, kind_of_vector};
 use super::hashed::KnnLsh;
@@ -16,8 +16,9 @@ use crate::device::{AnyDevice, QueryRows};
 use crate::error::{Error, Result};
 use crate::exec::output::array_of;
 use crate::job::Job;
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 /// The parameters of `knn_exact` in Rust: k, and those that differ from the defaults.
 ///
@@ -73,8 +74,8 @@ impl KnnExact {
 ///
 /// # Example
 /// ```
-/// use datafusion::arrow::array::{AsArray, FixedSizeListArray};
-/// use datafusion::arrow::datatypes::{Float32Type, UInt32Type};
+/// use arrow::array::{AsArray, FixedSizeListArray};
+/// use arrow::datatypes::{Float32Type, UInt32Type};
 /// use datafusion_neighbors::device::AnyDevice;
 /// use datafusion_neighbors::{KnnExact, knn_exact};
 ///
@@ -102,8 +103,8 @@ pub fn knn_exact(
 ///
 /// # Example
 /// ```
-/// use datafusion::arrow::array::FixedSizeListArray;
-/// use datafusion::arrow::datatypes::Float32Type;
+/// use arrow::array::FixedSizeListArray;
+/// use arrow::datatypes::Float32Type;
 /// use datafusion_neighbors::device::AnyDevice;
 /// use datafusion_neighbors::{KnnLsh, knn_lsh};
 ///
@@ -292,8 +293,8 @@ impl KMeans {
 ///
 /// # Example
 /// ```
-/// use datafusion::arrow::array::FixedSizeListArray;
-/// use datafusion::arrow::datatypes::Float32Type;
+/// use arrow::array::FixedSizeListArray;
+/// use arrow::datatypes::Float32Type;
 /// use datafusion_neighbors::device::AnyDevice;
 /// use datafusion_neighbors::{KMeans, kmeans};
 ///
@@ -390,8 +391,8 @@ impl Dbscan {
 ///
 /// # Example
 /// ```
-/// use datafusion::arrow::array::FixedSizeListArray;
-/// use datafusion::arrow::datatypes::Float32Type;
+/// use arrow::array::FixedSizeListArray;
+/// use arrow::datatypes::Float32Type;
 /// use datafusion_neighbors::device::AnyDevice;
 /// use datafusion_neighbors::{Dbscan, dbscan};
 ///

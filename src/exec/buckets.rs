@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
-    ArrayRef, Int64Array, ListArray, StructArray, UInt64Array, UInt64Builder,
-};
-use datafusion::arrow::buffer::OffsetBuffer;
-use datafusion::arrow::datatypes::{DataType, Field, FieldRef, Fields};
+use arrow::array::{ArrayRef, Int64Array, ListArray, StructArray, UInt64Array, UInt64Builder};
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::{DataType, Field, FieldRef, Fields};
 
 use super::column::VectorColumn;
 use super::vectors::VectorReader;

@@ -1,6 +1,6 @@
 //! Which columns of an input hold vectors, and of what numbers.
 
-use datafusion::arrow::datatypes::DataType;
+use arrow::datatypes::DataType;
 
 use crate::matrix::ElementKind;
 use crate::metric::Metric;

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, RecordBatch};
-use datafusion::arrow::row::{RowConverter, SortField};
+use arrow::array::{ArrayRef, RecordBatch};
+use arrow::row::{RowConverter, SortField};
 use datafusion::common::internal_err;
 use datafusion::error::Result;
 
 use crate::error::Error;
 use crate::job::{Job, Reserved};
-use crate::matrix::Rows;
+use crate::rows::Rows;
 
 /// Bytes of a group: its size, where it begins, and its entry in a hash table that may be half full.
 const PER_GROUP: usize = 128;
@@ -146,7 +146,7 @@ fn groups_of(
 
 #[cfg(test)]
 mod tests {
-    use datafusion::arrow::array::{Int32Array, StringArray};
+    use arrow::array::{Int32Array, StringArray};
 
     use super::*;
     use crate::matrix::{Elements, Matrix};

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use datafusion::arrow::array::{
+use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, BinaryViewArray, FixedSizeBinaryArray, GenericListArray,
     GenericListViewArray, LargeBinaryArray, OffsetSizeTrait,
 };
-use datafusion::arrow::compute::concat;
-use datafusion::arrow::datatypes::DataType;
+use arrow::compute::concat;
+use arrow::datatypes::DataType;
 
 /// Where each row's values are.
 pub(super) type Ranges<'a> = Box<dyn Fn(usize) -> Range<usize> + Sync + 'a>;
@@ -120,9 +120,9 @@ pub(super) fn bytes_of<'a>(column: &'a ArrayRef) -> Box<dyn Fn(usize) -> &'a [u8
 
 #[cfg(test)]
 mod tests {
-    use datafusion::arrow::array::{BooleanArray, Float64Array, ListArray};
-    use datafusion::arrow::compute::{cast, filter};
-    use datafusion::arrow::datatypes::{Field, Int32Type};
+    use arrow::array::{BooleanArray, Float64Array, ListArray};
+    use arrow::compute::{cast, filter};
+    use arrow::datatypes::{Field, Int32Type};
 
     use std::sync::Arc;
 

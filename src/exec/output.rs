@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, Float32Array, Float64Array, RecordBatch};
-use datafusion::arrow::datatypes::SchemaRef;
+use arrow::array::{ArrayRef, Float32Array, Float64Array, RecordBatch};
+use arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
 
 use crate::device::Distances;

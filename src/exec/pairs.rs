@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, Float64Array};
+use arrow::array::{ArrayRef, Float64Array};
 
 use super::column::VectorColumn;
 use super::vectors::VectorReader;

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::RecordBatch;
+use arrow::array::RecordBatch;
 use datafusion::common::DataFusionError;
 use datafusion::error::Result;
 
@@ -288,8 +288,8 @@ impl Placing {
 
 #[cfg(test)]
 mod tests {
-    use datafusion::arrow::array::{ArrayRef, AsArray, FixedSizeListArray, Int32Array, ListArray};
-    use datafusion::arrow::datatypes::{Float32Type, Int32Type};
+    use arrow::array::{ArrayRef, AsArray, FixedSizeListArray, Int32Array, ListArray};
+    use arrow::datatypes::{Float32Type, Int32Type};
     use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, UnboundedMemoryPool};
 
     use super::*;

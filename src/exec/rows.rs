@@ -1,13 +1,13 @@
 //! The rows of batches.
 
-use datafusion::arrow::array::RecordBatch;
+use arrow::array::RecordBatch;
 
 use super::collect::columns;
 use super::side::Side;
 use super::vectors::{Run, VectorReader};
 use crate::error::Error;
 use crate::job::{Job, Reserved};
-use crate::matrix::Rows;
+use crate::rows::Rows;
 
 /// Rows that are read batch by batch, in memory that is reserved before it is taken.
 pub(super) struct Reading {

@@ -1,6 +1,6 @@
 //! The columns of an input: those that make up vectors, and those carried along.
 
-use datafusion::arrow::datatypes::{DataType, Fields};
+use arrow::datatypes::{DataType, Fields};
 use datafusion::common::plan_err;
 use datafusion::error::Result;
 
@@ -104,7 +104,7 @@ fn find(input: &str, name: &str, fields: &Fields) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use datafusion::arrow::datatypes::Field;
+    use arrow::datatypes::Field;
 
     use super::*;
 

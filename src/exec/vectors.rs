@@ -3,17 +3,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, PrimitiveArray};
-use datafusion::arrow::datatypes::{DataType, Int64Type};
+use arrow::array::{Array, ArrayRef, AsArray, PrimitiveArray};
+use arrow::datatypes::{DataType, Int64Type};
 
 use super::column::VectorColumn;
 use super::lists::{bytes_of, list_lengths, list_ranges};
 use super::numbers::{Lists, Number, tokens_of};
 use crate::error::{Error, Result, RowProblem};
-use crate::matrix::{ElementKind, Elements, Matrix, Real, Rows};
+use crate::matrix::{ElementKind, Elements, Matrix, Real};
 use crate::memory::try_zeros;
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
+use crate::rows::Rows;
 use crate::sets::{MOST_TOKENS, Sets};
 
 /// Collects the vectors of an input, batch by batch, checked and prepared for a metric.

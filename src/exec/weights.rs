@@ -1,8 +1,8 @@
 //! The weights of rows, from a column of numbers.
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
-use datafusion::arrow::compute::cast;
-use datafusion::arrow::datatypes::{DataType, Float64Type};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Float64Type};
 use datafusion::common::{exec_err, internal_err};
 use datafusion::error::Result;
 

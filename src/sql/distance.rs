@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::Float64Array;
-use datafusion::arrow::datatypes::DataType;
+use arrow::array::Float64Array;
+use arrow::datatypes::DataType;
 use datafusion::common::{exec_datafusion_err, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::{

@@ -1,5 +1,6 @@
 //! Conditions that filters above our nodes have.
 
+use datafusion::common::tree_node::TreeNode;
 use datafusion::logical_expr::Expr;
 
 /// Whether a condition holds for a row wherever it is computed: it is not volatile, and has no subquery.

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use datafusion::arrow::array::{ArrayRef, AsArray, FixedSizeListArray};
-use datafusion::arrow::datatypes::{Float32Type, Float64Type, Int32Type};
+use arrow::array::{ArrayRef, AsArray, FixedSizeListArray};
+use arrow::datatypes::{Float32Type, Float64Type, Int32Type};
 use datafusion_neighbors::algo::kmeans::{Clustering, Init};
 use datafusion_neighbors::device::AnyDevice;
 use datafusion_neighbors::matrix::Elements;

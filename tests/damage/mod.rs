@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::compute::concat_batches;
+use arrow::array::RecordBatch;
+use arrow::compute::concat_batches;
 use datafusion::catalog::TableProvider;
 use datafusion::common::{DFSchema, exec_err, plan_datafusion_err};
 use datafusion::error::{DataFusionError, Result};

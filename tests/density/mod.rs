@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::AsArray;
-use datafusion::arrow::datatypes::{Float64Type, Int32Type};
+use arrow::array::AsArray;
+use arrow::datatypes::{Float64Type, Int32Type};
 use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
 use datafusion_neighbors::device::AnyDevice;
 use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::matrix::{Elements, Matrix};
+use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::{Dbscan, KnnExact, Metric, knn_exact};
 
 use super::support::Rng;

@@ -11,7 +11,7 @@ use datafusion_neighbors::algo::kmeans::{Init, KMeansParams, kmeans, kmeans_grou
 use datafusion_neighbors::algo::knn::{KnnParams, LshParams, Method, open_base};
 use datafusion_neighbors::device::{AnyDevice, QueryRows};
 use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::Rows;
+use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use datafusion_neighbors::algo::dbscan::{DbscanParams, Density, dbscan};
 use datafusion_neighbors::device::AnyDevice;
 use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::matrix::{Elements, Matrix};
+use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 

@@ -6,7 +6,8 @@ use datafusion_neighbors::device::{
     AnyDevice, Device, Distances, ExactSearch, Neighbors, OnDevice, QueryRows,
 };
 use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::matrix::{Elements, Matrix};
+use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 

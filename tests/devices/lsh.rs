@@ -12,11 +12,13 @@ use datafusion_neighbors::index::lsh::{
     Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
 };
 use datafusion_neighbors::job::{Budget, Job};
-use datafusion_neighbors::matrix::Rows;
+use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 
-use crate::support::{Kind, SetKind, matrix_bits, matrix_f32, matrix_f64, oracle, oracle_of_pair};
+use crate::support::{
+    Kind, SetKind, exact_of_pair, exact_oracle, matrix_bits, matrix_f32, matrix_f64,
+};
 use crate::{Check, Test};
 
 /// Rows of queries, 0 in a self-join; rows of the base; dimensions; k.
@@ -176,14 +178,14 @@ fn sets(device: &AnyDevice, kind: SetKind) -> Result<(), Failed> {
             lists(&search(device, (&base, queries.as_ref()), *k, &params, Metric::Jaccard)?);
         let asked = queries.as_ref().unwrap_or(&base);
         let first = queries.is_none().then_some(0);
-        let (wanted, _) = oracle(asked, &base, Metric::Jaccard, *k, first);
+        let (wanted, _) = exact_oracle(asked, &base, Metric::Jaccard, *k, first);
         let hits = found.iter().map(Vec::len).sum::<usize>();
         if (hits as f64) < 0.8 * wanted.len() as f64 {
             return Err(format!("{kind:?}: {hits} of {}", wanted.len()).into());
         }
         for (query, list) in found.iter().enumerate() {
             for (row, distance) in list {
-                let wanted = oracle_of_pair(asked, &base, Metric::Jaccard, query, *row as usize);
+                let wanted = exact_of_pair(asked, &base, Metric::Jaccard, query, *row as usize);
                 if wanted != *distance {
                     return Err(format!("{kind:?}: {distance}, not {wanted}").into());
                 }
@@ -423,7 +425,7 @@ fn by_definition(
         let is_other = |row: &usize| queries.is_some() || *row != query;
         let rows = (0..base.len()).filter(|row| near[query][*row]).filter(is_other);
         let mut list: Vec<_> =
-            rows.map(|row| (row as u32, oracle_of_pair(asked, base, metric, query, row))).collect();
+            rows.map(|row| (row as u32, exact_of_pair(asked, base, metric, query, row))).collect();
         list.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
         list.truncate(k);
         list
@@ -469,7 +471,7 @@ fn within_a_radius(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
                     // By the true distance, or by the one that would be returned.
                     let is_within = |row: usize| {
                         radius(query, row) <= limit || {
-                            let distance = oracle_of_pair(queries, &base, metric, query, row);
+                            let distance = exact_of_pair(queries, &base, metric, query, row);
                             returned_within(distance, limit, metric)
                         }
                     };
@@ -655,11 +657,7 @@ fn chosen(device: &AnyDevice) -> Result<(), Failed> {
             let mut params = LshParams::try_new(metric, None)?;
             params.check(Some(recall))?;
             let found = lists(&search(device, (&base, None), k, &params, metric)?);
-            let (_, exact) = oracle(&base, &base, metric, k, Some(0));
-            let exact: Vec<f64> = match exact {
-                Distances::F32(distances) => distances.iter().map(|x| f64::from(*x)).collect(),
-                Distances::F64(distances) => distances,
-            };
+            let (_, exact) = exact_oracle(&base, &base, metric, k, Some(0));
             let lasts = exact.chunks_exact(k).map(|list| list[k - 1]);
             let right = |(list, last): (&Vec<(u32, f64)>, f64)| {
                 list.iter().filter(|(_, distance)| *distance <= last).count()

@@ -6,7 +6,8 @@ use datafusion_neighbors::device::{
     AnyDevice, Device, Neighbors, OnDevice, Pairing, QueryRows, StreamedSearch,
 };
 use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::matrix::{Elements, Matrix};
+use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 
@@ -501,7 +502,8 @@ impl OnDevice for InPieces<'_> {
         for piece in self.pieces {
             let base = device.rows(&self.base.slice(piece.clone()), self.metric);
             let itself = QueryRows::OfBase { first: 0 };
-            let pairing = Pairing { first_base: piece.start as u32, queries: itself, near: None };
+            let pairing =
+                Pairing { first_base: piece.start as u32, queries: itself, ..Pairing::default() };
             device.top_k(&queries, &base, &pairing, &mut lists, &job)?;
         }
         Ok(device.download(lists, &job)?)

@@ -3,7 +3,7 @@
 use datafusion_neighbors::algo::kmeans::{Clustering, KMeansParams, kmeans};
 use datafusion_neighbors::device::AnyDevice;
 use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::Rows;
+use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 

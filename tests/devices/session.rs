@@ -8,8 +8,9 @@ use datafusion_neighbors::device::{
     OnDevice, StopReason, centroid_shift,
 };
 use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix, Real, Rows};
+use datafusion_neighbors::matrix::{Elements, Matrix, Real};
 use datafusion_neighbors::random::Random;
+use datafusion_neighbors::rows::Rows;
 use libtest_mimic::Failed;
 
 use crate::kmeans::mixed_rows;

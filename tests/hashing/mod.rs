@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::f64::consts::PI;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray, RecordBatch};
-use datafusion::arrow::datatypes::UInt32Type;
+use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray, RecordBatch};
+use arrow::datatypes::UInt32Type;
 use datafusion_neighbors::index::lsh::{
     Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
 };
 use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::matrix::{Elements, Matrix};
+use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::sets::Sets;
 use datafusion_neighbors::{KnnLsh, Metric, knn_lsh};
 

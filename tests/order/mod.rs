@@ -10,21 +10,19 @@ use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
-    ArrayRef, AsArray, FixedSizeListArray, Float64Array, Int64Array, RecordBatch,
-};
-use datafusion::arrow::compute::concat_batches;
-use datafusion::arrow::datatypes::{Float32Type, Int64Type};
-use datafusion::arrow::util::pretty::pretty_format_batches;
+use arrow::array::{ArrayRef, AsArray, FixedSizeListArray, Float64Array, Int64Array, RecordBatch};
+use arrow::compute::concat_batches;
+use arrow::datatypes::{Float32Type, Int64Type};
+use arrow::util::pretty::pretty_format_batches;
 use datafusion::datasource::MemTable;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
-use datafusion::parquet::arrow::ArrowWriter;
-use datafusion::parquet::file::properties::WriterProperties;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion_neighbors::register_all;
 use libtest_mimic::Failed;
+use parquet::arrow::ArrowWriter;
+use parquet::file::properties::WriterProperties;
 use tempfile::TempDir;
 
 use crate::session::Test;

@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use datafusion::arrow::record_batch::RecordBatch;
-use datafusion::arrow::util::pretty::pretty_format_batches;
+use arrow::record_batch::RecordBatch;
+use arrow::util::pretty::pretty_format_batches;
 use datafusion::error::Result;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use libtest_mimic::Failed;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::mpsc;
 
+use arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch};
+use arrow::datatypes::{Float32Type, SchemaRef};
 use async_trait::async_trait;
-use datafusion::arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch};
-use datafusion::arrow::datatypes::{Float32Type, SchemaRef};
 use datafusion::catalog::streaming::StreamingTable;
 use datafusion::catalog::{CatalogProvider, MemoryCatalogProvider, SchemaProvider, TableProvider};
 use datafusion::error::{DataFusionError, Result};

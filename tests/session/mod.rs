@@ -11,12 +11,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, Int64Array, RecordBatch};
+use arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema};
+use arrow::util::pretty::pretty_format_batches;
 use async_trait::async_trait;
-use datafusion::arrow::array::{
-    Array, ArrayRef, AsArray, FixedSizeListArray, Int64Array, RecordBatch,
-};
-use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema};
-use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::catalog::Session;
 use datafusion::datasource::MemTable;
 use datafusion::error::{DataFusionError, Result};

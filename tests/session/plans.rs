@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::util::pretty::pretty_format_batches;
+use arrow::util::pretty::pretty_format_batches;
 use datafusion::common::plan_datafusion_err;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::error::Result;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use datafusion::arrow::array::{
+use arrow::array::{
     ArrayRef, DictionaryArray, FixedSizeListArray, Int32Array, Int64Array, RecordBatch,
 };
-use datafusion::arrow::datatypes::{Field, Float32Type, Schema};
+use arrow::datatypes::{Field, Float32Type, Schema};
+use async_trait::async_trait;
 use datafusion::catalog::Session;
 use datafusion::datasource::MemTable;
 use datafusion::error::Result;
@@ -65,7 +65,7 @@ pub async fn dictionaries() -> Result<(), Failed> {
 
 /// Values separated by blanks, rows by commas.
 async fn rows(ctx: &SessionContext, sql: &str) -> Result<String> {
-    use datafusion::arrow::util::display::array_value_to_string;
+    use arrow::util::display::array_value_to_string;
     let mut rows = Vec::new();
     for batch in ctx.sql(sql).await?.collect().await? {
         for row in 0..batch.num_rows() {

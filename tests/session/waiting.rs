@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use datafusion::arrow::array::{
-    Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch, StringArray,
-};
-use datafusion::arrow::compute::cast;
-use datafusion::arrow::datatypes::{DataType, Field, Int32Type};
-use datafusion::arrow::util::pretty::pretty_format_batches;
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch, StringArray};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Field, Int32Type};
+use arrow::util::pretty::pretty_format_batches;
 use datafusion::common::stats::Precision;
 use datafusion::datasource::MemTable;
 use datafusion::error::Result;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, FixedSizeBinaryArray, ListArray};
-use datafusion::arrow::datatypes::Int64Type;
+use arrow::array::{Array, ArrayRef, FixedSizeBinaryArray, ListArray};
+use arrow::datatypes::Int64Type;
 use datafusion_neighbors::device::AnyDevice;
 use datafusion_neighbors::{Error, KnnExact, KnnLsh, Metric, knn_exact, knn_lsh};
 
@@ -68,7 +68,7 @@ fn distance(metric: Metric, a: &BTreeSet<i64>, b: &BTreeSet<i64>) -> f64 {
     match metric {
         Metric::Hamming => (all - common) as f64,
         _ if all == 0 => 0.0,
-        _ => f64::from((all - common) as f32 / all as f32),
+        _ => (all - common) as f64 / all as f64,
     }
 }
 

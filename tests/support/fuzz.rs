@@ -5,20 +5,19 @@ use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
-    Array, ArrayRef, AsArray, FixedSizeListArray, Float64Array, RecordBatch,
-};
-use datafusion::arrow::compute::cast;
-use datafusion::arrow::datatypes::{DataType, Field, Float64Type, Int64Type, UInt32Type};
+use arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, Float64Array, RecordBatch};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, UInt32Type};
 use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
 use datafusion_neighbors::algo::kmeans::{Clustering, Init};
 use datafusion_neighbors::device::{AnyDevice, Distances};
 use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::matrix::{Elements, Matrix};
+use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::{Error, KMeans, KnnExact, KnnLsh, Metric, kmeans, knn_exact, knn_lsh};
 
 use super::lloyd::{distances_of, exact_mean, unit_of, values_of};
-use super::{Rng, matrix_f32, matrix_f64, oracle, oracle_of_pair};
+use super::{Rng, definition, matrix_f32, matrix_f64, nearest_by_definition, oracle};
 use super::{density, discrete};
 
 /// Types of elements, the largest number that each holds, and whether float32 holds all of it.
@@ -313,10 +312,9 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     if again.ok().as_ref() != Some(&found) {
         return Err(wrong("another answer the second time".to_string()));
     }
-    let pairs = check_neighbors(&found, (queries.is_none(), k), |q, row| {
-        oracle_of_pair(&others, &rows, metric, q, row)
-    })
-    .map_err(&wrong)?;
+    let of_queries = queries.as_ref().map_or(&base.values, |queries| &queries.values);
+    let distance = |q: usize, row: usize| definition(metric, &of_queries[q], &base.values[row]);
+    let pairs = check_neighbors(&found, (queries.is_none(), k), distance).map_err(&wrong)?;
     // Every row within the radius is there.
     if let Some(radius) = radius {
         let most = match metric {
@@ -328,7 +326,7 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         for (q, row) in (0..others.len()).flat_map(|q| (0..rows.len()).map(move |row| (q, row))) {
             let is_asked = queries.is_some() || q != row;
             let is_found = pairs.contains(&(q, row));
-            if is_asked && !is_found && oracle_of_pair(&others, &rows, metric, q, row) <= most {
+            if is_asked && !is_found && distance(q, row) <= most {
                 return Err(wrong(format!("row {row} is within the radius of query {q}")));
             }
         }
@@ -397,21 +395,11 @@ fn knn_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let k = size(rng, most);
     let is_narrow = base.is_narrow && queries.as_ref().is_none_or(|queries| queries.is_narrow);
     let mut metric = Metric::ALL[rng.below(6) as usize];
-    let prepare = |metric| {
-        let own = base.prepared(metric, is_narrow)?;
-        let other = match &queries {
-            Some(queries) => queries.prepared(metric, is_narrow)?,
-            None => own.clone(),
-        };
-        Some((own, other))
-    };
-    let (rows, others) = match prepare(metric) {
-        Some(rows) => rows,
-        None => {
-            metric = Metric::L2;
-            prepare(metric).ok_or("l2 takes every row")?
-        }
-    };
+    let has_directions = base.prepared(metric, is_narrow).is_some()
+        && queries.as_ref().is_none_or(|queries| queries.prepared(metric, is_narrow).is_some());
+    if !has_directions {
+        metric = Metric::L2;
+    }
     let wrong = |text: String| {
         let queries =
             queries.as_ref().map_or("None".to_string(), |q| format!("Some({})", q.code()));
@@ -424,8 +412,9 @@ fn knn_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let asked = KnnExact::k(k as u64).metric(metric);
     let found = knn_exact(device, base.array.as_ref(), query_array, &asked)
         .map_err(|error| wrong(error.to_string()))?;
-    let first = queries.is_none().then_some(0);
-    let (wanted, distances) = oracle(&others, &rows, metric, k, first);
+    let of_queries = queries.as_ref().map_or(&base.values, |queries| &queries.values);
+    let own = |query| queries.is_none().then_some(query);
+    let (wanted, distances) = nearest_by_definition(metric, (of_queries, &base.values), k, own);
     let column = |name: &str| found.column_by_name(name).expect("a column").clone();
     let neighbors = column("base");
     let neighbors = neighbors.as_primitive::<UInt32Type>().values();
@@ -433,7 +422,7 @@ fn knn_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         let at = neighbors.iter().zip(&wanted).position(|(a, b)| a != b);
         return Err(wrong(format!("other neighbours, first at {at:?}")));
     }
-    let per_query = wanted.len() / others.len();
+    let per_query = wanted.len() / of_queries.len();
     let query = column("query");
     let rank = column("rank");
     let numbers = query.as_primitive::<UInt32Type>().values().iter();
@@ -441,11 +430,11 @@ fn knn_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let is_counted = (numbers.zip(ranks).enumerate())
         .all(|(i, (q, r))| *q as usize == i / per_query && *r as usize == i % per_query + 1);
     let distance = column("distance");
-    let is_type_right = (*distance.data_type() == DataType::Float32) == is_narrow;
+    let is_type_right = *distance.data_type() == DataType::Float64;
     let distance = cast(&distance, &DataType::Float64).expect("numbers");
     let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     let distance = distance.as_primitive::<Float64Type>().values();
-    if !is_counted || !is_type_right || bits(distance) != bits(&distances_of(&distances)) {
+    if !is_counted || !is_type_right || bits(distance) != bits(&distances) {
         return Err(wrong("other distances, ranks or types".to_string()));
     }
     Ok(())

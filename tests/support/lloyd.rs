@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::device::Distances;
-use datafusion_neighbors::matrix::{Elements, Matrix, Rows};
+use datafusion_neighbors::matrix::{Elements, Matrix};
 use datafusion_neighbors::random::Random;
+use datafusion_neighbors::rows::Rows;
 
 use super::oracle;
 

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::device::{AnyDevice, Distances};
-use datafusion_neighbors::matrix::{ElementKind, Elements, Matrix, Rows};
+use datafusion_neighbors::matrix::{ElementKind, Elements, Matrix};
+use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::sets::Sets;
 
 /// A small seeded generator (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
@@ -41,6 +42,11 @@ impl Rng {
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
+}
+
+/// Whether long trials run as a whole: `NEIGHBORS_TESTS=whole`.
+pub fn all_trials() -> bool {
+    std::env::var_os("NEIGHBORS_TESTS").is_some_and(|asked| asked == "whole")
 }
 
 /// The devices of this machine; `None` for a GPU that is not there.
@@ -247,10 +253,11 @@ pub fn oracle_of_pair(
         return distance_f32(metric, &x[q], &y[b]).into();
     }
     if let (Some((x, first)), Some((y, start))) = (queries.sets(), base.sets()) {
-        return distance_sets(x.tokens(first + query), y.tokens(start + row)).into();
+        let distance = distance_sets(x.tokens(first + query), y.tokens(start + row));
+        return f64::from(distance as f32);
     }
     let (x, y) = (queries.words().expect("bits"), base.words().expect("bits"));
-    distance_bits(metric, &x[q], &y[b]).into()
+    f64::from(distance_bits(metric, &x[q], &y[b]) as f32)
 }
 
 fn nearest<I: Iterator<Item = usize>>(
@@ -296,16 +303,53 @@ macro_rules! distance {
 distance!(distance_f32, f32, |apart, sum| apart.mul_add(apart, sum));
 distance!(distance_f64, f64, |apart, sum| apart * apart + sum);
 
-/// The definition of a distance between rows of numbers, for all but sums of squares that vanish or overflow.
+fn near_inverse(largest: f64) -> f64 {
+    if largest == 0.0 {
+        1.0
+    } else {
+        2f64.powi(-largest.log2().floor().clamp(-1000.0, 1000.0) as i32)
+    }
+}
+
+/// The distance of two rows by the definition. Rows of f64 are prepared for the metric.
+pub fn exact_of_pair(queries: &Rows, base: &Rows, metric: Metric, query: usize, row: usize) -> f64 {
+    let width = queries.matrix().width();
+    let (q, b) = (query * width..(query + 1) * width, row * width..(row + 1) * width);
+    if let (Some(x), Some(y)) = (queries.reals::<f64>(), base.reals::<f64>()) {
+        return match metric {
+            Metric::Cosine | Metric::Pearson => 0.5 * definition(Metric::SqEuclidean, &x[q], &y[b]),
+            _ => definition(metric, &x[q], &y[b]),
+        };
+    }
+    if let (Some(x), Some(y)) = (queries.reals::<f32>(), base.reals::<f32>()) {
+        let wide = |row: &[f32]| row.iter().copied().map(f64::from).collect::<Vec<_>>();
+        return definition(metric, &wide(&x[q]), &wide(&y[b]));
+    }
+    if let (Some((x, first)), Some((y, start))) = (queries.sets(), base.sets()) {
+        return distance_sets(x.tokens(first + query), y.tokens(start + row));
+    }
+    let (x, y) = (queries.words().expect("bits"), base.words().expect("bits"));
+    distance_bits(metric, &x[q], &y[b])
+}
+
+/// The nearest rows by the definition.
+pub fn exact_oracle(
+    queries: &Rows,
+    base: &Rows,
+    metric: Metric,
+    k: usize,
+    first_query: Option<usize>,
+) -> (Vec<u32>, Vec<f64>) {
+    let rows = |q: usize| (0..base.len()).filter(move |b| first_query.is_none_or(|f| f + q != *b));
+    nearest(queries.len(), k, rows, |q, b| exact_of_pair(queries, base, metric, q, b))
+}
+
+/// The definition of a distance between rows of numbers.
 pub fn definition(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
     let unit = |row: &[f64]| -> Vec<f64> {
         let largest = row.iter().fold(0.0f64, |most, x| most.max(x.abs()));
         // Squares of rows of f32 are in the range of float64.
-        let scale = if (1e-60..1e60).contains(&largest) {
-            1.0
-        } else {
-            2f64.powi(-largest.log2().floor() as i32)
-        };
+        let scale = if (1e-60..1e60).contains(&largest) { 1.0 } else { near_inverse(largest) };
         let row: Vec<f64> = row.iter().map(|x| x * scale).collect();
         let mean = match metric {
             Metric::Pearson => row.iter().sum::<f64>() / row.len() as f64,
@@ -324,14 +368,20 @@ pub fn definition(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
                 if largest == 0.0 {
                     return 0.0;
                 }
-                let scale = 2f64.powi((-largest.log2().floor()).clamp(-1000.0, 1000.0) as i32);
+                let scale = near_inverse(largest);
                 apart.map(|a| a * scale).fold(0.0, |s, a| s + a * a).sqrt() / scale
             }
             sum => sum.sqrt(),
         },
         Metric::SqEuclidean => squares(x, y),
         Metric::L1 => x.iter().zip(y).fold(0.0, |s, (x, y)| s + (x - y).abs()),
-        Metric::InnerProduct => x.iter().zip(y).fold(0.0, |s, (x, y)| s - x * y) + 0.0,
+        Metric::InnerProduct => {
+            let sum = x.iter().zip(y).fold(0.0, |s, (x, y)| s - x * y) + 0.0;
+            let largest = |row: &[f64]| row.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+            let (a, b) = (near_inverse(largest(x)), near_inverse(largest(y)));
+            let scaled = || x.iter().zip(y).fold(0.0, |s, (x, y)| s - (x * a) * (y * b)) / a / b;
+            if sum.is_finite() { sum } else { scaled() }
+        }
         _ => 0.5 * squares(&unit(x), &unit(y)),
     }
 }
@@ -350,23 +400,23 @@ pub fn nearest_by_definition(
     nearest(queries.len(), k, rows, |q, b| definition(metric, &queries[q], &base[b]))
 }
 
-fn distance_sets(q: &[i64], x: &[i64]) -> f32 {
+fn distance_sets(q: &[i64], x: &[i64]) -> f64 {
     let both = q.iter().filter(|token| x.contains(token)).count();
     match q.len() + x.len() - both {
         0 => 0.0,
-        either => (either - both) as f32 / either as f32,
+        either => (either - both) as f64 / either as f64,
     }
 }
 
-fn distance_bits(metric: Metric, q: &[u64], x: &[u64]) -> f32 {
+fn distance_bits(metric: Metric, q: &[u64], x: &[u64]) -> f64 {
     let count = |f: fn(u64, u64) -> u64| -> u32 {
         q.iter().zip(x).map(|(a, b)| f(*a, *b).count_ones()).sum()
     };
     match metric {
-        Metric::Hamming => count(|a, b| a ^ b) as f32,
+        Metric::Hamming => f64::from(count(|a, b| a ^ b)),
         _ => match count(|a, b| a | b) {
             0 => 0.0,
-            either => (either - count(|a, b| a & b)) as f32 / either as f32,
+            either => f64::from(either - count(|a, b| a & b)) / f64::from(either),
         },
     }
 }

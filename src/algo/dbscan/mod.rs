@@ -14,7 +14,7 @@ pub use params::DbscanParams;
 use crate::device::{AnyDevice, Components, DbscanInput, DbscanWork, Device, NOISE, OnDevice};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::Rows;
+use crate::rows::Rows;
 
 /// Rows in clusters.
 #[derive(Debug, Clone, Default, PartialEq)]

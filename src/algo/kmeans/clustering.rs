@@ -4,7 +4,8 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 
 use crate::device::{Distances, Work};
-use crate::matrix::{ElementKind, Elements, Matrix, Rows};
+use crate::matrix::{ElementKind, Elements, Matrix};
+use crate::rows::Rows;
 
 /// Rows in clusters.
 #[derive(Debug, Clone)]

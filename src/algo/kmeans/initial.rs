@@ -8,9 +8,10 @@ use super::params::{Init, KMeansParams};
 use crate::device::{Assignment, KMeansDevice, KMeansInput, KMeansSession};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
-use crate::matrix::{Matrix, Real, Rows};
+use crate::matrix::{Matrix, Real};
 use crate::parallel::in_parallel;
 use crate::random::Random;
+use crate::rows::Rows;
 
 /// The first centroids of a run, for each problem.
 pub(super) fn initial<D: KMeansDevice, T: Real>(
@@ -213,6 +214,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::device::{AnyDevice, Device, OnDevice};
     use crate::job::Budget;
     use crate::metric::Metric;
 
@@ -233,6 +235,20 @@ mod tests {
         }
     }
 
+    /// k-means|| of rows that are all as far away as each other.
+    struct Parallel<'a>(&'a Input<'a, f64>, &'a Job);
+
+    impl OnDevice for Parallel<'_> {
+        type Output = Result<Vec<f64>>;
+
+        fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+            let count = self.0.rows.len();
+            let assign_to =
+                |_: &[f64]| Ok(Assignment { labels: vec![0; count], costs: vec![1.0; count] });
+            self.0.parallel(&**device, assign_to, Random::new(1), self.1)
+        }
+    }
+
     /// A choice of first centroids.
     type Start<'a> = &'a dyn Fn(&Job) -> Result<Vec<f64>>;
 
@@ -244,11 +260,8 @@ mod tests {
         let params = KMeansParams::try_new(k as u64, Metric::L2).unwrap();
         let (unit, tolerance) = (1.0, 0.0);
         let input = Input { rows, values: &values, dim, weights: None, params, unit, tolerance };
-        // All rows are as far away as each other.
-        let assign_to =
-            |_: &[f64]| Ok(Assignment { labels: vec![0; count], costs: vec![1.0; count] });
         let at_random = |job: &Job| input.at_random(Random::new(1), job);
-        let parallel = |job: &Job| input.parallel(assign_to, Random::new(1), job);
+        let parallel = |job: &Job| AnyDevice::cpu().run(Parallel(&input, job));
         // Bits and numbers of 200 rows; about 400 rows in each of five rounds.
         let starts: [(Start<'_>, usize); 2] = [(&at_random, 200_000), (&parallel, 1_000_000)];
         for (start, least) in starts {

@@ -2,7 +2,8 @@
 
 use crate::algo::kmeans::params::KMeansParams;
 use crate::device::{KMeansInput, KMeansProblem};
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
+use crate::rows::Rows;
 
 /// Rows that get clusters of their own.
 pub(super) struct Input<'a, T> {

@@ -27,7 +27,8 @@ use self::run::best_runs;
 use crate::device::{AnyDevice, Device, OnDevice};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
+use crate::rows::Rows;
 
 /// Divides rows, prepared for the metric, into clusters.
 ///

@@ -14,9 +14,10 @@ use crate::device::{
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
-use crate::matrix::{Matrix, Real, Rows};
+use crate::matrix::{Matrix, Real};
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
+use crate::rows::Rows;
 
 /// The fewest rows of a block: costs are added up block by block, so that sums do not depend on threads.
 const BLOCK: usize = 1 << 16;

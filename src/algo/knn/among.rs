@@ -12,9 +12,10 @@ use crate::device::{
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Reserved};
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
 use crate::metric::Metric;
 use crate::parallel::{in_parallel, threads};
+use crate::rows::Rows;
 
 /// Places of buckets, and candidates, that are in memory at a time.
 const PLACES_TOGETHER: usize = 1 << 21;
@@ -55,7 +56,7 @@ impl<D: Device> Base<D> {
 
     /// What is known of the values of all rows.
     pub fn facts(&self) -> &Facts {
-        self.facts.get_or_init(|| Facts::of(&self.rows))
+        self.facts.get_or_init(|| Facts::of(&self.rows, self.metric == Metric::InnerProduct))
     }
 
     /// Queries on the device.

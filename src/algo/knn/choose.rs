@@ -18,9 +18,9 @@ use crate::index::lsh::{
     Family, Hasher, MOST_PLANES, Near, Prober, Signature, Table, TableFunctions, limit,
 };
 use crate::job::Job;
-use crate::matrix::Rows;
 use crate::metric::Metric;
 use crate::parallel::{in_parallel, threads};
+use crate::rows::Rows;
 
 /// Numbers of probes that are tried, if they are free, and more where these are not enough.
 const PROBES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];

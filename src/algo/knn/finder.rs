@@ -12,8 +12,9 @@ use crate::device::{QueryRows, TableRows};
 use crate::error::{Error, Result};
 use crate::index::lsh::{Near, Own, Prober, Signature, SlotOutOfRange, Table, limit};
 use crate::job::{Job, Phase, Reserved};
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
 use crate::parallel::{in_parallel, threads};
+use crate::rows::Rows;
 
 /// Queries that are hashed together.
 const QUERIES_TOGETHER: usize = 64;

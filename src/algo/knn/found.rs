@@ -4,7 +4,7 @@ use super::hashing::LshParams;
 use crate::device::{Device, ExactSearch, Neighbors, QueryRows};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::Rows;
+use crate::rows::Rows;
 
 /// The neighbours of a block of queries, nearest first.
 #[derive(Debug)]

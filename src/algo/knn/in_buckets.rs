@@ -7,7 +7,7 @@ use super::sent::{Sent, SentTables, send};
 use crate::device::{Buckets, Device, LookedAt, OwnRows, QueryRows};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
-use crate::matrix::Rows;
+use crate::rows::Rows;
 
 /// Queries, and the buckets that they look at.
 struct Asked<'a, D: Device> {

@@ -16,7 +16,7 @@ use super::there::TablesThere;
 use crate::device::{Device, QueryRows};
 use crate::error::Result;
 use crate::job::{Job, Phase, Reserved};
-use crate::matrix::Rows;
+use crate::rows::Rows;
 
 /// A base in tables of hashes.
 pub(super) struct LshSearch<D: Device> {

@@ -23,10 +23,12 @@ mod wanted;
 
 use std::sync::Arc;
 
-use crate::device::{AnyDevice, Device, ExactSearch, OnDevice, QueryRows};
+use crate::device::{AnyDevice, Device, ExactSearch, Filter, OnDevice, QueryRows};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::Rows;
+use crate::matrix::Matrix;
+use crate::metric::Metric;
+use crate::rows::Rows;
 
 pub use among::Part;
 pub use found::{Found, HashedWork, Index, KnnSearch};
@@ -40,6 +42,11 @@ pub use stored::{
     open_stored,
 };
 pub use tables::LoadedTables;
+
+/// How many rows a search lists for each query, of which the `k` nearest by the definition of the distance are returned.
+pub fn listed(metric: Metric, base: &Matrix, k: usize) -> usize {
+    k.saturating_add(Filter::new(metric, base).more(k))
+}
 
 /// How a base is searched.
 #[derive(Debug, Clone)]

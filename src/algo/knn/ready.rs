@@ -4,8 +4,8 @@ use super::hashing::LshParams;
 use crate::error::{Error, Result};
 use crate::index::lsh::{Family, Hasher, Planes, Signature, SlotOutOfRange, TableFunctions};
 use crate::job::Job;
-use crate::matrix::Rows;
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 /// Which buckets of a table a query looks at.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -9,8 +9,8 @@ use super::select::Nearest;
 use crate::device::{Device, Distances, ExactPairs, Facts, Neighbors, QueryRows, Starts, Work};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::Rows;
 use crate::parallel::in_parallel;
+use crate::rows::Rows;
 
 /// Queries of a task.
 const TASK: usize = 64;
@@ -38,8 +38,6 @@ impl<D: Device> Among<D> {
         let Part { nearest, visited, pairs } = found;
         let Nearest { rows, distances: sums, starts } = nearest;
         let work = Work { pairs, rechecked: rows.len() as u64, ..Work::default() };
-        let each = rows.len() * (size_of::<f64>() + size_of::<u32>());
-        let _reserved = job.reserve("distances", each)?;
         let starts = starts.into_vec();
         let tasks: Vec<_> = (0..starts.len() - 1).step_by(TASK).collect();
         let refined = in_parallel(tasks, |first| {
@@ -61,12 +59,13 @@ impl<D: Device> Among<D> {
             let of_base = self.base.facts();
             all.open.retain(|query| {
                 let query = *query as usize;
-                !self.filter.is_exact(of_base, &Facts::of(&queries.slice(query..query + 1)))
+                !self.filter.is_exact(of_base, &Facts::of(&queries.slice(query..query + 1), false))
             });
         }
         let starts = Starts::Each(ends);
         let short = starts.shorter(per_query) as u64;
-        let starts = (short > 0).then(|| starts.into_vec());
+        let is_equal = short == 0 && per_query > 0;
+        let starts = (!is_equal).then(|| starts.into_vec());
         let distances = Distances::F64(all.distances);
         let neighbors = Neighbors { per_query, rows: all.rows, distances, work };
         let hashed = HashedWork { visited, short };

@@ -9,10 +9,10 @@ use crate::device::{Device, QueryRows};
 use crate::error::{Error, Result};
 use crate::index::lsh::Planes;
 use crate::job::{Job, Reserved};
-use crate::matrix::Rows;
 use crate::metric::Metric;
 use crate::parallel::threads;
 use crate::random::Random;
+use crate::rows::Rows;
 
 /// Queries that are sampled, and by which candidates are counted.
 const QUERIES: usize = 160;

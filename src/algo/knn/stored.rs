@@ -18,9 +18,10 @@ use crate::device::{AnyDevice, Device, OnDevice, QueryRows};
 use crate::error::{Error, Result};
 use crate::index::lsh::{Hasher, Planes, Table, file};
 use crate::job::{Job, Reserved};
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
 use crate::metric::Metric;
 use crate::parallel::threads;
+use crate::rows::Rows;
 
 /// Tables that were built before.
 #[derive(Debug, Clone)]

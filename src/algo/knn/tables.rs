@@ -6,8 +6,8 @@ use super::ready::Hashing;
 use crate::error::Result;
 use crate::index::lsh::{Table, TableFunctions};
 use crate::job::{Job, Phase, Reserved};
-use crate::matrix::Rows;
 use crate::parallel::in_parallel;
+use crate::rows::Rows;
 
 /// Rows hashed by a task.
 pub(super) const ROWS_TOGETHER: usize = 8192;

@@ -7,8 +7,8 @@ use crate::device::{Buckets, Device, Hashes, LookedAt, OwnRows, QueryRows, Table
 use crate::error::{Error, Result};
 use crate::index::lsh::Family;
 use crate::job::{Job, Phase};
-use crate::matrix::Rows;
 use crate::parallel::in_parallel;
+use crate::rows::Rows;
 
 /// Buckets that are looked up at a time.
 const BUCKETS_TOGETHER: usize = 1 << 24;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use crate::device::{Device, ExactSearch, Neighbors, QueryRows};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::Rows;
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 /// Ranks of a query that are looked for.
 const RANKS: usize = 10;

@@ -15,10 +15,11 @@ use crate::device::cpu::kmeans::cluster_sums;
 use crate::device::{ClusterSums, Device};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Progress, Reserved};
-use crate::matrix::{Matrix, Real, Rows};
+use crate::matrix::{Matrix, Real};
 use crate::metric::Metric;
 use crate::parallel::{in_parallel, threads};
 use crate::random::Random;
+use crate::rows::Rows;
 
 /// A problem with at least this many operations a round uses all threads by itself.
 pub const LARGE_PROBLEM: usize = 1 << 24;

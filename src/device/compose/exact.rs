@@ -8,17 +8,18 @@
 use std::sync::{Arc, OnceLock};
 
 use super::facts::{Facts, Filter};
-use super::pairs::ExactPairs;
 use super::search::StreamedSearch;
 use crate::device::contract::{
-    Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Work,
+    Distances, NO_ROW, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Work,
 };
+use crate::device::cpu::ExactPairs;
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::{ElementKind, Elements, Matrix, Rows};
+use crate::matrix::{ElementKind, Elements, Matrix};
 use crate::memory::zeros;
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
+use crate::rows::Rows;
 
 /// Queries whose neighbours a thread sorts at a time.
 const TASK: usize = 64;
@@ -28,6 +29,9 @@ const ROWS_TOGETHER: usize = 8192;
 
 /// Bytes of a base in float64 that are in memory at a time.
 const WIDENED_BYTES: usize = 128 << 20;
+
+/// Rows of each side that are looked at before all are.
+const SAMPLE: usize = 256;
 
 /// A list that was not certain is followed by one this many times as long, and as many rows longer.
 const LONGER: (usize, usize) = (4, 64);
@@ -74,9 +78,13 @@ impl<D: SearchDevice> ExactSearch<D> {
                 &self.base().slice(first..first + queries.len())
             }
         };
-        let found = self.search.search(queries, query_rows, None, job)?;
+        let asked = (self.k.saturating_add(self.filter.more(self.k)), self.filter.enough(self.k));
+        let found = self.search.search_for(asked, queries, query_rows, job)?;
         if found.rows.is_empty() {
             return Ok(Neighbors { distances: Distances::F64(Vec::new()), ..found });
+        }
+        if self.are_exact(queries, &found) {
+            return Ok(self.as_found(found, query_rows));
         }
         let itself = usize::from(query_rows != QueryRows::Separate);
         let others = self.base().len() - itself;
@@ -94,10 +102,44 @@ impl<D: SearchDevice> ExactSearch<D> {
     }
 
     fn facts(&self) -> &Facts {
-        self.facts.get_or_init(|| Facts::of(self.base()))
+        let needs_lengths = self.filter.needs_lengths();
+        self.facts.get_or_init(|| Facts::of(self.base(), needs_lengths))
     }
 
-    /// Sorts what was found by the definition, and keeps the nearest `k` of each query, of which there are `others` rows.
+    /// Whether the device's sums are those of the definition, so that there is nothing to compute again. Looks at all
+    /// rows only if that is less work.
+    fn are_exact(&self, queries: &Rows, found: &Neighbors) -> bool {
+        if self.filter.is_definition() && self.metric != Metric::L2 {
+            return true;
+        }
+        let is_fraction = self.metric == Metric::Jaccard;
+        if is_fraction || !self.filter.may_be_exact() || found.rows.len() < self.base().len() {
+            return false;
+        }
+        let first = |rows: &Rows| Facts::of(&rows.slice(0..rows.len().min(SAMPLE)), false);
+        self.filter.is_exact(&first(self.base()), &first(queries))
+            && self.filter.is_exact(self.facts(), &Facts::of(queries, false))
+    }
+
+    /// What was found by exact sums.
+    fn as_found(&self, found: Neighbors, query_rows: QueryRows) -> Neighbors {
+        let itself = usize::from(query_rows != QueryRows::Separate);
+        let Neighbors { per_query: listed, mut rows, distances, work } = found;
+        let k = self.k.min(self.base().len() - itself);
+        let is_square =
+            self.metric == Metric::L2 && self.base().matrix().kind() == ElementKind::F32;
+        let distance = |x: f64| match self.metric {
+            Metric::L2 if is_square => x.sqrt(),
+            Metric::Cosine | Metric::Pearson => 0.5 * x,
+            _ => x,
+        };
+        let at = |list: usize| (list * listed..list * listed + k).map(|at| distances.at(at));
+        let distances = (0..rows.len() / listed).flat_map(at).map(distance).collect();
+        keep_first(&mut rows, listed, k);
+        Neighbors { per_query: k, rows, distances: Distances::F64(distances), work }
+    }
+
+    /// Sorts what was found by the definition, in memory that lists have reserved, and keeps the nearest `k` of each query, of which there are `others` rows.
     fn refine(
         &self,
         queries: &Rows,
@@ -107,7 +149,6 @@ impl<D: SearchDevice> ExactSearch<D> {
         job: &Job,
     ) -> Result<Refined> {
         let Neighbors { per_query: listed, mut rows, distances: sums, mut work } = found;
-        let _reserved = job.reserve("distances", rows.len() * size_of::<f64>())?;
         let mut distances: Vec<f64> = zeros(rows.len());
         let pairs = ExactPairs::new(self.metric, queries, self.base());
         let longest = filter.needs_lengths().then(|| self.facts().longest);
@@ -117,11 +158,14 @@ impl<D: SearchDevice> ExactSearch<D> {
             let (mut own, mut buffer, mut open) = (Vec::new(), Vec::new(), Vec::new());
             let lists = rows.chunks_exact_mut(listed).zip(distances.chunks_exact_mut(listed));
             for (query, (rows, distances)) in (task * TASK..).zip(lists) {
-                pairs.compute((query, rows), distances, &mut buffer);
-                sort(rows, distances, &mut own);
+                let count = rows.iter().rposition(|row| *row != NO_ROW).map_or(0, |last| last + 1);
+                pairs.compute((query, &rows[..count]), &mut distances[..count], &mut buffer);
+                sort(&mut rows[..count], &mut distances[..count], &mut own);
                 let lengths = longest.map_or(0.0, |longest| longest * pairs.length(query));
                 let last = sums.at(query * listed + listed - 1);
-                if listed < others && !filter.is_certain(distances[k - 1], last, lengths) {
+                // All that matters is on a list that has room left.
+                let is_whole = count < listed || listed == others;
+                if !is_whole && !filter.is_certain(distances[k - 1], last, lengths) {
                     open.push(query as u32);
                 }
             }
@@ -132,7 +176,7 @@ impl<D: SearchDevice> ExactSearch<D> {
             let of_base = self.facts();
             open.retain(|query| {
                 let query = *query as usize;
-                !filter.is_exact(of_base, &Facts::of(&queries.slice(query..query + 1)))
+                !filter.is_exact(of_base, &Facts::of(&queries.slice(query..query + 1), false))
             });
         }
         work.rechecked += rows.len() as u64;
@@ -163,7 +207,8 @@ impl<D: SearchDevice> ExactSearch<D> {
             let Refined { neighbors, open: uncertain } = match way {
                 Way::Longer => {
                     let k = per_query.saturating_mul(LONGER.0).saturating_add(LONGER.1);
-                    let found = self.search.search_for(k, &some, QueryRows::Separate, job)?;
+                    let longer = (k, self.filter.enough(per_query));
+                    let found = self.search.search_for(longer, &some, QueryRows::Separate, job)?;
                     self.refine(&some, found, asked, &self.filter, job)?
                 }
                 Way::InF64 => {

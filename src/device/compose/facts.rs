@@ -1,9 +1,11 @@
 //! What the sums of a device leave certain about distances by the definition.
 
-use super::pairs::length_of;
-use crate::matrix::{ElementKind, Matrix, NEAR_UNIT, Real, Rows};
+use crate::device::contract::Enough;
+use crate::device::cpu::length_of;
+use crate::matrix::{ElementKind, Matrix, Real};
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
+use crate::rows::{NEAR_UNIT, Rows};
 
 /// Rows that a thread looks at.
 const TASK: usize = 4096;
@@ -24,14 +26,15 @@ pub struct Facts {
 impl Facts {
     const NONE: Self = Self { step: i32::MAX, largest: 0.0, longest: 0.0, tokens: 0 };
 
-    pub fn of(rows: &Rows) -> Self {
+    /// Those of some rows; the longest is looked for only if it is needed.
+    pub fn of(rows: &Rows, needs_lengths: bool) -> Self {
         let tasks: Vec<usize> = (0..rows.len()).step_by(TASK).collect();
         let all = in_parallel(tasks, |first| {
             let some = first..rows.len().min(first + TASK);
             let mut facts = Self::NONE;
             for row in some {
-                facts.add::<f32>(rows, row);
-                facts.add::<f64>(rows, row);
+                facts.add::<f32>(rows, row, needs_lengths);
+                facts.add::<f64>(rows, row, needs_lengths);
                 if let Some((sets, start)) = rows.sets() {
                     facts.tokens = facts.tokens.max(sets.tokens(start + row).len());
                 }
@@ -42,13 +45,15 @@ impl Facts {
         all.into_iter().fold(Self { tokens: of_bits, ..Self::NONE }, |a, b| a.and(&b))
     }
 
-    fn add<T: Real>(&mut self, rows: &Rows, row: usize) {
+    fn add<T: Real>(&mut self, rows: &Rows, row: usize, needs_lengths: bool) {
         let Some(vector) = rows.vector::<T>(row) else { return };
         for x in vector.values.iter().map(|x| x.to_f64()).filter(|x| *x != 0.0) {
             self.step = self.step.min(lowest_bit(x));
             self.largest = self.largest.max(x.abs());
         }
-        self.longest = self.longest.max(length_of(rows, row));
+        if needs_lengths {
+            self.longest = self.longest.max(length_of(rows, row));
+        }
     }
 
     fn and(&self, other: &Self) -> Self {
@@ -95,7 +100,7 @@ impl Filter {
     }
 
     /// Whether sums are those of the definition.
-    fn is_definition(&self) -> bool {
+    pub fn is_definition(&self) -> bool {
         self.kind == ElementKind::F64 && self.metric != Metric::InnerProduct
             || self.metric == Metric::Hamming
     }
@@ -122,6 +127,22 @@ impl Filter {
         }
     }
 
+    /// What a device lists besides the first `k`, so that a list that has room left is certain.
+    pub fn enough(&self, k: usize) -> Option<Enough> {
+        if self.is_definition() || !matches!(self.kind, ElementKind::F32) || self.needs_lengths() {
+            return None;
+        }
+        let (unit, tiny) = (f64::from(f32::EPSILON) / 2.0, 1.5e-45);
+        let terms = self.dim as f64 + 8.0;
+        // Both sums may be off: see `least_behind`.
+        let (root, times) = match self.metric.is_of_directions() {
+            true => (4.04 * NEAR_UNIT, 6.0),
+            false => (0.0, 3.0),
+        };
+        let share = times * terms * unit;
+        (share < 0.1).then_some(Enough { k, root, share, absolute: 4.0 * terms * tiny })
+    }
+
     /// Whether rows behind the last of a list are farther, by the definition, than its k-th. `last` is the distance of the
     /// last by a device's sum, `lengths` the largest product of the lengths of the query and a base row.
     pub fn is_certain(&self, kth: f64, last: f64, lengths: f64) -> bool {
@@ -134,7 +155,7 @@ impl Filter {
         }
     }
 
-    /// Whether facts may show that sums are exact.
+    /// Whether facts may show that lists are in the order of the definition, or even that sums are exact.
     pub fn may_be_exact(&self) -> bool {
         !self.metric.is_of_directions()
     }

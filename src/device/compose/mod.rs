@@ -5,7 +5,6 @@ mod by_search;
 mod exact;
 mod facts;
 mod means;
-mod pairs;
 mod search;
 
 #[cfg(feature = "cuda")]
@@ -19,5 +18,4 @@ pub use facts::{Facts, Filter};
 pub use means::{ClusterMeans, Means};
 #[cfg(feature = "cuda")]
 pub use on_host::{KMeansOnHost, components_on_host, host_session, plus_plus_on_host, sums_of};
-pub use pairs::ExactPairs;
 pub use search::{HeldQueries, StreamedSearch};

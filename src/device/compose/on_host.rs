@@ -9,8 +9,9 @@ use crate::device::cpu::CpuDevice;
 use crate::device::cpu::kmeans::cluster_sums;
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::random::Random;
+use crate::rows::Rows;
 
 /// k-means on the CPU, whatever device the rest runs on.
 pub type KMeansOnHost<'a, T> = BySearch<'a, CpuDevice, T>;

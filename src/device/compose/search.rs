@@ -7,12 +7,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::device::contract::{Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape};
+use crate::device::contract::{Enough, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::Rows;
 use crate::memory::{Pages, taking};
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 /// A base, ready to be searched on a device.
 ///
@@ -62,6 +62,7 @@ struct Asked<'a> {
     query_rows: QueryRows,
     near: Option<&'a [u32]>,
     k: usize,
+    enough: Option<Enough>,
 }
 
 impl<D: SearchDevice> StreamedSearch<D> {
@@ -110,19 +111,19 @@ impl<D: SearchDevice> StreamedSearch<D> {
         self.search_held((queries, None), query_rows, near, job)
     }
 
-    /// The same for more neighbours, or fewer, than the base was opened for.
+    /// The same for so many neighbours, which may be more or fewer than the base was opened for, as far as they matter.
     ///
     /// # Errors
     /// Those of [`search`](Self::search).
     pub fn search_for(
         &self,
-        k: usize,
+        (k, enough): (usize, Option<Enough>),
         queries: &Rows,
         query_rows: QueryRows,
         job: &Job,
     ) -> Result<Neighbors> {
         let k = k.min(self.base.len().max(1));
-        self.search_asked((queries, None), Asked { query_rows, near: None, k }, job)
+        self.search_asked((queries, None), Asked { query_rows, near: None, k, enough }, job)
     }
 
     /// The same for queries of which blocks may be held on the device, by earlier searches of the same queries.
@@ -136,7 +137,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         near: Option<&[u32]>,
         job: &Job,
     ) -> Result<Neighbors> {
-        self.search_asked(queries, Asked { query_rows, near, k: self.k }, job)
+        self.search_asked(queries, Asked { query_rows, near, k: self.k, enough: None }, job)
     }
 
     fn search_asked(
@@ -162,7 +163,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
     fn search_blocks(
         &self,
         (queries, mut held): (&Rows, Option<&mut HeldQueries<D>>),
-        Asked { query_rows, near, k }: Asked<'_>,
+        Asked { query_rows, near, k, enough }: Asked<'_>,
         found: &mut Neighbors,
         job: &Job,
     ) -> Result<()> {
@@ -184,6 +185,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
                 query_rows: query_rows.skip(start as u32),
                 near: near.map(|near| &near[start..end]),
                 k,
+                enough,
             };
             let resident = self.resident().clone();
             let new = known.is_none().then(|| {
@@ -226,7 +228,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
     fn search_block(
         &self,
         (block, queries): (&D::Rows, usize),
-        Asked { query_rows, near, k }: Asked<'_>,
+        Asked { query_rows, near, k, enough }: Asked<'_>,
         (resident, base_rows): (Option<&D::Rows>, usize),
         (found, job): (&mut Neighbors, &Job),
     ) -> Result<()> {
@@ -242,7 +244,9 @@ impl<D: SearchDevice> StreamedSearch<D> {
             _ => block,
         };
         device.prepare(queries, RowUse::Queries, job)?;
-        let pairing = |first_base| Pairing { first_base, queries: query_rows, near };
+        // What matters is known once all pieces have been seen.
+        let enough = enough.filter(|_| resident.is_some());
+        let pairing = |first_base| Pairing { first_base, queries: query_rows, near, enough };
         if let (Some(base), 1, QueryRows::Separate) = (resident, k, query_rows) {
             found.append(device.nearest_one(queries, base, &pairing(0), job)?);
             return Ok(());

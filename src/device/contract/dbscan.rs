@@ -3,8 +3,9 @@
 use super::Work;
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::metric::{Direction, Metric, Sum};
+use crate::rows::Rows;
 
 /// Devices that DBSCAN runs on.
 pub trait DbscanDevice {

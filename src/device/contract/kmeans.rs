@@ -10,9 +10,10 @@ use super::super::cluster_sums::ClusterSums;
 use super::{Distances, SearchDevice, Work};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::{ElementKind, Real, Rows};
+use crate::matrix::{ElementKind, Real};
 use crate::metric::Metric;
 use crate::random::Random;
+use crate::rows::Rows;
 
 /// Devices that k-means runs on.
 pub trait KMeansDevice: SearchDevice {

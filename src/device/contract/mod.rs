@@ -22,7 +22,8 @@ pub use kmeans::{
     stop_reason,
 };
 pub use search::{
-    Candidates, Capacity, Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape,
+    Candidates, Capacity, Distances, Enough, NO_ROW, Neighbors, Pairing, QueryRows, RowUse,
+    SearchDevice, Shape,
 };
 
 /// The work done by a computation, for EXPLAIN ANALYZE.

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::{ElementKind, Elements, Real, Rows};
+use crate::matrix::{ElementKind, Elements, Real};
 use crate::memory::Pages;
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 use super::Work;
 
@@ -248,7 +249,25 @@ pub struct Pairing<'a> {
     /// For each query, the number of a base row that is probably near. A device may use it to rule
     /// out others; the answer is the same.
     pub near: Option<&'a [u32]>,
+    /// How many neighbours of each list matter, if not all do.
+    pub enough: Option<Enough>,
 }
+
+/// The neighbours of a list that matter: the first `k`, and those that are not farther than the last of them by more than
+/// a little. A device may leave out others: lists are then filled up with [`NO_ROW`] at infinity.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Enough {
+    /// Neighbours that matter at any distance.
+    pub k: usize,
+    /// What is added to the root of the last one's distance, …
+    pub root: f64,
+    /// … the share of the distance that is added then, and how much besides.
+    pub share: f64,
+    pub absolute: f64,
+}
+
+/// In a list: no neighbour, as there are no more that matter.
+pub const NO_ROW: u32 = u32::MAX;
 
 /// The sizes that decide how much memory a call needs.
 #[derive(Debug, Clone, Copy)]

@@ -7,11 +7,13 @@
 //! | `kmeans` | first centroids, rounds, sums of clusters |
 //! | `rounded` | rows in whole numbers, which decide for most pairs without computing them |
 //! | `exact` | the sums of the other pairs |
+//! | `definition` | distances of chosen pairs by the definition |
 //! | `order` | rows in an order in which near rows are near each other |
 //! | `places` | where the rows of a base lie in its panels |
 //! | `simd` | operations on registers |
 
 mod dbscan;
+mod definition;
 mod exact;
 pub(in crate::device) mod kmeans;
 mod order;
@@ -22,6 +24,7 @@ mod simd;
 
 use std::sync::Arc;
 
+pub use self::definition::{ExactPairs, length_of};
 use self::kmeans::few::{self, Few};
 use self::kmeans::gaps::Gaps;
 use self::kmeans::rounds::pair_bounds::{self, PairBounds};
@@ -38,9 +41,10 @@ use super::{Device, DeviceInfo, sealed};
 use crate::error::{Error, Result};
 use crate::index::lsh::Hasher;
 use crate::job::Job;
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::metric::Metric;
 use crate::random::Random;
+use crate::rows::Rows;
 
 /// The CPU of this machine, with as many threads as rayon's current pool has.
 #[derive(Debug)]

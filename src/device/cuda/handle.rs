@@ -12,7 +12,8 @@ use super::driver::sys;
 use crate::device::{DeviceInfo, Work, sealed};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
+use crate::rows::Rows;
 
 /// Shared memory of a block on the GPUs with products that have the least (sm_86, sm_89, sm_120).
 const LEAST_SHARED: usize = 99 << 10;

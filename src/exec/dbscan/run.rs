@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, BooleanArray, Int64Array, RecordBatch};
-use datafusion::arrow::datatypes::SchemaRef;
+use arrow::array::{ArrayRef, BooleanArray, Int64Array, RecordBatch};
+use arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder};
 
@@ -21,7 +21,7 @@ use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
 use crate::exec::weights::weights;
 use crate::job::{Job, Phase, Reserved};
-use crate::matrix::Rows;
+use crate::rows::Rows;
 
 /// The computation.
 pub(super) struct Call {

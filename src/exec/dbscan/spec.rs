@@ -1,7 +1,7 @@
 //! The specification of DBSCAN: its parameters, input columns and output columns. Shared by the
 //! logical plan, which announces the columns, and the operator, which makes them.
 
-use datafusion::arrow::datatypes::{DataType, Field, Fields};
+use arrow::datatypes::{DataType, Field, Fields};
 use datafusion::common::plan_err;
 use datafusion::error::Result;
 

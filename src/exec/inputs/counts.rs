@@ -7,11 +7,11 @@ use datafusion::datasource::physical_plan::FileScanConfig;
 use datafusion::datasource::physical_plan::parquet::metadata::CachedParquetMetaData;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::execution::TaskContext;
-use datafusion::parquet::file::metadata::RowGroupMetaData;
 use datafusion::physical_plan::execution_plan::CardinalityEffect;
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
+use parquet::file::metadata::RowGroupMetaData;
 
 use super::leaf::InputExec;
 

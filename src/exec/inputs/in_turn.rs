@@ -17,8 +17,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, RecordBatch};
-use datafusion::arrow::compute::BatchCoalescer;
+use arrow::array::{Array, RecordBatch};
+use arrow::compute::BatchCoalescer;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::tree_node::TreeNodeRecursion;

@@ -1,6 +1,6 @@
 //! The inputs of k-means as rows, with their weights and groups.
 
-use datafusion::arrow::array::RecordBatch;
+use arrow::array::RecordBatch;
 use datafusion::error::Result;
 
 use super::spec::KMeansSpec;
@@ -9,7 +9,7 @@ use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
 use crate::exec::weights::weights;
 use crate::job::{Job, Reserved};
-use crate::matrix::Rows;
+use crate::rows::Rows;
 
 /// An input, read.
 pub(super) struct Input {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
+use arrow::array::{
     ArrayRef, FixedSizeListArray, Float32Array, Float64Array, Int64Array, ListArray, RecordBatch,
 };
-use datafusion::arrow::buffer::OffsetBuffer;
-use datafusion::arrow::datatypes::{DataType, SchemaRef};
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::{DataType, SchemaRef};
 use datafusion::common::internal_err;
 use datafusion::error::Result;
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::datatypes::{DataType, Field, Fields};
+use arrow::datatypes::{DataType, Field, Fields};
 use datafusion::common::plan_err;
 use datafusion::error::Result;
 

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use datafusion::arrow::array::RecordBatch;
+use arrow::array::RecordBatch;
 use datafusion::common::internal_err;
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::error::Result;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use datafusion::arrow::datatypes::SchemaRef;
+use arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
@@ -22,7 +22,8 @@ use crate::exec::rows::Read;
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
 use crate::job::{Job, Phase, Reserved, Watch};
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
+use crate::rows::Rows;
 
 /// The computation, and how it is shown.
 pub(super) struct Join {

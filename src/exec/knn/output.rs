@@ -4,12 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
-    Array, ArrayRef, AsArray, Int64Array, OffsetSizeTrait, RecordBatch,
-};
-use datafusion::arrow::compute::interleave;
-use datafusion::arrow::datatypes::{DataType, SchemaRef};
-use datafusion::arrow::error::ArrowError;
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, OffsetSizeTrait, RecordBatch};
+use arrow::compute::interleave;
+use arrow::datatypes::{DataType, SchemaRef};
+use arrow::error::ArrowError;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::memory_pool::MemoryReservation;
 
@@ -308,9 +306,9 @@ impl Batches {
 
 #[cfg(test)]
 mod tests {
-    use datafusion::arrow::array::{DictionaryArray, Int8Array, StringArray};
-    use datafusion::arrow::compute::cast;
-    use datafusion::arrow::datatypes::{Field, Int8Type, Schema};
+    use arrow::array::{DictionaryArray, Int8Array, StringArray};
+    use arrow::compute::cast;
+    use arrow::datatypes::{Field, Int8Type, Schema};
 
     use super::*;
     use crate::device::{Distances, Work};

@@ -11,13 +11,14 @@ use super::base::{Base, Join, OnDevice};
 use super::metrics::Metrics;
 use super::output::{Batches, Carried};
 use super::queries::{Queries, SMALLEST_BLOCK, reserve};
-use crate::algo::knn::Found;
+use crate::algo::knn::{Found, listed};
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::chosen::may_fall_back;
 use crate::exec::vectors::VectorReader;
 use crate::job::{Job, Phase, Watch};
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
 use crate::metric::Direction;
+use crate::rows::Rows;
 
 /// Queries of the first block; each block has twice those of the one before, up to
 /// `neighbors.batch_rows`. A reader of only the first rows waits for a small block, and a reader of
@@ -167,13 +168,28 @@ impl Search {
 
     /// Bytes of a query's list while it grows, and of its rows and distances when it is done.
     fn list_bytes(&self) -> usize {
-        let (k, real) = (self.per_query(), self.base.rows.matrix().kind());
-        let real = if real == ElementKind::F64 { size_of::<f64>() } else { size_of::<f32>() };
+        let matrix = self.base.rows.matrix();
+        let k = listed(self.join.spec.params.metric(), matrix, self.per_query());
+        let real =
+            if matrix.kind() == ElementKind::F64 { size_of::<f64>() } else { size_of::<f32>() };
         // Entries are cut back to k when a quarter more are there, in a buffer that doubles.
         let entries = k.saturating_add((k / 4).clamp(8, 1024)).checked_next_power_of_two();
         let growing = entries.unwrap_or(usize::MAX).saturating_mul(2 * real);
-        let done = real + size_of::<u32>() + size_of::<f64>();
-        growing.saturating_add(k.saturating_mul(done)).saturating_add(128)
+        // By a device's sums and by the definition.
+        let done = size_of::<u32>() + real + size_of::<f64>();
+        growing.saturating_add(k.saturating_mul(done)).saturating_add(64)
+    }
+
+    /// Bytes of a query.
+    fn row_bytes(&self) -> usize {
+        // Sets are counted one by one.
+        let matrix = self.base.rows.matrix();
+        let bytes = matrix.kind().width(matrix.dim()) * matrix.kind().bytes();
+        if !self.join.spec.params.metric().is_of_directions() {
+            return bytes;
+        }
+        // Vectors as given, and their unit vectors.
+        2 * bytes + size_of::<Direction>()
     }
 
     async fn block_of_base(&mut self, next: usize) -> Result<Option<Block>> {
@@ -195,14 +211,7 @@ impl Search {
 
     async fn block_of_queries(&mut self) -> Result<Option<Block>> {
         let base = self.base.rows.clone();
-        // Sets are counted one by one.
-        let matrix = base.matrix();
-        let mut row_bytes = matrix.kind().width(matrix.dim()) * matrix.kind().bytes();
-        if self.join.spec.params.metric().is_of_directions() {
-            // Vectors as given, and their unit vectors.
-            row_bytes = 2 * row_bytes + size_of::<Direction>();
-        }
-        let (needed, bytes) = (self.needed(), self.list_bytes().saturating_add(row_bytes));
+        let (needed, bytes) = (self.needed(), self.list_bytes().saturating_add(self.row_bytes()));
         // A few more than needed: the first may have no vectors.
         // Parameters are chosen by all queries, or as many as memory has room for.
         let chooses = self.join.chooses() && self.base.search.is_none();

@@ -2,7 +2,7 @@
 //! columns. Shared by the logical plan, which announces the columns, and the operator, which makes
 //! them.
 
-use datafusion::arrow::datatypes::{DataType, Field, Fields};
+use arrow::datatypes::{DataType, Field, Fields};
 use datafusion::common::plan_err;
 use datafusion::error::Result;
 

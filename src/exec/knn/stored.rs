@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use datafusion::arrow::array::{AsArray, RecordBatch};
-use datafusion::arrow::datatypes::{SchemaRef, UInt32Type};
+use arrow::array::{AsArray, RecordBatch};
+use arrow::datatypes::{SchemaRef, UInt32Type};
 use datafusion::common::internal_err;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
@@ -22,7 +22,8 @@ use crate::exec::collect::{blocking, collect, computing};
 use crate::exec::side::Side;
 use crate::exec::stored::{Residence, StoredIndex, Vectors};
 use crate::job::{Job, Reserved};
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
+use crate::rows::Rows;
 
 /// The index whose rows a base has.
 #[derive(Debug, Clone)]
@@ -192,14 +193,9 @@ impl Searching {
                         (_, Err(error)) => return Ok(Err(error)),
                     }
                 }
-                match found {
-                    Some(found) => {
-                        let (search, job) = (search.clone(), job.clone());
-                        computing(move || Ok(search.finish(found, (&queries, query_rows), &job)))
-                            .await
-                    }
-                    None => internal_err!("an index has no tables"),
-                }
+                let Some(found) = found else { return internal_err!("an index has no tables") };
+                let search = search.clone();
+                computing(move || Ok(search.finish(found, (&queries, query_rows), &of_job))).await
             }
         }
     }

@@ -4,13 +4,13 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
-use datafusion::arrow::buffer::Buffer;
-use datafusion::arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
-use datafusion::arrow::error::ArrowError;
-use datafusion::arrow::ipc::reader::StreamDecoder;
-use datafusion::arrow::ipc::writer::StreamWriter;
-use datafusion::arrow::ipc::{Message, root_as_message};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use arrow::buffer::Buffer;
+use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
+use arrow::error::ArrowError;
+use arrow::ipc::reader::StreamDecoder;
+use arrow::ipc::writer::StreamWriter;
+use arrow::ipc::{Message, root_as_message};
 use datafusion::object_store::path::Path;
 use datafusion::object_store::{ObjectStore, ObjectStoreExt};
 
@@ -332,10 +332,10 @@ fn next_message(stream: &[u8]) -> Option<(Message<'_>, &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    use datafusion::arrow::array::{DictionaryArray, Int64Array};
-    use datafusion::arrow::datatypes::{Field, Int32Type};
-    use datafusion::arrow::ipc::CompressionType;
-    use datafusion::arrow::ipc::writer::IpcWriteOptions;
+    use arrow::array::{DictionaryArray, Int64Array};
+    use arrow::datatypes::{Field, Int32Type};
+    use arrow::ipc::CompressionType;
+    use arrow::ipc::writer::IpcWriteOptions;
 
     use super::*;
 

@@ -24,8 +24,9 @@ use crate::exec::vectors::VectorReader;
 use crate::index::lsh::Table;
 use crate::index::lsh::file::bad;
 use crate::job::{Job, Phase, Reserved};
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
 use crate::parallel::{in_parallel, threads};
+use crate::rows::Rows;
 
 /// An index file, and what is kept of it.
 pub(crate) struct StoredIndex {

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use arrow::array::RecordBatch;
+use arrow::compute::concat_batches;
+use arrow::datatypes::{DataType, SchemaRef};
+use arrow::error::ArrowError;
 use async_trait::async_trait;
-use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::compute::concat_batches;
-use datafusion::arrow::datatypes::{DataType, SchemaRef};
-use datafusion::arrow::error::ArrowError;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::common::{DataFusionError, exec_datafusion_err, plan_err};
 use datafusion::datasource::sink::DataSink;
@@ -360,8 +360,8 @@ impl DisplayAs for IndexSink {
 
 #[cfg(test)]
 mod tests {
-    use datafusion::arrow::array::{ArrayRef, DictionaryArray};
-    use datafusion::arrow::datatypes::{Field, Int8Type, Schema};
+    use arrow::array::{ArrayRef, DictionaryArray};
+    use arrow::datatypes::{Field, Int8Type, Schema};
     use datafusion::physical_plan::empty::EmptyExec;
 
     use super::*;

@@ -8,9 +8,10 @@ use super::planes::planes;
 use super::products::{Products, padded};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::metric::Metric;
 use crate::random::{Random, mix};
+use crate::rows::Rows;
 
 /// Rows that are changed before planes see them at a time.
 const ROWS: usize = 256;

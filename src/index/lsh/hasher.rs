@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::family::{Family, Planes};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::metric::Metric;
 use crate::random::Random;
+use crate::rows::Rows;
 
 /// Rows that are made ready at a time.
 const TOGETHER: usize = 256;

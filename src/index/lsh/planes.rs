@@ -196,8 +196,9 @@ mod tests {
 
     use super::*;
     use crate::index::lsh::Family;
-    use crate::matrix::{Elements, Matrix, Rows};
+    use crate::matrix::{Elements, Matrix};
     use crate::metric::Metric;
+    use crate::rows::Rows;
 
     /// Each trained plane is the best of the candidates, judged one by one.
     #[test]

@@ -7,8 +7,8 @@
 
 use std::collections::HashSet;
 
-use datafusion::arrow::array::Array;
-use datafusion::arrow::datatypes::DataType;
+use arrow::array::Array;
+use arrow::datatypes::DataType;
 use datafusion::catalog::Session;
 use datafusion::common::{
     Column, DFSchema, DataFusionError, ScalarValue, SchemaError, plan_datafusion_err, plan_err,
@@ -213,6 +213,9 @@ pub(in crate::sql) struct InputColumns<'a, 'b> {
     added: Vec<Expr>,
 }
 
+/// An expression asked for: its label, itself and its type.
+type Asked = (String, Expr, DataType);
+
 impl<'a, 'b> InputColumns<'a, 'b> {
     /// # Errors
     /// Two columns with the same name, which the output could not tell apart.
@@ -293,7 +296,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         &mut self,
         asked: Option<&ColumnArgument>,
         compared: Compared,
-    ) -> Result<(Vec<(String, Expr, DataType)>, bool)> {
+    ) -> Result<(Vec<Asked>, bool)> {
         let schema = self.plan.schema().clone();
         let (exprs, is_list) = match asked {
             Some(asked) => {

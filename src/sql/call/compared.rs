@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use datafusion::arrow::datatypes::DataType;
+use arrow::datatypes::DataType;
 
 use crate::exec::kind_of_vector;
 use crate::matrix::ElementKind;

@@ -1,6 +1,6 @@
 //! The value arguments of DBSCAN.
 
-use datafusion::arrow::datatypes::DataType;
+use arrow::datatypes::DataType;
 use datafusion::error::Result;
 use datafusion::logical_expr::Expr;
 

@@ -1,6 +1,6 @@
 //! The value arguments of k-means.
 
-use datafusion::arrow::datatypes::DataType;
+use arrow::datatypes::DataType;
 use datafusion::common::{DataFusionError, ScalarValue, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, lit};

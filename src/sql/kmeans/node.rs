@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
-use datafusion::arrow::datatypes::Schema;
+use arrow::datatypes::Schema;
 use datafusion::common::{DFSchema, DFSchemaRef, plan_datafusion_err, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, LogicalPlan, UserDefinedLogicalNodeCore};

@@ -1,6 +1,6 @@
 //! `lsh_buckets`: the buckets of rows, as a function of each row and an unnest of what it returns.
 
-use datafusion::arrow::datatypes::DataType;
+use arrow::datatypes::DataType;
 use datafusion::common::{Column, ScalarValue, exec_datafusion_err, exec_err, plan_err};
 use datafusion::error::Result;
 use datafusion::functions::core::expr_fn::get_field;

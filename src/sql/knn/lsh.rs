@@ -1,6 +1,6 @@
 //! `knn_lsh`: its signature, and the value arguments of hashing.
 
-use datafusion::arrow::datatypes::DataType;
+use arrow::datatypes::DataType;
 use datafusion::common::{ScalarValue, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, lit};

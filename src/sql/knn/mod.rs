@@ -5,7 +5,7 @@ mod lsh;
 mod node;
 mod pushdown;
 
-use datafusion::arrow::datatypes::DataType;
+use arrow::datatypes::DataType;
 use datafusion::common::{DataFusionError, plan_datafusion_err, plan_err};
 use datafusion::error::Result;
 use datafusion::execution::SessionState;

@@ -183,7 +183,7 @@ fn is_rank(expr: &Expr) -> bool {
 fn literal(expr: &Expr) -> Option<i64> {
     match expr {
         Expr::Literal(value, _) if value.data_type().is_integer() => {
-            match value.cast_to(&datafusion::arrow::datatypes::DataType::Int64).ok()? {
+            match value.cast_to(&arrow::datatypes::DataType::Int64).ok()? {
                 ScalarValue::Int64(value) => value,
                 _ => None,
             }

@@ -10,7 +10,7 @@ use crate::device::contract::Within;
 use crate::device::cpu::order::Coordinates;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
-use crate::matrix::Rows;
+use crate::rows::Rows;
 
 /// Rows of bits, whose only coordinate is how many of them are set.
 pub(super) struct Bits<'a> {

@@ -10,7 +10,7 @@ use crate::device::cpu::simd::chains::prefetch;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::Rows;
+use crate::rows::Rows;
 
 /// With fewer moved rows than this, threads do not pay.
 const FEW_MOVED: usize = 4096;

@@ -22,10 +22,10 @@ use crate::device::cpu::simd::squares::square;
 use crate::device::cpu::simd::transposed::Transposed;
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
-use crate::matrix::Rows;
 use crate::memory::{Aligned, zeros};
 use crate::metric::{Metric, Sum};
 use crate::random::Random;
+use crate::rows::Rows;
 
 /// The most dimensions.
 const MOST_DIM: usize = 32;

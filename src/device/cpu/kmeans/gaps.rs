@@ -17,8 +17,8 @@ use crate::device::cpu::simd::squares::{square, square_between};
 use crate::device::cpu::simd::transposed::{Column, SIDE_BY_SIDE, fold_squares};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
-use crate::matrix::Rows;
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 /// Rows of a task.
 const BLOCK: usize = 4096;

@@ -15,9 +15,10 @@ use crate::device::cpu::simd::transposed::{SIDE_BY_SIDE, Transposed};
 use crate::device::shares::{BLOCK, Shares, candidates};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::metric::Metric;
 use crate::random::Random;
+use crate::rows::Rows;
 
 /// The first candidates lower the costs of many rows: of up to so many elements, every pair is computed until so many
 /// rows are chosen, or if not many more will be.

@@ -12,9 +12,10 @@ use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{Group, Panels, ROWS, Starts, Width};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::memory::Aligned;
 use crate::metric::{Metric, Sum};
+use crate::rows::Rows;
 
 /// From this many dimensions on, this beats direct differences.
 const LEAST_DIM: usize = 5;

@@ -21,8 +21,8 @@ use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{Found, Panels, Passed, ROWS, Starts};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::Rows;
 use crate::metric::{Metric, Sum};
+use crate::rows::Rows;
 
 /// Panels of a block of rows.
 pub(in crate::device::cpu) const PANELS: usize = 16;

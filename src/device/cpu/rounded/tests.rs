@@ -7,9 +7,10 @@ use crate::device::cpu::places::Places;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{Found, Passed};
 use crate::job::Job;
-use crate::matrix::{Elements, Matrix, Rows};
+use crate::matrix::{Elements, Matrix};
 use crate::metric::Metric;
 use crate::random::Random;
+use crate::rows::Rows;
 
 /// Rows that are hard on steps, allowances and sums of 16 bits.
 #[derive(Debug, Clone, Copy)]

@@ -9,8 +9,9 @@ use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 /// Pairs of a task, and those of sets, which may be large.
 const TASK_PAIRS: usize = 4096;

@@ -7,7 +7,7 @@ use super::traversal::{Arithmetic, Block, Visit};
 use crate::device::contract::Work;
 use crate::device::cpu::places::Places;
 use crate::error::Result;
-use crate::matrix::Rows;
+use crate::rows::Rows;
 
 /// Bytes of base rows that all queries of a task visit before the next ones.
 const STEP_BYTES: usize = 24 * 1024;

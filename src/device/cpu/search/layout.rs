@@ -16,9 +16,9 @@ use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::Rows;
 use crate::metric::Metric;
 use crate::parallel::on_other_threads;
+use crate::rows::Rows;
 
 /// How rows are rounded to whole numbers, the fastest first.
 const FORMS: [Form; 3] = [Form::Eight, Form::Coarse, Form::Sixteen];

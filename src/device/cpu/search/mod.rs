@@ -30,13 +30,14 @@ use super::CpuDevice;
 use super::simd::lanes::Lanes;
 use super::simd::level::Level;
 use crate::device::contract::{
-    Candidates, Capacity, Distances, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape,
-    Work,
+    Candidates, Capacity, Distances, NO_ROW, Neighbors, Pairing, QueryRows, RowUse, SearchDevice,
+    Shape, Work,
 };
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 /// Queries whose lists are in memory at once: enough for all threads.
 const BLOCK_QUERIES: usize = 1 << 16;
@@ -56,6 +57,8 @@ pub struct CpuRows {
 #[derive(Debug)]
 pub struct CpuLists {
     lists: Lists,
+    /// Neighbours of each query, if lists may be shorter.
+    per_query: Option<usize>,
     work: Work,
 }
 
@@ -115,7 +118,7 @@ impl SearchDevice for CpuDevice {
                 Lists::F32(vec![Selection::new(k, metric); count])
             }
         };
-        Ok(CpuLists { lists, work: Work::default() })
+        Ok(CpuLists { lists, per_query: None, work: Work::default() })
     }
 
     fn top_k(
@@ -129,10 +132,21 @@ impl SearchDevice for CpuDevice {
         let start = Instant::now();
         let rows = &queries.rows;
         let call = Call { metric: queries.metric, pairing, job };
-        let k = match &lists.lists {
-            Lists::F32(lists) => lists.first().map_or(1, Selection::k),
-            Lists::F64(lists) => lists.first().map_or(1, Selection::k),
+        let enough = pairing.enough;
+        let k = match &mut lists.lists {
+            Lists::F32(lists) => {
+                lists.iter_mut().for_each(|list| list.limit(enough));
+                lists.first().map_or(1, Selection::k)
+            }
+            Lists::F64(lists) => {
+                lists.iter_mut().for_each(|list| list.limit(enough));
+                lists.first().map_or(1, Selection::k)
+            }
         };
+        if enough.is_some() {
+            let itself = usize::from(pairing.queries != QueryRows::Separate);
+            lists.per_query = Some(k.min(base.rows.len() - itself));
+        }
         let work = match (base.base(k, job)?, &mut lists.lists) {
             (BaseLayout::F32(layout), Lists::F32(lists)) => {
                 narrow(&base.rows, rows, &call, lists);
@@ -177,13 +191,14 @@ impl SearchDevice for CpuDevice {
 
     fn download(&self, lists: CpuLists, job: &Job) -> Result<Neighbors> {
         let work = lists.work;
+        let of_all = lists.per_query;
         let (per_query, rows, distances) = match lists.lists {
             Lists::F32(lists) => {
-                let (per_query, rows, distances) = unzip(lists, job)?;
+                let (per_query, rows, distances) = unzip(lists, of_all, job)?;
                 (per_query, rows, Distances::F32(distances))
             }
             Lists::F64(lists) => {
-                let (per_query, rows, distances) = unzip(lists, job)?;
+                let (per_query, rows, distances) = unzip(lists, of_all, job)?;
                 (per_query, rows, Distances::F64(distances))
             }
         };
@@ -233,18 +248,24 @@ fn narrow<T: Lanes>(
     });
 }
 
-/// Lists of equal length, end to end.
-fn unzip<T: Lanes>(lists: Vec<Selection<T>>, job: &Job) -> Result<(usize, Vec<u32>, Vec<T>)> {
+/// Lists of equal length, end to end; those of which fewer matter are filled up.
+fn unzip<T: Lanes>(
+    lists: Vec<Selection<T>>,
+    of_all: Option<usize>,
+    job: &Job,
+) -> Result<(usize, Vec<u32>, Vec<T>)> {
     use rayon::prelude::*;
-    let per_query = lists.first().map_or(0, Selection::count);
+    let per_query = of_all.unwrap_or_else(|| lists.first().map_or(0, Selection::count));
     let count = lists.len() * per_query;
-    let (mut rows, mut distances) = (vec![0; count], vec![T::ZERO; count]);
+    let (mut rows, mut distances) = (vec![NO_ROW; count], vec![T::INFINITY; count]);
     let of_query = per_query.max(1);
     let into = rows.par_chunks_mut(of_query).zip(distances.par_chunks_mut(of_query));
     lists.into_par_iter().zip(into).try_for_each(|(list, (rows, distances))| {
         job.check()?;
         let sorted = list.into_sorted();
-        assert_eq!(sorted.len(), per_query, "every query was offered the same number of rows");
+        let is_full =
+            if of_all.is_some() { sorted.len() <= per_query } else { sorted.len() == per_query };
+        assert!(is_full, "every query was offered the same number of rows");
         for (neighbor, (row, distance)) in sorted.into_iter().zip(rows.iter_mut().zip(distances)) {
             (*row, *distance) = (neighbor.row, neighbor.distance);
         }

@@ -8,8 +8,8 @@ use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::transposed::{SIDE_BY_SIDE, Transposed, fold_squares};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::Rows;
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 /// Up to this many dimensions and base rows, comparing every pair is the fastest way to the nearest.
 const FEW: [(usize, usize); 3] = [(32, 4096), (256, 128), (usize::MAX, 64)];

@@ -14,8 +14,9 @@ use super::traversal::Call;
 use crate::device::contract::{QueryRows, Work};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::random::mix;
+use crate::rows::Rows;
 use crate::sets::{Sets, jaccard};
 
 /// Queries of a task, at most.

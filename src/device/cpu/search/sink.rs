@@ -1,5 +1,6 @@
 //! Sinks, which consume the pairs that a search compares, and the one that keeps the k nearest.
 
+use crate::device::contract::{Enough, NO_ROW};
 use crate::matrix::Real;
 use crate::metric::Metric;
 
@@ -49,15 +50,52 @@ const FEW: usize = 32;
 pub(super) struct Selection<T> {
     k: usize,
     metric: Metric,
+    enough: Option<Limits<T>>,
     entries: Vec<Neighbor<T>>,
-    /// None that comes after this one is taken: the k-th smallest, when that was last known.
+    /// None that comes after this one is taken: the k-th smallest, when that was last known, or the last that matters.
     worst: Option<Neighbor<T>>,
     reach: T,
 }
 
+/// An [`Enough`] as a bound is computed by it: numbers of the type, rounded up.
+#[derive(Debug, Clone, Copy)]
+struct Limits<T> {
+    k: usize,
+    root: T,
+    factor: T,
+    absolute: T,
+}
+
+impl<T: Real> Limits<T> {
+    fn new(enough: Enough) -> Self {
+        // By more than the few roundings of a bound.
+        let up = |x: f64| T::from_f64(x * (1.0 + 8.0 * T::EPSILON.to_f64()));
+        Self {
+            k: enough.k,
+            root: up(enough.root),
+            factor: up(1.0 + enough.share),
+            absolute: T::from_f64(enough.absolute) + T::MIN_POSITIVE,
+        }
+    }
+
+    /// The distance up to which others matter if that of the last of the first `k` is this.
+    #[inline(always)]
+    fn up_to(&self, last: T) -> T {
+        let root = if self.root > T::ZERO { last.sqrt() + self.root } else { T::ZERO };
+        let square = if self.root > T::ZERO { root * root } else { last };
+        square * self.factor + self.absolute
+    }
+}
+
 impl<T: Real> Selection<T> {
     pub fn new(k: usize, metric: Metric) -> Self {
-        Self { k, metric, entries: Vec::new(), worst: None, reach: T::INFINITY }
+        Self { k, metric, enough: None, entries: Vec::new(), worst: None, reach: T::INFINITY }
+    }
+
+    /// Takes only what matters from now on.
+    pub fn limit(&mut self, enough: Option<Enough>) {
+        let enough = enough.filter(|enough| (1..self.k).contains(&enough.k));
+        self.enough = enough.map(Limits::new);
     }
 
     /// The most neighbours it keeps.
@@ -68,6 +106,31 @@ impl<T: Real> Selection<T> {
     /// How many neighbours were found.
     pub fn count(&self) -> usize {
         self.entries.len().min(self.k)
+    }
+
+    /// Neighbours from which on others are bounded.
+    #[inline]
+    fn bounding(&self) -> usize {
+        self.enough.map_or(self.k, |enough| enough.k)
+    }
+
+    /// Takes nothing behind the last that matters, of which `kth` is the last of those that do at any distance, and
+    /// `last` the last of a full list.
+    #[inline]
+    fn bound(&mut self, kth: T, last: Option<Neighbor<T>>) {
+        let Some(enough) = self.enough else {
+            return self.end_at(last);
+        };
+        let far = Neighbor { distance: enough.up_to(kth), row: NO_ROW };
+        self.end_at(Some(last.filter(|last| last.key() < far.key()).unwrap_or(far)));
+    }
+
+    #[inline]
+    fn end_at(&mut self, worst: Option<Neighbor<T>>) {
+        if let Some(worst) = worst {
+            self.reach = self.metric.reach(worst.distance);
+            self.worst = Some(worst);
+        }
     }
 
     /// Takes nothing that comes after this neighbour, which will be offered itself.
@@ -84,31 +147,61 @@ impl<T: Real> Selection<T> {
     fn insert_in_order(&mut self, candidate: Neighbor<T>) {
         if self.entries.len() == self.k {
             self.entries.pop();
+        } else if self.entries.capacity() == 0 {
+            self.entries.reserve_exact(self.k);
         }
         let key = candidate.key();
         let nearer = self.entries.iter().rposition(|entry| entry.key() < key);
-        self.entries.insert(nearer.map_or(0, |last| last + 1), candidate);
-        if let Some(worst) = self.entries.get(self.k - 1) {
-            self.reach = self.metric.reach(worst.distance);
-            self.worst = Some(*worst);
+        let place = nearer.map_or(0, |last| last + 1);
+        self.entries.insert(place, candidate);
+        let (count, bounding) = (self.entries.len(), self.bounding());
+        if count < bounding || place >= bounding && count < self.k {
+            return;
+        }
+        let last = if count == self.k { self.entries.last().copied() } else { None };
+        self.bound(self.entries[bounding - 1].distance, last);
+        while self.entries.last().is_some_and(|last| self.is_behind(last)) {
+            self.entries.pop();
         }
     }
 
-    /// Drops all but the k smallest, if there are more.
+    #[inline]
+    fn is_behind(&self, entry: &Neighbor<T>) -> bool {
+        self.worst.is_some_and(|worst| entry.key() > worst.key())
+    }
+
+    /// Drops all but the k smallest that matter, if there are more.
     pub fn cut(&mut self) {
-        if self.entries.len() < self.k {
+        let bounding = self.bounding();
+        if self.entries.len() < bounding {
             return;
         }
-        let last = self.k - 1;
-        let (_, worst, _) = self.entries.select_nth_unstable_by_key(last, Neighbor::key);
-        let worst = *worst;
-        self.entries.truncate(self.k);
-        self.reach = self.metric.reach(worst.distance);
-        self.worst = Some(worst);
+        let mut last = None;
+        if self.entries.len() >= self.k {
+            let (_, worst, _) = self.entries.select_nth_unstable_by_key(self.k - 1, Neighbor::key);
+            last = Some(*worst);
+            self.entries.truncate(self.k);
+        }
+        let mut kth = last;
+        if bounding < self.k {
+            let (_, found, _) =
+                self.entries.select_nth_unstable_by_key(bounding - 1, Neighbor::key);
+            kth = Some(*found);
+        }
+        if let Some(kth) = kth {
+            self.bound(kth.distance, last);
+        }
+        if self.enough.is_some() {
+            let worst = self.worst;
+            self.entries.retain(|entry| worst.is_none_or(|worst| entry.key() <= worst.key()));
+        }
     }
 
     /// The k smallest, ascending.
     pub fn into_sorted(mut self) -> Vec<Neighbor<T>> {
+        if self.k <= FEW {
+            return self.entries;
+        }
         self.cut();
         self.entries.sort_unstable_by_key(Neighbor::key);
         self.entries
@@ -133,7 +226,7 @@ impl<T: Real> Sink<T> for Selection<T> {
 
     #[inline]
     fn insert(&mut self, candidate: Neighbor<T>) {
-        if self.worst.is_some_and(|worst| candidate.key() > worst.key()) {
+        if self.is_behind(&candidate) {
             return;
         }
         if self.k <= FEW {

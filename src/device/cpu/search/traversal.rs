@@ -13,8 +13,9 @@ use crate::device::contract::{Pairing, QueryRows, Work};
 use crate::device::cpu::places::Places;
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 /// Queries in a task, at least, if there are as many.
 pub(super) const TASK_QUERIES: usize = 256;

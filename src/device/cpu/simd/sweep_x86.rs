@@ -85,9 +85,7 @@ macro_rules! sweep_512 {
                         let mask = _mm512_cmpgt_epi32_mask(sum, limit);
                         let rows =
                             _mm512_add_epi32(_mm512_set1_epi32(first + 16 * i as i32), lanes);
-                        // SAFETY: the room is for a sum of each row and query, and a register of 16 more; no more
-                        // have passed than were compared, so that 16 from `passed` on are in it. Nothing else
-                        // touches `found` meanwhile; stores need no alignment.
+                        // SAFETY: there is room for all pairs and a register more, which is written here alone.
                         unsafe {
                             let (pairs, to) = (pairs.add(passed).cast(), to.add(passed).cast());
                             _mm512_storeu_si512(pairs, _mm512_maskz_compress_epi32(mask, rows));
@@ -167,9 +165,7 @@ macro_rules! sweep_256 {
                             let order = SET_FIRST[usize::from(mask)] as i64;
                             let order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(order));
                             let first = _mm256_set1_epi32(first + 8 * i as i32);
-                            // SAFETY: the room is for a sum of each row and query, and a register of eight more; no more have
-                            // passed than were compared, so that eight from `passed` on are in it. Nothing else touches
-                            // `found` meanwhile; stores need no alignment.
+                            // SAFETY: there is room for all pairs and a register more, which is written here alone.
                             unsafe {
                                 let (pairs, to) = (pairs.add(passed).cast(), to.add(passed).cast());
                                 _mm256_storeu_si256(pairs, _mm256_add_epi32(first, order));

@@ -32,8 +32,9 @@ use crate::device::compose::components_on_host;
 use crate::device::contract::{Components, DbscanDevice, DbscanInput, DbscanWork, Within, Work};
 use crate::error::Result;
 use crate::job::{Job, Phase};
-use crate::matrix::{ElementKind, Real, Rows};
+use crate::matrix::{ElementKind, Real};
 use crate::metric::Sum;
+use crate::rows::Rows;
 
 /// The most tiles: slots and parts of tiles are numbers of 32 bits, and cursors have 26 for a tile.
 const MOST_TILES: u32 = 1 << 25;

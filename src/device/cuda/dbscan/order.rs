@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::kernels::{SPLITTERS, Spec};
 use super::structs::RowDirection;
-use crate::matrix::Rows;
+use crate::rows::Rows;
 
 /// Rows of the sample.
 const SAMPLED: usize = 2048;

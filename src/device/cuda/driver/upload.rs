@@ -17,7 +17,8 @@ use super::memory::{Buffer, Memory};
 use super::sys::{self, failed};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
+use crate::rows::Rows;
 
 /// Bytes of a pinned buffer. Smaller ones lose speed to their own overhead (gpu-facts: 2 × 16 MiB
 /// reach 48 of 55 GB/s).

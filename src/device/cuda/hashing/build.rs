@@ -12,7 +12,8 @@ use crate::device::cuda::handle::CudaDevice;
 use crate::error::{Error, Result};
 use crate::index::lsh::{Family, Hasher, Rounding, TableFunctions};
 use crate::job::{Job, Phase};
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
+use crate::rows::Rows;
 
 /// Rows of tables that are built at a time: 28 bytes for each, and a bit.
 const ROWS_TOGETHER: usize = 1 << 24;

@@ -47,9 +47,10 @@ use crate::device::contract::{
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::parallel::in_parallel;
 use crate::random::Random;
+use crate::rows::Rows;
 
 /// A session on a GPU.
 struct CudaKMeans<'a, T> {

@@ -19,7 +19,8 @@ use crate::device::cuda::driver::upload::elapsed;
 use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::Result;
 use crate::job::{Job, Progress};
-use crate::matrix::{ElementKind, Real, Rows};
+use crate::matrix::{ElementKind, Real};
+use crate::rows::Rows;
 
 /// Rounds between two checks of the device's status.
 const STRETCH: usize = 16;

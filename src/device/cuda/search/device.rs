@@ -16,9 +16,10 @@ use crate::device::cuda::driver::sys;
 use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
 use crate::memory::room;
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 /// Pairs that are sent together to be compared.
 const PAIRS_TOGETHER: usize = 1 << 24;

@@ -16,8 +16,8 @@ use crate::device::cuda::driver::upload::{PIECE_BYTES, Transfer, bytes_of};
 use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::Rows;
 use crate::metric::{Metric, Sum};
+use crate::rows::Rows;
 
 /// Rows, with their layouts on the GPU.
 pub struct CudaRows {

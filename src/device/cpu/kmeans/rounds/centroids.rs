@@ -14,8 +14,9 @@ use crate::device::cpu::simd::panels::Width;
 use crate::device::cpu::simd::squares::{square, square_between};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::metric::{Metric, Sum};
+use crate::rows::Rows;
 
 /// By which part of a row's length a centroid may be moved for 8 bits to be fine enough.
 const FINE: f64 = 0.02;

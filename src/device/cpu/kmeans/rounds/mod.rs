@@ -29,8 +29,8 @@ use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
-use crate::matrix::Rows;
 use crate::metric::{Metric, Sum};
+use crate::rows::Rows;
 
 /// Rows of a task.
 const BLOCK: usize = 512;

@@ -22,8 +22,8 @@ use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
-use crate::matrix::Rows;
 use crate::metric::{Metric, Sum};
+use crate::rows::Rows;
 
 /// The most rows of a task, and the bytes of their bounds: a part of an L1 cache, as most are looked at twice.
 const BLOCK: usize = 64;

@@ -20,8 +20,8 @@ use crate::device::cpu::order::{Cut, near_each_other};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::level::Level;
 use crate::error::Result;
-use crate::matrix::Rows;
 use crate::metric::Sum;
+use crate::rows::Rows;
 
 /// Fewer rows are compared as fast as they are ordered.
 const LEAST_ROWS: usize = 4096;

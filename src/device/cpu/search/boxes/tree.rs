@@ -6,8 +6,8 @@ use crate::device::cpu::order::{self, Coordinates, Cut, near_each_other};
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
-use crate::matrix::Rows;
 use crate::parallel::{fill_on_threads, on_other_threads};
+use crate::rows::Rows;
 
 /// Rows of a leaf, and nodes below another: registers of either side by side.
 pub(super) const WIDE: usize = 32;

@@ -2,8 +2,9 @@
 
 use crate::device::contract::KMeansProblem;
 use crate::device::cuda::driver::memory::Buffer;
-use crate::matrix::{Real, Rows};
+use crate::matrix::Real;
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 /// Elements of rows that say how fine whole numbers must be, and the part of them that may be cut off.
 const SAMPLED: usize = 1 << 18;

@@ -20,8 +20,9 @@ use crate::device::cuda::handle::CudaDevice;
 use crate::device::cuda::kmeans::kernels::MOST_ROWS;
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::{ElementKind, Rows};
+use crate::matrix::ElementKind;
 use crate::metric::Metric;
+use crate::rows::Rows;
 
 /// Constants that `kernels/seeding` shares with this folder.
 const CONSTANTS: [(&str, usize); 8] = [

@@ -15,9 +15,10 @@ use crate::device::cuda::handle::CudaDevice;
 use crate::device::shares::{Shares, candidates, scale_for};
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::{ElementKind, Real, Rows};
+use crate::matrix::{ElementKind, Real};
 use crate::metric::Metric;
 use crate::random::Random;
+use crate::rows::Rows;
 
 /// Pairs times elements between two looks at the device, and the most steps.
 const UNSEEN: usize = 1 << 35;

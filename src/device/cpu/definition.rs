@@ -1,8 +1,10 @@
 //! Distances of chosen pairs by the definition, several at a time: each is one long chain of additions, but those of
 //! different pairs run side by side.
 
-use crate::matrix::{ElementKind, Real, Rows};
+use super::simd::chains::prefetch;
+use crate::matrix::{ElementKind, Real};
 use crate::metric::{Direction, Metric, Vector};
+use crate::rows::Rows;
 
 /// Pairs whose sums run side by side.
 const BESIDE: usize = 8;
@@ -65,7 +67,11 @@ impl<'a> ExactPairs<'a> {
         };
         buffer.clear();
         buffer.extend(vector(self.queries, query).coordinates());
+        let mut next = rows.chunks(BESIDE).skip(1);
         for (distances, rows) in distances.chunks_mut(BESIDE).zip(rows.chunks(BESIDE)) {
+            // While these are added up, the next come from memory.
+            let coming = next.next().unwrap_or_default().iter();
+            coming.for_each(|row| prefetch(vector(self.base, *row as usize).values));
             // Of a last few, one is computed more than once.
             let row = |i: usize| vector(self.base, rows[i.min(rows.len() - 1)] as usize);
             if rows.len() > BESIDE / 2 {
@@ -133,7 +139,7 @@ impl<'a> ExactPairs<'a> {
 }
 
 /// The length of a row of numbers; 0 for others.
-pub(super) fn length_of(rows: &Rows, row: usize) -> f64 {
+pub fn length_of(rows: &Rows, row: usize) -> f64 {
     fn of<T: Real>(vector: Vector<'_, T>) -> f64 {
         vector.coordinates().map(|x| x * x).sum::<f64>().sqrt()
     }

@@ -1,0 +1,250 @@
+//! Rows of a shared matrix, as the exec layer passes them to the algorithms and devices.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::job::{Job, Reserved};
+use crate::matrix::{Elements, Matrix, Real};
+use crate::memory::{Zeros, zeros};
+use crate::metric::{Direction, Metric, Vector};
+use crate::parallel::{fill_on_threads, in_parallel};
+use crate::sets::Sets;
+
+/// Rows between two checks for cancellation.
+const UNCHECKED: usize = 4096;
+
+/// Some consecutive rows of a shared matrix.
+#[derive(Debug, Clone)]
+pub struct Rows {
+    matrix: Arc<Matrix>,
+    /// The vectors as they were given, where the matrix has their unit vectors, rounded to f32.
+    given: Option<Arc<Given>>,
+    range: Range<usize>,
+}
+
+/// Vectors of f32, and their directions.
+#[derive(Debug)]
+struct Given {
+    matrix: Arc<Matrix>,
+    directions: Vec<Direction>,
+    _reserved: Vec<Reserved>,
+}
+
+/// A row whose length differs from 1 by at most this is taken for its own unit vector: by as much as few roundings to
+/// f32, so that embeddings that were normalised need no second copy.
+pub(crate) const NEAR_UNIT: f64 = 1.0 / (1 << 22) as f64;
+
+/// Rows whose directions a thread determines at a time.
+const DIRECTIONS_TOGETHER: usize = 256;
+
+impl Rows {
+    /// All rows.
+    pub fn all(matrix: Arc<Matrix>) -> Self {
+        let range = 0..matrix.rows();
+        Self { matrix, given: None, range }
+    }
+
+    /// The same rows as a search under this metric compares them: of f32 the unit vectors, where it compares
+    /// directions; the vectors as given are kept for [`vector`](Self::vector).
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
+    pub fn searched(&self, metric: Metric, job: &Job) -> Result<Self> {
+        let Some(values) = self.reals::<f32>().filter(|_| metric.is_of_directions()) else {
+            return Ok(self.clone());
+        };
+        let dim = self.matrix.dim().max(1);
+        let mut _reserved =
+            vec![job.reserve("directions of rows", self.len() * size_of::<Direction>())?];
+        let tasks = values.chunks(DIRECTIONS_TOGETHER * dim).collect();
+        let directions = in_parallel(tasks, |rows: &[f32]| {
+            job.check()?;
+            Ok(rows.chunks_exact(dim).map(|row| Direction::of(metric, row)).collect::<Vec<_>>())
+        });
+        let directions: Vec<_> = directions.into_iter().collect::<Result<Vec<_>>>()?.concat();
+        let is_unit = |of: &Direction| {
+            of.unit == 1.0 && of.mean == 0.0 && (1.0 / of.inverse - 1.0).abs() <= NEAR_UNIT
+        };
+        let is_whole = self.range == (0..self.matrix.rows());
+        let given = if is_whole {
+            self.matrix.clone()
+        } else {
+            Arc::new(Matrix::new(Elements::F32(values.to_vec()), self.len(), dim))
+        };
+        let mut matrix = given.clone();
+        if !directions.iter().all(is_unit) {
+            _reserved.push(job.reserve("unit vectors", size_of_val(values))?);
+            let mut units = zeros(values.len());
+            fill_on_threads(&mut units, dim, |first, units| {
+                let rows = values[first * dim..].chunks_exact(dim).zip(&directions[first..]);
+                for (unit, (row, of)) in units.chunks_exact_mut(dim).zip(rows) {
+                    match is_unit(of) {
+                        true => unit.copy_from_slice(row),
+                        false => unit
+                            .iter_mut()
+                            .zip(row)
+                            .for_each(|(to, x)| *to = of.coordinate(f64::from(*x)) as f32),
+                    }
+                }
+                job.check()
+            })?;
+            matrix = Arc::new(Matrix::new(Elements::F32(units), self.len(), dim));
+        }
+        let given = Some(Arc::new(Given { matrix: given, directions, _reserved }));
+        Ok(Self { range: 0..matrix.rows(), matrix, given })
+    }
+
+    /// A row as the definition of a distance reads it; `None` if its elements are of another type.
+    pub fn vector<T: Real>(&self, row: usize) -> Option<Vector<'_, T>> {
+        let (dim, at) = (self.matrix.dim(), self.range.start + row);
+        let given = self.given.as_deref();
+        let matrix = given.map_or(&*self.matrix, |given| &*given.matrix);
+        let values = &T::slice(matrix.elements())?[at * dim..][..dim];
+        Some(Vector { values, direction: given.map(|given| given.directions[at]) })
+    }
+
+    /// The rows at these positions of these rows.
+    ///
+    /// # Panics
+    /// If the range reaches past the end.
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {}", self.len());
+        let start = self.range.start;
+        let range = start + range.start..start + range.end;
+        Self { range, ..self.clone() }
+    }
+
+    /// The rows at these positions, as rows of their own.
+    ///
+    /// # Errors
+    /// Those of [`gather`](Self::gather).
+    ///
+    /// # Panics
+    /// If a position is past the end.
+    pub fn at(&self, positions: &[u32], job: &Job) -> Result<Self> {
+        let rows = Self::all(Arc::new(self.gather(positions, job)?));
+        let Some(given) = &self.given else { return Ok(rows) };
+        let whole = Self { matrix: given.matrix.clone(), given: None, range: self.range.clone() };
+        let matrix = Arc::new(whole.gather(positions, job)?);
+        let of = |at: &u32| given.directions[self.range.start + *at as usize];
+        let directions = positions.iter().map(of).collect();
+        Ok(Self {
+            given: Some(Arc::new(Given { matrix, directions, _reserved: Vec::new() })),
+            ..rows
+        })
+    }
+
+    /// A matrix of the rows at these positions.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled).
+    ///
+    /// # Panics
+    /// If a position is past the end.
+    pub fn gather(&self, positions: &[u32], job: &Job) -> Result<Matrix> {
+        fn rows<T: Zeros + Copy + Send + Sync>(
+            from: &[T],
+            width: usize,
+            positions: &[u32],
+            job: &Job,
+        ) -> Result<Vec<T>> {
+            let mut rows = zeros(positions.len() * width);
+            let unit = width.max(1);
+            fill_on_threads(&mut rows, unit, |first, part| {
+                let positions = positions[first..].chunks(UNCHECKED);
+                for (rows, positions) in part.chunks_mut(UNCHECKED * unit).zip(positions) {
+                    job.check()?;
+                    for (row, position) in rows.chunks_exact_mut(unit).zip(positions) {
+                        row.copy_from_slice(&from[*position as usize * width..][..width]);
+                    }
+                }
+                Ok(())
+            })?;
+            Ok(rows)
+        }
+        let width = self.matrix.width();
+        let elements = match self.matrix.elements() {
+            Elements::F32(x) => Elements::F32(rows(&x[self.elements()], width, positions, job)?),
+            Elements::F64(x) => Elements::F64(rows(&x[self.elements()], width, positions, job)?),
+            Elements::Bits(x) => Elements::Bits(rows(&x[self.elements()], width, positions, job)?),
+            Elements::Sets(x) => {
+                let of = |position: &u32| self.range.start + *position as usize;
+                Elements::Sets(x.gather(positions.iter().map(of), || job.check())?)
+            }
+        };
+        Ok(Matrix::new(elements, positions.len(), self.matrix.dim()))
+    }
+
+    /// Bytes of the rows at these positions.
+    pub fn bytes_at(&self, positions: &[u32]) -> usize {
+        match self.matrix.elements() {
+            Elements::Sets(sets) => {
+                let at = positions.iter().map(|at| self.range.start + *at as usize);
+                at.map(|at| sets.bytes(at..at + 1)).sum()
+            }
+            _ => positions.len() * self.matrix.row_bytes(),
+        }
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// The matrix they are rows of.
+    pub fn matrix(&self) -> &Matrix {
+        &self.matrix
+    }
+
+    /// Bytes of these rows.
+    pub fn bytes(&self) -> usize {
+        self.matrix.bytes_of(self.range.clone())
+    }
+
+    /// Their numbers, row by row; `None` if the elements are of another type.
+    pub fn reals<T: Real>(&self) -> Option<&[T]> {
+        T::slice(self.matrix.elements()).map(|x| &x[self.elements()])
+    }
+
+    /// Their words of bits, row by row; `None` if they are numbers.
+    pub fn words(&self) -> Option<&[u64]> {
+        match self.matrix.elements() {
+            Elements::Bits(words) => Some(&words[self.elements()]),
+            _ => None,
+        }
+    }
+
+    /// Their sets, and where the first of them is among these; `None` if they are of another type.
+    pub fn sets(&self) -> Option<(&Sets, usize)> {
+        match self.matrix.elements() {
+            Elements::Sets(sets) => Some((sets, self.range.start)),
+            _ => None,
+        }
+    }
+
+    /// Refuses rows that cannot be compared with these, the base.
+    ///
+    /// # Errors
+    /// [`DimMismatch`](Error::DimMismatch).
+    pub fn check_queries(&self, queries: &Self) -> Result<()> {
+        let dims = (queries.matrix.dim(), self.matrix.dim());
+        if queries.is_empty() || self.is_empty() {
+            return Ok(());
+        }
+        match dims.0 == dims.1 {
+            true => Ok(()),
+            false => Err(Error::DimMismatch { queries: dims.0, base: dims.1 }),
+        }
+    }
+
+    fn elements(&self) -> Range<usize> {
+        let width = self.matrix.width();
+        self.range.start * width..self.range.end * width
+    }
+}
