@@ -1,8 +1,6 @@
 //! A few directions along which rows spread the most: real rows of many dimensions differ mostly along
 //! those, so that their projections bound most distances from below.
-
-use faer::linalg::matmul::matmul;
-use faer::{Accum, MatMut, MatRef, Par};
+#![allow(unsafe_code)]
 
 use crate::random::Random;
 
@@ -33,14 +31,12 @@ impl Leading {
         let mut directions: Vec<f32> =
             (0..count * dim).map(|_| random.unit() as f32 - 0.5).collect();
         let mut along = vec![0.0; count * rows];
+        let sample = |strides| Factor { numbers: sample, strides };
         for _ in 0..ITERATIONS {
-            let sample = MatRef::from_column_major_slice(sample, dim, rows);
-            let from = MatRef::from_column_major_slice(&directions, dim, count);
-            let to = MatMut::from_column_major_slice_mut(&mut along, rows, count);
-            matmul(to, Accum::Replace, sample.transpose(), from, 1.0, Par::Seq);
-            let along = MatRef::from_column_major_slice(&along, rows, count);
-            let to = MatMut::from_column_major_slice_mut(&mut directions, dim, count);
-            matmul(to, Accum::Replace, sample, along, 1.0, Par::Seq);
+            let from = Factor { numbers: &directions, strides: (1, dim) };
+            multiply(1.0, (sample((dim, 1)), from), (rows, dim, count), &mut along);
+            let from = Factor { numbers: &along, strides: (1, rows) };
+            multiply(1.0, (sample((1, dim)), from), (dim, rows, count), &mut directions);
             put_at_right_angles(&mut directions, dim);
         }
         Self { directions, dim, shrink: 1.0 }.first(count)
@@ -66,10 +62,9 @@ impl Leading {
     /// row's length.
     pub fn project(&self, rows: &[f32], to: &mut [f32]) {
         let (count, rows_count) = (self.count(), rows.len() / self.dim);
-        let rows = MatRef::from_column_major_slice(rows, self.dim, rows_count);
-        let along = MatRef::from_row_major_slice(&self.directions, count, self.dim);
-        let to = MatMut::from_column_major_slice_mut(to, count, rows_count);
-        matmul(to, Accum::Replace, along, rows, self.shrink, Par::Seq);
+        let along = Factor { numbers: &self.directions, strides: (self.dim, 1) };
+        let rows = Factor { numbers: rows, strides: (1, self.dim) };
+        multiply(self.shrink, (along, rows), (count, self.dim, rows_count), to);
     }
 
     /// See [`project`](Self::project).
@@ -77,6 +72,49 @@ impl Leading {
         // In any order, a product passes through no more roundings; directions are hardly longer than 1.
         let roundings = (self.dim + 4) as f64;
         1.01 * roundings * f64::from(f32::EPSILON) / 2.0 * (self.count() as f64).sqrt()
+    }
+}
+
+/// A factor of a product of matrices.
+struct Factor<'a> {
+    numbers: &'a [f32],
+    /// How far apart numbers are that are below each other, and beside each other.
+    strides: (usize, usize),
+}
+
+/// Sets `to`, column by column, to `scale · a · b`, of which `a` has `rows × inner` numbers and `b` `inner × columns`.
+fn multiply(
+    scale: f32,
+    (a, b): (Factor<'_>, Factor<'_>),
+    (rows, inner, columns): (usize, usize, usize),
+    to: &mut [f32],
+) {
+    let holds = |of: &Factor<'_>, rows: usize, columns: usize| {
+        let last = rows.saturating_sub(1) * of.strides.0 + columns.saturating_sub(1) * of.strides.1;
+        rows * columns == 0 || last < of.numbers.len()
+    };
+    assert!(holds(&a, rows, inner) && holds(&b, inner, columns) && to.len() >= rows * columns);
+    let [a_down, a_right, b_down, b_right] =
+        [a.strides.0, a.strides.1, b.strides.0, b.strides.1].map(|stride| stride as isize);
+    // SAFETY: the last number of each matrix is within its slice, as was asserted, and none is before its first; `to` is
+    // borrowed mutably, so that it overlaps neither factor.
+    unsafe {
+        matrixmultiply::sgemm(
+            rows,
+            inner,
+            columns,
+            scale,
+            a.numbers.as_ptr(),
+            a_down,
+            a_right,
+            b.numbers.as_ptr(),
+            b_down,
+            b_right,
+            0.0,
+            to.as_mut_ptr(),
+            1,
+            rows as isize,
+        );
     }
 }
 
