@@ -5,17 +5,18 @@ use std::collections::HashSet;
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
+use crate::metric::Metric;
 
 /// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
 
-/// The number of distinct rows of positive weight, counted up to `most`. Zeros of both signs are
-/// equal.
+/// The number of distinct rows of positive weight, counted up to `most`, as the metric sees them: zeros of both signs are
+/// equal, and so are unit vectors of f64 at a distance of 0, which are those of parallel rows.
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
 pub(super) fn distinct_rows<T: Real>(
-    values: &[T],
+    (values, metric): (&[T], Metric),
     dim: usize,
     weights: Option<&[f64]>,
     most: usize,
@@ -27,6 +28,8 @@ pub(super) fn distinct_rows<T: Real>(
     let _reserved = job.reserve("distinct rows", bytes)?;
     let bits = |row: &[T]| row.iter().map(|x| (*x + T::ZERO).to_f64().to_bits()).collect();
     let mut distinct: HashSet<Vec<u64>> = HashSet::new();
+    let has_parallels = metric.is_of_directions() && T::MANTISSA == f64::MANTISSA_DIGITS;
+    let mut directions: Vec<&[T]> = Vec::new();
     for (i, row) in values.chunks_exact(dim.max(1)).enumerate() {
         if i % UNCHECKED == 0 {
             job.check()?;
@@ -34,10 +37,17 @@ pub(super) fn distinct_rows<T: Real>(
         if weights.is_some_and(|weights| weights[i] == 0.0) {
             continue;
         }
-        distinct.insert(bits(row));
-        if distinct.len() == most {
-            break;
+        let is_new = distinct.insert(bits(row));
+        if has_parallels && is_new {
+            let is_parallel = |other: &&[T]| metric.distance(metric.sum_of(row, other)) == T::ZERO;
+            if !directions.iter().any(is_parallel) {
+                directions.push(row);
+            }
+        }
+        let found = if has_parallels { directions.len() } else { distinct.len() };
+        if found == most {
+            return Ok(most);
         }
     }
-    Ok(distinct.len())
+    Ok(if has_parallels { directions.len() } else { distinct.len() })
 }

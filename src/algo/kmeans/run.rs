@@ -124,7 +124,7 @@ fn clusters<T: Real>(
     let dim = input.rows.matrix().dim();
     let weights = input.weights.map(|weights| &weights[rows.clone()]);
     let own = &values[rows.start * dim..rows.end * dim];
-    let found = distinct_rows(own, dim, weights, params.k, job)?;
+    let found = distinct_rows((own, params.cost()), dim, weights, params.k, job)?;
     if found < params.k && !clamps {
         let (k, weighing) = (params.k, if weights.is_some() { " of positive weight" } else { "" });
         return Err(Error::Unsatisfiable(format!(
