@@ -218,7 +218,8 @@ impl Metric {
                 };
                 let (of_x, of_y) = (most(|(x, _)| x), most(|(_, y)| y));
                 let sum = pairs().fold(0.0, |sum, (x, y)| sum - (x * of_x) * (y * of_y));
-                sum / of_x / of_y
+                // Where one factor is below 1 and the other above, no quotient is out of range but the last.
+                sum / of_x.max(of_y) / of_x.min(of_y)
             }
             Self::Cosine | Self::Pearson => 0.5 * sum,
             // Adding 0 turns −0 into 0.

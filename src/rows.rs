@@ -51,7 +51,8 @@ impl Rows {
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
     pub fn searched(&self, metric: Metric, job: &Job) -> Result<Self> {
-        let Some(values) = self.reals::<f32>().filter(|_| metric.is_of_directions()) else {
+        let values = self.reals::<f32>().filter(|_| metric.is_of_directions());
+        let Some(values) = values.filter(|_| self.given.is_none()) else {
             return Ok(self.clone());
         };
         let dim = self.matrix.dim().max(1);
@@ -67,6 +68,9 @@ impl Rows {
             of.unit == 1.0 && of.mean == 0.0 && (1.0 / of.inverse - 1.0).abs() <= NEAR_UNIT
         };
         let is_whole = self.range == (0..self.matrix.rows());
+        if !is_whole {
+            _reserved.push(job.reserve("vectors", size_of_val(values))?);
+        }
         let given = if is_whole {
             self.matrix.clone()
         } else {

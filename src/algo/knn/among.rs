@@ -73,6 +73,11 @@ impl<D: Device> Among<D> {
         Self { base, k, listed, filter, counting }
     }
 
+    /// The same where no query can be compared again: with longer lists.
+    pub fn with_longer_lists(self) -> Self {
+        Self { listed: self.listed.saturating_mul(2).saturating_add(64), ..self }
+    }
+
     /// The neighbours of queries whose buckets are known, of which `first` is the first.
     fn compare(
         &self,

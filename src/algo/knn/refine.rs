@@ -39,11 +39,12 @@ impl<D: Device> Among<D> {
         let Nearest { rows, distances: sums, starts } = nearest;
         let work = Work { pairs, rechecked: rows.len() as u64, ..Work::default() };
         let starts = starts.into_vec();
+        let longest = self.filter.needs_lengths().then(|| self.base.facts().longest);
         let tasks: Vec<_> = (0..starts.len() - 1).step_by(TASK).collect();
         let refined = in_parallel(tasks, |first| {
             job.check()?;
             let some = first..(first + TASK).min(starts.len() - 1);
-            Ok(self.refine(queries, some, (&rows, &starts, &sums)))
+            Ok(self.refine((queries, longest), some, (&rows, &starts, &sums)))
         });
         let (mut all, mut ends) = (Refined::default(), vec![0]);
         for part in refined {
@@ -75,13 +76,12 @@ impl<D: Device> Among<D> {
     /// The neighbours of some queries among those with the least sums.
     fn refine(
         &self,
-        queries: &Rows,
+        (queries, longest): (&Rows, Option<f64>),
         some: std::ops::Range<usize>,
         (rows, starts, sums): (&[u32], &[usize], &Distances),
     ) -> Refined {
         let base = &self.base;
         let pairs = ExactPairs::new(base.metric, queries, &base.rows);
-        let longest = self.filter.needs_lengths().then(|| base.facts().longest);
         let (mut refined, mut buffer) = (Refined::default(), Vec::new());
         for query in some {
             let list = starts[query]..starts[query + 1];
@@ -111,21 +111,24 @@ impl<D: Device> Among<D> {
         job: &Job,
     ) -> Result<()> {
         let pairs = ExactPairs::new(self.base.metric, queries, &self.base.rows);
-        let mut buffer = Vec::new();
-        for query in open.iter().map(|query| *query as usize) {
-            job.check()?;
-            let one = queries.slice(query..query + 1);
-            let own = query_rows.skip(query as u32);
-            let (places, _reserved) = reserved_places(finder, (&one, own), job)?;
-            let candidates = vec![finder.candidates(&places, 0..1, own, job)];
-            let (rows, _) = joined(candidates)?;
+        let part = job.part();
+        let nearest = in_parallel(open.to_vec(), |query| {
+            part.check()?;
+            let at = query as usize;
+            let (one, own) = (queries.slice(at..at + 1), query_rows.skip(query));
+            let (places, _reserved) = reserved_places(finder, (&one, own), &part)?;
+            let (rows, _) = joined(vec![finder.candidates(&places, 0..1, own, &part)])?;
+            Ok((nearest(&pairs, (at, &rows), self.k, &mut Vec::new()), rows.len()))
+        });
+        for (query, found_again) in open.iter().zip(nearest) {
+            let (nearest, candidates) = found_again?;
+            let query = *query as usize;
             let start = found.starts.as_ref().map_or(query * self.k, |starts| starts[query]);
-            let nearest = nearest(&pairs, (query, &rows), self.k, &mut buffer);
             for (place, (distance, row)) in (start..).zip(nearest) {
                 found.neighbors.rows[place] = row;
                 found.neighbors.distances.set(place, distance);
             }
-            found.neighbors.work.rechecked += rows.len() as u64;
+            found.neighbors.work.rechecked += candidates as u64;
         }
         Ok(())
     }

@@ -322,6 +322,7 @@ impl<D: Device> StoredBase for OfDevice<D> {
         // Those of others are gone, and so is the memory for them.
         *self.tables.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let index = index(self.stored.sizes);
+        let among = among.with_longer_lists();
         let search = InTurn { among, hashing, params: lsh.clone(), finder, index };
         Ok(StoredSearch::InTurn(Box::new(search)))
     }

@@ -13,7 +13,7 @@ use crate::device::contract::{
     Distances, NO_ROW, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Work,
 };
 use crate::device::cpu::ExactPairs;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::{ElementKind, Elements, Matrix};
 use crate::memory::zeros;
@@ -32,6 +32,9 @@ const WIDENED_BYTES: usize = 128 << 20;
 
 /// Rows of each side that are looked at before all are.
 const SAMPLE: usize = 256;
+
+/// Queries that are searched again at a time.
+const AGAIN_TOGETHER: usize = 4096;
 
 /// A list that was not certain is followed by one this many times as long, and as many rows longer.
 const LONGER: (usize, usize) = (4, 64);
@@ -91,8 +94,8 @@ impl<D: SearchDevice> ExactSearch<D> {
         let (filter, per_query) = (&self.filter, (self.k.min(others), others));
         let Refined { mut neighbors, open } =
             self.refine(queries, found, per_query, filter, job)?;
-        if !open.is_empty() {
-            self.search_again((queries, query_rows), open, &mut neighbors, job)?;
+        for some in open.chunks(AGAIN_TOGETHER) {
+            self.search_again((queries, query_rows), some.to_vec(), &mut neighbors, job)?;
         }
         Ok(neighbors)
     }
@@ -211,10 +214,11 @@ impl<D: SearchDevice> ExactSearch<D> {
                     let found = self.search.search_for(longer, &some, QueryRows::Separate, job)?;
                     self.refine(&some, found, asked, &self.filter, job)?
                 }
-                Way::InF64 => {
-                    let found = self.search_in_f64(&some, per_query, job)?;
-                    self.refine(&some, found, asked, &of_f64, job)?
-                }
+                Way::InF64 => match self.search_in_f64(&some, per_query, job) {
+                    // No room for that.
+                    Err(Error::HostMemory { .. } | Error::DeviceMemory { .. }) => continue,
+                    found => self.refine(&some, found?, asked, &of_f64, job)?,
+                },
                 Way::All => {
                     let neighbors = self.search_all(&some, per_query, job)?;
                     Refined { neighbors, open: Vec::new() }

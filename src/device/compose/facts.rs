@@ -87,7 +87,10 @@ const LEAST_NORMAL_ROOT: f64 = 1.6e-154;
 
 /// The largest numbers of bits or tokens in either of two rows of which f32 holds no two fractions as one: they differ by
 /// more than 2⁻²⁴.
-const MOST_FRACTIONS: usize = 4095;
+const MOST_FRACTIONS: usize = 4096;
+
+/// Counts up to this are exact in f32.
+const MOST_COUNTED: usize = 1 << 24;
 
 impl Filter {
     pub fn new(metric: Metric, rows: &Matrix) -> Self {
@@ -102,7 +105,7 @@ impl Filter {
     /// Whether sums are those of the definition.
     pub fn is_definition(&self) -> bool {
         self.kind == ElementKind::F64 && self.metric != Metric::InnerProduct
-            || self.metric == Metric::Hamming
+            || self.metric == Metric::Hamming && self.dim <= MOST_COUNTED
     }
 
     /// Whether float64 has more to tell.
@@ -147,10 +150,14 @@ impl Filter {
     /// last by a device's sum, `lengths` the largest product of the lengths of the query and a base row.
     pub fn is_certain(&self, kth: f64, last: f64, lengths: f64) -> bool {
         match (self.is_definition(), self.metric) {
+            // Equal rows are in the order of the base.
+            (true, Metric::L2) if kth == 0.0 => true,
             (true, Metric::L2) => (LEAST_NORMAL_ROOT..f64::INFINITY).contains(&last),
             (true, _) => true,
             // Equal rows have a sum of 0, and are in the order of the base on every list.
             (false, Metric::L2 | Metric::SqEuclidean | Metric::L1) if kth == 0.0 => true,
+            // Nothing in common, or all: no other fraction of so few is rounded to that.
+            (false, Metric::Jaccard) if kth == 0.0 || kth == 1.0 => self.dim <= MOST_COUNTED,
             (false, _) => kth < self.least_behind(last, lengths),
         }
     }

@@ -3,7 +3,7 @@
 
 use super::simd::chains::prefetch;
 use crate::matrix::{ElementKind, Real};
-use crate::metric::{Direction, Metric, Vector};
+use crate::metric::{Direction, Metric, Vector, power_of_two_near_inverse};
 use crate::rows::Rows;
 
 /// Pairs whose sums run side by side.
@@ -141,7 +141,9 @@ impl<'a> ExactPairs<'a> {
 /// The length of a row of numbers; 0 for others.
 pub fn length_of(rows: &Rows, row: usize) -> f64 {
     fn of<T: Real>(vector: Vector<'_, T>) -> f64 {
-        vector.coordinates().map(|x| x * x).sum::<f64>().sqrt()
+        let largest = vector.coordinates().fold(0.0, |most: f64, x| most.max(x.abs()));
+        let scale = power_of_two_near_inverse(largest);
+        vector.coordinates().map(|x| (x * scale).powi(2)).sum::<f64>().sqrt() / scale
     }
     rows.vector::<f32>(row).map(of).or_else(|| rows.vector::<f64>(row).map(of)).unwrap_or(0.0)
 }
