@@ -48,7 +48,7 @@ impl Side {
         let positions = positions.collect::<Result<Vec<_>>>()?;
         let types: Vec<_> = positions.iter().map(|i| fields[*i].data_type()).collect();
         let Some(kind) = vector.kind(&types, metric) else {
-            let names = vector.names().join(", ");
+            let names = vector.shown();
             let types = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             return plan_err!("column {names} of {input} holds no vectors, but {types}");
         };
@@ -67,7 +67,7 @@ impl Side {
         if side.kind.is_like(ElementKind::F32) {
             return Ok(side);
         }
-        let (names, found) = (vector.names().join(", "), fields[side.vector[0]].data_type());
+        let (names, found) = (vector.shown(), fields[side.vector[0]].data_type());
         plan_err!("column {names} of {input} holds no lists of numbers, but {found}")
     }
 

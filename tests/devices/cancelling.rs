@@ -35,7 +35,11 @@ pub fn cancelled_work_ends_soon(device: &AnyDevice) -> Result<(), Failed> {
     let is_gpu = device.info().memory.is_some();
     let (clock, most, larger): (Clock, Duration, usize) = match is_gpu {
         true => (passed, MOST_OF_GPU, 6),
-        false => (computed, MOST_OF_THREAD * rayon::current_num_threads() as u32, 1),
+        // With more threads, more work: it must take longer than it may go on.
+        false => {
+            let threads = rayon::current_num_threads();
+            (computed, MOST_OF_THREAD * threads as u32, (threads / 2).max(1))
+        }
     };
     let mut wrong = Vec::new();
     for (what, work) in works(device, larger) {

@@ -260,6 +260,7 @@ impl Workspace {
 
     /// Moves every centroid to the mean of its rows, unless rounds end.
     pub(super) fn update(&self) -> Result<()> {
+        assert!(self.assigned > 0, "rows have clusters");
         if self.sums.singles.is_some() {
             let some = config(self.blocks(8), 256, 0);
             // SAFETY: both take (Rounds, Sums), 256 threads a block and any number of them: they read the labels
