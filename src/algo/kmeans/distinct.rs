@@ -11,7 +11,7 @@ use crate::metric::Metric;
 const UNCHECKED: usize = 4096;
 
 /// The number of distinct rows of positive weight, counted up to `most`, as the metric sees them: zeros of both signs are
-/// equal, and so are unit vectors of f64 at a distance of 0, which are those of parallel rows.
+/// equal, and so are unit vectors of f64 whose distance is within its rounding, which are those of parallel rows.
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
@@ -30,6 +30,7 @@ pub(super) fn distinct_rows<T: Real>(
     let mut distinct: HashSet<Vec<u64>> = HashSet::new();
     let has_parallels = metric.is_of_directions() && T::MANTISSA == f64::MANTISSA_DIGITS;
     let mut directions: Vec<&[T]> = Vec::new();
+    let rounding = T::EPSILON * T::from_f64(dim as f64 + 4.0);
     for (i, row) in values.chunks_exact(dim.max(1)).enumerate() {
         if i % UNCHECKED == 0 {
             job.check()?;
@@ -39,7 +40,7 @@ pub(super) fn distinct_rows<T: Real>(
         }
         let is_new = distinct.insert(bits(row));
         if has_parallels && is_new {
-            let is_parallel = |other: &&[T]| metric.distance(metric.sum_of(row, other)) == T::ZERO;
+            let is_parallel = |other: &&[T]| metric.distance(metric.sum_of(row, other)) <= rounding;
             if !directions.iter().any(is_parallel) {
                 directions.push(row);
             }
