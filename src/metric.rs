@@ -218,7 +218,7 @@ impl Metric {
                 };
                 let (of_x, of_y) = (most(|(x, _)| x), most(|(_, y)| y));
                 let sum = pairs().fold(0.0, |sum, (x, y)| sum - (x * of_x) * (y * of_y));
-                // Where one factor is below 1 and the other above, no quotient is out of range but the last.
+                // Dividing by the larger factor first keeps the quotient in range, if the result is.
                 sum / of_x.max(of_y) / of_x.min(of_y)
             }
             Self::Cosine | Self::Pearson => 0.5 * sum,

@@ -459,7 +459,7 @@ fn an_index_of_other_dimensions_takes_no_memory_for_them() {
     runtime().block_on(damage::other_dimensions(most_held)).unwrap();
 }
 
-/// What becomes of a file, and the most memory that is held meanwhile.
+/// The outcome of reading a file, and the most memory that is held meanwhile.
 async fn most_held(
     work: &dyn Fn() -> futures::future::BoxFuture<'static, damage::Outcome>,
 ) -> (damage::Outcome, i64) {

@@ -37,7 +37,7 @@ static_assert(!IS_FILTERED || (DIM == 0 && SUM != ABSOLUTE), "rows that products
 // How many bits rows have is compared, too.
 constexpr bool HAS_BITS = SUM == SHARED_BITS || (IS_FILTERED && ELEMENT == BITS);
 
-// What a row is compared by besides its values; see `Direction` in src/metric.rs.
+// The direction of a row under cosine and pearson; see `Direction` in src/metric.rs.
 struct Direction {
     double unit, mean, inverse;
 };

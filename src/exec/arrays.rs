@@ -141,11 +141,13 @@ fn neighbors(
         }
         kind = common_kind(kind, other);
     }
-    let (base, base_positions) = read_for_search("base", base, kind, metric, None)?;
+    let (base, base_positions) =
+        finish("base", base, reader("base", kind, metric, None).for_search())?;
     let dim = (!base.is_empty()).then(|| base.matrix().dim());
     let (queries, query_positions, query_rows) = match queries {
         Some(queries) => {
-            let (rows, positions) = read_for_search("queries", queries, kind, metric, dim)?;
+            let reader = reader("queries", kind, metric, dim).for_search();
+            let (rows, positions) = finish("queries", queries, reader)?;
             (rows, positions, QueryRows::Separate)
         }
         None => (base.clone(), base_positions.clone(), QueryRows::OfBase { first: 0 }),
@@ -314,13 +316,13 @@ pub fn kmeans(
 ) -> Result<(Clustering, Vec<u32>)> {
     let mut asked = params.params()?;
     let kind = kind_of(vectors, ("input", false), params.metric)?;
-    let (rows, positions) = read("input", vectors, kind, params.metric, None)?;
+    let (rows, positions) = finish("input", vectors, reader("input", kind, params.metric, None))?;
     let dim = (!rows.is_empty()).then(|| rows.matrix().dim());
     let first = match init {
         Some(init) => {
             asked.init = Init::Given;
             kind_of(init, ("init", false), params.metric)?;
-            Some(read("init", init, kind, params.metric, dim)?.0)
+            Some(finish("init", init, reader("init", kind, params.metric, dim))?.0)
         }
         None => None,
     };
@@ -436,27 +438,15 @@ fn kind_of(
     }
 }
 
-fn read(
+/// A reader of an array whose vectors have this length, if it is known.
+fn reader(
     input: &'static str,
-    array: &dyn Array,
     kind: ElementKind,
     metric: Metric,
     dim: Option<usize>,
-) -> Result<(Rows, Vec<u32>)> {
+) -> VectorReader {
     let column = VectorColumn::Whole("array".to_string());
-    finish(input, array, VectorReader::new(input, column, kind, metric).continuing(0, dim))
-}
-
-fn read_for_search(
-    input: &'static str,
-    array: &dyn Array,
-    kind: ElementKind,
-    metric: Metric,
-    dim: Option<usize>,
-) -> Result<(Rows, Vec<u32>)> {
-    let column = VectorColumn::Whole("array".to_string());
-    let reader = VectorReader::new(input, column, kind, metric).for_search();
-    finish(input, array, reader.continuing(0, dim))
+    VectorReader::new(input, column, kind, metric).continuing(0, dim)
 }
 
 fn finish(

@@ -44,7 +44,7 @@ impl VectorColumn {
     }
 }
 
-/// What is added to the names of columns that are made for a node, each for one use.
+/// Suffixes of the names of columns that are made for a node, each for one use.
 const ADDED: [&str; 2] = [" (as vector", " (as weight"];
 
 /// A name for a column of vectors that is made for a node, where the input has the name already.

@@ -421,7 +421,7 @@ fn distance_bits(metric: Metric, q: &[u64], x: &[u64]) -> f64 {
     }
 }
 
-/// What tests wait for takes much less than this: where it does not come by then, it never does.
+/// A deadline for events that tests wait for, which come much sooner or never.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// How often [`until`] looks.

@@ -54,7 +54,7 @@ impl<D: Device> Base<D> {
         Ok(Self { device, metric, rows, on_device, facts })
     }
 
-    /// What is known of the values of all rows.
+    /// Facts of the values of all rows.
     pub fn facts(&self) -> &Facts {
         self.facts.get_or_init(|| Facts::of(&self.rows, self.metric == Metric::InnerProduct))
     }

@@ -26,7 +26,7 @@ struct Refined {
 }
 
 impl<D: Device> Among<D> {
-    /// What was found in all tables, nearest first, and the queries of which other candidates may be nearer.
+    /// The neighbours found in all tables, nearest first, and the queries of which other candidates may be nearer.
     pub(super) fn finish(
         &self,
         found: Part,

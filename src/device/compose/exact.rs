@@ -124,7 +124,7 @@ impl<D: SearchDevice> ExactSearch<D> {
             && self.filter.is_exact(self.facts(), &Facts::of(queries, false))
     }
 
-    /// What was found by exact sums.
+    /// The neighbours as found, where the device's sums are exact.
     fn as_found(&self, found: Neighbors, query_rows: QueryRows) -> Neighbors {
         let itself = usize::from(query_rows != QueryRows::Separate);
         let Neighbors { per_query: listed, mut rows, distances, work } = found;

@@ -1,4 +1,4 @@
-//! What the sums of a device leave certain about distances by the definition.
+//! Error bounds: which lists of a device's sums are certain by the definition of distances.
 
 use crate::device::contract::Enough;
 use crate::device::cpu::length_of;
@@ -10,7 +10,7 @@ use crate::rows::{NEAR_UNIT, Rows};
 /// Rows that a thread looks at.
 const TASK: usize = 4096;
 
-/// What is known of the values of rows.
+/// Facts of the values of rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts {
     /// The exponent of the lowest bit of any number: all are multiples of that power of two.
@@ -130,7 +130,7 @@ impl Filter {
         }
     }
 
-    /// What a device lists besides the first `k`, so that a list that has room left is certain.
+    /// The rows that a device lists besides the first `k`, so that a list that has room left is certain.
     pub fn enough(&self, k: usize) -> Option<Enough> {
         if self.is_definition() || !matches!(self.kind, ElementKind::F32) || self.needs_lengths() {
             return None;

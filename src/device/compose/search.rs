@@ -244,7 +244,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
             _ => block,
         };
         device.prepare(queries, RowUse::Queries, job)?;
-        // What matters is known once all pieces have been seen.
+        // The last row that matters is known once all pieces have been seen.
         let enough = enough.filter(|_| resident.is_some());
         let pairing = |first_base| Pairing { first_base, queries: query_rows, near, enough };
         if let (Some(base), 1, QueryRows::Separate) = (resident, k, query_rows) {

@@ -115,7 +115,7 @@ impl Within {
         self.limit
     }
 
-    /// What a row of numbers is compared by, under `cosine` and `pearson`.
+    /// The direction of a row of numbers, under `cosine` and `pearson`.
     pub fn direction<T: Real>(&self, row: &[T]) -> Direction {
         Direction::of(self.metric, row)
     }

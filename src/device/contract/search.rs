@@ -259,7 +259,7 @@ pub struct Pairing<'a> {
 pub struct Enough {
     /// Neighbours that matter at any distance.
     pub k: usize,
-    /// What is added to the root of the last one's distance, …
+    /// The number added to the root of the last one's distance, …
     pub root: f64,
     /// … the share of the distance that is added then, and how much besides.
     pub share: f64,

@@ -307,7 +307,7 @@ fn decoded(mut bytes: Buffer) -> Result<(Option<SchemaRef>, Option<RecordBatch>)
 /// one claims, whatever it is.
 fn refuse_compressed(stream: &[u8]) -> Result<()> {
     let mut rest = stream;
-    // Where this ends early, so does the decoder, with an error.
+    // If this ends early, so does the decoder, with an error.
     while let Some((message, after)) = next_message(rest) {
         let dictionary = message.header_as_dictionary_batch();
         let batch = message.header_as_record_batch().or_else(|| dictionary?.data());
@@ -339,7 +339,7 @@ mod tests {
 
     use super::*;
 
-    /// What an LZ4 frame begins with.
+    /// The first bytes of an LZ4 frame.
     const LZ4: [u8; 4] = [0x04, 0x22, 0x4d, 0x18];
 
     #[test]

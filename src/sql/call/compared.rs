@@ -1,4 +1,4 @@
-//! What the vectors of a call are: numbers, bits or sets.
+//! The kind of a call's vectors: numbers, bits or sets.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::exec::kind_of_vector;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
-/// What a column of vectors is to hold.
+/// The kind of vectors that a column is to hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sql) enum Compared {
     /// Numbers or bits.
@@ -22,7 +22,7 @@ pub(in crate::sql) enum Compared {
 }
 
 impl Compared {
-    /// What a search under this metric compares, if it is known.
+    /// The kind of vectors that a search under this metric compares, if it is known.
     pub fn under(metric: Option<Metric>) -> Self {
         match metric {
             None => Self::Any,
@@ -62,7 +62,7 @@ impl Compared {
         })
     }
 
-    /// What to write where an expression of this type holds no vectors; nothing for most types.
+    /// Advice for an expression of this type, which holds no vectors; empty for most types.
     pub fn advice(self, column: &str, found: &DataType) -> String {
         let is_bits = matches!(self, Self::Bits | Self::BitsOrSets);
         let of_texts = item_of(found).is_some_and(DataType::is_string);

@@ -59,7 +59,7 @@ impl DbscanDevice for CpuDevice {
     fn components(&self, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
         let rows = input.rows.len();
         let per_row = size_of::<bool>() + size_of::<u32>();
-        // What small groups have found is gathered, and then put together.
+        // Results of small groups are gathered, and then put together.
         let per_group = 2 * size_of::<(Components, Range<usize>)>() + 2 * size_of::<Range<usize>>();
         let bytes = 2 * rows * per_row + input.ends.len() * per_group;
         let _reserved = job.reserve("clusters of rows", bytes)?;

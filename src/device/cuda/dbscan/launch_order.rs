@@ -47,7 +47,7 @@ impl Workspace {
                 self.run_level(&kernels.bound_nodes, "bound_nodes", level)?;
             }
         }
-        // What is sorted is freed after the kernels that read it: they are in the same stream.
+        // Sorted rows are freed after the kernels that read them: they are in the same stream.
         self.all.sorted = 0;
         self.done = Done::Order;
         Ok(())

@@ -32,7 +32,7 @@ pub(super) fn parts(kernels: &Kernels, tiles: usize) -> usize {
     few.max(tiles.div_ceil(TILES_OF_PART)).clamp(1, MOST_PARTS)
 }
 
-/// What products compare rows by, but for where they are: in units of the widest dimension's spread.
+/// The limits of products, in units of the widest dimension's spread; their buffers are set elsewhere.
 pub(super) fn products(order: &Order, (below, up_to): (f64, f64), strips: usize) -> Products {
     let unit = power_of_two_near_inverse(order.spread);
     let surely = below.max(0.0).sqrt() * unit * (1.0 - 1e-6);
