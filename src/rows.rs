@@ -51,6 +51,29 @@ impl Rows {
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
     pub fn searched(&self, metric: Metric, job: &Job) -> Result<Self> {
+        let is_near = |_: &[f32], of: &Direction| (1.0 / of.inverse - 1.0).abs() <= NEAR_UNIT;
+        self.unit_vectors(metric, is_near, job)
+    }
+
+    /// The same rows as k-means under this metric averages them: of f32 the unit vectors, each coordinate rounded once,
+    /// where it compares directions; the vectors as given are kept for [`vector`](Self::vector).
+    ///
+    /// # Errors
+    /// Those of [`searched`](Self::searched).
+    pub fn averaged(&self, metric: Metric, job: &Job) -> Result<Self> {
+        let is_rounded = |row: &[f32], of: &Direction| {
+            row.iter().all(|x| of.coordinate(f64::from(*x)) as f32 == *x)
+        };
+        self.unit_vectors(metric, is_rounded, job)
+    }
+
+    /// The unit vectors of rows of f32, but for those that are unit vectors enough.
+    fn unit_vectors(
+        &self,
+        metric: Metric,
+        is_enough: impl Fn(&[f32], &Direction) -> bool + Sync,
+        job: &Job,
+    ) -> Result<Self> {
         let values = self.reals::<f32>().filter(|_| metric.is_of_directions());
         let Some(values) = values.filter(|_| self.given.is_none()) else {
             return Ok(self.clone());
@@ -58,15 +81,19 @@ impl Rows {
         let dim = self.matrix.dim().max(1);
         let mut _reserved =
             vec![job.reserve("directions of rows", self.len() * size_of::<Direction>())?];
+        let is_unit =
+            |row: &[f32], of: &Direction| of.unit == 1.0 && of.mean == 0.0 && is_enough(row, of);
         let tasks = values.chunks(DIRECTIONS_TOGETHER * dim).collect();
-        let directions = in_parallel(tasks, |rows: &[f32]| {
+        let found = in_parallel(tasks, |rows: &[f32]| {
             job.check()?;
-            Ok(rows.chunks_exact(dim).map(|row| Direction::of(metric, row)).collect::<Vec<_>>())
+            let rows = rows.chunks_exact(dim);
+            let of: Vec<_> = rows.clone().map(|row| Direction::of(metric, row)).collect();
+            let are_units = rows.zip(&of).all(|(row, of)| is_unit(row, of));
+            Ok((of, are_units))
         });
-        let directions: Vec<_> = directions.into_iter().collect::<Result<Vec<_>>>()?.concat();
-        let is_unit = |of: &Direction| {
-            of.unit == 1.0 && of.mean == 0.0 && (1.0 / of.inverse - 1.0).abs() <= NEAR_UNIT
-        };
+        let found = found.into_iter().collect::<Result<Vec<_>>>()?;
+        let (directions, are_units): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        let directions = directions.concat();
         let is_whole = self.range == (0..self.matrix.rows());
         if !is_whole {
             _reserved.push(job.reserve("vectors", size_of_val(values))?);
@@ -77,13 +104,13 @@ impl Rows {
             Arc::new(Matrix::new(Elements::F32(values.to_vec()), self.len(), dim))
         };
         let mut matrix = given.clone();
-        if !directions.iter().all(is_unit) {
+        if are_units.contains(&false) {
             _reserved.push(job.reserve("unit vectors", size_of_val(values))?);
             let mut units = zeros(values.len());
             fill_on_threads(&mut units, dim, |first, units| {
                 let rows = values[first * dim..].chunks_exact(dim).zip(&directions[first..]);
                 for (unit, (row, of)) in units.chunks_exact_mut(dim).zip(rows) {
-                    match is_unit(of) {
+                    match is_unit(row, of) {
                         true => unit.copy_from_slice(row),
                         false => unit
                             .iter_mut()

@@ -344,5 +344,6 @@ extern "C" __global__ __launch_bounds__(256) void settle(Rounds rounds, Halves h
             }
         }
         move_row(rounds, cluster != before, row, before, cluster);
+        if (is_last && at < count) rounds.labels[row] |= UNDECIDED;
     }
 }

@@ -3,22 +3,26 @@
 #include "kmeans/near.cuh"
 #include "kmeans/sums.cuh"
 
-// Puts every row into the cluster of its nearest centroid.
+// Puts every row into the cluster of its nearest centroid; in the last round, marks those that are undecided.
+template <bool IS_LAST>
 __device__ __forceinline__ void assign_group(const Rounds& rounds) {
     const Scalar* centroids = current_centroids(rounds);
     for (u32 start = 0; start < rounds.count; start += blockDim.x) {
         const u32 row = start + threadIdx.x;
         u32 before = NO_CLUSTER, cluster = NO_CLUSTER;
+        bool is_open = false;
         if constexpr (IS_LOW) {
             if (row < rounds.count) {
                 Nearest nearest[1];
                 load_row(nearest[0].values, rounds.rows + (u64)row * DIM);
                 before = rounds.labels[row];
-                compare_all(rounds, centroids, nearest);
+                compare_all<1, IS_LAST>(rounds, centroids, nearest);
                 cluster = nearest[0].cluster;
+                is_open = IS_LAST && is_undecided(nearest[0].least, nearest[0].second);
             }
         }
         move_row(rounds, cluster != before, row, before, cluster);
+        if (is_open) rounds.labels[row] |= UNDECIDED;
     }
 }
 
@@ -39,7 +43,7 @@ extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* gr
     const Status* status = rounds.status;
     const u32 warp = threadIdx.x / 32, warps = blockDim.x / 32;
     for (u32 round = 0; round < most && status->end == GOING_ON; round++) {
-        assign_group(rounds);
+        assign_group<false>(rounds);
         __syncthreads();
         add_moved_rows(rounds, sums, threadIdx.x, blockDim.x);
         if constexpr (WEIGHTED) {
@@ -63,24 +67,12 @@ extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* gr
     }
 }
 
-// After the last rounds, assigns the rows of groups and computes their costs: the distance of
-// every row to its centroid. A block per group. `rows` and `costs` hold those of all groups.
-extern "C" __global__ __launch_bounds__(128) void finish_groups(const Group* groups,
-                                                                const Scalar* rows, Scalar* costs) {
+// After the last rounds, assigns the rows of groups. A block per group.
+extern "C" __global__ __launch_bounds__(128) void finish_groups(const Group* groups) {
     __shared__ Group group;
     if (threadIdx.x == 0) group = groups[blockIdx.x];
     __syncthreads();
     const Rounds& rounds = group.rounds;
     if (rounds.status->end == EMPTY_CLUSTER || rounds.status->end == GIVEN_UP) return;
-    assign_group(rounds);
-    __syncthreads();
-    const Scalar* centroids = current_centroids(rounds);
-    costs += (rounds.rows - rows) / DIM;
-    for (u32 row = threadIdx.x; row < rounds.count; row += blockDim.x) {
-        if constexpr (IS_LOW) {
-            Scalar values[DIM];
-            load_row(values, rounds.rows + (u64)row * DIM);
-            costs[row] = distance_between(values, centroids + (u64)rounds.labels[row] * DIM);
-        }
-    }
+    assign_group<true>(rounds);
 }

@@ -16,7 +16,8 @@ struct Near {
 static_assert(sizeof(Near) == 16, "the host has the same struct");
 
 // The triangle inequality holds for exact distances, not for rounded ones, whose relative error is
-// below (DIM + 4) 2^-24, plus an underflow error below 1e-20.
+// below (DIM + 4) 2^-24, plus an underflow error below 1e-20. It is three times that here, so that a centroid that is not
+// compared is farther by the definition of a distance, too.
 constexpr float WIDER = 1.00001f, UNDERFLOW = 1e-18f;
 
 // A row, and its nearest centroid so far.
@@ -24,12 +25,19 @@ struct Nearest {
     Scalar values[DIM];
     Scalar least = Limits<Scalar>::infinity();
     u32 cluster = 0;
+    Scalar second = Limits<Scalar>::infinity();  // the distance of the second nearest, where it is asked for
 
     __device__ __forceinline__ Scalar distance_to(const Scalar (&centroid)[DIM]) const {
         Total total = 0;
 #pragma unroll
         for (u32 j = 0; j < DIM; j++) total = add_pair(values[j], centroid[j], total);
         return finish_pair(total);
+    }
+
+    // Notes the distance of another centroid, before it is taken.
+    __device__ __forceinline__ void note_second(Scalar distance) {
+        const Scalar farther = distance > least ? distance : least;
+        if (farther < second) second = farther;
     }
 
     // Takes a centroid at this distance if it is nearer; ties go to the first.
@@ -67,7 +75,7 @@ extern "C" __global__ __launch_bounds__(256) void list_centroids(
 }
 
 // Compares rows with all centroids, in their order.
-template <u32 ROWS>
+template <u32 ROWS, bool WITH_SECOND = false>
 __device__ __forceinline__ void compare_all(const Rounds& rounds, const Scalar* centroids, Nearest (&nearest)[ROWS]) {
     for (u32 i = 0; i < rounds.k; i++) {
         Scalar centroid[DIM];
@@ -75,6 +83,7 @@ __device__ __forceinline__ void compare_all(const Rounds& rounds, const Scalar* 
 #pragma unroll
         for (u32 r = 0; r < ROWS; r++) {
             const Scalar distance = nearest[r].distance_to(centroid);
+            if (WITH_SECOND) nearest[r].note_second(distance);
             if (distance < nearest[r].least) nearest[r].least = distance, nearest[r].cluster = i;
         }
     }
@@ -109,6 +118,7 @@ extern "C" __global__ __launch_bounds__(256) void assign_near(
     if (rounds.status->end != GOING_ON && !is_last) return;
     const u32 row = first + blockIdx.x * blockDim.x + threadIdx.x;
     u32 before = NO_CLUSTER, cluster = NO_CLUSTER;
+    bool is_open = false;
     if constexpr (HAS_NEAR) {
         if (row < rounds.count) {
             const Scalar* centroids = current_centroids(rounds);
@@ -127,14 +137,17 @@ extern "C" __global__ __launch_bounds__(256) void assign_near(
                 load_row(centroid, centroids + (u64)other * DIM);
                 entry = *++list;
                 const Scalar distance = nearest.distance_to(centroid);
+                if (is_last) nearest.note_second(distance);
                 if (distance > nearest.least) continue;
                 nearest.take(distance, other);
                 reach = __fmaf_rn(add(own, __fsqrt_rn(nearest.least)), WIDER, UNDERFLOW);
             }
             cluster = nearest.cluster;
+            is_open = is_last && is_undecided(nearest.least, nearest.second);
         }
     }
     move_row(rounds, cluster != before, row, before, cluster);
+    if (is_open) rounds.labels[row] |= UNDECIDED;
 }
 
 // Counting sort of rows by cluster, and of few elements within a cluster by how many centroids they are compared with:

@@ -13,6 +13,10 @@
 
 enum : u32 { NO_CLUSTER = 0xffffffffu, NO_ROW = NO_CLUSTER };
 
+// The bit of a label, after the last rounds, of a row of which another centroid may be the nearest by the definition of a
+// distance. The same number as in src/device/cuda/kmeans/structs.rs.
+enum : u32 { UNDECIDED = 0x80000000u };
+
 // Why rounds ended. The same numbers as in src/device/cuda/kmeans/structs.rs. They are given up where too many centroids are
 // equally near to rows, or where weights make numbers that float64 does not hold.
 enum End : u32 { GOING_ON, STABLE, CONVERGED, EMPTY_CLUSTER, GIVEN_UP };
@@ -152,6 +156,15 @@ __device__ __forceinline__ Total add_pair(Scalar x, Scalar c, Total total) {
 __device__ __forceinline__ Real finish_pair(Total total) {
     if constexpr (SUM == SQUARES) return total;
     return distance_of(total, Bits{0, 0});
+}
+
+// Whether rounding may hide which of two distances is less by the definition: `least` is not greater. Each errs by less than
+// DIM + 8 halves of a unit in the last place; by cosine of 2, and unit vectors by another one.
+__device__ __forceinline__ bool is_undecided(Real least, Real second) {
+    constexpr Real SHARE = Real(1.05) * (DIM + 8) * Limits<Real>::epsilon();
+    const Real apart = SUM == SQUARES ? least * SHARE + 1024 * Limits<Real>::smallest() : 2 * SHARE + 8 * Limits<Real>::epsilon();
+    // Written so that NaN is undecided.
+    return !(second > least + apart);
 }
 
 __device__ __forceinline__ Real distance_between(const Scalar (&row)[DIM], const Scalar* centroid) {

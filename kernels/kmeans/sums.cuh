@@ -319,6 +319,12 @@ extern "C" __global__ __launch_bounds__(256) void finish_round(Rounds rounds, Su
     if (is_last && threadIdx.x < 32) end_round(rounds, sums);
 }
 
+// Writes, at the number of each row, its label.
+extern "C" __global__ __launch_bounds__(256) void copy_labels(Rounds rounds, u32* labels) {
+    const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row < rounds.count) labels[number_of(rounds, row)] = rounds.labels[row];
+}
+
 // Writes, at the number of each row, its cluster and the distance to that centroid. A thread
 // per row; 128 threads.
 extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labels, Scalar* costs) {

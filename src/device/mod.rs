@@ -28,14 +28,14 @@ use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
 pub use cluster_sums::ClusterSums;
-pub use compose::{ExactSearch, Means, StreamedSearch};
+pub use compose::{ExactSearch, Means, Nearest, StreamedSearch};
 pub(crate) use compose::{Facts, Filter};
 pub use contract::{
     Assignment, Buckets, Candidates, Capacity, Components, DbscanDevice, DbscanInput, DbscanWork,
     Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind, KMeansProblem,
-    KMeansSession, KMeansShape, LookedAt, NOISE, NearestInBuckets, Neighbors, OwnRows, Pairing,
-    QueryRows, Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts, StopReason, TableRows,
-    TablesBuilt, Within, Work, centroid_shift, squares_are_finite, stop_reason,
+    KMeansSession, KMeansShape, Labels, LookedAt, NOISE, NearestInBuckets, Neighbors, OwnRows,
+    Pairing, QueryRows, Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts, StopReason,
+    TableRows, TablesBuilt, Within, Work, centroid_shift, squares_are_finite, stop_reason,
 };
 pub use cpu::{CpuDevice, ExactPairs};
 #[cfg(feature = "cuda")]

@@ -141,12 +141,11 @@ fn neighbors(
         }
         kind = common_kind(kind, other);
     }
-    let (base, base_positions) =
-        finish("base", base, reader("base", kind, metric, None).for_search())?;
+    let (base, base_positions) = finish("base", base, reader("base", kind, metric, None))?;
     let dim = (!base.is_empty()).then(|| base.matrix().dim());
     let (queries, query_positions, query_rows) = match queries {
         Some(queries) => {
-            let reader = reader("queries", kind, metric, dim).for_search();
+            let reader = reader("queries", kind, metric, dim);
             let (rows, positions) = finish("queries", queries, reader)?;
             (rows, positions, QueryRows::Separate)
         }
@@ -446,7 +445,7 @@ fn reader(
     dim: Option<usize>,
 ) -> VectorReader {
     let column = VectorColumn::Whole("array".to_string());
-    VectorReader::new(input, column, kind, metric).continuing(0, dim)
+    VectorReader::new(input, column, kind, metric).for_search().continuing(0, dim)
 }
 
 fn finish(

@@ -25,20 +25,6 @@ pub(super) fn slice_of(distances: &Distances, range: Range<usize>) -> ArrayRef {
     })
 }
 
-/// The distances at some places as a column, which is NULL where there is none.
-pub(super) fn chosen_of(distances: &Distances, places: &[Option<u32>]) -> ArrayRef {
-    fn chosen<'a, T: Copy>(
-        from: &'a [T],
-        places: &'a [Option<u32>],
-    ) -> impl Iterator<Item = Option<T>> + 'a {
-        places.iter().map(|place| place.map(|place| from[place as usize]))
-    }
-    match distances {
-        Distances::F32(from) => Arc::new(Float32Array::from_iter(chosen(from, places))),
-        Distances::F64(from) => Arc::new(Float64Array::from_iter(chosen(from, places))),
-    }
-}
-
 /// The batches of an input with more columns, one after the other.
 pub(super) struct AddColumns<F> {
     batches: std::vec::IntoIter<RecordBatch>,

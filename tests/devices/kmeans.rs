@@ -12,7 +12,7 @@ use libtest_mimic::Failed;
 
 use crate::rounding;
 use crate::support::lloyd::{exact_mean, lloyd, unit_of, values_of};
-use crate::support::{Kind, Rng, matrix_f32, matrix_f64, oracle};
+use crate::support::{Kind, Rng, matrix_f32, matrix_f64, nearest_centroids};
 use crate::{Check, Test};
 
 /// All trials.
@@ -468,12 +468,9 @@ fn same_weighted_clusters(
     if bits(&found) != bits(&cpu) || found.centroids != cpu.centroids {
         return Err("not what the CPU finds".into());
     }
-    let centroids = Rows::all(found.centroids);
-    // Where distances are equal, roots may be equal that squares tell apart.
-    let cost = if params.metric() == Metric::L2 { Metric::SqEuclidean } else { params.metric() };
-    let (labels, _) = oracle(rows, &centroids, cost, 1, None);
-    if labels != found.labels {
-        return Err("not the nearest".into());
+    let (labels, distances) = nearest_centroids(rows, &found.centroids, params.metric());
+    if labels != found.labels || distances != found.distances {
+        return Err("not the nearest by the definition".into());
     }
     Ok(())
 }

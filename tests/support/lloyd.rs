@@ -9,7 +9,7 @@ use datafusion_neighbors::matrix::{Elements, Matrix};
 use datafusion_neighbors::random::Random;
 use datafusion_neighbors::rows::Rows;
 
-use super::oracle;
+use super::{nearest_centroids, oracle};
 
 /// A sum of floats as floats of which none overlaps another (Shewchuk 1997), so exact if nothing
 /// overflows.
@@ -98,12 +98,22 @@ pub fn distances_of(distances: &Distances) -> Vec<f64> {
 
 /// Rows of the same type as others.
 pub fn rows_like(like: &Rows, values: &[Vec<f64>]) -> Rows {
+    let (elements, dim) = (elements_like(like, values), like.matrix().dim());
+    Rows::all(Arc::new(Matrix::new(elements, values.len(), dim)))
+}
+
+fn elements_like(like: &Rows, values: &[Vec<f64>]) -> Elements {
     let flat = values.iter().flatten();
-    let elements = match like.reals::<f32>() {
+    match like.reals::<f32>() {
         Some(_) => Elements::F32(flat.map(|x| *x as f32).collect()),
         None => Elements::F64(flat.copied().collect()),
-    };
-    Rows::all(Arc::new(Matrix::new(elements, values.len(), like.matrix().dim())))
+    }
+}
+
+/// The nearest of these centroids by `l2`, by the definition of a distance.
+fn last_labels(rows: &Rows, centroids: &[Vec<f64>]) -> Vec<u32> {
+    let matrix = Matrix::new(elements_like(rows, centroids), centroids.len(), rows.matrix().dim());
+    nearest_centroids(rows, &Arc::new(matrix), Metric::L2).0
 }
 
 /// Labels, centroids and rounds of Lloyd's algorithm by `l2` until no row moves or no centroid does.
@@ -123,11 +133,11 @@ pub fn lloyd(
         let (labels, costs) = oracle(rows, &now, Metric::SqEuclidean, 1, None);
         let costs = distances_of(&costs);
         if done == rounds {
-            return (labels, centroids, done);
+            return (last_labels(rows, &centroids), centroids, done);
         }
         done += 1;
         if before.as_ref() == Some(&labels) {
-            return (labels, centroids, done);
+            return (last_labels(rows, &centroids), centroids, done);
         }
         let members = |labels: &[u32], cluster: usize| -> Vec<usize> {
             (0..x.len()).filter(|r| labels[*r] as usize == cluster && weight(*r) > 0.0).collect()
@@ -152,9 +162,7 @@ pub fn lloyd(
             }
         }
         if old == centroids {
-            let now = rows_like(rows, &centroids);
-            let labels = oracle(rows, &now, Metric::SqEuclidean, 1, None).0;
-            return (labels, centroids, done);
+            return (last_labels(rows, &centroids), centroids, done);
         }
         before = Some(labels);
     }

@@ -344,6 +344,21 @@ pub fn exact_oracle(
     nearest(queries.len(), k, rows, |q, b| exact_of_pair(queries, base, metric, q, b))
 }
 
+/// The nearest centroid of every row, and its distance, by the definition. Rows of f64 are prepared for the metric.
+pub fn nearest_centroids(
+    rows: &Rows,
+    centroids: &Arc<Matrix>,
+    metric: Metric,
+) -> (Vec<u32>, Vec<f64>) {
+    let mut base = Rows::all(centroids.clone());
+    if let Some(values) = base.reals::<f64>() {
+        let dim = centroids.dim().max(1);
+        let values: Vec<_> = values.chunks(dim).map(<[f64]>::to_vec).collect();
+        base = matrix_f64(&values, dim, metric);
+    }
+    exact_oracle(rows, &base, metric, 1, None)
+}
+
 /// The definition of a distance between rows of numbers.
 pub fn definition(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
     let unit = |row: &[f64]| -> Vec<f64> {

@@ -3,7 +3,7 @@
 use std::ops::AddAssign;
 use std::sync::Arc;
 
-use crate::device::{Distances, Work};
+use crate::device::Work;
 use crate::matrix::{ElementKind, Elements, Matrix};
 use crate::rows::Rows;
 
@@ -12,8 +12,8 @@ use crate::rows::Rows;
 pub struct Clustering {
     /// The cluster of every row: that of the nearest centroid, ties going to the lower number.
     pub labels: Vec<u32>,
-    /// The distance of every row to that centroid.
-    pub distances: Distances,
+    /// The distance of every row from that centroid.
+    pub distances: Vec<f64>,
     /// The centroids, in the type of the rows.
     pub centroids: Arc<Matrix>,
     /// Rows in each cluster.
@@ -55,13 +55,13 @@ impl AddAssign for Rounds {
 impl Clustering {
     pub(super) fn of_nothing(rows: &Rows) -> Self {
         let (kind, dim) = (rows.matrix().kind(), rows.matrix().dim());
-        let (elements, distances) = match kind {
-            ElementKind::F64 => (Elements::F64(vec![]), Distances::F64(vec![])),
-            _ => (Elements::F32(vec![]), Distances::F32(vec![])),
+        let elements = match kind {
+            ElementKind::F64 => Elements::F64(vec![]),
+            _ => Elements::F32(vec![]),
         };
         Self {
             labels: vec![],
-            distances,
+            distances: vec![],
             centroids: Arc::new(Matrix::new(elements, 0, dim)),
             sizes: vec![],
             inertias: vec![],

@@ -9,8 +9,8 @@ use super::initial::initial;
 use super::input::Input;
 use super::params::{Init, KMeansParams};
 use crate::device::{
-    Assignment, Device, Distances, KMeansInput, KMeansProblem, KMeansSession, KMeansShape, Means,
-    StopReason, centroid_shift,
+    Device, KMeansInput, KMeansProblem, KMeansSession, KMeansShape, Means, Nearest, StopReason,
+    centroid_shift,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
@@ -47,6 +47,8 @@ pub(super) fn best_runs<D: Device, T: Real>(
     job: &Job,
 ) -> Result<Vec<Clustering>> {
     params.check()?;
+    let rows = &rows.averaged(params.metric, job)?;
+    let given = given.map(|given| given.averaged(params.metric, job)).transpose()?;
     let wrong_type = || Error::InvalidArgument("kmeans: bits have no mean".to_string());
     let values = rows.reals::<T>().ok_or_else(wrong_type)?;
     let input = KMeansInput { rows, weights, metric: params.cost() };
@@ -74,9 +76,9 @@ pub(super) fn best_runs<D: Device, T: Real>(
     let mut best: Vec<Option<Clustering>> = vec![None; inputs.len()];
     for run in 0..runs {
         job.enter(Phase::Seed);
-        let centroids = initial(&inputs, (&**device, session.as_mut()), given, run, job)?;
+        let centroids = initial(&inputs, (&**device, session.as_mut()), given.as_ref(), run, job)?;
         for (found, best) in
-            lloyd(&inputs, session.as_mut(), centroids, job)?.into_iter().zip(&mut best)
+            lloyd(&inputs, (device, session.as_mut()), centroids, job)?.into_iter().zip(&mut best)
         {
             let assigned =
                 best.as_ref().map_or(0, |best| best.rounds.assigned) + found.rounds.assigned;
@@ -135,9 +137,9 @@ fn clusters<T: Real>(
 }
 
 /// Lloyd's rounds of all problems, from these centroids on.
-fn lloyd<T: Real>(
+fn lloyd<D: Device, T: Real>(
     inputs: &[Input<'_, T>],
-    session: &mut (dyn KMeansSession<T> + '_),
+    (device, session): (&Arc<D>, &mut (dyn KMeansSession<T> + '_)),
     centroids: Vec<Vec<T>>,
     job: &Job,
 ) -> Result<Vec<Clustering>> {
@@ -172,13 +174,20 @@ fn lloyd<T: Real>(
         }
     }
     job.enter(Phase::Assign);
-    let clustering = |(i, progress): (usize, &Progress)| {
+    let last = |(i, progress): (usize, Progress)| {
         job.check()?;
         session.assign(i, job)?;
-        let (last, centroids) = (session.assignment(i, job)?, session.centroids(i)?);
-        Ok(inputs[i].clustering(last, centroids, progress))
+        Ok((&inputs[i], progress, session.labels(i, job)?, session.centroids(i)?))
     };
-    all.iter().enumerate().map(clustering).collect()
+    let all: Vec<_> = all.into_iter().enumerate().map(last).collect::<Result<_>>()?;
+    let part = job.part();
+    let found = in_parallel(all, |(input, progress, labels, centroids)| {
+        let centroids = Arc::new(Matrix::new(T::elements(centroids), input.params.k, input.dim));
+        let (rows, metric) = ((&input.rows, &centroids), input.params.metric);
+        let nearest = Nearest::of(device, rows, metric, labels, &part)?;
+        Ok(input.clustering(nearest, centroids, &progress))
+    });
+    found.into_iter().collect()
 }
 
 impl<T: Real> Input<'_, T> {
@@ -204,21 +213,18 @@ impl<T: Real> Input<'_, T> {
     /// The result of a run.
     fn clustering(
         &self,
-        mut last: Assignment<T>,
-        centroids: Vec<T>,
+        Nearest { labels, distances, work }: Nearest,
+        centroids: Arc<Matrix>,
         progress: &Progress,
     ) -> Clustering {
         let k = self.params.k;
         // What blocks add up to is small beside their rows.
         let block = BLOCK.max(16 * k);
-        let blocks = last.labels.chunks(block).zip(last.costs.chunks_mut(block)).enumerate();
-        let of_blocks = in_parallel(blocks.collect(), |(i, (labels, costs))| {
-            let totals = self.totals(i * block, labels, costs);
-            if self.params.metric == Metric::L2 {
-                costs.iter_mut().for_each(|cost| *cost = cost.sqrt());
-            }
-            totals
-        });
+        let blocks = labels.chunks(block).zip(distances.chunks(block)).enumerate().collect();
+        let of_blocks =
+            in_parallel(blocks, |(i, (labels, distances)): (usize, (&[u32], &[f64]))| {
+                self.totals(i * block, labels, distances)
+            });
         let mut of_blocks = of_blocks.into_iter();
         let (mut sizes, mut inertias) =
             of_blocks.next().unwrap_or_else(|| (vec![0; k], vec![0.0; k]));
@@ -226,27 +232,27 @@ impl<T: Real> Input<'_, T> {
             sizes.iter_mut().zip(more_rows).for_each(|(size, more)| *size += more);
             inertias.iter_mut().zip(more).for_each(|(inertia, more)| *inertia += more);
         }
-        let distances = Distances::of(last.costs);
         let rounds = Rounds {
             iterations: progress.iterations,
             moved: progress.moved,
             assigned: self.rows.len() as u64 * (progress.iterations as u64 + 1),
             inertia: inertias.iter().sum(),
-            ..Rounds::default()
+            work,
         };
-        let centroids = Arc::new(Matrix::new(T::elements(centroids), k, self.dim));
-        Clustering { labels: last.labels, distances, centroids, sizes, inertias, rounds }
+        Clustering { labels, distances, centroids, sizes, inertias, rounds }
     }
 
-    /// Rows in each cluster, and their costs, of rows from `first` on.
-    fn totals(&self, first: usize, labels: &[u32], costs: &[T]) -> (Vec<u64>, Vec<f64>) {
+    /// Rows in each cluster, and their inertia, of rows from `first` on.
+    fn totals(&self, first: usize, labels: &[u32], distances: &[f64]) -> (Vec<u64>, Vec<f64>) {
         let (mut sizes, mut inertias) = (vec![0; self.params.k], vec![0.0; self.params.k]);
-        for (row, (label, cost)) in labels.iter().zip(costs).enumerate() {
+        let is_squared = self.params.metric == Metric::L2;
+        for (row, (label, distance)) in labels.iter().zip(distances).enumerate() {
             sizes[*label as usize] += 1;
             // A row without weight costs nothing, however far it is.
             let weight = self.weight(first + row);
             if weight > 0.0 {
-                inertias[*label as usize] += weight * cost.to_f64();
+                let cost = if is_squared { distance * distance } else { *distance };
+                inertias[*label as usize] += weight * cost;
             }
         }
         (sizes, inertias)
@@ -289,25 +295,20 @@ mod tests {
             };
             let (device, job) = (AnyDevice::cpu(), Job::default());
             let found = kmeans(&device, &rows, Some(&weights), None, &params, &job).unwrap();
-            let Distances::F32(distances) = &found.distances else { panic!("rows are float32") };
             let (mut sizes, mut inertias) = (vec![0; k], vec![0.0; k]);
-            let all: Vec<_> = found.labels.iter().zip(distances).zip(&weights).collect();
+            let all: Vec<_> = found.labels.iter().zip(&found.distances).zip(&weights).collect();
             for block in all.chunks(BLOCK) {
                 let mut of_block = vec![0.0; k];
                 for ((label, distance), weight) in block {
-                    let distance = f64::from(**distance);
-                    let cost = if metric == Metric::L2 { distance * distance } else { distance };
+                    let cost =
+                        if metric == Metric::L2 { **distance * **distance } else { **distance };
                     sizes[**label as usize] += 1;
                     of_block[**label as usize] += **weight * cost;
                 }
                 inertias.iter_mut().zip(of_block).for_each(|(all, more)| *all += more);
             }
             assert_eq!(found.sizes, sizes, "{metric}");
-            // Distances of `l2` are roots of the costs, rounded.
-            let close = if metric == Metric::L2 { 1e-6 } else { 0.0 };
-            for (found, inertia) in found.inertias.iter().zip(&inertias) {
-                assert!((found - inertia).abs() <= close * inertia, "{metric}: {found}, {inertia}");
-            }
+            assert_eq!(found.inertias, inertias, "{metric}");
         }
     }
 

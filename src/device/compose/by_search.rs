@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{ClusterMeans, HeldQueries, Means, StreamedSearch};
 use crate::device::contract::{
-    Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, Moved,
-    QueryRows, RoundsRun, StopReason, Work, centroid_shift, stop_reason,
+    Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
+    Labels, Moved, QueryRows, RoundsRun, StopReason, Work, centroid_shift, stop_reason,
 };
 use crate::device::cpu::kmeans::cluster_sums;
 use crate::device::{ClusterSums, Device};
@@ -180,6 +180,17 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
     fn assign(&mut self, problem: usize, job: &Job) -> Result<()> {
         let Self { search, held, problems } = self;
         problems[problem].assign((search, held.as_mut()), job).map(drop)
+    }
+
+    fn labels(&mut self, problem: usize, _job: &Job) -> Result<Labels> {
+        let Problem { state, assigner, .. } = &self.problems[problem];
+        let clusters = state.as_ref().and_then(|state| state.clusters.as_ref());
+        let Clusters { labels, costs, centroids } = clusters.ok_or_else(not_started)?;
+        let undecided = match (costs, assigner) {
+            (None, Some(Some(assigner))) => assigner.undecided(centroids, labels),
+            _ => None,
+        };
+        Ok(Labels { labels: labels.clone(), undecided })
     }
 
     fn assignment(&mut self, problem: usize, job: &Job) -> Result<Assignment<T>> {

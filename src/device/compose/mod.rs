@@ -5,6 +5,7 @@ mod by_search;
 mod exact;
 mod facts;
 mod means;
+mod nearest;
 mod search;
 
 #[cfg(feature = "cuda")]
@@ -16,6 +17,7 @@ pub use by_search::LARGE_PROBLEM;
 pub use exact::ExactSearch;
 pub use facts::{Facts, Filter};
 pub use means::{ClusterMeans, Means};
+pub use nearest::Nearest;
 #[cfg(feature = "cuda")]
 pub use on_host::{KMeansOnHost, components_on_host, host_session, plus_plus_on_host, sums_of};
 pub use search::{HeldQueries, StreamedSearch};

@@ -104,6 +104,10 @@ pub trait Assigner: Send + Sync {
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances>;
+
+    /// The rows, ascending, for which the last call of [`assign`](Self::assign), which had these centroids and left these
+    /// labels, may have found another centroid than the definition of a distance would. `None` if that is not known.
+    fn undecided(&self, centroids: &Rows, labels: &[u32]) -> Option<Vec<u32>>;
 }
 
 /// A row whose label has changed, and its label before.
@@ -216,8 +220,13 @@ pub trait KMeansSession<T>: Send + Sync {
     /// See [`seed`](Self::seed).
     fn assign(&mut self, problem: usize, job: &Job) -> Result<()>;
 
-    /// The cluster of every row of a problem, with its distance from the centroid that it was
-    /// assigned to. The session may forget them.
+    /// The cluster of every row of a problem, as [`assign`](Self::assign) left it. The session may forget them.
+    ///
+    /// # Errors
+    /// See [`seed`](Self::seed).
+    fn labels(&mut self, problem: usize, job: &Job) -> Result<Labels>;
+
+    /// The same with distances from the centroids that rows were assigned to.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
@@ -240,6 +249,16 @@ pub trait KMeansSession<T>: Send + Sync {
     /// # Errors
     /// See [`seed`](Self::seed).
     fn take_work(&mut self) -> Result<Work>;
+}
+
+/// The nearest centroid of every row, as far as sums in the precision of the rows tell.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Labels {
+    /// Its number.
+    pub labels: Vec<u32>,
+    /// Rows of which another centroid may be the nearest by the definition of a distance, each once; `None` if that is
+    /// not known.
+    pub undecided: Option<Vec<u32>>,
 }
 
 /// The nearest centroid of every row.

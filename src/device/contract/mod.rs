@@ -18,8 +18,8 @@ pub use hashing::{
 };
 pub use kmeans::{
     Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansKind, KMeansProblem,
-    KMeansSession, KMeansShape, Moved, RoundsRun, StopReason, centroid_shift, squares_are_finite,
-    stop_reason,
+    KMeansSession, KMeansShape, Labels, Moved, RoundsRun, StopReason, centroid_shift,
+    squares_are_finite, stop_reason,
 };
 pub use search::{
     Candidates, Capacity, Distances, Enough, NO_ROW, Neighbors, Pairing, QueryRows, RowUse,

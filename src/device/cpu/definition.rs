@@ -48,6 +48,57 @@ impl<'a> ExactPairs<'a> {
         self.metric.exact_of_bits(word(self.queries, query), word(self.base, row))
     }
 
+    /// The distances of queries, from `first` on, from the base rows of these numbers: a few queries at a time, as these
+    /// are mostly of different base rows.
+    pub fn of_labels(&self, first: usize, labels: &[u32], distances: &mut [f64]) {
+        match self.base.matrix().kind() {
+            ElementKind::F32 => self.of_labels_as::<f32>(first, labels, distances),
+            _ => self.of_labels_as::<f64>(first, labels, distances),
+        }
+    }
+
+    fn of_labels_as<T: Real>(&self, first: usize, labels: &[u32], distances: &mut [f64]) {
+        let vector = |rows: &'a Rows, row| {
+            let Some(vector) = rows.vector::<T>(row) else {
+                unreachable!("both sides have elements of one type")
+            };
+            vector
+        };
+        let dim = self.base.matrix().dim();
+        let some = labels.chunks(BESIDE).zip(distances.chunks_mut(BESIDE));
+        for (first, (labels, distances)) in (first..).step_by(BESIDE).zip(some) {
+            let last = labels.len() - 1;
+            let of: [_; BESIDE] =
+                std::array::from_fn(|i| vector(self.queries, first + i.min(last)));
+            let to: [_; BESIDE] =
+                std::array::from_fn(|i| vector(self.base, labels[i.min(last)] as usize));
+            let (x, y) = (of.map(|x| &x.values[..dim]), to.map(|y| &y.values[..dim]));
+            let mut sums = [0.0; BESIDE];
+            if of[0].direction.is_none() && to[0].direction.is_none() {
+                for j in 0..dim {
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        *sum = self.metric.add_exactly(*sum, x[i][j].to_f64(), y[i][j].to_f64());
+                    }
+                }
+            } else {
+                let from = of.map(|x| x.direction.unwrap_or(Direction::NONE));
+                let towards = to.map(|y| y.direction.unwrap_or(Direction::NONE));
+                for j in 0..dim {
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        let (x, y) = (x[i][j].to_f64(), y[i][j].to_f64());
+                        let pair = (from[i].coordinate(x), towards[i].coordinate(y));
+                        *sum = self.metric.add_exactly(*sum, pair.0, pair.1);
+                    }
+                }
+            }
+            for ((distance, sum), (x, y)) in
+                distances.iter_mut().zip(sums).zip(of.into_iter().zip(to))
+            {
+                *distance = self.metric.finish(sum, || x.coordinates().zip(y.coordinates()));
+            }
+        }
+    }
+
     /// The length of a query of numbers.
     pub fn length(&self, query: usize) -> f64 {
         length_of(self.queries, query)

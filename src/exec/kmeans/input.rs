@@ -37,7 +37,8 @@ impl Input {
                 let vector = spec.init_vector.clone().unwrap_or_else(|| spec.vector.clone());
                 let dim = (!rows.is_empty()).then(|| rows.matrix().dim());
                 let reader = VectorReader::new("init", vector, kind, spec.params.metric());
-                let mut reading = Reading::new(reader.continuing(0, dim), &batches, &side);
+                let reader = reader.for_search().continuing(0, dim);
+                let mut reading = Reading::new(reader, &batches, &side);
                 for batch in &batches {
                     reading.append(batch, &side, job)?;
                 }

@@ -11,15 +11,13 @@ use datafusion::common::internal_err;
 use datafusion::error::Result;
 
 use crate::algo::kmeans::Clustering;
-use crate::device::Distances;
-use crate::exec::output::chosen_of;
 use crate::job::Reserved;
 use crate::matrix::Elements;
 
 /// The clusters of rows that have vectors.
 pub(super) struct Labelled {
     pub labels: Vec<u32>,
-    pub distances: Option<Distances>,
+    pub distances: Option<Vec<f64>>,
     pub _reserved: Reserved,
 }
 
@@ -30,7 +28,10 @@ impl Labelled {
         let label = |place: &Option<u32>| place.map(|place| self.labels[place as usize].into());
         let labels: Int64Array = places.iter().map(label).collect();
         let mut columns: Vec<ArrayRef> = vec![Arc::new(labels)];
-        columns.extend(self.distances.iter().map(|distances| chosen_of(distances, places)));
+        if let Some(distances) = &self.distances {
+            let distance = |place: &Option<u32>| place.map(|place| distances[place as usize]);
+            columns.push(Arc::new(places.iter().map(distance).collect::<Float64Array>()));
+        }
         columns
     }
 }

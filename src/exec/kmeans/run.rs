@@ -12,7 +12,7 @@ use super::live::Live;
 use super::output::{Labelled, centroids};
 use super::spec::{KMeansOutput, KMeansSpec};
 use crate::algo::kmeans::{Clustering, Init, Rounds, kmeans, kmeans_groups};
-use crate::device::{AnyDevice, Distances, KMeansKind};
+use crate::device::{AnyDevice, KMeansKind};
 use crate::error::Result as DeviceResult;
 use crate::exec::at_once::{AtOnce, Found};
 use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
@@ -74,6 +74,7 @@ impl AtOnce for Call {
     fn reader(&self) -> VectorReader {
         let Self { spec, side, .. } = self;
         VectorReader::new("input", spec.vector.clone(), side.kind, spec.params.metric())
+            .for_search()
     }
 
     fn omits_vectors(&self) -> bool {
@@ -127,7 +128,7 @@ impl Call {
         let Self { spec, schema, device: chosen, inertia, live, .. } = self;
         let operations = spec.operations(input.rows.len(), input.rows.matrix().width());
         let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
-        let per_row = size_of::<u32>() + input.rows.matrix().kind().bytes();
+        let per_row = size_of::<u32>() + size_of::<f64>();
         let reserved = job.reserve("clusters of rows", input.rows.len() * per_row)?;
         let groups = match &spec.output {
             KMeansOutput::Window(_) => {
@@ -150,7 +151,7 @@ impl Call {
         let (device, (clusters, rounds)) = run_or_fall_back(device, may, chosen, run)?;
         inertia.get_or_init(|| rounds.inertia);
         live.end(rounds.inertia);
-        let widen = |labels: Vec<u32>, distances: Option<Distances>| -> Found {
+        let widen = |labels: Vec<u32>, distances: Option<Vec<f64>>| -> Found {
             let labelled = Labelled { labels, distances, _reserved: reserved };
             let columns = move |places: &[Option<u32>]| labelled.columns(places);
             Box::new(AddColumns::new(batches, input.positions, schema.clone(), columns))

@@ -84,15 +84,11 @@ pub enum KMeansOutput {
 /// # Errors
 /// A column of the input already has the name of a new one.
 pub fn kmeans_fields(output: &KMeansOutput, side: &Side, fields: &Fields) -> Result<Vec<Field>> {
-    let float = match side.kind {
-        ElementKind::F64 => DataType::Float64,
-        _ => DataType::Float32,
-    };
     match output {
         KMeansOutput::Table => {
             let new = [
                 Field::new("cluster_id", DataType::Int64, true),
-                Field::new("distance", float, true),
+                Field::new("distance", DataType::Float64, true),
             ];
             if let Some(field) =
                 new.iter().find(|new| fields.iter().any(|f| f.name() == new.name()))
@@ -109,6 +105,10 @@ pub fn kmeans_fields(output: &KMeansOutput, side: &Side, fields: &Fields) -> Res
             Ok(fields.iter().map(|field| field.as_ref().clone()).chain([label]).collect())
         }
         KMeansOutput::Centroids => {
+            let float = match side.kind {
+                ElementKind::F64 => DataType::Float64,
+                _ => DataType::Float32,
+            };
             let item = Arc::new(Field::new("item", float, false));
             let centroid = match side.dim(fields) {
                 Some(dim) => DataType::FixedSizeList(item, dim),

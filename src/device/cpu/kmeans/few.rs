@@ -76,6 +76,8 @@ pub(in crate::device::cpu) struct Few<T> {
     measure: (Metric, Level),
     otherwise: Otherwise,
     way: Way<T>,
+    /// The rows that sums of the last round left to the definition, if it was not another's.
+    undecided: Option<Vec<u32>>,
 }
 
 /// What assigns rows where this does not suit, if anything but a search does.
@@ -124,7 +126,8 @@ impl<T: Lanes> Few<T> {
         job: &Job,
     ) -> Result<Option<Self>> {
         let way = Whole::try_new(rows, measure.0, job)?.map(Way::Whole);
-        Ok(way.map(|way| Self { rows: rows.clone(), measure, otherwise, way }))
+        let rows = rows.clone();
+        Ok(way.map(|way| Self { rows, measure, otherwise, way, undecided: None }))
     }
 
     /// Leaves all further rounds to others.
@@ -328,14 +331,15 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Gives rows their nearest centroids; those that had another one, and how many were left to the definition.
+    /// Gives rows their nearest centroids; those that had another one, and those that were left to the definition.
     fn compare<T: Lanes>(
         &mut self,
         centroids: &Centroids<T>,
         (values, metric, level): (&[T], Metric, Level),
-    ) -> (Vec<Moved>, usize) {
+    ) -> (Vec<Moved>, Vec<u32>) {
         let Centroids { words, starts, slack, most_slack, rows } = centroids;
-        let (mut moved, mut undecided, mut found) = (Vec::new(), 0, TwoLeast::default());
+        let (mut moved, mut undecided) = (Vec::new(), Vec::new());
+        let mut found = TwoLeast::default();
         let of_panel = self.groups.len() / self.labels.len().div_ceil(ROWS);
         let mut beyond = self.beyond.iter().peekable();
         let panels = self.groups.chunks_exact(of_panel).zip(self.labels.chunks_mut(ROWS));
@@ -360,7 +364,7 @@ impl Block<'_> {
                 open &= open - 1;
                 let (row, mut now) = (first + lane, found.number[lane] as u32);
                 if found.second[lane] - slack[now as usize] <= found.least[lane] {
-                    undecided += 1;
+                    undecided.push((self.first + row) as u32);
                     now = nearest(rows, &values[row * rows.dim..][..rows.dim], metric);
                 }
                 let own = &mut labels[lane];
@@ -393,7 +397,7 @@ fn nearest<T: Lanes>(centroids: &Transposed<T>, row: &[T], metric: Metric) -> u3
 }
 
 impl<T: Lanes> Few<T> {
-    /// Gives every row its nearest centroid; the rows that had another one, and how many were left to the definition.
+    /// Gives every row its nearest centroid; the rows that had another one, and those that were left to the definition.
     /// `None` if a centroid is too far away.
     fn whole(
         &self,
@@ -401,7 +405,7 @@ impl<T: Lanes> Few<T> {
         centroids: &[T],
         labels: &mut Vec<u32>,
         job: &Job,
-    ) -> Result<Option<(Vec<Moved>, usize)>> {
+    ) -> Result<Option<(Vec<Moved>, Vec<u32>)>> {
         let (metric, level) = self.measure;
         let Some(centroids) = whole.centroids(centroids, metric) else { return Ok(None) };
         let has_labels = !labels.is_empty();
@@ -420,8 +424,8 @@ impl<T: Lanes> Few<T> {
             Ok((if has_labels { moved } else { Vec::new() }, undecided))
         });
         let compared: Result<Vec<_>> = compared.collect();
-        let (moved, undecided): (Vec<_>, Vec<usize>) = compared?.into_iter().unzip();
-        Ok(Some((moved.concat(), undecided.iter().sum())))
+        let (moved, undecided): (Vec<_>, Vec<_>) = compared?.into_iter().unzip();
+        Ok(Some((moved.concat(), undecided.concat())))
     }
 }
 
@@ -435,15 +439,18 @@ impl<T: Lanes> Assigner for Few<T> {
         let k = centroids.len();
         if let (Way::Whole(whole), Some(values)) = (&self.way, centroids.reals::<T>()) {
             if let Some((moved, undecided)) = self.whole(whole, values, labels, job)? {
-                if undecided > self.rows.len() / ONE_UNDECIDED_IN {
+                let count = undecided.len();
+                self.undecided = Some(undecided);
+                if count > self.rows.len() / ONE_UNDECIDED_IN {
                     self.give_up(k, job)?;
                 }
-                let (pairs, rechecked) = ((self.rows.len() * k) as u64, (undecided * k) as u64);
+                let (pairs, rechecked) = ((self.rows.len() * k) as u64, (count * k) as u64);
                 let work = Work { pairs, rechecked, ..Work::default() };
                 return Ok(Some(Assigned { moved, work }));
             }
             self.give_up(k, job)?;
         }
+        self.undecided = None;
         match &mut self.way {
             Way::Other(Some(other)) => other.assign(centroids, labels, job),
             _ => Ok(None),
@@ -452,5 +459,13 @@ impl<T: Lanes> Assigner for Few<T> {
 
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
         distances::<T>((&self.rows, centroids), labels, self.measure, job)
+    }
+
+    fn undecided(&self, centroids: &Rows, labels: &[u32]) -> Option<Vec<u32>> {
+        match (&self.undecided, &self.way) {
+            (Some(undecided), _) => Some(undecided.clone()),
+            (None, Way::Other(Some(other))) => other.undecided(centroids, labels),
+            _ => None,
+        }
     }
 }

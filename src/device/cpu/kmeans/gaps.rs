@@ -346,4 +346,10 @@ impl<T: Lanes> Assigner for Gaps<T> {
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
         distances::<T>((&self.rows, centroids), labels, (Metric::SqEuclidean, self.level), job)
     }
+
+    fn undecided(&self, _: &Rows, labels: &[u32]) -> Option<Vec<u32>> {
+        let is_open = |(closed_at, label): (&f32, &u32)| *closed_at > self.shrunk[*label as usize];
+        let rows = (0..).zip(self.closed_at.iter().zip(labels)).filter(|(_, row)| !is_open(*row));
+        Some(rows.map(|(row, _)| row).collect())
+    }
 }

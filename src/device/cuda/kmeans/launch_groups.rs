@@ -8,8 +8,9 @@ use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 
 use super::kernels::{MOST_ROWS, RoundKernels};
 use super::space::{Element, Space};
-use super::structs::{Rounds, Status, Sums};
+use super::structs::{Rounds, Status, Sums, labels_of};
 use crate::device::ClusterSums;
+use crate::device::contract::Labels;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Counted, Pace, address, check_size, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
@@ -39,10 +40,8 @@ pub(super) struct GroupJob<T> {
 pub(super) struct GroupResult<T> {
     /// The centroids.
     pub(super) centroids: Vec<T>,
-    /// For each row, the cluster of the nearest one, …
-    pub(super) labels: Vec<u32>,
-    /// … and its distance.
-    pub(super) costs: Vec<T>,
+    /// For each row, the cluster of the nearest one.
+    pub(super) labels: Labels,
 }
 
 /// The struct of `kernels/kmeans/groups.cuh`.
@@ -72,8 +71,6 @@ pub(super) struct GroupsWorkspace {
     status: Buffer,
     centroids: Buffer,
     labels: Buffer,
-    costs: Buffer,
-    all_rows: Buffer,
     groups: Buffer,
     /// The memory behind the other addresses.
     _kept: Vec<Buffer>,
@@ -121,8 +118,8 @@ impl GroupsWorkspace {
         let of_cluster = |base: u64, bytes: u64| if base == 0 { 0 } else { base + bytes };
         let mut status = allocate(groups.len() * size_of::<Status>())?;
         let mut centroids = allocate(2 * all * dim * size)?;
-        let (mut labels, mut costs) = (allocate(count * 4)?, allocate(count * size)?);
-        for (buffer, byte) in [(&mut status, 0), (&mut labels, 0xff), (&mut costs, 0)] {
+        let mut labels = allocate(count * 4)?;
+        for (buffer, byte) in [(&mut status, 0), (&mut labels, 0xff)] {
             sys::fill(stream, buffer.slice_mut(), byte).map_err(failed("cuMemsetD8Async"))?;
         }
         let all_steps = groups.iter().flat_map(|group| group.empty.inverse_steps());
@@ -175,7 +172,7 @@ impl GroupsWorkspace {
         let list: Vec<Group> = list.collect();
         let mut on_device = allocate(list.len() * size_of::<Group>())?;
         sys::write(stream, on_device.slice_mut(), &list)?;
-        kept.extend([inverse].into_iter().chain(weights));
+        kept.extend([inverse, rows].into_iter().chain(weights));
         let work =
             groups.iter().zip(&clusters).map(|(group, k)| (group.rows.len() * k * dim) as f64);
         let (work, stream) = (work.collect(), stream.clone());
@@ -189,8 +186,6 @@ impl GroupsWorkspace {
             status,
             centroids,
             labels,
-            costs,
-            all_rows: rows,
             groups: on_device,
             _kept: kept,
         })
@@ -249,12 +244,12 @@ impl GroupsWorkspace {
         Ok(())
     }
 
-    fn launch_finish(&mut self, kernels: &RoundKernels, some: &Range<usize>) -> Result<()> {
+    fn launch_finish(&self, kernels: &RoundKernels, some: &Range<usize>) -> Result<()> {
         let groups = self.groups.slice().slice(some.start * size_of::<Group>()..);
         let mut launch = self.stream.launch_builder(&kernels.finish_groups);
-        launch.arg(&groups).arg(self.all_rows.slice()).arg(self.costs.slice_mut());
+        launch.arg(&groups);
         // SAFETY: each struct's addresses point to as many elements as its fields say, inside buffers that live as long as this
-        // workspace; a group's rows are among all rows, for each of which there is a cost, and no row is of two groups.
+        // workspace; no row is of two groups.
         unsafe { launch.launch(config(some.len(), 128, 0)) }.map_err(failed("finish_groups"))?;
         Ok(())
     }
@@ -279,7 +274,6 @@ impl GroupsWorkspace {
         let centroids = element.read::<T>(gpu, &self.centroids, 2 * all * self.dim, job)?;
         let labels = gpu.downloader.read(&self.stream, self.labels.slice(), self.rows, job)?;
         let labels: Vec<u32> = labels;
-        let costs = element.read::<T>(gpu, &self.costs, self.rows, job)?;
         let mut start = 0;
         let ends = groups.iter().zip(status).zip(&self.clusters).map(|((group, status), k)| {
             let size = k * self.dim;
@@ -287,8 +281,7 @@ impl GroupsWorkspace {
             start += 2 * size;
             let end = GroupResult {
                 centroids: centroids[valid..valid + size].to_vec(),
-                labels: labels[group.rows.clone()].to_vec(),
-                costs: costs[group.rows.clone()].to_vec(),
+                labels: labels_of(labels[group.rows.clone()].to_vec()),
             };
             (status, end)
         });

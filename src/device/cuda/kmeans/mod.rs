@@ -42,7 +42,7 @@ use super::handle::CudaDevice;
 use crate::device::ClusterSums;
 use crate::device::compose::{BySearch, KMeansOnHost, host_session, sums_of};
 use crate::device::contract::{
-    Assignment, KMeansInput, KMeansProblem, KMeansSession, RoundsRun, StopReason, Work,
+    Assignment, KMeansInput, KMeansProblem, KMeansSession, Labels, RoundsRun, StopReason, Work,
     squares_are_finite,
 };
 use crate::error::{Error, Result};
@@ -79,7 +79,7 @@ struct Problem<'a, T> {
     uploaded: Option<Buffer>,
     resident: Option<Resident>,
     /// Centroids and clusters of a problem that is done, and removed from the GPU.
-    done: Option<(Vec<T>, Assignment<T>)>,
+    done: Option<(Vec<T>, Labels)>,
 }
 
 /// See the [module](self).
@@ -224,7 +224,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         } else if !is_alone {
             // The next one may need the memory.
             self.assign(problem, job)?;
-            let done = (self.centroids(problem)?, self.assignment(problem, job)?);
+            let done = (self.centroids(problem)?, self.labels(problem, job)?);
             self.forget(problem)?;
             self.problems[problem].done = Some(done);
         }
@@ -269,8 +269,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             if stop == StopReason::EmptyCluster || status.is_given_up() {
                 return None;
             }
-            let assignment = Assignment { labels: group.labels, costs: group.costs };
-            self.problems[*problem].done = Some((group.centroids, assignment));
+            self.problems[*problem].done = Some((group.centroids, group.labels));
             let (rounds, moved) = (status.iterations as usize, status.moved_last as usize);
             Some(RoundsRun { rounds, moved, stop })
         });
@@ -442,11 +441,19 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         self.general(problem).assign(problem, job)
     }
 
+    fn labels(&mut self, problem: usize, job: &Job) -> Result<Labels> {
+        let state = &mut self.problems[problem];
+        if let Some((_, labels)) = &state.done {
+            return Ok(labels.clone());
+        }
+        match (state.way, &mut state.resident) {
+            (Way::Resident(_), Some(resident)) => resident.labels(job),
+            _ => self.general(problem).labels(problem, job),
+        }
+    }
+
     fn assignment(&mut self, problem: usize, job: &Job) -> Result<Assignment<T>> {
         let state = &mut self.problems[problem];
-        if let Some((_, assignment)) = &state.done {
-            return Ok(assignment.clone());
-        }
         match (state.way, &mut state.resident) {
             (Way::Resident(_), Some(resident)) => resident.assignment(job),
             _ => self.general(problem).assignment(problem, job),

@@ -8,10 +8,10 @@ use cudarc::driver::CudaEvent;
 
 use super::kernels::{MOST_ROWS, RoundKernels, Way};
 use super::space::Space;
-use super::structs::Status;
+use super::structs::{Status, labels_of};
 use super::workspace::Workspace;
 use crate::device::ClusterSums;
-use crate::device::contract::{Assignment, KMeansProblem, RoundsRun, StopReason, Work};
+use crate::device::contract::{Assignment, KMeansProblem, Labels, RoundsRun, StopReason, Work};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys;
@@ -141,6 +141,11 @@ impl Resident {
         self.timed(|resident| resident.workspace.assign(true, job))?;
         self.work.pairs += self.rows as u64 * self.empty.clusters() as u64;
         Ok(!self.workspace.status()?.is_given_up())
+    }
+
+    /// The cluster of every row after the last rounds.
+    pub(super) fn labels(&mut self, job: &Job) -> Result<Labels> {
+        Ok(labels_of(self.workspace.labels(&self.memory, &self.gpu, job)?))
     }
 
     /// The cluster of every row, and its distance from that centroid.

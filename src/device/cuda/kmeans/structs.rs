@@ -3,7 +3,7 @@
 
 use cudarc::driver::DeviceRepr;
 
-use crate::device::contract::StopReason;
+use crate::device::contract::{Labels, StopReason};
 
 /// The same struct as in `kernels/kmeans/rounds.cuh`, which documents it.
 #[repr(C)]
@@ -28,6 +28,17 @@ pub(super) struct Status {
     pub(super) drift: f32,
     pub(super) padding: u32,
     pub(super) rechecked: u64,
+}
+
+/// The bit of a label of an undecided row, after the last rounds.
+const UNDECIDED: u32 = 1 << 31;
+
+/// Labels as kernels leave them after the last rounds.
+pub(super) fn labels_of(mut labels: Vec<u32>) -> Labels {
+    let is_open = |(_, label): &(u32, &u32)| *label & UNDECIDED != 0;
+    let undecided = (0..).zip(&labels).filter(is_open).map(|(row, _)| row).collect();
+    labels.iter_mut().for_each(|label| *label &= !UNDECIDED);
+    Labels { labels, undecided: Some(undecided) }
 }
 
 /// Values of [`Status::end`]: names in `kernels/kmeans/rounds.cuh`.

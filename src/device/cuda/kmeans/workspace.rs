@@ -272,6 +272,22 @@ impl Workspace {
         self.sums.read(&self.stream, empty, job)
     }
 
+    /// Labels of all rows, in their original order.
+    pub(super) fn labels(&self, memory: &Arc<Memory>, gpu: &Gpu, job: &Job) -> Result<Vec<u32>> {
+        assert!(self.assigned > 0, "rows have clusters");
+        let mut labels = memory.allocate(&self.stream, self.count * 4)?;
+        let all = config(self.count.div_ceil(256), 256, 0);
+        // SAFETY: `copy_labels` takes (Rounds, u32* labels), 256 threads a block and a thread for each row. Their
+        // numbers are below `count`, each once, and for so many labels there is room in a buffer that nothing
+        // else uses.
+        unsafe {
+            self.launch(&self.kernels.copy_labels, ("copy_labels", all), |launch, kernel| {
+                launch.arg(&kernel.rounds).arg(labels.slice_mut());
+            })
+        }?;
+        gpu.downloader.read(&self.stream, labels.slice(), self.count, job)
+    }
+
     /// Labels and costs of all rows, in their original order.
     pub(super) fn assigned<T: Real>(
         &self,

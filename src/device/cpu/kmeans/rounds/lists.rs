@@ -58,14 +58,19 @@ impl List {
     pub fn age(&mut self, own: u32, moved: &[f32], most: f32) -> f32 {
         self.own = (self.own + moved[own as usize]) * (1.0 + 2.0 * f32::EPSILON);
         self.beyond = less(self.beyond, most);
-        let mut others = [self.beyond; LENGTH];
-        for ((least, centroid), other) in
-            self.least.iter_mut().zip(&self.centroids).zip(&mut others)
-        {
+        for (least, centroid) in self.least.iter_mut().zip(&self.centroids) {
             *least = less(*least, moved[*centroid as usize]);
-            *other = if *centroid == own { f32::INFINITY } else { *least };
         }
-        others.into_iter().fold(self.beyond, f32::min)
+        self.others(own)
+    }
+
+    /// A distance that no centroid but the row's own one is nearer than.
+    #[inline(always)]
+    pub fn others(&self, own: u32) -> f32 {
+        let entries = self.least.iter().zip(&self.centroids);
+        let others =
+            entries.map(|(least, other)| if *other == own { f32::INFINITY } else { *least });
+        others.fold(self.beyond, f32::min)
     }
 
     /// The distance of a centroid has become known: it is not below this.

@@ -378,6 +378,15 @@ impl<T: Lanes> Assigner for Rounds<T> {
         let Measure { metric, level, .. } = self.measure;
         distances::<T>((&self.rows, centroids), labels, (metric, level), job)
     }
+
+    fn undecided(&self, centroids: &Rows, labels: &[u32]) -> Option<Vec<u32>> {
+        let values = centroids.reals::<T>().filter(|_| !self.is_given_up)?;
+        let centroids = self.measure.centroids((values, ()), &[]);
+        let lists = (0..).zip(self.lists.iter().zip(labels));
+        let others = lists.map(|(row, (list, own))| (row, list.own(), list.others(*own)));
+        let near = others.filter(|(_, own, others)| centroids.bound(*own) >= *others);
+        Some(near.map(|(row, ..)| row).collect())
+    }
 }
 
 /// The distance of every row from the centroid of its label.

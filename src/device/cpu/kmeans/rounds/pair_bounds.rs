@@ -436,6 +436,16 @@ impl<T: Lanes> Assigner for PairBounds<T> {
         let Measure { metric, level, .. } = self.measure;
         distances::<T>((&self.rows, centroids), labels, (metric, level), job)
     }
+
+    fn undecided(&self, centroids: &Rows, _: &[u32]) -> Option<Vec<u32>> {
+        let values = centroids.reals::<T>().filter(|_| !self.is_given_up)?;
+        let centroids = self.measure.centroids((values, ()), &[]);
+        let bounds = self.own.par_iter().zip(self.least.par_chunks_exact(self.stride));
+        let near = bounds.enumerate().with_min_len(BLOCK).filter(|(_, (own, least))| {
+            self.measure.level.least(self.bounds(least)) <= whole(centroids.bound(**own))
+        });
+        Some(near.map(|(row, _)| row as u32).collect())
+    }
 }
 
 #[cfg(test)]
