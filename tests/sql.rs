@@ -54,11 +54,12 @@ fn main() {
     for (name, run) in order::TESTS {
         trials.push(Trial::test(format!("order::{name}"), run));
     }
-    let program: [(&str, session::Test); 10] = [
+    let program: [(&str, session::Test); 11] = [
         ("stops_at_the_first_error", stops_at_the_first_error),
         ("starts_in_every_way", starts_in_every_way),
         ("files_and_formats", files_and_formats),
         ("copies_to_parquet", copies_to_parquet),
+        ("compressed_files", compressed_files),
         ("settings_of_the_environment", settings_of_the_environment),
         ("lists_devices", lists_devices),
         ("resets_settings", resets_settings),
@@ -259,6 +260,30 @@ fn copies_to_parquet() -> Result<(), Failed> {
     let count = format!("SELECT count(*) AS n, min(rank) AS low, max(rank) AS high FROM '{out}'");
     let printed = succeed(neighbors(&["-c", &count, "--output-format", "csv"]))?;
     expect(&printed, "n,low,high\n5391,1,3\n")
+}
+
+/// Written by COPY, and read by their endings.
+fn compressed_files() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let rows = "SELECT * FROM (VALUES (1, 0, 0), (2, 3, 4), (3, 0, 1)) AS t(id, x, y)";
+    for (format, compression) in
+        [("csv", "gz"), ("json", "gz"), ("csv", "bz2"), ("csv", "xz"), ("csv", "zst")]
+    {
+        let file = folder.path().join(format!("points.{format}.{compression}"));
+        let file = file.to_string_lossy();
+        let copy = format!(
+            "COPY ({rows}) TO '{file}' STORED AS {format} OPTIONS ('format.compression' '{compression}')"
+        );
+        succeed(neighbors(&["-c", &copy]))?;
+        let search = format!(
+            "SELECT query_id, base_id, distance \
+             FROM knn_exact('{file}', k => 1, metric => 'sqeuclidean', vector => ['x', 'y']) \
+             ORDER BY query_id"
+        );
+        let found = succeed(neighbors(&["-c", &search, "--output-format", "csv"]))?;
+        expect(&found, "query_id,base_id,distance\n1,3,1.0\n2,3,18.0\n3,1,1.0\n")?;
+    }
+    Ok(())
 }
 
 fn settings_of_the_environment() -> Result<(), Failed> {
