@@ -9,6 +9,7 @@ mod collect;
 mod column;
 mod complete;
 mod dbscan;
+mod dictionaries;
 mod groups;
 mod hashed;
 mod idle;

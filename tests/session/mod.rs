@@ -37,6 +37,7 @@ pub type Test = fn() -> Result<(), Failed>;
 pub const TESTS: &[(&str, Test)] = &[
     ("registering_twice_changes_nothing", || run(registering_twice())),
     ("dictionaries_of_vectors", || run(surface::dictionaries())),
+    ("dictionaries_with_small_keys", || run(surface::dictionaries_with_small_keys())),
     ("a_planner_of_their_own", || run(surface::a_planner_of_their_own())),
     ("installing_twice_keeps_all_planners", || run(surface::installing_twice_keeps_all_planners())),
     ("paths_need_url_tables", || run(surface::paths_need_url_tables())),

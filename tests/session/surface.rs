@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    ArrayRef, DictionaryArray, FixedSizeListArray, Int32Array, Int64Array, RecordBatch,
+    Array, ArrayRef, DictionaryArray, FixedSizeListArray, Int8Array, Int32Array, Int64Array,
+    RecordBatch, StringViewArray, StructArray,
 };
 use arrow::datatypes::{Field, Float32Type, Schema};
 use async_trait::async_trait;
@@ -59,6 +60,44 @@ pub async fn dictionaries() -> Result<(), Failed> {
     for (sql, wanted) in cases {
         let found = rows(&ctx, sql).await?;
         check(found == wanted, format!("{sql}: found {found}, wanted {wanted}"))?;
+    }
+    Ok(())
+}
+
+/// Three batches of 100 rows; the keys of their codes cannot number those of two.
+fn coded() -> Result<MemTable> {
+    let batch = |first: i64| {
+        let ids = first..first + 100;
+        let points = ids.clone().map(|id| Some([Some(id as f32), Some(0.0)]));
+        let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 2);
+        let texts = StringViewArray::from_iter_values(ids.clone().map(|id| format!("code {id}")));
+        let keys = Int8Array::from_iter_values(0..100);
+        let code: ArrayRef = Arc::new(DictionaryArray::new(keys, Arc::new(texts)));
+        let field = Arc::new(Field::new("code", code.data_type().clone(), true));
+        let item: ArrayRef = Arc::new(StructArray::from(vec![(field, code.clone())]));
+        let id: ArrayRef = Arc::new(Int64Array::from_iter_values(ids));
+        let points: ArrayRef = Arc::new(points);
+        RecordBatch::try_from_iter([("id", id), ("v", points), ("code", code), ("item", item)])
+    };
+    let batches = [batch(0)?, batch(100)?, batch(200)?];
+    MemTable::try_new(batches[0].schema(), vec![batches.to_vec()])
+}
+
+/// Codes are carried from batches that have more of them than the keys of one can number: as they
+/// come, and cut to batches of other sizes.
+pub async fn dictionaries_with_small_keys() -> Result<(), Failed> {
+    let ctx = SessionContext::new_with_config(SessionConfig::new().with_target_partitions(1));
+    register_all(&ctx)?;
+    ctx.register_table("coded", Arc::new(coded()?))?;
+    for (base, wanted) in [("coded", 300), ("(SELECT * FROM coded LIMIT 290)", 290)] {
+        let sql = format!(
+            "SELECT base_id, base_code, base_item FROM knn_exact(\
+             queries => (SELECT v FROM coded LIMIT 1), base => {base}, k => 300)"
+        );
+        let found = rows(&ctx, &sql).await?;
+        let wanted = (0..wanted).map(|id| format!("{id} code {id} {{code: code {id}}}"));
+        let wanted = wanted.collect::<Vec<_>>().join(", ");
+        check(found == wanted, format!("{base}: found {found}"))?;
     }
     Ok(())
 }

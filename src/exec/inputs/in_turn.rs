@@ -10,15 +10,14 @@
 //! batch, as any operator does. Below a limit, one partition is read at first, and then twice as
 //! many each time that was not enough.
 //!
-//! Batches are cut to [`BATCH_ROWS`], so that operators that work batch by batch do not see where
-//! files and partitions end.
+//! Batches are [cut](Cut) to [`BATCH_ROWS`], so that operators that work batch by batch do not see
+//! where files and partitions end.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use arrow::array::{Array, RecordBatch};
-use arrow::compute::BatchCoalescer;
+use arrow::array::RecordBatch;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::tree_node::TreeNodeRecursion;
@@ -45,12 +44,11 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 use futures::future::{Either, select};
-use futures::stream::BoxStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use super::cut::Cut;
 use super::settings::BATCH_ROWS;
 use crate::exec::collect::join_error;
-use crate::exec::idle::grow;
 
 /// The most bytes that all partitions of one operator may buffer ahead of their turns.
 const AHEAD_BYTES: usize = 256 << 20;
@@ -290,14 +288,7 @@ impl ExecutionPlan for InTurnExec {
                 .boxed()
             }
         };
-        let cut = Cut {
-            rows,
-            left: self.fetch.unwrap_or(usize::MAX),
-            rest: None,
-            coalescer: BatchCoalescer::new(self.schema(), BATCH_ROWS),
-            memory,
-            ended: false,
-        };
+        let cut = Cut::new(rows, self.schema(), self.fetch, memory);
         let baseline = BaselineMetrics::new(&self.metrics, 0);
         let batches = futures::stream::try_unfold((cut, baseline), |(mut cut, baseline)| async {
             let batch = cut.next().await?;
@@ -305,78 +296,6 @@ impl ExecutionPlan for InTurnExec {
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), batches)))
     }
-}
-
-/// Rows in batches of equal size.
-struct Cut {
-    rows: BoxStream<'static, Result<RecordBatch>>,
-    /// How many rows are still to be taken.
-    left: usize,
-    /// The rest of a large batch.
-    rest: Option<RecordBatch>,
-    /// Copies of small batches, and their reservation.
-    coalescer: BatchCoalescer,
-    memory: MemoryReservation,
-    ended: bool,
-}
-
-impl Cut {
-    async fn next(&mut self) -> Result<Option<RecordBatch>> {
-        loop {
-            if let Some(batch) = self.coalescer.next_completed_batch() {
-                if self.coalescer.is_empty() {
-                    self.memory.free();
-                }
-                return Ok(Some(batch));
-            }
-            if self.ended {
-                return Ok(None);
-            }
-            let next = match self.rest.take() {
-                Some(rest) => Some(rest),
-                None => self.rows.next().await.transpose()?.map(|batch| self.counted(batch)),
-            };
-            match next {
-                // Whole batches are not copied.
-                Some(batch) if batch.num_rows() >= BATCH_ROWS && self.coalescer.is_empty() => {
-                    return Ok(Some(self.front(batch, BATCH_ROWS)));
-                }
-                Some(batch) => {
-                    let wanted = BATCH_ROWS - self.coalescer.get_buffered_rows() % BATCH_ROWS;
-                    let batch = self.front(batch, wanted);
-                    grow(&self.memory, slice_bytes(&batch)?)?;
-                    self.coalescer.push_batch(batch)?;
-                }
-                None => self.ended = true,
-            }
-            self.ended |= self.left == 0 && self.rest.is_none();
-            if self.ended {
-                self.coalescer.finish_buffered_batch()?;
-            }
-        }
-    }
-
-    /// Truncates a batch to the rows still to be taken.
-    fn counted(&mut self, batch: RecordBatch) -> RecordBatch {
-        let rows = batch.num_rows().min(self.left);
-        self.left -= rows;
-        if rows == batch.num_rows() { batch } else { batch.slice(0, rows) }
-    }
-
-    /// The first rows of a batch; the others come next.
-    fn front(&mut self, batch: RecordBatch, rows: usize) -> RecordBatch {
-        if batch.num_rows() <= rows {
-            return batch;
-        }
-        self.rest = Some(batch.slice(rows, batch.num_rows() - rows));
-        batch.slice(0, rows)
-    }
-}
-
-/// The bytes of the rows of a batch, whatever else is in its buffers.
-fn slice_bytes(batch: &RecordBatch) -> Result<usize> {
-    let bytes = batch.columns().iter().map(|column| column.to_data().get_slice_memory_size());
-    Ok(bytes.sum::<Result<usize, _>>()?)
 }
 
 /// A batch, the bytes reserved for it, and its place among those of its partition.

@@ -16,6 +16,7 @@
 
 mod apart;
 mod counts;
+mod cut;
 mod in_turn;
 mod leaf;
 mod numbered;

@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array, OffsetSizeTrait, RecordBatch};
-use arrow::compute::interleave;
 use arrow::datatypes::{DataType, SchemaRef};
 use arrow::error::ArrowError;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::memory_pool::MemoryReservation;
 
 use crate::device::Neighbors;
+use crate::exec::dictionaries::interleaved;
 use crate::exec::output::slice_of;
 
 /// Bytes of carried columns in a batch, unless one row has more. A text that many rows carry is
@@ -88,50 +88,8 @@ impl Carried {
             return Ok(Vec::new());
         }
         let places: Vec<_> = rows.map(|row| self.place(row)).collect();
-        self.columns.iter().map(|pieces| Ok(taken(pieces, &places)?)).collect()
+        self.columns.iter().map(|pieces| Ok(interleaved(pieces, &places)?)).collect()
     }
-}
-
-/// The values of a column at these places: the piece, and the row in it.
-///
-/// # Errors
-/// [`DictionaryKeyOverflowError`](ArrowError::DictionaryKeyOverflowError) if keys cannot number all values.
-fn taken(pieces: &[ArrayRef], places: &[(usize, usize)]) -> Result<ArrayRef, ArrowError> {
-    let all: Vec<&dyn Array> = pieces.iter().map(AsRef::as_ref).collect();
-    let Some(DataType::Dictionary(keys, values)) = all.first().map(|piece| piece.data_type())
-    else {
-        return interleave(&all, places);
-    };
-    // Dictionaries of other pieces would count as well.
-    let (mut numbers, mut used) = (vec![None; all.len()], Vec::new());
-    let place = |(piece, row): &(usize, usize)| {
-        let number = *numbers[*piece].get_or_insert_with(|| {
-            used.push(all[*piece]);
-            used.len() - 1
-        });
-        (number, *row)
-    };
-    let places: Vec<_> = places.iter().map(place).collect();
-    // Of these values Arrow keeps those in use; all others it puts one after the other, and panics if they are too many.
-    let keeps_used = values.is_primitive()
-        || matches!(
-            values.as_ref(),
-            DataType::Utf8 | DataType::LargeUtf8 | DataType::Binary | DataType::LargeBinary
-        );
-    let dictionaries: Vec<_> =
-        used.iter().map(|piece| piece.as_any_dictionary().values()).collect();
-    let is_one = dictionaries.windows(2).all(|two| Arc::ptr_eq(two[0], two[1]));
-    let count: usize = dictionaries.iter().map(|values| values.len()).sum();
-    if !keeps_used && !is_one && count > most_values(keys) {
-        return Err(ArrowError::DictionaryKeyOverflowError);
-    }
-    interleave(&used, &places)
-}
-
-/// How many values keys of this type can number.
-fn most_values(keys: &DataType) -> usize {
-    let bits = 8 * keys.primitive_width().unwrap_or(0) - usize::from(keys.is_signed_integer());
-    1_usize.checked_shl(bits as u32).unwrap_or(usize::MAX)
 }
 
 /// Whether all rows of a column of this type have the same number of bytes.
@@ -306,9 +264,11 @@ impl Batches {
 
 #[cfg(test)]
 mod tests {
-    use arrow::array::{DictionaryArray, Int8Array, StringArray};
+    use arrow::array::{DictionaryArray, Int8Array, ListArray, StringArray, StructArray};
+    use arrow::buffer::OffsetBuffer;
     use arrow::compute::cast;
     use arrow::datatypes::{Field, Int8Type, Schema};
+    use arrow::util::display::array_value_to_string;
 
     use super::*;
     use crate::device::{Distances, Work};
@@ -321,48 +281,70 @@ mod tests {
         Arc::new(DictionaryArray::<Int8Type>::new(keys, texts))
     }
 
+    fn in_struct(codes: ArrayRef) -> ArrayRef {
+        let field = Arc::new(Field::new("code", codes.data_type().clone(), true));
+        Arc::new(StructArray::from(vec![(field, codes)]))
+    }
+
+    fn in_list(codes: ArrayRef) -> ArrayRef {
+        let item = Arc::new(Field::new_list_field(codes.data_type().clone(), true));
+        let offsets = OffsetBuffer::from_repeated_length(1, codes.len());
+        Arc::new(ListArray::try_new(item, offsets, codes, None).unwrap())
+    }
+
+    /// A code as it is, or as the only one of a struct or list.
+    const SHAPES: [fn(ArrayRef) -> ArrayRef; 3] = [|codes| codes, in_struct, in_list];
+
     #[test]
     fn small_keys_number_the_values_of_few_rows() {
         for values in [DataType::Utf8, DataType::Utf8View] {
-            let mut base = Carried::new(1);
-            (0..3).for_each(|number| base.push(vec![piece(number, &values)], 128));
-            base.positions = (0..384).collect();
-            let coded = DataType::Dictionary(Box::new(DataType::Int8), Box::new(values));
-            let schema = Schema::new(vec![
-                Field::new("query_text", coded.clone(), true),
-                Field::new("base_text", coded, true),
-                Field::new("rank", DataType::Int64, false),
-                Field::new("distance", DataType::Float32, false),
-            ]);
-            let neighbors = Neighbors {
-                per_query: 1,
-                rows: (0..384).rev().collect(),
-                distances: Distances::F32(vec![0.0; 384]),
-                work: Work::default(),
-            };
-            let mut batches = Batches {
-                schema: Arc::new(schema),
-                base: Arc::new(base),
-                queries: None,
-                first_query: 0,
-                neighbors,
-                starts: None,
-                next: 0,
-                batch_size: 8192,
-                _reservations: vec![],
-            };
-            let mut row = 0;
-            while let Some(batch) = batches.next(usize::MAX).unwrap() {
-                let [queries, base] =
-                    [0, 1].map(|i| cast(batch.column(i), &DataType::Utf8).unwrap());
-                for i in 0..batch.num_rows() {
-                    let text = |row: usize| format!("{} {}", row / 128, row % 128);
-                    assert_eq!(queries.as_string::<i32>().value(i), text(row));
-                    assert_eq!(base.as_string::<i32>().value(i), text(383 - row));
-                    row += 1;
-                }
+            for shape in SHAPES {
+                numbers_the_values_of_few_rows(|number| shape(piece(number, &values)));
             }
-            assert_eq!(row, 384);
         }
+    }
+
+    fn numbers_the_values_of_few_rows(piece: impl Fn(usize) -> ArrayRef) {
+        let mut base = Carried::new(1);
+        (0..3).for_each(|number| base.push(vec![piece(number)], 128));
+        base.positions = (0..384).collect();
+        let coded = piece(0).data_type().clone();
+        let schema = Schema::new(vec![
+            Field::new("query_text", coded.clone(), true),
+            Field::new("base_text", coded.clone(), true),
+            Field::new("rank", DataType::Int64, false),
+            Field::new("distance", DataType::Float32, false),
+        ]);
+        let neighbors = Neighbors {
+            per_query: 1,
+            rows: (0..384).rev().collect(),
+            distances: Distances::F32(vec![0.0; 384]),
+            work: Work::default(),
+        };
+        let mut batches = Batches {
+            schema: Arc::new(schema),
+            base: Arc::new(base),
+            queries: None,
+            first_query: 0,
+            neighbors,
+            starts: None,
+            next: 0,
+            batch_size: 8192,
+            _reservations: vec![],
+        };
+        let mut row = 0;
+        while let Some(batch) = batches.next(usize::MAX).unwrap() {
+            for i in 0..batch.num_rows() {
+                for (column, row) in [(0, row), (1, 383 - row)] {
+                    let shown = array_value_to_string(batch.column(column), i).unwrap();
+                    let wanted = format!("{} {}", row / 128, row % 128);
+                    let wanted =
+                        [wanted.clone(), format!("{{code: {wanted}}}"), format!("[{wanted}]")];
+                    assert!(wanted.contains(&shown), "{coded}: {shown}");
+                }
+                row += 1;
+            }
+        }
+        assert_eq!(row, 384, "{coded}");
     }
 }

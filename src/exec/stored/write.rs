@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use arrow::compute::concat_batches;
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use async_trait::async_trait;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
@@ -26,6 +25,7 @@ use super::options::entries;
 use crate::algo::knn::{KnnParams, TablesBuilder};
 use crate::exec::collect::{CancelOnDrop, Pool, collect, computing, execute_all};
 use crate::exec::column::VectorColumn;
+use crate::exec::dictionaries::{self, has_small_keys, widened_type};
 use crate::exec::hashed::KnnLsh;
 use crate::exec::rows::{Read, Reading};
 use crate::exec::side::Side;
@@ -254,18 +254,20 @@ impl IndexSink {
 
 /// Some batches as one.
 fn joined(schema: &SchemaRef, rows: &[RecordBatch]) -> Result<RecordBatch> {
-    concat_batches(schema, rows).map_err(|error| match error {
+    dictionaries::joined(schema, rows).map_err(|error| match error {
         ArrowError::DictionaryKeyOverflowError => {
-            let has_few = |keys: &DataType| keys.primitive_width().is_some_and(|bytes| bytes < 4);
-            let columns = schema.fields().iter().filter(
-                |field| matches!(field.data_type(), DataType::Dictionary(keys, _) if has_few(keys)),
-            );
-            let columns: Vec<_> = columns.map(|field| field.name().as_str()).collect();
+            let columns = schema.fields().iter();
+            let columns: Vec<_> = columns.filter(|c| has_small_keys(c.data_type())).collect();
+            let names: Vec<_> = columns.iter().map(|column| column.name().as_str()).collect();
+            let advice = columns.iter().map(|column| {
+                format!("arrow_cast({}, '{}')", column.name(), widened_type(column.data_type()))
+            });
             exec_datafusion_err!(
                 "column {} has more values in {} rows than the keys of its dictionary can number; \
-                 write arrow_cast(…, 'Dictionary(Int32, Utf8)') for it",
-                columns.join(" or "),
-                rows.iter().map(RecordBatch::num_rows).sum::<usize>()
+                 write {}",
+                names.join(" or "),
+                rows.iter().map(RecordBatch::num_rows).sum::<usize>(),
+                advice.collect::<Vec<_>>().join(" or ")
             )
         }
         other => other.into(),
@@ -360,25 +362,40 @@ impl DisplayAs for IndexSink {
 
 #[cfg(test)]
 mod tests {
-    use arrow::array::{ArrayRef, DictionaryArray};
-    use arrow::datatypes::{Field, Int8Type, Schema};
+    use arrow::array::{Array, ArrayRef, DictionaryArray, StructArray};
+    use arrow::datatypes::{DataType, Field, Int8Type, Schema};
     use datafusion::physical_plan::empty::EmptyExec;
 
     use super::*;
 
     #[test]
     fn small_keys_that_cannot_number_all_values_are_named() {
-        let batch = |name: &str| {
+        let codes = |name: &str| {
             let texts: Vec<_> = (0..100).map(|row| format!("{name} {row}")).collect();
             let texts = texts.iter().map(String::as_str);
             let column: DictionaryArray<Int8Type> = texts.collect();
-            RecordBatch::try_from_iter([("code", Arc::new(column) as ArrayRef)]).unwrap()
+            Arc::new(column) as ArrayRef
         };
-        let batches = [batch("a"), batch("b")];
-        let schema = batches[0].schema();
-        assert_eq!(joined(&schema, &batches[..1]).unwrap().num_rows(), 100);
-        let error = joined(&schema, &batches).unwrap_err().strip_backtrace();
-        assert!(error.contains("column code has more values in 200 rows"), "{error}");
+        let plain = |name| RecordBatch::try_from_iter([("code", codes(name))]).unwrap();
+        let inside = |name| {
+            let codes = codes(name);
+            let field = Arc::new(Field::new("code", codes.data_type().clone(), true));
+            let column = Arc::new(StructArray::from(vec![(field, codes)])) as ArrayRef;
+            RecordBatch::try_from_iter([("item", column)]).unwrap()
+        };
+        for (name, batches) in
+            [("code", [plain("a"), plain("b")]), ("item", [inside("a"), inside("b")])]
+        {
+            let schema = batches[0].schema();
+            let twice = [batches[0].clone(), batches[0].clone()];
+            assert_eq!(joined(&schema, &twice).unwrap().num_rows(), 200);
+            let error = joined(&schema, &batches).unwrap_err().strip_backtrace();
+            let wanted = format!("column {name} has more values in 200 rows");
+            assert!(
+                error.contains(&wanted) && error.contains("Dictionary(Int32, Utf8)"),
+                "{error}"
+            );
+        }
     }
 
     #[test]
