@@ -326,6 +326,19 @@ fn explains_what_is_not_there() -> Result<(), Failed> {
             "kmeans is called as a table: SELECT * FROM kmeans(…), or with OVER: SELECT kmeans(…) OVER (…) FROM …",
         ),
         ("SELECT knn_exact(1)", "knn_exact is called as a table: SELECT * FROM knn_exact(…)"),
+        (
+            "SELECT knn_exat('sql/data/digits.parquet', k => 1)",
+            "there is no function knn_exat; did you mean knn_exact? It is called as a table: SELECT * FROM knn_exact(…)",
+        ),
+        (
+            "SELECT kmean('sql/data/digits.parquet', 2)",
+            "there is no function kmean; did you mean kmeans? It is called as a table: SELECT * FROM kmeans(…), or with OVER: SELECT kmeans(…) OVER (…) FROM …",
+        ),
+        ("SELECT means(1)", "Invalid function 'means'. Did you mean 'mean'?"),
+        (
+            "SELECT * FROM knn_exat('sql/data/digits.parquet', k => 2)",
+            "there is no table function knn_exat; did you mean knn_exact?",
+        ),
     ];
     for (sql, wanted) in cases {
         let stderr = String::from_utf8(neighbors(&["-c", sql]).output()?.stderr)?;

@@ -3,6 +3,7 @@
 //!
 //! Not a shell: DataFusion's own is made for typing, this is made for jobs.
 
+use std::cmp::Ordering;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,6 +17,7 @@ use arrow::util::pretty::pretty_format_batches;
 use arrow::{csv, json};
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand, ValueEnum};
+use datafusion::common::utils::datafusion_strsim::levenshtein;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
@@ -163,7 +165,7 @@ async fn run(cli: &Cli) -> Result<()> {
 }
 
 /// An error, in other words where DataFusion does not know what was meant: a path, or a function of
-/// tables among values.
+/// tables among values, also misspelt.
 fn explained(error: DataFusionError, ctx: &SessionContext) -> DataFusionError {
     let message = error.strip_backtrace();
     let meant = missing_file(&message).or_else(|| misplaced_function(&message, ctx));
@@ -182,12 +184,27 @@ fn missing_file(message: &str) -> Option<String> {
 fn misplaced_function(message: &str, ctx: &SessionContext) -> Option<String> {
     let name = between(message, "Invalid function '", "'")?;
     let state = ctx.state();
-    let group = match state.window_functions().contains_key(name) {
-        true => format!(", or with OVER: SELECT {name}(…) OVER (…) FROM …"),
-        false => String::new(),
+    let call = |name: &str| {
+        let group = match state.window_functions().contains_key(name) {
+            true => format!(", or with OVER: SELECT {name}(…) OVER (…) FROM …"),
+            false => String::new(),
+        };
+        format!("is called as a table: SELECT * FROM {name}(…){group}")
     };
-    let is_of_tables = state.table_functions().contains_key(name);
-    is_of_tables.then(|| format!("{name} is called as a table: SELECT * FROM {name}(…){group}"))
+    if state.table_functions().contains_key(name) {
+        return Some(format!("{name} {}", call(name)));
+    }
+    // DataFusion suggests functions of values only.
+    let suggested = between(message, "Did you mean '", "'").unwrap_or_default();
+    let names = state.table_functions().keys();
+    let (edits, meant) = names.map(|known| (levenshtein(known, name), known)).min()?;
+    let is_nearer = match edits.cmp(&levenshtein(suggested, name)) {
+        Ordering::Less => true,
+        Ordering::Equal => meant != suggested && meant.chars().next() == name.chars().next(),
+        Ordering::Greater => false,
+    };
+    (edits <= 2 && is_nearer)
+        .then(|| format!("there is no function {name}; did you mean {meant}? It {}", call(meant)))
 }
 
 fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
