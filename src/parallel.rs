@@ -1,9 +1,10 @@
 //! The one place outside `device/cpu` that knows of threads.
 
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use tokio::sync::Notify;
 
 use crate::error::Result;
 
@@ -28,19 +29,21 @@ const MOST_IDLE: usize = 4;
 /// The threads of this process.
 static POOLS: LazyLock<Pools> = LazyLock::new(Pools::of_process);
 
-/// Runs work on threads that nothing else uses meanwhile: the caller may be a worker of rayon's
-/// common pool, and work stolen from another statement would delay the end of this one.
+/// Threads that nothing else uses meanwhile: on rayon's common pool, work stolen from another statement would
+/// delay the end of this one.
 ///
 /// The first [`FULL`] pieces of work have a thread for each core. Further ones have a share of them, so
 /// that a short one need not wait for long ones; when that makes [`MOST`] threads for each core, they
-/// wait for their turn, in the order in which they came. What comes of work does not depend on its
-/// number of threads.
-pub(crate) fn on_own_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    POOLS.in_turn().run(work)
+/// wait for their turn, in the order in which they came. A future that is dropped while it waits is passed
+/// over; one that is not polled when its turn comes delays all others. What comes of work does not depend
+/// on its number of threads.
+pub(crate) async fn own_threads() -> Lease<'static> {
+    POOLS.in_turn().await
 }
 
-/// The same where the caller is a worker of such threads: it waits, and works on nothing else meanwhile.
-/// This work has its threads at once, as others may wait for a lock that the caller holds.
+/// Runs work on threads of its own, where the caller is a worker of such threads: it waits, and works on
+/// nothing else meanwhile. This work has its threads at once, as others may wait for a lock that the caller
+/// holds.
 pub(crate) fn on_other_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let wanted = threads();
     std::thread::scope(|scope| {
@@ -53,8 +56,9 @@ pub(crate) fn on_other_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 struct Pools {
     cores: usize,
     state: Mutex<State>,
-    /// Notified when threads are given back, and when it is another's turn.
-    changed: Condvar,
+    /// Held by the one whose turn it is, while it waits for threads.
+    turn: tokio::sync::Mutex<()>,
+    given_back: Notify,
 }
 
 #[derive(Default)]
@@ -62,15 +66,12 @@ struct State {
     /// Threads at work.
     busy: usize,
     idle: Vec<ThreadPool>,
-    /// The next ticket to be given out, and the one whose turn it is.
-    next: u64,
-    turn: u64,
 }
 
-/// Threads for one piece of work, given back when it is dropped. There is no pool where the system starts
-/// no threads.
-struct Lease<'a> {
+/// Threads for one piece of work, given back when it is dropped.
+pub(crate) struct Lease<'a> {
     pools: &'a Pools,
+    /// Taken when the work begins, as starting threads takes time.
     pool: Option<ThreadPool>,
     threads: usize,
 }
@@ -85,32 +86,23 @@ impl Pools {
     }
 
     fn of(cores: usize) -> Self {
-        Self { cores, state: Mutex::default(), changed: Condvar::new() }
+        Self { cores, state: Mutex::default(), turn: Default::default(), given_back: Notify::new() }
     }
 
     /// Threads for work that waits for its turn, and for threads.
-    fn in_turn(&self) -> Lease<'_> {
-        let mut state = self.lock();
-        let ticket = state.next;
-        state.next += 1;
-        let threads = loop {
-            if state.turn == ticket
-                && let Some(threads) = self.share(state.busy, self.cores)
-            {
-                break threads;
+    async fn in_turn(&self) -> Lease<'_> {
+        let _turn = self.turn.lock().await;
+        loop {
+            if let Some(lease) = self.lease(self.cores, None) {
+                return lease;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        };
-        state.turn += 1;
-        self.changed.notify_all();
-        self.lease(state, threads)
+            self.given_back.notified().await;
+        }
     }
 
     /// Threads for work that cannot wait: `wanted`, fewer or one.
     fn at_once(&self, wanted: usize) -> Lease<'_> {
-        let state = self.lock();
-        let threads = self.share(state.busy, wanted).unwrap_or(1);
-        self.lease(state, threads)
+        self.lease(wanted, Some(1)).expect("one thread at least")
     }
 
     /// Threads for work that has use for `wanted`, where so many are busy; `None` if there are none left.
@@ -121,12 +113,21 @@ impl Pools {
         ways.into_iter().find(fits).map(|(threads, _)| threads)
     }
 
-    fn lease(&self, mut state: MutexGuard<'_, State>, threads: usize) -> Lease<'_> {
+    /// Threads for work that has use for `wanted`; where there are none left, `otherwise`.
+    fn lease(&self, wanted: usize, otherwise: Option<usize>) -> Option<Lease<'_>> {
+        let mut state = self.lock();
+        let threads = self.share(state.busy, wanted).or(otherwise)?;
         state.busy += threads;
+        Some(Lease { pools: self, pool: None, threads })
+    }
+
+    /// A pool of so many threads; `None` where the system starts none.
+    fn pool(&self, threads: usize) -> Option<ThreadPool> {
+        let mut state = self.lock();
         let known = state.idle.iter().position(|pool| pool.current_num_threads() == threads);
         let idle = known.map(|place| state.idle.swap_remove(place));
         drop(state);
-        Lease { pools: self, pool: idle.or_else(|| pool_of(threads)), threads }
+        idle.or_else(|| pool_of(threads))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -141,7 +142,8 @@ fn pool_of(threads: usize) -> Option<ThreadPool> {
 }
 
 impl Lease<'_> {
-    fn run<T: Send>(self, work: impl FnOnce() -> T + Send) -> T {
+    pub(crate) fn run<T: Send>(mut self, work: impl FnOnce() -> T + Send) -> T {
+        self.pool = self.pools.pool(self.threads);
         match &self.pool {
             Some(pool) => pool.install(work),
             None => work(),
@@ -158,7 +160,7 @@ impl Drop for Lease<'_> {
             state.idle.extend(self.pool.take());
         }
         drop(state);
-        self.pools.changed.notify_all();
+        self.pools.given_back.notify_one();
     }
 }
 
@@ -197,16 +199,20 @@ pub(crate) fn fill_on_threads<T: Send>(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use futures::FutureExt;
 
-    #[test]
-    fn work_at_the_same_time_has_threads_of_its_own() {
+    use super::*;
+    use crate::random::Random;
+
+    #[tokio::test]
+    async fn work_at_the_same_time_has_threads_of_its_own() {
         let here = || std::thread::current().name().map(str::to_string);
-        assert!(on_own_threads(here).is_some_and(|name| name.starts_with("neighbors-")));
+        assert!(own_threads().await.run(here).is_some_and(|name| name.starts_with("neighbors-")));
         let barrier = std::sync::Barrier::new(3);
+        let leases = [own_threads().await, own_threads().await, own_threads().await];
         std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| on_own_threads(|| barrier.wait()));
+            for lease in leases {
+                scope.spawn(|| lease.run(|| barrier.wait()));
             }
         });
     }
@@ -230,34 +236,93 @@ mod tests {
         assert_eq!(busy, 4 * 128 + 28 * 16);
     }
 
-    #[test]
-    fn work_that_waits_comes_to_its_end() {
-        let pools = Pools::of(2);
-        let most = std::sync::atomic::AtomicUsize::new(0);
-        let seen = || most.fetch_max(pools.lock().busy, std::sync::atomic::Ordering::SeqCst);
-        std::thread::scope(|scope| {
-            for i in 0..60 {
-                let (pools, seen) = (&pools, &seen);
-                scope.spawn(move || {
-                    let sum = pools.in_turn().run(|| {
-                        seen();
-                        (0..1000u64).into_par_iter().sum::<u64>() + i
-                    });
-                    assert_eq!(sum, 499_500 + i);
-                });
+    /// Work that waits in tasks, of which every third is aborted, comes to its end.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn work_that_waits_comes_to_its_end() {
+        let pools: &Pools = Box::leak(Box::new(Pools::of(2)));
+        let work = |i: u64| async move {
+            let lease = pools.in_turn().await;
+            let sum = move || {
+                assert!(pools.lock().busy <= MOST * 2);
+                (0..1000u64).into_par_iter().sum::<u64>() + i
+            };
+            tokio::task::spawn_blocking(move || lease.run(sum)).await.expect("no panic")
+        };
+        let tasks: Vec<_> = (0..60).map(|i| tokio::spawn(work(i))).collect();
+        tasks.iter().step_by(3).for_each(tokio::task::JoinHandle::abort);
+        for (i, task) in tasks.into_iter().enumerate() {
+            match task.await {
+                Ok(sum) => assert_eq!(sum, 499_500 + i as u64),
+                Err(error) => assert!(error.is_cancelled() && i % 3 == 0, "{i}: {error}"),
             }
-        });
-        assert!(most.into_inner() <= MOST * 2);
-        let state = pools.lock();
-        assert_eq!((state.busy, state.next, state.turn), (0, 60, 60));
-        assert!(state.idle.len() <= 2 * MOST_IDLE);
+        }
+        // All threads come back; what was aborted when it ran may still do so.
+        let mut all = Vec::new();
+        while all.iter().map(|lease: &Lease<'_>| lease.threads).sum::<usize>() < MOST * 2 {
+            all.push(pools.in_turn().await);
+        }
+        assert!(pools.lock().idle.len() <= 2 * MOST_IDLE);
+    }
+
+    /// Those before it are gone, and it has its turn before those that came later.
+    #[test]
+    fn the_next_does_not_wait_for_who_is_dropped() {
+        let pools = Pools::of(1);
+        let mut held = all_threads(&pools);
+        let mut waiting: Vec<_> = (0..4).map(|_| Box::pin(pools.in_turn())).collect();
+        assert!(waiting.iter_mut().all(|waiting| waiting.as_mut().now_or_never().is_none()));
+        waiting.drain(..2);
+        held.pop();
+        assert!(waiting[1].as_mut().now_or_never().is_none());
+        assert!(waiting[0].as_mut().now_or_never().is_some());
+        assert!(waiting[1].as_mut().now_or_never().is_some());
+    }
+
+    /// Whenever threads are left, nobody waits; who came earlier does not wait longer.
+    #[test]
+    fn whoever_is_dropped_no_turn_is_lost() {
+        for cores in [1, 5, 128] {
+            let (pools, mut random) = (Pools::of(cores), Random::new(cores as u64));
+            let (mut held, mut waiting, mut dropped) = (Vec::new(), Vec::new(), 0);
+            while dropped < 1000 {
+                let place = |random: &mut Random, len: usize| random.below(len as u64) as usize;
+                match random.below(4) {
+                    0 if !held.is_empty() => drop(held.swap_remove(place(&mut random, held.len()))),
+                    1 if !waiting.is_empty() => {
+                        drop(waiting.remove(place(&mut random, waiting.len())));
+                        dropped += 1;
+                    }
+                    _ if waiting.len() < 20 => waiting.push(Box::pin(pools.in_turn())),
+                    _ => {}
+                }
+                // Sometimes several come, or are dropped, before any of them is polled.
+                if random.below(2) == 0 {
+                    continue;
+                }
+                let mut still = Vec::new();
+                for mut next in waiting {
+                    match next.as_mut().now_or_never() {
+                        Some(lease) => {
+                            assert!(still.is_empty(), "one that came earlier waits");
+                            held.push(lease);
+                        }
+                        None => still.push(next),
+                    }
+                }
+                waiting = still;
+                let left = pools.share(pools.lock().busy, cores);
+                assert!(waiting.is_empty() || left.is_none(), "{left:?} threads are left");
+            }
+            drop((held, waiting));
+            assert_eq!(pools.lock().busy, 0);
+        }
     }
 
     /// Others may wait for a lock that its caller holds.
     #[test]
     fn work_for_a_worker_does_not_wait() {
         let pools = Pools::of(1);
-        let held: Vec<_> = (0..MOST).map(|_| pools.in_turn()).collect();
+        let held = all_threads(&pools);
         assert_eq!(pools.share(MOST, 1), None);
         assert_eq!(pools.at_once(1).run(|| 7), 7);
         drop(held);
@@ -268,10 +333,14 @@ mod tests {
     #[test]
     fn panics_leave_no_threads_at_work() {
         let pools = Pools::of(1);
-        let work = || pools.in_turn().run::<()>(|| panic!("as it should"));
+        let work = || pools.at_once(1).run::<()>(|| panic!("as it should"));
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         assert!(panicked.is_err());
         assert_eq!(pools.lock().busy, 0);
+    }
+
+    fn all_threads(pools: &Pools) -> Vec<Lease<'_>> {
+        std::iter::from_fn(|| pools.in_turn().now_or_never()).collect()
     }
 
     #[test]

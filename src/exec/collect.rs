@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::idle::{grow, release_idle};
 use crate::job::{Budget, Cancel};
-use crate::parallel::on_own_threads;
+use crate::parallel::own_threads;
 
 /// The streams of all partitions.
 pub(super) fn execute_all(
@@ -216,11 +216,16 @@ impl Budget for Pool {
     }
 }
 
-/// Runs long work on many threads, which are shared with no other work.
+/// Runs long work on many threads, which are shared with no other work. It waits for them in a task
+/// of its own, so that its turn delays nobody when its stream is not polled.
 pub(super) async fn computing<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    blocking(|| on_own_threads(work)).await
+    let task = async move {
+        let threads = own_threads().await;
+        blocking(move || threads.run(work)).await
+    };
+    SpawnedTask::spawn(task).join_unwind().await.map_err(join_error)?
 }
 
 /// Runs work on a thread that it may block.
@@ -232,4 +237,26 @@ pub(super) async fn blocking<T: Send + 'static>(
 
 pub(super) fn join_error(error: tokio::task::JoinError) -> DataFusionError {
     DataFusionError::ExecutionJoin(Box::new(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn work_that_waits_for_threads_is_dropped_with_its_stream() {
+        let all: Vec<_> = std::iter::from_fn(|| own_threads().now_or_never()).collect();
+        let memory = Arc::new(());
+        let held = Arc::downgrade(&memory);
+        let mut waiting = Box::pin(computing(move || Ok(Arc::strong_count(&memory))));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        tokio::task::yield_now().await;
+        drop(waiting);
+        while held.strong_count() > 0 {
+            tokio::task::yield_now().await;
+        }
+        drop(all);
+    }
 }
