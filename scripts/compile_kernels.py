@@ -7,8 +7,8 @@
 
 The options are read from src/device/cuda/driver/compile.rs, the constants that host and kernels share
 from the families' CONSTANTS in src/device/cuda, and includes are put together as the crate does it, so
-that what is compiled here is what the crate compiles. Fails on the first compiler error and on any
-warning.
+that what is compiled here is what the crate compiles; and assertions of the layouts of structs, which are
+those of `assert_layout!` on the host. Fails on the first compiler error and on any warning.
 """
 
 import argparse
@@ -169,6 +169,38 @@ def options():
     return common, constants
 
 
+def layouts():
+    """For each family, by the names of the kernels' structs, assertions of the layouts that they have on the host.
+    NVRTC has no `offsetof` that is constant, but what its front end defines that by elsewhere."""
+    found = {}
+    for path in sorted(CUDA.rglob("*.rs")):
+        for name, size, fields in re.findall(r"^assert_layout!\((\w+), (\d+), \{(.*?)\}\);", path.read_text(), re.S | re.M):
+            name = name.removesuffix("OnDevice")
+            offsets = re.findall(r"(\w+): (\d+)", fields)
+            asserted = [f"__INTADDR__(&(({name}*)0)->{field}) == {offset}" for field, offset in offsets]
+            found.setdefault(path.parent.name, {})[name] = "".join(
+                f'static_assert({one}, "as on the host");\n' for one in [f"sizeof({name}) == {size}"] + asserted)
+    return found
+
+
+def with_layouts(sources):
+    """The sources of all modules, with assertions of the layouts of the structs that they declare."""
+    found, checked, asserted = layouts(), {}, set()
+    for module, text in sources.items():
+        family = "filter" if "products" in module else family_of(module)
+        declared = {name for name in found[family] if re.search(rf"^struct {name} \{{", text, re.M)}
+        asserted |= {(family, name) for name in declared}
+        checked[module] = text + "".join(found[family][name] for name in sorted(declared))
+    missing = {(family, name) for family in found for name in found[family]} - asserted
+    if missing:
+        sys.exit(f"{KERNELS}: without these structs of the host: {sorted(missing)}")
+    return checked
+
+
+def family_of(module):
+    return "filter" if "filter" in module else module.removesuffix(".cu").removesuffix("_groups")
+
+
 def source(file, seen):
     """The text of a file and of all that it includes, each once."""
     if file in seen:
@@ -263,7 +295,7 @@ def main():
     arguments = parser.parse_args()
 
     common, constants = options()
-    sources = {module: source(module, set()) for module in MODULES}
+    sources = with_layouts({module: source(module, set()) for module in MODULES})
     print(f"NVRTC {Compiler().version()}, {sum(map(len, sources.values()))} characters of source")
     tasks = []
     for arch in arguments.arch or ARCHS:
@@ -282,8 +314,7 @@ def main():
             if module.startswith("kmeans"):
                 # With weights, whatever else: rows of odd dimension have them here.
                 defines += [f"-DWEIGHTED={dim % 2}"] + images(dim, arch)
-            family = "filter" if "filter" in module else module.removesuffix(".cu").removesuffix("_groups")
-            defines += constants.get(family, [])
+            defines += constants.get(family_of(module), [])
             exact = arch + "a" if module in FOR_ONE else arch
             name = (arch, module, element, metric, dim)
             tasks.append((name, entries, sources[module], common + [f"-arch={exact}"] + defines))

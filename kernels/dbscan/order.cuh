@@ -6,6 +6,7 @@
 #include "common/scan.cuh"
 #include "dbscan/rows.cuh"
 
+// How rows get keys. The same struct as in src/device/cuda/dbscan/structs.rs.
 struct Keys {
     const float* splitters;   // for each coordinate SPLITTERS, ascending
     const u32* bits;          // for each coordinate: the bits of a key that it has

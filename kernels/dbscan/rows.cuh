@@ -37,7 +37,8 @@ static_assert(!IS_FILTERED || (DIM == 0 && SUM != ABSOLUTE), "rows that products
 // How many bits rows have is compared, too.
 constexpr bool HAS_BITS = SUM == SHARED_BITS || (IS_FILTERED && ELEMENT == BITS);
 
-// The direction of a row under cosine and pearson; see `Direction` in src/metric.rs.
+// The direction of a row under cosine and pearson; see `Direction` in src/metric.rs. The same struct as in
+// src/device/cuda/dbscan/structs.rs, as are those below.
 struct Direction {
     double unit, mean, inverse;
 };
@@ -54,7 +55,7 @@ struct Rounded {
     float square, scale, error, unused;
 };
 
-// What products on tensor cores are made of. The same struct as in src/device/cuda/dbscan/structs.rs.
+// What products on tensor cores are made of.
 struct Products {
     uint4* strips;         // by slot, `count` strips of 64 bytes: halves, or bits
     Rounded* rounded;      // by slot
@@ -72,6 +73,7 @@ struct Progress {
     u64 tested, pruned, joined, pairs, rechecked;
 };
 
+// The rows, and all that kernels keep of them.
 struct Dbscan {
     // The input.
     const Scalar* rows;           // row by row

@@ -20,7 +20,6 @@ struct BitPack {
     u32 pitch;             // words of a row where rows lie one after the other
     u32 steps, log, tile;  // steps in a row, as it is stored; see `image_offset`; rows of a tile, or 0
 };
-static_assert(sizeof(BitPack) == 32, "the host has the same struct");
 
 __host__ __device__ constexpr u32 log_2(u32 power) { return power > 1 ? 1 + log_2(power / 2) : 0; }
 

@@ -9,6 +9,7 @@
 constexpr u32 VECTOR = 16 / sizeof(Scalar);
 
 // A pass whose pairs were filtered, and where rows lie one after the other: the base by position.
+// The same struct as in src/device/cuda/search/filter/launch.rs.
 struct Filtered {
     const Scalar* queries;
     const Scalar* base;
@@ -23,7 +24,6 @@ struct Filtered {
     u32 pitch, vectors;  // elements from row to row, and vectors of 16 bytes in a row
     u32 room, padding;   // hits
 };
-static_assert(sizeof(Filtered) == 96, "the host has the same struct");
 
 __device__ __forceinline__ const u32* hits_of(const Filtered& filtered, const Pass& pass, u32 query) {
     return (const u32*)(filtered.entries + (u64)query * pass.slots + pass.k);

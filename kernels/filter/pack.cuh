@@ -28,7 +28,6 @@ struct Packing {
     u32 last_bin;    // rows with larger norms are aside
     u32 is_finite;   // whether all others have finite norms
 };
-static_assert(sizeof(Packing) == 56, "the host has the same struct");
 
 // What is known of a query, scaled.
 struct Asked {
@@ -162,7 +161,6 @@ struct Pack {
     u32 tile;              // rows of a tile, or 0
     u32 padding;
 };
-static_assert(sizeof(Pack) == 40, "the host has the same struct");
 
 // Eight elements of a row.
 struct Eight {

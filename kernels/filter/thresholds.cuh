@@ -23,7 +23,6 @@ struct Test {
     u32 stored, log, tile;  // as in `Pack`
     u32 lost;               // what a column and its sum lose, see above
 };
-static_assert(sizeof(Test) == 32, "the host has the same struct");
 
 // How far a pair's total, as it is computed, may be below or above the true one, relative to the magnitudes
 // and beside that.

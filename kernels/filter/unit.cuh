@@ -22,7 +22,6 @@ struct Filter {
     u32 scratch_slots;             // multiprocessors that have scratch
     u32 padding;
 };
-static_assert(sizeof(Filter) == 112, "the host has the same struct");
 
 // A block of queries and a share of the tiles.
 struct Unit {

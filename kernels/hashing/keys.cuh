@@ -27,7 +27,6 @@ struct Functions {
     u32 is_clamped;   // whether values too far away are in the outermost slots
     float margin;     // how far a sum of f32 is off, at most, of the product of the lengths of row and function
 };
-static_assert(sizeof(Functions) == 48, "the host has the same struct");
 
 // Tables that are being built, and the rows that a launch looks at. The same struct as in
 // src/device/cuda/hashing/launch.rs.
@@ -38,7 +37,6 @@ struct Building {
     u32 tables;
     u32 section_bits;  // leading bits of a key, which are the number of its section
 };
-static_assert(sizeof(Building) == 32, "the host has the same struct");
 
 // SplitMix64's mixing, as in src/random.rs.
 __device__ __forceinline__ u64 mix(u64 z) {

@@ -11,10 +11,12 @@
 constexpr u32 SMALL = 64;
 
 // Where the sections of a table begin: within their piece of PIECE sections, and the pieces.
+// The same struct as in src/device/cuda/hashing/launch.rs.
 struct Begins {
     const u32* of_sections;
     const u32* of_pieces;
     u32 pieces;   // of a table
+    u32 padding;
 
     __device__ __forceinline__ u32 begin(const Building& building, u32 table, u64 section) const {
         if (section >> building.section_bits) return (u32)building.rows;
@@ -66,7 +68,8 @@ struct __align__(16) Placed {
 };
 
 // Where the sorted rows of tables go: `keys` may be null, `own` as well: the bucket of each row, as a
-// range of the table; of a row that is alone there, an empty one.
+// range of the table; of a row that is alone there, an empty one. The same struct as in
+// src/device/cuda/hashing/launch.rs.
 struct Tables {
     u32* rows;
     u64* keys;

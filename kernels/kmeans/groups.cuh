@@ -31,7 +31,6 @@ struct Group {
     Rounds rounds;
     Sums sums;
 };
-static_assert(sizeof(Group) == 176, "the host has the same struct");
 
 // Runs at most `most` more rounds of each group. A block per group.
 extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* groups, u32 most) {

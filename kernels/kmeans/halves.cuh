@@ -41,7 +41,6 @@ struct Halves {
                            // they are: by underflow, or by the lengths of directions and the rounding of their products
     u32 room_for_pairs, padding;
 };
-static_assert(sizeof(Halves) == 136, "the host has the same struct");
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 constexpr bool HAS_TILES = DIM <= TILES_DIM;

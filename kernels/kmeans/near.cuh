@@ -13,7 +13,6 @@ struct Near {
     u64* lists;  // per centroid: (distance, number) of every other one, ascending, and a distance that is NaN
     u32* sorted_counts;
 };
-static_assert(sizeof(Near) == 16, "the host has the same struct");
 
 // The triangle inequality holds for exact distances, not for rounded ones, whose relative error is
 // below (DIM + 4) 2^-24, plus an underflow error below 1e-20. It is three times that here, so that a centroid that is not

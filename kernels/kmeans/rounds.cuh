@@ -21,6 +21,7 @@ enum : u32 { UNDECIDED = 0x80000000u };
 // equally near to rows, or where weights make numbers that float64 does not hold.
 enum End : u32 { GOING_ON, STABLE, CONVERGED, EMPTY_CLUSTER, GIVEN_UP };
 
+// How rounds stand. The same struct as in src/device/cuda/kmeans/structs.rs.
 struct Status {
     u32 end;
     u32 iterations;
@@ -42,7 +43,6 @@ struct Status {
     u32 padding;
     u64 rechecked;
 };
-static_assert(sizeof(Status) == 80, "the host has the same struct");
 
 // A row that changed its cluster: its position, and its old cluster.
 struct Moved {
@@ -64,7 +64,6 @@ struct Rounds {
     u32* listed;    // … and the rows to compare
     u32 count, k;
 };
-static_assert(sizeof(Rounds) == 80, "the host has the same struct");
 
 // Sums of clusters, and the convergence test.
 struct Sums {
@@ -81,7 +80,6 @@ struct Sums {
     double limit;           // the largest number in steps, and how many parts a step has
     double tolerance;       // rounds end at this sum of squared movements
 };
-static_assert(sizeof(Sums) == 96, "the host has the same struct");
 
 __device__ __forceinline__ Scalar* current_centroids(const Rounds& rounds) {
     return rounds.centroids + (u64)rounds.status->current * rounds.k * DIM;

@@ -37,7 +37,6 @@ struct BucketSearch {
     u32 probes;      // buckets of a query in each table, where all have as many
     OwnRows own;     // the base rows that queries are
 };
-static_assert(sizeof(BucketSearch) == 64, "the host has the same struct");
 
 // The distances of a row to some others, from their elements in order: `N` sums at a time, so that the
 // processor need not wait for one.

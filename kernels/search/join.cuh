@@ -17,7 +17,6 @@ struct Join {
     u32 k;
     u32 dim;     // elements of a row
 };
-static_assert(sizeof(Join) == 24, "the host has the same struct");
 
 // Rows of the bucket that each lane compares at a time. The host defines LANES, those of a row, and JOINING,
 // the threads of a block (-D).

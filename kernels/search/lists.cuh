@@ -81,7 +81,6 @@ struct Pass {
     u32 slots;        // entries per query, a power of two: k neighbours, then candidates
     u32 dense;        // candidates per query, if every pair of the pass is a candidate; otherwise 0
 };
-static_assert(sizeof(Pass) == 56, "the host has the same struct");
 
 __device__ __forceinline__ u32 panel_of_visit(const Pass& pass, u32 visit) {
     return (u32)((u64)visit * pass.stride % pass.panels);

@@ -11,6 +11,7 @@
 // Why steps ended. The same numbers as in src/device/cuda/kmeans/seeding/launch.rs.
 enum Stop : u32 { GOING_ON, SMALL_SHARES, ALL_CHOSEN };
 
+// How steps stand. The same struct as in src/device/cuda/kmeans/seeding/launch.rs.
 struct State {
     double scale[2];  // shares are multiplied by one, and then by the other
     u64 largest;      // the largest weight times cost, as the bits of a double
@@ -23,7 +24,6 @@ struct State {
     u32 is_owed;      // whether sums of shares do not know of it yet
     u32 padding;
 };
-static_assert(sizeof(State) == 56, "the host has the same struct");
 
 // The sum of the shares that a candidate takes from all rows: of their lower and upper 32 bits.
 struct Gain {
@@ -50,9 +50,8 @@ struct Seeding {
     u32 together;           // rows of a block that compares them, a multiple of SHARE_ROWS, at most BLOCK_ROWS
     u32 blocks;
 };
-static_assert(sizeof(Seeding) == 128, "the host has the same struct");
 
-// Rows in whole numbers.
+// Rows in whole numbers. The same struct as in src/device/cuda/kmeans/seeding/launch.rs.
 struct Bounds {
     uint4* words;         // for 16 rows and 32 elements, 4 words of each lane, as `multiply_words` takes them
     int* squares;         // of each row, in steps
@@ -60,7 +59,6 @@ struct Bounds {
     const double* centre; // what is subtracted from rows
     double inverse;       // steps in 1
 };
-static_assert(sizeof(Bounds) == 40, "the host has the same struct");
 
 __device__ __forceinline__ bool is_going_on(const Seeding& seeding) {
     return seeding.state->stop == GOING_ON;

@@ -14,8 +14,8 @@
 //! Unsafe code is in the modules that launch kernels and in those of the structs that kernels read, in the
 //! families' folders, and in `driver`.
 
-/// Asserts, when it is compiled, the size of a struct that kernels read, and where its fields begin: those of the C struct,
-/// of which each field is a number, an address, or another such struct.
+/// Asserts, when it is compiled, the size of a struct that kernels read, and where its fields begin.
+/// `scripts/compile_kernels.py` asserts the same of the kernels' struct of that name, without `OnDevice`.
 macro_rules! assert_layout {
     ($struct:ty, $size:literal, { $($field:ident: $offset:literal),+ $(,)? }) => {
         const _: () = {

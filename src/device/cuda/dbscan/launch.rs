@@ -12,7 +12,7 @@ use cudarc::driver::{
 
 use super::kernels::{Kernels, SECTION, STAGED_THREADS, Staged, TILE};
 use super::order::Order;
-use super::structs::{Dbscan, LEVELS, Products, Progress, RowDirection, Weight};
+use super::structs::{Dbscan, DirectionOnDevice, LEVELS, Products, Progress, Weight};
 use super::tiles::{first_tiles, parts, products};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{address, config, launch_seconds};
@@ -33,7 +33,7 @@ pub(super) struct Shape<'a> {
     pub(super) dim: usize,
     /// Bytes of an element.
     pub(super) scalar: usize,
-    pub(super) directions: &'a [RowDirection],
+    pub(super) directions: &'a [DirectionOnDevice],
     /// For each row, or none if all weigh 1.
     pub(super) weights: &'a [Weight],
     pub(super) enough: Weight,

@@ -23,7 +23,7 @@ use rayon::prelude::*;
 use self::kernels::{Kernels, Spec};
 use self::launch::{Bounds, Shape, Workspace};
 use self::order::Order;
-use self::structs::{RowDirection, Weight};
+use self::structs::{DirectionOnDevice, Weight};
 use self::tiles::first_tiles;
 use self::weights::parts_of;
 use super::driver::upload::elapsed;
@@ -49,7 +49,7 @@ impl DbscanDevice for CudaDevice {
         }
         let is_direction = input.within.metric().sum() == Sum::Products;
         let of_weight = if input.weights.is_some() { size_of::<Weight>() } else { 0 };
-        let of_direction = if is_direction { size_of::<RowDirection>() } else { 0 };
+        let of_direction = if is_direction { size_of::<DirectionOnDevice>() } else { 0 };
         let _reserved =
             job.reserve("weights and directions", input.rows.len() * (of_weight + of_direction))?;
         let (weights, enough) = match input.weights {
@@ -69,7 +69,7 @@ impl DbscanDevice for CudaDevice {
 fn components(
     device: &CudaDevice,
     input: &DbscanInput<'_>,
-    directions: &[RowDirection],
+    directions: &[DirectionOnDevice],
     (weights, enough): (&[Weight], Weight),
     job: &Job,
 ) -> Result<Components> {
@@ -124,14 +124,15 @@ fn components(
 }
 
 /// The directions of rows, if the metric compares those.
-fn directions(rows: &Rows, within: Within) -> Vec<RowDirection> {
+fn directions(rows: &Rows, within: Within) -> Vec<DirectionOnDevice> {
     if within.metric().sum() != Sum::Products {
         return Vec::new();
     }
-    fn of<T: Real>(values: &[T], dim: usize, within: Within) -> Vec<RowDirection> {
+    fn of<T: Real>(values: &[T], dim: usize, within: Within) -> Vec<DirectionOnDevice> {
         let of = |row: &[T]| within.direction(row);
         let rows = values.par_chunks_exact(dim).map(of);
-        rows.map(|of| RowDirection { unit: of.unit, mean: of.mean, inverse: of.inverse }).collect()
+        rows.map(|of| DirectionOnDevice { unit: of.unit, mean: of.mean, inverse: of.inverse })
+            .collect()
     }
     let dim = rows.matrix().dim();
     let narrow = rows.reals::<f32>().map(|values| of(values, dim, within));
@@ -144,7 +145,7 @@ fn bounds(
     within: Within,
     dim: usize,
     kind: ElementKind,
-    (spec, elements, directions): (Spec, usize, &[RowDirection]),
+    (spec, elements, directions): (Spec, usize, &[DirectionOnDevice]),
 ) -> Bounds {
     let limit = within.limit();
     let (sure, may) = match kind {

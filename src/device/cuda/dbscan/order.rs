@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::kernels::{SPLITTERS, Spec};
-use super::structs::RowDirection;
+use super::structs::DirectionOnDevice;
 use crate::rows::Rows;
 
 /// Rows of the sample.
@@ -26,7 +26,7 @@ pub(super) struct Order {
 
 impl Order {
     /// For rows, of which there is at least one, and their directions if the metric compares those.
-    pub(super) fn new(rows: &Rows, directions: &[RowDirection], spec: Spec) -> Self {
+    pub(super) fn new(rows: &Rows, directions: &[DirectionOnDevice], spec: Spec) -> Self {
         let sampled: Vec<usize> = (0..rows.len()).step_by(rows.len().div_ceil(SAMPLED)).collect();
         let all = if rows.words().is_some() { 1 } else { rows.matrix().dim() };
         let sorted = |dim: usize| {
@@ -74,7 +74,7 @@ impl Order {
 }
 
 /// A coordinate of a row, as in `kernels/dbscan/rows.cuh`.
-fn coordinate(rows: &Rows, directions: &[RowDirection], row: usize, dim: usize) -> f64 {
+fn coordinate(rows: &Rows, directions: &[DirectionOnDevice], row: usize, dim: usize) -> f64 {
     if let Some(words) = rows.words() {
         let width = rows.matrix().width();
         let bits = words[row * width..][..width].iter().map(|word| word.count_ones());

@@ -23,7 +23,7 @@ impl From<u128> for Weight {
 /// A [`Direction`](crate::device::contract::Direction).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct RowDirection {
+pub(super) struct DirectionOnDevice {
     pub(super) unit: f64,
     pub(super) mean: f64,
     pub(super) inverse: f64,
@@ -118,7 +118,7 @@ pub(super) struct Products {
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Weight {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for RowDirection {}
+unsafe impl DeviceRepr for DirectionOnDevice {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Progress {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
@@ -129,7 +129,7 @@ unsafe impl DeviceRepr for Products {}
 unsafe impl DeviceRepr for Dbscan {}
 
 assert_layout!(Weight, 16, { low: 0, high: 8 });
-assert_layout!(RowDirection, 24, { unit: 0, mean: 8, inverse: 16 });
+assert_layout!(DirectionOnDevice, 24, { unit: 0, mean: 8, inverse: 16 });
 assert_layout!(Progress, 48, {
     next: 0, unfinished: 4, tested: 8, pruned: 16, joined: 24, pairs: 32, rechecked: 40,
 });

@@ -86,7 +86,7 @@ impl Resident {
     fn set<T: Real>(&mut self, centroids: &[T]) -> Result<()> {
         let Status { largest_row, typical_row, .. } = self.workspace.status()?;
         self.workspace.set_centroids(centroids)?;
-        self.workspace.set_status(&Status { largest_row, typical_row, ..Status::default() })
+        self.workspace.reset_status((largest_row, typical_row))
     }
 
     /// Begins with these centroids; no row is in a cluster.

@@ -173,7 +173,7 @@ impl Workspace {
             sorted,
             _kept: kept,
         };
-        workspace.set_status(&Status::default())?;
+        workspace.reset_status((0, 0))?;
         if way == Way::Tiles {
             workspace.round_rows()?;
         }
@@ -193,27 +193,23 @@ impl Workspace {
                 break;
             }
             self.halves.scale_up(f64::from(128.0 / typical.max(1e-6)));
-            self.set_status(&Status::default())?;
+            self.reset_status((0, 0))?;
         }
         // No scale suits most rows, as where most are equal: none of them counts as far away.
         self.halves = at_first;
-        self.set_status(&Status::default())?;
+        self.reset_status((0, 0))?;
         let (_, largest) = self.round_and_measure()?;
-        let typical_row = largest.max(LEAST_TYPICAL).to_bits();
-        self.set_status(&Status {
-            largest_row: largest.to_bits(),
-            typical_row,
-            ..Status::default()
-        })
+        self.reset_status((largest.to_bits(), largest.max(LEAST_TYPICAL).to_bits()))
     }
 
     /// Rounds all rows: a length that few exceed, and that of the longest.
     fn round_and_measure(&self) -> Result<(f32, f32)> {
+        assert_eq!(self.way, Way::Tiles);
         let all = config(self.count.next_multiple_of(IMAGE_ROWS).div_ceil(8), 256, 0);
         let round = (&self.kernels.round_rows, ("round_rows", all));
         let measure = (&self.kernels.measure_rows, ("measure_rows", config(1, 1024, 0)));
         for (kernel, grid) in [round, measure] {
-            // SAFETY: both take (Rounds, Halves), which `new` has filled in for `Way::Tiles`, the only caller's.
+            // SAFETY: both take (Rounds, Halves), which `new` has filled in for `Way::Tiles`.
             // `round_rows`, a warp for each row of whole images, reads the rows and the origin and writes
             // `half_rows` and `rounded`; `measure_rows`, one block of 1,024 threads, reads `rounded` after it,
             // and writes the status.
@@ -238,9 +234,11 @@ impl Workspace {
         self.pace.begin(&self.stream)
     }
 
-    /// Sets the status that the next launches read.
-    pub(super) fn set_status(&mut self, status: &Status) -> Result<()> {
-        sys::write(&self.stream, self.status.slice_mut(), std::slice::from_ref(status))
+    /// Sets the status that the next launches read: that before any round, with the bits of `largest_row` and
+    /// `typical_row`.
+    pub(super) fn reset_status(&mut self, (largest_row, typical_row): (u32, u32)) -> Result<()> {
+        let status = Status { largest_row, typical_row, ..Status::default() };
+        sys::write(&self.stream, self.status.slice_mut(), &[status])
     }
 
     /// The valid centroids, in the set `current`.

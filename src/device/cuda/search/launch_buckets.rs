@@ -39,14 +39,13 @@ struct BucketSearch {
     slots: u32,
     is_own: u32,
     probes: u32,
-    own: OwnOnDevice,
+    own: OwnRowsOnDevice,
 }
 
-/// The same struct as `OwnRows` in `kernels/search/buckets.cuh`, which documents it; an address on the
-/// device.
+/// The same struct as in `kernels/search/buckets.cuh`, which documents it; an address on the device.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct OwnOnDevice {
+pub(super) struct OwnRowsOnDevice {
     listed: u64,
     first: u32,
     padding: u32,
@@ -55,9 +54,9 @@ pub(super) struct OwnOnDevice {
 // SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for BucketSearch {}
 // SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for OwnOnDevice {}
+unsafe impl DeviceRepr for OwnRowsOnDevice {}
 
-assert_layout!(OwnOnDevice, 16, { listed: 0, first: 8, padding: 12 });
+assert_layout!(OwnRowsOnDevice, 16, { listed: 0, first: 8, padding: 12 });
 assert_layout!(BucketSearch, 64, {
     table_rows: 0, words: 8, first: 16, end: 20, tables: 24, dim: 28, k: 32, slots: 36, is_own: 40,
     probes: 44, own: 48,
@@ -82,7 +81,7 @@ impl Own {
         &self,
         stream: &Arc<CudaStream>,
         (queries, rows): (usize, usize),
-    ) -> OwnOnDevice {
+    ) -> OwnRowsOnDevice {
         let (listed, first) = match self {
             Self::Nobody => (0, NOBODY),
             Self::From(first) => {
@@ -94,7 +93,7 @@ impl Own {
                 (address(stream, buffer), NOBODY)
             }
         };
-        OwnOnDevice { listed, first, padding: 0 }
+        OwnRowsOnDevice { listed, first, padding: 0 }
     }
 }
 

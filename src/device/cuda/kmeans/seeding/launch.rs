@@ -89,8 +89,8 @@ impl State {
     }
 
     /// The state in which steps go on, at another scale.
-    pub(super) fn at_scale(&self, scale: [f64; 2]) -> Self {
-        Self { scale, largest: 0, stop: 0, scaled: self.chosen, is_owed: 0, ..*self }
+    fn at_scale(self, scale: [f64; 2]) -> Self {
+        Self { scale, largest: 0, stop: 0, scaled: self.chosen, is_owed: 0, ..self }
     }
 }
 
@@ -144,15 +144,23 @@ struct Bounds {
     inverse: f64,
 }
 
-// SAFETY: C structs of numbers without padding, laid out as the kernels declare them.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for State {}
-// SAFETY: as above.
+// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Seeding {}
-// SAFETY: as above.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Bounds {}
 
-const _: () = assert!(size_of::<State>() == 56 && size_of::<Seeding>() == 128);
-const _: () = assert!(size_of::<Bounds>() == 40);
+assert_layout!(State, 56, {
+    scale: 0, largest: 16, stop: 24, chosen: 28, scaled: 32, compared: 36, longest: 40, best: 44,
+    is_owed: 48, padding: 52,
+});
+assert_layout!(Seeding, 128, {
+    state: 0, rows: 8, weights: 16, costs: 24, totals: 32, block_totals: 40, candidates: 48,
+    chosen: 56, gains: 64, taken: 72, block_taken: 80, distances: 88, lowered: 96, random: 104,
+    count: 112, k: 116, together: 120, blocks: 124,
+});
+assert_layout!(Bounds, 40, { words: 0, squares: 8, residuals: 16, centre: 24, inverse: 32 });
 
 /// The kernels for rows of one kind, metric and dimension, loaded on a device.
 #[derive(Debug)]
@@ -403,9 +411,10 @@ impl<'r> Workspace<'r> {
         Ok(f64::from_bits(self.state()?.largest))
     }
 
-    /// Goes on with shares of another scale.
-    pub(super) fn rescale(&mut self, state: &State) -> Result<()> {
-        sys::write(&self.stream, self.state.slice_mut(), std::slice::from_ref(state))?;
+    /// Goes on with shares of another scale. Waits for all launches.
+    pub(super) fn rescale(&mut self, scale: [f64; 2]) -> Result<()> {
+        let state = self.state()?.at_scale(scale);
+        sys::write(&self.stream, self.state.slice_mut(), &[state])?;
         // SAFETY: `add_shares` takes (Seeding), `SEED_THREADS` a block and `blocks` of them, each for rows of its
         // own: it reads costs, and writes the sums of the shares of these.
         unsafe { self.launch(&self.kernels.add_shares, ("add_shares", self.blocks(0))) }

@@ -101,7 +101,7 @@ fn plus_plus<T: Real>(
                 if largest == 0.0 {
                     break state;
                 }
-                steps.rescale(&state.at_scale(scale_for(largest)))?;
+                steps.rescale(scale_for(largest))?;
             }
         }
     };
