@@ -5,13 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use datafusion_neighbors::algo::knn::{
-    Found, Index, KnnParams, LshParams, Method, Scoring, open_base,
+    Found, InTurnSearch, Index, KnnParams, LoadedTables, LshParams, Method, Part, Scoring,
+    StoredSearch, StoredTables, TablesBuilder, open_base, open_stored,
 };
 use datafusion_neighbors::device::{AnyDevice, Distances, QueryRows};
 use datafusion_neighbors::index::lsh::{
     Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
 };
 use datafusion_neighbors::job::{Budget, Job};
+use datafusion_neighbors::matrix::ElementKind;
 use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
@@ -65,6 +67,10 @@ pub fn trials() -> Vec<(String, Test)> {
         all.push((format!("lsh::many_rows::{}", family.name()), Box::new(run)));
     }
     all.push(("lsh::many_candidates".to_string(), Box::new(many)));
+    for (metric, family) in [(Metric::L2, Family::PStable), (Metric::Cosine, Family::Hyperplane)] {
+        let run = move |device: &AnyDevice| stored_ties(device, metric, family);
+        all.push((format!("lsh::stored_ties::{metric}"), Box::new(run)));
+    }
     all.push(("lsh::chosen_parameters_reach_the_recall".to_string(), Box::new(chosen)));
     all.push(("lsh::refused".to_string(), Box::new(refused)));
     all
@@ -636,6 +642,79 @@ fn many(device: &AnyDevice) -> Result<(), Failed> {
     let mut params = LshParams::try_new(Metric::L2, None)?;
     (params.tables, params.hashes, params.width) = (Some(2), Some(1), Some(30.0));
     check(device, (&base, None), 3, &params, Metric::L2)
+}
+
+/// Many candidates whose distances are one number in f32: tables that are stored find what others do, all at once or one
+/// after the other.
+fn stored_ties(device: &AnyDevice, metric: Metric, family: Family) -> Result<(), Failed> {
+    // The nearest rows come last.
+    let small = |i: usize| 4e-4 * (if metric == Metric::L2 { 400 - i } else { i + 1 }) as f64;
+    let rows: Vec<_> = (0..400).map(|i| vec![1000.0, 1000.0, 1000.0, small(i)]).collect();
+    let queries =
+        [[-1.0, -1.0, -1.0, 0.0], [1000.0, 1000.0, 1000.0, 0.05], [-2.0, -1.0, -1.0, 0.0]];
+    let base = matrix_f32(&rows, 4, metric);
+    let queries = matrix_f32(&queries.map(|query| query.to_vec()), 4, metric);
+    let mut params = LshParams::try_new(metric, Some(family))?;
+    (params.tables, params.hashes, params.probes) = (Some(5), Some(1), 2);
+    params.width = (family == Family::PStable).then_some(1e5);
+    let (k, job) = (3, Job::default());
+    let wanted = by_definition((&base, Some(&queries)), k, &params, metric);
+    let knn = KnnParams::try_new(k as u64, metric)?;
+    let builder = TablesBuilder::new((base.clone(), None, None), (knn, &params), &job)?;
+    let stored = Arc::new(StoredTables {
+        params: builder.params.clone(),
+        metric,
+        dim: 4,
+        kind: ElementKind::F32,
+        centre: Vec::new(),
+        planes: Vec::new(),
+        sizes: (0, 0),
+    });
+    let load = |first: usize, count: usize| -> Result<LoadedTables, Error> {
+        let built = builder.build(first..first + count, &job)?.tables;
+        let tables = built.into_iter().map(|built| built.table).collect();
+        stored.load((first, tables), job.reserve("tables", 0)?, &job)
+    };
+    let opened = open_stored(device, base.clone(), stored.clone(), &job)?;
+    let open = |tables: Option<&LoadedTables>| {
+        opened.search(tables, (knn, &params), (&queries, QueryRows::Separate), None, &job)
+    };
+    let all = load(0, 5)?;
+    let (StoredSearch::Together(together), StoredSearch::InTurn(in_turn)) =
+        (open(Some(&all))?, open(None)?)
+    else {
+        return Err("tables are not searched as asked".into());
+    };
+    let of_each = |open: Option<&[u32]>| one_by_one(&*in_turn, load, &queries, open);
+    let (mut found, open) =
+        in_turn.finish(of_each(None)?, (&queries, QueryRows::Separate), &job)?;
+    in_turn.settle(&mut found, &open, of_each(Some(&open[..]))?);
+    let found = [
+        ("built", search(device, (&base, Some(&queries)), k, &params, metric)?),
+        ("together", together.search(&queries, QueryRows::Separate, &job)?),
+        ("in turn", found),
+    ];
+    for (tables, found) in found {
+        if lists(&found) != wanted {
+            let found = lists(&found);
+            return Err(format!("{tables}: {found:?}, by the definition {wanted:?}").into());
+        }
+    }
+    if open != [0, 2] { Err(format!("{open:?} are open").into()) } else { Ok(()) }
+}
+
+/// What queries find in tables that are loaded one after the other.
+fn one_by_one(
+    search: &dyn InTurnSearch,
+    load: impl Fn(usize, usize) -> Result<LoadedTables, Error>,
+    queries: &Rows,
+    open: Option<&[u32]>,
+) -> Result<Part, Error> {
+    let job = Job::default();
+    let of_table =
+        |table: usize| search.search(&load(table, 1)?, (queries, QueryRows::Separate), open, &job);
+    let first = of_table(0)?;
+    (1..search.tables()).try_fold(first, |all, table| search.merge(all, of_table(table)?, &job))
 }
 
 /// Where parameters are chosen, the recall is reached: within what a sample may be wrong by.

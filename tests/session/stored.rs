@@ -295,7 +295,8 @@ pub async fn table_by_table() -> Result<(), Failed> {
     let items = format!("({})", rows(0, 20_000, "List(Float32)"));
     let boxes = "'lsh.vector' 'v', 'lsh.family' 'hyperplane', 'lsh.planes' 'orthogonal', 'lsh.tables' '30', 'lsh.hashes' '4', 'lsh.box_radius' '0.5'";
     let scored = "'lsh.vector' 'b', 'lsh.metric' 'hamming', 'lsh.method' 'ewh', 'lsh.tables' '40', 'lsh.bits' '12', 'lsh.score' '11'";
-    let files = [("stored", OPTIONS), ("boxes", boxes), ("scored", scored)];
+    let near = "'lsh.vector' 'v', 'lsh.family' 'hyperplane', 'lsh.tables' '40', 'lsh.hashes' '1', 'lsh.probes' '2'";
+    let files = [("stored", OPTIONS), ("boxes", boxes), ("scored", scored), ("near", near)];
     for (name, options) in files {
         index(&ctx, name, &items, &folder, options).await?;
     }
@@ -313,6 +314,10 @@ pub async fn table_by_table() -> Result<(), Failed> {
         ),
         format!(
             "{sums}(queries => (SELECT id, b FROM scored WHERE id < 9), base => scored, k => 3, vector => 'b', tables => 2)"
+        ),
+        // So far away that many distances are one number in Float32.
+        format!(
+            "{sums}(queries => (SELECT id, arrow_cast([0, 0, 0, 3000000], 'List(Float32)') AS v FROM near WHERE id < 3), base => near, k => 4, vector => 'v')"
         ),
     ];
     let (small, pool) = limited(7 << 20)?;

@@ -73,7 +73,7 @@ impl<D: Device> Among<D> {
         Self { base, k, listed, filter, counting }
     }
 
-    /// The same where no query can be compared again: with longer lists.
+    /// The same with longer lists: where tables are read in turn, all are read again for lists that are not certain.
     pub fn with_longer_lists(self) -> Self {
         Self { listed: self.listed.saturating_mul(2).saturating_add(64), ..self }
     }

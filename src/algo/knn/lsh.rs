@@ -149,7 +149,8 @@ impl<D: Device> KnnSearch for LshSearch<D> {
         };
         let (mut found, open) = self.among.finish(found, queries, job)?;
         if !open.is_empty() {
-            self.among.compare_exactly(self.finder.get(job)?, queries, &open, &mut found, job)?;
+            let exact = self.among.by_definition(self.finder.get(job)?, queries, &open, job)?;
+            self.among.settle(&mut found, &open, exact);
         }
         Ok(found)
     }

@@ -100,37 +100,50 @@ impl<D: Device> Among<D> {
         refined
     }
 
-    /// Sets the neighbours of some queries, which have as many as were asked for, to the nearest of all their candidates
-    /// by the definition.
-    pub(super) fn compare_exactly(
+    /// What some of the queries find in the tables of a finder: list after list, the nearest of all their candidates by the
+    /// definition.
+    pub(super) fn by_definition(
         &self,
         finder: &Finder,
         (queries, query_rows): (&Rows, QueryRows),
-        open: &[u32],
-        found: &mut Found,
+        some: &[u32],
         job: &Job,
-    ) -> Result<()> {
+    ) -> Result<Part> {
         let pairs = ExactPairs::new(self.base.metric, queries, &self.base.rows);
         let part = job.part();
-        let nearest = in_parallel(open.to_vec(), |query| {
+        let found = in_parallel(some.to_vec(), |query| {
             part.check()?;
             let at = query as usize;
             let (one, own) = (queries.slice(at..at + 1), query_rows.skip(query));
             let (places, _reserved) = reserved_places(finder, (&one, own), &part)?;
             let (rows, _) = joined(vec![finder.candidates(&places, 0..1, own, &part)])?;
-            Ok((nearest(&pairs, (at, &rows), self.k, &mut Vec::new()), rows.len()))
+            Ok((nearest(&pairs, (at, &rows), self.k, &mut Vec::new()), rows.len() as u64))
         });
-        for (query, found_again) in open.iter().zip(nearest) {
-            let (nearest, candidates) = found_again?;
-            let query = *query as usize;
-            let start = found.starts.as_ref().map_or(query * self.k, |starts| starts[query]);
-            for (place, (distance, row)) in (start..).zip(nearest) {
-                found.neighbors.rows[place] = row;
-                found.neighbors.distances.set(place, distance);
-            }
-            found.neighbors.work.rechecked += candidates as u64;
+        let (mut rows, mut distances, mut starts, mut pairs) = (Vec::new(), Vec::new(), vec![0], 0);
+        for of_query in found {
+            let (nearest, candidates) = of_query?;
+            distances.extend(nearest.iter().map(|(distance, _)| *distance));
+            rows.extend(nearest.iter().map(|(_, row)| *row));
+            starts.push(rows.len());
+            pairs += candidates;
         }
-        Ok(())
+        let (distances, starts) = (Distances::F64(distances), Starts::Each(starts));
+        Ok(Part { nearest: Nearest { rows, distances, starts }, visited: 0, pairs })
+    }
+
+    /// Sets the neighbours of some queries, which have as many as were asked for, to those that they have found by the
+    /// definition in all tables.
+    pub(super) fn settle(&self, found: &mut Found, some: &[u32], by_definition: Part) {
+        let Part { nearest: Nearest { rows, distances, starts }, pairs, .. } = by_definition;
+        for (query, from) in some.iter().zip(starts.into_vec()) {
+            let query = *query as usize;
+            let to = found.starts.as_ref().map_or(query * self.k, |starts| starts[query]);
+            for i in 0..self.k {
+                found.neighbors.rows[to + i] = rows[from + i];
+                found.neighbors.distances.set(to + i, distances.at(from + i));
+            }
+        }
+        found.neighbors.work.rechecked += pairs;
     }
 }
 

@@ -67,7 +67,8 @@ pub enum StoredSearch {
     InTurn(Box<dyn InTurnSearch>),
 }
 
-/// A search in some tables after others.
+/// A search in some tables after others. Queries are searched in all tables, and what they find is finished; those that
+/// are open then are searched by the definition in all tables again, and settled.
 pub trait InTurnSearch: Send + Sync {
     /// How many tables there are.
     fn tables(&self) -> usize;
@@ -75,12 +76,17 @@ pub trait InTurnSearch: Send + Sync {
     /// What was built, for EXPLAIN ANALYZE.
     fn index(&self) -> &Index;
 
-    /// What queries find in some tables.
+    /// What queries find in some tables; or only `open` ones of them, by the definition.
     ///
     /// # Errors
     /// Those of a search.
-    fn search(&self, tables: &LoadedTables, queries: (&Rows, QueryRows), job: &Job)
-    -> Result<Part>;
+    fn search(
+        &self,
+        tables: &LoadedTables,
+        queries: (&Rows, QueryRows),
+        open: Option<&[u32]>,
+        job: &Job,
+    ) -> Result<Part>;
 
     /// What the same queries have found in some tables and in others.
     ///
@@ -88,11 +94,19 @@ pub trait InTurnSearch: Send + Sync {
     /// [`Error::Cancelled`].
     fn merge(&self, some: Part, others: Part, job: &Job) -> Result<Part>;
 
-    /// What was found in all tables.
+    /// What was found in all tables, and the open queries: other candidates may be nearer to them.
     ///
     /// # Errors
     /// Those of a search.
-    fn finish(&self, found: Part, queries: (&Rows, QueryRows), job: &Job) -> Result<Found>;
+    fn finish(
+        &self,
+        found: Part,
+        queries: (&Rows, QueryRows),
+        job: &Job,
+    ) -> Result<(Found, Vec<u32>)>;
+
+    /// Sets the neighbours of open queries to what they have found by the definition in all tables.
+    fn settle(&self, found: &mut Found, open: &[u32], by_definition: Part);
 }
 
 /// Puts the base of stored tables, whose rows were [checked](StoredTables::check_rows), onto a device.
@@ -350,23 +364,36 @@ impl<D: Device> InTurnSearch for InTurn<D> {
         &self,
         tables: &LoadedTables,
         queries: (&Rows, QueryRows),
+        open: Option<&[u32]>,
         job: &Job,
     ) -> Result<Part> {
         let (tables, hashing) = (tables.hashed.clone(), self.hashing.clone());
         let finder = Finder::over(tables, hashing, &self.params, self.finder.clone(), job)?;
-        // Others take their place soon.
-        let sent = SentTables::default();
         let searched = queries.0.searched(self.among.base.metric, job)?;
-        self.among.search((&finder, Some(&sent)), (&searched, queries.1), job)
+        let queries = (&searched, queries.1);
+        match open {
+            Some(open) => self.among.by_definition(&finder, queries, open, job),
+            // Others take the place of these tables soon.
+            None => self.among.search((&finder, Some(&SentTables::default())), queries, job),
+        }
     }
 
     fn merge(&self, some: Part, others: Part, job: &Job) -> Result<Part> {
         some.with(others, self.among.listed, job)
     }
 
-    fn finish(&self, found: Part, queries: (&Rows, QueryRows), job: &Job) -> Result<Found> {
+    fn finish(
+        &self,
+        found: Part,
+        queries: (&Rows, QueryRows),
+        job: &Job,
+    ) -> Result<(Found, Vec<u32>)> {
         let searched = queries.0.searched(self.among.base.metric, job)?;
-        Ok(self.among.finish(found, (&searched, queries.1), job)?.0)
+        self.among.finish(found, (&searched, queries.1), job)
+    }
+
+    fn settle(&self, found: &mut Found, open: &[u32], by_definition: Part) {
+        self.among.settle(found, open, by_definition);
     }
 }
 

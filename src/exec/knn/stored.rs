@@ -13,7 +13,7 @@ use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
 use super::output::Carried;
 use super::spec::KnnSpec;
 use crate::algo::knn::{
-    Found, InTurnSearch, Index, KnnSearch, LoadedTables, LshParams, Selection, StoredBase,
+    Found, InTurnSearch, Index, KnnSearch, LoadedTables, LshParams, Part, Selection, StoredBase,
     StoredSearch,
 };
 use crate::device::{AnyDevice, QueryRows};
@@ -124,12 +124,16 @@ pub(super) enum Searching {
     /// Those of an index are, as long as this is.
     Kept { search: Arc<dyn KnnSearch>, _tables: Arc<LoadedTables>, _base: Arc<dyn StoredBase> },
     /// Some are read after others.
-    InTurn {
-        search: Arc<dyn InTurnSearch>,
-        _base: Arc<dyn StoredBase>,
-        index: Arc<StoredIndex>,
-        pool: Arc<dyn MemoryPool>,
-    },
+    InTurn(InTurn),
+}
+
+/// A search in tables of an index, of which some are read after others.
+#[derive(Clone)]
+pub(super) struct InTurn {
+    search: Arc<dyn InTurnSearch>,
+    _base: Arc<dyn StoredBase>,
+    index: Arc<StoredIndex>,
+    pool: Arc<dyn MemoryPool>,
 }
 
 impl Searching {
@@ -137,7 +141,7 @@ impl Searching {
     pub fn index(&self) -> Option<&Index> {
         match self {
             Self::AtOnce(search) | Self::Kept { search, .. } => search.index(),
-            Self::InTurn { search, .. } => Some(search.index()),
+            Self::InTurn(in_turn) => Some(in_turn.search.index()),
         }
     }
 
@@ -147,56 +151,93 @@ impl Searching {
         (queries, query_rows): (Rows, QueryRows),
         job: &Job,
     ) -> Result<Result<Found, crate::Error>> {
-        // Work that nobody waits for any more still uses all of it.
-        let (whole, of_job) = (self.clone(), job.clone());
         match self {
             Self::AtOnce(search) | Self::Kept { search, .. } => {
-                let search = search.clone();
+                // Work that nobody waits for any more still uses all of it.
+                let (whole, search, job) = (self.clone(), search.clone(), job.clone());
                 computing(move || {
-                    let found = search.search(&queries, query_rows, &of_job);
+                    let found = search.search(&queries, query_rows, &job);
                     drop(whole);
                     Ok(found)
                 })
                 .await
             }
-            Self::InTurn { search, index, pool, .. } => {
-                let (mut found, mut first, all) = (None, 0, search.tables());
-                let mut together = all.div_ceil(2).max(1);
-                while first < all {
-                    let most = together.min(all - first);
-                    let tables = index.some_tables(first, most, (pool, job)).await?;
-                    together = tables.len().max(1);
-                    let (search, queries, job) = (search.clone(), queries.clone(), job.clone());
-                    let (whole, earlier) = (whole.clone(), found.take());
-                    let part = computing(move || {
-                        let part = match search.search(&tables, (&queries, query_rows), &job) {
-                            Ok(part) => part,
-                            Err(error) => return Ok((earlier, Err(error))),
-                        };
-                        let part = match earlier {
-                            Some(earlier) => search.merge(part, earlier, &job),
-                            None => Ok(part),
-                        };
-                        drop((tables, whole));
-                        Ok((None, part))
-                    });
-                    match part.await? {
-                        (_, Ok(part)) => {
-                            found = Some(part);
-                            first += together;
-                        }
-                        // Fewer at a time, then.
-                        (earlier, Err(crate::Error::HostMemory { .. })) if together > 1 => {
-                            found = earlier;
-                            together = together.div_ceil(2);
-                        }
-                        (_, Err(error)) => return Ok(Err(error)),
-                    }
-                }
-                let Some(found) = found else { return internal_err!("an index has no tables") };
-                let search = search.clone();
-                computing(move || Ok(search.finish(found, (&queries, query_rows), &of_job))).await
+            Self::InTurn(in_turn) => in_turn.search((queries, query_rows), job).await,
+        }
+    }
+}
+
+impl InTurn {
+    async fn search(
+        &self,
+        (queries, query_rows): (Rows, QueryRows),
+        job: &Job,
+    ) -> Result<Result<Found, crate::Error>> {
+        let found = match self.in_all_tables((&queries, query_rows), None, job).await? {
+            Ok(found) => found,
+            Err(error) => return Ok(Err(error)),
+        };
+        let (search, of_queries, of_job) = (self.search.clone(), queries.clone(), job.clone());
+        let finished =
+            computing(move || Ok(search.finish(found, (&of_queries, query_rows), &of_job))).await?;
+        let (mut found, open) = match finished {
+            Ok(finished) => finished,
+            Err(error) => return Ok(Err(error)),
+        };
+        if !open.is_empty() {
+            let open: Arc<[u32]> = open.into();
+            match self.in_all_tables((&queries, query_rows), Some(&open), job).await? {
+                Ok(exact) => self.search.settle(&mut found, &open, exact),
+                Err(error) => return Ok(Err(error)),
             }
+        }
+        Ok(Ok(found))
+    }
+
+    /// What queries, or only `open` ones of them, find in all tables.
+    async fn in_all_tables(
+        &self,
+        (queries, query_rows): (&Rows, QueryRows),
+        open: Option<&Arc<[u32]>>,
+        job: &Job,
+    ) -> Result<Result<Part, crate::Error>> {
+        let (mut found, mut first, all) = (None, 0, self.search.tables());
+        let mut together = all.div_ceil(2).max(1);
+        while first < all {
+            let most = together.min(all - first);
+            let tables = self.index.some_tables(first, most, (&self.pool, job)).await?;
+            together = tables.len().max(1);
+            // Work that nobody waits for any more still uses all of it.
+            let (whole, queries, job) = (self.clone(), queries.clone(), job.clone());
+            let (earlier, open) = (found.take(), open.cloned());
+            let part = computing(move || {
+                let (search, queries) = (&whole.search, (&queries, query_rows));
+                let part = match search.search(&tables, queries, open.as_deref(), &job) {
+                    Ok(part) => part,
+                    Err(error) => return Ok((earlier, Err(error))),
+                };
+                let part = match earlier {
+                    Some(earlier) => search.merge(part, earlier, &job),
+                    None => Ok(part),
+                };
+                Ok((None, part))
+            });
+            match part.await? {
+                (_, Ok(part)) => {
+                    found = Some(part);
+                    first += together;
+                }
+                // Fewer at a time, then.
+                (earlier, Err(crate::Error::HostMemory { .. })) if together > 1 => {
+                    found = earlier;
+                    together = together.div_ceil(2);
+                }
+                (_, Err(error)) => return Ok(Err(error)),
+            }
+        }
+        match found {
+            Some(found) => Ok(Ok(found)),
+            None => internal_err!("an index has no tables"),
         }
     }
 }
@@ -237,7 +278,7 @@ pub(super) async fn open_stored(
         (StoredSearch::InTurn(search), _) => {
             stored.set(Residence::InTurn);
             let (index, pool) = (stored.index.clone(), pool.clone());
-            Searching::InTurn { search: Arc::from(search), _base: base, index, pool }
+            Searching::InTurn(InTurn { search: Arc::from(search), _base: base, index, pool })
         }
     };
     Ok((device, search))
