@@ -1,6 +1,3 @@
-// The kernels of k-means.
+// The kernels of k-means that all ways of comparing rows share.
 
 #include "kmeans/sums.cuh"
-#include "kmeans/near.cuh"
-#include "kmeans/assign_tiles.cuh"
-#include "kmeans/groups.cuh"

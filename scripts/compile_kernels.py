@@ -26,6 +26,13 @@ CUDA = ROOT / "src/device/cuda"
 KERNELS = ROOT / "kernels"
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 REALS = ["L2", "SQEUCLIDEAN", "COSINE", "INNER_PRODUCT", "L1", "PEARSON"]
+# Elements, metrics and dimensions of k-means.
+OF_KMEANS = [
+    ("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 10, 11, 32, 33, 96, 128, 129, 384, 1025]),
+    ("F64", ["SQEUCLIDEAN", "COSINE"], [1, 8, 32, 33, 128, 384, 1025]),
+]
+BY_GROUPS = [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 11, 33, 96, 128, 300, 384, 634]), ("F64", ["SQEUCLIDEAN"], [8, 128])]
+
 # For each module: element types, their metrics, and dims; and the kernels that are there.
 # Of a search, dims are run-time, odd, and the largest that is unrolled; of k-means, the ones around
 # the limits of each way to assign rows.
@@ -84,21 +91,26 @@ MODULES = {
          "round_to_words", "compare_bounds"],
     ),
     "kmeans.cu": (
-        [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 10, 11, 32, 33, 96, 128, 129, 384, 1025]),
-         ("F64", ["SQEUCLIDEAN", "COSINE"], [1, 8, 32, 33, 128, 384, 1025])],
-        ["add_moved", "add_sorted", "find_first_rows", "find_differing", "finish_round", "costs", "list_rows", "list_centroids",
-         "assign_first", "assign_near", "sort_count", "add_up", "sort_move", "round_rows", "measure_rows",
-         "round_centroids", "assign_tiles", "take_found", "find_candidates", "compare_candidates", "name_nearest", "settle",
-         "cluster_groups", "finish_groups"],
+        OF_KMEANS,
+        ["add_moved", "add_sorted", "find_first_rows", "find_differing", "finish_round", "copy_labels", "costs", "add_up"],
     ),
-    "kmeans_groups.cu": (
-        [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 11, 33, 96, 128, 300, 384, 634]), ("F64", ["SQEUCLIDEAN"], [8, 128])],
-        ["find_by_groups", "candidates_by_groups"]),
+    "kmeans_near.cu": (OF_KMEANS, ["list_centroids", "assign_first", "assign_near", "sort_count", "sort_move"]),
+    "kmeans_tiles.cu": (
+        OF_KMEANS,
+        ["list_rows", "round_rows", "measure_rows", "round_centroids", "assign_tiles", "take_found", "find_candidates",
+         "compare_candidates", "name_nearest", "settle"],
+    ),
+    "kmeans_blocks.cu": (
+        [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 32, 33]), ("F64", ["SQEUCLIDEAN", "COSINE"], [1, 32])],
+        ["cluster_groups", "finish_groups"],
+    ),
+    "kmeans_find.cu": (BY_GROUPS, ["find_by_groups"]),
+    "kmeans_candidates.cu": (BY_GROUPS, ["candidates_by_groups"]),
 }
 
 
 # Modules with instructions that one architecture alone has, and those that the first lacks.
-FOR_ONE = dict.fromkeys(["products.cu", "wide_products.cu", "kmeans_groups.cu"], "sm_90")
+FOR_ONE = dict.fromkeys(["products.cu", "wide_products.cu", "kmeans_find.cu", "kmeans_candidates.cu"], "sm_90")
 LIKE_SM_80 = ["sm_86", "sm_89", "sm_100", "sm_120"]
 NOT_FOR_FIRST = ["filter.cu", "bit_filter.cu", "warp_products.cu"]
 
@@ -198,7 +210,7 @@ def with_layouts(sources):
 
 
 def family_of(module):
-    return "filter" if "filter" in module else module.removesuffix(".cu").removesuffix("_groups")
+    return "filter" if "filter" in module else module.removesuffix(".cu").split("_")[0]
 
 
 def source(file, seen):

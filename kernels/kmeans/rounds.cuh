@@ -159,8 +159,8 @@ __device__ __forceinline__ Real finish_pair(Total total) {
 // Whether rounding may hide which of two distances is less by the definition: `least` is not greater. Each errs by less than
 // DIM + 8 halves of a unit in the last place; by cosine of 2, and unit vectors by another one.
 __device__ __forceinline__ bool is_undecided(Real least, Real second) {
-    constexpr Real SHARE = Real(1.05) * (DIM + 8) * Limits<Real>::epsilon();
-    const Real apart = SUM == SQUARES ? least * SHARE + 1024 * Limits<Real>::smallest() : 2 * SHARE + 8 * Limits<Real>::epsilon();
+    const Real share = Real(1.05) * (DIM + 8) * Limits<Real>::epsilon();
+    const Real apart = SUM == SQUARES ? least * share + 1024 * Limits<Real>::smallest() : 2 * share + 8 * Limits<Real>::epsilon();
     // Written so that NaN is undecided.
     return !(second > least + apart);
 }

@@ -36,6 +36,9 @@ const SAMPLE: usize = 256;
 /// Queries that are searched again at a time.
 const AGAIN_TOGETHER: usize = 4096;
 
+/// An entry of a list is moved by so many places on average before the list is sorted otherwise.
+const MOVES: usize = 4;
+
 /// A list that was not certain is followed by one this many times as long, and as many rows longer.
 const LONGER: (usize, usize) = (4, 64);
 
@@ -305,11 +308,25 @@ fn in_order(a: &(f64, u32), b: &(f64, u32)) -> std::cmp::Ordering {
 fn sort(rows: &mut [u32], distances: &mut [f64], own: &mut Vec<(f64, u32)>) {
     own.clear();
     own.extend(distances.iter().copied().zip(rows.iter().copied()));
-    if !own.is_sorted_by(|a, b| in_order(a, b).is_le()) {
-        own.sort_unstable_by(in_order);
-        for ((row, distance), own) in rows.iter_mut().zip(distances).zip(own) {
-            (*distance, *row) = *own;
+    if own.is_sorted_by(|a, b| in_order(a, b).is_le()) {
+        return;
+    }
+    // Lists that a device has sorted are nearly in order.
+    let mut moves = MOVES * own.len();
+    for next in 1..own.len() {
+        let mut place = next;
+        while place > 0 && in_order(&own[place - 1], &own[place]).is_gt() {
+            own.swap(place - 1, place);
+            place -= 1;
         }
+        moves = moves.saturating_sub(next - place);
+        if moves == 0 {
+            own.sort_unstable_by(in_order);
+            break;
+        }
+    }
+    for ((row, distance), own) in rows.iter_mut().zip(distances).zip(own) {
+        (*distance, *row) = *own;
     }
 }
 

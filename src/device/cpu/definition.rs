@@ -1,13 +1,23 @@
 //! Distances of chosen pairs by the definition, several at a time: each is one long chain of additions, but those of
 //! different pairs run side by side.
 
-use super::simd::chains::prefetch;
+use std::ops::Range;
+
+use super::simd::chains::{Chains, prefetch};
+use super::simd::level::{Level, Wide};
 use crate::matrix::{ElementKind, Real};
-use crate::metric::{Direction, Metric, Vector, power_of_two_near_inverse};
+use crate::metric::{Direction, Metric, Sum, Vector, power_of_two_near_inverse};
 use crate::rows::Rows;
 
 /// Pairs whose sums run side by side.
 const BESIDE: usize = 8;
+
+/// The same where each has a lane of its own, and the dimensions that are widened at a time.
+const LANES: usize = f64::LANES;
+const SLAB: usize = 64;
+
+/// With fewer dimensions, putting them side by side takes longer than adding them up.
+const LEAST_DIM: usize = 16;
 
 /// Queries and a base, as the definition reads them.
 pub struct ExactPairs<'a> {
@@ -58,36 +68,28 @@ impl<'a> ExactPairs<'a> {
     }
 
     fn of_labels_as<T: Real>(&self, first: usize, labels: &[u32], distances: &mut [f64]) {
-        let vector = |rows: &'a Rows, row| {
-            let Some(vector) = rows.vector::<T>(row) else {
-                unreachable!("both sides have elements of one type")
-            };
-            vector
-        };
-        let dim = self.base.matrix().dim();
-        let some = labels.chunks(BESIDE).zip(distances.chunks_mut(BESIDE));
-        for (first, (labels, distances)) in (first..).step_by(BESIDE).zip(some) {
-            let last = labels.len() - 1;
-            let of: [_; BESIDE] =
-                std::array::from_fn(|i| vector(self.queries, first + i.min(last)));
-            let to: [_; BESIDE] =
-                std::array::from_fn(|i| vector(self.base, labels[i.min(last)] as usize));
-            let (x, y) = (of.map(|x| &x.values[..dim]), to.map(|y| &y.values[..dim]));
-            let mut sums = [0.0; BESIDE];
-            if of[0].direction.is_none() && to[0].direction.is_none() {
-                for j in 0..dim {
-                    for (i, sum) in sums.iter_mut().enumerate() {
-                        *sum = self.metric.add_exactly(*sum, x[i][j].to_f64(), y[i][j].to_f64());
-                    }
+        let (dim, wide) = (self.base.matrix().dim(), self.in_chains());
+        let (mut rows, mut centroids) = (Widened::new(), Widened::new());
+        let some = labels.chunks(LANES).zip(distances.chunks_mut(LANES));
+        for (first, (labels, distances)) in (first..).step_by(LANES).zip(some) {
+            let numbers = (first..).zip(labels);
+            let (of, to): (Vec<_>, Vec<_>) = numbers
+                .map(|(row, label)| {
+                    (vector::<T>(self.queries, row), vector::<T>(self.base, *label as usize))
+                })
+                .unzip();
+            let mut sums = f64::no_sums();
+            for first in (0..dim).step_by(SLAB) {
+                let slab = first..dim.min(first + SLAB);
+                let (x, y) = (rows.slab(&of, slab.clone()), centroids.slab(&to, slab.clone()));
+                if let Some(wide) = wide {
+                    let pairs: [_; LANES] = std::array::from_fn(|i| (x[i], y[i]));
+                    f64::add_squares(wide, &mut sums, &pairs, 0..slab.len());
+                    continue;
                 }
-            } else {
-                let from = of.map(|x| x.direction.unwrap_or(Direction::NONE));
-                let towards = to.map(|y| y.direction.unwrap_or(Direction::NONE));
-                for j in 0..dim {
+                for j in 0..slab.len() {
                     for (i, sum) in sums.iter_mut().enumerate() {
-                        let (x, y) = (x[i][j].to_f64(), y[i][j].to_f64());
-                        let pair = (from[i].coordinate(x), towards[i].coordinate(y));
-                        *sum = self.metric.add_exactly(*sum, pair.0, pair.1);
+                        *sum = self.metric.add_exactly(*sum, x[i][j], y[i][j]);
                     }
                 }
             }
@@ -110,25 +112,60 @@ impl<'a> ExactPairs<'a> {
         distances: &mut [f64],
         buffer: &mut Vec<f64>,
     ) {
-        let vector = |rows: &'a Rows, row| {
-            let Some(vector) = rows.vector::<T>(row) else {
-                unreachable!("both sides have elements of one type")
-            };
-            vector
-        };
         buffer.clear();
-        buffer.extend(vector(self.queries, query).coordinates());
+        buffer.extend(vector::<T>(self.queries, query).coordinates());
+        if let Some(wide) = self.in_chains() {
+            return self.numbers_in_chains::<T>(wide, (buffer, rows), distances);
+        }
         let mut next = rows.chunks(BESIDE).skip(1);
         for (distances, rows) in distances.chunks_mut(BESIDE).zip(rows.chunks(BESIDE)) {
             // While these are added up, the next come from memory.
             let coming = next.next().unwrap_or_default().iter();
-            coming.for_each(|row| prefetch(vector(self.base, *row as usize).values));
+            coming.for_each(|row| prefetch(vector::<T>(self.base, *row as usize).values));
             // Of a last few, one is computed more than once.
-            let row = |i: usize| vector(self.base, rows[i.min(rows.len() - 1)] as usize);
+            let row = |i: usize| vector::<T>(self.base, rows[i.min(rows.len() - 1)] as usize);
             if rows.len() > BESIDE / 2 {
                 self.beside::<T, BESIDE>(buffer, std::array::from_fn(row), distances);
             } else {
                 self.beside::<T, { BESIDE / 2 }>(buffer, std::array::from_fn(row), distances);
+            }
+        }
+    }
+
+    /// Whether sums run one to a lane: those of squares, of rows that are long enough.
+    fn in_chains(&self) -> Option<Wide> {
+        let suits = self.metric.sum() != Sum::Absolute && self.metric != Metric::InnerProduct;
+        let is_long = self.base.matrix().dim() >= LEAST_DIM;
+        if suits && is_long { Level::detect().wide() } else { None }
+    }
+
+    fn numbers_in_chains<T: Real>(
+        &self,
+        wide: Wide,
+        (query, rows): (&[f64], &[u32]),
+        distances: &mut [f64],
+    ) {
+        let mut next = rows.chunks(LANES).skip(1);
+        let mut widened = Widened::new();
+        for (distances, rows) in distances.chunks_mut(LANES).zip(rows.chunks(LANES)) {
+            let coming = next.next().unwrap_or_default();
+            let of: Vec<_> = rows.iter().map(|row| vector::<T>(self.base, *row as usize)).collect();
+            let mut coming =
+                coming.chunks(coming.len().div_ceil(query.len().div_ceil(SLAB)).max(1));
+            let mut sums = f64::no_sums();
+            for first in (0..query.len()).step_by(SLAB) {
+                // While these are added up, the next come from memory, some after each slab.
+                let some = coming.next().unwrap_or_default().iter();
+                some.for_each(|row| prefetch(vector::<T>(self.base, *row as usize).values));
+                let slab = first..query.len().min(first + SLAB);
+                let query = &query[slab.clone()];
+                let rows = widened.slab(&of, slab);
+                let pairs: [_; LANES] = std::array::from_fn(|i| (query, rows[i]));
+                f64::add_squares(wide, &mut sums, &pairs, 0..query.len());
+            }
+            for ((distance, sum), row) in distances.iter_mut().zip(sums).zip(of) {
+                *distance =
+                    self.metric.finish(sum, || query.iter().copied().zip(row.coordinates()));
             }
         }
     }
@@ -186,6 +223,38 @@ impl<'a> ExactPairs<'a> {
             }
         }
         sums
+    }
+}
+
+/// A row of numbers.
+fn vector<T: Real>(rows: &Rows, row: usize) -> Vector<'_, T> {
+    let Some(vector) = rows.vector::<T>(row) else {
+        unreachable!("both sides have elements of one type")
+    };
+    vector
+}
+
+/// Some coordinates of several vectors, one vector after the other.
+struct Widened([[f64; SLAB]; LANES]);
+
+impl Widened {
+    fn new() -> Self {
+        Self([[0.0; SLAB]; LANES])
+    }
+
+    /// These coordinates of up to [`LANES`] vectors; of those that are missing, of any.
+    fn slab<T: Real>(&mut self, of: &[Vector<'_, T>], slab: Range<usize>) -> [&[f64]; LANES] {
+        for (to, of) in self.0.iter_mut().zip(of) {
+            let values = to.iter_mut().zip(&of.values[slab.clone()]);
+            match of.direction {
+                None => values.for_each(|(to, x)| *to = x.to_f64()),
+                Some(of) if of.unit == 1.0 && of.mean == 0.0 => {
+                    values.for_each(|(to, x)| *to = x.to_f64() * of.inverse);
+                }
+                Some(of) => values.for_each(|(to, x)| *to = of.coordinate(x.to_f64())),
+            }
+        }
+        std::array::from_fn(|i| &self.0[i][..slab.len()])
     }
 }
 

@@ -56,7 +56,11 @@ impl Join {
         let shape = self.shape.filter(|_| self.spec.lsh.is_none());
         move |device| {
             if let Some(shape) = shape {
-                device.for_kind(shape.kind).warm_search(metric, &shape, queries);
+                device.for_kind(shape.kind).warm_search(
+                    metric.searched(shape.kind),
+                    &shape,
+                    queries,
+                );
             }
         }
     }

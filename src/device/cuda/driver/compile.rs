@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 72] = files![
+const FILES: [(&str, &str); 76] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -73,7 +73,11 @@ const FILES: [(&str, &str); 72] = files![
     "kmeans/sums.cuh",
     "kmeans/tiles.cuh",
     "kmeans/wide.cuh",
-    "kmeans_groups.cu",
+    "kmeans_blocks.cu",
+    "kmeans_candidates.cu",
+    "kmeans_find.cu",
+    "kmeans_near.cu",
+    "kmeans_tiles.cu",
     "products.cu",
     "search.cu",
     "search/among.cuh",
@@ -175,7 +179,7 @@ fn include(file: &str, seen: &mut Vec<String>, text: &mut String) {
 mod tests {
     use super::*;
 
-    const MODULES: [&str; 11] = [
+    const MODULES: [&str; 15] = [
         "search.cu",
         "filter.cu",
         "bit_filter.cu",
@@ -183,7 +187,11 @@ mod tests {
         "warp_products.cu",
         "wide_products.cu",
         "kmeans.cu",
-        "kmeans_groups.cu",
+        "kmeans_blocks.cu",
+        "kmeans_candidates.cu",
+        "kmeans_find.cu",
+        "kmeans_near.cu",
+        "kmeans_tiles.cu",
         "seeding.cu",
         "dbscan.cu",
         "hashing.cu",

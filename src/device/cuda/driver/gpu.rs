@@ -101,6 +101,21 @@ impl Gpu {
         self.compute.record_event(timed).map_err(failed("cuEventRecord"))
     }
 
+    /// Programs, compiled for this GPU at the same time, and loaded.
+    pub(in crate::device::cuda) fn load_all(
+        &self,
+        programs: &[Program],
+    ) -> Result<Vec<Arc<CudaModule>>> {
+        std::thread::scope(|scope| {
+            let loading: Vec<_> =
+                programs.iter().map(|program| scope.spawn(|| self.load(program))).collect();
+            let loaded = loading.into_iter().map(|module| {
+                module.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            loaded.collect()
+        })
+    }
+
     /// A program, compiled for this GPU and loaded.
     pub(in crate::device::cuda) fn load(&self, program: &Program) -> Result<Arc<CudaModule>> {
         let cubin = program.cubin(&self.arch, &self.cache)?;

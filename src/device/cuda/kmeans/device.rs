@@ -63,12 +63,15 @@ impl KMeansDevice for CudaDevice {
     }
 
     fn warm_kmeans(&self, rows: KMeansKind, k: usize, draws: bool) {
-        if draws {
-            seeding::warm(self, (rows.elements, rows.metric, rows.dim), k);
-        }
-        let Some(space) = Space::of(rows) else { return };
-        if let Some(way) = way(space, k, self.gpu.limits) {
-            let _ = Resident::kernels(self, space, way);
-        }
+        std::thread::scope(|scope| {
+            if draws {
+                let kind = (rows.elements, rows.metric, rows.dim);
+                scope.spawn(move || seeding::warm(self, kind, k));
+            }
+            let Some(space) = Space::of(rows) else { return };
+            if let Some(way) = way(space, k, self.gpu.limits) {
+                let _ = Resident::kernels(self, space, way);
+            }
+        });
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use cudarc::driver::CudaFunction;
+use cudarc::driver::{CudaFunction, CudaModule};
 
 use super::images::Images;
 use super::space::{DOUBLE_BINS, Element, SINGLE_BINS, Space};
@@ -106,8 +106,6 @@ pub(super) struct RoundKernels {
     pub(super) compare_candidates: CudaFunction,
     pub(super) name_nearest: CudaFunction,
     pub(super) settle: CudaFunction,
-    pub(super) cluster_groups: CudaFunction,
-    pub(super) finish_groups: CudaFunction,
     /// Rates of rows × centroids × elements: by products, and compared one by one.
     pub(super) products: Arc<Rate>,
     pub(super) sums: Arc<Rate>,
@@ -130,64 +128,95 @@ impl RoundKernels {
         let (dim, limits) = (space.dim, gpu.limits);
         let images = Images::of(dim).filter(|_| by_groups && has_tiles(dim, limits));
         let parameters = [&space.parameters()[..], &Images::parameters(images)].concat();
-        let module = gpu.load(&Program::new("kmeans.cu", &parameters, &CONSTANTS))?;
+        let program = |file| Program::new(file, &parameters, &CONSTANTS);
+        let mut programs: Vec<_> =
+            ["kmeans.cu", "kmeans_near.cu", "kmeans_tiles.cu"].map(program).into();
+        if images.is_some() {
+            let of_groups = ["kmeans_find.cu", "kmeans_candidates.cu"].map(program);
+            programs.extend(of_groups.map(Program::for_one_architecture));
+        }
+        let modules = gpu.load_all(&programs)?;
         let by_groups = images.map(|images| {
-            let program = Program::new("kmeans_groups.cu", &parameters, &CONSTANTS);
-            let module = gpu.load(&program.for_one_architecture())?;
-            let load = |name| -> Result<CudaFunction> {
-                let kernel = function(&module, name)?;
+            let load = |module, name| -> Result<CudaFunction> {
+                let kernel = function(module, name)?;
                 allow_shared(&kernel, images.shared())?;
                 Ok(kernel)
             };
-            let (find, candidates) = (load("find_by_groups")?, load("candidates_by_groups")?);
+            let find = load(&modules[3], "find_by_groups")?;
+            let candidates = load(&modules[4], "candidates_by_groups")?;
             Ok::<_, crate::Error>(GroupKernels { images, find, candidates })
         });
-        let function = |name| function(&module, name);
+        let [shared, near, tiles] = [0, 1, 2].map(|at| {
+            let module: &Arc<CudaModule> = &modules[at];
+            move |name| function(module, name)
+        });
         let kernels = Self {
             space,
             limits,
-            add_moved: function("add_moved")?,
-            add_sorted: function("add_sorted")?,
-            find_first_rows: function("find_first_rows")?,
-            find_differing: function("find_differing")?,
-            finish_round: function("finish_round")?,
-            copy_labels: function("copy_labels")?,
-            costs: function("costs")?,
-            list_rows: function("list_rows")?,
-            list_centroids: function("list_centroids")?,
-            assign_first: function("assign_first")?,
-            assign_near: function("assign_near")?,
-            sort_count: function("sort_count")?,
-            add_up: function("add_up")?,
-            sort_move: function("sort_move")?,
-            round_rows: function("round_rows")?,
-            measure_rows: function("measure_rows")?,
-            round_centroids: function("round_centroids")?,
-            assign_tiles: function("assign_tiles")?,
+            add_moved: shared("add_moved")?,
+            add_sorted: shared("add_sorted")?,
+            find_first_rows: shared("find_first_rows")?,
+            find_differing: shared("find_differing")?,
+            finish_round: shared("finish_round")?,
+            copy_labels: shared("copy_labels")?,
+            costs: shared("costs")?,
+            list_rows: tiles("list_rows")?,
+            list_centroids: near("list_centroids")?,
+            assign_first: near("assign_first")?,
+            assign_near: near("assign_near")?,
+            sort_count: near("sort_count")?,
+            add_up: shared("add_up")?,
+            sort_move: near("sort_move")?,
+            round_rows: tiles("round_rows")?,
+            measure_rows: tiles("measure_rows")?,
+            round_centroids: tiles("round_centroids")?,
+            assign_tiles: tiles("assign_tiles")?,
             by_groups: by_groups.transpose()?,
-            take_found: function("take_found")?,
-            find_candidates: function("find_candidates")?,
-            compare_candidates: function("compare_candidates")?,
-            name_nearest: function("name_nearest")?,
-            settle: function("settle")?,
-            cluster_groups: function("cluster_groups")?,
-            finish_groups: function("finish_groups")?,
+            take_found: tiles("take_found")?,
+            find_candidates: tiles("find_candidates")?,
+            compare_candidates: tiles("compare_candidates")?,
+            name_nearest: tiles("name_nearest")?,
+            settle: tiles("settle")?,
             products: Arc::new(limits.rate(PRODUCTS_PER_CYCLE)),
             sums: Arc::new(limits.rate(SUMS_PER_CYCLE)),
         };
         if has_tiles(dim, limits) {
-            let shared = stages_bytes(dim);
-            allow_shared(&kernels.assign_tiles, shared)?;
-            allow_shared(&kernels.find_candidates, shared)?;
+            let bytes = stages_bytes(dim);
+            allow_shared(&kernels.assign_tiles, bytes)?;
+            allow_shared(&kernels.find_candidates, bytes)?;
         }
         Ok(kernels)
     }
 }
 
-impl RoundKernels {
-    /// Multiprocessors of the device.
-    pub(super) fn multiprocessors(&self) -> usize {
-        self.limits.multiprocessors
+/// The kernels of rounds of small problems, a block for each, for rows of one kind.
+#[derive(Debug)]
+pub(super) struct BlockKernels {
+    pub(super) space: Space,
+    pub(super) multiprocessors: usize,
+    pub(super) cluster: CudaFunction,
+    pub(super) finish: CudaFunction,
+    /// The rate of rows × centroids × elements.
+    pub(super) sums: Arc<Rate>,
+}
+
+impl BlockKernels {
+    /// The kernels for such rows, compiled and loaded by the first caller.
+    pub(super) fn get(gpu: &Gpu, space: Space) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, Space), BlockKernels>> = LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, space), || Self::load(gpu, space))
+    }
+
+    fn load(gpu: &Gpu, space: Space) -> Result<Self> {
+        let parameters = [&space.parameters()[..], &Images::parameters(None)].concat();
+        let module = gpu.load(&Program::new("kmeans_blocks.cu", &parameters, &CONSTANTS))?;
+        Ok(Self {
+            space,
+            multiprocessors: gpu.limits.multiprocessors,
+            cluster: function(&module, "cluster_groups")?,
+            finish: function(&module, "finish_groups")?,
+            sums: Arc::new(gpu.limits.rate(SUMS_PER_CYCLE)),
+        })
     }
 }
 

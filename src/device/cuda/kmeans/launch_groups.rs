@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 
-use super::kernels::{MOST_ROWS, RoundKernels};
+use super::kernels::{BlockKernels, MOST_ROWS};
 use super::space::{Element, Space};
 use super::structs::{Rounds, Status, Sums, labels_of};
 use crate::device::ClusterSums;
@@ -81,7 +81,7 @@ impl GroupsWorkspace {
     ///
     /// In one piece: it is a list of what there is, each in the size that its field says.
     pub(super) fn new<T: Real>(
-        kernels: &RoundKernels,
+        kernels: &BlockKernels,
         stream: &Arc<CudaStream>,
         memory: &Arc<Memory>,
         (rows, count, weights): (Buffer, usize, Option<Buffer>),
@@ -192,10 +192,10 @@ impl GroupsWorkspace {
     }
 
     /// Runs all rounds, at most `limit` for each group, and computes the final clusters.
-    pub(super) fn run(&mut self, kernels: &RoundKernels, limit: usize, job: &Job) -> Result<()> {
+    pub(super) fn run(&mut self, kernels: &BlockKernels, limit: usize, job: &Job) -> Result<()> {
         let (mut pace, rate) = (Pace::default(), &kernels.sums);
         // A group is one block's work: the largest alone keeps one multiprocessor busy.
-        let alone = kernels.multiprocessors() as f64;
+        let alone = kernels.multiprocessors as f64;
         let mut first = 0;
         while first < self.work.len() {
             let most = rate.of_a_launch();
@@ -230,13 +230,13 @@ impl GroupsWorkspace {
 
     fn launch_rounds(
         &self,
-        kernels: &RoundKernels,
+        kernels: &BlockKernels,
         some: &Range<usize>,
         rounds: usize,
     ) -> Result<()> {
         let rounds = rounds.min(u32::MAX as usize) as u32;
         let groups = self.groups.slice().slice(some.start * size_of::<Group>()..);
-        let mut launch = self.stream.launch_builder(&kernels.cluster_groups);
+        let mut launch = self.stream.launch_builder(&kernels.cluster);
         launch.arg(&groups).arg(&rounds);
         // SAFETY: each struct's addresses point to as many elements as its fields say, inside
         // buffers that live as long as this workspace; groups have rows and clusters of their own.
@@ -244,9 +244,9 @@ impl GroupsWorkspace {
         Ok(())
     }
 
-    fn launch_finish(&self, kernels: &RoundKernels, some: &Range<usize>) -> Result<()> {
+    fn launch_finish(&self, kernels: &BlockKernels, some: &Range<usize>) -> Result<()> {
         let groups = self.groups.slice().slice(some.start * size_of::<Group>()..);
-        let mut launch = self.stream.launch_builder(&kernels.finish_groups);
+        let mut launch = self.stream.launch_builder(&kernels.finish);
         launch.arg(&groups);
         // SAFETY: each struct's addresses point to as many elements as its fields say, inside buffers that live as long as this
         // workspace; no row is of two groups.

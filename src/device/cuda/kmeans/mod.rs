@@ -31,7 +31,7 @@ mod workspace;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use self::kernels::{MOST_ROWS, RoundKernels, Way as ResidentWay, is_large, way};
+use self::kernels::{BlockKernels, MOST_ROWS, Way as ResidentWay, is_large, way};
 use self::launch_groups::{GROUPS_DIM, GroupJob, GroupsWorkspace};
 use self::resident::Resident;
 use self::space::Space;
@@ -253,7 +253,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let jobs = groups.iter().map(|(problem, _)| self.problems[*problem].group_job());
         let jobs: Vec<GroupJob<T>> = jobs.collect();
         let CudaDevice { gpu, memory, .. } = self.device.as_ref();
-        let kernels = RoundKernels::get(gpu, self.space()?, false)?;
+        let kernels = BlockKernels::get(gpu, self.space()?)?;
         let (buffer, mut sent) = self.device.send_rows(self.input.rows, job)?;
         sent.bytes_sent += self.input.weights.map_or(0, size_of_val) as u64;
         let weights = self.input.weights.map(|all| self.device.send(&[sys::bytes_of(all)], job));

@@ -57,9 +57,10 @@ impl SearchDevice for CudaDevice {
 
     fn warm_search(&self, metric: Metric, shape: &Shape, queries: usize) {
         let spec = Spec::of_rows(shape.kind, metric, shape.dim);
-        if let Ok(kernels) = Kernels::get(&self.gpu, spec) {
-            filter::warm(self, &kernels, shape, queries);
-        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| Kernels::get(&self.gpu, spec));
+            filter::warm(self, spec, shape, queries);
+        });
     }
 
     fn prepare(&self, rows: &CudaRows, for_use: RowUse, job: &Job) -> Result<()> {

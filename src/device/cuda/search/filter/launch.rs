@@ -161,8 +161,8 @@ impl Kernels {
     }
 
     fn load(gpu: &Gpu, kind: ElementKind, metric: Metric, form: Form) -> Result<Self> {
-        let module = gpu.load(&surroundings(kind, metric))?;
-        let products = gpu.load(&form.program())?;
+        let modules = gpu.load_all(&[surroundings(kind, metric), form.program()])?;
+        let [module, products] = [&modules[0], &modules[1]];
         let kernels = Self {
             form,
             kind,

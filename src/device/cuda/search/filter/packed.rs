@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::launch::{Kernels as Scans, Lists};
 use super::super::passes::{PANEL, panels, slots, stride};
-use super::super::spec::{device_dim, scalar_bytes};
+use super::super::spec::{Spec, device_dim, scalar_bytes};
 use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
 use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES, pays, pitch};
 use super::launch::{Kernels, Packer};
@@ -182,10 +182,10 @@ impl PackedBase {
 }
 
 /// Loads the kernels that filter what others scan, if that pays for so many queries.
-pub(in super::super) fn warm(device: &CudaDevice, scans: &Scans, shape: &Shape, queries: usize) {
-    let (kind, metric) = (scans.spec().kind(), scans.spec().metric());
+pub(in super::super) fn warm(device: &CudaDevice, spec: Spec, shape: &Shape, queries: usize) {
+    let (kind, metric) = (spec.kind(), spec.metric());
     let Some(by) = device.multipliers(kind) else { return };
-    let dim = scans.spec().stored_dim(device_dim(kind, shape.dim) as u32) as usize;
+    let dim = spec.stored_dim(device_dim(kind, shape.dim) as u32) as usize;
     let form = match kind {
         ElementKind::Bits => Form::of_words(dim, by),
         _ => Form::of_numbers(dim, by),

@@ -1,0 +1,3 @@
+// Rounds of small problems, a block for each.
+
+#include "kmeans/groups.cuh"

@@ -1,0 +1,3 @@
+// Rows that are compared with near centroids first, and sorting them.
+
+#include "kmeans/near.cuh"
