@@ -89,8 +89,9 @@ __device__ __forceinline__ void compare_all(const Rounds& rounds, const Scalar* 
 }
 
 // Finds the nearest centroid of every row from `first` on, all of which are in no cluster. LANE_ROWS rows per thread.
+// `is_last`: rounds have ended before they began; how near other centroids are is not known, and all rows are undecided.
 extern "C" __global__ __launch_bounds__(256) void assign_first(
-    Rounds rounds, Near, u32 first, u32) {
+    Rounds rounds, Near, u32 first, u32 is_last) {
     if constexpr (HAS_NEAR) {
         const Scalar* centroids = current_centroids(rounds);
         const u32 start = first + blockIdx.x * (256 * LANE_ROWS) + threadIdx.x;
@@ -103,7 +104,8 @@ extern "C" __global__ __launch_bounds__(256) void assign_first(
         compare_all(rounds, centroids, nearest);
 #pragma unroll
         for (u32 r = 0; r < LANE_ROWS; r++) {
-            if (start + 256 * r < rounds.count) rounds.labels[start + 256 * r] = nearest[r].cluster;
+            const u32 label = nearest[r].cluster | (is_last ? UNDECIDED : 0);
+            if (start + 256 * r < rounds.count) rounds.labels[start + 256 * r] = label;
         }
         // All of them: nobody needs a list.
         if (start == 0) rounds.status->moved = rounds.count;

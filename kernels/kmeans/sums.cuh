@@ -331,7 +331,7 @@ extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labe
     const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
     const Scalar* centroids = current_centroids(rounds);
     const bool is_row = row < rounds.count;
-    const u32 cluster = is_row ? rounds.labels[row] : 0;
+    const u32 cluster = is_row ? rounds.labels[row] & ~UNDECIDED : 0;
     Real distance = 0;
     if constexpr (DIM <= 32) {
         if (is_row) {

@@ -217,7 +217,8 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
     }
 }
 
-fn not_started() -> Error {
+/// The error of a problem that was asked for more than it has yet.
+pub fn not_started() -> Error {
     Error::InvalidArgument("kmeans: a problem was not started".to_string())
 }
 

@@ -13,7 +13,7 @@ mod on_host;
 
 pub use by_search::BySearch;
 #[cfg(feature = "cuda")]
-pub use by_search::LARGE_PROBLEM;
+pub use by_search::{LARGE_PROBLEM, not_started};
 pub use exact::ExactSearch;
 pub use facts::{Facts, Filter};
 pub use means::{ClusterMeans, Means};

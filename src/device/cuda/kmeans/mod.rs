@@ -40,7 +40,7 @@ use super::driver::sys;
 use super::driver::upload::elapsed;
 use super::handle::CudaDevice;
 use crate::device::ClusterSums;
-use crate::device::compose::{BySearch, KMeansOnHost, host_session, sums_of};
+use crate::device::compose::{BySearch, KMeansOnHost, host_session, not_started, sums_of};
 use crate::device::contract::{
     Assignment, KMeansInput, KMeansProblem, KMeansSession, Labels, RoundsRun, StopReason, Work,
     squares_are_finite,
@@ -414,8 +414,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
     }
 
     fn assign(&mut self, problem: usize, job: &Job) -> Result<()> {
-        let space = self.space;
-        let state = &mut self.problems[problem];
+        let (space, state) = (self.space, &mut self.problems[problem]);
         if state.done.is_some() {
             return Ok(());
         }
@@ -453,6 +452,9 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
     }
 
     fn assignment(&mut self, problem: usize, job: &Job) -> Result<Assignment<T>> {
+        if let Some((centroids, _)) = &self.problems[problem].done {
+            return self.assign_to(problem, centroids, job);
+        }
         let state = &mut self.problems[problem];
         match (state.way, &mut state.resident) {
             (Way::Resident(_), Some(resident)) => resident.assignment(job),
@@ -495,8 +497,4 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         }
         Ok(work)
     }
-}
-
-fn not_started() -> Error {
-    Error::InvalidArgument("kmeans: a problem was not started".to_string())
 }

@@ -32,6 +32,8 @@ pub(super) struct Resident {
     workspace: Workspace,
     empty: ClusterSums,
     rows: usize,
+    /// Whether rows are in the clusters of their nearest centroids, and labels say which are undecided.
+    is_assigned: bool,
     work: Work,
     computing: Vec<(CudaEvent, CudaEvent)>,
 }
@@ -69,8 +71,8 @@ impl Resident {
         let rows_of = (buffer, weights.transpose()?);
         let workspace = Workspace::new(kernels, &gpu.compute, memory, rows_of, shape, start)?;
         let (gpu, memory, empty) = (gpu.clone(), memory.clone(), empty.clone());
-        let (rows, computing) = (rows.len(), Vec::new());
-        Ok(Self { gpu, memory, workspace, empty, rows, work, computing })
+        let (rows, is_assigned, computing) = (rows.len(), false, Vec::new());
+        Ok(Self { gpu, memory, workspace, empty, rows, is_assigned, work, computing })
     }
 
     fn timed<T>(&mut self, task: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
@@ -85,6 +87,7 @@ impl Resident {
     /// Sets centroids that do not come from rounds; what is known of the rows' lengths stays known.
     fn set<T: Real>(&mut self, centroids: &[T]) -> Result<()> {
         let Status { largest_row, typical_row, .. } = self.workspace.status()?;
+        self.is_assigned = false;
         self.workspace.set_centroids(centroids)?;
         self.workspace.reset_status((largest_row, typical_row))
     }
@@ -138,9 +141,13 @@ impl Resident {
 
     /// Puts every row into the cluster of its nearest centroid. False if that is given up.
     pub(super) fn assign(&mut self, job: &Job) -> Result<bool> {
+        if self.is_assigned {
+            return Ok(true);
+        }
         self.timed(|resident| resident.workspace.assign(true, job))?;
         self.work.pairs += self.rows as u64 * self.empty.clusters() as u64;
-        Ok(!self.workspace.status()?.is_given_up())
+        self.is_assigned = !self.workspace.status()?.is_given_up();
+        Ok(self.is_assigned)
     }
 
     /// The cluster of every row after the last rounds.

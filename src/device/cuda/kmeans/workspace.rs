@@ -299,9 +299,9 @@ impl Workspace {
         let mut costs = memory.allocate(&self.stream, self.count * element.bytes())?;
         let all = config(self.count.div_ceil(128), 128, 0);
         // SAFETY: `costs` takes (Rounds, u32* labels, Scalar* costs), 128 threads a block and a thread for each
-        // row. Rows have been assigned on this stream, so that their labels are below `k`. Their numbers are
-        // below `count`, each once, and for so many labels and costs of the rows' element there is room in two
-        // buffers that nothing else uses.
+        // row. Rows have been assigned on this stream, so that their labels are below `k`, but for the bit of
+        // undecided rows, which it leaves out. Their numbers are below `count`, each once, and for so many labels
+        // and costs of the rows' element there is room in two buffers that nothing else uses.
         unsafe {
             self.launch(&self.kernels.costs, ("costs", all), |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(labels.slice_mut()).arg(costs.slice_mut());
