@@ -71,7 +71,7 @@ const CLUSTER_SHAPES: [(usize, usize, u64); 18] = [
 
 /// The same, one of each way in which a CPU assigns rows in rounds: all pairs in whole numbers, gaps, bounds of pairs,
 /// and lists, of which AVX-512 takes one sooner.
-const SHAPES_OF_INSTRUCTIONS: [(usize, usize, u64); 5] =
+pub const SHAPES_OF_INSTRUCTIONS: [(usize, usize, u64); 5] =
     [(9001, 8, 16), (9000, 2, 130), (600, 128, 70), (390, 58, 300), (500, 40, 400)];
 
 /// Labels are those of the nearest centroid by definition, and everything is bit by bit what the CPU

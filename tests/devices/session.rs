@@ -1,5 +1,6 @@
 //! Sessions of k-means, primitive by primitive.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use datafusion_neighbors::Metric;
@@ -13,16 +14,17 @@ use datafusion_neighbors::random::Random;
 use datafusion_neighbors::rows::Rows;
 use libtest_mimic::Failed;
 
-use crate::kmeans::mixed_rows;
+use crate::kmeans::{SHAPES_OF_INSTRUCTIONS, mixed_rows};
 use crate::support::lloyd::{exact_mean, lloyd, plus_plus, values_of};
-use crate::support::{Kind, Rng, matrix_f32, matrix_f64, oracle};
+use crate::support::{Kind, Rng, matrix_f32, matrix_f64, nearest_centroids, oracle};
 use crate::{Check, Test};
 
 /// All trials.
 pub fn trials() -> Vec<(String, Test)> {
-    let all: [(&str, Check); 6] = [
+    let all: [(&str, Check); 7] = [
         ("seeds_by_definition", seeds),
         ("assignments_by_definition", assignments),
+        ("rows_between_centroids_are_undecided", between_centroids),
         ("sums_by_definition", sums),
         ("rounds_stop_at_the_tolerance", tolerances),
         ("problems_side_by_side", side_by_side),
@@ -155,6 +157,96 @@ fn assignments_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// Rows that have another label than by the definition of a distance are among those that are undecided, before and after
+/// rounds.
+fn between_centroids(device: &AnyDevice) -> Result<(), Failed> {
+    between_centroids_of::<f32>(device)?;
+    between_centroids_of::<f64>(device)
+}
+
+fn between_centroids_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
+    let mut wrong = 0;
+    for (count, dim, k) in SHAPES_OF_INSTRUCTIONS {
+        let k = k as usize;
+        for metric in [Metric::SqEuclidean, Metric::Cosine] {
+            let (values, moved) = halfway::<T>((count, dim, k), metric);
+            let rows = rows_of::<T>(&values, dim, metric);
+            let moved = rows_of::<T>(&moved, dim, metric);
+            // The rows in the middle leave the others' means where they are.
+            let weights: Vec<f64> = (0..count).map(|row| f64::from(u8::from(row < k))).collect();
+            let input = KMeansInput { rows: &rows, weights: Some(&weights), metric };
+            let problem = KMeansProblem::new::<T>(input, 0..count, k, -1.0, &Job::default())?;
+            let found = in_session::<T, _>(device, input, vec![problem], |session| {
+                let job = Job::default();
+                session.start(0, all_of::<T>(&rows.slice(0..k))?.to_vec(), &job)?;
+                let without_rounds = wrong_labels(session, &rows, metric)?;
+                session.start(0, all_of::<T>(&moved)?.to_vec(), &job)?;
+                if session.run(&[(0, 20)], &job)?[0].stop == StopReason::EmptyCluster {
+                    return Err("a vector is in the cluster of another".into());
+                }
+                Ok(without_rounds + wrong_labels(session, &rows, metric)?)
+            });
+            wrong += found.map_err(|e| format!("{metric}, dim {dim}, k {k}: {e:?}"))?;
+        }
+    }
+    // Otherwise nothing has been tried.
+    if wrong == 0 { Err("no row is so near to the middle".into()) } else { Ok(()) }
+}
+
+/// `k` vectors, then rows halfway between one of them and the nearest other, but for a few units in the last place; and
+/// the vectors moved by little.
+fn halfway<T: Real>(
+    (count, dim, k): (usize, usize, usize),
+    metric: Metric,
+) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
+    let vectors = matrix_f64(&Kind::Normal.rows(4, k, dim), dim, metric);
+    let (nearest, _) = oracle(&vectors, &vectors, metric, 1, Some(0));
+    let (mut values, mut rng) = (values_of(&vectors), Rng(9));
+    let between = |from: &[f64], to: &[f64], part: f64| -> Vec<f64> {
+        from.iter().zip(to).map(|(x, y)| x + part * (y - x)).collect()
+    };
+    let moved = (0..k).map(|i| between(&values[i], &values[(i + 1) % k], 1e-6)).collect();
+    for row in k..count {
+        let one = row % k;
+        let part = 0.5 + 4.0 * T::EPSILON.to_f64() * (rng.uniform() - 0.5);
+        let middle = between(&values[one], &values[nearest[one] as usize], part);
+        values.push(middle);
+    }
+    (values, moved)
+}
+
+/// Assigns rows, and counts those with another label than by the definition. All of these must be undecided.
+fn wrong_labels<T: Real>(
+    session: &mut dyn KMeansSession<T>,
+    rows: &Rows,
+    metric: Metric,
+) -> Result<usize, Failed> {
+    let (job, dim) = (Job::default(), rows.matrix().dim());
+    session.assign(0, &job)?;
+    // Once more changes nothing.
+    session.assign(0, &job)?;
+    let (found, centroids) = (session.labels(0, &job)?, session.centroids(0)?);
+    if session.assignment(0, &job)?.labels != found.labels {
+        return Err("other labels where there are costs".into());
+    }
+    let k = centroids.len() / dim;
+    let centroids = Arc::new(Matrix::new(T::elements(centroids), k, dim));
+    let definition = if metric == Metric::SqEuclidean { Metric::L2 } else { metric };
+    let (wanted, _) = nearest_centroids(rows, &centroids, definition);
+    let is_wrong = |row: &u32| found.labels[*row as usize] != wanted[*row as usize];
+    let wrong: Vec<u32> = (0..rows.len() as u32).filter(is_wrong).collect();
+    if let Some(undecided) = &found.undecided {
+        let each: HashSet<&u32> = undecided.iter().collect();
+        if each.len() != undecided.len() {
+            return Err("a row is undecided more than once".into());
+        }
+        if let Some(row) = wrong.iter().find(|row| !each.contains(row)) {
+            return Err(format!("row {row} is decided, and in another cluster").into());
+        }
+    }
+    Ok(wrong.len())
 }
 
 /// Rows put into clusters and moved between them, of which one is always empty: means are those of
