@@ -146,24 +146,24 @@ impl Rows {
         Self { range, ..self.clone() }
     }
 
-    /// The rows at these positions, as rows of their own.
+    /// The rows at these positions, as rows of their own. Callers reserve their [bytes](Self::bytes_at); those of the
+    /// vectors as given are reserved here.
     ///
     /// # Errors
-    /// Those of [`gather`](Self::gather).
+    /// Those of [`gather`](Self::gather), [`HostMemory`](Error::HostMemory).
     ///
     /// # Panics
     /// If a position is past the end.
     pub fn at(&self, positions: &[u32], job: &Job) -> Result<Self> {
         let rows = Self::all(Arc::new(self.gather(positions, job)?));
         let Some(given) = &self.given else { return Ok(rows) };
+        let bytes = self.bytes_at(positions) + positions.len() * size_of::<Direction>();
+        let _reserved = vec![job.reserve("vectors as given", bytes)?];
         let whole = Self { matrix: given.matrix.clone(), given: None, range: self.range.clone() };
         let matrix = Arc::new(whole.gather(positions, job)?);
         let of = |at: &u32| given.directions[self.range.start + *at as usize];
         let directions = positions.iter().map(of).collect();
-        Ok(Self {
-            given: Some(Arc::new(Given { matrix, directions, _reserved: Vec::new() })),
-            ..rows
-        })
+        Ok(Self { given: Some(Arc::new(Given { matrix, directions, _reserved })), ..rows })
     }
 
     /// A matrix of the rows at these positions.
@@ -277,5 +277,61 @@ impl Rows {
     fn elements(&self) -> Range<usize> {
         let width = self.matrix.width();
         self.range.start * width..self.range.end * width
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::job::Budget;
+    use crate::random::Random;
+
+    #[derive(Default)]
+    struct Counted(AtomicUsize);
+
+    impl Budget for Counted {
+        fn grow(&self, bytes: usize) -> std::result::Result<(), String> {
+            self.0.fetch_add(bytes, Ordering::Relaxed);
+            Ok(())
+        }
+
+        fn shrink(&self, bytes: usize) {
+            self.0.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn parts_of_rows_keep_the_vectors_as_given_and_their_memory() {
+        let (count, dim, mut random) = (600, 5, Random::new(2));
+        let values: Vec<f32> = (0..count * dim).map(|_| 3.0 * random.normal() as f32).collect();
+        let all = Rows::all(Arc::new(Matrix::new(Elements::F32(values.clone()), count, dim)));
+        let budget = Arc::new(Counted::default());
+        let job = Job::default().with_budget(budget.clone());
+        let in_use = || budget.0.load(Ordering::Relaxed);
+        for units in [Rows::averaged, Rows::searched] {
+            let rows = units(&all.slice(100..500), Metric::Cosine, &job).unwrap();
+            let part = rows.slice(50..350);
+            let (before, positions) = (in_use(), [299, 0, 7, 7]);
+            let some = part.at(&positions, &job).unwrap();
+            assert!(in_use() - before >= positions.len() * (dim * 4 + size_of::<Direction>()));
+            for (i, position) in positions.into_iter().enumerate() {
+                let own = &values[(150 + position as usize) * dim..][..dim];
+                let direction = Metric::Cosine.direction(own).unwrap().unwrap();
+                for (rows, row) in [(&part, position as usize), (&some, i)] {
+                    let vector = rows.vector::<f32>(row).unwrap();
+                    assert_eq!((vector.values, vector.direction), (own, Some(direction)));
+                    let unit = &rows.reals::<f32>().unwrap()[row * dim..][..dim];
+                    let rounded = vector.coordinates().map(|x| x as f32);
+                    assert!(rounded.eq(unit.iter().copied()));
+                }
+            }
+            // The same rows again are no copies.
+            let again = units(&part, Metric::Cosine, &job).unwrap();
+            assert_eq!(again.reals::<f32>(), part.reals::<f32>());
+            drop((rows, part, some, again));
+            assert_eq!(in_use(), 0);
+        }
     }
 }

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use super::exact::ExactSearch;
+use super::facts::Filter;
 use crate::device::contract::{Labels, QueryRows, SearchDevice, Work};
 use crate::device::cpu::ExactPairs;
 use crate::error::{Error, Result};
@@ -17,6 +18,9 @@ use crate::rows::Rows;
 
 /// Rows of a task.
 const TASK: usize = 4096;
+
+/// Rows that are compared at a time: what they take beside all rows is reserved for so many.
+const TOGETHER: usize = 1 << 17;
 
 /// Up to so many rows × centroids × dimensions all pairs are computed by the definition, which takes less time than
 /// making a search ready.
@@ -48,33 +52,39 @@ impl Nearest {
     ) -> Result<Self> {
         let centroids = compared(centroids, metric, job)?;
         let Labels { mut labels, undecided } = found;
-        let mut work = Work::default();
-        if undecided.as_ref().is_none_or(|undecided| !undecided.is_empty()) {
-            let gathered = match &undecided {
-                Some(undecided) => {
-                    let _reserved = job.reserve("undecided rows", rows.bytes_at(undecided))?;
-                    Some((rows.at(undecided, job)?, _reserved))
+        let open = undecided.as_ref().map_or(rows.len(), Vec::len);
+        let pairs = open * centroids.len();
+        let mut work = Work { rechecked: pairs as u64, ..Work::default() };
+        let search = match pairs * centroids.matrix().dim() <= FEW {
+            true => None,
+            false => Some(ExactSearch::open(device.clone(), centroids.clone(), metric, 1, job)?),
+        };
+        for first in (0..open).step_by(TOGETHER) {
+            let places = first..open.min(first + TOGETHER);
+            let numbers = undecided.as_ref().map(|numbers| &numbers[places.clone()]);
+            let (some, _reserved) = match numbers {
+                Some(numbers) => {
+                    let reserved = job.reserve("undecided rows", rows.bytes_at(numbers))?;
+                    (rows.at(numbers, job)?, Some(reserved))
                 }
-                None => None,
+                None => (rows.slice(places.clone()), None),
             };
-            let some = gathered.as_ref().map_or(rows, |(some, _)| some);
-            let pairs = some.len() * centroids.len();
-            work.rechecked += pairs as u64;
-            let nearest = if pairs * centroids.matrix().dim() <= FEW {
-                all_compared((some, &centroids), metric, job)?
-            } else {
-                let (device, base) = (device.clone(), centroids.clone());
-                let search = ExactSearch::open(device, base, metric, 1, job)?;
-                let found = search.search(some, QueryRows::Separate, job)?;
-                work += found.work;
-                found.rows
-            };
-            match undecided {
-                Some(undecided) => {
-                    let rows = undecided.into_iter().zip(nearest);
-                    rows.for_each(|(row, nearest)| labels[row as usize] = nearest);
+            let nearest = match &search {
+                Some(search) => {
+                    let bytes = some.len() * list_bytes(metric, &centroids);
+                    let _lists = job.reserve("lists of nearest centroids", bytes)?;
+                    let found = search.search(&some, QueryRows::Separate, job)?;
+                    work += found.work;
+                    found.rows
                 }
-                None => labels = nearest,
+                None => all_compared((&some, &centroids), metric, job)?,
+            };
+            match numbers {
+                Some(numbers) => {
+                    let rows = numbers.iter().zip(nearest);
+                    rows.for_each(|(row, nearest)| labels[*row as usize] = nearest);
+                }
+                None => labels[places].copy_from_slice(&nearest),
             }
         }
         let distances = distances((rows, &centroids), metric, &labels, job)?;
@@ -99,6 +109,13 @@ fn compared(centroids: &Arc<Matrix>, metric: Metric, job: &Job) -> Result<Rows> 
         metric.prepare(values).map_err(bad)?;
     }
     Ok(Rows::all(Arc::new(Matrix::new(Elements::F64(values), centroids.rows(), dim))))
+}
+
+/// Bytes of a row's list, by a device's sums and by the definition.
+fn list_bytes(metric: Metric, centroids: &Rows) -> usize {
+    let matrix = centroids.matrix();
+    let listed = (1 + Filter::new(metric, matrix).more(1)).min(centroids.len());
+    listed * (size_of::<u32>() + matrix.kind().bytes() + size_of::<f64>())
 }
 
 /// The nearest centroid of every row, of which all pairs are compared.
@@ -136,4 +153,63 @@ fn distances(
     });
     done.into_iter().collect::<Result<Vec<()>>>()?;
     Ok(distances)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::device::cpu::CpuDevice;
+    use crate::job::Budget;
+    use crate::matrix::Real;
+    use crate::random::Random;
+
+    /// Bytes that are reserved now, and the most that were at a time.
+    #[derive(Default)]
+    struct Counted(AtomicUsize, AtomicUsize);
+
+    impl Budget for Counted {
+        fn grow(&self, bytes: usize) -> std::result::Result<(), String> {
+            let now = self.0.fetch_add(bytes, Ordering::Relaxed) + bytes;
+            self.1.fetch_max(now, Ordering::Relaxed);
+            Ok(())
+        }
+
+        fn shrink(&self, bytes: usize) {
+            self.0.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn rows_are_compared_part_by_part_in_memory_that_is_reserved() {
+        let (count, k, dim, mut random) = (TOGETHER + 999, 20, 3, Random::new(3));
+        let mut rows = |count: usize| {
+            let values: Vec<f32> = (0..count * dim).map(|_| random.normal() as f32).collect();
+            Matrix::new(f32::elements(values), count, dim)
+        };
+        let (rows, centroids) = (Rows::all(Arc::new(rows(count))), Arc::new(rows(k)));
+        let device = Arc::new(CpuDevice::new());
+        for metric in [Metric::L2, Metric::Cosine] {
+            let rows = rows.averaged(metric, &Job::default()).unwrap();
+            let base = compared(&centroids, metric, &Job::default()).unwrap();
+            let wanted = all_compared((&rows, &base), metric, &Job::default()).unwrap();
+            let odd = (1..count as u32).step_by(2).collect::<Vec<_>>();
+            for undecided in [None, Some(odd)] {
+                // Those that are not undecided are not looked at.
+                let is_open = |row: usize| undecided.is_none() || row % 2 == 1;
+                let of_row = |row: usize| if is_open(row) { 7 } else { wanted[row] };
+                let labels = (0..count).map(of_row).collect();
+                let open = undecided.as_ref().map_or(count, Vec::len).min(TOGETHER);
+                let budget = Arc::new(Counted::default());
+                let job = Job::default().with_budget(budget.clone());
+                let found = Labels { labels, undecided };
+                let nearest = Nearest::of(&device, (&rows, &centroids), metric, found, &job);
+                assert_eq!(nearest.unwrap().labels, wanted, "{metric}");
+                let (left, most) = (&budget.0, budget.1.load(Ordering::Relaxed));
+                assert_eq!(left.load(Ordering::Relaxed), 0);
+                assert!(most >= open * list_bytes(metric, &base), "{metric}: {most}");
+            }
+        }
+    }
 }

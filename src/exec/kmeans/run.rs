@@ -128,8 +128,9 @@ impl Call {
         let Self { spec, schema, device: chosen, inertia, live, .. } = self;
         let operations = spec.operations(input.rows.len(), input.rows.matrix().width());
         let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
-        let per_row = size_of::<u32>() + size_of::<f64>();
-        let reserved = job.reserve("clusters of rows", input.rows.len() * per_row)?;
+        let bytes = input.rows.len() * (size_of::<u32>() + size_of::<f64>());
+        // Those of the best run, and of another.
+        let mut reserved = job.reserve("clusters of rows", bytes * spec.params.runs.min(2))?;
         let groups = match &spec.output {
             KMeansOutput::Window(_) => {
                 let (rows, positions) = (input.rows.clone(), &input.positions);
@@ -149,6 +150,7 @@ impl Call {
         };
         let may = may_fall_back(spec.device, &device);
         let (device, (clusters, rounds)) = run_or_fall_back(device, may, chosen, run)?;
+        reserved.shrink_to(bytes);
         inertia.get_or_init(|| rounds.inertia);
         live.end(rounds.inertia);
         let widen = |labels: Vec<u32>, distances: Option<Vec<f64>>| -> Found {
