@@ -84,7 +84,33 @@ impl<D: SearchDevice> ExactSearch<D> {
                 &self.base().slice(first..first + queries.len())
             }
         };
-        let asked = (self.k.saturating_add(self.filter.more(self.k)), self.filter.enough(self.k));
+        let mut all = Neighbors::none(ElementKind::F64);
+        // The memory of some is used again by the next.
+        let together = self.search.queries_together(self.listed());
+        for first in (0..queries.len()).step_by(together) {
+            let some = queries.slice(first..queries.len().min(first.saturating_add(together)));
+            all.append(self.search_together(&some, query_rows.skip(first as u32), job)?);
+            if first == 0 {
+                all.rows.reserve_exact((queries.len() - some.len()) * all.per_query);
+                all.distances.reserve_exact((queries.len() - some.len()) * all.per_query);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Rows of a list, which are a few more than asked for.
+    fn listed(&self) -> usize {
+        self.k.saturating_add(self.filter.more(self.k))
+    }
+
+    /// The neighbours of queries whose lists are in memory together.
+    fn search_together(
+        &self,
+        queries: &Rows,
+        query_rows: QueryRows,
+        job: &Job,
+    ) -> Result<Neighbors> {
+        let asked = (self.listed(), self.filter.enough(self.k));
         let found = self.search.search_for(asked, queries, query_rows, job)?;
         if found.rows.is_empty() {
             return Ok(Neighbors { distances: Distances::F64(Vec::new()), ..found });

@@ -220,6 +220,11 @@ impl<D: SearchDevice> StreamedSearch<D> {
         Ok(())
     }
 
+    /// Queries that are searched together, if each has lists of so many.
+    pub fn queries_together(&self, k: usize) -> usize {
+        self.device.capacity(&Shape { k, ..self.shape() }).queries.max(1)
+    }
+
     fn shape(&self) -> Shape {
         let matrix = self.base.matrix();
         Shape { kind: matrix.kind(), dim: matrix.dim(), k: self.k, base: self.base.len() }

@@ -381,6 +381,14 @@ impl Distances {
         }
     }
 
+    /// Makes room for so many more.
+    pub fn reserve_exact(&mut self, more: usize) {
+        match self {
+            Self::F32(values) => values.reserve_exact(more),
+            Self::F64(values) => values.reserve_exact(more),
+        }
+    }
+
     /// Appends more distances.
     ///
     /// # Panics

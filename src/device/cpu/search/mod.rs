@@ -39,8 +39,12 @@ use crate::matrix::ElementKind;
 use crate::metric::Metric;
 use crate::rows::Rows;
 
-/// Queries whose lists are in memory at once: enough for all threads.
+/// Queries whose lists are in memory at once: enough for all threads, and of long lists no more than that, as new memory
+/// takes longer than what was used before. 1,024 neighbours of 10,000 queries among 200,000 rows of 128 dimensions take
+/// 0.9 of the time.
 const BLOCK_QUERIES: usize = 1 << 16;
+const LEAST_QUERIES: usize = 512;
+const BLOCK_NEIGHBORS: usize = 1 << 20;
 
 /// Rows in their original layout and, once they are a base, in the layout that suits them.
 #[derive(Debug)]
@@ -87,7 +91,11 @@ impl SearchDevice for CpuDevice {
     fn capacity(&self, shape: &Shape) -> Capacity {
         // The nearest of few rows in few dimensions is found without lists.
         let needs_lists = shape.k > 1 || !nearest::is_small(shape.dim, shape.base);
-        let queries = if needs_lists { BLOCK_QUERIES } else { usize::MAX };
+        let least = LEAST_QUERIES * rayon::current_num_threads();
+        let queries = match needs_lists {
+            true => (BLOCK_NEIGHBORS / shape.k.max(1)).max(least).min(BLOCK_QUERIES.max(least)),
+            false => usize::MAX,
+        };
         Capacity { base: usize::MAX, queries }
     }
 
