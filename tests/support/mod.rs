@@ -7,6 +7,7 @@ pub mod discrete;
 pub mod fuzz;
 pub mod lloyd;
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -449,7 +450,12 @@ pub async fn until(holds: impl Fn() -> bool) {
     }
 }
 
-/// The folder that the files of tests are relative to: the package, or what was packed of it.
-pub fn root() -> std::path::PathBuf {
-    std::env::var_os("NEIGHBORS_ROOT").map_or(env!("CARGO_MANIFEST_DIR").into(), Into::into)
+/// The folder that the files of tests are relative to: the repository, or what was packed of it.
+pub fn root() -> PathBuf {
+    if let Some(packed) = std::env::var_os("NEIGHBORS_ROOT") {
+        return packed.into();
+    }
+    // The package may be that of `tests/statements`.
+    let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    folders.find(|folder| folder.join("Cargo.lock").exists()).expect("the repository").into()
 }

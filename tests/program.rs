@@ -1,173 +1,51 @@
-//! What users type: the contracts in `sql/*.slt` on every device of this machine, the `neighbors`
-//! program, and how the functions behave in a session.
+//! The `neighbors` program, as users start it.
 //!
 //! A device that is not there shows as ignored.
-
-mod order;
-mod pages;
-mod session;
-mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{DataType, Float16Type, Float32Type, Float64Type};
-use arrow::util::display::array_value_to_string;
-use async_trait::async_trait;
-use datafusion::error::{DataFusionError, Result};
-use datafusion::prelude::{SessionConfig, SessionContext};
 use libtest_mimic::{Arguments, Failed, Trial};
-use sqllogictest::{AsyncDB, DBOutput, DefaultColumnType, Runner};
 use tempfile::TempDir;
 
+/// A test.
+type Test = fn() -> Result<(), Failed>;
+
+const TESTS: [(&str, Test); 11] = [
+    ("stops_at_the_first_error", stops_at_the_first_error),
+    ("starts_in_every_way", starts_in_every_way),
+    ("files_and_formats", files_and_formats),
+    ("copies_to_parquet", copies_to_parquet),
+    ("compressed_files", compressed_files),
+    ("settings_of_the_environment", settings_of_the_environment),
+    ("lists_devices", lists_devices),
+    ("resets_settings", resets_settings),
+    ("nested_columns_in_csv", nested_columns_in_csv),
+    ("explains_what_is_not_there", explains_what_is_not_there),
+    ("prints_help", prints_help),
+];
+
 fn main() {
+    let has_gpu = succeed(neighbors(&["devices"])).is_ok_and(|list| list.contains("cuda:0"));
     let mut trials = Vec::new();
-    for (device, found) in support::devices() {
-        for file in files_with("slt") {
-            let name = format!("{device}::{}", file_name(&file));
-            let trial = Trial::test(name, move || contract(&file, device));
-            trials.push(trial.with_ignored_flag(found.is_none()));
-        }
-        let readme = support::root().join("README.md");
-        for page in files_with("md").into_iter().chain([readme]) {
-            let name = format!("{device}::{}", file_name(&page));
-            let trial = Trial::test(name, move || {
-                tokio::runtime::Runtime::new()?.block_on(pages::run(&page, device))
-            });
-            trials.push(trial.with_ignored_flag(found.is_none()));
-        }
+    for (device, is_there) in [("cpu", true), ("cuda", has_gpu)] {
         let trial = Trial::test(format!("{device}::tour"), move || tour(device));
-        trials.push(trial.with_ignored_flag(found.is_none()));
+        trials.push(trial.with_ignored_flag(!is_there));
     }
-    for (name, run) in session::TESTS {
-        trials.push(Trial::test(format!("session::{name}"), *run));
-    }
-    let has_gpu = support::devices().iter().any(|(name, found)| *name == "cuda" && found.is_some());
-    for (name, run) in session::TESTS_OF_GPUS {
-        let trial = Trial::test(format!("session::{name}"), *run);
-        trials.push(trial.with_ignored_flag(!has_gpu));
-    }
-    for (name, run) in session::waiting::TESTS {
-        trials.push(Trial::test(format!("waiting::{name}"), run));
-    }
-    for (name, run) in order::TESTS {
-        trials.push(Trial::test(format!("order::{name}"), run));
-    }
-    let program: [(&str, session::Test); 11] = [
-        ("stops_at_the_first_error", stops_at_the_first_error),
-        ("starts_in_every_way", starts_in_every_way),
-        ("files_and_formats", files_and_formats),
-        ("copies_to_parquet", copies_to_parquet),
-        ("compressed_files", compressed_files),
-        ("settings_of_the_environment", settings_of_the_environment),
-        ("lists_devices", lists_devices),
-        ("resets_settings", resets_settings),
-        ("nested_columns_in_csv", nested_columns_in_csv),
-        ("explains_what_is_not_there", explains_what_is_not_there),
-        ("prints_help", prints_help),
-    ];
-    trials.extend(program.map(|(name, run)| Trial::test(format!("program::{name}"), run)));
+    trials.extend(TESTS.map(|(name, run)| Trial::test(format!("program::{name}"), run)));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-fn files_with(extension: &str) -> Vec<PathBuf> {
-    let folder = std::fs::read_dir(support::root().join("sql")).expect("sql/ is there");
-    let mut files: Vec<_> = folder.map(|entry| entry.expect("a readable entry").path()).collect();
-    files.retain(|path| path.extension().is_some_and(|found| found == extension));
-    files.sort();
-    files
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-fn contract(file: &Path, device: &'static str) -> Result<(), Failed> {
-    let runtime = tokio::runtime::Runtime::new()?;
-    let _entered = runtime.enter();
-    // On several and on one partition: answers do not depend on it.
-    for partitions in [4, 1] {
-        let mut runner = Runner::new(|| Session::connect(device, partitions));
-        let run = runner.run_file_async(file);
-        runtime.block_on(run).map_err(|error| format!("{partitions} partitions: {error}"))?;
-    }
-    Ok(())
-}
-
-struct Session(SessionContext);
-
-impl Session {
-    async fn connect(device: &str, partitions: usize) -> Result<Self> {
-        let config =
-            SessionConfig::new().with_information_schema(true).with_target_partitions(partitions);
-        let ctx = SessionContext::new_with_config(config).enable_url_table();
-        datafusion_neighbors::register_all(&ctx)?;
-        ctx.sql(&format!("SET neighbors.device = '{device}'")).await?.collect().await?;
-        Ok(Self(ctx))
-    }
-}
-
-#[async_trait]
-impl AsyncDB for Session {
-    type Error = DataFusionError;
-    type ColumnType = DefaultColumnType;
-
-    async fn run(&mut self, sql: &str) -> Result<DBOutput<DefaultColumnType>> {
-        let result = self.0.sql(sql).await?;
-        let types: Vec<_> =
-            result.schema().fields().iter().map(|f| column_type(f.data_type())).collect();
-        let batches = result.collect().await?;
-        if types.is_empty() {
-            return Ok(DBOutput::StatementComplete(0));
-        }
-        let mut rows = Vec::new();
-        for batch in &batches {
-            for row in 0..batch.num_rows() {
-                rows.push(cells(batch, row)?);
-            }
-        }
-        Ok(DBOutput::Rows { types, rows })
-    }
-
-    async fn shutdown(&mut self) {}
-
-    fn engine_name(&self) -> &str {
-        "datafusion"
-    }
-}
-
-fn column_type(found: &DataType) -> DefaultColumnType {
-    match found {
-        found if found.is_integer() => DefaultColumnType::Integer,
-        found if found.is_floating() => DefaultColumnType::FloatingPoint,
-        _ => DefaultColumnType::Text,
-    }
-}
-
-fn cells(batch: &RecordBatch, row: usize) -> Result<Vec<String>> {
-    let cell = |column: &dyn Array| {
-        if column.is_null(row) {
-            return Ok("NULL".to_string());
-        }
-        Ok(match column.data_type() {
-            DataType::Float16 => column.as_primitive::<Float16Type>().value(row).to_string(),
-            DataType::Float32 => column.as_primitive::<Float32Type>().value(row).to_string(),
-            DataType::Float64 => column.as_primitive::<Float64Type>().value(row).to_string(),
-            _ => match array_value_to_string(column, row)? {
-                empty if empty.is_empty() => "(empty)".to_string(),
-                text => text,
-            },
-        })
-    };
-    batch.columns().iter().map(|column| cell(column.as_ref())).collect()
+/// The folder of the package, or what was packed of it.
+fn root() -> PathBuf {
+    std::env::var_os("NEIGHBORS_ROOT").map_or(env!("CARGO_MANIFEST_DIR").into(), Into::into)
 }
 
 /// The program, started in the folder of the package.
 fn neighbors(args: &[&str]) -> Command {
     let program = std::env::var("CARGO_BIN_EXE_neighbors");
     let mut command = Command::new(program.as_deref().unwrap_or(env!("CARGO_BIN_EXE_neighbors")));
-    command.args(args).current_dir(support::root());
+    command.args(args).current_dir(root());
     command
 }
 
@@ -228,7 +106,7 @@ fn starts_in_every_way() -> Result<(), Failed> {
     let loaders = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
     for loader in loaders.into_iter().filter(|loader| Path::new(loader).exists()) {
         let mut command = Command::new(loader);
-        command.arg(neighbors(&[]).get_program()).args(args).current_dir(support::root());
+        command.arg(neighbors(&[]).get_program()).args(args).current_dir(root());
         expect(&succeed(command)?, "a\n1\n")?;
     }
     Ok(())
