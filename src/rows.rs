@@ -135,6 +135,22 @@ impl Rows {
         Some(Vector { values, direction: given.map(|given| given.directions[at]) })
     }
 
+    /// The directions of these vectors, if they are compared by them.
+    pub fn directions(&self) -> Option<&[Direction]> {
+        self.given.as_deref().map(|given| &given.directions[self.range.clone()])
+    }
+
+    /// Whether the [matrix](Self::matrix) has the vectors as they were given.
+    pub fn are_as_given(&self) -> bool {
+        self.given.as_deref().is_none_or(|given| Arc::ptr_eq(&given.matrix, &self.matrix))
+    }
+
+    /// The vectors as they were given, without their directions.
+    pub fn as_given(&self) -> Self {
+        let matrix = self.given.as_deref().map_or(&self.matrix, |given| &given.matrix);
+        Self { matrix: matrix.clone(), given: None, range: self.range.clone() }
+    }
+
     /// The rows at these positions of these rows.
     ///
     /// # Panics
@@ -159,8 +175,7 @@ impl Rows {
         let Some(given) = &self.given else { return Ok(rows) };
         let bytes = self.bytes_at(positions) + positions.len() * size_of::<Direction>();
         let _reserved = vec![job.reserve("vectors as given", bytes)?];
-        let whole = Self { matrix: given.matrix.clone(), given: None, range: self.range.clone() };
-        let matrix = Arc::new(whole.gather(positions, job)?);
+        let matrix = Arc::new(self.as_given().gather(positions, job)?);
         let of = |at: &u32| given.directions[self.range.start + *at as usize];
         let directions = positions.iter().map(of).collect();
         Ok(Self { given: Some(Arc::new(Given { matrix, directions, _reserved })), ..rows })
@@ -332,6 +347,24 @@ mod tests {
             assert_eq!(again.reals::<f32>(), part.reals::<f32>());
             drop((rows, part, some, again));
             assert_eq!(in_use(), 0);
+        }
+    }
+
+    #[test]
+    fn vectors_are_kept_as_they_were_given() {
+        let (job, far) = (Job::default(), vec![3.0f32, 4.0, 0.6, 0.8, 5.0, 12.0]);
+        for (values, are_units) in [(far, false), (vec![1.0, 0.0, 0.6, 0.8, 0.0, -1.0], true)] {
+            let matrix = Arc::new(Matrix::new(Elements::F32(values.clone()), 3, 2));
+            let rows = Rows::all(matrix);
+            assert!(rows.are_as_given() && rows.directions().is_none());
+            let searched = rows.searched(Metric::Cosine, &job).expect("within no budget");
+            assert_eq!(searched.are_as_given(), are_units);
+            let last = searched.slice(1..3);
+            let inverse = 1.0 / f64::from(values[4]).hypot(values[5].into());
+            let directions = last.directions().expect("directions are compared");
+            assert_eq!((directions.len(), directions[1].inverse), (2, inverse));
+            assert_eq!(last.as_given().reals::<f32>(), Some(&values[2..]));
+            assert!(last.as_given().directions().is_none());
         }
     }
 }

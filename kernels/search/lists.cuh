@@ -94,9 +94,12 @@ __device__ __forceinline__ bool is_eligible(const Pass& pass, u32 query, u32 row
 __device__ __forceinline__ bool is_wanted(const u32* wanted) { return !wanted || *wanted; }
 
 // Sorts `count` entries ascending; there is room for the next power of two.
-template <typename Group> __device__ void sort(Entry* entries, u32 count) {
+template <typename Group, typename Real>
+__device__ void sort(EntryOf<Real>* entries, u32 count) {
     u32 room = 2;
     while (room < count) room *= 2;
-    for (u32 i = count + Group::rank(); i < room; i += Group::size()) entries[i] = Entry::none();
+    for (u32 i = count + Group::rank(); i < room; i += Group::size()) {
+        entries[i] = EntryOf<Real>::none();
+    }
     sort_power_of_two<Group>(entries, room);
 }

@@ -32,10 +32,11 @@ pub use compose::{ExactSearch, Means, Nearest, StreamedSearch};
 pub(crate) use compose::{Facts, Filter};
 pub use contract::{
     Assignment, Buckets, Candidates, Capacity, Components, DbscanDevice, DbscanInput, DbscanWork,
-    Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind, KMeansProblem,
-    KMeansSession, KMeansShape, Labels, LookedAt, NOISE, NearestInBuckets, Neighbors, OwnRows,
-    Pairing, QueryRows, Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts, StopReason,
-    TableRows, TablesBuilt, Within, Work, centroid_shift, squares_are_finite, stop_reason,
+    Definition, Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind,
+    KMeansProblem, KMeansSession, KMeansShape, Labels, LookedAt, NOISE, NearestInBuckets,
+    Neighbors, OwnRows, Pairing, QueryRows, Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts,
+    StopReason, TableRows, TablesBuilt, Within, Work, centroid_shift, squares_are_finite,
+    stop_reason,
 };
 pub use cpu::{CpuDevice, ExactPairs};
 #[cfg(feature = "cuda")]

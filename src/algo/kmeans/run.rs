@@ -77,17 +77,8 @@ pub(super) fn best_runs<D: Device, T: Real>(
     for run in 0..runs {
         job.enter(Phase::Seed);
         let centroids = initial(&inputs, (&**device, session.as_mut()), given.as_ref(), run, job)?;
-        for (found, best) in
-            lloyd(&inputs, (device, session.as_mut()), centroids, job)?.into_iter().zip(&mut best)
-        {
-            let assigned =
-                best.as_ref().map_or(0, |best| best.rounds.assigned) + found.rounds.assigned;
-            let best = match best {
-                Some(best) if best.inertia() <= found.inertia() => best,
-                other => other.insert(found),
-            };
-            best.rounds.assigned = assigned;
-        }
+        let found = lloyd(&inputs, (device, session.as_mut()), centroids, job)?;
+        best.iter_mut().zip(found).for_each(|(best, found)| keep_better(best, found));
     }
     let mut best = best.into_iter().flatten();
     let mut found: Vec<Clustering> = ranges_to(ends)
@@ -98,6 +89,16 @@ pub(super) fn best_runs<D: Device, T: Real>(
         first.rounds.work += session.take_work()?;
     }
     Ok(found)
+}
+
+/// Keeps the clustering of the smaller inertia, the first in case of a tie.
+fn keep_better(best: &mut Option<Clustering>, found: Clustering) {
+    let assigned = best.as_ref().map_or(0, |best| best.rounds.assigned) + found.rounds.assigned;
+    let best = match best {
+        Some(best) if best.inertia() <= found.inertia() => best,
+        other => other.insert(found),
+    };
+    best.rounds.assigned = assigned;
 }
 
 /// Ranges that follow each other, the first from 0 on.

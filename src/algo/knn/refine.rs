@@ -68,7 +68,7 @@ impl<D: Device> Among<D> {
         let is_equal = short == 0 && per_query > 0;
         let starts = (!is_equal).then(|| starts.into_vec());
         let distances = Distances::F64(all.distances);
-        let neighbors = Neighbors { per_query, rows: all.rows, distances, work };
+        let neighbors = Neighbors::new(per_query, all.rows, distances, work);
         let hashed = HashedWork { visited, short };
         Ok((Found { neighbors, starts, hashed }, all.open))
     }

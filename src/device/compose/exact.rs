@@ -1,6 +1,7 @@
 //! Exact search: neighbours by the definition of a distance, which the sums of a device only find.
 //!
-//! A device returns a few rows more than asked for. Their distances are computed by the definition, and sorted; a list is
+//! A device lists a few rows more than asked for. Their distances are computed by the definition, and sorted: on the
+//! device, if the base is there as a whole and it [can](SearchDevice::new_exact_lists), or on the host. A list is
 //! certain if every other row must be farther than its last neighbour, as far as sums may be off. Queries whose lists are
 //! not certain, because many rows are nearly as far as the last neighbour, are searched again: for a longer list, then by
 //! the sums of float64, which are those of the definition, and in the end by the definition for all rows.
@@ -10,7 +11,8 @@ use std::sync::{Arc, OnceLock};
 use super::facts::{Facts, Filter};
 use super::search::StreamedSearch;
 use crate::device::contract::{
-    Distances, NO_ROW, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Work,
+    Definition, Distances, Enough, NO_ROW, Neighbors, Pairing, QueryRows, RowUse, SearchDevice,
+    Work,
 };
 use crate::device::cpu::ExactPairs;
 use crate::error::{Error, Result};
@@ -23,6 +25,9 @@ use crate::rows::Rows;
 
 /// Queries whose neighbours a thread sorts at a time.
 const TASK: usize = 64;
+
+/// Queries whose lists a thread certifies at a time, where a device has sorted them.
+const CERTIFIED_TOGETHER: usize = 4096;
 
 /// Base rows that a thread compares with a query by the definition.
 const ROWS_TOGETHER: usize = 8192;
@@ -84,49 +89,81 @@ impl<D: SearchDevice> ExactSearch<D> {
                 &self.base().slice(first..first + queries.len())
             }
         };
-        let mut all = Neighbors::none(ElementKind::F64);
+        let Refined { mut neighbors, mut open } = self.by_device(queries, query_rows, job)?;
+        let done = std::mem::take(&mut neighbors.last).len();
         // The memory of some is used again by the next.
-        let together = self.search.queries_together(self.listed());
-        for first in (0..queries.len()).step_by(together) {
+        let together = self.search.queries_together(self.asked().0);
+        for first in (done..queries.len()).step_by(together) {
             let some = queries.slice(first..queries.len().min(first.saturating_add(together)));
-            all.append(self.search_together(&some, query_rows.skip(first as u32), job)?);
-            if first == 0 {
-                all.rows.reserve_exact((queries.len() - some.len()) * all.per_query);
-                all.distances.reserve_exact((queries.len() - some.len()) * all.per_query);
+            let found = self.by_host(&some, query_rows.skip(first as u32), job)?;
+            open.extend(found.open.into_iter().map(|query| first as u32 + query));
+            neighbors.append(found.neighbors);
+            if first == done {
+                let more = (queries.len() - first - some.len()) * neighbors.per_query;
+                neighbors.rows.reserve_exact(more);
+                neighbors.distances.reserve_exact(more);
             }
         }
-        Ok(all)
-    }
-
-    /// Rows of a list, which are a few more than asked for.
-    fn listed(&self) -> usize {
-        self.k.saturating_add(self.filter.more(self.k))
-    }
-
-    /// The neighbours of queries whose lists are in memory together.
-    fn search_together(
-        &self,
-        queries: &Rows,
-        query_rows: QueryRows,
-        job: &Job,
-    ) -> Result<Neighbors> {
-        let asked = (self.listed(), self.filter.enough(self.k));
-        let found = self.search.search_for(asked, queries, query_rows, job)?;
-        if found.rows.is_empty() {
-            return Ok(Neighbors { distances: Distances::F64(Vec::new()), ..found });
-        }
-        if self.are_exact(queries, &found) {
-            return Ok(self.as_found(found, query_rows));
-        }
-        let itself = usize::from(query_rows != QueryRows::Separate);
-        let others = self.base().len() - itself;
-        let (filter, per_query) = (&self.filter, (self.k.min(others), others));
-        let Refined { mut neighbors, open } =
-            self.refine(queries, found, per_query, filter, job)?;
         for some in open.chunks(AGAIN_TOGETHER) {
             self.search_again((queries, query_rows), some.to_vec(), &mut neighbors, job)?;
         }
         Ok(neighbors)
+    }
+
+    /// The rows that a device lists for each query, and how many of them matter.
+    fn asked(&self) -> (usize, Option<Enough>) {
+        let listed = self.k.saturating_add(self.filter.more(self.k)).min(self.base().len().max(1));
+        (listed, self.filter.enough(self.k))
+    }
+
+    /// The neighbours of the first queries, as many as the device computes distances for: [`Neighbors::last`] has one
+    /// sum for each.
+    fn by_device(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Refined> {
+        let none = Neighbors::none(ElementKind::F64);
+        if self.base().matrix().kind() != ElementKind::F32 || self.base().is_empty() {
+            return Ok(Refined { neighbors: none, open: Vec::new() });
+        }
+        let (asked, definition) = (self.asked(), Definition { metric: self.metric, k: self.k });
+        let queries_of = (queries, query_rows);
+        let neighbors = self.search.search_by_definition(asked, definition, queries_of, job)?;
+        let itself = usize::from(query_rows != QueryRows::Separate);
+        let is_whole = asked.0 >= self.base().len() - itself;
+        if is_whole || neighbors.last.is_empty() {
+            return Ok(Refined { neighbors, open: Vec::new() });
+        }
+        let pairs = ExactPairs::new(self.metric, queries, self.base());
+        let longest = self.filter.needs_lengths().then(|| self.facts().longest);
+        let (k, last, distances) = (neighbors.per_query, &neighbors.last, &neighbors.distances);
+        let tasks = (0..last.len()).step_by(CERTIFIED_TOGETHER).collect();
+        let open = in_parallel(tasks, |first: usize| {
+            let some = first..last.len().min(first + CERTIFIED_TOGETHER);
+            let is_open = |query: &usize| {
+                let lengths = longest.map_or(0.0, |longest| longest * pairs.length(*query));
+                let (kth, last) = (distances.at(query * k + k - 1), f64::from(last[*query]));
+                !last.is_nan() && !self.filter.is_certain(kth, last, lengths)
+            };
+            some.filter(is_open).map(|query| query as u32).collect::<Vec<_>>()
+        });
+        let mut open = open.concat();
+        self.keep_inexact(queries, &self.filter, &mut open);
+        Ok(Refined { neighbors, open })
+    }
+
+    /// The neighbours of queries by the distances that the host computes.
+    fn by_host(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Refined> {
+        let found = self.search.search_for(self.asked(), queries, query_rows, job)?;
+        if found.rows.is_empty() {
+            let distances = Distances::F64(Vec::new());
+            let neighbors = Neighbors { distances, ..found };
+            return Ok(Refined { neighbors, open: Vec::new() });
+        }
+        if self.are_exact(queries, &found) {
+            let neighbors = self.as_found(found, query_rows);
+            return Ok(Refined { neighbors, open: Vec::new() });
+        }
+        let itself = usize::from(query_rows != QueryRows::Separate);
+        let others = self.base().len() - itself;
+        self.refine(queries, found, (self.k.min(others), others), &self.filter, job)
     }
 
     fn base(&self) -> &Rows {
@@ -156,7 +193,7 @@ impl<D: SearchDevice> ExactSearch<D> {
     /// The neighbours as found, where the device's sums are exact.
     fn as_found(&self, found: Neighbors, query_rows: QueryRows) -> Neighbors {
         let itself = usize::from(query_rows != QueryRows::Separate);
-        let Neighbors { per_query: listed, mut rows, distances, work } = found;
+        let Neighbors { per_query: listed, mut rows, distances, work, .. } = found;
         let k = self.k.min(self.base().len() - itself);
         let is_square =
             self.metric == Metric::L2 && self.base().matrix().kind() == ElementKind::F32;
@@ -168,7 +205,7 @@ impl<D: SearchDevice> ExactSearch<D> {
         let at = |list: usize| (list * listed..list * listed + k).map(|at| distances.at(at));
         let distances = (0..rows.len() / listed).flat_map(at).map(distance).collect();
         keep_first(&mut rows, listed, k);
-        Neighbors { per_query: k, rows, distances: Distances::F64(distances), work }
+        Neighbors::new(k, rows, Distances::F64(distances), work)
     }
 
     /// Sorts what was found by the definition, in memory that lists have reserved, and keeps the nearest `k` of each query, of which there are `others` rows.
@@ -180,7 +217,7 @@ impl<D: SearchDevice> ExactSearch<D> {
         filter: &Filter,
         job: &Job,
     ) -> Result<Refined> {
-        let Neighbors { per_query: listed, mut rows, distances: sums, mut work } = found;
+        let Neighbors { per_query: listed, mut rows, distances: sums, mut work, .. } = found;
         let mut distances: Vec<f64> = zeros(rows.len());
         let pairs = ExactPairs::new(self.metric, queries, self.base());
         let longest = filter.needs_lengths().then(|| self.facts().longest);
@@ -204,18 +241,29 @@ impl<D: SearchDevice> ExactSearch<D> {
             Ok(open)
         });
         let mut open: Vec<u32> = open.into_iter().collect::<Result<Vec<_>>>()?.concat();
-        if !open.is_empty() && filter.may_be_exact() {
-            let of_base = self.facts();
-            open.retain(|query| {
-                let query = *query as usize;
-                !filter.is_exact(of_base, &Facts::of(&queries.slice(query..query + 1), false))
-            });
-        }
+        self.keep_inexact(queries, filter, &mut open);
         work.rechecked += rows.len() as u64;
         keep_first(&mut rows, listed, k);
         keep_first(&mut distances, listed, k);
-        let distances = Distances::F64(distances);
-        Ok(Refined { neighbors: Neighbors { per_query: k, rows, distances, work }, open })
+        let neighbors = Neighbors::new(k, rows, Distances::F64(distances), work);
+        Ok(Refined { neighbors, open })
+    }
+
+    /// Keeps queries, of those whose lists are not certain, whose sums are not exact either.
+    fn keep_inexact(&self, queries: &Rows, filter: &Filter, open: &mut Vec<u32>) {
+        if open.is_empty() || !filter.may_be_exact() {
+            return;
+        }
+        let of_base = self.facts();
+        let are_exact = |some: &Rows| filter.is_exact(of_base, &Facts::of(some, false));
+        // Of many, most are alike.
+        if open.len() > SAMPLE && are_exact(queries) {
+            open.clear();
+        }
+        open.retain(|query| {
+            let query = *query as usize;
+            !are_exact(&queries.slice(query..query + 1))
+        });
     }
 
     /// Finds the neighbours of queries whose lists were not certain.
@@ -313,7 +361,7 @@ impl<D: SearchDevice> ExactSearch<D> {
         }
         let pairs = (queries.len() * self.base().len()) as u64;
         let work = Work { pairs, rechecked: pairs, ..Work::default() };
-        Ok(Neighbors { per_query: k, rows, distances: Distances::F64(distances), work })
+        Ok(Neighbors::new(k, rows, Distances::F64(distances), work))
     }
 }
 
@@ -377,4 +425,157 @@ fn widened(rows: &Rows, job: &Job) -> Result<Rows> {
     });
     let values = parts.into_iter().collect::<Result<Vec<_>>>()?.concat();
     Ok(Rows::all(Arc::new(Matrix::new(Elements::F64(values), rows.len(), dim))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::device::contract::{Candidates, Capacity, Shape};
+    use crate::device::cpu::CpuDevice;
+    use crate::random::Random;
+
+    type Searched = <CpuDevice as SearchDevice>::Rows;
+
+    /// The CPU as a device that computes distances by the definition: of 50 queries at a time, and so often until it has
+    /// no memory for it.
+    struct Measuring {
+        cpu: CpuDevice,
+        left: AtomicUsize,
+    }
+
+    /// Lists, and of which rows they are and by which definition, if they are by one.
+    type Lists = (<CpuDevice as SearchDevice>::Lists, Option<(Rows, Rows, Definition)>);
+
+    impl SearchDevice for Measuring {
+        type Rows = (Searched, Rows);
+        type Lists = Lists;
+
+        fn capacity(&self, _: &Shape) -> Capacity {
+            Capacity { base: 10_000, queries: 50 }
+        }
+
+        fn rows(&self, rows: &Rows, metric: Metric) -> Self::Rows {
+            (self.cpu.rows(rows, metric), rows.clone())
+        }
+
+        fn slice(&self, rows: &Self::Rows, range: Range<usize>) -> Self::Rows {
+            (self.cpu.slice(&rows.0, range.clone()), rows.1.slice(range))
+        }
+
+        fn prepare(&self, rows: &Self::Rows, for_use: RowUse, job: &Job) -> Result<()> {
+            self.cpu.prepare(&rows.0, for_use, job)
+        }
+
+        fn new_lists(&self, queries: &Self::Rows, k: usize) -> Result<Lists> {
+            Ok((self.cpu.new_lists(&queries.0, k)?, None))
+        }
+
+        fn new_exact_lists(
+            &self,
+            (queries, base): (&Self::Rows, &Self::Rows),
+            k: usize,
+            definition: Definition,
+            _: &Job,
+        ) -> Result<Option<Lists>> {
+            if self.left.load(Ordering::Relaxed) == 0 {
+                let device = String::new();
+                return Err(Error::DeviceMemory { device, needed: 1, budget: 0 });
+            }
+            self.left.fetch_sub(1, Ordering::Relaxed);
+            let of = (queries.1.clone(), base.1.clone(), definition);
+            Ok(Some((self.cpu.new_lists(&queries.0, k)?, Some(of))))
+        }
+
+        fn top_k(
+            &self,
+            queries: &Self::Rows,
+            base: &Self::Rows,
+            pairing: &Pairing<'_>,
+            lists: &mut Lists,
+            job: &Job,
+        ) -> Result<()> {
+            self.cpu.top_k(&queries.0, &base.0, pairing, &mut lists.0, job)
+        }
+
+        fn download(&self, (lists, of): Lists, job: &Job) -> Result<Neighbors> {
+            let found = self.cpu.download(lists, job)?;
+            let Some((queries, base, Definition { metric, k })) = of else { return Ok(found) };
+            let pairs = ExactPairs::new(metric, &queries, &base);
+            let k = k.min(found.per_query);
+            let mut exact = Neighbors::new(k, Vec::new(), Distances::F64(Vec::new()), found.work);
+            for (query, list) in found.rows.chunks(found.per_query).enumerate() {
+                let mut rows: Vec<u32> =
+                    list.iter().copied().filter(|row| *row != NO_ROW).collect();
+                let last = found.distances.at((query + 1) * found.per_query - 1) as f32;
+                exact.last.push(if rows.len() < list.len() { f32::NAN } else { last });
+                let mut distances = vec![0.0; rows.len()];
+                pairs.compute((query, &rows), &mut distances, &mut Vec::new());
+                sort(&mut rows, &mut distances, &mut Vec::new());
+                exact.rows.extend(&rows[..k]);
+                exact.distances.extend(Distances::F64(distances[..k].to_vec()));
+            }
+            Ok(exact)
+        }
+
+        fn among(
+            &self,
+            queries: &Self::Rows,
+            base: &Self::Rows,
+            candidates: &Candidates<'_>,
+            job: &Job,
+        ) -> Result<Distances> {
+            self.cpu.among(&queries.0, &base.0, candidates, job)
+        }
+    }
+
+    /// Rows of which many are as near as sums of f32 can tell.
+    fn rows(count: usize, seed: u64) -> Rows {
+        let mut random = Random::new(seed);
+        let value = |i: usize| 1.0 + (i % 35) as f32 + 1e-6 * random.normal() as f32;
+        let values = (0..count * 5).map(value).collect();
+        Rows::all(Arc::new(Matrix::new(Elements::F32(values), count, 5)))
+    }
+
+    fn neighbors<D: SearchDevice>(
+        device: &Arc<D>,
+        (base, queries): (&Rows, &Rows),
+        query_rows: QueryRows,
+        (metric, k): (Metric, usize),
+    ) -> Neighbors {
+        let (job, base) = (Job::default(), base.clone());
+        let base = base.searched(metric, &job).expect("within no budget");
+        let search = ExactSearch::open(device.clone(), base, metric, k, &job).expect("small");
+        search.search(queries, query_rows, &job).expect("small")
+    }
+
+    #[test]
+    fn distances_are_those_of_the_device_as_far_as_it_has_memory_and_then_the_hosts() {
+        let (base, queries, of_base) =
+            (rows(900, 1), rows(220, 2), QueryRows::OfBase { first: 100 });
+        let own = base.slice(100..320);
+        let cpu = Arc::new(CpuDevice::new());
+        for metric in [Metric::L2, Metric::L1, Metric::InnerProduct, Metric::Cosine] {
+            for (queries, query_rows) in [(&queries, QueryRows::Separate), (&own, of_base)] {
+                for k in [1, 7, 130, 900] {
+                    let of = ((&base, queries), query_rows, (metric, k));
+                    let wanted = neighbors(&cpu, of.0, of.1, of.2);
+                    for (blocks, left) in [(0, 0), (2, 0), (9, 4)] {
+                        let left_at_first = AtomicUsize::new(blocks);
+                        let device = Measuring { cpu: CpuDevice::new(), left: left_at_first };
+                        let device = Arc::new(device);
+                        let found = neighbors(&device, of.0, of.1, of.2);
+                        let named = format!("{metric}, k {k}, {query_rows:?}, {blocks} blocks");
+                        assert_eq!(device.left.load(Ordering::Relaxed), left, "{named}");
+                        assert_eq!(found.per_query, wanted.per_query, "{named}");
+                        assert!(found.rows == wanted.rows, "{named}");
+                        assert!(found.distances == wanted.distances, "{named}");
+                        assert!(found.last.is_empty());
+                    }
+                }
+            }
+        }
+    }
 }

@@ -7,9 +7,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::device::contract::{Enough, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape};
+use crate::device::contract::{
+    Definition, Enough, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape,
+};
 use crate::error::{Error, Result};
 use crate::job::Job;
+use crate::matrix::ElementKind;
 use crate::memory::{Pages, taking};
 use crate::metric::Metric;
 use crate::rows::Rows;
@@ -138,6 +141,77 @@ impl<D: SearchDevice> StreamedSearch<D> {
         job: &Job,
     ) -> Result<Neighbors> {
         self.search_asked(queries, Asked { query_rows, near, k: self.k, enough: None }, job)
+    }
+
+    /// The neighbours of the first queries by the definition, as far as the device computes its distances: maybe of none.
+    /// For each query so many rows are listed by their sums.
+    ///
+    /// # Errors
+    /// Those of [`search`](Self::search), but for [`Error::DeviceMemory`] and [`Error::HostMemory`].
+    pub(super) fn search_by_definition(
+        &self,
+        (listed, enough): (usize, Option<Enough>),
+        definition: Definition,
+        (queries, query_rows): (&Rows, QueryRows),
+        job: &Job,
+    ) -> Result<Neighbors> {
+        let none = Neighbors::none(ElementKind::F64);
+        let Some(base) = self.resident().clone() else { return Ok(none) };
+        let itself = usize::from(query_rows != QueryRows::Separate);
+        let per_query = definition.k.min(self.base.len() - itself);
+        if queries.is_empty() || per_query == 0 {
+            return Ok(none);
+        }
+        self.base.check_queries(queries)?;
+        let shape = Shape { k: listed, ..self.shape() };
+        let together = self.device.capacity(&shape).queries.max(1);
+        let mut found = self.device.room(ElementKind::F64, queries.len().saturating_mul(per_query));
+        let pages = Pages::of_room(&found.rows).into_iter().chain(found.distances.pages());
+        taking(pages.collect(), || {
+            for start in (0..queries.len()).step_by(together) {
+                let block = queries.slice(start..queries.len().min(start.saturating_add(together)));
+                let pairing = Pairing {
+                    first_base: 0,
+                    queries: query_rows.skip(start as u32),
+                    near: None,
+                    enough,
+                };
+                let asked = (listed, definition);
+                let sides = (&block, &*base);
+                match job.with_room(|| self.append_exact(sides, &pairing, asked, (&mut found, job)))
+                {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    // There is less to hold if the host computes distances.
+                    Err(Error::DeviceMemory { .. } | Error::HostMemory { .. }) => break,
+                    Err(other) => return Err(other),
+                }
+            }
+            Ok(())
+        })?;
+        Ok(if found.last.is_empty() { none } else { found })
+    }
+
+    /// Appends the neighbours of a block by the definition; or does not, if that is left to the host.
+    fn append_exact(
+        &self,
+        (block, base): (&Rows, &D::Rows),
+        pairing: &Pairing<'_>,
+        (listed, definition): (usize, Definition),
+        (found, job): (&mut Neighbors, &Job),
+    ) -> Result<bool> {
+        let device = &self.device;
+        let queries = match pairing.queries {
+            QueryRows::OfBase { first } => {
+                device.slice(base, first as usize..first as usize + block.len())
+            }
+            QueryRows::Separate => device.rows(block, self.metric),
+        };
+        let lists = device.new_exact_lists((&queries, base), listed, definition, job)?;
+        let Some(mut lists) = lists else { return Ok(false) };
+        device.top_k(&queries, base, pairing, &mut lists, job)?;
+        device.download_after(found, lists, job)?;
+        Ok(true)
     }
 
     fn search_asked(

@@ -22,8 +22,8 @@ pub use kmeans::{
     squares_are_finite, stop_reason,
 };
 pub use search::{
-    Candidates, Capacity, Distances, Enough, NO_ROW, Neighbors, Pairing, QueryRows, RowUse,
-    SearchDevice, Shape,
+    Candidates, Capacity, Definition, Distances, Enough, NO_ROW, Neighbors, Pairing, QueryRows,
+    RowUse, SearchDevice, Shape,
 };
 
 /// The work done by a computation, for EXPLAIN ANALYZE.

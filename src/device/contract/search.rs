@@ -48,6 +48,24 @@ pub trait SearchDevice: Send + Sync + 'static {
     /// [`DeviceMemory`](crate::Error::DeviceMemory) if they do not fit.
     fn new_lists(&self, queries: &Self::Rows, k: usize) -> Result<Self::Lists>;
 
+    /// Empty lists, which are to be downloaded by the definition: the first [`Definition::k`] rows of each in the order of
+    /// its distances, which are float64, and [`Neighbors::last`]. They are for one [`top_k`](Self::top_k) of these
+    /// queries and this base, whose first row has number 0, and each holds `k` neighbours by the sums of the rows, as
+    /// other lists. `None` leaves the distances to the host.
+    ///
+    /// # Errors
+    /// [`DeviceMemory`](crate::Error::DeviceMemory) if they do not fit, with what it takes to compute the distances;
+    /// [`Cancelled`](crate::Error::Cancelled).
+    fn new_exact_lists(
+        &self,
+        _sides: (&Self::Rows, &Self::Rows),
+        _k: usize,
+        _definition: Definition,
+        _job: &Job,
+    ) -> Result<Option<Self::Lists>> {
+        Ok(None)
+    }
+
     /// Merges base rows into the lists: afterwards each list holds the `k` smallest of
     /// `(distance, number of the base row)` among its entries before and all pairs of its query
     /// with `base`, ascending. Distances are those of [`crate::metric`], bit by bit.
@@ -266,6 +284,15 @@ pub struct Enough {
     pub absolute: f64,
 }
 
+/// The distances that the rows of lists are ranked by in the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Definition {
+    /// The metric whose definition it is; that of the rows is the one whose sums find them.
+    pub metric: Metric,
+    /// Neighbours of each query that are wanted.
+    pub k: usize,
+}
+
 /// In a list: no neighbour, as there are no more that matter.
 pub const NO_ROW: u32 = u32::MAX;
 
@@ -300,6 +327,10 @@ pub struct Neighbors {
     pub rows: Vec<u32>,
     /// Their distances.
     pub distances: Distances,
+    /// Of lists by the definition: for each query the sum of the last row that was listed for it, whether or not that is
+    /// among the nearest; no row that was not has a smaller one. NaN if all rows that matter were listed. Empty for
+    /// other lists.
+    pub last: Vec<f32>,
     /// The work it took.
     pub work: Work,
 }
@@ -307,8 +338,12 @@ pub struct Neighbors {
 impl Neighbors {
     /// No lists, of rows of this kind.
     pub fn none(kind: ElementKind) -> Self {
-        let (rows, distances) = (Vec::new(), Distances::none(kind));
-        Self { per_query: 0, rows, distances, work: Work::default() }
+        Self::new(0, Vec::new(), Distances::none(kind), Work::default())
+    }
+
+    /// Lists of this length.
+    pub fn new(per_query: usize, rows: Vec<u32>, distances: Distances, work: Work) -> Self {
+        Self { per_query, rows, distances, last: Vec::new(), work }
     }
 
     /// Appends the lists of the next queries.
@@ -326,6 +361,7 @@ impl Neighbors {
         self.per_query = next.per_query;
         self.rows.extend(next.rows);
         self.distances.extend(next.distances);
+        self.last.extend(next.last);
         self.work += next.work;
     }
 }

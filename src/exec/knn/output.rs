@@ -315,12 +315,9 @@ mod tests {
             Field::new("rank", DataType::Int64, false),
             Field::new("distance", DataType::Float32, false),
         ]);
-        let neighbors = Neighbors {
-            per_query: 1,
-            rows: (0..384).rev().collect(),
-            distances: Distances::F32(vec![0.0; 384]),
-            work: Work::default(),
-        };
+        let rows = (0..384).rev().collect();
+        let distances = Distances::F32(vec![0.0; 384]);
+        let neighbors = Neighbors::new(1, rows, distances, Work::default());
         let mut batches = Batches {
             schema: Arc::new(schema),
             base: Arc::new(base),

@@ -210,7 +210,7 @@ impl SearchDevice for CpuDevice {
                 (per_query, rows, Distances::F64(distances))
             }
         };
-        Ok(Neighbors { per_query, rows, distances, work })
+        Ok(Neighbors::new(per_query, rows, distances, work))
     }
 
     fn among(

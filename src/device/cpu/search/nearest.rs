@@ -66,7 +66,7 @@ fn nearest_reals<T: Lanes>(
         })?;
     let pairs = count as u64 * (base.len() / dim) as u64;
     let work = Work { pairs, ..Work::default() };
-    Ok(Neighbors { per_query: 1, rows, distances: Distances::of(distances), work })
+    Ok(Neighbors::new(1, rows, Distances::of(distances), work))
 }
 
 /// The nearest base row of every query, the first in case of a tie, and its squared distance.

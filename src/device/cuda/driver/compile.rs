@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 76] = files![
+const FILES: [(&str, &str); 77] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -82,6 +82,7 @@ const FILES: [(&str, &str); 76] = files![
     "search.cu",
     "search/among.cuh",
     "search/buckets.cuh",
+    "search/exact.cuh",
     "search/join.cuh",
     "search/join_small.cuh",
     "search/least.cuh",

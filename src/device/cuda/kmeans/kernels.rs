@@ -76,6 +76,19 @@ pub(super) struct GroupKernels {
     pub(super) candidates: CudaFunction,
 }
 
+impl GroupKernels {
+    fn of(images: Images, find: &Arc<CudaModule>, candidates: &Arc<CudaModule>) -> Result<Self> {
+        let load = |module, name| -> Result<CudaFunction> {
+            let kernel = function(module, name)?;
+            allow_shared(&kernel, images.shared())?;
+            Ok(kernel)
+        };
+        let (find, candidates) =
+            (load(find, "find_by_groups")?, load(candidates, "candidates_by_groups")?);
+        Ok(Self { images, find, candidates })
+    }
+}
+
 /// The kernels for rows of one kind, loaded on a device.
 #[derive(Debug)]
 pub(super) struct RoundKernels {
@@ -136,16 +149,7 @@ impl RoundKernels {
             programs.extend(of_groups.map(Program::for_one_architecture));
         }
         let modules = gpu.load_all(&programs)?;
-        let by_groups = images.map(|images| {
-            let load = |module, name| -> Result<CudaFunction> {
-                let kernel = function(module, name)?;
-                allow_shared(&kernel, images.shared())?;
-                Ok(kernel)
-            };
-            let find = load(&modules[3], "find_by_groups")?;
-            let candidates = load(&modules[4], "candidates_by_groups")?;
-            Ok::<_, crate::Error>(GroupKernels { images, find, candidates })
-        });
+        let by_groups = images.map(|images| GroupKernels::of(images, &modules[3], &modules[4]));
         let [shared, near, tiles] = [0, 1, 2].map(|at| {
             let module: &Arc<CudaModule> = &modules[at];
             move |name| function(module, name)

@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 
+use super::exact::Exact;
 use super::filter::{self, bytes_per_query, bytes_per_row};
-use super::launch::{Kernels, Pairs};
+use super::launch::Kernels;
+use super::launch_pairs::Pairs;
 use super::lists::{Search, list_bytes};
 use super::passes::PANEL;
 use super::rows::{CudaRows, wait_for};
 use super::spec::{Spec, device_dim, real_bytes, scalar_bytes};
 use crate::device::contract::{
-    Candidates, Capacity, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape,
+    Candidates, Capacity, Definition, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape,
 };
 use crate::device::cuda::driver::launch::{Counted, Pace};
 use crate::device::cuda::driver::sys;
@@ -42,7 +44,8 @@ impl SearchDevice for CudaDevice {
     type Lists = CudaLists;
 
     /// Two chunks of base rows, so that one can arrive while the other is searched, and two blocks
-    /// of queries with their lists, in at most a quarter of the memory.
+    /// of queries with their lists, in at most a quarter of the memory. A base that is there as a whole leaves the
+    /// place of the other chunk to its vectors as they were given.
     fn capacity(&self, shape: &Shape) -> Capacity {
         capacity(self.memory.available() as usize, shape, self.multipliers(shape.kind))
     }
@@ -80,6 +83,25 @@ impl SearchDevice for CudaDevice {
         }
         let kernels = queries.kernels(&self.gpu)?;
         Search::new(&self.gpu, &self.memory, (kernels, queries.rows.len()), k).map(CudaLists)
+    }
+
+    fn new_exact_lists(
+        &self,
+        (queries, base): (&CudaRows, &CudaRows),
+        k: usize,
+        definition: Definition,
+        job: &Job,
+    ) -> Result<Option<CudaLists>> {
+        let is_of_f32 = base.rows.matrix().kind() == ElementKind::F32;
+        if !is_of_f32 || definition.metric.searched(ElementKind::F32) != base.metric {
+            return Ok(None);
+        }
+        if !base.kernels(&self.gpu)?.can_rank(k) {
+            return Ok(None);
+        }
+        let mut lists = self.new_lists(queries, k)?;
+        lists.0.exact = Some(Exact::new(self, (queries, base), definition, job)?);
+        Ok(Some(lists))
     }
 
     fn top_k(

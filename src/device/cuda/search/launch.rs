@@ -28,9 +28,12 @@ use crate::matrix::ElementKind;
 /// Threads of a block, where each has an entry of a list.
 const THREADS: usize = 256;
 
+/// The fewest lists that a launch merges: fewer keep no device busy.
+pub(super) const LEAST_MERGED: usize = 64;
+
 /// Warps, one query each, in a block of `merge_by_warp`, and the shared memory they may fill.
-const WARPS: usize = 8;
-const WARPS_SHARED: usize = 32 << 10;
+pub(super) const WARPS: usize = 8;
+pub(super) const WARPS_SHARED: usize = 32 << 10;
 
 /// The kernels of one [`Spec`], loaded on a device.
 #[derive(Debug)]
@@ -51,7 +54,11 @@ pub(super) struct Kernels {
     pub(super) search_again: CudaFunction,
     gather: CudaFunction,
     take_queries: CudaFunction,
-    among: CudaFunction,
+    pub(super) among: CudaFunction,
+    pub(super) measure_lists: CudaFunction,
+    pub(super) rank_by_warp: CudaFunction,
+    pub(super) rank_by_block: CudaFunction,
+    pub(super) unpack: CudaFunction,
     pub(super) nearest_in_buckets: CudaFunction,
     pub(super) find_own_buckets: CudaFunction,
     pub(super) join_buckets: CudaFunction,
@@ -64,8 +71,9 @@ pub(super) struct Kernels {
     pub(super) close_gaps: CudaFunction,
     /// Pairs × dimensions per second.
     scan_rate: Arc<Rate>,
-    /// The same of pairs whose rows lie anywhere, and of those in buckets.
+    /// The same of pairs whose rows lie anywhere, also by the definition, and of those in buckets.
     among_rate: Arc<Rate>,
+    exact_rate: Arc<Rate>,
     buckets_rate: Arc<Rate>,
     /// The same of pairs in joined buckets.
     join_rate: Arc<Rate>,
@@ -103,22 +111,6 @@ pub(super) struct Lists {
     pub(super) crowded: Buffer,
     pub(super) crowded_count: Buffer,
     pub(super) redone: Buffer,
-}
-
-/// Pairs whose distances are to be computed.
-pub(super) struct Pairs {
-    /// Rows on either side, and elements of a row.
-    pub(super) queries: usize,
-    pub(super) base_rows: usize,
-    pub(super) dim: usize,
-    /// Where the pairs of each query start, and where the last ones end; of u64.
-    pub(super) starts: Buffer,
-    /// The number of the first pair, and how many there are.
-    pub(super) first: usize,
-    pub(super) count: usize,
-    /// Their base rows.
-    pub(super) rows: Buffer,
-    pub(super) distances: Buffer,
 }
 
 /// The same struct as in `kernels/search/lists.cuh`, which documents it.
@@ -190,6 +182,10 @@ impl Kernels {
             gather: function(&module, "gather")?,
             take_queries: function(&module, "take_queries")?,
             among: function(&module, "among")?,
+            measure_lists: function(&module, "measure_lists")?,
+            rank_by_warp: function(&module, "rank_by_warp")?,
+            rank_by_block: function(&module, "rank_by_block")?,
+            unpack: function(&module, "unpack")?,
             nearest_in_buckets: function(&module, "nearest_in_buckets")?,
             find_own_buckets: function(&module, "find_own_buckets")?,
             join_buckets: function(&module, "join_buckets")?,
@@ -201,6 +197,7 @@ impl Kernels {
             close_gaps: function(&module, "close_gaps")?,
             scan_rate: Arc::new(limits.rate(per_cycle)),
             among_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
+            exact_rate: Arc::new(limits.rate(PER_CYCLE / limits.double_penalty / FETCH_PENALTY)),
             buckets_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
             join_rate: Arc::new(limits.rate(per_cycle / JOIN_PENALTY)),
             merge_rates: MERGE_PENALTIES.map(|slower| Arc::new(limits.rate(per_cycle / slower))),
@@ -208,6 +205,7 @@ impl Kernels {
         allow_shared(&kernels.scan, kernels.scan_shared())?;
         allow_shared(&kernels.scan_least, kernels.scan_shared())?;
         allow_shared(&kernels.merge_by_block, limits.shared)?;
+        allow_shared(&kernels.rank_by_block, limits.shared)?;
         allow_shared(&kernels.nearest_in_buckets, limits.shared)?;
         Ok(kernels)
     }
@@ -220,6 +218,11 @@ impl Kernels {
     /// Pairs × dimensions per second, of pairs whose rows lie anywhere.
     pub(super) fn among_rate(&self) -> &Arc<Rate> {
         &self.among_rate
+    }
+
+    /// The same of those by the definition, in float64.
+    pub(super) fn exact_rate(&self) -> &Arc<Rate> {
+        &self.exact_rate
     }
 
     /// The same of pairs in buckets.
@@ -408,35 +411,6 @@ impl Kernels {
         // SAFETY: the kernel writes whole panels of `queries`, and reads rows below `first + rows`
         // of the base; sizes checked above.
         unsafe { launch.launch(config(panels, PANEL, 0)) }.map_err(failed("take_queries"))?;
-        Ok(())
-    }
-
-    /// The distances of some pairs of a query and a base row.
-    pub(super) fn among(
-        &self,
-        stream: &Arc<CudaStream>,
-        (queries, base): (&Buffer, &Buffer),
-        pairs: &mut Pairs,
-    ) -> Result<()> {
-        let kind = self.spec.kind();
-        let (count, dim) = (pairs.count, pairs.dim);
-        check_size(queries, pairs.queries * dim, scalar_bytes(kind));
-        check_size(base, pairs.base_rows * dim, scalar_bytes(kind));
-        check_size(&pairs.starts, pairs.queries + 1, 8);
-        check_size(&pairs.rows, count, 4);
-        check_size(&pairs.distances, count, real_bytes(kind));
-        let threads = if kind == ElementKind::F64 { 64 } else { 128 };
-        let (all, first) = (pairs.queries as u32, pairs.first as u64);
-        let (dim, pairs_here) = (dim as u32, count as u32);
-        let mut launch = stream.launch_builder(&self.among);
-        launch.arg(queries.slice()).arg(base.slice()).arg(pairs.starts.slice());
-        launch.arg(pairs.rows.slice()).arg(pairs.distances.slice_mut());
-        launch.arg(&all).arg(&first).arg(&pairs_here).arg(&dim);
-        // SAFETY: starts ascend from 0 past `first + count`, so that the query found for a pair is
-        // below `queries`, and rows are below `base_rows`: `Candidates` and its check hold. Sizes
-        // are checked above.
-        unsafe { launch.launch(config(count.div_ceil(threads), threads, 0)) }
-            .map_err(failed("among"))?;
         Ok(())
     }
 

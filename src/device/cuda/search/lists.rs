@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use cudarc::driver::CudaEvent;
 
+use super::exact::Exact;
 use super::filter::{self, Filtering};
-use super::launch::{Kernels, Lists, Pass};
+use super::launch::{Kernels, LEAST_MERGED, Lists, Pass};
 use super::passes::{self, PANEL, PassKind, SearchPasses};
 use super::rows::{Panels, wait_for};
 use super::spec::{entry_bytes, real_bytes};
@@ -29,9 +30,6 @@ const SEARCH_AGAIN_PENALTY: f64 = 16.0;
 /// The same where few queries are searched again: a filter that crowds more is given up.
 const FEW_AGAIN: f64 = 2.0;
 
-/// The fewest lists that a launch merges: fewer keep no device busy.
-const LEAST_MERGED: usize = 64;
-
 /// In `Pass::first_query`: queries and base rows are different rows. No base row has this number or
 /// a later one, so no query is compared with itself.
 const NOT_A_SELF_JOIN: u64 = 1 << 32;
@@ -43,6 +41,8 @@ pub(super) struct Search {
     /// Base rows offered so far, and whether each query was one of them.
     offered: u64,
     is_self_join: bool,
+    /// What makes them lists by the definition, if they are.
+    pub(super) exact: Option<Exact>,
     account: Account,
     pace: Pace,
 }
@@ -58,7 +58,8 @@ struct Account {
 /// Bytes of a query's list on the device, with the memory needed to download it.
 pub(super) fn list_bytes(kind: ElementKind, k: usize) -> usize {
     let per_query = entry_bytes(kind) + real_bytes(kind) + 2 * size_of::<u32>();
-    let brought_home = k * (real_bytes(kind) + size_of::<u32>());
+    // By the definition, distances are float64, and there is a sum for each list.
+    let brought_home = k * (size_of::<f64>() + size_of::<u32>()) + size_of::<f32>();
     passes::slots(k) * entry_bytes(kind) + per_query + brought_home
 }
 
@@ -90,12 +91,13 @@ impl Search {
             kernels.clear_lists(&gpu.compute, &mut lists)?;
         }
         let (account, pace) = (Account::default(), Pace::default());
-        Ok(Self { kernels, lists, offered: 0, is_self_join: false, account, pace })
+        let (is_self_join, exact) = (false, None);
+        Ok(Self { kernels, lists, offered: 0, is_self_join, exact, account, pace })
     }
 
-    /// The kind of rows compared.
+    /// The kind of the distances.
     pub(super) fn kind(&self) -> ElementKind {
-        self.kernels.spec().kind()
+        self.exact.as_ref().map_or(self.kernels.spec().kind(), |_| ElementKind::F64)
     }
 
     /// Merges base rows into the lists.
@@ -113,6 +115,7 @@ impl Search {
             self.account.transfers.extend(side.take_transfer());
             wait_for(gpu, &side.ready)?;
         }
+        assert!(self.exact.is_none() || self.offered == 0 && pairing.first_base == 0);
         self.is_self_join |= pairing.queries != QueryRows::Separate;
         if queries.rows > 0 && base.rows > 0 {
             let begin = gpu.timestamp()?;
@@ -303,7 +306,7 @@ impl Search {
 
     /// Downloads the lists to the host, after others.
     pub(super) fn finish(
-        self,
+        mut self,
         gpu: &Gpu,
         memory: &Arc<Memory>,
         to: &mut Neighbors,
@@ -312,6 +315,9 @@ impl Search {
         let kind = self.kernels.spec().kind();
         let eligible = self.offered.saturating_sub(u64::from(self.is_self_join));
         let per_query = (self.lists.k as u64).min(eligible) as usize;
+        if let Some(exact) = self.exact.take() {
+            return self.finish_exactly(exact, (gpu, memory), per_query, (to, job));
+        }
         assert!(to.rows.is_empty() || to.per_query == per_query);
         let count = self.lists.queries * per_query;
         let mut rows = memory.allocate(&gpu.compute, count * size_of::<u32>())?;
@@ -320,9 +326,8 @@ impl Search {
             let lists = &self.lists;
             self.kernels.gather(&gpu.compute, lists, per_query, &mut rows, &mut distances)?;
         }
-        let redone = sys::read::<u64>(&gpu.compute, self.lists.redone.slice(), 1);
-        let redone = redone.map_err(failed("cuMemcpyDtoHAsync"))?;
-        let work = self.account.settle(redone[0])?;
+        let redone = self.redone(gpu)?;
+        let work = self.account.settle(redone)?;
         let (stream, of_rows) = (&gpu.compute, (rows.slice(), &mut to.rows));
         let from = distances.slice();
         match &mut to.distances {
@@ -336,6 +341,37 @@ impl Search {
         to.per_query = per_query;
         to.work += work;
         Ok(())
+    }
+
+    /// The same for lists by the definition.
+    fn finish_exactly(
+        mut self,
+        mut exact: Exact,
+        device: (&Gpu, &Arc<Memory>),
+        per_query: usize,
+        (to, job): (&mut Neighbors, &Job),
+    ) -> Result<()> {
+        let (gpu, queries) = (device.0, self.lists.queries);
+        assert!(self.offered == exact.base_rows() as u64);
+        let begin = gpu.timestamp()?;
+        if queries * per_query > 0 {
+            let lists = (&*self.kernels, &mut self.lists);
+            exact.rank(device, lists, per_query, (&mut self.pace, job))?;
+        }
+        self.account.computing.push((begin, gpu.timestamp()?));
+        self.account.transfers.extend(exact.take_transfers());
+        let redone = self.redone(gpu)?;
+        let mut work = self.account.settle(redone)?;
+        work.rechecked += (queries * per_query) as u64;
+        exact.download(gpu, to, per_query, job)?;
+        to.work += work;
+        Ok(())
+    }
+
+    /// Queries that were processed again.
+    fn redone(&self, gpu: &Gpu) -> Result<u64> {
+        let redone = sys::read::<u64>(&gpu.compute, self.lists.redone.slice(), 1);
+        Ok(redone.map_err(failed("cuMemcpyDtoHAsync"))?[0])
     }
 }
 

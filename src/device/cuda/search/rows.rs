@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::CudaEvent;
 
 use super::filter::{InPanels, PackedBase};
+use super::given::Given;
 use super::launch::{Kernels, Piece};
 use super::passes::{PANEL, panels};
 use super::spec::{Spec, device_dim, scalar_bytes};
@@ -23,19 +24,21 @@ use crate::rows::Rows;
 pub struct CudaRows {
     pub(super) rows: Rows,
     pub(super) metric: Metric,
-    layouts: Arc<Layouts>,
+    pub(super) layouts: Arc<Layouts>,
     /// The rows that these are a part of, and the position of the first one there.
-    whole: Option<(Arc<Layouts>, usize)>,
+    pub(super) whole: Option<(Arc<Layouts>, usize)>,
 }
 
+/// The layouts of some rows.
 #[derive(Default)]
-struct Layouts {
-    base: Slot<Panels>,
+pub(super) struct Layouts {
+    pub(super) base: Slot<Panels>,
     queries: Slot<Panels>,
-    plain: Slot<Plain>,
+    pub(super) plain: Slot<Plain>,
+    pub(super) given: Slot<Given>,
 }
 
-type Slot<T> = Mutex<Option<Arc<T>>>;
+pub(super) type Slot<T> = Mutex<Option<Arc<T>>>;
 
 /// Rows in panels on the device.
 pub(super) struct Panels {
@@ -97,7 +100,7 @@ enum Side {
 
 /// The value of a slot, made now if it is empty. Two callers may both make it: no lock is held
 /// meanwhile.
-fn get_or_make<T>(slot: &Slot<T>, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
+pub(super) fn get_or_make<T>(slot: &Slot<T>, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
     let lock = || slot.lock().unwrap_or_else(PoisonError::into_inner);
     let found = lock().clone();
     match found {

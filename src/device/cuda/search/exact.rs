@@ -1,0 +1,248 @@
+//! Lists by the definition: the distances of the rows that they hold, computed on the device from the vectors as they
+//! were given.
+//!
+//! Panels hold these vectors, unless directions are compared and vectors are not of length 1: then the device is sent
+//! them besides. Of a row in panels every element is in another sector of memory, so for many pairs a base is
+//! copied to rows one after the other, if there is memory.
+
+use std::sync::{Arc, PoisonError};
+
+use super::given::Given;
+use super::launch::{Kernels, LEAST_MERGED, Lists};
+use super::launch_pairs::{DIRECTION_BYTES, Laid, Measured, Ranked, Side};
+use super::passes;
+use super::rows::{CudaRows, Layouts, Panels, Plain, get_or_make, wait_for};
+use crate::device::contract::{Definition, Distances, Neighbors};
+use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::launch::{Counted, Pace};
+use crate::device::cuda::driver::memory::Memory;
+use crate::device::cuda::driver::upload::Transfer;
+use crate::device::cuda::handle::CudaDevice;
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::metric::Sum;
+
+/// As many pairs read more memory in panels than it takes to copy this many times as many rows.
+const ROWS_FOR_A_PAIR: usize = 8;
+
+/// The most pairs of a launch.
+const MOST_PAIRS: usize = 1 << 30;
+
+impl CudaRows {
+    /// What the definition reads of these rows besides panels, if anything, and where the first of them is there.
+    fn given(&self, device: &CudaDevice, job: &Job) -> Result<Option<(Arc<Given>, usize)>> {
+        let Some(directions) = self.rows.directions() else { return Ok(None) };
+        if let Some((whole, first)) = &self.whole {
+            let of_whole = whole.given.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(given) = of_whole {
+                return Ok(Some((given, *first)));
+            }
+        }
+        let make = || Given::of(device, &self.rows, directions, job);
+        Ok(Some((get_or_make(&self.layouts.given, make)?, 0)))
+    }
+}
+
+/// The rows of one side of a search, as the definition reads them.
+struct ExactRows {
+    rows: usize,
+    dim: usize,
+    /// Panels with these rows, how they lie there, and where the first of them is.
+    panels: Arc<Panels>,
+    laid: Laid,
+    first: usize,
+    /// All layouts of the rows in these panels.
+    layouts: Arc<Layouts>,
+    given: Option<(Arc<Given>, usize)>,
+}
+
+impl ExactRows {
+    fn of_base(base: &CudaRows, device: &CudaDevice, job: &Job) -> Result<Self> {
+        let panels = base.base(device, job)?;
+        Self::new(base, (panels, base.layouts.clone(), 0), device, job)
+    }
+
+    /// Queries that are base rows are those of the base.
+    fn of_queries(queries: &CudaRows, device: &CudaDevice, job: &Job) -> Result<Self> {
+        if let Some((whole, first)) = &queries.whole {
+            let base = whole.base.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(panels) = base {
+                return Self::new(queries, (panels, whole.clone(), *first), device, job);
+            }
+        }
+        let panels = queries.queries(device, job)?;
+        let of_base = Self::new(queries, (panels, queries.layouts.clone(), 0), device, job)?;
+        let negated = queries.metric.sum() == Sum::Products;
+        Ok(Self { laid: Laid::InOrder { negated }, ..of_base })
+    }
+
+    /// Rows that are in the panels of a base from `first` on.
+    fn new(
+        rows: &CudaRows,
+        (panels, layouts, first): (Arc<Panels>, Arc<Layouts>, usize),
+        device: &CudaDevice,
+        job: &Job,
+    ) -> Result<Self> {
+        let laid = Laid::Dealt { panels: passes::panels(panels.rows) };
+        let (count, dim) = (rows.rows.len(), rows.rows.matrix().dim());
+        let given = rows.given(device, job)?;
+        Ok(Self { rows: count, dim, panels, laid, first, layouts, given })
+    }
+
+    /// The rows of the panels one after the other, if they are there, or worth it for so many pairs.
+    fn plain(
+        &self,
+        (gpu, memory): (&Gpu, &Arc<Memory>),
+        kernels: &Kernels,
+        pairs: usize,
+    ) -> Result<Option<Arc<Plain>>> {
+        if self.given.as_ref().is_some_and(|(given, _)| given.has_vectors) {
+            return Ok(None);
+        }
+        let plain = self.layouts.plain.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let is_base = matches!(self.laid, Laid::Dealt { .. });
+        let are_many = pairs.saturating_mul(ROWS_FOR_A_PAIR) > self.panels.rows;
+        if plain.is_some() || !is_base || !are_many {
+            return Ok(plain);
+        }
+        let (from, rows) = ((&self.panels.buffer, self.panels.stored_dim), self.panels.rows);
+        let made = get_or_make(&self.layouts.plain, || {
+            let bytes = rows * self.dim * size_of::<f32>();
+            let mut buffer = memory.allocate(&gpu.compute, bytes)?;
+            kernels.unpack(&gpu.compute, from, &mut buffer, (rows, self.dim))?;
+            Ok(Plain { buffer, ready: gpu.timestamp()? })
+        });
+        match made {
+            Err(Error::DeviceMemory { .. }) => Ok(None),
+            made => made.map(Some),
+        }
+    }
+
+    /// Where the definition reads them.
+    fn side<'a>(&'a self, plain: Option<&'a Plain>) -> Side<'a> {
+        let given = self.given.as_ref().map(|(given, first)| (given, *first));
+        let (values, dim, laid, first) = match (given, plain) {
+            (Some((given, first)), _) if given.has_vectors => {
+                let vectors = (&given.buffer, given.rows * DIRECTION_BYTES);
+                (vectors, self.dim, Laid::Plain, first)
+            }
+            (_, Some(plain)) => ((&plain.buffer, 0), self.dim, Laid::Plain, self.first),
+            _ => ((&self.panels.buffer, 0), self.panels.stored_dim, self.laid, self.first),
+        };
+        let directions = given.map(|(given, first)| (&given.buffer, first * DIRECTION_BYTES));
+        Side { values, dim, laid, first, rows: self.rows, directions }
+    }
+
+    /// Makes the compute stream wait for all of it.
+    fn wait(&self, gpu: &Gpu, plain: Option<&Plain>) -> Result<()> {
+        wait_for(gpu, &self.panels.ready)?;
+        if let Some((given, _)) = &self.given {
+            wait_for(gpu, &given.ready)?;
+        }
+        plain.map_or(Ok(()), |plain| wait_for(gpu, &plain.ready))
+    }
+}
+
+/// What makes lists of a search those by the definition.
+pub(super) struct Exact {
+    definition: Definition,
+    queries: ExactRows,
+    base: ExactRows,
+    ranked: Ranked,
+}
+
+impl Exact {
+    /// All that it takes on the device, but for what is done without if there is no memory.
+    pub(super) fn new(
+        device: &CudaDevice,
+        (queries, base): (&CudaRows, &CudaRows),
+        definition: Definition,
+        job: &Job,
+    ) -> Result<Self> {
+        let base = ExactRows::of_base(base, device, job)?;
+        let queries = ExactRows::of_queries(queries, device, job)?;
+        let room = |count: usize, bytes: usize| {
+            device.memory.allocate(&device.gpu.compute, count.saturating_mul(bytes))
+        };
+        let kept = queries.rows.saturating_mul(definition.k.min(base.rows));
+        let ranked = Ranked {
+            rows: room(kept, size_of::<u32>())?,
+            distances: room(kept, size_of::<f64>())?,
+            last: room(queries.rows, size_of::<f32>())?,
+        };
+        Ok(Self { definition, queries, base, ranked })
+    }
+
+    /// Rows of the base.
+    pub(super) fn base_rows(&self) -> usize {
+        self.base.rows
+    }
+
+    /// The transfers that it took.
+    pub(super) fn take_transfers(&self) -> impl Iterator<Item = Transfer> {
+        let given = [&self.queries, &self.base].map(|rows| rows.given.as_ref());
+        given.into_iter().flatten().filter_map(|(given, _)| given.take_transfer())
+    }
+
+    /// Computes the distances of lists that have `per_list` rows each, and ranks them by these.
+    pub(super) fn rank(
+        &mut self,
+        device: (&Gpu, &Arc<Memory>),
+        (kernels, lists): (&Kernels, &mut Lists),
+        per_list: usize,
+        (pace, job): (&mut Pace, &Job),
+    ) -> Result<()> {
+        let (gpu, queries) = (device.0, lists.queries);
+        let (dim, keep) = (self.base.dim, self.definition.k.min(per_list));
+        let measured = Measured { dim, per_list, keep, metric: self.definition.metric };
+        let pairs = queries * per_list;
+        let of_base = self.base.plain(device, kernels, pairs)?;
+        let of_queries = self.queries.plain(device, kernels, 0)?;
+        self.base.wait(gpu, of_base.as_deref())?;
+        self.queries.wait(gpu, of_queries.as_deref())?;
+        let sides = (self.queries.side(of_queries.as_deref()), self.base.side(of_base.as_deref()));
+        let (rate, of_a_pair) = (kernels.exact_rate(), (dim + 2) as f64);
+        let together = ((rate.of_a_launch() / of_a_pair) as usize).clamp(1024, MOST_PAIRS);
+        for first in (0..pairs).step_by(together) {
+            job.check()?;
+            let some = (first, together.min(pairs - first));
+            kernels.measure_lists(&gpu.compute, (&sides.0, &sides.1), lists, some, &measured)?;
+            let work = some.1 as f64 * of_a_pair;
+            pace.launched(&gpu.compute, rate, work, Counted::Exactly)?;
+        }
+        let room = Kernels::room_to_rank(per_list);
+        let of_a_list = (room as u32 * room.ilog2() * (room.ilog2() + 1) / 2) as f64;
+        let rate = kernels.merge_rate(lists);
+        let together = ((rate.of_a_launch() / of_a_list) as usize).max(LEAST_MERGED);
+        for first in (0..queries).step_by(together) {
+            job.check()?;
+            let some = (first, together.min(queries - first));
+            kernels.rank_lists(&gpu.compute, lists, some, &measured, &mut self.ranked)?;
+            pace.launched(&gpu.compute, rate, some.1 as f64 * of_a_list, Counted::Guessed)?;
+        }
+        Ok(())
+    }
+
+    /// Downloads lists that had `per_list` rows each and have been ranked, after others.
+    pub(super) fn download(
+        &self,
+        gpu: &Gpu,
+        to: &mut Neighbors,
+        per_list: usize,
+        job: &Job,
+    ) -> Result<()> {
+        let keep = self.definition.k.min(per_list);
+        assert!(to.rows.is_empty() || to.per_query == keep);
+        let (stream, queries, ranked) = (&gpu.compute, self.queries.rows, &self.ranked);
+        let Distances::F64(distances) = &mut to.distances else {
+            unreachable!("distances by the definition are float64")
+        };
+        let last = gpu.downloader.read::<f32>(stream, ranked.last.slice(), queries, job)?;
+        let rows = (ranked.rows.slice(), &mut to.rows);
+        let distances = (ranked.distances.slice(), distances);
+        gpu.downloader.append_both(stream, rows, distances, queries * keep, job)?;
+        to.last.extend(last);
+        to.per_query = keep;
+        Ok(())
+    }
+}

@@ -1,0 +1,54 @@
+//! What the definition of a distance reads of rows besides those that are searched.
+
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::driver::CudaEvent;
+
+use super::launch_pairs::DIRECTION_BYTES;
+use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::sys;
+use crate::device::cuda::driver::upload::{Transfer, bytes_of};
+use crate::device::cuda::handle::CudaDevice;
+use crate::error::Result;
+use crate::job::Job;
+use crate::metric::Direction;
+use crate::rows::Rows;
+
+/// The directions of rows of f32, and behind them the vectors as they were given, if others are searched.
+pub(super) struct Given {
+    pub(super) buffer: Buffer,
+    pub(super) rows: usize,
+    pub(super) has_vectors: bool,
+    /// Passes when all is there.
+    pub(super) ready: CudaEvent,
+    transfer: Mutex<Option<Transfer>>,
+}
+
+impl Given {
+    pub(super) fn of(
+        device: &CudaDevice,
+        rows: &Rows,
+        directions: &[Direction],
+        job: &Job,
+    ) -> Result<Self> {
+        let CudaDevice { gpu, memory, .. } = device;
+        // Values of f32 are neither so large nor so small.
+        assert!(directions.iter().all(|of| of.unit == 1.0));
+        let bytes = directions.len() * DIRECTION_BYTES;
+        let _reserved = job.reserve("directions of rows", bytes)?;
+        let sent: Vec<f64> = directions.iter().flat_map(|of| [of.mean, of.inverse]).collect();
+        let (given, has_vectors) = (rows.as_given(), !rows.are_as_given());
+        let vectors: &[u8] = if has_vectors { bytes_of(&given)? } else { &[] };
+        let begin = gpu.uploader.timestamp()?;
+        let parts = [sys::bytes_of(&sent[..]), vectors];
+        let (buffer, ready) = gpu.uploader.upload_parts(memory, &parts, job)?;
+        let (bytes, end) = ((bytes + vectors.len()) as u64, gpu.uploader.timestamp()?);
+        let transfer = Mutex::new(Some(Transfer { bytes, begin, end }));
+        Ok(Self { buffer, rows: directions.len(), has_vectors, ready, transfer })
+    }
+
+    /// The transfer that made it; the first caller gets it.
+    pub(super) fn take_transfer(&self) -> Option<Transfer> {
+        self.transfer.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
