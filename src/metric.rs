@@ -176,6 +176,16 @@ impl Metric {
         if direction.inverse.is_finite() { Ok(Some(direction)) } else { Err(problem) }
     }
 
+    /// # Errors
+    /// Those of [`direction`](Self::direction).
+    pub(crate) fn check_direction<T: Real>(self, row: &[T]) -> Result<(), RowProblem> {
+        match self {
+            // Whatever its size: squares are scaled.
+            Self::Cosine if row.iter().any(|x| *x != T::ZERO) => Ok(()),
+            _ => self.direction(row).map(drop),
+        }
+    }
+
     /// The distance of two rows of numbers: the definition, whose terms are in the [module](self)'s table.
     pub fn exact<T: Real>(self, x: Vector<'_, T>, y: Vector<'_, T>) -> f64 {
         let pairs = || x.coordinates().zip(y.coordinates());
@@ -358,16 +368,33 @@ impl Direction {
 
     /// The direction of a row under one of those metrics.
     pub fn of<T: Real>(metric: Metric, row: &[T]) -> Self {
-        let largest = row.iter().fold(0.0f64, |most, x| most.max(x.to_f64().abs()));
-        let is_near_1 = (1e-60..1e60).contains(&largest);
-        let unit = if is_near_1 { 1.0 } else { power_of_two_near_inverse(largest) };
-        let values = || row.iter().map(|x| x.to_f64() * unit);
-        let mean = match metric {
-            Metric::Pearson => values().sum::<f64>() / row.len() as f64,
-            _ => 0.0,
+        Self::of_each(metric, [row])[0]
+    }
+
+    /// The directions of rows of equal length, whose sums run side by side.
+    pub fn of_each<T: Real, const COUNT: usize>(
+        metric: Metric,
+        rows: [&[T]; COUNT],
+    ) -> [Self; COUNT] {
+        let dim = rows.iter().fold(usize::MAX, |dim, row| dim.min(row.len()));
+        let rows = rows.map(|row| &row[..dim]);
+        let units = rows.map(|row| {
+            let largest = largest_magnitude(row).to_f64();
+            let is_near_1 = (1e-60..1e60).contains(&largest);
+            if is_near_1 { 1.0 } else { power_of_two_near_inverse(largest) }
+        });
+        let value = |i: usize, j: usize| rows[i][j].to_f64() * units[i];
+        let means = match metric {
+            Metric::Pearson => add_beside(dim, value).map(|sum| sum / dim as f64),
+            _ => [0.0; COUNT],
         };
-        let square = values().fold(0.0, |sum, x| sum + (x - mean) * (x - mean));
-        Self { unit, mean, inverse: 1.0 / square.sqrt() }
+        let apart = |i: usize, j: usize| value(i, j) - means[i];
+        let squares: [f64; COUNT] = add_beside(dim, |i, j| apart(i, j) * apart(i, j));
+        std::array::from_fn(|i| Self {
+            unit: units[i],
+            mean: means[i],
+            inverse: 1.0 / squares[i].sqrt(),
+        })
     }
 
     /// The coordinate of the unit vector for a value.
@@ -375,6 +402,34 @@ impl Direction {
     pub fn coordinate(self, x: f64) -> f64 {
         (x * self.unit - self.mean) * self.inverse
     }
+}
+
+/// Sums of so many terms each, side by side.
+#[inline(always)]
+fn add_beside<const COUNT: usize>(
+    terms: usize,
+    term: impl Fn(usize, usize) -> f64,
+) -> [f64; COUNT] {
+    let mut sums = [0.0; COUNT];
+    for j in 0..terms {
+        sums.iter_mut().enumerate().for_each(|(i, sum)| *sum += term(i, j));
+    }
+    sums
+}
+
+/// The largest magnitude of a row.
+fn largest_magnitude<T: Real>(row: &[T]) -> T {
+    let (most, last) = row.as_chunks::<16>();
+    let mut largest = [T::ZERO; 16];
+    let mut see = |row: &[T]| {
+        for (largest, x) in largest.iter_mut().zip(row) {
+            let x = x.abs();
+            *largest = if x > *largest { x } else { *largest };
+        }
+    };
+    most.iter().for_each(|row| see(row));
+    see(last);
+    largest.into_iter().fold(T::ZERO, |most, x| if x > most { x } else { most })
 }
 
 /// A power of two that brings a number of this size near 1; 1 for 0.

@@ -35,8 +35,9 @@ struct Given {
 /// f32, so that embeddings that were normalised need no second copy.
 pub(crate) const NEAR_UNIT: f64 = 1.0 / (1 << 22) as f64;
 
-/// Rows whose directions a thread determines at a time.
+/// Rows whose directions a thread determines at a time, and those of them whose sums run side by side.
 const DIRECTIONS_TOGETHER: usize = 256;
+const BESIDE: usize = 8;
 
 impl Rows {
     /// All rows.
@@ -86,9 +87,8 @@ impl Rows {
         let tasks = values.chunks(DIRECTIONS_TOGETHER * dim).collect();
         let found = in_parallel(tasks, |rows: &[f32]| {
             job.check()?;
-            let rows = rows.chunks_exact(dim);
-            let of: Vec<_> = rows.clone().map(|row| Direction::of(metric, row)).collect();
-            let are_units = rows.zip(&of).all(|(row, of)| is_unit(row, of));
+            let of = directions_of(metric, rows, dim);
+            let are_units = rows.chunks_exact(dim).zip(&of).all(|(row, of)| is_unit(row, of));
             Ok((of, are_units))
         });
         let found = found.into_iter().collect::<Result<Vec<_>>>()?;
@@ -293,6 +293,19 @@ impl Rows {
         let width = self.matrix.width();
         self.range.start * width..self.range.end * width
     }
+}
+
+/// The directions of rows.
+fn directions_of(metric: Metric, rows: &[f32], dim: usize) -> Vec<Direction> {
+    let count = rows.len() / dim;
+    let mut directions = Vec::with_capacity(count.next_multiple_of(BESIDE));
+    for first in (0..count).step_by(BESIDE) {
+        // Of a last few, one is computed more than once.
+        let row = |i: usize| &rows[(first + i).min(count - 1) * dim..][..dim];
+        directions.extend(Direction::of_each::<_, BESIDE>(metric, std::array::from_fn(row)));
+    }
+    directions.truncate(count);
+    directions
 }
 
 #[cfg(test)]

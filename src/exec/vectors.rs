@@ -417,7 +417,7 @@ impl VectorReader {
         {
             return Err(RowProblem::NotFinite { at, value: row[at].to_f64() });
         }
-        if self.prepares { self.metric.prepare(row) } else { self.metric.direction(row).map(drop) }
+        if self.prepares { self.metric.prepare(row) } else { self.metric.check_direction(row) }
     }
 
     /// Records that the row has a vector, which ends here.

@@ -171,6 +171,10 @@ fn between_centroids_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
     for (count, dim, k) in SHAPES_OF_INSTRUCTIONS {
         let k = k as usize;
         for metric in [Metric::SqEuclidean, Metric::Cosine] {
+            // So many directions of a plane are too near to each other to be moved.
+            if metric == Metric::Cosine && dim == 2 {
+                continue;
+            }
             let (values, moved) = halfway::<T>((count, dim, k), metric);
             let rows = rows_of::<T>(&values, dim, metric);
             let moved = rows_of::<T>(&moved, dim, metric);

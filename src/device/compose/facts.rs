@@ -119,13 +119,13 @@ impl Filter {
     }
 
     /// Rows that a list of `k` needs besides, so that nearly all lists are certain. About one row in 2²⁴ / (k · dim) lies
-    /// within the error of the last one, in data of some ten dimensions.
+    /// within the error of the last one, in data of some ten dimensions, and hardly ever two.
     pub fn more(&self, k: usize) -> usize {
         if self.is_definition() {
             return 0;
         }
         match self.kind {
-            ElementKind::F32 => 1 + (self.dim / 128).min(2) + k / 64 + k * self.dim / 16_384,
+            ElementKind::F32 => (1 + self.dim / 128).clamp(2, 3) + k / 64 + k * self.dim / 16_384,
             _ => 1,
         }
     }
