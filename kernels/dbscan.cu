@@ -1,8 +1,5 @@
-// The kernels of DBSCAN.
+// The kernels of DBSCAN that put rows in order, and into tiles.
 
 #include "dbscan/order.cuh"
 #include "dbscan/tiles.cuh"
 #include "dbscan/halves.cuh"
-#include "dbscan/count.cuh"
-#include "dbscan/link.cuh"
-#include "dbscan/attach.cuh"

@@ -1,4 +1,3 @@
-// The kernels of tables of hashes.
+// The kernels of tables of hashes, and of rows of bits to keys.
 
-#include "hashing/keys.cuh"
 #include "hashing/tables.cuh"

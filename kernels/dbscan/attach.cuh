@@ -1,6 +1,6 @@
 // Gives rows that are not core to the first cluster within eps.
 
-#include "dbscan/link.cuh"
+#include "dbscan/walk.cuh"
 
 struct Attaching {
     const Dbscan& all;

@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 77] = files![
+const FILES: [(&str, &str); 88] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -34,6 +34,7 @@ const FILES: [(&str, &str); 77] = files![
     "dbscan/blocks.cuh",
     "dbscan/compare.cuh",
     "dbscan/count.cuh",
+    "dbscan/count_own.cuh",
     "dbscan/halves.cuh",
     "dbscan/link.cuh",
     "dbscan/order.cuh",
@@ -42,6 +43,10 @@ const FILES: [(&str, &str); 77] = files![
     "dbscan/rows.cuh",
     "dbscan/tiles.cuh",
     "dbscan/walk.cuh",
+    "dbscan_attach.cu",
+    "dbscan_count.cu",
+    "dbscan_link.cu",
+    "dbscan_own.cu",
     "filter.cu",
     "filter/bits.cuh",
     "filter/exact.cuh",
@@ -57,7 +62,9 @@ const FILES: [(&str, &str); 77] = files![
     "filter/wide.cuh",
     "hashing.cu",
     "hashing/keys.cuh",
+    "hashing/rows.cuh",
     "hashing/tables.cuh",
+    "hashing_rows.cu",
     "kmeans.cu",
     "kmeans/assign_tiles.cuh",
     "kmeans/by_groups.cuh",
@@ -88,8 +95,12 @@ const FILES: [(&str, &str); 77] = files![
     "search/least.cuh",
     "search/lists.cuh",
     "search/merge.cuh",
+    "search/nearest.cuh",
     "search/pack.cuh",
     "search/scan.cuh",
+    "search_join.cu",
+    "search_least.cu",
+    "search_scan.cu",
     "seeding.cu",
     "seeding/bounds.cuh",
     "seeding/draw.cuh",
@@ -180,8 +191,11 @@ fn include(file: &str, seen: &mut Vec<String>, text: &mut String) {
 mod tests {
     use super::*;
 
-    const MODULES: [&str; 15] = [
+    const MODULES: [&str; 23] = [
         "search.cu",
+        "search_scan.cu",
+        "search_least.cu",
+        "search_join.cu",
         "filter.cu",
         "bit_filter.cu",
         "products.cu",
@@ -195,7 +209,12 @@ mod tests {
         "kmeans_tiles.cu",
         "seeding.cu",
         "dbscan.cu",
+        "dbscan_own.cu",
+        "dbscan_count.cu",
+        "dbscan_link.cu",
+        "dbscan_attach.cu",
         "hashing.cu",
+        "hashing_rows.cu",
     ];
 
     #[test]

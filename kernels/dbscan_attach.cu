@@ -1,0 +1,3 @@
+// The clusters of rows that are not core.
+
+#include "dbscan/attach.cuh"

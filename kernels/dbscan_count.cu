@@ -1,0 +1,3 @@
+// The other core rows.
+
+#include "dbscan/count.cuh"

@@ -1,0 +1,3 @@
+// Core rows that are joined with each other.
+
+#include "dbscan/link.cuh"

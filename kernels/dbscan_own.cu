@@ -1,0 +1,3 @@
+// Core rows by their own tile.
+
+#include "dbscan/count_own.cuh"

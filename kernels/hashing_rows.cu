@@ -1,0 +1,3 @@
+// Rows of numbers to keys.
+
+#include "hashing/rows.cuh"

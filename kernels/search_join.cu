@@ -1,0 +1,3 @@
+// Searches in buckets.
+
+#include "search/join_small.cuh"

@@ -1,0 +1,3 @@
+// The scan of a search.
+
+#include "search/nearest.cuh"
