@@ -265,6 +265,16 @@ impl AnyDevice {
         }
     }
 
+    /// Makes ready what DBSCAN needs besides the rows: see [`DbscanDevice::warm_dbscan`].
+    #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
+    pub fn warm_dbscan(&self, metric: Metric, rows: (ElementKind, usize), has_weights: bool) {
+        match self {
+            Self::Cpu(_) => {}
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => device.warm_dbscan(metric, rows, has_weights),
+        }
+    }
+
     /// This device or, for rows of a kind that only the CPU compares, the CPU.
     pub fn for_kind(&self, kind: ElementKind) -> Self {
         if kind == ElementKind::Sets { Self::cpu() } else { self.clone() }

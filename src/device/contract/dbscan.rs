@@ -3,7 +3,7 @@
 use super::Work;
 use crate::error::Result;
 use crate::job::Job;
-use crate::matrix::Real;
+use crate::matrix::{ElementKind, Real};
 use crate::metric::{Direction, Metric, Sum};
 use crate::rows::Rows;
 
@@ -20,6 +20,10 @@ pub trait DbscanDevice {
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory), and any
     /// error of the device.
     fn components(&self, input: &DbscanInput<'_>, job: &Job) -> Result<Components>;
+
+    /// Makes ready what DBSCAN needs besides rows of this kind and length, if that takes time. What fails here fails
+    /// again when it is needed.
+    fn warm_dbscan(&self, _metric: Metric, _rows: (ElementKind, usize), _has_weights: bool) {}
 }
 
 /// Rows to cluster.

@@ -236,7 +236,8 @@ impl ExecutionPlan for DbscanExec {
         let input = Input::start((&self.side, &self.input.schema()), &self.input, &context)?;
         let Self { spec, side, schema, device, metrics, .. } = self;
         let (spec, side, schema) = (spec.clone(), side.clone(), schema.clone());
-        let call = Call { spec, side, schema, asked: self.asked(), device: device.clone() };
+        let (asked, dim, device) = (self.asked(), input.dim, device.clone());
+        let call = Call { spec, side, schema, asked, dim, device };
         Ok(at_once::stream(call, (None, input), &context, metrics))
     }
 }

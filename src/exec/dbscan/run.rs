@@ -30,6 +30,8 @@ pub(super) struct Call {
     pub schema: SchemaRef,
     /// The device asked for.
     pub asked: Asked,
+    /// The length of the vectors, if their type has it.
+    pub dim: Option<usize>,
     /// Receives the chosen device.
     pub device: Chosen,
 }
@@ -44,6 +46,16 @@ impl AtOnce for Call {
 
     fn asked(&self) -> Asked {
         self.asked
+    }
+
+    fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
+        let (metric, kind, dim) = (self.spec.params.metric(), self.side.kind, self.dim);
+        let has_weights = self.spec.weight.is_some();
+        move |device| {
+            if let Some(dim) = dim {
+                device.warm_dbscan(metric, (kind, dim), has_weights);
+            }
+        }
     }
 
     fn reader(&self) -> VectorReader {

@@ -33,7 +33,7 @@ use crate::device::contract::{Components, DbscanDevice, DbscanInput, DbscanWork,
 use crate::error::Result;
 use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Real};
-use crate::metric::Sum;
+use crate::metric::{Metric, Sum};
 use crate::rows::Rows;
 
 /// The most tiles: slots and parts of tiles are numbers of 32 bits, and cursors have 26 for a tile.
@@ -63,6 +63,18 @@ impl DbscanDevice for CudaDevice {
         let directions = directions(input.rows, input.within);
         components(self, input, &directions, (&weights, enough), job)
     }
+
+    fn warm_dbscan(&self, metric: Metric, (kind, dim): (ElementKind, usize), has_weights: bool) {
+        let has_products = self.multipliers(kind).is_some();
+        let dim = device_dim(kind, kind.width(dim));
+        let spec = Spec::new((kind, metric, dim), has_weights, has_products);
+        let _ = Kernels::get(&self.gpu, spec);
+    }
+}
+
+/// Elements of a row as the device counts them: bits are words of 32.
+fn device_dim(kind: ElementKind, width: usize) -> usize {
+    if kind == ElementKind::Bits { width * kind.bytes() / 4 } else { width }
 }
 
 /// The components of rows with these directions and weights.
@@ -78,7 +90,7 @@ fn components(
     let matrix = rows.matrix();
     let (kind, count) = (matrix.kind(), rows.len());
     let scalar = if kind == ElementKind::F64 { 8 } else { 4 };
-    let dim = matrix.width() * kind.bytes() / scalar;
+    let dim = device_dim(kind, matrix.width());
     let has_products = device.multipliers(kind).is_some();
     let spec = Spec::new((kind, within.metric(), dim), !weights.is_empty(), has_products);
     let kernels = Kernels::get(gpu, spec)?;
