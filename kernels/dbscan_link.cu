@@ -1,3 +1,3 @@
-// Core rows that are joined with each other.
+// Core rows that are joined with those of other tiles.
 
 #include "dbscan/link.cuh"
