@@ -255,6 +255,21 @@ impl AnyDevice {
         }
     }
 
+    /// Makes ready what searches by hashing need besides the rows: see [`HashingDevice::warm_hashing`].
+    #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
+    pub fn warm_hashing(
+        &self,
+        metric: Metric,
+        rows: (ElementKind, usize),
+        functions: Option<usize>,
+    ) {
+        match self {
+            Self::Cpu(_) => {}
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => device.warm_hashing(metric, rows, functions),
+        }
+    }
+
     /// Makes ready what k-means needs besides the rows: see [`KMeansDevice::warm_kmeans`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn warm_kmeans(&self, rows: KMeansKind, k: usize, draws: bool) {

@@ -21,6 +21,7 @@ use crate::exec::placing::Keeping;
 use crate::exec::rows::Read;
 use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
+use crate::index::lsh::Family;
 use crate::job::{Job, Phase, Reserved, Watch};
 use crate::matrix::ElementKind;
 use crate::rows::Rows;
@@ -50,17 +51,19 @@ pub(super) struct Join {
 }
 
 impl Join {
-    /// Makes a device ready while rows are read. What hashing needs is not known yet.
+    /// Makes a device ready while rows are read.
     pub fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
         let (metric, queries) = (self.spec.params.metric(), self.expected.unwrap_or(usize::MAX));
-        let shape = self.shape.filter(|_| self.spec.lsh.is_none());
+        let (shape, lsh) = (self.shape, self.spec.lsh.clone());
         move |device| {
-            if let Some(shape) = shape {
-                device.for_kind(shape.kind).warm_search(
-                    metric.searched(shape.kind),
-                    &shape,
-                    queries,
-                );
+            let Some(shape) = shape else { return };
+            let (device, metric) = (device.for_kind(shape.kind), metric.searched(shape.kind));
+            match lsh {
+                None => device.warm_search(metric, &shape, queries),
+                Some(lsh) => {
+                    let functions = lsh.hashes.filter(|_| lsh.family != Family::MinHash);
+                    device.warm_hashing(metric, (shape.kind, shape.dim), functions);
+                }
             }
         }
     }

@@ -6,7 +6,7 @@ use super::launch::Kernels;
 use super::launch_buckets::{InBuckets, Lookup, Own, Taken};
 use super::launch_join::Joining;
 use super::rows::{CudaRows, wait_for};
-use super::spec::{device_dim, real_bytes};
+use super::spec::{Spec, device_dim, real_bytes};
 use super::tables::{CudaTables, OwnRanges, hashed};
 use crate::device::contract::{
     Buckets, Distances, Hashes, HashingDevice, LookedAt, NearestInBuckets, OwnRows, Ranges, Starts,
@@ -15,12 +15,13 @@ use crate::device::contract::{
 use crate::device::cuda::driver::launch::{Counted, Pace};
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::handle::CudaDevice;
-use crate::device::cuda::hashing::can_hash;
+use crate::device::cuda::hashing::{self, can_hash};
 use crate::error::{Error, Result};
 use crate::index::lsh::Hasher;
 use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Real};
 use crate::memory::{Pages, room, taking};
+use crate::metric::Metric;
 
 /// Fewer queries do not fill a GPU.
 const FEWEST_QUERIES: usize = 32;
@@ -46,6 +47,20 @@ const VISIT: usize = 16;
 
 impl HashingDevice for CudaDevice {
     type Tables = CudaTables;
+
+    fn warm_hashing(
+        &self,
+        metric: Metric,
+        (kind, dim): (ElementKind, usize),
+        functions: Option<usize>,
+    ) {
+        std::thread::scope(|scope| {
+            scope.spawn(|| Kernels::get(&self.gpu, Spec::of_rows(kind, metric, dim)));
+            if let Some(functions) = functions {
+                hashing::warm(self, kind, functions);
+            }
+        });
+    }
 
     fn finds_in_buckets(&self, base: &CudaRows, queries: usize, k: usize) -> Result<bool> {
         Ok(queries >= FEWEST_QUERIES && self.has_lists(base, k)?)
