@@ -109,7 +109,7 @@ MODULES = {
         OF_KMEANS,
         ["add_moved", "add_sorted", "find_first_rows", "find_differing", "finish_round", "copy_labels", "costs", "add_up"],
     ),
-    "kmeans_near.cu": (OF_KMEANS, ["list_centroids", "assign_first", "assign_near", "sort_count", "sort_move"]),
+    "kmeans_near.cu": (OF_KMEANS, ["list_centroids", "assign_first", "assign_near", "assign_last", "sort_count", "sort_move"]),
     "kmeans_tiles.cu": (
         OF_KMEANS,
         ["list_rows", "round_rows", "measure_rows", "round_centroids", "assign_tiles", "take_found", "find_candidates",

@@ -112,11 +112,11 @@ extern "C" __global__ __launch_bounds__(256) void assign_first(
     }
 }
 
-// Finds the nearest centroid of every row from `first` on, given that of the round before. A thread per row. `is_last`:
-// rounds have ended, and labels must match the centroids.
-extern "C" __global__ __launch_bounds__(256) void assign_near(
-    Rounds rounds, Near near, u32 first, u32 is_last) {
-    if (rounds.status->end != GOING_ON && !is_last) return;
+// Finds the nearest centroid of a row, given that of the round before. `IS_LAST`: rounds have ended, and labels must match
+// the centroids.
+template <bool IS_LAST>
+__device__ __forceinline__ void assign_near_one(const Rounds& rounds, const Near& near, u32 first) {
+    if (rounds.status->end != GOING_ON && !IS_LAST) return;
     const u32 row = first + blockIdx.x * blockDim.x + threadIdx.x;
     u32 before = NO_CLUSTER, cluster = NO_CLUSTER;
     bool is_open = false;
@@ -138,17 +138,25 @@ extern "C" __global__ __launch_bounds__(256) void assign_near(
                 load_row(centroid, centroids + (u64)other * DIM);
                 entry = *++list;
                 const Scalar distance = nearest.distance_to(centroid);
-                if (is_last) nearest.note_second(distance);
+                if (IS_LAST) nearest.note_second(distance);
                 if (distance > nearest.least) continue;
                 nearest.take(distance, other);
                 reach = __fmaf_rn(add(own, __fsqrt_rn(nearest.least)), WIDER, UNDERFLOW);
             }
             cluster = nearest.cluster;
-            is_open = is_last && is_undecided(nearest.least, nearest.second);
+            is_open = IS_LAST && is_undecided(nearest.least, nearest.second);
         }
     }
     move_row(rounds, cluster != before, row, before, cluster);
     if (is_open) rounds.labels[row] |= UNDECIDED;
+}
+
+// The same for every row from `first` on, a thread for each.
+extern "C" __global__ __launch_bounds__(256) void assign_near(Rounds rounds, Near near, u32 first, u32) {
+    assign_near_one<false>(rounds, near, first);
+}
+extern "C" __global__ __launch_bounds__(256) void assign_last(Rounds rounds, Near near, u32 first, u32) {
+    assign_near_one<true>(rounds, near, first);
 }
 
 // Counting sort of rows by cluster, and of few elements within a cluster by how many centroids they are compared with:

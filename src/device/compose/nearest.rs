@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::exact::ExactSearch;
 use super::facts::Filter;
-use crate::device::contract::{Labels, QueryRows, SearchDevice, Work};
+use crate::device::Device;
+use crate::device::contract::{Labels, QueryRows, Work};
 use crate::device::cpu::ExactPairs;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -16,15 +17,18 @@ use crate::metric::Metric;
 use crate::parallel::in_parallel;
 use crate::rows::Rows;
 
-/// Rows of a task.
+/// Rows of a task: whose distances from one centroid are computed, or from all.
 const TASK: usize = 4096;
+const COMPARED: usize = 64;
 
 /// Rows that are compared at a time: what they take beside all rows is reserved for so many.
 const TOGETHER: usize = 1 << 17;
 
 /// Up to so many rows × centroids × dimensions all pairs are computed by the definition, which takes less time than
-/// making a search ready.
+/// making a search ready: more beside a device with memory of its own, to which rows are sent, and whose kernels for
+/// searches rounds have no use for.
 const FEW: usize = 1 << 20;
+const FEW_BESIDE_A_GPU: usize = 1 << 28;
 
 /// The nearest centroid of every row, the first of equally near ones.
 #[derive(Debug)]
@@ -43,7 +47,7 @@ impl Nearest {
     ///
     /// # Errors
     /// [`Cancelled`](Error::Cancelled), [`HostMemory`](Error::HostMemory), and any error of the device.
-    pub fn of<D: SearchDevice>(
+    pub fn of<D: Device>(
         device: &Arc<D>,
         (rows, centroids): (&Rows, &Arc<Matrix>),
         metric: Metric,
@@ -55,7 +59,8 @@ impl Nearest {
         let open = undecided.as_ref().map_or(rows.len(), Vec::len);
         let pairs = open * centroids.len();
         let mut work = Work { rechecked: pairs as u64, ..Work::default() };
-        let search = match pairs * centroids.matrix().dim() <= FEW {
+        let few = if device.info().memory.is_some() { FEW_BESIDE_A_GPU } else { FEW };
+        let search = match pairs * centroids.matrix().dim() <= few {
             true => None,
             false => Some(ExactSearch::open(device.clone(), centroids.clone(), metric, 1, job)?),
         };
@@ -122,7 +127,7 @@ fn list_bytes(metric: Metric, centroids: &Rows) -> usize {
 fn all_compared((rows, centroids): (&Rows, &Rows), metric: Metric, job: &Job) -> Result<Vec<u32>> {
     let pairs = ExactPairs::new(metric, rows, centroids);
     let all: Vec<u32> = (0..centroids.len() as u32).collect();
-    let tasks: Vec<usize> = (0..rows.len()).step_by(TASK).collect();
+    let tasks: Vec<usize> = (0..rows.len()).step_by(COMPARED).collect();
     let nearest = in_parallel(tasks, |first| {
         job.check()?;
         let (mut distances, mut buffer) = (vec![0.0; all.len()], Vec::new());
@@ -131,7 +136,7 @@ fn all_compared((rows, centroids): (&Rows, &Rows), metric: Metric, job: &Job) ->
             let least = (0..).zip(&distances).min_by(|a: &(u32, _), b| f64::total_cmp(a.1, b.1));
             least.map_or(0, |(centroid, _)| centroid)
         };
-        Ok((first..rows.len().min(first + TASK)).map(nearest).collect::<Vec<u32>>())
+        Ok((first..rows.len().min(first + COMPARED)).map(nearest).collect::<Vec<u32>>())
     });
     Ok(nearest.into_iter().collect::<Result<Vec<_>>>()?.concat())
 }

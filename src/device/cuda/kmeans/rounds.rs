@@ -55,14 +55,17 @@ impl Workspace {
                     (&kernels.assign_first, "assign_first", 256 * LANE_ROWS)
                 } else {
                     self.list_centroids(is_last)?;
-                    (&kernels.assign_near, "assign_near", 256)
+                    match is_last {
+                        0 => (&kernels.assign_near, "assign_near", 256),
+                        _ => (&kernels.assign_last, "assign_last", 256),
+                    }
                 };
                 self.in_pieces((rows, self.counted()), job, |kernel, blocks| {
                     let (first, all) = ((blocks.start * rows) as u32, config(blocks.len(), 256, 0));
-                    // SAFETY: both take (Rounds, Near, u32 first, u32 is_last), 256 threads a block, for rows
+                    // SAFETY: all take (Rounds, Near, u32 first, u32 is_last), 256 threads a block, for rows
                     // from `first` on. `assign_first` writes the labels of all rows, and reads none;
-                    // `assign_near` reads them after that, and the lists that `list_centroids` has just written,
-                    // and writes labels and `moved`.
+                    // `assign_near` and `assign_last` read them after that, and the lists that
+                    // `list_centroids` has just written, and write labels and `moved`.
                     unsafe {
                         kernel.launch(function, (name, all), |launch, kernel| {
                             launch.arg(&kernel.rounds).arg(&kernel.near).arg(&first).arg(&is_last);
