@@ -1,3 +1,3 @@
-// Core rows that are joined with those of other tiles.
+// Core rows that are joined with each other.
 
 #include "dbscan/link.cuh"

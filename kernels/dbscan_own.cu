@@ -1,4 +1,3 @@
-// Core rows by their own tile, and what is known of their sets.
+// Core rows by their own tile.
 
 #include "dbscan/count_own.cuh"
-#include "dbscan/link_own.cuh"

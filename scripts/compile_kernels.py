@@ -95,9 +95,9 @@ MODULES = {
         ["keys", "groups_of", "count_digits", "add_up", "move_keys", "fill_tiles", "bound_tiles", "round_tiles",
          "bound_nodes"],
     ),
-    "dbscan_own.cu": (OF_DBSCAN, ["count_own", "alone", "link_own", "flatten", "know"]),
+    "dbscan_own.cu": (OF_DBSCAN, ["count_own"]),
     "dbscan_count.cu": (OF_DBSCAN, ["count_others", "list_others", "count_near"]),
-    "dbscan_link.cu": (OF_DBSCAN, ["link_tiles"]),
+    "dbscan_link.cu": (OF_DBSCAN, ["alone", "link_own", "link_tiles", "flatten", "know"]),
     "dbscan_attach.cu": (OF_DBSCAN, ["attach", "finish"]),
     "seeding.cu": (
         [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 16, 17, 128, 1000]),

@@ -18,12 +18,11 @@ template <> struct ProductOf<BITS> { typedef int Type; };
 typedef ProductOf<ELEMENT>::Type Product;
 typedef Product Grid[4][8][4];
 
+// More open pairs than this are compared in blocks. For numbers: a block takes as long as some hundred of them.
+constexpr u32 MOST_OPEN = ELEMENT == BITS ? TILE * TILE : 512;
+
 // No pair is within eps.
 constexpr u32 NONE_NEAR = 0xffffffff;
-
-// More open pairs than this are compared in blocks, for numbers: a block takes as long as some hundred of them. No
-// block is compiled for bits.
-constexpr u32 MOST_OPEN = ELEMENT == BITS ? NONE_NEAR - 1 : 512;
 
 // In units of 2^-24: what adding up a step of 16 products loses, and everything else.
 constexpr float LOST = 40, BESIDES = 16, UNIT = 5.9604645e-8f;

@@ -34,32 +34,30 @@ __device__ __forceinline__ u32 walk(
     while (from >> 5 * (level + 1) != (to - 1) >> 5 * (level + 1)) level++;
     const u32 top = level;
     parents[level] = from >> 5 * (level + 1);
+    look();
     for (;;) {
-        look();
-        // Until one with children is entered.
-        for (;;) {
-            const u32 both = enter[level] | whole[level];
-            if (both == 0) {
-                if (level == top) return to;
-                level++;
-                continue;
-            }
-            const u32 bit = both & (0 - both), node = parents[level] * 32 + __ffs(both) - 1;
-            if ((whole[level] & bit) != 0) {
-                whole[level] ^= bit;
-                visitor.whole(level, node);
-            } else if (level > 0) {
-                enter[level] ^= bit;
-                level--;
-                parents[level] = node;
-                break;
-            } else {
-                enter[level] ^= bit;
-                visitor.tile(node);
-                if (stage.is_over()) return node + 1;
-            }
-            if (visitor.is_done()) return to;
+        const u32 both = enter[level] | whole[level];
+        if (both == 0) {
+            if (level == top) return to;
+            level++;
+            continue;
         }
+        const u32 bit = both & (0 - both), node = parents[level] * 32 + __ffs(both) - 1;
+        if ((whole[level] & bit) != 0) {
+            whole[level] ^= bit;
+            visitor.whole(level, node);
+        } else if (level > 0) {
+            enter[level] ^= bit;
+            level--;
+            parents[level] = node;
+            look();
+            continue;
+        } else {
+            enter[level] ^= bit;
+            visitor.tile(node);
+            if (stage.is_over()) return node + 1;
+        }
+        if (visitor.is_done()) return to;
     }
 }
 

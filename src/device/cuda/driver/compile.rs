@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 90] = files![
+const FILES: [(&str, &str); 88] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -37,12 +37,10 @@ const FILES: [(&str, &str); 90] = files![
     "dbscan/count_own.cuh",
     "dbscan/halves.cuh",
     "dbscan/link.cuh",
-    "dbscan/link_own.cuh",
     "dbscan/order.cuh",
     "dbscan/products.cuh",
     "dbscan/query.cuh",
     "dbscan/rows.cuh",
-    "dbscan/sets.cuh",
     "dbscan/tiles.cuh",
     "dbscan/walk.cuh",
     "dbscan_attach.cu",
