@@ -1,5 +1,8 @@
-// The kernels of DBSCAN that put rows in order, and into tiles.
+// The kernels of DBSCAN.
 
 #include "dbscan/order.cuh"
 #include "dbscan/tiles.cuh"
 #include "dbscan/halves.cuh"
+#include "dbscan/count.cuh"
+#include "dbscan/link.cuh"
+#include "dbscan/attach.cuh"

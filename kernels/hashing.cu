@@ -1,3 +1,4 @@
-// The kernels of tables of hashes, and of rows of bits to keys.
+// The kernels of tables of hashes.
 
+#include "hashing/keys.cuh"
 #include "hashing/tables.cuh"

@@ -31,16 +31,6 @@ OF_KMEANS = [
     ("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 10, 11, 32, 33, 96, 128, 129, 384, 1025]),
     ("F64", ["SQEUCLIDEAN", "COSINE"], [1, 8, 32, 33, 128, 384, 1025]),
 ]
-OF_SEARCH = [
-    ("F32", REALS, [0, 1, 10, 32]),
-    ("F64", REALS, [0, 1, 16]),
-    ("BITS", ["HAMMING", "JACCARD"], [0, 2, 16, 32]),
-]
-OF_DBSCAN = [
-    ("F32", ["L2", "L1", "COSINE"], [0, 1, 8]),
-    ("F64", ["L2", "PEARSON"], [0, 3]),
-    ("BITS", ["HAMMING", "JACCARD"], [0, 2]),
-]
 BY_GROUPS = [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 11, 33, 96, 128, 300, 384, 634]), ("F64", ["SQEUCLIDEAN"], [8, 128])]
 
 # For each module: element types, their metrics, and dims; and the kernels that are there.
@@ -48,16 +38,16 @@ BY_GROUPS = [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 11, 33, 96, 128, 300, 384, 6
 # the limits of each way to assign rows.
 MODULES = {
     "search.cu": (
-        OF_SEARCH,
-        ["pack", "lengthen_lists", "find_short", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
-         "search_again", "gather", "take_queries", "among", "measure_lists", "rank_by_warp", "rank_by_block", "unpack"],
-    ),
-    "search_scan.cu": (OF_SEARCH, ["scan"]),
-    "search_least.cu": (OF_SEARCH, ["scan_least", "bound_lists"]),
-    "search_join.cu": (
-        OF_SEARCH,
-        ["nearest_in_buckets", "find_own_buckets", "join_buckets", "join_for_8", "join_for_16", "take_lists",
-         "add_visits", "add_up_lists", "close_gaps"],
+        [
+            ("F32", REALS, [0, 1, 10, 32]),
+            ("F64", REALS, [0, 1, 16]),
+            ("BITS", ["HAMMING", "JACCARD"], [0, 2, 16, 32]),
+        ],
+        ["pack", "scan", "scan_least", "bound_lists", "lengthen_lists", "find_short", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
+         "search_again", "gather", "take_queries", "among", "measure_lists", "rank_by_warp", "rank_by_block", "unpack",
+         "nearest_in_buckets",
+         "find_own_buckets", "join_buckets", "join_for_8", "join_for_16", "take_lists", "add_visits", "add_up_lists",
+         "close_gaps"],
     ),
     # What surrounds the filter of a search.
     "filter.cu": (
@@ -82,23 +72,19 @@ MODULES = {
     ),
     "hashing.cu": (
         [("F32", ["SQEUCLIDEAN"], [0]), ("F64", ["SQEUCLIDEAN"], [0]), ("BITS", ["HAMMING"], [0])],
-        ["add_up", "hash_bits", "place_rows", "sort_sections", "sort_large_sections",
+        ["add_up", "hash_rows", "hash_bits", "place_rows", "sort_sections", "sort_large_sections",
          "find_buckets"],
     ),
-    # Dims are functions that are added together.
-    "hashing_rows.cu": (
-        [("F32", ["SQEUCLIDEAN"], [8, 12, 16, 20]), ("F64", ["SQEUCLIDEAN"], [8, 20])],
-        ["hash_rows"],
-    ),
     "dbscan.cu": (
-        OF_DBSCAN,
-        ["keys", "groups_of", "count_digits", "add_up", "move_keys", "fill_tiles", "bound_tiles", "round_tiles",
-         "bound_nodes"],
+        [
+            ("F32", ["L2", "L1", "COSINE"], [0, 1, 8]),
+            ("F64", ["L2", "PEARSON"], [0, 3]),
+            ("BITS", ["HAMMING", "JACCARD"], [0, 2]),
+        ],
+        ["keys", "groups_of", "count_digits", "add_up", "move_keys", "fill_tiles", "bound_tiles",
+         "round_tiles", "bound_nodes", "count_own", "count_others", "list_others", "count_near", "alone", "link_own",
+         "link_tiles", "flatten", "know", "attach", "finish"],
     ),
-    "dbscan_own.cu": (OF_DBSCAN, ["count_own"]),
-    "dbscan_count.cu": (OF_DBSCAN, ["count_others", "list_others", "count_near"]),
-    "dbscan_link.cu": (OF_DBSCAN, ["alone", "link_own", "link_tiles", "flatten", "know"]),
-    "dbscan_attach.cu": (OF_DBSCAN, ["attach", "finish"]),
     "seeding.cu": (
         [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 16, 17, 128, 1000]),
          ("F64", ["SQEUCLIDEAN", "COSINE"], [16, 33])],
@@ -332,9 +318,7 @@ def main():
             if FOR_ONE.get(module, arch) != arch or module in NOT_FOR_FIRST and arch == ARCHS[0]:
                 continue
             defines = [f"-DELEMENT={element}", f"-DMETRIC={metric}", f"-DDIM={dim}"]
-            if module == "hashing_rows.cu":
-                defines[-1:] = ["-DDIM=0", f"-DADDED={dim}u"]
-            if module.startswith("dbscan"):
+            if module == "dbscan.cu":
                 # With weights, whatever else: rows of odd dimension have them here.
                 defines.append(f"-DWEIGHTED={dim % 2}")
                 defines.append(f"-DFILTERED={int(dim == 0 and arch != ARCHS[0] and metric != 'L1')}")

@@ -1,6 +1,6 @@
 // Gives rows that are not core to the first cluster within eps.
 
-#include "dbscan/walk.cuh"
+#include "dbscan/link.cuh"
 
 struct Attaching {
     const Dbscan& all;

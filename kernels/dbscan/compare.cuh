@@ -200,23 +200,3 @@ __device__ __forceinline__ void find_near(
         return false;
     });
 }
-
-// The weight of these rows of a tile.
-__device__ __forceinline__ Weight weight_of_rows(const Dbscan& all, u32 tile, u64 rows) {
-    if (!WEIGHTED) return Weight{(u64)__popcll(rows), 0};
-    Weight total = {0, 0};
-    for (; rows != 0; rows &= rows - 1) {
-        const u32 row = all.order[(u64)tile * TILE + __ffsll(rows) - 1];
-        total = plus(all, total, all.weights[row]);
-    }
-    return total;
-}
-
-// Finds the rows of a tile within eps of rows of a query, and their weight: each lane those of its two.
-__device__ __forceinline__ void weigh_near(
-    const Dbscan& all, u64 rows, u32 tile, Query& query, Work& work, u64 (&near)[2],
-    Weight (&weights)[2]) {
-    find_near(all, rows, tile, rows_of_tile(all, tile), query, work, near);
-#pragma unroll
-    for (u32 r = 0; r < 2; r++) weights[r] = weight_of_rows(all, tile, near[r]);
-}

@@ -10,7 +10,7 @@ constexpr u32 STAGED_ROWS = DIM == 0 ? COLUMNS : TILE;
 constexpr u32 STAGED_OTHERS = DIM == 0 ? TILE : 1;
 
 // Blocks of a multiprocessor, as far as registers go.
-enum : u32 { RESIDENT = IS_FILTERED ? 4 : DIM != 0 && DIM <= 8 && ELEMENT != F64 ? 12 : 6 };
+constexpr u32 RESIDENT = IS_FILTERED ? 4 : DIM != 0 && DIM <= 8 && ELEMENT != F64 ? 12 : 6;
 
 // Coordinates are float32: no rounding.
 constexpr bool ARE_EXACT = ELEMENT == BITS || (ELEMENT == F32 && !IS_DIRECTION);

@@ -9,7 +9,7 @@
 // In place of a row or a slot: there is none. Of a cluster: noise.
 constexpr u32 NONE = 0xffffffff;
 // In `known`: the core rows of a node may not all be joined; a node has no core rows.
-enum : u32 { UNKNOWN = 0xffffffff, EMPTY = 0xfffffffe };
+constexpr u32 UNKNOWN = 0xffffffff, EMPTY = 0xfffffffe;
 // In `cursors`: an item is done.
 constexpr u32 DONE = 0xffffffff;
 

@@ -140,7 +140,7 @@ __device__ __forceinline__ Listed load(const Dbscan& all, u32 first, u32 last, Q
 
 // Tiles that rows visit before all others: those after their own. In many dimensions tiles are many bytes, and warps
 // should visit the same ones at a time.
-enum : u32 { NEARBY = DIM == 0 ? 32 : 0xffffffff };
+constexpr u32 NEARBY = DIM == 0 ? 32 : 0xffffffff;
 
 // Visits part of the tiles of the rows' groups: NEARBY ones from that of the first row on, then those before it, then the
 // rest. Goes on after `cursor` tiles; returns the cursor to go on from, or DONE.
@@ -149,7 +149,7 @@ __device__ __forceinline__ u32 walk_around(
     const Dbscan& all, const Stage& stage, const Listed& listed, const Part& part, u32 cursor,
     Work& work, Visitor& visitor) {
     const u32 first = listed.range.x, last = listed.range.y, start = listed.start;
-    const u32 nearby = min((u32)NEARBY, last - start), with_those_before = nearby + (start - first);
+    const u32 nearby = min(NEARBY, last - start), with_those_before = nearby + (start - first);
     const u32 end = part.end(last - first);
     cursor = max(cursor, part.start(last - first));
     while (cursor < end) {

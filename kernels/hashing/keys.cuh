@@ -1,10 +1,18 @@
-// Whole numbers to keys, bit for bit as in src/index/lsh, and the keys of rows of bits.
+// Rows to keys: the same values, whole numbers and keys as in src/index/lsh, bit for bit.
+//
+// Values are sums of f64 in the order of the dimensions, each rounded once with its product. Sums of f32 come
+// first, with a bound on how far they are off: only where that leaves two whole numbers, those of f64 decide. A
+// block has its rows and the numbers of some functions of a table in shared memory, in a few dimensions at a time,
+// and a thread a few of the rows.
 
 #include "common/warp.cuh"
 
 // How values become whole numbers: of p-stable functions by rounding down or towards zero, of
 // hyperplanes by the sign; bits are read.
 enum Kind { FLOOR, ZERO, SIGNS, READ_BITS };
+
+// Slots of p-stable functions reach from minus this to this.
+constexpr double MOST_SLOT = 16777216.0;
 
 // The functions of some tables. The same struct as in src/device/cuda/hashing/launch.rs.
 struct Functions {
@@ -58,6 +66,24 @@ __device__ __forceinline__ u64 mask_of(const Functions& of) {
     return is_packed(of) ? ~0ull >> (64 - of.bits) : ~0ull;
 }
 
+// The slot of a value; what is no number, after an overflow, is in slot 0 where slots are clamped.
+__device__ __forceinline__ int slot_of(const Functions& of, double value, double offset,
+                                       bool& is_in_range) {
+    const double shifted = __dadd_rn(value, __dmul_rn(offset, of.width));
+    // Less than 4 units of the last place from the quotient, which is on the same side of all whole numbers
+    // unless one is so near. Below the normal numbers, units are larger.
+    double at = __dmul_rn(shifted, of.inverse);
+    const double apart = fabs(__dsub_rn(at, rint(at)));
+    if (!(apart > __fma_rn(fabs(at), 1e-15, 1e-300))) at = __ddiv_rn(shifted, of.width);
+    double slot = of.kind == FLOOR ? floor(at) : trunc(at);
+    if (of.is_clamped) {
+        if (slot < -MOST_SLOT) slot = -MOST_SLOT;
+        if (slot > MOST_SLOT) slot = MOST_SLOT;
+    }
+    is_in_range = is_in_range && fabs(slot) <= MOST_SLOT;
+    return fabs(slot) <= MOST_SLOT ? (int)slot : 0;
+}
+
 // Notes the key of a row in a table, and how many rows of its section came before.
 __device__ __forceinline__ void note_key(const Building& building, u32 table, u64 row, u64 raw,
                                          u64* __restrict__ keys, u32* __restrict__ ranks,
@@ -69,6 +95,269 @@ __device__ __forceinline__ void note_key(const Building& building, u32 table, u6
         const u64 section = key >> (64 - building.section_bits);
         ranks[at] = atomicAdd(&sections[((u64)table << building.section_bits) + section], 1u);
     }
+}
+
+// What no whole number is: a slot was out of range.
+constexpr int NO_WHOLE = -2147483647 - 1;
+
+// The whole number of a row and a function, by sums of f64.
+__device__ __noinline__ int exact_whole(const Functions& of, const Scalar* row, const double* numbers,
+                                        double offset) {
+    // As many at a time as there are to wait for.
+    constexpr u32 TOGETHER = 16;
+    double sum = 0.0;
+    for (u32 begin = 0; begin < of.dim; begin += TOGETHER) {
+        double x[TOGETHER], other[TOGETHER];
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) {
+            const bool is_there = begin + i < of.dim;
+            x[i] = is_there ? (double)row[begin + i] : 0.0;
+            other[i] = is_there ? numbers[(u64)(begin + i) * of.stride] : 0.0;
+        }
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) {
+            if (begin + i < of.dim) sum = __fma_rn(x[i], other[i], sum);
+        }
+    }
+    if (of.kind == SIGNS) return sum >= 0.0;
+    bool is_in_range = true;
+    const int slot = slot_of(of, sum, offset, is_in_range);
+    return is_in_range || of.is_clamped ? slot : NO_WHOLE;
+}
+
+// Functions that are added together, at most: each time, all rows are put into shared memory.
+constexpr u32 MOST = 20;
+
+// Functions in shared memory: their numbers in some dimensions, and what else is known of them.
+struct Some {
+    float numbers[STAGED * MOST];
+    float offsets[MOST];
+    float lengths[MOST];
+    u64 multipliers[MOST];
+};
+
+// The rows of a thread, a block's threads apart, and how far their sums are off.
+struct Own {
+    u64 at[ROWS];
+    float margins[ROWS];   // for each unit of a function's length
+    float smallest[ROWS];  // and at least, where numbers are near the smallest of all
+    u64 raw[ROWS];
+    bool is_in_range;
+};
+
+// The rows of a block in shared memory, in some dimensions: `pitch`, which is odd, apart.
+struct Tile {
+    float* elements;
+    u32 pitch;
+
+    // Puts dimensions of all rows there.
+    __device__ __forceinline__ void fill(const Scalar* __restrict__ rows, const Building& building, u64 first,
+                                         u32 dim, u32 begin, u32 here) const {
+        const Scalar* all = rows + begin;
+        // Rows begin at multiples of 16 bytes then.
+        if (sizeof(Scalar) == 4 && dim % 4 == 0) {
+            fill_by<true>(all, building, first, dim, here);
+        } else {
+            fill_by<false>(all, building, first, dim, here);
+        }
+    }
+
+    // The same by eight threads for each row, which wait for a few rows together.
+    template <bool BY_16_BYTES>
+    __device__ __forceinline__ void fill_by(const Scalar* __restrict__ rows, const Building& building, u64 first,
+                                            u32 dim, u32 here) const {
+        constexpr u32 LANES = 8, EACH = STAGED / LANES, ROWS_TOGETHER = 8;
+        static_assert(EACH == 4, "16 bytes of f32");
+        const u32 d = threadIdx.x % LANES * EACH, apart = blockDim.x / LANES;
+        float* to = elements + threadIdx.x / LANES * pitch + d;
+        if (d >= here) return;
+        for (u32 r = threadIdx.x / LANES; r < blockDim.x * ROWS; r += apart * ROWS_TOGETHER) {
+            union { uint4 all; float one[EACH]; } x[ROWS_TOGETHER];
+#pragma unroll
+            for (u32 n = 0; n < ROWS_TOGETHER; n++) {
+                // Others are the last row, for nobody.
+                const Scalar* row = rows + min(first + r + n * apart, building.end - 1) * dim + d;
+                if constexpr (BY_16_BYTES) {
+                    x[n].all = *reinterpret_cast<const uint4*>(row);
+                } else {
+#pragma unroll
+                    for (u32 i = 0; i < EACH; i++) x[n].one[i] = d + i < here ? (float)row[i] : 0.0f;
+                }
+            }
+#pragma unroll
+            for (u32 n = 0; n < ROWS_TOGETHER; n++) {
+#pragma unroll
+                for (u32 i = 0; i < EACH; i++) {
+                    if (BY_16_BYTES || d + i < here) to[i] = x[n].one[i];
+                }
+                to += apart * pitch;
+            }
+        }
+    }
+};
+
+// Adds the whole numbers of `N` functions, from `first` on, of rows.
+template <u32 N>
+__device__ __forceinline__ void add_functions(
+    const Functions& of, u32 first, const Scalar* __restrict__ rows, const double* __restrict__ numbers,
+    const double* __restrict__ offsets, const Building& building, const Tile& tile, Some& some, Own& own) {
+    float sums[ROWS][N];
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (u32 i = 0; i < N; i++) sums[r][i] = 0.0f;
+    }
+    for (u32 begin = 0; begin < of.dim; begin += STAGED) {
+        const u32 here = min((u32)STAGED, of.dim - begin);
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < here * N; i += blockDim.x) {
+            const u32 function = first + i % N;
+            some.numbers[i] =
+                function < of.stride ? (float)numbers[(u64)(begin + i / N) * of.stride + function] : 0.0f;
+        }
+        if (begin == 0 && threadIdx.x < N && first + threadIdx.x < of.stride) {
+            const u32 function = first + threadIdx.x;
+            some.offsets[threadIdx.x] = (float)offsets[function];
+            some.lengths[threadIdx.x] = (float)offsets[of.stride + function];
+            some.multipliers[threadIdx.x] = multiplier(of, function);
+        }
+        // All dimensions stay there.
+        if (of.dim > STAGED) tile.fill(rows, building, own.at[0] - threadIdx.x, of.dim, begin, here);
+        __syncthreads();
+        const float* elements = tile.elements + threadIdx.x * tile.pitch;
+#pragma unroll 2
+        for (u32 d = 0; d < here; d++) {
+            float x[ROWS];
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) x[r] = elements[r * blockDim.x * tile.pitch + d];
+#pragma unroll
+            for (u32 i = 0; i < N; i += 4) {
+                const float4 four = *reinterpret_cast<const float4*>(some.numbers + d * N + i);
+                const float some_numbers[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+                for (u32 n = 0; n < 4; n++) {
+#pragma unroll
+                    for (u32 r = 0; r < ROWS; r++) {
+                        sums[r][i + n] = __fmaf_rn(x[r], some_numbers[n], sums[r][i + n]);
+                    }
+                }
+            }
+        }
+    }
+    const u64 mask = mask_of(of);
+    const float inverse = (float)of.inverse;
+    u32 unsure[ROWS] = {};
+    const auto off = [&](u32 i, u32 r) {
+        return __fmaf_rn(some.lengths[i], own.margins[r], own.smallest[r]);
+    };
+    const auto add = [&](u32 i, u32 r, int whole, bool is_sure) {
+        if (is_sure) {
+            own.raw[r] += ((u64)(long long)whole & mask) * some.multipliers[i];
+        } else {
+            unsure[r] |= 1u << i;
+        }
+    };
+    if (of.kind == SIGNS) {
+#pragma unroll
+        for (u32 i = 0; i < N; i++) {
+            if (first + i >= of.count) continue;
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) {
+                add(i, r, sums[r][i] >= 0.0f, fabsf(sums[r][i]) > off(i, r));
+            }
+        }
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < N; i++) {
+            if (first + i >= of.count) continue;
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) {
+                // Up to 2^22, the last bits of a number this large are those of the nearest whole one. What
+                // is off grows with the slot's number, so that no slot as far as that is sure.
+                constexpr float LARGE = 12582912.0f;
+                const float at = __fmaf_rn(sums[r][i], inverse, some.offsets[i]);
+                const float nearest = at + LARGE, rounded = nearest - LARGE;
+                const float off_at = __fmaf_rn(fabsf(at), 2.4e-7f, 4.8e-7f);
+                int whole = __float_as_int(nearest) - __float_as_int(LARGE) - (rounded > at);
+                if (of.kind == ZERO && at < 0.0f) whole++;
+                add(i, r, whole, fabsf(at - rounded) > __fmaf_rn(off(i, r), inverse * 1.001f, off_at));
+            }
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++) {
+        for (u32 left = unsure[r]; left != 0; left &= left - 1) {
+            const u32 i = __ffs((int)left) - 1, function = first + i;
+            const Scalar* row = rows + min(own.at[r], building.end - 1) * of.dim;
+            const int whole = exact_whole(of, row, numbers + function, offsets[function]);
+            own.is_in_range = own.is_in_range && whole != NO_WHOLE;
+            own.raw[r] += ((u64)(long long)whole & mask) * some.multipliers[i];
+        }
+    }
+}
+
+// The keys of rows in all tables. `numbers` has for each table and dimension those of all functions, `offsets` for
+// each table those of p-stable functions, in widths and at most one, and the lengths of all functions, rounded up.
+// Without `ranks`, nothing is counted. A thread for a few rows; `out_of_range` is set where a slot is.
+extern "C" __global__ __launch_bounds__(128, 3) void hash_rows(
+    const Scalar* __restrict__ rows, const double* __restrict__ numbers,
+    const double* __restrict__ offsets, u64* __restrict__ keys, u32* __restrict__ ranks,
+    u32* __restrict__ sections, u32* __restrict__ out_of_range, const __grid_constant__ Functions of,
+    const __grid_constant__ Building building) {
+    extern __shared__ float elements[];
+    __shared__ __align__(16) Some some;
+    const u64 first_row = building.first + (u64)blockIdx.x * blockDim.x * ROWS;
+    const Tile tile = {elements, min(of.dim, (u32)STAGED) | 1};
+    Own own;
+    own.is_in_range = true;
+    float squares[ROWS] = {};
+    for (u32 begin = 0; begin < of.dim; begin += STAGED) {
+        const u32 here = min((u32)STAGED, of.dim - begin);
+        __syncthreads();
+        tile.fill(rows, building, first_row, of.dim, begin, here);
+        __syncthreads();
+        for (u32 d = 0; d < here; d++) {
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) {
+                const float x = elements[(threadIdx.x + r * blockDim.x) * tile.pitch + d];
+                squares[r] = __fmaf_rn(x, x, squares[r]);
+            }
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++) {
+        own.at[r] = first_row + threadIdx.x + r * blockDim.x;
+        // Squares below the smallest of all numbers may be missing.
+        const float length = __fmaf_rn(sqrtf(squares[r]), 1.0f + of.margin, of.dim * 1e-22f);
+        own.smallest[r] = of.dim * 3e-45f * (1.0f + length);
+        own.margins[r] = __fmaf_rn(length, of.margin, own.smallest[r]);
+    }
+    const u32 together = (of.tables + gridDim.y - 1) / gridDim.y;
+    const u32 last = min(of.tables, (blockIdx.y + 1) * together);
+    for (u32 table = blockIdx.y * together; table < last; table++) {
+        const double* of_table = numbers + (u64)table * of.dim * of.stride;
+        const double* own_offsets = offsets + (u64)table * 2 * of.stride;
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) own.raw[r] = 0;
+        for (u32 first = 0; first < of.count; first += MOST) {
+            const u32 left = of.count - first;
+            if (left <= 8) {
+                add_functions<8>(of, first, rows, of_table, own_offsets, building, tile, some, own);
+            } else if (left <= 12) {
+                add_functions<12>(of, first, rows, of_table, own_offsets, building, tile, some, own);
+            } else if (left <= 16) {
+                add_functions<16>(of, first, rows, of_table, own_offsets, building, tile, some, own);
+            } else {
+                add_functions<MOST>(of, first, rows, of_table, own_offsets, building, tile, some, own);
+            }
+        }
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) {
+            if (own.at[r] >= building.end) continue;
+            note_key(building, table, own.at[r], own.raw[r], keys, ranks, sections);
+        }
+    }
+    if (!own.is_in_range && !of.is_clamped) *out_of_range = 1;
 }
 
 // The keys of rows of bits in all tables: `numbers` has for each table the bits that are read.

@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 88] = files![
+const FILES: [(&str, &str); 77] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -34,7 +34,6 @@ const FILES: [(&str, &str); 88] = files![
     "dbscan/blocks.cuh",
     "dbscan/compare.cuh",
     "dbscan/count.cuh",
-    "dbscan/count_own.cuh",
     "dbscan/halves.cuh",
     "dbscan/link.cuh",
     "dbscan/order.cuh",
@@ -43,10 +42,6 @@ const FILES: [(&str, &str); 88] = files![
     "dbscan/rows.cuh",
     "dbscan/tiles.cuh",
     "dbscan/walk.cuh",
-    "dbscan_attach.cu",
-    "dbscan_count.cu",
-    "dbscan_link.cu",
-    "dbscan_own.cu",
     "filter.cu",
     "filter/bits.cuh",
     "filter/exact.cuh",
@@ -62,9 +57,7 @@ const FILES: [(&str, &str); 88] = files![
     "filter/wide.cuh",
     "hashing.cu",
     "hashing/keys.cuh",
-    "hashing/rows.cuh",
     "hashing/tables.cuh",
-    "hashing_rows.cu",
     "kmeans.cu",
     "kmeans/assign_tiles.cuh",
     "kmeans/by_groups.cuh",
@@ -95,12 +88,8 @@ const FILES: [(&str, &str); 88] = files![
     "search/least.cuh",
     "search/lists.cuh",
     "search/merge.cuh",
-    "search/nearest.cuh",
     "search/pack.cuh",
     "search/scan.cuh",
-    "search_join.cu",
-    "search_least.cu",
-    "search_scan.cu",
     "seeding.cu",
     "seeding/bounds.cuh",
     "seeding/draw.cuh",
@@ -191,11 +180,8 @@ fn include(file: &str, seen: &mut Vec<String>, text: &mut String) {
 mod tests {
     use super::*;
 
-    const MODULES: [&str; 23] = [
+    const MODULES: [&str; 15] = [
         "search.cu",
-        "search_scan.cu",
-        "search_least.cu",
-        "search_join.cu",
         "filter.cu",
         "bit_filter.cu",
         "products.cu",
@@ -209,12 +195,7 @@ mod tests {
         "kmeans_tiles.cu",
         "seeding.cu",
         "dbscan.cu",
-        "dbscan_own.cu",
-        "dbscan_count.cu",
-        "dbscan_link.cu",
-        "dbscan_attach.cu",
         "hashing.cu",
-        "hashing_rows.cu",
     ];
 
     #[test]

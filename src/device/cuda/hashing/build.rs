@@ -63,8 +63,7 @@ impl BuiltTables {
         job: &Job,
     ) -> Result<Option<Self>> {
         let stream = &device.gpu.compute;
-        let functions = hashes.functions.first().map_or(0, |functions| functions.count());
-        let kernels = Kernels::get(&device.gpu, rows.kind, functions)?;
+        let kernels = Kernels::get(&device.gpu, rows.kind)?;
         let numbers = send(device, rows.dim, hashes, job)?;
         let (count, all) = (rows.count, hashes.functions.len());
         let mut together = (ROWS_TOGETHER / count.max(1)).clamp(1, all);

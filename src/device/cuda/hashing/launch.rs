@@ -26,9 +26,6 @@ const STAGED: usize = 32;
 /// Rows that a thread hashes together.
 const ROWS: usize = 4;
 
-/// The most functions that are added together.
-const MOST_ADDED: usize = 20;
-
 /// Sections whose beginnings are counted together.
 const PIECE: usize = 8192;
 
@@ -118,15 +115,15 @@ assert_layout!(Building, 32, { rows: 0, first: 8, end: 16, tables: 24, section_b
 assert_layout!(BeginsOnDevice, 24, { of_sections: 0, of_pieces: 8, pieces: 16, padding: 20 });
 assert_layout!(TablesOnDevice, 32, { rows: 0, keys: 8, own: 16, sizes: 24 });
 
-/// The kernels for rows of one kind and so many functions of a table, loaded on a device.
+/// The kernels for rows of one kind, loaded on a device.
 #[derive(Debug)]
 pub(super) struct Kernels {
     kind: ElementKind,
     /// Threads of a block that hashes.
     hashing: usize,
     multiprocessors: usize,
-    /// `hash_rows`, or `hash_bits` for rows of bits.
-    hash: CudaFunction,
+    hash_rows: CudaFunction,
+    hash_bits: CudaFunction,
     add_up: CudaFunction,
     place_rows: CudaFunction,
     sort_sections: CudaFunction,
@@ -216,24 +213,14 @@ impl Tables {
     }
 }
 
-/// How many of a table's functions are added together, so that each part of them has as many: 8, 12, 16 or 20, each of
-/// which has kernels of its own.
-fn added(functions: usize) -> usize {
-    let parts = functions.div_ceil(MOST_ADDED).max(1);
-    functions.div_ceil(parts).next_multiple_of(4).max(8)
-}
-
 impl Kernels {
-    /// The kernels for rows of a kind and so many functions of a table, compiled and loaded by the first caller.
-    pub(super) fn get(gpu: &Gpu, kind: ElementKind, functions: usize) -> Result<Arc<Self>> {
-        type Name = (usize, ElementKind, Option<usize>);
-        static LOADED: LazyLock<Once<Name, Kernels>> = LazyLock::new(Once::default);
-        let added = (kind != ElementKind::Bits).then(|| added(functions));
-        LOADED.get((gpu.ordinal, kind, added), || Self::load(gpu, kind, added))
+    /// The kernels for rows of a kind, compiled and loaded by the first caller.
+    pub(super) fn get(gpu: &Gpu, kind: ElementKind) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, ElementKind), Kernels>> = LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, kind), || Self::load(gpu, kind))
     }
 
-    /// `added`: functions that are added together, where rows are numbers.
-    fn load(gpu: &Gpu, kind: ElementKind, added: Option<usize>) -> Result<Self> {
+    fn load(gpu: &Gpu, kind: ElementKind) -> Result<Self> {
         let (element, metric) = match kind {
             ElementKind::F32 => ("F32", "SQEUCLIDEAN"),
             ElementKind::F64 => ("F64", "SQEUCLIDEAN"),
@@ -242,34 +229,23 @@ impl Kernels {
         };
         let parameters =
             [format!("ELEMENT={element}"), format!("METRIC={metric}"), "DIM=0".to_string()];
-        let mut programs = vec![Program::new("hashing.cu", &parameters, &CONSTANTS)];
-        if let Some(added) = added {
-            let parameters = [&parameters[..], &[format!("ADDED={added}u")]].concat();
-            programs.push(Program::new("hashing_rows.cu", &parameters, &CONSTANTS));
-        }
-        let modules = gpu.load_all(&programs)?;
-        let module = &modules[0];
-        let hash = match modules.get(1) {
-            Some(of_rows) => function(of_rows, "hash_rows")?,
-            None => function(module, "hash_bits")?,
-        };
+        let module = gpu.load(&Program::new("hashing.cu", &parameters, &CONSTANTS))?;
         let fits = Self::tile_bytes(HASHING, STAGED) + RESERVED <= gpu.limits.shared;
         let hashing = if fits { HASHING } else { HASHING / 2 };
         let kernels = Self {
             kind,
             hashing,
             multiprocessors: gpu.limits.multiprocessors,
-            hash,
-            add_up: function(module, "add_up")?,
-            place_rows: function(module, "place_rows")?,
-            sort_sections: function(module, "sort_sections")?,
-            sort_large_sections: function(module, "sort_large_sections")?,
-            find_buckets: function(module, "find_buckets")?,
+            hash_rows: function(&module, "hash_rows")?,
+            hash_bits: function(&module, "hash_bits")?,
+            add_up: function(&module, "add_up")?,
+            place_rows: function(&module, "place_rows")?,
+            sort_sections: function(&module, "sort_sections")?,
+            sort_large_sections: function(&module, "sort_large_sections")?,
+            find_buckets: function(&module, "find_buckets")?,
             rate: Arc::new(gpu.limits.rate(PER_CYCLE)),
         };
-        if added.is_some() {
-            allow_shared(&kernels.hash, Self::tile_bytes(hashing, STAGED))?;
-        }
+        allow_shared(&kernels.hash_rows, Self::tile_bytes(hashing, STAGED))?;
         Ok(kernels)
     }
 
@@ -317,7 +293,7 @@ impl Kernels {
         let mut grid = config(some.div_ceil(self.hashing * rows_of_thread), self.hashing, 0);
         grid.grid_dim.1 = tables.div_ceil(TABLES_OF_BLOCK).min(MOST_BLOCKS) as u32;
         if is_bits {
-            let mut launch = stream.launch_builder(&self.hash);
+            let mut launch = stream.launch_builder(&self.hash_bits);
             launch.arg(rows.slice()).arg(&numbers).arg(workspace.keys.slice_mut());
             launch.arg(&ranks).arg(&counts).arg(&all).arg(&building);
             // SAFETY: rows below `building.end` ≤ `building.rows` are read, and keys and ranks of these written, for each of
@@ -332,7 +308,7 @@ impl Kernels {
         assert!(of.stride >= of.count);
         let offsets = address(stream, offsets) + (first * 2 * of.stride as usize * 8) as u64;
         grid.shared_mem_bytes = Self::tile_bytes(self.hashing, of.dim as usize) as u32;
-        let mut launch = stream.launch_builder(&self.hash);
+        let mut launch = stream.launch_builder(&self.hash_rows);
         launch.arg(rows.slice()).arg(&numbers).arg(&offsets).arg(workspace.keys.slice_mut());
         launch.arg(&ranks).arg(&counts).arg(workspace.out_of_range.slice_mut());
         launch.arg(&all).arg(&building);
@@ -449,16 +425,5 @@ impl Kernels {
         // rows. Probes flip bits below `functions` ≤ 64. The buffers belong to this stream, and outlive what it does.
         unsafe { launch.launch(grid) }.map_err(failed("find_buckets"))?;
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::added;
-
-    #[test]
-    fn functions_are_added_in_parts_of_one_size() {
-        assert_eq!([0, 1, 8, 9, 12, 13, 20].map(added), [8, 8, 8, 12, 12, 16, 20]);
-        assert_eq!([21, 24, 25, 40, 41, 64].map(added), [12, 12, 16, 20, 16, 16]);
     }
 }

@@ -78,10 +78,9 @@ impl Spec {
         if self.fixed_dim == 0 { 4 } else { 3 }
     }
 
-    /// The programs to compile: lists, the scans that fill and bound them, and searches in buckets.
-    pub(super) fn programs(&self) -> [Program; 4] {
-        let files = ["search.cu", "search_scan.cu", "search_least.cu", "search_join.cu"];
-        files.map(|file| Program::new(file, &self.defines(), &CONSTANTS))
+    /// The program to compile.
+    pub(super) fn program(&self) -> Program {
+        Program::new("search.cu", &self.defines(), &CONSTANTS)
     }
 
     fn defines(&self) -> [String; 3] {

@@ -1,3 +1,0 @@
-// The clusters of rows that are not core.
-
-#include "dbscan/attach.cuh"

@@ -1,3 +1,0 @@
-// The other core rows.
-
-#include "dbscan/count.cuh"

@@ -1,3 +1,0 @@
-// Core rows that are joined with each other.
-
-#include "dbscan/link.cuh"

@@ -1,3 +1,0 @@
-// Core rows by their own tile.
-
-#include "dbscan/count_own.cuh"

@@ -1,3 +1,0 @@
-// Rows of numbers to keys.
-
-#include "hashing/rows.cuh"

@@ -1,3 +1,0 @@
-// Searches in buckets.
-
-#include "search/join_small.cuh"

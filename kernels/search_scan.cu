@@ -1,3 +1,0 @@
-// The scan of a search.
-
-#include "search/nearest.cuh"
