@@ -1,3 +1,5 @@
-// The kernels of k-means that all ways of comparing rows share.
+// The kernels of k-means.
 
 #include "kmeans/sums.cuh"
+#include "kmeans/near.cuh"
+#include "kmeans/assign_tiles.cuh"

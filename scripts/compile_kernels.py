@@ -93,25 +93,21 @@ MODULES = {
     ),
     "kmeans.cu": (
         OF_KMEANS,
-        ["add_moved", "add_sorted", "find_first_rows", "find_differing", "finish_round", "copy_labels", "costs", "add_up"],
-    ),
-    "kmeans_near.cu": (OF_KMEANS, ["list_centroids", "assign_first", "assign_near", "assign_last", "sort_count", "sort_move"]),
-    "kmeans_tiles.cu": (
-        OF_KMEANS,
-        ["list_rows", "round_rows", "measure_rows", "round_centroids", "assign_tiles", "take_found", "find_candidates",
-         "compare_candidates", "name_nearest", "settle"],
+        ["add_moved", "add_sorted", "find_first_rows", "find_differing", "finish_round", "copy_labels", "costs", "list_rows",
+         "list_centroids", "assign_first", "assign_near", "assign_last", "sort_count", "add_up", "sort_move", "round_rows",
+         "measure_rows", "round_centroids", "assign_tiles", "take_found", "find_candidates", "compare_candidates",
+         "name_nearest", "settle"],
     ),
     "kmeans_blocks.cu": (
         [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 32, 33]), ("F64", ["SQEUCLIDEAN", "COSINE"], [1, 32])],
         ["cluster_groups", "finish_groups"],
     ),
-    "kmeans_find.cu": (BY_GROUPS, ["find_by_groups"]),
-    "kmeans_candidates.cu": (BY_GROUPS, ["candidates_by_groups"]),
+    "kmeans_groups.cu": (BY_GROUPS, ["find_by_groups", "candidates_by_groups"]),
 }
 
 
 # Modules with instructions that one architecture alone has, and those that the first lacks.
-FOR_ONE = dict.fromkeys(["products.cu", "wide_products.cu", "kmeans_find.cu", "kmeans_candidates.cu"], "sm_90")
+FOR_ONE = dict.fromkeys(["products.cu", "wide_products.cu", "kmeans_groups.cu"], "sm_90")
 LIKE_SM_80 = ["sm_86", "sm_89", "sm_100", "sm_120"]
 NOT_FOR_FIRST = ["filter.cu", "bit_filter.cu", "warp_products.cu"]
 

@@ -231,9 +231,9 @@ fn functions(text: &str) -> Vec<(String, usize, usize, String)> {
                     || word.starts_with("crate")
                     || ["async", "const", "unsafe"].contains(&word)
             });
-        // A declaration has no body.
-        let opened = lines[i..].iter().find(|line| line.ends_with('{') || line.ends_with(';'));
-        if !is_function || opened.is_none_or(|line| line.ends_with(';')) {
+        // A declaration has no body, or an empty one.
+        let opened = lines[i..].iter().find(|line| line.ends_with(['{', '}', ';']));
+        if !is_function || opened.is_none_or(|line| !line.ends_with('{')) {
             continue;
         }
         let end = format!("{}}}", " ".repeat(indent));

@@ -257,16 +257,11 @@ impl AnyDevice {
 
     /// Makes ready what searches by hashing need besides the rows: see [`HashingDevice::warm_hashing`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
-    pub fn warm_hashing(
-        &self,
-        metric: Metric,
-        rows: (ElementKind, usize),
-        functions: Option<usize>,
-    ) {
+    pub fn warm_hashing(&self, metric: Metric, rows: (ElementKind, usize), hashes: bool) {
         match self {
             Self::Cpu(_) => {}
             #[cfg(feature = "cuda")]
-            Self::Cuda(device) => device.warm_hashing(metric, rows, functions),
+            Self::Cuda(device) => device.warm_hashing(metric, rows, hashes),
         }
     }
 

@@ -14,16 +14,9 @@ pub trait HashingDevice: SearchDevice {
     /// Tables on the device.
     type Tables: Send + Sync;
 
-    /// Makes ready what searches by hashing need besides rows of this kind and length, if that takes time; `functions`:
-    /// those of each table that the device may hash with, if it is known how many. What fails here fails again when it is
-    /// needed.
-    fn warm_hashing(
-        &self,
-        _metric: Metric,
-        _rows: (ElementKind, usize),
-        _functions: Option<usize>,
-    ) {
-    }
+    /// Makes ready what searches by hashing need besides rows of this kind and length, if that takes time; `hashes` says
+    /// whether the device may hash rows, too. What fails here fails again when it is needed.
+    fn warm_hashing(&self, _metric: Metric, _rows: (ElementKind, usize), _hashes: bool) {}
 
     /// Whether the device finds the neighbours of so many queries in buckets faster than it compares
     /// rows that the host has found there.

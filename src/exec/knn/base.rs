@@ -61,8 +61,8 @@ impl Join {
             match lsh {
                 None => device.warm_search(metric, &shape, queries),
                 Some(lsh) => {
-                    let functions = lsh.hashes.filter(|_| lsh.family != Family::MinHash);
-                    device.warm_hashing(metric, (shape.kind, shape.dim), functions);
+                    let hashes = lsh.family != Family::MinHash;
+                    device.warm_hashing(metric, (shape.kind, shape.dim), hashes);
                 }
             }
         }

@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 77] = files![
+const FILES: [(&str, &str); 74] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -74,10 +74,7 @@ const FILES: [(&str, &str); 77] = files![
     "kmeans/tiles.cuh",
     "kmeans/wide.cuh",
     "kmeans_blocks.cu",
-    "kmeans_candidates.cu",
-    "kmeans_find.cu",
-    "kmeans_near.cu",
-    "kmeans_tiles.cu",
+    "kmeans_groups.cu",
     "products.cu",
     "search.cu",
     "search/among.cuh",
@@ -180,7 +177,7 @@ fn include(file: &str, seen: &mut Vec<String>, text: &mut String) {
 mod tests {
     use super::*;
 
-    const MODULES: [&str; 15] = [
+    const MODULES: [&str; 12] = [
         "search.cu",
         "filter.cu",
         "bit_filter.cu",
@@ -189,10 +186,7 @@ mod tests {
         "wide_products.cu",
         "kmeans.cu",
         "kmeans_blocks.cu",
-        "kmeans_candidates.cu",
-        "kmeans_find.cu",
-        "kmeans_near.cu",
-        "kmeans_tiles.cu",
+        "kmeans_groups.cu",
         "seeding.cu",
         "dbscan.cu",
         "hashing.cu",

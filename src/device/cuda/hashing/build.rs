@@ -31,9 +31,9 @@ pub(in crate::device::cuda) fn can_hash(rows: &Rows, hasher: &Hasher) -> bool {
     is_family && rows.matrix().kind() != ElementKind::Sets
 }
 
-/// Loads the kernels that hash such rows with so many functions of a table.
-pub(in crate::device::cuda) fn warm(device: &CudaDevice, kind: ElementKind, functions: usize) {
-    let _ = Kernels::get(&device.gpu, kind, functions);
+/// Loads the kernels that hash such rows.
+pub(in crate::device::cuda) fn warm(device: &CudaDevice, kind: ElementKind) {
+    let _ = Kernels::get(&device.gpu, kind);
 }
 
 /// Rows one after the other on a device: elements of each, and how many there are.

@@ -77,14 +77,13 @@ pub(super) struct GroupKernels {
 }
 
 impl GroupKernels {
-    fn of(images: Images, find: &Arc<CudaModule>, candidates: &Arc<CudaModule>) -> Result<Self> {
-        let load = |module, name| -> Result<CudaFunction> {
+    fn of(images: Images, module: &Arc<CudaModule>) -> Result<Self> {
+        let load = |name| -> Result<CudaFunction> {
             let kernel = function(module, name)?;
             allow_shared(&kernel, images.shared())?;
             Ok(kernel)
         };
-        let (find, candidates) =
-            (load(find, "find_by_groups")?, load(candidates, "candidates_by_groups")?);
+        let (find, candidates) = (load("find_by_groups")?, load("candidates_by_groups")?);
         Ok(Self { images, find, candidates })
     }
 }
@@ -143,46 +142,39 @@ impl RoundKernels {
         let images = Images::of(dim).filter(|_| by_groups && has_tiles(dim, limits));
         let parameters = [&space.parameters()[..], &Images::parameters(images)].concat();
         let program = |file| Program::new(file, &parameters, &CONSTANTS);
-        let mut programs: Vec<_> =
-            ["kmeans.cu", "kmeans_near.cu", "kmeans_tiles.cu"].map(program).into();
-        if images.is_some() {
-            let of_groups = ["kmeans_find.cu", "kmeans_candidates.cu"].map(program);
-            programs.extend(of_groups.map(Program::for_one_architecture));
-        }
+        let mut programs = vec![program("kmeans.cu")];
+        programs.extend(images.map(|_| program("kmeans_groups.cu").for_one_architecture()));
         let modules = gpu.load_all(&programs)?;
-        let by_groups = images.map(|images| GroupKernels::of(images, &modules[3], &modules[4]));
-        let [shared, near, tiles] = [0, 1, 2].map(|at| {
-            let module: &Arc<CudaModule> = &modules[at];
-            move |name| function(module, name)
-        });
+        let by_groups = images.map(|images| GroupKernels::of(images, &modules[1]));
+        let function = |name| function(&modules[0], name);
         let kernels = Self {
             space,
             limits,
-            add_moved: shared("add_moved")?,
-            add_sorted: shared("add_sorted")?,
-            find_first_rows: shared("find_first_rows")?,
-            find_differing: shared("find_differing")?,
-            finish_round: shared("finish_round")?,
-            copy_labels: shared("copy_labels")?,
-            costs: shared("costs")?,
-            list_rows: tiles("list_rows")?,
-            list_centroids: near("list_centroids")?,
-            assign_first: near("assign_first")?,
-            assign_near: near("assign_near")?,
-            assign_last: near("assign_last")?,
-            sort_count: near("sort_count")?,
-            add_up: shared("add_up")?,
-            sort_move: near("sort_move")?,
-            round_rows: tiles("round_rows")?,
-            measure_rows: tiles("measure_rows")?,
-            round_centroids: tiles("round_centroids")?,
-            assign_tiles: tiles("assign_tiles")?,
+            add_moved: function("add_moved")?,
+            add_sorted: function("add_sorted")?,
+            find_first_rows: function("find_first_rows")?,
+            find_differing: function("find_differing")?,
+            finish_round: function("finish_round")?,
+            copy_labels: function("copy_labels")?,
+            costs: function("costs")?,
+            list_rows: function("list_rows")?,
+            list_centroids: function("list_centroids")?,
+            assign_first: function("assign_first")?,
+            assign_near: function("assign_near")?,
+            assign_last: function("assign_last")?,
+            sort_count: function("sort_count")?,
+            add_up: function("add_up")?,
+            sort_move: function("sort_move")?,
+            round_rows: function("round_rows")?,
+            measure_rows: function("measure_rows")?,
+            round_centroids: function("round_centroids")?,
+            assign_tiles: function("assign_tiles")?,
             by_groups: by_groups.transpose()?,
-            take_found: tiles("take_found")?,
-            find_candidates: tiles("find_candidates")?,
-            compare_candidates: tiles("compare_candidates")?,
-            name_nearest: tiles("name_nearest")?,
-            settle: tiles("settle")?,
+            take_found: function("take_found")?,
+            find_candidates: function("find_candidates")?,
+            compare_candidates: function("compare_candidates")?,
+            name_nearest: function("name_nearest")?,
+            settle: function("settle")?,
             products: Arc::new(limits.rate(PRODUCTS_PER_CYCLE)),
             sums: Arc::new(limits.rate(SUMS_PER_CYCLE)),
         };

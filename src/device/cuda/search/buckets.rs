@@ -48,16 +48,11 @@ const VISIT: usize = 16;
 impl HashingDevice for CudaDevice {
     type Tables = CudaTables;
 
-    fn warm_hashing(
-        &self,
-        metric: Metric,
-        (kind, dim): (ElementKind, usize),
-        functions: Option<usize>,
-    ) {
+    fn warm_hashing(&self, metric: Metric, (kind, dim): (ElementKind, usize), hashes: bool) {
         std::thread::scope(|scope| {
             scope.spawn(|| Kernels::get(&self.gpu, Spec::of_rows(kind, metric, dim)));
-            if let Some(functions) = functions {
-                hashing::warm(self, kind, functions);
+            if hashes {
+                hashing::warm(self, kind);
             }
         });
     }
