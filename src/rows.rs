@@ -93,7 +93,10 @@ impl Rows {
         });
         let found = found.into_iter().collect::<Result<Vec<_>>>()?;
         let (directions, are_units): (Vec<_>, Vec<_>) = found.into_iter().unzip();
-        let directions = directions.concat();
+        let directions = {
+            let parts = directions;
+            parts.concat()
+        };
         let is_whole = self.range == (0..self.matrix.rows());
         if !is_whole {
             _reserved.push(job.reserve("vectors", size_of_val(values))?);

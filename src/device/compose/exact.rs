@@ -38,8 +38,9 @@ const WIDENED_BYTES: usize = 128 << 20;
 /// Rows of each side that are looked at before all are.
 const SAMPLE: usize = 256;
 
-/// Queries that are searched again at a time.
+/// Queries that are searched again at a time, at most and at least.
 const AGAIN_TOGETHER: usize = 4096;
+const AGAIN_AT_LEAST: usize = 64;
 
 /// An entry of a list is moved by so many places on average before the list is sorted otherwise.
 const MOVES: usize = 4;
@@ -104,7 +105,9 @@ impl<D: SearchDevice> ExactSearch<D> {
                 neighbors.distances.reserve_exact(more);
             }
         }
-        for some in open.chunks(AGAIN_TOGETHER) {
+        // Their longer lists take no more than those of all queries did.
+        let together = (queries.len() / (2 * LONGER.0)).clamp(AGAIN_AT_LEAST, AGAIN_TOGETHER);
+        for some in open.chunks(together) {
             self.search_again((queries, query_rows), some.to_vec(), &mut neighbors, job)?;
         }
         Ok(neighbors)
@@ -254,6 +257,11 @@ impl<D: SearchDevice> ExactSearch<D> {
         if open.is_empty() || !filter.may_be_exact() {
             return;
         }
+        // A few rows mostly show that sums cannot be exact.
+        let few = Facts::of(&self.base().slice(0..self.base().len().min(SAMPLE)), false);
+        if !filter.is_exact(&few, &few) {
+            return;
+        }
         let of_base = self.facts();
         let are_exact = |some: &Rows| filter.is_exact(of_base, &Facts::of(some, false));
         // Of many, most are alike.
@@ -282,6 +290,7 @@ impl<D: SearchDevice> ExactSearch<D> {
             if open.is_empty() || way == Way::InF64 && !self.filter.has_wider() {
                 continue;
             }
+            let _reserved = job.reserve("queries", queries.bytes_at(&open))?;
             let some = queries.at(&open, job)?;
             let asked = (per_query, others);
             let Refined { neighbors, open: uncertain } = match way {
