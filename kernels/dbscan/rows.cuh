@@ -55,7 +55,7 @@ struct Rounded {
     float square, scale, error, unused;
 };
 
-// What products on tensor cores are made of.
+// The operands of products on tensor cores.
 struct Products {
     uint4* strips;         // by slot, `count` strips of 64 bytes: halves, or bits
     Rounded* rounded;      // by slot

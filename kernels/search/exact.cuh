@@ -19,7 +19,7 @@ struct Side {
     u32 negated;               // whether the values are
 };
 
-// Where the first element of a row is in panels; `dealt_to` is as in `Side`.
+// The place of a row's first element in panels; `dealt_to` is as in `Side`.
 __device__ __forceinline__ u64 place_in_panels(u32 row, u32 dim, u32 dealt_to) {
     const u32 run = row / RUN;
     const u32 panel = dealt_to == 0 ? row / PANEL : run % dealt_to;
@@ -44,7 +44,7 @@ __device__ __forceinline__ double add_exactly(double sum, double q, double x) {
     return add(sum, SUM == ABSOLUTE ? magnitude(apart) : multiply(apart, apart));
 }
 
-// What becomes of a sum: the same numbers as in src/device/cuda/search/launch_pairs.rs.
+// The distance made of a sum: the same numbers as in src/device/cuda/search/launch_pairs.rs.
 enum Outcome { SUM_ITSELF, ROOT, HALF };
 
 __device__ __forceinline__ double distance_of_sum(double sum, u32 outcome) {

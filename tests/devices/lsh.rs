@@ -703,7 +703,7 @@ fn stored_ties(device: &AnyDevice, metric: Metric, family: Family) -> Result<(),
     if open != [0, 2] { Err(format!("{open:?} are open").into()) } else { Ok(()) }
 }
 
-/// What queries find in tables that are loaded one after the other.
+/// The finds of queries in tables that are loaded one after the other.
 fn one_by_one(
     search: &dyn InTurnSearch,
     load: impl Fn(usize, usize) -> Result<LoadedTables, Error>,

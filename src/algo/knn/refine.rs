@@ -100,7 +100,7 @@ impl<D: Device> Among<D> {
         refined
     }
 
-    /// What some of the queries find in the tables of a finder: list after list, the nearest of all their candidates by the
+    /// The finds of some queries in the tables of a finder: list after list, the nearest of all their candidates by the
     /// definition.
     pub(super) fn by_definition(
         &self,

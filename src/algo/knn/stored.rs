@@ -76,7 +76,7 @@ pub trait InTurnSearch: Send + Sync {
     /// What was built, for EXPLAIN ANALYZE.
     fn index(&self) -> &Index;
 
-    /// What queries find in some tables; or only `open` ones of them, by the definition.
+    /// The finds of queries in some tables; or of only `open` ones of them, by the definition.
     ///
     /// # Errors
     /// Those of a search.
@@ -94,7 +94,7 @@ pub trait InTurnSearch: Send + Sync {
     /// [`Error::Cancelled`].
     fn merge(&self, some: Part, others: Part, job: &Job) -> Result<Part>;
 
-    /// What was found in all tables, and the open queries: other candidates may be nearer to them.
+    /// The neighbours found in all tables, and the open queries: other candidates may be nearer to them.
     ///
     /// # Errors
     /// Those of a search.

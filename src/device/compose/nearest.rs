@@ -37,7 +37,7 @@ pub struct Nearest {
     pub labels: Vec<u32>,
     /// Its distance.
     pub distances: Vec<f64>,
-    /// What it took besides the rounds.
+    /// The work besides the rounds.
     pub work: Work,
 }
 

@@ -194,7 +194,7 @@ impl InTurn {
         Ok(Ok(found))
     }
 
-    /// What queries, or only `open` ones of them, find in all tables.
+    /// The finds of queries, or of only `open` ones of them, in all tables.
     async fn in_all_tables(
         &self,
         (queries, query_rows): (&Rows, QueryRows),

@@ -101,8 +101,8 @@ impl Gpu {
         self.compute.record_event(timed).map_err(failed("cuEventRecord"))
     }
 
-    /// Programs, compiled for this GPU at the same time, and loaded. Each takes 15 to 30 ms to load, on an H200, so that
-    /// more of them begin later once all are cached.
+    /// Programs, compiled for this GPU at the same time, and loaded. Few: with five of DBSCAN instead of one, all cached,
+    /// statements on an H200 took 1.15 times as long, 0.52 s instead of 0.46.
     pub(in crate::device::cuda) fn load_all(
         &self,
         programs: &[Program],

@@ -1,4 +1,4 @@
-//! What the definition of a distance reads of rows besides those that are searched.
+//! Vectors and directions that the definition of a distance reads besides the rows that are searched.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -29,7 +29,7 @@ pub(super) struct Pairs {
     pub(super) queries: usize,
     pub(super) base_rows: usize,
     pub(super) dim: usize,
-    /// Where the pairs of each query start, and where the last ones end; of u64.
+    /// The place at which the pairs of each query start, and the end of the last ones; of u64.
     pub(super) starts: Buffer,
     /// The number of the first pair, and how many there are.
     pub(super) first: usize,
@@ -45,7 +45,7 @@ pub(super) struct Side<'a> {
     pub(super) values: (&'a Buffer, usize),
     pub(super) dim: usize,
     pub(super) laid: Laid,
-    /// Where the first row is among them, and how many there are.
+    /// The place of the first row among them, and their number.
     pub(super) first: usize,
     pub(super) rows: usize,
     /// The directions of the rows, from this byte on, if they are compared by them.
@@ -63,7 +63,7 @@ pub(super) enum Laid {
     InOrder { negated: bool },
 }
 
-/// What lists by the definition have in common.
+/// Parameters that lists by the definition have in common.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Measured {
     /// Elements of a row.
@@ -75,7 +75,7 @@ pub(super) struct Measured {
     pub(super) metric: Metric,
 }
 
-/// Where lists go that have been ranked.
+/// Buffers for lists that have been ranked.
 pub(super) struct Ranked {
     pub(super) rows: Buffer,
     /// Of float64.

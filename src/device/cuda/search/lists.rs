@@ -41,7 +41,7 @@ pub(super) struct Search {
     /// Base rows offered so far, and whether each query was one of them.
     offered: u64,
     is_self_join: bool,
-    /// What makes them lists by the definition, if they are.
+    /// The part of lists by the definition, if they are.
     pub(super) exact: Option<Exact>,
     account: Account,
     pace: Pace,
