@@ -296,6 +296,21 @@ mod tests {
     const SHAPES: [fn(ArrayRef) -> ArrayRef; 3] = [|codes| codes, in_struct, in_list];
 
     #[test]
+    fn rows_are_found_in_pieces_of_any_length() {
+        let all: [&[usize]; 5] = [&[7], &[4, 4, 4, 1], &[3, 3, 1, 4], &[2, 0, 5], &[1, 6, 6]];
+        for lengths in all {
+            let (mut carried, mut wanted) = (Carried::new(0), Vec::new());
+            for (piece, rows) in lengths.iter().enumerate() {
+                carried.push(Vec::new(), *rows);
+                wanted.extend((0..*rows).map(|row| (piece, row)));
+            }
+            carried.positions = (0..wanted.len() as u32).collect();
+            let found: Vec<_> = (0..wanted.len()).map(|row| carried.place(row)).collect();
+            assert_eq!(found, wanted, "{lengths:?}");
+        }
+    }
+
+    #[test]
     fn small_keys_number_the_values_of_few_rows() {
         for values in [DataType::Utf8, DataType::Utf8View] {
             for shape in SHAPES {
