@@ -9,7 +9,8 @@ use datafusion_neighbors::device::AnyDevice;
 use datafusion_neighbors::{Error, KnnExact, KnnLsh, Metric, knn_exact, knn_lsh};
 
 use super::Rng;
-use super::fuzz::{check_neighbors, size};
+use super::fuzz::check_neighbors;
+use super::inputs::size;
 
 /// Rows of which each is a set: of tokens, or of the positions of its bits.
 struct Discrete {

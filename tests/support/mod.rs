@@ -5,6 +5,7 @@
 pub mod density;
 pub mod discrete;
 pub mod fuzz;
+pub mod inputs;
 pub mod lloyd;
 
 use std::path::{Path, PathBuf};
