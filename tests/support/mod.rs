@@ -396,8 +396,8 @@ pub fn definition(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
             let sum = x.iter().zip(y).fold(0.0, |s, (x, y)| s - x * y) + 0.0;
             let largest = |row: &[f64]| row.iter().fold(0.0f64, |most, x| most.max(x.abs()));
             let (a, b) = (near_inverse(largest(x)), near_inverse(largest(y)));
-            let scaled = || x.iter().zip(y).fold(0.0, |s, (x, y)| s - (x * a) * (y * b)) / a / b;
-            if sum.is_finite() { sum } else { scaled() }
+            let scaled = || x.iter().zip(y).fold(0.0, |s, (x, y)| s - (x * a) * (y * b));
+            if sum.is_finite() { sum } else { scaled() / a.max(b) / a.min(b) }
         }
         _ => 0.5 * squares(&unit(x), &unit(y)),
     }
