@@ -1,5 +1,11 @@
-//! Tries random inputs of `knn_exact`, `kmeans` and `dbscan` until the time is up, and compares every answer
-//! with the definition, bit by bit.
+//! Tries random inputs of `knn_exact`, `knn_lsh`, `kmeans` and `dbscan` until the time is up, and checks every answer
+//! twice:
+//!
+//! - against the definition of a distance in Float64, bit by bit;
+//! - of vectors, against true distances in extended precision (about 106 bits, any magnitude), which share no formula
+//!   with the library. A distance must be within a proven bound of the true one, and no row, centroid or side of `eps`
+//!   may be chosen that is wrong by more than these bounds. `tests/support/accuracy.rs` derives them. Of a large input,
+//!   a sample of pairs is checked.
 //!
 //! ```text
 //! cargo run --example fuzz -- --seconds 600 --device cpu --seed 1

@@ -1,6 +1,7 @@
 //! Properties of the answers, against float64 and against what scikit-learn and FAISS answered
 //! (`tests/golden`, made by `scripts/make_goldens.py`).
 
+mod accuracy;
 mod clusters;
 mod density;
 mod hashing;
@@ -142,7 +143,7 @@ fn threads_change_nothing() {
     }
 }
 
-/// Random inputs against the definition; `cargo run --example fuzz` tries more.
+/// Random inputs against the definition, and against true distances; `cargo run --example fuzz` tries more.
 #[test]
 fn random_inputs() {
     let ways = AnyDevice::cpu_ways();

@@ -1,5 +1,6 @@
-//! Random inputs for the functions on Arrow arrays, and a check of their answers against the
-//! definition, bit by bit.
+//! Random inputs for the functions on Arrow arrays, and two checks of their answers: against the definition in Float64,
+//! bit by bit, and against true distances in extended precision, within what Float64 can round. The second one shares no
+//! formula with the library.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use datafusion_neighbors::matrix::{Elements, Matrix};
 use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::{Error, KMeans, KnnExact, KnnLsh, Metric, kmeans, knn_exact, knn_lsh};
 
+use super::accuracy::{check_lists, check_pairs, check_sums};
 use super::inputs::{MOST_WORK, Style, TYPES, Vectors, dimension, hair, size};
 use super::lloyd::{exact_mean, unit_of, values_of};
 use super::{Rng, definition, density, discrete, nearest_by_definition, oracle};
@@ -80,7 +82,8 @@ fn dbscan_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
             "{error}\n{metric}, eps {eps:?}, min_points {min_points}, ends {ends:?}, {weights:?}, {rows}"
         )
     };
-    density::same_rows(&found, &wanted).map_err(wrong)
+    density::same_rows(&found, &wanted).map_err(&wrong)?;
+    check_sums(rng, metric, &rows.values, &all, eps).map_err(&wrong)
 }
 
 /// The clusters of groups of rows, by the definition; `sums` are those of all pairs of rows.
@@ -140,6 +143,10 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let of_queries = queries.as_ref().map_or(&base.values, |queries| &queries.values);
     let distance = |q: usize, row: usize| definition(metric, &of_queries[q], &base.values[row]);
     let pairs = check_neighbors(&found, (queries.is_none(), k), distance).map_err(&wrong)?;
+    let Neighbors { queries: of, rows: to, distances, .. } = Neighbors::new(&found);
+    let listed: Vec<_> =
+        of.iter().zip(&to).zip(&distances).map(|((q, row), d)| (*q, *row, *d)).collect();
+    check_pairs(rng, metric, (of_queries, &base.values), &listed).map_err(&wrong)?;
     // Every row within the radius is there.
     if let Some(radius) = radius {
         let most = match metric {
@@ -268,7 +275,8 @@ fn knn_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let of_queries = queries.as_ref().map_or(&base.values, |queries| &queries.values);
     let own = |query| queries.is_none().then_some(query);
     let (wanted, distances) = nearest_by_definition(metric, (of_queries, &base.values), k, own);
-    check_exact(&found, of_queries.len(), (&wanted, &distances)).map_err(wrong)
+    check_exact(&found, of_queries.len(), (&wanted, &distances)).map_err(&wrong)?;
+    check_lists(rng, metric, (of_queries, &base.values), own, (&wanted, &distances)).map_err(&wrong)
 }
 
 /// Queries like the base, or rows of it.
@@ -365,7 +373,7 @@ fn kmeans_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         Ok(_) if distinct.len() < k => return Err(wrong("too many clusters".to_string())),
         Ok((found, _)) => found,
     };
-    check((&rows, &vectors.values), weights.as_deref(), metric, &found).map_err(&wrong)?;
+    check(rng, (&rows, &vectors.values), weights.as_deref(), metric, &found).map_err(&wrong)?;
     if device.info().name != "cpu" {
         let (cpu, _) = run(&AnyDevice::cpu()).map_err(|error| wrong(error.to_string()))?;
         let all = |x: &Clustering| {
@@ -389,6 +397,7 @@ fn any_weights(rng: &mut Rng, count: usize) -> Vec<f64> {
 }
 
 fn check(
+    rng: &mut Rng,
     (rows, values): (&Rows, &[Vec<f64>]),
     weights: Option<&[f64]>,
     metric: Metric,
@@ -406,6 +415,7 @@ fn check(
     if distances != found.distances {
         return Err("other distances".to_string());
     }
+    check_lists(rng, metric, (values, &means), |_| None, (&found.labels, &found.distances))?;
     let (mut sizes, mut inertias) = (vec![0; means.len()], vec![0.0; means.len()]);
     for (row, (label, distance)) in labels.iter().zip(&distances).enumerate() {
         sizes[*label as usize] += 1;

@@ -2,8 +2,10 @@
 
 #![allow(dead_code)] // each test binary uses a part
 
+pub mod accuracy;
 pub mod density;
 pub mod discrete;
+pub mod extended;
 pub mod fuzz;
 pub mod inputs;
 pub mod lloyd;
