@@ -46,7 +46,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::sql::call::Signature;
+    use crate::sql::call::{Argument, Signature};
 
     /// The page of a function; functions whose names agree up to the first `_` may share one.
     fn page(function: &Signature) -> String {
@@ -56,21 +56,53 @@ mod tests {
         of(function.name).or_else(|_| of(first)).unwrap_or_else(|error| panic!("{error}"))
     }
 
+    /// The rows of the table of arguments on the page of a function: names, default and meaning.
+    fn rows(function: &Signature) -> Vec<Vec<String>> {
+        let page = page(function);
+        let table = page.split("| Argument | Default | Meaning |").nth(1).expect("a table");
+        let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+        rows.map(|row| row.split(" | ").map(str::to_string).collect()).collect()
+    }
+
+    /// The row of an argument.
+    fn row(function: &Signature, argument: &str) -> Vec<String> {
+        let name = format!("`{argument}`");
+        let row = rows(function).into_iter().find(|row| row[0].contains(&name));
+        row.unwrap_or_else(|| panic!("{}: no {name}", function.name))
+    }
+
+    /// What a page says of an argument, without links and quotes of code.
+    fn meaning(function: &Signature, argument: &str) -> String {
+        let shown = row(function, argument)[2].replace('`', "");
+        let mut parts = shown.split('[');
+        let mut text = parts.next().unwrap_or_default().to_string();
+        for part in parts {
+            match part.split_once("](") {
+                Some((words, link)) => {
+                    text += words;
+                    text += link.split_once(')').map_or("", |(_, rest)| rest);
+                }
+                None => text = format!("{text}[{part}"),
+            }
+        }
+        // A page may refer to another's.
+        let other = text.strip_prefix("As for ").and_then(|rest| rest.split('.').next());
+        match other.and_then(find) {
+            Some(other) => meaning(&other.signature, argument),
+            None => text,
+        }
+    }
+
     #[test]
     fn every_function_has_a_page_with_its_arguments() {
         for function in TABLE.iter().map(|function| &function.signature) {
-            let page = page(function);
-            let table = page.split("| Argument | Default | Meaning |").nth(1).expect("a table");
-            let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
-            let rows: Vec<Vec<&str>> = rows.map(|row| row.split(" | ").collect()).collect();
-            for argument in function.arguments {
-                let name = format!("`{}`", argument.name);
-                let row = rows.iter().find(|row| row[0].contains(&name));
-                let row = row.unwrap_or_else(|| panic!("{}: no {name}", function.name));
-                let default = row[1].replace('`', "");
-                assert_eq!(default, argument.default, "{}: {name}", function.name);
+            for Argument { name, default, meaning: wanted, .. } in function.arguments {
+                let shown = row(function, name)[1].replace('`', "");
+                assert_eq!(shown, default.unwrap_or("required"), "{}: {name}", function.name);
+                let shown = meaning(function, name);
+                assert!(shown.starts_with(wanted), "{}: {name}: {shown}", function.name);
             }
-            let named = rows.iter().flat_map(|row| row[0].matches('`')).count() / 2;
+            let named = rows(function).iter().flat_map(|row| row[0].matches('`')).count() / 2;
             assert_eq!(named, function.arguments.len(), "{}", function.name);
         }
     }

@@ -8,6 +8,7 @@ mod functions;
 mod index;
 mod kmeans;
 mod knn;
+mod listing;
 mod options;
 mod planner;
 mod predicate;
@@ -35,6 +36,7 @@ pub use knn::{KnnExt, KnnNode, LshArguments};
 pub use options::{InputOrder, NeighborsOptions};
 pub use planner::NeighborsPlanner;
 
+use self::call::LISTING;
 use crate::exec::ShowInputs;
 
 /// Adds everything to a live session: functions, settings, planners. Calling it again changes
@@ -158,6 +160,8 @@ fn add_functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
         let name = ours.signature.name.to_string();
         (name.clone(), Arc::new(TableFunction::new(name, by_position)))
     }));
+    let listing = TableFunction::new(LISTING.to_string(), Arc::new(listing::Listing));
+    tables.insert(LISTING.to_string(), Arc::new(listing));
     let windows = builder.window_functions().get_or_insert_with(Vec::new);
     let ours = functions::WINDOWS.iter().map(|ours| WindowUDF::from(window::Form::new(ours)));
     windows.extend(ours.map(Arc::new));

@@ -38,10 +38,9 @@ impl Form {
     pub(super) fn new(function: &'static GroupFunction) -> Self {
         let section = DocSection { include: true, label: function.section, description: None };
         let syntax = format!("{} OVER ([PARTITION BY …])", function.syntax());
-        let mut documentation = Documentation::builder(section, function.summary, syntax)
-            .with_argument("v", "List of numbers");
-        for (name, meaning) in function.arguments {
-            documentation = documentation.with_argument(*name, *meaning);
+        let mut documentation = Documentation::builder(section, function.summary, syntax);
+        for argument in function.arguments {
+            documentation = documentation.with_argument(argument.name, argument.meaning);
         }
         let signature = Signature::user_defined(Volatility::Immutable);
         Self { function, documentation: documentation.build(), signature }

@@ -95,7 +95,7 @@ impl Arguments {
     pub fn required_input(&mut self, name: &str) -> Result<LogicalPlan> {
         match self.input(name) {
             Some(input) => Ok(input),
-            None => plan_err!("{}: argument '{name}' is missing", self.function.describe()),
+            None => plan_err!("{}", self.function.missing(name)),
         }
     }
 
@@ -103,7 +103,7 @@ impl Arguments {
     pub fn required_value(&self, name: &str) -> Result<Expr> {
         match self.value(name)? {
             Some(value) => Ok(value),
-            None => plan_err!("{}: argument '{name}' is missing", self.function.describe()),
+            None => plan_err!("{}", self.function.missing(name)),
         }
     }
 
@@ -178,17 +178,16 @@ fn value(
     context: &mut dyn RelationPlannerContext,
 ) -> Result<Value> {
     let (kind, function) = (function.kind(name), function.name);
-    if let Kind::MethodOrRelation { methods, relation: meant } = kind
+    if let Kind::MethodOrRelation { methods, .. } = kind
         && relation::is_relation(&arg, context)
         && !is_method(methods, &arg)
     {
         let shown = arg.to_string();
-        let methods: Vec<_> = methods.iter().map(|name| format!("'{name}'")).collect();
         return match relation::plan(function, name, arg, context) {
             Ok(plan) => Ok(Value::Relation(Box::new(plan))),
             Err(error) => plan_err!(
-                "{function}: argument '{name}' is {shown}; accepted are {} or {meant} ({})",
-                methods.join(", "),
+                "{function}: argument '{name}' is {shown}; accepted are {} ({})",
+                kind.accepted(),
                 error.strip_backtrace()
             ),
         };

@@ -3,6 +3,7 @@
 use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 
+use super::signature::Argument;
 use crate::exec::VectorColumn;
 
 /// A window function: an entry of the [table](crate::sql::functions). It numbers the clusters of
@@ -13,9 +14,8 @@ pub(in crate::sql) struct GroupFunction {
     /// The documentation's section for it, and its summary there.
     pub section: &'static str,
     pub summary: &'static str,
-    /// Arguments after the vector, each with its description; the first `required` must be given.
-    pub arguments: &'static [(&'static str, &'static str)],
-    pub required: usize,
+    /// Arguments, the vector first; those that must be given are before the others.
+    pub arguments: &'static [Argument],
     /// Adds the column of labels to a plan.
     pub label: fn(LogicalPlan, Labelled) -> Result<LogicalPlan>,
 }
@@ -36,14 +36,19 @@ pub(in crate::sql) struct Labelled {
 impl GroupFunction {
     /// `kmeans(v, k [, seed])`.
     pub fn syntax(&self) -> String {
-        let (required, optional) = self.arguments.split_at(self.required);
-        let required = required.iter().map(|(name, _)| format!(", {name}"));
-        let optional = optional.iter().map(|(name, _)| format!(" [, {name}]"));
-        format!("{}(v{})", self.name, required.chain(optional).collect::<String>())
+        let (required, optional) = self.arguments.split_at(self.required());
+        let required: Vec<_> = required.iter().map(|argument| argument.name).collect();
+        let optional = optional.iter().map(|argument| format!(" [, {}]", argument.name));
+        format!("{}({}{})", self.name, required.join(", "), optional.collect::<String>())
     }
 
     /// Whether a call may have this many arguments, including the vector.
     pub fn accepts(&self, arguments: usize) -> bool {
-        (1 + self.required..=1 + self.arguments.len()).contains(&arguments)
+        (self.required()..=self.arguments.len()).contains(&arguments)
+    }
+
+    /// The number of arguments that must be given.
+    fn required(&self) -> usize {
+        self.arguments.iter().filter(|argument| argument.default.is_none()).count()
     }
 }

@@ -17,7 +17,9 @@ pub(super) use compared::Compared;
 pub(super) use function::Function;
 pub(super) use group_function::{GroupFunction, Labelled};
 pub(super) use relation::{from_expr, is_table_function, table_by_name};
-pub(super) use signature::{Argument, Kind, Signature};
+pub(super) use signature::{
+    Argument, CLUSTERED, GROUPED, Kind, LISTING, Signature, VECTOR, WEIGHT,
+};
 pub(super) use values::{
     argument, boolean, check_kind, known_metric, metric, not_negative, number, numbers, positive,
     whole,

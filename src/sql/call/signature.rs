@@ -4,6 +4,9 @@ use datafusion::common::plan_err;
 use datafusion::error::Result;
 use datafusion::sql::sqlparser::ast;
 
+/// The table function that lists all functions and their arguments.
+pub(in crate::sql) const LISTING: &str = "neighbors_functions";
+
 /// A function's name and arguments.
 #[derive(Debug)]
 pub(in crate::sql) struct Signature {
@@ -12,15 +15,43 @@ pub(in crate::sql) struct Signature {
     pub arguments: &'static [Argument],
 }
 
-/// An argument of a function.
-#[derive(Debug)]
+/// An argument of a function, as its page describes it.
+#[derive(Debug, Clone, Copy)]
 pub(in crate::sql) struct Argument {
     pub name: &'static str,
     pub kind: Kind,
-    /// The default where it is omitted, as the function's page states it.
-    #[cfg_attr(not(test), expect(dead_code, reason = "a test holds the page to it"))]
-    pub default: &'static str,
+    /// The default where it is omitted; `None` if it must be given.
+    pub default: Option<&'static str>,
+    /// What it is, in the words that its description on the page begins with.
+    pub meaning: &'static str,
 }
+
+/// The vectors of an input.
+pub(in crate::sql) const VECTOR: Argument = Argument::optional(
+    "vector",
+    Kind::Columns,
+    "the only column that can be one",
+    "The column of vectors, or an array of numeric columns that are the dimensions",
+);
+
+/// The rows to cluster.
+pub(in crate::sql) const CLUSTERED: Argument = Argument::required(
+    "input",
+    Kind::Input,
+    "The rows: a table, view or CTE, a subquery in parentheses, a file by its path in quotes",
+);
+
+/// The vector of a row among a group.
+pub(in crate::sql) const GROUPED: Argument =
+    Argument::required("v", Kind::Columns, "List of numbers");
+
+/// Weights of rows.
+pub(in crate::sql) const WEIGHT: Argument = Argument::optional(
+    "weight",
+    Kind::Columns,
+    "none",
+    "Row weights, from 0: a numeric column, or an expression over columns",
+);
 
 /// What an argument may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,13 +70,34 @@ pub(in crate::sql) enum Kind {
 
 impl Argument {
     /// An argument that has to be given.
-    pub const fn required(name: &'static str, kind: Kind) -> Self {
-        Self { name, kind, default: "required" }
+    pub const fn required(name: &'static str, kind: Kind, meaning: &'static str) -> Self {
+        Self { name, kind, default: None, meaning }
     }
 
     /// An argument that may be left out.
-    pub const fn optional(name: &'static str, kind: Kind, default: &'static str) -> Self {
-        Self { name, kind, default }
+    pub const fn optional(
+        name: &'static str,
+        kind: Kind,
+        default: &'static str,
+        meaning: &'static str,
+    ) -> Self {
+        Self { name, kind, default: Some(default), meaning }
+    }
+}
+
+impl Kind {
+    /// What is accepted, in words.
+    pub fn accepted(self) -> String {
+        match self {
+            Self::Input => "relation".to_string(),
+            Self::Relation => "relation, by name".to_string(),
+            Self::Value => "constant".to_string(),
+            Self::Columns => "columns".to_string(),
+            Self::MethodOrRelation { methods, relation } => {
+                let methods: Vec<_> = methods.iter().map(|name| format!("'{name}'")).collect();
+                format!("{} or {relation}", methods.join(", "))
+            }
+        }
     }
 }
 
@@ -83,28 +135,50 @@ impl Signature {
         format!("{}({})", self.name, names.join(", "))
     }
 
-    /// What an argument may be.
-    pub(super) fn kind(&self, name: &str) -> Kind {
-        let found = self.arguments.iter().find(|argument| argument.name == name);
-        found.map_or(Kind::Value, |argument| argument.kind)
+    /// What to say where an argument is missing.
+    pub(super) fn missing(&self, name: &str) -> String {
+        let meaning = self.argument(name).map(|argument| format!(" ({})", argument.meaning));
+        format!(
+            "{}: argument '{name}' is missing{}; SELECT * FROM {LISTING}() describes all arguments",
+            self.describe(),
+            meaning.unwrap_or_default()
+        )
     }
 
-    /// All arguments: those by position, in their order, then the others.
+    /// What an argument may be.
+    pub(super) fn kind(&self, name: &str) -> Kind {
+        self.argument(name).map_or(Kind::Value, |argument| argument.kind)
+    }
+
+    fn argument(&self, name: &str) -> Option<&'static Argument> {
+        self.arguments.iter().find(|argument| argument.name == name)
+    }
+
+    /// The arguments that may be given by position, in their order, then the others.
+    pub fn in_order(&self) -> impl Iterator<Item = &'static Argument> {
+        self.of(|kind| kind == Kind::Input)
+            .chain(self.of(|kind| !matches!(kind, Kind::Input | Kind::Relation)))
+            .chain(self.of(|kind| kind == Kind::Relation))
+    }
+
+    /// The names of all arguments, in this order.
     fn names(&self) -> impl Iterator<Item = &'static str> {
-        let relations = self.arguments.iter().filter(|argument| argument.kind == Kind::Relation);
-        self.inputs().chain(self.values()).chain(relations.map(|argument| argument.name))
+        self.in_order().map(|argument| argument.name)
     }
 
     /// The relations, in the order of positions.
     fn inputs(&self) -> impl Iterator<Item = &'static str> {
-        let inputs = self.arguments.iter().filter(|argument| argument.kind == Kind::Input);
-        inputs.map(|argument| argument.name)
+        self.of(|kind| kind == Kind::Input).map(|argument| argument.name)
     }
 
     /// All others, in the order of positions.
     fn values(&self) -> impl Iterator<Item = &'static str> {
-        let is_value = |kind| !matches!(kind, Kind::Input | Kind::Relation);
-        let values = self.arguments.iter().filter(move |argument| is_value(argument.kind));
+        let values = self.of(|kind| !matches!(kind, Kind::Input | Kind::Relation));
         values.map(|argument| argument.name)
+    }
+
+    /// The arguments of some kinds.
+    fn of(&self, is_wanted: impl Fn(Kind) -> bool) -> impl Iterator<Item = &'static Argument> {
+        self.arguments.iter().filter(move |argument| is_wanted(argument.kind))
     }
 }

@@ -12,8 +12,9 @@ use datafusion::prelude::DataFrame;
 pub use self::arguments::DbscanArguments;
 pub use self::node::DbscanNode;
 use super::call::{
-    Argument, Arguments, ColumnArgument, Compared, Function, GroupFunction, InputColumns, Kind,
-    Labelled, Resolve, Signature, VectorUse, known_metric, resolve_with,
+    Argument, Arguments, CLUSTERED, ColumnArgument, Compared, Function, GROUPED, GroupFunction,
+    InputColumns, Kind, Labelled, Resolve, Signature, VECTOR, VectorUse, WEIGHT, known_metric,
+    resolve_with,
 };
 use crate::exec::{Dbscan, DbscanOutput, VectorColumn};
 
@@ -29,22 +30,30 @@ pub(super) static WINDOW: GroupFunction = GroupFunction {
     section: "Clustering Functions",
     summary: "The DBSCAN cluster of every row among the rows of its group, from 0; NULL for noise and \
               for a NULL vector.",
-    arguments: &[
-        ("eps", "The largest distance of neighbours: a number from 0"),
-        ("min_points", "Rows within eps that make a row core, itself among them: from 1"),
-    ],
-    required: 2,
+    arguments: &[GROUPED, EPS, Argument::required("min_points", Kind::Value, MIN_POINTS)],
     label,
 };
 
 const ARGUMENTS: &[Argument] = &[
-    Argument::required("input", Kind::Input),
-    Argument::required("eps", Kind::Value),
-    Argument::optional("min_points", Kind::Value, "5"),
-    Argument::optional("metric", Kind::Value, "'l2'"),
-    Argument::optional("vector", Kind::Columns, "the only column that can be one"),
-    Argument::optional("weight", Kind::Columns, "none"),
+    CLUSTERED,
+    EPS,
+    Argument::optional("min_points", Kind::Value, "5", MIN_POINTS),
+    Argument::optional(
+        "metric",
+        Kind::Value,
+        "'l2'",
+        "'l2', 'sqeuclidean', 'l1', 'cosine', 'pearson', or for strings of bits 'hamming', 'jaccard'",
+    ),
+    VECTOR,
+    WEIGHT,
 ];
+
+const EPS: Argument = Argument::required(
+    "eps",
+    Kind::Value,
+    "The largest distance of neighbours: a finite number from 0",
+);
+const MIN_POINTS: &str = "Rows within eps that make a row core, itself among them: from 1";
 
 fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPlan> {
     let input = arguments.required_input("input")?;

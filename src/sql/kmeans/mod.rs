@@ -14,8 +14,8 @@ pub use self::arguments::KMeansArguments;
 pub use self::node::KMeansNode;
 use self::node::function_name;
 use super::call::{
-    Argument, Arguments, ColumnArgument, Compared, Function, GroupFunction, InputColumns, Kind,
-    Labelled, Resolve, Signature, VectorUse, resolve_with,
+    Argument, Arguments, CLUSTERED, ColumnArgument, Compared, Function, GROUPED, GroupFunction,
+    InputColumns, Kind, Labelled, Resolve, Signature, VECTOR, VectorUse, WEIGHT, resolve_with,
 };
 use crate::algo::kmeans::Init;
 use crate::exec::{KMeans, KMeansOutput, VectorColumn};
@@ -38,26 +38,42 @@ pub(super) static WINDOW: GroupFunction = GroupFunction {
     section: "Clustering Functions",
     summary: "The k-means cluster of every row among the rows of its group, from 0; NULL for a NULL \
               vector.",
-    arguments: &[
-        ("k", "Clusters: a whole number from 1"),
-        ("seed", "Of what is drawn at random: a whole number from 0"),
-    ],
-    required: 1,
+    arguments: &[GROUPED, K, SEED],
     label,
 };
 
 const ARGUMENTS: &[Argument] = &[
-    Argument::required("input", Kind::Input),
-    Argument::required("k", Kind::Value),
-    Argument::optional("metric", Kind::Value, "'l2'"),
-    Argument::optional("vector", Kind::Columns, "the only column that can be one"),
-    Argument::optional("max_iterations", Kind::Value, "300"),
-    Argument::optional("tolerance", Kind::Value, "1e-4"),
-    Argument::optional("init", INIT, "'k-means++'"),
-    Argument::optional("runs", Kind::Value, "1"),
-    Argument::optional("seed", Kind::Value, "neighbors.seed, 0"),
-    Argument::optional("weight", Kind::Columns, "none"),
+    CLUSTERED,
+    K,
+    Argument::optional(
+        "metric",
+        Kind::Value,
+        "'l2'",
+        "'l2', or 'cosine' for clusters of directions",
+    ),
+    VECTOR,
+    Argument::optional("max_iterations", Kind::Value, "300", "Maximum number of rounds"),
+    Argument::optional(
+        "tolerance",
+        Kind::Value,
+        "1e-4",
+        "Rounds end when the squared distances that the centroids moved add up to at most this \
+         multiple of the mean variance of the dimensions",
+    ),
+    Argument::optional("init", INIT, "'k-means++'", "The first centroids"),
+    Argument::optional(
+        "runs",
+        Kind::Value,
+        "1",
+        "Number of runs; the one with the least inertia is returned",
+    ),
+    SEED,
+    WEIGHT,
 ];
+
+const K: Argument = Argument::required("k", Kind::Value, "Clusters: a whole number from 1");
+const SEED: Argument =
+    Argument::optional("seed", Kind::Value, "neighbors.seed, 0", "Seed of all random choices");
 
 const INIT: Kind = Kind::MethodOrRelation {
     methods: &[Init::NAMES[0].0, Init::NAMES[1].0, Init::NAMES[2].0],

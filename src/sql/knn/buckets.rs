@@ -10,39 +10,23 @@ use datafusion::logical_expr::{
 };
 
 use super::lsh::LshArguments;
+use super::signatures;
 use crate::algo::knn::LshParams;
 use crate::error::Error;
 use crate::exec::{VectorColumn, bucket_field, bucket_fields, row_buckets};
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 use crate::sql::call::{
-    Argument, Arguments, Compared, Function, InputColumns, Kind, Resolve, Signature, VectorUse,
-    argument, check_kind, known_metric, metric,
+    Arguments, Compared, Function, InputColumns, Resolve, Signature, VectorUse, argument,
+    check_kind, known_metric, metric,
 };
 use crate::sql::options::NeighborsOptions;
 
 const NAME: &str = "lsh_buckets";
 
 /// `lsh_buckets`.
-pub(in crate::sql) static BUCKETS: Function = Function {
-    signature: Signature {
-        name: NAME,
-        arguments: &[
-            Argument::required("items", Kind::Input),
-            Argument::required("tables", Kind::Value),
-            Argument::required("hashes", Kind::Value),
-            Argument::optional("width", Kind::Value, "required by 'pstable'"),
-            Argument::optional("metric", Kind::Value, "'l2'"),
-            Argument::optional("vector", Kind::Columns, "the only column that can be one"),
-            Argument::optional("family", Kind::Value, "by the metric"),
-            Argument::optional("rounding", Kind::Value, "'floor'"),
-            Argument::optional("planes", Kind::Value, "'random'"),
-            Argument::optional("zero_sum", Kind::Value, "false"),
-            Argument::optional("seed", Kind::Value, "neighbors.seed"),
-        ],
-    },
-    plan,
-};
+pub(in crate::sql) static BUCKETS: Function =
+    Function { signature: Signature { name: NAME, arguments: &signatures::BUCKETS }, plan };
 
 fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPlan> {
     let items = arguments.required_input("items")?;

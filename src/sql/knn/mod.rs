@@ -4,6 +4,7 @@ mod buckets;
 mod lsh;
 mod node;
 mod pushdown;
+mod signatures;
 
 use arrow::datatypes::DataType;
 use datafusion::common::{DataFusionError, plan_datafusion_err, plan_err};
@@ -18,68 +19,22 @@ use self::node::EXACT_NAME;
 pub use self::node::KnnNode;
 pub(super) use self::pushdown::PushIntoKnn;
 use super::call::{
-    Argument, Arguments, ColumnArgument, Compared, Function, InputColumns, Kind, Resolve,
-    Signature, VectorUse, argument, boolean, known_metric, resolve_with,
+    Arguments, ColumnArgument, Compared, Function, InputColumns, Resolve, Signature, VectorUse,
+    argument, boolean, known_metric, resolve_with,
 };
 use crate::exec::{KnnExact, KnnLsh};
 use crate::metric::Metric;
 use crate::sql::index::table::metric_of;
 
-/// The arguments of both functions.
-const SEARCH: [Argument; 8] = [
-    Argument::optional("queries", Kind::Input, "none"),
-    Argument::required("base", Kind::Input),
-    Argument::required("k", Kind::Value),
-    Argument::optional("metric", Kind::Value, "'l2'"),
-    Argument::optional("vector", Kind::Columns, "the only column that can be one"),
-    Argument::optional("query_vector", Kind::Columns, "vector"),
-    Argument::optional("base_vector", Kind::Columns, "vector"),
-    Argument::optional("keep_vector", Kind::Value, "false"),
-];
-
 /// `knn_exact`.
 pub(super) static EXACT: Function = Function {
-    signature: Signature { name: EXACT_NAME, arguments: &SEARCH },
+    signature: Signature { name: EXACT_NAME, arguments: &signatures::EXACT },
     plan: |mut arguments, resolve| plan((EXACT_NAME, None), &mut arguments, resolve),
 };
 
 /// `knn_lsh`.
 pub(super) static LSH: Function = Function {
-    signature: Signature {
-        name: lsh::NAME,
-        arguments: &{
-            let [queries, base, k, metric, vector, of_queries, of_base, keep] = SEARCH;
-            [
-                queries,
-                base,
-                k,
-                metric,
-                vector,
-                of_queries,
-                of_base,
-                keep,
-                Argument::optional("recall", Kind::Value, "0.9"),
-                Argument::optional("family", Kind::Value, "by the metric"),
-                Argument::optional("tables", Kind::Value, "chosen"),
-                Argument::optional("hashes", Kind::Value, "chosen"),
-                Argument::optional("width", Kind::Value, "chosen"),
-                Argument::optional("rounding", Kind::Value, "'floor'"),
-                Argument::optional("probes", Kind::Value, "1"),
-                Argument::optional("seed", Kind::Value, "neighbors.seed"),
-                Argument::optional("planes", Kind::Value, "'random'"),
-                Argument::optional("training", Kind::Relation, "a sample of the base"),
-                Argument::optional("training_vector", Kind::Columns, "base_vector"),
-                Argument::optional("zero_sum", Kind::Value, "false"),
-                Argument::optional("centre", Kind::Value, "false"),
-                Argument::optional("box_radius", Kind::Value, "none"),
-                Argument::optional("method", Kind::Value, "'lsh'"),
-                Argument::optional("bits", Kind::Value, "required by 'ewh'"),
-                Argument::optional("errors", Kind::Value, "2"),
-                Argument::optional("weights", Kind::Value, "bits, bits - 1, bits - 2"),
-                Argument::optional("score", Kind::Value, "0"),
-            ]
-        },
-    },
+    signature: Signature { name: lsh::NAME, arguments: &signatures::LSH },
     plan: |mut arguments, resolve| {
         let called = (lsh::NAME, Some(LshArguments::from_call(&arguments)?));
         plan(called, &mut arguments, resolve)
