@@ -166,7 +166,7 @@ impl Rows {
     }
 
     /// The rows at these positions, as rows of their own. Callers reserve their [bytes](Self::bytes_at); those of the
-    /// vectors as given are reserved here.
+    /// vectors as given, where these are others, are reserved here.
     ///
     /// # Errors
     /// Those of [`gather`](Self::gather), [`HostMemory`](Error::HostMemory).
@@ -176,9 +176,14 @@ impl Rows {
     pub fn at(&self, positions: &[u32], job: &Job) -> Result<Self> {
         let rows = Self::all(Arc::new(self.gather(positions, job)?));
         let Some(given) = &self.given else { return Ok(rows) };
-        let bytes = self.bytes_at(positions) + positions.len() * size_of::<Direction>();
-        let _reserved = vec![job.reserve("vectors as given", bytes)?];
-        let matrix = Arc::new(self.as_given().gather(positions, job)?);
+        let mut _reserved =
+            vec![job.reserve("directions of rows", positions.len() * size_of::<Direction>())?];
+        let matrix = if self.are_as_given() {
+            rows.matrix.clone()
+        } else {
+            _reserved.push(job.reserve("vectors as given", self.bytes_at(positions))?);
+            Arc::new(self.as_given().gather(positions, job)?)
+        };
         let of = |at: &u32| given.directions[self.range.start + *at as usize];
         let directions = positions.iter().map(of).collect();
         Ok(Self { given: Some(Arc::new(Given { matrix, directions, _reserved })), ..rows })
@@ -381,6 +386,13 @@ mod tests {
             assert_eq!((directions.len(), directions[1].inverse), (2, inverse));
             assert_eq!(last.as_given().reals::<f32>(), Some(&values[2..]));
             assert!(last.as_given().directions().is_none());
+            // Rows of their own hold the vectors once, if they are unit vectors.
+            let some = last.at(&[1, 0], &job).expect("within no budget");
+            assert_eq!(some.are_as_given(), are_units);
+            let turned = [&values[4..], &values[2..4]].concat();
+            assert_eq!(some.as_given().reals::<f32>(), Some(&turned[..]));
+            let directions = some.directions().expect("directions are compared");
+            assert_eq!((directions.len(), directions[0].inverse), (2, inverse));
         }
     }
 }
