@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::device::contract::{Labels, QueryRows, Work};
 use crate::device::cpu::ExactPairs;
 use crate::error::{Error, Result};
-use crate::job::Job;
+use crate::job::{Job, Reserved};
 use crate::matrix::{Elements, Matrix};
 use crate::memory::zeros;
 use crate::metric::Metric;
@@ -54,7 +54,7 @@ impl Nearest {
         found: Labels,
         job: &Job,
     ) -> Result<Self> {
-        let centroids = compared(centroids, metric, job)?;
+        let (centroids, _unit_vectors) = compared(centroids, metric, job)?;
         let Labels { mut labels, undecided } = found;
         let open = undecided.as_ref().map_or(rows.len(), Vec::len);
         let pairs = open * centroids.len();
@@ -97,12 +97,17 @@ impl Nearest {
     }
 }
 
-/// Centroids as a search under this metric reads vectors.
-fn compared(centroids: &Arc<Matrix>, metric: Metric, job: &Job) -> Result<Rows> {
+/// Centroids as a search under this metric reads vectors, and the memory of a copy that only the caller keeps.
+fn compared(
+    centroids: &Arc<Matrix>,
+    metric: Metric,
+    job: &Job,
+) -> Result<(Rows, Option<Reserved>)> {
     let rows = Rows::all(centroids.clone());
     let (Elements::F64(values), true) = (centroids.elements(), metric.is_of_directions()) else {
-        return rows.searched(metric, job);
+        return Ok((rows.searched(metric, job)?, None));
     };
+    let reserved = job.reserve("unit vectors of centroids", size_of_val(&values[..]))?;
     let (mut values, dim) = (values.clone(), centroids.dim());
     for (row, values) in values.chunks_exact_mut(dim.max(1)).enumerate() {
         let bad = |problem| Error::BadRow {
@@ -113,7 +118,8 @@ fn compared(centroids: &Arc<Matrix>, metric: Metric, job: &Job) -> Result<Rows> 
         };
         metric.prepare(values).map_err(bad)?;
     }
-    Ok(Rows::all(Arc::new(Matrix::new(Elements::F64(values), centroids.rows(), dim))))
+    let rows = Rows::all(Arc::new(Matrix::new(Elements::F64(values), centroids.rows(), dim)));
+    Ok((rows, Some(reserved)))
 }
 
 /// Bytes of a row's list, by a device's sums and by the definition.
@@ -197,7 +203,7 @@ mod tests {
         let device = Arc::new(CpuDevice::new());
         for metric in [Metric::L2, Metric::Cosine] {
             let rows = rows.averaged(metric, &Job::default()).unwrap();
-            let base = compared(&centroids, metric, &Job::default()).unwrap();
+            let (base, _) = compared(&centroids, metric, &Job::default()).unwrap();
             let wanted = all_compared((&rows, &base), metric, &Job::default()).unwrap();
             let odd = (1..count as u32).step_by(2).collect::<Vec<_>>();
             for undecided in [None, Some(odd)] {
@@ -215,6 +221,29 @@ mod tests {
                 assert_eq!(left.load(Ordering::Relaxed), 0);
                 assert!(most >= open * list_bytes(metric, &base), "{metric}: {most}");
             }
+        }
+    }
+
+    #[test]
+    fn a_copy_of_centroids_is_reserved_while_rows_are_compared() {
+        let (k, dim, mut random) = (40, 7, Random::new(5));
+        let values: Vec<f64> = (0..k * dim).map(|_| random.normal()).collect();
+        let centroids = Arc::new(Matrix::new(Elements::F64(values), k, dim));
+        for metric in [Metric::L2, Metric::Cosine] {
+            let budget = Arc::new(Counted::default());
+            let job = Job::default().with_budget(budget.clone());
+            let (rows, reserved) = compared(&centroids, metric, &job).unwrap();
+            let is_copy = metric == Metric::Cosine;
+            let bytes = if is_copy { rows.bytes() } else { 0 };
+            assert_eq!(budget.0.load(Ordering::Relaxed), bytes, "{metric}");
+            drop(reserved);
+            assert_eq!(budget.0.load(Ordering::Relaxed), 0, "{metric}");
+            let found = Labels { labels: vec![0; k], undecided: Some(Vec::new()) };
+            let of = (&rows, &centroids);
+            Nearest::of(&Arc::new(CpuDevice::new()), of, metric, found, &job).unwrap();
+            let most = budget.1.load(Ordering::Relaxed);
+            assert_eq!(most, bytes, "{metric}");
+            assert_eq!(budget.0.load(Ordering::Relaxed), 0, "{metric}");
         }
     }
 }
