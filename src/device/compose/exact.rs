@@ -139,16 +139,17 @@ impl<D: SearchDevice> ExactSearch<D> {
         let (k, last, distances) = (neighbors.per_query, &neighbors.last, &neighbors.distances);
         let tasks = (0..last.len()).step_by(CERTIFIED_TOGETHER).collect();
         let open = in_parallel(tasks, |first: usize| {
+            job.check()?;
             let some = first..last.len().min(first + CERTIFIED_TOGETHER);
             let is_open = |query: &usize| {
                 let lengths = longest.map_or(0.0, |longest| longest * pairs.length(*query));
                 let (kth, last) = (distances.at(query * k + k - 1), f64::from(last[*query]));
                 !last.is_nan() && !self.filter.is_certain(kth, last, lengths)
             };
-            some.filter(is_open).map(|query| query as u32).collect::<Vec<_>>()
+            Ok(some.filter(is_open).map(|query| query as u32).collect::<Vec<_>>())
         });
-        let mut open = open.concat();
-        self.keep_inexact(queries, &self.filter, &mut open);
+        let mut open = open.into_iter().collect::<Result<Vec<_>>>()?.concat();
+        self.keep_inexact(queries, &self.filter, &mut open, job)?;
         Ok(Refined { neighbors, open })
     }
 
@@ -244,7 +245,7 @@ impl<D: SearchDevice> ExactSearch<D> {
             Ok(open)
         });
         let mut open: Vec<u32> = open.into_iter().collect::<Result<Vec<_>>>()?.concat();
-        self.keep_inexact(queries, filter, &mut open);
+        self.keep_inexact(queries, filter, &mut open, job)?;
         work.rechecked += rows.len() as u64;
         keep_first(&mut rows, listed, k);
         keep_first(&mut distances, listed, k);
@@ -253,14 +254,20 @@ impl<D: SearchDevice> ExactSearch<D> {
     }
 
     /// Keeps queries, of those whose lists are not certain, whose sums are not exact either.
-    fn keep_inexact(&self, queries: &Rows, filter: &Filter, open: &mut Vec<u32>) {
+    fn keep_inexact(
+        &self,
+        queries: &Rows,
+        filter: &Filter,
+        open: &mut Vec<u32>,
+        job: &Job,
+    ) -> Result<()> {
         if open.is_empty() || !filter.may_be_exact() {
-            return;
+            return Ok(());
         }
         // A few rows mostly show that sums cannot be exact.
         let few = Facts::of(&self.base().slice(0..self.base().len().min(SAMPLE)), false);
         if !filter.is_exact(&few, &few) {
-            return;
+            return Ok(());
         }
         let of_base = self.facts();
         let are_exact = |some: &Rows| filter.is_exact(of_base, &Facts::of(some, false));
@@ -268,10 +275,16 @@ impl<D: SearchDevice> ExactSearch<D> {
         if open.len() > SAMPLE && are_exact(queries) {
             open.clear();
         }
-        open.retain(|query| {
+        let is_inexact = |query: &u32| {
             let query = *query as usize;
             !are_exact(&queries.slice(query..query + 1))
+        };
+        let inexact = in_parallel(open.chunks(TASK).collect(), |some: &[u32]| {
+            job.check()?;
+            Ok(some.iter().copied().filter(is_inexact).collect::<Vec<_>>())
         });
+        *open = inexact.into_iter().collect::<Result<Vec<_>>>()?.concat();
+        Ok(())
     }
 
     /// Finds the neighbours of queries whose lists were not certain.
@@ -586,5 +599,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn queries_whose_sums_are_exact_are_not_searched_again() {
+        let numbers = |count: usize, number: fn(usize) -> f32| {
+            let values = (0..count * 5).map(number).collect();
+            Rows::all(Arc::new(Matrix::new(Elements::F32(values), count, 5)))
+        };
+        let base = numbers(900, |i| (i % 35) as f32);
+        // Every third query has numbers of so many digits that its sums are rounded.
+        let queries = numbers(1000, |i| if (i / 5).is_multiple_of(3) { 0.1 } else { 0.0 });
+        let (device, job) = (Arc::new(CpuDevice::new()), Job::default());
+        let search = ExactSearch::open(device, base, Metric::L1, 3, &job).expect("small");
+        for count in [1000, SAMPLE as u32, 1, 0] {
+            let mut open: Vec<u32> = (0..count).rev().collect();
+            let wanted: Vec<u32> =
+                open.iter().copied().filter(|query| query.is_multiple_of(3)).collect();
+            search.keep_inexact(&queries, &search.filter, &mut open, &job).expect("not cancelled");
+            assert_eq!(open, wanted);
+        }
+        job.cancel().cancel();
+        let stopped = search.keep_inexact(&queries, &search.filter, &mut vec![1, 2], &job);
+        assert!(matches!(stopped, Err(Error::Cancelled)));
     }
 }
