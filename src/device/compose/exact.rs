@@ -466,6 +466,8 @@ mod tests {
     struct Measuring {
         cpu: CpuDevice,
         left: AtomicUsize,
+        /// How often it was told to go on without.
+        forgotten: AtomicUsize,
     }
 
     /// Lists, and of which rows they are and by which definition, if they are by one.
@@ -509,6 +511,10 @@ mod tests {
             self.left.fetch_sub(1, Ordering::Relaxed);
             let of = (queries.1.clone(), base.1.clone(), definition);
             Ok(Some((self.cpu.new_lists(&queries.0, k)?, Some(of))))
+        }
+
+        fn forget_exact(&self, _: &Self::Rows) {
+            self.forgotten.fetch_add(1, Ordering::Relaxed);
         }
 
         fn top_k(
@@ -585,12 +591,17 @@ mod tests {
                     let of = ((&base, queries), query_rows, (metric, k));
                     let wanted = neighbors(&cpu, of.0, of.1, of.2);
                     for (blocks, left) in [(0, 0), (2, 0), (9, 4)] {
-                        let left_at_first = AtomicUsize::new(blocks);
-                        let device = Measuring { cpu: CpuDevice::new(), left: left_at_first };
-                        let device = Arc::new(device);
+                        let device = Arc::new(Measuring {
+                            cpu: CpuDevice::new(),
+                            left: AtomicUsize::new(blocks),
+                            forgotten: AtomicUsize::new(0),
+                        });
                         let found = neighbors(&device, of.0, of.1, of.2);
                         let named = format!("{metric}, k {k}, {query_rows:?}, {blocks} blocks");
                         assert_eq!(device.left.load(Ordering::Relaxed), left, "{named}");
+                        // What it has made is dropped once it has no memory for more.
+                        let forgotten = device.forgotten.load(Ordering::Relaxed);
+                        assert_eq!(forgotten, usize::from(left == 0), "{named}");
                         assert_eq!(found.per_query, wanted.per_query, "{named}");
                         assert!(found.rows == wanted.rows, "{named}");
                         assert!(found.distances == wanted.distances, "{named}");

@@ -183,7 +183,10 @@ impl<D: SearchDevice> StreamedSearch<D> {
                     Ok(true) => {}
                     Ok(false) => break,
                     // There is less to hold if the host computes distances.
-                    Err(Error::DeviceMemory { .. } | Error::HostMemory { .. }) => break,
+                    Err(Error::DeviceMemory { .. } | Error::HostMemory { .. }) => {
+                        self.device.forget_exact(&base);
+                        break;
+                    }
                     Err(other) => return Err(other),
                 }
             }

@@ -66,6 +66,10 @@ pub trait SearchDevice: Send + Sync + 'static {
         Ok(None)
     }
 
+    /// Drops what a base has for [such lists](Self::new_exact_lists) only, where a search goes on without them. The next
+    /// ones make it again.
+    fn forget_exact(&self, _base: &Self::Rows) {}
+
     /// Merges base rows into the lists: afterwards each list holds the `k` smallest of
     /// `(distance, number of the base row)` among its entries before and all pairs of its query
     /// with `base`, ascending. Distances are those of [`crate::metric`], bit by bit.

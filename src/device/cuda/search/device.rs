@@ -104,6 +104,10 @@ impl SearchDevice for CudaDevice {
         Ok(Some(lists))
     }
 
+    fn forget_exact(&self, base: &CudaRows) {
+        base.layouts.forget_exact();
+    }
+
     fn top_k(
         &self,
         queries: &CudaRows,

@@ -160,17 +160,19 @@ impl Exact {
         definition: Definition,
         job: &Job,
     ) -> Result<Self> {
-        let base = ExactRows::of_base(base, device, job)?;
-        let queries = ExactRows::of_queries(queries, device, job)?;
         let room = |count: usize, bytes: usize| {
             device.memory.allocate(&device.gpu.compute, count.saturating_mul(bytes))
         };
-        let kept = queries.rows.saturating_mul(definition.k.min(base.rows));
+        let (count, of_base) = (queries.rows.len(), base.rows.len());
+        let kept = count.saturating_mul(definition.k.min(of_base));
+        // Before the base is sent, which is of no use without room for these.
         let ranked = Ranked {
             rows: room(kept, size_of::<u32>())?,
             distances: room(kept, size_of::<f64>())?,
-            last: room(queries.rows, size_of::<f32>())?,
+            last: room(count, size_of::<f32>())?,
         };
+        let base = ExactRows::of_base(base, device, job)?;
+        let queries = ExactRows::of_queries(queries, device, job)?;
         Ok(Self { definition, queries, base, ranked })
     }
 

@@ -38,6 +38,14 @@ pub(super) struct Layouts {
     pub(super) given: Slot<Given>,
 }
 
+impl Layouts {
+    /// Drops what only the definition reads. Who uses it now keeps it until then.
+    pub(super) fn forget_exact(&self) {
+        *self.plain.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.given.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
 pub(super) type Slot<T> = Mutex<Option<Arc<T>>>;
 
 /// Rows in panels on the device.
