@@ -97,8 +97,11 @@ const FILES: [(&str, &str); 74] = files![
 ];
 
 /// Options of every compilation. The compiler must not introduce fused multiply-adds: the order and
-/// the rounding of every sum are fixed.
-const OPTIONS: [&str; 2] = ["-std=c++17", "-fmad=false"];
+/// the rounding of every sum are fixed. It compiles the kernels of a program on all cores.
+const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "--split-compile=0"];
+
+/// The first version of NVRTC that is known to compile on all cores.
+const SPLITS: (i32, i32) = (13, 0);
 
 /// A module: its file in `kernels/`, and its compile-time parameters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -132,7 +135,9 @@ impl Program {
     /// [`crate::Error::Nvrtc`] with the compiler's log.
     pub(in crate::device::cuda) fn cubin(&self, arch: &str, cache: &Cache) -> Result<Vec<u8>> {
         let source = source(self.file);
-        let mut options: Vec<String> = OPTIONS.map(str::to_string).to_vec();
+        let splits = sys::nvrtc_version()? >= SPLITS;
+        let known = OPTIONS.into_iter().filter(|option| splits || !option.starts_with("--split"));
+        let mut options: Vec<String> = known.map(str::to_string).collect();
         options.push(format!("-arch={arch}{}", if self.is_for_one { "a" } else { "" }));
         options.extend_from_slice(&self.defines);
 
