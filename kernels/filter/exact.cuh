@@ -45,9 +45,9 @@ __device__ __forceinline__ u32 take_hits(const Filtered& filtered, u32 query, bo
     return count > filtered.room || is_given_up ? 0 : count;
 }
 
-// Updates the threshold of a list whose last entry this is.
+// Updates the threshold of a list whose last entry that matters this is.
 __device__ __forceinline__ void tighten_list(const Filtered& filtered, u32 query, Entry last) {
-    if (last.is_none()) return;
+    if (last.is_none() || !(last < filtered.worst[query])) return;
     filtered.worst[query] = last;
     filtered.reach[query] = reach_of(last.distance());
 }
@@ -168,9 +168,11 @@ __device__ __forceinline__ void merge_hits(const Filtered& filtered, const Pass&
         if (!(entry < bound)) entry = Entry::none();
         offer_to_lanes<WIDTH>(list, entry, pass.k, lane);
     }
+    const u32 bounding = is_limited(pass) ? pass.wanted - 1 : 0;
+    const Entry wanted = exchange(list, [&](u64 x) { return __shfl_sync(~0u, x, bounding, WIDTH); });
     if (count == 0) return;
     if (lane < pass.k) own[lane] = list;
-    if (lane == pass.k - 1) tighten_list(filtered, query, list);
+    if (lane == pass.k - 1) tighten_list(filtered, query, last_that_matters(pass, list, wanted));
 }
 extern "C" __global__ __launch_bounds__(256) void merge_hits_16(Filtered filtered, Pass pass) {
     merge_hits<16>(filtered, pass,
@@ -261,5 +263,5 @@ extern "C" __global__ __launch_bounds__(256) void merge_hits_by_block(Filtered f
     if (all == pass.k) return;
     sort<Block>(work, all);
     for (u32 i = threadIdx.x; i < pass.k; i += blockDim.x) own[i] = work[i];
-    if (threadIdx.x == 0) tighten_list(filtered, query, work[pass.k - 1]);
+    if (threadIdx.x == 0) tighten_list(filtered, query, last_that_matters(pass, work));
 }

@@ -113,10 +113,10 @@ extern "C" __global__ __launch_bounds__(MEASURING) void measure_lists(Side queri
     }
 }
 
-// Sorts the entries of a list by their distances, and takes the first `keep`; and the sum of the last one of all, which
-// is NaN if there is no such entry.
+// Sorts the entries of a list by their distances, and takes the first `keep`; and a sum that no row beside the list is
+// below, which is NaN if there is no such row.
 template <typename Group>
-__device__ __forceinline__ void rank_list(EntryOf<double>* work, const Entry* list, u32 query,
+__device__ __forceinline__ void rank_list(EntryOf<double>* work, const Entry* list, Entry worst, u32 query,
                                           u32 per_list, u32 keep, u32* rows, double* distances,
                                           float* last) {
     if constexpr (ELEMENT == F32) {
@@ -124,7 +124,10 @@ __device__ __forceinline__ void rank_list(EntryOf<double>* work, const Entry* li
             const double distance = *(const double*)(list + per_list + i);
             work[i] = EntryOf<double>::of(distance, list[i].number());
         }
-        if (Group::rank() == 0) last[query] = list[per_list - 1].distance();
+        if (Group::rank() == 0) {
+            const Entry end = list[per_list - 1];
+            last[query] = (worst < end ? worst : end).distance();
+        }
         sort<Group>(work, per_list);
         for (u32 i = Group::rank(); i < keep; i += Group::size()) {
             rows[(u64)query * keep + i] = work[i].number();
@@ -135,22 +138,22 @@ __device__ __forceinline__ void rank_list(EntryOf<double>* work, const Entry* li
 
 // Queries from `first` to `end`, a warp each. Shared: `room` entries per warp, the power of two from `per_list` on.
 extern "C" __global__ __launch_bounds__(256) void rank_by_warp(
-    const Entry* __restrict__ entries, u32* __restrict__ rows, double* __restrict__ distances,
-    float* __restrict__ last, u32 first, u32 end, u32 per_list, u32 slots, u32 keep, u32 room) {
+    const Entry* __restrict__ entries, const Entry* __restrict__ worst, u32* __restrict__ rows,
+    double* __restrict__ distances, float* __restrict__ last, u32 first, u32 end, u32 per_list, u32 slots, u32 keep, u32 room) {
     const u32 warp = threadIdx.x / 32;
     const u32 query = first + blockIdx.x * (blockDim.x / 32) + warp;
     if (query >= end) return;
-    rank_list<Warp>((EntryOf<double>*)shared + warp * room, entries + (u64)query * slots, query,
-                    per_list, keep, rows, distances, last);
+    rank_list<Warp>((EntryOf<double>*)shared + warp * room, entries + (u64)query * slots, worst[query],
+                    query, per_list, keep, rows, distances, last);
 }
 
 // Queries from `first` on, a block each. Shared: as many entries as for a warp.
 extern "C" __global__ __launch_bounds__(256) void rank_by_block(
-    const Entry* __restrict__ entries, u32* __restrict__ rows, double* __restrict__ distances,
-    float* __restrict__ last, u32 first, u32 end, u32 per_list, u32 slots, u32 keep, u32 room) {
+    const Entry* __restrict__ entries, const Entry* __restrict__ worst, u32* __restrict__ rows,
+    double* __restrict__ distances, float* __restrict__ last, u32 first, u32 end, u32 per_list, u32 slots, u32 keep, u32 room) {
     const u32 query = first + blockIdx.x;
-    rank_list<Block>((EntryOf<double>*)shared, entries + (u64)query * slots, query, per_list, keep,
-                     rows, distances, last);
+    rank_list<Block>((EntryOf<double>*)shared, entries + (u64)query * slots, worst[query], query, per_list,
+                     keep, rows, distances, last);
 }
 
 // The reverse of `pack` for base rows: a block of 32 x 8 threads transposes 32 rows x 32 dimensions. Grid: row tiles x

@@ -80,7 +80,35 @@ struct Pass {
     u32 k;            // neighbours per list
     u32 slots;        // entries per query, a power of two: k neighbours, then candidates
     u32 dense;        // candidates per query, if every pair of the pass is a candidate; otherwise 0
+    u32 wanted;       // of a list's neighbours, those that matter at any distance; 0: all
+    float root;       // how much farther others may be that matter: see `last_that_matters`
+    float factor;
+    float absolute;
 };
+
+// Whether some neighbours of a full list need not matter.
+__device__ __forceinline__ bool is_limited(const Pass& pass) {
+    return sizeof(Real) == 4 && 0 < pass.wanted && pass.wanted < pass.k;
+}
+
+// No row after this entry matters, given the last of a list and the last that is wanted at any distance: `Limits`
+// in src/device/cpu/search/sink.rs, rounded up.
+__device__ __forceinline__ Entry last_that_matters(const Pass& pass, Entry last, Entry wanted) {
+    if constexpr (sizeof(Real) == 4) {
+        if (!is_limited(pass) || wanted.is_none()) return last;
+        float sum = wanted.distance();
+        if (pass.root > 0) {
+            const float root = __fadd_ru(__fsqrt_ru(sum), pass.root);
+            sum = __fmul_ru(root, root);
+        }
+        const Entry bound = Entry::of(__fadd_ru(__fmul_ru(sum, pass.factor), pass.absolute), ~0u);
+        return bound < last ? bound : last;
+    }
+    return last;
+}
+__device__ __forceinline__ Entry last_that_matters(const Pass& pass, const Entry* list) {
+    return last_that_matters(pass, list[pass.k - 1], list[is_limited(pass) ? pass.wanted - 1 : 0]);
+}
 
 __device__ __forceinline__ u32 panel_of_visit(const Pass& pass, u32 visit) {
     return (u32)((u64)visit * pass.stride % pass.panels);

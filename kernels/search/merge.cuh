@@ -3,10 +3,10 @@
 
 #include "search/lists.cuh"
 
-// Updates the threshold of a list once it is full: the next pass only offers pairs that may beat its worst
-// entry.
-__device__ __forceinline__ void tighten(const Entry* list, u32 k, Entry* worst, Reach* reach) {
-    const Entry last = list[k - 1];
+// Updates the threshold of a list once it has what is wanted: the next pass only offers pairs that may beat its
+// last entry that matters.
+__device__ __forceinline__ void tighten(const Entry* list, const Pass& pass, Entry* worst, Reach* reach) {
+    const Entry last = last_that_matters(pass, list);
     if (last.is_none() || !(last < *worst)) return;
     *worst = last;
     *reach = reach_of(last.distance());
@@ -63,7 +63,7 @@ __device__ __forceinline__ void merge_in(Entry* work, const Lists& lists, const 
     for (u32 i = Group::rank(); i < pass.k + count; i += Group::size()) work[i] = list[i];
     sort<Group>(work, pass.k + count);
     for (u32 i = Group::rank(); i < pass.k; i += Group::size()) list[i] = work[i];
-    if (Group::rank() == 0) tighten(work, pass.k, lists.worst + query, lists.reach + query);
+    if (Group::rank() == 0) tighten(work, pass, lists.worst + query, lists.reach + query);
 }
 
 // Queries from `first` to `end`, a warp each. Shared: `slots` entries per warp.
@@ -105,7 +105,7 @@ extern "C" __global__ __launch_bounds__(1024) void merge_in_place(Entry* entries
     if (count == 0) return;
     Entry* list = entries + (u64)query * pass.slots;
     sort<Block>(list, pass.k + count);
-    if (threadIdx.x == 0) tighten(list, pass.k, worst + query, reach + query);
+    if (threadIdx.x == 0) tighten(list, pass, worst + query, reach + query);
 }
 
 // The entry of one pair, computed alone, in the order of the scan.
@@ -156,12 +156,13 @@ extern "C" __global__ __launch_bounds__(PANEL) void search_again(
             __syncthreads();
             if (count <= room && visit + 1 < pass.end) continue;
             sort<Block>(list, pass.k + count);
-            if (list[pass.k - 1] < last) last = list[pass.k - 1];
+            const Entry bound = last_that_matters(pass, list);
+            if (bound < last) last = bound;
             if (threadIdx.x == 0) found = 0;
             __syncthreads();
         }
         if (threadIdx.x == 0) {
-            tighten(list, pass.k, worst + query, reach + query);
+            tighten(list, pass, worst + query, reach + query);
             if (pass.begin == pass.start) atomicAdd(redone, 1ull);
         }
         __syncthreads();
@@ -176,8 +177,8 @@ extern "C" __global__ __launch_bounds__(128) void lengthen_lists(Entry* entries,
     for (u32 i = have; i < want; ++i) entries[(u64)query * slots + i] = Entry::none();
 }
 
-// Finds the lists that were bounded too closely, and are not full: they are emptied, and crowded. A thread
-// per query.
+// Finds the lists that were bounded too closely: that are not full, and may lack a row that matters. They are emptied,
+// and crowded. A thread per query.
 extern "C" __global__ __launch_bounds__(128) void find_short(Entry* entries, Entry* worst,
                                                              Reach* reach, u32* crowded,
                                                              u32* crowded_count, Pass pass) {
@@ -185,6 +186,9 @@ extern "C" __global__ __launch_bounds__(128) void find_short(Entry* entries, Ent
     if (query >= pass.queries) return;
     Entry* list = entries + (u64)query * pass.slots;
     if (!list[pass.k - 1].is_none()) return;
+    // Rows beside the list are not before the entry in `worst`.
+    const bool is_limited_list = is_limited(pass) && !list[pass.wanted - 1].is_none();
+    if (is_limited_list && !(worst[query] < last_that_matters(pass, list))) return;
     for (u32 i = 0; i < pass.k; ++i) list[i] = Entry::none();
     worst[query] = Entry::none();
     reach[query] = reach_everything();

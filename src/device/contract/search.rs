@@ -288,6 +288,16 @@ pub struct Enough {
     pub absolute: f64,
 }
 
+impl Enough {
+    /// The number added to the root, the factor of the distance and what is added to it, as numbers of a type: rounded up
+    /// by more than the few roundings of a bound that is computed by them.
+    pub fn limits<T: Real>(self) -> [T; 3] {
+        let up = |x: f64| T::from_f64(x * (1.0 + 8.0 * T::EPSILON.to_f64()));
+        let absolute = T::from_f64(self.absolute) + T::MIN_POSITIVE;
+        [up(self.root), up(1.0 + self.share), absolute]
+    }
+}
+
 /// The distances that the rows of lists are ranked by in the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Definition {
@@ -331,9 +341,8 @@ pub struct Neighbors {
     pub rows: Vec<u32>,
     /// Their distances.
     pub distances: Distances,
-    /// Of lists by the definition: for each query the sum of the last row that was listed for it, whether or not that is
-    /// among the nearest; no row that was not has a smaller one. NaN if all rows that matter were listed. Empty for
-    /// other lists.
+    /// Of lists by the definition: for each query a sum that is not above that of any row which was not listed. NaN if all
+    /// rows were. Empty for other lists.
     pub last: Vec<f32>,
     /// The work it took.
     pub work: Work,

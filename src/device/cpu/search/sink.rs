@@ -68,14 +68,8 @@ struct Limits<T> {
 
 impl<T: Real> Limits<T> {
     fn new(enough: Enough) -> Self {
-        // By more than the few roundings of a bound.
-        let up = |x: f64| T::from_f64(x * (1.0 + 8.0 * T::EPSILON.to_f64()));
-        Self {
-            k: enough.k,
-            root: up(enough.root),
-            factor: up(1.0 + enough.share),
-            absolute: T::from_f64(enough.absolute) + T::MIN_POSITIVE,
-        }
+        let [root, factor, absolute] = enough.limits();
+        Self { k: enough.k, root, factor, absolute }
     }
 
     /// The distance up to which others matter if that of the last of the first `k` is this.

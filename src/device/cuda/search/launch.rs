@@ -130,14 +130,19 @@ pub(super) struct Pass {
     pub(super) k: u32,
     pub(super) slots: u32,
     pub(super) dense: u32,
+    pub(super) wanted: u32,
+    pub(super) root: f32,
+    pub(super) factor: f32,
+    pub(super) absolute: f32,
 }
 
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
+// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Pass {}
 
-assert_layout!(Pass, 56, {
+assert_layout!(Pass, 72, {
     first_query: 0, first_base: 8, queries: 12, rows: 16, dim: 20, panels: 24, stride: 28,
-    start: 32, begin: 36, end: 40, k: 44, slots: 48, dense: 52,
+    start: 32, begin: 36, end: 40, k: 44, slots: 48, dense: 52, wanted: 56, root: 60,
+    factor: 64, absolute: 68,
 });
 
 /// The most f32 multiply-adds per cycle of a multiprocessor that a scan reaches.

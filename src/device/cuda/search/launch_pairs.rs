@@ -175,7 +175,7 @@ impl Kernels {
     }
 
     /// Computes the distances of some entries of the lists, counted list after list from `first` on: each list has them
-    /// behind its entries. All lists are full, of rows of this base.
+    /// behind its entries. Entries are rows of this base, or none.
     pub(super) fn measure_lists(
         &self,
         stream: &Arc<CudaStream>,
@@ -206,7 +206,7 @@ impl Kernels {
         launch.arg(&dim).arg(&length).arg(&slots).arg(&outcome);
         // SAFETY: reads the first `per_list` entries of lists below `queries`, and writes as many numbers of 8 bytes, as
         // entries of f32 have, behind them: within `slots`. Queries are below `queries.rows`, and rows below `base.rows`,
-        // as the lists were only offered this base, from number 0 on; `on_device` checks that these are there.
+        // as the lists were only offered this base, from number 0 on, and no entry is read as row 0; `on_device` checks that these are there.
         unsafe { launch.launch(config(count.div_ceil(MEASURING), MEASURING, 0)) }
             .map_err(failed("measure_lists"))?;
         Ok(())
@@ -239,11 +239,11 @@ impl Kernels {
         let (first, end, length) = (first as u32, (first + count) as u32, per_list as u32);
         let (slots, keep, room) = (lists.slots as u32, keep as u32, room as u32);
         let mut launch = stream.launch_builder(function);
-        launch.arg(lists.entries.slice()).arg(to.rows.slice_mut()).arg(to.distances.slice_mut());
-        launch.arg(to.last.slice_mut()).arg(&first).arg(&end).arg(&length).arg(&slots);
+        launch.arg(lists.entries.slice()).arg(lists.worst.slice()).arg(to.rows.slice_mut());
+        launch.arg(to.distances.slice_mut()).arg(to.last.slice_mut()).arg(&first).arg(&end).arg(&length).arg(&slots);
         launch.arg(&keep).arg(&room);
         // SAFETY: reads the first `per_list` entries of lists below `queries` and as many distances behind them, within
-        // `slots`; writes `keep` rows and distances for each, and a sum: sizes checked above. Each list is sorted in
+        // `slots`, and an entry of `worst` for each; writes `keep` rows and distances for each, and a sum: sizes checked above. Each list is sorted in
         // `room` entries of the shared memory that the launch asks for.
         unsafe { launch.launch(grid) }.map_err(failed(name))?;
         Ok(())

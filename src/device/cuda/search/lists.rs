@@ -13,7 +13,7 @@ use super::launch::{Kernels, LEAST_MERGED, Lists, Pass};
 use super::passes::{self, PANEL, PassKind, SearchPasses};
 use super::rows::{Panels, wait_for};
 use super::spec::{entry_bytes, real_bytes};
-use crate::device::contract::{Distances, Neighbors, Pairing, QueryRows, Work};
+use crate::device::contract::{Distances, Enough, Neighbors, Pairing, QueryRows, Work};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Counted, Pace};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
@@ -281,9 +281,12 @@ impl Search {
         Ok(())
     }
 
-    /// The parameters that all passes of a call have in common.
+    /// The parameters that all passes of a call have in common. Which neighbours matter is told only to lists by the
+    /// definition: they say up to which sum they have all.
     fn pass(&self, base: &Panels, pairing: &Pairing<'_>) -> Pass {
         let panels = passes::panels(base.rows);
+        let enough = pairing.enough.filter(|_| self.exact.is_some());
+        let limits = enough.map_or([0.0; 3], Enough::limits::<f32>);
         Pass {
             first_query: match pairing.queries {
                 QueryRows::Separate => NOT_A_SELF_JOIN,
@@ -301,6 +304,10 @@ impl Search {
             k: self.lists.k as u32,
             slots: self.lists.slots as u32,
             dense: 0,
+            wanted: enough.map_or(0, |enough| enough.k as u32),
+            root: limits[0],
+            factor: limits[1],
+            absolute: limits[2],
         }
     }
 
