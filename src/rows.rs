@@ -130,6 +130,7 @@ impl Rows {
     }
 
     /// A row as the definition of a distance reads it; `None` if its elements are of another type.
+    #[inline]
     pub fn vector<T: Real>(&self, row: usize) -> Option<Vector<'_, T>> {
         let (dim, at) = (self.matrix.dim(), self.range.start + row);
         let given = self.given.as_deref();

@@ -20,7 +20,7 @@ use crate::job::Job;
 use crate::matrix::{ElementKind, Elements, Matrix};
 use crate::memory::zeros;
 use crate::metric::Metric;
-use crate::parallel::in_parallel;
+use crate::parallel::{fill_on_threads, in_parallel};
 use crate::rows::Rows;
 
 /// Queries whose neighbours a thread sorts at a time.
@@ -162,7 +162,7 @@ impl<D: SearchDevice> ExactSearch<D> {
             return Ok(Refined { neighbors, open: Vec::new() });
         }
         if self.are_exact(queries, &found) {
-            let neighbors = self.as_found(found, query_rows);
+            let neighbors = self.as_found(found, query_rows, job)?;
             return Ok(Refined { neighbors, open: Vec::new() });
         }
         let itself = usize::from(query_rows != QueryRows::Separate);
@@ -195,7 +195,7 @@ impl<D: SearchDevice> ExactSearch<D> {
     }
 
     /// The neighbours as found, where the device's sums are exact.
-    fn as_found(&self, found: Neighbors, query_rows: QueryRows) -> Neighbors {
+    fn as_found(&self, found: Neighbors, query_rows: QueryRows, job: &Job) -> Result<Neighbors> {
         let itself = usize::from(query_rows != QueryRows::Separate);
         let Neighbors { per_query: listed, mut rows, distances, work, .. } = found;
         let k = self.k.min(self.base().len() - itself);
@@ -206,10 +206,16 @@ impl<D: SearchDevice> ExactSearch<D> {
             Metric::Cosine | Metric::Pearson => 0.5 * x,
             _ => x,
         };
-        let at = |list: usize| (list * listed..list * listed + k).map(|at| distances.at(at));
-        let distances = (0..rows.len() / listed).flat_map(at).map(distance).collect();
+        let mut exact: Vec<f64> = zeros(rows.len() / listed * k);
+        fill_on_threads(&mut exact, k, |first, part| {
+            for (list, part) in (first..).zip(part.chunks_exact_mut(k.max(1))) {
+                let found = (list * listed..).map(|at| distances.at(at));
+                part.iter_mut().zip(found).for_each(|(to, found)| *to = distance(found));
+            }
+            job.check()
+        })?;
         keep_first(&mut rows, listed, k);
-        Neighbors::new(k, rows, Distances::F64(distances), work)
+        Ok(Neighbors::new(k, rows, Distances::F64(exact), work))
     }
 
     /// Sorts what was found by the definition, in memory that lists have reserved, and keeps the nearest `k` of each query, of which there are `others` rows.

@@ -15,8 +15,8 @@ const TASK: usize = 4096;
 pub struct Facts {
     /// The exponent of the lowest bit of any number: all are multiples of that power of two.
     step: i32,
-    /// The largest magnitude of a number.
-    largest: f64,
+    /// The least and the largest number.
+    range: (f64, f64),
     /// The length of the longest row.
     pub longest: f64,
     /// Tokens of the largest set, or bits of a row.
@@ -24,7 +24,8 @@ pub struct Facts {
 }
 
 impl Facts {
-    const NONE: Self = Self { step: i32::MAX, largest: 0.0, longest: 0.0, tokens: 0 };
+    const NONE: Self =
+        Self { step: i32::MAX, range: (f64::INFINITY, f64::NEG_INFINITY), longest: 0.0, tokens: 0 };
 
     /// Those of some rows; the longest is looked for only if it is needed.
     pub fn of(rows: &Rows, needs_lengths: bool) -> Self {
@@ -47,22 +48,47 @@ impl Facts {
 
     fn add<T: Real>(&mut self, rows: &Rows, row: usize, needs_lengths: bool) {
         let Some(vector) = rows.vector::<T>(row) else { return };
-        for x in vector.values.iter().map(|x| x.to_f64()).filter(|x| *x != 0.0) {
-            self.step = self.step.min(lowest_bit(x));
-            self.largest = self.largest.max(x.abs());
+        // Plain comparisons, of as many numbers at a time as registers hold.
+        let widen = |(least, largest): (T, T), x: &T| {
+            (if *x < least { *x } else { least }, if *x > largest { *x } else { largest })
+        };
+        let none = (T::INFINITY, -T::INFINITY);
+        let (least, largest) = vector.values.iter().fold(none, widen);
+        self.range = (self.range.0.min(least.to_f64()), self.range.1.max(largest.to_f64()));
+        if !self.has_multiples(vector.values) {
+            let others = vector.values.iter().map(|x| x.to_f64()).filter(|x| *x != 0.0);
+            self.step = others.map(lowest_bit).fold(self.step, i32::min);
         }
         if needs_lengths {
             self.longest = self.longest.max(length_of(rows, row));
         }
     }
 
+    /// Whether numbers are multiples of the step so far, as far as that shows without looking at their bits.
+    fn has_multiples<T: Real>(&self, values: &[T]) -> bool {
+        let scale = 2f64.powi(self.step.checked_neg().unwrap_or(0));
+        let is_known = self.step < i32::MAX && scale.is_normal();
+        let is_whole = |x: &T| {
+            let steps = x.to_f64() * scale;
+            // Neither overflows nor vanishes.
+            let is_number = (steps.abs() < f64::MAX) & ((steps != 0.0) | (*x == T::ZERO));
+            is_number & (steps.trunc() == steps)
+        };
+        is_known && values.iter().fold(true, |all, x| all & is_whole(x))
+    }
+
     fn and(&self, other: &Self) -> Self {
         Self {
             step: self.step.min(other.step),
-            largest: self.largest.max(other.largest),
+            range: (self.range.0.min(other.range.0), self.range.1.max(other.range.1)),
             longest: self.longest.max(other.longest),
             tokens: self.tokens.max(other.tokens),
         }
+    }
+
+    /// The largest magnitude of a number.
+    fn largest(&self) -> f64 {
+        self.range.1.max(-self.range.0)
     }
 }
 
@@ -169,19 +195,20 @@ impl Filter {
 
     /// Whether the sums of all pairs are exact, so that lists are in the order of the definition.
     pub fn is_exact(&self, base: &Facts, query: &Facts) -> bool {
-        let (largest, tokens) = (base.largest + query.largest, base.tokens + query.tokens);
         if self.kind == ElementKind::Bits || self.kind == ElementKind::Sets {
             // All bits of a row are in the tokens of both.
-            let either = if self.kind == ElementKind::Bits { base.tokens } else { tokens };
+            let is_bits = self.kind == ElementKind::Bits;
+            let either = if is_bits { base.tokens } else { base.tokens + query.tokens };
             return either <= MOST_FRACTIONS;
         }
-        let step = base.step.min(query.step);
+        let both = base.and(query);
+        let step = both.step;
         if step == i32::MAX {
             return true;
         }
         if self.is_definition() {
             // Of l2: no square vanishes or overflows.
-            return step >= -500 && largest < 1e150;
+            return step >= -500 && both.largest() < 1e150;
         }
         // Sums are numbers of the type, too.
         let (bits, steps) = match self.kind {
@@ -189,13 +216,14 @@ impl Filter {
             _ => (f64::MANTISSA_DIGITS, -1000..=960),
         };
         let (most, in_steps) = (2f64.powi(bits as i32), |x: f64| x / 2f64.powi(step));
-        let dim = self.dim as f64;
+        // How far two numbers may be apart.
+        let (dim, apart) = (self.dim as f64, in_steps(both.range.1 - both.range.0));
         let (sum, of_step) = match self.metric {
-            Metric::L1 => (dim * in_steps(largest), step),
+            Metric::L1 => (dim * apart, step),
             Metric::InnerProduct => {
-                (dim * in_steps(base.largest) * in_steps(query.largest), 2 * step)
+                (dim * in_steps(base.largest()) * in_steps(query.largest()), 2 * step)
             }
-            _ => (dim * in_steps(largest) * in_steps(largest), 2 * step),
+            _ => (dim * apart * apart, 2 * step),
         };
         sum <= most && steps.contains(&of_step)
     }

@@ -50,8 +50,8 @@ pub trait SearchDevice: Send + Sync + 'static {
 
     /// Empty lists, which are to be downloaded by the definition: the first [`Definition::k`] rows of each in the order of
     /// its distances, which are float64, and [`Neighbors::last`]. They are for one [`top_k`](Self::top_k) of these
-    /// queries and this base, whose first row has number 0, and each holds `k` neighbours by the sums of the rows, as
-    /// other lists. `None` leaves the distances to the host.
+    /// queries and this base, whose first row has number 0, and each holds at most `k` neighbours by the sums of the rows,
+    /// those of [`Pairing::enough`] at least. `None` leaves the distances to the host.
     ///
     /// # Errors
     /// [`DeviceMemory`](crate::Error::DeviceMemory) if they do not fit, with what it takes to compute the distances;

@@ -16,7 +16,7 @@ const BESIDE: usize = 8;
 const LANES: usize = f64::LANES;
 const SLAB: usize = 64;
 
-/// With fewer dimensions, putting them side by side takes longer than adding them up.
+/// With fewer dimensions, putting pairs side by side takes longer than adding each up.
 const LEAST_DIM: usize = 16;
 
 /// Queries and a base, as the definition reads them.
@@ -116,6 +116,13 @@ impl<'a> ExactPairs<'a> {
         buffer.extend(vector::<T>(self.queries, query).coordinates());
         if let Some(wide) = self.in_chains() {
             return self.numbers_in_chains::<T>(wide, (buffer, rows), distances);
+        }
+        if buffer.len() < LEAST_DIM {
+            for (distance, row) in distances.iter_mut().zip(rows) {
+                let row = [vector::<T>(self.base, *row as usize)];
+                self.beside::<T, 1>(buffer, row, std::slice::from_mut(distance));
+            }
+            return;
         }
         let mut next = rows.chunks(BESIDE).skip(1);
         for (distances, rows) in distances.chunks_mut(BESIDE).zip(rows.chunks(BESIDE)) {

@@ -12,10 +12,19 @@ pub(super) struct Neighbor<T> {
 }
 
 impl<T: Real> Neighbor<T> {
+    /// After every row at any distance.
+    const LAST: Self = Self { distance: T::INFINITY, row: NO_ROW };
+
     /// Nearer first, then the earlier row. Distances are never NaN.
     #[inline(always)]
     fn key(&self) -> T::Key {
         self.distance.key(self.row)
+    }
+
+    /// The order of keys, without making them.
+    #[inline(always)]
+    fn is_before(&self, other: &Self) -> bool {
+        self.distance < other.distance || self.distance == other.distance && self.row < other.row
     }
 }
 
@@ -53,7 +62,7 @@ pub(super) struct Selection<T> {
     enough: Option<Limits<T>>,
     entries: Vec<Neighbor<T>>,
     /// None that comes after this one is taken: the k-th smallest, when that was last known, or the last that matters.
-    worst: Option<Neighbor<T>>,
+    worst: Neighbor<T>,
     reach: T,
 }
 
@@ -75,15 +84,22 @@ impl<T: Real> Limits<T> {
     /// The distance up to which others matter if that of the last of the first `k` is this.
     #[inline(always)]
     fn up_to(&self, last: T) -> T {
-        let root = if self.root > T::ZERO { last.sqrt() + self.root } else { T::ZERO };
-        let square = if self.root > T::ZERO { root * root } else { last };
+        let square = if self.root > T::ZERO { self.squared(last) } else { last };
         square * self.factor + self.absolute
+    }
+
+    /// Apart, as a root takes long, and would be taken of every number.
+    #[inline(never)]
+    fn squared(&self, last: T) -> T {
+        let root = last.sqrt() + self.root;
+        root * root
     }
 }
 
 impl<T: Real> Selection<T> {
     pub fn new(k: usize, metric: Metric) -> Self {
-        Self { k, metric, enough: None, entries: Vec::new(), worst: None, reach: T::INFINITY }
+        let (entries, worst) = (Vec::new(), Neighbor::LAST);
+        Self { k, metric, enough: None, entries, worst, reach: T::INFINITY }
     }
 
     /// Takes only what matters from now on.
@@ -112,28 +128,26 @@ impl<T: Real> Selection<T> {
     /// `last` the last of a full list.
     #[inline]
     fn bound(&mut self, kth: T, last: Option<Neighbor<T>>) {
-        let Some(enough) = self.enough else {
-            return self.end_at(last);
+        let far = self.enough.map(|enough| enough.up_to(kth));
+        let far = far.map(|distance| Neighbor { distance, row: NO_ROW });
+        let end = match (far, last) {
+            (Some(far), Some(last)) => Some(if last.is_before(&far) { last } else { far }),
+            (far, last) => far.or(last),
         };
-        let far = Neighbor { distance: enough.up_to(kth), row: NO_ROW };
-        self.end_at(Some(last.filter(|last| last.key() < far.key()).unwrap_or(far)));
+        end.into_iter().for_each(|end| self.end_at(end));
     }
 
     #[inline]
-    fn end_at(&mut self, worst: Option<Neighbor<T>>) {
-        if let Some(worst) = worst {
-            self.reach = self.metric.reach(worst.distance);
-            self.worst = Some(worst);
-        }
+    fn end_at(&mut self, worst: Neighbor<T>) {
+        self.reach = self.metric.reach(worst.distance);
+        self.worst = worst;
     }
 
     /// Takes nothing that comes after this neighbour, which will be offered itself.
     pub fn narrow(&mut self, neighbor: Neighbor<T>) {
-        if self.worst.is_some_and(|worst| worst.key() <= neighbor.key()) {
-            return;
+        if neighbor.is_before(&self.worst) {
+            self.end_at(neighbor);
         }
-        self.reach = self.metric.reach(neighbor.distance);
-        self.worst = Some(neighbor);
     }
 
     /// Takes one of the k smallest so far, where all are in order.
@@ -144,8 +158,7 @@ impl<T: Real> Selection<T> {
         } else if self.entries.capacity() == 0 {
             self.entries.reserve_exact(self.k);
         }
-        let key = candidate.key();
-        let nearer = self.entries.iter().rposition(|entry| entry.key() < key);
+        let nearer = self.entries.iter().rposition(|entry| entry.is_before(&candidate));
         let place = nearer.map_or(0, |last| last + 1);
         self.entries.insert(place, candidate);
         let (count, bounding) = (self.entries.len(), self.bounding());
@@ -154,14 +167,9 @@ impl<T: Real> Selection<T> {
         }
         let last = if count == self.k { self.entries.last().copied() } else { None };
         self.bound(self.entries[bounding - 1].distance, last);
-        while self.entries.last().is_some_and(|last| self.is_behind(last)) {
+        while self.entries.last().is_some_and(|last| self.worst.is_before(last)) {
             self.entries.pop();
         }
-    }
-
-    #[inline]
-    fn is_behind(&self, entry: &Neighbor<T>) -> bool {
-        self.worst.is_some_and(|worst| entry.key() > worst.key())
     }
 
     /// Drops all but the k smallest that matter, if there are more.
@@ -187,7 +195,7 @@ impl<T: Real> Selection<T> {
         }
         if self.enough.is_some() {
             let worst = self.worst;
-            self.entries.retain(|entry| worst.is_none_or(|worst| entry.key() <= worst.key()));
+            self.entries.retain(|entry| !worst.is_before(entry));
         }
     }
 
@@ -220,7 +228,7 @@ impl<T: Real> Sink<T> for Selection<T> {
 
     #[inline]
     fn insert(&mut self, candidate: Neighbor<T>) {
-        if self.is_behind(&candidate) {
+        if self.worst.is_before(&candidate) {
             return;
         }
         if self.k <= FEW {

@@ -273,8 +273,8 @@ pub(in crate::device::cuda) fn nvrtc_version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
-/// Which build of the runtime compiler this is: its version, and the PTX of an empty program, which
-/// begins with the release and the number of the build. Updates of a release have the same version.
+/// The build of the runtime compiler: its version, and the size and the time of its file, or else the PTX of an empty
+/// program, which begins with the number of the build but takes some 20 ms. Updates of a release have the same version.
 pub(in crate::device::cuda) fn nvrtc_build() -> Result<&'static str> {
     static BUILD: OnceLock<String> = OnceLock::new();
     if let Some(build) = BUILD.get() {
@@ -282,8 +282,20 @@ pub(in crate::device::cuda) fn nvrtc_build() -> Result<&'static str> {
     }
     let (major, minor) = nvrtc_version()?;
     // A compiler that does not say its build still has a version.
-    let head = nvrtc_ptx(c"").unwrap_or_default();
-    Ok(BUILD.get_or_init(|| format!("nvrtc {major}.{minor}\n{head}")))
+    let build = file_of_nvrtc().or_else(|| nvrtc_ptx(c"").ok()).unwrap_or_default();
+    Ok(BUILD.get_or_init(|| format!("nvrtc {major}.{minor}\n{build}")))
+}
+
+/// The size and the time of the file that the runtime compiler was loaded from, where the system tells.
+fn file_of_nvrtc() -> Option<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let path = maps.lines().find_map(|line| {
+        let path = &line[line.find('/')?..];
+        path.rsplit('/').next()?.starts_with("libnvrtc.so").then_some(path)
+    })?;
+    let file = std::fs::metadata(path).ok()?;
+    let time = file.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+    Some(format!("{} {}", file.len(), time.as_nanos()))
 }
 
 /// Compiles a program to PTX with the compiler's default options.

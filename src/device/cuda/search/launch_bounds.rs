@@ -70,7 +70,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Empties the lists that are not full, and records their queries as crowded.
+    /// Empties the lists that are not full and may lack a row that matters, and records their queries as crowded.
     pub(super) fn find_short(
         &self,
         stream: &Arc<CudaStream>,

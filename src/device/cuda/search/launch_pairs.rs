@@ -80,7 +80,7 @@ pub(super) struct Ranked {
     pub(super) rows: Buffer,
     /// Of float64.
     pub(super) distances: Buffer,
-    /// For each list, the sum of its last entry before.
+    /// For each list, a sum that no row beside it is below.
     pub(super) last: Buffer,
 }
 
@@ -240,7 +240,13 @@ impl Kernels {
         let (slots, keep, room) = (lists.slots as u32, keep as u32, room as u32);
         let mut launch = stream.launch_builder(function);
         launch.arg(lists.entries.slice()).arg(lists.worst.slice()).arg(to.rows.slice_mut());
-        launch.arg(to.distances.slice_mut()).arg(to.last.slice_mut()).arg(&first).arg(&end).arg(&length).arg(&slots);
+        launch
+            .arg(to.distances.slice_mut())
+            .arg(to.last.slice_mut())
+            .arg(&first)
+            .arg(&end)
+            .arg(&length)
+            .arg(&slots);
         launch.arg(&keep).arg(&room);
         // SAFETY: reads the first `per_list` entries of lists below `queries` and as many distances behind them, within
         // `slots`, and an entry of `worst` for each; writes `keep` rows and distances for each, and a sum: sizes checked above. Each list is sorted in

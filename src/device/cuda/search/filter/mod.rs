@@ -3,7 +3,7 @@
 //!
 //! Rows of numbers are centred, scaled by a power of two and rounded to halves, on both sides; rows of bits
 //! get some more bits that stand for their number. A pair is ruled out only if a bound proves that its
-//! distance exceeds that of its query's last neighbour so far; the distances of all others are computed as
+//! distance exceeds that of its query's last neighbour that matters so far; the distances of all others are computed as
 //! everywhere. So lists are those of a plain scan, bit by bit, and rows that defeat the bounds cost time,
 //! not answers: they are scanned.
 //!
