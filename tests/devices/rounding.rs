@@ -7,7 +7,7 @@ use libtest_mimic::Failed;
 
 use crate::Check;
 use crate::kmeans::same_clusters;
-use crate::support::{Kind, Rng, matrix_f32, matrix_f64};
+use crate::support::{Kind, Rng, matrix_f32, matrix_f64, sampled};
 
 /// All trials.
 pub fn trials() -> [(&'static str, Check); 7] {
@@ -93,7 +93,7 @@ fn hidden_products(device: &AnyDevice) -> Result<(), Failed> {
 fn few_far_rows(device: &AnyDevice) -> Result<(), Failed> {
     for (dim, k) in [(20, 12), (96, 70), (130, 9), (300, 300)] {
         let mut rng = Rng(dim as u64);
-        for far in [1.5, 2.0, 3.0, 4.5, 7.0, 12.0, 25.0, 1e3, 1e5] {
+        for far in sampled([1.5, 2.0, 3.0, 4.5, 7.0, 12.0, 25.0, 1e3, 1e5], 3) {
             let mut values = Kind::Normal.rows(7, 2000, dim);
             let mut first = values[..k].to_vec();
             for i in [100, 700, 701] {
@@ -121,7 +121,7 @@ fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
     for (dim, offset) in
         [(11, 0.0), (33, 3.0), (96, 0.0), (128, 100.0), (130, 0.0), (634, 5.0), (700, 0.0)]
     {
-        for apart in (0..16).map(|places| 2f64.powi(-places)) {
+        for apart in sampled((0..16).map(|places| 2f64.powi(-places)), 2) {
             let (mut values, mut first) = (Vec::new(), Vec::new());
             for pair in 0..PAIRS {
                 // On the grid of half precision, and off it by less than half of it, towards a corner.

@@ -53,6 +53,11 @@ pub fn all_trials() -> bool {
     std::env::var_os("NEIGHBORS_TESTS").is_some_and(|asked| asked == "whole")
 }
 
+/// All cases, or one in so many, from the first on, unless [long trials run as a whole](all_trials).
+pub fn sampled<T>(cases: impl IntoIterator<Item = T>, one_in: usize) -> impl Iterator<Item = T> {
+    cases.into_iter().step_by(if all_trials() { 1 } else { one_in })
+}
+
 /// The devices of this machine; `None` for a GPU that is not there.
 pub fn devices() -> Vec<(&'static str, Option<AnyDevice>)> {
     vec![("cpu", Some(AnyDevice::cpu())), ("cuda", AnyDevice::cuda(0, 0).ok())]
