@@ -61,12 +61,17 @@ fn expect(found: &str, wanted: &str) -> Result<(), Failed> {
     if found == wanted { Ok(()) } else { Err(format!("found {found:?}, wanted {wanted:?}").into()) }
 }
 
-/// The digits, classified by their neighbours; half-moons, each a cluster.
+/// The digits, classified by their neighbours; half-moons, each a cluster; each table with a heading.
 fn tour(device: &str) -> Result<(), Failed> {
     let device = format!("SET neighbors.device = '{device}'");
     let printed = succeed(neighbors(&["-c", &device, "-f", "sql/tour.sql"]))?;
     if !printed.contains("98.61") {
         return Err("the accuracy is not 98.61%".into());
+    }
+    let lines = |start: &str| printed.lines().filter(|line| line.starts_with(start)).count();
+    // Each table has three rules, and the one before it says what it shows.
+    if lines("+") != 2 * 3 * lines("| step ") {
+        return Err("a table has no heading".into());
     }
     let moons = ["| 0    | 1          | 400    |", "| 1    | 0          | 380    |"];
     if !moons.iter().all(|moon| printed.contains(moon)) {
