@@ -1,4 +1,86 @@
-#![doc = include_str!("../README.md")]
+//! Exact nearest neighbours, nearest neighbours by hashing, k-means and DBSCAN for Apache
+//! DataFusion, on the CPU with SIMD code and on NVIDIA GPUs with CUDA kernels, with the same answer
+//! to the bit on both.
+//!
+//! ```
+//! use arrow::array::FixedSizeListArray;
+//! use arrow::datatypes::Float32Type;
+//! use datafusion::prelude::*;
+//! use datafusion_neighbors::{AnyDevice, KMeans, KMeansExt, KnnExact, KnnExt, Metric, knn_exact};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> datafusion::error::Result<()> {
+//! let ctx = SessionContext::new();
+//! datafusion_neighbors::register_all(&ctx)?;
+//! let digits = ctx.read_parquet("sql/data/digits.parquet", ParquetReadOptions::default()).await?;
+//! ctx.register_table("digits", digits.clone().into_view())?;
+//!
+//! // In SQL: of how many digits is the nearest other one the same digit?
+//! let sql = "SELECT count(*) FROM knn_exact(digits, k => 1) WHERE query_label = base_label";
+//! let in_sql = ctx.sql(sql).await?.collect().await?;
+//! # assert_eq!(in_sql[0].num_rows(), 1);
+//!
+//! // On DataFrames, without SQL text.
+//! let nearest = digits.clone().knn_exact_self(KnnExact::k(1).metric(Metric::L2))?;
+//! let same = nearest.filter(col("query_label").eq(col("base_label")))?.count().await?;
+//! assert_eq!(same, 1776);
+//! let clusters = digits.kmeans_centroids(KMeans::k(10).seed(7))?;
+//! assert_eq!(clusters.count().await?, 10);
+//!
+//! // On Arrow arrays, without a session.
+//! let points = [[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]].map(|point| Some(point.map(Some)));
+//! let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 2);
+//! let nearest = knn_exact(&AnyDevice::cpu(), &points, None, &KnnExact::k(1))?;
+//! assert_eq!(nearest.num_rows(), 3);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Sessions
+//!
+//! [`register_all`] adds functions, settings and planners to a live [`SessionContext`]; [`install`]
+//! does so while a session is built, together with extension planners of others. A session with a
+//! query planner of its own hands [`NeighborsPlanner`] to that planner and calls
+//! [`register_functions`]. The folder `sql` of this package has a page for each SQL function.
+//!
+//! # Functions and their parameters
+//!
+//! | SQL | on DataFrames | on Arrow arrays | parameters |
+//! |---|---|---|---|
+//! | `knn_exact` | [`KnnExt::knn_exact`], [`KnnExt::knn_exact_self`] | [`knn_exact()`] | [`KnnExact`] |
+//! | `knn_lsh` | [`KnnExt::knn_lsh`], [`KnnExt::knn_lsh_self`] | [`knn_lsh()`] | [`KnnLsh`] |
+//! | `kmeans`, `kmeans_centroids` | [`KMeansExt`] | [`kmeans()`] | [`KMeans`] |
+//! | `dbscan` | [`DbscanExt`] | [`dbscan()`] | [`Dbscan`] |
+//!
+//! Parameters are built from what is required, `KnnExact::k(10)` or `Dbscan::eps(0.3)`, and methods
+//! for what differs from the defaults: [`KnnExact::metric`], [`KnnExact::vector`] for a column of
+//! vectors, [`KnnExact::dimensions`] for numeric columns as dimensions, [`KMeans::seed`] and so on.
+//!
+//! # Devices
+//!
+//! Sessions choose by the setting `neighbors.device`, which is [`NeighborsOptions::device`] in a
+//! `SessionConfig` ([`with_option_extension`]). Functions on arrays are given an [`AnyDevice`]:
+//! [`AnyDevice::cpu`], [`AnyDevice::cuda`], or [`AnyDevice::choose`]. [`devices`] lists those of
+//! this machine, and [`why_no_gpu`] says why it has no GPU. CUDA is found at run time, if the
+//! feature `cuda` is on. It is by default, and so is `cli`, which builds the program `neighbors`:
+//! libraries turn default features off, and `cuda` on again.
+//!
+//! # Memory
+//!
+//! A session's memory pool accounts for what an operator holds on the host; what it refuses fails
+//! with `ResourcesExhausted`. Functions on arrays know of no limit. On a GPU,
+//! `neighbors.device_memory` is the limit. Reading vectors takes much memory for a short time, so
+//! that the allocator of a program matters: `neighbors` takes jemalloc, in huge pages
+//! (`src/bin/neighbors.rs`).
+//!
+//! # Errors
+//!
+//! Functions on arrays return [`Error`]. In a session it becomes `Plan` (the call is wrong),
+//! `Execution` (the data are), `ResourcesExhausted`, or `External` with the [`Error`] as its
+//! source. The work of a dropped stream is cancelled.
+//!
+//! [`SessionContext`]: datafusion::prelude::SessionContext
+//! [`with_option_extension`]: datafusion::prelude::SessionConfig::with_option_extension
 
 // Not part of the public interface, only for this package's own tests and benches: may change in
 // any release.
@@ -52,3 +134,8 @@ pub mod plan {
         DbscanArguments, DbscanNode, KMeansArguments, KMeansNode, KnnNode, LshArguments,
     };
 }
+
+/// Runs the Rust code of README.md as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;
