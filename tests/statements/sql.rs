@@ -1,5 +1,5 @@
-//! What users type: the contracts in `sql/*.slt` on every device of this machine, and how the functions
-//! behave in a session.
+//! What users type: the contracts in `sql/*.slt` and the examples of pages on every device of this
+//! machine, and how the functions behave in a session.
 //!
 //! A device that is not there shows as ignored.
 
@@ -39,6 +39,8 @@ fn main() {
             trials.push(trial.with_ignored_flag(found.is_none()));
         }
     }
+    let links = pages::links_lead_somewhere;
+    trials.push(Trial::test("pages::links_lead_somewhere", links));
     for (name, run) in session::TESTS {
         trials.push(Trial::test(format!("session::{name}"), *run));
     }

@@ -1,14 +1,19 @@
 //! The pages' examples: every ```sql block of a page runs, in order, in one session; what the
-//! ```text block behind it shows must come out. Statements in a comment, `<!-- sql`, make tables that a
-//! page need not show. Files of indexes are in a folder that is removed. With `UPDATE_PAGES=1` in the environment, what comes out is written to the page.
+//! ```text block behind it shows must come out. Statements in a comment, `<!-- sql`, make tables
+//! that a page need not show. Files of indexes are in a folder that is removed. With
+//! `UPDATE_PAGES=1` in the environment, what comes out is written to the page.
+//!
+//! Links between pages are checked as well.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use arrow::record_batch::RecordBatch;
 use arrow::util::pretty::pretty_format_batches;
 use datafusion::error::Result;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use libtest_mimic::Failed;
+
+use crate::support::root;
 
 /// An example: statements, and what the last one shows.
 struct Example {
@@ -101,4 +106,62 @@ fn examples(page: &str) -> Vec<Example> {
         }
     }
     examples
+}
+
+/// The links of this package's pages lead to files that are there, and to headings that these have.
+pub fn links_lead_somewhere() -> Result<(), Failed> {
+    let mut wrong = Vec::new();
+    for folder in ["", "sql", "sql/data", "benches"].map(|folder| root().join(folder)) {
+        for page in markdown_files(&folder)? {
+            let text = std::fs::read_to_string(&page)?;
+            for (number, link) in links(&text) {
+                let (path, heading) = link.split_once('#').unwrap_or((link, ""));
+                let target = if path.is_empty() { page.clone() } else { folder.join(path) };
+                let is_there = match heading {
+                    "" => target.exists(),
+                    _ => std::fs::read_to_string(&target)
+                        .is_ok_and(|text| headings(&text).any(|known| known == heading)),
+                };
+                if !is_there {
+                    wrong.push(format!("{}:{number}: {link}", page.display()));
+                }
+            }
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
+}
+
+fn markdown_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let files: std::io::Result<Vec<_>> =
+        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect();
+    let is_page = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
+    Ok(files?.into_iter().filter(is_page).collect())
+}
+
+/// The lines outside of fences, numbered from 1.
+fn prose(page: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut is_code = false;
+    (1..).zip(page.lines()).filter(move |(_, line)| {
+        let is_fence = line.starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    })
+}
+
+/// The targets of links within this package, and their lines.
+fn links(page: &str) -> impl Iterator<Item = (usize, &str)> {
+    let all = prose(page).flat_map(|(number, line)| {
+        let behind = line.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+        behind.map(move |(target, _)| (number, target))
+    });
+    all.filter(|(_, target)| !target.contains("://"))
+}
+
+/// The headings of a page, as links name them.
+fn headings(page: &str) -> impl Iterator<Item = String> {
+    prose(page).filter_map(|(_, line)| line.strip_prefix('#')).map(|heading| {
+        let heading = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect::<String>()
+    })
 }
