@@ -201,3 +201,17 @@ fn parse_bytes(value: &str) -> Result<u64> {
         )
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_is_on_its_page_with_its_default() {
+        let page = include_str!("../../sql/settings.md");
+        for ConfigEntry { key, value, .. } in NeighborsOptions::default().entries() {
+            let row = format!("| `{key}` | `{}` |", value.unwrap_or_default());
+            assert!(page.contains(&row), "{row}");
+        }
+    }
+}
