@@ -1,7 +1,7 @@
 //! Times `dbscan` on files of vectors, on any device.
 //!
 //! ```text
-//! python3 benches/workloads.py dense8 target/workloads
+//! python3 -m benches.data.workloads dense8 target/workloads
 //! cargo bench --profile dev --bench dbscan -- --dir target/workloads --task dense8:0.05:4
 //! ```
 //!

