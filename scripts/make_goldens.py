@@ -30,7 +30,13 @@ Every file names the libraries and their versions in its schema metadata under `
 committed ones are by scikit-learn 1.9.1, FAISS 1.15.1 and numpy 2.4.6.
 Needs scikit-learn, faiss-cpu and pyarrow.
 """
+import argparse
 import os
+
+if __name__ == "__main__":
+    # Before what follows is imported, so that --help needs none of it.
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
 import faiss
 import numpy as np
 import pyarrow as pa
