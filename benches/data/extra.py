@@ -21,7 +21,7 @@ import argparse
 import os
 import re
 
-from ..later import np, pa, pq
+from .. import np, pa, pq
 
 
 def main():

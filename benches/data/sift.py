@@ -15,9 +15,9 @@ The picture is scikit-image's `astronaut`: Eileen Collins, by NASA, in the publi
 import argparse
 import os
 
-from ..later import Later, np, pa, pq
+from .. import LazyModule, np, pa, pq
 
-cv2, skimage, pictures = Later("cv2"), Later("skimage"), Later("skimage.data")
+cv2, skimage, pictures = LazyModule("cv2"), LazyModule("skimage"), LazyModule("skimage.data")
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "sql", "data", "sift.parquet")
 POINTS = 800  # the strongest of each picture
 NOISE = 11.5  # in each dimension

@@ -12,7 +12,7 @@ import os
 import sys
 import zlib
 
-from ..later import np, pa, pq
+from .. import np, pa, pq
 
 
 def rng(name):

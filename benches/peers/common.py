@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 
-from ..later import np, pq
+from .. import np, pq
 
 UNITS = {"ns": 1e-6, "µs": 1e-3, "ms": 1.0, "s": 1e3}
 SCALES = {"": 1, " K": 1e3, " M": 1e6, " B": 1e9}

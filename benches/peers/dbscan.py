@@ -9,10 +9,10 @@ import os
 import statistics
 import time
 
-from ..later import Later, import_now, np, pq
+from .. import LazyModule, import_now, np, pq
 from .common import clock, commands, copied, file_of, rows
 
-torch = Later("torch")
+torch = LazyModule("torch")
 TASKS = {  # task: workload, eps, min_points, and a metric if it is not l2
     "dense8": ("dense8", 0.05, 4),
     "dense8-eps02": ("dense8", 0.02, 4),

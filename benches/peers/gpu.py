@@ -14,10 +14,10 @@ import statistics
 import sys
 import time
 
-from ..later import Later, import_now, np, pq
+from .. import LazyModule, import_now, np, pq
 from .common import parser, rows, there
 
-torch, flashlib = Later("torch"), Later("flashlib")
+torch, flashlib = LazyModule("torch"), LazyModule("flashlib")
 
 KNN = [  # workload, k, metric, joined with itself: as in benches/knn.rs
     ("friedman10", 5, "l2", True), ("higgs28", 5, "l2", True), ("sift128", 10, "l2", False),

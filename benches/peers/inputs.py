@@ -9,7 +9,7 @@ numpy and pyarrow.
 import os
 import statistics
 
-from ..later import np, pa, pq
+from .. import np, pa, pq
 from .common import clock, parser, run
 
 INPUTS = {

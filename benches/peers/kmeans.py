@@ -15,7 +15,7 @@ import tempfile
 import time
 
 from ..data import extra, workloads
-from ..later import import_now, np, pq
+from .. import import_now, np, pq
 from .common import add_options, clock, commands, directions, head, line, milliseconds, operators, rows, run, there
 
 TASKS = [  # workload, clusters, metric

@@ -13,7 +13,7 @@ without imports. `flat` and `trees` print the least of the runs, which take turn
 import os
 import time
 
-from ..later import import_now, np, pa, pq
+from .. import import_now, np, pa, pq
 from .common import (Least, add_options, after_a_first, clock, commands, copied, directions, file_of, head, line, load_average, rows,
                      run, there, total)
 

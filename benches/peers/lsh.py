@@ -19,11 +19,11 @@ import tempfile
 import time
 
 from ..data import extra
-from ..later import Later, import_now, np, pq
+from .. import LazyModule, import_now, np, pq
 from .common import (Failed, add_options, clock, commands, copied, count, directions, file_of, head, inputs, line, milliseconds,
                      operators, rows, run, there)
 
-faiss, hnswlib = Later("faiss"), Later("hnswlib")
+faiss, hnswlib = LazyModule("faiss"), LazyModule("hnswlib")
 TASKS = [  # workload, k, metric
     ("friedman10", 5, "l2"),
     ("higgs28", 5, "l2"),

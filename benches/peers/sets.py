@@ -12,7 +12,7 @@ distance of at most 0.5 (its default threshold, 128 permutations), which are cou
 """
 import time
 
-from ..later import import_now, np, pq
+from .. import import_now, np, pq
 from .common import Failed, add_options, copied, head, line, parser, there
 
 TASKS = ["words", "pairs"]
