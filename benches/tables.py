@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Markdown tables of what was measured: benches/record/measurements.csv, filtered and laid out.
 
-    tables.py FAMILY DATE MACHINE [KEY=PATTERN ...] [times]    print a table
-    tables.py --list                                           families, dates and machines, with the rows of each
-    tables.py --update FILE ...                                write the tables into Markdown files
-    tables.py --check [FILE ...]                               fail where a file or the CSV is not as it should be
+    tables.py FAMILY DATE MACHINE [KEY=PATTERN ...] [show=WORD] [times]    print a table
+    tables.py --list                           families, dates and machines, with the rows of each
+    tables.py --update FILE ...                write the tables into Markdown files
+    tables.py --check [FILE ...]               fail where a file or the CSV is not as it should be
 
-FAMILY is the function that a call names: knn_exact, knn_lsh, kmeans, dbscan, ... Several machines are joined by commas.
-KEY is workload, call, peer, phase or note, and PATTERN a regular expression; peers of before are left out unless
-peer= asks for them. A row of a table is a workload with a call, a column a peer with a phase; several runs are shown from the least to the
-most. `times` adds how many times as long each peer took as `neighbors`.
+FAMILY is the function that a call names: knn_exact, knn_lsh, kmeans, dbscan, ... Several families or machines are
+joined by commas. KEY is workload, call, peer, phase or note, and PATTERN a regular expression; earlier builds are left
+out unless peer= asks for them. A row of a table is a workload with a call, a column a peer with a phase; several runs
+are shown from the least to the most. The least median of a phase that more than one peer was measured in is bold.
+`times` adds how many times as long each peer took as `neighbors`, show=recall a column of what notes say of the recall.
 
 --update replaces what stands between these lines; --check, without files, reads all of benches/*.md:
 
@@ -28,7 +29,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 DATA = HERE / "record" / "measurements.csv"
 COLUMNS = "date,commit,machine,workload,call,peer,seconds,times_as_long,turns,note".split(",")
 KEYS = ("workload", "call", "peer", "phase", "note")
-BLOCK = re.compile(r"(<!-- measured: (.*?) -->\n).*?(<!-- /measured -->)", re.DOTALL)
+BLOCK = re.compile(r"^(<!-- measured: ([^\n]*) -->\n).*?^(<!-- /measured -->)$", re.DOTALL | re.MULTILINE)
 OURS, BEFORE = "neighbors", "neighbors (before)"
 
 
@@ -57,7 +58,7 @@ def measurements():
         rows = list(csv.DictReader(file))
     for row in rows:
         row["family"] = re.match(r"\w*", row["call"])[0]
-        row["task"], _, row["phase"] = row["call"].partition(": ")
+        row["task"], _, row["phase"] = row["call"].rpartition(": ") if ": " in row["call"] else (row["call"], "", "")
     return rows
 
 
@@ -73,25 +74,30 @@ def table(rows, words):
     columns = sorted(columns, key=lambda name: (machines.index(name[0]), name[1] != OURS))
     titles = titled(columns)
     ratios = [name for name in columns if name[1] != OURS] if "times" in words else []
-    titles += [f"{titles[columns.index(name)]}, times" for name in ratios]
-    lines = [["Workload", "Call"] + titles, ["---"] * (2 + len(titles))]
+    shown = [word.removeprefix("show=") for word in words if word.startswith("show=")]
+    titles = ["Workload", "Call"] + shown + titles + [f"{titles[columns.index(name)]} / neighbors" for name in ratios]
+    lines = [titles, ["---"] * len(titles)]
     for (workload, task), found in cells.items():
-        shown = [span(found[name]) if name in found else "" for name in columns]
-        lines.append([workload, f"`{task}`"] + shown + [ratio(found, name) for name in ratios])
+        notes = "; ".join(row["note"] for of_cell in found.values() for row in of_cell)
+        lines.append([workload, f"`{task}`"] + [said(word, notes) for word in shown]
+                     + [cell(found, name) for name in columns] + [ratio(found, name) for name in ratios])
+    if len({line[1] for line in lines[2:]}) == 1:
+        lines = [line[:1] + line[2:] for line in lines]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def selected(rows, words):
     """The rows that the words of a marker ask for."""
     plain = [word for word in words if "=" not in word and word != "times"]
+    words = [word for word in words if not word.startswith("show=")]
     if len(plain) != 3:
         raise SystemExit(f"expected FAMILY DATE MACHINE, got: {' '.join(words)}")
-    family, date, machines = plain
+    families, date, machines = plain
     patterns = dict(word.split("=", 1) for word in words if "=" in word)
     if unknown := set(patterns) - set(KEYS):
         raise SystemExit(f"unknown keys {', '.join(sorted(unknown))}; accepted are {', '.join(KEYS)}")
     for row in rows:
-        right = row["family"] == family and row["date"] == date and row["machine"] in machines.split(",")
+        right = row["family"] in families.split(",") and row["date"] == date and row["machine"] in machines.split(",")
         wanted = "peer" in patterns or row["peer"] != BEFORE
         if right and wanted and all(re.search(pattern, row[key]) for key, pattern in patterns.items()):
             yield row
@@ -108,13 +114,32 @@ def titled(columns):
             for machine, peer, phase in columns]
 
 
-def span(found):
-    seconds = sorted(float(row["seconds"]) for row in found)
-    return digits(seconds[0]) if digits(seconds[0]) == digits(seconds[-1]) else f"{digits(seconds[0])} to {digits(seconds[-1])}"
+def cell(found, name):
+    if name not in found:
+        return ""
+    beside = [other for other in found if (other[0], other[2]) == (name[0], name[2])]
+    least = len(beside) > 1 and median(found[name]) == min(median(found[other]) for other in beside)
+    return f"**{span(found[name])}**" if least else span(found[name])
 
 
-def digits(seconds):
-    return f"{seconds:#.3g}".rstrip(".")
+def median(runs):
+    return statistics.median(float(row["seconds"]) for row in runs)
+
+
+def span(runs):
+    in_order = sorted((row["seconds"] for row in runs), key=float)
+    return " to ".join(dict.fromkeys(map(three_digits, (in_order[0], in_order[-1]))))
+
+
+def three_digits(seconds):
+    """Fewer where fewer were measured."""
+    measured = len(seconds.replace(".", "").lstrip("0"))
+    return f"{float(seconds):.0f}" if float(seconds) >= 100 else f"{float(seconds):#.{min(3, measured)}g}".rstrip(".")
+
+
+def said(word, notes):
+    value = re.search(rf"\b{re.escape(word)} ([\d.]*\d)", notes)
+    return value[1] if value else ""
 
 
 def ratio(found, name):
@@ -123,8 +148,7 @@ def ratio(found, name):
         return ""
     if len(found[name]) == 1 and found[name][0]["times_as_long"]:
         return found[name][0]["times_as_long"]
-    middle = lambda of: statistics.median(float(row["seconds"]) for row in found[of])
-    return f"{middle(name) / middle(ours):#.3g}".rstrip(".")
+    return f"{median(found[name]) / median(found[ours]):#.3g}".rstrip(".")
 
 
 def listing(rows):

@@ -111,7 +111,9 @@ fn examples(page: &str) -> Vec<Example> {
 /// The links of this package's pages lead to files that are there, and to headings that these have.
 pub fn links_lead_somewhere() -> Result<(), Failed> {
     let mut wrong = Vec::new();
-    for folder in ["", "sql", "sql/data", "benches"].map(|folder| root().join(folder)) {
+    for folder in
+        ["", "sql", "sql/data", "benches", "benches/record"].map(|folder| root().join(folder))
+    {
         for page in markdown_files(&folder)? {
             let text = std::fs::read_to_string(&page)?;
             for (number, link) in links(&text) {
