@@ -1,4 +1,4 @@
-//! Queries against the candidates among a base: what is compared, and what is found.
+//! Computes the distances between queries and their candidates, and keeps the nearest.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -17,19 +17,20 @@ use crate::metric::Metric;
 use crate::parallel::{in_parallel, threads};
 use crate::rows::Rows;
 
-/// Places of buckets, and candidates, that are in memory at a time.
+/// Buckets, and candidates, in memory at a time.
 const PLACES_TOGETHER: usize = 1 << 21;
 const CANDIDATES_TOGETHER: usize = 1 << 22;
 
-/// What compares queries with the candidates among a base.
+/// Compares queries with their candidates in a base.
 pub(super) struct Among<D: Device> {
     pub base: Arc<Base<D>>,
-    /// Neighbours asked for.
+    /// Number of neighbours requested.
     pub k: usize,
-    /// The candidates with the least sums of each query whose distances are computed by the definition.
+    /// Number of candidates per query whose exact distances are computed: those with the smallest
+    /// device distances.
     pub listed: usize,
     pub filter: Filter,
-    /// How many rows count.
+    /// Number of selected rows.
     pub counting: usize,
 }
 
@@ -54,7 +55,7 @@ impl<D: Device> Base<D> {
         Ok(Self { device, metric, rows, on_device, facts })
     }
 
-    /// Facts of the values of all rows.
+    /// Norms and ranges of the values of all rows.
     pub fn facts(&self) -> &Facts {
         self.facts.get_or_init(|| Facts::of(&self.rows, self.metric == Metric::InnerProduct))
     }
@@ -66,19 +67,21 @@ impl<D: Device> Base<D> {
 }
 
 impl<D: Device> Among<D> {
-    /// Compares queries with candidates among a base of which so many rows count.
+    /// Keeps `k` neighbours per query; `counting` rows of the base are selected.
     pub fn new(base: Arc<Base<D>>, k: usize, counting: usize) -> Self {
         let filter = Filter::new(base.metric, base.rows.matrix());
         let listed = k.saturating_add(filter.more(k));
         Self { base, k, listed, filter, counting }
     }
 
-    /// The same with longer lists: where tables are read in turn, all are read again for lists that are not certain.
+    /// Doubles the length of candidate lists: if tables are read in turn, every uncertain list
+    /// costs another pass over all tables.
     pub fn with_longer_lists(self) -> Self {
         Self { listed: self.listed.saturating_mul(2).saturating_add(64), ..self }
     }
 
-    /// The neighbours of queries whose buckets are known, of which `first` is the first.
+    /// The nearest neighbours of the queries `first..end`, whose buckets are known; they have at
+    /// most `bound` candidates.
     fn compare(
         &self,
         (queries, query_rows): (&Rows, QueryRows),
@@ -110,8 +113,8 @@ impl<D: Device> Among<D> {
         Ok((select((&starts, &rows), distances, self.listed), rows.len() as u64))
     }
 
-    /// As many queries as have at most so many candidates together, but one at least: where they end,
-    /// the rows in their buckets, and an upper bound on their candidates.
+    /// The longest run of queries with at most `most` candidates, but at least one query. Returns
+    /// its end, the rows in its buckets with duplicates, and an upper bound on its candidates.
     fn few(&self, places: &Places, queries: Range<usize>, most: usize) -> (usize, u64, usize) {
         let (mut to, mut all, mut bound) = (queries.start, 0, 0);
         while to < queries.end {
@@ -126,7 +129,7 @@ impl<D: Device> Among<D> {
         (to, all, bound)
     }
 
-    /// The neighbours that are among the candidates of a finder, whose tables may be on the device.
+    /// The nearest neighbours among the candidates of a finder, whose tables may be on the device.
     pub fn search(
         &self,
         (finder, sent): (&Finder, Option<&SentTables<D>>),
@@ -152,7 +155,7 @@ impl<D: Device> Among<D> {
             let some = queries.slice(start..queries.len().min(start + wave));
             let here = (&some, query_rows.skip(start as u32));
             let (places, _reserved) = match reserved_places(finder, here, job) {
-                // Fewer at a time, then.
+                // Retry with half of the queries.
                 Err(Error::HostMemory { .. }) if some.len() > 1 => {
                     wave = some.len() / 2;
                     continue;
@@ -173,7 +176,8 @@ impl<D: Device> Among<D> {
         Ok(all)
     }
 
-    /// Adds the neighbours of queries whose buckets are known, as many queries at a time as memory allows.
+    /// Appends the neighbours of queries whose buckets are known, in blocks of queries that fit
+    /// into memory.
     fn compare_all(
         &self,
         queries: (&Rows, QueryRows),
@@ -190,7 +194,7 @@ impl<D: Device> Among<D> {
                     all.add(nearest, pairs);
                     from = to;
                 }
-                // Fewer at a time, then.
+                // Retry with a smaller block.
                 Err(Error::HostMemory { .. }) if to > from + 1 => most = bound / 2,
                 Err(error) => return Err(error),
             }
@@ -199,7 +203,7 @@ impl<D: Device> Among<D> {
     }
 }
 
-/// The buckets that queries look at, and their memory.
+/// The buckets that queries probe, and their reserved memory.
 pub(super) fn reserved_places(
     finder: &Finder,
     (queries, query_rows): (&Rows, QueryRows),
@@ -217,7 +221,7 @@ pub(super) fn reserved_places(
     Ok((places, reserved))
 }
 
-/// What queries have found in some tables.
+/// Candidate lists of queries from a subset of the tables.
 pub struct Part {
     pub(super) nearest: Nearest,
     pub(super) visited: u64,
@@ -238,7 +242,7 @@ impl Part {
         Self { nearest: Nearest { rows, distances, starts }, visited: 0, pairs: 0 }
     }
 
-    /// Adds what the next queries have found.
+    /// Appends the lists of the next queries.
     pub(super) fn extend(&mut self, next: Self) {
         if self.nearest.starts.lists() == 0 {
             let (visited, pairs) = (self.visited + next.visited, self.pairs + next.pairs);
@@ -256,7 +260,7 @@ impl Part {
         self.pairs += pairs;
     }
 
-    /// The same with what the same queries have found in other tables.
+    /// Merges the lists of the same queries from other tables.
     pub(super) fn with(self, other: Self, k: usize, job: &Job) -> Result<Self> {
         let nearest = merge(self.nearest, other.nearest, k, job)?;
         let (visited, pairs) = (self.visited + other.visited, self.pairs + other.pairs);

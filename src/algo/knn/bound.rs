@@ -1,22 +1,26 @@
-//! What the recalls of sampled queries say about all.
+//! A confidence bound on the recall of all queries, from the recalls of a sample.
 
-/// Standard errors between the mean of a sample and the lower bound of 99%.
+/// One-sided 99% quantile of the normal distribution: standard errors from a mean to its lower
+/// bound.
 const ERRORS: f64 = 2.326;
 
-/// Neighbours of which nothing is known but that those of one query may be found or missed together.
+/// Pseudo-variance added to both variances: in a small sample, the neighbours of a query are
+/// assumed to be found or missed together.
 const UNKNOWN: f64 = 0.25;
 
-/// The mean of some numbers.
+/// The mean of `values`.
 pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// The least mean of the recalls of sampled queries, by so many pairs of a query and a neighbour, that rules out with 99%
-/// that the mean of all is below `wanted`. Of all queries, and of the neighbours of these, the sample has these shares.
+/// Smallest sample mean whose lower 99% confidence bound is at least `wanted`. The sample has
+/// `recalls.len()` queries with `pairs` neighbours in all: the share `of_queries` of all queries,
+/// and `of_neighbors` of their neighbours.
 ///
-/// It is by how far the mean of a sample may be from what is wanted if that is just missed, not by how far these
-/// recalls are from each other: those of a few queries that all found their neighbour are not apart at all. How much of
-/// the spread of single neighbours they show says how much those of a query depend on each other.
+/// Uses the standard error under the null hypothesis, a true recall of `wanted`, not the sample's:
+/// a few perfect queries have variance 0. The ratio of the observed variance between queries to
+/// that of independent neighbours estimates how much the neighbours of one query depend on each
+/// other.
 pub(super) fn least(
     (recalls, pairs): (&[f64], usize),
     wanted: f64,
@@ -26,7 +30,7 @@ pub(super) fn least(
     let spread = recalls.iter().map(|recall| (recall - found).powi(2)).sum::<f64>();
     let single = count * found * (1.0 - found);
     let together = ((spread + UNKNOWN) / (single + UNKNOWN)).min(1.0);
-    // Other queries, and other neighbours of these.
+    // Variance of the unsampled queries, and of the unsampled neighbours of the sampled ones.
     let others = together / count * (1.0 - of_queries)
         + (1.0 - of_neighbors) / pairs.max(1) as f64 * of_queries;
     wanted + ERRORS * (wanted * (1.0 - wanted) * others).sqrt()
@@ -40,14 +44,15 @@ mod tests {
     fn a_sample_rules_out_less_in_one_of_a_hundred() {
         let of_some = |recalls: &[f64], wanted| least((recalls, recalls.len()), wanted, (0.0, 1.0));
         let all = |count: usize| of_some(&vec![1.0; count], 0.99) <= 1.0;
-        // 0.99 to the power of 458 is 0.01: all of so many are found by chance if 99% are.
+        // 0.99^458 = 0.01: at a true recall of 99%, a sample of 458 is perfect by chance in 1% of
+        // cases.
         assert!(!all(458) && all(600));
         assert!(!all(160));
-        // Nothing is left to chance where all queries are sampled, and all of their neighbours looked for.
+        // A sample of all queries and all of their neighbours has no sampling error.
         assert_eq!(least((&[1.0, 0.5], 20), 0.7, (1.0, 1.0)), 0.7);
         let most = least((&[1.0, 0.5], 20), 0.7, (1.0, 0.5));
         assert!(most > 0.8 && most < 0.9, "{most}");
-        // Of neighbours that are found or missed one by one, ten are worth more than one.
+        // Ten neighbours that are found or missed independently say more than one.
         let one_by_one: Vec<_> = (0..160).map(|i| if i % 3 == 0 { 0.8 } else { 1.0 }).collect();
         let together: Vec<_> = (0..160).map(|i| if i % 15 == 0 { 0.0 } else { 1.0 }).collect();
         assert!(of_some(&one_by_one, 0.9) < 0.93 && of_some(&together, 0.9) > 0.95);

@@ -1,8 +1,9 @@
-//! Choosing the parameters of hashing: the recall of a sample with the very functions that will be used,
-//! and the share of the base that they would compare.
+//! Tuning of LSH parameters: the recall of a sample with the very hash functions of the search, and
+//! the share of candidates in the base.
 //!
-//! Functions follow from the seed, the table and their number alone. So whether a query and its neighbour
-//! share a bucket is known without any table, and so is how many tables it takes until enough do.
+//! Hash functions follow from the seed, the table and their number alone. So whether a query and
+//! its neighbour share a bucket is known before any table is built, and so is the number of tables
+//! that reaches the recall.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,52 +23,54 @@ use crate::metric::Metric;
 use crate::parallel::{in_parallel, threads};
 use crate::rows::Rows;
 
-/// Numbers of probes that are tried, if they are free, and more where these are not enough.
+/// Numbers of probes that are tried if they are free, and larger ones if none of these suffices.
 const PROBES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 const MORE_PROBES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
 
-/// Widths that are tried, in distances of the last neighbour.
+/// Widths that are tried, as multiples of the median distance of the k-th neighbour.
 const WIDTHS: [f64; 9] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 60.0];
 
-/// After so many tables, functions are given up that have found less than this share of what is needed.
+/// After `EARLY` tables, hash functions with less than `TOO_FEW` times the requested recall are
+/// given up.
 const EARLY: usize = 16;
 const TOO_FEW: f64 = 0.1;
 
-/// Parameters that share at most this many times the fewest candidates are chosen among by time.
+/// The fastest parameters are chosen among those with at most this multiple of the fewest
+/// candidates.
 const SHARES: f64 = 1.5;
 
-/// What was chosen, and what it is expected to do.
+/// Tuned parameters, and their expected performance.
 pub(super) struct Chosen {
     pub hashing: Hashing,
     /// The mean recall of the sample.
     pub recall: f64,
-    /// Candidates of a query, as a share of the base.
+    /// The number of candidates of a query, as a share of the base.
     pub share: f64,
-    /// About how long all takes, in ns.
+    /// Estimated time of the build and the search, in ns.
     time: f64,
 }
 
-/// Numbers of functions that are tried with one width.
+/// Trials that share one width.
 struct Group {
     signature: Signature,
     trials: Vec<Trial>,
 }
 
-/// Parameters that are tried.
+/// One setting of the parameters, and its measurements.
 struct Trial {
     hashes: usize,
-    /// Neighbours that share a bucket with their query in a table so far.
+    /// For each checked neighbour, whether it shares a bucket with its query in any table.
     found: Vec<bool>,
     recall: f64,
-    /// Tables that are enough.
+    /// The number of tables that reaches the recall.
     tables: Option<usize>,
     is_over: bool,
-    /// Pairs of a query and a base row that share a bucket in a table so far.
+    /// A bit for each pair of a query and a base row, set if they share a bucket in a table.
     seen: Vec<u64>,
     visited: u64,
 }
 
-/// Chooses what is free in the parameters.
+/// Tunes the free parameters.
 ///
 /// # Errors
 /// [`Error::Unsatisfiable`] if no parameters reach the recall, and errors of the exact search.
@@ -110,7 +113,7 @@ pub(super) fn choose<D: Device>(
     })
 }
 
-/// All parameters that are good enough, with this number of probes, and the best recall.
+/// All parameters that reach the recall with `lsh.probes` probes, and the best recall of all.
 fn enough(
     (params, lsh, hasher): (KnnParams, &LshParams, &Hasher),
     sample: &Sample,
@@ -124,7 +127,7 @@ fn enough(
     let mut groups = groups(lsh, sample, params, hasher.most());
     let most = all(&groups).map(|trial| trial.hashes).max().unwrap_or(1);
     if sample.wanted.per_query == 0 {
-        // Nothing to be found.
+        // There are no neighbours.
         let hashing = with(groups[0].signature, most, lsh.tables.unwrap_or(1));
         return Ok((vec![Chosen { hashing, recall: 1.0, share: 0.0, time: 0.0 }], 1.0));
     }
@@ -142,7 +145,7 @@ fn enough(
     groups.iter_mut().for_each(|group| group.trials.retain(|trial| trial.tables.is_some()));
     groups = count(groups, functions, (sample, lsh, &limits), job)?;
     let dim = match sample.base.sets() {
-        // A token takes the time of a few dimensions.
+        // The cost of a token, in dimensions.
         Some((sets, _)) => 5 * sets.mean_tokens().ceil() as usize,
         None => hasher.dim(),
     };
@@ -158,8 +161,8 @@ fn enough(
     Ok((found, best))
 }
 
-/// Bytes of so many trials with up to so many functions: what each has found and seen, and for each thread
-/// the functions of a table, their values, and these as whole numbers and keys.
+/// Bytes of `trials` trials with up to `functions` hash functions: the results of each trial, and
+/// for each thread the functions of a table, their values, hash values and keys.
 fn bytes(sample: &Sample, hasher: &Hasher, trials: usize, functions: usize) -> usize {
     let (queries, wanted, base) =
         (sample.queries.len(), sample.wanted.rows.len(), sample.base.len());
@@ -171,7 +174,7 @@ fn bytes(sample: &Sample, hasher: &Hasher, trials: usize, functions: usize) -> u
     trials * per_trial + threads() * per_thread
 }
 
-/// Looks for the neighbours of the sample, in table after table until enough are found.
+/// Measures the recall of the sample, table after table until it suffices.
 fn find(
     mut groups: Vec<Group>,
     tables: usize,
@@ -197,7 +200,7 @@ fn find(
     Ok(groups)
 }
 
-/// Counts the candidates of the sample, in the tables that are enough.
+/// Counts the candidates of the sample in the tables that each trial needs.
 fn count(
     mut groups: Vec<Group>,
     functions: impl Fn(usize) -> Result<TableFunctions> + Sync,
@@ -220,7 +223,7 @@ fn count(
     Ok(groups)
 }
 
-/// The functions of some tables, and their values for rows of two kinds.
+/// The hash functions of a table, and their values for two sets of rows.
 type HashedSample = (TableFunctions, [Vec<f64>; 2]);
 
 fn hash(
@@ -240,7 +243,7 @@ fn all(groups: &[Group]) -> impl Iterator<Item = &Trial> {
     groups.iter().flat_map(|group| &group.trials)
 }
 
-/// All combinations of what is free.
+/// All combinations of the free parameters.
 fn groups(lsh: &LshParams, sample: &Sample, params: KnnParams, most: usize) -> Vec<Group> {
     let widths: Vec<f64> = match (lsh.family, lsh.width) {
         (Family::PStable, None) => WIDTHS.iter().map(|times| times * sample.reach).collect(),
@@ -277,13 +280,13 @@ fn groups(lsh: &LshParams, sample: &Sample, params: KnnParams, most: usize) -> V
     widths.into_iter().map(group).collect()
 }
 
-/// How far queries of the sample reach, where boxes are found by radius.
+/// The search limit of each sampled query, if boxes are searched by radius.
 struct Limits(Vec<f64>);
 
 impl Limits {
     fn new(hasher: &Hasher, sample: &Sample, (lsh, metric): (&LshParams, Metric)) -> Self {
         let Some(radius) = lsh.box_radius else { return Self(Vec::new()) };
-        // A row of the base that is longer than these would widen the radius by a rounding error more.
+        // A longer row of the base would widen the limit by another rounding error.
         let longest = hasher.lengths(&sample.base).into_iter().fold(0.0, f64::max);
         let others = longest + 2.0 * hasher.shifted_by();
         let (of, dim) = ((metric, sample.base.matrix().kind()), sample.base.matrix().dim());
@@ -297,7 +300,7 @@ impl Limits {
 }
 
 impl Group {
-    /// Looks for neighbours in one more table.
+    /// Looks for the checked neighbours in one more table.
     fn look(
         &mut self,
         (functions, values): &HashedSample,
@@ -310,7 +313,7 @@ impl Group {
         let (all, signature) = (functions.count(), self.signature);
         let [Ok(queries), Ok(rows)] = [0, 1].map(|i| signature.wholes(&values[i], functions))
         else {
-            // Slots are out of range: these parameters are useless.
+            // Slots are out of range, and this width is useless.
             self.trials.iter_mut().for_each(|trial| trial.is_over = true);
             return Ok(());
         };
@@ -345,7 +348,7 @@ impl Group {
         })
     }
 
-    /// Does the same with all trials, on all cores.
+    /// Runs all trials in parallel.
     fn each_trial(&mut self, run: impl Fn(&mut Trial) -> Result<()> + Sync + Send) -> Result<()> {
         let trials = in_parallel(std::mem::take(&mut self.trials), |mut trial| {
             run(&mut trial)?;
@@ -355,7 +358,7 @@ impl Group {
         Ok(())
     }
 
-    /// Counts candidates in one more table.
+    /// Counts the candidates in one more table.
     fn count(
         &mut self,
         (functions, values): &HashedSample,
@@ -366,7 +369,7 @@ impl Group {
         let (all, signature) = (functions.count(), self.signature);
         let [Ok(queries), Ok(rows)] = [0, 1].map(|i| signature.wholes(&values[i], functions))
         else {
-            // Building the tables will say so.
+            // Building the tables will report the error.
             return Ok(());
         };
         self.each_trial(|trial| {
@@ -408,7 +411,7 @@ impl Group {
 }
 
 impl Trial {
-    /// Judges the recall of so many tables.
+    /// Compares the recall of the first `tables` tables with the requested one.
     fn judge(&mut self, tables: usize, sample: &Sample, lsh: &LshParams) {
         if self.is_over {
             return;
@@ -432,7 +435,7 @@ impl Trial {
         }
     }
 
-    /// The share of the base that is compared with a query, and about how long all takes, in ns.
+    /// The share of the base that is compared with a query, and the estimated time in ns.
     fn costs(
         &self,
         (base, queries, dim): (usize, usize, usize),
@@ -441,7 +444,7 @@ impl Trial {
     ) -> (f64, f64) {
         let pairs = (sample.counted() * sample.base.len()) as f64;
         let distinct: u32 = self.seen.iter().map(|seen| seen.count_ones()).sum();
-        // As if one more had been seen: none of a sample are not none.
+        // Add-one smoothing: a sample without hits does not prove a share of 0.
         let share = (f64::from(distinct) + 1.0) / pairs;
         let visited = (self.visited as f64 + 1.0) / pairs;
         let tables = self.tables.unwrap_or(0) as f64;

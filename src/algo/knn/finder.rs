@@ -1,4 +1,4 @@
-//! Tables of hashes, and the candidates that queries find in them.
+//! Generates the candidates of queries from hash tables.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -22,47 +22,47 @@ const QUERIES_TOGETHER: usize = 64;
 /// Bytes of a bucket in the list of a table's boxes.
 const BOX: usize = size_of::<(u64, Range<u32>)>();
 
-/// What finds candidates in the tables of a base.
+/// The candidate generator: the hash tables of a base, and its settings.
 pub(super) struct Finder {
     hashing: Hashing,
     scoring: Option<Scoring>,
     base: FinderBase,
     tables: Vec<Arc<Hashed>>,
-    /// All boxes of each table, where they are found by radius.
+    /// All boxes of each table, if they are searched by radius.
     boxes: Vec<Vec<(u64, Range<u32>)>>,
-    /// Whether queries are rows of the base and look at no other buckets than their own, and the bucket
-    /// of each row in each table, once it was asked for.
+    /// Whether queries are rows of the base and probe only their home buckets. `own` has the home
+    /// bucket of each row in each table, computed on first use.
     looks_at_own: bool,
     own: OnceLock<Vec<Own>>,
-    /// The length of the longest row, as planes see it, where boxes are found by radius.
+    /// The largest norm of a transformed row, if boxes are searched by radius.
     longest: f64,
-    /// Marks of rows that are all unset, for reuse.
+    /// Idle scratch memory; all marks are unset.
     idle: Mutex<Vec<Marks>>,
     _reserved: Vec<Reserved>,
 }
 
-/// A base, and what is known of it.
+/// A base, and its role in the search.
 #[derive(Clone)]
 pub(super) struct FinderBase {
     pub rows: Rows,
-    /// Whether queries are rows of it.
+    /// Whether queries are rows of the base.
     pub is_queried: bool,
-    /// The rows that count, if not all do.
+    /// The selected rows; `None` for all.
     pub selection: Option<Arc<Selection>>,
-    /// The kind of numbers that were hashed.
+    /// The element type that was hashed.
     pub hashed: ElementKind,
 }
 
-/// What is noted of rows while a query is answered.
+/// Scratch memory of a query.
 struct Marks {
-    /// Whether they were seen.
+    /// A bit for each row, set if it was seen or is not selected.
     seen: Vec<u64>,
-    /// Their scores, where they are scored.
+    /// The score of each row; empty without scoring.
     scores: Vec<f64>,
 }
 
 impl Marks {
-    /// Whether a row is seen for the first time.
+    /// Marks a row as seen; returns whether it is seen for the first time.
     #[inline(always)]
     fn is_new(&mut self, row: u32) -> bool {
         let (word, bit) = (&mut self.seen[row as usize / 64], 1 << (row % 64));
@@ -71,7 +71,8 @@ impl Marks {
         is_new
     }
 
-    /// Unmarks the only rows that were seen. Those that do not count stay marked.
+    /// Unmarks `rows`, which must be all rows that were marked. Rows that are not selected stay
+    /// marked.
     fn forget(&mut self, rows: &[u32], selection: Option<&Selection>) {
         for row in rows {
             let word = &mut self.seen[*row as usize / 64];
@@ -84,7 +85,7 @@ impl Marks {
 }
 
 impl FinderBase {
-    /// The row of the base that a query is, or `None` if it is none.
+    /// The base row that a query is; `None` if queries are separate rows.
     fn row_of(&self, query: usize, query_rows: QueryRows) -> Option<u32> {
         let QueryRows::OfBase { first } = query_rows else { return None };
         let query = first + query as u32;
@@ -93,7 +94,7 @@ impl FinderBase {
 }
 
 impl Finder {
-    /// Hashes the base, and sorts its rows into tables.
+    /// Hashes the base, and builds the tables.
     pub fn build(
         mut hashing: Hashing,
         params: &LshParams,
@@ -117,7 +118,7 @@ impl Finder {
         Ok(finder)
     }
 
-    /// Finds candidates in these tables.
+    /// A candidate generator over existing tables.
     pub fn over(
         tables: Vec<Arc<Hashed>>,
         hashing: Hashing,
@@ -164,18 +165,18 @@ impl Finder {
         })
     }
 
-    /// The number of buckets with rows, and of rows in the largest.
+    /// The number of non-empty buckets, and of rows in the largest.
     pub fn sizes(&self) -> (usize, usize) {
         let sizes = self.tables.iter().map(|hashed| hashed.sizes);
         sizes.fold((0, 0), |(all, most), (count, size)| (all + count, most.max(size)))
     }
 
-    /// Bytes of where the buckets of these tables begin.
+    /// Bytes of the bucket offsets of a range of tables.
     pub fn bytes_of_buckets(&self, numbers: Range<usize>) -> usize {
         self.tables[numbers].iter().map(|hashed| hashed.sizes.0 * size_of::<u32>()).sum()
     }
 
-    /// Some tables, for a device.
+    /// The rows and bucket offsets of a range of tables, as a device takes them.
     pub fn rows_of_tables(&self, numbers: Range<usize>) -> Vec<TableRows<'_>> {
         in_parallel(self.tables[numbers].iter().collect(), |hashed: &Arc<Hashed>| {
             let mut buckets = Vec::with_capacity(hashed.sizes.0);
@@ -184,33 +185,33 @@ impl Finder {
         })
     }
 
-    /// How many tables there are, and rows in all of them.
+    /// The number of tables, and of rows in all of them.
     pub fn counts(&self) -> (usize, u64) {
         (self.tables.len(), self.tables.len() as u64 * self.base.rows.len() as u64)
     }
 
-    /// Whether queries are rows of the base and look at no other buckets than their own.
+    /// Whether queries are rows of the base, probe only their home buckets, and are not scored.
     pub fn looks_at_own(&self) -> bool {
         self.looks_at_own && self.scoring.is_none()
     }
 
-    /// Whether rows are scored by their buckets.
+    /// Whether candidates are scored.
     pub fn scores(&self) -> bool {
         self.scoring.is_some()
     }
 
-    /// Which base rows queries are, if they are any.
+    /// The base row that each query is; `None` if queries are separate rows.
     pub fn own(&self, queries: usize, query_rows: QueryRows) -> Option<Vec<u32>> {
         (0..queries).map(|query| self.base.row_of(query, query_rows)).collect()
     }
 
-    /// The base rows that do not count, if there are any.
+    /// A bit for each base row, set if it is not selected; `None` if all are selected.
     pub fn left_out(&self) -> Option<Vec<u64>> {
         self.base.selection.as_ref().map(|selection| selection.others())
     }
 
-    /// How many queries to look up at a time, for so many buckets in all; `found` is what those looked
-    /// up before have found, how many they were, and the most of one.
+    /// Number of queries to look up at a time, so that they have about `buckets` buckets in all;
+    /// `found` has the size of the last block and the most buckets of a query in it.
     pub fn together(&self, buckets: usize, found: Option<(usize, usize)>) -> usize {
         let most: usize = match self.hashing.reach {
             Reach::Probes(probes) => self.tables.len() * probes,
@@ -218,14 +219,14 @@ impl Finder {
         };
         let certain = (buckets / most.max(1)).max(1);
         match found {
-            // Few boxes are near most queries.
+            // Few boxes are within the radius of most queries.
             Some((queries, most)) => (buckets / (2 * most).max(1)).min(4 * queries).max(certain),
             None => certain.max(threads()),
         }
     }
 
-    /// Bytes of the buckets of so many queries, and of the lists that they are put together from; 0 if their
-    /// number follows from the rows.
+    /// Bytes of the buckets of `queries` queries, and of the lists they are concatenated from; 0 if
+    /// their number depends on the rows.
     pub fn bytes_of_places(&self, queries: usize) -> usize {
         let per_table = |probes: usize| 2 * (probes * size_of::<Range<u32>>() + size_of::<usize>());
         match self.hashing.reach {
@@ -234,7 +235,7 @@ impl Finder {
         }
     }
 
-    /// The buckets that queries look at; `query_rows` says whether they are rows of the base.
+    /// The buckets that queries probe; `query_rows` says whether they are rows of the base.
     pub fn places(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Places> {
         let together = match self.hashing.reach {
             Reach::Probes(_) => QUERIES_TOGETHER,
@@ -261,8 +262,8 @@ impl Finder {
         Ok(Places { buckets, starts, tables: self.tables.len() })
     }
 
-    /// The buckets of a few queries that are rows of the base, query by query and table by table, and
-    /// how many they are.
+    /// The home buckets of a range of queries that are rows of the base, query by query and table
+    /// by table, and their counts.
     fn places_of_rows(&self, queries: Range<usize>, query_rows: QueryRows) -> Lists<Range<u32>> {
         let mut buckets = vec![0..0; queries.len() * self.tables.len()];
         let own = self.own.get().map_or(&[][..], |own| own);
@@ -278,13 +279,13 @@ impl Finder {
         (buckets, counts)
     }
 
-    /// The buckets of a few queries, query by query and table by table, and how many they are.
+    /// The buckets of a block of queries, query by query and table by table, and their counts.
     fn places_of(&self, queries: &Rows, job: &Job) -> Result<Lists<Range<u32>>> {
         let limits = match self.hashing.reach {
             Reach::Radius(radius) => self.limits(queries, radius),
             Reach::Probes(_) => Vec::new(),
         };
-        // Table by table, so that functions stay near.
+        // Table by table, so that the hash functions stay in cache.
         let (mut buckets, mut ends) = (Vec::new(), Vec::new());
         let (mut prober, mut keys) = (Prober::default(), Vec::new());
         for (table, hashed) in self.tables.iter().enumerate() {
@@ -327,10 +328,10 @@ impl Finder {
         Ok((by_query, counts))
     }
 
-    /// For each query, the square that the distances to crossed planes may reach together.
+    /// For each query, the largest sum of squared distances to crossed planes within the radius.
     fn limits(&self, queries: &Rows, radius: f64) -> Vec<f64> {
         let (hasher, dim) = (&self.hashing.hasher, queries.matrix().dim());
-        // The rounding of whichever is coarser.
+        // The rounding error of the coarser element type.
         let kind = match (self.base.hashed, queries.matrix().kind()) {
             (ElementKind::F32, _) => ElementKind::F32,
             (_, kind) => kind,
@@ -341,7 +342,7 @@ impl Finder {
         lengths.into_iter().map(|length| limit(radius, length + others, of, dim)).collect()
     }
 
-    /// The rows to compare with some of the queries, each once and without the query itself.
+    /// The distinct candidates of a range of queries, without the query itself.
     pub fn candidates(
         &self,
         places: &Places,
@@ -380,7 +381,7 @@ impl Finder {
         Marks { seen, scores: vec![0.0; scored] }
     }
 
-    /// The rows in some buckets.
+    /// The distinct rows of some buckets.
     fn unite<'a>(
         &self,
         places: impl Iterator<Item = &'a [Range<u32>]> + Clone,
@@ -388,7 +389,7 @@ impl Finder {
         rows: &mut Vec<u32>,
         job: &Job,
     ) -> Result<()> {
-        // The processor waits for the first rows of all buckets at once.
+        // Read the first rows of all buckets ahead, so that their cache misses overlap.
         let first = self.tables.iter().zip(places.clone()).flat_map(|(hashed, buckets)| {
             buckets.iter().map(|bucket| hashed.table.first_row(bucket))
         });
@@ -406,7 +407,7 @@ impl Finder {
         Ok(())
     }
 
-    /// The rows in some buckets whose scores are high enough.
+    /// The rows of some buckets whose scores exceed the threshold.
     fn score<'a>(
         &self,
         scoring: &Scoring,
@@ -443,7 +444,7 @@ impl Finder {
     }
 }
 
-/// The boxes with rows that are near a row in the box of this key.
+/// The non-empty boxes within the limit of a query whose home box has this key.
 fn near_boxes(
     near: &Near,
     key: u64,
@@ -464,7 +465,7 @@ fn near_boxes(
             }
             buckets.truncate(kept);
         }
-        // There are fewer boxes than sets of planes to cross.
+        // The table has fewer boxes than there are sets of planes to cross.
         None => {
             let is_near = |found: &&(u64, Range<u32>)| near.reaches(Signature::flips(found.0, key));
             buckets.extend(boxes.iter().filter(is_near).map(|(_, bucket)| bucket.clone()));

@@ -1,4 +1,4 @@
-//! A base ready to be searched, and what is found.
+//! The interface of a base that is ready to be searched, and its results.
 
 use super::hashing::LshParams;
 use crate::device::{Device, ExactSearch, Neighbors, QueryRows};
@@ -9,37 +9,38 @@ use crate::rows::Rows;
 /// The neighbours of a block of queries, nearest first.
 #[derive(Debug)]
 pub struct Found {
-    /// Lists of equal length or, with `starts`, of any up to it.
+    /// Lists of equal length `per_query`; with `starts`, lists of at most that length.
     pub neighbors: Neighbors,
-    /// Where the list of each query starts, and where the last ends, if they differ in length.
+    /// Start of each query's list and end of the last; `None` if all lists have one length.
     pub starts: Option<Vec<usize>>,
-    /// What hashing found.
+    /// Counters of the LSH search.
     pub hashed: HashedWork,
 }
 
 /// The work of finding candidates by hashing, for EXPLAIN ANALYZE.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HashedWork {
-    /// Rows in the buckets looked at, as often as they were there.
+    /// Rows of the probed buckets, once for each bucket they are in.
     pub visited: u64,
-    /// Queries with fewer neighbours than asked for and there are.
+    /// Queries with fewer than `min(k, rows)` neighbours.
     pub short: u64,
 }
 
-/// What was built to find candidates, for EXPLAIN ANALYZE.
+/// The LSH index of a base, for EXPLAIN ANALYZE.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Index {
-    /// The parameters used, of which none is open.
+    /// The parameters, all of them resolved.
     pub params: LshParams,
-    /// The recall of a sample and the share of the base compared, if they were chosen by them.
+    /// Recall and share of candidates in the base, as measured with a sample; `None` if nothing was
+    /// tuned.
     pub expected: Option<(f64, f64)>,
-    /// Buckets that have rows.
+    /// Number of non-empty buckets.
     pub buckets: usize,
-    /// Rows in the largest of them.
+    /// Rows in the largest bucket.
     pub largest: usize,
 }
 
-/// A base ready to be searched, on whichever device it is.
+/// A base ready to be searched, on any device.
 pub trait KnnSearch: Send + Sync {
     /// The neighbours of the queries among the base; `query_rows` says whether the queries are base
     /// rows themselves.
@@ -50,7 +51,7 @@ pub trait KnnSearch: Send + Sync {
     /// smallest pieces fit, and any other error of the device.
     fn search(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Found>;
 
-    /// What was built, if anything.
+    /// The index of the base; `None` for an exact search.
     fn index(&self) -> Option<&Index> {
         None
     }

@@ -1,4 +1,4 @@
-//! The parameters of hashing.
+//! The LSH parameters as given, each checked or left free.
 
 use std::fmt;
 
@@ -6,27 +6,27 @@ use crate::error::{Error, Result};
 use crate::index::lsh::{Family, MOST_PLANES, Planes, Rounding, Signature};
 use crate::metric::Metric;
 
-/// The most tables.
+/// Largest number of tables.
 pub(super) const MOST_TABLES: usize = 1024;
 
-/// The most functions of a table.
+/// Largest number of hash functions of a table.
 pub(super) const MOST_HASHES: usize = 256;
 
-/// The most buckets that a query looks at in a table.
+/// Largest number of buckets that a query probes in a table.
 const MOST_PROBES: usize = 65_536;
 
-/// The most buckets that a query looks at in all tables.
+/// Largest number of buckets that a query probes in all tables.
 pub(super) const MOST_BUCKETS: usize = 1 << 20;
 
-/// Tables that are tried, if their number is free.
+/// Largest number of tables that is tried if their number is free.
 const FREE_TABLES: usize = 128;
-/// The same where planes are trained, which takes time for each.
+/// The same for trained planes, since training takes time for each table.
 const FREE_TRAINED_TABLES: usize = 32;
 
-/// The recall aimed for if nothing is said.
+/// The default recall.
 const RECALL: f64 = 0.9;
 
-/// The parameters of hashing, as far as they are given; the others are chosen by the data.
+/// The LSH parameters. Free ones, `None`, are tuned on the data.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct LshParams {
@@ -34,62 +34,64 @@ pub struct LshParams {
     pub family: Family,
     /// Number of tables.
     pub tables: Option<usize>,
-    /// How many tables there are to choose from; `None` if more can be built.
+    /// Number of stored tables to choose from; `None` if more tables can be built.
     pub most_tables: Option<usize>,
-    /// Functions of each table: rows are in one bucket if all of them agree.
+    /// Hash functions of each table; rows share a bucket if all of their hash values agree.
     pub hashes: Option<usize>,
     /// The width of p-stable slots, in units of the distance.
     pub width: Option<f64>,
-    /// Whether the width was chosen: rows that it puts too many slots away are then no error.
+    /// Whether the width was tuned; then slots that are out of range are clamped, instead of an
+    /// error.
     pub is_width_chosen: bool,
-    /// How p-stable slots are rounded.
+    /// The rounding of p-stable slots.
     pub rounding: Rounding,
-    /// How hyperplanes are made.
+    /// The construction of hyperplanes.
     pub planes: Planes,
-    /// Whether the numbers of a hyperplane sum to 0.
+    /// Whether the coefficients of a hyperplane sum to 0.
     pub is_zero_sum: bool,
     /// Whether hyperplanes go through the mean of the base instead of the origin.
     pub is_centred: bool,
-    /// Buckets that a query looks at in each table, its own included.
+    /// Number of buckets that a query probes in each table, its home bucket included.
     pub probes: usize,
-    /// Whether more probes may be chosen.
+    /// Whether the number of probes is free.
     pub has_free_probes: bool,
-    /// Every box of orthogonal planes is looked at that is within this distance of the query.
+    /// Search radius: queries probe every box of orthogonal planes within this distance.
     pub box_radius: Option<f64>,
-    /// How candidates are scored before they are compared; by default all are compared.
+    /// Scoring of candidates; by default all candidates are compared.
     pub scoring: Option<Scoring>,
-    /// The seed of all functions.
+    /// The seed of all hash functions.
     pub seed: u64,
-    /// The recall that free parameters are chosen for.
+    /// The recall for which free parameters are tuned.
     pub recall: f64,
 }
 
-/// Error weighted hashing (Bhatia and Badarla 2014): rows are compared if their score is high enough,
-/// which is the sum over all tables of the weight of the number of bits by which their bucket differs.
+/// Error weighted hashing (Bhatia and Badarla 2014). The score of a row is the sum, over all
+/// tables, of the weight of the number of bits in which its bucket differs from the query's; rows
+/// with a high score are compared.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scoring {
-    /// The weight of no error, of one, …: as many as are looked at.
+    /// The weight of 0 errors, of 1, …; buckets with more errors are not probed.
     pub weights: Vec<f64>,
-    /// Rows with a greater score are compared.
+    /// Score threshold: rows with a greater score are compared.
     pub score: f64,
 }
 
 impl Scoring {
-    /// The most errors that are looked at.
+    /// Largest number of errors with a weight.
     pub const MOST_ERRORS: usize = 2;
 
-    /// The buckets that a query looks at in a table with so many bits.
+    /// Number of buckets that a query probes in a table of `bits` bits.
     pub fn probes(&self, bits: usize) -> usize {
         let pairs = bits * bits.saturating_sub(1) / 2;
         [1, 1 + bits, 1 + bits + pairs][self.weights.len() - 1]
     }
 
-    /// Whether every row that is found has a score that is high enough.
+    /// Whether a single hit suffices for every score to exceed the threshold.
     pub(super) fn takes_all(&self) -> bool {
         self.weights.iter().all(|weight| *weight > self.score)
     }
 
-    /// The weight of the `probe`-th of these buckets, which are in the order of their errors.
+    /// The weight of the `probe`-th bucket; buckets are in order of their errors.
     pub(super) fn weight(&self, probe: usize, bits: usize) -> f64 {
         let errors = if probe == 0 { 0 } else { 1 + usize::from(probe > bits) };
         self.weights[errors]
@@ -97,11 +99,12 @@ impl Scoring {
 }
 
 impl LshParams {
-    /// Nothing given but the family, by default the first that suits the metric. To be filled in, and
-    /// then [checked](Self::check).
+    /// Parameters with the given family, by default the first that suits the metric; the rest is
+    /// free. To be filled in, and then [checked](Self::check).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if no family or not this one suits the metric.
+    /// [`Error::InvalidArgument`] if the metric has no family, or the given family does not suit
+    /// it.
     pub fn try_new(metric: Metric, family: Option<Family>) -> Result<Self> {
         let suited = Family::of(metric);
         let Some(default) = suited.first() else {
@@ -140,10 +143,11 @@ impl LshParams {
         })
     }
 
-    /// Checks all values, and sets the recall, if one is given.
+    /// Checks all values; sets the recall to `recall` if it is given.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for values out of range, and for those that do not go together.
+    /// [`Error::InvalidArgument`] for values out of range, and for combinations that exclude each
+    /// other.
     pub fn check(&mut self, recall: Option<f64>) -> Result<()> {
         if let (Some(_), false) = (recall, self.is_open()) {
             let rest = match self.scoring {
@@ -187,12 +191,12 @@ impl LshParams {
         Ok(())
     }
 
-    /// What the number of functions of a table is called.
+    /// The SQL name of the number of hash functions of a table.
     pub(super) fn hashes_name(&self) -> &'static str {
         if self.scoring.is_some() { "bits" } else { "hashes" }
     }
 
-    /// What only some families have.
+    /// Checks the options that apply to some families only.
     fn check_family(&self) -> Result<(), String> {
         let family = self.family.name();
         let slots =
@@ -278,7 +282,7 @@ impl LshParams {
         Ok(())
     }
 
-    /// The most tables that are tried.
+    /// Largest number of tables that tuning tries.
     pub(super) fn tried_tables(&self) -> usize {
         let free = match self.planes {
             Planes::Trained => FREE_TRAINED_TABLES,
@@ -287,17 +291,17 @@ impl LshParams {
         self.tables.or(self.most_tables).unwrap_or(free)
     }
 
-    /// How values become keys, with this width.
+    /// The mapping of hash values to keys, with this width.
     pub(super) fn signature(&self, metric: Metric, width: f64, is_clamped: bool) -> Signature {
         Signature { family: self.family, metric, width, rounding: self.rounding, is_clamped }
     }
 
-    /// Whether functions follow from the rows of a base as well.
+    /// Whether the hash functions depend on the rows of the base.
     pub fn needs_all_rows(&self) -> bool {
         self.planes == Planes::Trained || self.is_centred
     }
 
-    /// Whether something is left to be chosen.
+    /// Whether any parameter is free.
     pub fn is_open(&self) -> bool {
         let has_width = self.width.is_some() || self.family != Family::PStable;
         self.tables.is_none() || self.hashes.is_none() || !has_width || self.has_free_probes

@@ -1,4 +1,4 @@
-//! Neighbours that a device finds in the buckets of tables that the host has built.
+//! Nearest neighbours that a device finds in the buckets of tables built on the host.
 
 use super::among::{Among, Base, Part};
 use super::finder::Finder;
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
 use crate::rows::Rows;
 
-/// Queries, and the buckets that they look at.
+/// A block of queries on the device, with what a search in buckets excludes.
 struct Asked<'a, D: Device> {
     queries: D::Rows,
     count: usize,
@@ -19,8 +19,8 @@ struct Asked<'a, D: Device> {
 }
 
 impl<D: Device> Among<D> {
-    /// The neighbours of queries that look at these buckets, or at those in which they are themselves, if
-    /// the device finds them there.
+    /// The nearest neighbours of queries that probe the buckets `places`, by default their home
+    /// buckets. Returns `None` if the host is to find them.
     pub(super) fn in_buckets(
         &self,
         (queries, query_rows): (&Rows, QueryRows),
@@ -32,7 +32,7 @@ impl<D: Device> Among<D> {
         let visited = match places {
             Some(places) => (0..queries.len()).map(|query| places.visited(query) as u64).sum(),
             None => {
-                // At least: large buckets are visited more often than small ones.
+                // A lower bound: large buckets are visited more often than small ones.
                 let of_query = tables as f64 * rows as f64 / finder.sizes().0.max(1) as f64;
                 (queries.len() as f64 * of_query) as u64
             }
@@ -43,7 +43,7 @@ impl<D: Device> Among<D> {
             return Ok(None);
         }
         let Some(there) = sent.get((device, finder), visited, job)? else { return Ok(None) };
-        // Once more while buckets of some tables are picked out.
+        // Twice, since the buckets of a range of tables are copied.
         let of_ranges = places.map_or(0, |places| 2 * places.most().1);
         let bytes = of_ranges + queries.len() * (size_of::<u32>() + size_of::<f64>());
         let _reserved = match job.reserve("queries of a device", bytes) {
@@ -67,7 +67,7 @@ impl<D: Device> Among<D> {
         self.in_turn((&asked, most), (finder, places), sent, job)
     }
 
-    /// The same in at most so many tables at a time, which are sent one after the other.
+    /// The same with at most `most` tables on the device at a time, sent one group after the other.
     fn in_turn(
         &self,
         (asked, mut most): (&Asked<'_, D>, usize),
@@ -103,7 +103,7 @@ impl<D: Device> Among<D> {
         Ok(all.filter(|_| most > 0))
     }
 
-    /// The same in so many tables that are there.
+    /// The same in `tables` tables that are on the device.
     fn in_tables(
         &self,
         asked: &Asked<'_, D>,

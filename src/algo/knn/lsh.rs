@@ -1,5 +1,5 @@
-//! Nearest neighbours by hashing: candidates are the rows that share a bucket with the query in some
-//! table; their distances are exact.
+//! Locality-sensitive hashing with several tables and probes (multi-probe LSH, Lv et al. 2007): the
+//! candidates of a query are the rows in the buckets that it probes; their distances are exact.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -18,23 +18,24 @@ use crate::error::Result;
 use crate::job::{Job, Phase, Reserved};
 use crate::rows::Rows;
 
-/// A base in tables of hashes.
+/// A base with its hash tables.
 pub(super) struct LshSearch<D: Device> {
     pub among: Among<D>,
-    /// Tables that the device has built.
+    /// Tables that were built on the device.
     pub there: Option<TablesThere<D>>,
     pub finder: LateFinder,
     pub sent: Arc<SentTables<D>>,
     pub index: Index,
 }
 
-/// What finds candidates on the host; where the device has built tables, only once it is asked for.
+/// Generates candidates on the host. If the device has built the tables, the host's are built on
+/// first use.
 pub(super) struct LateFinder {
     made: OnceLock<Finder>,
     late: Mutex<Option<Late>>,
 }
 
-/// What a finder is made of, and the memory for rows that planes are trained on.
+/// The inputs of [`Finder::build`], and the reserved memory of the training rows.
 type Late = (Hashing, LshParams, FinderBase, Option<Reserved>);
 
 impl From<Finder> for LateFinder {
@@ -45,7 +46,7 @@ impl From<Finder> for LateFinder {
 
 impl LateFinder {
     fn get(&self, job: &Job) -> Result<&Finder> {
-        // Others wait for the tables that are being built.
+        // The lock makes concurrent callers wait for the tables that are being built.
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         if let (None, Some((hashing, params, base, _reserved))) = (self.made.get(), &*late) {
             let finder = Finder::build(hashing.clone(), params, base.clone(), job)?;
@@ -56,17 +57,16 @@ impl LateFinder {
     }
 }
 
-/// The parameters with all their values.
+/// Resolved parameters.
 pub(super) struct Ready {
     pub hashing: Hashing,
-    /// The recall and the share of a sample, if they were chosen by it.
+    /// Recall and share of candidates as measured with a sample; `None` if nothing was tuned.
     pub expected: Option<(f64, f64)>,
-    /// Until the tables are built: the rows that planes are trained on.
+    /// Memory of the training rows, until the tables are built.
     pub _reserved: Option<Reserved>,
 }
 
-/// Chooses free parameters for queries like these; planes are trained on these rows or a sample of the
-/// base.
+/// Tunes free parameters for `queries`; planes are trained on `trained_on` or a sample of the base.
 pub(super) fn ready<D: Device>(
     device: &Arc<D>,
     (base, queries, trained_on): (&Rows, (&Rows, QueryRows), Option<&Rows>),
@@ -93,8 +93,8 @@ pub(super) fn ready<D: Device>(
 }
 
 impl<D: Device> LshSearch<D> {
-    /// Chooses free parameters for queries like these, and builds the tables; planes are trained on
-    /// these rows or a sample of the base.
+    /// Tunes free parameters for `queries`, and builds the tables; planes are trained on
+    /// `trained_on` or a sample of the base.
     pub fn open(
         device: &Arc<D>,
         (rows, queries, trained_on): (Rows, (&Rows, QueryRows), Option<&Rows>),

@@ -1,4 +1,4 @@
-//! k nearest neighbours: the parameters, and a base ready to be searched, exactly or by hashing.
+//! k nearest neighbours: the parameters, and opening a base for exact search or LSH.
 
 mod among;
 mod bound;
@@ -43,34 +43,35 @@ pub use stored::{
 };
 pub use tables::LoadedTables;
 
-/// How many rows a search lists for each query, of which the `k` nearest by the definition of the distance are returned.
+/// Length of a query's candidate list: the search returns the `k` of them with the smallest exact
+/// distances.
 pub fn listed(metric: Metric, base: &Matrix, k: usize) -> usize {
     k.saturating_add(Filter::new(metric, base).more(k))
 }
 
-/// How a base is searched.
+/// The search method.
 #[derive(Debug, Clone)]
 pub enum Method<'a> {
-    /// Exactly.
+    /// Exact search.
     Exact,
-    /// By hashing.
+    /// Locality-sensitive hashing.
     Lsh {
-        /// The parameters of hashing.
+        /// The LSH parameters.
         params: &'a LshParams,
-        /// Queries by which free ones are chosen.
+        /// Queries for which free parameters are tuned.
         queries: Rows,
-        /// Whether queries are rows of the base.
+        /// Whether the queries are rows of the base.
         query_rows: QueryRows,
-        /// Rows that planes are trained on, instead of a sample of the base.
+        /// Training rows of the planes; `None` for a sample of the base.
         training: Option<Rows>,
     },
 }
 
-/// Loads a base onto a device, if it fits there, and builds what the method needs.
+/// Loads a base onto a device, if it fits there, and builds the tables of the method.
 ///
 /// # Errors
-/// Any error of the device, and [`TooManyRows`](crate::Error::TooManyRows); with hashing, [`Unsatisfiable`](crate::Error::Unsatisfiable) for
-/// parameters that these rows cannot meet.
+/// Any error of the device, and [`TooManyRows`](crate::Error::TooManyRows); with LSH,
+/// [`Unsatisfiable`](crate::Error::Unsatisfiable) for parameters that the base cannot meet.
 pub fn open_base(
     device: &AnyDevice,
     base: Rows,

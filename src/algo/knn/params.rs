@@ -1,9 +1,9 @@
-//! The parameters of a search.
+//! The parameters of a nearest neighbour search.
 
 use crate::error::{Error, Result};
 use crate::metric::Metric;
 
-/// The number of neighbours requested, and the distance.
+/// The number of neighbours `k`, and the metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnnParams {
     k: usize,

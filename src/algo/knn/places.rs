@@ -1,22 +1,22 @@
-//! The buckets that queries look at.
+//! The buckets that queries probe.
 
 use std::ops::Range;
 
 use crate::device::Ranges;
 use crate::error::Result;
 
-/// The buckets that queries look at.
+/// The buckets that queries probe, as ranges of positions in their tables.
 pub(super) struct Places {
     pub buckets: Vec<Range<u32>>,
-    /// Where those of each query in each table begin, and where the last end.
+    /// Start of the buckets of each query in each table, and end of the last.
     pub starts: Vec<usize>,
     pub tables: usize,
 }
 
-/// Lists one after the other, and how long each is.
+/// Concatenated lists, and the length of each.
 pub(super) type Lists<T> = (Vec<T>, Vec<usize>);
 
-/// The lists of all tasks, and where each starts and the last ends.
+/// Concatenates the lists of all tasks; returns the start of each list and the end of the last.
 pub(super) fn joined<T>(tasks: Vec<Result<Lists<T>>>) -> Result<Lists<T>> {
     let count = tasks.iter().flatten().map(|(own, _)| own.len()).sum();
     let (mut all, mut starts, mut end) = (Vec::with_capacity(count), vec![0], 0);
@@ -32,13 +32,13 @@ pub(super) fn joined<T>(tasks: Vec<Result<Lists<T>>>) -> Result<Lists<T>> {
 }
 
 impl Places {
-    /// Those of one query, table by table.
+    /// The buckets of one query, table by table.
     pub fn of(&self, query: usize) -> impl Iterator<Item = &[Range<u32>]> + Clone {
         let starts = &self.starts[query * self.tables..=(query + 1) * self.tables];
         starts.windows(2).map(|of_table| &self.buckets[of_table[0]..of_table[1]])
     }
 
-    /// The most buckets of a query, and the bytes of all.
+    /// The largest number of buckets of a query, and the bytes of all buckets.
     pub fn most(&self) -> (usize, usize) {
         let firsts = self.starts.iter().step_by(self.tables.max(1));
         let most = firsts.clone().zip(firsts.skip(1)).map(|(first, next)| next - first).max();
@@ -46,7 +46,7 @@ impl Places {
         (most.unwrap_or(0), bytes)
     }
 
-    /// Those in some of the tables.
+    /// The buckets in a range of tables.
     pub fn in_tables(&self, tables: Range<usize>) -> Self {
         let queries = (self.starts.len() - 1) / self.tables.max(1);
         let (mut buckets, mut starts) = (Vec::new(), vec![0]);
@@ -59,12 +59,12 @@ impl Places {
         Self { buckets, starts, tables: tables.len() }
     }
 
-    /// All of them, for a device.
+    /// All buckets, as a device takes them.
     pub fn ranges(&self) -> Ranges<'_> {
         Ranges { all: &self.buckets, starts: &self.starts }
     }
 
-    /// Rows in all buckets of a query.
+    /// Rows in all buckets of a query, with duplicates.
     pub fn visited(&self, query: usize) -> usize {
         self.of(query).flatten().map(|bucket| (bucket.end - bucket.start) as usize).sum()
     }

@@ -1,4 +1,4 @@
-//! The parameters of hashing with all their values, and what makes the functions of all tables.
+//! LSH parameters with every default resolved, and the generator of the hash functions.
 
 use super::hashing::LshParams;
 use crate::error::{Error, Result};
@@ -7,12 +7,12 @@ use crate::job::Job;
 use crate::metric::Metric;
 use crate::rows::Rows;
 
-/// Which buckets of a table a query looks at.
+/// The buckets of a table that a query probes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Reach {
-    /// So many, the most probable first.
+    /// This number of buckets, the most probable first (multi-probe LSH, Lv et al. 2007).
     Probes(usize),
-    /// The boxes within this distance.
+    /// All boxes within this distance of the query.
     Radius(f64),
 }
 
@@ -26,7 +26,8 @@ impl Reach {
     }
 }
 
-/// What makes the functions of all tables, for this base. Planes are trained on `training`.
+/// The generator of the hash functions of all tables, for this base. Planes are trained on
+/// `training`.
 pub(super) fn hasher(
     params: &LshParams,
     metric: Metric,
@@ -37,7 +38,7 @@ pub(super) fn hasher(
     let dim = base.matrix().dim();
     let mut hasher = Hasher::new((params.family, metric), params.seed, dim)
         .with_planes(params.planes, params.is_zero_sum);
-    // Boxes within a radius are those of unit rows.
+    // The radius of boxes is a distance between unit vectors.
     if params.planes != Planes::Random {
         hasher = hasher.with_unit_rows();
     }
@@ -62,11 +63,12 @@ pub(super) fn hasher(
     Err(Error::Unsatisfiable(format!("{} is {asked}, but {what}", params.hashes_name())))
 }
 
-/// The key of each row in each table, for parameters that leave nothing to be chosen and need no
-/// other rows.
+/// The key of each row in each table. All parameters must be given, and the hash functions must not
+/// depend on a base.
 ///
 /// # Errors
-/// [`Error::Unsatisfiable`] for parameters that these rows cannot meet.
+/// [`Error::InvalidArgument`] for other parameters, [`Error::Unsatisfiable`] for parameters that
+/// these rows cannot meet.
 pub fn bucket_keys(params: &LshParams, metric: Metric, rows: &Rows) -> Result<Vec<Vec<u64>>> {
     if rows.is_empty() {
         return Ok(vec![Vec::new(); params.tables.unwrap_or(0)]);
@@ -82,7 +84,7 @@ pub fn bucket_keys(params: &LshParams, metric: Metric, rows: &Rows) -> Result<Ve
     (0..hashing.tables).map(keys).collect()
 }
 
-/// Parameters that all have values.
+/// LSH parameters, all of them resolved.
 #[derive(Debug, Clone)]
 pub(super) struct Hashing {
     pub hasher: Hasher,
@@ -93,7 +95,7 @@ pub(super) struct Hashing {
 }
 
 impl Hashing {
-    /// `None` if something is left to be chosen.
+    /// Resolves the parameters without tuning; `None` if any is free.
     pub fn given(params: &LshParams, metric: Metric, hasher: &Hasher) -> Option<Self> {
         if params.is_open() {
             return None;
@@ -105,7 +107,7 @@ impl Hashing {
         Some(Self { hasher, signature, tables, hashes, reach })
     }
 
-    /// The same where there is nothing to hash, and so nothing to choose.
+    /// Placeholder parameters for a base without rows.
     pub fn any(params: &LshParams, metric: Metric, dim: usize) -> Self {
         let signature = params.signature(metric, params.width.unwrap_or(1.0), true);
         let (tables, hashes) = (params.tables.unwrap_or(1), params.hashes.unwrap_or(1));
@@ -114,7 +116,7 @@ impl Hashing {
         Self { hasher, signature, tables, hashes, reach }
     }
 
-    /// The same as parameters that leave nothing to be chosen.
+    /// The resolved parameters; options that do not affect the tables are taken from `open`.
     pub fn params(&self, open: &LshParams) -> LshParams {
         let width = (open.family == Family::PStable).then_some(self.signature.width);
         let (tables, hashes) = (Some(self.tables), Some(self.hashes));
@@ -128,12 +130,12 @@ impl Hashing {
         LshParams { tables, hashes, width, is_width_chosen, probes, has_free_probes, ..open }
     }
 
-    /// Bytes of the functions of a table.
+    /// Bytes of the hash functions of a table.
     pub fn bytes(&self) -> usize {
         self.hasher.bytes(self.hashes)
     }
 
-    /// The functions of a table.
+    /// The hash functions of a table.
     pub fn functions(&self, table: usize, job: &Job) -> Result<TableFunctions> {
         self.hasher.functions(table, self.hashes, job)
     }
@@ -141,7 +143,7 @@ impl Hashing {
     /// The key of each row in a table.
     ///
     /// # Errors
-    /// [`Error::Unsatisfiable`] for slots out of range.
+    /// [`Error::Unsatisfiable`] if a p-stable slot is out of range.
     pub fn keys(&self, rows: &Rows, functions: &TableFunctions) -> Result<Vec<u64>> {
         let wholes = self.signature.wholes(&functions.values(rows), functions);
         let wholes = wholes.map_err(|SlotOutOfRange| self.out_of_range())?;

@@ -1,5 +1,5 @@
-//! The neighbours of queries among their candidates, by the definition of distances: see
-//! [`ExactSearch`](crate::device::ExactSearch), which does the same for all rows.
+//! Reranks the candidates of queries by exact distances, as
+//! [`ExactSearch`](crate::device::ExactSearch) does for all rows.
 
 use super::among::{Among, Part, reserved_places};
 use super::finder::Finder;
@@ -12,21 +12,22 @@ use crate::job::Job;
 use crate::parallel::in_parallel;
 use crate::rows::Rows;
 
-/// Queries of a task.
+/// Queries per task.
 const TASK: usize = 64;
 
-/// The neighbours of the queries of a task.
+/// The nearest neighbours of the queries of a task.
 #[derive(Default)]
 struct Refined {
     rows: Vec<u32>,
     distances: Vec<f64>,
     counts: Vec<usize>,
-    /// Queries of which other candidates may be nearer.
+    /// Queries whose top-k lists are uncertain: a candidate that was not reranked may be nearer.
     open: Vec<u32>,
 }
 
 impl<D: Device> Among<D> {
-    /// The neighbours found in all tables, nearest first, and the queries of which other candidates may be nearer.
+    /// Reranks the candidates found in all tables; returns the nearest neighbours, nearest first,
+    /// and the queries whose lists are uncertain.
     pub(super) fn finish(
         &self,
         found: Part,
@@ -73,7 +74,8 @@ impl<D: Device> Among<D> {
         Ok((Found { neighbors, starts, hashed }, all.open))
     }
 
-    /// The neighbours of some queries among those with the least sums.
+    /// Reranks the candidate lists of the queries in `some`, which hold the candidates with the
+    /// smallest device distances.
     fn refine(
         &self,
         (queries, longest): (&Rows, Option<f64>),
@@ -100,8 +102,8 @@ impl<D: Device> Among<D> {
         refined
     }
 
-    /// The finds of some queries in the tables of a finder: list after list, the nearest of all their candidates by the
-    /// definition.
+    /// Searches the queries in `some` again in the tables of `finder`, and computes the exact
+    /// distances of all their candidates.
     pub(super) fn by_definition(
         &self,
         finder: &Finder,
@@ -131,8 +133,8 @@ impl<D: Device> Among<D> {
         Ok(Part { nearest: Nearest { rows, distances, starts }, visited: 0, pairs })
     }
 
-    /// Sets the neighbours of some queries, which have as many as were asked for, to those that they have found by the
-    /// definition in all tables.
+    /// Replaces the top-k lists of the queries in `some`, each of length `k`, by the results of
+    /// [`by_definition`](Self::by_definition) over all tables.
     pub(super) fn settle(&self, found: &mut Found, some: &[u32], by_definition: Part) {
         let Part { nearest: Nearest { rows, distances, starts }, pairs, .. } = by_definition;
         for (query, from) in some.iter().zip(starts.into_vec()) {
@@ -147,7 +149,7 @@ impl<D: Device> Among<D> {
     }
 }
 
-/// The `k` nearest of these rows by the definition.
+/// The `k` nearest of `rows` by exact distance, ties going to the lower row.
 fn nearest(
     pairs: &ExactPairs<'_>,
     (query, rows): (usize, &[u32]),

@@ -1,4 +1,4 @@
-//! A sample of queries with their exact neighbours, and of base rows, by which parameters are chosen.
+//! The sample on which parameters are tuned: queries with their exact neighbours, and base rows.
 
 use std::sync::Arc;
 
@@ -14,38 +14,39 @@ use crate::parallel::threads;
 use crate::random::Random;
 use crate::rows::Rows;
 
-/// Queries that are sampled, and by which candidates are counted.
+/// Smallest number of sampled queries, and the number for which candidates are counted.
 const QUERIES: usize = 160;
-/// … but more where there are fewer than `ENOUGH` neighbours of each, up to so many times, …
+/// Queries with fewer than `ENOUGH` neighbours: `ENOUGH / k` times as many are sampled, at most
+/// `MOST_TIMES`.
 const ENOUGH: usize = 5;
 const MOST_TIMES: usize = 4;
-/// … where nearly all neighbours are wanted: as many as would miss so many neighbours, …
+/// High recalls: `MISSED / (1 - recall)` queries are sampled, at most `MOST_QUERIES`, …
 const MISSED: f64 = 16.0;
 const MOST_QUERIES: usize = 8192;
-/// … and no more than have so many bytes of neighbours, if these tie, …
+/// … within a limit on the bytes of checked rows, …
 const MOST_BYTES: usize = 1 << 28;
-/// … and fewer where they have so many neighbours, down to a few.
+/// … and on the number of neighbours in all, with a minimum number of queries.
 const MOST_NEIGHBORS: usize = 1 << 20;
 const FEWEST_QUERIES: usize = 16;
-/// Base rows by which candidates are counted.
+/// Base rows for which candidates are counted.
 const BASE: usize = 2048;
 /// Base rows that planes are trained on.
 const TRAINING: usize = 8192;
 
-/// The sample.
+/// A sample of queries and base rows.
 pub(super) struct Sample {
     pub queries: Rows,
     pub wanted: Wanted,
     pub base: Rows,
-    /// For each query the row of `base` that it is itself, if it is there.
+    /// For each query, the position of the same row in `base`, if it was sampled.
     pub itself: Vec<Option<usize>>,
-    /// The share of all queries that are in the sample, and of their neighbours that are looked for.
+    /// The share of all queries in the sample, and the share of their neighbours that is checked.
     pub shares: (f64, f64),
-    /// Whether no larger sample would be taken.
+    /// Whether the sample has reached its largest size.
     pub is_largest: bool,
-    /// Of so many queries one after the other, candidates of the first are counted.
+    /// Candidates are counted for every `counted_in`-th query.
     pub counted_in: usize,
-    /// The median distance of a query's last neighbour.
+    /// The median distance of the k-th neighbour.
     pub reach: f64,
     _reserved: Reserved,
 }
@@ -64,7 +65,7 @@ impl Sample {
         let of_query = Wanted::MOST_ROWS * base.matrix().row_bytes();
         let most = MOST_QUERIES.min((MOST_BYTES / of_query.max(1)).max(QUERIES));
         let most = most.min(MOST_NEIGHBORS / params.k()).max(FEWEST_QUERIES);
-        // A float too large for an integer becomes the largest.
+        // The cast saturates.
         let missing = (MISSED / (1.0 - lsh.recall)) as usize;
         let times = (ENOUGH / params.k()).clamp(1, MOST_TIMES);
         let count = missing.max(times * QUERIES).min(most);
@@ -104,12 +105,12 @@ impl Sample {
         Ok(sample)
     }
 
-    /// How many queries candidates are counted of.
+    /// Number of queries whose candidates are counted.
     pub fn counted(&self) -> usize {
         self.queries.len().div_ceil(self.counted_in)
     }
 
-    /// The median distance of the last neighbours, or if it is 0 of any rows: as `l2` or `l1`.
+    /// The median distance of the k-th neighbour or, if it is 0, of random pairs, by `l2` or `l1`.
     fn median_reach(&self, metric: Metric) -> f64 {
         let last = |query| Some((query, self.wanted.places(query).last()?));
         let near = (0..self.queries.len()).filter_map(last);
@@ -130,7 +131,8 @@ impl Sample {
     }
 }
 
-/// Rows that planes are trained on, if they are: those given, or a sample of the base.
+/// The training rows of planes: the given ones, or a sample of the base; none if planes are not
+/// trained.
 pub(super) fn training(
     lsh: &LshParams,
     base: &Rows,
@@ -155,14 +157,13 @@ pub(super) fn training(
     Ok((Rows::all(Arc::new(base.gather(&positions, job)?)), reserved))
 }
 
-/// Bytes of rows as planes see them, twice while they are made, and of what is noted of each while
-/// candidates are judged: by each thread the sides of its box for a few planes, in each table at work
-/// its box and a value.
+/// Bytes of training rows in float64, twice while they are made, and of the scores of candidate
+/// planes: each thread has the box of each row, its side of several planes, and one value.
 fn training_bytes(rows: usize, dim: usize) -> usize {
     rows * (2 * dim * size_of::<f64>() + threads() * 96)
 }
 
-/// About `count` of the positions below `all`: one of each part of equal length.
+/// `count` stratified random positions below `all`: one in each of `count` equal parts.
 fn spread(all: usize, count: usize, random: &mut Random) -> Vec<u32> {
     let count = count.min(all);
     let part = |i: usize| i * all / count;
@@ -177,7 +178,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// The distance by which slots are measured; 0 for rows of bits.
+/// The distance in which slot widths are measured; 0 for rows of bits.
 fn distance(metric: Metric, (a, x): (&Rows, usize), (b, y): (&Rows, usize)) -> f64 {
     let dim = a.matrix().dim();
     let of = |rows: &Rows, row: usize, i: usize| {

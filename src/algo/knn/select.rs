@@ -1,4 +1,4 @@
-//! The nearest of each query's candidates.
+//! Top-k selection from candidate lists, and merging of top-k lists.
 
 use crate::device::{Distances, Starts};
 use crate::error::Result;
@@ -6,19 +6,19 @@ use crate::job::Job;
 use crate::matrix::Real;
 use crate::parallel::in_parallel;
 
-/// Queries of a task.
+/// Queries per task.
 const TASK: usize = 256;
 
-/// The neighbours of some queries, list after list.
+/// Top-k lists of queries, one after the other.
 pub(super) struct Nearest {
     pub rows: Vec<u32>,
     pub distances: Distances,
-    /// Where the list of each query is.
+    /// Start of each query's list.
     pub starts: Starts,
 }
 
-/// The `k` nearest candidates of each query, by distance and then by row. Query `q` has the candidates
-/// from `starts[q]` to `starts[q + 1]`; a candidate occurs once.
+/// The `k` nearest candidates of each query, by distance and then by row. Query `q` has the
+/// distinct candidates `starts[q]..starts[q + 1]`.
 pub(super) fn select(
     (starts, rows): (&[usize], &[u32]),
     distances: Distances,
@@ -62,7 +62,7 @@ fn nearest<T: Real>((starts, rows): (&[usize], &[u32]), distances: &[T], k: usiz
     Nearest { rows, distances: Distances::of(distances), starts: Starts::Each(found_starts) }
 }
 
-/// The `k` nearest of both lists of each query, which are by distance and then by row. What is in both
+/// Merges two top-k lists of each query, both sorted by distance and then by row. A row in both
 /// occurs once.
 ///
 /// # Errors
@@ -102,7 +102,7 @@ fn merged<T: Real>(
             let is_first = keys.1.as_ref().is_none_or(|b| keys.0.as_ref().is_some_and(|a| a <= b));
             let (distance, row) =
                 if is_first { (distances.0[i], rows.0[i]) } else { (distances.1[j], rows.1[j]) };
-            // A row that is in both has one distance, and so one key.
+            // A row in both lists has one distance, and therefore equal keys.
             let is_both = keys.0 == keys.1;
             i += usize::from(is_first);
             j += usize::from(!is_first || is_both);

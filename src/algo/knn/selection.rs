@@ -1,18 +1,18 @@
-//! Some rows of a base.
+//! A filter on the rows of a base.
 
-/// Rows of a base that count, in ascending order. Memory: 4 bytes a row, and 6 bits of every row of the
-/// base.
+/// The selected rows of a base, in ascending order. Memory: 4 bytes per selected row, and 1.5 bits
+/// per row of the base.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Selection {
     rows: Vec<u32>,
-    /// A bit for each row of the base.
+    /// A bit for each row of the base, set if it is selected.
     bits: Vec<u64>,
-    /// How many rows are before each word of bits.
+    /// Number of selected rows before each word of `bits`.
     before: Vec<u32>,
 }
 
 impl Selection {
-    /// These of `all` rows; each counts once.
+    /// Selects the rows `chosen` of a base of `all` rows; duplicates count once.
     pub fn new(chosen: impl IntoIterator<Item = u32>, all: usize) -> Self {
         let mut bits = vec![0u64; all.div_ceil(64)];
         chosen.into_iter().for_each(|row| bits[row as usize / 64] |= 1 << (row % 64));
@@ -27,30 +27,30 @@ impl Selection {
         Self { rows, bits, before }
     }
 
-    /// Bytes of `rows` of `all` rows.
+    /// Bytes of a selection of `rows` of `all` rows.
     pub fn bytes(rows: usize, all: usize) -> usize {
         rows * size_of::<u32>() + all.div_ceil(64) * (size_of::<u64>() + size_of::<u32>())
     }
 
-    /// The rows, ascending.
+    /// The selected rows, ascending.
     pub fn rows(&self) -> &[u32] {
         &self.rows
     }
 
-    /// How many of the rows are before this one.
+    /// Number of selected rows before `row`.
     pub fn rank(&self, row: u32) -> usize {
         let at = row as usize / 64;
         let before = self.bits[at] & ((1 << (row % 64)) - 1);
         (self.before[at] + before.count_ones()) as usize
     }
 
-    /// Whether a row is among them.
+    /// Whether a row is selected.
     #[inline(always)]
     pub(super) fn has(&self, row: u32) -> bool {
         self.bits[row as usize / 64] >> (row % 64) & 1 == 1
     }
 
-    /// A bit for each row of the base that is not among them.
+    /// A bit for each row of the base, set if it is not selected.
     pub(super) fn others(&self) -> Vec<u64> {
         self.bits.iter().map(|word| !word).collect()
     }

@@ -1,5 +1,5 @@
-//! Tables on a device, once queries have visited so many rows that it pays to send them there: all of them,
-//! or where there is no memory for all, some after others for each block of queries.
+//! Copies hash tables to a device once the queries have visited enough rows for the copy to pay
+//! off: all tables at once or, if the device lacks memory, in groups for each block of queries.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,24 +9,24 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
 
-/// Rows of tables that are sent in the time in which the host visits one.
+/// Rows of tables that are copied in the time in which the host visits one row.
 const SENT_PER_VISIT: u64 = 8;
 
-/// The tables of a finder on a device, if they are there.
+/// The tables of a finder and their state on a device.
 pub(super) struct SentTables<D: Device>(Mutex<State<D>>);
 
 enum State<D: Device> {
-    /// Rows that were visited so far.
+    /// Not copied yet; the number of rows visited until now.
     NotYet(u64),
     There(Arc<D::Tables>),
-    /// There is memory for at most so many tables; 0 if for none.
+    /// The device has memory for at most this number of tables, possibly 0.
     AtMost(usize),
 }
 
 /// Tables on a device.
 pub(super) enum Sent<D: Device> {
     All(Arc<D::Tables>),
-    /// So many at a time, to be sent for each block of queries.
+    /// At most this number at a time, to be copied for each block of queries.
     AtMost(usize),
 }
 
@@ -41,7 +41,7 @@ impl<D: Device> SentTables<D> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tables, if it pays: about so many more rows are about to be visited in them.
+    /// The tables, if the copy pays off; about `visited` more rows are about to be visited in them.
     pub fn get(
         &self,
         (device, finder): (&D, &Finder),
@@ -50,7 +50,7 @@ impl<D: Device> SentTables<D> {
     ) -> Result<Option<Sent<D>>> {
         let (tables, rows) = finder.counts();
         let pays = |visited: u64| rows > 0 && visited.saturating_mul(SENT_PER_VISIT) >= rows;
-        // Others wait for the tables that are being sent.
+        // The lock makes concurrent callers wait for the tables that are being copied.
         let mut state = self.state();
         if let State::NotYet(before) = *state {
             let all = before.saturating_add(visited);
@@ -73,18 +73,18 @@ impl<D: Device> SentTables<D> {
         })
     }
 
-    /// Remembers that there is no memory for more than this many tables at a time.
+    /// Records the largest number of tables for which the device has memory.
     pub fn at_most(&self, tables: usize) {
         *self.state() = State::AtMost(tables);
     }
 
-    /// Whether there was no memory for all of them.
+    /// Whether the device lacked memory for all tables.
     pub fn is_limited(&self) -> bool {
         matches!(*self.state(), State::AtMost(_))
     }
 }
 
-/// Sends the tables of these numbers to a device.
+/// Copies the tables `numbers` to a device.
 pub(super) fn send<D: Device>(
     (device, finder): (&D, &Finder),
     numbers: Range<usize>,

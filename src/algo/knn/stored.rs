@@ -1,4 +1,4 @@
-//! Tables of hashes that outlive a query: built to be written to a file, and loaded from there.
+//! Stored LSH indexes: tables built to be written to a file, and searches in loaded tables.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -23,32 +23,34 @@ use crate::metric::Metric;
 use crate::parallel::threads;
 use crate::rows::Rows;
 
-/// Tables that were built before.
+/// A stored index, without the contents of its tables.
 #[derive(Debug, Clone)]
 pub struct StoredTables {
-    /// Their parameters, of which none is open.
+    /// The parameters, all of them resolved.
     pub params: LshParams,
-    /// The metric they were built for.
+    /// The metric of the index.
     pub metric: Metric,
-    /// The length of rows.
+    /// The number of dimensions of a row.
     pub dim: usize,
-    /// The kind of numbers that were hashed.
+    /// The element type that was hashed.
     pub kind: ElementKind,
-    /// The point that planes go through; empty if it is the origin.
+    /// The centre that planes go through; empty for the origin.
     pub centre: Vec<f64>,
-    /// Of each table the numbers of trained planes, plane by plane; empty for other planes.
+    /// For each table, the coefficients of its trained planes, plane by plane; empty for other
+    /// planes.
     pub planes: Vec<Vec<f64>>,
-    /// The number of buckets with rows, and of rows in the largest.
+    /// The number of non-empty buckets, and of rows in the largest.
     pub sizes: (usize, usize),
 }
 
-/// A base on a device, ready for searches in its tables.
+/// A base on a device, to be searched with stored tables.
 pub trait StoredBase: Send + Sync {
-    /// A search among the rows of a selection, or all. Free parameters are chosen for these queries.
-    /// Without tables, or memory for what finds candidates in them, some are searched after others.
+    /// Opens a search among the selected rows, or all. Free parameters are tuned for these queries.
+    /// Without loaded tables, or without memory for the candidate search in all of them, tables are
+    /// searched in turn.
     ///
     /// # Errors
-    /// [`Error::Unsatisfiable`] for a recall that is out of reach, and errors of the device.
+    /// [`Error::Unsatisfiable`] for a recall that is out of reach, and the errors of the device.
     fn search(
         &self,
         tables: Option<&LoadedTables>,
@@ -61,22 +63,24 @@ pub trait StoredBase: Send + Sync {
 
 /// A search in stored tables.
 pub enum StoredSearch {
-    /// In all tables at a time.
+    /// All tables are in memory.
     Together(Box<dyn KnnSearch>),
-    /// In some tables after others.
+    /// Groups of tables are loaded and searched one after the other.
     InTurn(Box<dyn InTurnSearch>),
 }
 
-/// A search in some tables after others. Queries are searched in all tables, and what they find is finished; those that
-/// are open then are searched by the definition in all tables again, and settled.
+/// A search in groups of tables, one after the other. Queries are searched in every group, the
+/// lists are merged and then finished; uncertain queries are searched again in every group by exact
+/// distance, and settled.
 pub trait InTurnSearch: Send + Sync {
-    /// How many tables there are.
+    /// Number of tables.
     fn tables(&self) -> usize;
 
-    /// What was built, for EXPLAIN ANALYZE.
+    /// The index, for EXPLAIN ANALYZE.
     fn index(&self) -> &Index;
 
-    /// The finds of queries in some tables; or of only `open` ones of them, by the definition.
+    /// The candidate lists of all queries in one group of tables; with `open`, the exact lists of
+    /// those queries.
     ///
     /// # Errors
     /// Those of a search.
@@ -88,13 +92,13 @@ pub trait InTurnSearch: Send + Sync {
         job: &Job,
     ) -> Result<Part>;
 
-    /// What the same queries have found in some tables and in others.
+    /// Merges the lists of the same queries from two groups of tables.
     ///
     /// # Errors
     /// [`Error::Cancelled`].
     fn merge(&self, some: Part, others: Part, job: &Job) -> Result<Part>;
 
-    /// The neighbours found in all tables, and the open queries: other candidates may be nearer to them.
+    /// The nearest neighbours after all groups, and the queries whose lists are uncertain.
     ///
     /// # Errors
     /// Those of a search.
@@ -105,14 +109,14 @@ pub trait InTurnSearch: Send + Sync {
         job: &Job,
     ) -> Result<(Found, Vec<u32>)>;
 
-    /// Sets the neighbours of open queries to what they have found by the definition in all tables.
+    /// Replaces the lists of uncertain queries by their exact lists over all tables.
     fn settle(&self, found: &mut Found, open: &[u32], by_definition: Part);
 }
 
-/// Puts the base of stored tables, whose rows were [checked](StoredTables::check_rows), onto a device.
+/// Puts the base of stored tables onto a device; its rows were [checked](StoredTables::check_rows).
 ///
 /// # Errors
-/// Errors of the device.
+/// The errors of the device.
 pub fn open_stored(
     device: &AnyDevice,
     rows: Rows,
@@ -133,10 +137,10 @@ pub fn open_stored(
 }
 
 impl StoredTables {
-    /// The point that planes go through and the planes of each table, of numbers one after the other.
+    /// Splits `numbers` into the centre and the plane coefficients of each table.
     ///
     /// # Errors
-    /// [`Error::IndexFile`] if there are more or fewer of them.
+    /// [`Error::IndexFile`] if their number does not match the parameters.
     pub fn split(
         params: &LshParams,
         dim: usize,
@@ -156,7 +160,8 @@ impl StoredTables {
     }
 
     /// # Errors
-    /// [`Error::IndexFile`] if rows of this length have fewer functions.
+    /// [`Error::IndexFile`] if `dim` is too large, or rows of `dim` dimensions have fewer hash
+    /// functions than the parameters.
     pub fn check(&self) -> Result<()> {
         if i32::try_from(self.dim).is_err() {
             return Err(file::bad(format!("rows of {} dimensions", self.dim)));
@@ -170,11 +175,11 @@ impl StoredTables {
         }
     }
 
-    /// To be called before anything is made for `dim` dimensions, which a damaged file may give as any
-    /// number.
+    /// Checks the dimensions of the base. To be called before any allocation of size `dim`, which a
+    /// damaged file may give as any number.
     ///
     /// # Errors
-    /// [`Error::IndexFile`] if these rows have another number of dimensions.
+    /// [`Error::IndexFile`] if the rows have another number of dimensions.
     pub fn check_rows(&self, rows: &Rows) -> Result<()> {
         let (found, dim) = (rows.matrix().dim(), self.dim);
         if rows.is_empty() || found == dim {
@@ -183,12 +188,12 @@ impl StoredTables {
         Err(file::bad(format!("its rows have {found} dimensions, but its tables are of {dim}")))
     }
 
-    /// Bytes of a table of so many rows, with its functions.
+    /// Bytes of a table of `rows` rows, with its hash functions.
     pub fn bytes_of_table(&self, rows: usize) -> usize {
         Table::bytes(rows).0 + self.hashing(&self.params).bytes()
     }
 
-    /// The tables from the number `first` on, with their functions.
+    /// The tables from number `first` on, with their hash functions.
     ///
     /// # Errors
     /// [`Error::Cancelled`].
@@ -201,7 +206,7 @@ impl StoredTables {
         LoadedTables::new(&self.hashing(&self.params), tables, reserved, job)
     }
 
-    /// The parameters with all their values; those of `lsh` that are free for a query.
+    /// The resolved parameters; those that a query may set are taken from `lsh`.
     fn hashing(&self, lsh: &LshParams) -> Hashing {
         let params = &self.params;
         let tables = lsh.tables.or(params.tables).unwrap_or(0);
@@ -236,14 +241,15 @@ struct OfDevice<D: Device> {
     tables: Mutex<Option<TablesOnDevice<D>>>,
 }
 
-/// The tables that are on the device, or will be: the first of all, and how many they are.
+/// The tables on the device, copied or about to be, identified by the first of them and their
+/// number.
 struct TablesOnDevice<D: Device> {
     of: (Weak<Hashed>, usize),
     tables: Arc<SentTables<D>>,
 }
 
 impl<D: Device> OfDevice<D> {
-    /// These tables on the device, where they stay until others are searched.
+    /// The device's copy of `tables`, which is kept until a search uses other tables.
     fn sent(&self, tables: &[Arc<Hashed>]) -> Arc<SentTables<D>> {
         let mut kept = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         let first = tables.first().map_or_else(Weak::new, Arc::downgrade);
@@ -257,7 +263,7 @@ impl<D: Device> OfDevice<D> {
         }
     }
 
-    /// The parameters with all their values: free ones are chosen for these queries.
+    /// The resolved parameters; free ones are tuned for these queries.
     fn ready(
         &self,
         (params, lsh): (KnnParams, &LshParams),
@@ -333,7 +339,7 @@ impl<D: Device> StoredBase for OfDevice<D> {
                  of them: ask for fewer tables"
             )));
         }
-        // Those of others are gone, and so is the memory for them.
+        // Drop the device's copy of the tables, and its memory.
         *self.tables.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let index = index(self.stored.sizes);
         let among = among.with_longer_lists();
@@ -342,7 +348,7 @@ impl<D: Device> StoredBase for OfDevice<D> {
     }
 }
 
-/// A search in some tables after others.
+/// A search in groups of tables, one after the other.
 struct InTurn<D: Device> {
     among: Among<D>,
     hashing: Hashing,
@@ -373,7 +379,7 @@ impl<D: Device> InTurnSearch for InTurn<D> {
         let queries = (&searched, queries.1);
         match open {
             Some(open) => self.among.by_definition(&finder, queries, open, job),
-            // Others take the place of these tables soon.
+            // The next group replaces these tables soon.
             None => self.among.search((&finder, Some(&SentTables::default())), queries, job),
         }
     }
@@ -397,34 +403,34 @@ impl<D: Device> InTurnSearch for InTurn<D> {
     }
 }
 
-/// Tables that are built to be stored.
+/// Builds the tables of an index to be stored.
 pub struct TablesBuilder {
     hashing: Hashing,
     base: Rows,
-    /// The parameters, of which none is open.
+    /// The parameters, all of them resolved.
     pub params: LshParams,
     _reserved: (Option<Reserved>, Option<Reserved>),
 }
 
-/// Tables as they are stored.
+/// Built tables, with their reserved memory.
 pub struct BuiltTables {
     /// The tables.
     pub tables: Vec<BuiltTable>,
     _reserved: Reserved,
 }
 
-/// A table as it is stored.
+/// A built table.
 pub struct BuiltTable {
     /// The table.
     pub table: Table,
-    /// The numbers of its planes, plane by plane, if they are trained.
+    /// The coefficients of its planes, plane by plane; empty if they are not trained.
     pub planes: Vec<f64>,
-    /// The number of its buckets with rows, and of rows in the largest.
+    /// The number of its non-empty buckets, and of rows in the largest.
     pub sizes: (usize, usize),
 }
 
 impl TablesBuilder {
-    /// Chooses free parameters for queries that are like the rows themselves; planes are trained on
+    /// Tunes free parameters, with the rows themselves as queries; planes are trained on
     /// `training`, or a sample of the rows.
     ///
     /// # Errors
@@ -452,27 +458,27 @@ impl TablesBuilder {
         Ok(Self { hashing, base, params, _reserved })
     }
 
-    /// The point that planes go through; empty if it is the origin.
+    /// The centre that planes go through; empty for the origin.
     pub fn centre(&self) -> &[f64] {
         self.hashing.hasher.centre()
     }
 
-    /// Tables to be built at a time.
+    /// Number of tables to build at a time.
     pub fn together(&self) -> usize {
         threads()
     }
 
-    /// The tables of these numbers.
+    /// Builds the tables `numbers`.
     ///
     /// # Errors
     /// [`Error::HostMemory`], [`Error::Cancelled`].
     pub fn build(&self, numbers: Range<usize>, job: &Job) -> Result<BuiltTables> {
         let (kept, more) = Table::bytes(self.base.len());
-        // Tables, and the same as bytes.
+        // Each table, and its bytes in the file.
         let bytes = numbers.len() * (2 * kept + self.hashing.bytes());
         let mut _reserved = job.reserve("tables of hashes", bytes + numbers.len() * more)?;
         if self.base.is_empty() {
-            // No rows to hash, which may have no dimensions.
+            // A base without rows, which may have no dimensions.
             let none = |_| BuiltTable { table: Table::new(&[]), planes: Vec::new(), sizes: (0, 0) };
             return Ok(BuiltTables { tables: numbers.map(none).collect(), _reserved });
         }

@@ -1,4 +1,4 @@
-//! Tables of hashes, as they are built.
+//! Builds the hash tables of a base.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use crate::job::{Job, Phase, Reserved};
 use crate::parallel::in_parallel;
 use crate::rows::Rows;
 
-/// Rows hashed by a task.
+/// Rows hashed per task.
 pub(super) const ROWS_TOGETHER: usize = 8192;
 
-/// A table and its functions.
+/// A hash table and its functions.
 pub(super) struct Hashed {
     pub functions: TableFunctions,
     pub table: Table,
-    /// The number of buckets with rows, and of rows in the largest.
+    /// Number of non-empty buckets, and rows in the largest.
     pub sizes: (usize, usize),
 }
 
@@ -27,24 +27,24 @@ impl Hashed {
     }
 }
 
-/// Tables of an index that are in memory.
+/// Tables of a stored index, in memory.
 pub struct LoadedTables {
     pub(super) hashed: Vec<Arc<Hashed>>,
     _reserved: Reserved,
 }
 
 impl LoadedTables {
-    /// How many they are.
+    /// Number of tables.
     pub fn len(&self) -> usize {
         self.hashed.len()
     }
 
-    /// Whether there are none: of a base without rows.
+    /// Whether there are no tables, as for a base without rows.
     pub fn is_empty(&self) -> bool {
         self.hashed.is_empty()
     }
 
-    /// The tables from the number `first` on, with their functions.
+    /// The tables from number `first` on, with their hash functions.
     pub(super) fn new(
         hashing: &Hashing,
         (first, tables): (usize, Vec<Table>),
@@ -59,7 +59,7 @@ impl LoadedTables {
     }
 }
 
-/// The tables of these numbers.
+/// Builds the tables `numbers`.
 pub(super) fn build(
     hashing: &Hashing,
     numbers: &[usize],
@@ -86,7 +86,7 @@ pub(super) fn build(
     Ok(tables.map(|(functions, table)| Hashed::new(functions, table)).collect())
 }
 
-/// The functions of the tables of these numbers.
+/// The hash functions of the tables `numbers`.
 fn functions(hashing: &Hashing, numbers: &[usize], job: &Job) -> Result<Vec<TableFunctions>> {
     let functions = in_parallel(numbers.to_vec(), |table| hashing.functions(table, job));
     functions.into_iter().collect()

@@ -1,4 +1,4 @@
-//! Tables that a device has built, where it finds the buckets that queries look at.
+//! Hash tables built on a device, which also looks up the buckets of queries.
 
 use super::among::{Among, Base, Part};
 use super::hashing::LshParams;
@@ -16,15 +16,16 @@ const BUCKETS_TOGETHER: usize = 1 << 24;
 /// The tables of a base on its device.
 pub(super) struct TablesThere<D: Device> {
     tables: D::Tables,
-    /// How many they are.
+    /// Number of tables.
     count: usize,
-    /// Buckets that a query looks at in each; `None` if queries are rows of the base that look at their own.
+    /// Number of buckets that a query probes in each table; `None` if queries are rows of the base
+    /// that probe their home buckets.
     probes: Option<usize>,
 }
 
 impl<D: Device> TablesThere<D> {
-    /// Builds the tables, if the device does that and finds neighbours in them; also the number of buckets
-    /// with rows, and of rows in the largest.
+    /// Builds the tables, if the device can build and search them; also returns the number of
+    /// non-empty buckets and of rows in the largest.
     pub fn build(
         among: &Among<D>,
         hashing: &Hashing,
@@ -46,7 +47,7 @@ impl<D: Device> TablesThere<D> {
             return Ok(None);
         }
         job.enter(Phase::Hash);
-        // Of each table, and of all together while they are sent.
+        // Twice, since all functions are copied together to be sent.
         let bytes = 2 * hashing.tables * hashing.bytes();
         let _reserved = match job.reserve("functions of tables", bytes) {
             Err(Error::HostMemory { .. }) => return Ok(None),
@@ -68,7 +69,8 @@ impl<D: Device> TablesThere<D> {
         }
     }
 
-    /// The neighbours of queries in their buckets; `None` if the host is to find them.
+    /// The nearest neighbours of queries among the rows of their buckets; `None` if the host is to
+    /// find them.
     pub fn search(
         &self,
         among: &Among<D>,
@@ -131,7 +133,8 @@ impl<D: Device> TablesThere<D> {
     }
 }
 
-/// Buckets that differ from one in no bit, in one, or in two, if the next best ones differ in bits of a key.
+/// Number of buckets within two bit flips of the home bucket; `None` if the next best buckets do
+/// not differ in bits of a key.
 fn flips(hashing: &Hashing, params: &LshParams) -> Option<usize> {
     let bits = hashing.hashes;
     (params.family == Family::Bits && bits <= 64).then(|| 1 + bits + bits * (bits - 1) / 2)

@@ -1,7 +1,6 @@
-//! The exact neighbours of sampled queries, and how much of what an exact search returns was found.
+//! Ground truth for sampled queries, and recall against it.
 //!
-//! Rows that are as far away as the last neighbour of a query are as right as it: they are wanted too, though
-//! only as many of them count as there is room for.
+//! Ties with the k-th neighbour count as correct, up to k neighbours in all.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,37 +11,38 @@ use crate::job::Job;
 use crate::metric::Metric;
 use crate::rows::Rows;
 
-/// Ranks of a query that are looked for.
+/// Largest number of ranks of a query that are checked.
 const RANKS: usize = 10;
 
-/// Rows behind the last rank that are looked at where some are as far away as it, and rows as far away
-/// that are looked for.
+/// Number of rows after the k-th neighbour among which ties with it are searched, and largest number
+/// of checked ties.
 const TIED: usize = 64;
 
-/// The neighbours of all queries.
+/// The ground truth of all sampled queries.
 pub(super) struct Wanted {
-    /// For each query the rows that are looked for, one query after the other.
+    /// The checked rows of each query, one query after the other.
     pub rows: Rows,
     lists: Vec<List>,
-    /// Neighbours that a query has.
+    /// Number of neighbours of a query.
     pub per_query: usize,
 }
 
-/// The rows that are looked for, for one query.
+/// The checked rows of one query.
 struct List {
-    /// Their places; the nearest comes first.
+    /// Their positions in `Wanted::rows`, nearest first.
     places: Range<usize>,
-    /// How many of them are nearer than the last neighbour; all, if no other row is as far away as it.
+    /// Number of checked rows nearer than the k-th neighbour; all of them, if no row after the k-th
+    /// ties with it.
     nearer: usize,
-    /// Rows that each of those stands for, and each of the others.
+    /// Number of neighbours represented by each nearer row, and by each tied row.
     weights: [f64; 2],
 }
 
 impl Wanted {
-    /// Rows that are looked for, for one query, at most.
+    /// Largest number of checked rows of a query.
     pub const MOST_ROWS: usize = RANKS + TIED;
 
-    /// The neighbours of queries, of which `own` says which base rows they are.
+    /// The ground truth of `queries`; `own` has the base row that each query is, if any.
     ///
     /// # Errors
     /// Those of the exact search.
@@ -69,7 +69,8 @@ impl Wanted {
         Ok(Self { rows, lists, per_query })
     }
 
-    /// Which of the rows found for each query are looked for, with their distances, nearest first.
+    /// Selects the checked rows among `found`, the neighbours of each query with their distances,
+    /// nearest first.
     fn looked_for(found: &[Vec<(u32, f64)>], per_query: usize) -> (Vec<List>, Vec<u32>) {
         let (mut lists, mut rows) = (Vec::new(), Vec::new());
         for list in found {
@@ -89,7 +90,7 @@ impl Wanted {
         (lists, rows)
     }
 
-    /// The share of all neighbours that are looked for.
+    /// The share of all neighbours, ties included, that is checked.
     pub fn share(&self) -> f64 {
         let all = |list: &List| {
             let tied = list.places.len() - list.nearer;
@@ -99,12 +100,12 @@ impl Wanted {
         if all > 0.0 { (self.rows.len() as f64 / all).min(1.0) } else { 1.0 }
     }
 
-    /// The places of a query's rows.
+    /// Positions of a query's checked rows in `rows`.
     pub fn places(&self, query: usize) -> Range<usize> {
         self.lists[query].places.clone()
     }
 
-    /// The recall of each query, if of all rows these were found.
+    /// The recall of each query; `found` says for each checked row whether it was found.
     pub fn recalls(&self, found: &[bool]) -> Vec<f64> {
         let count = |found: &[bool]| found.iter().filter(|found| **found).count() as f64;
         let recall = |list: &List| {
@@ -116,18 +117,18 @@ impl Wanted {
     }
 }
 
-/// How many rows behind the last neighbour are as far away as it.
+/// Number of rows after the k-th neighbour that are equally far away.
 fn ties(rows: &[(u32, f64)], per_query: usize) -> usize {
     let Some(last) = per_query.checked_sub(1) else { return 0 };
     rows[per_query..].iter().take_while(|row| row.1 == rows[last].1).count()
 }
 
-/// `count` of the numbers below `all`, evenly spread.
+/// `count` of the numbers below `all`, evenly spaced.
 fn spread(all: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |i| (2 * i + 1) * all / (2 * count))
 }
 
-/// The rows found for each query with their distances, without itself.
+/// The neighbours of each query with their distances, without the query itself.
 fn others(found: Neighbors, own: &[Option<u32>]) -> Vec<Vec<(u32, f64)>> {
     let all: Vec<(u32, f64)> =
         found.rows.iter().enumerate().map(|(at, row)| (*row, found.distances.at(at))).collect();
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
     use crate::matrix::{Elements, Matrix};
 
-    /// The neighbours of the number 0 among these, which are not negative.
+    /// The ground truth of the query 0 in a base of non-negative numbers.
     fn wanted(base: &[f32], k: usize) -> Wanted {
         let mut found: Vec<_> = (0..).zip(base.iter().copied().map(f64::from)).collect();
         found.sort_by(|a, b| a.1.total_cmp(&b.1));
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn rows_as_far_as_the_last_count_as_much() {
-        // Two are nearer than the last of four; five are as far away as it.
+        // Two rows are nearer than the fourth neighbour; five are as far away.
         let wanted = wanted(&[3.0, 1.0, 3.0, 9.0, 3.0, 2.0, 3.0, 3.0], 4);
         assert_eq!(wanted.places(0), 0..7);
         assert_eq!(wanted.share(), 1.0);
