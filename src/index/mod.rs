@@ -1,3 +1,3 @@
-//! Indexes: what is built from rows once and looked up often.
+//! Indexes: structures that are built from the rows once and searched often.
 
 pub mod lsh;

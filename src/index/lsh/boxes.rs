@@ -1,49 +1,51 @@
-//! Boxes between hyperplanes, and those that are within a radius of a row (Widerberg, chapter 6).
+//! Boxes between hyperplanes, and the boxes within a radius of a row (Widerberg, chapter 6).
 //!
-//! A row within the radius `T` of a query that is on the other side of some planes is at least as far
-//! from the query as these planes together: of orthonormal ones, `Σ (a·q)² ≤ T²`.
+//! A lower bound on distances: if orthonormal planes `a` separate a row from a query `q`, their
+//! squared distance is at least `Σ (a·q)²`. So a box within radius `T` has `Σ (a·q)² ≤ T²` over the
+//! planes between it and the query.
 
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
-/// The most planes of a table whose boxes are searched by radius: one bit each of a key.
+/// Largest number of planes of a table whose boxes are searched by radius: a key has one bit per
+/// plane.
 pub const MOST_PLANES: usize = 64;
 
-/// Which boxes of a table are near a row.
+/// A test of whether a box of a table is near a row.
 pub struct Near {
-    /// The square of the distance to each plane.
+    /// The squared distance of the row to each plane.
     costs: Vec<f64>,
-    /// What these may sum up to.
+    /// The upper limit of their sum.
     limit: f64,
 }
 
-/// The square that the distances to crossed planes may reach together, for every row to be reached whose
-/// distance is within the radius, be it the true one or that which is computed from rows of this kind.
-/// Rows have `dim` dimensions; the query, the longest row and what was subtracted from both have the
-/// summed length `size`.
+/// The upper limit of the sum of squared distances to crossed planes. It includes every row whose
+/// distance is within the radius, whether computed exactly or with the rounding errors of element
+/// type `kind`. Rows have `dim` dimensions; `size` is the sum of the norms of the query, the
+/// longest row, and the centre subtracted from both.
 pub fn limit(radius: f64, size: f64, (metric, kind): (Metric, ElementKind), dim: usize) -> f64 {
     let dim = dim as f64 + 8.0;
-    // Each value is off by up to (dim + 4) half units in the last place of its size, twice: at the
-    // query and at the row; and there are up to 64 of them.
+    // Each value has an error of up to (dim + 4) / 2 ulp of its size, at the query and at the row;
+    // there are up to 64 values.
     let of_values = 16.0 * dim * f64::EPSILON * size;
-    // A distance is off by a unit in the last place for each dimension, …
+    // The error of a distance is one ulp per dimension, …
     let (unit, least) = match kind {
         ElementKind::F64 => (f64::EPSILON, f64::from_bits(1)),
         _ => (f64::from(f32::EPSILON), f64::from(f32::from_bits(1))),
     };
     let own = match metric {
-        // … of 1, half of which the square of a chord is, …
+        // … relative to 1, which bounds half of the squared chord, …
         Metric::Cosine | Metric::Pearson => (radius * radius + 4.0 * dim * unit).sqrt(),
-        // … or of itself; a square, by what is too small for a number.
+        // … or relative to itself, plus the underflow of its squares.
         _ => radius * (1.0 + dim * unit) + (dim * least).sqrt(),
     };
     (own + of_values).powi(2)
 }
 
 impl Near {
-    /// Of a row with these values; there are at most [`MOST_PLANES`].
+    /// A row with these values, at most [`MOST_PLANES`].
     pub fn new(values: &[f64], limit: f64) -> Self {
-        // What is no number, after an overflow, is no obstacle.
+        // NaN, after an overflow, excludes no box.
         let cost = |value: &f64| if value.is_nan() { 0.0 } else { value * value };
         Self { costs: values.iter().map(cost).collect(), limit }
     }
@@ -52,8 +54,8 @@ impl Near {
         1 << (self.costs.len() - 1 - function)
     }
 
-    /// Whether the box is near where these sides differ. The sum is always taken in the order of the
-    /// functions, so that fewer functions never make a box far.
+    /// Whether the box whose sides differ in `flips` is within the limit. The sum is always taken
+    /// in the order of the functions, so that a subset of crossed planes never has a larger sum.
     pub fn reaches(&self, flips: u64) -> bool {
         let (mut left, mut sum) = (flips, 0.0);
         while left != 0 {
@@ -64,14 +66,14 @@ impl Near {
         sum <= self.limit
     }
 
-    /// The differing sides of every box that is near, the own one first; `None` if there are more
-    /// than `most`.
+    /// The flipped sides of every box within the limit, the home box first; `None` if there are
+    /// more than `most`.
     pub fn flips(&self, most: usize) -> Option<Vec<u64>> {
         let mut order: Vec<usize> = (0..self.costs.len()).collect();
         order.retain(|i| self.costs[*i] <= self.limit);
         order.sort_by(|a, b| self.costs[*a].total_cmp(&self.costs[*b]));
         let mut near = vec![0];
-        // Sets whose last member is the one before: they can only be continued with later ones.
+        // Sets to be extended by planes from position `next` of `order` on, with their sums.
         let mut open = vec![(0u64, 0.0, 0)];
         while let Some((flips, sum, next)) = open.pop() {
             if near.len() > most {
@@ -79,7 +81,7 @@ impl Near {
             }
             for (i, function) in order.iter().enumerate().skip(next) {
                 let sum: f64 = sum + self.costs[*function];
-                // Another order of summing may round down.
+                // Slack for sums in another order.
                 if sum > self.limit * (1.0 + 1e-9) {
                     break;
                 }

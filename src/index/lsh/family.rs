@@ -1,4 +1,4 @@
-//! Families of hash functions.
+//! Families of hash functions, and the metrics they suit.
 
 use crate::metric::Metric;
 
@@ -16,7 +16,7 @@ pub enum Family {
     MinHash,
 }
 
-/// How a p-stable value becomes a slot.
+/// The rounding of a p-stable value to a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Rounding {
@@ -27,16 +27,16 @@ pub enum Rounding {
     Zero,
 }
 
-/// How the hyperplanes of a table are made.
+/// The construction of the hyperplanes of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Planes {
-    /// Of independent normal numbers.
+    /// Independent normal coefficients.
     #[default]
     Random,
-    /// Of length 1 and at right angles to each other.
+    /// Orthonormal.
     Orthogonal,
-    /// Orthogonal, and each the one of many that best divides rows it is trained on.
+    /// Orthonormal, each the best of many at dividing the training rows.
     Trained,
 }
 
@@ -69,12 +69,12 @@ impl Family {
 }
 
 impl Rounding {
-    /// Every way, with its name in SQL.
+    /// Every rounding, with its name in SQL.
     pub const NAMES: [(&str, Self); 2] = [("floor", Self::Floor), ("zero", Self::Zero)];
 }
 
 impl Planes {
-    /// Every way, with its name in SQL.
+    /// Every construction, with its name in SQL.
     pub const NAMES: [(&str, Self); 3] =
         [("random", Self::Random), ("orthogonal", Self::Orthogonal), ("trained", Self::Trained)];
 }

@@ -1,4 +1,5 @@
-//! The file of an index: sections of bytes, and a summary at the end that says what they are.
+//! The file format of a stored index: sections of bytes, and a summary at the end that describes
+//! them.
 //!
 //! ```text
 //! header    magic (8 bytes), version (u32)
@@ -9,10 +10,10 @@
 //! footer    start, length and checksum of the summary (u64 each), version (u32), magic (8 bytes)
 //! ```
 //!
-//! Numbers are little-endian, checksums XXH64 with seed 0. Every byte of a file is one of these, so
-//! that a changed byte anywhere is noticed, before anything is made of it. Sections follow each other
-//! without gaps in the order of the summary; what they hold is for their writer to know. The file is
-//! written from front to back, and without its footer it is none.
+//! Numbers are little-endian, checksums XXH64 with seed 0. A checksum or a fixed value covers every
+//! byte of the file, so that any changed byte is detected before its contents are used. Sections
+//! follow each other without gaps in the order of the summary; their contents are up to the writer.
+//! The file is written sequentially; a file without a footer is invalid.
 
 use std::ops::Range;
 
@@ -20,10 +21,10 @@ use twox_hash::XxHash64;
 
 use crate::error::{Error, Result};
 
-/// The first and last bytes of a file. The line end shows when it was changed as text.
+/// The first and last bytes of a file. The line end reveals conversions of line endings.
 const MAGIC: [u8; 8] = *b"DFNLSH\r\n";
 
-/// The version that is written, and the newest that is read.
+/// The version of files written, and the newest one read.
 const VERSION: u32 = 1;
 
 /// Bytes before the first section.
@@ -32,15 +33,15 @@ pub const HEADER: usize = MAGIC.len() + size_of::<u32>();
 /// Bytes after the summary.
 pub const FOOTER: usize = 3 * size_of::<u64>() + size_of::<u32>() + MAGIC.len();
 
-/// A run of bytes of a file.
+/// A range of bytes of a file, with its checksum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Section {
-    /// Where it is.
+    /// Its position in the file.
     pub bytes: Range<u64>,
     checksum: u64,
 }
 
-/// What is in a file.
+/// The contents of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Names and values.
@@ -49,20 +50,20 @@ pub struct Summary {
     pub sections: Vec<Section>,
 }
 
-/// An error about a file.
+/// An error for an invalid file.
 pub fn bad(problem: impl Into<String>) -> Error {
     Error::IndexFile(problem.into())
 }
 
-/// The first bytes of a file.
+/// The header of a file.
 pub fn header() -> Vec<u8> {
     [&MAGIC[..], &VERSION.to_le_bytes()].concat()
 }
 
-/// Where the summary of a file is, by its first and last bytes.
+/// The position of the summary, from the first and last bytes of a file of `size` bytes.
 ///
 /// # Errors
-/// [`Error::IndexFile`] for files that are none, newer ones, and truncated ones.
+/// [`Error::IndexFile`] for other files, newer versions, and truncated files.
 pub fn summary_place(first: &[u8], last: &[u8], size: u64) -> Result<Section> {
     let mut header = Fields(first);
     if header.bytes(MAGIC.len()).ok() != Some(&MAGIC[..]) {
@@ -88,7 +89,7 @@ pub fn summary_place(first: &[u8], last: &[u8], size: u64) -> Result<Section> {
 }
 
 impl Section {
-    /// The section that these bytes make up, beginning at `start`.
+    /// The section with these bytes, from position `start` on.
     pub fn of(start: u64, bytes: &[u8]) -> Self {
         let checksum = XxHash64::oneshot(0, bytes);
         Self { bytes: start..start + bytes.len() as u64, checksum }
@@ -97,15 +98,15 @@ impl Section {
     /// Its length in bytes.
     ///
     /// # Errors
-    /// [`Error::IndexFile`] if this machine cannot address them.
+    /// [`Error::IndexFile`] if the length does not fit in `usize`.
     pub fn length(&self) -> Result<usize> {
         usize::try_from(self.bytes.end - self.bytes.start).map_err(|_| bad("it is too large"))
     }
 
-    /// Whether the bytes read are those written.
+    /// Compares the bytes read with the checksum.
     ///
     /// # Errors
-    /// [`Error::IndexFile`] if they are not.
+    /// [`Error::IndexFile`] if they differ from the bytes written.
     pub fn check(&self, bytes: &[u8]) -> Result<()> {
         let all = self.bytes.end - self.bytes.start;
         if bytes.len() as u64 != all || XxHash64::oneshot(0, bytes) != self.checksum {
@@ -120,20 +121,20 @@ impl Section {
 }
 
 impl Summary {
-    /// The value of this name.
+    /// The value of an entry.
     ///
     /// # Errors
-    /// [`Error::IndexFile`] if there is none.
+    /// [`Error::IndexFile`] if the summary has no entry `name`.
     pub fn value(&self, name: &str) -> Result<&str> {
         let found = self.entries.iter().find(|(known, _)| known == name);
         let found = found.map(|(_, value)| value.as_str());
         found.ok_or_else(|| bad(format!("its summary says nothing of {name}")))
     }
 
-    /// The number of this name.
+    /// The value of an entry, as a number.
     ///
     /// # Errors
-    /// [`Error::IndexFile`] if there is none.
+    /// [`Error::IndexFile`] if the summary has no entry `name`, or its value is not a number.
     pub fn count(&self, name: &str) -> Result<usize> {
         let value = self.value(name)?;
         value.parse().map_err(|_| bad(format!("its summary gives {name} as '{value}'")))
@@ -164,10 +165,10 @@ impl Summary {
         bytes
     }
 
-    /// The summary that these bytes stand for, which were [found](summary_place) at `place`.
+    /// Parses a summary, whose bytes were [found](summary_place) at `place`.
     ///
     /// # Errors
-    /// [`Error::IndexFile`] if they stand for none.
+    /// [`Error::IndexFile`] if the bytes are not a summary.
     pub fn from_bytes(bytes: &[u8], place: &Section) -> Result<Self> {
         place.check(bytes)?;
         let mut fields = Fields(bytes);
@@ -195,7 +196,7 @@ impl Summary {
     }
 }
 
-/// Bytes that are read from front to back.
+/// A reader of consecutive fields.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -253,7 +254,7 @@ mod tests {
         assert!(found.value("name 3").is_err());
     }
 
-    /// Every byte counts, and so does every length.
+    /// A change of any byte or of the length is an error.
     #[test]
     fn any_change_is_noticed() {
         let (_, file) = file();

@@ -1,4 +1,6 @@
-//! The hash functions of a table, and their values for rows.
+//! The hash functions of a table, and their values for rows: p-stable projections (Datar et al.
+//! 2004), hyperplanes (Charikar 2002), sampled bits (Indyk and Motwani 1998), MinHash (Broder
+//! 1997).
 
 use std::sync::Arc;
 
@@ -13,16 +15,16 @@ use crate::metric::Metric;
 use crate::random::{Random, mix};
 use crate::rows::Rows;
 
-/// Rows that are changed before planes see them at a time.
+/// Rows that are transformed at a time.
 const ROWS: usize = 256;
 
-/// No number of a Cauchy plane is larger: a single one would make slots of every row overflow. The
-/// probability of a collision changes by less than 0.0002 a dimension.
+/// Clamp on the coefficients of Cauchy planes: a single larger one would make the slots of all rows
+/// overflow. The clamp changes the probability of a collision by less than 0.0002 per dimension.
 const LARGEST_CAUCHY: f64 = 4096.0;
 
-/// The functions of one table. Function `i` follows from the seed, the number of the table and `i`
-/// alone (trained planes also from the rows), so that more tables or functions keep those that there
-/// were.
+/// The hash functions of one table. Function `i` follows from the seed, the number of the table and
+/// `i` alone (trained planes also from the rows), so that more tables or functions extend a set of
+/// existing ones.
 pub struct TableFunctions {
     count: usize,
     dim: usize,
@@ -30,23 +32,24 @@ pub struct TableFunctions {
 }
 
 enum Kind {
-    /// For each dimension the numbers of all planes, as [`padded`] has them, for each
-    /// plane its offset, in widths, and how rows are changed before.
+    /// The coefficients of all planes, by dimension, in the layout of [`padded`]; the offset of
+    /// each plane, in widths; and the transformation of rows.
     Planes { numbers: Vec<f64>, offsets: Vec<f64>, shift: Option<Arc<Shift>> },
-    /// The bit that each function reads.
+    /// The bit that each function samples.
     Bits(Vec<u32>),
-    /// For each function the priorities of all bits; of sets the number that tokens are mixed with.
+    /// For each function, the priority of every bit; for sets, the number that is mixed with each
+    /// token.
     MinHash(Vec<u64>),
 }
 
 impl Hasher {
-    /// The first `count` functions of a table.
+    /// The first `count` hash functions of a table.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
     ///
     /// # Panics
-    /// If there are not so many: see [`most`](Self::most).
+    /// If `count` exceeds [`most`](Self::most).
     pub fn functions(&self, table: usize, count: usize, job: &Job) -> Result<TableFunctions> {
         let most = self.most();
         assert!(count <= most, "{count} functions of {most}");
@@ -55,7 +58,7 @@ impl Hasher {
 }
 
 impl TableFunctions {
-    /// The first `count` functions of a table.
+    /// The first `count` hash functions of a table.
     fn new(hasher: &Hasher, table: usize, count: usize, job: &Job) -> Result<Self> {
         let Hasher { family, metric, seed, dim, .. } = *hasher;
         let kind = match family {
@@ -81,7 +84,7 @@ impl TableFunctions {
                 let mut bits: Vec<u32> = Vec::with_capacity(count);
                 for i in 0..count {
                     let mut random = random_of(seed, table, i);
-                    // One of those that are left, in ascending order.
+                    // `bit` is a rank among the bits not yet sampled.
                     let mut bit = random.below((dim - i) as u64) as u32;
                     let mut taken = bits.clone();
                     taken.sort_unstable();
@@ -101,12 +104,12 @@ impl TableFunctions {
         Ok(Self { count, dim, kind })
     }
 
-    /// Number of functions.
+    /// Number of hash functions.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// The numbers of all planes, plane by plane.
+    /// The coefficients of all planes, plane by plane.
     pub fn planes(&self) -> Vec<f64> {
         let Kind::Planes { numbers, .. } = &self.kind else { return Vec::new() };
         let dimensions = numbers.chunks_exact(numbers.len() / self.dim.max(1));
@@ -114,7 +117,7 @@ impl TableFunctions {
         (0..self.count).flat_map(plane).collect()
     }
 
-    /// For each dimension the numbers of all planes, and what fills them up to a multiple of 8.
+    /// The coefficients of all planes, by dimension, padded to a multiple of 8.
     pub fn numbers(&self) -> &[f64] {
         match &self.kind {
             Kind::Planes { numbers, .. } => numbers,
@@ -122,12 +125,12 @@ impl TableFunctions {
         }
     }
 
-    /// The bit that each function reads, if they read bits.
+    /// The bit that each function samples; empty for other families.
     pub fn bits(&self) -> &[u32] {
         if let Kind::Bits(bits) = &self.kind { bits } else { &[] }
     }
 
-    /// The offsets of p-stable functions, in widths: from 0 to below 1.
+    /// The offsets of p-stable functions, in widths, in [0, 1).
     pub fn offsets(&self) -> &[f64] {
         match &self.kind {
             Kind::Planes { offsets, .. } => offsets,
@@ -135,9 +138,9 @@ impl TableFunctions {
         }
     }
 
-    /// The values of all functions for each row: of planes `a·x`, summed in order of the dimensions
-    /// in float64, each sum rounded once with its product; of bits 0 or 1; of MinHash the position of the first
-    /// set bit in the function's order, or of a set 32 bits of its first token, or -1 if there is none.
+    /// The values of all functions for each row. Planes: `a·x` in float64, one fused multiply-add
+    /// per dimension, in order. Bits: 0 or 1. MinHash: the position of the first set bit in the
+    /// function's permutation or, for sets, 32 bits of the first token; -1 for an empty row.
     pub fn values(&self, rows: &Rows) -> Vec<f64> {
         let mut values = vec![0.0; rows.len() * self.count];
         if let Kind::Planes { numbers, shift: Some(shift), .. } = &self.kind {
@@ -192,8 +195,7 @@ impl TableFunctions {
     }
 }
 
-/// For each function 32 bits of the first token in its order, which is that of the tokens mixed with its
-/// number; -1 if there is none.
+/// For each function, 32 bits of the token with the smallest hash; -1 for an empty set.
 fn token_values(tokens: &[i64], numbers: &[u64], values: &mut [f64]) {
     for (value, number) in values.iter_mut().zip(numbers) {
         let first = tokens.iter().map(|token| mix(*token as u64 ^ number)).min();

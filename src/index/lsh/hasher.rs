@@ -1,4 +1,4 @@
-//! What the functions of all tables have in common.
+//! Settings shared by the hash functions of all tables.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::metric::Metric;
 use crate::random::Random;
 use crate::rows::Rows;
 
-/// Rows that are made ready at a time.
+/// Rows that are transformed at a time.
 const TOGETHER: usize = 256;
 
-/// What the functions of all tables have in common: with it, functions follow from the number of the
-/// table and their own.
+/// Settings shared by the hash functions of all tables. Each function follows from them, the number
+/// of the table, and its own number.
 #[derive(Debug, Clone)]
 pub struct Hasher {
     pub(super) family: Family,
@@ -24,26 +24,26 @@ pub struct Hasher {
     pub(super) planes: Planes,
     pub(super) is_zero_sum: bool,
     pub(super) shift: Option<Arc<Shift>>,
-    /// Rows that planes are trained on, as planes see them.
+    /// The training rows of planes, transformed.
     pub(super) training: Arc<[f64]>,
-    /// The numbers of all planes of each table, if they are known.
+    /// The coefficients of all planes of each table, if they were trained before.
     pub(super) known: Option<Arc<[Vec<f64>]>>,
 }
 
-/// How rows are changed before planes see them.
+/// The transformation of rows before they are multiplied by planes.
 #[derive(Debug, Default)]
 pub(super) struct Shift {
-    /// Their own mean is subtracted.
+    /// Subtract the row's mean from each of its values.
     is_level: bool,
-    /// They are divided by their length.
+    /// Divide by the norm.
     is_unit: bool,
-    /// Then this is subtracted.
+    /// Then subtract this point.
     centre: Vec<f64>,
 }
 
 impl Hasher {
-    /// Functions of a family for a metric, of rows of `dim` dimensions. Under `pearson` the numbers of
-    /// a plane sum to 0, so that a row's mean is of no influence.
+    /// The hash functions of a family for a metric, for rows of `dim` dimensions. Under `pearson`
+    /// the coefficients of a plane sum to 0, so that a row's mean has no influence.
     pub fn new((family, metric): (Family, Metric), seed: u64, dim: usize) -> Self {
         let (planes, shift) = (Planes::Random, None);
         let is_zero_sum = metric == Metric::Pearson;
@@ -51,14 +51,14 @@ impl Hasher {
         Self { family, metric, seed, dim, planes, is_zero_sum, shift, training, known }
     }
 
-    /// Planes made in another way; with `is_zero_sum`, their numbers sum to 0.
+    /// Sets the construction of planes; with `is_zero_sum`, their coefficients sum to 0.
     pub fn with_planes(self, planes: Planes, is_zero_sum: bool) -> Self {
         let is_zero_sum = is_zero_sum || self.is_zero_sum;
         Self { planes, is_zero_sum, ..self }
     }
 
-    /// The same where planes see rows of length 1 under `cosine`, and under `pearson` those less
-    /// their means.
+    /// Normalises rows before hashing: to length 1 under `cosine`, and to mean 0 and length 1 under
+    /// `pearson`.
     pub fn with_unit_rows(self) -> Self {
         let is_level = self.metric == Metric::Pearson;
         let is_unit = is_level || self.metric == Metric::Cosine;
@@ -69,7 +69,7 @@ impl Hasher {
         Self { shift: Some(Arc::new(shift)), ..self }
     }
 
-    /// The same through the mean of these rows instead of the origin.
+    /// Moves the planes from the origin to the mean of `rows`.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
@@ -87,7 +87,7 @@ impl Hasher {
         Ok(hasher.with_centre(centre))
     }
 
-    /// The same through this point instead of the origin.
+    /// Moves the planes from the origin to `centre`.
     pub fn with_centre(self, centre: Vec<f64>) -> Self {
         let hasher = self.with_unit_rows();
         let (is_level, is_unit) =
@@ -95,17 +95,17 @@ impl Hasher {
         Self { shift: Some(Arc::new(Shift { is_level, is_unit, centre })), ..hasher }
     }
 
-    /// The point that planes go through; empty if it is the origin.
+    /// The centre that planes go through; empty for the origin.
     pub fn centre(&self) -> &[f64] {
         self.shift.as_ref().map_or(&[], |shift| &shift.centre)
     }
 
-    /// The same with planes that were trained before: of each table their numbers, plane by plane.
+    /// Sets planes that were trained before: for each table, its coefficients plane by plane.
     pub fn with_known_planes(self, planes: Vec<Vec<f64>>) -> Self {
         Self { known: Some(planes.into()), ..self }
     }
 
-    /// The same with planes trained on these rows.
+    /// Trains planes on `rows`.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
@@ -118,7 +118,7 @@ impl Hasher {
         Ok(Self { training: training.into(), ..self })
     }
 
-    /// Drops the rows that planes were trained on, once there are all planes.
+    /// Drops the training rows, once all planes are trained.
     pub fn forget_training(&mut self) {
         self.training = [].into();
     }
@@ -128,17 +128,17 @@ impl Hasher {
         self.family
     }
 
-    /// Whether rows are changed before planes see them.
+    /// Whether rows are transformed before hashing.
     pub fn changes_rows(&self) -> bool {
         self.shift.is_some()
     }
 
-    /// The dimensions of rows.
+    /// The number of dimensions of a row.
     pub fn dim(&self) -> usize {
         self.dim
     }
 
-    /// Bytes of so many functions.
+    /// Bytes of `functions` hash functions.
     pub fn bytes(&self, functions: usize) -> usize {
         match self.family {
             Family::PStable | Family::Hyperplane => {
@@ -148,7 +148,7 @@ impl Hasher {
         }
     }
 
-    /// How many functions a table can have.
+    /// Largest number of hash functions of a table.
     pub fn most(&self) -> usize {
         match (self.family, self.planes) {
             (Family::Bits, _) => self.dim,
@@ -159,13 +159,13 @@ impl Hasher {
         }
     }
 
-    /// Rows as planes see them, in float64.
+    /// Transformed rows, in float64.
     fn seen(&self, rows: &Rows) -> Vec<f64> {
         let none = Shift::default();
         self.shift.as_deref().unwrap_or(&none).apply(rows)
     }
 
-    /// The length of each row, as planes see it.
+    /// The norm of each transformed row.
     pub fn lengths(&self, rows: &Rows) -> Vec<f64> {
         let length = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
         let mut lengths = Vec::with_capacity(rows.len());
@@ -176,7 +176,7 @@ impl Hasher {
         lengths
     }
 
-    /// The length of what is subtracted from rows.
+    /// The norm of the centre.
     pub fn shifted_by(&self) -> f64 {
         let centre = self.shift.iter().flat_map(|shift| &shift.centre);
         centre.map(|x| x * x).sum::<f64>().sqrt()
@@ -218,7 +218,7 @@ impl Shift {
     }
 }
 
-/// The random numbers of a function.
+/// The random generator of a hash function.
 pub(super) fn random_of(seed: u64, table: usize, function: usize) -> Random {
     let mut random = Random::new(seed);
     let mut random = Random::new(random.bits() ^ table as u64);

@@ -1,20 +1,20 @@
-//! Locality-sensitive hashing: hash functions under which near rows probably have equal values, and
-//! tables of rows by the values of several of them.
+//! Locality-sensitive hashing: hash functions under which near rows have equal values with high
+//! probability, and hash tables whose keys combine several of them.
 //!
 //! | module | job |
 //! |---|---|
-//! | `family` | which functions suit which metric |
-//! | `hasher` | what the functions of all tables have in common |
-//! | `functions` | the functions of a table, and their values for rows |
+//! | `family` | hash families and the metrics they suit |
+//! | `hasher` | settings shared by the hash functions of all tables |
+//! | `functions` | the hash functions of a table, and their values for rows |
 //! | `planes` | hyperplanes: random, orthogonal, trained |
-//! | `signature` | from values to keys |
-//! | `probes` | the buckets that a query looks at: its own, and the next best ones |
-//! | `products` | the products of rows with planes |
-//! | `boxes` | the boxes between hyperplanes that are within a radius of a row |
+//! | `signature` | from hash values to keys |
+//! | `probes` | multi-probe: the home bucket of a query, and the next best ones |
+//! | `products` | dot products of rows and planes |
+//! | `boxes` | boxes between hyperplanes within a radius of a row |
 //! | `table` | rows by key |
-//! | `file` | the file of an index |
+//! | `file` | the file format of a stored index |
 //!
-//! Everything is portable arithmetic in a fixed order: the same seed gives the same buckets on every
+//! All arithmetic is portable and in a fixed order: the same seed gives the same buckets on every
 //! machine.
 
 mod boxes;

@@ -1,4 +1,4 @@
-//! Hyperplanes of a table: random ones, orthogonal ones, and ones that divide given rows well.
+//! Hyperplanes of a table: random, orthogonal, or trained to divide given rows well.
 
 use super::family::Planes;
 use super::hasher::{Hasher, random_of};
@@ -8,19 +8,20 @@ use crate::job::Job;
 use crate::parallel::in_parallel;
 use crate::random::Random;
 
-/// Planes that are tried for each trained one.
+/// Candidates for each trained plane.
 const CANDIDATES: usize = 100;
 
-/// Of these, so many are tried by a task.
+/// Candidates that a task scores together.
 const TOGETHER: usize = 8;
 
 /// Training rows that are multiplied at a time.
 const ROWS: usize = 256;
 
-/// A plane that keeps less than this share of its length is too near to the earlier ones.
+/// A plane that keeps less than this share of its norm is too close to the span of the earlier
+/// ones.
 const LEAST: f64 = 1e-6;
 
-/// The first planes of a table of hyperplanes, each with its `dim` numbers.
+/// The first `count` planes of a table, each with `dim` coefficients.
 pub(super) fn planes(
     hasher: &Hasher,
     table: usize,
@@ -41,7 +42,7 @@ pub(super) fn planes(
     for i in 0..count {
         job.check()?;
         let mut random = random_of(hasher.seed, table, i);
-        // Where the offset of p-stable functions is drawn.
+        // Skips the draw of a p-stable function's offset.
         random.unit();
         let draw = |random: &mut Random| (0..hasher.dim).map(|_| random.normal()).collect();
         let plane = match hasher.planes {
@@ -64,7 +65,7 @@ fn subtract_mean(plane: &mut [f64]) {
     plane.iter_mut().for_each(|x| *x -= mean);
 }
 
-/// A plane that was drawn, less its parts along earlier ones, of length 1.
+/// A drawn plane, orthogonalised against the earlier ones (Gram-Schmidt), of length 1.
 fn orthogonal(
     earlier: &[Vec<f64>],
     is_zero_sum: bool,
@@ -73,7 +74,7 @@ fn orthogonal(
     loop {
         let mut plane = draw();
         let before = length(&plane);
-        // Twice, so that what rounding left of the parts goes, too.
+        // Twice, to remove the rounding errors of the first pass.
         for _ in 0..2 {
             if is_zero_sum {
                 subtract_mean(&mut plane);
@@ -95,12 +96,12 @@ fn length(plane: &[f64]) -> f64 {
     plane.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// Planes of which each is the best of many by how evenly it divides every box of the training rows,
-/// and by how far it is from them: both as a share of the best.
+/// Trained planes: each is the best of `CANDIDATES` by two scores, how evenly it divides every box
+/// of the training rows and how far the rows are from it, both relative to the best candidate.
 fn trained(hasher: &Hasher, table: usize, count: usize, job: &Job) -> Result<Vec<Vec<f64>>> {
     let rows = &hasher.training;
     let mut planes: Vec<Vec<f64>> = Vec::with_capacity(count);
-    // The box of each row; those with rows are numbered.
+    // The box of each row, as the number of a non-empty box.
     let (mut boxes, mut all) = (vec![0u32; rows.len() / hasher.dim.max(1)], 1);
     for i in 0..count {
         job.check()?;
@@ -123,10 +124,11 @@ fn trained(hasher: &Hasher, table: usize, count: usize, job: &Job) -> Result<Vec
     Ok(planes)
 }
 
-/// How many rows are on the smaller side in their boxes, and the sum of the distances of all rows.
+/// The rows on the smaller side of the plane, summed over boxes, and the sum of the distances of
+/// all rows.
 type Score = (u64, f64);
 
-/// The first of the best.
+/// The first candidate with the best total score.
 fn best(scores: &[Score]) -> usize {
     let most = scores
         .iter()
@@ -150,7 +152,7 @@ fn judge(
 ) -> Result<Vec<Score>> {
     let count = planes.len();
     let (numbers, dim) = (padded(planes), planes[0].len());
-    // For each box and plane, the rows on the one side and on the other.
+    // For each box and plane, the number of rows on either side.
     let mut sides = vec![[0u32; 2]; all * count];
     let mut distances = vec![0.0; count];
     let mut values = vec![0.0; ROWS * count];
@@ -173,7 +175,7 @@ fn judge(
     Ok((0..count).map(|plane| (split(plane), distances[plane])).collect())
 }
 
-/// The boxes that are left when a plane divides each of them.
+/// Splits every box by a plane; returns the box of each row, and the number of non-empty boxes.
 fn divide(plane: &Vec<f64>, rows: &[f64], boxes: &[u32], all: usize) -> (Vec<u32>, usize) {
     let (planes, dim) = (padded(std::slice::from_ref(plane)), plane.len());
     let mut values = vec![0.0; boxes.len()];
@@ -200,7 +202,7 @@ mod tests {
     use crate::metric::Metric;
     use crate::rows::Rows;
 
-    /// Each trained plane is the best of the candidates, judged one by one.
+    /// Each trained plane is the best of its candidates, scored one by one.
     #[test]
     fn trained_planes_are_the_best_of_their_candidates() {
         let (dim, count, is_zero_sum) = (6, 4, true);

@@ -1,4 +1,5 @@
-//! The buckets that a query looks at: its own, then the most probable others (Lv et al. 2007).
+//! Multi-probe LSH (Lv et al. 2007): the buckets that a query probes are its home bucket, then the
+//! others in order of estimated probability.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -7,33 +8,34 @@ use super::family::Family;
 use super::functions::TableFunctions;
 use super::signature::{Signature, Step};
 
-/// The most steps of a set. One of so many is behind all of its subsets, of which there are as many as a
-/// query may look at buckets.
+/// Largest number of steps in a set. A set of 16 steps comes after all of its 2^16 subsets, the
+/// largest number of probes.
 const MOST_STEPS: usize = 16;
 
-/// Finds the buckets that queries look at; its memory is used again for the next.
+/// Generates the probed buckets of queries; its memory is reused.
 #[derive(Debug, Default)]
 pub struct Prober {
     steps: Vec<Step>,
     open: BinaryHeap<Set>,
 }
 
-/// Steps to take together.
+/// A perturbation: a set of steps to be taken together.
 #[derive(Debug, Clone, Copy)]
 struct Set {
     cost: f64,
-    /// Positions among the steps, ascending.
+    /// Positions among the sorted steps, ascending.
     steps: [u16; MOST_STEPS],
     count: usize,
-    /// What the key is made of, after these steps.
+    /// The packed hash values after these steps.
     raw: u64,
-    /// The same without the last step.
+    /// Cost and packed hash values without the last step.
     before: (f64, u64),
 }
 
 impl Prober {
-    /// Appends the keys of a row's own bucket and of the next best, `probes` in all or all there are: the
-    /// most probable first, by the distances of the row to what it would have to cross.
+    /// Appends the keys of a row's home bucket and of the next best buckets, `probes` in all if the
+    /// table has them. The most probable bucket comes first, by the distances of the row to the
+    /// boundaries that separate it from the bucket.
     pub fn keys(
         &mut self,
         signature: &Signature,
@@ -52,7 +54,8 @@ impl Prober {
         }
         self.steps.clear();
         signature.steps(values, wholes, functions, &mut self.steps);
-        // Each of the first steps by itself comes before any set with a later one.
+        // Later steps cannot matter: each of the cheapest `probes - 1` steps alone precedes any set
+        // with a later one.
         let order = |a: &Step, b: &Step| {
             let order = a.cost.total_cmp(&b.cost);
             order.then(a.function.cmp(&b.function)).then(a.to.cmp(&b.to))
@@ -72,7 +75,7 @@ impl Prober {
             let own = self.steps[last].function;
             let is_valid = set.steps[..set.count - 1].iter().all(|step| function(*step) != own);
             self.open.extend(set.without_last().with(last + 1, &self.steps, signature, count));
-            // What is added to two steps of one function leaves them there.
+            // Any superset with two steps of one function is invalid too.
             if is_valid {
                 self.open.extend(set.with(last + 1, &self.steps, signature, count));
                 keys.push(Signature::mixed(set.raw));
@@ -105,7 +108,7 @@ impl Set {
         Self { cost: 0.0, steps: [0; MOST_STEPS], count: 0, raw, before: (0.0, raw) }
     }
 
-    /// The same with one more step, if there is this one.
+    /// The set with one more step; `None` if the step does not exist or the set is full.
     fn with(
         &self,
         position: usize,
@@ -142,7 +145,7 @@ impl PartialEq for Set {
 impl Eq for Set {}
 
 impl Ord for Set {
-    /// The cheapest is the greatest, of those the one with fewer steps, then with earlier ones.
+    /// The reverse order of cost, then number of steps, then positions, for a max-heap.
     fn cmp(&self, other: &Self) -> Ordering {
         let order = self.cost.total_cmp(&other.cost).then(self.count.cmp(&other.count));
         order.then_with(|| self.positions().cmp(other.positions())).reverse()

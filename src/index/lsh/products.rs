@@ -1,16 +1,16 @@
-//! The products of rows with planes.
+//! Dot products of rows and planes, in SIMD registers.
 
 use pulp::{Simd, WithSimd};
 
 use crate::matrix::Real;
 
-/// Functions are added up in registers of this many, or of a divisor.
+/// Planes are padded to a multiple of this; the width of a register divides it.
 const LANES: usize = 8;
 
-/// Rows whose products are added up together, to fill the pipeline.
+/// Rows whose sums are accumulated together, to hide the latency of additions.
 const TOGETHER: usize = 4;
 
-/// The numbers of planes, dimension by dimension, filled up to a multiple of [`LANES`].
+/// The coefficients of planes by dimension, padded to a multiple of [`LANES`].
 pub(super) fn padded(planes: &[Vec<f64>]) -> Vec<f64> {
     let padded = planes.len().next_multiple_of(LANES);
     let mut numbers = vec![0.0; planes.first().map_or(0, Vec::len) * padded];
@@ -20,7 +20,7 @@ pub(super) fn padded(planes: &[Vec<f64>]) -> Vec<f64> {
     numbers
 }
 
-/// The products of rows with planes.
+/// The dot products of rows and planes.
 pub(super) struct Products<'a, T> {
     pub rows: &'a [T],
     pub dim: usize,
@@ -37,18 +37,18 @@ impl<T: Real> WithSimd for Products<'_, T> {
         let Self { rows, dim, planes, count, values } = self;
         let padded = count.next_multiple_of(LANES);
         let (planes, _) = S::as_simd_f64s(planes);
-        // Of a dimension's numbers; the last ones may be nothing but what fills it up.
+        // Registers of a dimension's coefficients; the last ones may be padding alone.
         let registers = padded / S::F64_LANES;
         let used = count.div_ceil(S::F64_LANES);
         let mut sums = vec![0.0; padded];
         let rows_of = rows.chunks(dim * TOGETHER).zip(values.chunks_mut(count * TOGETHER));
         for (rows, values) in rows_of {
-            // Of a last few, some are computed more than once.
+            // The last row is repeated up to `TOGETHER`.
             let some = rows.len() / dim;
             let rows: [&[T]; TOGETHER] =
                 std::array::from_fn(|i| &rows[i.min(some - 1) * dim..][..dim]);
             for register in (0..used).step_by(2) {
-                // Two registers at a time, so that a row's number is read once for both.
+                // Two registers at a time, so that each value of a row is loaded once for both.
                 let other = (register + 1).min(registers - 1);
                 let mut added = [[simd.splat_f64s(0.0); 2]; TOGETHER];
                 for j in 0..dim {
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// Registers of any size give the same bits, for any number of planes.
+    /// Registers of any width give the same bits, for any number of planes.
     #[test]
     fn every_processor_has_the_same_products() {
         let (dim, count) = (5, 7);

@@ -1,4 +1,4 @@
-//! From the values of functions to keys of buckets.
+//! Signatures: the rounded hash values of a row, and the bucket key made of them.
 
 use pulp::{Simd, WithSimd};
 
@@ -7,33 +7,32 @@ use super::functions::TableFunctions;
 use crate::metric::Metric;
 use crate::random::{STEP, mix, unmix};
 
-/// Slots of p-stable functions reach from minus this to this.
+/// Largest absolute slot of a p-stable function.
 pub const MOST_SLOT: f64 = (1 << 24) as f64;
 
-/// Bits of a slot in a key: as many as it may have.
+/// Bits of a slot in a packed key, enough for ±[`MOST_SLOT`].
 const SLOT_BITS: u32 = 26;
 
-/// How values become keys.
+/// The mapping of hash values to keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Signature {
     /// The family of the functions.
     pub family: Family,
-    /// For what distances: `l1` orders next buckets by sums, others by sums of squares.
+    /// The metric: `l1` orders the next buckets by sums, the others by sums of squares.
     pub metric: Metric,
-    /// The width of slots; of no meaning to families without.
+    /// The width of p-stable slots; unused by other families.
     pub width: f64,
-    /// How slots are rounded.
+    /// The rounding of slots.
     pub rounding: Rounding,
-    /// Whether values that are more than [`MOST_SLOT`] slots away are in the outermost, instead of an
-    /// error.
+    /// Whether slots beyond [`MOST_SLOT`] are clamped to the outermost, instead of an error.
     pub is_clamped: bool,
 }
 
-/// A slot beyond [`MOST_SLOT`].
+/// The error of a slot beyond [`MOST_SLOT`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotOutOfRange;
 
-/// A change of one value of a signature, and its cost.
+/// A step: the change of one rounded value to an adjacent one, and its cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Step {
     pub cost: f64,
@@ -43,7 +42,7 @@ pub(super) struct Step {
 }
 
 impl Signature {
-    /// The whole numbers that the values of rows stand for, row by row.
+    /// The rounded values of rows, row by row.
     ///
     /// # Errors
     /// [`SlotOutOfRange`].
@@ -62,14 +61,14 @@ impl Signature {
         if is_in_range { Ok(wholes) } else { Err(SlotOutOfRange) }
     }
 
-    /// The bucket of a row with these whole numbers.
+    /// The key of a row with these rounded values.
     #[inline]
     pub fn key(&self, wholes: &[i32]) -> u64 {
         Self::mixed(self.raw(wholes))
     }
 
-    /// What the key of these whole numbers is made of: they themselves where 64 bits suffice, else a
-    /// sum of their multiples.
+    /// The packed signature before mixing: the rounded values side by side if they fit in 64 bits,
+    /// else a sum of multiples of them.
     #[inline]
     pub(super) fn raw(&self, wholes: &[i32]) -> u64 {
         let bits = self.bits();
@@ -84,7 +83,7 @@ impl Signature {
         }
     }
 
-    /// The same after a step, of `count` whole numbers.
+    /// The packed signature after a step; it has `count` rounded values.
     #[inline]
     pub(super) fn changed(&self, raw: u64, count: usize, step: &Step) -> u64 {
         let (bits, from, to) = (self.bits(), step.from as u64, step.to as u64);
@@ -96,24 +95,24 @@ impl Signature {
         }
     }
 
-    /// A key of all bits: similar signatures are far apart, different ones stay different.
+    /// The packed signature mixed into a key: a bijection that spreads similar signatures.
     #[inline]
     pub(super) fn mixed(raw: u64) -> u64 {
         mix(raw)
     }
 
-    /// The key of the box on the other side of some planes, of at most 64: the lowest bit of `flips`
-    /// is that of the last plane.
+    /// The key of the box on the other side of up to 64 planes: the lowest bit of `flips` is that
+    /// of the last plane.
     pub fn flipped(key: u64, flips: u64) -> u64 {
         mix(unmix(key) ^ flips)
     }
 
-    /// The planes, of at most 64, of which the boxes with these keys are on different sides.
+    /// The planes, at most 64, that separate the boxes with these keys.
     pub fn flips(key: u64, other: u64) -> u64 {
         unmix(key) ^ unmix(other)
     }
 
-    /// Bits of a whole number in a packed key.
+    /// Bits of a rounded value in a packed key.
     pub fn bits(&self) -> u32 {
         match self.family {
             Family::PStable => SLOT_BITS,
@@ -122,13 +121,13 @@ impl Signature {
         }
     }
 
-    /// Where a value is, in widths.
+    /// The position of a value, in widths.
     #[inline(always)]
     fn slot(&self, value: f64, offset: f64) -> f64 {
         (value + offset * self.width) / self.width
     }
 
-    /// The next values of each function, with what it costs to go there.
+    /// The steps from each rounded value to the adjacent ones, with their costs.
     pub(super) fn steps(
         &self,
         values: &[f64],
@@ -142,7 +141,7 @@ impl Signature {
             match self.family {
                 Family::PStable => {
                     let at = self.slot(*value, functions.offsets()[function]);
-                    // Towards zero, the slot of 0 begins at -1.
+                    // Towards zero, slot 0 begins at -1.
                     let begins = match self.rounding {
                         Rounding::Zero if own <= 0 => own - 1,
                         _ => own,
@@ -159,14 +158,14 @@ impl Signature {
                 Family::Hyperplane => {
                     steps.push(Step { cost: value * value, function, from: own, to: 1 - own });
                 }
-                // Bits are flipped in order, and the first set bit has no next best.
+                // The steps of bits all cost the same, and the first set bit has no adjacent one.
                 Family::Bits | Family::MinHash => {}
             }
         }
     }
 }
 
-/// Whole numbers of values.
+/// Rounds hash values.
 struct ToWhole<'a> {
     signature: &'a Signature,
     values: &'a [f64],
@@ -182,7 +181,7 @@ impl WithSimd for ToWhole<'_> {
         let Self { signature, values, functions, to } = self;
         let count = functions.count().max(1);
         let rows = values.chunks_exact(count).zip(to.chunks_exact_mut(count));
-        // What is no number, after an overflow, is slot 0 where slots are clamped.
+        // NaN, after an overflow, becomes slot 0 if slots are clamped.
         let mut is_in_range = true;
         match signature.family {
             Family::PStable => {
@@ -211,7 +210,7 @@ impl WithSimd for ToWhole<'_> {
     }
 }
 
-/// By what each whole number of a signature that does not fit a key is multiplied.
+/// The odd multiplier of each rounded value, for signatures that do not fit in 64 bits.
 static FACTORS: [u64; 256] = {
     let mut factors = [0; 256];
     let mut i = 0;

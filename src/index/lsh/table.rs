@@ -1,59 +1,59 @@
-//! Rows by key.
+//! A hash table: the rows of a base by key.
 
 use std::ops::Range;
 
 use super::file::bad;
 use crate::error::Result;
 
-/// Rows that share the leading bits of their keys, on average.
+/// Average number of rows per section, the keys with the same leading bits.
 const PER_SECTION: usize = 4;
 
-/// Keys that are looked for at a time.
+/// Keys that are looked up at a time.
 const TOGETHER: usize = 64;
 
-/// Keys of a section that are all compared, which is faster than halving it.
+/// Sections of up to this number of keys are scanned, which is faster than binary search.
 const FEW: usize = 24;
 
-/// The bucket of each row of a table. Memory: 5 bytes a row.
+/// The home bucket of each row of a table. Memory: 5 bytes a row.
 #[derive(Default)]
 pub struct Own {
     starts: Vec<u32>,
-    /// Up to [`MANY`].
+    /// Number of rows in the bucket, saturated at [`MANY`].
     sizes: Vec<u8>,
 }
 
-/// Rows of a bucket that are not counted.
+/// Bucket size from which [`Own::sizes`] saturates.
 const MANY: u8 = 255;
 
 /// The rows of a base, bucket by bucket. Memory: 13 bytes a row.
 pub struct Table {
-    /// Ascending.
+    /// The key of each entry, ascending.
     keys: Vec<u64>,
-    /// The row of each key, ascending in a bucket.
+    /// The row of each entry, ascending in a bucket.
     rows: Vec<u32>,
-    /// Where each section of keys with the same leading bits begins, and where the last ends.
+    /// Start of each section of keys with the same leading bits, and end of the last.
     sections: Vec<u32>,
-    /// How far a key is shifted to give its section.
+    /// The right shift that gives a key's section.
     shift: u32,
 }
 
 impl Own {
-    /// Bytes of those of so many rows.
+    /// Bytes for a table of `rows` rows.
     pub fn bytes(rows: usize) -> usize {
         rows * (size_of::<u32>() + size_of::<u8>())
     }
 }
 
 impl Table {
-    /// Bytes of a table of so many rows, and how many more while it is built from keys by row.
+    /// Bytes of a table of `rows` rows, and the additional bytes while it is built.
     pub fn bytes(rows: usize) -> (usize, usize) {
         let sections = rows.div_ceil(PER_SECTION).next_power_of_two() * size_of::<u32>();
         let row = size_of::<u64>() + size_of::<u32>();
-        // Keys by row, in parts and together, and pairs that are sorted.
+        // Keys by row, in parts and concatenated, and the pairs to sort.
         (rows * row + sections, rows * (2 * size_of::<u64>() + size_of::<(u64, u32)>()) + sections)
     }
 
-    /// Sorts rows by their keys: row `i` has the key `keys[i]`.
+    /// Sorts rows by their keys: row `i` has the key `by_row[i]`.
     pub fn new(by_row: &[u64]) -> Self {
         let (sections, shift) = sections(by_row);
         let mut next = sections.clone();
@@ -70,7 +70,7 @@ impl Table {
         Self { keys, rows, sections, shift }
     }
 
-    /// Bytes of a table of so many rows in a file.
+    /// Bytes in a file of a table of `rows` rows.
     pub fn bytes_in_file(rows: usize) -> usize {
         rows * (size_of::<u64>() + size_of::<u32>())
     }
@@ -83,10 +83,10 @@ impl Table {
         bytes
     }
 
-    /// The table of `rows` rows that these bytes stand for.
+    /// Parses a table of `rows` rows.
     ///
     /// # Errors
-    /// [`Error::IndexFile`](crate::Error::IndexFile) if they stand for none.
+    /// [`Error::IndexFile`](crate::Error::IndexFile) if the bytes are not such a table.
     pub fn from_bytes(bytes: &[u8], rows: usize) -> Result<Self> {
         if bytes.len() != Self::bytes_in_file(rows) {
             return Err(bad("a table has another number of rows"));
@@ -109,7 +109,7 @@ impl Table {
         Ok(Self { keys, rows: of_rows, sections, shift })
     }
 
-    /// The bucket of each row.
+    /// The home bucket of each row.
     pub fn own(&self) -> Own {
         let (mut starts, mut sizes) = (vec![0; self.rows.len()], vec![0; self.rows.len()]);
         for (_, bucket) in self.buckets() {
@@ -121,7 +121,7 @@ impl Table {
         Own { starts, sizes }
     }
 
-    /// The bucket of a row; none of a row that is alone there.
+    /// The home bucket of a row; empty if the row is alone there.
     pub fn of_row(&self, row: usize, own: &Own) -> Range<u32> {
         let start = own.starts[row];
         match own.sizes[row] {
@@ -134,8 +134,8 @@ impl Table {
         }
     }
 
-    /// Appends where the buckets of keys are. Their memory is read for all keys at a time, so that the
-    /// processor waits for many of them at once.
+    /// Appends the bucket of each key. Memory is read for `TOGETHER` keys at a time, so that their
+    /// cache misses overlap.
     pub fn find(&self, keys: &[u64], buckets: &mut Vec<Range<u32>>) {
         let mut sections = [(0u32, 0u32); TOGETHER];
         for keys in keys.chunks(TOGETHER) {
@@ -171,12 +171,12 @@ impl Table {
         &self.rows[bucket.start as usize..bucket.end as usize]
     }
 
-    /// The first row of a bucket; 0 if there is none.
+    /// The first row of a bucket; 0 if it is empty.
     pub fn first_row(&self, bucket: &Range<u32>) -> u32 {
         if bucket.is_empty() { 0 } else { self.rows[bucket.start as usize] }
     }
 
-    /// All buckets that have rows, by their keys.
+    /// All non-empty buckets, by their keys.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, Range<u32>)> {
         let mut start = 0;
         self.keys.chunk_by(|a, b| a == b).map(move |keys| {
@@ -186,14 +186,14 @@ impl Table {
         })
     }
 
-    /// The number of buckets with rows, and of rows in the largest.
+    /// The number of non-empty buckets, and of rows in the largest.
     pub fn sizes(&self) -> (usize, usize) {
         let sizes = self.buckets().map(|(_, rows)| rows.len());
         sizes.fold((0, 0), |(count, largest), size| (count + 1, largest.max(size)))
     }
 }
 
-/// Where the sections of keys begin once they are sorted, and how far a key is shifted.
+/// The start of each section of the sorted keys, and the right shift that gives a key's section.
 fn sections(keys: &[u64]) -> (Vec<u32>, u32) {
     let bits = keys.len().div_ceil(PER_SECTION).next_power_of_two().trailing_zeros().max(1);
     let shift = 64 - bits;
@@ -255,7 +255,7 @@ mod tests {
         let bytes = Table::new(&[7, 3, 3]).to_bytes();
         assert!(Table::from_bytes(&bytes, 3).is_ok());
         assert!(Table::from_bytes(&bytes, 2).is_err() && Table::from_bytes(&bytes, 4).is_err());
-        // A key out of order, a row twice, a row beyond the last, rows of a bucket out of order.
+        // A key out of order, a duplicate row, a row out of range, rows of a bucket out of order.
         for (at, byte) in [(0, 9), (24, 0), (24, 3), (24, 2)] {
             let mut bytes = bytes.clone();
             assert_ne!(bytes[at], byte);
