@@ -16,27 +16,27 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::rows::Rows;
 
-/// Rows in clusters.
+/// The clustering of rows by density.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Density {
-    /// For each row, its cluster among those of its group; `None` for noise.
+    /// For each row, its cluster, numbered within its group; `None` for noise.
     pub clusters: Vec<Option<u32>>,
     /// Whether each row is core.
     pub core: Vec<bool>,
-    /// Clusters of all groups together.
+    /// Number of clusters of all groups together.
     pub count: usize,
-    /// The work done.
+    /// Counters of the work.
     pub work: DbscanWork,
 }
 
 impl Density {
-    /// Rows that are in a cluster without being core.
+    /// Number of rows that are in a cluster without being core.
     pub fn border_rows(&self) -> usize {
         let pairs = self.clusters.iter().zip(&self.core);
         pairs.filter(|(cluster, core)| cluster.is_some() && !**core).count()
     }
 
-    /// Rows in no cluster.
+    /// Number of rows in no cluster.
     pub fn noise(&self) -> usize {
         self.clusters.iter().filter(|cluster| cluster.is_none()).count()
     }
@@ -58,7 +58,7 @@ pub fn dbscan(
     params: &DbscanParams,
     job: &Job,
 ) -> Result<Density> {
-    // Row numbers that are none mark noise and nodes without rows.
+    // Row numbers from `u32::MAX - 1` on mark noise and nodes without rows.
     if rows.len() as u64 >= u64::from(u32::MAX) - 1 {
         return Err(Error::TooManyRows { input: "input", rows: rows.len() as u64 });
     }

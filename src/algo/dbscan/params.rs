@@ -4,7 +4,7 @@ use crate::device::Within;
 use crate::error::{Error, Result};
 use crate::metric::Metric;
 
-/// How near rows are neighbours, and how many make a row core.
+/// The radius eps, the number of rows within it that makes a row core, and the metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DbscanParams {
     eps: f64,
@@ -37,7 +37,7 @@ impl DbscanParams {
         Ok(Self { eps, min_points, metric })
     }
 
-    /// The largest distance of neighbours.
+    /// The largest distance between neighbours.
     pub fn eps(&self) -> f64 {
         self.eps
     }

@@ -7,19 +7,20 @@ use crate::device::Work;
 use crate::matrix::{ElementKind, Elements, Matrix};
 use crate::rows::Rows;
 
-/// Rows in clusters.
+/// The clustering of rows by k-means.
 #[derive(Debug, Clone)]
 pub struct Clustering {
-    /// The cluster of every row: that of the nearest centroid, ties going to the lower number.
+    /// The cluster of each row: the nearest centroid, ties going to the lower number.
     pub labels: Vec<u32>,
-    /// The distance of every row from that centroid.
+    /// The distance of each row from its centroid.
     pub distances: Vec<f64>,
-    /// The centroids, in the type of the rows.
+    /// The centroids, in the element type of the rows.
     pub centroids: Arc<Matrix>,
-    /// Rows in each cluster.
+    /// Number of rows in each cluster.
     pub sizes: Vec<u64>,
-    /// For each cluster, weight times squared distance (`l2`) or times distance (`cosine`) of its
-    /// rows, added up in their order, in blocks of rows that depend on nothing but the number of clusters.
+    /// The inertia of each cluster: weight times squared distance (`l2`) or distance (`cosine`),
+    /// summed over its rows in order, in blocks of rows whose size depends only on the number of
+    /// clusters.
     pub inertias: Vec<f64>,
     /// Counters of the rounds.
     pub rounds: Rounds,
@@ -28,15 +29,15 @@ pub struct Clustering {
 /// Counters of the rounds, for EXPLAIN ANALYZE.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rounds {
-    /// Rounds of the run that was kept.
+    /// Number of rounds of the best run.
     pub iterations: usize,
-    /// Rows that changed their cluster in its last round.
+    /// Number of rows that changed their cluster in its last round.
     pub moved: usize,
-    /// Rows that were assigned, over all rounds and runs.
+    /// Number of row assignments over all rounds and runs.
     pub assigned: u64,
     /// The sum of all inertias.
     pub inertia: f64,
-    /// Counters of the searches.
+    /// Counters of the nearest centroid searches.
     pub work: Work,
 }
 

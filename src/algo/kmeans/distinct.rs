@@ -1,4 +1,4 @@
-//! Counts distinct rows.
+//! Counts the distinct rows of an input.
 
 use std::collections::HashSet;
 
@@ -10,8 +10,9 @@ use crate::metric::Metric;
 /// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
 
-/// The number of distinct rows of positive weight, counted up to `most`, as the metric sees them: zeros of both signs are
-/// equal, and so are unit vectors of f64 whose distance is within its rounding, which are those of parallel rows.
+/// The number of distinct rows of positive weight, counted up to `most`. Zeros of both signs are
+/// equal. For directions in f64, parallel rows are equal: unit vectors whose distance is within its
+/// rounding error.
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
@@ -23,7 +24,7 @@ pub(super) fn distinct_rows<T: Real>(
     job: &Job,
 ) -> Result<usize> {
     let rows = most.min(values.len() / dim.max(1));
-    // A table with room for twice as many entries, each with its row.
+    // A hash set at half load, and the bits of each row.
     let bytes = rows * (2 * (size_of::<Vec<u64>>() + 1) + dim * size_of::<u64>());
     let _reserved = job.reserve("distinct rows", bytes)?;
     let bits = |row: &[T]| row.iter().map(|x| (*x + T::ZERO).to_f64().to_bits()).collect();

@@ -1,4 +1,5 @@
-//! How the first centroids are chosen.
+//! Initial centroids: greedy k-means++ (Arthur and Vassilvitskii 2007), on the device; k-means||
+//! (Bahmani et al. 2012); random rows; or given ones.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::parallel::in_parallel;
 use crate::random::Random;
 use crate::rows::Rows;
 
-/// The first centroids of a run, for each problem.
+/// The initial centroids of a run, for each problem.
 pub(super) fn initial<D: KMeansDevice, T: Real>(
     inputs: &[Input<'_, T>],
     (device, session): (&D, &mut (dyn KMeansSession<T> + '_)),
@@ -60,10 +61,10 @@ impl<T: Real> Input<'_, T> {
         Ok(values.to_vec())
     }
 
-    /// Random distinct vectors, one after the other with a probability proportional to the weights of those left;
-    /// there are enough of positive weight.
+    /// Random distinct vectors, drawn without replacement with probabilities proportional to the
+    /// weights. The problem has at least `k` distinct vectors of positive weight.
     fn at_random(&self, mut random: Random, job: &Job) -> Result<Vec<T>> {
-        // Of each centroid its bits, in a hash table that is half full, and its numbers.
+        // For each centroid, its bits in a hash set at half load, and its values.
         let per_row = size_of::<f64>() + 1;
         let per_centroid =
             2 * size_of::<Vec<u64>>() + self.dim * (size_of::<u64>() + size_of::<T>());
@@ -86,7 +87,7 @@ impl<T: Real> Input<'_, T> {
         Ok(chosen)
     }
 
-    /// k-means||: a few rounds that draw many rows each, thinned out by k-means++.
+    /// k-means||: oversamples candidates in `ROUNDS` rounds, and reduces them to `k` by k-means++.
     fn parallel(
         &self,
         device: &impl KMeansDevice,
@@ -105,7 +106,7 @@ impl<T: Real> Input<'_, T> {
         let mut candidates: Vec<T> = device.plus_plus(all, 1, &mut random, job)?;
         let mut costs = assign_to(&candidates)?.costs;
         for _ in 0..ROUNDS {
-            // A row without weight costs nothing, however far it is.
+            // A row of weight 0 costs nothing at any distance.
             let share = |row: usize, cost: &T| match self.weight(row) {
                 0.0 => 0.0,
                 weight => weight * cost.to_f64(),
@@ -121,7 +122,7 @@ impl<T: Real> Input<'_, T> {
             if drawn.is_empty() {
                 continue;
             }
-            // Once as they are drawn, and in room that doubles.
+            // Once as they are drawn, and twice in a vector that doubles its capacity.
             reserved.push(job.reserve("candidates of k-means||", 3 * size_of_val(&drawn[..]))?);
             let nearer = assign_to(&drawn)?.costs;
             costs.iter_mut().zip(nearer).for_each(|(cost, nearer)| *cost = cost.min(nearer));
@@ -134,7 +135,7 @@ impl<T: Real> Input<'_, T> {
             attracted[label as usize] += self.weight(row);
         }
         if attracted.iter().filter(|weight| **weight > 0.0).count() < k {
-            // Too few were drawn: choose among all rows instead.
+            // Fewer than `k` candidates attract rows: draw from all rows instead.
             return device.plus_plus(all, k, &mut random, job);
         }
         let candidates = Matrix::new(T::elements(candidates), count, self.dim);
@@ -144,7 +145,7 @@ impl<T: Real> Input<'_, T> {
     }
 }
 
-/// Rows that have not been drawn.
+/// The rows that have not been drawn.
 enum Left<'a> {
     Equal(Vec<u32>),
     Weighted(Weighted<'a>),
@@ -162,15 +163,16 @@ impl Left<'_> {
     }
 }
 
-/// Rows of unequal weights, of which some have been drawn.
+/// Rows of unequal weights, and the rows drawn from them.
 struct Weighted<'a> {
     weights: &'a [f64],
-    /// For each row, the sum of the weights of it and all before it that were left at some time.
+    /// Prefix sums of the weights; they may include rows that were drawn since they were computed.
     sums: Vec<f64>,
     drawn: Vec<bool>,
 }
 
-/// Draws of rows that are no longer left, before they are taken out of the sums.
+/// Largest number of consecutive draws of rows already drawn, before the prefix sums are
+/// recomputed.
 const MOST_MISSES: usize = 16;
 
 impl<'a> Weighted<'a> {
@@ -181,11 +183,11 @@ impl<'a> Weighted<'a> {
         weighted
     }
 
-    /// Adds up the weights of the rows that are left.
+    /// Recomputes the prefix sums over the rows that are left.
     fn add_up(&mut self) {
         let left = self.weights.iter().zip(&self.drawn);
         let left = left.map(|(weight, is_drawn)| if *is_drawn { 0.0 } else { *weight });
-        // Sums of parts of the largest weight do not overflow.
+        // Relative to the largest weight, so that sums do not overflow.
         let largest = left.clone().fold(0.0, f64::max);
         let sums = left.scan(0.0, |sum, weight| {
             *sum += weight / largest;
@@ -218,7 +220,7 @@ mod tests {
     use crate::job::Budget;
     use crate::metric::Metric;
 
-    /// So many bytes, and those in use.
+    /// A limit in bytes, and the bytes in use.
     struct Most(usize, AtomicUsize);
 
     impl Budget for Most {
@@ -235,7 +237,7 @@ mod tests {
         }
     }
 
-    /// k-means|| of rows that are all as far away as each other.
+    /// k-means|| of rows at equal distances.
     struct Parallel<'a>(&'a Input<'a, f64>, &'a Job);
 
     impl OnDevice for Parallel<'_> {
@@ -249,7 +251,7 @@ mod tests {
         }
     }
 
-    /// A choice of first centroids.
+    /// A method for initial centroids.
     type Start<'a> = &'a dyn Fn(&Job) -> Result<Vec<f64>>;
 
     #[test]
@@ -262,7 +264,7 @@ mod tests {
         let input = Input { rows, values: &values, dim, weights: None, params, unit, tolerance };
         let at_random = |job: &Job| input.at_random(Random::new(1), job);
         let parallel = |job: &Job| AnyDevice::cpu().run(Parallel(&input, job));
-        // Bits and numbers of 200 rows; about 400 rows in each of five rounds.
+        // The bits and values of 200 rows; about 400 rows in each of five rounds.
         let starts: [(Start<'_>, usize); 2] = [(&at_random, 200_000), (&parallel, 1_000_000)];
         for (start, least) in starts {
             for (limit, fits) in [(least, false), (64 << 20, true)] {

@@ -1,11 +1,11 @@
-//! The rows of a problem, as runs and rounds see them.
+//! The rows and parameters of a problem, as runs and rounds use them.
 
 use crate::algo::kmeans::params::KMeansParams;
 use crate::device::{KMeansInput, KMeansProblem};
 use crate::matrix::Real;
 use crate::rows::Rows;
 
-/// Rows that get clusters of their own.
+/// The rows of one problem, which get clusters of their own.
 pub(super) struct Input<'a, T> {
     pub rows: Rows,
     pub values: &'a [T],
@@ -18,7 +18,7 @@ pub(super) struct Input<'a, T> {
 }
 
 impl<'a, T: Real> Input<'a, T> {
-    /// The rows of a problem among those of an input.
+    /// The rows of a problem within an input.
     pub fn new(
         problem: &KMeansProblem,
         input: KMeansInput<'a>,

@@ -30,15 +30,15 @@ use crate::job::Job;
 use crate::matrix::ElementKind;
 use crate::rows::Rows;
 
-/// Divides rows, prepared for the metric, into clusters.
+/// Clusters rows that are prepared for the metric.
 ///
-/// `weights` has a weight from 0 for each row; without it, all weigh 1. `given` has the first
-/// centroids, prepared as well, if the parameters say so. Without rows, there are no clusters.
+/// `weights` has a weight ≥ 0 for each row; without it, all rows weigh 1. `given` has the initial
+/// centroids for [`Init::Given`], prepared as well. An input without rows has no clusters.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for parameters and weights that could not be valid for any rows,
+/// [`Error::InvalidArgument`] for parameters and weights that are invalid for any rows,
 /// [`Error::Unsatisfiable`] if there are fewer distinct rows than clusters, or if the number or
-/// dimension of the first centroids is wrong; [`Error::Cancelled`]; [`Error::HostMemory`]; the
+/// dimension of the initial centroids is wrong; [`Error::Cancelled`]; [`Error::HostMemory`]; the
 /// errors of the device.
 pub fn kmeans(
     device: &AnyDevice,
@@ -59,11 +59,11 @@ pub fn kmeans(
     found.next().ok_or_else(|| Error::InvalidArgument("kmeans: no runs".to_string()))
 }
 
-/// Divides each of many groups of consecutive rows into clusters by itself, as [`kmeans`] would,
-/// but into no more than it has distinct rows. A group without rows has no clusters.
+/// Clusters each of many groups of consecutive rows separately, as [`kmeans`] would, but into at
+/// most as many clusters as the group has distinct rows. A group without rows has no clusters.
 ///
-/// `ends` says where groups end; the first starts at 0, the last ends with the rows. The counters
-/// of all groups are returned with the first group.
+/// `ends` has the end of each group; the first starts at 0, the last ends with the rows. The first
+/// group's result has the counters of all groups.
 ///
 /// # Errors
 /// Those of [`kmeans`]; `params.init` may not be [`Init::Given`].
@@ -87,7 +87,7 @@ struct Solve<'a> {
     weights: Option<&'a [f64]>,
     ends: &'a [usize],
     given: Option<&'a Rows>,
-    /// The parameters, and whether there may be fewer than `k` clusters.
+    /// The parameters, and whether a problem may have fewer than `k` clusters.
     params: (&'a KMeansParams, bool),
     job: &'a Job,
 }
@@ -106,7 +106,7 @@ impl OnDevice for Solve<'_> {
     }
 }
 
-/// Checks that there is a weight from 0 for each row, and that not all of them are 0.
+/// Checks the weights: one for each row, all finite and ≥ 0, and at least one > 0.
 fn check_weights(weights: Option<&[f64]>, rows: usize) -> Result<()> {
     let Some(weights) = weights else { return Ok(()) };
     if weights.len() != rows {

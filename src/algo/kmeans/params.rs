@@ -11,18 +11,19 @@ pub struct KMeansParams {
     pub(crate) metric: Metric,
     /// The maximum number of rounds.
     pub max_iterations: usize,
-    /// Rounds end when the squared distances that the centroids moved add up to at most this
-    /// multiple of the mean variance of the dimensions.
+    /// Rounds end when the sum of the squared shifts of all centroids is at most this multiple of
+    /// the mean variance of the dimensions.
     pub tolerance: f64,
-    /// How the first centroids are chosen.
+    /// The method for initial centroids.
     pub init: Init,
-    /// The number of runs; the one with the least inertia is kept, ties going to the earlier one.
+    /// The number of runs; the one with the smallest inertia is kept, ties going to the earlier
+    /// one.
     pub runs: usize,
     /// The seed of all random choices.
     pub seed: u64,
 }
 
-/// How the first centroids are chosen.
+/// A method for initial centroids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Hash, Default)]
 #[non_exhaustive]
 pub enum Init {
@@ -31,14 +32,14 @@ pub enum Init {
     PlusPlus,
     /// k-means||.
     Parallel,
-    /// Rows at random.
+    /// Random rows.
     Random,
     /// The rows of another matrix.
     Given,
 }
 
 impl Init {
-    /// The SQL names of the methods that need no table.
+    /// The SQL names of the methods without a table of centroids.
     pub const NAMES: [(&'static str, Self); 3] =
         [("k-means++", Self::PlusPlus), ("k-means||", Self::Parallel), ("random", Self::Random)];
 }
@@ -48,8 +49,8 @@ impl KMeansParams {
     /// run.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `k` is 0 or too large to number clusters, or the metric is
-    /// neither `l2` nor `cosine`.
+    /// [`Error::InvalidArgument`] if `k` is 0 or exceeds the range of cluster numbers, or the
+    /// metric is neither `l2` nor `cosine`.
     pub fn try_new(k: u64, metric: Metric) -> Result<Self> {
         if !matches!(metric, Metric::L2 | Metric::Cosine) {
             return Err(Error::InvalidArgument(format!(
@@ -80,7 +81,7 @@ impl KMeansParams {
     }
 
     /// # Errors
-    /// [`Error::InvalidArgument`] for numbers that could not be valid for any rows.
+    /// [`Error::InvalidArgument`] for numbers that are invalid for any rows.
     pub(super) fn check(&self) -> Result<()> {
         if self.max_iterations == 0 || self.runs == 0 {
             let message = "kmeans: max_iterations and runs are counted from 1";

@@ -1,4 +1,4 @@
-//! Takes problems through runs and rounds, all in one session of a device.
+//! Lloyd's algorithm: takes problems through runs and rounds, all in one session of a device.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,11 +19,12 @@ use crate::metric::Metric;
 use crate::parallel::in_parallel;
 use crate::rows::Rows;
 
-/// The fewest rows of a block: costs are added up block by block, so that sums do not depend on threads.
+/// Smallest number of rows in a block: costs are summed block by block, so that sums do not depend
+/// on the number of threads.
 const BLOCK: usize = 1 << 16;
 
-/// Bytes of a problem besides those of its rows, dimensions and clusters: here, in the session, and as its result, with
-/// what an allocator adds to about twenty small allocations.
+/// Bytes of a problem besides its rows, dimensions and clusters: here, in the session, and in its
+/// result, with the allocator's overhead for about twenty small allocations.
 const PER_PROBLEM: usize = 2048;
 
 /// The progress of a problem's run.
@@ -35,9 +36,9 @@ struct Progress {
 
 /// The best run of each problem.
 ///
-/// `ends` says where problems end among the rows: the first starts at 0, the last ends with the
-/// rows. A problem gets `params.k` clusters, or as many as it has distinct rows of positive weight
-/// if `clamps`.
+/// `ends` has the end of each problem among the rows; the first starts at 0, the last ends with the
+/// rows. A problem has `params.k` clusters; with `clamps`, at most as many as it has distinct rows
+/// of positive weight.
 pub(super) fn best_runs<D: Device, T: Real>(
     device: &Arc<D>,
     (rows, weights): (&Rows, Option<&[f64]>),
@@ -91,7 +92,7 @@ pub(super) fn best_runs<D: Device, T: Real>(
     Ok(found)
 }
 
-/// Keeps the clustering of the smaller inertia, the first in case of a tie.
+/// Keeps the clustering with the smaller inertia, the first in case of a tie.
 fn keep_better(best: &mut Option<Clustering>, found: Clustering) {
     let assigned = best.as_ref().map_or(0, |best| best.rounds.assigned) + found.rounds.assigned;
     let best = match best {
@@ -101,22 +102,22 @@ fn keep_better(best: &mut Option<Clustering>, found: Clustering) {
     best.rounds.assigned = assigned;
 }
 
-/// Ranges that follow each other, the first from 0 on.
+/// Consecutive ranges with these ends, the first from 0 on.
 fn ranges_to(ends: &[usize]) -> impl Iterator<Item = Range<usize>> {
     let starts = std::iter::once(0).chain(ends.iter().copied());
     starts.zip(ends).map(|(start, end)| start..*end)
 }
 
-/// Bytes of problems with their results, without their rows and the rounds.
+/// Bytes of problems and their results, without their rows and rounds.
 fn bytes_of_problems<T>(ranges: &[Range<usize>], dim: usize, k: usize) -> usize {
     let clusters: usize = ranges.iter().map(|range| range.len().min(k)).sum();
-    // A point in the middle, the steps of sums and their inverses, and a row in steps and parts.
+    // The origin, the steps of sums and their inverses, and a row in steps and parts.
     let per_problem = PER_PROBLEM + 5 * dim * size_of::<f64>();
     let per_cluster = dim * size_of::<T>() + size_of::<u64>() + size_of::<f64>();
     ranges.len() * per_problem + clusters * per_cluster
 }
 
-/// The number of clusters that some rows get; 0 if they get none.
+/// The number of clusters of a range of rows; 0 without distinct rows of positive weight.
 fn clusters<T: Real>(
     input: KMeansInput<'_>,
     values: &[T],
@@ -137,7 +138,7 @@ fn clusters<T: Real>(
     Ok(found)
 }
 
-/// Lloyd's rounds of all problems, from these centroids on.
+/// Lloyd's rounds of all problems, from `centroids` on.
 fn lloyd<D: Device, T: Real>(
     inputs: &[Input<'_, T>],
     (device, session): (&Arc<D>, &mut (dyn KMeansSession<T> + '_)),
@@ -192,8 +193,8 @@ fn lloyd<D: Device, T: Real>(
 }
 
 impl<T: Real> Input<'_, T> {
-    /// Moves all centroids, those of empty clusters to rows far from their own centroids; returns
-    /// whether they moved no more than the tolerance.
+    /// Moves all centroids, and those of empty clusters to rows far from their own centroids;
+    /// returns whether the shift is within the tolerance.
     fn fill_empty_clusters(
         &self,
         problem: usize,
@@ -219,7 +220,7 @@ impl<T: Real> Input<'_, T> {
         progress: &Progress,
     ) -> Clustering {
         let k = self.params.k;
-        // What blocks add up to is small beside their rows.
+        // At least 16 rows per cluster, so that the partial results are small relative to the rows.
         let block = BLOCK.max(16 * k);
         let blocks = labels.chunks(block).zip(distances.chunks(block)).enumerate().collect();
         let of_blocks =
@@ -243,13 +244,13 @@ impl<T: Real> Input<'_, T> {
         Clustering { labels, distances, centroids, sizes, inertias, rounds }
     }
 
-    /// Rows in each cluster, and their inertia, of rows from `first` on.
+    /// The sizes and inertias of clusters, over a block of rows from `first` on.
     fn totals(&self, first: usize, labels: &[u32], distances: &[f64]) -> (Vec<u64>, Vec<f64>) {
         let (mut sizes, mut inertias) = (vec![0; self.params.k], vec![0.0; self.params.k]);
         let is_squared = self.params.metric == Metric::L2;
         for (row, (label, distance)) in labels.iter().zip(distances).enumerate() {
             sizes[*label as usize] += 1;
-            // A row without weight costs nothing, however far it is.
+            // A row of weight 0 costs nothing at any distance.
             let weight = self.weight(first + row);
             if weight > 0.0 {
                 let cost = if is_squared { distance * distance } else { *distance };
@@ -284,7 +285,7 @@ mod tests {
     #[test]
     fn costs_of_many_blocks_are_those_of_their_rows() {
         let (count, dim, k, mut random) = (2 * BLOCK + 4321, 2, 4_usize, Random::new(5));
-        // No two blocks weigh the same, and some rows nothing.
+        // All blocks have different weights, and some rows weight 0.
         let weights: Vec<f64> = (0..count).map(|row| (row - row % 9) as f64 / 7.0).collect();
         for metric in [Metric::L2, Metric::Cosine] {
             let mut values: Vec<f32> = (0..count * dim).map(|_| random.normal() as f32).collect();
