@@ -1,4 +1,4 @@
-//! The sums of clusters' rows.
+//! Exact cluster sums, for the means of k-means.
 
 use std::sync::Arc;
 
@@ -8,20 +8,20 @@ use crate::matrix::Real;
 /// The exact sums of clusters' rows: they do not depend on the order in which rows are added and
 /// removed, nor on other clusters and dimensions.
 ///
-/// A mean is the sum of weight times coordinate, each product rounded once to the 53 bits of float64,
-/// over the sum of the weights: each sum is exact until it is rounded to float64, and so is the
-/// quotient. The error is at most 4 units in the last place (float64) of Σ w |x| / Σ w.
+/// A mean is the sum of weight times coordinate, each product rounded once to the 53 bits of
+/// float64, over the sum of the weights. Each sum is exact until it is rounded to float64, and so
+/// is the quotient. The error is at most 4 ulp (float64) of Σ w |x| / Σ w.
 #[derive(Debug, Clone)]
 pub struct ClusterSums {
-    /// For each cluster, the number of rows of positive weight.
+    /// Number of rows of positive weight in each cluster.
     pub(super) counts: Vec<i64>,
     pub(super) sums: ExactSums,
-    /// The sums of weights, if they are not all 1.
+    /// The sums of weights; `None` if all weights are 1.
     pub(super) weights: Option<ExactSums>,
 }
 
 impl ClusterSums {
-    /// `k` clusters without rows, for these values (row by row) and weights.
+    /// Empty sums of `k` clusters, for these values (row by row) and weights.
     pub fn new<T: Real>(values: &[T], weights: Option<&[f64]>, dim: usize, k: usize) -> Self {
         let sums = ExactSums::new(Arc::new(Steps::choose(values, dim, weights)), k);
         let weights =
@@ -29,13 +29,13 @@ impl ClusterSums {
         Self { counts: vec![0; k], sums, weights }
     }
 
-    /// The same clusters without rows.
+    /// Empty sums of the same clusters.
     pub fn cleared(&self) -> Self {
         let weights = self.weights.as_ref().map(ExactSums::cleared);
         Self { counts: vec![0; self.counts.len()], sums: self.sums.cleared(), weights }
     }
 
-    /// The inverse of the step of each number of a row that is added up, the last of which is its weight if it has one.
+    /// The inverse steps of a row's columns, and last of its weight, if rows have weights.
     #[cfg(feature = "cuda")]
     pub fn inverse_steps(&self) -> Vec<f64> {
         let weights = self.weights.iter().flat_map(|weights| &weights.steps.inverse);
@@ -47,7 +47,7 @@ impl ClusterSums {
         self.counts.len()
     }
 
-    /// Numbers of a row.
+    /// Number of values of a row.
     pub fn width(&self) -> usize {
         self.sums.width()
     }
@@ -58,12 +58,12 @@ impl ClusterSums {
         self.counts.len() * size_of::<i64>() + self.sums.bytes() + weights
     }
 
-    /// Bytes of the wide sums, which come while rows are added.
+    /// Bytes of the wide sums, which are allocated as rows are added.
     pub fn wide_bytes(&self) -> usize {
         self.sums.wide_bytes() + self.weights.as_ref().map_or(0, ExactSums::wide_bytes)
     }
 
-    /// Moves a row from one cluster, if it was in any, to another.
+    /// Moves a row into the cluster `to`, and out of the cluster `from` if it is in one.
     #[inline(always)]
     pub fn move_row<T: Real>(&mut self, row: &[T], weight: f64, from: Option<u32>, to: u32) {
         if weight == 0.0 {
@@ -80,7 +80,7 @@ impl ClusterSums {
         }
     }
 
-    /// Adds the sums of another one.
+    /// Adds the sums of `other`.
     pub fn absorb(&mut self, other: &Self) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(a, b)| *a += b);
         self.sums.absorb(&other.sums);
@@ -89,12 +89,12 @@ impl ClusterSums {
         }
     }
 
-    /// The clusters without weight, ascending.
+    /// The clusters without rows of positive weight, ascending.
     pub fn empty(&self) -> Vec<usize> {
         (0..self.counts.len()).filter(|cluster| self.counts[*cluster] == 0).collect()
     }
 
-    /// The weight of a cluster's rows.
+    /// The total weight of a cluster.
     pub fn weight(&self, cluster: usize) -> f64 {
         self.total_weight(cluster).over(Scaled::whole(1))
     }
@@ -106,7 +106,7 @@ impl ClusterSums {
         }
     }
 
-    /// The weighted mean of a cluster's rows; `None` if they have no weight.
+    /// The weighted mean of a cluster's rows; `None` if their total weight is 0.
     pub fn mean(&self, cluster: usize) -> Option<impl Iterator<Item = f64>> {
         let (count, weight) = (self.counts[cluster], self.total_weight(cluster));
         let mean = move |column| self.sums.total(cluster, column).over(weight);

@@ -1,12 +1,12 @@
-//! Where the arithmetic happens: coarse, fused primitives, on the CPU by SIMD code and on a GPU by
-//! CUDA kernels.
+//! Devices: coarse, fused arithmetic primitives, on the CPU by SIMD code and on a GPU by CUDA
+//! kernels.
 //!
 //! | module | job |
 //! |---|---|
-//! | `contract` | every device's primitives: a trait for each family of functions, whose methods define their answers bit by bit |
-//! | `compose` | primitives made of others, the same on every device: searches larger than memory, k-means by search |
+//! | `contract` | a trait for each family of functions, whose methods define their results bit by bit |
+//! | `compose` | algorithms over those traits: searches larger than memory, exact searches, k-means by search |
 //! | `cpu`, `cuda` | the devices |
-//! | `sums`, `cluster_sums`, `shares` | exact sums, which do not depend on the order of adding |
+//! | `sums`, `cluster_sums`, `shares` | exact sums, independent of the order of addition |
 //!
 //! Work of O(rows × rows) is here; the rest of an algorithm is in [`crate::algo`], once.
 
@@ -53,7 +53,7 @@ pub trait Device:
     /// A description of the device.
     fn info(&self) -> DeviceInfo;
 
-    /// The most bytes of its own memory that were used at a time through this handle.
+    /// The peak of device memory in bytes, allocated through this handle.
     fn peak_memory(&self) -> u64 {
         0
     }
@@ -63,24 +63,24 @@ pub trait Device:
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// The name that selects it: `cpu`, `cuda:0`.
+    /// The name in settings: `cpu`, `cuda:0`.
     pub name: String,
-    /// The product, and which of its resources are used.
+    /// The product, and the resources in use.
     pub description: String,
     /// Bytes of its own memory; `None` if it uses the host's.
     pub memory: Option<u64>,
 }
 
-/// Which device a user asks for.
+/// The device that a user requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[non_exhaustive]
 pub enum DeviceChoice {
-    /// A GPU if there is one and the work is worth it.
+    /// A GPU if the machine has one and the work is worth it.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// The GPU of this number; 0 is the driver's first.
+    /// The GPU with this number; 0 is the driver's first.
     Cuda(usize),
 }
 
@@ -124,7 +124,7 @@ pub enum AnyDevice {
     Cuda(Arc<CudaDevice>),
 }
 
-/// A task to run on whichever device was chosen.
+/// A task that runs on any device.
 pub trait OnDevice {
     /// The result.
     type Output;
@@ -138,18 +138,19 @@ impl AnyDevice {
         Self::Cpu(Arc::new(CpuDevice::new()))
     }
 
-    /// The CPU, once with each set of instructions that it distinguishes and this processor has, their names, and whether
-    /// searches look at fewer bits first wherever they can, and not only where that pays.
+    /// The CPU, once with each instruction set that it distinguishes and this processor has.
+    /// Returns for each the name of the instruction set, whether searches prefilter with fewer bits
+    /// wherever possible instead of only where it pays off, and the device.
     pub fn cpu_ways() -> Vec<(&'static str, bool, Self)> {
         let all = CpuDevice::every_way().into_iter();
         all.map(|(name, looks, device)| (name, looks, Self::Cpu(Arc::new(device)))).collect()
     }
 
-    /// The GPU of this number, with at most `memory` bytes of its memory (0: nearly all that is
-    /// free).
+    /// The GPU with this number, limited to `memory` bytes of its memory (0: nearly all free
+    /// memory).
     ///
     /// # Errors
-    /// [`Error::NoDevice`] says why there is none.
+    /// [`Error::NoDevice`] with the reason why it is not available.
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn cuda(ordinal: usize, memory: u64) -> Result<Self> {
         #[cfg(feature = "cuda")]
@@ -163,8 +164,8 @@ impl AnyDevice {
         Err(Error::NoDevice { asked: format!("cuda:{ordinal}"), reason, available })
     }
 
-    /// This device, once with each way to search that it has and would not always choose, and their names.
-    /// Of the CPU, see [`cpu_ways`](Self::cpu_ways).
+    /// This device, once with each search strategy that it would not always choose, and their
+    /// names. For the CPU, see [`cpu_ways`](Self::cpu_ways).
     pub fn every_way(&self) -> Vec<(&'static str, Self)> {
         match self {
             Self::Cpu(_) => vec![],
@@ -178,10 +179,10 @@ impl AnyDevice {
 
     /// The device for a computation of about `operations` arithmetic operations.
     ///
-    /// `auto` takes the first GPU if there is one and the work outweighs initialising it.
+    /// `auto` takes the first GPU if the machine has one and the work outweighs its initialisation.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if a device asked for by name is not there.
+    /// [`Error::NoDevice`] if a device requested by name is not available.
     pub fn choose(choice: DeviceChoice, memory: u64, operations: f64) -> Result<Self> {
         let Some(ordinal) = Self::asks_for(choice, Some(operations)) else {
             return Ok(Self::cpu());
@@ -190,8 +191,8 @@ impl AnyDevice {
         if choice == DeviceChoice::Auto { found.or_else(|_| Ok(Self::cpu())) } else { found }
     }
 
-    /// The number of the GPU that [`choose`](Self::choose) asks for, if it asks for one for about this many operations, as
-    /// far as that is known.
+    /// The number of the GPU that [`choose`](Self::choose) requests for about `operations`
+    /// operations, if any; `operations` is `None` if unknown.
     pub fn asks_for(choice: DeviceChoice, operations: Option<f64>) -> Option<usize> {
         match choice {
             DeviceChoice::Cpu => None,
@@ -202,9 +203,8 @@ impl AnyDevice {
         }
     }
 
-    /// The device that [`choose`](Self::choose) would take for about this many operations, if the
-    /// number is known, for EXPLAIN: `cpu`, `auto (cuda:0)`, or `auto`. Asks the driver, but does not
-    /// initialise a GPU.
+    /// The device that [`choose`](Self::choose) would take for about `operations` operations, for
+    /// EXPLAIN: `cpu`, `auto (cuda:0)`, or `auto`. Queries the driver without initialising a GPU.
     pub fn foresee(choice: DeviceChoice, operations: Option<f64>) -> String {
         if choice != DeviceChoice::Auto {
             return choice.to_string();
@@ -233,7 +233,7 @@ impl AnyDevice {
         self.run(Info)
     }
 
-    /// The most bytes of its own memory that were used at a time through this handle.
+    /// The peak of device memory in bytes, allocated through this handle.
     pub fn peak_memory(&self) -> u64 {
         struct Peak;
         impl OnDevice for Peak {
@@ -245,7 +245,7 @@ impl AnyDevice {
         self.run(Peak)
     }
 
-    /// Makes ready what searches need besides the rows: see [`SearchDevice::warm_search`].
+    /// Prepares the device for a search: see [`SearchDevice::warm_search`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn warm_search(&self, metric: Metric, shape: &Shape, queries: usize) {
         match self {
@@ -255,7 +255,7 @@ impl AnyDevice {
         }
     }
 
-    /// Makes ready what searches by hashing need besides the rows: see [`HashingDevice::warm_hashing`].
+    /// Prepares the device for an LSH search: see [`HashingDevice::warm_hashing`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn warm_hashing(&self, metric: Metric, rows: (ElementKind, usize), hashes: bool) {
         match self {
@@ -265,7 +265,7 @@ impl AnyDevice {
         }
     }
 
-    /// Makes ready what k-means needs besides the rows: see [`KMeansDevice::warm_kmeans`].
+    /// Prepares the device for k-means: see [`KMeansDevice::warm_kmeans`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn warm_kmeans(&self, rows: KMeansKind, k: usize, draws: bool) {
         match self {
@@ -275,7 +275,7 @@ impl AnyDevice {
         }
     }
 
-    /// Makes ready what DBSCAN needs besides the rows: see [`DbscanDevice::warm_dbscan`].
+    /// Prepares the device for DBSCAN: see [`DbscanDevice::warm_dbscan`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn warm_dbscan(&self, metric: Metric, rows: (ElementKind, usize), has_weights: bool) {
         match self {
@@ -285,7 +285,7 @@ impl AnyDevice {
         }
     }
 
-    /// This device or, for rows of a kind that only the CPU compares, the CPU.
+    /// This device, or the CPU for an element type that only the CPU supports.
     pub fn for_kind(&self, kind: ElementKind) -> Self {
         if kind == ElementKind::Sets { Self::cpu() } else { self.clone() }
     }
@@ -300,8 +300,8 @@ impl AnyDevice {
     }
 }
 
-/// Operations below which `auto` stays on the CPU: about the time it takes to start CUDA (0.34 s
-/// on an H100) at 50 G operations per second.
+/// Operations below which `auto` stays on the CPU: about the time to start CUDA (0.34 s on an H100)
+/// at 50 G operations per second.
 const WORTH_A_GPU: f64 = 2e10;
 
 /// The devices of this machine, the CPU first.
@@ -313,7 +313,7 @@ pub fn devices() -> Vec<DeviceInfo> {
     cpu.collect()
 }
 
-/// Why there is no usable GPU, if there is none, as a message for users.
+/// The reason why no GPU is usable, as a message for users; `None` if one is.
 pub fn why_no_gpu() -> Option<String> {
     #[cfg(feature = "cuda")]
     return cuda::why_none();

@@ -1,4 +1,4 @@
-//! The location and the spread of rows.
+//! Location and spread of the rows of a k-means problem.
 
 use std::ops::Range;
 
@@ -11,21 +11,21 @@ use crate::parallel::in_parallel;
 
 /// Statistics of rows, computed before they are clustered.
 struct Moments {
-    /// A point in the middle of the rows: of many rows, a few that are far away do not move it.
+    /// A central point of the rows, robust against outliers: the median of block means.
     origin: Vec<f64>,
-    /// The mean of the dimensions' variances, of coordinates times …
+    /// The mean over dimensions of the variance of coordinates times `unit`, …
     variance: f64,
-    /// … this power of two, with which squares neither overflow nor vanish in float64.
+    /// … a power of two with which squares neither overflow nor underflow in float64.
     unit: f64,
-    /// The largest magnitude of an element, …
+    /// The largest absolute element, …
     largest: f64,
-    /// … and the largest difference of one from the same element of `origin`.
+    /// … and the largest absolute difference from the same element of `origin`.
     farthest: f64,
 }
 
 impl KMeansProblem {
-    /// A problem of some rows of an input. Rounds end when the squared distances that the centroids
-    /// moved add up to at most `tolerance` times the mean variance of the dimensions.
+    /// A problem of some rows of an input. Rounds end when the sum of the squared shifts of all
+    /// centroids is at most `tolerance` times the mean variance of the dimensions.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
@@ -49,7 +49,7 @@ fn moments<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Moments> {
     let rows = (values.len() / dim.max(1)).max(1) as f64;
     let mut columns = columns(values, dim, 1.0, job)?;
     let largest = columns.ends.iter().fold(0.0, |most: f64, (a, b)| most.max(b.max(-a)));
-    // Always 1 for float32.
+    // float32 never needs a unit other than 1.
     let is_near_1 = (1e-60..1e60).contains(&largest);
     let unit = if is_near_1 { 1.0 } else { power_of_two_near_inverse(largest) };
     if unit != 1.0 {
@@ -63,16 +63,16 @@ fn moments<T: Real>(values: &[T], dim: usize, job: &Job) -> Result<Moments> {
     Ok(Moments { origin, variance, unit, largest, farthest })
 }
 
-/// Rows of a block, whose numbers are added up in order; the blocks' sums are then added up in order.
+/// Rows of a block: values are summed in order within a block, and then block by block.
 const BLOCK: usize = 4096;
 
-/// All elements of each dimension.
+/// Statistics of each dimension.
 struct Columns {
-    /// Their sums, times a power of two.
+    /// The sums of its elements, times a power of two.
     sums: Vec<f64>,
-    /// The median of the blocks' means, times the same.
+    /// The medians of the blocks' means, times the same power.
     middle: Vec<f64>,
-    /// The least and the largest element.
+    /// The smallest and the largest element.
     ends: Vec<(f64, f64)>,
 }
 
@@ -118,7 +118,7 @@ fn columns<T: Real>(values: &[T], dim: usize, unit: f64, job: &Job) -> Result<Co
     Ok(all)
 }
 
-/// The variance of each dimension, around these means of elements times a power of two.
+/// The variance of each dimension; `means` and elements are scaled by the power of two `unit`.
 fn variances<T: Real>(values: &[T], means: &[f64], unit: f64, job: &Job) -> Result<Vec<f64>> {
     let dim = means.len();
     let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)).collect(), |block: &[T]| {

@@ -1,4 +1,5 @@
-//! Weight times cost of rows in whole numbers, so that sums are the same in any order, on every device.
+//! Shares of rows, weight times cost in integers, for k-means++: sums are the same in any order, on
+//! every device.
 
 use std::ops::Range;
 
@@ -6,35 +7,35 @@ use rayon::prelude::*;
 
 use crate::matrix::Real;
 
-/// Rows whose shares are added up together.
+/// Rows whose shares are summed in one total.
 pub const BLOCK: usize = 1024;
 
-/// Bits of the largest share. Those of a block add up in 64 bits.
+/// Bits of the largest share. The sum of a block fits in 64 bits.
 const BITS: i32 = 52;
 
 /// 2⁵², as the bits of a float64.
 const ONE_TO_BITS: u64 = (1023 + BITS as u64) << BITS;
 
-/// Bits of a random number that draws a row.
+/// Random bits for the draw of a row.
 const DRAWN: u32 = 53;
 
-/// How many candidates a step of greedy k-means++ draws for this many clusters.
+/// Number of candidates that a step of greedy k-means++ draws, for `k` clusters.
 pub fn candidates(k: usize) -> usize {
     2 + (k as f64).ln() as usize
 }
 
-/// What a row's share is made of.
+/// The scale of shares, and their sums by blocks.
 pub struct Shares<'a> {
     rows: usize,
     weights: Option<&'a [f64]>,
-    /// Shares are multiplied by one, and then by the other.
+    /// Factors of a share, applied one after the other.
     scale: [f64; 2],
     /// The sums of blocks.
     pub totals: Vec<u64>,
 }
 
 impl<'a> Shares<'a> {
-    /// Rows that cost their weights.
+    /// Shares of rows whose cost is 1.
     pub fn new(rows: usize, weights: Option<&'a [f64]>) -> Self {
         let totals = vec![0; rows.div_ceil(BLOCK)];
         let mut shares = Self { rows, weights, scale: [1.0; 2], totals };
@@ -46,7 +47,7 @@ impl<'a> Shares<'a> {
         self.weights.map_or(1.0, |weights| weights[row])
     }
 
-    /// Weight times cost; a row without weight has no share, however far it is.
+    /// Weight times cost; a row of weight 0 has share 0 at any distance.
     fn exact(&self, row: usize, cost: f64) -> f64 {
         let weight = self.weight(row);
         if weight == 0.0 { 0.0 } else { (weight * cost).min(f64::MAX) }
@@ -59,11 +60,12 @@ impl<'a> Shares<'a> {
         (self.exact(row, cost) * one * other) as u64
     }
 
-    /// The sum of the shares of rows from this one on. Of no use if any costs more than rows did when the scale was chosen.
+    /// The sum of the shares of rows from `first` on. Undefined if any cost exceeds those for which
+    /// the scale was chosen.
     #[inline(always)]
     pub fn sum_of<T: Real>(&self, first: usize, costs: &[T]) -> u64 {
         let [one, other] = self.scale;
-        // Whole numbers below 2⁵² are the low bits of their sum with it.
+        // The sum of 2⁵² and an integer below it has that integer in its low bits.
         let whole = |share: f64| {
             let share = (share.min(f64::MAX) * one * other).floor();
             (share + f64::from_bits(ONE_TO_BITS)).to_bits() ^ ONE_TO_BITS
@@ -85,7 +87,7 @@ impl<'a> Shares<'a> {
         self.totals.iter().map(|total| u128::from(*total)).sum()
     }
 
-    /// Gives the largest share all bits. `cost` is what rows cost.
+    /// Chooses the scale that gives the largest share all bits. `cost` is the cost of a row.
     pub fn rescale(&mut self, cost: impl Fn(usize) -> f64 + Sync) {
         let share = |row: usize| self.exact(row, cost(row));
         let largest = (0..self.rows).into_par_iter().map(share).reduce(|| 0.0, f64::max);
@@ -99,7 +101,7 @@ impl<'a> Shares<'a> {
         self.totals = totals;
     }
 
-    /// The same, if the sum of all has become much smaller than one.
+    /// Rescales if the sum of all shares has fallen below 2⁵⁰.
     pub fn keep_scale(&mut self, cost: impl Fn(usize) -> f64 + Sync) {
         if self.total() >> (BITS - 2) == 0 {
             self.rescale(cost);
@@ -110,11 +112,11 @@ impl<'a> Shares<'a> {
         block * BLOCK..self.rows.min((block + 1) * BLOCK)
     }
 
-    /// Draws a row with a probability proportional to its share, by 64 random bits; `None` if there are no
-    /// shares.
+    /// Draws a row with a probability proportional to its share, by 64 random bits; `None` if all
+    /// shares are 0.
     pub fn draw(&self, cost: impl Fn(usize) -> f64, bits: u64) -> Option<u32> {
         let (total, drawn) = (self.total(), u128::from(bits >> (64 - DRAWN)));
-        // total · drawn / 2⁵³, rounded down.
+        // ⌊total · drawn / 2⁵³⌋.
         let low = total & ((1 << DRAWN) - 1);
         let mut left = (total >> DRAWN) * drawn + ((low * drawn) >> DRAWN);
         let mut blocks = self.totals.iter().map(|total| u128::from(*total));
@@ -133,12 +135,12 @@ impl<'a> Shares<'a> {
         found.map(|row| row as u32)
     }
 
-    /// Draws the first row, while rows cost their weights.
+    /// Draws the first row, by weight alone.
     pub fn draw_first(&self, bits: u64) -> u32 {
         self.draw(|_| 1.0, bits).unwrap_or_else(|| self.draw_any(bits))
     }
 
-    /// Draws a row of positive weight, all with the same probability.
+    /// Draws a row of positive weight, uniformly.
     pub fn draw_any(&self, bits: u64) -> u32 {
         let of = |count: usize| ((u128::from(bits) * count as u128) >> 64) as usize;
         if self.weights.is_none() {
@@ -149,14 +151,15 @@ impl<'a> Shares<'a> {
     }
 }
 
-/// What gives this share, above 0, all bits: shares are multiplied by one, and then by the other.
+/// Two factors whose product gives the share `largest` > 0 all bits; applied one after the other,
+/// since the product may overflow.
 pub fn scale_for(largest: f64) -> [f64; 2] {
-    // Half of the exponent at a time: all of it may be out of range.
+    // Half of the exponent each, since all of it may be out of range.
     let all = BITS - 1 - exponent(largest);
     [all / 2, all - all / 2].map(power_of_two)
 }
 
-/// The largest e with 2ᵉ at most this positive number.
+/// ⌊log₂ x⌋ of a positive number.
 fn exponent(x: f64) -> i32 {
     let bits = |x: f64| (x.to_bits() >> 52) as i32 - 1023;
     if x.is_normal() { bits(x) } else { bits(x * power_of_two(64)) - 64 }

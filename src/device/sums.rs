@@ -1,9 +1,9 @@
-//! Exact sums of rows, for means that do not depend on order, on threads, or on what other rows hold.
+//! Exact sums of rows, for means that do not depend on the order of rows, on threads, or on the
+//! values of other rows.
 //!
-//! A sum has two parts. Nearly all numbers are whole multiples of a *step*, a power of two chosen for
-//! each column, and are added up as 64-bit integers. The few others are added to a wide sum, which
-//! covers every exponent. Both are exact, so the choice of steps only affects how long adding up
-//! takes.
+//! A sum has two parts. Nearly all numbers are integer multiples of a *step*, a power of two chosen
+//! for each column, and are summed as 64-bit integers. The rest is added to a wide sum, which
+//! covers every exponent. Both parts are exact, so the choice of steps affects only the speed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,31 +18,31 @@ use crate::parallel::in_parallel;
 #[derive(Debug, Clone)]
 pub(super) struct ExactSums {
     pub(super) steps: Arc<Steps>,
-    /// For each cell and column, the number of steps.
+    /// For each cell and column, the sum in steps …
     high: Vec<i64>,
-    /// … and the number of parts of a step, if [`Steps::has_parts`].
+    /// … and in parts of a step, if [`Steps::has_parts`].
     low: Vec<i64>,
-    /// Numbers that are not whole numbers of either, and for each cell and column whether there are any.
+    /// Wide sums of other numbers, and for each cell and column whether it has one.
     wide: HashMap<usize, Wide>,
     is_wide: Vec<bool>,
-    /// A row, in steps and parts.
+    /// Scratch memory for a row, in steps and parts.
     row: (Vec<i64>, Vec<i64>),
 }
 
-/// The steps in which columns are added up.
+/// The step of each column.
 #[derive(Debug)]
 pub(super) struct Steps {
     /// A power of two for each column, and its inverse.
     steps: Vec<f64>,
     pub(super) inverse: Vec<f64>,
     /// A single number has at most 2^bits steps: the sum of all numbers then stays below 2⁶², and
-    /// each number below 2⁵¹, so that [`MAGIC`] works.
+    /// each number below 2⁵¹, the range of [`MAGIC`].
     bits: i32,
-    /// Whether a step is divided into 2^bits parts: for numbers of more bits than f32 has.
+    /// Whether a step is divided into 2^bits parts, for numbers of more than the 24 bits of f32.
     has_parts: bool,
 }
 
-/// 1.5 · 2⁵²: a number below 2⁵¹ added to it leaves its nearest integer in the low bits.
+/// 1.5 · 2⁵²: adding it to a number below 2⁵¹ leaves the nearest integer in the low bits.
 const MAGIC: f64 = 6_755_399_441_055_744.0;
 
 /// Rows sampled to choose the steps.
@@ -53,7 +53,7 @@ const LEAST_STEP: i32 = -1022;
 const MOST_STEP: i32 = 1022;
 
 impl Steps {
-    /// Steps for sums of these rows.
+    /// Chooses steps for sums of these rows.
     pub(super) fn choose<T: Real>(values: &[T], width: usize, weights: Option<&[f64]>) -> Self {
         let rows = values.len() / width.max(1);
         let rows_bits = usize::BITS - rows.saturating_sub(1).leading_zeros();
@@ -72,7 +72,8 @@ impl Steps {
             let spans = sample.filter(|x| x.is_normal()).map(|x| {
                 let (mantissa, exponent) = parts_of(x);
                 let top = exponent + (u64::BITS - mantissa.leading_zeros()) as i32;
-                // The least step within the limit, and the largest step that this is a multiple of.
+                // The smallest step within the limit, and the largest step of which this is a
+                // multiple.
                 (top - bits, exponent + mantissa.trailing_zeros() as i32 + room - bits)
             });
             let spans: Vec<_> = spans
@@ -94,7 +95,7 @@ impl Steps {
         }
     }
 
-    /// The most steps of a single number.
+    /// The largest number of steps of a single number.
     pub(super) fn limit(&self) -> f64 {
         power_of_two(self.bits)
     }
@@ -103,7 +104,7 @@ impl Steps {
         exponent_of(self.steps[column])
     }
 
-    /// Converts a row to whole steps. False if an element is not a whole number of them.
+    /// Converts a row to integer steps; false if an element is not a multiple.
     #[inline(always)]
     fn whole<T: Real>(&self, row: &[T], out: &mut [i64]) -> bool {
         let (limit, mut fits) = (self.limit(), true);
@@ -115,7 +116,7 @@ impl Steps {
         fits
     }
 
-    /// Converts a row times its weight to whole steps and parts. False if an element is not whole.
+    /// Converts a row times its weight to steps and parts; false if an element is not exact.
     #[inline(always)]
     fn parts<T: Real>(
         &self,
@@ -136,15 +137,15 @@ impl Steps {
     }
 }
 
-/// A number in steps, and whether it is a whole number of them, of at most `limit`.
+/// A number in steps, and whether it is an integer multiple of at most `limit` steps.
 #[inline(always)]
 fn in_steps(x: f64, inverse: f64, step: f64, limit: f64) -> (i64, bool) {
     let (nearest, whole) = integer(x * inverse);
-    // Checked by multiplying back, as numbers too small for the inverse come out as 0.
+    // Checked by multiplying back, since the scaled value of too small a number underflows to 0.
     (whole, (nearest * step == x) & (nearest.abs() <= limit))
 }
 
-/// A number times a weight in steps and parts of the step, and whether that is exact.
+/// A number times a weight in steps and parts, and whether the conversion is exact.
 #[inline(always)]
 fn in_parts(x: f64, weight: f64, inverse: f64, step: f64, limit: f64) -> (i64, i64, bool) {
     let product = x * weight;
@@ -152,7 +153,8 @@ fn in_parts(x: f64, weight: f64, inverse: f64, step: f64, limit: f64) -> (i64, i
     let (nearest, whole) = integer(scaled);
     let rest = scaled - nearest;
     let (nearest_part, parts) = integer(rest * limit);
-    // A subnormal or infinite product is not the exact one rounded to 53 bits, nor one that rounding has made normal.
+    // A subnormal or infinite product is not the exact one rounded to 53 bits, and neither is a
+    // product that rounding has made normal.
     let is_rounded_once = (product.abs() > f64::MIN_POSITIVE) | (x == 0.0);
     let is_all = (scaled * step == product) & (nearest_part == rest * limit);
     (whole, parts, is_rounded_once & is_all & (scaled.abs() <= limit))
@@ -165,7 +167,7 @@ fn integer(x: f64) -> (f64, i64) {
     (shifted - MAGIC, (shifted.to_bits() as i64).wrapping_sub(MAGIC.to_bits() as i64))
 }
 
-/// The exponent that lies in most of these ranges, but not at their very edge.
+/// The exponent that lies in the largest number of ranges, with a margin to their edges.
 fn best_step(spans: &[(i32, i32)]) -> Option<i32> {
     let first = spans.iter().map(|span| span.0).min()?;
     let last = spans.iter().map(|span| span.0.max(span.1)).max()?;
@@ -183,12 +185,12 @@ fn best_step(spans: &[(i32, i32)]) -> Option<i32> {
     let is_good = |count: &i32| *count >= most - most / 1024;
     let low = counts.iter().position(is_good)?;
     let high = low + counts[low..].iter().take_while(|count| is_good(count)).count() - 1;
-    // Rows that are not in the sample may be larger.
+    // Rows outside the sample may be larger.
     Some(first + (low + 2).min((low + high).div_ceil(2)) as i32)
 }
 
 impl ExactSums {
-    /// Sums of no rows.
+    /// Empty sums of `cells` cells.
     pub(super) fn new(steps: Arc<Steps>, cells: usize) -> Self {
         let width = steps.steps.len();
         let parts = if steps.has_parts { width } else { 0 };
@@ -202,7 +204,7 @@ impl ExactSums {
         }
     }
 
-    /// The same number of sums, of no rows.
+    /// Empty sums of the same cells.
     pub(super) fn cleared(&self) -> Self {
         Self::new(self.steps.clone(), self.high.len() / self.steps.steps.len().max(1))
     }
@@ -222,7 +224,7 @@ impl ExactSums {
         self.steps.steps.len()
     }
 
-    /// Adds a row to a cell, and subtracts it from another one.
+    /// Adds a row to the cell `to`, and subtracts it from the cell `from`.
     #[inline(always)]
     pub(super) fn move_row<T: Real>(
         &mut self,
@@ -246,7 +248,7 @@ impl ExactSums {
         }
     }
 
-    /// The same for a row with numbers that are added to wide sums.
+    /// The same for a row with numbers for the wide sums.
     #[cold]
     #[inline(never)]
     fn move_row_slowly<T: Real>(&mut self, row: &[T], weight: f64, from: Option<usize>, to: usize) {
@@ -281,7 +283,7 @@ impl ExactSums {
         self.wide.entry(place).or_default()
     }
 
-    /// Adds the sums of another one.
+    /// Adds the sums of `other`.
     pub(super) fn absorb(&mut self, other: &Self) {
         let add = |to: &mut [i64], from: &[i64]| {
             to.iter_mut().zip(from).for_each(|(to, from)| *to = to.wrapping_add(*from));
@@ -293,13 +295,13 @@ impl ExactSums {
         }
     }
 
-    /// For each cell and column, the number of steps, or that of parts.
+    /// For each cell and column, the sum in steps or in parts.
     #[cfg(feature = "cuda")]
     pub(super) fn steps_mut(&mut self, of_parts: bool) -> &mut [i64] {
         if of_parts { &mut self.low } else { &mut self.high }
     }
 
-    /// Adds multiples of a power of two, of 2³² times that, and so on, to a place.
+    /// Adds Σ `digits[i]` · 2^(32 i + `least_exponent`) to the wide sum of a cell and column.
     #[cfg(feature = "cuda")]
     pub(super) fn add_digits(&mut self, place: usize, digits: &[i64], least_exponent: i32) {
         let wide = self.wide(place);
@@ -343,12 +345,12 @@ fn move_whole(sums: &mut [i64], row: &[i64], from: Option<usize>, to: usize) {
 }
 
 /// An unlimited integer times a power of two: bins of 32 bits, to which digits are added without
-/// carrying.
+/// carry propagation.
 #[derive(Debug, Clone, Default)]
 struct Wide {
     /// The first bin counts multiples of 2^(32 first).
     first: i32,
-    /// 96 bits of room for carries: more than there are rows.
+    /// 96 bits of room for carries, more than the number of rows needs.
     bins: Vec<i128>,
 }
 
@@ -389,7 +391,7 @@ impl Wide {
         self.bins[start..].iter_mut().zip(&other.bins).for_each(|(bin, other)| *bin += other);
     }
 
-    /// Ensures that there are bins from `begin` to before `end`.
+    /// Extends the bins to the range from `begin` to before `end`.
     fn cover(&mut self, begin: i32, end: i32) {
         if self.bins.is_empty() {
             self.first = begin;
@@ -411,7 +413,7 @@ impl Wide {
         let Some(top) = digits.iter().rposition(|digit| *digit != 0) else {
             return Scaled { mantissa: 0.0, exponent: 0 };
         };
-        // The three highest digits have at least 65 bits; a sticky bit at their end covers the rest.
+        // The three highest digits have at least 65 bits; a sticky bit at the end covers the rest.
         let digit = |i: usize| top.checked_sub(i).map_or(0, |at| u128::from(digits[at]));
         let is_more = digits[..top.saturating_sub(2)].iter().any(|digit| *digit != 0);
         let highest = digit(0) << 64 | digit(1) << 32 | digit(2) | u128::from(is_more);
@@ -446,17 +448,18 @@ pub(super) struct Scaled {
 }
 
 impl Scaled {
-    /// A whole number.
+    /// The integer `n`.
     pub(super) fn whole(n: i64) -> Self {
         Self { mantissa: n as f64, exponent: 0 }
     }
 
-    /// The quotient in float64, rounded once; finite even if rounding made it too large.
+    /// The quotient in float64, rounded once; clamped to finite numbers.
     pub(super) fn over(self, other: Self) -> f64 {
         let quotient = self.mantissa / other.mantissa;
         let mut exponent = self.exponent - other.exponent;
         let mut scaled = quotient;
-        // In steps such that numbers between 2^-128 and 2^128 lose no bits before the last one.
+        // Exponent steps small enough for numbers between 2^-128 and 2^128 to lose no bits before
+        // the last one.
         while exponent != 0 && scaled != 0.0 && scaled.is_finite() {
             let step = exponent.clamp(-800, 800);
             scaled *= power_of_two(step);
@@ -556,7 +559,7 @@ mod tests {
             (state >> 40) as f32 / (1 << 24) as f32 - 0.5
         };
         let mut rows: Vec<f32> = (0..1 << 20).map(|_| unit() + unit() + unit()).collect();
-        // An outlier makes no difference, even if it is in the sample.
+        // An outlier makes no difference, even in the sample.
         rows[0] = 1e38;
         let steps = Arc::new(Steps::choose(&rows, 1, None));
         let mut high = [0];

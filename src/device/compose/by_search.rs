@@ -1,7 +1,7 @@
-//! k-means by search: in every round all rows are queries, and the centroids are the base. The host
+//! k-means by search: in every round the rows are queries, and the centroids are the base. The host
 //! computes sums and means.
 //!
-//! Serves the CPU, and other devices where they have no better method.
+//! Used by the CPU, and by other devices that have no better method for a problem.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,21 +21,21 @@ use crate::parallel::{in_parallel, threads};
 use crate::random::Random;
 use crate::rows::Rows;
 
-/// A problem with at least this many operations a round uses all threads by itself.
+/// Operations per round from which a problem uses all threads by itself.
 pub const LARGE_PROBLEM: usize = 1 << 24;
 
-/// A problem with at least this many remembers what rounds showed of its rows.
+/// Operations per round from which bounds on the rows are kept between rounds.
 const WORTH_BOUNDS: usize = 1 << 20;
 
 /// See the [module](self).
 pub struct BySearch<'a, D: KMeansDevice, T> {
     search: Search<D>,
-    /// Rows of a problem that is alone, on a device that has memory of its own.
+    /// The rows of a single problem, on a device with its own memory.
     held: Option<HeldQueries<D>>,
     problems: Vec<Problem<'a, T>>,
 }
 
-/// How rows find their nearest centroid.
+/// The search for the nearest centroid of each row.
 struct Search<D> {
     device: Arc<D>,
     metric: Metric,
@@ -48,37 +48,38 @@ struct Problem<'a, T> {
     weights: Option<&'a [f64]>,
     given: KMeansProblem,
     state: Option<State<T>>,
-    /// Assigns rows in rounds, if it was looked for, and if the device has something better than searches.
+    /// The assigner of rows in rounds: `None` before the device was asked, `Some(None)` if it has
+    /// none.
     assigner: Option<Option<Box<dyn Assigner>>>,
-    /// The costs of all rows about 0, once somebody has asked.
+    /// The sum of the costs of all rows about the origin, computed on first use.
     about_zero: Option<f64>,
 }
 
 struct State<T> {
     centroids: Vec<T>,
     sums: ClusterSums,
-    /// Those of the sums of the last round.
+    /// The means of the sums after the last round.
     means: ClusterMeans,
-    /// The clusters of the rows, if they are assigned to any.
+    /// The clusters of the rows; `None` before the first assignment.
     clusters: Option<Clusters<T>>,
-    /// Whether rows were assigned to the current centroids.
+    /// Whether rows are assigned to the current centroids.
     is_assigned: bool,
     _reserved: Reserved,
-    /// For the wide sums, as many as there were after a round.
+    /// Memory of the wide sums, as of the last round.
     of_wide: Option<Reserved>,
 }
 
-/// Rows in clusters.
+/// The rows' assignment to clusters.
 struct Clusters<T> {
     labels: Vec<u32>,
-    /// The distances of rows from their centroids, once they are known.
+    /// The distance of each row from its centroid, if computed.
     costs: Option<Vec<T>>,
-    /// The centroids that rows were assigned to.
+    /// The centroids of the assignment.
     centroids: Rows,
 }
 
 impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
-    /// A session whose searches run on a device.
+    /// A session whose searches run on `device`.
     pub fn open(device: &Arc<D>, input: KMeansInput<'a>, problems: Vec<KMeansProblem>) -> Self {
         let KMeansInput { rows, weights, metric } = input;
         let holds = problems.len() == 1 && device.info().memory.is_some();
@@ -95,7 +96,7 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
         Self { search, held, problems: problems.collect() }
     }
 
-    /// Restores the state in which another session left a problem.
+    /// Restores the state of a problem from another session.
     ///
     /// # Errors
     /// As for [`KMeansSession::start`].
@@ -112,7 +113,7 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
         let Assignment { labels, costs } = assignment;
         let rows = rows_of(&centroids, dim);
         self.problems[problem].start(centroids, job)?;
-        // It knows other labels.
+        // The assigner's bounds are for other labels.
         self.problems[problem].assigner = None;
         let state = self.problems[problem].state_mut()?;
         let clusters = Clusters { labels, costs: Some(costs), centroids: rows };
@@ -217,17 +218,17 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
     }
 }
 
-/// The error of a problem that was asked for more than it has yet.
+/// The error of a call before [`KMeansSession::start`].
 pub fn not_started() -> Error {
     Error::InvalidArgument("kmeans: a problem was not started".to_string())
 }
 
-/// Vectors one after the other as rows.
+/// Concatenated vectors as rows.
 fn rows_of<T: Real>(values: &[T], dim: usize) -> Rows {
     Rows::all(Arc::new(Matrix::new(T::elements(values.to_vec()), values.len() / dim, dim)))
 }
 
-/// Reserves the wide sums, of which nobody knows before a round how many there will be.
+/// Reserves the memory of the wide sums, whose number is known only after a round.
 fn reserve_wide(sums: &ClusterSums, reserved: &mut Option<Reserved>, job: &Job) -> Result<()> {
     let bytes = sums.wide_bytes();
     if bytes > reserved.as_ref().map_or(0, Reserved::bytes) {
@@ -238,8 +239,8 @@ fn reserve_wide(sums: &ClusterSums, reserved: &mut Option<Reserved>, job: &Job) 
 }
 
 impl<D: Device> Search<D> {
-    /// The nearest of some vectors for every row; uses the row's previous nearest one, if it had one. Also the rows for
-    /// which that was another, if they had any.
+    /// The nearest of `centroids` for each row; the search starts from the row's previous nearest,
+    /// if any. Also returns the rows whose nearest changed, if they had a previous one.
     fn nearest<T: Real>(
         &self,
         (rows, assigner): (&Rows, Option<&mut Box<dyn Assigner>>),
@@ -273,7 +274,7 @@ impl<D: Device> Search<D> {
 }
 
 impl<T: Real> Problem<'_, T> {
-    /// Operations of a round.
+    /// Number of operations of a round.
     fn operations(&self) -> usize {
         self.rows.len() * self.given.k * self.rows.matrix().dim()
     }
@@ -296,8 +297,8 @@ impl<T: Real> Problem<'_, T> {
             Some(state) => state.sums.cleared(),
             None => ClusterSums::new(self.values(), self.weights, dim, k),
         };
-        // Labels and distances before and after a round, those of blocks before they are joined, rows that moved, and
-        // sums of each thread.
+        // Labels and distances before and after a round, those of blocks before they are
+        // concatenated, moved rows, and the sums of each thread.
         let assignments = rows * (3 * (size_of::<u32>() + size_of::<T>()) + size_of::<Moved>());
         let sums_bytes = sums.bytes() * (2 + if self.is_large() { threads() } else { 0 });
         let means_bytes = k * (dim * size_of::<f64>() + size_of::<Option<f64>>());
@@ -315,7 +316,8 @@ impl<T: Real> Problem<'_, T> {
         Ok(())
     }
 
-    /// Assigns every row to the nearest centroid; the rows that were in other clusters, if rows were in any.
+    /// Assigns each row to its nearest centroid; returns the rows whose cluster changed, or `None`
+    /// on the first assignment.
     fn assign<D: Device>(
         &mut self,
         (search, held): (&Search<D>, Option<&mut HeldQueries<D>>),
@@ -359,7 +361,7 @@ impl<T: Real> Problem<'_, T> {
         Ok(RoundsRun { rounds: limit, moved, stop: StopReason::Limit })
     }
 
-    /// What the last round has done.
+    /// The progress of the last round.
     fn progress(&mut self, moved: usize, metric: Metric) -> Progress {
         let (values, weights, dim) = (self.values(), self.weights, self.rows.matrix().dim());
         let means = Means { values, dim, weights, metric };
@@ -370,8 +372,9 @@ impl<T: Real> Problem<'_, T> {
         Progress { rounds: 1, moved, inertia }
     }
 
-    /// Moves centroids to the means of their rows, of which these have changed their clusters, or all have come into one.
-    /// Returns how many rows that are, and why rounds stop, if they do.
+    /// Moves centroids to the means of their rows; `moved` are the rows whose cluster changed, or
+    /// `None` on the first assignment. Returns the number of moved rows, and the reason to stop, if
+    /// any.
     fn update(
         &mut self,
         moved: Option<&[Moved]>,

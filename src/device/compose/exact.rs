@@ -1,10 +1,11 @@
-//! Exact search: neighbours by the definition of a distance, which the sums of a device only find.
+//! Exact search: candidates from a device's approximate distances, reranked by exact distance.
 //!
-//! A device lists a few rows more than asked for. Their distances are computed by the definition, and sorted: on the
-//! device, if the base is there as a whole and it [can](SearchDevice::new_exact_lists), or on the host. A list is
-//! certain if every other row must be farther than its last neighbour, as far as sums may be off. Queries whose lists are
-//! not certain, because many rows are nearly as far as the last neighbour, are searched again: for a longer list, then by
-//! the sums of float64, which are those of the definition, and in the end by the definition for all rows.
+//! A device lists more candidates than requested. Their exact distances are computed and sorted: on
+//! the device, if it holds the whole base and it [can](SearchDevice::new_exact_lists), or on the
+//! host. A list is certain if the error bounds of the device's sums prove that every unlisted row
+//! is farther than the k-th neighbour. Queries with uncertain lists, because of a large number of
+//! near-ties with the k-th neighbour, are searched again: first for a longer list, then by sums in
+//! float64, which are exact distances, and finally by the exact distances of all rows.
 
 use std::sync::{Arc, OnceLock};
 
@@ -23,32 +24,32 @@ use crate::metric::Metric;
 use crate::parallel::{fill_on_threads, in_parallel};
 use crate::rows::Rows;
 
-/// Queries whose neighbours a thread sorts at a time.
+/// Queries per task that the host reranks.
 const TASK: usize = 64;
 
-/// Queries whose lists a thread certifies at a time, where a device has sorted them.
+/// Queries per task whose lists the host certifies, after the device has reranked them.
 const CERTIFIED_TOGETHER: usize = 4096;
 
-/// Base rows that a thread compares with a query by the definition.
+/// Base rows per task of an exhaustive search.
 const ROWS_TOGETHER: usize = 8192;
 
-/// Bytes of a base in float64 that are in memory at a time.
+/// Bytes of the base in float64 that are in memory at a time.
 const WIDENED_BYTES: usize = 128 << 20;
 
-/// Rows of each side that are looked at before all are.
+/// Rows of each side that are sampled before all are examined.
 const SAMPLE: usize = 256;
 
-/// Queries that are searched again at a time, at most and at least.
+/// Largest and smallest number of queries that are searched again at a time.
 const AGAIN_TOGETHER: usize = 4096;
 const AGAIN_AT_LEAST: usize = 64;
 
-/// An entry of a list is moved by so many places on average before the list is sorted otherwise.
+/// Average number of moves per entry after which insertion sort is abandoned.
 const MOVES: usize = 4;
 
-/// A list that was not certain is followed by one this many times as long, and as many rows longer.
+/// Factor and increment of the length of a list that was uncertain.
 const LONGER: (usize, usize) = (4, 64);
 
-/// A base, ready for exact searches on a device.
+/// A base that is ready for exact searches on a device.
 pub struct ExactSearch<D: SearchDevice> {
     search: StreamedSearch<D>,
     metric: Metric,
@@ -57,15 +58,16 @@ pub struct ExactSearch<D: SearchDevice> {
     facts: OnceLock<Facts>,
 }
 
-/// The neighbours of some queries by the definition.
+/// The exact top-k lists of some queries.
 struct Refined {
     neighbors: Neighbors,
-    /// Queries of which other rows may be nearer.
+    /// Queries whose lists are uncertain: an unlisted row may be nearer.
     open: Vec<u32>,
 }
 
 impl<D: SearchDevice> ExactSearch<D> {
-    /// Uploads the base, as [searched](Rows::searched) under this metric, to the device, if it fits.
+    /// Uploads the base, as [searched](Rows::searched) under this metric, to the device, if it
+    /// fits.
     ///
     /// # Errors
     /// Those of [`StreamedSearch::open`].
@@ -77,8 +79,8 @@ impl<D: SearchDevice> ExactSearch<D> {
         Ok(Self { search, metric, k, filter, facts: OnceLock::new() })
     }
 
-    /// The neighbours of the queries among the base, with distances of float64. `query_rows` says whether the queries
-    /// are base rows themselves.
+    /// The nearest neighbours of the queries, with distances in float64. `query_rows` says whether
+    /// the queries are base rows themselves.
     ///
     /// # Errors
     /// Those of [`StreamedSearch::search`].
@@ -92,7 +94,7 @@ impl<D: SearchDevice> ExactSearch<D> {
         };
         let Refined { mut neighbors, mut open } = self.by_device(queries, query_rows, job)?;
         let done = std::mem::take(&mut neighbors.last).len();
-        // The memory of some is used again by the next.
+        // Blocks of queries reuse the same memory.
         let together = self.search.queries_together(self.asked().0);
         for first in (done..queries.len()).step_by(together) {
             let some = queries.slice(first..queries.len().min(first.saturating_add(together)));
@@ -105,7 +107,7 @@ impl<D: SearchDevice> ExactSearch<D> {
                 neighbors.distances.reserve_exact(more);
             }
         }
-        // Their longer lists take no more than those of all queries did.
+        // Limits the memory of the longer lists to that of the first search.
         let together = (queries.len() / (2 * LONGER.0)).clamp(AGAIN_AT_LEAST, AGAIN_TOGETHER);
         for some in open.chunks(together) {
             self.search_again((queries, query_rows), some.to_vec(), &mut neighbors, job)?;
@@ -113,14 +115,14 @@ impl<D: SearchDevice> ExactSearch<D> {
         Ok(neighbors)
     }
 
-    /// The rows that a device lists for each query, and how many of them matter.
+    /// Length of the candidate lists of a device, and the part of them that matters.
     fn asked(&self) -> (usize, Option<Enough>) {
         let listed = self.k.saturating_add(self.filter.more(self.k)).min(self.base().len().max(1));
         (listed, self.filter.enough(self.k))
     }
 
-    /// The neighbours of the first queries, as many as the device computes distances for: [`Neighbors::last`] has one
-    /// sum for each.
+    /// The exact lists of the leading queries for which the device computes exact distances:
+    /// [`Neighbors::last`] has one entry for each.
     fn by_device(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Refined> {
         let none = Neighbors::none(ElementKind::F64);
         if self.base().matrix().kind() != ElementKind::F32 || self.base().is_empty() {
@@ -153,7 +155,7 @@ impl<D: SearchDevice> ExactSearch<D> {
         Ok(Refined { neighbors, open })
     }
 
-    /// The neighbours of queries by the distances that the host computes.
+    /// The exact lists of queries, with exact distances computed on the host.
     fn by_host(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Refined> {
         let found = self.search.search_for(self.asked(), queries, query_rows, job)?;
         if found.rows.is_empty() {
@@ -179,7 +181,7 @@ impl<D: SearchDevice> ExactSearch<D> {
         self.facts.get_or_init(|| Facts::of(self.base(), needs_lengths))
     }
 
-    /// Whether the device's sums are those of the definition, so that there is nothing to compute again. Looks at all
+    /// Whether the device's sums are exact distances, so that no reranking is needed. Examines all
     /// rows only if that is less work.
     fn are_exact(&self, queries: &Rows, found: &Neighbors) -> bool {
         if self.filter.is_definition() && self.metric != Metric::L2 {
@@ -194,7 +196,7 @@ impl<D: SearchDevice> ExactSearch<D> {
             && self.filter.is_exact(self.facts(), &Facts::of(queries, false))
     }
 
-    /// The neighbours as found, where the device's sums are exact.
+    /// The lists of the device, whose sums are exact.
     fn as_found(&self, found: Neighbors, query_rows: QueryRows, job: &Job) -> Result<Neighbors> {
         let itself = usize::from(query_rows != QueryRows::Separate);
         let Neighbors { per_query: listed, mut rows, distances, work, .. } = found;
@@ -218,7 +220,8 @@ impl<D: SearchDevice> ExactSearch<D> {
         Ok(Neighbors::new(k, rows, Distances::F64(exact), work))
     }
 
-    /// Sorts what was found by the definition, in memory that lists have reserved, and keeps the nearest `k` of each query, of which there are `others` rows.
+    /// Reranks the lists in `found` by exact distance, in memory that they have reserved, and keeps
+    /// the nearest `k` of each query; `others` is the number of base rows per query.
     fn refine(
         &self,
         queries: &Rows,
@@ -242,7 +245,7 @@ impl<D: SearchDevice> ExactSearch<D> {
                 sort(&mut rows[..count], &mut distances[..count], &mut own);
                 let lengths = longest.map_or(0.0, |longest| longest * pairs.length(query));
                 let last = sums.at(query * listed + listed - 1);
-                // All that matters is on a list that has room left.
+                // A list with empty entries has all rows that matter.
                 let is_whole = count < listed || listed == others;
                 if !is_whole && !filter.is_certain(distances[k - 1], last, lengths) {
                     open.push(query as u32);
@@ -259,7 +262,7 @@ impl<D: SearchDevice> ExactSearch<D> {
         Ok(Refined { neighbors, open })
     }
 
-    /// Keeps queries, of those whose lists are not certain, whose sums are not exact either.
+    /// Keeps the queries with uncertain lists whose sums are not exact either.
     fn keep_inexact(
         &self,
         queries: &Rows,
@@ -270,14 +273,14 @@ impl<D: SearchDevice> ExactSearch<D> {
         if open.is_empty() || !filter.may_be_exact() {
             return Ok(());
         }
-        // A few rows mostly show that sums cannot be exact.
+        // A sample mostly suffices to show that sums cannot be exact.
         let few = Facts::of(&self.base().slice(0..self.base().len().min(SAMPLE)), false);
         if !filter.is_exact(&few, &few) {
             return Ok(());
         }
         let of_base = self.facts();
         let are_exact = |some: &Rows| filter.is_exact(of_base, &Facts::of(some, false));
-        // Of many, most are alike.
+        // If many queries are uncertain, test all queries at once first.
         if open.len() > SAMPLE && are_exact(queries) {
             open.clear();
         }
@@ -293,7 +296,7 @@ impl<D: SearchDevice> ExactSearch<D> {
         Ok(())
     }
 
-    /// Finds the neighbours of queries whose lists were not certain.
+    /// Searches queries with uncertain lists again.
     fn search_again(
         &self,
         (queries, query_rows): (&Rows, QueryRows),
@@ -301,7 +304,7 @@ impl<D: SearchDevice> ExactSearch<D> {
         all: &mut Neighbors,
         job: &Job,
     ) -> Result<()> {
-        // Queries that are rows of the base are searched as others, and find themselves.
+        // Queries that are base rows are searched as separate rows here, and find themselves.
         let itself = usize::from(query_rows != QueryRows::Separate);
         let (per_query, others) = (all.per_query + itself, self.base().len());
         let of_f64 = Filter::of_f64(self.metric);
@@ -320,7 +323,7 @@ impl<D: SearchDevice> ExactSearch<D> {
                     self.refine(&some, found, asked, &self.filter, job)?
                 }
                 Way::InF64 => match self.search_in_f64(&some, per_query, job) {
-                    // No room for that.
+                    // Skip this step for lack of memory.
                     Err(Error::HostMemory { .. } | Error::DeviceMemory { .. }) => continue,
                     found => self.refine(&some, found?, asked, &of_f64, job)?,
                 },
@@ -345,7 +348,7 @@ impl<D: SearchDevice> ExactSearch<D> {
         Ok(())
     }
 
-    /// A search by the sums of float64, for which the base is widened piece by piece.
+    /// A search by sums in float64; the base is widened piece by piece.
     fn search_in_f64(&self, queries: &Rows, k: usize, job: &Job) -> Result<Neighbors> {
         let (device, metric) = (&self.search.device, self.metric.searched(ElementKind::F64));
         let row_bytes = self.base().matrix().dim() * size_of::<f64>();
@@ -365,7 +368,7 @@ impl<D: SearchDevice> ExactSearch<D> {
         device.download(lists, job)
     }
 
-    /// A search by the definition alone.
+    /// An exhaustive search by exact distance.
     fn search_all(&self, queries: &Rows, k: usize, job: &Job) -> Result<Neighbors> {
         let pairs = ExactPairs::new(self.metric, queries, self.base());
         let (mut rows, mut distances) = (Vec::new(), Vec::new());
@@ -393,7 +396,7 @@ impl<D: SearchDevice> ExactSearch<D> {
     }
 }
 
-/// How a query is searched again.
+/// A strategy for queries with uncertain lists.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Longer,
@@ -401,19 +404,19 @@ enum Way {
     All,
 }
 
-/// The order of neighbours.
+/// The order of neighbours: by distance, then by row.
 fn in_order(a: &(f64, u32), b: &(f64, u32)) -> std::cmp::Ordering {
     a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
 }
 
-/// Sorts a list; a buffer has it afterwards as well.
+/// Sorts a list; afterwards `own` has a sorted copy.
 fn sort(rows: &mut [u32], distances: &mut [f64], own: &mut Vec<(f64, u32)>) {
     own.clear();
     own.extend(distances.iter().copied().zip(rows.iter().copied()));
     if own.is_sorted_by(|a, b| in_order(a, b).is_le()) {
         return;
     }
-    // Lists that a device has sorted are nearly in order.
+    // Insertion sort: lists that a device has sorted are nearly in order.
     let mut moves = MOVES * own.len();
     for next in 1..own.len() {
         let mut place = next;
@@ -441,7 +444,7 @@ fn keep_first<T: Copy>(values: &mut Vec<T>, listed: usize, k: usize) {
     }
 }
 
-/// Rows as the definition reads them, in float64.
+/// The vectors of the exact distance, in float64.
 fn widened(rows: &Rows, job: &Job) -> Result<Rows> {
     let dim = rows.matrix().dim();
     let all: Vec<usize> = (0..rows.len()).step_by(ROWS_TOGETHER).collect();
@@ -467,16 +470,16 @@ mod tests {
 
     type Searched = <CpuDevice as SearchDevice>::Rows;
 
-    /// The CPU as a device that computes distances by the definition: of 50 queries at a time, and so often until it has
-    /// no memory for it.
+    /// The CPU as a device that computes exact distances, of 50 queries at a time, `left` times
+    /// before it runs out of memory.
     struct Measuring {
         cpu: CpuDevice,
         left: AtomicUsize,
-        /// How often it was told to go on without.
+        /// Number of calls of `forget_exact`.
         forgotten: AtomicUsize,
     }
 
-    /// Lists, and of which rows they are and by which definition, if they are by one.
+    /// Lists, and for exact lists their queries, base and definition.
     type Lists = (<CpuDevice as SearchDevice>::Lists, Option<(Rows, Rows, Definition)>);
 
     impl SearchDevice for Measuring {
@@ -565,7 +568,7 @@ mod tests {
         }
     }
 
-    /// Rows of which many are as near as sums of f32 can tell.
+    /// Rows with a large number of ties within f32 rounding errors.
     fn rows(count: usize, seed: u64) -> Rows {
         let mut random = Random::new(seed);
         let value = |i: usize| 1.0 + (i % 35) as f32 + 1e-6 * random.normal() as f32;
@@ -605,7 +608,7 @@ mod tests {
                         let found = neighbors(&device, of.0, of.1, of.2);
                         let named = format!("{metric}, k {k}, {query_rows:?}, {blocks} blocks");
                         assert_eq!(device.left.load(Ordering::Relaxed), left, "{named}");
-                        // What it has made is dropped once it has no memory for more.
+                        // Its layouts are dropped once it runs out of memory.
                         let forgotten = device.forgotten.load(Ordering::Relaxed);
                         assert_eq!(forgotten, usize::from(left == 0), "{named}");
                         assert_eq!(found.per_query, wanted.per_query, "{named}");
@@ -625,7 +628,7 @@ mod tests {
             Rows::all(Arc::new(Matrix::new(Elements::F32(values), count, 5)))
         };
         let base = numbers(900, |i| (i % 35) as f32);
-        // Every third query has numbers of so many digits that its sums are rounded.
+        // Every third query has values with too many digits for exact sums.
         let queries = numbers(1000, |i| if (i / 5).is_multiple_of(3) { 0.1 } else { 0.0 });
         let (device, job) = (Arc::new(CpuDevice::new()), Job::default());
         let search = ExactSearch::open(device, base, Metric::L1, 3, &job).expect("small");

@@ -1,4 +1,4 @@
-//! The means of clusters, and centroids made of them.
+//! Cluster means, and the centroids made of them.
 
 use std::cmp::Reverse;
 
@@ -13,23 +13,23 @@ use crate::parallel::in_parallel;
 /// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
 
-/// With fewer numbers than this, threads do not pay.
+/// Number of values below which threads do not pay off.
 const FEW_NUMBERS: usize = 1 << 14;
 
-/// Products that are added up side by side.
+/// Number of independent partial sums of products.
 const SIDE_BY_SIDE: usize = 8;
 
-/// The means of clusters' rows: those of clusters that rows have come to or left are computed again.
+/// Cluster means, updated for the clusters whose rows changed.
 #[derive(Debug, Default)]
 pub struct ClusterMeans {
-    /// For each cluster the weight of its rows; `None` if it has none.
+    /// The total weight of each cluster; `None` if it is 0.
     weights: Vec<Option<f64>>,
-    /// Their means, one after the other.
+    /// The means, one after the other.
     means: Vec<f64>,
 }
 
 impl ClusterMeans {
-    /// Computes the means of these sums that have `changed`, or all if there were none.
+    /// Computes the means of the clusters that have `changed`, or all of them the first time.
     pub fn renew(&mut self, sums: &ClusterSums, changed: impl Fn(usize) -> bool) {
         let (k, width) = (sums.clusters(), sums.width());
         let is_new = self.weights.len() != k;
@@ -50,29 +50,29 @@ impl ClusterMeans {
         }
     }
 
-    /// The weight of a cluster's rows, and their mean; `None` if they have no weight.
+    /// The total weight and the mean of a cluster; `None` if the weight is 0.
     fn of(&self, cluster: usize) -> Option<(f64, &[f64])> {
         let width = self.means.len() / self.weights.len().max(1);
         Some((self.weights[cluster]?, &self.means[cluster * width..][..width]))
     }
 }
 
-/// Rows whose clusters' means are computed.
+/// The rows whose cluster means are computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Means<'a, T> {
-    /// The rows, one after the other.
+    /// The values of the rows, one after the other.
     pub values: &'a [T],
-    /// Elements of a row.
+    /// Number of values of a row.
     pub dim: usize,
-    /// The weight of each row, if they do not all weigh 1.
+    /// The weight of each row; `None` if all weigh 1.
     pub weights: Option<&'a [f64]>,
-    /// The metric whose distances are added up. Centroids are prepared for it.
+    /// The metric whose distances are summed. Centroids are prepared for it.
     pub metric: Metric,
 }
 
 impl<T: Real> Means<'_, T> {
-    /// The centroids of these means; each cluster must have rows of positive weight. `before` has the previous
-    /// centroids.
+    /// The centroids for these means; each cluster must have rows of positive weight. `before` has
+    /// the previous centroids.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
@@ -87,8 +87,8 @@ impl<T: Real> Means<'_, T> {
         Ok(self.centroids(means, singles, before))
     }
 
-    /// The same, where clusters may be empty. An empty cluster takes the row that is farthest from
-    /// its own centroid (ties go to the earlier row) out of that row's cluster.
+    /// The same for clusters that may be empty. An empty cluster takes the row that is farthest
+    /// from its own centroid (ties go to the earlier row) out of that row's cluster.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
@@ -136,7 +136,8 @@ impl<T: Real> Means<'_, T> {
         centroids
     }
 
-    /// Moves a centroid to the mean of its rows, if it has any: `single` is one of them if all are the same.
+    /// Moves a centroid to the mean of its rows, if their weight is positive; `single` is one of
+    /// the rows if all are equal.
     fn centroid(
         &self,
         means: &ClusterMeans,
@@ -152,13 +153,13 @@ impl<T: Real> Means<'_, T> {
         for (to, x) in centroid.iter_mut().zip(mean) {
             *to = T::from_f64(*x);
         }
-        // Directions that cancel out have no mean: the cluster stays where it was.
+        // Directions that cancel out have no mean: the centroid stays.
         if self.metric.prepare(centroid).is_err() {
             centroid.copy_from_slice(&old);
         }
     }
 
-    /// The weighted sum of all rows' costs about a centroid in 0.
+    /// The weighted sum of all rows' costs about the origin.
     pub fn about_zero(&self) -> f64 {
         let rows: Vec<_> = (0..self.values.len() / self.dim.max(1)).step_by(UNCHECKED).collect();
         let of_part = |first: usize| {
@@ -173,8 +174,8 @@ impl<T: Real> Means<'_, T> {
         in_parallel(rows, of_part).into_iter().sum()
     }
 
-    /// The weighted sum of all rows' costs about the centroids of their clusters, from these means of them and from what
-    /// it is [about zero](Self::about_zero).
+    /// The inertia: the weighted sum of all rows' costs about their centroids, from the cluster
+    /// means and the sum [about the origin](Self::about_zero).
     pub fn inertia(&self, about_zero: f64, means: &ClusterMeans, centroids: &[T]) -> f64 {
         let is_square = self.metric == Metric::SqEuclidean;
         let lowered = |(cluster, centroid): (usize, &[T])| {
@@ -196,13 +197,13 @@ impl<T: Real> Means<'_, T> {
         (about_zero - all.map(lowered).sum::<f64>()).max(0.0)
     }
 
-    /// For each cluster whose rows are all the same vector, the first of them: the mean is the vector,
+    /// For each cluster whose rows are all equal, the first of them: the mean is that vector,
     /// without rounding.
     ///
-    /// The search is not needed where means come out as the vector anyway: in float32, unless
-    /// directions are scaled to length 1 again. There the sum S of n rows x of weights w is Σ fl(w x),
-    /// within 2⁻⁵³ of x Σ w; rounding S, Σ w and their quotient adds three times that. An error of 2⁻⁵¹
-    /// is far below 2⁻²⁶, the smallest change of x that would round to another float32.
+    /// In float32 the mean equals the vector anyway, unless directions are scaled to length 1
+    /// again. The sum S of n rows x of weights w is Σ fl(w x), within 2⁻⁵³ of x Σ w; rounding S,
+    /// Σ w and their quotient adds 3 · 2⁻⁵³. The relative error is at most 2⁻⁵¹, far below 2⁻²⁶, the
+    /// smallest change of x that would round to another float32.
     fn single_vectors(&self, labels: &[u32], k: usize, job: &Job) -> Result<Vec<Option<usize>>> {
         let mut first = vec![None; k];
         if T::MANTISSA <= f32::MANTISSA_DIGITS && self.metric == Metric::SqEuclidean {

@@ -1,5 +1,5 @@
-//! Primitives composed of other primitives, the same on every device: searches larger than a device's
-//! memory, exact ones, and k-means by search.
+//! Algorithms composed of primitives, the same on every device: searches larger than device memory,
+//! exact searches, and k-means by search.
 
 mod by_search;
 mod exact;

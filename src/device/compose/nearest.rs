@@ -1,6 +1,6 @@
-//! The nearest centroid of every row by the definition of a distance.
+//! The nearest centroid of each row by exact distance.
 //!
-//! Rounds of k-means leave few rows undecided. Only these are compared once more.
+//! Rounds of k-means leave a small number of rows undecided. Only these are compared again.
 
 use std::sync::Arc;
 
@@ -17,33 +17,33 @@ use crate::metric::Metric;
 use crate::parallel::in_parallel;
 use crate::rows::Rows;
 
-/// Rows of a task: whose distances from one centroid are computed, or from all.
+/// Rows per task: for the distance to one centroid, and to all centroids.
 const TASK: usize = 4096;
 const COMPARED: usize = 64;
 
-/// Rows that are compared at a time: what they take beside all rows is reserved for so many.
+/// Rows that are compared at a time, and for which memory is reserved.
 const TOGETHER: usize = 1 << 17;
 
-/// Up to so many rows × centroids × dimensions all pairs are computed by the definition, which takes less time than
-/// making a search ready: more beside a device with memory of its own, to which rows are sent, and whose kernels for
-/// searches rounds have no use for.
+/// Rows × centroids × dimensions up to which all exact distances are computed on the host, which is
+/// faster than preparing a search. The limit is higher beside a GPU: a search there would have to
+/// copy the rows and load kernels that rounds do not use.
 const FEW: usize = 1 << 20;
 const FEW_BESIDE_A_GPU: usize = 1 << 28;
 
-/// The nearest centroid of every row, the first of equally near ones.
+/// The nearest centroid of each row, ties going to the lower number.
 #[derive(Debug)]
 pub struct Nearest {
-    /// Its number.
+    /// The number of the centroid.
     pub labels: Vec<u32>,
-    /// Its distance.
+    /// The exact distance from it.
     pub distances: Vec<f64>,
-    /// The work besides the rounds.
+    /// Counters of the work after the rounds.
     pub work: Work,
 }
 
 impl Nearest {
-    /// Completes what rounds have found for these rows and centroids, both of one type of numbers; rows are as k-means
-    /// under this metric [averages](Rows::averaged) them.
+    /// Decides the undecided rows of `found`. Rows and centroids have one element type; rows are as
+    /// k-means under this metric [averages](Rows::averaged) them.
     ///
     /// # Errors
     /// [`Cancelled`](Error::Cancelled), [`HostMemory`](Error::HostMemory), and any error of the device.
@@ -97,7 +97,8 @@ impl Nearest {
     }
 }
 
-/// Centroids as a search under this metric reads vectors, and the memory of a copy that only the caller keeps.
+/// The centroids as a search under this metric reads vectors, and the reserved memory of a
+/// temporary copy.
 fn compared(
     centroids: &Arc<Matrix>,
     metric: Metric,
@@ -122,14 +123,14 @@ fn compared(
     Ok((rows, Some(reserved)))
 }
 
-/// Bytes of a row's list, by a device's sums and by the definition.
+/// Bytes of a row's candidate list, with approximate and exact distances.
 fn list_bytes(metric: Metric, centroids: &Rows) -> usize {
     let matrix = centroids.matrix();
     let listed = (1 + Filter::new(metric, matrix).more(1)).min(centroids.len());
     listed * (size_of::<u32>() + matrix.kind().bytes() + size_of::<f64>())
 }
 
-/// The nearest centroid of every row, of which all pairs are compared.
+/// The nearest centroid of each row, by the exact distances of all pairs.
 fn all_compared((rows, centroids): (&Rows, &Rows), metric: Metric, job: &Job) -> Result<Vec<u32>> {
     let pairs = ExactPairs::new(metric, rows, centroids);
     let all: Vec<u32> = (0..centroids.len() as u32).collect();
@@ -147,7 +148,7 @@ fn all_compared((rows, centroids): (&Rows, &Rows), metric: Metric, job: &Job) ->
     Ok(nearest.into_iter().collect::<Result<Vec<_>>>()?.concat())
 }
 
-/// The distance of every row from the centroid of its label.
+/// The distance of each row from the centroid of its label.
 fn distances(
     (rows, centroids): (&Rows, &Rows),
     metric: Metric,
@@ -176,7 +177,7 @@ mod tests {
     use crate::matrix::Real;
     use crate::random::Random;
 
-    /// Bytes that are reserved now, and the most that were at a time.
+    /// Bytes reserved now, and their peak.
     #[derive(Default)]
     struct Counted(AtomicUsize, AtomicUsize);
 
@@ -207,7 +208,7 @@ mod tests {
             let wanted = all_compared((&rows, &base), metric, &Job::default()).unwrap();
             let odd = (1..count as u32).step_by(2).collect::<Vec<_>>();
             for undecided in [None, Some(odd)] {
-                // Those that are not undecided are not looked at.
+                // Decided rows are not compared again.
                 let is_open = |row: usize| undecided.is_none() || row % 2 == 1;
                 let of_row = |row: usize| if is_open(row) { 7 } else { wanted[row] };
                 let labels = (0..count).map(of_row).collect();

@@ -1,4 +1,4 @@
-//! The host's share of the work of other devices.
+//! Work of other devices that is done on the host.
 
 use super::BySearch;
 use crate::device::ClusterSums;
@@ -13,7 +13,7 @@ use crate::matrix::Real;
 use crate::random::Random;
 use crate::rows::Rows;
 
-/// k-means on the CPU, whatever device the rest runs on.
+/// k-means on the CPU, for use by any device.
 pub type KMeansOnHost<'a, T> = BySearch<'a, CpuDevice, T>;
 
 /// A session on the CPU.
@@ -24,7 +24,7 @@ pub fn host_session<T: Real>(
     BySearch::open(&CpuDevice::new().into(), input, problems)
 }
 
-/// See [`KMeansDevice::plus_plus`].
+/// k-means++ on the host: see [`KMeansDevice::plus_plus`].
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
@@ -37,7 +37,7 @@ pub fn plus_plus_on_host<T: Real>(
     CpuDevice::new().plus_plus(input, k, random, job)
 }
 
-/// The cluster sums of these rows, by their labels. `empty` has the sums of no rows.
+/// The cluster sums of these rows, by their labels. `empty` has empty sums.
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
@@ -51,7 +51,7 @@ pub fn sums_of(
     Ok(empty)
 }
 
-/// The components of rows, on the CPU, and why.
+/// The DBSCAN components of rows, computed on the CPU for the reason `why`.
 ///
 /// # Errors
 /// Those of the CPU.

@@ -1,4 +1,4 @@
-//! A search of any size, sent to a device piece by piece.
+//! A top-k search of any size, processed on a device in pieces.
 //!
 //! The base is uploaded to the device once if it fits, and otherwise streamed through it in chunks for
 //! every block of queries; the next chunk is uploaded while the current one is compared. A block of
@@ -17,35 +17,35 @@ use crate::memory::{Pages, taking};
 use crate::metric::Metric;
 use crate::rows::Rows;
 
-/// A base, ready to be searched on a device.
+/// A base that is ready to be searched on a device.
 ///
-/// Memory: on a device with its own memory, the base or two chunks of it, and the lists of a block
-/// of queries; on the host, the rows.
+/// Memory: on a device with its own memory, the base or two chunks of it, and the top-k lists of a
+/// block of queries; on the host, the rows.
 pub struct StreamedSearch<D: SearchDevice> {
     pub(super) device: Arc<D>,
     metric: Metric,
-    /// Neighbours of each query, at most as many as there are base rows.
+    /// Number of neighbours per query, at most the number of base rows.
     k: usize,
     pub(super) base: Rows,
     resident: Mutex<Option<Arc<D::Rows>>>,
 }
 
-/// Fewer rows than this are never halved: the device is then definitely out of memory.
+/// Smallest number of rows in a piece: if it does not fit, the device is out of memory.
 const SMALLEST_PIECE: usize = 128;
 
-/// The queries of several searches, which stay on the device between them, as long as there is memory.
+/// The queries of several searches, kept on the device between them while it has memory.
 pub struct HeldQueries<D: SearchDevice> {
-    /// Blocks that follow each other, with the position behind each; `None` without memory for them.
+    /// Consecutive blocks, each with its end position; `None` after the device ran out of memory.
     blocks: Option<Vec<(usize, D::Rows)>>,
 }
 
 impl<D: SearchDevice> HeldQueries<D> {
-    /// None yet.
+    /// No blocks yet.
     pub fn new() -> Self {
         Self { blocks: Some(Vec::new()) }
     }
 
-    /// The block that begins there, and the position behind it.
+    /// The block that starts at `start`, and its end position.
     fn block(&self, start: usize) -> Option<&(usize, D::Rows)> {
         let blocks = self.blocks.as_ref()?;
         let place = blocks.partition_point(|(end, _)| *end <= start);
@@ -53,13 +53,13 @@ impl<D: SearchDevice> HeldQueries<D> {
         blocks.get(place).filter(|_| begins_there)
     }
 
-    /// Whether there were some, which are given back. None are held from then on.
+    /// Drops all blocks, and stops keeping any. Returns whether there were blocks.
     fn give_back(&mut self) -> bool {
         self.blocks.take().is_some_and(|blocks| !blocks.is_empty())
     }
 }
 
-/// The queries of one call, and how many neighbours of each are asked for.
+/// The queries of one call, and the number of neighbours requested.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     query_rows: QueryRows,
@@ -96,10 +96,10 @@ impl<D: SearchDevice> StreamedSearch<D> {
         self.resident.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The neighbours of the queries among the base.
+    /// The top-k lists of the queries.
     ///
-    /// `query_rows` says whether the queries are base rows themselves. `near` gives, for each query,
-    /// the number of a base row that is probably near: the answer is the same, but found sooner.
+    /// `query_rows` says whether the queries are base rows themselves. `near` has, for each query,
+    /// the number of a base row that is probably near: the result is the same, but found faster.
     ///
     /// # Errors
     /// [`Error::DimMismatch`], [`Error::Cancelled`], [`Error::DeviceMemory`] if not even the
@@ -114,7 +114,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
         self.search_held((queries, None), query_rows, near, job)
     }
 
-    /// The same for so many neighbours, which may be more or fewer than the base was opened for, as far as they matter.
+    /// The same for `k` neighbours, independently of the `k` that the base was opened for; `enough`
+    /// limits the part of each list that matters.
     ///
     /// # Errors
     /// Those of [`search`](Self::search).
@@ -129,7 +130,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
         self.search_asked((queries, None), Asked { query_rows, near: None, k, enough }, job)
     }
 
-    /// The same for queries of which blocks may be held on the device, by earlier searches of the same queries.
+    /// The same for queries whose blocks may be on the device, from earlier searches of the same
+    /// queries.
     ///
     /// # Errors
     /// Those of [`search`](Self::search).
@@ -143,11 +145,11 @@ impl<D: SearchDevice> StreamedSearch<D> {
         self.search_asked(queries, Asked { query_rows, near, k: self.k, enough: None }, job)
     }
 
-    /// The neighbours of the first queries by the definition, as far as the device computes its distances: maybe of none.
-    /// For each query so many rows are listed by their sums.
+    /// The exact lists of the leading queries for which the device computes exact distances,
+    /// possibly none; `listed` candidates per query have the smallest approximate distances.
     ///
     /// # Errors
-    /// Those of [`search`](Self::search), but for [`Error::DeviceMemory`] and [`Error::HostMemory`].
+    /// Those of [`search`](Self::search), except [`Error::DeviceMemory`] and [`Error::HostMemory`].
     pub(super) fn search_by_definition(
         &self,
         (listed, enough): (usize, Option<Enough>),
@@ -182,7 +184,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
                 {
                     Ok(true) => {}
                     Ok(false) => break,
-                    // There is less to hold if the host computes distances.
+                    // Exact distances on the host need less device memory.
                     Err(Error::DeviceMemory { .. } | Error::HostMemory { .. }) => {
                         self.device.forget_exact(&base);
                         break;
@@ -195,7 +197,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         Ok(if found.last.is_empty() { none } else { found })
     }
 
-    /// Appends the neighbours of a block by the definition; or does not, if that is left to the host.
+    /// Appends the exact lists of a block; returns false if exact distances are left to the host.
     fn append_exact(
         &self,
         (block, base): (&Rows, &D::Rows),
@@ -236,7 +238,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         Ok(found)
     }
 
-    /// The neighbours of the queries, block by block.
+    /// The top-k lists of the queries, block by block.
     fn search_blocks(
         &self,
         (queries, mut held): (&Rows, Option<&mut HeldQueries<D>>),
@@ -297,7 +299,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         Ok(())
     }
 
-    /// Queries that are searched together, if each has lists of so many.
+    /// Number of queries that are searched together, with lists of length `k`.
     pub fn queries_together(&self, k: usize) -> usize {
         self.device.capacity(&Shape { k, ..self.shape() }).queries.max(1)
     }
@@ -318,7 +320,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let of_base;
         let queries = match (query_rows, resident) {
             (QueryRows::OfBase { first }, Some(base)) => {
-                // Its rows are the queries: they are on the device before, and not sent twice.
+                // The queries are rows of the base, which is already on the device.
                 device.prepare(base, RowUse::Base { k }, job)?;
                 of_base = device.slice(base, first as usize..first as usize + queries);
                 &of_base
@@ -326,7 +328,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
             _ => block,
         };
         device.prepare(queries, RowUse::Queries, job)?;
-        // The last row that matters is known once all pieces have been seen.
+        // The threshold is valid only for a base in one piece.
         let enough = enough.filter(|_| resident.is_some());
         let pairing = |first_base| Pairing { first_base, queries: query_rows, near, enough };
         if let (Some(base), 1, QueryRows::Separate) = (resident, k, query_rows) {
@@ -354,7 +356,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
     }
 }
 
-/// Numbers of rows that are uploaded together.
+/// Number of rows on each side that are uploaded together.
 #[derive(Clone, Copy)]
 struct Pieces {
     base: usize,
@@ -362,7 +364,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Half the sizes just tried; `None` if that is too small to be of use.
+    /// Half of the sizes just tried; `None` if they are the smallest.
     fn halved(self, tried_queries: usize, tried_base: usize) -> Option<Self> {
         let queries = self.queries.min(tried_queries);
         let base = self.base.min(tried_base);
@@ -386,8 +388,8 @@ mod tests {
 
     type CpuRows = <CpuDevice as SearchDevice>::Rows;
 
-    /// The CPU with little memory: so many query rows at a time, and so many preparations of queries in all until it is
-    /// out of memory once.
+    /// The CPU with little memory: `queries` query rows at a time, and `left` preparations of
+    /// queries until it is out of memory once.
     struct Little {
         cpu: CpuDevice,
         queries: usize,
@@ -460,8 +462,8 @@ mod tests {
             Rows::all(Arc::new(Matrix::new(f32::elements(values), count, 3)))
         };
         let (queries, bases) = (rows(1000), [rows(20), rows(20), rows(20)]);
-        // Out of memory never, in the second block of the first search, and in the first: those are sent once more, and all
-        // again by later searches.
+        // Out of memory never, in the second block of the first search, and in the first: blocks
+        // are then sent once more, and again by every later search.
         for (left, blocks) in [(usize::MAX, 4), (1, 13), (0, 13)] {
             let (left, sent) = (AtomicUsize::new(left), AtomicUsize::new(0));
             let device = Arc::new(Little { cpu: CpuDevice::new(), queries: 256, left, sent });

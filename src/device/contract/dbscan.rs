@@ -1,4 +1,4 @@
-//! DBSCAN: which rows are core, and which of them are connected.
+//! DBSCAN: core rows, and their connected components.
 
 use super::Work;
 use crate::error::Result;
@@ -7,44 +7,44 @@ use crate::matrix::{ElementKind, Real};
 use crate::metric::{Direction, Metric, Sum};
 use crate::rows::Rows;
 
-/// Devices that DBSCAN runs on.
+/// The primitives of DBSCAN.
 pub trait DbscanDevice {
-    /// For every row, whether it is core, and the component of core rows that it belongs to.
+    /// For each row, whether it is core, and its component.
     ///
-    /// A row is *core* if the rows within eps of it, itself among them, number at least
-    /// `min_points`, or weigh so much. Two core rows within eps of each other are connected; the
-    /// connected components are named by their first row. A row that is not core belongs to the
-    /// first component that has a core row within eps of it.
+    /// A row is *core* if the number, or total weight, of rows within eps of it, itself included,
+    /// is at least `min_points`. Two core rows within eps of each other are connected; a connected
+    /// component is named by its first row. A row that is not core belongs to the first component
+    /// with a core row within eps of it.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory), and any
     /// error of the device.
     fn components(&self, input: &DbscanInput<'_>, job: &Job) -> Result<Components>;
 
-    /// Makes ready what DBSCAN needs besides rows of this kind and length, if that takes time. What fails here fails
-    /// again when it is needed.
+    /// Compiles and loads the code of DBSCAN for this element type and dimension, ahead of its use.
+    /// Errors are ignored here, and occur again on use.
     fn warm_dbscan(&self, _metric: Metric, _rows: (ElementKind, usize), _has_weights: bool) {}
 }
 
-/// Rows to cluster.
+/// The rows of DBSCAN.
 #[derive(Debug, Clone, Copy)]
 pub struct DbscanInput<'a> {
     /// The rows of all groups, group by group, as they were read: not prepared for a metric.
     pub rows: &'a Rows,
     /// For each row, its weight, finite and at least 0; `None` if all weights are 1.
     pub weights: Option<&'a [f64]>,
-    /// Where each group of rows ends. No pair is in two groups.
+    /// The end of each group of rows. Rows of different groups are never paired.
     pub ends: &'a [usize],
-    /// Which pairs are within eps.
+    /// The test of a pair.
     pub within: Within,
     /// The number or weight of rows that makes a row core, at least 1.
     pub min_points: u64,
 }
 
-/// Which pairs of rows are within eps of each other.
+/// The test of whether a pair of rows is within eps of each other.
 ///
-/// Values are widened to float64 and taken in ascending order of their dimensions; every product and
-/// every sum is rounded by itself. A row is within eps of itself.
+/// Values are widened to float64 and summed in ascending order of dimensions; every product and
+/// every sum is rounded separately. A row is within eps of itself.
 ///
 /// | metric | the test |
 /// |---|---|
@@ -68,27 +68,27 @@ pub struct Components {
     pub core: Vec<bool>,
     /// The number of the first row of each row's component, or [`NOISE`].
     pub first: Vec<u32>,
-    /// What it took.
+    /// Counters of the work.
     pub work: DbscanWork,
 }
 
-/// In [`Components::first`]: a row that is neither core nor within eps of a core row.
+/// The entry of [`Components::first`] for a row that is neither core nor within eps of a core row.
 pub const NOISE: u32 = u32::MAX;
 
-/// The work done, for EXPLAIN ANALYZE. Tiles are runs of rows that are near each other.
+/// Counters of the work, for EXPLAIN ANALYZE. A tile is a run of rows near each other.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DbscanWork {
-    /// Tiles of rows.
+    /// Number of tiles.
     pub tiles: u64,
-    /// Pairs of tiles, or of nodes of the tree over them, that were looked at, …
+    /// Number of pairs of tiles, or of tree nodes over them, that were tested, …
     pub tested: u64,
-    /// … of which the boxes decided, …
+    /// … that the bounding boxes decided, …
     pub pruned: u64,
-    /// … or whose core rows were connected already.
+    /// … or whose core rows were already connected.
     pub joined: u64,
-    /// Pairs of rows compared.
+    /// Counters of the pairs of rows compared.
     pub work: Work,
-    /// Why another device left all of it to the CPU, if it did.
+    /// The reason why a device left all of the work to the CPU, if it did.
     pub on_host: Option<&'static str>,
 }
 
@@ -104,7 +104,7 @@ impl std::ops::AddAssign for DbscanWork {
 }
 
 impl Within {
-    /// Rows at most `eps` apart, which is finite and at least 0.
+    /// The test for `eps`, which is finite and at least 0.
     pub fn new(metric: Metric, eps: f64) -> Self {
         Self { metric, limit: if metric == Metric::L2 { eps * eps } else { eps } }
     }
@@ -114,74 +114,80 @@ impl Within {
         self.metric
     }
 
-    /// What a pair's sum or distance is compared with.
+    /// The threshold on a pair's sum or distance.
     pub fn limit(&self) -> f64 {
         self.limit
     }
 
-    /// The direction of a row of numbers, under `cosine` and `pearson`.
+    /// The direction of a row of real numbers, under `cosine` and `pearson`.
     pub fn direction<T: Real>(&self, row: &[T]) -> Direction {
         Direction::of(self.metric, row)
     }
 
-    /// Below and up to what a sum of f32 in any order, fused or not, decides: at most the first is within
-    /// eps for certain, more than the second is not. For products it is one less the product, by rows'
-    /// values and inverse lengths rounded to f32, if all of those [fit](Self::fits_f32).
+    /// Bounds `(inside, outside)` for f32: a sum, in any order and with or without FMA, that is ≤
+    /// `inside` proves a distance within eps; one > `outside` proves the opposite. For directions,
+    /// the sum is 1 minus the product of the values and inverse lengths rounded to f32, if all
+    /// inverse lengths [fit](Self::fits_f32).
     pub fn limits_of_f32(&self, dim: usize) -> (f64, f64) {
         let (below, up_to) = self.limits(dim, f64::from(f32::EPSILON), 1e-44);
         let least = f64::from(f32::MIN_POSITIVE);
-        // A sum that has overflowed is never within eps for certain.
+        // An overflowed sum proves nothing.
         ((below - least).min(f64::from(f32::MAX)), up_to + least)
     }
 
-    /// The same for a sum of f64; an infinite one is not within eps.
+    /// The same bounds for a sum in f64; an infinite sum is not within eps.
     pub fn limits_of_f64(&self, dim: usize) -> (f64, f64) {
         self.limits(dim, f64::EPSILON, 1e-322)
     }
 
-    /// The same for a type of number, by the gap after 1 and what a few of its smallest are.
+    /// The same bounds for a type of number with machine epsilon `unit`; `tiny` is a few of its
+    /// smallest numbers.
     fn limits(&self, dim: usize, unit: f64, tiny: f64) -> (f64, f64) {
         let (limit, few) = (self.limit, dim as f64 + 16.0);
         let slack = match self.metric.sum() {
-            // Each product of values errs by a share of the product of the rows' lengths; the definition's squares, and the
-            // lengths of its unit vectors, by as much of f64.
+            // The error of each product is relative to the product of the rows' lengths; the
+            // squares of the definition, and the lengths of its unit vectors, have f64 errors of
+            // the same form.
             Sum::Products => few * unit + 4.0 * few * f64::EPSILON,
             _ => limit * few * unit + few * tiny,
         };
-        // Rounded to the type by less than this much again.
+        // The rounding of the bounds to the type is smaller than another such term.
         let more = slack + limit.abs() * unit;
         (limit - more, limit + more)
     }
 
-    /// The squared distance of two rows of numbers up to which they are within eps for certain, and above which they are
-    /// not; under `cosine` and `pearson` that of their unit vectors, whose squared lengths differ from 1 by 1e-9 at most.
+    /// Bounds `(inside, outside)` on the squared distance of two rows: one ≤ `inside` proves that
+    /// the pair is within eps; one > `outside` proves the opposite. Under `cosine` and `pearson`
+    /// the bounds are on the squared distance of the unit vectors, whose squared lengths differ
+    /// from 1 by at most 1e-9.
     pub fn squares(&self, dim: usize) -> (f64, f64) {
         let (below, up_to) = self.limits_of_f64(dim);
         match self.metric.sum() {
-            // |u - v|^2 = |u|^2 + |v|^2 - 2 u v.
+            // |u − v|² = |u|² + |v|² − 2 u·v.
             Sum::Products => (2.0 * below - 4e-9, 2.0 * up_to + 4e-9),
             _ => (below, up_to),
         }
     }
 
-    /// Whether products of rows of which one over the length is this stay in the range of f32.
+    /// Whether products of rows with this inverse length stay in the range of f32.
     pub fn fits_f32(&self, inverse: f64) -> bool {
         (1e-15..1e15).contains(&inverse)
     }
 
-    /// What exact bounds on the sum of a pair by its coordinates, so many, are compared with: above the
-    /// first a pair is not within eps for certain, up to the second it is. The coordinates of a direction
-    /// are those of the unit vector, rounded to f64, and their sum is the squared distance.
+    /// Thresholds `(beyond, inside)` for exact bounds on a pair's sum over `coordinates`
+    /// coordinates: a lower bound > `beyond` proves that the pair is not within eps; an upper bound
+    /// ≤ `inside` proves that it is. The coordinates of a direction are those of the unit vector,
+    /// rounded to f64; the sum is the squared distance.
     pub fn bounds_of_boxes(&self, coordinates: usize) -> (f64, f64) {
         let few = coordinates as f64 + 16.0;
         let (limit, relative, absolute) = match self.metric.sum() {
             // The distance of two points on the unit sphere: |u − v|² = 2 (1 − cos). Their
-            // coordinates are known to a few units of 1e-16.
+            // coordinates have errors of a few 1e-16.
             Sum::Products => (2.0 * self.limit, 0.0, few * 1e-12),
             Sum::DifferentBits | Sum::SharedBits => (self.limit, 0.0, 1e-12),
             _ => (self.limit, few * 1e-15, few * 1e-322),
         };
-        // Near the largest number, sums overflow at different times.
+        // Near the largest number, sums overflow in one order and not in another.
         let beyond = if limit < f64::MAX / 16.0 {
             (limit + absolute) * (1.0 + 2.0 * relative)
         } else {
@@ -190,10 +196,10 @@ impl Within {
         (beyond, (limit - absolute) * (1.0 - 2.0 * relative))
     }
 
-    /// Whether two rows of numbers are within eps: the definition.
+    /// Whether two rows of real numbers are within eps: the definition.
     ///
     /// # Panics
-    /// If the metric is one of bits, or of products other than `cosine` and `pearson`.
+    /// For metrics of bits, and for products other than `cosine` and `pearson`.
     pub fn holds<T: Real>(&self, x: &[T], y: &[T]) -> bool {
         let pairs = x.iter().zip(y).map(|(x, y)| (x.to_f64(), y.to_f64()));
         match self.metric.sum() {
@@ -206,7 +212,7 @@ impl Within {
         }
     }
 
-    /// The same of two rows whose directions are known.
+    /// The same for two rows with known directions.
     pub fn holds_for_directions<T: Real>(
         &self,
         (x, of_x): (&[T], &Direction),
@@ -253,7 +259,7 @@ mod tests {
                 let row =
                     |random: &mut Random| (0..dim).map(|_| random.normal()).collect::<Vec<_>>();
                 let (x, mut y) = (row(&mut random), row(&mut random));
-                // Near ones, too.
+                // Some pairs are near each other.
                 let share = 10f64.powi(-((random.below(9)) as i32));
                 y.iter_mut().zip(&x).for_each(|(y, x)| *y = x + share * *y);
                 let pairs = unit(&x).into_iter().zip(unit(&y));
@@ -263,7 +269,7 @@ mod tests {
                     _ if metric == Metric::L2 => square.sqrt(),
                     _ => square,
                 };
-                // At the distance, and a hair or a bit from it.
+                // eps equal to the distance, and slightly different.
                 for by in [1.0, 1.0 - 1e-15, 1.0 + 1e-15, 1.0 - 1e-6, 1.0 + 1e-6, 0.5, 2.0] {
                     let within = Within::new(metric, near * by);
                     let (below, up_to) = within.squares(dim);

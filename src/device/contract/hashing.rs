@@ -1,4 +1,4 @@
-//! Searches by hashing: the nearest of the rows in some buckets.
+//! LSH search: the nearest neighbours among the rows of some buckets.
 
 use std::ops::Range;
 
@@ -9,27 +9,28 @@ use crate::job::Job;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
-/// The primitives of searches by hashing.
+/// The primitives of LSH searches.
 pub trait HashingDevice: SearchDevice {
-    /// Tables on the device.
+    /// Hash tables on the device.
     type Tables: Send + Sync;
 
-    /// Makes ready what searches by hashing need besides rows of this kind and length, if that takes time; `hashes` says
-    /// whether the device may hash rows, too. What fails here fails again when it is needed.
+    /// Compiles and loads the code of LSH searches for this element type and dimension, ahead of
+    /// its use; `hashes` says whether the device may hash rows as well. Errors are ignored here,
+    /// and occur again on use.
     fn warm_hashing(&self, _metric: Metric, _rows: (ElementKind, usize), _hashes: bool) {}
 
-    /// Whether the device finds the neighbours of so many queries in buckets faster than it compares
-    /// rows that the host has found there.
+    /// Whether the device searches the buckets of `queries` queries faster than it compares
+    /// candidates that the host has generated.
     ///
     /// # Errors
     /// Errors of the device.
     fn finds_in_buckets(&self, base: &Self::Rows, queries: usize, k: usize) -> Result<bool>;
 
-    /// Whether the device hashes a base with such functions.
+    /// Whether the device can hash a base with these functions.
     fn can_hash(&self, base: &Self::Rows, hasher: &Hasher) -> bool;
 
-    /// Hashes a base, and sorts its rows into tables on the device: for queries that are its rows, or for
-    /// others. `None` if a slot is out of range.
+    /// Hashes a base, and builds its tables on the device: for queries that are base rows, or for
+    /// separate ones. `None` if a slot is out of range.
     ///
     /// # Errors
     /// [`DeviceMemory`](crate::Error::DeviceMemory), [`Cancelled`](crate::Error::Cancelled), and other
@@ -42,21 +43,21 @@ pub trait HashingDevice: SearchDevice {
         job: &Job,
     ) -> Result<Option<TablesBuilt<Self::Tables>>>;
 
-    /// Puts tables on the device.
+    /// Copies tables to the device.
     ///
     /// # Errors
     /// [`DeviceMemory`](crate::Error::DeviceMemory), [`Cancelled`](crate::Error::Cancelled), and other
     /// errors of the device.
     fn tables(&self, tables: &[TableRows<'_>], job: &Job) -> Result<Self::Tables>;
 
-    /// For each query, the `k` smallest of `(distance, base row)` among the rows of its buckets, each
-    /// row once, without the query itself and rows that do not count. Distances are those of
+    /// For each query, the `k` smallest of `(distance, base row)` among the distinct rows of its
+    /// buckets, without the query itself and rows that are not selected. Distances are those of
     /// [`crate::metric`], bit by bit.
     ///
-    /// Where queries look at the buckets in which they are themselves, a pair may be compared in each
-    /// bucket that it shares.
+    /// If queries probe their home buckets, a pair may be compared once for each bucket that it
+    /// shares.
     ///
-    /// `None` if some queries visit so many rows that it is better for the host to find them.
+    /// `None` if some queries visit too large a number of rows, and the host should search.
     ///
     /// # Errors
     /// [`DeviceMemory`](crate::Error::DeviceMemory), [`Cancelled`](crate::Error::Cancelled), and other
@@ -71,97 +72,98 @@ pub trait HashingDevice: SearchDevice {
     ) -> Result<Option<NearestInBuckets>>;
 }
 
-/// The functions of all tables, and how their values become keys.
+/// The hash functions of all tables, and the mapping of their values to keys.
 #[derive(Clone, Copy)]
 pub struct Hashes<'a> {
-    /// As many functions of each table.
+    /// The functions of each table, equal in number.
     pub functions: &'a [TableFunctions],
-    /// How their values become keys.
+    /// The mapping of their values to keys.
     pub signature: &'a Signature,
 }
 
-/// Tables that a device has built.
+/// Hash tables that a device has built.
 #[derive(Debug)]
 pub struct TablesBuilt<T> {
     /// The tables.
     pub tables: T,
-    /// The number of buckets with rows in all of them, and of rows in the largest.
+    /// The number of non-empty buckets in all tables, and of rows in the largest.
     pub sizes: (usize, usize),
 }
 
-/// The rows of a table.
+/// The rows of a hash table.
 #[derive(Debug, Clone)]
 pub struct TableRows<'a> {
     /// All base rows, bucket by bucket.
     pub rows: &'a [u32],
-    /// Where each bucket begins, ascending.
+    /// The start of each bucket, ascending.
     pub buckets: Vec<u32>,
 }
 
-/// The buckets that queries look at.
+/// The buckets that queries probe.
 #[derive(Debug, Clone, Copy)]
 pub struct Buckets<'a> {
     /// The number of queries.
     pub queries: usize,
-    /// How many tables are looked at, the first ones.
+    /// Number of tables that are probed, the first ones.
     pub tables: usize,
-    /// Which they are.
+    /// The buckets of each query.
     pub looked_at: LookedAt<'a>,
-    /// The base row that each query is itself, if they are base rows.
+    /// The base row that each query is, if queries are base rows.
     pub own: Option<OwnRows<'a>>,
-    /// Rows that do not count: a bit for each base row, if there are any.
+    /// A bit for each base row, set if it is not selected; `None` if all are selected.
     pub left_out: Option<&'a [u64]>,
 }
 
-/// The base rows that queries are.
+/// The base rows of queries.
 #[derive(Debug, Clone, Copy)]
 pub enum OwnRows<'a> {
-    /// This one and those after it.
+    /// Consecutive base rows from this one on.
     From(u32),
-    /// These.
+    /// A base row for each query.
     Each(&'a [u32]),
 }
 
-/// Which buckets of a table a query looks at.
+/// The buckets of a table that a query probes.
 #[derive(Debug, Clone, Copy)]
 pub enum LookedAt<'a> {
-    /// The one in which it is itself.
+    /// The home bucket of the base row that it is.
     Own,
-    /// Those of its key, in tables that the device has built for other queries than its rows: more than one
-    /// if functions read bits and 64 bits are enough for a key. They then differ in one bit, or two.
+    /// The buckets of its key, in tables that the device has built for separate queries: more than
+    /// one only if functions sample bits and a key fits in 64 bits. The next buckets then differ in
+    /// one bit, or two.
     Hashed {
-        /// How many.
+        /// Number of buckets.
         probes: usize,
     },
-    /// These.
+    /// The given buckets.
     Ranges(Ranges<'a>),
 }
 
-/// Ranges of the rows of tables.
+/// Buckets, as ranges of the rows of tables.
 #[derive(Debug, Clone, Copy)]
 pub struct Ranges<'a> {
     /// The ranges, query by query and table by table.
     pub all: &'a [Range<u32>],
-    /// Where those of each query in each table begin, and where the last end.
+    /// Start of the ranges of each query in each table, and end of the last.
     pub starts: &'a [usize],
 }
 
-/// Where lists start that follow each other.
+/// The starts of consecutive lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Starts {
-    /// So many lists of as many entries each.
+    /// Lists of one length.
     Equal {
-        /// How many lists there are.
+        /// Number of lists.
         lists: usize,
-        /// How many entries each has.
+        /// Number of entries in each.
         each: usize,
     },
-    /// Where each list starts, and where the last ends.
+    /// Start of each list, and end of the last.
     Each(Vec<usize>),
 }
 
 impl Starts {
-    /// How many lists there are.
+    /// Number of lists.
     pub fn lists(&self) -> usize {
         match self {
             Self::Equal { lists, .. } => *lists,
@@ -169,7 +171,7 @@ impl Starts {
         }
     }
 
-    /// Where each list starts, and where the last ends.
+    /// Start of each list, and end of the last.
     pub fn into_vec(self) -> Vec<usize> {
         match self {
             Self::Equal { lists, each } => (0..=lists).map(|list| list * each).collect(),
@@ -177,7 +179,7 @@ impl Starts {
         }
     }
 
-    /// How many lists have fewer entries than this.
+    /// Number of lists with fewer entries than `than`.
     pub fn shorter(&self, than: usize) -> usize {
         match self {
             Self::Equal { lists, each } => lists * usize::from(*each < than),
@@ -185,7 +187,7 @@ impl Starts {
         }
     }
 
-    /// Appends other lists, which follow these.
+    /// Appends the lists of `next`.
     pub fn extend(&mut self, next: Self) {
         let all = match (std::mem::replace(self, Self::Equal { lists: 0, each: 0 }), next) {
             (Self::Equal { lists: 0, .. }, next) => next,
@@ -206,23 +208,23 @@ impl Starts {
     }
 }
 
-/// What queries found.
+/// Top-k lists from a search in buckets.
 #[derive(Debug, Clone)]
 pub struct NearestInBuckets {
-    /// The base rows of each query, nearest first, and list after list.
+    /// The base rows of each query, nearest first, list after list.
     pub rows: Vec<u32>,
-    /// Their distances.
+    /// The distance of each.
     pub distances: Distances,
-    /// Where the list of each query is.
+    /// The start of each query's list.
     pub starts: Starts,
-    /// Rows in all buckets, as often as they are there.
+    /// Number of rows in all buckets, with duplicates.
     pub visited: u64,
-    /// Pairs that were compared, some maybe more than once.
+    /// Number of pairs compared, with duplicates.
     pub pairs: u64,
 }
 
 impl Ranges<'_> {
-    /// Rows in all buckets of a query that looks at so many tables.
+    /// Number of rows in all buckets of a query, in the first `tables` tables.
     pub fn visited(&self, query: usize, tables: usize) -> usize {
         let ranges = self.starts[query * tables]..self.starts[(query + 1) * tables];
         self.all[ranges].iter().map(|range| range.len()).sum()

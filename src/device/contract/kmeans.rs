@@ -1,7 +1,7 @@
 //! k-means: initial centroids, Lloyd's rounds, and their results.
 //!
-//! A session holds rows, and any number of *problems*: ranges of rows that are clustered separately.
-//! Rows are uploaded once, however many runs and rounds follow.
+//! A session holds rows, and any number of *problems*: ranges of rows that are clustered
+//! separately. Rows are uploaded once for all runs and rounds.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::metric::Metric;
 use crate::random::Random;
 use crate::rows::Rows;
 
-/// Devices that k-means runs on.
+/// The primitives of k-means.
 pub trait KMeansDevice: SearchDevice {
-    /// Makes rows ready for k-means; a device may begin to before `problems` returns what they are clustered as, which is
-    /// expected to be of this shape.
+    /// Opens a session. A device may prepare the rows before `problems` returns; the problems are
+    /// expected to have the shape `expected`.
     ///
     /// # Errors
-    /// Those of `problems`, [`HostMemory`](crate::Error::HostMemory), and any error of the device. A lack of device
-    /// memory is no error: rows are then sent again in every round.
+    /// Those of `problems`, [`HostMemory`](crate::Error::HostMemory), and any error of the device.
+    /// A lack of device memory is no error: rows are then sent again in every round.
     fn open_kmeans<'a, T: Real>(
         self: &Arc<Self>,
         input: KMeansInput<'a>,
@@ -31,7 +31,7 @@ pub trait KMeansDevice: SearchDevice {
         job: &Job,
     ) -> Result<Box<dyn KMeansSession<T> + 'a>>;
 
-    /// `k` of any rows, chosen on the host as [`KMeansSession::seed`] chooses those of a problem.
+    /// `k` of the rows, chosen on the host as [`KMeansSession::seed`] chooses those of a problem.
     ///
     /// # Errors
     /// See [`KMeansSession::seed`].
@@ -43,11 +43,12 @@ pub trait KMeansDevice: SearchDevice {
         job: &Job,
     ) -> Result<Vec<T>>;
 
-    /// Makes ready what k-means of so many clusters needs besides such rows, if that takes time; `draws` says whether
-    /// [`seed`](KMeansSession::seed) will be asked. What fails here fails again when it is needed.
+    /// Compiles and loads the code of k-means with `k` clusters for such rows, ahead of its use;
+    /// `draws` says whether [`seed`](KMeansSession::seed) will be called. Errors are ignored here,
+    /// and occur again on use.
     fn warm_kmeans(&self, _rows: KMeansKind, _k: usize, _draws: bool) {}
 
-    /// What assigns rows to this many centroids faster than searches do, if there is such a thing.
+    /// An assigner that is faster than searches for `k` centroids, if the device has one.
     ///
     /// # Errors
     /// See [`KMeansSession::seed`].
@@ -62,36 +63,36 @@ pub trait KMeansDevice: SearchDevice {
     }
 }
 
-/// What rows of k-means are.
+/// The type of the rows of k-means.
 #[derive(Debug, Clone, Copy)]
 pub struct KMeansKind {
-    /// Their elements, and how many of them a row has.
+    /// Element type and dimension.
     pub elements: ElementKind,
     pub dim: usize,
-    /// The metric whose distances are added up.
+    /// The metric whose distances are summed.
     pub metric: Metric,
     /// Whether rows have weights.
     pub has_weights: bool,
 }
 
-/// What a session will be asked for.
+/// The expected shape of a session.
 #[derive(Debug, Clone, Copy)]
 pub struct KMeansShape {
-    /// Problems, and clusters of each at most.
+    /// Number of problems, and largest number of clusters of each.
     pub problems: usize,
     pub k: usize,
     /// Whether [`KMeansSession::seed`] will be called.
     pub draws: bool,
 }
 
-/// Assigns the rows of a problem in every round, with what earlier rounds showed.
+/// Assigns the rows of a problem in every round, with bounds kept from earlier rounds.
 pub trait Assigner: Send + Sync {
-    /// Sets the label of every row to the nearest of these centroids, the first in case of a tie. Labels are those that
-    /// the last call left, or what a search found instead; none to begin anew. `None` if a search suits better: labels
-    /// are then as they were.
+    /// Sets the label of each row to its nearest centroid, the first in case of a tie. `labels` are
+    /// those of the last call or of a search in its place; empty for a new run. `None` if a search
+    /// is faster; labels are then unchanged.
     ///
     /// # Errors
-    /// See [`KMeansSession::seed`]. Labels are then of no use.
+    /// See [`KMeansSession::seed`]. Labels are then undefined.
     fn assign(
         &mut self,
         centroids: &Rows,
@@ -99,42 +100,43 @@ pub trait Assigner: Send + Sync {
         job: &Job,
     ) -> Result<Option<Assigned>>;
 
-    /// The distance of every row from a centroid.
+    /// The distance of each row from the centroid of its label.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances>;
 
-    /// The rows, ascending, for which the last call of [`assign`](Self::assign), which had these centroids and left these
-    /// labels, may have found another centroid than the definition of a distance would. `None` if that is not known.
+    /// The rows, ascending, for which the last call of [`assign`](Self::assign), with these
+    /// centroids and resulting labels, may differ from the nearest centroid by exact distance.
+    /// `None` if unknown.
     fn undecided(&self, centroids: &Rows, labels: &[u32]) -> Option<Vec<u32>>;
 }
 
 /// A row whose label has changed, and its label before.
 pub type Moved = (u32, u32);
 
-/// What an [`Assigner`] did.
+/// The result of an [`Assigner`].
 #[derive(Debug, Clone)]
 pub struct Assigned {
-    /// Rows that had another label before, ascending.
+    /// Rows whose label changed, ascending.
     pub moved: Vec<Moved>,
-    /// The work it took.
+    /// Counters of the work.
     pub work: Work,
 }
 
-/// Rows to cluster.
+/// The rows of k-means.
 #[derive(Debug, Clone, Copy)]
 pub struct KMeansInput<'a> {
     /// The rows of all problems, prepared for the metric.
     pub rows: &'a Rows,
     /// For each row, its weight, at least 0; `None` if all weights are 1.
     pub weights: Option<&'a [f64]>,
-    /// The metric whose distances are added up: `sqeuclidean`, or `cosine`.
+    /// The metric whose distances are summed: `sqeuclidean`, or `cosine`.
     pub metric: Metric,
 }
 
 impl KMeansInput<'_> {
-    /// What its rows are.
+    /// The type of the rows.
     #[cfg(feature = "cuda")]
     pub fn kind(self) -> KMeansKind {
         let matrix = self.rows.matrix();
@@ -143,23 +145,23 @@ impl KMeansInput<'_> {
     }
 }
 
-/// Rows that are clustered by themselves, and their statistics.
+/// Rows that are clustered separately, and their statistics.
 #[derive(Debug, Clone)]
 pub struct KMeansProblem {
-    /// Their range among all rows.
+    /// The range of rows.
     pub rows: Range<usize>,
     /// Number of clusters.
     pub k: usize,
     /// Rounds end when [`centroid_shift`] is at most this.
     pub tolerance: f64,
-    /// A power of two. Squared differences of coordinates times this neither overflow nor vanish
+    /// A power of two. Squared differences of coordinates times this neither overflow nor underflow
     /// in float64.
     pub unit: f64,
-    /// A point in the middle of the rows: of many rows, a few that are far away do not move it.
+    /// A central point of the rows, robust against outliers.
     pub origin: Vec<f64>,
-    /// The largest difference of an element from the same element of `origin`.
+    /// The largest absolute difference of an element from the same element of `origin`.
     pub farthest: f64,
-    /// The largest magnitude of an element.
+    /// The largest absolute element.
     pub largest: f64,
 }
 
@@ -168,30 +170,31 @@ pub struct KMeansProblem {
 ///
 /// All results have the same bits on every device.
 pub trait KMeansSession<T>: Send + Sync {
-    /// Initial centroids by greedy k-means++ (Arthur and Vassilvitskii 2007): 2 + ⌊ln k⌋ candidate
-    /// rows at a time are drawn with a probability proportional to their shares, which are weight times
-    /// distance from the nearest row chosen so far; the candidate that leaves the smallest sum of shares
-    /// is chosen, the first in case of a tie. Returns one list of centroids for each problem of the call.
+    /// Initial centroids by greedy k-means++ (Arthur and Vassilvitskii 2007). Each step draws
+    /// `2 + ⌊ln k⌋` candidate rows with probabilities proportional to their shares: weight times
+    /// distance from the nearest centroid chosen before. The candidate that leaves the smallest sum
+    /// of shares is chosen, the first in case of a tie. Returns one list of centroids for each
+    /// problem of the call.
     ///
-    /// Shares are multiplied by a power of two and rounded down to whole numbers, so that sums are exact.
-    /// The power is the one that gives the largest share 52 bits, and is chosen anew after the first row,
-    /// and whenever the sum falls below 2⁵⁰. A row is drawn by 53 random bits: the first one with which the
-    /// sum of shares exceeds the sum of all times the bits / 2⁵³, rounded down. If nothing has a share, it is
-    /// one of the rows of positive weight, by 64 random bits.
+    /// Shares are multiplied by a power of two and rounded down to integers, so that sums are
+    /// exact. The power gives the largest share 52 bits, and is chosen anew after the first row,
+    /// and whenever the sum falls below 2⁵⁰. A row is drawn by 53 random bits `b`: the first row
+    /// whose prefix sum of shares exceeds ⌊total · b / 2⁵³⌋. If all shares are 0, a row of positive
+    /// weight is drawn uniformly, by 64 random bits.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory), and any
-    /// error of the device; so for the others.
+    /// error of the device; the same for the other methods.
     fn seed(&mut self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>>;
 
-    /// The nearest of these vectors, any number of them, for every row of a problem. Does not change
-    /// the session.
+    /// For each row of a problem, the nearest of `centroids`, which may be of any number. Does not
+    /// change the session.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
     fn assign_to(&self, problem: usize, centroids: &[T], job: &Job) -> Result<Assignment<T>>;
 
-    /// Sets the centroids of a problem. Afterwards no row is in a cluster.
+    /// Sets the centroids of a problem, and removes all rows from their clusters.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
@@ -203,30 +206,31 @@ pub trait KMeansSession<T>: Send + Sync {
     /// See [`seed`](Self::seed).
     fn resume_from(&mut self, problem: usize, centroids: Vec<T>) -> Result<()>;
 
-    /// Runs Lloyd's rounds for some problems, at most the number given with each: assign every row to
-    /// its nearest centroid, the first in case of a tie; move every centroid to the mean of its rows;
-    /// stop as [`stop_reason`] says. Returns one result for each problem of the call.
+    /// Runs Lloyd's rounds for problems, each with a limit on its rounds: assign every row to its
+    /// nearest centroid, the first in case of a tie; move every centroid to the mean of its rows;
+    /// stop according to [`stop_reason`]. Returns one result for each problem of the call.
     ///
-    /// A problem whose rounds were stopped by an empty cluster may be resumed; any other is done: only
-    /// its results may be asked for, or it is started again.
+    /// A problem whose rounds were stopped by an empty cluster may be resumed. After any other
+    /// stop, only its results may be requested, or a new start.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
     fn run(&mut self, problems: &[(usize, usize)], job: &Job) -> Result<Vec<RoundsRun>>;
 
-    /// Puts every row of a problem into the cluster of its nearest centroid.
+    /// Assigns every row of a problem to its nearest centroid.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
     fn assign(&mut self, problem: usize, job: &Job) -> Result<()>;
 
-    /// The cluster of every row of a problem, as [`assign`](Self::assign) left it. The session may forget them.
+    /// The cluster of each row of a problem after [`assign`](Self::assign). The session may then
+    /// drop them.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
     fn labels(&mut self, problem: usize, job: &Job) -> Result<Labels>;
 
-    /// The same with distances from the centroids that rows were assigned to.
+    /// The cluster of each row of a problem, and its distance from the centroid.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
@@ -238,7 +242,7 @@ pub trait KMeansSession<T>: Send + Sync {
     /// See [`seed`](Self::seed).
     fn centroids(&mut self, problem: usize) -> Result<Vec<T>>;
 
-    /// The sums of a problem's clusters, as its last round left them.
+    /// The cluster sums of a problem after its last round.
     ///
     /// # Errors
     /// See [`seed`](Self::seed).
@@ -251,52 +255,52 @@ pub trait KMeansSession<T>: Send + Sync {
     fn take_work(&mut self) -> Result<Work>;
 }
 
-/// The nearest centroid of every row, as far as sums in the precision of the rows tell.
+/// The nearest centroid of each row, up to rounding errors in the element type of the rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Labels {
-    /// Its number.
+    /// The number of the centroid.
     pub labels: Vec<u32>,
-    /// Rows of which another centroid may be the nearest by the definition of a distance, each once; `None` if that is
-    /// not known.
+    /// Rows, each once, for which another centroid may be nearer by exact distance; `None` if
+    /// unknown.
     pub undecided: Option<Vec<u32>>,
 }
 
-/// The nearest centroid of every row.
+/// The nearest centroid of each row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Assignment<T> {
-    /// Its number.
+    /// The number of the centroid.
     pub labels: Vec<u32>,
-    /// Its distance, in the metric whose distances are added up.
+    /// The distance from it, in the metric whose distances are summed.
     pub costs: Vec<T>,
 }
 
-/// The outcome of some rounds.
+/// The outcome of a call of [`KMeansSession::run`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundsRun {
-    /// How many.
+    /// Number of rounds.
     pub rounds: usize,
-    /// Rows that changed their cluster in the last one.
+    /// Number of rows that changed their cluster in the last round.
     pub moved: usize,
-    /// Why there were no more.
+    /// The reason for the stop.
     pub stop: StopReason,
 }
 
-/// Why rounds stopped.
+/// The reason why rounds stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     /// The limit on rounds was reached.
     Limit,
-    /// No row moved.
+    /// No row changed its cluster.
     Stable,
-    /// Centroids moved no more than the tolerance.
+    /// The shift of the centroids is within the tolerance.
     Converged,
-    /// After the last round's assignment a cluster has no row of positive weight. Rows are in their
-    /// new clusters; centroids are those before the round.
+    /// The last round's assignment left a cluster without rows of positive weight. Rows are in
+    /// their new clusters; centroids are those before the round.
     EmptyCluster,
 }
 
-/// Why rounds stop after one in which this many rows moved, if they do. `shift` is called only where
-/// it decides.
+/// The reason to stop after a round in which `moved` rows changed their cluster, if any. `shift` is
+/// called only if it decides.
 pub fn stop_reason(
     moved: usize,
     has_empty_cluster: bool,
@@ -314,9 +318,9 @@ pub fn stop_reason(
     }
 }
 
-/// The sum of the squared distances that centroids moved. Within each centroid, and then over all of
-/// them, terms go round-robin to 32 partial sums, which are added pairwise. Coordinates are multiplied
-/// by a power of two first, so that squares of float64 do not overflow.
+/// The sum of the squared shifts of all centroids. Within each centroid, and then over all of them,
+/// terms go round-robin to 32 partial sums, which are added pairwise. Coordinates are multiplied by
+/// the power of two `unit` first, so that squares do not overflow in float64.
 pub fn centroid_shift<T: Real>(before: &[T], after: &[T], dim: usize, unit: f64) -> f64 {
     let pairs = before.chunks_exact(dim.max(1)).zip(after.chunks_exact(dim.max(1)));
     add_in_turns(pairs.map(|(before, after)| {
@@ -335,7 +339,7 @@ pub fn centroid_shift<T: Real>(before: &[T], after: &[T], dim: usize, unit: f64)
     }))
 }
 
-/// Sums that are formed side by side.
+/// Number of independent partial sums.
 const TURNS: usize = 32;
 
 fn add_in_turns(values: impl Iterator<Item = f64>) -> f64 {
@@ -351,8 +355,8 @@ fn total(mut sums: [f64; TURNS]) -> f64 {
     sums[0]
 }
 
-/// Whether squared distances between vectors of elements up to `largest` never overflow float32: sums
-/// stay below half of the largest number, which leaves room for their rounding.
+/// Whether squared distances between vectors of elements up to `largest` never overflow float32:
+/// sums stay below half of the largest number, with the other half as room for rounding errors.
 pub fn squares_are_finite(dim: usize, largest: f64) -> bool {
     dim as f64 * (2.0 * largest).powi(2) < f64::from(f32::MAX) / 2.0
 }

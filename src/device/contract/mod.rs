@@ -1,7 +1,7 @@
-//! The contracts of devices: one for each family of functions.
+//! The contract of a device: one trait for each family of functions.
 //!
-//! Each primitive is one sentence of mathematics, which every device implements bit by bit. Nothing
-//! here depends on a device.
+//! Each primitive is defined by one mathematical statement, which every device implements bit by
+//! bit. The contract does not depend on any device.
 
 mod dbscan;
 mod hashing;
@@ -26,15 +26,15 @@ pub use search::{
     RowUse, SearchDevice, Shape,
 };
 
-/// The work done by a computation, for EXPLAIN ANALYZE.
+/// Counters of the work of a computation, for EXPLAIN ANALYZE.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Work {
-    /// Pairs of rows whose sum was computed, or bounded by one product.
+    /// Pairs of rows whose distance was computed, or bounded by one product.
     pub pairs: u64,
-    /// Pairs computed a second time, because a product could not decide.
+    /// Pairs computed a second time, because the bound was not decisive.
     pub rechecked: u64,
-    /// Query rows that were processed again: in a search, because their candidates overflowed; in
-    /// Lloyd's rounds, because products did not decide which centroid is the nearest.
+    /// Query rows that were processed again: in a search, after an overflow of their candidate
+    /// lists; in Lloyd's rounds, because the products did not decide the nearest centroid.
     pub redone: u64,
     /// Bytes sent to the device.
     pub bytes_sent: u64,

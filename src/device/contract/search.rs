@@ -1,4 +1,4 @@
-//! Search: which base rows are the nearest to each query.
+//! Exact search: the nearest base rows of each query.
 
 use std::ops::Range;
 
@@ -11,31 +11,31 @@ use crate::rows::Rows;
 
 use super::Work;
 
-/// The primitives of searches.
+/// The primitives of exact searches.
 ///
 /// Rows stay on the device between primitives, in the layouts that suit their uses; each layout is
-/// made when it is first needed. A primitive may return before the device has finished, except those
-/// that return values to the host.
+/// made on first use. A primitive may return before the device has finished, unless it returns
+/// values to the host.
 pub trait SearchDevice: Send + Sync + 'static {
     /// Rows on the device.
     type Rows: Send + Sync;
-    /// The neighbours found so far, one list per query.
+    /// Top-k lists on the device, one per query.
     type Lists: Send;
 
-    /// How many rows fit at a time.
+    /// Number of rows that fit in memory at a time.
     fn capacity(&self, shape: &Shape) -> Capacity;
 
-    /// Wraps rows, prepared for the metric, for searching. Nothing is sent or laid out yet.
+    /// Wraps rows that are prepared for the metric. Nothing is copied or laid out yet.
     fn rows(&self, rows: &Rows, metric: Metric) -> Self::Rows;
 
-    /// Some of these rows as rows of their own. Data already on the device is not sent again.
+    /// A range of the rows. Data already on the device is not copied again.
     fn slice(&self, rows: &Self::Rows, range: Range<usize>) -> Self::Rows;
 
-    /// Makes ready what a search of this shape needs besides the rows, if that takes time: for so many base rows and
-    /// queries as are expected. What fails here fails again when it is needed.
+    /// Compiles and loads the code of a search of this shape, for the expected number of queries,
+    /// ahead of its use. Errors are ignored here, and occur again on use.
     fn warm_search(&self, _metric: Metric, _shape: &Shape, _queries: usize) {}
 
-    /// Makes the layout that a use needs, unless it exists. Primitives that need it do so, too.
+    /// Makes the layout for a use, unless it exists. Primitives that need it make it, too.
     ///
     /// # Errors
     /// [`DeviceMemory`](crate::Error::DeviceMemory) or [`HostMemory`](crate::Error::HostMemory) if
@@ -48,14 +48,14 @@ pub trait SearchDevice: Send + Sync + 'static {
     /// [`DeviceMemory`](crate::Error::DeviceMemory) if they do not fit.
     fn new_lists(&self, queries: &Self::Rows, k: usize) -> Result<Self::Lists>;
 
-    /// Empty lists, which are to be downloaded by the definition: the first [`Definition::k`] rows of each in the order of
-    /// its distances, which are float64, and [`Neighbors::last`]. They are for one [`top_k`](Self::top_k) of these
-    /// queries and this base, whose first row has number 0, and each holds at most `k` neighbours by the sums of the rows,
-    /// those of [`Pairing::enough`] at least. `None` leaves the distances to the host.
+    /// Empty lists for one [`top_k`](Self::top_k) of these queries and this base, whose first row
+    /// has number 0. A list holds at most `k` candidates by approximate distance, at least those of
+    /// [`Pairing::enough`]. Its download has the first [`Definition::k`] rows by exact distance, in
+    /// float64, and [`Neighbors::last`]. `None` leaves the exact distances to the host.
     ///
     /// # Errors
-    /// [`DeviceMemory`](crate::Error::DeviceMemory) if they do not fit, with what it takes to compute the distances;
-    /// [`Cancelled`](crate::Error::Cancelled).
+    /// [`DeviceMemory`](crate::Error::DeviceMemory) if the lists, with the buffers for exact
+    /// distances, do not fit; [`Cancelled`](crate::Error::Cancelled).
     fn new_exact_lists(
         &self,
         _sides: (&Self::Rows, &Self::Rows),
@@ -66,19 +66,19 @@ pub trait SearchDevice: Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Drops what a base has for [such lists](Self::new_exact_lists) only, where a search goes on without them. The next
-    /// ones make it again.
+    /// Drops the layouts of a base for [exact lists](Self::new_exact_lists), if a search continues
+    /// without them. They are made again on the next use.
     fn forget_exact(&self, _base: &Self::Rows) {}
 
-    /// Merges base rows into the lists: afterwards each list holds the `k` smallest of
-    /// `(distance, number of the base row)` among its entries before and all pairs of its query
-    /// with `base`, ascending. Distances are those of [`crate::metric`], bit by bit.
+    /// Merges base rows into the lists: afterwards each list holds, ascending, the `k` smallest of
+    /// `(distance, number of the base row)` among its previous entries and all pairs of its query
+    /// with `base`. Distances are those of [`crate::metric`], bit by bit.
     ///
     /// Both sides have the same metric. All base rows of the calls on one set of lists have
-    /// distinct numbers; the calls may come in any order.
+    /// distinct numbers; the order of the calls does not matter.
     ///
     /// # Errors
-    /// [`Cancelled`](crate::Error::Cancelled) if the job is cancelled; the lists are then useless.
+    /// [`Cancelled`](crate::Error::Cancelled) if the job is cancelled; the lists are then invalid.
     fn top_k(
         &self,
         queries: &Self::Rows,
@@ -91,11 +91,11 @@ pub trait SearchDevice: Send + Sync + 'static {
     /// Copies the lists to the host.
     ///
     /// # Errors
-    /// [`Cancelled`](crate::Error::Cancelled), and errors of earlier primitives that returned before
-    /// the device had finished.
+    /// [`Cancelled`](crate::Error::Cancelled), and errors of earlier primitives that returned
+    /// before the device had finished.
     fn download(&self, lists: Self::Lists, job: &Job) -> Result<Neighbors>;
 
-    /// The same, after the lists of earlier queries. On an error, there are none but those.
+    /// Appends the lists to those of earlier queries. After an error, `before` is unchanged.
     ///
     /// # Errors
     /// Those of [`download`](Self::download).
@@ -107,12 +107,13 @@ pub trait SearchDevice: Send + Sync + 'static {
         Ok(())
     }
 
-    /// No lists, with room for as many neighbours as will be downloaded, if that is of use.
+    /// Empty lists, with preallocated memory for `neighbors` neighbours if that speeds up the
+    /// download.
     fn room(&self, kind: ElementKind, _neighbors: usize) -> Neighbors {
         Neighbors::none(kind)
     }
 
-    /// The nearest base row of every query: `top_k` of 1, with empty lists.
+    /// The nearest base row of each query: `top_k` with k = 1 and empty lists.
     ///
     /// # Errors
     /// Those of [`new_lists`](Self::new_lists), [`top_k`](Self::top_k) and
@@ -129,12 +130,12 @@ pub trait SearchDevice: Send + Sync + 'static {
         self.download(lists, job)
     }
 
-    /// The distance of every pair of a query and one of its candidates, in the order of the
-    /// candidates. Distances are those of [`crate::metric`], bit by bit.
+    /// The distance of each query to each of its candidates, in the order of the candidates.
+    /// Distances are those of [`crate::metric`], bit by bit.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) if the candidates are not those of this
-    /// number of queries, or are not among the base; [`Cancelled`](crate::Error::Cancelled);
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) if the candidates are not for this number
+    /// of queries, or not among the base; [`Cancelled`](crate::Error::Cancelled);
     /// [`DeviceMemory`](crate::Error::DeviceMemory).
     fn among(
         &self,
@@ -145,18 +146,18 @@ pub trait SearchDevice: Send + Sync + 'static {
     ) -> Result<Distances>;
 }
 
-/// The use that rows are laid out for.
+/// The use that a layout serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowUse {
-    /// To be the base of a `top_k` of so many neighbours.
+    /// The base of a `top_k` of `k` neighbours.
     Base { k: usize },
-    /// To be its queries.
+    /// The queries of a `top_k`.
     Queries,
-    /// To be fetched by position, on either side of an `among`.
+    /// Access by position, on either side of `among`.
     Gather,
 }
 
-/// For each query, the base rows to compare it with, any number of them.
+/// For each query, any number of base rows to compare it with.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidates<'a> {
     starts: &'a [usize],
@@ -179,12 +180,12 @@ impl<'a> Candidates<'a> {
         self.rows.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no pairs.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Where the candidates of each query start, and where the last ones end.
+    /// Start of each query's candidates, and end of the last.
     pub fn starts(&self) -> &'a [usize] {
         self.starts
     }
@@ -194,7 +195,7 @@ impl<'a> Candidates<'a> {
         self.rows
     }
 
-    /// Pairs of a query and a base row, from this one on.
+    /// The pairs of a query and a base row, from position `first` on.
     pub fn pairs_from(&self, first: usize) -> impl Iterator<Item = (usize, u32)> {
         let mut query = self.starts.partition_point(|start| *start <= first).saturating_sub(1);
         self.rows[first..].iter().enumerate().map(move |(i, row)| {
@@ -206,8 +207,8 @@ impl<'a> Candidates<'a> {
     }
 
     /// # Errors
-    /// [`Error::InvalidArgument`] unless these are candidates for this many queries in a base of this
-    /// size.
+    /// [`Error::InvalidArgument`] unless the candidates are for `queries` queries in a base of
+    /// `base` rows.
     pub fn check(&self, queries: usize, base: usize) -> Result<()> {
         if self.starts.len() != queries + 1 {
             let found = self.starts.len() - 1;
@@ -224,13 +225,14 @@ impl<'a> Candidates<'a> {
     }
 }
 
-/// Which rows the queries of a call are.
+/// The relation of a call's queries to the base.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum QueryRows {
-    /// Rows of another input.
+    /// Rows of a separate input.
     #[default]
     Separate,
-    /// A self-join: base rows from the number `first` on. None is paired with itself.
+    /// A self-join: consecutive base rows from number `first` on. A row is never paired with
+    /// itself.
     OfBase {
         /// Number of the first query.
         first: u32,
@@ -238,7 +240,7 @@ pub enum QueryRows {
 }
 
 impl QueryRows {
-    /// Those after the first `n`.
+    /// The relation of the queries after the first `n`.
     pub fn skip(self, n: u32) -> Self {
         match self {
             Self::Separate => Self::Separate,
@@ -254,43 +256,44 @@ impl QueryRows {
         }
     }
 
-    /// Whether the query at this position is the base row of this number.
+    /// Whether the query at this position is the base row with number `base`.
     #[inline(always)]
     pub fn is_same(self, query: usize, base: u64) -> bool {
         matches!(self, Self::OfBase { first } if u64::from(first) + query as u64 == base)
     }
 }
 
-/// Which pairs of rows a call compares.
+/// The pairs of rows that a call compares.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pairing<'a> {
-    /// Number of the first base row; the others follow.
+    /// Number of the first base row; the others follow consecutively.
     pub first_base: u32,
     /// Whether the queries are rows of the base.
     pub queries: QueryRows,
-    /// For each query, the number of a base row that is probably near. A device may use it to rule
-    /// out others; the answer is the same.
+    /// For each query, the number of a base row that is probably near. Its distance is an upper
+    /// bound that a device may use to prune; the result is the same.
     pub near: Option<&'a [u32]>,
-    /// How many neighbours of each list matter, if not all do.
+    /// The part of each list that matters; `None` for all of it.
     pub enough: Option<Enough>,
 }
 
-/// The neighbours of a list that matter: the first `k`, and those that are not farther than the last of them by more than
-/// a little. A device may leave out others: lists are then filled up with [`NO_ROW`] at infinity.
+/// The neighbours of a list that matter: the first `k`, and those within a margin of the k-th
+/// distance `d`: up to `(√d + root)² · (1 + share) + absolute`. A device may omit the others: lists
+/// are then filled up with [`NO_ROW`] at infinity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Enough {
-    /// Neighbours that matter at any distance.
+    /// Number of neighbours that matter at any distance.
     pub k: usize,
-    /// The number added to the root of the last one's distance, …
+    /// Added to the square root of the k-th distance, …
     pub root: f64,
-    /// … the share of the distance that is added then, and how much besides.
+    /// … then the relative and the absolute addition.
     pub share: f64,
     pub absolute: f64,
 }
 
 impl Enough {
-    /// The number added to the root, the factor of the distance and what is added to it, as numbers of a type: rounded up
-    /// by more than the few roundings of a bound that is computed by them.
+    /// `root`, `1 + share` and `absolute` in a type of number, each rounded up by more than the
+    /// rounding errors of a bound computed with them.
     pub fn limits<T: Real>(self) -> [T; 3] {
         let up = |x: f64| T::from_f64(x * (1.0 + 8.0 * T::EPSILON.to_f64()));
         let absolute = T::from_f64(self.absolute) + T::MIN_POSITIVE;
@@ -298,32 +301,32 @@ impl Enough {
     }
 }
 
-/// The distances that the rows of lists are ranked by in the end.
+/// The exact distances by which lists are finally ranked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Definition {
-    /// The metric whose definition it is; that of the rows is the one whose sums find them.
+    /// The metric. The rows' own metric gives the approximate distances of the candidates.
     pub metric: Metric,
-    /// Neighbours of each query that are wanted.
+    /// Number of neighbours per query.
     pub k: usize,
 }
 
-/// In a list: no neighbour, as there are no more that matter.
+/// An empty entry at the end of a list.
 pub const NO_ROW: u32 = u32::MAX;
 
-/// The sizes that decide how much memory a call needs.
+/// The sizes that determine the memory of a call.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Type of the elements of both sides.
+    /// Element type of both sides.
     pub kind: ElementKind,
-    /// Numbers, or bits, in a row.
+    /// Number of values, or bits, of a row.
     pub dim: usize,
-    /// Neighbours per query.
+    /// Number of neighbours per query.
     pub k: usize,
-    /// Rows of the base, all pieces together.
+    /// Number of base rows, all pieces together.
     pub base: usize,
 }
 
-/// Rows that fit on a device together.
+/// Number of rows that fit in device memory together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// Base rows.
@@ -335,26 +338,26 @@ pub struct Capacity {
 /// The neighbours of a block of queries.
 #[derive(Debug, Clone)]
 pub struct Neighbors {
-    /// Length of every query's list.
+    /// Length of each query's list.
     pub per_query: usize,
     /// Numbers of the base rows, list after list, nearest first.
     pub rows: Vec<u32>,
-    /// Their distances.
+    /// The distance of each.
     pub distances: Distances,
-    /// Of lists by the definition: for each query a sum that is not above that of any row which was not listed. NaN if all
-    /// rows were. Empty for other lists.
+    /// For exact lists: a lower bound on the approximate distances of all unlisted rows, for each
+    /// query; NaN if all rows are listed. Empty for other lists.
     pub last: Vec<f32>,
-    /// The work it took.
+    /// Counters of the work.
     pub work: Work,
 }
 
 impl Neighbors {
-    /// No lists, of rows of this kind.
+    /// No lists; distances have the type for this element type.
     pub fn none(kind: ElementKind) -> Self {
         Self::new(0, Vec::new(), Distances::none(kind), Work::default())
     }
 
-    /// Lists of this length.
+    /// Lists of length `per_query`.
     pub fn new(per_query: usize, rows: Vec<u32>, distances: Distances, work: Work) -> Self {
         Self { per_query, rows, distances, last: Vec::new(), work }
     }
@@ -362,9 +365,9 @@ impl Neighbors {
     /// Appends the lists of the next queries.
     ///
     /// # Panics
-    /// If they have another length.
+    /// If the lists of `next` have another length.
     pub fn append(&mut self, next: Self) {
-        // Room that was made for all is kept.
+        // Keeps preallocated memory.
         if self.rows.capacity() == 0 {
             let before = std::mem::replace(self, next).work;
             self.work += before;
@@ -379,7 +382,7 @@ impl Neighbors {
     }
 }
 
-/// Distances, in the precision of the rows. Distances between strings of bits or sets are f32.
+/// Distances, in the element type of the rows; f32 for rows of bits or sets.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Distances {
     /// 32-bit floats.
@@ -389,7 +392,7 @@ pub enum Distances {
 }
 
 impl Distances {
-    /// Distances of one type.
+    /// Distances of an element type.
     pub fn of<T: Real>(values: Vec<T>) -> Self {
         match T::elements(values) {
             Elements::F32(values) => Self::F32(values),
@@ -398,7 +401,7 @@ impl Distances {
         }
     }
 
-    /// No distances, of the type that rows of this kind have.
+    /// No distances, of the type for rows of this element type.
     pub fn none(kind: ElementKind) -> Self {
         match kind {
             ElementKind::F64 => Self::F64(Vec::new()),
@@ -406,7 +409,7 @@ impl Distances {
         }
     }
 
-    /// One of them.
+    /// The `i`-th distance.
     pub fn at(&self, i: usize) -> f64 {
         match self {
             Self::F32(values) => values[i].into(),
@@ -414,7 +417,7 @@ impl Distances {
         }
     }
 
-    /// Replaces one of them.
+    /// Replaces the `i`-th distance.
     pub fn set(&mut self, i: usize, distance: f64) {
         match self {
             Self::F32(values) => values[i] = distance as f32,
@@ -422,7 +425,7 @@ impl Distances {
         }
     }
 
-    /// The pages of room for more.
+    /// The pages of unused capacity.
     pub(crate) fn pages(&self) -> Option<Pages> {
         match self {
             Self::F32(values) => Pages::of_room(values),
@@ -430,7 +433,7 @@ impl Distances {
         }
     }
 
-    /// Makes room for so many more.
+    /// Reserves capacity for `more` distances.
     pub fn reserve_exact(&mut self, more: usize) {
         match self {
             Self::F32(values) => values.reserve_exact(more),
@@ -438,10 +441,10 @@ impl Distances {
         }
     }
 
-    /// Appends more distances.
+    /// Appends distances.
     ///
     /// # Panics
-    /// If they are of another type.
+    /// If they have another type.
     pub fn extend(&mut self, more: Self) {
         match (self, more) {
             (Self::F32(all), Self::F32(more)) => all.extend(more),
@@ -450,7 +453,7 @@ impl Distances {
         }
     }
 
-    /// The distances, if they are of this type.
+    /// The distances, if they have this type.
     pub fn reals<T: Real>(self) -> Option<Vec<T>> {
         match self {
             Self::F32(values) => T::values(Elements::F32(values)),
