@@ -1,22 +1,22 @@
-//! What can go wrong below SQL. Every variant is something a caller can act on; the exec layer
-//! maps each to the kind of DataFusion error that a SQL user expects.
+//! Errors below SQL. Every variant is something a caller can act on; the exec layer maps each to
+//! the kind of DataFusion error that a SQL user expects.
 
 use std::fmt;
 
-/// The result of everything below the exec layer.
+/// The result of all functions below the exec layer.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of the algorithms and the devices.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A parameter that could not be valid for any data.
+    /// A parameter that is invalid for any data.
     #[error("{0}")]
     InvalidArgument(String),
-    /// A parameter that these data cannot meet.
+    /// A parameter that this input cannot meet.
     #[error("{0}")]
     Unsatisfiable(String),
-    /// A row that has no distance to anything.
+    /// A row that has no distance to any other.
     #[error("row {row} of {input}, column \"{column}\": {problem}")]
     BadRow {
         /// `queries` or `base`, or the name of a function's only input.
@@ -41,20 +41,20 @@ pub enum Error {
     TooManyRows {
         /// `queries` or `base`.
         input: &'static str,
-        /// How many it has.
+        /// Number of rows.
         rows: u64,
     },
-    /// The device asked for is not on this machine.
+    /// The requested device is not available on this machine.
     #[error("no device '{asked}': {reason}; this machine has {available}")]
     NoDevice {
         /// The name as the user wrote it.
         asked: String,
-        /// Why it is not available.
+        /// The reason why it is not available.
         reason: String,
-        /// The devices there are.
+        /// The available devices.
         available: String,
     },
-    /// The device's memory, or the share of it that was allowed, does not hold the smallest tile.
+    /// The device's memory, or the share of it that is allowed, does not hold the smallest tile.
     #[error("out of device memory on {device}: {needed} bytes needed, {budget} allowed")]
     DeviceMemory {
         /// The device.
@@ -64,20 +64,20 @@ pub enum Error {
         /// Bytes allowed in all.
         budget: u64,
     },
-    /// The session's memory does not hold what the work needs on the host.
+    /// The session's memory budget does not cover an allocation on the host.
     #[error("out of memory for {what}: {bytes} bytes needed; {reason}")]
     HostMemory {
-        /// What the bytes are for.
+        /// The purpose of the allocation.
         what: &'static str,
-        /// How many are needed.
+        /// The size of the allocation in bytes.
         bytes: usize,
         /// The budget's reason for refusing.
         reason: String,
     },
-    /// An index file that is not one, is damaged, or does not suit what is asked.
+    /// An index file that is invalid, damaged, or does not suit the request.
     #[error("{0}")]
     IndexFile(String),
-    /// The query was cancelled; nobody is waiting for this answer.
+    /// The query was cancelled, and its result is no longer needed.
     #[error("cancelled")]
     Cancelled,
     /// A call into the CUDA driver failed.
@@ -117,7 +117,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether another device may succeed where this one failed.
+    /// Whether another device may succeed after this error.
     pub fn is_of_device(&self) -> bool {
         match self {
             Self::DeviceMemory { .. } => true,
@@ -128,7 +128,7 @@ impl Error {
     }
 }
 
-/// Why a row cannot be compared.
+/// The reason why a row cannot be compared.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum RowProblem {
@@ -144,20 +144,20 @@ pub enum RowProblem {
         /// The element.
         value: f64,
     },
-    /// The vector is longer or shorter than the ones before it.
+    /// The vector's length differs from that of the vectors before it.
     Dim {
         /// Its length.
         found: usize,
-        /// The others' length.
+        /// The length of the vectors before it.
         expected: usize,
     },
     /// A vector without elements.
     Empty,
-    /// A set of more elements than can be counted.
+    /// A set with too many elements.
     TooManyTokens {
-        /// Its elements.
+        /// Number of elements of the set.
         found: usize,
-        /// How many it may have.
+        /// Largest number of elements.
         most: usize,
     },
     /// A zero vector has no direction.

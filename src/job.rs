@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 
 /// One piece of long work, as seen by its caller. Every loop over chunks takes one.
 ///
-/// The default is never cancelled, may use any amount of memory, and is watched by nobody.
+/// By default, a job is never cancelled, has an unlimited memory budget, and is not watched.
 #[derive(Clone, Default)]
 pub struct Job {
     cancel: Cancel,
@@ -16,11 +16,11 @@ pub struct Job {
     watch: Option<Arc<dyn Watch>>,
 }
 
-/// A flag that stops work whose result nobody waits for any more.
+/// A flag that stops work whose result is no longer needed.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
-/// Host memory that is counted, and limited.
+/// A counted and limited amount of host memory.
 pub trait Budget: Send + Sync {
     /// Counts bytes as used.
     ///
@@ -31,8 +31,7 @@ pub trait Budget: Send + Sync {
     /// Counts bytes as free again.
     fn shrink(&self, bytes: usize);
 
-    /// Gives up what is kept for later, on this machine and its devices. Returns whether there was
-    /// anything.
+    /// Evicts caches, in host and device memory. Returns whether there were any.
     fn give_way(&self) -> bool {
         false
     }
@@ -43,24 +42,25 @@ pub trait Watch: Send + Sync {
     /// Records that the work enters this phase.
     fn enter(&self, phase: Phase);
 
-    /// Records what rounds have done.
+    /// Records the progress of rounds.
     fn rounds(&self, progress: Progress) {
         let _ = progress;
     }
 }
 
-/// What rounds of k-means have done since it was last told.
+/// The progress of k-means rounds since the last report.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
-    /// How many there were.
+    /// Number of rounds.
     pub rounds: usize,
-    /// Rows that the last of them moved to another cluster.
+    /// Number of rows that the last round moved to another cluster.
     pub moved: usize,
-    /// The weighted sum of the rows' costs about the means that the last of them found, where that is known.
+    /// The inertia about the means of the last round: the weighted sum of the rows' costs; `None`
+    /// if unknown.
     pub inertia: Option<f64>,
 }
 
-/// The phases of work that somebody waits for.
+/// The phases of work that EXPLAIN ANALYZE distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Phase {
@@ -70,19 +70,19 @@ pub enum Phase {
     Prepare,
     /// Sending the base to a device with its own memory.
     Upload,
-    /// Choosing parameters by a sample.
+    /// Tuning parameters on a sample.
     Tune,
     /// Hashing the base.
     Hash,
-    /// Sorting its rows into tables.
+    /// Building hash tables.
     Build,
-    /// Finding candidates.
+    /// Generating candidates.
     Find,
     /// Comparing candidates.
     Compare,
     /// Searching for neighbours.
     Search,
-    /// Choosing the first centroids.
+    /// Choosing initial centroids.
     Seed,
     /// Assigning rows to centroids.
     Assign,
@@ -90,7 +90,7 @@ pub enum Phase {
     Update,
     /// Counting the rows near each row.
     Count,
-    /// Joining core rows.
+    /// Connecting core rows.
     Link,
     /// Making batches of the results.
     Emit,
@@ -104,35 +104,35 @@ pub struct Reserved {
 }
 
 impl Cancel {
-    /// Asks the work to stop.
+    /// Requests that the work stops.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
     /// # Errors
-    /// [`Error::Cancelled`] if the flag is raised.
+    /// [`Error::Cancelled`] if the flag is set.
     pub fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
     }
 }
 
 impl Job {
-    /// Work that this flag stops.
+    /// A job that this flag cancels.
     pub fn new(cancel: Cancel) -> Self {
         Self { cancel, ..Self::default() }
     }
 
-    /// The same work, within this budget.
+    /// The same job, within this budget.
     pub fn with_budget(self, budget: Arc<dyn Budget>) -> Self {
         Self { budget: Some(budget), ..self }
     }
 
-    /// The same work, watched.
+    /// The same job, watched.
     pub fn with_watch(self, watch: Arc<dyn Watch>) -> Self {
         Self { watch: Some(watch), ..self }
     }
 
-    /// A part of this work that runs concurrently with others of its kind: it enters no phases.
+    /// A concurrent part of this job: it reports no phases.
     pub fn part(&self) -> Self {
         Self { watch: None, ..self.clone() }
     }
@@ -143,7 +143,7 @@ impl Job {
     }
 
     /// # Errors
-    /// [`Error::Cancelled`] if nobody waits any more.
+    /// [`Error::Cancelled`] if the job is cancelled.
     pub fn check(&self) -> Result<()> {
         self.cancel.check()
     }
@@ -155,15 +155,14 @@ impl Job {
         }
     }
 
-    /// Records what rounds have done, if anybody watches.
+    /// Records the progress of rounds, if the job is watched.
     pub fn rounds(&self, progress: impl FnOnce() -> Progress) {
         if let Some(watch) = &self.watch {
             watch.rounds(progress());
         }
     }
 
-    /// Does work; if it fails because the memory of a device is full, once more after what is kept there
-    /// for later has given way.
+    /// Does work; if it runs out of device memory, retries once after evicting caches.
     ///
     /// # Errors
     /// Those of the work.
@@ -174,12 +173,12 @@ impl Job {
         }
     }
 
-    /// Has what is kept for later give way. Returns whether there was anything.
+    /// Evicts caches. Returns whether there were any.
     pub fn give_way(&self) -> bool {
         self.budget.as_ref().is_some_and(|budget| budget.give_way())
     }
 
-    /// Counts bytes that are about to be allocated.
+    /// Counts bytes that are about to be allocated; `what` names them in the error.
     ///
     /// # Errors
     /// [`Error::HostMemory`] if the budget does not hold them.
@@ -192,12 +191,12 @@ impl Job {
 }
 
 impl Reserved {
-    /// How many bytes are counted.
+    /// Number of bytes that are counted.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Counts only this many bytes, which must be fewer, from now on.
+    /// Reduces the number of bytes that are counted.
     pub fn shrink_to(&mut self, bytes: usize) {
         let less = self.bytes.saturating_sub(bytes);
         if let Some(budget) = &self.budget {

@@ -1,4 +1,4 @@
-//! Numbers, bits or sets in one buffer, row by row.
+//! Matrices of real numbers, bits or sets in one buffer, row by row.
 
 use std::fmt;
 use std::ops::{Add, Mul, Neg, Range, Sub};
@@ -29,29 +29,29 @@ pub trait Real:
     const MAX: Self;
     /// +∞.
     const INFINITY: Self;
-    /// The gap between 1 and the next larger number.
+    /// Machine epsilon: the gap between 1 and the next larger number.
     const EPSILON: Self;
     /// The smallest normal number.
     const MIN_POSITIVE: Self;
-    /// Bits of a number's mantissa, without sign and exponent.
+    /// Number of mantissa bits.
     const MANTISSA: u32;
-    /// To float64, exactly.
+    /// Converts to float64, exactly.
     fn to_f64(self) -> f64;
-    /// The nearest number of this type.
+    /// Rounds to this type.
     fn from_f64(x: f64) -> Self;
     /// `self · a + b`, rounded once.
     fn mul_add(self, a: Self, b: Self) -> Self;
-    /// `self · self + b`: f32 rounds once, f64 the square and the sum.
+    /// `self · self + b`; f32 rounds once, f64 rounds the square and the sum.
     fn square_plus(self, b: Self) -> Self;
-    /// The correctly rounded root.
+    /// The correctly rounded square root.
     fn sqrt(self) -> Self;
-    /// The magnitude.
+    /// The absolute value.
     fn abs(self) -> Self;
-    /// The smaller.
+    /// The smaller number.
     fn min(self, other: Self) -> Self;
-    /// The larger.
+    /// The larger number.
     fn max(self, other: Self) -> Self;
-    /// Neither NaN nor infinite.
+    /// Whether the number is neither NaN nor infinite.
     fn is_finite(self) -> bool;
     /// A sort key for numbers that are not NaN; equal numbers are ordered by position.
     type Key: Ord;
@@ -152,15 +152,15 @@ pub enum ElementKind {
     F64,
     /// Bits, in words of 64.
     Bits,
-    /// Integers of sets, which differ in size.
+    /// Sets of integers, which vary in size.
     Sets,
 }
 
 impl ElementKind {
-    /// The dimensions of rows of sets, which have none.
+    /// The nominal dimension of rows of sets.
     pub const DIM_OF_SETS: usize = 1;
 
-    /// Whether rows of this kind and of another can be compared, as numbers of the wider kind.
+    /// Whether rows of these two types can be compared, as numbers of the wider type.
     pub fn is_like(self, other: Self) -> bool {
         let is_number = |kind| matches!(kind, Self::F32 | Self::F64);
         self == other || is_number(self) && is_number(other)
@@ -211,7 +211,7 @@ impl Elements {
     }
 }
 
-/// Rows of equal length, or sets. All numbers are finite.
+/// A matrix: rows of equal length, or sets. All numbers are finite.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Matrix {
     elements: Elements,
@@ -220,11 +220,11 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Wraps elements, row by row. `dim` counts numbers, or bits; sets have
+    /// Wraps elements, row by row. `dim` is the number of values, or bits, of a row; for sets it is
     /// [`DIM_OF_SETS`](ElementKind::DIM_OF_SETS).
     ///
     /// # Panics
-    /// If the elements are not `rows` whole rows.
+    /// If the elements do not fill `rows` rows.
     pub fn new(elements: Elements, rows: usize, dim: usize) -> Self {
         let is_sets = elements.kind() == ElementKind::Sets;
         let dim = if is_sets { ElementKind::DIM_OF_SETS } else { dim };
@@ -248,12 +248,12 @@ impl Matrix {
         self.rows
     }
 
-    /// Numbers, or bits, in a row.
+    /// Number of values, or bits, of a row.
     pub fn dim(&self) -> usize {
         self.dim
     }
 
-    /// Elements in a row: numbers, words of bits or, on average, tokens.
+    /// Number of elements of a row: values, words of bits or, on average, tokens.
     pub fn width(&self) -> usize {
         match &self.elements {
             Elements::Sets(sets) => sets.mean_tokens().ceil() as usize,
@@ -266,7 +266,7 @@ impl Matrix {
         self.bytes_of(0..self.rows)
     }
 
-    /// Bytes of some rows.
+    /// Bytes of a range of rows.
     pub fn bytes_of(&self, rows: Range<usize>) -> usize {
         match &self.elements {
             Elements::Sets(sets) => sets.bytes(rows),
@@ -274,7 +274,7 @@ impl Matrix {
         }
     }
 
-    /// Bytes of a row, on average.
+    /// Average number of bytes of a row.
     pub fn row_bytes(&self) -> usize {
         self.bytes().div_ceil(self.rows.max(1))
     }

@@ -1,4 +1,4 @@
-//! Memory in huge pages.
+//! Zeroed and aligned memory in huge pages.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
@@ -7,57 +7,58 @@ use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{slice, thread};
 
-/// Types of which zeros are a value.
+/// Types for which zeroed memory is a valid value.
 ///
 /// # Safety
-/// All bytes of a value may be 0, and nothing is done when it is dropped.
+/// A value of zero bytes is valid, and dropping it has no effect.
 pub unsafe trait Zeros {}
-// SAFETY: every pattern of its bits is an integer, and it is not dropped.
+// SAFETY: every bit pattern is a valid integer, and the type has no destructor.
 unsafe impl Zeros for u128 {}
-// SAFETY: every pattern of its bits is an integer, and it is not dropped.
+// SAFETY: every bit pattern is a valid integer, and the type has no destructor.
 unsafe impl Zeros for u64 {}
-// SAFETY: every pattern of its bits is an integer, and it is not dropped.
+// SAFETY: every bit pattern is a valid integer, and the type has no destructor.
 unsafe impl Zeros for u32 {}
-// SAFETY: every pattern of its bits is a number or NaN, that of zeros 0.0, and it is not dropped.
+// SAFETY: every bit pattern is a valid float, zero bits are 0.0, and the type has no destructor.
 unsafe impl Zeros for f32 {}
-// SAFETY: every pattern of its bits is a number or NaN, that of zeros 0.0, and it is not dropped.
+// SAFETY: every bit pattern is a valid float, zero bits are 0.0, and the type has no destructor.
 unsafe impl Zeros for f64 {}
 
-/// So many zeros that are about to be filled, in huge pages if there are many: the first touch of a small page takes
-/// as long as filling it. Allocators know of memory that is zero already, but not of any with a greater alignment than
-/// this: see [`Aligned`].
+/// `count` zeros that are about to be overwritten, in huge pages if they are many: the first touch
+/// of a small page takes as long as filling it. An allocator can return memory that the system has
+/// zeroed, but only up to the alignment of u128: see [`Aligned`] for greater ones.
 ///
-/// Linux gives huge pages on request, or always, or never (`/sys/kernel/mm/transparent_hugepage/enabled`).
+/// Linux gives huge pages on request, always, or never
+/// (`/sys/kernel/mm/transparent_hugepage/enabled`).
 pub(crate) fn zeros<T: Zeros>(count: usize) -> Vec<T> {
     try_zeros(count).unwrap_or_else(|| {
         handle_alloc_error(Layout::array::<T>(count).expect("less memory than addresses"))
     })
 }
 
-/// The same for a count that nobody has checked; `None` if the system has no such memory.
+/// The same for an untrusted count; `None` if the system lacks the memory.
 pub(crate) fn try_zeros<T: Zeros>(count: usize) -> Option<Vec<T>> {
     const { assert!(align_of::<T>() <= align_of::<u128>() && size_of::<T>() > 0) };
     let layout = Layout::array::<T>(count).ok()?;
     if count == 0 {
         return Some(Vec::new());
     }
-    // SAFETY: neither the count nor the size of the type is 0, so the layout has bytes.
+    // SAFETY: neither the count nor the size of the type is 0, so the layout has a positive size.
     let memory = unsafe { alloc_zeroed(layout) }.cast::<T>();
     if memory.is_null() {
         return None;
     }
-    // SAFETY: the memory is nobody else's, comes from the global allocator with the layout of a vector of this
-    // capacity, and holds zeros, which are values of this type.
+    // SAFETY: the memory is owned exclusively, comes from the global allocator with the layout of a
+    // vector of this capacity, and holds zeros, which are valid values of this type.
     let zeros = unsafe { Vec::from_raw_parts(memory, count, count) };
     ask_for_huge_pages(&zeros);
     Some(zeros)
 }
 
-/// Values of any alignment, zero until they are written, in memory as that of [`zeros`].
+/// Values of any alignment, zero until they are written, in memory like that of [`zeros`].
 #[derive(Debug)]
 pub(crate) struct Aligned<T> {
     memory: Vec<u128>,
-    /// Where the first value starts.
+    /// Byte offset of the first value.
     start: usize,
     count: usize,
     values: PhantomData<T>,
@@ -78,9 +79,10 @@ impl<T: Zeros> Deref for Aligned<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: `zeros` made room for `count` values after up to an alignment's bytes, of which `start` skips as many as
-        // the address needs; a vector that is never grown stays where it is. All bytes are zeros, which are values, or
-        // what `deref_mut` had written as such. The slice borrows `self`, and with it the memory.
+        // SAFETY: `zeros` allocated `count` values after up to one alignment of bytes, of which
+        // `start` skips as many as the address needs; the vector is never grown, so it does not
+        // move. All bytes are zeros, which are valid values, or were written by `deref_mut` as
+        // values. The slice borrows `self`, and with it the memory.
         unsafe {
             slice::from_raw_parts(self.memory.as_ptr().byte_add(self.start).cast(), self.count)
         }
@@ -90,13 +92,13 @@ impl<T: Zeros> Deref for Aligned<T> {
 impl<T: Zeros> DerefMut for Aligned<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let first = self.memory.as_mut_ptr();
-        // SAFETY: for bounds, alignment and values as in `deref`; the slice borrows `self` exclusively, so that nobody else
-        // reads or writes the memory for as long.
+        // SAFETY: bounds, alignment and values as in `deref`; the slice borrows `self` exclusively,
+        // so that the memory has no other reader or writer while it lives.
         unsafe { slice::from_raw_parts_mut(first.byte_add(self.start).cast(), self.count) }
     }
 }
 
-/// Room for so many values that are about to be filled, in huge pages as [`zeros`] are.
+/// A vector with capacity for `count` values, in huge pages like [`zeros`].
 #[allow(dead_code, reason = "only what serves GPUs needs it")]
 pub(crate) fn room<T>(count: usize) -> Vec<T> {
     let room = Vec::with_capacity(count);
@@ -104,7 +106,7 @@ pub(crate) fn room<T>(count: usize) -> Vec<T> {
     room
 }
 
-/// Asks for huge pages under a vector's memory that nothing has touched.
+/// Requests huge pages for a vector's untouched memory.
 fn ask_for_huge_pages<T>(memory: &Vec<T>) {
     let start = memory.as_ptr().addr();
     if let Some(pages) = Pages::within(start..start + memory.capacity() * size_of::<T>()) {
@@ -112,13 +114,13 @@ fn ask_for_huge_pages<T>(memory: &Vec<T>) {
     }
 }
 
-/// Huge pages.
+/// The size of a huge page in bytes.
 const HUGE: usize = 2 << 20;
 
-/// Bytes that are taken from the system at a time: it keeps those who map memory waiting meanwhile.
+/// Bytes populated at a time: meanwhile, the system blocks other threads that map memory.
 const TAKEN_TOGETHER: usize = 2 * HUGE;
 
-/// The whole huge pages in a vector's memory that has no values yet.
+/// The huge pages that lie entirely in a vector's unused capacity.
 #[derive(Debug)]
 pub(crate) struct Pages {
     address: usize,
@@ -127,28 +129,28 @@ pub(crate) struct Pages {
 
 #[derive(Clone, Copy)]
 enum Advice {
-    /// They had better be huge.
+    /// Use huge pages.
     Huge,
-    /// They will be written soon.
+    /// Populate the pages for writing.
     Take,
 }
 
 impl Pages {
-    /// Those of a vector, if there are any.
+    /// The pages of a vector's unused capacity, if any.
     pub(crate) fn of_room<T>(memory: &Vec<T>) -> Option<Self> {
         let start = memory.as_ptr().addr();
         let (begin, end) = (memory.len() * size_of::<T>(), memory.capacity() * size_of::<T>());
         Self::within(start + begin..start + end)
     }
 
-    /// Those between two addresses, if there are any.
+    /// The pages between two addresses, if any.
     fn within(addresses: Range<usize>) -> Option<Self> {
         let (address, end) = (addresses.start.next_multiple_of(HUGE), addresses.end / HUGE * HUGE);
         (address < end).then(|| Self { address, bytes: end - address })
     }
 
-    /// Takes them from the system, which fills them with zeros, unless they were taken before: whoever writes them
-    /// need not wait for it. Ends early where it is told to; does nothing where the system cannot be asked to.
+    /// Populates the pages, which the system fills with zeros, so that their first writer need not
+    /// wait. Stops early once `ends` is set; has no effect on systems without such a request.
     pub(crate) fn take(&self, ends: &AtomicBool) {
         let mut first = 0;
         while first < self.bytes && !ends.load(Ordering::Relaxed) {
@@ -168,13 +170,14 @@ impl Pages {
             Advice::Take => libc::MADV_POPULATE_WRITE,
         };
         let address = std::ptr::without_provenance_mut(self.address + first);
-        // SAFETY: neither advice changes what pages hold, whoever has them by now: the second may only take memory for
-        // others earlier than they would. Where it is refused, nothing happens.
+        // SAFETY: neither advice changes the contents of pages, even if they have a new owner: the
+        // second may at most populate that owner's memory early. A refused request has no effect.
         unsafe { libc::madvise(address, bytes, advice) };
     }
 }
 
-/// Does work while a thread takes pages from the system; without a thread, they are taken when they are filled.
+/// Runs `work` while another thread populates pages; if that thread cannot start, pages are
+/// populated on first touch.
 pub(crate) fn taking<T>(pages: Vec<Pages>, work: impl FnOnce() -> T) -> T {
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -195,7 +198,7 @@ mod tests {
     #[derive(Debug, Clone, Copy, PartialEq)]
     #[repr(align(64))]
     struct Sixteen([f32; 16]);
-    // SAFETY: an array of f32, for which zeros are numbers; nothing is dropped.
+    // SAFETY: an array of f32, for which zero bits are valid, without destructor.
     unsafe impl Zeros for Sixteen {}
 
     #[test]

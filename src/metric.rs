@@ -1,27 +1,28 @@
-//! Distances: their definition, and the sums by which devices search.
+//! Metrics: the exact distance, and the sums by which devices search.
 //!
 //! # Definition
 //!
-//! *A distance is a Float64, computed from the values of the vectors, dimensions ascending, each operation rounded
-//! once. Neighbours are ranked by it, equal ones by the order of the base.* [`Metric::exact`] is this definition.
+//! *A distance is a Float64, computed from the values of the vectors, in ascending order of
+//! dimensions, each operation rounded once. Neighbours are ranked by distance, ties by the order of
+//! the base.* [`Metric::exact`] is this definition.
 //!
 //! | metric | distance |
 //! |---|---|
-//! | `l2` | `√Σ(x − y)²`; a sum of squares that overflows, or is subnormal, is added up again, scaled by a power of two |
+//! | `l2` | `√Σ(x − y)²`; a subnormal or overflowed sum is computed again, scaled by a power of two |
 //! | `sqeuclidean` | `Σ(x − y)²` |
 //! | `l1` | `Σ abs(x − y)` |
 //! | `inner_product` | `−Σ x · y` |
 //! | `cosine` | `½ Σ(x · ix − y · iy)²` with `ix = 1 / ‖x‖`: `1 − cos`, without its cancellation |
-//! | `pearson` | the same of rows less their means |
-//! | `hamming` | bits that differ |
-//! | `jaccard` | `(either − both) / either` of bits or tokens, 0 if there are none |
+//! | `pearson` | the same, on rows minus their means |
+//! | `hamming` | number of different bits |
+//! | `jaccard` | `(either − both) / either` of bits or tokens, 0 for two empty rows |
 //!
 //! # Sums
 //!
-//! Devices look for the nearest rows by sums in the precision of the rows, which are the same on every device, bit by
-//! bit: elements in ascending order, from `s = 0`, one fused multiply-add or one addition each; f64 rounds squares
-//! before it adds them, so that its sums are those of the definition. [`Metric::distance`] turns a sum into a distance;
-//! it never decreases when the sum grows.
+//! Devices search for candidates by sums in the element type of the rows, which are the same on
+//! every device, bit by bit: elements in ascending order, from `s = 0`, one fused multiply-add or
+//! one addition each. f64 rounds squares before it adds them, so that its sums are exact distances.
+//! [`Metric::distance`] turns a sum into a distance; it is monotonic.
 //!
 //! | metric | sum, in order of j | distance |
 //! |---|---|---|
@@ -31,8 +32,8 @@
 //! | `inner_product` | `s = fma(−qⱼ, xⱼ, s)` | `s` |
 //! | `cosine`, `pearson` | the same, on [prepared](Metric::prepare) rows | `1 + s`, clamped to 0…2 |
 //!
-//! A fused multiply-add of finite numbers is never NaN, even when the sum has overflowed, so that sums are totally
-//! ordered.
+//! A fused multiply-add of finite numbers is never NaN, even after an overflow of the sum, so that
+//! sums are totally ordered.
 
 use std::fmt;
 use std::str::FromStr;
@@ -41,7 +42,7 @@ use crate::error::{Error, Result, RowProblem};
 use crate::matrix::{ElementKind, Real};
 use crate::sets::{exact_jaccard, jaccard};
 
-/// How far apart two rows are. See the [module](self) for the exact arithmetic.
+/// The distance between two rows. See the [module](self) for the exact arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[non_exhaustive]
 pub enum Metric {
@@ -56,12 +57,11 @@ pub enum Metric {
     InnerProduct,
     /// Sum of absolute differences.
     L1,
-    /// 1 − Pearson's correlation of the elements.
+    /// 1 − Pearson correlation of the elements.
     Pearson,
     /// Number of bits that differ.
     Hamming,
-    /// 1 − bits in both over bits in either; of sets of integers, 1 − tokens in both over tokens in
-    /// either.
+    /// 1 − intersection / union of bits or, for sets of integers, of tokens.
     Jaccard,
 }
 
@@ -73,11 +73,11 @@ pub enum Sum {
     Squares,
     /// Absolute differences.
     Absolute,
-    /// Products, negated.
+    /// Negated products.
     Products,
     /// Bits that differ.
     DifferentBits,
-    /// Bits in both and bits in either.
+    /// Number of bits in both rows, and in either.
     SharedBits,
 }
 
@@ -108,12 +108,12 @@ impl Metric {
         }
     }
 
-    /// Whether rows are strings of bits, or sets, rather than vectors of numbers.
+    /// Whether rows are bits or sets, rather than vectors of real numbers.
     pub fn is_binary(self) -> bool {
         matches!(self, Self::Hamming | Self::Jaccard)
     }
 
-    /// Whether rows of this kind can be compared under this metric.
+    /// Whether rows of this element type can be compared under this metric.
     pub fn accepts(self, kind: ElementKind) -> bool {
         match kind {
             ElementKind::F32 | ElementKind::F64 => !self.is_binary(),
@@ -122,7 +122,7 @@ impl Metric {
         }
     }
 
-    /// What it compares, for messages.
+    /// The types of rows it compares, for messages.
     pub fn compares(self) -> &'static str {
         match self {
             Self::Jaccard => "binary strings or lists of integers",
@@ -147,11 +147,11 @@ impl Metric {
         matches!(self, Self::Cosine | Self::Pearson)
     }
 
-    /// Rewrites a row of numbers so that the device's sum gives this metric: under `cosine` and `pearson` to the unit
-    /// vector of the definition, rounded to the type of the row.
+    /// Rewrites a row of real numbers so that the device's sum gives this metric: under `cosine`
+    /// and `pearson`, to the unit vector of the definition, rounded to the element type.
     ///
     /// # Errors
-    /// The row has no direction under this metric.
+    /// The problem of a row without direction under this metric.
     pub fn prepare<T: Real>(self, row: &mut [T]) -> Result<(), RowProblem> {
         if let Some(direction) = self.direction(row)? {
             row.iter_mut().for_each(|x| *x = T::from_f64(direction.coordinate(x.to_f64())));
@@ -162,7 +162,7 @@ impl Metric {
     /// The direction of a row, if this metric compares directions.
     ///
     /// # Errors
-    /// It has none: it is zero under `cosine`, or constant under `pearson`.
+    /// The problem of a row without direction: zero under `cosine`, or constant under `pearson`.
     pub fn direction<T: Real>(self, row: &[T]) -> Result<Option<Direction>, RowProblem> {
         let problem = match self {
             Self::Cosine => RowProblem::ZeroVector,
@@ -180,20 +180,21 @@ impl Metric {
     /// Those of [`direction`](Self::direction).
     pub(crate) fn check_direction<T: Real>(self, row: &[T]) -> Result<(), RowProblem> {
         match self {
-            // Whatever its size: squares are scaled.
+            // Squares are scaled, so that a non-zero row of any size has a direction.
             Self::Cosine if row.iter().any(|x| *x != T::ZERO) => Ok(()),
             _ => self.direction(row).map(drop),
         }
     }
 
-    /// The distance of two rows of numbers: the definition, whose terms are in the [module](self)'s table.
+    /// The distance of two rows of real numbers: the definition, whose terms are in the
+    /// [module](self)'s table.
     pub fn exact<T: Real>(self, x: Vector<'_, T>, y: Vector<'_, T>) -> f64 {
         let pairs = || x.coordinates().zip(y.coordinates());
         let sum = pairs().fold(0.0, |sum, (x, y)| self.add_exactly(sum, x, y));
         self.finish(sum, pairs)
     }
 
-    /// The sum of the definition with one more pair of coordinates.
+    /// The definition's sum with one more pair of coordinates.
     #[inline(always)]
     pub(crate) fn add_exactly(self, sum: f64, x: f64, y: f64) -> f64 {
         match self {
@@ -228,7 +229,7 @@ impl Metric {
                 };
                 let (of_x, of_y) = (most(|(x, _)| x), most(|(_, y)| y));
                 let sum = pairs().fold(0.0, |sum, (x, y)| sum - (x * of_x) * (y * of_y));
-                // Dividing by the larger factor first keeps the quotient in range, if the result is.
+                // Dividing by the larger factor first keeps the quotient in range if the result is.
                 sum / of_x.max(of_y) / of_x.min(of_y)
             }
             Self::Cosine | Self::Pearson => 0.5 * sum,
@@ -237,9 +238,9 @@ impl Metric {
         }
     }
 
-    /// The metric whose sums a search of this one looks at, on prepared rows of this kind, and the factor that makes
-    /// its distances those of this metric: directions are compared by the squared distance of unit vectors, and by f32,
-    /// whose roots are equal more often than those of f64, `l2` by its square.
+    /// The metric by whose sums a device searches, on prepared rows of this element type.
+    /// Directions are compared by the squared distance of unit vectors; in f32 `l2` is compared by
+    /// its square, since rounded roots have more ties than in f64.
     pub(crate) fn searched(self, kind: ElementKind) -> Self {
         match self {
             Self::Cosine | Self::Pearson => Self::SqEuclidean,
@@ -248,7 +249,7 @@ impl Metric {
         }
     }
 
-    /// The distance for a device's sum over numbers.
+    /// The distance for a device's sum over real numbers.
     #[inline(always)]
     pub fn distance<T: Real>(self, sum: T) -> T {
         match self {
@@ -259,8 +260,8 @@ impl Metric {
         }
     }
 
-    /// An upper bound on the sum of any pair at `distance` or nearer: a device compares sums with
-    /// it before it computes a distance. May be a few units too large, never too small.
+    /// An upper bound on the sum of any pair within `distance`: a device compares sums with it
+    /// before it computes a distance. It may be a few ulp too large, never too small.
     #[inline]
     pub fn reach<T: Real>(self, distance: T) -> T {
         let few = T::EPSILON * T::from_f64(4.0);
@@ -272,10 +273,11 @@ impl Metric {
         }
     }
 
-    /// The sum of a pair of prepared rows of numbers: the definition that every device must match.
+    /// The sum of a pair of prepared rows of real numbers: the definition that every device must
+    /// match.
     ///
     /// # Panics
-    /// If the metric is one of bits.
+    /// For metrics of bits.
     #[inline(always)]
     pub fn sum_of<T: Real>(self, query: &[T], base: &[T]) -> T {
         query.iter().zip(base).fold(T::ZERO, |sum, (q, x)| self.add_to_sum(sum, *q, *x))
@@ -284,7 +286,7 @@ impl Metric {
     /// The sum with one more pair of elements.
     ///
     /// # Panics
-    /// If the metric is one of bits.
+    /// For metrics of bits.
     #[inline(always)]
     pub fn add_to_sum<T: Real>(self, sum: T, query: T, base: T) -> T {
         match self.sum() {
@@ -295,10 +297,10 @@ impl Metric {
         }
     }
 
-    /// The distance of two strings of bits of equal length.
+    /// The distance of two rows of bits of equal length.
     ///
     /// # Panics
-    /// If the metric is one of numbers.
+    /// For metrics of real numbers.
     #[inline(always)]
     pub fn exact_of_bits(self, query: &[u64], base: &[u64]) -> f64 {
         let pairs = query.iter().zip(base);
@@ -314,10 +316,10 @@ impl Metric {
         }
     }
 
-    /// The same as devices compare it, rounded to f32.
+    /// The same as devices compute it, rounded to f32.
     ///
     /// # Panics
-    /// If the metric is one of numbers.
+    /// For metrics of real numbers.
     #[inline(always)]
     pub fn distance_of_bits(self, query: &[u64], base: &[u64]) -> f32 {
         let pairs = query.iter().zip(base);
@@ -334,12 +336,13 @@ impl Metric {
     }
 }
 
-/// A vector of numbers, as the definition of a distance reads it.
+/// A vector of real numbers, as the exact distance reads it.
 #[derive(Debug, Clone, Copy)]
 pub struct Vector<'a, T> {
     /// Its elements.
     pub values: &'a [T],
-    /// Its direction, if the metric compares directions and the elements are not those of the unit vector.
+    /// Its direction, if the metric compares directions and the elements are not those of the unit
+    /// vector.
     pub direction: Option<Direction>,
 }
 
@@ -351,27 +354,28 @@ impl<'a, T: Real> Vector<'a, T> {
     }
 }
 
-/// The unit vector of a row under `cosine` and `pearson`, as what its values are rewritten by.
+/// The unit vector of a row under `cosine` and `pearson`, as the affine map of its values:
+/// `(x · unit − mean) · inverse`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Direction {
-    /// A power of two that values are multiplied by first: 1 unless squares would overflow or vanish in float64.
+    /// A power of two; 1 unless squares would overflow or underflow in float64.
     pub unit: f64,
-    /// The mean of values times that, which is subtracted; 0 under `cosine`.
+    /// The mean of the values times `unit`; 0 under `cosine`.
     pub mean: f64,
-    /// One over the length; not finite for a row without direction.
+    /// The inverse norm; not finite for a row without direction.
     pub inverse: f64,
 }
 
 impl Direction {
-    /// Leaves values as they are.
+    /// The identity.
     pub const NONE: Self = Self { unit: 1.0, mean: 0.0, inverse: 1.0 };
 
-    /// The direction of a row under one of those metrics.
+    /// The direction of a row under `cosine` or `pearson`.
     pub fn of<T: Real>(metric: Metric, row: &[T]) -> Self {
         Self::of_each(metric, [row])[0]
     }
 
-    /// The directions of rows of equal length, whose sums run side by side.
+    /// The directions of rows of equal length, with interleaved sums.
     pub fn of_each<T: Real, const COUNT: usize>(
         metric: Metric,
         rows: [&[T]; COUNT],
@@ -404,7 +408,7 @@ impl Direction {
     }
 }
 
-/// Sums of so many terms each, side by side.
+/// `COUNT` interleaved sums of `terms` terms each.
 #[inline(always)]
 fn add_beside<const COUNT: usize>(
     terms: usize,
@@ -417,7 +421,7 @@ fn add_beside<const COUNT: usize>(
     sums
 }
 
-/// The largest magnitude of a row.
+/// The largest absolute value of a row.
 fn largest_magnitude<T: Real>(row: &[T]) -> T {
     let (most, last) = row.as_chunks::<16>();
     let mut largest = [T::ZERO; 16];
@@ -432,7 +436,7 @@ fn largest_magnitude<T: Real>(row: &[T]) -> T {
     largest.into_iter().fold(T::ZERO, |most, x| if x > most { x } else { most })
 }
 
-/// A power of two that brings a number of this size near 1; 1 for 0.
+/// A power of two that scales a number of this size close to 1; 1 for 0.
 pub(crate) fn power_of_two_near_inverse(largest: f64) -> f64 {
     if largest == 0.0 {
         return 1.0;

@@ -1,4 +1,4 @@
-//! The one place outside `device/cpu` that knows of threads.
+//! Threads: the only place outside `device/cpu` that manages them.
 
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use crate::error::Result;
 
-/// The results of tasks that run on all cores, in the tasks' order.
+/// Runs tasks on all threads of the current pool; returns the results in the order of the tasks.
 pub(crate) fn in_parallel<I: Send, T: Send>(
     tasks: Vec<I>,
     run: impl Fn(I) -> T + Sync + Send,
@@ -16,34 +16,33 @@ pub(crate) fn in_parallel<I: Send, T: Send>(
     tasks.into_par_iter().map(run).collect()
 }
 
-/// Threads at work for each core, up to which work gets as many threads as there are cores.
+/// Busy threads per core up to which new work gets one thread per core.
 const FULL: usize = 4;
 
-/// Threads at work for each core, up to which work gets a share of that: one in so many.
+/// Busy threads per core up to which new work gets `1 / SHARE` of that.
 const MOST: usize = 8;
 const SHARE: usize = 8;
 
 /// Idle thread pools of each size that are kept for reuse.
 const MOST_IDLE: usize = 4;
 
-/// The threads of this process.
+/// The thread pools of this process.
 static POOLS: LazyLock<Pools> = LazyLock::new(Pools::of_process);
 
-/// Threads that nothing else uses meanwhile: on rayon's common pool, work stolen from another statement would
+/// Threads of a statement's own: on rayon's common pool, work stolen from another statement would
 /// delay the end of this one.
 ///
-/// The first [`FULL`] pieces of work have a thread for each core. Further ones have a share of them, so
-/// that a short one need not wait for long ones; when that makes [`MOST`] threads for each core, they
-/// wait for their turn, in the order in which they came. A future that is dropped while it waits is passed
-/// over; one that is not polled when its turn comes delays all others. What comes of work does not depend
-/// on its number of threads.
+/// The first [`FULL`] pieces of work have a thread for each core. Further ones have a share of
+/// them, so that a short one need not wait for long ones; beyond [`MOST`] threads per core, work
+/// waits in the order of arrival. A future that is dropped while it waits is skipped; one that is
+/// not polled on its turn delays all later ones. Results do not depend on the number of threads.
 pub(crate) async fn own_threads() -> Lease<'static> {
     POOLS.in_turn().await
 }
 
-/// Runs work on threads of its own, where the caller is a worker of such threads: it waits, and works on
-/// nothing else meanwhile. This work has its threads at once, as others may wait for a lock that the caller
-/// holds.
+/// Runs work on separate threads on behalf of a worker thread, which waits and does nothing else
+/// meanwhile. The work gets threads immediately, since other threads may wait for a lock held by
+/// the caller.
 pub(crate) fn on_other_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let wanted = threads();
     std::thread::scope(|scope| {
@@ -56,28 +55,28 @@ pub(crate) fn on_other_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 struct Pools {
     cores: usize,
     state: Mutex<State>,
-    /// Held by the one whose turn it is, while it waits for threads.
+    /// Held by the first in the queue while it waits for threads.
     turn: tokio::sync::Mutex<()>,
     given_back: Notify,
 }
 
 #[derive(Default)]
 struct State {
-    /// Threads at work.
+    /// Number of busy threads.
     busy: usize,
     idle: Vec<ThreadPool>,
 }
 
-/// Threads for one piece of work, given back when it is dropped.
+/// Threads for one piece of work, returned when this is dropped.
 pub(crate) struct Lease<'a> {
     pools: &'a Pools,
-    /// Taken when the work begins, as starting threads takes time.
+    /// Acquired when the work begins, since starting threads takes time.
     pool: Option<ThreadPool>,
     threads: usize,
 }
 
 impl Pools {
-    /// As many threads as rayon would have.
+    /// Pools for as many cores as rayon would use threads.
     fn of_process() -> Self {
         let first = pool_of(0);
         let pools = Self::of(first.as_ref().map_or(1, ThreadPool::current_num_threads));
@@ -89,7 +88,7 @@ impl Pools {
         Self { cores, state: Mutex::default(), turn: Default::default(), given_back: Notify::new() }
     }
 
-    /// Threads for work that waits for its turn, and for threads.
+    /// Threads for work that waits for its turn, and then for threads.
     async fn in_turn(&self) -> Lease<'_> {
         let _turn = self.turn.lock().await;
         loop {
@@ -105,7 +104,8 @@ impl Pools {
         self.lease(wanted, Some(1)).expect("one thread at least")
     }
 
-    /// Threads for work that has use for `wanted`, where so many are busy; `None` if there are none left.
+    /// Number of threads for work that can use `wanted`, beside `busy` threads; `None` if the limit
+    /// is reached.
     fn share(&self, busy: usize, wanted: usize) -> Option<usize> {
         let few = (self.cores / SHARE).clamp(1, wanted);
         let ways = [(wanted, FULL * self.cores), (few, MOST * self.cores)];
@@ -113,7 +113,7 @@ impl Pools {
         ways.into_iter().find(fits).map(|(threads, _)| threads)
     }
 
-    /// Threads for work that has use for `wanted`; where there are none left, `otherwise`.
+    /// Threads for work that can use `wanted`; `otherwise` if the limit is reached.
     fn lease(&self, wanted: usize, otherwise: Option<usize>) -> Option<Lease<'_>> {
         let mut state = self.lock();
         let threads = self.share(state.busy, wanted).or(otherwise)?;
@@ -121,7 +121,7 @@ impl Pools {
         Some(Lease { pools: self, pool: None, threads })
     }
 
-    /// A pool of so many threads; `None` where the system starts none.
+    /// A pool of `threads` threads; `None` if the system cannot start them.
     fn pool(&self, threads: usize) -> Option<ThreadPool> {
         let mut state = self.lock();
         let known = state.idle.iter().position(|pool| pool.current_num_threads() == threads);
@@ -135,7 +135,7 @@ impl Pools {
     }
 }
 
-/// A pool of so many threads, or of rayon's number for 0.
+/// A pool of `threads` threads, or rayon's default for 0.
 fn pool_of(threads: usize) -> Option<ThreadPool> {
     let named = ThreadPoolBuilder::new().thread_name(|i| format!("neighbors-{i}"));
     named.num_threads(threads).build().ok()
@@ -164,15 +164,15 @@ impl Drop for Lease<'_> {
     }
 }
 
-/// How many tasks run at the same time.
+/// Number of threads of the current pool.
 pub(crate) fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// Below this many bytes, filling a buffer is not worth several threads.
+/// Bytes from which filling a buffer pays off on several threads.
 const WORTH_THREADS: usize = 1 << 20;
 
-/// Fills a buffer in parts of whole units, on threads of its own: the caller may hold locks that
+/// Fills a buffer in parts of whole units, on separate threads: the caller may hold locks that
 /// rayon's workers wait for. `fill` gets the number of the first unit of a part, and the part.
 pub(crate) fn fill_on_threads<T: Send>(
     buffer: &mut [T],
@@ -217,7 +217,8 @@ mod tests {
         });
     }
 
-    /// Of much work at the same time, the first has all cores, more has some, and the rest waits.
+    /// With much concurrent work, the first pieces have all cores, later ones a share, and the rest
+    /// waits.
     #[test]
     fn threads_are_bounded_however_much_work_there_is() {
         for cores in [1, 2, 5, 128] {
@@ -230,13 +231,13 @@ mod tests {
             assert!(busy <= MOST * cores && shares[..FULL] == [cores; FULL], "{cores}: {shares:?}");
             assert!(shares.len() > FULL && shares.iter().all(|threads| *threads > 0), "{cores}");
         }
-        // 32 statements on 128 cores would be 4,096 threads, if each had all.
+        // 32 statements on 128 cores would be 4,096 threads if each had all.
         let pools = Pools::of(128);
         let busy = (0..32).fold(0, |busy, _| busy + pools.share(busy, 128).unwrap());
         assert_eq!(busy, 4 * 128 + 28 * 16);
     }
 
-    /// Work that waits in tasks, of which every third is aborted, comes to its end.
+    /// Waiting work, every third piece of which is aborted, comes to its end.
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn work_that_waits_comes_to_its_end() {
         let pools: &Pools = Box::leak(Box::new(Pools::of(2)));
@@ -256,7 +257,7 @@ mod tests {
                 Err(error) => assert!(error.is_cancelled() && i % 3 == 0, "{i}: {error}"),
             }
         }
-        // All threads come back; what was aborted when it ran may still do so.
+        // All threads are returned; work that was aborted while running may do so later.
         let mut all = Vec::new();
         while all.iter().map(|lease: &Lease<'_>| lease.threads).sum::<usize>() < MOST * 2 {
             all.push(pools.in_turn().await);
@@ -264,7 +265,7 @@ mod tests {
         assert!(pools.lock().idle.len() <= 2 * MOST_IDLE);
     }
 
-    /// Those before it are gone, and it has its turn before those that came later.
+    /// Work whose predecessors are dropped is served next, before later work.
     #[test]
     fn the_next_does_not_wait_for_who_is_dropped() {
         let pools = Pools::of(1);
@@ -278,7 +279,7 @@ mod tests {
         assert!(waiting[1].as_mut().now_or_never().is_some());
     }
 
-    /// Whenever threads are left, nobody waits; who came earlier does not wait longer.
+    /// Work never waits while threads are left, and is served in order of arrival.
     #[test]
     fn whoever_is_dropped_no_turn_is_lost() {
         for cores in [1, 5, 128] {
@@ -295,7 +296,7 @@ mod tests {
                     _ if waiting.len() < 20 => waiting.push(Box::pin(pools.in_turn())),
                     _ => {}
                 }
-                // Sometimes several come, or are dropped, before any of them is polled.
+                // Sometimes several pieces arrive, or are dropped, between two polls.
                 if random.below(2) == 0 {
                     continue;
                 }
@@ -318,7 +319,7 @@ mod tests {
         }
     }
 
-    /// Others may wait for a lock that its caller holds.
+    /// Other work may wait for a lock that its caller holds.
     #[test]
     fn work_for_a_worker_does_not_wait() {
         let pools = Pools::of(1);
@@ -329,7 +330,7 @@ mod tests {
         assert_eq!(pools.lock().busy, 0);
     }
 
-    /// Threads are given back by work that panics, too.
+    /// Threads are returned after a panic, too.
     #[test]
     fn panics_leave_no_threads_at_work() {
         let pools = Pools::of(1);

@@ -1,13 +1,13 @@
-//! Random numbers that never change for a given seed.
+//! Pseudorandom numbers that never change for a given seed.
 
-/// Steele, Lea and Flood's SplitMix64.
+/// SplitMix64 (Steele, Lea and Flood 2014).
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
-/// What the state grows by: 2⁶⁴ divided by the golden ratio, odd.
+/// The increment of the state: 2⁶⁴ divided by the golden ratio, odd.
 pub const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// SplitMix64's mixing of 64 bits: a bijection, after which similar numbers have nothing in common.
+/// SplitMix64's mixing of 64 bits: a bijection that decorrelates similar numbers.
 #[inline]
 pub const fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -15,7 +15,7 @@ pub const fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The number that [`mix`] made this of.
+/// The inverse of [`mix`].
 pub const fn unmix(mut z: u64) -> u64 {
     z = (z ^ (z >> 31) ^ (z >> 62)).wrapping_mul(0x3196_42b2_d24d_8ec3);
     z = (z ^ (z >> 27) ^ (z >> 54)).wrapping_mul(0x96de_1b17_3f11_9089);
@@ -23,7 +23,7 @@ pub const fn unmix(mut z: u64) -> u64 {
 }
 
 impl Random {
-    /// The numbers generated from this seed.
+    /// The generator for this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -34,13 +34,13 @@ impl Random {
         mix(self.0)
     }
 
-    /// A number from 0 to below 1.
+    /// A uniform number in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A number of the standard normal distribution (Marsaglia's polar method). The logarithm is
-    /// computed in software, the same on every machine.
+    /// A normally distributed number (Marsaglia's polar method). The logarithm is computed in
+    /// software, the same on every machine.
     pub fn normal(&mut self) -> f64 {
         loop {
             let (x, y) = (2.0 * self.unit() - 1.0, 2.0 * self.unit() - 1.0);
@@ -51,7 +51,7 @@ impl Random {
         }
     }
 
-    /// A whole number from 0 to below a bound.
+    /// A uniform integer below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }

@@ -14,16 +14,16 @@ use crate::sets::Sets;
 /// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
 
-/// Some consecutive rows of a shared matrix.
+/// A range of rows of a shared matrix.
 #[derive(Debug, Clone)]
 pub struct Rows {
     matrix: Arc<Matrix>,
-    /// The vectors as they were given, where the matrix has their unit vectors, rounded to f32.
+    /// The original vectors, if the matrix has their unit vectors, rounded to f32.
     given: Option<Arc<Given>>,
     range: Range<usize>,
 }
 
-/// Vectors of f32, and their directions.
+/// The original vectors of f32, and their directions.
 #[derive(Debug)]
 struct Given {
     matrix: Arc<Matrix>,
@@ -31,23 +31,23 @@ struct Given {
     _reserved: Vec<Reserved>,
 }
 
-/// A row whose length differs from 1 by at most this is taken for its own unit vector: by as much as few roundings to
-/// f32, so that embeddings that were normalised need no second copy.
+/// Largest deviation from norm 1 at which a row counts as its own unit vector: the error of a few
+/// roundings to f32. Normalised embeddings then need no second copy.
 pub(crate) const NEAR_UNIT: f64 = 1.0 / (1 << 22) as f64;
 
-/// Rows whose directions a thread determines at a time, and those of them whose sums run side by side.
+/// Rows per task whose directions are computed, and rows with interleaved sums.
 const DIRECTIONS_TOGETHER: usize = 256;
 const BESIDE: usize = 8;
 
 impl Rows {
-    /// All rows.
+    /// All rows of a matrix.
     pub fn all(matrix: Arc<Matrix>) -> Self {
         let range = 0..matrix.rows();
         Self { matrix, given: None, range }
     }
 
-    /// The same rows as a search under this metric compares them: of f32 the unit vectors, where it compares
-    /// directions; the vectors as given are kept for [`vector`](Self::vector).
+    /// The rows as a search under this metric compares them. If it compares directions, f32 rows
+    /// become unit vectors; the original vectors are kept for [`vector`](Self::vector).
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
@@ -56,8 +56,9 @@ impl Rows {
         self.unit_vectors(metric, is_near, job)
     }
 
-    /// The same rows as k-means under this metric averages them: of f32 the unit vectors, each coordinate rounded once,
-    /// where it compares directions; the vectors as given are kept for [`vector`](Self::vector).
+    /// The rows as k-means under this metric averages them. If it compares directions, f32 rows
+    /// become unit vectors, each coordinate rounded once; the original vectors are kept for
+    /// [`vector`](Self::vector).
     ///
     /// # Errors
     /// Those of [`searched`](Self::searched).
@@ -68,7 +69,7 @@ impl Rows {
         self.unit_vectors(metric, is_rounded, job)
     }
 
-    /// The unit vectors of rows of f32, but for those that are unit vectors enough.
+    /// The unit vectors of f32 rows; rows that satisfy `is_enough` are kept.
     fn unit_vectors(
         &self,
         metric: Metric,
@@ -129,7 +130,7 @@ impl Rows {
         Ok(Self { range: 0..matrix.rows(), matrix, given })
     }
 
-    /// A row as the definition of a distance reads it; `None` if its elements are of another type.
+    /// A row as the exact distance reads it; `None` for another element type.
     #[inline]
     pub fn vector<T: Real>(&self, row: usize) -> Option<Vector<'_, T>> {
         let (dim, at) = (self.matrix.dim(), self.range.start + row);
@@ -139,23 +140,23 @@ impl Rows {
         Some(Vector { values, direction: given.map(|given| given.directions[at]) })
     }
 
-    /// The directions of these vectors, if they are compared by them.
+    /// The directions of the rows, if they are compared by direction.
     pub fn directions(&self) -> Option<&[Direction]> {
         self.given.as_deref().map(|given| &given.directions[self.range.clone()])
     }
 
-    /// Whether the [matrix](Self::matrix) has the vectors as they were given.
+    /// Whether the [matrix](Self::matrix) has the original vectors.
     pub fn are_as_given(&self) -> bool {
         self.given.as_deref().is_none_or(|given| Arc::ptr_eq(&given.matrix, &self.matrix))
     }
 
-    /// The vectors as they were given, without their directions.
+    /// The original vectors, without their directions.
     pub fn as_given(&self) -> Self {
         let matrix = self.given.as_deref().map_or(&self.matrix, |given| &given.matrix);
         Self { matrix: matrix.clone(), given: None, range: self.range.clone() }
     }
 
-    /// The rows at these positions of these rows.
+    /// A range of these rows.
     ///
     /// # Panics
     /// If the range reaches past the end.
@@ -166,8 +167,8 @@ impl Rows {
         Self { range, ..self.clone() }
     }
 
-    /// The rows at these positions, as rows of their own. Callers reserve their [bytes](Self::bytes_at); those of the
-    /// vectors as given, where these are others, are reserved here.
+    /// A copy of the rows at these positions. Callers reserve their [bytes](Self::bytes_at);
+    /// separate original vectors are reserved here.
     ///
     /// # Errors
     /// Those of [`gather`](Self::gather), [`HostMemory`](Error::HostMemory).
@@ -247,12 +248,12 @@ impl Rows {
         self.range.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// The matrix they are rows of.
+    /// The matrix of the rows.
     pub fn matrix(&self) -> &Matrix {
         &self.matrix
     }
@@ -262,12 +263,12 @@ impl Rows {
         self.matrix.bytes_of(self.range.clone())
     }
 
-    /// Their numbers, row by row; `None` if the elements are of another type.
+    /// The values, row by row; `None` for another element type.
     pub fn reals<T: Real>(&self) -> Option<&[T]> {
         T::slice(self.matrix.elements()).map(|x| &x[self.elements()])
     }
 
-    /// Their words of bits, row by row; `None` if they are numbers.
+    /// The words of bits, row by row; `None` for another element type.
     pub fn words(&self) -> Option<&[u64]> {
         match self.matrix.elements() {
             Elements::Bits(words) => Some(&words[self.elements()]),
@@ -275,7 +276,7 @@ impl Rows {
         }
     }
 
-    /// Their sets, and where the first of them is among these; `None` if they are of another type.
+    /// The sets, and the position of the first row among them; `None` for another element type.
     pub fn sets(&self) -> Option<(&Sets, usize)> {
         match self.matrix.elements() {
             Elements::Sets(sets) => Some((sets, self.range.start)),
@@ -283,7 +284,7 @@ impl Rows {
         }
     }
 
-    /// Refuses rows that cannot be compared with these, the base.
+    /// Checks that the dimension of `queries` matches these base rows.
     ///
     /// # Errors
     /// [`DimMismatch`](Error::DimMismatch).
@@ -304,12 +305,12 @@ impl Rows {
     }
 }
 
-/// The directions of rows.
+/// The directions of f32 rows.
 fn directions_of(metric: Metric, rows: &[f32], dim: usize) -> Vec<Direction> {
     let count = rows.len() / dim;
     let mut directions = Vec::with_capacity(count.next_multiple_of(BESIDE));
     for first in (0..count).step_by(BESIDE) {
-        // Of a last few, one is computed more than once.
+        // The last row is repeated up to `BESIDE`.
         let row = |i: usize| &rows[(first + i).min(count - 1) * dim..][..dim];
         directions.extend(Direction::of_each::<_, BESIDE>(metric, std::array::from_fn(row)));
     }
@@ -364,7 +365,7 @@ mod tests {
                     assert!(rounded.eq(unit.iter().copied()));
                 }
             }
-            // The same rows again are no copies.
+            // Normalised rows are not copied again.
             let again = units(&part, Metric::Cosine, &job).unwrap();
             assert_eq!(again.reals::<f32>(), part.reals::<f32>());
             drop((rows, part, some, again));
@@ -387,7 +388,7 @@ mod tests {
             assert_eq!((directions.len(), directions[1].inverse), (2, inverse));
             assert_eq!(last.as_given().reals::<f32>(), Some(&values[2..]));
             assert!(last.as_given().directions().is_none());
-            // Rows of their own hold the vectors once, if they are unit vectors.
+            // A copy holds the vectors once, if they are unit vectors.
             let some = last.at(&[1, 0], &job).expect("within no budget");
             assert_eq!(some.are_as_given(), are_units);
             let turned = [&values[4..], &values[2..4]].concat();

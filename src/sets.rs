@@ -1,41 +1,42 @@
-//! Sets of integers, of any sizes.
+//! Sets of integers, of varying size.
 
 use std::ops::Range;
 
-/// Elements of a set, at most: counts of two sets together are then exact in f32.
+/// Largest number of elements of a set: the counts of two sets together are then exact in f32.
 pub const MOST_TOKENS: usize = 1 << 23;
 
 /// Tokens that are copied between two checks for cancellation.
 const UNCHECKED: usize = 1 << 20;
 
-/// Sets, one after the other. The elements, called tokens, are integers from −2⁶³ to 2⁶³ − 1, or from 0 to
+/// Concatenated sets. The elements, called tokens, are integers from −2⁶³ to 2⁶³ − 1, or from 0 to
 /// 2⁶⁴ − 1.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sets {
-    /// The tokens of each set, ascending as `i64`; those from 2⁶³ on have their 64 bits here.
+    /// The tokens of each set, ascending as `i64`; unsigned tokens from 2⁶³ on are stored as the
+    /// `i64` of the same 64 bits.
     tokens: Vec<i64>,
-    /// Where each set ends.
+    /// The end of each set.
     ends: Vec<usize>,
-    /// Whether numbers below 0 stand for those from 2⁶³ on.
+    /// Whether tokens are unsigned.
     is_unsigned: bool,
 }
 
 impl Sets {
-    /// No sets, of tokens with or without a sign.
+    /// No sets, of signed or unsigned tokens.
     pub fn new(is_unsigned: bool) -> Self {
         Self { is_unsigned, ..Self::default() }
     }
 
-    /// The same sets, of which there are none yet, of tokens with or without a sign.
+    /// Changes the signedness of the tokens, before the first set.
     ///
     /// # Panics
-    /// If there are sets.
+    /// If there are sets of the other signedness.
     pub fn with_sign(self, is_unsigned: bool) -> Self {
         assert!(self.is_empty() || self.is_unsigned == is_unsigned);
         Self { is_unsigned, ..self }
     }
 
-    /// Appends a set; a token counts once, however often it is given.
+    /// Appends a set; duplicate tokens count once.
     pub fn push(&mut self, tokens: &[i64]) {
         let start = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
@@ -59,28 +60,28 @@ impl Sets {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no sets.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The tokens of a set, each once, ascending.
+    /// The distinct tokens of a set, ascending.
     #[inline]
     pub fn tokens(&self, set: usize) -> &[i64] {
         &self.tokens[self.places(set..set + 1)]
     }
 
-    /// Bytes of some consecutive sets.
+    /// Bytes of a range of sets.
     pub fn bytes(&self, sets: Range<usize>) -> usize {
         sets.len() * size_of::<usize>() + self.places(sets).len() * size_of::<i64>()
     }
 
-    /// Tokens of a set, on average.
+    /// Average number of tokens of a set.
     pub fn mean_tokens(&self) -> f64 {
         self.tokens.len() as f64 / self.len().max(1) as f64
     }
 
-    /// Makes room for this many sets, and tokens, more. Returns whether the system has the memory.
+    /// Reserves capacity for additional sets and tokens. Returns whether the system has the memory.
     pub fn reserve(&mut self, sets: usize, tokens: usize) -> bool {
         self.ends.try_reserve_exact(sets).is_ok() && self.tokens.try_reserve_exact(tokens).is_ok()
     }
@@ -90,13 +91,13 @@ impl Sets {
         self.tokens.len() * size_of::<i64>()
     }
 
-    /// Gives back what is not used.
+    /// Releases unused capacity.
     pub fn shrink_to_fit(&mut self) {
         self.ends.shrink_to_fit();
         self.tokens.shrink_to_fit();
     }
 
-    /// Some of the sets, by their places. `check` is called now and then.
+    /// The sets at these positions. `check` is called now and then.
     ///
     /// # Errors
     /// Those of `check`.
@@ -122,27 +123,27 @@ impl Sets {
         Ok(some)
     }
 
-    /// A token as others have it; `None` if they cannot.
+    /// A token in the representation of `others`; `None` if it is out of their range.
     pub fn token_in(&self, token: i64, others: &Self) -> Option<i64> {
         (token >= 0 || self.is_unsigned == others.is_unsigned).then_some(token)
     }
 
-    /// Jaccard's distance of a set and one of others.
+    /// The Jaccard distance of a set and a set of `others`.
     pub fn distance(&self, set: usize, others: &Self, other: usize) -> f64 {
         let (both, either) = self.counts(set, others, other);
         exact_jaccard(both, either)
     }
 
-    /// The same as devices compare it, rounded to f32.
+    /// The same as devices compute it, rounded to f32.
     pub fn rounded_distance(&self, set: usize, others: &Self, other: usize) -> f32 {
         let (both, either) = self.counts(set, others, other);
         jaccard(both, either)
     }
 
-    /// Tokens in both of a set and one of others, and in either.
+    /// The sizes of the intersection and the union of a set and a set of `others`.
     fn counts(&self, set: usize, others: &Self, other: usize) -> (u32, u32) {
         let (a, b) = (self.tokens(set), others.tokens(other));
-        // Those below 0 are not the same numbers.
+        // Negative representations stand for different numbers.
         let differs = |tokens: &[i64]| match self.is_unsigned == others.is_unsigned {
             true => 0,
             false => tokens.partition_point(|token| *token < 0),
@@ -157,10 +158,10 @@ impl Sets {
     }
 }
 
-/// The number of tokens in both of two sets, each ascending.
+/// The size of the intersection of two ascending sets.
 fn in_both(a: &[i64], b: &[i64]) -> usize {
     let (few, mut many) = if a.len() < b.len() { (a, b) } else { (b, a) };
-    // From here on it is faster to look for each of the few.
+    // From this ratio on, a binary search for each token of the smaller set is faster.
     if many.len() / 16 > few.len() {
         let mut both = 0;
         for token in few {
@@ -180,8 +181,7 @@ fn in_both(a: &[i64], b: &[i64]) -> usize {
     both
 }
 
-/// Jaccard's distance of two sets of which so many elements are in both and in either; two empty sets
-/// are equal.
+/// The Jaccard distance for the sizes of intersection and union; two empty sets have distance 0.
 #[inline(always)]
 pub fn exact_jaccard(both: u32, either: u32) -> f64 {
     if either == 0 { 0.0 } else { f64::from(either - both) / f64::from(either) }
