@@ -183,7 +183,7 @@ impl Rows {
         let matrix = if self.are_as_given() {
             rows.matrix.clone()
         } else {
-            _reserved.push(job.reserve("vectors as given", self.bytes_at(positions))?);
+            _reserved.push(job.reserve("original vectors", self.bytes_at(positions))?);
             Arc::new(self.as_given().gather(positions, job)?)
         };
         let of = |at: &u32| given.directions[self.range.start + *at as usize];

@@ -69,7 +69,7 @@ impl<T: Real> Input<'_, T> {
         let per_centroid =
             2 * size_of::<Vec<u64>>() + self.dim * (size_of::<u64>() + size_of::<T>());
         let bytes = self.rows.len() * per_row + self.params.k * per_centroid;
-        let _reserved = job.reserve("rows to draw from", bytes)?;
+        let _reserved = job.reserve("random first centroids", bytes)?;
         let mut left = match self.weights {
             None => Left::Equal((0..self.rows.len() as u32).collect()),
             Some(weights) => Left::Weighted(Weighted::new(weights)),

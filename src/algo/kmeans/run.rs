@@ -55,7 +55,7 @@ pub(super) fn best_runs<D: Device, T: Real>(
     let input = KMeansInput { rows, weights, metric: params.cost() };
     let ranges: Vec<_> = ranges_to(ends).collect();
     let bytes = bytes_of_problems::<T>(&ranges, rows.matrix().dim(), params.k);
-    let _reserved = job.reserve("problems of k-means", bytes)?;
+    let _reserved = job.reserve("results of k-means", bytes)?;
     let expected =
         KMeansShape { problems: ranges.len(), k: params.k, draws: params.init == Init::PlusPlus };
     let mut inputs = Vec::new();

@@ -91,7 +91,7 @@ impl<D: Device> Among<D> {
     ) -> Result<(Nearest, u64)> {
         job.enter(Phase::Find);
         let per_candidate = 2 * size_of::<u32>() + size_of::<f64>();
-        let _reserved = job.reserve("candidates", bound * per_candidate)?;
+        let _reserved = job.reserve("candidate lists", bound * per_candidate)?;
         let step = (end - first).div_ceil(4 * threads()).max(1);
         let tasks: Vec<_> = (first..end).step_by(step).collect();
         let found = in_parallel(tasks, |from| {
@@ -209,7 +209,7 @@ pub(super) fn reserved_places(
     (queries, query_rows): (&Rows, QueryRows),
     job: &Job,
 ) -> Result<(Places, Reserved)> {
-    let reserve = |bytes| job.reserve("buckets of queries", bytes);
+    let reserve = |bytes| job.reserve("bucket lists of queries", bytes);
     let expected = finder.bytes_of_places(queries.len());
     let mut reserved = reserve(expected)?;
     let places = finder.places(queries, query_rows, job)?;

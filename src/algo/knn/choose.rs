@@ -137,8 +137,7 @@ fn enough(
         hasher.functions(table, most, job)
     };
     let trials = all(&groups).count();
-    let _reserved =
-        job.reserve("what is tried with a sample", bytes(sample, hasher, trials, most))?;
+    let _reserved = job.reserve("tuning LSH parameters", bytes(sample, hasher, trials, most))?;
     let limits = Limits::new(hasher, sample, (lsh, params.metric()));
     groups = find(groups, tables, functions, (sample, lsh, &limits), job)?;
     let best = all(&groups).map(|trial| trial.recall).fold(0.0, f64::max);

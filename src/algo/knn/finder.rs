@@ -104,7 +104,7 @@ impl Finder {
         let (kept, more) = Table::bytes(base.rows.len());
         let built = hashing.tables * (kept + hashing.bytes());
         let together = threads().min(hashing.tables);
-        let mut reserved = job.reserve("tables of hashes", built + together * more)?;
+        let mut reserved = job.reserve("hash tables", built + together * more)?;
         let mut tables = Vec::with_capacity(hashing.tables);
         let numbers: Vec<usize> = (0..hashing.tables).collect();
         let numbers = if base.rows.is_empty() { &[] } else { &numbers[..] };
@@ -136,7 +136,7 @@ impl Finder {
             Reach::Probes(_) => 0,
         };
         let bytes = tables.len() * of_table + threads() * marks;
-        let reserved = job.reserve("what finds candidates", bytes)?;
+        let reserved = job.reserve("the candidate search", bytes)?;
         let (mut boxes, mut longest) = (Vec::new(), 0.0);
         if let Reach::Radius(_) = reach {
             job.enter(Phase::Hash);

@@ -46,7 +46,7 @@ impl<D: Device> Among<D> {
         // Twice, since the buckets of a range of tables are copied.
         let of_ranges = places.map_or(0, |places| 2 * places.most().1);
         let bytes = of_ranges + queries.len() * (size_of::<u32>() + size_of::<f64>());
-        let _reserved = match job.reserve("queries of a device", bytes) {
+        let _reserved = match job.reserve("query block", bytes) {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
         };

@@ -146,14 +146,14 @@ pub(super) fn training(
             return Err(Error::Unsatisfiable(text));
         }
         let bytes = training_bytes(given.len(), dims.1);
-        let reserved = job.reserve("rows that planes are trained on", bytes)?;
+        let reserved = job.reserve("training rows", bytes)?;
         return Ok((given.clone(), reserved));
     }
     let count = if lsh.planes == Planes::Trained { TRAINING } else { 0 };
     let positions = spread(base.len(), count, &mut Random::new(lsh.seed));
     let dim = base.matrix().dim();
     let bytes = training_bytes(positions.len(), dim) + positions.len() * dim * size_of::<f64>();
-    let reserved = job.reserve("rows that planes are trained on", bytes)?;
+    let reserved = job.reserve("training rows", bytes)?;
     Ok((Rows::all(Arc::new(base.gather(&positions, job)?)), reserved))
 }
 

@@ -91,7 +91,7 @@ pub(super) fn send<D: Device>(
     job: &Job,
 ) -> Result<D::Tables> {
     job.enter(Phase::Build);
-    let _reserved = job.reserve("buckets of tables", finder.bytes_of_buckets(numbers.clone()))?;
+    let _reserved = job.reserve("bucket offsets", finder.bytes_of_buckets(numbers.clone()))?;
     let tables = finder.rows_of_tables(numbers);
     job.with_room(|| device.tables(&tables, job))
 }

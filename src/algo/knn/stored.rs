@@ -476,7 +476,7 @@ impl TablesBuilder {
         let (kept, more) = Table::bytes(self.base.len());
         // Each table, and its bytes in the file.
         let bytes = numbers.len() * (2 * kept + self.hashing.bytes());
-        let mut _reserved = job.reserve("tables of hashes", bytes + numbers.len() * more)?;
+        let mut _reserved = job.reserve("hash tables", bytes + numbers.len() * more)?;
         if self.base.is_empty() {
             // A base without rows, which may have no dimensions.
             let none = |_| BuiltTable { table: Table::new(&[]), planes: Vec::new(), sizes: (0, 0) };

@@ -49,7 +49,7 @@ impl<D: Device> TablesThere<D> {
         job.enter(Phase::Hash);
         // Twice, since all functions are copied together to be sent.
         let bytes = 2 * hashing.tables * hashing.bytes();
-        let _reserved = match job.reserve("functions of tables", bytes) {
+        let _reserved = match job.reserve("hash functions", bytes) {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
         };

@@ -233,7 +233,7 @@ fn reserve_wide(sums: &ClusterSums, reserved: &mut Option<Reserved>, job: &Job) 
     let bytes = sums.wide_bytes();
     if bytes > reserved.as_ref().map_or(0, Reserved::bytes) {
         drop(reserved.take());
-        *reserved = Some(job.reserve("sums of clusters", bytes)?);
+        *reserved = Some(job.reserve("cluster sums", bytes)?);
     }
     Ok(())
 }
@@ -303,7 +303,7 @@ impl<T: Real> Problem<'_, T> {
         let sums_bytes = sums.bytes() * (2 + if self.is_large() { threads() } else { 0 });
         let means_bytes = k * (dim * size_of::<f64>() + size_of::<Option<f64>>());
         let bytes = assignments + sums_bytes + means_bytes + 3 * size_of_val(&*centroids);
-        let reserved = job.reserve("clusters of k-means", bytes)?;
+        let reserved = job.reserve("cluster assignments", bytes)?;
         self.state = Some(State {
             centroids,
             sums,

@@ -312,7 +312,7 @@ impl<D: SearchDevice> ExactSearch<D> {
             if open.is_empty() || way == Way::InF64 && !self.filter.has_wider() {
                 continue;
             }
-            let _reserved = job.reserve("queries", queries.bytes_at(&open))?;
+            let _reserved = job.reserve("query block", queries.bytes_at(&open))?;
             let some = queries.at(&open, job)?;
             let asked = (per_query, others);
             let Refined { neighbors, open: uncertain } = match way {

@@ -99,7 +99,8 @@ impl<T: Real> Means<'_, T> {
         before: &[T],
         job: &Job,
     ) -> Result<Vec<T>> {
-        let _reserved = job.reserve("the farthest rows", now.labels.len() * size_of::<usize>())?;
+        let _reserved =
+            job.reserve("rows for empty clusters", now.labels.len() * size_of::<usize>())?;
         let empty = sums.empty();
         let mut singles = self.single_vectors(&now.labels, sums.clusters(), job)?;
         let mut sums = sums.clone();
