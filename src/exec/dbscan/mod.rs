@@ -70,7 +70,7 @@ pub struct DbscanExec {
 
 impl DbscanExec {
     /// # Errors
-    /// An input without the columns the spec names.
+    /// An input that lacks a column of the spec.
     pub fn try_new(spec: Arc<DbscanSpec>, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
         let side = Side::try_new("input", &spec.vector, input.schema().fields())?;
         let fields = dbscan_fields(&spec.output, input.schema().fields())?;
@@ -96,7 +96,7 @@ impl DbscanExec {
         &self.spec
     }
 
-    /// The device asked for.
+    /// The requested device, and the estimated work.
     fn asked(&self) -> Asked {
         let Self { spec, side, input, .. } = self;
         let width = side.known_dim(input.schema().fields()).map(|dim| side.kind.width(dim));
@@ -146,7 +146,7 @@ impl ExecutionPlan for DbscanExec {
         vec![&self.input]
     }
 
-    /// Any partitioning will do: the input is read over all of its partitions.
+    /// Any partitioning is accepted: the operator reads all partitions of its input.
     fn input_distribution_requirements(&self) -> InputDistributionRequirements {
         InputDistributionRequirements::new(vec![Distribution::UnspecifiedDistribution])
     }
@@ -184,8 +184,8 @@ impl ExecutionPlan for DbscanExec {
         vec![ChildStats::At(None)]
     }
 
-    /// A row for each of the input. Never exact: a count taken from statistics would hide an error of
-    /// the clustering.
+    /// One row per input row. Never exact: a count taken from statistics would hide an error of the
+    /// clustering.
     fn statistics_from_inputs(
         &self,
         inputs: &[Arc<Statistics>],
@@ -210,7 +210,7 @@ impl ExecutionPlan for DbscanExec {
         Some(self.metrics.clone_inner())
     }
 
-    /// Leaves out the vectors, if the projection does not use them.
+    /// Drops the vector columns, if the projection does not read them.
     fn try_swapping_with_projection(
         &self,
         projection: &ProjectionExec,

@@ -23,16 +23,16 @@ use crate::exec::weights::weights;
 use crate::job::{Job, Phase, Reserved};
 use crate::rows::Rows;
 
-/// The computation.
+/// The parameters and the metrics of one execution.
 pub(super) struct Call {
     pub spec: Arc<DbscanSpec>,
     pub side: Side,
     pub schema: SchemaRef,
-    /// The device asked for.
+    /// The requested device, and the estimated work.
     pub asked: Asked,
-    /// The length of the vectors, if their type has it.
+    /// The length of the vectors, if their type determines it.
     pub dim: Option<usize>,
-    /// Receives the chosen device.
+    /// Records the device that is chosen.
     pub device: Chosen,
 }
 
@@ -100,7 +100,7 @@ fn record(set: &ExecutionPlanMetricsSet, found: &Counts) {
     count("bytes_sent", work.work.bytes_sent);
 }
 
-/// What was found, for EXPLAIN ANALYZE.
+/// Counts of clusters and rows, for EXPLAIN ANALYZE.
 struct Counts {
     clusters: u64,
     core: u64,
@@ -122,7 +122,7 @@ impl Counts {
 }
 
 impl Call {
-    /// The output batches, what was found, and the bytes of device memory used.
+    /// The output batches, the counts, and the peak of device memory in bytes.
     fn solve(
         &self,
         (read, batches): (Read, Vec<RecordBatch>),
@@ -152,7 +152,7 @@ impl Call {
             }
             DbscanOutput::Window(_) => {
                 let groups = Grouped::new(&spec.groups, &batches, rows, &positions, job)?;
-                // Where they were copied, the rows as they were read are gone.
+                // A copy in group order replaces the original rows, so their reservation is freed.
                 let _of_rows = of_rows.filter(|_| !groups.are_copied);
                 let (found, peak) = solve(&groups.rows, None, &groups.ends)?;
                 let counts = Counts::of(&found);

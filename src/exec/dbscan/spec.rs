@@ -1,5 +1,5 @@
 //! The specification of DBSCAN: its parameters, input columns and output columns. Shared by the
-//! logical plan, which announces the columns, and the operator, which makes them.
+//! logical plan, which declares the columns, and the operator, which produces them.
 
 use arrow::datatypes::{DataType, Field, Fields};
 use datafusion::common::plan_err;
@@ -17,17 +17,17 @@ pub struct DbscanSpec {
     pub params: DbscanParams,
     /// The output.
     pub output: DbscanOutput,
-    /// Where the vectors are.
+    /// The vector columns.
     pub vector: VectorColumn,
     /// The column of weights.
     pub weight: Option<String>,
-    /// For [`DbscanOutput::Window`], the columns by which rows are grouped.
+    /// For [`DbscanOutput::Window`], the columns of PARTITION BY.
     pub groups: Vec<String>,
     /// The requested device.
     pub device: DeviceChoice,
     /// Bytes of the device's memory to use; 0: nearly all that is free.
     pub device_memory: u64,
-    /// Whether the columns of vectors are left out of the output.
+    /// Whether the vector columns are dropped from the output.
     pub omits_vectors: bool,
 }
 
@@ -39,21 +39,22 @@ impl DbscanSpec {
         Self { params, output, vector, weight, groups, device, device_memory, omits_vectors }
     }
 
-    /// Whether the columns of vectors are needed for nothing but the vectors.
+    /// Whether the vector columns may be dropped: there are no weights, and none is a group key.
     pub(super) fn may_omit_vectors(&self) -> bool {
         let is_group = |name: &String| self.groups.contains(name);
         self.weight.is_none() && !self.vector.names().iter().any(is_group)
     }
 
-    /// The approximate number of operations it takes: where boxes rule pairs out, a row is compared
-    /// with some tiles, else with all rows.
+    /// The estimated number of operations: `rows · width` per compared row. In few dimensions,
+    /// bounding boxes prune most pairs, and each row is compared with [`SOME`] rows.
     pub(super) fn operations(&self, rows: usize, width: usize) -> f64 {
         let others = if width > BOXES { rows } else { rows.min(SOME) };
         width as f64 * rows as f64 * others as f64
     }
 }
 
-/// Dimensions up to which boxes rule pairs out, and how many rows a row is then compared with.
+/// The largest number of dimensions in which bounding boxes prune pairs, and the number of rows
+/// that a row is then compared with.
 const BOXES: usize = 16;
 const SOME: usize = 4096;
 
@@ -63,7 +64,7 @@ const SOME: usize = 4096;
 pub enum DbscanOutput {
     /// The rows, with their cluster and whether they are core.
     Table,
-    /// The rows, with their cluster among those of their group in a column of this name.
+    /// The rows, with a column of this name that numbers the clusters of each group.
     Window(String),
 }
 

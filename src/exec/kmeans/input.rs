@@ -1,4 +1,4 @@
-//! The inputs of k-means as rows, with their weights and groups.
+//! Reading the inputs of k-means: rows, weights and groups.
 
 use arrow::array::RecordBatch;
 use datafusion::error::Result;
@@ -11,7 +11,7 @@ use crate::exec::weights::weights;
 use crate::job::{Job, Reserved};
 use crate::rows::Rows;
 
-/// An input, read.
+/// The rows of an input, with their weights.
 pub(super) struct Input {
     pub rows: Rows,
     /// The position of each row that has a vector.
@@ -22,7 +22,7 @@ pub(super) struct Input {
 }
 
 impl Input {
-    /// Rows with the weights of their batches, and the first centroids, if a relation gives them.
+    /// Reads rows, the weights in their batches, and the first centroids, if a relation gives them.
     pub fn new(
         (spec, side): (&KMeansSpec, &Side),
         Read { rows, positions, reserved }: Read,

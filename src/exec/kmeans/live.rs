@@ -1,4 +1,4 @@
-//! Metrics that change while k-means runs, so that a program that asks the operator for them can show progress.
+//! Progress metrics of k-means: a program can read them from the operator while it runs.
 
 use std::any::Any;
 use std::fmt;
@@ -12,7 +12,8 @@ use datafusion::physical_plan::metrics::{
 use crate::exec::phases::Phases;
 use crate::job::{Phase, Progress, Watch};
 
-/// The rounds of all runs so far, the rows that the last of them moved, and the inertia after it. Small groups, which run
+/// The number of rounds done in all runs, and the rows moved and the inertia of the latest round.
+/// Small groups, which run side by side, report none.
 /// side by side, have none.
 #[derive(Debug, Clone)]
 pub(super) struct Live {
@@ -30,12 +31,12 @@ impl Live {
         Self { rounds, moved: MetricBuilder::new(set).gauge("rows_moved", 0), inertia }
     }
 
-    /// The inertia of the result.
+    /// Sets the inertia of the result.
     pub fn end(&self, inertia: f64) {
         self.inertia.set(inertia);
     }
 
-    /// Shows the phases as well.
+    /// A watch that reports the phases as well.
     pub fn with(&self, phases: Phases) -> impl Watch + 'static {
         Watching { phases, live: self.clone() }
     }
@@ -58,7 +59,7 @@ impl Watch for Watching {
     }
 }
 
-/// A float64, as its bits; 0 until there is one.
+/// A float64 stored as its bits; 0 until it is set.
 #[derive(Debug, Default)]
 struct Inertia(AtomicU64);
 
@@ -94,7 +95,7 @@ impl CustomMetricValue for Inertia {
     }
 
     fn as_usize(&self) -> usize {
-        // A float that is too large for an integer becomes the largest.
+        // The cast saturates.
         self.get() as usize
     }
 

@@ -1,4 +1,4 @@
-//! `KMeansExec`: rows in clusters, or the clusters.
+//! `KMeansExec`: assigns rows to clusters, or returns the centroids.
 //!
 //! ```text
 //! KMeansExec: k=100, metric=l2, device=auto
@@ -69,14 +69,14 @@ pub struct KMeansExec {
     schema: SchemaRef,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
-    /// The device and the inertia, once they are known.
+    /// The chosen device and the inertia, once they are known.
     device: Chosen,
     inertia: Arc<OnceLock<f64>>,
 }
 
 impl KMeansExec {
     /// # Errors
-    /// Inputs without the columns the spec names, or where these hold no numbers.
+    /// Inputs that lack a column of the spec, or whose column holds no numbers.
     pub fn try_new(
         spec: Arc<KMeansSpec>,
         input: Arc<dyn ExecutionPlan>,
@@ -122,7 +122,7 @@ impl KMeansExec {
         &self.spec
     }
 
-    /// The device asked for.
+    /// The requested device, and the estimated work.
     fn asked(&self) -> Asked {
         let (side, input) = &self.input;
         let width = side.known_dim(input.schema().fields()).map(|dim| side.kind.width(dim));
@@ -174,7 +174,7 @@ impl ExecutionPlan for KMeansExec {
         [&self.input.1].into_iter().chain(self.init.iter().map(|(_, plan)| plan)).collect()
     }
 
-    /// Any partitioning will do: the inputs are read over all of their partitions.
+    /// Any partitioning is accepted: the operator reads all partitions of its inputs.
     fn input_distribution_requirements(&self) -> InputDistributionRequirements {
         let any = vec![Distribution::UnspecifiedDistribution; self.children().len()];
         InputDistributionRequirements::new(any)
@@ -215,8 +215,8 @@ impl ExecutionPlan for KMeansExec {
         std::iter::once(ChildStats::At(None)).chain(init).collect()
     }
 
-    /// A row for each of the input, or for each cluster. Never exact: a count taken from statistics
-    /// would hide an error of the clustering.
+    /// One row per input row, or per cluster. Never exact: a count taken from statistics would hide
+    /// an error of the clustering.
     fn statistics_from_inputs(
         &self,
         inputs: &[Arc<Statistics>],
@@ -252,7 +252,7 @@ impl ExecutionPlan for KMeansExec {
         Some(self.metrics.clone_inner())
     }
 
-    /// Leaves out the vectors, if the projection does not use them.
+    /// Drops the vector columns, if the projection does not read them.
     fn try_swapping_with_projection(
         &self,
         projection: &ProjectionExec,

@@ -1,4 +1,4 @@
-//! The output of k-means, as batches.
+//! The output batches of k-means.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::algo::kmeans::Clustering;
 use crate::job::Reserved;
 use crate::matrix::Elements;
 
-/// The clusters of rows that have vectors.
+/// The labels of rows with vectors, and their distances to the centroids.
 pub(super) struct Labelled {
     pub labels: Vec<u32>,
     pub distances: Option<Vec<f64>>,
@@ -22,8 +22,8 @@ pub(super) struct Labelled {
 }
 
 impl Labelled {
-    /// The output columns for some rows. `places` has the index of each among the rows with
-    /// vectors, if it has one.
+    /// The output columns of a batch. `places` has, for each row, its index among the rows with
+    /// vectors, or `None`.
     pub fn columns(&self, places: &[Option<u32>]) -> Vec<ArrayRef> {
         let label = |place: &Option<u32>| place.map(|place| self.labels[place as usize].into());
         let labels: Int64Array = places.iter().map(label).collect();
@@ -36,7 +36,7 @@ impl Labelled {
     }
 }
 
-/// One row for each cluster.
+/// The output of `kmeans_centroids`, one row per cluster.
 pub(super) fn centroids(found: Clustering, schema: &SchemaRef) -> Result<RecordBatch> {
     let (k, dim) = (found.centroids.rows(), found.centroids.dim());
     let values: ArrayRef = match found.centroids.elements() {

@@ -24,22 +24,22 @@ use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
 use crate::job::{Job, Phase, Watch};
 
-/// The computation, and how it is shown.
+/// The parameters, the metrics and the progress of one execution.
 pub(super) struct Call {
     pub spec: Arc<KMeansSpec>,
     /// The columns of the rows, and of the first centroids.
     pub side: Side,
     pub init: Option<Side>,
     pub schema: SchemaRef,
-    /// The device asked for.
+    /// The requested device, and the estimated work.
     pub asked: Asked,
-    /// The length of rows, if their type has it.
+    /// The length of the vectors, if their type determines it.
     pub dim: Option<usize>,
-    /// Receives the chosen device.
+    /// Records the device that is chosen.
     pub device: Chosen,
-    /// Receives the inertia.
+    /// Records the inertia.
     pub inertia: Arc<OnceLock<f64>>,
-    /// Shows what rounds do.
+    /// The progress metrics.
     pub live: Live,
 }
 
@@ -81,7 +81,7 @@ impl AtOnce for Call {
         self.spec.omits_vectors
     }
 
-    /// `first` has the first centroids, if a relation gives them.
+    /// `first` has the batches of the first centroids, if a relation gives them.
     fn compute(
         self,
         first: Option<Vec<RecordBatch>>,
@@ -112,13 +112,13 @@ fn record(set: &ExecutionPlanMetricsSet, rounds: &Rounds) {
 
 /// The result of k-means.
 enum Clusters {
-    /// For each row, its cluster within its group.
+    /// The cluster of each row within its group.
     OfGroups(Vec<u32>),
     OfAll(Clustering),
 }
 
 impl Call {
-    /// The output batches, the work done, and the bytes of device memory used.
+    /// The output batches, the statistics of the rounds, and the peak of device memory in bytes.
     fn solve(
         &self,
         input: Input,
@@ -129,7 +129,7 @@ impl Call {
         let operations = spec.operations(input.rows.len(), input.rows.matrix().width());
         let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
         let bytes = input.rows.len() * (size_of::<u32>() + size_of::<f64>());
-        // Those of the best run, and of another.
+        // The clusters of the best run, and of the current one.
         let mut reserved = job.reserve("clusters of rows", bytes * spec.params.runs.min(2))?;
         let groups = match &spec.output {
             KMeansOutput::Window(_) => {
@@ -169,7 +169,7 @@ impl Call {
     }
 }
 
-/// For each row, in the original order, its cluster within its group.
+/// The cluster of each row within its group, in the original order of the rows.
 fn clusters_of_groups(
     groups: &Grouped,
     spec: &KMeansSpec,

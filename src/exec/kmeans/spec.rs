@@ -1,5 +1,5 @@
 //! The specification of k-means: its parameters, input columns and output columns. Shared by the
-//! logical plan, which announces the columns, and the operator, which makes them.
+//! logical plan, which declares the columns, and the operator, which produces them.
 
 use std::sync::Arc;
 
@@ -21,19 +21,19 @@ pub struct KMeansSpec {
     pub params: KMeansParams,
     /// The output.
     pub output: KMeansOutput,
-    /// Where the vectors are.
+    /// The vector columns.
     pub vector: VectorColumn,
     /// The column of weights.
     pub weight: Option<String>,
-    /// For [`KMeansOutput::Window`], the columns by which rows are grouped.
+    /// For [`KMeansOutput::Window`], the columns of PARTITION BY.
     pub groups: Vec<String>,
-    /// Where the first centroids are in their relation, if one gives them.
+    /// The vector columns of the first centroids, if a relation gives them.
     pub init_vector: Option<VectorColumn>,
     /// The requested device.
     pub device: DeviceChoice,
     /// Bytes of the device's memory to use; 0: nearly all that is free.
     pub device_memory: u64,
-    /// Whether the columns of vectors are left out of an output of rows.
+    /// Whether the vector columns are dropped from an output of rows.
     pub omits_vectors: bool,
 }
 
@@ -53,14 +53,15 @@ impl KMeansSpec {
         }
     }
 
-    /// Whether the columns of vectors are needed for nothing but the vectors.
+    /// Whether the vector columns may be dropped: rows are output, there are no weights, and none
+    /// is a group key.
     pub(super) fn may_omit_vectors(&self) -> bool {
         let is_group = |name: &String| self.groups.contains(name);
         let is_of_rows = self.output != KMeansOutput::Centroids;
         is_of_rows && self.weight.is_none() && !self.vector.names().iter().any(is_group)
     }
 
-    /// The approximate number of operations it takes.
+    /// The estimated number of operations.
     pub(super) fn operations(&self, rows: usize, width: usize) -> f64 {
         let rounds = self.params.max_iterations.min(20) as f64;
         2.0 * width as f64 * rows as f64 * self.params.k() as f64 * rounds
@@ -73,7 +74,7 @@ impl KMeansSpec {
 pub enum KMeansOutput {
     /// The rows, with their cluster and the distance from its centroid.
     Table,
-    /// The rows, with their cluster among those of their group in a column of this name.
+    /// The rows, with a column of this name that numbers the clusters of each group.
     Window(String),
     /// The clusters: centroid, size and inertia.
     Centroids,

@@ -1,7 +1,7 @@
-//! The output of a [`KnnExec`](super::KnnExec): while batches are made of the neighbours of one block of queries, those
-//! of the next block are searched for, if the session's memory has no limit.
+//! The output of a [`KnnExec`](super::KnnExec). While one block's neighbours are turned into
+//! batches, the next block is searched in the background, if the session's memory has no limit.
 //!
-//! The time that the output waits is booked to phases.
+//! Phases book only the time in which the output is awaited.
 
 use std::time::{Duration, Instant};
 
@@ -21,30 +21,30 @@ pub(super) struct Output {
     /// Dropping the output cancels the search.
     _cancel: CancelOnDrop,
     work: Work,
-    /// The neighbours found for a block that are not output yet.
+    /// The current block's neighbours that are not output yet.
     found: Option<Batches>,
-    /// Rows still to be output.
+    /// The number of rows still to be output.
     left: usize,
     phases: Phases,
     ahead: Time,
     baseline: BaselineMetrics,
 }
 
-/// A search, what it found for a block, and how long that took.
+/// A search, its result for a block, and the time that it took.
 type Done = (Box<Search>, Result<Option<Batches>>, Duration);
 
-/// Where the search is.
+/// The state of the search.
 enum Work {
-    /// Nobody waits for a block.
+    /// No block is being searched.
     Idle(Box<Search>),
-    /// The next block is searched for.
+    /// The next block is being searched.
     Ahead(SpawnedTask<Done>),
-    /// It has ended, or failed.
+    /// The search has ended or failed.
     Ended,
 }
 
 impl Output {
-    /// At most `left` rows of what a search finds.
+    /// The output of a search, at most `left` rows.
     pub fn new(
         search: Search,
         left: usize,
@@ -64,7 +64,7 @@ impl Output {
                     self.left -= batch.num_rows();
                     return Ok(Some(batch.record_output(&self.baseline)));
                 }
-                // Its memory is for the next block.
+                // Frees the block's memory before the next block is searched.
                 self.found = None;
             }
             self.phases.emit(false);
@@ -101,7 +101,7 @@ impl Output {
     }
 }
 
-/// Searches for the next block.
+/// Searches the next block in a task of its own.
 fn go_ahead(mut search: Box<Search>) -> SpawnedTask<Done> {
     SpawnedTask::spawn(async move {
         let start = Instant::now();

@@ -1,4 +1,4 @@
-//! The base of a join: read once, then opened on a device.
+//! The base of a join: read once, then indexed or uploaded on a device.
 
 use std::sync::{Arc, OnceLock};
 
@@ -26,21 +26,22 @@ use crate::job::{Job, Phase, Reserved, Watch};
 use crate::matrix::ElementKind;
 use crate::rows::Rows;
 
-/// The computation, and how it is shown.
+/// The parameters and the metrics of one execution.
 pub(super) struct Join {
     pub spec: Arc<KnnSpec>,
     pub schema: SchemaRef,
     /// The type that holds the elements of both sides.
     pub kind: ElementKind,
-    /// The device asked for.
+    /// The requested device, and the estimated work.
     pub asked: Asked,
-    /// What to expect, if the type of the base's vectors has their length; unknown numbers of rows are large.
+    /// The expected shape of the base, if the type of its vectors has their length. Unknown row
+    /// counts are assumed to be large.
     pub shape: Option<Shape>,
-    /// Receives the chosen device.
+    /// Records the device that is chosen.
     pub device: Chosen,
-    /// Receives what was built.
+    /// Records the index, once it is built.
     pub index: Arc<OnceLock<Index>>,
-    /// The index whose rows the base has, if it is one.
+    /// The stored index that the base is read from, if it is one.
     pub stored: Option<Stored>,
     /// The session's memory.
     pub pool: Arc<dyn MemoryPool>,
@@ -51,7 +52,7 @@ pub(super) struct Join {
 }
 
 impl Join {
-    /// Makes a device ready while rows are read.
+    /// Prepares the device for the expected search while rows are read.
     pub fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
         let (metric, queries) = (self.spec.params.metric(), self.expected.unwrap_or(usize::MAX));
         let (shape, lsh) = (self.shape, self.spec.lsh.clone());
@@ -68,31 +69,32 @@ impl Join {
         }
     }
 
-    /// Whether parameters are chosen by the queries.
+    /// Whether LSH parameters are tuned on the queries.
     pub fn chooses(&self) -> bool {
         self.spec.lsh.as_ref().is_some_and(LshParams::is_open)
     }
 }
 
-/// The rows of the base, the columns carried along, and, once queries have come, the base on its
-/// device.
+/// The rows of the base and its carried columns; with the first queries, also the search opened on
+/// a device.
 pub(super) struct Base {
     pub rows: Rows,
     pub carried: Arc<Carried>,
     pub search: Option<OnDevice>,
-    /// Which rows of an index they are, if the base is one.
+    /// The selected rows of a stored index, if the base is one.
     selected: Option<Selected>,
-    /// The parameters of hashing; once tables are built, none of them is open.
+    /// The LSH parameters; all are set once tables are built.
     lsh: Option<LshParams>,
-    /// Rows that planes are trained on, if they are given.
+    /// The rows that hyperplanes are trained on, if a relation gives them.
     training: Option<Box<Self>>,
-    /// Queries by which they are chosen, until they are, and whether queries are rows of the base.
+    /// The queries that LSH parameters are tuned on, until they are set, and whether they are rows
+    /// of the base.
     pub sample: (Rows, QueryRows),
     _carried: Arc<MemoryReservation>,
     _rows: Vec<Reserved>,
 }
 
-/// A base on its device.
+/// A search that is open on a device.
 #[derive(Clone)]
 pub(super) struct OnDevice {
     pub device: AnyDevice,
@@ -102,7 +104,7 @@ pub(super) struct OnDevice {
 }
 
 impl Base {
-    /// Rows, and the columns that are carried along, with their reservations.
+    /// The base with its carried columns and their reservations.
     fn new(
         rows: Rows,
         carried: Carried,
@@ -121,7 +123,7 @@ impl Base {
         }
     }
 
-    /// Rows found, as places among the rows of the base that have a vector.
+    /// Converts row numbers of a stored index to positions among the base's rows with vectors.
     pub fn places(&self, rows: &mut [u32]) {
         let selection = self.selected.as_ref().and_then(|selected| selected.selection.as_ref());
         if let Some(selection) = selection {
@@ -129,7 +131,7 @@ impl Base {
         }
     }
 
-    /// The base on its device, which is chosen by the expected number of queries.
+    /// The search on its device, which the expected number of queries selects.
     pub async fn on_device(
         &mut self,
         join: &Join,
@@ -146,7 +148,7 @@ impl Base {
         let KnnSpec { device: choice, device_memory, .. } = *join.spec;
         let (kind, chosen) = (join.kind, join.device.clone());
         let (device, info) = blocking(move || {
-            // No device of its own is opened for what it leaves to the CPU.
+            // Sets are compared on the CPU, so no GPU is initialised for them.
             let operations = if kind == ElementKind::Sets { 0.0 } else { operations };
             let asked = AnyDevice::choose(choice, device_memory, operations)?;
             let device = asked.for_kind(kind);
@@ -165,7 +167,7 @@ impl Base {
         Ok(found)
     }
 
-    /// Opens the base on this device, or on the CPU if that fails and fallback is allowed.
+    /// Opens the search on `device`, or on the CPU if that fails and fallback is allowed.
     pub async fn open(&mut self, join: &Join, device: AnyDevice, job: &Job) -> Result<OnDevice> {
         let KnnSpec { device: choice, params, .. } = *join.spec;
         let (rows, chosen, job) = (self.rows.clone(), join.device.clone(), job.clone());
@@ -206,7 +208,8 @@ impl Base {
     }
 }
 
-/// The base, and the rows that planes are trained on, if they are given. Both have a reservation.
+/// Reads the base, and the rows that hyperplanes are trained on, if a relation gives them. Each has
+/// a reservation.
 pub(super) async fn read(
     join: &Join,
     (base, training): (Input, Option<Input>),
@@ -234,7 +237,7 @@ pub(super) async fn read(
     Ok(base)
 }
 
-/// The rows of an input, and its columns that are carried along.
+/// Reads the rows of an input and its carried columns.
 async fn collect_rows(
     input: Input,
     reader: VectorReader,
@@ -256,7 +259,7 @@ async fn collect_rows(
     Ok(Base::new(rows, carried, (reservation, reserved.into_iter().collect())))
 }
 
-/// The rows of an index.
+/// Reads the rows of a stored index.
 async fn of_index(
     join: &Join,
     stored: &Stored,

@@ -11,7 +11,7 @@ use crate::exec::phases::{self, Phases};
 pub(super) struct Metrics {
     pub baseline: BaselineMetrics,
     pub phases: Phases,
-    /// The time of work that nobody waited for, as batches of earlier results were made or read.
+    /// The time of searches ahead that the output did not wait for.
     pub ahead: Time,
     pub base_rows: Count,
     query_rows: Count,
@@ -25,10 +25,10 @@ pub(super) struct Metrics {
     hashed: Option<HashedMetrics>,
 }
 
-/// Those of hashing.
+/// The metrics of LSH.
 struct HashedMetrics {
     rows_visited: Count,
-    /// Of all pairs of a query and a base row those that were compared.
+    /// The share of all pairs of a query and a base row that was compared.
     share_compared: RatioMetrics,
     queries_short: Count,
 }

@@ -14,12 +14,12 @@
 //! and each has twice the queries of the one before. Dropping the stream cancels the search between
 //! tiles.
 //!
-//! Output: one partition, in the order of the queries, each with its neighbours by rank. With a
-//! limit (`fetch`), no more queries are searched than it takes to produce that many rows.
+//! Output: one partition, in the order of the queries, each with its neighbours by rank. A limit
+//! (`fetch`) bounds the number of queries that are searched.
 //!
 //! Memory: the base's batches and rows, and one block of queries with its neighbours, all reserved
 //! in the session's pool. A block ends where the pool refuses more, from 64 queries on; a base that
-//! it refuses fails with `ResourcesExhausted`.
+//! the pool refuses fails with `ResourcesExhausted`.
 
 mod ahead;
 mod base;
@@ -78,12 +78,12 @@ pub struct KnnExec {
     schema: SchemaRef,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
-    /// The device, once one was chosen.
+    /// The device, once it is chosen.
     device: Chosen,
-    /// What was built to find candidates, once it was.
+    /// The LSH index, once it is built.
     index: Arc<OnceLock<Index>>,
-    /// The index whose rows the base is, if it is one: its plan then has the carried columns, and the
-    /// number of each row.
+    /// The stored index that is the base, if it is one: the base's plan then has the carried
+    /// columns and the row numbers.
     stored: Option<Stored>,
     /// The number of rows requested.
     fetch: Option<usize>,
@@ -91,7 +91,7 @@ pub struct KnnExec {
 
 impl KnnExec {
     /// # Errors
-    /// Inputs without the columns the spec names.
+    /// Inputs that lack a column of the spec.
     pub fn try_new(
         spec: Arc<KnnSpec>,
         queries: Option<Arc<dyn ExecutionPlan>>,
@@ -133,7 +133,7 @@ impl KnnExec {
         })
     }
 
-    /// The index whose rows this base has, if its vectors are those of the index.
+    /// The stored index that the base reads, if its vectors are those of the index.
     pub(crate) fn stored_in(
         base: &Arc<dyn ExecutionPlan>,
         vector: &VectorColumn,
@@ -142,10 +142,10 @@ impl KnnExec {
         Ok(stored_in(base, &side.vector))
     }
 
-    /// The same search in the tables of an index [whose rows the base has](Self::stored_in).
+    /// The same search in the tables of a stored index, [which the base reads](Self::stored_in).
     ///
     /// # Errors
-    /// A base that has other rows.
+    /// A base that does not read the index.
     pub(crate) fn with_stored(self, index: Option<Arc<StoredIndex>>) -> Result<Self> {
         let Some(index) = index else { return Ok(self) };
         let (side, base) = self.base;
@@ -170,10 +170,10 @@ impl KnnExec {
         Ok(Self { base, stored, ..same })
     }
 
-    /// The same with planes trained on these rows.
+    /// The same search with hyperplanes trained on these rows.
     ///
     /// # Errors
-    /// An input without the columns the spec names, or that the spec does not name.
+    /// An input that lacks a column of the spec, or that the spec does not have.
     pub fn with_training(self, training: Option<Arc<dyn ExecutionPlan>>) -> Result<Self> {
         let training = match (training, &self.spec.training_vector) {
             (Some(plan), Some(vector)) => {
@@ -201,7 +201,7 @@ impl KnnExec {
         &self.spec
     }
 
-    /// How candidates were found or, before that, as far as it is given.
+    /// The method for EXPLAIN: the parameters of the built index or, before that, those given.
     fn shown_method(&self) -> String {
         match (self.index.get(), &self.spec.lsh) {
             (Some(index), _) => {
@@ -216,12 +216,12 @@ impl KnnExec {
         }
     }
 
-    /// The columns of the base, also those that are not read because an index has them.
+    /// The columns of the base, including those that come from the index instead of the plan.
     fn base_schema(&self) -> SchemaRef {
         self.stored.as_ref().map_or(self.base.1.schema(), |stored| stored.schema.clone())
     }
 
-    /// The device asked for.
+    /// The requested device, and the estimated work.
     fn asked(&self) -> Asked {
         let (side, base) = &self.base;
         let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
@@ -284,7 +284,7 @@ impl ExecutionPlan for KnnExec {
         inputs.map(|(_, plan)| plan).collect()
     }
 
-    /// Any partitioning will do: the base is read over all of its partitions.
+    /// Any partitioning is accepted: the base is read over all of its partitions.
     fn input_distribution_requirements(&self) -> InputDistributionRequirements {
         let any = vec![Distribution::UnspecifiedDistribution; self.children().len()];
         InputDistributionRequirements::new(any)
@@ -319,7 +319,7 @@ impl ExecutionPlan for KnnExec {
         Ok(TreeNodeRecursion::Continue)
     }
 
-    /// With a limit, it searches only as many queries as it takes to produce that many rows.
+    /// A limit bounds the number of queries that are searched.
     fn with_fetch(&self, fetch: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
         let children = self.children().into_iter().cloned().collect();
         Some(Arc::new(self.over(children).ok()?.fetching(fetch)))
@@ -333,8 +333,8 @@ impl ExecutionPlan for KnnExec {
         vec![ChildStats::At(None); self.children().len()]
     }
 
-    /// For each query, k neighbours or as many as there are. Never exact: NULL vectors have none,
-    /// and a count taken from statistics would hide the error of a bad row.
+    /// For each query, at most k neighbours. Never exact: NULL vectors have none, and a count taken
+    /// from statistics would hide the error of a bad row.
     fn statistics_from_inputs(
         &self,
         inputs: &[Arc<Statistics>],
@@ -347,7 +347,7 @@ impl ExecutionPlan for KnnExec {
         let (k, itself) = (self.spec.params.k(), usize::from(self.queries.is_none()));
         let others = base.num_rows.get_value().map(|rows| rows.saturating_sub(itself));
         let list = others.map_or(k, |others| others.min(k));
-        // The base of an index has no other columns but those that are carried.
+        // The plan of a stored base has the carried columns only.
         let of_index: Vec<usize> = (0..self.base.0.carried.len()).collect();
         let of_base = match &self.stored {
             Some(_) => &of_index,
@@ -356,7 +356,7 @@ impl ExecutionPlan for KnnExec {
         let carried = |columns: &[usize], input: &Statistics| {
             let known = columns.iter().map(|i| input.column_statistics.get(*i).cloned());
             let known = known.map(|column| column.unwrap_or_else(ColumnStatistics::new_unknown));
-            // Rows appear several times or not at all, so sums over them are not known.
+            // Rows appear several times or not at all, so their sums are unknown.
             let known = known.map(|column| ColumnStatistics {
                 null_count: Precision::Absent,
                 sum_value: Precision::Absent,

@@ -14,18 +14,18 @@ use crate::device::Neighbors;
 use crate::exec::dictionaries::interleaved;
 use crate::exec::output::slice_of;
 
-/// Bytes of carried columns in a batch, unless one row has more. A text that many rows carry is
-/// stored once in the input, but once for each row in the output: without a bound, a batch of long
-/// texts exceeds memory, and the 2 GiB that 32-bit offsets can address.
+/// The maximum bytes of carried columns in a batch, unless one row has more. The input stores a text
+/// once, the output once per neighbour: without a bound, a batch of long texts could exceed memory,
+/// and the 2 GiB that 32-bit offsets address.
 const BATCH_BYTES: usize = 32 << 20;
 
-/// The columns carried along by an input, in as many pieces as there were batches.
+/// The carried columns of an input, one piece per batch.
 pub(super) struct Carried {
     /// For each column, its pieces.
     columns: Vec<Vec<ArrayRef>>,
-    /// Where each piece begins.
+    /// The first row of each piece.
     starts: Vec<usize>,
-    /// Rows of every piece but the last, if all have as many.
+    /// The number of rows of every piece but the last, if it is the same for all.
     each: Option<usize>,
     rows: usize,
     /// An upper bound on the bytes of any row.
@@ -35,18 +35,18 @@ pub(super) struct Carried {
 }
 
 impl Carried {
-    /// Nothing yet of so many columns.
+    /// No pieces yet of `columns` columns.
     pub fn new(columns: usize) -> Self {
         let columns = vec![Vec::new(); columns];
         Self { columns, starts: Vec::new(), each: None, rows: 0, largest: 0, positions: Vec::new() }
     }
 
-    /// Whether nothing has been taken yet.
+    /// Whether it has no piece yet.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
     }
 
-    /// Takes the columns of a batch of so many rows.
+    /// Appends the columns of a batch of `rows` rows.
     pub fn push(&mut self, batch: Vec<ArrayRef>, rows: usize) {
         if let Some(last) = self.starts.last() {
             let before = self.rows - last;
@@ -65,13 +65,13 @@ impl Carried {
         self.largest = self.largest.max(largest);
     }
 
-    /// The bytes of a row with a vector in all columns.
+    /// The bytes of all carried columns of a row with a vector.
     fn row_bytes(&self, row: usize) -> usize {
         let (piece, row) = self.place(row);
         self.columns.iter().map(|pieces| bytes(pieces[piece].as_ref(), row..row + 1)).sum()
     }
 
-    /// Where a row with a vector is: the piece, and the row in it.
+    /// The piece of a row with a vector, and the row's position in it.
     fn place(&self, row: usize) -> (usize, usize) {
         let position = self.positions[row] as usize;
         let piece = match self.each {
@@ -92,7 +92,7 @@ impl Carried {
     }
 }
 
-/// Whether all rows of a column of this type have the same number of bytes.
+/// Whether all values of this type have the same number of bytes.
 fn is_fixed(column: &DataType) -> bool {
     column.is_primitive()
         || matches!(
@@ -105,7 +105,7 @@ fn is_fixed(column: &DataType) -> bool {
         )
 }
 
-/// The bytes that some rows of a column add to a copy. Those of views and dictionaries are shared.
+/// The bytes that copies of these rows take. Buffers of views and dictionaries are shared.
 fn bytes(array: &dyn Array, rows: Range<usize>) -> usize {
     fn between<O: OffsetSizeTrait>(offsets: &[O], rows: Range<usize>) -> Range<usize> {
         offsets[rows.start].as_usize()..offsets[rows.end].as_usize()
@@ -154,25 +154,25 @@ fn bytes(array: &dyn Array, rows: Range<usize>) -> usize {
     }
 }
 
-/// Where the values of a row of a list view are.
+/// The range of a row's values in a list view.
 fn view<O: OffsetSizeTrait>(offsets: &[O], sizes: &[O], row: usize) -> Range<usize> {
     let start = offsets[row].as_usize();
     start..start + sizes[row].as_usize()
 }
 
-/// The neighbours of a block of queries, turned into batches one at a time.
+/// The neighbours of a block of queries, output batch by batch.
 pub(super) struct Batches {
     pub schema: SchemaRef,
     /// The columns of the base.
     pub base: Arc<Carried>,
     /// The columns of the queries; in a self-join of the base, the base has them.
     pub queries: Option<Carried>,
-    /// The row of the base that is the first query, in a self-join of the base.
+    /// The base row of the first query, in a self-join of the base.
     pub first_query: usize,
     pub neighbors: Neighbors,
-    /// Where the list of each query starts, if they differ in length.
+    /// The start of each query's list, if their lengths differ.
     pub starts: Option<Vec<usize>>,
-    /// The number of neighbours that are already output.
+    /// The number of neighbours that have been output.
     pub next: usize,
     pub batch_size: usize,
     /// Reservations for the queries' columns and for the lists.
@@ -189,7 +189,8 @@ impl Batches {
             }
             let (rows, end) = (range.len(), range.end);
             match self.batch(range) {
-                // Pieces have dictionaries of their own: the keys of one number the values of fewer rows.
+                // The pieces have dictionaries of their own, whose values together exceed the keys:
+                // halve the batch.
                 Err(DataFusionError::ArrowError(error, _))
                     if rows > 1 && matches!(*error, ArrowError::DictionaryKeyOverflowError) =>
                 {
@@ -203,7 +204,7 @@ impl Batches {
         }
     }
 
-    /// Where the next batch ends.
+    /// The end of the next batch.
     fn end(&self, most: usize) -> usize {
         let end = self.neighbors.rows.len().min(self.next + self.batch_size.min(most));
         let (queries, base) = self.carried();
@@ -222,7 +223,7 @@ impl Batches {
         end
     }
 
-    /// The columns of both sides.
+    /// The carried columns of the queries and of the base.
     fn carried(&self) -> (&Carried, &Carried) {
         (self.queries.as_ref().unwrap_or(&self.base), &self.base)
     }
@@ -238,7 +239,7 @@ impl Batches {
         Ok(RecordBatch::try_new(self.schema.clone(), columns)?)
     }
 
-    /// For each of these neighbours, the row of its query, and its place in the list, from 0.
+    /// The query of each of these neighbours, and its position in the query's list, from 0.
     fn places(&self, range: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
         let per_query = self.neighbors.per_query.max(1);
         let mut query = match &self.starts {
@@ -273,7 +274,7 @@ mod tests {
     use super::*;
     use crate::device::{Distances, Work};
 
-    /// As many rows as keys of 8 bits have values, each with a text of its own.
+    /// A dictionary column of as many rows as 8-bit keys have values, each with a text of its own.
     fn piece(number: usize, values: &DataType) -> ArrayRef {
         let texts: StringArray = (0..128).map(|row| Some(format!("{number} {row}"))).collect();
         let texts = cast(&texts, values).unwrap();
@@ -292,7 +293,7 @@ mod tests {
         Arc::new(ListArray::try_new(item, offsets, codes, None).unwrap())
     }
 
-    /// A code as it is, or as the only one of a struct or list.
+    /// The column itself, and as the only child of a struct and of a list.
     const SHAPES: [fn(ArrayRef) -> ArrayRef; 3] = [|codes| codes, in_struct, in_list];
 
     #[test]

@@ -3,8 +3,8 @@
 //!
 //! A block reserves memory for its rows and their lists before it reads them, and ends where the
 //! session's pool refuses more. So queries may be larger than the pool: a block needs room for
-//! [`SMALLEST_BLOCK`] rows only. The batch that is being read is in memory already, whatever the
-//! pool says; it is reserved while the pool has room for it.
+//! [`SMALLEST_BLOCK`] rows only. The batch that is being read is in memory in any case; it is
+//! reserved while the pool has room.
 
 use std::sync::Arc;
 
@@ -24,17 +24,17 @@ use crate::exec::side::Side;
 use crate::exec::vectors::VectorReader;
 use crate::job::{Phase, Watch};
 
-/// The fewest queries worth a search of their own when memory is short.
+/// The minimum number of queries of a search when memory is short.
 pub(super) const SMALLEST_BLOCK: usize = 64;
 
-/// Rows for which a block reserves memory at first, unless it is to have fewer.
+/// The number of rows of a block's first reservation, or its target if that is smaller.
 const FIRST_ROWS: usize = 1024;
 
-/// Reserves memory for the requested rows, or for fewer if the pool refuses, but for at least
-/// [`SMALLEST_BLOCK`].
+/// Reserves memory for `rows` rows, or, if the pool refuses, for fewer, down to [`SMALLEST_BLOCK`].
+/// Returns their number.
 ///
 /// # Errors
-/// That of the pool if it refuses even this minimum.
+/// The error of the pool if it refuses this minimum.
 pub(super) fn reserve(
     reservation: &MemoryReservation,
     bytes_per_row: usize,
@@ -50,36 +50,36 @@ pub(super) fn reserve(
     }
 }
 
-/// The queries, as they come.
+/// The stream of queries.
 pub(super) struct Queries {
     side: Side,
     stream: BoxStream<'static, Result<RecordBatch>>,
-    /// The rows of the last batch that no block has taken yet.
+    /// The rows of the last batch that are not yet in a block.
     rest: Option<RecordBatch>,
-    /// The vectors of that batch, while the pool grants them.
+    /// The reservation of that batch's vectors, while the pool grants it.
     in_hand: MemoryReservation,
     phases: Phases,
     /// Whether the last batch was read.
     pub ended: bool,
-    /// Rows read into blocks.
+    /// The number of rows read into blocks.
     pub seen: u64,
 }
 
-/// Queries to be searched together, while they are collected.
+/// A block of queries while it is filled.
 pub(super) struct Filling {
     pub reader: VectorReader,
     pub carried: Carried,
-    /// The buffers of the columns that are carried along.
+    /// Counts the buffers of the carried columns, each once.
     kept: RecordBatchMemoryCounter,
     columns: MemoryReservation,
     rows: MemoryReservation,
-    /// What rows of different sizes have.
+    /// The reservation of sets, whose rows differ in size.
     sets: MemoryReservation,
-    /// Bytes of a row and of its list.
+    /// Bytes of a query and of its list.
     bytes_per_row: usize,
-    /// Rows that memory is reserved for.
+    /// The number of rows that memory is reserved for.
     capacity: usize,
-    /// The pool refuses to let it grow.
+    /// Whether the pool refuses to let it grow.
     full: bool,
 }
 
@@ -110,8 +110,8 @@ impl Queries {
         }
     }
 
-    /// Reads on until the block has `target` rows with vectors, or all there are, or all that
-    /// memory allows.
+    /// Reads until the block has `target` rows with vectors, the input ends, or the pool refuses
+    /// more.
     pub async fn fill(&mut self, mut block: Filling, target: usize) -> Result<Filling> {
         while block.reader.len() < target && !block.full {
             self.phases.enter(Phase::Read);
@@ -140,7 +140,7 @@ impl Queries {
                 block.reader.reserve(block.capacity, 0);
                 block.reader.append(&columns(&taken, &side.vector))?;
                 block.carried.push(columns(&taken, &side.carried), taken.num_rows());
-                // Releases the memory from which the rows have moved.
+                // Releases the old buffer's reservation after rows have moved to a larger one.
                 block.rows.resize(block.capacity.saturating_mul(block.bytes_per_row));
                 Ok(block)
             })
@@ -152,7 +152,7 @@ impl Queries {
         Ok(block)
     }
 
-    /// The rest of the last batch, or the next one that has rows.
+    /// The rest of the last batch, or the next non-empty batch.
     async fn next_batch(&mut self) -> Result<Option<RecordBatch>> {
         if let Some(rest) = self.rest.take() {
             return Ok(Some(rest));
@@ -163,7 +163,7 @@ impl Queries {
                 Some(batch) => {
                     let vectors = batch.project(&self.side.vector)?;
                     let bytes = RecordBatchMemoryCounter::new().count_batch(&vectors);
-                    // It is in memory, granted or not.
+                    // The batch is in memory whether the pool grants it or not.
                     if self.in_hand.try_resize(bytes).is_err() {
                         self.in_hand.free();
                     }
@@ -175,21 +175,21 @@ impl Queries {
         Ok(None)
     }
 
-    /// Whether the block may hold on to the columns that a batch carries along. Those of its first
-    /// batch are in memory anyway, and cannot be held in part.
+    /// Whether the pool grants the carried columns of a batch. The first batch of a block is
+    /// accepted in any case, since it is in memory and cannot be held in part.
     fn hold(&self, block: &mut Filling, batch: &RecordBatch) -> Result<bool> {
         let bytes = block.kept.count_batch(&batch.project(&self.side.carried)?);
         Ok(grow(&block.columns, bytes).is_ok() || block.carried.is_empty())
     }
 
-    /// How many rows the block has memory for, given a batch of `batch` rows.
+    /// The number of further rows that the block has memory for, given a batch of `batch` rows.
     fn room(&self, block: &mut Filling, target: usize, batch: usize) -> Result<usize> {
         let held = block.reader.len();
         let wanted = target.min(held.saturating_add(batch));
         if wanted > block.capacity {
             let more = wanted.max(2 * block.capacity).max(FIRST_ROWS).min(target);
             if let Err(refused) = block.grow(more) {
-                // The reservation for the batch in memory must not get in the way.
+                // Releases the reservation of the batch in memory, and tries once more.
                 self.in_hand.free();
                 if block.grow(more).is_err() && block.capacity == 0 {
                     return Err(refused);
@@ -199,7 +199,8 @@ impl Queries {
         Ok(block.capacity.min(target).saturating_sub(held))
     }
 
-    /// How many rows of a batch, at most `room`, the block has memory for if they are sets.
+    /// The number of rows of a batch, at most `room`, that the block has memory for if they are
+    /// sets.
     fn room_for_sets(&self, block: &Filling, batch: &RecordBatch, room: usize) -> Result<usize> {
         let mut room = room.min(batch.num_rows());
         while room > 0 {
@@ -210,7 +211,7 @@ impl Queries {
             }
             let mut refused = grow(&block.sets, bytes).err();
             if refused.is_some() && block.len() == 0 {
-                // The reservation for the batch in memory must not get in the way.
+                // Releases the reservation of the batch in memory, and tries once more.
                 self.in_hand.free();
                 refused = grow(&block.sets, bytes).err();
             }
@@ -226,14 +227,14 @@ impl Queries {
 }
 
 impl Filling {
-    /// Reserves memory for `rows` rows in all, or for fewer if the pool refuses.
+    /// Reserves memory for `rows` rows in all, or, if the pool refuses, for fewer.
     ///
     /// # Errors
-    /// That of the pool if it does not even grant [`SMALLEST_BLOCK`] more.
+    /// The error of the pool if it refuses [`SMALLEST_BLOCK`] more rows.
     fn grow(&mut self, rows: usize) -> Result<()> {
         let mut more = rows - self.capacity;
         loop {
-            // Rows move when the buffer grows: for a moment they are in memory twice.
+            // While the buffer grows, its rows are in memory twice.
             let bytes = (2 * self.capacity + more).saturating_mul(self.bytes_per_row);
             match self.rows.try_resize(bytes) {
                 Ok(()) => break,
@@ -246,19 +247,19 @@ impl Filling {
         Ok(())
     }
 
-    /// Rows with vectors.
+    /// The number of rows with vectors.
     pub fn len(&self) -> usize {
         self.reader.len()
     }
 
-    /// Reduces the reservation to what the block keeps while it is searched and output.
+    /// Shrinks the reservations to the block's size while it is searched and output.
     pub fn settle(&self) {
         self.rows.resize(self.len().saturating_mul(self.bytes_per_row));
-        // Buffers that have grown are cut back to what is used, at least half.
+        // Buffers that grew by doubling are shrunk to their contents, at least half.
         self.sets.resize(self.sets.size() / 2);
     }
 
-    /// The rows, the carried columns, and the reservations held as long as the block exists.
+    /// The rows, the carried columns, and the reservations, which live as long as the block.
     pub fn into_parts(self) -> (VectorReader, Carried, [MemoryReservation; 3]) {
         (self.reader, self.carried, [self.columns, self.rows, self.sets])
     }

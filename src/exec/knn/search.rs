@@ -1,7 +1,7 @@
 //! The search of a [`KnnExec`](super::KnnExec), block by block.
 //!
-//! Blocks of queries grow, so that the first rows come soon; with a limit, no more queries are
-//! searched than it takes to produce that many rows.
+//! Blocks grow, so that the first rows come soon. A limit bounds the number of queries that are
+//! searched.
 
 use datafusion::common::internal_err;
 use datafusion::error::Result;
@@ -20,12 +20,12 @@ use crate::matrix::ElementKind;
 use crate::metric::Direction;
 use crate::rows::Rows;
 
-/// Queries of the first block; each block has twice those of the one before, up to
-/// `neighbors.batch_rows`. A reader of only the first rows waits for a small block, and a reader of
-/// all rows for a few blocks more.
+/// The number of queries of the first block; each block has twice those of the one before, up to
+/// `neighbors.batch_rows`. A consumer of the first rows waits for a small block only, and a
+/// consumer of all rows pays for a few more blocks.
 const FIRST_BLOCK: usize = 2048;
 
-/// The same on a device with its own memory, which is slow on few queries.
+/// The first block on a device with its own memory, which is inefficient on few queries.
 const FIRST_BLOCK_UPLOADED: usize = 16_384;
 
 /// The state of a running join.
@@ -34,23 +34,23 @@ pub(super) struct Search {
     base: Base,
     job: Job,
     queries: Source,
-    /// Queries of the next block.
+    /// The number of queries of the next block.
     target: usize,
-    /// Rows still to be found.
+    /// The number of rows still to be found.
     left: usize,
     batch_size: usize,
     reservation: MemoryReservation,
     metrics: Metrics,
 }
 
-/// Where the queries come from.
+/// The source of the queries.
 pub(super) enum Source {
     Input(Queries),
-    /// In a self-join of the base, the next row to search for.
+    /// In a self-join of the base, the next row to search.
     Base(usize),
 }
 
-/// Queries to be searched together.
+/// Queries that are searched together.
 struct Block {
     rows: Rows,
     /// The carried columns of the queries; in a self-join of the base, the base has them.
@@ -60,7 +60,8 @@ struct Block {
 }
 
 impl Search {
-    /// A search whose blocks reserve what `reservation` is of, for batches of `batch_size` rows.
+    /// A search that reserves its blocks in `reservation`, and outputs batches of `batch_size`
+    /// rows.
     pub fn new(
         (join, base, queries): (Join, Base, Source),
         (reservation, batch_size): (MemoryReservation, usize),
@@ -83,7 +84,7 @@ impl Search {
         Ok(Some(found))
     }
 
-    /// Whether there is something left to search for, and memory for another block at any time.
+    /// Whether queries remain, and the memory pool is unlimited.
     pub fn may_go_ahead(&self) -> bool {
         self.left > 0 && matches!(self.join.pool.memory_limit(), MemoryLimit::Infinite)
     }
@@ -99,7 +100,7 @@ impl Search {
             let device = device.clone();
             self.metrics.phases.enter(Phase::Prepare);
             self.join.device.fall_back(&device, error);
-            // Its memory is for what takes its place.
+            // Frees the failed device's search before its replacement is opened.
             self.base.search = None;
             self.base.open(&self.join, AnyDevice::cpu(), &self.job).await?;
             found = self.search_on_device(&block).await?;
@@ -136,8 +137,8 @@ impl Search {
         Ok(found)
     }
 
-    /// The base on the device chosen for `expected` queries; a device that is slow on few queries
-    /// gets a larger first block.
+    /// The search on the device chosen for `expected` queries. A device that is inefficient on few
+    /// queries gets a larger first block.
     async fn on_device(&mut self, expected: usize) -> Result<OnDevice> {
         let Self { base, join, metrics, job, .. } = self;
         let found = base.on_device(join, &metrics.phases, expected, job).await?;
@@ -147,18 +148,18 @@ impl Search {
         Ok(found)
     }
 
-    /// Neighbours of each query.
+    /// The number of neighbours of each query.
     fn per_query(&self) -> usize {
         let itself = usize::from(matches!(self.queries, Source::Base(_)));
         self.join.spec.params.k().min(self.base.rows.len().saturating_sub(itself))
     }
 
-    /// The number of queries whose neighbours make up the rows still to be output.
+    /// The number of queries whose lists make up the rows still to be output.
     fn needed(&self) -> usize {
         self.left.div_ceil(self.per_query().max(1))
     }
 
-    /// The next queries, as many as memory allows; `None` if none are left.
+    /// The next block of queries, as large as memory allows; `None` at the end.
     async fn block(&mut self) -> Result<Option<Block>> {
         match self.queries {
             Source::Base(next) => self.block_of_base(next).await,
@@ -166,23 +167,23 @@ impl Search {
         }
     }
 
-    /// Bytes of a query's list while it grows, and of its rows and distances when it is done.
+    /// Bytes of a query's candidate list while it grows, and of its result.
     fn list_bytes(&self) -> usize {
         let matrix = self.base.rows.matrix();
         let k = listed(self.join.spec.params.metric(), matrix, self.per_query());
         let real =
             if matrix.kind() == ElementKind::F64 { size_of::<f64>() } else { size_of::<f32>() };
-        // Entries are cut back to k when a quarter more are there, in a buffer that doubles.
+        // Lists are cut back to k whenever they exceed it by a quarter, in a buffer that doubles.
         let entries = k.saturating_add((k / 4).clamp(8, 1024)).checked_next_power_of_two();
         let growing = entries.unwrap_or(usize::MAX).saturating_mul(2 * real);
-        // By a device's sums and by the definition.
+        // A row, the device's distance and the Float64 distance.
         let done = size_of::<u32>() + real + size_of::<f64>();
         growing.saturating_add(k.saturating_mul(done)).saturating_add(64)
     }
 
     /// Bytes of a query.
     fn row_bytes(&self) -> usize {
-        // Sets are counted one by one.
+        // Sets are counted when they are read.
         let matrix = self.base.rows.matrix();
         let bytes = matrix.kind().width(matrix.dim()) * matrix.kind().bytes();
         if !self.join.spec.params.metric().is_of_directions() {
@@ -212,8 +213,8 @@ impl Search {
     async fn block_of_queries(&mut self) -> Result<Option<Block>> {
         let base = self.base.rows.clone();
         let (needed, bytes) = (self.needed(), self.list_bytes().saturating_add(self.row_bytes()));
-        // A few more than needed: the first may have no vectors.
-        // Parameters are chosen by all queries, or as many as memory has room for.
+        // A margin over the needed queries: the first may have NULL vectors.
+        // LSH parameters are tuned on all queries that fit in memory.
         let chooses = self.join.chooses() && self.base.search.is_none();
         let wanted = |target: usize| {
             if chooses { usize::MAX } else { target.min(needed.max(SMALLEST_BLOCK)) }
@@ -230,7 +231,7 @@ impl Search {
                 if queries.ended {
                     return Ok(None);
                 }
-                // Memory was full before the first row with a vector.
+                // The block filled up before the first row with a vector.
                 continue;
             }
             let expected = match (queries.ended, self.join.expected) {
@@ -253,7 +254,7 @@ impl Search {
                 self.on_device(expected).await?;
             }
             return Ok(Some(Block {
-                // By hashing, queries may have fewer neighbours than expected.
+                // LSH may find fewer neighbours per query than expected.
                 rows: match &self.join.spec.lsh {
                     Some(_) => rows,
                     None => rows.slice(0..rows.len().min(needed)),
@@ -266,7 +267,7 @@ impl Search {
     }
 }
 
-/// A reader of queries from this row of their input on, with the dimensions of the base.
+/// A reader of queries that starts at row `first` of their input, with the dimension of the base.
 fn reader(join: &Join, base: &Rows, first: u64) -> VectorReader {
     let spec = &join.spec;
     let vector = spec.query_vector.as_ref().unwrap_or(&spec.base_vector).clone();

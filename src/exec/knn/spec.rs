@@ -1,6 +1,5 @@
-//! The specification of a join of nearest neighbours: its parameters, input columns and output
-//! columns. Shared by the logical plan, which announces the columns, and the operator, which makes
-//! them.
+//! The specification of a nearest-neighbour join: its parameters, input columns and output columns.
+//! Shared by the logical plan, which declares the columns, and the operator, which produces them.
 
 use arrow::datatypes::{DataType, Field, Fields};
 use datafusion::common::plan_err;
@@ -17,19 +16,20 @@ use crate::exec::side::Side;
 pub struct KnnSpec {
     /// k and the metric.
     pub params: KnnParams,
-    /// The parameters of hashing; `None` for an exact search.
+    /// The LSH parameters; `None` for an exact search.
     pub lsh: Option<LshParams>,
-    /// Where the vectors of the queries are; `None` in a self-join of the base.
+    /// The vector columns of the queries; `None` in a self-join of the base.
     pub query_vector: Option<VectorColumn>,
-    /// Where the vectors of the base are.
+    /// The vector columns of the base.
     pub base_vector: VectorColumn,
-    /// Where the vectors are that planes are trained on; `None` for a sample of the base.
+    /// The vector columns of the rows that hyperplanes are trained on; `None` for a sample of the
+    /// base.
     pub training_vector: Option<VectorColumn>,
     /// The requested device.
     pub device: DeviceChoice,
     /// Bytes of the device's memory to use; 0: nearly all that is free.
     pub device_memory: u64,
-    /// Queries searched together.
+    /// The maximum number of queries that are searched together.
     pub batch_rows: usize,
 }
 
@@ -54,7 +54,7 @@ impl KnnSpec {
 /// `base_`, `rank` and `distance`.
 ///
 /// # Errors
-/// Vectors that cannot be compared.
+/// Vectors of kinds that cannot be compared.
 pub fn knn_fields(queries: Option<(&Side, &Fields)>, base: (&Side, &Fields)) -> Result<Vec<Field>> {
     let (query_side, query_fields) = queries.unwrap_or(base);
     let kinds = (query_side.kind, base.0.kind);

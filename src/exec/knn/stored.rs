@@ -1,4 +1,4 @@
-//! A base that is (part of) an index file.
+//! A base that is a stored index, or a part of one.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -25,44 +25,44 @@ use crate::job::{Job, Reserved};
 use crate::matrix::ElementKind;
 use crate::rows::Rows;
 
-/// The index whose rows a base has.
+/// The stored index that a base reads.
 #[derive(Debug, Clone)]
 pub(super) struct Stored {
     pub index: Arc<StoredIndex>,
-    /// The columns of the base, before its plan was narrowed to those that are carried.
+    /// The columns of the base before its plan was narrowed to the carried ones.
     pub schema: SchemaRef,
-    /// Receives how it came to be in memory.
+    /// Records how the tables came to be in memory.
     pub residence: Arc<Mutex<Option<Residence>>>,
 }
 
 impl Stored {
-    /// The file and, once it is known, how it came to be in memory.
+    /// The file name and, once it is known, how the tables came to be in memory.
     pub fn shown(&self) -> String {
         let residence = *self.residence.lock().unwrap_or_else(PoisonError::into_inner);
         let residence = residence.map_or("stored", Residence::name);
         format!("{} ({residence})", self.index.file().name())
     }
 
-    /// Records how it came to be in memory.
+    /// Records how the tables came to be in memory.
     pub fn set(&self, residence: Residence) {
         *self.residence.lock().unwrap_or_else(PoisonError::into_inner) = Some(residence);
     }
 }
 
-/// The rows of an index that a base has.
+/// The rows of a stored index that a base selects.
 #[derive(Clone)]
 pub(super) struct Selected {
-    /// The vectors of the index.
+    /// All vectors of the index.
     pub vectors: Arc<Vectors>,
-    /// Those of the base, if they are not all.
+    /// The selected vectors, unless all are selected.
     pub selection: Option<Arc<Selection>>,
 }
 
-/// What is selected, the columns that are carried along, the vectors that are searched for in a
-/// self-join, and their reservations.
+/// The selection, the carried columns, the rows to be searched in a self-join, and their
+/// reservations.
 type Input = (Selected, Carried, Rows, Vec<Reserved>);
 
-/// Reads which rows of an index a base has, and their columns that are carried along.
+/// Reads the row numbers that a base selects from an index, and the carried columns of these rows.
 pub(super) async fn select(
     stored: &Stored,
     (streams, side): (Vec<SendableRecordBatchStream>, &Side),
@@ -93,7 +93,7 @@ pub(super) async fn select(
             carried.push(batch.columns().to_vec(), batch.num_rows());
         }
         held.resize(counter.memory_usage());
-        // Plans keep the order of rows, but for those of several partitions.
+        // Batches are in order within a partition only.
         numbers.sort_unstable();
         carried.positions = numbers.iter().map(|(_, at)| *at).collect();
         let rows_of_base = numbers.len();
@@ -116,18 +116,18 @@ pub(super) async fn select(
     .await
 }
 
-/// A search, wherever its tables are.
+/// A search, by the residence of its tables.
 #[derive(Clone)]
 pub(super) enum Searching {
-    /// They are in memory, if there are any.
+    /// In tables that the search owns, or without tables.
     AtOnce(Arc<dyn KnnSearch>),
-    /// Those of an index are, as long as this is.
+    /// In tables of a stored index, which it keeps in memory.
     Kept { search: Arc<dyn KnnSearch>, _tables: Arc<LoadedTables>, _base: Arc<dyn StoredBase> },
-    /// Some are read after others.
+    /// In tables that are loaded in turn.
     InTurn(InTurn),
 }
 
-/// A search in tables of an index, of which some are read after others.
+/// A search in the tables of a stored index that do not fit in memory together.
 #[derive(Clone)]
 pub(super) struct InTurn {
     search: Arc<dyn InTurnSearch>,
@@ -137,7 +137,7 @@ pub(super) struct InTurn {
 }
 
 impl Searching {
-    /// What was built, if anything.
+    /// The LSH index, if there is one.
     pub fn index(&self) -> Option<&Index> {
         match self {
             Self::AtOnce(search) | Self::Kept { search, .. } => search.index(),
@@ -153,7 +153,7 @@ impl Searching {
     ) -> Result<Result<Found, crate::Error>> {
         match self {
             Self::AtOnce(search) | Self::Kept { search, .. } => {
-                // Work that nobody waits for any more still uses all of it.
+                // A cancelled search may still run: it keeps the tables alive until it ends.
                 let (whole, search, job) = (self.clone(), search.clone(), job.clone());
                 computing(move || {
                     let found = search.search(&queries, query_rows, &job);
@@ -194,7 +194,7 @@ impl InTurn {
         Ok(Ok(found))
     }
 
-    /// The finds of queries, or of only `open` ones of them, in all tables.
+    /// The candidates of all queries, or of the `open` ones only, in all tables.
     async fn in_all_tables(
         &self,
         (queries, query_rows): (&Rows, QueryRows),
@@ -207,7 +207,7 @@ impl InTurn {
             let most = together.min(all - first);
             let tables = self.index.some_tables(first, most, (&self.pool, job)).await?;
             together = tables.len().max(1);
-            // Work that nobody waits for any more still uses all of it.
+            // A cancelled search may still run: it keeps the tables alive until it ends.
             let (whole, queries, job) = (self.clone(), queries.clone(), job.clone());
             let (earlier, open) = (found.take(), open.cloned());
             let part = computing(move || {
@@ -227,7 +227,7 @@ impl InTurn {
                     found = Some(part);
                     first += together;
                 }
-                // Fewer at a time, then.
+                // Out of memory: halve the number of tables per pass.
                 (earlier, Err(crate::Error::HostMemory { .. })) if together > 1 => {
                     found = earlier;
                     together = together.div_ceil(2);
@@ -242,7 +242,7 @@ impl InTurn {
     }
 }
 
-/// A search in the tables of an index, and the device that it is on.
+/// Opens a search in the tables of an index; also returns its device.
 pub(super) async fn open_stored(
     (stored, selected): (&Stored, &Selected),
     (spec, lsh): (&KnnSpec, &LshParams),

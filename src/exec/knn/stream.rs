@@ -19,7 +19,7 @@ use crate::exec::collect::{CancelOnDrop, Pool};
 use crate::exec::complete::Input;
 use crate::job::{Cancel, Job};
 
-/// Searches for the neighbours of every query.
+/// Runs the join: the neighbours of every query.
 pub(super) fn run(
     join: Join,
     (base, queries, training): (Input, Option<Input>, Option<Input>),
