@@ -1,5 +1,5 @@
-//! Operators that may work on each partition of a concatenation separately: their outputs,
-//! concatenated, equal the output for all rows, bit for bit and in the same order.
+//! Operators that may work on each partition of a concatenation separately: the concatenation of
+//! their outputs equals, bit for bit and in order, their output for the concatenated rows.
 
 use std::sync::Arc;
 
@@ -29,11 +29,10 @@ pub(super) fn row_local(plan: &Arc<dyn ExecutionPlan>) -> bool {
         || plan.is::<ScalarSubqueryExec>()
 }
 
-/// Whether a join, which has all rows of its left side in memory, processes the right side row by
-/// row.
+/// Whether a hash join, with its left side in memory, processes its right side row by row.
 ///
-/// One that keeps rows of the left side for the end does not, and neither does an outer join: it
-/// puts rows without a partner behind the others of their batch.
+/// Joins that output rows of the left side at the end do not. Neither do outer joins, which append
+/// rows without a match to the end of each batch.
 pub(super) fn goes_row_by_row(join: &HashJoinExec) -> bool {
     use JoinType::{Inner, RightAnti, RightMark, RightSemi};
     let by_row = matches!(join.join_type(), Inner | RightSemi | RightAnti | RightMark);
@@ -41,8 +40,8 @@ pub(super) fn goes_row_by_row(join: &HashJoinExec) -> bool {
     by_row && is_whole && !join.null_aware && join.fetch().is_none()
 }
 
-/// Whether partitions must all be started before one of them can end: joins wait until each has
-/// seen the keys, from which they make a filter for the scan.
+/// Whether all partitions must be started before one of them can end: joins wait until every
+/// partition has seen the build keys, from which they derive a dynamic filter for the scan.
 pub(super) fn start_together(plan: &Arc<dyn ExecutionPlan>) -> bool {
     let mut found = false;
     let look = |plan: &Arc<dyn ExecutionPlan>| {
@@ -55,11 +54,11 @@ pub(super) fn start_together(plan: &Arc<dyn ExecutionPlan>) -> bool {
     plan.apply(look).is_ok() && found
 }
 
-/// Plans an aggregate of all rows of these partitions from partial aggregates of each. `None` if
-/// that might change a number, or the order of groups.
+/// Plans an aggregate over all rows of these partitions as partial aggregates of each, merged
+/// afterwards. `None` if the result or the order of groups might differ.
 ///
-/// Groups come in the order of their first rows. That holds for one plain key only: groups of
-/// several keys, or of lists, with the same hash come in an order that depends on batches.
+/// Groups come in the order of their first rows. This holds for a single plain key only: with
+/// several keys, or lists, the order of groups of equal hash depends on batches.
 pub(super) fn in_two_steps(
     aggregate: &AggregateExec,
     partitions: Arc<dyn ExecutionPlan>,
@@ -88,24 +87,25 @@ pub(super) fn in_two_steps(
     Ok(is_same.then(|| Arc::new(all) as Arc<dyn ExecutionPlan>))
 }
 
-/// Whether groups of this type are found row by row.
+/// Whether keys of this type are grouped row by row.
 fn is_plain_key(key: &DataType) -> bool {
     use DataType::{Binary, BinaryView, Boolean, LargeBinary};
     let bytes = key.is_string() || matches!(key, Binary | LargeBinary | BinaryView);
     key.is_primitive() || bytes || *key == Boolean
 }
 
-/// Whether a function is the minimum or maximum of floats, which depends on zeros and NaN.
+/// Whether a function is the minimum or maximum of floats, whose result depends on signed zeros and
+/// NaN.
 pub(super) fn is_end_of_floats(function: &AggregateFunctionExpr) -> bool {
     let of = function.fun().inner();
     (of.is::<Min>() || of.is::<Max>()) && function.field().data_type().is_floating()
 }
 
-/// Whether aggregating in parts gives the same result, bit for bit, wherever the rows are split.
+/// Whether partial aggregation gives the same result, bit for bit, for any split of the rows.
 fn is_exact(function: &AggregateFunctionExpr) -> bool {
     let of = function.fun().inner();
     let numbers = function.field().data_type().clone();
-    // Sums of whole numbers wrap around.
+    // Integer and decimal sums wrap on overflow, so they are associative.
     let whole = numbers.is_integer() || numbers.is_decimal();
     let ordered = whole
         || numbers.is_temporal()

@@ -1,4 +1,4 @@
-//! How many rows each partition of an input has.
+//! Row counts of the partitions of an input.
 
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ use parquet::file::metadata::RowGroupMetaData;
 
 use super::leaf::InputExec;
 
-/// How many rows each partition of a plan has, if statistics are exact or metadata of Parquet files are in memory.
+/// The number of rows of each partition of a plan, if statistics are exact or the metadata of its
+/// Parquet files are cached.
 pub(in crate::exec) fn rows_of_partitions(
     plan: &Arc<dyn ExecutionPlan>,
     context: &TaskContext,
@@ -23,7 +24,7 @@ pub(in crate::exec) fn rows_of_partitions(
     keeps_partitions(plan, context).then(|| rows_of_each(plan, context))?
 }
 
-/// Whether no row goes from one partition to another.
+/// Whether every row stays in its partition: no operator repartitions, and no scan steals work.
 fn keeps_partitions(plan: &Arc<dyn ExecutionPlan>, context: &TaskContext) -> bool {
     if let Some(input) = plan.downcast_ref::<InputExec>() {
         return keeps_partitions(input.plan(), context);
@@ -55,7 +56,7 @@ fn rows_of_each(plan: &Arc<dyn ExecutionPlan>, context: &TaskContext) -> Option<
             |files: &[PartitionedFile]| files.iter().map(|file| rows_of(file, context)).sum();
         return files.file_groups.iter().map(|group| of_group(group.files())).collect();
     }
-    // What an operator passes on row by row, it passes on in the same partition.
+    // An operator that passes rows on one by one keeps them in their partition.
     match plan.children()[..] {
         [input] if input.output_partitioning().partition_count() == partitions => {
             let keeps_rows = matches!(plan.cardinality_effect(), CardinalityEffect::Equal);
@@ -65,7 +66,7 @@ fn rows_of_each(plan: &Arc<dyn ExecutionPlan>, context: &TaskContext) -> Option<
     }
 }
 
-/// The rows of a file, or of the row groups that begin in its range.
+/// The number of rows of a file, or of the row groups that begin in its range.
 fn rows_of(file: &PartitionedFile, context: &TaskContext) -> Option<usize> {
     let cache = context.runtime_env().cache_manager.get_file_metadata_cache();
     let cached = cache.get(&file.object_meta.location)?;
@@ -130,7 +131,7 @@ mod tests {
         check(&context, "SELECT id FROM t", true).await;
         check(&context, "SELECT id + 1, text FROM t", true).await;
         check(&context, "SELECT id FROM t WHERE id % 3 = 0", false).await;
-        // Partitions that take from each other have no rows of their own.
+        // With work stealing, the rows of a partition depend on timing.
         let steal = "SET datafusion.execution.enable_file_stream_work_stealing = true";
         context.sql(steal).await.unwrap().collect().await.unwrap();
         check(&context, "SELECT id FROM t", false).await;

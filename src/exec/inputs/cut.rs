@@ -1,4 +1,4 @@
-//! Rows in batches of equal size, whatever batches they come in.
+//! Rows in batches of equal size, independent of the input's batches.
 
 use std::collections::VecDeque;
 
@@ -14,24 +14,25 @@ use super::settings::BATCH_ROWS;
 use crate::exec::dictionaries::{narrowed, widened, widened_schema};
 use crate::exec::idle::grow;
 
-/// Rows in batches of [`BATCH_ROWS`]; fewer where the keys of a dictionary cannot number the values of as many rows.
+/// Cuts rows into batches of [`BATCH_ROWS`]; smaller ones if the keys of a dictionary cannot number
+/// the values of as many rows.
 pub(super) struct Cut {
     rows: BoxStream<'static, Result<RecordBatch>>,
     schema: SchemaRef,
-    /// How many rows are still to be taken.
+    /// The number of rows still to be output.
     left: usize,
-    /// The rest of a large batch.
+    /// The rest of a large batch, which is cut next.
     rest: Option<RecordBatch>,
-    /// Copies of small batches, with wide keys, and their reservation.
+    /// Copies of small batches, with 32-bit dictionary keys, and their reservation.
     coalescer: BatchCoalescer,
     memory: MemoryReservation,
-    /// Those that are complete, with the keys of the schema.
+    /// Complete batches, with the dictionary keys of the schema.
     complete: VecDeque<RecordBatch>,
     ended: bool,
 }
 
 impl Cut {
-    /// At most `fetch` rows of this schema.
+    /// Cuts rows of this schema; at most `fetch` rows are output.
     pub fn new(
         rows: BoxStream<'static, Result<RecordBatch>>,
         schema: SchemaRef,
@@ -64,7 +65,7 @@ impl Cut {
                 None => self.rows.next().await.transpose()?.map(|batch| self.counted(batch)),
             };
             match next {
-                // Whole batches are not copied.
+                // Batches that are large enough are sliced, not copied.
                 Some(batch) if batch.num_rows() >= BATCH_ROWS && self.coalescer.is_empty() => {
                     return Ok(Some(self.front(batch, BATCH_ROWS)));
                 }
@@ -83,14 +84,14 @@ impl Cut {
         }
     }
 
-    /// Truncates a batch to the rows still to be taken.
+    /// Truncates a batch to the limit.
     fn counted(&mut self, batch: RecordBatch) -> RecordBatch {
         let rows = batch.num_rows().min(self.left);
         self.left -= rows;
         if rows == batch.num_rows() { batch } else { batch.slice(0, rows) }
     }
 
-    /// The first rows of a batch; the others come next.
+    /// The first `rows` rows of a batch; the rest is kept for the next call.
     fn front(&mut self, batch: RecordBatch, rows: usize) -> RecordBatch {
         if batch.num_rows() <= rows {
             return batch;
@@ -100,7 +101,7 @@ impl Cut {
     }
 }
 
-/// The bytes of the rows of a batch, whatever else is in its buffers.
+/// The bytes of the rows of a batch, without unused parts of shared buffers.
 fn slice_bytes(batch: &RecordBatch) -> Result<usize> {
     let bytes = batch.columns().iter().map(|column| column.to_data().get_slice_memory_size());
     Ok(bytes.sum::<Result<usize, _>>()?)
@@ -117,7 +118,8 @@ mod tests {
 
     use super::*;
 
-    /// Rows from a number on, as many as keys of 8 bits have values, with a text each: as it is, and in a struct.
+    /// As many rows as 8-bit keys have values, each with a text of its own, numbered from `first`:
+    /// as a column, and in a struct.
     fn batch(first: usize) -> RecordBatch {
         let texts = (first..first + 128).map(|number| format!("number {number}"));
         let texts = StringViewArray::from_iter_values(texts);
@@ -128,7 +130,7 @@ mod tests {
         RecordBatch::try_from_iter([("code", codes), ("item", inside)]).unwrap()
     }
 
-    /// The batches that come of others.
+    /// The output batches for these input batches.
     async fn cut(batches: Vec<RecordBatch>, fetch: Option<usize>) -> Vec<RecordBatch> {
         let pool: Arc<dyn MemoryPool> = Arc::new(UnboundedMemoryPool::default());
         let memory = MemoryConsumer::new("test").register(&pool);
@@ -142,7 +144,7 @@ mod tests {
         found
     }
 
-    /// Small batches whose values the keys of one batch cannot number are joined as far as they can.
+    /// Small batches are joined up to the number of values that 8-bit keys can number.
     #[tokio::test]
     async fn small_keys_number_the_values_of_a_batch() {
         for (firsts, fetch, sizes) in [

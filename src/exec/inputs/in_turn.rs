@@ -7,11 +7,11 @@
 //! Partitions are read concurrently, and passed on in their order. Batches that arrive before their
 //! turn are buffered: at most [`AHEAD_BYTES`], or a sixteenth of the session's pool, and
 //! [`AHEAD_BATCHES`] for each partition, all of it reserved. Beyond that, every partition keeps one
-//! batch, as any operator does. Below a limit, one partition is read at first, and then twice as
-//! many each time that was not enough.
+//! batch, as any operator does. With a limit, one partition is read at first; whenever the started
+//! partitions do not suffice, twice as many are started as before.
 //!
-//! Batches are [cut](Cut) to [`BATCH_ROWS`], so that operators that work batch by batch do not see
-//! where files and partitions end.
+//! Batches are [cut](Cut) to [`BATCH_ROWS`], which hides the ends of files and partitions from
+//! operators that work batch by batch.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -61,18 +61,18 @@ const AHEAD_BATCHES: usize = 64;
 pub struct InTurnExec {
     input: Arc<dyn ExecutionPlan>,
     fetch: Option<usize>,
-    /// Whether it declares the order of its one partition.
+    /// Whether the declared order of its one partition is kept.
     tells: bool,
-    /// Whether rows were selected by position below, so that no filter may remove any earlier.
+    /// Whether rows were selected by position below: then no filter may be pushed below.
     counted: bool,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl InTurnExec {
-    /// All rows of `input`, at most `fetch` of them. `tells`: the order that `input` declares for
-    /// its one partition stays declared. `counted`: rows were selected by position below, so that
-    /// no filter may remove any earlier.
+    /// All rows of `input`, at most `fetch` of them. With `tells`, the order that `input` declares
+    /// for its one partition stays declared. With `counted`, rows were selected by position below,
+    /// and no filter may be pushed below.
     pub fn from_parts(
         input: Arc<dyn ExecutionPlan>,
         fetch: Option<usize>,
@@ -100,12 +100,12 @@ impl InTurnExec {
         Arc::new(Self::plain(input, fetch, tells))
     }
 
-    /// The rows that an operator has selected by position.
+    /// The rows of an operator that selects by position.
     pub(super) fn over_counted(input: Arc<dyn ExecutionPlan>) -> Arc<Self> {
         Arc::new(Self { counted: true, ..Self::plain(input, None, false) })
     }
 
-    /// The same with another input or limit.
+    /// The same operator over another input, with another limit.
     fn with(&self, input: Arc<dyn ExecutionPlan>, fetch: Option<usize>) -> Arc<Self> {
         Arc::new(Self { counted: self.counted, ..Self::plain(input, fetch, self.tells) })
     }
@@ -126,8 +126,8 @@ impl InTurnExec {
         Self::new(input, None, false)
     }
 
-    /// The rows of a plan in batches of equal size. Operators choose their algorithm by the
-    /// declared order, so that of a single partition stays declared.
+    /// The rows of a plan in batches of equal size. The declared order of a single partition is
+    /// kept, since operators choose their algorithm by it.
     pub(super) fn recut(input: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
         match input.output_partitioning().partition_count() {
             1 => Self::new(input, None, true),
@@ -135,7 +135,7 @@ impl InTurnExec {
         }
     }
 
-    /// The plan whose partitions are taken in turn.
+    /// The plan whose partitions are concatenated.
     pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
         &self.input
     }
@@ -235,7 +235,7 @@ impl ExecutionPlan for InTurnExec {
         &self,
         projection: &ProjectionExec,
     ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
-        // The returned plan may contain the projection's input, so that is replaced by ours.
+        // The returned plan may contain the projection's old input, which is replaced.
         let projection =
             ProjectionExec::try_new(projection.expr().iter().cloned(), self.input.clone())?;
         let input = self.input.try_swapping_with_projection(&projection)?;
@@ -248,7 +248,7 @@ impl ExecutionPlan for InTurnExec {
         filters: Vec<Arc<dyn PhysicalExpr>>,
         _config: &ConfigOptions,
     ) -> Result<FilterDescription> {
-        // The first rows are counted before a filter removes any.
+        // A limit counts rows before filters above it apply.
         if self.counted || self.fetch.is_some() {
             return Ok(FilterDescription::all_unsupported(&filters, &self.children()));
         }
@@ -298,23 +298,23 @@ impl ExecutionPlan for InTurnExec {
     }
 }
 
-/// A batch, the bytes reserved for it, and its place among those of its partition.
+/// A batch, the bytes reserved for it, and its permits of the buffer.
 type Sent = (Result<RecordBatch>, usize, [Option<OwnedSemaphorePermit>; 2]);
 
-/// A partition that is being read.
+/// A running partition: the receiver of its batches, and its task.
 type Running = (mpsc::UnboundedReceiver<Sent>, SpawnedTask<()>);
 
-/// The rows of all partitions in their order, while several are read.
+/// The rows of all partitions in order, while several partitions run.
 struct Ahead {
     input: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,
     /// Partitions that have not been started.
     waiting: std::ops::Range<usize>,
-    /// Those that have, the first in front.
+    /// Partitions that have been started, in order.
     running: VecDeque<Running>,
-    /// One permit for each partition that may be read.
+    /// A semaphore with one permit per partition that may run.
     places: Arc<Semaphore>,
-    /// How many permits to add if the first partitions are not enough.
+    /// The number of permits to add when the first partitions are exhausted.
     growth: usize,
     memory: Arc<MemoryReservation>,
     bytes: Arc<Semaphore>,
@@ -361,7 +361,8 @@ impl Ahead {
             let received = if self.waiting.is_empty() {
                 receiver.recv().await
             } else {
-                // Permits become free while nobody asks for rows of those partitions.
+                // A partition that ends early frees its permit while the first one is still
+                // awaited.
                 let free = std::pin::pin!(self.places.acquire());
                 match select(std::pin::pin!(receiver.recv()), free).await {
                     Either::Left((received, _)) => received,

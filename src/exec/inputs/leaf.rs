@@ -7,7 +7,8 @@
 //!       DataSourceExec: file_groups={2 groups: …}
 //! ```
 //!
-//! It has no children, so that no rule looks inside, and shows its plan itself.
+//! It has no children, so that no optimizer rule changes the plan inside, and displays this plan
+//! itself.
 
 use std::any::Any;
 use std::fmt;
@@ -37,27 +38,27 @@ use super::apart::{row_local, start_together};
 use super::in_turn::InTurnExec;
 use super::settings::{batch_rows, fix_execution};
 
-/// An input as one leaf of a plan: no rule looks inside, and it shows the plan of the input itself.
+/// An input as a leaf of a plan: it hides its plan from optimizer rules, and displays it.
 #[derive(Debug)]
 pub struct InputExec {
     plan: Arc<dyn ExecutionPlan>,
     properties: Arc<PlanProperties>,
-    /// Whether it has run, so that there are metrics to show.
+    /// Whether it was executed, so that metrics can be shown.
     ran: AtomicBool,
     /// Its depth below the root, for display.
     depth: AtomicUsize,
 }
 
-/// Whether a plan, or an input inside, stops after some rows.
+/// Whether a plan, or the plan inside an [`InputExec`], has a limit.
 pub(in crate::exec) fn has_limit(plan: &Arc<dyn ExecutionPlan>) -> bool {
     let inside = plan.downcast_ref::<InputExec>().is_some_and(|input| has_limit(&input.plan));
     inside || plan.fetch().is_some() || plan.children().into_iter().any(has_limit)
 }
 
 impl InputExec {
-    /// The input that this plan reads.
+    /// The input that executes `plan`.
     pub fn new(plan: Arc<dyn ExecutionPlan>) -> Self {
-        // Our operators themselves take partitions one after the other.
+        // Operators of this crate concatenate partitions themselves.
         let plan = match plan.downcast_ref::<InTurnExec>() {
             Some(turn) if turn.fetch().is_none() && !start_together(turn.input()) => {
                 turn.input().clone()
@@ -81,7 +82,7 @@ impl InputExec {
         &self.plan
     }
 
-    /// The operator whose line is shown last.
+    /// The operator whose line is displayed last.
     fn last(&self) -> &Arc<dyn ExecutionPlan> {
         let mut last = &self.plan;
         while let Some(child) = last.children().pop() {
@@ -115,7 +116,7 @@ impl DisplayAs for InputExec {
             false => DisplayableExecutionPlan::new(self.plan.as_ref()),
         };
         let shown = shown.indent(matches!(format, DisplayFormatType::Verbose)).to_string();
-        // The display appends our metrics, which are those of the last operator.
+        // The display appends the metrics of this node, which are those of the last operator.
         let shown = match shown.rfind(", metrics=[").filter(|_| ran) {
             Some(end) => &shown[..end],
             None => shown.trim_end(),
@@ -134,7 +135,7 @@ impl ExecutionPlan for InputExec {
         &self.properties
     }
 
-    /// None, so that no rule looks inside.
+    /// No children, so that optimizer rules do not descend.
     fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
         vec![]
     }
@@ -160,7 +161,8 @@ impl ExecutionPlan for InputExec {
         Ok(Arc::new(Self::new(self.plan.clone().transform_up(reset).data()?)))
     }
 
-    /// Passes the state inside: the recursive term of a query reads its source there.
+    /// Passes the state on to the plan inside: the recursive term of a query reads its source
+    /// there.
     fn with_new_state(&self, state: Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn ExecutionPlan>> {
         let give = |plan: Arc<dyn ExecutionPlan>| match plan.with_new_state(state.clone()) {
             Some(given) => Ok(Transformed::yes(given)),
@@ -186,7 +188,7 @@ impl ExecutionPlan for InputExec {
         StatisticsContext::new().compute(self.plan.as_ref(), args)
     }
 
-    /// The metrics of the operator whose line is shown last.
+    /// The metrics of the operator whose line is displayed last.
     fn metrics(&self) -> Option<MetricsSet> {
         self.last().metrics()
     }
@@ -216,7 +218,8 @@ impl ExecutionPlan for InputExec {
     }
 }
 
-/// The bytes of a row by its type or by statistics, if rows are read from a source one by one.
+/// The bytes of a row by its type or by statistics, if the plan passes rows of a source on one by
+/// one.
 fn bytes_of_row(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
     let mut source = plan;
     while row_local(source) {
@@ -236,7 +239,7 @@ fn bytes_of_row(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
     Some(of_rows.unwrap_or(0).max(of_types))
 }
 
-/// The bytes of a value whose type has as many for each, or 0.
+/// The bytes of a value of a fixed-size type; 0 for other types.
 fn width(of: &DataType) -> usize {
     match of {
         DataType::FixedSizeList(item, length) => {
@@ -247,8 +250,8 @@ fn width(of: &DataType) -> usize {
     }
 }
 
-/// A rule that changes nothing: it tells inputs their depth, so that EXPLAIN shows their plans
-/// below them.
+/// A rule that leaves the plan as it is and sets the depth of inputs, so that EXPLAIN indents their
+/// plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShowInputs;
 

@@ -1,4 +1,5 @@
-//! Inputs planned and run as for one thread: their rows come in one order, whatever the session.
+//! Inputs are planned and run as if for one thread: their rows have one order, whatever the
+//! session.
 //!
 //! DataFusion treats the rows of a relation as a bag: their order depends on the number of
 //! partitions, on the sizes of files and on timing. Ties, seeds and labels of our operators depend
@@ -6,13 +7,13 @@
 //! rules:
 //!
 //! - [`Isolate`](rules::Isolate) puts an [`InTurnExec`](in_turn::InTurnExec) over every source,
-//!   union and limit, so that nothing above sees partitions or declared orders, or removes rows
-//!   that a limit counts;
+//!   union and limit. Operators above then see neither partitions nor declared orders, and remove
+//!   no rows that a limit counts;
 //! - [`Finish`](rules::Finish) re-cuts batches below every operator that is not row-local, makes
-//!   sorts stable, reads files concurrently by consecutive ranges, and replaces the remaining
-//!   operators that gather partitions by arrival.
+//!   sorts stable, reads files concurrently by consecutive ranges, and replaces operators that
+//!   gather partitions in order of arrival.
 //!
-//! The result is an [`InputExec`], a leaf, so that no outer rule can touch it.
+//! The result is an [`InputExec`], a leaf, which outer rules leave as it is.
 
 mod apart;
 mod counts;
@@ -45,10 +46,10 @@ pub use numbered::NumberedExec;
 use rules::{EndsOfRows, Finish, Isolate};
 use settings::fix_execution;
 
-/// Marks a session that plans inputs.
+/// The extension that marks a session which plans inputs.
 struct OneThread;
 
-/// The plan of an input, in one order.
+/// Plans an input in one order.
 pub(crate) async fn plan_input(
     planner: &dyn PhysicalPlanner,
     logical: LogicalPlan,
@@ -61,7 +62,7 @@ pub(crate) async fn plan_input(
         );
     };
     let logical = logical.transform_up_with_subqueries(unlimited).data()?;
-    // Inside an input, the session is the right one already.
+    // An input within an input is planned by the same session.
     let plan = match state.config().get_extension::<OneThread>() {
         Some(_) => planner.create_physical_plan(&logical, state).await?,
         None => planner.create_physical_plan(&logical, &one_thread(state)).await?,
@@ -69,7 +70,7 @@ pub(crate) async fn plan_input(
     Ok(Arc::new(InputExec::new(plan)))
 }
 
-/// The partitions of a plan one after the other.
+/// The concatenation of a plan's partitions.
 pub(crate) fn in_turn(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
     match plan.output_partitioning().partition_count() {
         1 => plan,
@@ -77,7 +78,7 @@ pub(crate) fn in_turn(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
     }
 }
 
-/// Refuses inputs that never end: every row must be seen before the first answer.
+/// Refuses unbounded inputs: every row must be seen before the first answer.
 pub(crate) fn check_bounded(name: &str, input: &Arc<dyn ExecutionPlan>) -> Result<()> {
     if input.boundedness().is_unbounded() {
         return plan_err!("argument '{name}' is unbounded; accepted are inputs that end");
@@ -85,8 +86,8 @@ pub(crate) fn check_bounded(name: &str, input: &Arc<dyn ExecutionPlan>) -> Resul
     Ok(())
 }
 
-/// Removes limits passed to tables: they let a table skip whole files, in the order they were
-/// listed.
+/// Removes limits that were pushed into tables, which let a table skip whole files in listing
+/// order.
 fn unlimited(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     Ok(match plan {
         LogicalPlan::TableScan(scan) if scan.fetch.is_some() => {
@@ -96,18 +97,18 @@ fn unlimited(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     })
 }
 
-/// The same session for one partition. The user's optimizer settings are ignored.
+/// The same session with one partition. The user's optimizer settings are ignored.
 fn one_thread(state: &SessionState) -> SessionState {
     let mut config = state.config().clone().with_extension(Arc::new(OneThread));
     let threads = config.target_partitions();
     let options = config.options_mut();
     let min_size = options.optimizer.repartition_file_min_size;
     options.optimizer = ConfigOptions::new().optimizer;
-    // Statistics say which side of a join is smaller, and depend on files and settings.
+    // Join reordering uses statistics, which depend on files and settings.
     options.optimizer.join_reordering = false;
-    // When a dynamic filter reaches a scan depends on timing.
+    // The arrival of dynamic filters at a scan depends on timing.
     options.optimizer.enable_topk_dynamic_filter_pushdown = false;
-    // It prefers the later of equal groups.
+    // Among equal groups, TopK aggregation prefers the later one.
     options.optimizer.enable_topk_aggregation = false;
     let config = fix_execution(config);
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![Arc::new(Isolate)];

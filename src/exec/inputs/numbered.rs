@@ -1,5 +1,5 @@
-//! Stable sorts: DataFusion's are not stable, so rows are numbered first, and the number is the
-//! last sort key.
+//! Stable sorts: since DataFusion's sorts are not stable, rows are numbered first, and the number
+//! is the last sort key.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 
-/// The same sort of an input, made stable. Partitions are sorted concurrently and then merged.
+/// The sort of an input, made stable. Partitions are sorted concurrently and then merged.
 pub(super) fn stable(
     sort: &SortExec,
     input: Arc<dyn ExecutionPlan>,
@@ -57,7 +57,7 @@ pub(super) fn stable(
     Ok(Arc::new(ProjectionExec::try_new(columns, sorted)?))
 }
 
-/// Rows with their numbers as a last column, those of later partitions larger.
+/// Rows with their numbers as a last column, in the order of partitions.
 #[derive(Debug)]
 pub struct NumberedExec {
     input: Arc<dyn ExecutionPlan>,
@@ -67,10 +67,10 @@ pub struct NumberedExec {
 impl NumberedExec {
     const NUMBER: &str = "__neighbors_row";
 
-    /// Bits of a row's number within its partition.
+    /// The number of bits of a row's number within its partition.
     const ROWS_BITS: u32 = 40;
 
-    /// The rows of `input`.
+    /// Numbers the rows of `input`.
     ///
     /// # Errors
     /// Properties of `input` that do not fit its schema.

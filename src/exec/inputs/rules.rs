@@ -25,8 +25,8 @@ use super::in_turn::InTurnExec;
 use super::leaf::InputExec;
 use super::numbered::stable;
 
-/// First: one partition over each source and union, limits that stay where they are, and joins
-/// whose sides depend on the query alone.
+/// First rule: one partition over each source and union, limits that stay in place, and joins whose
+/// build side depends on the query alone.
 #[derive(Debug)]
 pub(super) struct Isolate;
 
@@ -63,24 +63,23 @@ impl PhysicalOptimizerRule for Isolate {
     }
 }
 
-/// Whether an operator selects rows by position. DataFusion puts a sort for a required order below
-/// it, and merges a sort that has a limit with a sort above it: correct only where any rows will
-/// do.
+/// Whether an operator selects rows by position. DataFusion pushes a sort for a required order
+/// below such an operator, and merges a limited sort with a sort above it, which may select other
+/// rows.
 fn takes_first_rows(plan: &Arc<dyn ExecutionPlan>) -> bool {
     let limit = plan.downcast_ref::<GlobalLimitExec>();
     let is_cut = limit.is_some_and(|limit| limit.skip() > 0 || limit.fetch().is_some());
     is_cut || plan.downcast_ref::<SortExec>().is_some_and(|sort| sort.fetch().is_some())
 }
 
-/// A join that keeps the rows of its right side in memory and streams those of its left, so that
-/// rows come in the order of the left side. DataFusion plans joins the other way round, and then
-/// swaps some by statistics.
+/// A join that builds on its right side and streams its left side, so that the output has the order
+/// of the left side. DataFusion plans joins the other way round, and then swaps some by statistics.
 fn streaming_left(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
     use JoinType::{Full, Inner, Left, LeftAnti, LeftMark, LeftSemi};
     let by_left =
         |join: &JoinType| matches!(join, Inner | Left | Full | LeftSemi | LeftAnti | LeftMark);
     if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
-        // A null-aware join cannot be swapped.
+        // DataFusion cannot swap a null-aware join.
         let swap = by_left(join.join_type()) && !join.null_aware;
         return swap.then(|| join.swap_inputs(*join.partition_mode())).transpose();
     }
@@ -90,8 +89,8 @@ fn streaming_left(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn Execut
     plan.downcast_ref::<CrossJoinExec>().map(CrossJoinExec::swap_inputs).transpose()
 }
 
-/// Replaces the rule that reads counts, minima and maxima from statistics: those of files omit NaN
-/// and one of the two zeros, so for a column of floats they are not the extremes of its rows.
+/// Replaces the rule that reads counts, minima and maxima from statistics. Statistics of files omit
+/// NaN and one of the two zeros, so they are not the extremes of a column of floats.
 #[derive(Debug)]
 pub(super) struct EndsOfRows(pub Arc<dyn PhysicalOptimizerRule + Send + Sync>);
 
@@ -122,12 +121,13 @@ impl PhysicalOptimizerRule for EndsOfRows {
     }
 }
 
-/// Last: batches, stable sorts, parallel reading, and operators that gather partitions by arrival.
+/// Last rule: batches, stable sorts, parallel reading, and operators that gather partitions by
+/// arrival.
 #[derive(Debug)]
 pub(super) struct Finish {
-    /// How many partitions are read concurrently.
+    /// The number of partitions that are read concurrently.
     pub threads: usize,
-    /// Files of fewer bytes are not split.
+    /// The minimum size in bytes of a file that is split.
     pub min_size: usize,
     /// The maximum number of partitions that are sorted concurrently.
     pub sorters: usize,
@@ -159,7 +159,7 @@ impl Finish {
             return Ok(plan.with_preserve_order(true).unwrap_or(plan));
         }
         if let Some(turn) = plan.downcast_ref::<InTurnExec>() {
-            // A limit between the two has gone into the lower one.
+            // A limit of the upper one has been pushed into the lower one.
             let below = turn.input();
             let is_double = below.is::<InTurnExec>() && turn.fetch().is_none();
             return Ok(if is_double { below.clone() } else { plan });
@@ -179,7 +179,7 @@ impl Finish {
             return replace_children_if_necessary(Arc::new(merge), inputs);
         }
         if plan.is::<UnionExec>() {
-            // Branch by branch, and partition by partition in each.
+            // The branches in order, each with its partitions in order.
             let inputs = plan.children().into_iter().map(|input| match unlimited_turn(input) {
                 Some(turn) if !start_together(turn.input()) => self.in_parallel(turn.input()),
                 _ => Ok(input.clone()),
@@ -215,7 +215,7 @@ impl Finish {
             return Ok(None);
         }
         inputs[0] = self.in_parallel(turn.input())?;
-        // A filter's limit holds for each partition, and then for all of them.
+        // A filter's limit applies to each partition, and then to all rows.
         let plan = replace_children_if_necessary(plan.clone(), inputs)?;
         let fetch = plan.fetch();
         Ok(Some(InTurnExec::new(plan, fetch, false)))
@@ -252,7 +252,7 @@ impl Finish {
         Ok(Some(InTurnExec::over(apart)))
     }
 
-    /// An input of an operator that is not row-local.
+    /// The input of an operator that is not row-local, as one partition.
     fn whole(&self, input: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
         match input {
             input if input.is::<InTurnExec>() => self.turn_in_parallel(input),
@@ -263,7 +263,7 @@ impl Finish {
 
     fn turn_in_parallel(&self, turn: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
         let mut input = self.in_parallel(turn.children()[0])?;
-        // No partition needs to give more rows than all of them.
+        // The limit on all rows also bounds each partition.
         if turn.fetch().is_some() && input.is::<DataSourceExec>() {
             input = input.with_fetch(turn.fetch()).unwrap_or(input);
         }
@@ -286,7 +286,7 @@ impl Finish {
     }
 }
 
-/// A concatenation of all rows.
+/// The concatenation of all partitions without a limit.
 fn unlimited_turn(plan: &Arc<dyn ExecutionPlan>) -> Option<&InTurnExec> {
     plan.downcast_ref::<InTurnExec>().filter(|turn| turn.fetch().is_none())
 }

@@ -1,24 +1,24 @@
-//! Settings that the order of an input may depend on.
+//! Settings that can influence the order of an input.
 
 use datafusion::common::config::ConfigOptions;
 use datafusion::prelude::SessionConfig;
 
-/// The number of rows in every batch that reaches an operator that is not row-local.
+/// The number of rows in the batches that enter operators other than row-local ones.
 pub(super) const BATCH_ROWS: usize = 8192;
 
-/// Bytes of a batch of rows that are only read: those of larger ones leave the cache before they are copied, and are
-/// in new memory each.
+/// The size of batches whose rows are copied once. Larger batches leave the cache before they are
+/// copied, and each allocates new memory.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// The fewest rows of a batch.
+/// The minimum number of rows of a batch.
 const FEWEST_ROWS: usize = 256;
 
-/// Rows of a batch of wide rows of which each is looked at by itself.
+/// The number of rows of a batch that is read row by row, for rows of `bytes_of_row` bytes.
 pub(super) fn batch_rows(bytes_of_row: usize) -> usize {
     (BATCH_BYTES / bytes_of_row.max(1)).clamp(FEWEST_ROWS, BATCH_ROWS)
 }
 
-/// The settings that an input runs with: those that an order may depend on are fixed.
+/// The configuration of an input's execution: settings that can influence the order are fixed.
 pub(super) fn fix_execution(config: SessionConfig) -> SessionConfig {
     let mut config = config.with_batch_size(BATCH_ROWS).with_target_partitions(1);
     let own = ConfigOptions::new().execution;

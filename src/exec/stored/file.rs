@@ -1,4 +1,4 @@
-//! An index file that is open: its summary is known, its sections are read when they are needed.
+//! An open index file: its summary is in memory, its sections are read on demand.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,23 +22,23 @@ use crate::exec::side::Side;
 use crate::index::lsh::Table;
 use crate::index::lsh::file::{FOOTER, HEADER, Section, Summary, bad, summary_place};
 
-/// Entries of a summary beside the parameters.
+/// Keys of summary entries other than parameters.
 pub(super) const ROWS: &str = "rows";
 pub(super) const GROUP: &str = "rows_of_a_group";
 pub(super) const DIM: &str = "dimensions";
 pub(super) const BUCKETS: &str = "buckets";
 pub(super) const LARGEST: &str = "largest_bucket";
-/// Of the vectors: the names of their columns, and whether each is a dimension.
+/// Keys of the vector columns: one column of vectors, or one column per dimension.
 pub(super) const VECTOR: &str = "vector_column";
 pub(super) const DIMENSION: &str = "dimension_column";
 
-/// An index file that is open.
+/// An open index file.
 pub(crate) struct IndexFile {
     pub(super) reader: Reader,
     schema: SchemaRef,
     rows: usize,
     group: usize,
-    /// The columns of the vectors.
+    /// The vector columns.
     vector: VectorColumn,
     /// The numbers of the rows without a vector.
     without: Vec<u32>,
@@ -47,7 +47,7 @@ pub(crate) struct IndexFile {
     of_tables: Vec<Section>,
 }
 
-/// Reads sections of a file.
+/// Reads byte ranges of a file.
 #[derive(Clone)]
 pub(super) struct Reader {
     store: Arc<dyn ObjectStore>,
@@ -56,7 +56,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// What the file says of itself.
+    /// Reads the summary, which the footer points to.
     async fn summary(&self) -> Result<Summary> {
         let fails = |error| bad(format!("reading fails: {error}"));
         let size = self.store.head(&self.path).await.map_err(fails)?.size;
@@ -70,7 +70,7 @@ impl Reader {
         Summary::from_bytes(&self.bytes(place.bytes.clone()).await?, &place)
     }
 
-    /// The bytes of a section, if they are those that were written.
+    /// The bytes of a section, verified against its checksum.
     pub async fn read(&self, section: &Section) -> Result<Buffer> {
         section.length()?;
         let read = self.bytes(section.bytes.clone()).await.and_then(|bytes| {
@@ -88,7 +88,7 @@ impl Reader {
         read.map(Buffer::from).map_err(|error| bad(format!("reading fails: {error}")))
     }
 
-    /// An error that names the file.
+    /// Adds the file name to an error.
     pub fn of_file(&self, error: Error) -> Error {
         match error {
             Error::IndexFile(problem) if !problem.starts_with("index '") => {
@@ -100,7 +100,7 @@ impl Reader {
 }
 
 impl IndexFile {
-    /// Opens a file: reads what it says of itself.
+    /// Opens a file and reads its summary.
     pub(super) async fn open(
         store: Arc<dyn ObjectStore>,
         path: Path,
@@ -155,27 +155,27 @@ impl IndexFile {
         &self.reader.name
     }
 
-    /// The columns of its rows.
+    /// The schema of the stored rows.
     pub(crate) fn schema(&self) -> &SchemaRef {
         &self.schema
     }
 
-    /// The number of its rows.
+    /// The number of stored rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The columns of the vectors.
+    /// The vector columns.
     pub(crate) fn vector(&self) -> &VectorColumn {
         &self.vector
     }
 
-    /// Its tables.
+    /// The parameters and hash functions of the tables.
     pub(crate) fn tables(&self) -> &Arc<StoredTables> {
         &self.tables
     }
 
-    /// Where its tables are.
+    /// The sections of the tables.
     pub(super) fn of_tables(&self) -> &[Section] {
         &self.of_tables
     }
@@ -185,25 +185,25 @@ impl IndexFile {
         self.rows - self.without.len()
     }
 
-    /// The number of a row among those with vectors, if it has one.
+    /// The position of a row among the rows with vectors; `None` for a NULL vector.
     pub(super) fn number(&self, row: u32) -> Option<u32> {
         let before = self.without.partition_point(|other| *other < row);
         (self.without.get(before) != Some(&row)).then(|| row - before as u32)
     }
 
-    /// The groups of rows that are stored together.
+    /// The row groups of the file.
     pub(super) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (rows, group) = (self.rows, self.group.max(1));
         (0..rows).step_by(group).map(move |first| first..rows.min(first.saturating_add(group)))
     }
 
-    /// Bytes of some columns for a group of rows.
+    /// The stored bytes of columns of a row group.
     pub(super) fn bytes(&self, group: usize, columns: &[usize]) -> usize {
         let all = self.schema.fields().len();
         columns.iter().filter_map(|column| self.cells[group * all + column].length().ok()).sum()
     }
 
-    /// The values of some columns for the rows of a group.
+    /// The values of columns of a row group.
     pub(super) async fn columns(
         &self,
         group: usize,
@@ -247,7 +247,7 @@ fn vector_of(summary: &Summary) -> Result<VectorColumn> {
     }
 }
 
-/// Little-endian numbers.
+/// Decodes little-endian numbers.
 fn numbers_of<T, const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> T) -> Result<Vec<T>> {
     match bytes.as_chunks() {
         (numbers, []) => Ok(numbers.iter().map(|bytes| number(*bytes)).collect()),
@@ -255,7 +255,7 @@ fn numbers_of<T, const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> T) ->
     }
 }
 
-/// A schema as bytes.
+/// A schema as an Arrow IPC stream.
 pub(super) fn schema_bytes(schema: &Schema) -> Result<Vec<u8>, ArrowError> {
     StreamWriter::try_new(Vec::new(), schema)?.into_inner()
 }
@@ -267,10 +267,10 @@ fn schema_of(bytes: Buffer) -> Result<SchemaRef> {
     }
 }
 
-/// The values of a column as bytes.
+/// A column's values as an Arrow IPC stream.
 pub(super) fn column_bytes(field: &FieldRef, values: &ArrayRef) -> Result<Vec<u8>, ArrowError> {
     let schema = Arc::new(Schema::new(vec![field.clone()]));
-    // Views may be of far more than these values.
+    // The buffers of views may hold more than these values.
     let values = match field.data_type() {
         DataType::Utf8View => Arc::new(values.as_string_view().gc()) as ArrayRef,
         DataType::BinaryView => Arc::new(values.as_binary_view().gc()) as ArrayRef,
@@ -289,8 +289,8 @@ fn column_of(bytes: Buffer) -> Result<ArrayRef> {
     }
 }
 
-/// The schema and the first batch of an Arrow IPC stream. Arrow's decoder is made for bytes that a
-/// writer of its own has written.
+/// The schema and the first batch of an Arrow IPC stream. Arrow's decoder expects well-formed bytes
+/// and may panic on others.
 fn decoded(mut bytes: Buffer) -> Result<(Option<SchemaRef>, Option<RecordBatch>)> {
     refuse_compressed(&bytes)?;
     let mut decoder = StreamDecoder::new();
@@ -303,11 +303,11 @@ fn decoded(mut bytes: Buffer) -> Result<(Option<SchemaRef>, Option<RecordBatch>)
     Ok((decoder.schema(), batch))
 }
 
-/// Refuses compressed buffers: no index has any, and the decoder allocates the uncompressed length that
-/// one claims, whatever it is.
+/// Refuses compressed buffers: an index has none, and the decoder would allocate the uncompressed
+/// length that a damaged buffer claims.
 fn refuse_compressed(stream: &[u8]) -> Result<()> {
     let mut rest = stream;
-    // If this ends early, so does the decoder, with an error.
+    // If the messages end early, the decoder reports an error.
     while let Some((message, after)) = next_message(rest) {
         let dictionary = message.header_as_dictionary_batch();
         let batch = message.header_as_record_batch().or_else(|| dictionary?.data());
@@ -319,13 +319,13 @@ fn refuse_compressed(stream: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The next message of an Arrow IPC stream whose body is complete, and what follows it.
+/// The next message of an Arrow IPC stream, and the bytes after its body.
 fn next_message(stream: &[u8]) -> Option<(Message<'_>, &[u8])> {
     let stream = stream.strip_prefix(&[0xff_u8; 4]).unwrap_or(stream);
     let (length, rest) = stream.split_first_chunk::<4>()?;
     let (message, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
     let message = root_as_message(message).ok()?;
-    // Converted as the decoder does it.
+    // The same conversion as in the decoder.
     let (_body, after) = rest.split_at_checked(message.bodyLength() as usize)?;
     Some((message, after))
 }
@@ -339,7 +339,7 @@ mod tests {
 
     use super::*;
 
-    /// The first bytes of an LZ4 frame.
+    /// The magic number of an LZ4 frame.
     const LZ4: [u8; 4] = [0x04, 0x22, 0x4d, 0x18];
 
     #[test]
@@ -360,7 +360,7 @@ mod tests {
             writer.write(&RecordBatch::try_new(schema, vec![values]).unwrap()).unwrap();
             let mut bytes = writer.into_inner().unwrap();
             let at = bytes.windows(4).position(|bytes| bytes == LZ4).expect("a compressed buffer");
-            // The uncompressed length comes before.
+            // The uncompressed length precedes the frame.
             bytes[at - 8..at].copy_from_slice(&(1u64 << 40).to_le_bytes());
             let error = column_of(Buffer::from(bytes)).unwrap_err().to_string();
             assert!(error.contains("a column is compressed"), "{error}");

@@ -17,11 +17,11 @@
 //! | tables | a [table](crate::index::lsh::Table) each: keys, ascending, and the rows with them |
 //! | 1 | the point that planes go through, and the planes of each table if they are trained (f64 each) |
 //!
-//! Rows of tables are numbered without those that have no vector. Hash functions are not stored, as
-//! they follow from the parameters: entries of the summary under the names of the arguments.
+//! Tables number the rows with vectors only. Hash functions are not stored, since they follow from
+//! the parameters, which are entries of the summary under the names of the arguments.
 //!
-//! The vectors of an open file and its tables are read when a search first needs them, and stay in
-//! memory, and on the device, while the table exists or until something else wants the memory.
+//! The vectors and tables of an open file are read by the first search that needs them. They stay
+//! in memory, and on the device, until the table is dropped or another consumer needs the memory.
 
 mod file;
 mod numbered;

@@ -1,4 +1,4 @@
-//! Which rows of an index an input has: the same plan with the number of each row.
+//! Plans over a stored index: detection, and a rewrite that adds the row numbers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use super::resident::StoredIndex;
 use super::scan::IndexScanExec;
 use crate::exec::inputs::{InTurnExec, InputExec};
 
-/// The index whose rows a plan has, each at most once and in their order, if its columns at these
-/// positions are the vectors of the index.
+/// The index that a plan reads, if its columns at these positions are the index's vectors and each
+/// row of the index occurs at most once, in order.
 pub(in crate::exec) fn stored_in(
     plan: &Arc<dyn ExecutionPlan>,
     vectors: &[usize],
@@ -60,12 +60,12 @@ pub(in crate::exec) fn stored_in(
     }
 }
 
-/// Whether an expression has functions inside, which find their arguments behind all columns.
+/// Whether an expression contains a lambda, whose parameters are numbered after all columns.
 fn has_lambda(expr: &Arc<dyn PhysicalExpr>) -> bool {
     expr.exists(|part| Ok(part.is::<LambdaExpr>())).unwrap_or(true)
 }
 
-/// The input of an operator that keeps columns as they are, and rows in their order.
+/// The input of an operator that keeps columns and the order of rows.
 fn below(plan: &Arc<dyn ExecutionPlan>) -> Option<&Arc<dyn ExecutionPlan>> {
     if let Some(input) = plan.downcast_ref::<InputExec>() {
         return Some(input.plan());
@@ -75,12 +75,12 @@ fn below(plan: &Arc<dyn ExecutionPlan>) -> Option<&Arc<dyn ExecutionPlan>> {
         || plan.is::<GlobalLimitExec>()
         || plan.is::<LocalLimitExec>()
         || plan.is::<ScalarSubqueryExec>();
-    // Subqueries come behind the input.
+    // The children after the first are subqueries.
     keeps.then(|| plan.children().first().copied()).flatten()
 }
 
-/// A plan that [has the rows of an index](stored_in), with these of its columns, and then the number of
-/// each row.
+/// Rewrites a plan that [reads an index](stored_in): the output has these columns, and then the row
+/// numbers.
 pub(in crate::exec) fn numbered(
     plan: &Arc<dyn ExecutionPlan>,
     columns: &[usize],
@@ -127,7 +127,7 @@ pub(in crate::exec) fn numbered(
     plan.clone().replace_children([input].into_iter().chain(others).collect(), mode)
 }
 
-/// A plan with only these columns and the numbers, and where each of them is then.
+/// A plan with these columns and the row numbers, and the new position of each column.
 fn narrowed(
     plan: &Arc<dyn ExecutionPlan>,
     needed: BTreeSet<usize>,
@@ -137,7 +137,7 @@ fn narrowed(
     Ok((input, move |i: usize| needed.partition_point(|column| *column < i)))
 }
 
-/// The numbers of rows, which are the last column.
+/// The row numbers, which are the last column.
 fn number(plan: &Arc<dyn ExecutionPlan>) -> ProjectionExpr {
     let schema = plan.schema();
     let last = schema.fields().len() - 1;
@@ -147,7 +147,7 @@ fn number(plan: &Arc<dyn ExecutionPlan>) -> ProjectionExpr {
 
 fn columns_of(expr: &Arc<dyn PhysicalExpr>) -> BTreeSet<usize> {
     let mut columns = BTreeSet::new();
-    // The closure does not fail.
+    // The closure is infallible.
     let _ = expr.apply(|part| {
         columns.extend(part.downcast_ref::<Column>().map(Column::index));
         Ok(TreeNodeRecursion::Continue)

@@ -1,4 +1,4 @@
-//! The parameters of an index as text: in OPTIONS of a statement, and in the summary of a file.
+//! LSH parameters as text: in OPTIONS of a statement, and in the summary of an index file.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -10,17 +10,17 @@ use crate::exec::hashed::KnnLsh;
 use crate::index::lsh::{Family, Planes, Rounding, file};
 use crate::metric::Metric;
 
-/// Whether the width was chosen, in a summary.
+/// The summary entry for a width that was tuned.
 const WIDTH_IS_CHOSEN: &str = "width_is_chosen";
 
-/// What a query may leave to be chosen again: tables and probes.
+/// The parameters that a query may tune again.
 const CHOSEN: [&str; 2] = ["tables", "probes"];
 
 impl KnnLsh {
     /// Sets a parameter from text.
     ///
     /// # Errors
-    /// Unknown names, and values of another kind.
+    /// Unknown names, and values of a wrong type.
     pub(crate) fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let text = || Some(value.to_string());
         match name {
@@ -57,10 +57,11 @@ impl KnnLsh {
         Ok(())
     }
 
-    /// The parameters of a search in stored tables: theirs, and what is given here as far as it is free.
+    /// Merges the index's fixed parameters with the query's options.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what is not, and for values out of range.
+    /// [`Error::InvalidArgument`] for options that differ from fixed parameters, and values out of
+    /// range.
     pub(crate) fn over(&self, stored: &LshParams, metric: Metric) -> Result<LshParams> {
         fixed("metric", Some(self.metric.name()), metric.name())?;
         let lower = |text: &Option<String>| text.as_ref().map(|text| text.to_ascii_lowercase());
@@ -122,7 +123,7 @@ impl KnnLsh {
         Ok(params)
     }
 
-    /// How candidates are scored: as the index says, unless something is given.
+    /// Sets the scoring of candidates: options that are not given keep the index's values.
     fn score_again(&self, params: &mut LshParams) -> Result<()> {
         let is_given = self.method.is_some()
             || self.errors.is_some()
@@ -174,7 +175,7 @@ const NAMES: [&str; 20] = [
     "seed",
 ];
 
-/// The parameters of stored tables, with their names.
+/// The summary entries of the parameters.
 pub(super) fn entries(params: &LshParams, metric: Metric) -> Vec<(String, String)> {
     let mut entries = vec![
         ("metric", metric.name().to_string()),
@@ -201,10 +202,10 @@ pub(super) fn entries(params: &LshParams, metric: Metric) -> Vec<(String, String
     entries.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
-/// The parameters that these entries stand for.
+/// The parameters in the entries of a summary.
 ///
 /// # Errors
-/// [`Error::IndexFile`] if they stand for none, or leave something open.
+/// [`Error::IndexFile`] if an entry is invalid, or a parameter is missing.
 pub(super) fn from_entries(entries: &[(String, String)]) -> Result<(LshParams, Metric)> {
     let damaged = |error: Error| file::bad(format!("its parameters are not accepted: {error}"));
     let mut given = KnnLsh::k(1);
@@ -225,7 +226,7 @@ pub(super) fn from_entries(entries: &[(String, String)]) -> Result<(LshParams, M
     Ok((LshParams { is_width_chosen, ..params }, given.metric))
 }
 
-/// A column, or several in brackets, of which each is a dimension.
+/// A column name, or a list of names in brackets, one per dimension.
 fn columns(text: &str) -> VectorColumn {
     if text.trim().starts_with('[') {
         VectorColumn::Dimensions(items(text).map(str::to_string).collect())
@@ -253,7 +254,7 @@ fn name_of<T: PartialEq>(one: T, all: &[(&'static str, T)]) -> &'static str {
     all.iter().find(|(_, known)| *known == one).map_or("", |(name, _)| name)
 }
 
-/// Refuses a value that is another than the index has.
+/// Refuses a value that differs from the index's.
 fn fixed<T: PartialEq + Display>(name: &str, given: Option<T>, stored: T) -> Result<()> {
     match given.filter(|given| *given != stored) {
         Some(given) => Err(Error::InvalidArgument(format!(

@@ -1,7 +1,8 @@
-//! What is kept of an index between queries: its vectors and its tables, while nothing else wants the
-//! memory.
+//! An index in memory: its vectors and tables stay between queries, until another consumer needs
+//! the memory.
 //!
-//! Files are read by tasks, and never by a thread that blocks: a store may need such a thread itself.
+//! Files are read by async tasks, never on a blocking thread: an object store may need such a
+//! thread itself.
 
 use std::fmt;
 use std::ops::Range;
@@ -28,47 +29,47 @@ use crate::matrix::ElementKind;
 use crate::parallel::{in_parallel, threads};
 use crate::rows::Rows;
 
-/// An index file, and what is kept of it.
+/// An index file, with its vectors and tables in memory.
 pub(crate) struct StoredIndex {
     file: IndexFile,
-    /// Locked while something is read.
+    /// The vectors and tables in memory, locked while they are read.
     read: AsyncMutex<Read>,
     bases: Mutex<Vec<OnDevice>>,
 }
 
-/// What was read.
+/// The vectors, one entry per element kind, and the tables.
 #[derive(Default)]
 struct Read {
     vectors: Vec<Arc<Vectors>>,
     tables: Option<Arc<LoadedTables>>,
 }
 
-/// The vectors of an index, as numbers of one kind.
+/// The vectors of an index, converted to one element kind.
 pub(in crate::exec) struct Vectors {
     pub rows: Rows,
     _reserved: Vec<Reserved>,
 }
 
-/// The vectors on a device, with so much of its memory.
+/// The vectors on a device, identified by its name and memory limit.
 struct OnDevice {
     device: (String, u64),
     vectors: Arc<Vectors>,
     base: Arc<dyn StoredBase>,
 }
 
-/// How the tables of an index came to be in memory, for EXPLAIN ANALYZE.
+/// The residence of an index's tables, for EXPLAIN ANALYZE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::exec) enum Residence {
-    /// They were read.
+    /// The tables were read by this query.
     Loaded,
-    /// They were there.
+    /// The tables were in memory.
     Resident,
-    /// Some are read after others, for every block of queries.
+    /// The tables do not fit in memory together, and are read in turn for every block of queries.
     InTurn,
 }
 
 impl Residence {
-    /// The word to show.
+    /// The name in EXPLAIN ANALYZE.
     pub fn name(self) -> &'static str {
         match self {
             Self::Loaded => "loaded",
@@ -80,7 +81,7 @@ impl Residence {
 
 impl Keeper for StoredIndex {
     fn release(&self) -> bool {
-        // One that is being read is in use.
+        // A locked index is in use.
         let Ok(mut read) = self.read.try_lock() else { return false };
         let mut bases = self.bases.lock().unwrap_or_else(PoisonError::into_inner);
         fn is_used<T: ?Sized>(held: &Arc<T>) -> bool {
@@ -92,17 +93,17 @@ impl Keeper for StoredIndex {
         let before = held(&bases, &read);
         bases.retain(|on_device| is_used(&on_device.base));
         read.tables.take_if(|tables| !is_used(tables));
-        // Those on a device are used by that.
+        // Vectors on a device are in use there.
         read.vectors.retain(is_used);
         held(&bases, &read) < before
     }
 }
 
 impl StoredIndex {
-    /// Opens a file: reads what it says of itself.
+    /// Opens an index file and reads its summary.
     ///
     /// # Errors
-    /// [`Error::IndexFile`] for files that are none, damaged or newer.
+    /// [`Error::IndexFile`] for files that are not an index, damaged, or of a newer version.
     pub(crate) async fn open(
         store: Arc<dyn ObjectStore>,
         path: Path,
@@ -120,7 +121,7 @@ impl StoredIndex {
         &self.file
     }
 
-    /// The vectors, as numbers of this kind.
+    /// The vectors, converted to this element kind.
     pub(in crate::exec) async fn vectors(
         &self,
         kind: ElementKind,
@@ -137,8 +138,8 @@ impl StoredIndex {
         Ok(vectors)
     }
 
-    /// The tables, or only the first `wanted` where there is no memory for all; `None` if there is
-    /// none for these.
+    /// All tables, or, if memory does not suffice, only the first `wanted`; `None` if it does not
+    /// suffice for those either.
     pub(in crate::exec) async fn tables(
         &self,
         wanted: Option<usize>,
@@ -157,7 +158,7 @@ impl StoredIndex {
             return Ok(Some((tables, Residence::Loaded)));
         }
         drop(read);
-        // For this query alone.
+        // Held by this query alone.
         let Some(wanted) = wanted.filter(|wanted| *wanted < all) else { return Ok(None) };
         let tables = self.read_tables(0..wanted, 1, &own).await?;
         Ok(tables.map(|tables| (Arc::new(tables), Residence::Loaded)))
@@ -182,7 +183,7 @@ impl StoredIndex {
         let base = open_stored(device, rows, tables, job)
             .map_err(|error| self.file.reader.of_file(error))?;
         let (vectors, mut bases) = (vectors.clone(), lock());
-        // Another query may have been faster.
+        // A concurrent query may have been faster.
         let is_wanted =
             |held: &&OnDevice| held.device == device_of && Arc::ptr_eq(&held.vectors, &vectors);
         if let Some(held) = bases.iter().find(is_wanted) {
@@ -192,7 +193,7 @@ impl StoredIndex {
         Ok(base)
     }
 
-    /// The same work, with memory that is counted for the index.
+    /// The job with a memory budget of the index.
     fn own_budget(&self, pool: &Arc<dyn MemoryPool>, job: &Job) -> Job {
         let held = MemoryConsumer::new(format!("index {}", self.file.name())).register(pool);
         job.clone().with_budget(Arc::new(Pool(held)))
@@ -219,7 +220,7 @@ impl StoredIndex {
             })
             .await?;
             if reserved.is_empty() && reader.len() > 0 {
-                // A damaged file may say that it has more rows than it can have.
+                // The summary of a damaged file may claim more rows than the file can hold.
                 let all = self.bytes_of(&columns).div_ceil(bytes.max(1)).saturating_mul(rows.end);
                 let expected = file.with_vectors().min(all);
                 reserved.push(job.reserve("rows of an index", reader.bytes_of(expected))?);
@@ -232,7 +233,7 @@ impl StoredIndex {
             return Err(file.reader.of_file(error).into());
         }
         file.tables().check_rows(&rows).map_err(|error| file.reader.of_file(error))?;
-        // Where sets end is counted with the rows.
+        // The ends of sets are reserved with the rows.
         let mut tokens = rows.sets().map_or(0, |(sets, _)| sets.bytes_of_tokens());
         for mut of_group in of_sets {
             of_group.shrink_to(of_group.bytes().min(tokens));
@@ -242,13 +243,13 @@ impl StoredIndex {
         Ok(Vectors { rows, _reserved: reserved })
     }
 
-    /// Bytes of some columns for all rows.
+    /// The stored bytes of columns, of all row groups.
     fn bytes_of(&self, columns: &[usize]) -> usize {
         self.file.groups().enumerate().map(|(group, _)| self.file.bytes(group, columns)).sum()
     }
 
-    /// The next tables from `first` on: at most `most`, and as many as there is memory for, with as much
-    /// again for what finds candidates in them.
+    /// The tables from `first` on: at most `most`, and as many as fit in memory together with the
+    /// candidate search, which needs as much again.
     pub(in crate::exec) async fn some_tables(
         &self,
         first: usize,
@@ -273,7 +274,7 @@ impl StoredIndex {
         self.file.tables().bytes_of_table(self.file.with_vectors())
     }
 
-    /// Some tables; `None` if there is no memory for `times` as many.
+    /// Reads tables; `None` if `times` their memory is not available.
     async fn read_tables(
         &self,
         numbers: Range<usize>,
@@ -282,7 +283,7 @@ impl StoredIndex {
     ) -> Result<Option<LoadedTables>> {
         let rows = self.file.with_vectors();
         let numbers = if rows == 0 { numbers.start..numbers.start } else { numbers };
-        // As bytes, and a mark for each row.
+        // The bytes in the file, and a bit per row for validation.
         let together = threads().min(numbers.len());
         let raw = together * (Table::bytes_in_file(rows) + rows.div_ceil(8));
         let needed = numbers.len() * self.bytes_of_table();

@@ -31,7 +31,7 @@ use crate::exec::idle::grow;
 pub(crate) struct IndexScanExec {
     index: Arc<StoredIndex>,
     columns: Vec<usize>,
-    /// Whether the last column has the number of each row among those with vectors.
+    /// Whether the last column has the position of each row among the rows with vectors.
     is_numbered: bool,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
@@ -40,10 +40,10 @@ pub(crate) struct IndexScanExec {
 impl IndexScanExec {
     const NUMBER: &str = "__neighbors_row";
 
-    /// These columns of a file.
+    /// Scans these columns of a file.
     ///
     /// # Errors
-    /// Columns that it does not have.
+    /// Columns that the file does not have.
     pub(crate) fn try_new(index: Arc<StoredIndex>, columns: Vec<usize>) -> Result<Self> {
         let schema = Arc::new(index.file().schema().project(&columns)?);
         let metrics = ExecutionPlanMetricsSet::new();
@@ -51,7 +51,8 @@ impl IndexScanExec {
         Ok(Self { index, columns, is_numbered: false, properties, metrics })
     }
 
-    /// Some columns of these, and the number of each row, NULL for rows without vectors.
+    /// A scan of a subset of the columns, followed by the row numbers, NULL for rows without
+    /// vectors.
     pub(super) fn numbered(&self, columns: &[usize]) -> Result<Self> {
         let columns = columns.iter().map(|i| self.columns[*i]).collect();
         let plain = Self::try_new(self.index.clone(), columns)?;
@@ -76,7 +77,7 @@ impl IndexScanExec {
         &self.index
     }
 
-    /// The column of the file that is the column `i` here.
+    /// The file's column at position `i` of the output.
     pub(super) fn column(&self, i: usize) -> Option<usize> {
         self.columns.get(i).copied()
     }

@@ -34,31 +34,32 @@ use crate::index::lsh::file::{Section, Summary, header};
 use crate::index::lsh::{Planes, Table};
 use crate::job::{Cancel, Job, Reserved};
 
-/// Rows that are stored together, at least and at most, and about the bytes that they have.
+/// The minimum and maximum number of rows of a row group, and its approximate size in bytes.
 const FEWEST_ROWS: usize = 1024;
 const MOST_ROWS: usize = 65_536;
 const GROUP_BYTES: usize = 16 << 20;
 
-/// Bytes of a part of a file, at least; stores take 10,000 of them. Parts that are on their way at a time.
+/// The minimum bytes of an upload part, the maximum number of parts (stores accept 10,000), and the
+/// number of parts in flight.
 const PART: usize = 5 << 20;
 const MOST_PARTS: usize = 8000;
 const PARTS: usize = 2;
 
-/// Writes all rows and their tables to one file.
+/// Writes rows and their hash tables to an index file.
 #[derive(Debug)]
 pub(crate) struct IndexSink {
     schema: SchemaRef,
     side: Side,
     vector: VectorColumn,
     params: KnnLsh,
-    /// The rows that planes are trained on, if they are given.
+    /// The rows that hyperplanes are trained on, if a relation gives them.
     training: Option<(Arc<dyn ExecutionPlan>, Side, VectorColumn)>,
     store: ObjectStoreUrl,
     path: Path,
 }
 
 impl IndexSink {
-    /// Rows with this schema, to this file.
+    /// A sink for rows of this schema.
     pub(crate) fn new(
         schema: SchemaRef,
         (side, vector): (Side, VectorColumn),
@@ -68,10 +69,10 @@ impl IndexSink {
         Self { schema, side, vector, params, training: None, store, path }
     }
 
-    /// The same with planes trained on the rows of a plan.
+    /// The same sink with hyperplanes trained on the rows of a plan.
     ///
     /// # Errors
-    /// A plan without this column, or where it holds vectors of another kind than the rows.
+    /// A plan without this column, or with vectors of another kind than the rows.
     pub(crate) fn with_training(
         self,
         plan: Arc<dyn ExecutionPlan>,
@@ -90,7 +91,7 @@ impl IndexSink {
         Ok(Self { training: Some((plan, side, vector)), ..self })
     }
 
-    /// Rows that planes are trained on, if they are given.
+    /// Reads the rows that hyperplanes are trained on, if a relation gives them.
     async fn training(
         &self,
         context: &Arc<TaskContext>,
@@ -103,7 +104,7 @@ impl IndexSink {
         self.read(input, Arc::new(batches), job).await.map(Some)
     }
 
-    /// The vectors of some batches, as numbers of the kind that the rows have.
+    /// Reads the vectors of batches, converted to the element kind of the rows.
     async fn read(
         &self,
         (input, vector, side): (&'static str, VectorColumn, Side),
@@ -134,7 +135,7 @@ impl IndexSink {
     }
 }
 
-/// A file that is being written.
+/// A file being written.
 struct Writer {
     upload: WriteMultipart,
     part: usize,
@@ -158,23 +159,23 @@ impl Writer {
     }
 }
 
-/// What is to be written.
+/// The contents of an index file.
 struct Content {
     batches: Vec<RecordBatch>,
     held: Arc<MemoryReservation>,
-    /// Where the vectors are among the rows.
+    /// The positions of the rows with vectors.
     positions: Vec<u32>,
     dim: usize,
     builder: TablesBuilder,
-    /// Rows to be stored together, and bytes of a part.
+    /// The number of rows of a row group, and the bytes of an upload part.
     group: usize,
     part: usize,
-    /// Of what is on its way.
+    /// The reservation of the row group and the parts in flight.
     _reserved: Reserved,
 }
 
 impl IndexSink {
-    /// Reads the vectors, and chooses what is free.
+    /// Reads the vectors, and tunes omitted parameters.
     async fn prepare(
         &self,
         (batches, held): (Vec<RecordBatch>, Arc<MemoryReservation>),
@@ -200,7 +201,7 @@ impl IndexSink {
         let tables = builder.params.tables.unwrap_or(0) * Table::bytes_in_file(vectors);
         let file = bytes + tables + bytes_of_planes(&builder, dim);
         let part = (file / MOST_PARTS).max(PART);
-        // A group as it is and as bytes, and parts.
+        // A row group in memory and encoded, and the parts in flight.
         let of_group = bytes.min(2 * group * (bytes / all.max(1)));
         let parts = file.min((PARTS + 2) * part);
         let _reserved = job.reserve("parts of an index", 2 * of_group + parts)?;
@@ -208,7 +209,7 @@ impl IndexSink {
         Ok(Content { batches, held, positions, dim, builder, group, part, _reserved })
     }
 
-    /// Writes all of it.
+    /// Writes all sections and the summary.
     async fn write(&self, content: Content, writer: &mut Writer, job: &Job) -> Result<()> {
         let Content { batches, held, positions, dim, builder, group, _reserved, .. } = content;
         let all = batches.iter().map(RecordBatch::num_rows).sum();
@@ -252,7 +253,7 @@ impl IndexSink {
     }
 }
 
-/// Some batches as one.
+/// Concatenates batches.
 fn joined(schema: &SchemaRef, rows: &[RecordBatch]) -> Result<RecordBatch> {
     dictionaries::joined(schema, rows).map_err(|error| match error {
         ArrowError::DictionaryKeyOverflowError => {
@@ -274,7 +275,7 @@ fn joined(schema: &SchemaRef, rows: &[RecordBatch]) -> Result<RecordBatch> {
     })
 }
 
-/// Bytes of the point that planes go through, and of the planes of all tables if they are trained.
+/// Bytes of the centre of the hyperplanes, and of all hyperplanes if they are trained.
 fn bytes_of_planes(builder: &TablesBuilder, dim: usize) -> usize {
     let params = &builder.params;
     let planes = match params.planes {
@@ -284,7 +285,7 @@ fn bytes_of_planes(builder: &TablesBuilder, dim: usize) -> usize {
     (builder.centre().len() + planes * dim) * size_of::<f64>()
 }
 
-/// The numbers of the rows without a vector.
+/// The numbers of the rows without a vector, encoded.
 fn without(positions: &[u32], all: usize) -> Vec<u8> {
     let (mut next, mut bytes) = (0, Vec::new());
     for position in positions.iter().copied().chain([all as u32]) {
@@ -294,7 +295,7 @@ fn without(positions: &[u32], all: usize) -> Vec<u8> {
     bytes
 }
 
-/// Some consecutive rows.
+/// A range of consecutive rows.
 fn slice(batches: &[RecordBatch], first: usize, rows: usize) -> Vec<RecordBatch> {
     let (mut start, mut parts) = (0, Vec::new());
     for batch in batches {
@@ -334,7 +335,7 @@ impl DataSink for IndexSink {
         let content = self.prepare((batches, held), training, &job).await?;
         drop(of_training);
         let store = context.runtime_env().object_store(&self.store)?;
-        // A store shows a file under its name once it is complete.
+        // An object store makes a multipart upload visible when it is complete.
         let (upload, part) = (store.put_multipart(&self.path).await?, content.part);
         let upload = WriteMultipart::new_with_chunk_size(upload, part);
         let mut writer = Writer { upload, part, end: 0, summary: Summary::default() };
@@ -344,7 +345,7 @@ impl DataSink for IndexSink {
                 Ok(all as u64)
             }
             Err(error) => {
-                // What was written so far is nobody's.
+                // Removes the uploaded parts.
                 if let Err(left) = writer.upload.abort().await {
                     log::warn!("{} is left incomplete: {left}", self.path);
                 }
