@@ -57,14 +57,14 @@ impl KnnExact {
     }
 }
 
-/// The k nearest rows of `base` for every row of `queries`, or, without queries, for every row of
-/// `base` among the others.
+/// The k nearest rows of `base` for every row of `queries`. Without queries, `base` is joined with
+/// itself, and no row is its own neighbour.
 ///
-/// The arrays hold vectors: lists of numbers of any Arrow list type, or binary strings for the
-/// metrics of bits, or lists of integers as sets under `jaccard`; dictionaries of such vectors as well. A NULL vector has no neighbours and is
-/// not a neighbour of any row.
+/// The arrays hold vectors: lists of numbers of any Arrow list type, binary strings for the metrics
+/// of bits, lists of integers as sets under `jaccard`, and dictionaries of such vectors. A NULL
+/// vector has no neighbours and is not a neighbour of any row.
 ///
-/// Returns a row for each neighbour: `query` and `base` (UInt32, positions in the arrays), `rank`
+/// Returns one row per neighbour: `query` and `base` (UInt32, positions in the arrays), `rank`
 /// (Int64, from 1) and `distance` (Float64), ordered by query and rank.
 ///
 /// # Errors
@@ -95,11 +95,12 @@ pub fn knn_exact(
     neighbors(device, base, queries, (params.k, params.metric), None)
 }
 
-/// Most of the k nearest rows of `base` for every row of `queries`, or, without queries, for every row
-/// of `base` among the others, by hashing. As [`knn_exact`], but that some neighbours may be missing.
+/// The approximate k nearest rows of `base` for every row of `queries`, or of `base` itself without
+/// queries, by locality-sensitive hashing. The result has the form of [`knn_exact`]'s; some
+/// neighbours may be missing.
 ///
 /// # Errors
-/// Those of [`knn_exact`]; [`Error::Unsatisfiable`] if these rows cannot meet the parameters.
+/// The errors of [`knn_exact`]; [`Error::Unsatisfiable`] if these rows cannot meet the parameters.
 ///
 /// # Example
 /// ```
@@ -231,8 +232,8 @@ impl KMeans {
         Self { max_iterations, ..self }
     }
 
-    /// Rounds end when the squared distances that the centroids moved add up to at most this
-    /// multiple of the mean variance of the dimensions.
+    /// The convergence tolerance: rounds end when the sum of the squared shifts of all centroids is
+    /// at most `tolerance` times the mean variance of the dimensions.
     pub fn tolerance(self, tolerance: f64) -> Self {
         Self { tolerance, ..self }
     }
@@ -284,8 +285,8 @@ impl KMeans {
 
 /// Clusters the vectors of an array, optionally starting from `init`, an array of centroids.
 ///
-/// A NULL vector is in no cluster: labels and distances are those of the others, at `positions`.
-/// `weights`, if given, has one for each of the others.
+/// A NULL vector is in no cluster: labels and distances belong to the rows with a vector, which are
+/// at `positions` of the array. `weights`, if given, has one value for each of these rows.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for arrays that hold no numbers and parameters that could not be
@@ -347,13 +348,14 @@ pub struct Dbscan {
 }
 
 impl Dbscan {
-    /// Neighbours are at most `eps` apart, by Euclidean distance; 5 of them make a row core, itself among
-    /// them.
+    /// The radius `eps`, by Euclidean distance; a row is core if at least 5 rows, itself included,
+    /// are within it.
     pub fn eps(eps: f64) -> Self {
         Self { eps, min_points: 5, metric: Metric::L2, vector: None, weight: None }
     }
 
-    /// The number, or the weight, of rows within eps that makes a row core, itself among them.
+    /// The number, or the total weight, of rows within eps that makes a row core; the row itself
+    /// counts.
     pub fn min_points(self, min_points: u64) -> Self {
         Self { min_points, ..self }
     }
@@ -382,8 +384,8 @@ impl Dbscan {
 
 /// Clusters the vectors of an array by density.
 ///
-/// A NULL vector is in no cluster: clusters and core rows are those of the others, at `positions`.
-/// `weights`, if given, has one for each of the others.
+/// A NULL vector is in no cluster: clusters and core flags belong to the rows with a vector, which
+/// are at `positions` of the array. `weights`, if given, has one value for each of these rows.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for arrays that hold no vectors, a metric that does not fit them, and
@@ -420,7 +422,7 @@ pub fn dbscan(
     Ok((found, positions))
 }
 
-/// The kind of an input's vectors, which may be sets.
+/// The element kind of an input's vectors; lists of integers are sets under metrics of sets.
 fn kind_of(
     array: &dyn Array,
     (input, may_be_sets): (&str, bool),
@@ -437,7 +439,7 @@ fn kind_of(
     }
 }
 
-/// A reader of an array whose vectors have this length, if it is known.
+/// A reader of an array whose vectors have `dim` elements, if that is known.
 fn reader(
     input: &'static str,
     kind: ElementKind,

@@ -1,4 +1,4 @@
-//! Operators that need their whole input before they have any output.
+//! Operators that read their whole input before they produce output.
 
 use std::sync::Arc;
 
@@ -22,39 +22,41 @@ use super::vectors::VectorReader;
 use crate::device::AnyDevice;
 use crate::job::{Cancel, Job, Phase, Watch};
 
-/// The output batches, made on demand.
+/// The output batches, an iterator that computes each on demand.
 pub(super) type Found = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
 
 /// An operator's computation.
 pub(super) trait AtOnce: Send + 'static {
-    /// The operator's name, and the phases that are shown.
+    /// The operator's name, and the phases that EXPLAIN ANALYZE shows.
     const NAME: &'static str;
     const PHASES: &'static [Phase];
 
     /// The columns of the output.
     fn schema(&self) -> SchemaRef;
 
-    /// The device asked for.
+    /// The requested device.
     fn asked(&self) -> Asked;
 
-    /// Makes ready what a device needs besides the rows, as far as it is known what these are.
+    /// Prepares the device for the expected row type before the input arrives, for example by
+    /// compiling kernels.
     fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
         |_| {}
     }
 
-    /// Receives the phases of the work, and what else is shown while it goes on.
+    /// The receiver of the job's phases and progress metrics.
     fn watch(&self, phases: Phases) -> Arc<dyn Watch> {
         Arc::new(phases)
     }
 
-    /// What reads the vectors of the input.
+    /// The reader of the input's vectors.
     fn reader(&self) -> VectorReader;
 
-    /// Whether their columns are then left out of the input's batches.
+    /// Whether the vector columns are dropped from the input's batches once they have been read.
     fn omits_vectors(&self) -> bool;
 
-    /// The output of the input's rows and batches; before it, some operators read the batches of another. Metrics that
-    /// are not about time and rows are recorded here.
+    /// The output batches for the rows and batches of the input. `first` has the batches of an
+    /// input that is read before it, if the operator has one. Metrics other than times and row
+    /// counts are recorded here.
     fn compute(
         self,
         first: Option<Vec<RecordBatch>>,

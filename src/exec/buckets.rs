@@ -1,4 +1,4 @@
-//! The buckets of rows, batch by batch.
+//! LSH buckets of rows, batch by batch.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use crate::error::Result;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
-/// The fields of a bucket: the number of its table, from 0, and its key, NULL for a NULL vector.
+/// The fields of a bucket: the number of its hash table, from 0, and its key, NULL for a NULL
+/// vector.
 pub fn bucket_fields() -> Fields {
     Fields::from(vec![
         Field::new("table", DataType::Int64, false),
@@ -26,10 +27,11 @@ pub fn bucket_field() -> FieldRef {
     Arc::new(Field::new_list_field(DataType::Struct(bucket_fields()), false))
 }
 
-/// For each row of a column of vectors its bucket in each table, as lists of `table` and `bucket`.
+/// The bucket of every row in each hash table, as lists of `table` and `bucket`.
 ///
 /// # Errors
-/// Rows that are no vectors for the metric, or differ in length; parameters that they cannot meet.
+/// Rows that the metric cannot compare, or of different lengths; parameters that these rows cannot
+/// meet.
 pub fn row_buckets(
     columns: &[ArrayRef],
     (vector, kind): (&VectorColumn, ElementKind),

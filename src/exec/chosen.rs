@@ -24,7 +24,7 @@ impl Chosen {
         self.lock().get_or_insert(device.info().name);
     }
 
-    /// Records that the CPU computes what a device leaves to it.
+    /// Records that the CPU computes because `device` does not support the operation.
     pub fn set_host(&self, device: &AnyDevice, why: &str) {
         *self.lock() = Some(format!("cpu ({}: {why})", device.info().name));
     }
@@ -41,7 +41,8 @@ impl Chosen {
     }
 }
 
-/// The device that a statement asks for, and about how many operations it takes, as far as statistics say.
+/// The device that a statement requests, and the estimated number of operations, if statistics
+/// tell.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
     pub choice: DeviceChoice,
@@ -54,9 +55,10 @@ impl Asked {
         AnyDevice::foresee(self.choice, self.operations)
     }
 
-    /// Initialises its GPU, if it is expected to have one, and makes ready what will run there, beside what comes next:
-    /// that takes as long as reading a large file. Why it has none is said when it is chosen. It is a task that the
-    /// runtime waits for at its end, as a process must not exit meanwhile.
+    /// Initialises the GPU in the background, if one is expected, and passes it to `warm`:
+    /// initialisation takes as long as reading a large file. Errors are reported when the device is
+    /// chosen. The runtime waits for this task at shutdown, since a process must not exit during
+    /// initialisation.
     pub fn wake(self, warm: impl FnOnce(&AnyDevice) + Send + 'static) -> Option<SpawnedTask<()>> {
         let ordinal = AnyDevice::asks_for(self.choice, self.operations)?;
         Some(SpawnedTask::spawn_blocking(move || {
@@ -72,11 +74,11 @@ pub(super) fn may_fall_back(choice: DeviceChoice, device: &AnyDevice) -> bool {
     choice == DeviceChoice::Auto && device.info().memory.is_some()
 }
 
-/// Runs work on a device; if it fails for a reason of the device and fallback is allowed, on the
-/// CPU. Also returns which of them ran it.
+/// Runs work on a device. If the device fails and fallback is allowed, the work runs on the CPU.
+/// Also returns the device that ran it.
 ///
 /// # Errors
-/// Those of the last device tried.
+/// The errors of the last device tried.
 pub(super) fn run_or_fall_back<T>(
     device: AnyDevice,
     may_fall_back: bool,
@@ -84,7 +86,7 @@ pub(super) fn run_or_fall_back<T>(
     mut run: impl FnMut(&AnyDevice) -> Result<T>,
 ) -> Result<(AnyDevice, T)> {
     let done = match run(&device) {
-        // What is kept on it between queries gives way.
+        // Idle indexes on the device are released, then the work runs once more.
         Err(Error::DeviceMemory { .. }) if release_idle() => run(&device),
         done => done,
     };

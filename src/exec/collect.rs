@@ -35,7 +35,8 @@ pub(super) fn expected_rows(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
     rows_by_statistics(plan)?.get_value().copied()
 }
 
-/// The number of rows of a plan by statistics that call it exact. Those of sources leave out their limits.
+/// The exact number of rows of a plan by statistics. Statistics of sources do not apply their
+/// limits.
 pub(super) fn exact_rows(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
     let rows = rows_by_statistics(plan)?;
     rows.is_exact()?.then(|| rows.get_value().copied())?
@@ -46,14 +47,15 @@ fn rows_by_statistics(plan: &Arc<dyn ExecutionPlan>) -> Option<Precision<usize>>
     Some(found.ok()?.num_rows)
 }
 
-/// Batches of a partition that have come and have not been received.
+/// Capacity of the channel of a partition: batches read ahead of the consumer.
 const AHEAD: usize = 8;
 
-/// What [`in_turn`] does with a batch that has come: for example, reserve its memory.
+/// A function that [`in_turn`] applies to every batch on arrival: for example, to reserve its
+/// memory.
 pub(super) type Receive<T> = Arc<dyn Fn(RecordBatch) -> Result<T> + Send + Sync>;
 
-/// All partitions, one after the other. All of them run concurrently, each so many batches ahead: those of a join wait
-/// for each other.
+/// The batches of all partitions, one partition after the other. All partitions run concurrently,
+/// since the partitions of a join wait for each other; each is at most `ahead` batches in advance.
 pub(super) fn in_turn<T: Send + 'static>(
     streams: Vec<SendableRecordBatchStream>,
     ahead: usize,
@@ -62,7 +64,7 @@ pub(super) fn in_turn<T: Send + 'static>(
     futures::stream::iter(running(streams, ahead, receive)).flatten().boxed()
 }
 
-/// Partitions, all of which run concurrently, each so many batches ahead.
+/// Streams of partitions that all run concurrently, each at most `ahead` batches in advance.
 fn running<T: Send + 'static>(
     streams: Vec<SendableRecordBatchStream>,
     ahead: usize,
@@ -95,10 +97,11 @@ fn running<T: Send + 'static>(
     streams.into_iter().map(run).collect()
 }
 
-/// Reserved memory of the columns of batches, which may share buffers: each is counted once.
+/// The memory reservation of the columns of batches. A buffer that several columns share is counted
+/// once.
 pub(super) struct Held {
     pub reservation: Arc<MemoryReservation>,
-    /// For the address of each buffer, its bytes, and how many columns have it.
+    /// For the address of each buffer, its bytes and the number of columns that use it.
     buffers: Mutex<HashMap<usize, (usize, usize)>>,
 }
 
@@ -107,7 +110,7 @@ impl Held {
         Self { reservation, buffers: Mutex::default() }
     }
 
-    /// Reserves memory for the columns of a batch that has come.
+    /// Reserves memory for the columns of a batch.
     fn hold(&self, batch: &RecordBatch) -> Result<()> {
         let (mut buffers, mut more) = (self.buffers(), 0);
         for column in batch.columns() {
@@ -120,7 +123,7 @@ impl Held {
         grow(&self.reservation, more)
     }
 
-    /// Drops columns, and gives back their memory.
+    /// Drops columns, and frees the reservation of buffers that no other column uses.
     pub fn release(&self, columns: Vec<ArrayRef>) {
         let (mut buffers, mut less) = (self.buffers(), 0);
         for column in &columns {
@@ -142,7 +145,7 @@ impl Held {
     }
 }
 
-/// Calls `found` with the address and size of each buffer.
+/// Calls `found` with the address and capacity of each buffer.
 fn each_buffer(data: &ArrayData, found: &mut dyn FnMut(usize, usize)) {
     for buffer in data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer())) {
         found(buffer.data_ptr().as_ptr().addr(), buffer.capacity());
@@ -150,10 +153,10 @@ fn each_buffer(data: &ArrayData, found: &mut dyn FnMut(usize, usize)) {
     data.child_data().iter().for_each(|child| each_buffer(child, found));
 }
 
-/// What comes of a partition: batches, and then its end.
+/// A partition's number, and its next batch, or `None` at its end.
 pub(super) type Arrived = (usize, Option<Result<RecordBatch>>);
 
-/// The batches of all partitions as they come, with the numbers of their partitions.
+/// The batches of all partitions in order of arrival.
 pub(super) fn arriving(
     streams: Vec<SendableRecordBatchStream>,
     held: &Arc<Held>,
@@ -167,7 +170,7 @@ pub(super) fn arriving(
 }
 
 fn holding(held: &Arc<Held>) -> Receive<RecordBatch> {
-    // What is reserved is given back as soon as the reader ends, if these streams do not yet.
+    // A weak reference: the reader frees the reservation at its end, even if these streams live on.
     let held = Arc::downgrade(held);
     Arc::new(move |batch| match held.upgrade() {
         Some(held) => held.hold(&batch).map(|()| batch),
@@ -175,7 +178,7 @@ fn holding(held: &Arc<Held>) -> Receive<RecordBatch> {
     })
 }
 
-/// Reads all partitions concurrently, then takes them in order.
+/// Reads all partitions concurrently, and returns their batches in order.
 pub(super) async fn collect(
     streams: Vec<SendableRecordBatchStream>,
     reservation: &Arc<MemoryReservation>,
@@ -216,8 +219,8 @@ impl Budget for Pool {
     }
 }
 
-/// Runs long work on many threads, which are shared with no other work. It waits for them in a task
-/// of its own, so that its turn delays nobody when its stream is not polled.
+/// Runs long work on the crate's own thread pool. A task of its own waits for the pool, so that
+/// other work is not delayed if the caller's stream is not polled.
 pub(super) async fn computing<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -228,7 +231,7 @@ pub(super) async fn computing<T: Send + 'static>(
     SpawnedTask::spawn(task).join_unwind().await.map_err(join_error)?
 }
 
-/// Runs work on a thread that it may block.
+/// Runs work on a thread where blocking is allowed.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

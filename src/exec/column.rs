@@ -1,11 +1,11 @@
-//! Which columns of an input hold vectors, and of what numbers.
+//! The columns of an input that hold its vectors, and the kind of their elements.
 
 use arrow::datatypes::DataType;
 
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
-/// Where the vectors of an input are: in one column of vectors, or in one column per dimension.
+/// The vector columns of an input: one column of vectors, or one column per dimension.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
 #[non_exhaustive]
 pub enum VectorColumn {
@@ -24,13 +24,13 @@ impl VectorColumn {
         }
     }
 
-    /// The names of the columns as a user knows them.
+    /// The names of the columns as the user wrote them.
     pub(crate) fn shown(&self) -> String {
         self.names().iter().map(|name| shown(name)).collect::<Vec<_>>().join(", ")
     }
 
-    /// The type of the rows' elements, if columns of these types hold vectors. Metrics that compare
-    /// sets, if it is known that one does, take lists of integers for these.
+    /// The element kind of the vectors, if columns of these types hold vectors. Lists of integers
+    /// are sets under a known metric of sets.
     pub fn kind(&self, types: &[&DataType], metric: Option<Metric>) -> Option<ElementKind> {
         match (self, types) {
             (Self::Whole(_), [one]) => kind_of_vector(one, metric),
@@ -44,31 +44,31 @@ impl VectorColumn {
     }
 }
 
-/// Suffixes of the names of columns that are made for a node, each for one use.
+/// Suffixes of columns that a projection below a node adds, one for vectors and one for weights.
 const ADDED: [&str; 2] = [" (as vector", " (as weight"];
 
-/// A name for a column of vectors that is made for a node, where the input has the name already.
+/// A name for the added column of vectors, distinct from the columns of the input.
 pub(crate) fn vector_name(name: &str, number: usize) -> String {
     format!("{name}{} {number})", ADDED[0])
 }
 
-/// The same for a column of weights.
+/// A name for the added column of weights, distinct from the columns of the input.
 pub(crate) fn weight_name(name: &str, number: usize) -> String {
     format!("{name}{} {number})", ADDED[1])
 }
 
-/// A column's name as a user knows it, without what was added.
+/// A column's name as the user wrote it, without the suffix of an added column.
 pub(crate) fn shown(name: &str) -> &str {
     ADDED.iter().find_map(|added| name.rfind(added)).map_or(name, |end| &name[..end])
 }
 
-/// The element type that holds both without loss.
+/// The element kind that holds elements of both kinds without loss.
 pub(crate) fn common_kind(a: ElementKind, b: ElementKind) -> ElementKind {
     if a == ElementKind::F64 { a } else { b }
 }
 
-/// The type of the elements of a column of vectors; `None` if it holds none. Metrics that compare sets
-/// take lists of integers for these.
+/// The element kind of a column of vectors; `None` if its type is not one of vectors. Lists of
+/// integers are sets under metrics of sets.
 pub(crate) fn kind_of_vector(column: &DataType, metric: Option<Metric>) -> Option<ElementKind> {
     let has_sets = metric.is_some_and(|metric| metric.accepts(ElementKind::Sets));
     match column {
@@ -77,7 +77,7 @@ pub(crate) fn kind_of_vector(column: &DataType, metric: Option<Metric>) -> Optio
         | DataType::LargeList(item)
         | DataType::ListView(item)
         | DataType::LargeListView(item) => match item.data_type() {
-            // Of an empty list, nothing else is known.
+            // The element type of an empty list literal is Null.
             integer if has_sets && (integer.is_integer() || integer.is_null()) => {
                 Some(ElementKind::Sets)
             }
@@ -92,7 +92,8 @@ pub(crate) fn kind_of_vector(column: &DataType, metric: Option<Metric>) -> Optio
     }
 }
 
-/// Numbers that f32 holds exactly are computed in f32, others in f64. False and true are 0 and 1.
+/// The floating-point type for numbers: f32 if it holds them exactly, else f64. Booleans are 0 and
+/// 1.
 fn kind_of_number(number: &DataType) -> Option<ElementKind> {
     use DataType::{
         Boolean, Decimal32, Decimal64, Decimal128, Decimal256, Float16, Float32, Float64, Int8,

@@ -1,4 +1,4 @@
-//! Inputs that are read completely.
+//! Inputs that are read to their end before work starts.
 
 use std::sync::Arc;
 
@@ -19,23 +19,24 @@ use super::vectors::VectorReader;
 use crate::job::{Job, Phase, Watch};
 use crate::matrix::ElementKind;
 
-/// Batches that are taken together, if they are there.
+/// The maximum number of batches that are taken from the stream at once.
 const TOGETHER: usize = 64;
 
-/// The columns of an input, and its partitions.
+/// The columns of an input, and the streams of its partitions.
 pub(super) struct Input {
     pub side: Side,
     pub streams: Vec<SendableRecordBatchStream>,
-    /// The length of its vectors, if their type has it.
+    /// The length of the vectors, if their type determines it.
     pub dim: Option<usize>,
-    /// How many rows it has, if statistics are exact, or 0.
+    /// The exact number of rows by statistics, or 0 if it is unknown.
     rows: usize,
-    /// And how many each partition has.
+    /// The exact number of rows of each partition, if it is known.
     of_partitions: Option<Vec<usize>>,
 }
 
 impl Input {
-    /// Starts to read a plan. `schema` has the columns that `side` is of: those of the plan, or more.
+    /// Starts to read a plan. `schema` has the columns that `side` refers to: those of the plan,
+    /// possibly more.
     pub fn start(
         (side, schema): (&Side, &Schema),
         plan: &Arc<dyn ExecutionPlan>,
@@ -57,8 +58,8 @@ impl Input {
     }
 }
 
-/// The rows of an input, and what is kept of its batches. Vectors are copied while batches come, where it is known how
-/// many rows there are.
+/// Reads an input: its rows, and the batches without the columns that are no longer needed. If the
+/// number of rows is known, vectors are copied while batches arrive.
 pub(super) async fn read_rows(
     Input { side, streams, dim, rows, of_partitions }: Input,
     (reader, keeping): (VectorReader, Keeping),

@@ -1,8 +1,9 @@
 //! Joining columns with dictionaries of 8-bit and 16-bit keys, also inside lists, structs and maps.
 //!
-//! Arrow's kernels put the values of all dictionaries one after the other, or merge them through a hash table that forgets
-//! on collisions. Where the keys cannot number what comes of it they fail, or panic, although the rows use few of these
-//! values. Columns are therefore joined with keys of 32 bits, and then the values in use are numbered anew.
+//! Arrow's kernels concatenate the values of all dictionaries, or merge them with a hash table that
+//! forgets entries on collisions. If the keys are too small for the result, they fail or panic,
+//! although the rows may use few of the values. Here, columns are joined with 32-bit keys first,
+//! and the values in use are then renumbered.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,11 +20,11 @@ use arrow::datatypes::{
 use arrow::error::ArrowError;
 use arrow::row::{RowConverter, SortField};
 
-/// The values of a column at these places: the piece, and the row in it.
+/// Gathers the values of a column at `(piece, row)` positions.
 ///
 /// # Errors
-/// [`DictionaryKeyOverflowError`](ArrowError::DictionaryKeyOverflowError) if keys cannot number the values in use; those
-/// of one row they can.
+/// [`DictionaryKeyOverflowError`](ArrowError::DictionaryKeyOverflowError) if the keys cannot number
+/// the values in use; the values of a single row always fit.
 pub(super) fn interleaved(
     pieces: &[ArrayRef],
     places: &[(usize, usize)],
@@ -33,7 +34,7 @@ pub(super) fn interleaved(
     else {
         return interleave(&all, places);
     };
-    // Only the rows in use, as dictionaries of other pieces would be joined as well.
+    // Only the rows in use: joining would otherwise include the dictionaries of all pieces.
     let (mut numbers, mut used) = (vec![None; all.len()], Vec::<(usize, Vec<u64>)>::new());
     let place = |(piece, row): &(usize, usize)| {
         let number = *numbers[*piece].get_or_insert_with(|| {
@@ -54,10 +55,11 @@ pub(super) fn interleaved(
     rekeyed(&interleave(&parts, &places)?, column, with_small_keys)
 }
 
-/// Batches of one schema as one batch.
+/// Concatenates batches of one schema.
 ///
 /// # Errors
-/// [`DictionaryKeyOverflowError`](ArrowError::DictionaryKeyOverflowError) if keys cannot number the values in use.
+/// [`DictionaryKeyOverflowError`](ArrowError::DictionaryKeyOverflowError) if the keys cannot number
+/// the values in use.
 pub(super) fn joined(
     schema: &SchemaRef,
     batches: &[RecordBatch],
@@ -76,7 +78,7 @@ pub(super) fn has_small_keys(column: &DataType) -> bool {
     }
 }
 
-/// A type with keys of 32 bits in place of smaller ones.
+/// The same type with 32-bit dictionary keys in place of smaller ones.
 pub(super) fn widened_type(column: &DataType) -> DataType {
     match column {
         DataType::Dictionary(keys, values) if is_small(keys) => {
@@ -104,7 +106,7 @@ fn widened_field(field: &FieldRef) -> FieldRef {
     Arc::new(field.as_ref().clone().with_data_type(widened_type(field.data_type())))
 }
 
-/// A schema with keys of 32 bits in place of smaller ones.
+/// The same schema with 32-bit dictionary keys in place of smaller ones.
 pub(super) fn widened_schema(schema: &SchemaRef) -> SchemaRef {
     if !schema.fields().iter().any(|field| has_small_keys(field.data_type())) {
         return schema.clone();
@@ -113,13 +115,14 @@ pub(super) fn widened_schema(schema: &SchemaRef) -> SchemaRef {
     Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
 }
 
-/// A batch with keys of 32 bits, as its [`widened_schema`] says.
+/// The batch with 32-bit dictionary keys, as in its [`widened_schema`].
 pub(super) fn widened(batch: &RecordBatch, wide: &SchemaRef) -> Result<RecordBatch, ArrowError> {
     with_columns(batch, wide, with_wide_keys)
 }
 
-/// A batch of a [`widened_schema`] with the keys that it had before: one batch, or more where keys cannot number the
-/// values of as many rows. How many depends on the rows alone.
+/// Restores the original keys of a batch of a [`widened_schema`]. The result has more than one
+/// batch if the keys cannot number the values of all rows; where it is split depends on the rows
+/// alone.
 pub(super) fn narrowed(
     batch: &RecordBatch,
     schema: &SchemaRef,
@@ -135,16 +138,16 @@ pub(super) fn narrowed(
     }
 }
 
-/// A copy of some rows. A slice would do, but has the values of all lists.
+/// A copy of a range of rows. A slice would keep the values of all rows alive.
 fn copied(batch: &RecordBatch, rows: Range<usize>) -> Result<RecordBatch, ArrowError> {
     let places: Vec<_> = rows.map(|row| (0, row)).collect();
     interleave_record_batch(&[batch], &places)
 }
 
-/// Gives a dictionary the keys that a type has.
+/// A conversion of a dictionary to the key type of `to`.
 type Rekey = fn(&ArrayRef, &DataType) -> Result<ArrayRef, ArrowError>;
 
-/// A batch whose dictionaries have the keys of a schema.
+/// The batch with the dictionary keys of a schema.
 fn with_columns(
     batch: &RecordBatch,
     schema: &SchemaRef,
@@ -159,7 +162,7 @@ fn with_columns(
     RecordBatch::try_new(schema.clone(), columns.collect::<Result<_, _>>()?)
 }
 
-/// A column whose dictionaries have the keys of a type.
+/// The column with the dictionary keys of a type.
 fn rekeyed(column: &ArrayRef, to: &DataType, rekey: Rekey) -> Result<ArrayRef, ArrowError> {
     if column.data_type() == to {
         return Ok(column.clone());
@@ -175,7 +178,7 @@ fn rekeyed(column: &ArrayRef, to: &DataType, rekey: Rekey) -> Result<ArrayRef, A
     Ok(make_array(data.into_builder().data_type(to.clone()).child_data(values).build()?))
 }
 
-/// The types that a nested type is made of.
+/// The types of the children of a nested type.
 fn children(nested: &DataType) -> Vec<&DataType> {
     match nested {
         DataType::List(item)
@@ -216,7 +219,7 @@ fn with_small_keys(dictionary: &ArrayRef, to: &DataType) -> Result<ArrayRef, Arr
     of_keys(&numbers, &values)
 }
 
-/// A dictionary with keys of another type, which can number its values.
+/// The dictionary with another key type, which must be able to number its values.
 fn with_keys<K: ArrowDictionaryKeyType>(
     keys: &dyn Array,
     values: &ArrayRef,
@@ -225,13 +228,14 @@ fn with_keys<K: ArrowDictionaryKeyType>(
     Ok(Arc::new(DictionaryArray::<K>::try_new(keys.as_primitive::<K>().clone(), values.clone())?))
 }
 
-/// How many values keys of this type can number.
+/// The number of values that a key type can number.
 fn most_values(keys: &DataType) -> usize {
     let bits = 8 * keys.primitive_width().unwrap_or(0) - usize::from(keys.is_signed_integer());
     1 << bits
 }
 
-/// The keys and values of a dictionary; if it has more than `most` values, those in use, each once.
+/// The keys and values of a dictionary. If it has more than `most` values, only those in use
+/// remain, each once.
 fn numbered(
     dictionary: &DictionaryArray<Int32Type>,
     most: usize,
@@ -270,7 +274,7 @@ mod tests {
 
     use super::*;
 
-    /// Some texts as a dictionary.
+    /// A dictionary of texts.
     fn codes(texts: &[String], keys: &DataType, values: &DataType) -> ArrayRef {
         let distinct = cast(&StringArray::from_iter_values(texts), values).unwrap();
         let numbers = Int32Array::from_iter_values(0..texts.len() as i32);
@@ -290,7 +294,7 @@ mod tests {
         Arc::new(ListArray::try_new(item, offsets, codes, None).unwrap())
     }
 
-    /// A column of codes as it is, or inside others.
+    /// The column itself, and inside a struct, a list and a map.
     const SHAPES: [fn(ArrayRef) -> ArrayRef; 4] =
         [|codes| codes, in_struct, in_list, |codes| in_list(in_struct(codes))];
 
@@ -298,7 +302,7 @@ mod tests {
         RecordBatch::try_from_iter([("code", column)]).unwrap()
     }
 
-    /// The texts of a column, whatever they are inside of.
+    /// The texts of a column at any level of nesting.
     fn texts(column: &ArrayRef) -> Vec<String> {
         let shown = (0..column.len()).map(|row| array_value_to_string(column, row).unwrap());
         let inside = ['[', ']', '{', '}'];
@@ -309,7 +313,8 @@ mod tests {
         rows.map(|row| format!("number {row}")).collect()
     }
 
-    /// Values that several pieces have are numbered once, and those of rows that are not asked for not at all.
+    /// A value that several pieces share is numbered once; values of rows that are not selected are
+    /// not numbered.
     #[test]
     fn values_in_use_are_numbered_once() {
         for values in [DataType::Utf8, DataType::Utf8View, DataType::Binary] {

@@ -1,4 +1,4 @@
-//! Rows in groups, by the values of columns.
+//! Grouping of rows by the values of columns (PARTITION BY).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use crate::error::Error;
 use crate::job::{Job, Reserved};
 use crate::rows::Rows;
 
-/// Bytes of a group: its size, where it begins, and its entry in a hash table that may be half full.
+/// Bytes per group: its size, its start, and an entry in a hash table that may be half full.
 const PER_GROUP: usize = 128;
 
-/// Rows in groups.
+/// The assignment of rows to groups.
 struct Groups {
-    /// For each row the number of its group, in the order of their first rows.
+    /// The group number of each row; groups are numbered in the order of their first rows.
     numbers: Vec<u32>,
-    /// How many rows each group has.
+    /// The number of rows of each group.
     sizes: Vec<usize>,
     reserved: Vec<Reserved>,
 }
 
 impl Groups {
-    /// The rows, group by group.
+    /// The row numbers in group order.
     fn order(&self) -> Vec<u32> {
         let starts = self.sizes.iter().scan(0, |end, size| {
             *end += size;
@@ -41,22 +41,22 @@ impl Groups {
     }
 }
 
-/// Rows, group by group.
+/// Rows in group order: all rows of one group are consecutive.
 pub(super) struct Grouped {
     pub rows: Rows,
-    /// Where each group ends.
+    /// The end of each group in `rows`.
     pub ends: Vec<usize>,
-    /// The positions that the rows had before.
+    /// The original position of each row.
     pub order: Vec<u32>,
-    /// Whether the rows are others than those given.
+    /// Whether `rows` is a reordered copy of the given rows.
     pub are_copied: bool,
     _reserved: Vec<Reserved>,
 }
 
 impl Grouped {
-    /// Rows in groups by the values of some columns; without columns, all rows are one group.
-    /// `positions` has the position of each row in the batches. NULLs are a group. Rows that are group by
-    /// group already are not copied.
+    /// Groups rows by the values of columns; without columns, all rows are one group. `positions`
+    /// has the position of each row in the batches. NULL is a group of its own. Rows already in
+    /// group order are not copied.
     ///
     /// # Errors
     /// [`HostMemory`](crate::Error::HostMemory), [`Cancelled`](crate::Error::Cancelled).
@@ -90,7 +90,7 @@ impl Grouped {
         Ok(Self { rows, ends: ends.collect(), order, are_copied, _reserved: reserved })
     }
 
-    /// What was found for the rows, group by group, in the order that the rows had before.
+    /// Values per row, given in group order, in the original order of the rows.
     pub fn in_order<T: Copy + Default>(&self, found: impl Iterator<Item = T>) -> Vec<T> {
         let mut out = vec![T::default(); self.order.len()];
         self.order.iter().zip(found).for_each(|(row, value)| out[*row as usize] = value);
@@ -98,7 +98,7 @@ impl Grouped {
     }
 }
 
-/// The group of every row.
+/// Assigns every row to its group.
 fn groups_of(
     columns: &[String],
     batches: &[RecordBatch],

@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::index::lsh::{Family, Planes, Rounding};
 use crate::metric::Metric;
 
-/// The parameters of `knn_lsh` in Rust: k, and those that differ from the defaults. What is not given
-/// is chosen by the data, so that the recall is reached.
+/// The parameters of `knn_lsh` in Rust: k, and those that differ from the defaults. Omitted
+/// parameters are tuned on the data to reach the recall.
 ///
 /// ```
 /// use datafusion_neighbors::{KnnLsh, Metric};
@@ -42,7 +42,7 @@ pub struct KnnLsh {
 }
 
 impl KnnLsh {
-    /// About nine in ten of the k nearest, by Euclidean distance.
+    /// About nine in ten of the k nearest neighbours, by Euclidean distance.
     pub fn k(k: u64) -> Self {
         Self {
             k,
@@ -83,12 +83,12 @@ impl KnnLsh {
         Self { family: Some(name.into()), ..self }
     }
 
-    /// Number of tables.
+    /// The number of hash tables.
     pub fn tables(self, tables: u64) -> Self {
         Self { tables: Some(tables), ..self }
     }
 
-    /// Functions of each table.
+    /// The number of hash functions of each table.
     pub fn hashes(self, hashes: u64) -> Self {
         Self { hashes: Some(hashes), ..self }
     }
@@ -98,68 +98,68 @@ impl KnnLsh {
         Self { width: Some(width), ..self }
     }
 
-    /// How p-stable slots are rounded: `floor` or `zero`.
+    /// The rounding of p-stable slots: `floor` or `zero`.
     pub fn rounding(self, name: impl Into<String>) -> Self {
         Self { rounding: Some(name.into()), ..self }
     }
 
-    /// Buckets that a query looks at in each table, its own included.
+    /// The number of buckets that a query probes in each table, its own included (multi-probe LSH).
     pub fn probes(self, probes: u64) -> Self {
         Self { probes: Some(probes), ..self }
     }
 
-    /// How hyperplanes are made: `random`, `orthogonal` or `trained` on a sample of the base.
+    /// The kind of hyperplanes: `random`, `orthogonal`, or `trained` on a sample of the base.
     pub fn planes(self, name: impl Into<String>) -> Self {
         Self { planes: Some(name.into()), ..self }
     }
 
-    /// Whether the numbers of a hyperplane sum to 0.
+    /// Whether the coefficients of each hyperplane sum to 0.
     pub fn zero_sum(self, is_zero_sum: bool) -> Self {
         Self { zero_sum: Some(is_zero_sum), ..self }
     }
 
-    /// Whether hyperplanes go through the mean of the base instead of the origin.
+    /// Whether hyperplanes pass through the mean of the base instead of the origin.
     pub fn centre(self, is_centred: bool) -> Self {
         Self { centre: Some(is_centred), ..self }
     }
 
-    /// Looks at every box of orthogonal planes that is within this Euclidean distance of the query: of
-    /// rows of length 1 under `cosine` and `pearson`.
+    /// Probes every box of orthogonal planes within this Euclidean distance of the query. Under
+    /// `cosine` and `pearson`, the distance is between rows scaled to length 1.
     pub fn box_radius(self, radius: f64) -> Self {
         Self { box_radius: Some(radius), ..self }
     }
 
-    /// How candidates are chosen: `lsh`, or `ewh` for error weighted hashing of bits.
+    /// The selection of candidates: `lsh`, or `ewh` for error weighted hashing of bits.
     pub fn method(self, name: impl Into<String>) -> Self {
         Self { method: Some(name.into()), ..self }
     }
 
-    /// Bits of a table, for `ewh`.
+    /// The number of bits of a table, for `ewh`.
     pub fn bits(self, bits: u64) -> Self {
         Self { bits: Some(bits), ..self }
     }
 
-    /// The most bits by which a bucket may differ, for `ewh`: up to 2.
+    /// The maximum number of bits by which a probed bucket may differ, for `ewh`: up to 2.
     pub fn errors(self, errors: u64) -> Self {
         Self { errors: Some(errors), ..self }
     }
 
-    /// The weight of a bucket that differs by 0, 1, … bits, for `ewh`.
+    /// The weights of buckets that differ by 0, 1, … bits, for `ewh`.
     pub fn weights(self, weights: Vec<f64>) -> Self {
         Self { weights: Some(weights), ..self }
     }
 
-    /// Rows with a greater sum of weights are compared, for `ewh`.
+    /// The threshold of the sum of weights above which a row is a candidate, for `ewh`.
     pub fn score(self, score: f64) -> Self {
         Self { score: Some(score), ..self }
     }
 
-    /// The seed of all functions.
+    /// The seed of all hash functions.
     pub fn seed(self, seed: u64) -> Self {
         Self { seed: Some(seed), ..self }
     }
 
-    /// The share of the neighbours to be found, above 0 and below 1.
+    /// The target recall, the share of the neighbours to be found: above 0 and below 1.
     pub fn recall(self, recall: f64) -> Self {
         Self { recall: Some(recall), ..self }
     }
@@ -167,7 +167,7 @@ impl KnnLsh {
     pub(crate) fn params(&self) -> Result<LshParams> {
         let family = named("family", self.family.as_deref(), &Family::NAMES)?;
         let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
-        // What only hyperplanes have asks for them.
+        // Parameters of hyperplanes imply their family.
         let has_planes = self.planes.is_some()
             || self.zero_sum == Some(true)
             || self.centre == Some(true)
@@ -192,7 +192,7 @@ impl KnnLsh {
         Ok(params)
     }
 
-    /// Fills in what only error weighted hashing has.
+    /// Sets the parameters of error weighted hashing.
     pub(crate) fn score_candidates(&self, params: &mut LshParams) -> Result<(), String> {
         let only = [
             ("bits", self.bits.is_some()),
@@ -236,7 +236,7 @@ impl KnnLsh {
     }
 }
 
-/// One of several things by its name, if one is given.
+/// The value with this name, if a name is given.
 fn named<T: Copy>(argument: &str, name: Option<&str>, all: &[(&str, T)]) -> Result<Option<T>> {
     let Some(name) = name else { return Ok(None) };
     let found = all.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));

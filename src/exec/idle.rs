@@ -1,34 +1,35 @@
-//! What is kept between queries, and given up when something else wants the memory.
+//! Memory held between queries, such as resident indexes, and its release when another consumer
+//! needs it.
 
 use std::sync::{Mutex, PoisonError, Weak};
 
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::MemoryReservation;
 
-/// Something that keeps memory between queries.
+/// An owner of memory that is held between queries.
 pub(super) trait Keeper: Send + Sync {
-    /// Gives up what no query uses. Returns whether there was anything.
+    /// Releases memory that no query uses. Returns whether any was released.
     fn release(&self) -> bool;
 }
 
-/// All that keep something, of all sessions.
+/// The owners registered by all sessions of the process.
 static KEEPERS: Mutex<Vec<Weak<dyn Keeper>>> = Mutex::new(Vec::new());
 
-/// Remembers something that may have memory to give up.
+/// Registers an owner.
 pub(super) fn register(keeper: Weak<dyn Keeper>) {
     let mut keepers = KEEPERS.lock().unwrap_or_else(PoisonError::into_inner);
     keepers.retain(|keeper| keeper.strong_count() > 0);
     keepers.push(keeper);
 }
 
-/// Gives up what no query uses. Returns whether there was anything.
+/// Releases idle memory of all owners. Returns whether any was released.
 pub(super) fn release_idle() -> bool {
     let keepers = KEEPERS.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let keepers = keepers.iter().filter_map(Weak::upgrade);
     keepers.fold(false, |released, keeper| released | keeper.release())
 }
 
-/// Counts bytes as used; where they are refused, once more after idle memory has been given up.
+/// Grows a reservation; if the pool refuses, once more after idle memory has been released.
 pub(super) fn grow(reservation: &MemoryReservation, bytes: usize) -> Result<()> {
     match reservation.try_grow(bytes) {
         Err(_) if release_idle() => reservation.try_grow(bytes),

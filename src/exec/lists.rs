@@ -1,4 +1,4 @@
-//! Where the values of each row are in columns of lists and of binary strings.
+//! Value ranges of the rows in columns of lists, and the bytes of rows of binary strings.
 
 use std::ops::Range;
 
@@ -9,11 +9,11 @@ use arrow::array::{
 use arrow::compute::concat;
 use arrow::datatypes::DataType;
 
-/// Where each row's values are.
+/// The range of each row's values.
 pub(super) type Ranges<'a> = Box<dyn Fn(usize) -> Range<usize> + Sync + 'a>;
 
-/// The values of the rows of a column of lists, and where each row's are among them. For a slice of
-/// a longer array, these are the slice's values only, so that no others are converted.
+/// The values of a column of lists, and the range of each row among them. For a slice of a longer
+/// array, only the slice's values are returned, so that no others are converted.
 pub(super) fn list_ranges(column: &ArrayRef) -> (ArrayRef, Ranges<'_>) {
     match column.data_type() {
         DataType::FixedSizeList(_, _) => {
@@ -29,7 +29,7 @@ pub(super) fn list_ranges(column: &ArrayRef) -> (ArrayRef, Ranges<'_>) {
     }
 }
 
-/// The lengths of the lists that are not NULL.
+/// The lengths of the non-NULL lists.
 pub(super) fn list_lengths(column: &ArrayRef) -> Box<dyn Iterator<Item = usize> + '_> {
     let valid = (0..column.len()).filter(|row| column.is_valid(*row));
     match column.data_type() {
@@ -64,7 +64,7 @@ fn list_view<O: OffsetSizeTrait>(list: &GenericListViewArray<O>) -> (ArrayRef, R
         let start = offsets[row].as_usize();
         start..start + sizes[row].as_usize()
     };
-    // Views may be anywhere and in any order; those of NULLs need not be within the values.
+    // Views may be anywhere and in any order; those of NULL rows may lie outside the values.
     let used = || (0..list.len()).filter(|row| list.is_valid(*row)).map(absolute);
     let first = used().map(|range| range.start).min().unwrap_or(0);
     let end = used().map(|range| range.end).max().unwrap_or(first);
@@ -81,8 +81,8 @@ fn list_view<O: OffsetSizeTrait>(list: &GenericListViewArray<O>) -> (ArrayRef, R
     (list.values().slice(first, end - first), Box::new(range))
 }
 
-/// Gathers the values in some ranges end to end; also returns where each range is then. After a
-/// filter, views may be far apart, with the values of all other rows between them.
+/// Concatenates the values of ranges, and returns the new range of each. After a filter, the views
+/// may be far apart, with the values of removed rows between them.
 fn gathered<'a>(
     values: &ArrayRef,
     ranges: impl Iterator<Item = Option<Range<usize>>>,
@@ -100,7 +100,7 @@ fn gathered<'a>(
     }
 }
 
-/// The bytes of each row of a column of binary strings.
+/// An accessor of the bytes of each row of a column of binary strings.
 pub(super) fn bytes_of<'a>(column: &'a ArrayRef) -> Box<dyn Fn(usize) -> &'a [u8] + 'a> {
     let any = column.as_any();
     if let Some(array) = any.downcast_ref::<FixedSizeBinaryArray>() {
@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// A slice is read without the values of the rows around it, wherever views have them.
+    /// A slice is read without the values of surrounding rows, for every layout of views.
     #[test]
     fn slices_have_their_own_values() {
         let rows = (0..100).map(|row| (row % 10 != 3).then(|| vec![Some(row), Some(-row)]));

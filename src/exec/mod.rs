@@ -1,4 +1,4 @@
-//! Batches in, batches out: Arrow columns become rows, rows go to a device, neighbours become
+//! The operators: Arrow columns become rows, a device computes on the rows, and the results become
 //! columns again, under DataFusion's rules for memory, cancellation and metrics.
 
 mod arrays;

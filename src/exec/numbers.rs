@@ -1,4 +1,4 @@
-//! Numbers of any Arrow type as those that are computed with.
+//! Conversion of Arrow numbers to the element type of the computation.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -13,11 +13,11 @@ use super::lists::Ranges;
 use crate::error::RowProblem;
 use crate::matrix::Real;
 
-/// Reals as Arrow arrays hold them.
+/// A floating-point type that Arrow arrays hold.
 pub(super) trait Number: Real {
-    /// Numbers of any type, converted.
+    /// Converts an array of numbers of any type to this type.
     fn numbers(array: &ArrayRef) -> ArrayRef;
-    /// Some values of a converted array.
+    /// A range of a converted array.
     fn slice_of(array: &ArrayRef, range: Range<usize>) -> &[Self];
 }
 
@@ -40,7 +40,7 @@ macro_rules! number {
 number!(f32, Float32Type, Float32);
 number!(f64, Float64Type, Float64);
 
-/// Lists of numbers, converted.
+/// Lists of numbers, converted to the element type.
 pub(super) struct Lists<'a, T> {
     values: ArrayRef,
     ranges: Ranges<'a>,
@@ -49,19 +49,19 @@ pub(super) struct Lists<'a, T> {
 }
 
 impl<'a, T: Number> Lists<'a, T> {
-    /// Lists of these values.
+    /// Lists over these values.
     pub fn new(values: &ArrayRef, ranges: Ranges<'a>) -> Self {
         let values = T::numbers(values);
         let has_nulls = values.null_count() > 0;
         Self { values, ranges, has_nulls, of: PhantomData }
     }
 
-    /// Where a list's numbers are.
+    /// The range of a list's numbers among all values.
     pub fn range(&self, row: usize) -> Range<usize> {
         (self.ranges)(row)
     }
 
-    /// The numbers of a list, none of which is NULL.
+    /// The numbers of a list, which must not be NULL.
     pub fn numbers(&self, row: usize) -> Result<&[T], RowProblem> {
         let range = self.range(row);
         if self.has_nulls
@@ -73,7 +73,7 @@ impl<'a, T: Number> Lists<'a, T> {
     }
 }
 
-/// Integers of any type as 64 bits, and whether these are without a sign.
+/// Integers of any type as 64-bit tokens, and whether they are unsigned.
 pub(super) fn tokens_of(values: &ArrayRef) -> (ArrayRef, bool) {
     if let Some(unsigned) = values.as_primitive_opt::<UInt64Type>() {
         let tokens = ScalarBuffer::from(unsigned.values().inner().clone());

@@ -1,5 +1,6 @@
-//! Outputs without the vectors that they are of, where nobody asks for these. Their memory is given back as soon as they
-//! have been copied: while the input is read, if it is known how many rows it has.
+//! Drops vector columns from an operator's output when the query does not read them. Their memory
+//! is released once the vectors have been copied: while the input is read, if its number of rows is
+//! known.
 
 use std::sync::Arc;
 
@@ -13,8 +14,8 @@ use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
 
 use super::side::Side;
 
-/// A projection of an operator's output that has the columns of its input first, put on the same operator without those
-/// of vectors; `None` if it uses one of these.
+/// Rewrites `projection` over `operator`, which does not output the vector columns. Its output has
+/// the columns of its input first. `None` if the projection reads a vector column.
 pub(super) fn without_vectors(
     projection: &ProjectionExec,
     side: &Side,
@@ -39,7 +40,8 @@ pub(super) fn without_vectors(
     Ok(Some(Arc::new(ProjectionExec::try_new(projected, operator()?)?)))
 }
 
-/// What belongs to an operator's columns, its input's first: without that of vectors, if these are left out.
+/// The values per output column that remain when the vector columns are dropped; the input's
+/// columns come first.
 pub(super) fn remaining<T>(all: Vec<T>, side: &Side, omits_vectors: bool) -> Vec<T> {
     let all = all.into_iter().enumerate();
     let remains = |i: &usize| !omits_vectors || !side.vector.contains(i);

@@ -9,7 +9,7 @@ use datafusion::error::Result;
 
 use crate::device::Distances;
 
-/// Distances as a column.
+/// A column of distances.
 pub(super) fn array_of(distances: Distances) -> ArrayRef {
     match distances {
         Distances::F32(distances) => Arc::new(Float32Array::from(distances)),
@@ -17,7 +17,7 @@ pub(super) fn array_of(distances: Distances) -> ArrayRef {
     }
 }
 
-/// Some consecutive distances as a column.
+/// A column of a range of distances.
 pub(super) fn slice_of(distances: &Distances, range: Range<usize>) -> ArrayRef {
     array_of(match distances {
         Distances::F32(distances) => Distances::F32(distances[range].to_vec()),
@@ -25,21 +25,21 @@ pub(super) fn slice_of(distances: &Distances, range: Range<usize>) -> ArrayRef {
     })
 }
 
-/// The batches of an input with more columns, one after the other.
+/// The batches of an input, extended by computed columns.
 pub(super) struct AddColumns<F> {
     batches: std::vec::IntoIter<RecordBatch>,
-    /// Where rows with vectors are in the batches.
+    /// The positions of the rows with vectors.
     positions: Vec<u32>,
     schema: SchemaRef,
     columns: F,
-    /// The numbers of rows, and of rows with vectors, already output.
+    /// The numbers of rows, and of rows with vectors, that have been output.
     start: usize,
     next: usize,
 }
 
 impl<F: FnMut(&[Option<u32>]) -> Vec<ArrayRef>> AddColumns<F> {
-    /// `columns` makes the new columns of a batch. It receives, for each row, its index among the
-    /// rows with vectors, or `None`.
+    /// `columns` computes the new columns of a batch. It receives, for each row, its index among
+    /// the rows with vectors, or `None`.
     pub fn new(
         batches: Vec<RecordBatch>,
         positions: Vec<u32>,

@@ -1,4 +1,4 @@
-//! The distance of two columns of vectors, row by row.
+//! Row-by-row distances between two columns of vectors.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,9 +11,10 @@ use crate::error::{Error, Result};
 use crate::matrix::{ElementKind, Elements, Real};
 use crate::metric::{Metric, Vector};
 
-/// The distances of the vectors in two arrays of equal length, of Float64; NULL where either is NULL.
+/// The distances between the vectors of two arrays of equal length, as Float64; NULL if either
+/// vector is NULL.
 ///
-/// Only the two vectors of the same row must have equal lengths.
+/// The two vectors of a row must have equal lengths; different rows may differ.
 ///
 /// # Errors
 /// [`Error::BadRow`], [`Error::DimMismatch`].
@@ -44,18 +45,18 @@ pub fn row_distances(
 }
 
 fn of_numbers<T: Real>(metric: Metric, (x, y): (&[T], &[T]), pairs: Vec<Places>) -> Vec<f64> {
-    // Rows without direction were refused.
+    // Rows without a direction have been refused.
     let vector = |values| Vector { values, direction: metric.direction(values).unwrap_or(None) };
     pairs.into_iter().map(|(i, j)| metric.exact(vector(&x[i]), vector(&y[j]))).collect()
 }
 
-/// Where the elements of both vectors of a row are.
+/// The element ranges of both vectors of a row.
 type Places = (Range<usize>, Range<usize>);
 
-/// Vectors of any lengths, end to end.
+/// Vectors of different lengths, concatenated.
 struct Vectors {
     elements: Elements,
-    /// For each row that has a vector: the row, where its elements are, its length.
+    /// For each row with a vector: the row, its element range and its length.
     rows: Vec<(u32, Range<usize>, usize)>,
 }
 
@@ -74,7 +75,7 @@ impl Vectors {
         Ok(Self { elements, rows })
     }
 
-    /// The rows that have a vector on both sides, and where the elements of each vector are.
+    /// The rows with a vector on both sides, and the element ranges of both.
     fn pairs(&self, other: &Self) -> Result<(Vec<u32>, Vec<Places>)> {
         let (mut at, mut pairs) = (Vec::new(), Vec::new());
         let mut others = other.rows.iter().peekable();
@@ -93,7 +94,7 @@ impl Vectors {
     }
 }
 
-/// Values at these rows, NULL elsewhere.
+/// A column of `rows` rows with these values at the rows `at`, NULL elsewhere.
 fn scatter<T: Copy>(rows: usize, at: &[u32], values: Vec<T>) -> Vec<Option<T>> {
     let mut all = vec![None; rows];
     for (row, value) in at.iter().zip(values) {

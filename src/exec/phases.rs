@@ -1,8 +1,7 @@
-//! The phases of the wait for an output stream, for EXPLAIN ANALYZE.
+//! Wall-clock time of an output stream by phase, for EXPLAIN ANALYZE.
 //!
-//! From the first poll to the end of the stream, every instant is booked to one phase; the time in
-//! which no batch is requested is booked to none. Work that overlaps these phases, such as
-//! transfers and kernels, has metrics of its own.
+//! From the first poll to the end of the stream, the time in which a batch is requested is booked
+//! to one phase each. Overlapping work, such as transfers and kernels, has metrics of its own.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +22,7 @@ use crate::job::{Phase, Watch};
 pub(super) const KNN: &[Phase] =
     &[Phase::Read, Phase::Prepare, Phase::Upload, Phase::Search, Phase::Emit];
 
-/// The phases of a search by hashing.
+/// The phases of a search by LSH.
 pub(super) const LSH: &[Phase] = &[
     Phase::Read,
     Phase::Prepare,
@@ -64,23 +63,24 @@ fn metric(phase: Phase) -> &'static str {
     }
 }
 
-/// Books the time of one stream.
+/// The time of one stream, by phase.
 #[derive(Clone)]
 pub(super) struct Phases(Arc<Mutex<Booking>>);
 
 struct Booking {
     times: Vec<(Phase, Time)>,
-    /// All phases except reading, which is the inputs' time.
+    /// The time of all phases except reading, which belongs to the inputs.
     compute: Time,
     now: Phase,
-    /// Whether batches are made of earlier results, whatever the phase of the work on later ones.
+    /// Whether batches are being made of earlier results, while work on later ones may be in
+    /// another phase.
     emits: bool,
-    /// The instant up to which time is booked; `None` while nobody waits.
+    /// The instant up to which time is booked; `None` while no batch is requested.
     since: Option<Instant>,
 }
 
 impl Phases {
-    /// The phases of an operator, which begins by reading.
+    /// The phases of an operator; the first is reading.
     pub fn new(
         set: &ExecutionPlanMetricsSet,
         phases: &[Phase],
@@ -93,12 +93,13 @@ impl Phases {
         Self(Arc::new(Mutex::new(Booking { times, compute, now, emits, since })))
     }
 
-    /// Wraps a stream: from a poll until the stream is ready, time is booked.
+    /// Wraps a stream, and books the time from each poll until the stream is ready.
     pub fn watch(self, stream: BoxStream<'static, Result<RecordBatch>>) -> Watched {
         Watched { stream, phases: self }
     }
 
-    /// Books time to [`Phase::Emit`], or, from now on, to the phase of the work that is waited for.
+    /// Books time to [`Phase::Emit`] from now on, or, if `emits` is false, to the phase of the
+    /// awaited work.
     pub fn emit(&self, emits: bool) {
         let mut booking = self.lock();
         booking.book();
@@ -119,7 +120,7 @@ impl Watch for Phases {
 }
 
 impl Booking {
-    /// Books the time elapsed to the current phase.
+    /// Books the elapsed time to the current phase.
     fn book(&mut self) {
         if let Some(since) = self.since {
             let now = Instant::now();
@@ -137,7 +138,7 @@ impl Booking {
     }
 }
 
-/// See [`Phases::watch`].
+/// A stream whose time is booked; see [`Phases::watch`].
 pub(super) struct Watched {
     stream: BoxStream<'static, Result<RecordBatch>>,
     phases: Phases,

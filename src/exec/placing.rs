@@ -1,8 +1,8 @@
-//! The rows of an input, put in their places while they come.
+//! Assembles the rows of all partitions into one matrix while they are read.
 //!
-//! Partitions are read concurrently. Where it is known how many rows each has, all are copied as they come, each to
-//! where its rows belong; where only the sum is known, those of one partition after the other. Batches whose place is
-//! not known wait until all have come.
+//! Partitions are read concurrently. If the row count of each partition is known, every batch is
+//! copied to its final place on arrival. If only the total is known, the partitions are copied one
+//! after the other. Batches whose place is not known yet are buffered.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,26 +19,26 @@ use super::vectors::{Run, VectorReader};
 use crate::error::Error;
 use crate::job::{Job, Reserved};
 
-/// An input whose partitions come.
+/// The matrix of an input while its partitions arrive.
 pub(super) struct Placing {
     side: Side,
-    /// The length of vectors, if their type has it.
+    /// The length of the vectors, if their type determines it.
     dim: Option<usize>,
     reader: VectorReader,
-    /// How many rows there are, or 0 if nobody knows.
+    /// The total number of rows, or 0 if it is unknown.
     rows: usize,
     parts: Vec<Part>,
     keeping: Keeping,
     reserved: Option<Reserved>,
-    /// The first partition that has failed.
+    /// The first partition that failed.
     failed: Option<(usize, Failure)>,
 }
 
-/// A partition.
+/// The progress of a partition.
 #[derive(Default)]
 struct Part {
     run: Run,
-    /// Where its rows may be, if that is known.
+    /// The row range reserved for the partition, if it is known.
     room: Option<Range<usize>>,
     waiting: VecDeque<RecordBatch>,
     has_ended: bool,
@@ -46,14 +46,14 @@ struct Part {
 }
 
 enum Failure {
-    /// A row, by its number in the partition.
+    /// An invalid row, numbered within the partition.
     Row(Error),
     Read(DataFusionError),
 }
 
-/// What is kept of batches whose vectors have been copied.
+/// The treatment of batches after their vectors have been copied.
 pub(super) struct Keeping {
-    /// Whether columns of vectors are left out, and their memory is given back.
+    /// Whether the vector columns are dropped and their memory released.
     pub omits_vectors: bool,
     pub held: Arc<Held>,
 }
@@ -78,7 +78,7 @@ impl Part {
         self.has_ended && self.waiting.is_empty()
     }
 
-    /// Rows of all its batches that have come.
+    /// The number of rows that have arrived.
     fn rows(&self) -> u64 {
         let waiting = self.waiting.iter().map(RecordBatch::num_rows).sum::<usize>();
         self.run.seen + waiting as u64
@@ -89,10 +89,11 @@ impl Part {
         self.room = Some(room);
     }
 
-    /// Has the rows that are still to come wait.
+    /// Buffers all further batches.
     fn close(&mut self) {
         if self.run.end() == self.run.start {
-            // It has none yet, and those before may not be as many as were expected.
+            // Nothing has been copied yet, and the start was computed from expected counts, which
+            // may be wrong.
             self.run.start = 0;
         }
         self.room = Some(self.run.start..self.run.start);
@@ -100,7 +101,8 @@ impl Part {
 }
 
 impl Placing {
-    /// Nothing has come yet. `rows` are those of each partition, if that is known, or of all of them.
+    /// The initial state. `rows` has the total number of rows, and the number of each partition, as
+    /// far as known.
     pub fn new(
         (side, dim, partitions): (Side, Option<usize>, usize),
         (rows, of_partitions): (usize, Option<Vec<usize>>),
@@ -121,10 +123,10 @@ impl Placing {
         Self { side, dim, reader, rows, parts, keeping, reserved: None, failed: None }
     }
 
-    /// Takes what has come of a partition.
+    /// Records a batch, the end or an error of a partition.
     pub fn receive(&mut self, (partition, batch): Arrived) {
         match batch {
-            // Later rows do not matter any more.
+            // A row after the first failure cannot change the result.
             _ if self.failed.as_ref().is_some_and(|(failed, _)| *failed <= partition) => {}
             Some(Ok(batch)) => self.parts[partition].waiting.push_back(batch),
             Some(Err(error)) => self.fail(partition, Failure::Read(error)),
@@ -136,19 +138,20 @@ impl Placing {
     }
 
     fn fail(&mut self, partition: usize, failure: Failure) {
-        // What was read before may fail as well.
+        // Batches that arrived before a read error may have a bad row.
         let later = partition + usize::from(matches!(failure, Failure::Read(_)));
         self.parts[later..].iter_mut().for_each(|part| part.waiting.clear());
         self.failed = Some((partition, failure));
     }
 
-    /// Whether nothing that comes changes the result.
+    /// Whether the remaining batches cannot change the result: an error is known, and all earlier
+    /// partitions have ended.
     pub fn is_done(&self) -> bool {
         let before = self.failed.as_ref().map(|(partition, _)| &self.parts[..*partition]);
         before.is_some_and(|before| before.iter().all(|part| part.has_ended))
     }
 
-    /// The next partition begins where this one has ended.
+    /// Starts the partition that follows one that has ended.
     fn open_next(&mut self, partition: usize) {
         for i in partition..self.parts.len() {
             let (part, end) = (&self.parts[i], self.parts[i].run.end());
@@ -160,7 +163,7 @@ impl Placing {
         }
     }
 
-    /// The first partition with a batch whose place is known.
+    /// The first partition whose next batch can be copied.
     pub fn next(&self) -> Option<usize> {
         let mut are_over = true;
         self.parts.iter().position(|part| {
@@ -170,7 +173,7 @@ impl Placing {
                 return false;
             };
             let fits = part.run.seen as usize + batch.num_rows() <= room.len();
-            // The first row determines the length of all.
+            // The first row of the input determines the length of all.
             fits && (is_first || self.dim.is_some() || self.reader.knows_dim())
         })
     }
@@ -178,7 +181,7 @@ impl Placing {
     /// Copies the vectors of all batches whose place is known.
     ///
     /// # Errors
-    /// [`Cancelled`](Error::Cancelled). Rows that cannot be compared are told in the end.
+    /// [`Cancelled`](Error::Cancelled). Invalid rows are reported by [`finish`](Self::finish).
     pub fn place(&mut self, job: &Job) -> Result<()> {
         while let Some(partition) = self.next() {
             job.check()?;
@@ -208,13 +211,14 @@ impl Placing {
         Ok(())
     }
 
-    /// Whether there is memory for all rows, as far as their length is known. There may be fewer than were expected,
-    /// and those that a file claims may be more than any machine can hold: without memory, all wait.
+    /// Whether the matrix is allocated, or cannot be yet because the vectors' length is unknown.
+    /// Row counts of files may be wrong, even larger than any memory: if the allocation fails, all
+    /// batches are buffered.
     fn has_room(&mut self, job: &Job) -> Result<bool> {
         if self.reserved.is_some() || !self.reader.knows_dim() || self.rows == 0 {
             return Ok(true);
         }
-        // Positions are in vectors that grow, and once more in that of all.
+        // Positions are in vectors that grow by doubling, and in the final vector.
         let positions = 2 * self.rows * size_of::<u32>();
         match job.reserve("rows", self.reader.bytes_of(self.rows).saturating_add(positions)) {
             Ok(reserved) if self.reader.reserve_numbers(self.rows) => {
@@ -230,16 +234,16 @@ impl Placing {
         }
     }
 
-    /// The rows, and what is kept of the batches, once all have come.
+    /// The rows and the kept batches, once all partitions have ended.
     ///
     /// # Errors
-    /// Rows that cannot be compared; [`HostMemory`](Error::HostMemory); [`Cancelled`](Error::Cancelled).
+    /// Invalid rows; [`HostMemory`](Error::HostMemory); [`Cancelled`](Error::Cancelled).
     pub fn finish(mut self, job: &Job) -> Result<(Read, Vec<RecordBatch>)> {
         self.place(job)?;
         let Some((partition, failure)) = self.failed.take() else { return Ok(self.joined(job)?) };
         self.parts.truncate(partition + 1);
         let before = self.parts[..partition].iter().map(Part::rows).sum::<u64>();
-        // Rows that wait come before.
+        // Buffered rows precede the failure.
         if self.parts.iter().any(|part| !part.waiting.is_empty())
             && let Err(error @ (Error::BadRow { .. } | Error::Cancelled)) = self.joined(job)
         {
@@ -270,7 +274,7 @@ impl Placing {
             return Ok((Read::of(reader, Some(reserved)), kept));
         }
         let waiting = parts.iter().flat_map(|part| &part.waiting);
-        // For a moment, rows are in memory twice.
+        // Rows that were already placed are copied, so they are in memory twice for a moment.
         let placed = parts.iter().map(|part| part.run.seen as usize).sum();
         let mut reading = Reading::after(placed, reader.anew(), waiting, &side);
         for part in parts {
@@ -301,7 +305,7 @@ mod tests {
 
     type List = Option<Vec<Option<f32>>>;
 
-    /// A batch of a column of lists of two numbers, and of the numbers of its rows.
+    /// A batch of two columns: lists of two numbers, and row numbers.
     fn batch(lists: &[List], first: usize, is_fixed: bool) -> RecordBatch {
         let of = lists.iter().cloned();
         let vectors: ArrayRef = match is_fixed {
@@ -316,7 +320,7 @@ mod tests {
         .unwrap()
     }
 
-    /// What a seed gives: partitions of batches.
+    /// Random partitions of batches.
     fn partitions(random: &mut Random, is_fixed: bool) -> Vec<Vec<RecordBatch>> {
         let (mut row, count) = (0, 1 + random.below(5));
         let mut rows = |random: &mut Random| {
@@ -329,7 +333,7 @@ mod tests {
         (0..count).map(|_| (0..random.below(4)).map(|_| rows(random)).collect()).collect()
     }
 
-    /// How many rows all partitions have, and each.
+    /// The total number of rows, and the number of each partition.
     fn counts(parts: &[Vec<RecordBatch>]) -> (usize, Vec<usize>) {
         let of = |part: &Vec<RecordBatch>| part.iter().map(RecordBatch::num_rows).sum();
         let each: Vec<usize> = parts.iter().map(of).collect();
@@ -346,7 +350,7 @@ mod tests {
         VectorReader::new("input", column, ElementKind::F32, Metric::L2)
     }
 
-    /// Passes on what partitions have in some order, in which those of each partition keep theirs.
+    /// Passes the batches on in a random order that keeps the order within each partition.
     fn placed(
         parts: &[Vec<Result<RecordBatch, &'static str>>],
         rows: (usize, Option<Vec<usize>>),
@@ -396,7 +400,7 @@ mod tests {
                 1 => (rows, None),
                 2 => (rows, Some(of_parts)),
                 _ => {
-                    // Metadata that lie.
+                    // Wrong row counts in metadata.
                     let last = of_parts.len() - 1;
                     of_parts.swap(0, last);
                     (rows, Some(of_parts))
@@ -423,7 +427,7 @@ mod tests {
             let is_fixed = random.below(2) == 0;
             let parts = partitions(random, is_fixed);
             let (rows, of_parts) = counts(&parts);
-            // Some rows are not finite, and some partitions cannot be read to their end.
+            // Some rows are not finite, and some partitions fail before their end.
             let (mut first, mut row) = (None, 0);
             let mut failing = Vec::new();
             for part in &parts {
@@ -463,7 +467,7 @@ mod tests {
         }
     }
 
-    /// Metadata that claim more rows than any machine holds.
+    /// Metadata that claim more rows than any memory holds.
     #[test]
     fn rows_that_are_only_claimed_take_no_memory() {
         let (dim, claimed, job) = (1 << 15, u32::MAX as usize, Job::default());

@@ -1,4 +1,4 @@
-//! The rows of batches.
+//! Reading the rows of batches, with memory reserved in advance.
 
 use arrow::array::RecordBatch;
 
@@ -9,10 +9,10 @@ use crate::error::Error;
 use crate::job::{Job, Reserved};
 use crate::rows::Rows;
 
-/// Rows that are read batch by batch, in memory that is reserved before it is taken.
+/// A reader of batches that reserves memory before it allocates.
 pub(super) struct Reading {
     reader: VectorReader,
-    /// Rows of all batches, and integers of their sets.
+    /// The expected number of rows, and of tokens if the rows are sets.
     rows: usize,
     tokens: usize,
     reserved: Option<Reserved>,
@@ -21,17 +21,17 @@ pub(super) struct Reading {
 /// Rows, and their memory reservation.
 pub(super) struct Read {
     pub rows: Rows,
-    /// The position of each row that has a vector.
+    /// The position of each row with a vector.
     pub positions: Vec<u32>,
     pub reserved: Option<Reserved>,
 }
 
 impl Read {
-    /// What a reader has read.
+    /// Finishes `reader`, and shrinks its reservation to the rows.
     pub fn of(reader: VectorReader, mut reserved: Option<Reserved>) -> Self {
         let (rows, positions) = reader.finish();
         if let Some(reserved) = &mut reserved {
-            // Rows without a vector, and integers that were given twice.
+            // NULL vectors and duplicate tokens take no memory.
             reserved.shrink_to(rows.bytes() + size_of_val(&positions[..]));
         }
         Self { rows, positions, reserved }
@@ -39,12 +39,12 @@ impl Read {
 }
 
 impl Reading {
-    /// Nothing read yet of these batches.
+    /// A reader for these batches.
     pub fn new(reader: VectorReader, batches: &[RecordBatch], side: &Side) -> Self {
         Self::after(0, reader.on_all_cores(), batches, side)
     }
 
-    /// The same after so many rows that are not sets.
+    /// A reader for these batches after `rows` earlier rows, which are not sets.
     pub fn after<'a>(
         rows: usize,
         reader: VectorReader,
@@ -62,7 +62,7 @@ impl Reading {
     /// Reads the vectors of the next batch.
     ///
     /// # Errors
-    /// Rows that cannot be compared; [`HostMemory`](crate::Error::HostMemory);
+    /// Invalid rows; [`HostMemory`](crate::Error::HostMemory);
     /// [`Cancelled`](crate::Error::Cancelled).
     pub fn append(&mut self, batch: &RecordBatch, side: &Side, job: &Job) -> Result<(), Error> {
         job.check()?;
@@ -77,7 +77,7 @@ impl Reading {
         Ok(())
     }
 
-    /// Appends rows that another reader has read.
+    /// Appends a run of rows of another reader.
     ///
     /// # Errors
     /// [`HostMemory`](crate::Error::HostMemory), [`TooManyRows`](crate::Error::TooManyRows).

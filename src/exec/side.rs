@@ -1,4 +1,4 @@
-//! The columns of an input: those that make up vectors, and those carried along.
+//! The roles of an input's columns: vectors, and columns carried to the output.
 
 use arrow::datatypes::{DataType, Fields};
 use datafusion::common::plan_err;
@@ -13,11 +13,11 @@ use crate::metric::Metric;
 pub struct Side {
     /// Positions of the vector columns.
     pub vector: Vec<usize>,
-    /// Positions of the other columns.
+    /// Positions of the carried columns.
     pub carried: Vec<usize>,
     /// Type of the vectors' elements.
     pub kind: ElementKind,
-    /// Whether they are sets under a metric that is not known yet.
+    /// Whether the vectors may turn out to be sets, because the metric is not known yet.
     pub(super) may_be_sets: bool,
 }
 
@@ -30,7 +30,8 @@ impl Side {
         Self::compared(input, (vector, Some(Metric::default())), fields)
     }
 
-    /// The same for a search under a metric, if it is known: lists of integers may be sets.
+    /// Finds the columns for a search; lists of integers may be sets under `metric`, if it is
+    /// known.
     ///
     /// # Errors
     /// A column that is missing, or holds no vectors.
@@ -58,7 +59,7 @@ impl Side {
         Ok(Self { vector: positions, carried, kind, may_be_sets })
     }
 
-    /// The columns in an input whose vectors must be numbers.
+    /// Finds the columns of an input whose vectors must be numbers.
     ///
     /// # Errors
     /// A column that is missing, or holds no numbers.
@@ -84,7 +85,7 @@ impl Side {
         }
     }
 
-    /// The same as a count of elements or bits; `None` for vectors of none.
+    /// The length as a count of elements or bits; `None` if it is unknown or 0.
     pub(super) fn known_dim(&self, fields: &Fields) -> Option<usize> {
         usize::try_from(self.dim(fields)?).ok().filter(|dim| *dim > 0)
     }

@@ -1,4 +1,4 @@
-//! Converts Arrow columns to rows: all types of vectors, and the checks that reject a row.
+//! Conversion of Arrow columns to rows, with the checks that reject invalid rows.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,46 +17,47 @@ use crate::parallel::in_parallel;
 use crate::rows::Rows;
 use crate::sets::{MOST_TOKENS, Sets};
 
-/// Collects the vectors of an input, batch by batch, checked and prepared for a metric.
+/// A reader that collects the vectors of an input, batch by batch, checked and prepared for a
+/// metric.
 #[derive(Debug)]
 pub struct VectorReader {
     input: &'static str,
     column: VectorColumn,
     metric: Metric,
-    /// Whether rows are rewritten for the metric.
+    /// Whether rows are transformed as the metric requires.
     prepares: bool,
-    /// There may be zeros where no number has been read to, whose pages nothing has touched.
+    /// Elements beyond the rows read so far are zeros in untouched memory pages.
     elements: Elements,
     dim: Option<usize>,
-    /// Whether rows may have different lengths, and then where each ends and how long it is.
+    /// The end and length of each row, if rows may differ in length.
     ends: Option<Vec<(usize, usize)>>,
-    /// Rows of the input before the first read here.
+    /// The number of rows of the input before the first one read here.
     first: u64,
     run: Run,
-    /// Elements that a thread reads at a time; all threads take part.
+    /// The number of elements per task, if all threads take part.
     together: Option<usize>,
 }
 
-/// Rows that are read one after the other.
+/// A run of consecutive rows of the input.
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    /// Where the first that has a vector is put, among all of them.
+    /// The index, among all rows with vectors, of the run's first one.
     pub start: usize,
-    /// Rows read so far.
+    /// The number of rows read.
     pub seen: u64,
-    /// Positions among them of those that have a vector.
+    /// The positions, within the run, of the rows with vectors.
     positions: Vec<u32>,
-    /// Numbers read so far.
+    /// The number of elements read.
     filled: usize,
 }
 
 impl Run {
-    /// Behind the last row that has a vector.
+    /// The index after the last row with a vector.
     pub fn end(&self) -> usize {
         self.start + self.positions.len()
     }
 
-    /// Adds the positions of rows that follow.
+    /// Appends the positions of the run that follows.
     fn add(&mut self, next: &Self) {
         let before = self.seen as u32;
         self.positions.extend(next.positions.iter().map(|position| before + position));
@@ -64,11 +65,12 @@ impl Run {
     }
 }
 
-/// Elements that a thread reads at a time, if all take part.
+/// The number of elements per task when all threads take part.
 const TOGETHER: usize = 1 << 14;
 
 impl VectorReader {
-    /// Nothing read yet. `input` is the input's name in errors, `kind` the type to convert to.
+    /// An empty reader. `input` is the input's name in errors, `kind` the element kind to convert
+    /// to.
     pub fn new(
         input: &'static str,
         column: VectorColumn,
@@ -95,7 +97,8 @@ impl VectorReader {
         }
     }
 
-    /// Reads batches on all cores. The caller holds no lock that rayon's workers may wait for.
+    /// Reads batches on all threads. The caller must hold no lock that rayon's workers may wait
+    /// for.
     pub(super) fn on_all_cores(self) -> Self {
         Self { together: Some(TOGETHER), ..self }
     }
@@ -106,27 +109,28 @@ impl VectorReader {
         Self { first, dim, ..self }
     }
 
-    /// Keeps rows as they are; those without a direction under the metric are refused all the same.
+    /// Keeps rows as given. Rows without a direction under the metric are refused all the same.
     pub(super) fn unprepared(self) -> Self {
         Self { prepares: false, ..self }
     }
 
-    /// Reads rows for searches, which take unit vectors of f32 from rows as given: see [`Rows::searched`].
+    /// Reads rows for searches, which compute unit vectors of f32 rows themselves: see
+    /// [`Rows::searched`].
     pub(super) fn for_search(self) -> Self {
         if self.elements.kind() == ElementKind::F32 { self.unprepared() } else { self }
     }
 
-    /// Lets every row have a length of its own.
+    /// Accepts rows of different lengths.
     pub(super) fn of_any_length(self) -> Self {
         Self { ends: Some(Vec::new()), ..self }
     }
 
-    /// Turns to other rows, which go on where they were.
+    /// Exchanges the current run with another one.
     pub(super) fn turn_to(&mut self, run: &mut Run) {
         std::mem::swap(&mut self.run, run);
     }
 
-    /// Takes the length of vectors from their type, if that has it, or from the first of these lists that has one.
+    /// Takes the length of vectors from their type, if known, or from the first non-empty list.
     pub(super) fn learn_dim(&mut self, by_type: Option<usize>, columns: &[ArrayRef]) {
         let is_real = matches!(self.elements, Elements::F32(_) | Elements::F64(_));
         self.dim = self.dim.or(by_type).or_else(|| match (&self.column, columns) {
@@ -142,14 +146,14 @@ impl VectorReader {
         self.dim.is_some()
     }
 
-    /// A reader of vectors of the same kind that has read nothing; all are of this length, if it is known.
+    /// An empty reader of the same kind, with the same length of vectors, if that is known.
     pub(super) fn anew(&self) -> Self {
         let Self { input, metric, prepares, first, together, dim, .. } = *self;
         let new = Self::new(input, self.column.clone(), self.elements.kind(), metric);
         Self { prepares, first, together, dim, ..new }
     }
 
-    /// Appends rows that another reader has read.
+    /// Appends a run of rows of another reader.
     ///
     /// # Errors
     /// [`Error::TooManyRows`].
@@ -176,7 +180,7 @@ impl VectorReader {
         Ok(())
     }
 
-    /// Makes one of runs that follow each other, with gaps.
+    /// Joins consecutive runs into one, and closes the gaps between them.
     pub(super) fn join(&mut self, runs: impl IntoIterator<Item = Run>) {
         let width = self.elements.kind().width(self.dim.unwrap_or(0));
         let mut all = Run::default();
@@ -196,7 +200,7 @@ impl VectorReader {
     /// Reads the vectors of a batch: from one column, or from one column per dimension.
     ///
     /// # Errors
-    /// [`Error::BadRow`] for the first row that cannot be compared, [`Error::TooManyRows`].
+    /// [`Error::BadRow`] for the first invalid row, [`Error::TooManyRows`].
     pub fn append(&mut self, columns: &[ArrayRef]) -> Result<()> {
         let rows = columns.first().map_or(0, |c| c.len());
         let seen = self.run.seen + rows as u64;
@@ -215,13 +219,14 @@ impl VectorReader {
         result
     }
 
-    /// Rows with a vector.
+    /// The number of rows with a vector.
     pub(super) fn len(&self) -> usize {
         self.run.positions.len()
     }
 
-    /// Makes room for `rows` rows with vectors in all, if their length is known, or for `tokens` integers of
-    /// sets. Returns whether the system has the memory: without it, vectors grow as rows are read.
+    /// Allocates memory for `rows` rows with vectors in all, if their length is known, or for
+    /// `tokens` tokens of sets. Returns false if the allocation fails; buffers then grow as rows
+    /// are read.
     pub(super) fn reserve(&mut self, rows: usize, tokens: usize) -> bool {
         let more = rows.saturating_sub(self.len());
         let has_positions = self.run.positions.try_reserve_exact(more).is_ok();
@@ -232,8 +237,8 @@ impl VectorReader {
         has_positions && has_elements
     }
 
-    /// Makes room for the elements of so many rows, if their length is known. Returns whether the system has
-    /// the memory.
+    /// Allocates memory for the elements of `rows` rows, if their length is known. Returns false if
+    /// the allocation fails.
     pub(super) fn reserve_numbers(&mut self, rows: usize) -> bool {
         let Some(dim) = self.dim else { return true };
         let all = rows.saturating_mul(self.elements.kind().width(dim));
@@ -245,7 +250,7 @@ impl VectorReader {
         }
     }
 
-    /// Bytes of `rows` rows with vectors, if their length is known.
+    /// Bytes of `rows` rows with vectors, as far as their length is known.
     pub(super) fn bytes_of(&self, rows: usize) -> usize {
         let kind = self.elements.kind();
         let dim = match kind {
@@ -255,7 +260,7 @@ impl VectorReader {
         rows.saturating_mul(4 + kind.width(dim) * kind.bytes())
     }
 
-    /// Integers in the sets of a batch; 0 for rows of equal length.
+    /// The number of tokens in the sets of a batch; 0 for other vectors.
     pub(super) fn tokens_in(&self, columns: &[ArrayRef]) -> usize {
         match (&self.elements, columns) {
             (Elements::Sets(_), [column]) => list_lengths(column).sum(),
@@ -263,20 +268,20 @@ impl VectorReader {
         }
     }
 
-    /// Bytes of the integers in the sets of a batch, in a buffer that grows and is at most half empty.
+    /// Bytes of the tokens in the sets of a batch, in a buffer that grows by doubling.
     pub(super) fn bytes_of_tokens(&self, columns: &[ArrayRef]) -> usize {
         2 * self.tokens_in(columns) * size_of::<i64>()
     }
 
-    /// The rows that have a vector, and their positions among the rows read.
+    /// The rows with vectors, and their positions among the rows read.
     pub fn finish(mut self) -> (Rows, Vec<u32>) {
         self.end();
         let matrix = Matrix::new(self.elements, self.run.positions.len(), self.dim.unwrap_or(0));
         (Rows::all(Arc::new(matrix)), self.run.positions)
     }
 
-    /// Rows of any length, end to end; for each that has a vector, its position among the rows
-    /// read, where its elements are, and its length.
+    /// Rows of different lengths, concatenated. For each row with a vector: its position among the
+    /// rows read, its element range and its length.
     pub(super) fn finish_of_any_length(mut self) -> (Elements, Vec<(u32, Range<usize>, usize)>) {
         self.end();
         let ends = self.ends.unwrap_or_default();
@@ -286,7 +291,7 @@ impl VectorReader {
         (self.elements, rows.collect())
     }
 
-    /// Cuts off what was not filled.
+    /// Truncates buffers to the elements read.
     fn end(&mut self) {
         fn cut<T>(numbers: &mut Vec<T>, filled: usize) {
             numbers.truncate(filled);
@@ -331,13 +336,13 @@ impl VectorReader {
             let row = row_of(i);
             Some((i, self.check_dim(row, lists.range(row).len()).err()?))
         });
-        // All rows before one of another length are looked at first.
+        // A row of wrong length is reported after the errors of the rows before it.
         let (count, wrong) = wrong.map_or((count, Ok(())), |(i, error)| (i, Err(error)));
         self.append_all(&lists, count, row_of, out)?;
         wrong
     }
 
-    /// Appends `count` rows of the known length; `row_of` says which.
+    /// Appends `count` rows of the known length; `row_of` maps an index to its row.
     fn append_all<T: Number>(
         &mut self,
         lists: &Lists<'_, T>,
@@ -365,7 +370,7 @@ impl VectorReader {
         Ok(())
     }
 
-    /// Sets a row to what is in a list, checked and prepared.
+    /// Copies a list to a row, checked and prepared.
     fn fill<T: Number>(
         &self,
         lists: &Lists<'_, T>,
@@ -376,7 +381,7 @@ impl VectorReader {
         self.prepare(to)
     }
 
-    /// Room for so many more numbers.
+    /// The next `more` elements of the buffer, which grows if necessary.
     fn room<'a, T: Real>(&mut self, more: usize, out: &'a mut Vec<T>) -> &'a mut [T] {
         let start = self.run.start * self.dim.unwrap_or(0) + self.run.filled;
         self.run.filled += more;
@@ -409,9 +414,9 @@ impl VectorReader {
         Ok(())
     }
 
-    /// Checks a row's values, and prepares them.
+    /// Checks and prepares the values of a row.
     fn prepare<T: Real>(&self, row: &mut [T]) -> Result<(), RowProblem> {
-        // All are looked at, without a branch for each.
+        // A loop over all elements without branches, which vectorises.
         if !row.iter().fold(true, |all, x| all & x.is_finite())
             && let Some(at) = row.iter().position(|x| !x.is_finite())
         {
@@ -420,7 +425,7 @@ impl VectorReader {
         if self.prepares { self.metric.prepare(row) } else { self.metric.check_direction(row) }
     }
 
-    /// Records that the row has a vector, which ends here.
+    /// Records the position of a row with a vector, and its end and length if rows may differ.
     fn keep(&mut self, row: usize, end: usize, dim: usize) {
         self.run.positions.push((self.run.seen + row as u64) as u32);
         if let Some(ends) = &mut self.ends {
@@ -485,7 +490,7 @@ impl VectorReader {
     }
 }
 
-/// Makes room for so many numbers in all. Returns whether the system has the memory.
+/// Grows a buffer to `all` zeroed elements. Returns false if the allocation fails.
 fn add_room<T: Real>(values: &mut Vec<T>, all: usize) -> bool {
     if values.len() < all {
         let Some(mut longer) = try_zeros::<T>(all) else { return false };

@@ -1,4 +1,4 @@
-//! The weights of rows, from a column of numbers.
+//! Row weights from a column of numbers.
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::compute::cast;
@@ -11,10 +11,11 @@ use super::column::shown;
 use super::side::Side;
 use crate::job::{Job, Reserved};
 
-/// The weights of the rows that have vectors, if there is a column of them, and their memory reservation.
+/// The weights of the rows with vectors, if there is a weight column, and their memory reservation.
 ///
 /// # Errors
-/// A weight that is no finite number from 0, of a row that has a vector; [`HostMemory`](crate::Error::HostMemory).
+/// A weight that is negative, not finite or NULL, of a row with a vector;
+/// [`HostMemory`](crate::Error::HostMemory).
 pub(super) fn weights(
     column: Option<&str>,
     batches: &[RecordBatch],
@@ -32,7 +33,7 @@ pub(super) fn weights(
     Ok((Some(weights), Some(reserved)))
 }
 
-/// The weights of the rows of a batch that have vectors.
+/// Appends the weights of the rows with vectors of a batch.
 fn read(
     name: &str,
     batch: &RecordBatch,
