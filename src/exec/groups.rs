@@ -69,7 +69,7 @@ impl Grouped {
     ) -> Result<Self> {
         let mut groups = groups_of(columns, batches, positions, job)?;
         let mut reserve = |bytes| {
-            groups.reserved.push(job.reserve("rows by groups", bytes)?);
+            groups.reserved.push(job.reserve("rows in PARTITION BY order", bytes)?);
             Ok::<_, Error>(())
         };
         reserve(rows.len() * size_of::<u32>())?;
@@ -106,7 +106,7 @@ fn groups_of(
     job: &Job,
 ) -> Result<Groups> {
     let rows = positions.len();
-    let mut reserved = vec![job.reserve("groups", size_of_val(positions))?];
+    let mut reserved = vec![job.reserve("PARTITION BY groups", size_of_val(positions))?];
     let Some(first) = batches.first().filter(|_| !columns.is_empty()) else {
         return Ok(Groups { numbers: vec![0; rows], sizes: vec![rows], reserved });
     };
@@ -138,7 +138,7 @@ fn groups_of(
             sizes[number as usize] += 1;
             numbers.push(number);
         }
-        reserved.push(job.reserve("keys of groups", keys_bytes)?);
+        reserved.push(job.reserve("PARTITION BY keys", keys_bytes)?);
         start = end;
     }
     Ok(Groups { numbers, sizes, reserved })

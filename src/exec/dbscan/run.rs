@@ -135,7 +135,7 @@ impl Call {
         let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
         let may = may_fall_back(spec.device, &device);
         let per_row = size_of::<Option<u32>>() + size_of::<bool>();
-        let reserved = job.reserve("clusters of rows", rows.len() * per_row)?;
+        let reserved = job.reserve("cluster labels", rows.len() * per_row)?;
         let solve = |rows: &Rows, weights: Option<&[f64]>, ends: &[usize]| {
             let run = |device: &AnyDevice| dbscan(device, rows, weights, ends, &spec.params, job);
             let (device, found) = run_or_fall_back(device, may, chosen, run)?;

@@ -130,7 +130,7 @@ impl Call {
         let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
         let bytes = input.rows.len() * (size_of::<u32>() + size_of::<f64>());
         // The clusters of the best run, and of the current one.
-        let mut reserved = job.reserve("clusters of rows", bytes * spec.params.runs.min(2))?;
+        let mut reserved = job.reserve("cluster labels", bytes * spec.params.runs.min(2))?;
         let groups = match &spec.output {
             KMeansOutput::Window(_) => {
                 let (rows, positions) = (input.rows.clone(), &input.positions);
@@ -177,7 +177,7 @@ fn clusters_of_groups(
     job: &Job,
 ) -> DeviceResult<(Vec<u32>, Rounds)> {
     let bytes = groups.ends.len() * size_of::<Clustering>();
-    let _reserved = job.reserve("clusters of groups", bytes)?;
+    let _reserved = job.reserve("clusters of PARTITION BY groups", bytes)?;
     let mut found = kmeans_groups(device, &groups.rows, &groups.ends, &spec.params, job)?;
     let mut rounds = Rounds::default();
     found.iter().for_each(|found| rounds += found.rounds);

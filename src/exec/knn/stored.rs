@@ -79,7 +79,7 @@ pub(super) async fn select(
         let mut counter = RecordBatchMemoryCounter::new();
         let (mut numbers, mut position) = (Vec::new(), 0u32);
         let all: usize = batches.iter().map(RecordBatch::num_rows).sum();
-        let mut reserved = vec![job.reserve("numbers of rows", all * 2 * size_of::<u64>())?];
+        let mut reserved = vec![job.reserve("row numbers", all * 2 * size_of::<u64>())?];
         for batch in batches {
             job.check()?;
             let Some(of_batch) = batch.column(number).as_primitive_opt::<UInt32Type>() else {

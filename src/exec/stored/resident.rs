@@ -211,9 +211,9 @@ impl StoredIndex {
         for (group, rows) in file.groups().enumerate() {
             job.check()?;
             let bytes = file.bytes(group, &columns);
-            let _read = job.reserve("columns of an index", bytes)?;
+            let _read = job.reserve("vector columns of an index", bytes)?;
             let values = file.columns(group, rows.len(), &columns).await?;
-            of_sets.push(job.reserve("sets", reader.bytes_of_tokens(&values))?);
+            of_sets.push(job.reserve("sets of an index", reader.bytes_of_tokens(&values))?);
             reader = blocking(move || {
                 reader.append(&values)?;
                 Ok(reader)
@@ -223,7 +223,7 @@ impl StoredIndex {
                 // The summary of a damaged file may claim more rows than the file can hold.
                 let all = self.bytes_of(&columns).div_ceil(bytes.max(1)).saturating_mul(rows.end);
                 let expected = file.with_vectors().min(all);
-                reserved.push(job.reserve("rows of an index", reader.bytes_of(expected))?);
+                reserved.push(job.reserve("vectors of an index", reader.bytes_of(expected))?);
                 reader.reserve(expected, 0);
             }
         }
@@ -262,7 +262,7 @@ impl StoredIndex {
                 return Ok(tables);
             }
             if count == 1 {
-                let (what, bytes) = ("a table of an index", self.bytes_of_table());
+                let (what, bytes) = ("a hash table of an index", self.bytes_of_table());
                 let reason = "not even one fits".to_string();
                 return Err(Error::HostMemory { what, bytes, reason }.into());
             }
@@ -287,7 +287,7 @@ impl StoredIndex {
         let together = threads().min(numbers.len());
         let raw = together * (Table::bytes_in_file(rows) + rows.div_ceil(8));
         let needed = numbers.len() * self.bytes_of_table();
-        let mut reserved = match job.reserve("tables of an index", needed * times + raw) {
+        let mut reserved = match job.reserve("hash tables of an index", needed * times + raw) {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
         };

@@ -204,7 +204,7 @@ impl IndexSink {
         // A row group in memory and encoded, and the parts in flight.
         let of_group = bytes.min(2 * group * (bytes / all.max(1)));
         let parts = file.min((PARTS + 2) * part);
-        let _reserved = job.reserve("parts of an index", 2 * of_group + parts)?;
+        let _reserved = job.reserve("write buffer of an index", 2 * of_group + parts)?;
         let batches = Arc::unwrap_or_clone(batches);
         Ok(Content { batches, held, positions, dim, builder, group, part, _reserved })
     }
@@ -228,7 +228,7 @@ impl IndexSink {
         }
         drop((batches, held));
         let bytes = bytes_of_planes(&builder, dim);
-        let _of_planes = job.reserve("planes of an index", bytes)?;
+        let _of_planes = job.reserve("hyperplanes of an index", bytes)?;
         let mut numbers = Vec::<u8>::with_capacity(bytes);
         numbers.extend(builder.centre().iter().flat_map(|x| x.to_le_bytes()));
         let (tables, together) = (builder.params.tables.unwrap_or(0), builder.together());
