@@ -32,14 +32,14 @@ use crate::sql::options::NeighborsOptions;
 use crate::sql::planner::NeighborsPlanner;
 use crate::sql::sealed::seal;
 
-/// What errors call the statement.
+/// The name of the statement in errors.
 const NAME: &str = "STORED AS LSH";
 
-/// The format by its name.
+/// The factory of the format, registered under its name.
 #[derive(Debug)]
 pub(super) struct IndexFormats;
 
-/// The format with the parameters of a statement.
+/// The format with the options of a statement.
 #[derive(Debug)]
 struct IndexFormat {
     given: Given,
@@ -144,20 +144,20 @@ impl FileFormat for IndexFormat {
         Ok(Arc::new(DataSinkExec::new(in_turn(input), Arc::new(sink), None)))
     }
 
-    // Asked for where a file is listed, which its schema prevents.
+    // Called for listings of files, which `infer_schema` refuses.
     fn file_source(&self, schema: TableSchema) -> Arc<dyn FileSource> {
         Arc::new(ArrowSource::new_file_source(schema))
     }
 }
 
-/// The only column that holds vectors for the metric.
+/// The only column of vectors for the metric.
 fn only_column(input: &str, schema: &SchemaRef, metric: Metric) -> Result<VectorColumn> {
     let known = DFSchema::try_from(schema.clone())?;
     let column = only_vector(NAME, input, &known, Compared::under(Some(metric)))?;
     Ok(VectorColumn::Whole(column.name))
 }
 
-/// A relation by its name, in its order.
+/// A relation by its name, planned in its order.
 async fn relation(name: &str, session: &dyn Session) -> Result<Arc<dyn ExecutionPlan>> {
     let Some(state) = session.as_any().downcast_ref::<SessionState>() else {
         return plan_err!(

@@ -13,7 +13,7 @@ use self::format::IndexFormats;
 use self::options::{FORMAT, IndexOptions};
 use self::table::IndexTables;
 
-/// Adds the format and its tables while a session is being built.
+/// Registers the format and the table factory while a session is being built.
 pub(super) fn install(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     let formats = builder.file_formats().get_or_insert_with(Vec::new);
     if !formats.iter().any(|format| format.is::<IndexFormats>()) {

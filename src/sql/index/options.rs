@@ -10,16 +10,16 @@ use datafusion::error::Result;
 use crate::exec::KnnLsh;
 use crate::index::lsh::Planes;
 
-/// The name of the format, and the extension of files.
+/// The name of the format, and the file extension.
 pub(in crate::sql) const FORMAT: &str = "lsh";
 
-/// Neighbours of each row by which free parameters are chosen.
+/// The number of neighbours that omitted parameters are tuned for.
 const K: u64 = 10;
 
-/// The only option that is no parameter.
+/// The only option other than LSH parameters.
 const TRAINING: &str = "training";
 
-/// The options of a statement as text, for shells that check them before they are used.
+/// The options of a statement as text, for shells that validate options in advance.
 #[derive(Debug, Clone, Default)]
 pub(super) struct IndexOptions {
     given: Vec<(String, String)>,
@@ -43,7 +43,7 @@ impl ExtensionOptions for IndexOptions {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<()> {
-        // Options of tables come with their prefix.
+        // Options of tables have a prefix.
         let key = key.strip_prefix("lsh.").unwrap_or(key);
         if key != TRAINING {
             KnnLsh::k(K).set(key, value)?;
@@ -62,23 +62,23 @@ impl ExtensionOptions for IndexOptions {
     }
 }
 
-/// What the options of a statement stand for.
+/// The parsed options of a statement.
 #[derive(Debug)]
 pub(super) struct Given {
     pub params: KnnLsh,
-    /// The relation that planes are trained on.
+    /// The relation that hyperplanes are trained on.
     pub training: Option<String>,
 }
 
 impl Given {
     /// # Errors
-    /// Names that are none, and values of another kind.
+    /// Unknown names, and values of a wrong type.
     pub fn new(options: &HashMap<String, String>, seed: u64) -> Result<Self> {
         let mut given = Self { params: KnnLsh::k(K).seed(seed), training: None };
         let mut names: Vec<&String> = options.keys().collect();
         names.sort();
         for name in names {
-            // DataFusion puts `format.` before names without a dot.
+            // DataFusion adds the prefix `format.` to names without a dot.
             let known = name.strip_prefix("lsh.").or_else(|| name.strip_prefix("format."));
             match known {
                 Some(TRAINING) => given.training = Some(options[name].clone()),
@@ -90,7 +90,7 @@ impl Given {
                 }
             }
         }
-        // Values out of range, and those that do not go together.
+        // Checks ranges and combinations of values.
         let params = given.params.params()?;
         if given.training.is_some() && params.planes != Planes::Trained {
             return plan_err!("STORED AS LSH: training is given, but planes is not 'trained'");

@@ -18,7 +18,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use crate::exec::{IndexScanExec, StoredIndex};
 use crate::metric::Metric;
 
-/// Opens index files as tables.
+/// A factory that opens index files as tables.
 #[derive(Debug)]
 pub(super) struct IndexTables;
 
@@ -28,7 +28,8 @@ struct IndexTable {
     index: Arc<StoredIndex>,
 }
 
-/// The index whose rows, or some of them in their order, a plan has, with their vectors.
+/// The index that a plan reads, if its rows are a subsequence of the index's rows and the vectors
+/// are among its columns.
 pub(in crate::sql) fn index_of(plan: &LogicalPlan) -> Option<Arc<StoredIndex>> {
     if !keeps_rows(plan) {
         return None;
@@ -36,8 +37,8 @@ pub(in crate::sql) fn index_of(plan: &LogicalPlan) -> Option<Arc<StoredIndex>> {
     whole(&vectors_in(plan)).into_iter().next()
 }
 
-/// The metric of the index whose vectors are among the columns of a plan, or among those of these names, whatever
-/// happened to its rows.
+/// The metric of the index whose vectors are among the columns of a plan, optionally restricted to
+/// these names. Rows may be filtered, joined or reordered.
 ///
 /// # Errors
 /// Vectors of several indexes with different metrics.
@@ -59,7 +60,7 @@ pub(in crate::sql) fn metric_of(
     }
 }
 
-/// The indexes of which these columns have all dimensions.
+/// The indexes with all vector columns among these columns.
 fn whole(columns: &[Vec<Arc<StoredIndex>>]) -> Vec<Arc<StoredIndex>> {
     let mut found: Vec<Arc<StoredIndex>> = Vec::new();
     for index in columns.iter().flatten() {
@@ -73,7 +74,7 @@ fn whole(columns: &[Vec<Arc<StoredIndex>>]) -> Vec<Arc<StoredIndex>> {
     found
 }
 
-/// Whether a plan has the rows of a table, or some of them, in their order.
+/// Whether the rows of a plan are a subsequence of a table's rows.
 fn keeps_rows(plan: &LogicalPlan) -> bool {
     match plan {
         LogicalPlan::Filter(_)
@@ -85,7 +86,7 @@ fn keeps_rows(plan: &LogicalPlan) -> bool {
     }
 }
 
-/// For each column of a plan the indexes whose vectors, or a dimension of them, it has.
+/// For each column of a plan, the indexes of which it is a vector column.
 fn vectors_in(plan: &LogicalPlan) -> Vec<Vec<Arc<StoredIndex>>> {
     let fields = plan.schema().fields();
     let mut inputs: Vec<_> = plan.inputs().into_iter().map(vectors_in).collect();
@@ -130,12 +131,12 @@ fn vectors_in(plan: &LogicalPlan) -> Vec<Vec<Arc<StoredIndex>>> {
         | LogicalPlan::Repartition(_) => inputs.swap_remove(0),
         _ => Vec::new(),
     };
-    // Marks, windows and aggregates come behind the columns of the input.
+    // The columns of marks, windows and aggregates follow the input's columns.
     columns.resize(fields.len(), Vec::new());
     columns
 }
 
-/// The same for expressions, of which some are columns of the input.
+/// The indexes of each output expression, if it is a plain column of the input.
 fn passed(
     exprs: &[Expr],
     schema: &DFSchema,
@@ -178,7 +179,8 @@ impl TableProviderFactory for IndexTables {
     }
 }
 
-/// The file at a location. An index is one file, so that `[`, `*` and `?` are parts of its name and not of a pattern.
+/// The file at a location. `[`, `*` and `?` belong to the file name, since an index is a single
+/// file.
 pub(super) fn file_at(url: &ListingTableUrl) -> Result<Path> {
     let Some(name) = url.get_glob() else { return Ok(url.prefix().clone()) };
     Ok(Path::parse(format!("{}/{name}", url.prefix()))?)

@@ -1,4 +1,4 @@
-//! `lsh_buckets`: the buckets of rows, as a function of each row and an unnest of what it returns.
+//! `lsh_buckets`: a scalar function that returns the buckets of a row, and an unnest of its result.
 
 use arrow::datatypes::DataType;
 use datafusion::common::{Column, ScalarValue, exec_datafusion_err, exec_err, plan_err};
@@ -24,7 +24,7 @@ use crate::sql::options::NeighborsOptions;
 
 const NAME: &str = "lsh_buckets";
 
-/// `lsh_buckets`.
+/// The table function `lsh_buckets`.
 pub(in crate::sql) static BUCKETS: Function =
     Function { signature: Signature { name: NAME, arguments: &signatures::BUCKETS }, plan };
 
@@ -77,10 +77,10 @@ fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPl
     unnested.project(output)?.alias(NAME)?.build()
 }
 
-/// The column of buckets before it is taken apart.
+/// The name of the column of buckets before it is unnested.
 const BUCKET: &str = "lsh_buckets (table, bucket)";
 
-/// The parameters, once every argument has a value.
+/// The parameters, once all arguments are literals.
 fn params(arguments: &LshArguments, metric: Metric, default_seed: u64) -> Result<LshParams> {
     let params = arguments.params(NAME, metric, default_seed)?;
     if params.is_open() {
@@ -96,12 +96,12 @@ fn params(arguments: &LshArguments, metric: Metric, default_seed: u64) -> Result
     Ok(params)
 }
 
-/// The buckets of a row: a list of tables and buckets. The arguments are the columns of vectors, the
-/// metric, and those of hashing.
+/// The scalar function that returns a row's buckets as a list of tables and buckets. Its arguments
+/// are the vector columns, the metric, and the LSH arguments.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct BucketsOfRow {
     vector: VectorColumn,
-    /// The names of the arguments of hashing.
+    /// The names of the LSH arguments.
     arguments: Vec<&'static str>,
     signature: UdfSignature,
 }
@@ -154,7 +154,7 @@ impl ScalarUDFImpl for BucketsOfRow {
         let columns = columns.collect::<Result<Vec<_>>>()?;
         let buckets = row_buckets(&columns, (&self.vector, kind), metric, &params);
         buckets.map(ColumnarValue::Array).map_err(|error| match error {
-            // Its number would be that in a batch.
+            // The row number would be relative to the batch.
             Error::BadRow { input, column, problem, .. } => {
                 exec_datafusion_err!("{NAME}: a row of {input}, column \"{column}\": {problem}")
             }

@@ -1,4 +1,4 @@
-//! `knn_lsh`: its signature, and the value arguments of hashing.
+//! `knn_lsh`: its name, and its LSH arguments.
 
 use arrow::datatypes::DataType;
 use datafusion::common::{ScalarValue, plan_err};
@@ -15,7 +15,7 @@ use crate::sql::call::{
 /// The function's name in SQL.
 pub(super) const NAME: &str = "knn_lsh";
 
-/// The arguments of hashing that may be parameters, as far as they are given.
+/// The LSH arguments that are given; each may be a parameter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LshArguments {
     /// Names and values, in the order of [`LshArguments::types`].
@@ -23,7 +23,7 @@ pub struct LshArguments {
 }
 
 impl LshArguments {
-    /// All arguments, and the types of their parameters.
+    /// The names of all arguments, and the types of parameters in their place.
     fn types() -> [(&'static str, DataType); 17] {
         let numbers = DataType::new_list(DataType::Float64, true);
         [
@@ -55,17 +55,17 @@ impl LshArguments {
         Ok(Self { given })
     }
 
-    /// Those with values.
+    /// Arguments from names and values.
     pub(super) fn from_values(given: Vec<(&'static str, Expr)>) -> Self {
         Self { given }
     }
 
-    /// Those of a call.
+    /// Arguments from a call.
     pub(super) fn from_call(arguments: &Arguments) -> Result<Self> {
         Self::new(|name| arguments.value(name))
     }
 
-    /// The arguments equivalent to these parameters.
+    /// The arguments equivalent to `params`.
     pub(super) fn from_params(params: &KnnLsh) -> Result<Self> {
         let whole = |number: Option<u64>| number.map(|n| lit(ScalarValue::UInt64(Some(n))));
         Self::new(|name| {
@@ -92,19 +92,19 @@ impl LshArguments {
         })
     }
 
-    /// All given arguments, with their names.
+    /// The given arguments with their names.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, &Expr)> {
         self.given.iter().map(|(name, expr)| (*name, expr))
     }
 
-    /// The same arguments with other values.
+    /// The same arguments with other expressions.
     pub(super) fn with(&self, exprs: impl Iterator<Item = Expr>) -> Result<Self> {
         let given: Vec<_> = self.given.iter().map(|(name, _)| *name).zip(exprs).collect();
         let value = |wanted: &str| given.iter().find(|(name, _)| *name == wanted);
         Self::new(|name| Ok(value(name).map(|(_, expr)| expr.clone())))
     }
 
-    /// The parameters, once every argument has a value.
+    /// The validated parameters, once all arguments are literals.
     pub(super) fn params(
         &self,
         function: &str,
@@ -116,7 +116,7 @@ impl LshArguments {
         Ok(params.params()?)
     }
 
-    /// Those that are given, once every argument has a value.
+    /// The given parameters, once all arguments are literals.
     pub(super) fn given(&self, function: &str, metric: Metric) -> Result<KnnLsh> {
         let mut params = KnnLsh::k(1).metric(metric);
         for (name, expr) in self.all() {
@@ -144,25 +144,25 @@ impl LshArguments {
         Ok(params)
     }
 
-    /// Whether parameters are chosen by the queries, as far as can be told without values.
+    /// Whether parameters may have to be tuned on the queries, judged without values.
     pub(super) fn is_open(&self) -> bool {
         let is_given = |name| self.all().any(|(given, _)| given == name);
         !(is_given("tables") && is_given("hashes") && is_given("width"))
     }
 }
 
-/// A whole number whose limits are checked with all others.
+/// A count, whose range is checked with all parameters.
 fn count(function: &str, name: &str, expr: &Expr) -> Result<u64> {
     whole(function, name, expr).or_else(|_| positive(function, name, expr))
 }
 
-/// Numbers as a literal list.
+/// A list literal of numbers.
 fn list(numbers: &[f64]) -> Expr {
     let values: Vec<_> = numbers.iter().map(|number| ScalarValue::from(*number)).collect();
     lit(ScalarValue::List(ScalarValue::new_list_nullable(&values, &DataType::Float64)))
 }
 
-/// A name, once the expression has a value.
+/// A text argument.
 fn text(function: &str, name: &str, expr: &Expr) -> Result<String> {
     if let Expr::Literal(value, _) = expr
         && let Some(Some(given)) = value.try_as_str()

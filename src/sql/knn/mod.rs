@@ -26,13 +26,13 @@ use crate::exec::{KnnExact, KnnLsh};
 use crate::metric::Metric;
 use crate::sql::index::table::metric_of;
 
-/// `knn_exact`.
+/// The table function `knn_exact`.
 pub(super) static EXACT: Function = Function {
     signature: Signature { name: EXACT_NAME, arguments: &signatures::EXACT },
     plan: |mut arguments, resolve| plan((EXACT_NAME, None), &mut arguments, resolve),
 };
 
-/// `knn_lsh`.
+/// The table function `knn_lsh`.
 pub(super) static LSH: Function = Function {
     signature: Signature { name: lsh::NAME, arguments: &signatures::LSH },
     plan: |mut arguments, resolve| {
@@ -41,7 +41,7 @@ pub(super) static LSH: Function = Function {
     },
 };
 
-/// A function's name, and the arguments of hashing if it hashes.
+/// A function's name, and its LSH arguments for `knn_lsh`.
 type Called = (&'static str, Option<LshArguments>);
 
 fn plan(
@@ -83,7 +83,7 @@ fn plan(
     build(called, (queries, base, training), &vectors, (k, metric), resolve)
 }
 
-/// The vector columns as requested.
+/// The requested vector columns.
 struct Vectors {
     queries: Option<ColumnArgument>,
     base: Option<ColumnArgument>,
@@ -126,8 +126,7 @@ fn build(
     LogicalPlanBuilder::from(node.into_plan()).alias(name)?.build()
 }
 
-/// The type of a column of NULLs only: that of the vectors which it is compared with, if one of the
-/// inputs, with the columns asked for, has any.
+/// The type of an all-NULL column: the vector type of another input, if any has one.
 fn type_of_nulls(
     name: &str,
     inputs: [(&str, Option<&LogicalPlan>, Option<&ColumnArgument>); 3],
@@ -181,14 +180,15 @@ pub trait KnnExt: Sized {
     /// As for [`knn_exact`](Self::knn_exact).
     fn knn_exact_self(self, params: KnnExact) -> Result<Self>;
 
-    /// Most of the k nearest rows of `base` for every row of this frame, by hashing. Columns are those
-    /// of [`knn_exact`](Self::knn_exact).
+    /// The approximate k nearest rows of `base` for every row of this frame, by locality-sensitive
+    /// hashing. Columns are those of [`knn_exact`](Self::knn_exact).
     ///
     /// # Errors
     /// As for [`knn_exact`](Self::knn_exact), and parameters out of range.
     fn knn_lsh(self, base: Self, params: KnnLsh) -> Result<Self>;
 
-    /// Most of the k nearest other rows for every row of this frame, by hashing.
+    /// The approximate k nearest other rows for every row of this frame, by locality-sensitive
+    /// hashing.
     ///
     /// # Errors
     /// As for [`knn_lsh`](Self::knn_lsh).

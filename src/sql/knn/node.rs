@@ -1,5 +1,4 @@
-//! `KnnNode`: nearest neighbours in a logical plan, through whichever interface they were
-//! requested.
+//! `KnnNode`: a nearest-neighbour join in a logical plan, shared by all interfaces.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -22,11 +21,11 @@ use crate::sql::family::FamilyNode;
 use crate::sql::index::table::index_of;
 use crate::sql::options::NeighborsOptions;
 
-/// The name of an exact search in SQL.
+/// The SQL name of an exact search.
 pub(super) const EXACT_NAME: &str = "knn_exact";
 
-/// Nearest neighbours in a logical plan. Its inputs are its children; arguments that may be
-/// parameters stay expressions. Settings are read when the physical plan is made.
+/// A nearest-neighbour join in a logical plan. Its inputs are its children. Arguments are
+/// expressions, since they may be parameters. Settings are read when the physical plan is made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KnnNode {
     queries: Option<(VectorColumn, LogicalPlan)>,
@@ -34,19 +33,19 @@ pub struct KnnNode {
     training: Option<(VectorColumn, LogicalPlan)>,
     k: Expr,
     metric: Expr,
-    /// The arguments of hashing; `None` for an exact search.
+    /// The LSH arguments; `None` for an exact search.
     lsh: Option<LshArguments>,
-    /// Whether the base may be an index, whose parameters need not be given.
+    /// Whether the base may be a stored index, whose parameters may be omitted.
     has_index: bool,
     schema: DFSchemaRef,
 }
 
 impl KnnNode {
-    /// The `k` nearest rows of `base` for every row of `queries`, or, without queries, for every
-    /// row of `base` among the others. Each input is given with the columns that hold its vectors.
+    /// The `k` nearest rows of `base` for every row of `queries`; without queries, for every row of
+    /// `base` among the other rows. Each input comes with its vector columns.
     ///
     /// # Errors
-    /// Columns that are missing or hold no vectors; values already known to be invalid.
+    /// Columns that are missing or hold no vectors; literals that are invalid.
     pub fn try_new(
         queries: Option<(VectorColumn, LogicalPlan)>,
         base: (VectorColumn, LogicalPlan),
@@ -56,27 +55,27 @@ impl KnnNode {
         Self::new((queries, base, None), (k, metric), None)
     }
 
-    /// The same search by hashing.
+    /// The same join by locality-sensitive hashing.
     ///
     /// # Errors
-    /// Values already known to be invalid.
+    /// Literals that are invalid.
     pub fn with_lsh(self, lsh: LshArguments) -> Result<Self> {
         let inputs = (self.queries, self.base, self.training);
         Self::new(inputs, (self.k, self.metric), Some(lsh))
     }
 
-    /// The same search with planes trained on these rows.
+    /// The same join with hyperplanes trained on these rows.
     ///
     /// # Errors
-    /// Columns that are missing or hold no vectors; values already known to be invalid.
+    /// Columns that are missing or hold no vectors; literals that are invalid.
     pub fn with_training(self, training: (VectorColumn, LogicalPlan)) -> Result<Self> {
         Self::new((self.queries, self.base, Some(training)), (self.k, self.metric), self.lsh)
     }
 
-    /// Either search; planes are trained on the last input, if there is one.
+    /// An exact or LSH join; hyperplanes are trained on the third input, if there is one.
     ///
     /// # Errors
-    /// Columns that are missing or hold no vectors; values already known to be invalid.
+    /// Columns that are missing or hold no vectors; literals that are invalid.
     pub(super) fn new(
         inputs: Inputs,
         values: (Expr, Expr),
@@ -104,43 +103,43 @@ impl KnnNode {
         Ok(node)
     }
 
-    /// The node as a plan.
+    /// The node as a logical plan.
     pub fn into_plan(self) -> LogicalPlan {
         LogicalPlan::Extension(Extension { node: Arc::new(self) })
     }
 
-    /// The arguments of hashing; `None` for an exact search.
+    /// The LSH arguments; `None` for an exact search.
     pub fn lsh(&self) -> Option<&LshArguments> {
         self.lsh.as_ref()
     }
 
-    /// The function's name in SQL.
+    /// The SQL name of the function.
     fn function(&self) -> &'static str {
         if self.lsh.is_some() { lsh::NAME } else { EXACT_NAME }
     }
 
-    /// All value arguments, with their names.
+    /// The value arguments with their names.
     fn arguments(&self) -> impl Iterator<Item = (&'static str, &Expr)> {
         let of_lsh = self.lsh.iter().flat_map(LshArguments::all);
         [("k", &self.k), ("metric", &self.metric)].into_iter().chain(of_lsh)
     }
 
-    /// The queries and the columns of their vectors; `None` in a self-join of the base.
+    /// The vector columns, and the queries; `None` in a self-join of the base.
     pub fn queries(&self) -> Option<&(VectorColumn, LogicalPlan)> {
         self.queries.as_ref()
     }
 
-    /// The base and the columns of its vectors.
+    /// The vector columns, and the base.
     pub fn base(&self) -> &(VectorColumn, LogicalPlan) {
         &self.base
     }
 
-    /// The rows that planes are trained on, and the columns of their vectors.
+    /// The vector columns, and the rows that hyperplanes are trained on.
     pub fn training(&self) -> Option<&(VectorColumn, LogicalPlan)> {
         self.training.as_ref()
     }
 
-    /// Neighbours for each query: a literal or a parameter.
+    /// The number of neighbours per query, a literal or a parameter.
     pub fn k(&self) -> &Expr {
         &self.k
     }
@@ -150,7 +149,7 @@ impl KnnNode {
         &self.metric
     }
 
-    /// The specification for the operator, once every argument has a value.
+    /// The specification of the operator, once all arguments are literals.
     ///
     /// # Errors
     /// Arguments without a value, or with an invalid one.
@@ -158,7 +157,7 @@ impl KnnNode {
         self.spec_over(None, options)
     }
 
-    /// The specification of a search in the tables of an index, if there is one.
+    /// The specification of a search, in the tables of a stored index if there is one.
     fn spec_over(
         &self,
         stored: Option<&StoredIndex>,
@@ -182,12 +181,12 @@ impl KnnNode {
         Ok(spec)
     }
 
-    /// Whether parameters are chosen by the queries, as far as can be told without values.
+    /// Whether parameters may have to be tuned on the queries, judged without values.
     pub(super) fn chooses(&self) -> bool {
         let is_literal = |(_, expr): (_, &Expr)| matches!(expr, Expr::Literal(_, _));
         let Some(lsh) = &self.lsh else { return false };
         if self.has_index {
-            // Where the index cannot be used, all may be chosen.
+            // If the index turns out to be unusable, all omitted parameters are tuned.
             return lsh.all().any(|(name, _)| name == "recall") || lsh.is_open();
         }
         let metric = metric(self.function(), &self.metric);
@@ -213,8 +212,8 @@ impl KnnNode {
         Ok(KnnParams::try_new(k, metric)?)
     }
 
-    /// For each of the leading output columns, the column of the queries that it carries; none in a
-    /// self-join of the base.
+    /// The query column behind each of the leading output columns; empty in a self-join of the
+    /// base.
     pub(super) fn query_columns(&self) -> Result<Vec<Column>> {
         let Some(queries) = &self.queries else { return Ok(vec![]) };
         let (side, _) = side("queries", queries, None)?;
@@ -222,7 +221,7 @@ impl KnnNode {
         Ok(side.carried.iter().map(|i| columns[*i].clone()).collect())
     }
 
-    /// Rejects errors that no value of a parameter could fix.
+    /// Rejects arguments that no value of a parameter could make valid.
     fn check(&self) -> Result<()> {
         let function = self.function();
         for (name, expr) in self.arguments() {
@@ -238,7 +237,7 @@ impl KnnNode {
                 let metric = self.params()?.metric();
                 let is_literal = |(_, expr): (_, &Expr)| matches!(expr, Expr::Literal(_, _));
                 let lsh = self.lsh.as_ref().filter(|lsh| lsh.all().all(is_literal));
-                // What an index has been built with need not be given.
+                // A stored index supplies omitted parameters.
                 if let Some(lsh) = lsh.filter(|_| !self.has_index) {
                     self.lsh_params(lsh, metric, 0)?;
                 }
@@ -247,7 +246,7 @@ impl KnnNode {
         Ok(())
     }
 
-    /// The columns of an input that the output columns need, and its vectors.
+    /// The input columns behind these output columns, and the vector columns.
     fn needed(&self, side: &Side, start: usize, output: &[usize]) -> Vec<usize> {
         let carried = side.carried.iter().enumerate();
         let carried = carried.filter(|(i, _)| output.contains(&(start + i))).map(|(_, c)| *c);
@@ -257,14 +256,14 @@ impl KnnNode {
     }
 }
 
-/// The queries, the base and the rows that planes are trained on.
+/// The queries, the base, and the rows that hyperplanes are trained on.
 type Inputs = (
     Option<(VectorColumn, LogicalPlan)>,
     (VectorColumn, LogicalPlan),
     Option<(VectorColumn, LogicalPlan)>,
 );
 
-/// The columns of an input, and the type of its vectors.
+/// The roles of an input's columns, and the element kind of its vectors.
 fn side(
     name: &str,
     (vector, plan): &(VectorColumn, LogicalPlan),
@@ -330,7 +329,7 @@ impl FamilyNode for KnnNode {
     }
 }
 
-// Plans are compared only to find common ones; any order consistent with equality will do.
+// The order is used only to find common plans: any order consistent with equality will do.
 impl PartialOrd for KnnNode {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         (self == other).then_some(Ordering::Equal)
@@ -401,7 +400,7 @@ impl UserDefinedLogicalNodeCore for KnnNode {
                 vec![self.needed(&queries, 0, output), self.needed(&base, start, output)]
             }
             None => {
-                // Both sides of the output come from the same input.
+                // In a self-join, both sides of the output come from one input.
                 let mut needed = self.needed(&base, 0, output);
                 needed.extend(self.needed(&base, base.carried.len(), output));
                 needed.sort_unstable();

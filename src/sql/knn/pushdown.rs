@@ -1,12 +1,12 @@
-//! Pushdown of filters above nearest neighbours: conditions that depend only on the queries or on
-//! the rank are applied before the search.
+//! Pushdown of filters below nearest-neighbour joins: conditions on the queries alone, or on the
+//! rank, are applied before the search.
 //!
 //! `WHERE query_…` filters the queries, and `rank <= n` lowers k. DataFusion pushes filters down to
-//! our node and no further, as it does not know which input a column comes from; this rule
-//! continues from there. A filter above a LIMIT or a window function stays there and so is never
-//! seen here. Filters on the base and on the distance apply to the search's result, by definition.
-//! In a self-join of the base, the queries are the base, which has to keep all rows. Where parameters
-//! of hashing are chosen by k and by the queries, both stay as they are.
+//! the node and no further, since it cannot map output columns to an input; this rule continues
+//! from there. A filter above a LIMIT or a window function stays there, and never reaches this
+//! rule. Filters on the base and on the distance apply to the search's result, by definition. In a
+//! self-join, the queries are the base, which must keep all rows. If LSH parameters are tuned on k
+//! and the queries, both remain unchanged.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(in crate::sql) struct PushIntoKnn;
 impl PushIntoKnn {
     const NAME: &'static str = "neighbors_push_into_knn";
 
-    /// Inserts this rule into those of a session, after the one that pushes filters down.
+    /// Inserts this rule after DataFusion's filter pushdown.
     pub(in crate::sql) fn among(
         mut rules: Vec<Arc<dyn OptimizerRule + Send + Sync>>,
     ) -> Vec<Arc<dyn OptimizerRule + Send + Sync>> {
@@ -67,8 +67,8 @@ impl OptimizerRule for PushIntoKnn {
     }
 }
 
-/// Pushes the parts of a filter that can be applied before the search into the node below it;
-/// `None` if there are none.
+/// Pushes the conjuncts of a filter that can be applied before the search into the node; `None` if
+/// there are none.
 fn push(predicate: &Expr, node: &KnnNode) -> Result<Option<LogicalPlan>> {
     if node.chooses() {
         return Ok(None);
@@ -109,8 +109,8 @@ fn push(predicate: &Expr, node: &KnnNode) -> Result<Option<LogicalPlan>> {
     }))
 }
 
-/// Rewrites a condition on output columns as one on the queries, if it reads nothing else.
-/// `columns` has the column of the queries for each of the first output columns.
+/// Rewrites a condition on output columns as one on the queries, if it reads no other columns.
+/// `columns` has the query column behind each of the leading output columns.
 fn moved(condition: &Expr, schema: &DFSchema, columns: &[Column]) -> Result<Option<Expr>> {
     let column = |output: &Column| columns.get(schema.maybe_index_of_column(output)?);
     let reads = condition.column_refs();
@@ -127,12 +127,12 @@ fn moved(condition: &Expr, schema: &DFSchema, columns: &[Column]) -> Result<Opti
     moved.data().map(Some)
 }
 
-/// The bound that a condition sets on the rank.
+/// An upper bound that a condition sets on the rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Bound {
-    /// It never holds beyond this rank.
+    /// The condition implies `rank <= most`.
     most: i64,
-    /// It holds for every rank from 1 up to it.
+    /// `rank <= most` implies the condition.
     is_all: bool,
 }
 
@@ -166,7 +166,7 @@ fn rank_bound(condition: &Expr) -> Option<Bound> {
     }
 }
 
-/// The bound set by comparing the rank with a number.
+/// The bound set by comparing the rank with a literal.
 fn compared(op: Operator, number: i64) -> Option<Bound> {
     match op {
         Operator::LtEq => Some(Bound { most: number, is_all: true }),

@@ -2,11 +2,11 @@
 
 use crate::sql::call::{Argument, Kind, VECTOR};
 
-/// Those of `knn_exact`.
+/// The arguments of `knn_exact`.
 pub(super) const EXACT: [Argument; 8] =
     [QUERIES, BASE, K, METRIC, VECTOR, QUERY_VECTOR, BASE_VECTOR, KEEP_VECTOR];
 
-/// Those of `knn_lsh`.
+/// The arguments of `knn_lsh`.
 pub(super) const LSH: [Argument; 27] = [
     QUERIES,
     BASE,
@@ -105,7 +105,7 @@ pub(super) const LSH: [Argument; 27] = [
     ),
 ];
 
-/// Those of `lsh_buckets`.
+/// The arguments of `lsh_buckets`.
 pub(super) const BUCKETS: [Argument; 11] = [
     Argument::required("items", Kind::Input, "The rows"),
     Argument::required("tables", Kind::Value, "Tables: 1 to 1,024"),
