@@ -10,13 +10,13 @@ use super::columns::ColumnArgument;
 use super::relation;
 use super::signature::{Kind, Signature};
 
-/// A value whose type is not known yet.
+/// The value of an argument, before its type is known.
 #[derive(Debug, Clone)]
 enum Value {
     Expr(Expr),
     /// Columns: `v`, `'v'`, `['x', 'y + 1']`.
     Columns(ColumnArgument),
-    /// A relation, where a value is also accepted.
+    /// A relation, for an argument that accepts a value or a relation.
     Relation(Box<LogicalPlan>),
 }
 
@@ -63,7 +63,7 @@ impl Arguments {
         Ok(arguments)
     }
 
-    /// Checks arguments as a plain table function receives them: positional expressions.
+    /// Checks the positional expressions that a plain table function receives.
     pub fn from_exprs(
         function: &'static Signature,
         exprs: &[Expr],
@@ -85,13 +85,13 @@ impl Arguments {
         Ok(arguments)
     }
 
-    /// An input, if it was given.
+    /// The relation of an optional argument, if given.
     pub fn input(&mut self, name: &str) -> Option<LogicalPlan> {
         let position = self.inputs.iter().position(|(given, _)| *given == name)?;
         Some(self.inputs.swap_remove(position).1)
     }
 
-    /// An input that must be given.
+    /// The relation of a required argument.
     pub fn required_input(&mut self, name: &str) -> Result<LogicalPlan> {
         match self.input(name) {
             Some(input) => Ok(input),
@@ -99,7 +99,7 @@ impl Arguments {
         }
     }
 
-    /// A value that must be given.
+    /// The value of a required argument.
     pub fn required_value(&self, name: &str) -> Result<Expr> {
         match self.value(name)? {
             Some(value) => Ok(value),
@@ -107,7 +107,7 @@ impl Arguments {
         }
     }
 
-    /// A value, if it was given.
+    /// The value of an optional argument, if given.
     pub fn value(&self, name: &str) -> Result<Option<Expr>> {
         match self.values.iter().find(|(given, _)| *given == name) {
             Some((_, Value::Expr(expr))) => Ok(Some(expr.clone())),
@@ -121,7 +121,7 @@ impl Arguments {
         }
     }
 
-    /// The relation given in place of a value.
+    /// The relation of an argument that accepts a value or a relation, if given.
     pub fn relation(&self, name: &str) -> Option<LogicalPlan> {
         self.values.iter().find(|(given, _)| *given == name).and_then(|(_, value)| match value {
             Value::Relation(plan) => Some(plan.as_ref().clone()),
@@ -129,7 +129,7 @@ impl Arguments {
         })
     }
 
-    /// Columns of an input, if they were given.
+    /// The columns of an optional argument, if given.
     pub fn columns(&self, name: &str) -> Result<Option<ColumnArgument>> {
         match self.values.iter().find(|(given, _)| *given == name) {
             Some((_, Value::Columns(columns))) => Ok(Some(columns.clone())),
@@ -150,7 +150,7 @@ impl Arguments {
     }
 }
 
-/// The name, if there is one, and the expression of an argument.
+/// The name of an argument, if given, and its expression.
 fn split(
     function: &Signature,
     arg: ast::FunctionArg,
@@ -205,14 +205,14 @@ fn value(
     Ok(Value::Expr(context.sql_to_expr(arg, &DFSchema::empty())?))
 }
 
-/// Whether an argument names a method rather than a relation.
+/// Whether an argument is the name of a method, not of a relation.
 fn is_method(methods: &[&str], arg: &ast::Expr) -> bool {
     let ast::Expr::Value(value) = arg else { return false };
     let name = value.value.clone().into_string();
     name.is_some_and(|name| methods.iter().any(|method| method.eq_ignore_ascii_case(&name)))
 }
 
-/// The value of a positional expression; names of columns where the argument takes them.
+/// The value of a positional expression; column names if the argument takes columns.
 fn columns_of(function: &Signature, name: &str, expr: &Expr) -> Value {
     match expr {
         Expr::Literal(value, _) if function.kind(name) == Kind::Columns => {

@@ -1,9 +1,9 @@
 //! Arguments that refer to an input's columns: `vector => v`, `weight => n * 2`,
 //! `vector => ['x', 'y + 1']`.
 //!
-//! They are expressions over the input. A plain column is used directly; any other expression
-//! becomes a column of a projection below the node, under a name that the input does not have. So a
-//! node finds its columns by unique names, whatever names the user has chosen.
+//! The arguments are expressions over the input. A plain column is used directly; any other
+//! expression becomes a column of a projection below the node, under a new name. So a node finds
+//! its columns by unique names, whatever names the user has chosen.
 
 use std::collections::HashSet;
 
@@ -24,7 +24,7 @@ use datafusion::sql::sqlparser::tokenizer::Token;
 use super::compared::{Compared, is_of_nulls};
 use crate::exec::{VectorColumn, vector_name, weight_name};
 
-/// Turns SQL into an expression over a schema.
+/// A function that turns SQL into an expression over a schema.
 pub(in crate::sql) type Resolve<'a> = dyn FnMut(ast::Expr, &DFSchema) -> Result<Expr> + 'a;
 
 /// Resolves expressions with a session's own functions.
@@ -34,8 +34,8 @@ pub(in crate::sql) fn resolve_with(
     |expr, schema| state.create_logical_expr(&expr.to_string(), schema)
 }
 
-/// Resolves expressions with a session's own functions if it is a [`SessionState`], else only names
-/// of columns.
+/// Resolves expressions with a session's own functions if it is a [`SessionState`], else names of
+/// columns only.
 pub(in crate::sql) fn resolve_in(
     session: &dyn Session,
 ) -> impl FnMut(ast::Expr, &DFSchema) -> Result<Expr> {
@@ -54,7 +54,7 @@ pub(in crate::sql) struct ColumnArgument {
 }
 
 impl ColumnArgument {
-    /// The names of those that are columns as they are.
+    /// The names of the plain columns.
     pub fn names(&self) -> Vec<String> {
         let of_ident = |ident: &ast::Ident| match ident.quote_style {
             Some(_) => ident.value.clone(),
@@ -69,7 +69,7 @@ impl ColumnArgument {
         self.columns.iter().filter_map(name).collect()
     }
 
-    /// `None` if this cannot be a column.
+    /// Interprets an SQL expression as columns; `None` if it cannot be columns.
     pub fn from_sql(arg: &ast::Expr) -> Option<Self> {
         match arg {
             ast::Expr::Array(array) if array.elem.is_empty() => None,
@@ -79,7 +79,7 @@ impl ColumnArgument {
         }
     }
 
-    /// A name, or a list of names.
+    /// Interprets a literal as the name of a column, or a list of names.
     pub fn from_literal(value: &ScalarValue) -> Option<Self> {
         if let Some(name) = value.try_as_str().flatten() {
             return Some(Self { columns: vec![text(name)], is_list: false });
@@ -100,7 +100,7 @@ impl ColumnArgument {
         Self { columns, is_list: matches!(column, VectorColumn::Dimensions(_)) }
     }
 
-    /// Resolves to expressions, each with its label for errors and EXPLAIN.
+    /// Resolves the columns to expressions, each with a label for errors and EXPLAIN.
     fn resolve(
         &self,
         input: &str,
@@ -115,7 +115,7 @@ fn text(name: &str) -> ast::Expr {
     ast::Expr::Value(ast::Value::SingleQuotedString(name.to_string()).into())
 }
 
-/// Resolves one column; a string that is no column's name is parsed as an expression.
+/// Resolves one column; a string other than a column's name is parsed as an expression.
 fn one_column(
     column: &ast::Expr,
     input: &str,
@@ -162,12 +162,12 @@ fn name_of(expr: &Expr) -> Option<String> {
     if let Expr::Column(column) = expr { Some(column.name.clone()) } else { None }
 }
 
-/// A column's name as SQL has it.
+/// A column's name as an SQL identifier.
 fn quoted(name: &str) -> String {
     Column::from_name(name).quoted_flat_name()
 }
 
-/// The name of a column that was looked up in vain, if that is the error.
+/// The name of the missing column, if the error is a failed look-up.
 fn looked_up(error: &DataFusionError) -> Option<&str> {
     let DataFusionError::SchemaError(error, _) = error.find_root() else { return None };
     match error.as_ref() {
@@ -178,7 +178,7 @@ fn looked_up(error: &DataFusionError) -> Option<&str> {
     }
 }
 
-/// The error for a name that no column has. In such quotes a name is taken as it is written.
+/// The error for a column name that does not exist. Names in these quotes are case-sensitive.
 fn no_column(name: &str, quote: char, input: &str, schema: &DFSchema) -> DataFusionError {
     let names: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
     let hint = match names.iter().find(|other| other.eq_ignore_ascii_case(name)) {
@@ -189,12 +189,12 @@ fn no_column(name: &str, quote: char, input: &str, schema: &DFSchema) -> DataFus
     plan_datafusion_err!("no column '{name}' in {input}; it has {}{hint}", names.join(", "))
 }
 
-/// How the vector columns of an input appear in the output.
+/// The treatment of an input's vector columns in the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sql) enum VectorUse {
-    /// The node consumes them; the output does not have them.
+    /// The node consumes the vectors; they are absent from the output.
     Taken,
-    /// The node takes copies, which share their memory, and the columns are carried like others.
+    /// The node takes copies, which share buffers, and the columns are carried like others.
     Copied,
     /// The node passes all columns of its input on.
     Shared,
@@ -207,18 +207,18 @@ pub(in crate::sql) struct InputColumns<'a, 'b> {
     plan: LogicalPlan,
     resolve: &'a mut Resolve<'b>,
     names: HashSet<String>,
-    /// The type that a column of NULLs only is read as, if it is known.
+    /// The type that an all-NULL column is read as, if known.
     of_nulls: Option<DataType>,
     taken: Vec<Column>,
     added: Vec<Expr>,
 }
 
-/// An expression asked for: its label, itself and its type.
+/// A requested expression: label, expression and type.
 type Asked = (String, Expr, DataType);
 
 impl<'a, 'b> InputColumns<'a, 'b> {
     /// # Errors
-    /// Two columns with the same name, which the output could not tell apart.
+    /// Two columns with the same name, which would be ambiguous in the output.
     pub fn try_new(
         function: &'a str,
         input: &'a str,
@@ -245,12 +245,12 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         Ok(Self { function, input, plan, resolve, names, of_nulls, taken, added })
     }
 
-    /// Reads a column of NULLs only as one of this type.
+    /// Sets the type that an all-NULL column is read as.
     pub fn with_nulls_of(self, of_nulls: Option<DataType>) -> Self {
         Self { of_nulls, ..self }
     }
 
-    /// The column of vectors asked for, or the only one that fits.
+    /// The requested column of vectors, or the only one that fits.
     pub fn vector(
         &mut self,
         asked: Option<&ColumnArgument>,
@@ -277,8 +277,8 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         })
     }
 
-    /// The type of the column of vectors as a list or a binary string of any length; `None` if it has
-    /// only NULLs or no vectors, or there is a column for each dimension.
+    /// The type of the column of vectors, as a list or binary string of any length; `None` if it is
+    /// all-NULL, has no vectors, or there is one column per dimension.
     pub fn vector_type(
         &mut self,
         asked: Option<&ColumnArgument>,
@@ -291,7 +291,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         })
     }
 
-    /// The expressions asked for, each with its label and type, and whether each is a dimension.
+    /// The requested expressions with labels and types, and whether each is a dimension.
     fn asked(
         &mut self,
         asked: Option<&ColumnArgument>,
@@ -315,7 +315,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         Ok((typed.collect::<Result<_>>()?, is_list))
     }
 
-    /// Refuses a column that holds no vectors, or no numbers where it is a dimension.
+    /// Refuses a column without vectors, or a dimension without numbers.
     fn check(
         &self,
         (label, written): (&str, &str),
@@ -339,7 +339,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         }
     }
 
-    /// The column of weights that an argument gives.
+    /// Adds the column of weights, and returns its name.
     pub fn weight(&mut self, asked: &ColumnArgument) -> Result<String> {
         let schema = self.plan.schema().clone();
         let (function, input) = (self.function, self.input);
@@ -359,8 +359,8 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         )
     }
 
-    /// The name of the column that holds an expression: its label, or the first of the `others` that
-    /// no column has.
+    /// Adds a column for an expression if necessary, and returns its name: the label, or the first
+    /// of the `others` that is not in use.
     fn place(
         &mut self,
         expr: Expr,
@@ -399,7 +399,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         name
     }
 
-    /// The input with these columns.
+    /// The input with the added columns.
     pub fn into_plan(self) -> Result<LogicalPlan> {
         if self.added.is_empty() {
             return Ok(self.plan);
@@ -411,7 +411,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
     }
 }
 
-/// Casts a dictionary-encoded expression to its value type, and one of NULLs only to a type given; also
+/// Casts a dictionary-encoded expression to its value type, and a NULL one to `of_nulls`; also
 /// returns the resulting type.
 fn decode(expr: Expr, found: DataType, of_nulls: &DataType) -> (Expr, DataType) {
     let decoded = match found {
@@ -422,8 +422,8 @@ fn decode(expr: Expr, found: DataType, of_nulls: &DataType) -> (Expr, DataType) 
     (datafusion::logical_expr::cast(expr, decoded.clone()), decoded)
 }
 
-/// The only column that holds vectors for the metric, or else the only one that holds nothing but
-/// NULLs: a file without a single vector may not say what type they would have.
+/// The only column of vectors for the metric, or else the only column that is all-NULL: a file
+/// without a single vector may not tell the type of its vectors.
 pub(in crate::sql) fn only_vector(
     function: &str,
     input: &str,
@@ -447,13 +447,13 @@ pub(in crate::sql) fn only_vector(
     }
 }
 
-/// The columns of such types.
+/// The columns whose type fits.
 fn columns_that(schema: &DFSchema, fit: impl Fn(&DataType) -> bool) -> Vec<Column> {
     let fitting = schema.iter().filter(|(_, field)| fit(field.data_type()));
     fitting.map(|(qualifier, field)| Column::new(qualifier.cloned(), field.name())).collect()
 }
 
-/// Says that no column holds vectors, and what could be written.
+/// An error message for an input without a column of vectors, with advice.
 fn no_vector(input: &str, schema: &DFSchema, compared: Compared) -> String {
     let columns = schema.fields().iter().map(|f| format!("{} {}", f.name(), f.data_type()));
     let columns = columns.collect::<Vec<_>>().join(", ");
@@ -461,7 +461,7 @@ fn no_vector(input: &str, schema: &DFSchema, compared: Compared) -> String {
         Compared::Bits | Compared::BitsOrSets => "",
         _ => ". Numeric columns serve as dimensions with vector => ['x', 'y']",
     };
-    // Columns of vectors come last more often than first.
+    // The last matching column: columns of vectors tend to come last.
     let mut advice =
         schema.fields().iter().map(|f| compared.advice(&quoted(f.name()), f.data_type()));
     let advice = advice.rfind(|advice| !advice.is_empty()).unwrap_or_default();

@@ -8,7 +8,7 @@ use crate::exec::kind_of_vector;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
-/// The kind of vectors that a column is to hold.
+/// The kind of vectors that a call accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sql) enum Compared {
     /// Numbers or bits.
@@ -17,12 +17,12 @@ pub(in crate::sql) enum Compared {
     Numbers,
     /// Bits.
     Bits,
-    /// Bits, or integers of sets.
+    /// Bits, or sets of integers.
     BitsOrSets,
 }
 
 impl Compared {
-    /// The kind of vectors that a search under this metric compares, if it is known.
+    /// The kind of vectors that a metric compares; any kind if the metric is not known yet.
     pub fn under(metric: Option<Metric>) -> Self {
         match metric {
             None => Self::Any,
@@ -32,17 +32,17 @@ impl Compared {
         }
     }
 
-    /// The same of a function that takes no sets.
+    /// The kind for a function that does not accept sets.
     pub fn without_sets(self) -> Self {
         if self == Self::BitsOrSets { Self::Bits } else { self }
     }
 
-    /// A metric that compares the same.
+    /// A metric of this kind, if it accepts sets.
     pub fn metric(self) -> Option<Metric> {
         (self == Self::BitsOrSets).then_some(Metric::Jaccard)
     }
 
-    /// The type that a column of NULLs only gets where nothing else says what it could have held.
+    /// The type of an all-NULL column, if no other input tells it.
     pub fn of_nulls(self) -> DataType {
         match self {
             Self::Any | Self::Numbers => DataType::new_list(DataType::Float32, true),
@@ -50,7 +50,7 @@ impl Compared {
         }
     }
 
-    /// The type of such vectors without their length; `None` if there are none, or only NULLs.
+    /// The type of vectors without their length; `None` if the type has no vectors or is all-NULL.
     pub fn of_any_length(self, found: &DataType) -> Option<DataType> {
         let found = if let DataType::Dictionary(_, values) = found { values } else { found };
         if is_of_nulls(found) || kind_of_vector(found, self.metric()).is_none() {
@@ -62,7 +62,7 @@ impl Compared {
         })
     }
 
-    /// Advice for an expression of this type, which holds no vectors; empty for most types.
+    /// Advice on converting a column of this type, which holds no vectors; empty for most types.
     pub fn advice(self, column: &str, found: &DataType) -> String {
         let is_bits = matches!(self, Self::Bits | Self::BitsOrSets);
         let of_texts = item_of(found).is_some_and(DataType::is_string);
@@ -90,7 +90,7 @@ impl Compared {
         }
     }
 
-    /// Whether columns of this type hold such vectors.
+    /// Whether columns of this type hold vectors of this kind.
     pub fn has(self, found: &DataType) -> bool {
         let found = if let DataType::Dictionary(_, values) = found { values } else { found };
         kind_of_vector(found, self.metric()).is_some_and(|kind| match self {
@@ -113,12 +113,12 @@ impl fmt::Display for Compared {
     }
 }
 
-/// Whether a column of this type has no vector, or none without a NULL in it.
+/// Whether a type allows NULL only: Null, or lists of Null.
 pub(super) fn is_of_nulls(found: &DataType) -> bool {
     found.is_null() || item_of(found).is_some_and(DataType::is_null)
 }
 
-/// The type of the items of lists.
+/// The item type of a list type.
 fn item_of(lists: &DataType) -> Option<&DataType> {
     match lists {
         DataType::FixedSizeList(item, _)

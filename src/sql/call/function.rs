@@ -1,4 +1,4 @@
-//! A table function, as the rest of this layer sees it.
+//! The entry of a table function.
 
 use datafusion::error::Result;
 use datafusion::logical_expr::LogicalPlan;
@@ -7,10 +7,10 @@ use super::arguments::Arguments;
 use super::columns::Resolve;
 use super::signature::Signature;
 
-/// A table function: an entry of the [table](crate::sql::functions).
+/// A table function, one entry of the [table](crate::sql::functions).
 #[derive(Debug)]
 pub(in crate::sql) struct Function {
     pub signature: Signature,
-    /// The plan of a call.
+    /// A function that plans a call.
     pub plan: fn(Arguments, &mut Resolve<'_>) -> Result<LogicalPlan>,
 }

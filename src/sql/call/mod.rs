@@ -1,4 +1,4 @@
-//! Calls: the arguments that a function takes, and those that a call gives.
+//! Function calls: signatures, and the arguments of a call.
 
 mod arguments;
 mod columns;

@@ -17,7 +17,7 @@ use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
 use datafusion::sql::sqlparser::ast;
 use futures::FutureExt;
 
-/// Whether an argument by position is a relation rather than a value.
+/// Whether a positional argument is a relation, not a value.
 pub(in crate::sql) fn is_relation(arg: &ast::Expr, context: &dyn RelationPlannerContext) -> bool {
     match arg {
         ast::Expr::Identifier(_) | ast::Expr::CompoundIdentifier(_) | ast::Expr::Subquery(_) => {
@@ -63,18 +63,18 @@ pub(in crate::sql) fn plan(
         }
     };
     let reference = context.object_name_to_table_reference(name.clone())?;
-    // A CTE, or a table that DataFusion has found elsewhere in the statement.
+    // A CTE, or a table that DataFusion has resolved elsewhere in the statement.
     if let Ok(plan) = context.plan(table(name, None)) {
         return Ok(plan);
     }
-    // DataFusion looks up the tables of a statement beforehand, but not those in arguments.
+    // DataFusion resolves the tables of a statement in advance, except those in arguments.
     let source = context
         .context_provider()
         .get_table_function_source(function, vec![by_name(&reference)])?;
     LogicalPlanBuilder::scan(reference, source, None)?.build()
 }
 
-/// A file, or a table whose name may be dotted.
+/// The plan of a file, or of a table whose name may contain dots.
 fn from_string(
     function: &str,
     name: String,
@@ -100,8 +100,8 @@ fn from_string(
     LogicalPlanBuilder::scan(reference, source, None)?.build()
 }
 
-/// Adds a limit without effect to a query with a trailing ORDER BY, which DataFusion would drop
-/// otherwise: it keeps the sorts below a limit, and its optimizer removes this limit later.
+/// Adds `OFFSET 0` to a query with a trailing ORDER BY. DataFusion drops the sort otherwise; below
+/// a limit it keeps the sort, and its optimizer removes this limit later.
 fn keeping_order(mut query: Box<ast::Query>) -> Box<ast::Query> {
     if query.order_by.is_some() && query.limit_clause.is_none() {
         let zero = ast::Value::Number("0".to_string(), false);
@@ -140,8 +140,8 @@ fn is_table_call(function: &ast::Function) -> bool {
     function_name(function) == "table"
 }
 
-/// Whether a table function of this name exists. DataFusion reveals this only by the error with
-/// which it rejects a call.
+/// Whether a table function of this name exists. DataFusion tells only by the error with which it
+/// rejects a call.
 pub(in crate::sql) fn is_table_function(name: &str, context: &dyn RelationPlannerContext) -> bool {
     match context.context_provider().get_table_function_source(name, vec![]) {
         Ok(_) => true,
@@ -175,7 +175,7 @@ fn call_args(args: ast::FunctionArguments) -> Result<Option<Vec<ast::FunctionArg
     }
 }
 
-/// The relation that an expression of a plain table function names.
+/// The relation that an expression names, in a call of a plain table function.
 pub(in crate::sql) fn from_expr(
     function: &str,
     expr: &Expr,
@@ -199,15 +199,15 @@ pub(in crate::sql) fn from_expr(
 /// The metadata key that distinguishes a table's name from a string written by a user.
 const BY_NAME: &str = "neighbors.table";
 
-/// Asks one of our functions for a table of the session: the relation planner has no session, but
-/// the functions that it can call do.
+/// A call argument that asks one of this crate's functions for a table of the session: the relation
+/// planner has no session, but functions have.
 fn by_name(reference: &TableReference) -> Expr {
     let metadata = [(BY_NAME.to_string(), String::new())].into_iter().collect::<BTreeMap<_, _>>();
     let name = ScalarValue::from(reference.to_quoted_string());
     Expr::Literal(name, Some(FieldMetadata::new(metadata)))
 }
 
-/// The table that [`by_name`] asks for, if this is such a call.
+/// The table requested by [`by_name`], if this is such a call.
 pub(in crate::sql) fn table_by_name(
     args: &TableFunctionArgs<'_, '_>,
 ) -> Result<Option<Arc<dyn TableProvider>>> {
@@ -240,15 +240,16 @@ fn find(session: &dyn Session, reference: &TableReference) -> Result<Arc<dyn Tab
     })
 }
 
-/// Waits for a future in synchronous code: planning is synchronous, and a catalog may read files to
-/// find a table. Most know their tables: what is ready at once is not waited for, on any runtime.
+/// Waits for a future in synchronous code: planning is synchronous, but a catalog may read files to
+/// find a table. A future that is ready at once, as with most catalogs, is not awaited on any
+/// runtime.
 ///
-/// On a multi-threaded runtime the future runs there, and another thread takes over the caller's
-/// tasks meanwhile. Otherwise it runs on a runtime that this process keeps for this purpose, as
-/// tasks that it spawns may outlive the call, and the caller's runtime would not run them meanwhile.
+/// On a multi-threaded runtime, the future runs there, and another thread takes over the caller's
+/// tasks. Otherwise it runs on a runtime of its own, which the process keeps: tasks that the future
+/// spawns may outlive the call, and the caller's runtime is blocked during the call.
 ///
 /// # Panics
-/// In a `LocalSet` of a multi-threaded runtime, where tokio lets no thread wait, if the future is not
+/// In a `LocalSet` of a multi-threaded runtime, where tokio forbids blocking, if the future is not
 /// ready at once.
 fn wait_for<T: Send>(future: impl Future<Output = T> + Send) -> Result<T> {
     use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
@@ -276,7 +277,7 @@ fn wait_for<T: Send>(future: impl Future<Output = T> + Send) -> Result<T> {
             return Ok(ready);
         }
     }
-    // A runtime's thread may not block on another runtime, so a separate thread does.
+    // A thread of its own, since a runtime's thread may not block on another runtime.
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| helper.block_on(future));
         Ok(waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))

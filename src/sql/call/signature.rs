@@ -1,4 +1,4 @@
-//! Which arguments a function takes.
+//! The signature of a function: its arguments, their kinds and defaults.
 
 use datafusion::common::plan_err;
 use datafusion::error::Result;
@@ -11,22 +11,22 @@ pub(in crate::sql) const LISTING: &str = "neighbors_functions";
 #[derive(Debug)]
 pub(in crate::sql) struct Signature {
     pub name: &'static str,
-    /// Relations first. A single one given by position is the last of them.
+    /// The arguments, relations first. A single relation given by position is the last one.
     pub arguments: &'static [Argument],
 }
 
-/// An argument of a function, as its page describes it.
+/// An argument of a function, as documented on its page.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::sql) struct Argument {
     pub name: &'static str,
     pub kind: Kind,
-    /// The default where it is omitted; `None` if it must be given.
+    /// The default of an optional argument; `None` if the argument is required.
     pub default: Option<&'static str>,
-    /// What it is, in the words that its description on the page begins with.
+    /// The meaning: the beginning of the description on the page.
     pub meaning: &'static str,
 }
 
-/// The vectors of an input.
+/// The vector columns of an input.
 pub(in crate::sql) const VECTOR: Argument = Argument::optional(
     "vector",
     Kind::Columns,
@@ -41,11 +41,11 @@ pub(in crate::sql) const CLUSTERED: Argument = Argument::required(
     "The rows: a table, view or CTE, a subquery in parentheses, a file by its path in quotes",
 );
 
-/// The vector of a row among a group.
+/// The vector of a row, in a window function.
 pub(in crate::sql) const GROUPED: Argument =
     Argument::required("v", Kind::Columns, "List of numbers");
 
-/// Weights of rows.
+/// The weights of rows.
 pub(in crate::sql) const WEIGHT: Argument = Argument::optional(
     "weight",
     Kind::Columns,
@@ -53,28 +53,28 @@ pub(in crate::sql) const WEIGHT: Argument = Argument::optional(
     "Row weights, from 0: a numeric column, or an expression over columns",
 );
 
-/// What an argument may be.
+/// The kind of an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sql) enum Kind {
-    /// A relation.
+    /// A relation, by position or by name.
     Input,
-    /// A relation that is given by name only.
+    /// A relation, by name only.
     Relation,
-    /// A constant, or a parameter.
+    /// A constant, or a parameter such as $1.
     Value,
     /// Columns of an input, or expressions over them.
     Columns,
-    /// The name of one of these methods, or a relation, which `relation` describes.
+    /// The name of one of these methods, or a relation, described by `relation`.
     MethodOrRelation { methods: &'static [&'static str], relation: &'static str },
 }
 
 impl Argument {
-    /// An argument that has to be given.
+    /// A required argument.
     pub const fn required(name: &'static str, kind: Kind, meaning: &'static str) -> Self {
         Self { name, kind, default: None, meaning }
     }
 
-    /// An argument that may be left out.
+    /// An optional argument.
     pub const fn optional(
         name: &'static str,
         kind: Kind,
@@ -86,7 +86,7 @@ impl Argument {
 }
 
 impl Kind {
-    /// What is accepted, in words.
+    /// The accepted values, in words.
     pub fn accepted(self) -> String {
         match self {
             Self::Input => "relation".to_string(),
@@ -102,7 +102,7 @@ impl Kind {
 }
 
 impl Signature {
-    /// The name of each positional argument.
+    /// The names of the positional arguments.
     pub(super) fn place<T>(
         &self,
         positional: &[T],
@@ -135,7 +135,7 @@ impl Signature {
         format!("{}({})", self.name, names.join(", "))
     }
 
-    /// What to say where an argument is missing.
+    /// The error message for a missing argument.
     pub(super) fn missing(&self, name: &str) -> String {
         let meaning = self.argument(name).map(|argument| format!(" ({})", argument.meaning));
         format!(
@@ -145,7 +145,7 @@ impl Signature {
         )
     }
 
-    /// What an argument may be.
+    /// The kind of an argument.
     pub(super) fn kind(&self, name: &str) -> Kind {
         self.argument(name).map_or(Kind::Value, |argument| argument.kind)
     }
@@ -154,30 +154,30 @@ impl Signature {
         self.arguments.iter().find(|argument| argument.name == name)
     }
 
-    /// The arguments that may be given by position, in their order, then the others.
+    /// The positional arguments in order, then the arguments by name only.
     pub fn in_order(&self) -> impl Iterator<Item = &'static Argument> {
         self.of(|kind| kind == Kind::Input)
             .chain(self.of(|kind| !matches!(kind, Kind::Input | Kind::Relation)))
             .chain(self.of(|kind| kind == Kind::Relation))
     }
 
-    /// The names of all arguments, in this order.
+    /// The names of all arguments, in the order of [`in_order`](Self::in_order).
     fn names(&self) -> impl Iterator<Item = &'static str> {
         self.in_order().map(|argument| argument.name)
     }
 
-    /// The relations, in the order of positions.
+    /// The names of the relations, by position.
     fn inputs(&self) -> impl Iterator<Item = &'static str> {
         self.of(|kind| kind == Kind::Input).map(|argument| argument.name)
     }
 
-    /// All others, in the order of positions.
+    /// The names of the other positional arguments, by position.
     fn values(&self) -> impl Iterator<Item = &'static str> {
         let values = self.of(|kind| !matches!(kind, Kind::Input | Kind::Relation));
         values.map(|argument| argument.name)
     }
 
-    /// The arguments of some kinds.
+    /// The arguments of the kinds that `is_wanted` accepts.
     fn of(&self, is_wanted: impl Fn(Kind) -> bool) -> impl Iterator<Item = &'static Argument> {
         self.arguments.iter().filter(move |argument| is_wanted(argument.kind))
     }

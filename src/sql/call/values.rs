@@ -1,4 +1,4 @@
-//! Value arguments, evaluated.
+//! Evaluation of value arguments.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::exec::VectorColumn;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
-/// Evaluates a constant expression, removes the aliases that DataFusion gives to those it has
-/// evaluated, and gives an untyped parameter its type.
+/// Evaluates a constant expression, removes the aliases that DataFusion adds to evaluated
+/// expressions, and types an untyped parameter.
 pub(in crate::sql) fn argument(expr: Expr, wanted: DataType) -> Expr {
     match expr.unalias_nested().data {
         Expr::Placeholder(Placeholder { id, field: None }) => {
@@ -32,7 +32,7 @@ pub(in crate::sql) fn argument(expr: Expr, wanted: DataType) -> Expr {
     }
 }
 
-/// The metric; `None` if it is a parameter.
+/// The metric, if the expression is a literal; `None` for a parameter.
 pub(in crate::sql) fn known_metric(function: &str, expr: &Expr) -> Result<Option<Metric>> {
     match expr {
         Expr::Literal(_, _) => Ok(Some(metric(function, expr)?)),
@@ -40,7 +40,7 @@ pub(in crate::sql) fn known_metric(function: &str, expr: &Expr) -> Result<Option
     }
 }
 
-/// Refuses columns that do not hold what the metric compares.
+/// Refuses a column whose kind the metric does not compare.
 pub(in crate::sql) fn check_kind(
     function: &str,
     metric: Metric,
@@ -54,7 +54,7 @@ pub(in crate::sql) fn check_kind(
     plan_err!("{function}: metric '{metric}' compares {wants}, which column {column} does not hold")
 }
 
-/// True or false.
+/// A Boolean argument.
 pub(in crate::sql) fn boolean(function: &str, name: &str, expr: &Expr) -> Result<bool> {
     match expr {
         Expr::Literal(ScalarValue::Boolean(Some(value)), _) => Ok(*value),
@@ -62,7 +62,7 @@ pub(in crate::sql) fn boolean(function: &str, name: &str, expr: &Expr) -> Result
     }
 }
 
-/// A whole number from 1, once the expression has a value.
+/// A positive integer argument.
 pub(in crate::sql) fn positive(function: &str, name: &str, expr: &Expr) -> Result<u64> {
     if let Expr::Literal(value, _) = expr
         && value.data_type().is_integer()
@@ -73,7 +73,7 @@ pub(in crate::sql) fn positive(function: &str, name: &str, expr: &Expr) -> Resul
     plan_err!("{function}: argument '{name}' is {expr}; accepted are whole numbers from 1")
 }
 
-/// A whole number from 0, once the expression has a value.
+/// A non-negative integer argument.
 pub(in crate::sql) fn whole(function: &str, name: &str, expr: &Expr) -> Result<u64> {
     if let Expr::Literal(value, _) = expr
         && value.data_type().is_integer()
@@ -84,7 +84,7 @@ pub(in crate::sql) fn whole(function: &str, name: &str, expr: &Expr) -> Result<u
     plan_err!("{function}: argument '{name}' is {expr}; accepted are whole numbers from 0")
 }
 
-/// A number, once the expression has a value.
+/// A numeric argument.
 pub(in crate::sql) fn number(function: &str, name: &str, expr: &Expr) -> Result<f64> {
     if let Expr::Literal(value, _) = expr
         && value.data_type().is_numeric()
@@ -96,7 +96,7 @@ pub(in crate::sql) fn number(function: &str, name: &str, expr: &Expr) -> Result<
     plan_err!("{function}: argument '{name}' is {expr}; accepted are numbers")
 }
 
-/// A list of numbers, once the expression has a value.
+/// A list of numbers.
 pub(in crate::sql) fn numbers(function: &str, name: &str, expr: &Expr) -> Result<Vec<f64>> {
     let wanted = DataType::new_list(DataType::Float64, true);
     if let Expr::Literal(value, _) = expr
@@ -110,7 +110,7 @@ pub(in crate::sql) fn numbers(function: &str, name: &str, expr: &Expr) -> Result
     plan_err!("{function}: argument '{name}' is {expr}; accepted is a list of numbers")
 }
 
-/// A number from 0, once the expression has a value.
+/// A non-negative numeric argument.
 pub(in crate::sql) fn not_negative(function: &str, name: &str, expr: &Expr) -> Result<f64> {
     match number(function, name, expr) {
         Ok(number) if number >= 0.0 => Ok(number),
@@ -118,7 +118,7 @@ pub(in crate::sql) fn not_negative(function: &str, name: &str, expr: &Expr) -> R
     }
 }
 
-/// A metric's name, once the expression has a value.
+/// The metric with this name.
 pub(in crate::sql) fn metric(function: &str, expr: &Expr) -> Result<Metric> {
     if let Expr::Literal(value, _) = expr
         && let Some(Some(name)) = value.try_as_str()
