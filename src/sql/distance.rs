@@ -1,5 +1,5 @@
 //! `l2_distance(a, b)` and similar functions: the distance between two vectors of a row, bit for
-//! bit the `distance` of a join.
+//! bit the `distance` of a nearest-neighbour join.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::exec::{common_kind, kind_of_vector, row_distances};
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
-/// Every distance function that DataFusion does not already have.
+/// All distance functions except those built into DataFusion.
 pub(super) fn functions() -> impl Iterator<Item = ScalarUDF> {
     [
         (Metric::L2, "l2_distance"),
@@ -62,7 +62,7 @@ fn documentation(metric: Metric, name: &str) -> Documentation {
 }
 
 impl Distance {
-    /// The type that holds the elements of both arguments; `None` if one is NULL.
+    /// The element kind that holds the elements of both arguments; `None` if one is NULL.
     fn kind(&self, types: &[DataType]) -> Result<Option<ElementKind>> {
         let [a, b] = types else {
             return plan_err!("{} takes two vectors, not {}", self.name, types.len());

@@ -1,4 +1,4 @@
-//! The interface between planning and the nodes of any function family.
+//! The interface between the planner and the logical nodes of the function families.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use datafusion::physical_plan::ExecutionPlan;
 
 use super::options::NeighborsOptions;
 
-/// A node of one of our function families.
+/// A logical node of a function family.
 pub(super) trait FamilyNode: Send + Sync + 'static {
-    /// The names of its inputs, for errors.
+    /// The names of the inputs, for errors.
     fn input_names(&self) -> &'static [&'static str];
 
-    /// The columns by which it groups the rows of its only input, each group by itself: other groups
-    /// change nothing about the rows of one.
+    /// The columns of PARTITION BY, if rows are clustered by group. The output for a group depends
+    /// on its rows alone.
     fn group_keys(&self) -> &[String] {
         &[]
     }
 
-    /// Its operator over these inputs.
+    /// The physical operator over these inputs.
     fn operator(
         &self,
         options: &NeighborsOptions,
@@ -28,10 +28,10 @@ pub(super) trait FamilyNode: Send + Sync + 'static {
     ) -> Result<Arc<dyn ExecutionPlan>>;
 }
 
-/// Downcasts a node, if it belongs to a family.
+/// A downcast of a node to its family's type.
 pub(super) type AsFamily = fn(&dyn UserDefinedLogicalNode) -> Option<&dyn FamilyNode>;
 
-/// Downcasts a node, if it is of type `N`.
+/// Downcasts a node to type `N`.
 pub(super) fn as_family<N: FamilyNode>(
     node: &dyn UserDefinedLogicalNode,
 ) -> Option<&dyn FamilyNode> {

@@ -19,21 +19,21 @@ pub(super) static TABLE: [&Function; 6] =
 /// Window functions.
 pub(super) static WINDOWS: [&GroupFunction; 2] = [&kmeans::WINDOW, &dbscan::WINDOW];
 
-/// The logical nodes that they are planned as.
+/// The logical nodes of the functions.
 static NODES: [AsFamily; 3] =
     [as_family::<KnnNode>, as_family::<KMeansNode>, as_family::<DbscanNode>];
 
-/// The function of this name.
+/// The table function of this name.
 pub(super) fn find(name: &str) -> Option<&'static Function> {
     TABLE.into_iter().find(|function| function.signature.name == name)
 }
 
-/// A node, if it is one of ours.
+/// Downcasts a node of one of the families.
 pub(super) fn family(node: &dyn UserDefinedLogicalNode) -> Option<&dyn FamilyNode> {
     NODES.iter().find_map(|as_family| as_family(node))
 }
 
-/// Inserts the families' rules at their places among the optimizer rules of a session.
+/// Inserts the families' rules among the optimizer rules of a session.
 pub(super) fn with_rules(
     rules: Vec<Arc<dyn OptimizerRule + Send + Sync>>,
 ) -> Vec<Arc<dyn OptimizerRule + Send + Sync>> {
@@ -56,7 +56,7 @@ mod tests {
         of(function.name).or_else(|_| of(first)).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The rows of the table of arguments on the page of a function: names, default and meaning.
+    /// The table of arguments on a function's page: names, default and meaning.
     fn rows(function: &Signature) -> Vec<Vec<String>> {
         let page = page(function);
         let table = page.split("| Argument | Default | Meaning |").nth(1).expect("a table");
@@ -64,14 +64,14 @@ mod tests {
         rows.map(|row| row.split(" | ").map(str::to_string).collect()).collect()
     }
 
-    /// The row of an argument.
+    /// The row of an argument in that table.
     fn row(function: &Signature, argument: &str) -> Vec<String> {
         let name = format!("`{argument}`");
         let row = rows(function).into_iter().find(|row| row[0].contains(&name));
         row.unwrap_or_else(|| panic!("{}: no {name}", function.name))
     }
 
-    /// What a page says of an argument, without links and quotes of code.
+    /// The description of an argument on the page, without links and backquotes.
     fn meaning(function: &Signature, argument: &str) -> String {
         let shown = row(function, argument)[2].replace('`', "");
         let mut parts = shown.split('[');
@@ -85,7 +85,7 @@ mod tests {
                 None => text = format!("{text}[{part}"),
             }
         }
-        // A page may refer to another's.
+        // A page may refer to the page of another function.
         let other = text.strip_prefix("As for ").and_then(|rest| rest.split('.').next());
         match other.and_then(find) {
             Some(other) => meaning(&other.signature, argument),

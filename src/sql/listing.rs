@@ -1,5 +1,5 @@
-//! `neighbors_functions()`: all functions with their arguments, as a table. `SHOW FUNCTIONS` has only
-//! the names of table functions, and nothing of those whose arguments may be of many types.
+//! `neighbors_functions()`: a table of all functions and their arguments. `SHOW FUNCTIONS` lists
+//! only the names of table functions, and omits functions with arguments of any type.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use datafusion::logical_expr::ScalarUDF;
 use super::call::{Argument, Kind, LISTING};
 use super::{distance, functions};
 
-/// The table function.
+/// The table function `neighbors_functions`.
 #[derive(Debug)]
 pub(super) struct Listing;
 
@@ -29,15 +29,15 @@ impl TableFunctionImpl for Listing {
     }
 }
 
-/// An argument of a function: a row of the table.
+/// An argument of a function, one row of the table.
 struct Listed {
     function: String,
     function_type: &'static str,
-    /// From 1; `None` if it is given by name only.
+    /// The position, from 1; `None` if the argument is given by name only.
     position: Option<i64>,
     name: String,
     accepted: String,
-    /// `None` if it must be given.
+    /// The default; `None` if the argument is required.
     default: Option<&'static str>,
     meaning: String,
 }
@@ -81,7 +81,7 @@ fn of_scalar(function: ScalarUDF) -> Vec<Listed> {
     listed.collect()
 }
 
-/// The table; columns are named as in `information_schema.parameters` where it has them.
+/// The table as a batch; column names follow `information_schema.parameters`.
 fn rows(listed: &[Listed]) -> Result<RecordBatch> {
     let texts = |text: fn(&Listed) -> Option<&str>| -> ArrayRef {
         Arc::new(listed.iter().map(text).collect::<StringArray>())

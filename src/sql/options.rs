@@ -14,25 +14,26 @@ use crate::device::DeviceChoice;
 /// The settings of a session, under the prefix `neighbors.`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
 pub struct NeighborsOptions {
-    /// `neighbors.device`.
+    /// `neighbors.device`: the requested device.
     pub device: DeviceChoice,
-    /// `neighbors.device_memory`, in bytes; 0 for nearly all that is free.
+    /// `neighbors.device_memory`: the limit of device memory in bytes; 0 for nearly all that is
+    /// free.
     pub device_memory: u64,
-    /// `neighbors.batch_rows`.
+    /// `neighbors.batch_rows`: the maximum number of queries that are searched together.
     pub batch_rows: usize,
-    /// `neighbors.seed`.
+    /// `neighbors.seed`: the default seed.
     pub seed: u64,
-    /// `neighbors.input_order`.
+    /// `neighbors.input_order`: the order of input rows.
     pub input_order: InputOrder,
 }
 
-/// What determines the order of an input's rows, and with it ties, seeds and labels.
+/// The order of an input's rows, which decides ties, seeds and labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Hash)]
 #[non_exhaustive]
 pub enum InputOrder {
-    /// The query and its data alone, as one thread reads them.
+    /// Determined by the query and its data alone, as if read by one thread.
     Exact,
-    /// DataFusion's own plan.
+    /// The order of DataFusion's own plan.
     Any,
 }
 
@@ -68,7 +69,7 @@ impl ConfigExtension for NeighborsOptions {
     const PREFIX: &'static str = "neighbors";
 }
 
-// Implemented by hand, as the macro reports keys without their prefix, so that SHOW does not find
+// Implemented by hand: the macro reports keys without their prefix, so that SHOW would not find
 // them.
 impl ExtensionOptions for NeighborsOptions {
     fn as_any(&self) -> &dyn Any {
@@ -191,7 +192,7 @@ fn parse_bytes(value: &str) -> Result<u64> {
         Ok(bytes) => Some(bytes),
         Err(_) => SessionContext::parse_capacity_limit("neighbors.device_memory", value.trim())
             .ok()
-            // Larger sizes are cut to this one.
+            // Larger sizes saturate.
             .filter(|bytes| *bytes < usize::MAX)
             .and_then(|bytes| u64::try_from(bytes).ok()),
     };

@@ -1,4 +1,4 @@
-//! From SQL to a plan, and from the plan to operators.
+//! Planning: from SQL calls to logical nodes, and from nodes to operators.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ use super::options::{InputOrder, NeighborsOptions};
 use super::sealed::{Sealed, seal};
 use crate::exec::{InputExec, check_bounded, plan_input};
 
-/// Plans calls of our table functions: named arguments, subqueries and CTEs, which DataFusion's own
-/// planning of table functions does not support.
+/// A relation planner for calls of this crate's table functions, with named arguments, subqueries
+/// and CTEs, which DataFusion's own planning of table functions lacks.
 #[derive(Debug)]
 pub(super) struct Functions;
 
@@ -75,20 +75,20 @@ impl RelationPlanner for Functions {
     }
 }
 
-/// Whether we plan this call, judged by the last part of its name, since a qualifier can only be an
-/// error.
+/// Whether the last part of a name is one of this crate's functions. A qualified name is reported
+/// as an error later.
 fn is_ours(name: &ast::ObjectName) -> bool {
     last_name(name).is_some_and(|name| functions::find(&name).is_some())
 }
 
-/// The function's name as written if it is quoted, else in lower case.
+/// The last part of the name: as written if quoted, else in lower case.
 fn last_name(name: &ast::ObjectName) -> Option<String> {
     let last = name.0.last()?.as_ident()?;
     let is_quoted = last.quote_style.is_some();
     Some(if is_quoted { last.value.clone() } else { last.value.to_ascii_lowercase() })
 }
 
-/// Our function that a call of none means, if it is spelt almost so.
+/// The function of this crate that a misspelt name probably means.
 fn misspelt(name: &ast::ObjectName, context: &dyn RelationPlannerContext) -> Option<&'static str> {
     let name = last_name(name).filter(|name| functions::find(name).is_none())?;
     let names = functions::TABLE.iter().map(|function| function.signature.name);
@@ -110,7 +110,7 @@ fn plain_name(name: &ast::ObjectName) -> Result<String> {
     }
 }
 
-/// A function with positional arguments, for hosts that support only plain table functions:
+/// A plain table function with positional arguments, for hosts without relation planners:
 /// `knn_exact('queries', 'base', 10, 'l2', 'v')`.
 #[derive(Debug)]
 pub(super) struct ByPosition(pub &'static Function);
@@ -128,8 +128,8 @@ impl TableFunctionImpl for ByPosition {
     }
 }
 
-/// Turns our nodes into operators. For sessions with their own query planner: pass this to its
-/// `DefaultPhysicalPlanner::with_extension_planners`.
+/// An extension planner that turns this crate's nodes into operators. Sessions with their own query
+/// planner pass it to `DefaultPhysicalPlanner::with_extension_planners`.
 #[derive(Debug, Default)]
 pub struct NeighborsPlanner;
 
@@ -155,7 +155,7 @@ impl ExtensionPlanner for NeighborsPlanner {
         for ((name, input), logical) in
             node.input_names().iter().zip(&mut inputs).zip(logical_inputs)
         {
-            // A query planner other than ours has planned the input like any other.
+            // A foreign query planner has planned the input without sealing it.
             if options.input_order == InputOrder::Exact && !input.is::<InputExec>() {
                 *input = plan_input(planner, seal((*logical).clone())?, session).await?;
             }
@@ -165,7 +165,7 @@ impl ExtensionPlanner for NeighborsPlanner {
     }
 }
 
-/// DataFusion's query planner, with our operators and others'.
+/// DataFusion's query planner, extended by this crate's and other extension planners.
 pub(super) struct NeighborsQueryPlanner {
     others: Vec<Arc<dyn ExtensionPlanner + Send + Sync>>,
 }
@@ -175,7 +175,7 @@ impl NeighborsQueryPlanner {
         Self { others }
     }
 
-    /// The extension planners other than ours.
+    /// The other extension planners.
     pub fn others(&self) -> impl Iterator<Item = Arc<dyn ExtensionPlanner + Send + Sync>> {
         self.others.iter().cloned()
     }

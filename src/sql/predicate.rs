@@ -1,9 +1,10 @@
-//! Conditions that filters above our nodes have.
+//! Filter conditions above this crate's nodes.
 
 use datafusion::common::tree_node::TreeNode;
 use datafusion::logical_expr::Expr;
 
-/// Whether a condition holds for a row wherever it is computed: it is not volatile, and has no subquery.
+/// Whether a condition may be evaluated elsewhere in the plan: it is not volatile, and has no
+/// subquery.
 pub(super) fn may_move(condition: &Expr) -> bool {
     !condition.is_volatile() && !has_subquery(condition)
 }

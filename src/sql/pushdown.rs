@@ -1,10 +1,11 @@
-//! Filters above our nodes: which go below, and which must not.
+//! Filters above this crate's nodes: which ones are pushed below, and which ones must stay.
 //!
-//! A window form treats the rows of a group by themselves, so conditions on nothing but the columns of
-//! `PARTITION BY` are applied to its input: they leave out whole groups. DataFusion pushes filters down
-//! to our nodes and no further, as none of a node's columns may pass; [`PushBelowGroups`] continues from
-//! there. It does pass conditions without columns, such as `random() < 0.5`, to every input of a node,
-//! where they would leave out rows before they are clustered or searched: [`StayAbove`] keeps them.
+//! A window form computes the clusters of each group from its rows alone. So conditions on columns
+//! of `PARTITION BY` alone are applied to its input, where they remove whole groups. DataFusion
+//! pushes filters down to a node and no further, since no column may pass; [`PushBelowGroups`]
+//! continues from there. DataFusion does push conditions without columns, such as `random() < 0.5`,
+//! to every input of a node, where they would remove rows before these are clustered or searched:
+//! [`StayAbove`] keeps such conditions above.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use super::predicate::may_move;
 
 type Rule = Arc<dyn OptimizerRule + Send + Sync>;
 
-/// Adds these rules to those of a session, at and after the one that pushes filters down.
+/// Adds these rules to a session's rules, at and after DataFusion's filter pushdown.
 pub(super) fn among(mut rules: Vec<Rule>) -> Vec<Rule> {
     if rules.iter().any(|rule| rule.name() == PushBelowGroups::NAME) {
         return rules;
@@ -32,7 +33,7 @@ pub(super) fn among(mut rules: Vec<Rule>) -> Vec<Rule> {
     rules
 }
 
-/// Pushes filters on the columns of `PARTITION BY` below a window form.
+/// A rule that pushes filters on columns of `PARTITION BY` below a window form.
 #[derive(Debug)]
 struct PushBelowGroups;
 
@@ -64,7 +65,7 @@ impl OptimizerRule for PushBelowGroups {
     }
 }
 
-/// The parts of a filter that read group keys alone, below the node; `None` if there are none.
+/// Pushes the conjuncts that read group keys alone below the node; `None` if there are none.
 fn push(filter: &Filter, extension: &Extension) -> Result<Option<LogicalPlan>> {
     let node = &extension.node;
     let keys = family(node.as_ref()).map_or(&[][..], |node| node.group_keys());
@@ -85,8 +86,8 @@ fn push(filter: &Filter, extension: &Extension) -> Result<Option<LogicalPlan>> {
     }))
 }
 
-/// DataFusion's rule that pushes filters down, except those above our nodes with conditions that read no
-/// column.
+/// DataFusion's filter pushdown, except for filters with column-free conditions directly above this
+/// crate's nodes.
 #[derive(Debug)]
 struct StayAbove(Rule);
 
@@ -106,15 +107,15 @@ impl OptimizerRule for StayAbove {
     ) -> Result<Transformed<LogicalPlan>> {
         match above_ours(&plan)? {
             Some((1, _)) => Ok(Transformed::no(plan)),
-            // Other rules expect one filter.
+            // Other rules expect adjacent filters to be merged.
             Some((_, merged)) => Ok(Transformed::yes(merged)),
             None => self.0.rewrite(plan, config),
         }
     }
 }
 
-/// How many filters are at the top of a plan, and all of them as one, if they are above one of our nodes
-/// and have a condition that reads no column.
+/// The number of filters at the top of a plan, and their conjunction, if they are above one of this
+/// crate's nodes and have a column-free condition.
 fn above_ours(plan: &LogicalPlan) -> Result<Option<(usize, LogicalPlan)>> {
     let (mut filters, mut below) = (Vec::new(), plan);
     while let LogicalPlan::Filter(filter) = below {
@@ -125,7 +126,7 @@ fn above_ours(plan: &LogicalPlan) -> Result<Option<(usize, LogicalPlan)>> {
         LogicalPlan::Extension(extension) => family(extension.node.as_ref()).is_some(),
         _ => false,
     };
-    // The lowest filter comes first.
+    // The conjuncts, those of the lowest filter first.
     let parts = filters.iter().rev().flat_map(|filter| split_conjunction(&filter.predicate));
     let parts: Vec<&Expr> = parts.collect();
     if !is_ours || parts.iter().all(|part| !part.column_refs().is_empty()) {

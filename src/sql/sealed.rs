@@ -1,5 +1,5 @@
-//! Inputs opaque to DataFusion's physical planner: each is planned separately, for one thread, and
-//! only once.
+//! Inputs hidden from DataFusion's physical planner: each is planned separately, for one thread,
+//! and only once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use datafusion::logical_expr::{Expr, Extension, LogicalPlan, UserDefinedLogicalN
 use super::functions::family;
 use super::index::options::FORMAT;
 
-/// An input as a node without children.
+/// An input as a leaf node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
 pub(super) struct Sealed {
     pub input: LogicalPlan,
-    /// Its depth below the root, so that EXPLAIN shows the input in its place.
+    /// The depth below the root, at which EXPLAIN indents the input.
     depth: usize,
 }
 
-/// Seals the inputs of our nodes in a plan.
+/// Seals the inputs of this crate's nodes in a plan.
 pub(super) fn seal(plan: LogicalPlan) -> Result<LogicalPlan> {
     plan.rewrite_with_subqueries(&mut Seal { depth: 0 }).data()
 }
@@ -36,7 +36,7 @@ impl TreeNodeRewriter for Seal {
     type Node = LogicalPlan;
 
     fn f_down(&mut self, plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
-        // Nodes that show other plans do not indent them.
+        // EXPLAIN nodes do not indent the plan they show.
         let shows = matches!(plan, LogicalPlan::Explain(_) | LogicalPlan::Analyze(_));
         self.depth += usize::from(!shows);
         match plan {
@@ -55,7 +55,7 @@ impl TreeNodeRewriter for Seal {
                 let plan = LogicalPlan::Extension(Extension { node });
                 Ok(Transformed::new(plan, true, TreeNodeRecursion::Jump))
             }
-            // The rows of an index are in order, too.
+            // An index stores rows in their input order, so its input is sealed as well.
             LogicalPlan::Copy(copy) if copy.file_type.get_ext() == FORMAT => {
                 let input = Sealed { input: copy.input.as_ref().clone(), depth: self.depth };
                 let node = Arc::new(input);

@@ -1,6 +1,6 @@
 //! Window functions, such as `kmeans(v, k [, seed]) OVER (PARTITION BY …)`, that are planned as
-//! nodes: a window evaluator would not do, as it sees one group at a time, and neither settings nor
-//! memory.
+//! nodes. A window evaluator would not do: it sees one group at a time, and has neither settings
+//! nor a memory pool.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -25,8 +25,8 @@ use super::functions;
 use crate::exec::{VectorColumn, kind_of_vector, vector_name};
 use crate::matrix::ElementKind;
 
-/// A window function as registered with DataFusion: its name and types. [`WindowForm`] removes it
-/// from every plan.
+/// The registration of a window function with DataFusion: its name and types. [`WindowForm`]
+/// replaces it by a node in every plan.
 #[derive(Debug)]
 pub(super) struct Form {
     function: &'static GroupFunction,
@@ -76,7 +76,7 @@ impl WindowUDFImpl for Form {
             return plan_err!("{syntax} OVER (…) takes other arguments; {found} are given");
         }
         let vector = match &types[0] {
-            // Coerced to the dictionary's value type.
+            // The vector is coerced to the dictionary's value type.
             DataType::Dictionary(_, values) => values.as_ref().clone(),
             DataType::Null => Compared::Numbers.of_nulls(),
             found => found.clone(),
@@ -112,7 +112,7 @@ impl WindowUDFImpl for Form {
     }
 }
 
-/// Plans each of our window functions as a node.
+/// An analyzer rule that plans this crate's window functions as nodes.
 #[derive(Debug)]
 pub(super) struct WindowForm;
 
@@ -132,7 +132,7 @@ impl AnalyzerRule for WindowForm {
     }
 }
 
-/// The function and the parameters of a window expression, if it is ours.
+/// The window function of this crate that an expression calls, and its parameters.
 fn ours(expr: &Expr) -> Option<(&'static GroupFunction, &WindowFunctionParams)> {
     match expr {
         Expr::Alias(alias) => ours(&alias.expr),
@@ -147,11 +147,11 @@ fn ours(expr: &Expr) -> Option<(&'static GroupFunction, &WindowFunctionParams)> 
     }
 }
 
-/// Rewrites a window so that the columns of our functions come from nodes; the output's columns and
-/// names stay the same.
+/// Rewrites a window so that nodes compute this crate's columns; the output's columns and names
+/// stay the same.
 ///
-/// Labels must not depend on what else is computed, and other window functions may change the order
-/// of rows: the nodes go below every adjacent Window whose output they do not read.
+/// Labels must not depend on other window functions, which may reorder rows: the nodes go below
+/// every adjacent Window whose output they do not read.
 fn rewrite(window: Window) -> Result<LogicalPlan> {
     let Window { input, window_expr, schema } = window;
     let others: Vec<Expr> = window_expr.iter().filter(|e| ours(e).is_none()).cloned().collect();
@@ -160,7 +160,7 @@ fn rewrite(window: Window) -> Result<LogicalPlan> {
     if !others.is_empty() {
         above.push(others);
     }
-    // Labels have unique names until the end: two of them may have the same final name.
+    // Labels have temporary unique names, since two of them may have the same final name.
     let prefix = unused_prefix(schema.fields().iter().map(|field| field.name().as_str()));
     let name = |i: usize| format!("{prefix}{i}");
     for (i, call) in window_expr.iter().filter_map(ours).enumerate() {
@@ -185,8 +185,8 @@ fn rewrite(window: Window) -> Result<LogicalPlan> {
     LogicalPlanBuilder::from(plan).project(columns.collect::<Vec<_>>())?.build()
 }
 
-/// The plan below the windows whose output our functions do not read, and those windows'
-/// expressions, the lowest first.
+/// The plan below the adjacent windows whose output is not read, and the expressions of these
+/// windows, lowest first.
 fn below_windows(mut plan: LogicalPlan, exprs: &[Expr]) -> (LogicalPlan, Vec<Vec<Expr>>) {
     let reads: Vec<Column> = (exprs.iter().filter_map(ours))
         .flat_map(|(_, params)| params.args.iter().chain(&params.partition_by))
@@ -209,7 +209,7 @@ fn below_windows(mut plan: LogicalPlan, exprs: &[Expr]) -> (LogicalPlan, Vec<Vec
     }
 }
 
-/// A prefix that none of these names begins with.
+/// A prefix of none of these names.
 fn unused_prefix<'a>(names: impl Iterator<Item = &'a str> + Clone) -> String {
     let mut prefix = "__".to_string();
     while names.clone().any(|name| name.starts_with(&prefix)) {
@@ -218,7 +218,7 @@ fn unused_prefix<'a>(names: impl Iterator<Item = &'a str> + Clone) -> String {
     prefix
 }
 
-/// Adds the column of labels to a plan, under this name.
+/// Adds a column of labels with this name to a plan.
 fn label(
     plan: LogicalPlan,
     (function, params): (&GroupFunction, &WindowFunctionParams),
@@ -236,10 +236,10 @@ fn label(
             );
         }
     };
-    // The node finds its columns by name, and a join may have the same name twice: below the node,
-    // the columns are renamed to numbers, and the expressions it reads are added under their own
-    // names. Above it, a column that is a group key is read from that key, so that filters on it are
-    // seen to be filters on the key.
+    // The node finds its columns by name, and a join may have a name twice. So below the node,
+    // columns are renamed to numbers, and the expressions that it reads are added under names of
+    // their own. Above it, a group key is read from the key's column, so that filters on it are
+    // recognised as filters on the key.
     let columns: Vec<_> = plan.schema().columns();
     let mut reads = Reads::default();
     let vector = reads.vector(vector, plan.schema())?;
@@ -275,8 +275,8 @@ fn label(
 struct Reads(Vec<(String, Expr)>);
 
 impl Reads {
-    /// The columns of the vectors: an array that the call makes is read as its elements are, so that a
-    /// row without any has no vector.
+    /// Adds the vector columns. An array constructor is read element by element, so that a row
+    /// whose elements are all NULL has no vector.
     fn vector(&mut self, vector: &Expr, schema: &DFSchema) -> Result<VectorColumn> {
         match vector {
             Expr::ScalarFunction(call) if call.name() == "make_array" && !call.args.is_empty() => {
@@ -295,13 +295,13 @@ impl Reads {
         }
     }
 
-    /// The name under which an expression is read.
+    /// The name of an expression, which is added if it is new.
     fn name_of(&mut self, expr: &Expr) -> String {
         let known = self.0.iter().find(|(_, known)| known == expr);
         known.map(|(name, _)| name.clone()).unwrap_or_else(|| self.add(expr.clone()))
     }
 
-    /// Reads an expression once more, under its own name if that is free.
+    /// Adds an expression, under its own name if that is free.
     fn add(&mut self, expr: Expr) -> String {
         let own = expr.schema_name().to_string();
         let (mut name, mut next) = (own.clone(), 2);
@@ -314,7 +314,7 @@ impl Reads {
     }
 }
 
-/// Rejects clauses that have no meaning for a function of all rows of a group.
+/// Rejects clauses that have no meaning for a function of whole groups.
 fn check(function: &GroupFunction, params: &WindowFunctionParams) -> Result<()> {
     let name = function.name;
     let WindowFunctionParams { order_by, window_frame, filter, .. } = params;

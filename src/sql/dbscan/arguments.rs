@@ -12,9 +12,9 @@ use crate::sql::call::{argument, metric, not_negative, positive};
 /// parameters that are not bound yet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DbscanArguments {
-    /// The largest distance of neighbours.
+    /// The radius of the neighbourhood of a row.
     pub eps: Expr,
-    /// Rows within eps that make a row core, itself among them.
+    /// The number of rows within eps, itself included, that makes a row core.
     pub min_points: Expr,
     /// The metric's name.
     pub metric: Expr,
@@ -36,7 +36,7 @@ impl DbscanArguments {
         }
     }
 
-    /// The parameters, once every argument has a value.
+    /// The parameters, once all arguments are literals.
     pub(super) fn params(&self) -> Result<DbscanParams> {
         let eps = not_negative(NAME, "eps", &self.eps)?;
         let min_points = positive(NAME, "min_points", &self.min_points)?;

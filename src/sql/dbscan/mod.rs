@@ -20,11 +20,11 @@ use crate::exec::{Dbscan, DbscanOutput, VectorColumn};
 
 const NAME: &str = "dbscan";
 
-/// `dbscan`.
+/// The table function `dbscan`.
 pub(super) static ROWS: Function =
     Function { signature: Signature { name: NAME, arguments: ARGUMENTS }, plan };
 
-/// `dbscan(…) OVER (…)`.
+/// The window function `dbscan(…) OVER (…)`.
 pub(super) static WINDOW: GroupFunction = GroupFunction {
     name: NAME,
     section: "Clustering Functions",
@@ -88,7 +88,7 @@ fn build(
     let plan = LogicalPlan::Extension(Extension { node: Arc::new(node) });
     let mut plan = LogicalPlanBuilder::from(plan);
     if all > carried {
-        // Columns that only the node needed.
+        // Drops the columns that were added for the node.
         let columns = plan.schema().columns().into_iter().enumerate();
         let columns = columns.filter(|(i, _)| !(carried..all).contains(i));
         plan = plan.project(columns.map(|(_, column)| Expr::Column(column)).collect::<Vec<_>>())?;
@@ -96,7 +96,7 @@ fn build(
     plan.alias(NAME)?.build()
 }
 
-/// The input with one more column: the cluster of each row among the clusters of its group.
+/// Adds a column with the cluster of each row within its group.
 fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
     let Labelled { vector, groups, arguments, label } = call;
     let mut arguments = arguments.into_iter();

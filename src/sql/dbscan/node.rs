@@ -1,4 +1,4 @@
-//! `DbscanNode`: DBSCAN in a logical plan, through whichever interface it was requested.
+//! `DbscanNode`: DBSCAN in a logical plan, shared by all interfaces.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -17,8 +17,8 @@ use crate::matrix::ElementKind;
 use crate::sql::family::FamilyNode;
 use crate::sql::options::NeighborsOptions;
 
-/// DBSCAN in a logical plan. Its input is its child; arguments that may be parameters stay
-/// expressions. Settings are read when the physical plan is made.
+/// DBSCAN in a logical plan. Its input is its child. Arguments are expressions, since they may be
+/// parameters. Settings are read when the physical plan is made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DbscanNode {
     output: DbscanOutput,
@@ -30,11 +30,11 @@ pub struct DbscanNode {
 }
 
 impl DbscanNode {
-    /// Clusters the rows of `input`, whose vectors are in the given columns. `weight` names a column
-    /// of numbers; `groups`, for [`DbscanOutput::Window`], the columns by which rows are grouped.
+    /// Clusters the rows of `input`, whose vectors are in the given columns. `weight` names a
+    /// column of numbers; `groups` has the columns of PARTITION BY for [`DbscanOutput::Window`].
     ///
     /// # Errors
-    /// Columns that are missing or of a wrong type; values already known to be invalid.
+    /// Columns that are missing or of a wrong type; literals that are invalid.
     pub fn try_new(
         output: DbscanOutput,
         input: (VectorColumn, LogicalPlan),
@@ -65,12 +65,12 @@ impl DbscanNode {
         Ok(node)
     }
 
-    /// The output.
+    /// The form of the output.
     pub fn output(&self) -> &DbscanOutput {
         &self.output
     }
 
-    /// The rows and the columns of their vectors.
+    /// The vector columns, and the input.
     pub fn input(&self) -> &(VectorColumn, LogicalPlan) {
         &self.input
     }
@@ -80,7 +80,7 @@ impl DbscanNode {
         self.weight.as_deref()
     }
 
-    /// The columns by which rows are grouped.
+    /// The columns of PARTITION BY.
     pub fn groups(&self) -> &[String] {
         &self.groups
     }
@@ -90,7 +90,7 @@ impl DbscanNode {
         &self.arguments
     }
 
-    /// The specification for the operator, once every argument has a value.
+    /// The specification of the operator, once all arguments are literals.
     ///
     /// # Errors
     /// Arguments without a value, or with an invalid one.
@@ -102,7 +102,7 @@ impl DbscanNode {
         Ok(spec)
     }
 
-    /// Checks that the metric compares such vectors.
+    /// Checks that the metric compares vectors of this kind.
     fn check(&self, spec: &DbscanSpec, kind: ElementKind) -> Result<()> {
         let metric = spec.params.metric();
         if metric.accepts(kind) {
@@ -143,7 +143,7 @@ impl FamilyNode for DbscanNode {
     }
 }
 
-// Plans are compared only to find common ones; any order consistent with equality will do.
+// The order is used only to find common plans: any order consistent with equality will do.
 impl PartialOrd for DbscanNode {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         (self == other).then_some(Ordering::Equal)

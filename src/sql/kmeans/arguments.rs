@@ -13,15 +13,15 @@ use crate::sql::call::{argument, metric, not_negative, positive, whole};
 /// parameters that are not bound yet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KMeansArguments {
-    /// Number of clusters.
+    /// The number of clusters.
     pub k: Expr,
     /// The metric's name.
     pub metric: Expr,
     /// The maximum number of rounds.
     pub max_iterations: Expr,
-    /// The stopping criterion; see [`KMeans::tolerance`].
+    /// The convergence tolerance; see [`KMeans::tolerance`].
     pub tolerance: Expr,
-    /// The method that chooses the first centroids, if no relation gives them.
+    /// The seeding method, if no relation gives the first centroids.
     pub init: Expr,
     /// The number of runs.
     pub runs: Expr,
@@ -30,7 +30,7 @@ pub struct KMeansArguments {
 }
 
 impl KMeansArguments {
-    /// The arguments equivalent to these parameters.
+    /// The arguments equivalent to `params`.
     pub fn from_params(params: &KMeans) -> Self {
         let whole = |number: u64| lit(ScalarValue::UInt64(Some(number)));
         let named = |(_, init): &&(&str, Init)| *init == params.init;
@@ -72,7 +72,7 @@ impl KMeansArguments {
         }
     }
 
-    /// The parameters, once every argument has a value.
+    /// The parameters, once all arguments are literals.
     pub(super) fn params(
         &self,
         function: &str,
@@ -100,7 +100,7 @@ impl KMeansArguments {
     }
 }
 
-/// How the first centroids are chosen, once the expression has a value.
+/// The seeding method, once the expression is a literal.
 fn method(function: &str, expr: &Expr) -> Result<Init> {
     if let Expr::Literal(value, _) = expr
         && let Some(Some(name)) = value.try_as_str()

@@ -20,19 +20,19 @@ use super::call::{
 use crate::algo::kmeans::Init;
 use crate::exec::{KMeans, KMeansOutput, VectorColumn};
 
-/// `kmeans`.
+/// The table function `kmeans`.
 pub(super) static ROWS: Function = Function {
     signature: Signature { name: "kmeans", arguments: ARGUMENTS },
     plan: |arguments, resolve| plan(KMeansOutput::Table, arguments, resolve),
 };
 
-/// `kmeans_centroids`.
+/// The table function `kmeans_centroids`.
 pub(super) static CENTROIDS: Function = Function {
     signature: Signature { name: "kmeans_centroids", arguments: ARGUMENTS },
     plan: |arguments, resolve| plan(KMeansOutput::Centroids, arguments, resolve),
 };
 
-/// `kmeans(…) OVER (…)`.
+/// The window function `kmeans(…) OVER (…)`.
 pub(super) static WINDOW: GroupFunction = GroupFunction {
     name: "kmeans",
     section: "Clustering Functions",
@@ -111,7 +111,7 @@ fn plan(
     build(output, (input, init), &columns, values, resolve)
 }
 
-/// The columns as requested.
+/// The requested columns.
 struct Asked {
     vector: Option<ColumnArgument>,
     weight: Option<ColumnArgument>,
@@ -143,7 +143,7 @@ fn build(
     let plan = LogicalPlan::Extension(Extension { node: Arc::new(node) });
     let mut plan = LogicalPlanBuilder::from(plan);
     if is_rows && all > carried {
-        // Columns that only the node needed.
+        // Drops the columns that were added for the node.
         let columns = plan.schema().columns().into_iter().enumerate();
         let columns = columns.filter(|(i, _)| !(carried..all).contains(i));
         plan = plan.project(columns.map(|(_, column)| Expr::Column(column)).collect::<Vec<_>>())?;
@@ -151,8 +151,8 @@ fn build(
     plan.alias(function)?.build()
 }
 
-/// Finds the vectors of the first centroids: in the columns named for the rows, or else in their
-/// own only column of vectors.
+/// Finds the vector columns of the first centroids: those named for the rows, or else their only
+/// column of vectors.
 fn centroids(
     function: &str,
     plan: LogicalPlan,
@@ -167,7 +167,7 @@ fn centroids(
     Ok((vector, columns.into_plan()?))
 }
 
-/// The input with one more column: the cluster of each row among the clusters of its group.
+/// Adds a column with the cluster of each row within its group.
 fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
     let Labelled { vector, groups, arguments, label } = call;
     let mut arguments = arguments.into_iter();

@@ -1,4 +1,4 @@
-//! `KMeansNode`: k-means in a logical plan, through whichever interface it was requested.
+//! `KMeansNode`: k-means in a logical plan, shared by all interfaces.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -23,8 +23,8 @@ pub(super) fn function_name(output: &KMeansOutput) -> &'static str {
     }
 }
 
-/// k-means in a logical plan. Its inputs are its children; arguments that may be parameters stay
-/// expressions. Settings are read when the physical plan is made.
+/// k-means in a logical plan. Its inputs are its children. Arguments are expressions, since they
+/// may be parameters. Settings are read when the physical plan is made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KMeansNode {
     output: KMeansOutput,
@@ -38,11 +38,11 @@ pub struct KMeansNode {
 
 impl KMeansNode {
     /// Clusters the rows of `input`, whose vectors are in the given columns. `init` may hold the
-    /// first centroids, `weight` names a column of numbers; `groups`, for [`KMeansOutput::Window`],
-    /// the columns by which rows are grouped.
+    /// first centroids, `weight` names a column of numbers; `groups` has the columns of PARTITION
+    /// BY for [`KMeansOutput::Window`].
     ///
     /// # Errors
-    /// Columns that are missing or of a wrong type; values already known to be invalid.
+    /// Columns that are missing or of a wrong type; literals that are invalid.
     pub fn try_new(
         output: KMeansOutput,
         input: (VectorColumn, LogicalPlan),
@@ -77,17 +77,17 @@ impl KMeansNode {
         Ok(node)
     }
 
-    /// The output.
+    /// The form of the output.
     pub fn output(&self) -> &KMeansOutput {
         &self.output
     }
 
-    /// The rows and the columns of their vectors.
+    /// The vector columns, and the input.
     pub fn input(&self) -> &(VectorColumn, LogicalPlan) {
         &self.input
     }
 
-    /// The relation of first centroids and the columns of its vectors.
+    /// The vector columns, and the relation of first centroids.
     pub fn init(&self) -> Option<&(VectorColumn, LogicalPlan)> {
         self.init.as_ref()
     }
@@ -97,7 +97,7 @@ impl KMeansNode {
         self.weight.as_deref()
     }
 
-    /// The columns by which rows are grouped.
+    /// The columns of PARTITION BY.
     pub fn groups(&self) -> &[String] {
         &self.groups
     }
@@ -107,7 +107,7 @@ impl KMeansNode {
         &self.arguments
     }
 
-    /// The specification for the operator, once every argument has a value.
+    /// The specification of the operator, once all arguments are literals.
     ///
     /// # Errors
     /// Arguments without a value, or with an invalid one.
@@ -154,7 +154,7 @@ impl FamilyNode for KMeansNode {
     }
 }
 
-// Plans are compared only to find common ones; any order consistent with equality will do.
+// The order is used only to find common plans: any order consistent with equality will do.
 impl PartialOrd for KMeansNode {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         (self == other).then_some(Ordering::Equal)
