@@ -1,7 +1,7 @@
 //! `neighbors`: SQL over Parquet files, with nearest neighbours. Runs the statements it is given,
 //! one after the other, and stops at the first error.
 //!
-//! Not a shell: DataFusion's own is made for typing, this is made for jobs.
+//! It is made for jobs; DataFusion's own shell is made for typing.
 
 use std::cmp::Ordering;
 use std::io::{self, Write};
@@ -67,7 +67,7 @@ enum Format {
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        // Whoever gives no arguments asks for help.
+        // A call without arguments asks for help.
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             return match write!(io::stdout(), "{}", error.render()) {
                 Ok(()) => ExitCode::SUCCESS,
@@ -79,8 +79,8 @@ fn main() -> ExitCode {
     execute(&cli)
 }
 
-/// Memory in huge pages, and kept for a while: reading vectors takes much for a short time, and each new page of 4 KiB takes
-/// a microsecond or two.
+/// The allocator: jemalloc with huge pages, which it keeps for a while. Reading vectors allocates
+/// large buffers for a short time, and each new page of 4 KiB costs one or two microseconds.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod allocator {
     #[global_allocator]
@@ -88,8 +88,10 @@ mod allocator {
 
     const OPTIONS: &[u8] = b"thp:always,metadata_thp:auto,dirty_decay_ms:10000\0";
 
-    /// Read by jemalloc when the program starts, before the environment's `_RJEM_MALLOC_CONF`.
-    // SAFETY: jemalloc declares this symbol as `const char *`; the address is that of a string of the program that ends with 0.
+    /// Options that jemalloc reads when the program starts, before `_RJEM_MALLOC_CONF` of the
+    /// environment.
+    // SAFETY: jemalloc declares this symbol as `const char *`; the value is the address of a static
+    // string that ends with a zero byte.
     #[allow(unsafe_code)]
     #[unsafe(export_name = "_rjem_malloc_conf")]
     static MALLOC_CONF: &[u8; OPTIONS.len()] = match OPTIONS.first_chunk() {
@@ -106,7 +108,7 @@ async fn execute(cli: &Cli) -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads the output has seen enough.
+        // The reader of the output has closed the pipe.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let message = error.strip_backtrace();
@@ -122,7 +124,7 @@ fn is_broken_pipe(error: &DataFusionError) -> bool {
         DataFusionError::IoError(error) => error.kind(),
         DataFusionError::ArrowError(error, _) => match error.as_ref() {
             ArrowError::IoError(_, error) => error.kind(),
-            // The CSV writer keeps only the text.
+            // The CSV writer keeps only the text of the error.
             ArrowError::CsvError(text) if text.contains("Broken pipe") => return true,
             _ => return false,
         },
@@ -131,7 +133,7 @@ fn is_broken_pipe(error: &DataFusionError) -> bool {
     kind == io::ErrorKind::BrokenPipe
 }
 
-/// What an error from outside was caused by; DataFusion's own messages say it all.
+/// The causes of an external error; messages of DataFusion include theirs.
 fn sources(error: &DataFusionError) -> String {
     let DataFusionError::External(external) = error.find_root() else {
         return String::new();
@@ -164,8 +166,8 @@ async fn run(cli: &Cli) -> Result<()> {
     Ok(())
 }
 
-/// An error, in other words where DataFusion does not know what was meant: a path, or a function of
-/// tables among values, also misspelt.
+/// Rewords an error that DataFusion reports for a missing file, or for a table function (possibly
+/// misspelt) called as a scalar one.
 fn explained(error: DataFusionError, ctx: &SessionContext) -> DataFusionError {
     let message = error.strip_backtrace();
     let meant = missing_file(&message).or_else(|| misplaced_function(&message, ctx));
@@ -174,7 +176,7 @@ fn explained(error: DataFusionError, ctx: &SessionContext) -> DataFusionError {
 
 fn missing_file(message: &str) -> Option<String> {
     let table = between(message, "table '", "' not found")?;
-    // Behind the names of a catalog and a schema.
+    // The path follows the names of a catalog and a schema.
     let path = table.splitn(3, '.').nth(2)?;
     let is_path = path.contains('/') || Path::new(path).extension().is_some();
     (is_path && !path.contains("://") && !Path::new(path).exists())
@@ -194,7 +196,7 @@ fn misplaced_function(message: &str, ctx: &SessionContext) -> Option<String> {
     if state.table_functions().contains_key(name) {
         return Some(format!("{name} {}", call(name)));
     }
-    // DataFusion suggests functions of values only.
+    // DataFusion suggests scalar functions only.
     let suggested = between(message, "Did you mean '", "'").unwrap_or_default();
     let names = state.table_functions().keys();
     let (edits, meant) = names.map(|known| (levenshtein(known, name), known)).min()?;
@@ -220,7 +222,7 @@ async fn run_statements(ctx: &SessionContext, sql: &str, format: Format) -> Resu
         if let Statement::Reset(ResetStatement::Variable(name)) = &statement
             && name.to_string().starts_with("neighbors.")
         {
-            // DataFusion resets settings of its own only.
+            // DataFusion resets its own settings only.
             ctx.sql(&format!("SET {name} = DEFAULT")).await?.collect().await?;
             continue;
         }
@@ -265,7 +267,7 @@ async fn print(
     Ok(())
 }
 
-/// CSV has no lists, structs or maps: they are written as they look in a table.
+/// Nested values as the text of a printed table: CSV has no lists, structs or maps.
 fn with_nested_as_text(batch: &RecordBatch) -> Result<RecordBatch> {
     let (mut fields, mut columns) = (Vec::new(), Vec::new());
     for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
