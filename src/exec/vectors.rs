@@ -69,8 +69,7 @@ impl Run {
 const TOGETHER: usize = 1 << 14;
 
 impl VectorReader {
-    /// An empty reader. `input` is the input's name in errors, `kind` the element kind to convert
-    /// to.
+    /// An empty reader. `input` is the input's name in errors, `kind` the resulting element kind.
     pub fn new(
         input: &'static str,
         column: VectorColumn,
@@ -224,9 +223,8 @@ impl VectorReader {
         self.run.positions.len()
     }
 
-    /// Allocates memory for `rows` rows with vectors in all, if their length is known, or for
-    /// `tokens` tokens of sets. Returns false if the allocation fails; buffers then grow as rows
-    /// are read.
+    /// Allocates memory for `rows` rows of known length in all, or for `tokens` tokens of sets.
+    /// Returns false if the allocation fails; buffers then grow as rows are read.
     pub(super) fn reserve(&mut self, rows: usize, tokens: usize) -> bool {
         let more = rows.saturating_sub(self.len());
         let has_positions = self.run.positions.try_reserve_exact(more).is_ok();

@@ -14,7 +14,6 @@ use crate::job::{Phase, Progress, Watch};
 
 /// The number of rounds done in all runs, and the rows moved and the inertia of the latest round.
 /// Small groups, which run side by side, report none.
-/// side by side, have none.
 #[derive(Debug, Clone)]
 pub(super) struct Live {
     rounds: Count,
