@@ -1,4 +1,4 @@
-//! Distances of chosen pairs.
+//! Distances of given candidate pairs.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use libtest_mimic::Failed;
 use crate::Test;
 use crate::support::{Kind, Rng, matrix_bits, matrix_f32, matrix_f64, oracle_of_pair};
 
-/// Rows of queries, rows of base, dim.
+/// Numbers of queries and base rows, dim.
 const SHAPES: &[(usize, usize, usize)] = &[
     (1, 1, 1),
     (3, 5, 2),
@@ -24,7 +24,7 @@ const SHAPES: &[(usize, usize, usize)] = &[
     (5, 50, 960),
 ];
 
-/// All trials.
+/// The trials of this module.
 pub fn trials() -> Vec<(String, Test)> {
     let mut all: Vec<(String, Test)> = Vec::new();
     for metric in Metric::ALL.into_iter().filter(|metric| !metric.is_binary()) {
@@ -43,7 +43,7 @@ pub fn trials() -> Vec<(String, Test)> {
 
 fn numbers(device: &AnyDevice, metric: Metric, kind: Kind) -> Result<(), Failed> {
     for (i, &(queries, base, dim)) in SHAPES.iter().enumerate() {
-        // Rows of one number have no correlation.
+        // Rows of a single element have no correlation.
         if dim == 1 && metric == Metric::Pearson {
             continue;
         }
@@ -62,14 +62,14 @@ fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
     Ok(())
 }
 
-/// More pairs than a task or a block has.
+/// More pairs than a CPU task or a block of threads takes.
 fn many(device: &AnyDevice) -> Result<(), Failed> {
     let base = matrix_f32(&Kind::Normal.rows(3, 3000, 9), 9, Metric::L2);
     let (starts, rows) = candidates(7, 2000, 3000, 300);
     compare(device, (&base.slice(500..2500), &base), Metric::L2, (&starts, &rows))
 }
 
-/// Candidates that are none are errors.
+/// Invalid candidates are errors.
 fn refused(device: &AnyDevice) -> Result<(), Failed> {
     let rows = matrix_f32(&Kind::Normal.rows(3, 10, 4), 4, Metric::L2);
     let job = Job::default();
@@ -92,7 +92,7 @@ fn refused(device: &AnyDevice) -> Result<(), Failed> {
     }
 }
 
-/// For each query up to so many base rows, some of them often; for some queries none.
+/// Up to `most` base rows per query, possibly repeated; some queries have none.
 fn candidates(seed: u64, queries: usize, base: usize, most: u64) -> (Vec<usize>, Vec<u32>) {
     let mut rng = Rng(seed);
     let (mut starts, mut rows) = (vec![0], Vec::new());
@@ -107,7 +107,7 @@ fn candidates(seed: u64, queries: usize, base: usize, most: u64) -> (Vec<usize>,
 fn check(device: &AnyDevice, queries: &Rows, base: &Rows, metric: Metric) -> Result<(), Failed> {
     let (starts, rows) = candidates(base.len() as u64, queries.len(), base.len(), 70);
     compare(device, (queries, base), metric, (&starts, &rows))?;
-    // Rows of one matrix, of which some are the queries.
+    // The queries are a slice of the base.
     let own = base.len() / 2..base.len();
     let (starts, rows) = candidates(5, own.len(), base.len(), 20);
     compare(device, (&base.slice(own), base), metric, (&starts, &rows))

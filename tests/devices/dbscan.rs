@@ -14,7 +14,7 @@ use crate::support::density::{Row, oracle, same, same_rows, sum};
 use crate::support::{Kind, Rng, matrix_bits};
 use crate::{Check, Test};
 
-/// All trials.
+/// The trials of this module.
 pub fn trials() -> Vec<(String, Test)> {
     let mut all: Vec<(String, Test)> = Vec::new();
     let metrics = Metric::ALL.into_iter().filter(|metric| *metric != Metric::InnerProduct);
@@ -53,7 +53,7 @@ pub fn trials() -> Vec<(String, Test)> {
     all
 }
 
-/// A few of them, for each set of instructions of a CPU: only rows of many dimensions are compared by them.
+/// The trials for each instruction set of a CPU, which only rows of many dimensions use.
 pub fn trials_of_instructions() -> Vec<(String, Test)> {
     let along = |device: &AnyDevice| many_dimensions(device, Metric::L2, Some(ALONG));
     let all: [(&str, Check); 2] = [("many_dimensions::l2", along), ("few_rows_of_every_kind", few)];
@@ -66,7 +66,7 @@ pub fn trials_of_instructions() -> Vec<(String, Test)> {
     all
 }
 
-/// Rows, dimensions: of one tile, of a few, and of many.
+/// Rows and dimensions: one tile, a few tiles, and many dimensions.
 const SHAPES: [(usize, usize); 7] =
     [(1, 3), (2, 1), (63, 2), (65, 3), (200, 2), (330, 8), (150, 70)];
 
@@ -113,11 +113,11 @@ fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows of many dimensions that lie along a few.
+/// The name of the rows of many dimensions that vary along five directions only.
 const ALONG: &str = "along five directions";
 
-/// Enough rows of many dimensions for projections on a few directions, some of them such that those hold
-/// much, or little, or rows are far from all others; or only those of this name.
+/// Enough rows of many dimensions for projections on principal directions, which hold much or
+/// little of the variance, or are dominated by outliers. `only` selects the rows of one name.
 fn many_dimensions(device: &AnyDevice, metric: Metric, only: Option<&str>) -> Result<(), Failed> {
     let (count, dim) = (2100, 40);
     let normal = Kind::Normal.rows(5, count, dim);
@@ -156,8 +156,8 @@ fn many_dimensions(device: &AnyDevice, metric: Metric, only: Option<&str>) -> Re
     Ok(())
 }
 
-/// Clusters of hundreds of dimensions, each ten times as wide as the one before: the distances within some of them are
-/// less than what rounding rows to halves loses, and those within others more.
+/// Clusters in 300 dimensions, each ten times as wide as the one before. The distances within some
+/// are below the rounding error of half precision, those within others above it.
 fn sizes(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
     let (count, dim) = (640, 300);
     let normal = Kind::Normal.rows(8, count, dim);
@@ -174,10 +174,11 @@ fn sizes(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Shares of all pairs that are within eps.
+/// Shares of all pairs within eps.
 const SHARES: [f64; 5] = [0.0, 0.01, 0.1, 0.5, 1.0];
 
-/// Clusters with eps at, and a hair from, the distances of some pairs, few and many points.
+/// Compares clusters with the definition, for eps at and next to the distances of some pairs, and
+/// for small and large `min_points`.
 fn compare(
     device: &AnyDevice,
     metric: Metric,
@@ -224,7 +225,7 @@ fn cluster(
     dbscan(device, rows, weights, ends, params, &Job::default())
 }
 
-/// Numbers in rows of so many dimensions.
+/// Float64 rows of `dim` dimensions.
 fn rows_of(values: Vec<f64>, dim: usize) -> Rows {
     let rows = values.len() / dim;
     Rows::all(Arc::new(Matrix::new(Elements::F64(values), rows, dim)))
@@ -265,7 +266,7 @@ fn weights(device: &AnyDevice) -> Result<(), Failed> {
     let mut rng = Rng(9);
     for (seed, rows) in [(1, 200), (2, 700)] {
         let values = normal(seed, rows, 2);
-        // Sums of these are exact in float64.
+        // Multiples of 0.25, whose sums are exact in float64.
         let given: Vec<f64> = (0..rows).map(|_| rng.below(9) as f64 * 0.25).collect();
         let near = |a: usize, b: usize| {
             a == b || sum(Metric::SqEuclidean, &values[a * 2..][..2], &values[b * 2..][..2]) <= 0.04
@@ -277,7 +278,7 @@ fn weights(device: &AnyDevice) -> Result<(), Failed> {
             same(&found, &oracle(rows, min_points as f64, |row| given[row], near))?;
         }
     }
-    // Rounded, they add up to 5; exactly, to a little less or a little more.
+    // The rounded sum is 5; the exact sum is slightly less, equal or slightly more.
     for (last, is_core) in
         [(2.5 - 2f64.powi(-51), false), (2.5, true), (2.5 + 2f64.powi(-51), true)]
     {
@@ -298,7 +299,7 @@ fn weights(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Two lines of core rows, and between them rows near both that are not core.
+/// Two lines of core rows, connected only by border rows near both.
 fn chains(device: &AnyDevice) -> Result<(), Failed> {
     let line = |x: f64| (0..40).flat_map(move |i| [x, f64::from(i) * 0.1]);
     let between = (0..6).flat_map(|i| [0.5, 0.5 + f64::from(i) * 0.5]);
@@ -313,7 +314,7 @@ fn chains(device: &AnyDevice) -> Result<(), Failed> {
     if is_right { Ok(()) } else { Err(format!("{:?}", found.clusters).into()) }
 }
 
-/// Core rows are clustered together or apart in any order of the rows.
+/// Core rows have the same clusters in any order of the rows.
 fn orders(device: &AnyDevice) -> Result<(), Failed> {
     let (count, mut rng) = (3000, Rng(8));
     let values = normal(4, count, 3);
@@ -343,8 +344,8 @@ fn orders(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Many rows and groups, against the CPU with one thread: clumps of different sizes and density, between
-/// them rows that are alone.
+/// Many rows and groups, compared with the CPU on one thread: clumps of different sizes and
+/// densities, and isolated rows between them.
 fn many(device: &AnyDevice) -> Result<(), Failed> {
     let mut rng = Rng(12);
     let (count, dim) = (70_000, 3);
@@ -385,7 +386,7 @@ fn many(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows and eps times a power of two.
+/// Rows and eps scaled by a power of two give the same clusters.
 fn scaled(device: &AnyDevice) -> Result<(), Failed> {
     for metric in [Metric::L2, Metric::L1] {
         let values = normal(6, 800, 4);
@@ -405,7 +406,8 @@ fn scaled(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A row a hair farther than eps from 63 equal ones, where the others are as far off as float32 goes.
+/// A row at eps, or just inside or outside, from 63 equal rows, while all other rows are near the
+/// limits of float32.
 fn far_below(device: &AnyDevice) -> Result<(), Failed> {
     let dim = 40;
     for exponent in [-30, -22, -10, 0, 60, 120] {
@@ -428,7 +430,8 @@ fn far_below(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Every eps is allowed: rows without a bit are no distance apart, and any two are within an enormous one.
+/// Every eps is allowed: rows without a set bit have distance 0, and an enormous eps contains all
+/// pairs.
 fn beyond(device: &AnyDevice) -> Result<(), Failed> {
     let (dim, ones) = (256, [0, 0, 3, 0, 70, 0, 0, 256, 0, 1, 0, 0]);
     let words: Vec<u64> = ones
@@ -456,7 +459,7 @@ fn beyond(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Directions of rows whose squared lengths, or the inverses of those, are beyond float32.
+/// Directions of rows whose squared lengths, or inverse lengths, overflow or underflow float32.
 fn lengths(device: &AnyDevice) -> Result<(), Failed> {
     for dim in [3, 8, 40, 300] {
         let rows = 130;
@@ -475,7 +478,7 @@ fn lengths(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The same rows in float32 and float64, against the definition.
+/// Compares the same rows in float32 and float64 with the definition.
 fn of_both_widths(
     device: &AnyDevice,
     metric: Metric,
@@ -520,7 +523,7 @@ fn cancelled(device: &AnyDevice) -> Result<(), Failed> {
     }
 }
 
-/// Few rows of every kind, for tools that slow every access down.
+/// A few rows of every kind, for tools that slow down every memory access.
 fn few(device: &AnyDevice) -> Result<(), Failed> {
     let one = |rows: &Rows, metric, eps, weights: Option<&[f64]>| -> Result<(), Failed> {
         let params = DbscanParams::try_new(eps, 4, metric)?;

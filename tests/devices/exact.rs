@@ -1,4 +1,5 @@
-//! Exact searches: the neighbours by the definition of distances, whatever the sums of a device are.
+//! Exact searches: the neighbours by the definition of distances, independent of a device's
+//! approximate sums.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use libtest_mimic::Failed;
 use crate::Test;
 use crate::support::{Kind, Rng, nearest_by_definition};
 
-/// Rows of base, dimensions, k. The last queries are rows of the base.
+/// Number of base rows, dimensions, k. The last rows of the base are queries.
 const SHAPES: &[(usize, usize, usize)] = &[
     (1, 1, 1),
     (40, 2, 3),
@@ -26,21 +27,22 @@ const SHAPES: &[(usize, usize, usize)] = &[
     (2500, 5, 40),
 ];
 
-/// Shapes whose lists are long: a GPU sorts those of the first by its distances, and has no room to sort the others.
+/// Shapes with long lists. A GPU sorts the lists of the first shape by its own distances, and has
+/// no room to sort those of the second.
 const LONG: &[(usize, usize, usize)] = &[(1500, 20, 300), (9300, 3, 8400)];
 
-/// Rows of numbers that sums of f32 cannot tell apart.
+/// Rows whose distances differ by less than the rounding error of float32 sums.
 #[derive(Debug, Clone, Copy)]
 enum Hard {
-    /// As tests of sums have them.
+    /// Rows of a kind of the other tests.
     Of(Kind),
-    /// Each a hair from one of five rows of 0.1, 0.2, …
+    /// Rows next to one of five rows of 0.1, 0.2, …
     NearEqual,
     /// Copies of five rows of 0.1, 0.2, …
     Equal,
-    /// Multiples of each other, of all lengths.
+    /// Multiples of each other, of different lengths.
     Parallel,
-    /// The unit vectors of rows, rounded to f32.
+    /// Unit vectors rounded to float32.
     Unit,
 }
 
@@ -72,7 +74,7 @@ impl Hard {
     }
 }
 
-/// All trials.
+/// The trials of this module.
 pub fn trials() -> Vec<(String, Test)> {
     let mut all: Vec<(String, Test)> = Vec::new();
     let own = [Hard::NearEqual, Hard::Equal, Hard::Parallel, Hard::Unit];

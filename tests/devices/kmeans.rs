@@ -1,4 +1,4 @@
-//! k-means, whole runs.
+//! Whole runs of k-means.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::support::lloyd::{exact_mean, lloyd, unit_of, values_of};
 use crate::support::{Kind, Rng, matrix_f32, matrix_f64, nearest_centroids};
 use crate::{Check, Test};
 
-/// All trials.
+/// The trials of this module.
 pub fn trials() -> Vec<(String, Test)> {
     let mut all: Vec<(String, Test)> = Vec::new();
     for kind in Kind::ALL {
@@ -36,7 +36,7 @@ pub fn trials() -> Vec<(String, Test)> {
     all
 }
 
-/// A few of them, for each set of instructions of a CPU.
+/// The trials for each instruction set of a CPU.
 pub fn trials_of_instructions() -> Vec<(String, Test)> {
     let named = |kind: Kind| {
         let run = move |device: &AnyDevice| clusters(device, kind, &SHAPES_OF_INSTRUCTIONS);
@@ -47,7 +47,8 @@ pub fn trials_of_instructions() -> Vec<(String, Test)> {
     all
 }
 
-/// Rows, dimension, clusters: of every way in which a device assigns rows, and around its limits.
+/// Rows, dimension, clusters: every strategy by which a device assigns rows, and the limits between
+/// strategies.
 const CLUSTER_SHAPES: [(usize, usize, u64); 18] = [
     (40, 1, 3),
     (300, 3, 7),
@@ -69,13 +70,14 @@ const CLUSTER_SHAPES: [(usize, usize, u64); 18] = [
     (100, 1025, 5),
 ];
 
-/// The same, one of each way in which a CPU assigns rows in rounds: all pairs in whole numbers, gaps, bounds of pairs,
-/// and lists, of which AVX-512 takes one sooner.
+/// The same, one shape per strategy by which a CPU assigns rows in rounds: all pairs in integers, a
+/// bound per row, bounds per row and centroid, and candidate lists, which AVX-512 uses for smaller
+/// problems.
 pub const SHAPES_OF_INSTRUCTIONS: [(usize, usize, u64); 5] =
     [(9001, 8, 16), (9000, 2, 130), (600, 128, 70), (390, 58, 300), (500, 40, 400)];
 
-/// Labels are those of the nearest centroid by definition, and everything is bit by bit what the CPU
-/// finds.
+/// Labels are those of the nearest centroids by the definition, and the whole result equals the
+/// CPU's bit for bit.
 fn clusters(device: &AnyDevice, kind: Kind, shapes: &[(usize, usize, u64)]) -> Result<(), Failed> {
     for (i, (rows, dim, k)) in shapes.iter().copied().enumerate() {
         let mut values = kind.rows(i as u64, rows, dim);
@@ -84,7 +86,7 @@ fn clusters(device: &AnyDevice, kind: Kind, shapes: &[(usize, usize, u64)]) -> R
         }
         for metric in [Metric::L2, Metric::Cosine] {
             for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
-                // Every other centroid starts where another one does, and is left without rows.
+                // Every other centroid is a copy, and gets no rows.
                 let copies = rows.slice(0..k as usize / 2);
                 let copies = doubled(&copies, k as usize);
                 for start in [None, Some(&copies)] {
@@ -103,8 +105,8 @@ fn clusters(device: &AnyDevice, kind: Kind, shapes: &[(usize, usize, u64)]) -> R
     Ok(())
 }
 
-/// A few long runs, which reach the kernels that only later rounds launch, and are short enough for
-/// tools that slow every access down.
+/// A few long runs, which reach kernels that only later rounds launch, and are short enough for
+/// tools that slow down every memory access.
 fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
     for (count, dim, k) in [(1500, 3, 9), (1200, 20, 12), (4000, 24, 40), (500, 200, 12)] {
         for outlier in [1.0, 1e3, 1e15] {
@@ -117,7 +119,7 @@ fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
                     (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 20);
                     let found =
                         kmeans(device, &rows, None, Some(&start), &params, &Job::default())?;
-                    // Rows of many dimensions, and of two angles, come to rest early.
+                    // Rows of many dimensions, and directions, converge early.
                     let is_long = metric == Metric::L2 && dim < 100;
                     if is_long && found.rounds.iterations <= 16 {
                         return Err(
@@ -133,8 +135,8 @@ fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows of whole numbers have many equally near among many centroids: those that rounded products cannot tell apart fill
-/// more than one part of a device's work.
+/// Integer rows have many equally near centroids. The candidates that rounded products leave open
+/// exceed one part of a device's work.
 fn many_candidates(device: &AnyDevice) -> Result<(), Failed> {
     for (count, dim, k) in [(700, 12, 600), (2000, 16, 300), (1300, 48, 500), (300, 140, 290)] {
         let values = Kind::Lattice.rows(3, count, dim);
@@ -148,7 +150,7 @@ fn many_candidates(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Groups of many sizes, in one job: what each would be by itself.
+/// Groups of many sizes in one job have the same clusters as each group alone.
 fn groups(device: &AnyDevice) -> Result<(), Failed> {
     for (i, (kind, dim, k)) in [
         (Kind::Normal, 2, 5),
@@ -164,7 +166,7 @@ fn groups(device: &AnyDevice) -> Result<(), Failed> {
     .into_iter()
     .enumerate()
     {
-        // One of them is large enough for the device alone.
+        // One group is large enough for the device alone.
         let sizes = (0..300).map(|i| i * 7 % 41).chain([0, 30_000, 1]);
         let sizes: Vec<usize> = if i == 0 { sizes.collect() } else { sizes.take(300).collect() };
         let ends: Vec<usize> = sizes
@@ -197,7 +199,7 @@ fn groups(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows of many sizes: what a cluster's mean must not lose.
+/// Rows of many magnitudes, whose means need exact sums.
 pub fn mixed_rows(case: u64, dim: usize) -> Vec<Vec<f64>> {
     let mut rng = Rng(case * 100 + dim as u64);
     let mut rows: Vec<Vec<f64>> =
@@ -208,16 +210,16 @@ pub fn mixed_rows(case: u64, dim: usize) -> Vec<Vec<f64>> {
                 // One huge row beside tiny ones.
                 0 if i == 77 => 1e17,
                 0 => 1e-5,
-                // In one dimension.
+                // Large values in one dimension.
                 1 if i % 50 == 3 && j == 0 => 1e12,
                 1 => 1e-9,
-                // Of every size, by row, by dimension, by element.
+                // Magnitudes that vary by element, by row, and by dimension.
                 2 => 2f64.powi(rng.below(90) as i32 - 60),
                 3 => 2f64.powi((i % 80) as i32 - 40),
                 4 => 10f64.powi(j as i32 % 30 - 20),
-                // Far apart, and with a common offset.
+                // Clusters far apart, with a common offset.
                 5 => 1.0 + 1e6 * (i % 3) as f64,
-                // Subnormal beside normal ones.
+                // Subnormal numbers beside normal ones.
                 _ => [1.0, 1e-41, 1e-30][i % 3],
             };
             *x = f64::from(*x as f32);
@@ -229,15 +231,15 @@ pub fn mixed_rows(case: u64, dim: usize) -> Vec<Vec<f64>> {
     rows
 }
 
-/// After rounds that came to rest, centroids are the means of their rows, within 4 units in the last
-/// place of float64 of what is added up; those of float32 are that rounded once.
+/// After convergence, centroids are the means of their rows, within 4 units in the last place of
+/// the float64 sum of magnitudes; those of float32 are the rounded means.
 fn exact_means(device: &AnyDevice) -> Result<(), Failed> {
     for case in 0..7 {
         for (dim, k) in [(1, 1), (3, 4), (8, 9), (40, 5), (130, 3)] {
             let values = mixed_rows(case, dim);
             let mut wide = values.clone();
             if case == 0 {
-                // What float32 does not hold.
+                // Beyond the range of float32.
                 wide[77].iter_mut().for_each(|x| *x *= 1e23);
             }
             for rows in [matrix_f32(&values, dim, Metric::L2), matrix_f64(&wide, dim, Metric::L2)] {
@@ -287,7 +289,7 @@ fn check_means(rows: &Rows, weights: Option<&[f64]>, found: &Clustering) -> Resu
     Ok(())
 }
 
-/// Whole runs against the same written down as plainly as can be.
+/// Whole runs equal a plain implementation of Lloyd's algorithm.
 fn rounds_by_definition(device: &AnyDevice) -> Result<(), Failed> {
     for (i, kind) in Kind::ALL.into_iter().enumerate() {
         for (count, dim, k) in [(60, 1, 4), (300, 5, 12), (150, 12, 20), (120, 70, 6)] {
@@ -295,7 +297,7 @@ fn rounds_by_definition(device: &AnyDevice) -> Result<(), Failed> {
             let weights: Vec<f64> = (0..count).map(|row| [1.0, 0.25, 0.0, 7.5][row % 4]).collect();
             for rows in [matrix_f32(&values, dim, Metric::L2), matrix_f64(&values, dim, Metric::L2)]
             {
-                // Half of the centroids are there twice, and lose their rows.
+                // Half of the centroids are duplicates, and lose their rows.
                 for start in [rows.slice(0..k), doubled(&rows.slice(0..k), k)] {
                     for weights in [None, Some(weights.as_slice())] {
                         let mut params = KMeansParams::try_new(k as u64, Metric::L2)?;
@@ -331,13 +333,13 @@ fn rounds_by_definition(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows of weight 0 are in clusters, but make none: only distinct vectors of positive weight count,
-/// and only they are first centroids.
+/// Rows of weight 0 are in clusters without influencing them: only distinct vectors of positive
+/// weight are first centroids, and only they count as distinct.
 fn weightless(device: &AnyDevice) -> Result<(), Failed> {
     let values = Kind::Normal.rows(8, 200, 3);
     for rows in [matrix_f32(&values, 3, Metric::L2), matrix_f64(&values, 3, Metric::L2)] {
         for heavy in [1, 2, 9] {
-            // The vectors of positive weight are there twice.
+            // Every vector of positive weight occurs twice.
             let weight = |row: usize| if row % 100 < heavy { 2.0 } else { 0.0 };
             let weights: Vec<f64> = (0..400).map(weight).collect();
             let twice =
@@ -368,7 +370,8 @@ fn weightless(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows whose weights are whole numbers, none, of every size, or so small that float64 does not hold their products.
+/// Weights that are integers, 0, of every magnitude, or so small that products underflow in
+/// float64.
 fn weighted(device: &AnyDevice) -> Result<(), Failed> {
     for (count, dim, k) in CLUSTER_SHAPES {
         let mut rng = Rng(dim as u64);
@@ -421,7 +424,7 @@ fn same_group(rows: &Rows, params: &KMeansParams, found: &Clustering) -> Result<
     Ok(())
 }
 
-/// So many rows, of which two and two are equal.
+/// The first rows, repeated up to `count` rows, each vector twice.
 fn doubled(rows: &Rows, count: usize) -> Rows {
     let dim = rows.matrix().dim();
     let twice = |i: usize| (i / 2 % rows.len().max(1)) * dim;

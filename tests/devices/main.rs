@@ -1,6 +1,6 @@
-//! Every primitive, on every device of this machine, against its definition, bit by bit.
+//! Every primitive on every device of this machine, compared bit for bit with its definition.
 //!
-//! A device that is not there shows as ignored.
+//! Trials of a missing device are ignored.
 
 mod among;
 mod cancelling;
@@ -20,16 +20,16 @@ use std::sync::{PoisonError, RwLock};
 use datafusion_neighbors::device::AnyDevice;
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// A check of one device, …
+/// A check of a device.
 type Check = fn(&AnyDevice) -> Result<(), Failed>;
 
-/// … or one that knows of which case it is.
+/// A check of a device for a particular case.
 type Test = Box<dyn Fn(&AnyDevice) -> Result<(), Failed> + Send>;
 
-/// One that has the process to itself writes, all others read.
+/// A trial that needs the process to itself takes the write lock, all others take a read lock.
 static ALONE: RwLock<()> = RwLock::new(());
 
-/// A trial on a device; ignored where there is none.
+/// A trial on a device, ignored if the device is missing.
 fn trial(name: String, device: Option<AnyDevice>, run: Test) -> Trial {
     let is_missing = device.is_none();
     let trial = Trial::test(name, move || {
@@ -39,7 +39,7 @@ fn trial(name: String, device: Option<AnyDevice>, run: Test) -> Trial {
     trial.with_ignored_flag(is_missing)
 }
 
-/// The same while no other runs.
+/// A trial that runs while no other does.
 fn trial_alone(name: String, device: Option<AnyDevice>, run: Check) -> Trial {
     let is_missing = device.is_none();
     let trial = Trial::test(name, move || {
@@ -65,7 +65,7 @@ fn main() {
         for (test, run) in search::trials_of_many().into_iter().chain(lsh::trials_of_gpus()) {
             trials.push(trial(format!("{name}::{test}"), device.clone(), run));
         }
-        // Searches, k-means and DBSCAN on a GPU differ by how they compare pairs, …
+        // On a GPU, searches, k-means and DBSCAN have several strategies for comparing pairs.
         for (way, device) in device.iter().flat_map(AnyDevice::every_way) {
             let others = match way {
                 "warps" => kmeans::trials(),
@@ -77,7 +77,8 @@ fn main() {
             }
         }
     }
-    // … and on the CPU by its instructions: a quarter of all at each level, unless all are asked for.
+    // On the CPU, the instruction set matters: at each level, a quarter of the trials run, or all
+    // on request.
     for (number, (level, always_looks, device)) in
         AnyDevice::cpu_ways().into_iter().enumerate().skip(1)
     {
@@ -94,7 +95,7 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-/// Trials, but for searches, of everything that the CPU computes by other instructions at each level.
+/// The trials other than searches that use different instructions at each level of the CPU.
 fn trials_of_instructions() -> Vec<(String, Test)> {
     let all = among::trials().into_iter().chain(exact::trials());
     let all = all.chain(kmeans::trials_of_instructions());

@@ -1,4 +1,5 @@
-//! k-means on rows and centroids that rounding, or one that is far away, could lead astray.
+//! k-means on rows and centroids for which rounding or an outlier could change the nearest
+//! centroid.
 
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::algo::kmeans::{Init, KMeansParams};
@@ -9,7 +10,7 @@ use crate::Check;
 use crate::kmeans::same_clusters;
 use crate::support::{Kind, Rng, matrix_f32, matrix_f64, sampled};
 
-/// All trials.
+/// The trials of this module.
 pub fn trials() -> [(&'static str, Check); 7] {
     [
         ("given_centroids_far_away", far_centroids),
@@ -24,7 +25,7 @@ pub fn trials() -> [(&'static str, Check); 7] {
 
 const METRICS: [Metric; 2] = [Metric::L2, Metric::Cosine];
 
-/// A device finds what the CPU finds, of rows and first centroids of float32 and of float64.
+/// Checks that a device's result equals the CPU's, for float32 and float64.
 fn same_in_both_types(
     device: &AnyDevice,
     metrics: &[Metric],
@@ -45,7 +46,7 @@ fn same_in_both_types(
     Ok(())
 }
 
-/// First centroids that are so far away that squares overflow, or that halves do not hold.
+/// First centroids far away: their squares overflow, or they exceed the range of half precision.
 fn far_centroids(device: &AnyDevice) -> Result<(), Failed> {
     for (size, far) in [(1.0, 3e19), (1.0, 1e25), (1e-30, 1e15), (1e-3, 1e8), (1e-38, 1e-2)] {
         for (dim, k) in [(3, 1), (3, 6), (20, 1), (20, 70), (128, 5), (200, 70)] {
@@ -60,9 +61,9 @@ fn far_centroids(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows and centroids whose products are large and cancel out, or are the same for all centroids, so
-/// that the nearest one is decided by products of up to 2⁻²⁸ of them. Whatever is cut off while
-/// they are added up, and in whatever order, must not decide.
+/// Products of rows and centroids are large and cancel out, or are equal for all centroids. The
+/// nearest centroid is decided by terms down to 2⁻²⁸ of the products, whatever the order of
+/// summation and the bits that it drops.
 fn hidden_products(device: &AnyDevice) -> Result<(), Failed> {
     let mut rng = Rng(5);
     for (dim, k) in [(20, 8), (33, 3), (64, 8), (128, 8), (300, 8)] {
@@ -89,7 +90,8 @@ fn hidden_products(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A few rows that are farther away than all others, and centroids that are, by any factor: they set no scale.
+/// A few outlying rows and centroids, by different factors: they must not set the scale of
+/// quantisation.
 fn few_far_rows(device: &AnyDevice) -> Result<(), Failed> {
     for (dim, k) in [(20, 12), (96, 70), (130, 9), (300, 300)] {
         let mut rng = Rng(dim as u64);
@@ -99,7 +101,7 @@ fn few_far_rows(device: &AnyDevice) -> Result<(), Failed> {
             for i in [100, 700, 701] {
                 values[i].iter_mut().for_each(|x| *x *= far);
             }
-            // Centroids on the way there, and one where a row is.
+            // Centroids between the clusters and the outliers, and one at an outlier.
             first[1] = values[100].clone();
             for (i, part) in [(3, 1.0), (5, 0.8), (6, 0.5)] {
                 first[i].iter_mut().for_each(|x| *x *= far * part * (0.9 + 0.2 * rng.uniform()));
@@ -113,8 +115,8 @@ fn few_far_rows(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows between two centroids that are as far apart as rounding to half precision moves rows, where all errors of an
-/// element point to one of both: what is rounded must not decide.
+/// Rows between two centroids, whose distance is about the rounding error of half precision; all
+/// elements' errors point to the same centroid. Rounded values must not decide.
 fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
     const PAIRS: usize = 20;
     let mut rng = Rng(11);
@@ -124,7 +126,8 @@ fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
         for apart in sampled((0..16).map(|places| 2f64.powi(-places)), 2) {
             let (mut values, mut first) = (Vec::new(), Vec::new());
             for pair in 0..PAIRS {
-                // On the grid of half precision, and off it by less than half of it, towards a corner.
+                // On the grid of half precision, then off it by less than half a step, towards a
+                // corner.
                 let signs: Vec<f64> =
                     (0..dim).map(|_| [1.0, -1.0][rng.below(2) as usize]).collect();
                 let grid = |rng: &mut Rng| (1024 + rng.below(1024)) as f64 / 1024.0 + offset;
@@ -148,15 +151,16 @@ fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A row of one element that is not 0.
+/// A row whose first element is `length`, all others 0.
 fn along(dim: usize, length: f64) -> Vec<f64> {
     let mut row = vec![0.0; dim];
     row[0] = length;
     row
 }
 
-/// Rows, and two equal centroids, longer than twice a length that no row exceeds, one that is not, and others. 0, 1 and 32
-/// are where a line and a column of the sums of a thread meet.
+/// Rows, and centroids along an axis, two of which are equal: 1 and 32. Centroid 0 is shorter than
+/// twice a bound on the rows' lengths, all others are longer. These indices are at the edges of a
+/// thread's tile of sums.
 fn equal_far_centroids() -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
     let mut rng = Rng(3);
     const NO_LONGER: f64 = 2.125;
@@ -177,7 +181,7 @@ fn equal_far_centroids() -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
 
 /// Rows and centroids of lengths that rounding could misjudge.
 fn odd_lengths(device: &AnyDevice) -> Result<(), Failed> {
-    // Centroids that are long, but not twice as long as all rows.
+    // Centroids that are long, but less than twice as long as the rows.
     let shells: Vec<_> = (0..200).map(|i| vec![[255.0, -255.0][i % 2]; 600]).collect();
     let long = vec![vec![935.0; 600], vec![1040.0; 600]];
     let (around, equal) = equal_far_centroids();
@@ -185,7 +189,7 @@ fn odd_lengths(device: &AnyDevice) -> Result<(), Failed> {
     let mut tiny = Kind::Normal.rows(4, 500, 20);
     tiny.iter_mut().flatten().for_each(|x| *x *= 1e-25);
     let beside_tiny = vec![vec![1e-23; 20], tiny[7].clone()];
-    // Most rows are equal, whatever the others are.
+    // Nearly all rows are equal.
     let mut sparse = vec![vec![0.0; 24]; 1000];
     sparse[990..].clone_from_slice(&Kind::Normal.rows(5, 10, 24));
     let of_sparse = [vec![vec![0.0; 24]], sparse[990..].to_vec()].concat();
@@ -213,20 +217,20 @@ fn odd_lengths(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A row of numbers of 53 bits, of some kind.
+/// A row of float64 values, by kind.
 fn double_row(kind: usize, row: usize, dim: usize, rng: &mut Rng) -> Vec<f64> {
-    // Every vector many times: n times a number, rounded, over n is not always that number.
+    // A few distinct vectors: n · x, rounded, divided by n is not always x.
     let mut same = Rng(row as u64 % 7);
     let mut number = |j: usize| match kind {
         0 => 1.0 + 1e-9 * rng.normal(),
         1 => 1.0 + rng.below(8) as f64 * f64::EPSILON,
         2 => same.normal() / 3.0,
-        // Elements of all sizes, in rows and in columns.
+        // Elements of all magnitudes, by element and by dimension.
         3 => rng.normal() * 2f64.powi(rng.below(80) as i32 - 60),
         4 => rng.normal() * 10f64.powi(j as i32 % 40 - 25),
         5 => 1e15 + rng.normal() / 3.0,
         6 => rng.normal() * 1e-55,
-        // No float32 has such a square; one row, or some elements, are far away.
+        // Squares beyond the range of float32; one row, or some elements, are outliers.
         7 => rng.normal() * [1e-9, 1e12][usize::from(row == 77)],
         8 => rng.normal() * [1e-12, 1e6][usize::from((row + j).is_multiple_of(50))],
         _ => 1e-310 * rng.normal() + [0.0, 0.5][row % 2],
@@ -234,8 +238,8 @@ fn double_row(kind: usize, row: usize, dim: usize, rng: &mut Rng) -> Vec<f64> {
     (0..dim).map(&mut number).collect()
 }
 
-/// Rows that are equal, without length, or too long once they are rounded to float32, whose sums need more bits than those
-/// of float32, and means that rounding a sum and a quotient would miss.
+/// Rows that are equal, zero or infinite once they are rounded to float32; sums that need more than
+/// 24 bits; and means that differ from a rounded quotient of a rounded sum.
 fn doubles(device: &AnyDevice) -> Result<(), Failed> {
     for kind in 0..10 {
         for (count, dim, k) in
@@ -261,8 +265,9 @@ fn doubles(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Directions around one at an angle of 0.6, within about `spread` of it, and two centroids on either side. One of these
-/// is twice as far away as the rows, about as far as the rounding of products of 1 tells directions apart.
+/// Directions within about `spread` of a direction at an angle of 0.6, and two centroids on either
+/// side. One centroid is twice as far away as the rows, about the rounding error of products of
+/// unit vectors.
 fn beside_far(dim: usize, spread: f64) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
     let at = |way: f64| -> Vec<f64> {
         let (sin, cos) = (0.6 + spread * way).sin_cos();
@@ -273,8 +278,9 @@ fn beside_far(dim: usize, spread: f64) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
     (near.chain(far).collect(), vec![at(-1.0), at(2.16)])
 }
 
-/// Directions that lie so near each other, or so near two centroids, that the rounding of their own lengths and of
-/// products of 1 could decide; some cancel out, so that their cluster has no mean.
+/// Directions that are close to each other, or close to the middle of two centroids, within the
+/// rounding error of lengths and products; opposite ones cancel out, so that their cluster has no
+/// mean.
 fn directions(device: &AnyDevice) -> Result<(), Failed> {
     for (dim, k) in [(2, 3), (5, 12), (24, 40), (96, 70), (300, 20)] {
         for apart in (0..27).map(|places| 4f64.powi(-places)) {

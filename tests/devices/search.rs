@@ -1,4 +1,4 @@
-//! Searches.
+//! Exact nearest-neighbour searches.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use libtest_mimic::Failed;
 use crate::support::{Kind, Rng, SetKind, matrix_bits, matrix_f32, matrix_f64, oracle};
 use crate::{Check, Test};
 
-/// Rows of queries, rows of base, dim, k.
+/// Numbers of queries and base rows, dim, k.
 type Shape = (usize, usize, usize, usize);
 
-/// The edges of tiles, panels, blocks and lists.
+/// Shapes at the edges of tiles, panels, blocks and lists.
 const SHAPES: &[Shape] = &[
     (1, 1, 1, 1),
     (3, 2, 1, 5),
@@ -43,7 +43,7 @@ const SHAPES: &[Shape] = &[
 const LONG_LISTS: &[Shape] =
     &[(1, 3000, 3, 1024), (2, 6000, 5, 4096), (2, 6000, 70, 4096), (1, 9000, 2, 8000)];
 
-/// All trials.
+/// The trials of this module.
 pub fn trials() -> Vec<(String, Test)> {
     let mut all: Vec<(String, Test)> = Vec::new();
     for kind in Kind::ALL {
@@ -79,7 +79,7 @@ pub fn trials() -> Vec<(String, Test)> {
     all
 }
 
-/// Trials for devices that filter pairs where there are many.
+/// The trials of devices that prefilter pairs of large inputs.
 pub fn trials_of_many() -> Vec<(String, Test)> {
     let named = |kind: Many| {
         let run = move |device: &AnyDevice| many(device, kind);
@@ -92,24 +92,24 @@ pub fn trials_of_many() -> Vec<(String, Test)> {
     Many::ALL.map(named).into_iter().chain(ManyBits::ALL.map(of_bits)).collect()
 }
 
-/// Many rows, of kinds that bounds may be wrong about.
+/// Many rows, of kinds for which error bounds may be wrong.
 #[derive(Debug, Clone, Copy)]
 enum Many {
     Normal,
     /// Twenty clusters of spread 1e-3 around 1000.
     Clusters,
-    /// One row a hundred thousand times farther than the others, and two hundred of them.
+    /// One row a hundred thousand times farther away than the others, and two hundred such rows.
     Outlier,
     Outliers,
     AllEqual,
     Lattice,
-    /// 1e4 and a little.
+    /// A common offset of 1e4.
     FarAway,
-    /// Norms of 1e17, and of 1e-20 and less.
+    /// Norms of 1e17; norms of 1e-20 and below.
     Huge,
     Tiny,
     Ascending,
-    /// Magnitudes from 1e-9 to 1e5, beyond what halves hold on both sides.
+    /// Magnitudes from 1e-9 to 1e5, beyond the range of half precision on both sides.
     EveryMagnitude,
     /// Few rows near the queries, all at the end.
     NearAtTheEnd,
@@ -157,7 +157,8 @@ impl Many {
     }
 }
 
-/// Queries among the rows and apart from them, lists short and long, in every shape of a product.
+/// Queries among the rows and apart from them, with short and long lists, for every shape of the
+/// product kernels.
 fn many(device: &AnyDevice, kind: Many) -> Result<(), Failed> {
     let shapes = [
         (9000, 10, 5),
@@ -196,20 +197,20 @@ fn many(device: &AnyDevice, kind: Many) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Many rows of bits, by how many of them are set.
+/// Many rows of bits, of different densities.
 #[derive(Debug, Clone, Copy)]
 enum ManyBits {
-    /// Half of them, one in 50, and any share of them.
+    /// Half of the bits set, one in 50, and any share.
     Half,
     Few,
     AnyShare,
-    /// Twenty clusters, with one bit in a hundred turned over.
+    /// Twenty clusters, in which one bit in a hundred is flipped.
     Clusters,
-    /// One row of sixteen: ties everywhere.
+    /// Sixteen distinct rows: ties everywhere.
     OneOfSixteen,
-    /// Nearly all, but for a row without any.
+    /// Nearly all bits set, except in one row, which has none.
     OneEmpty,
-    /// None, but for a row of all.
+    /// No bits set, except in one row, which has all.
     OneFull,
     AllEqual,
 }
@@ -251,7 +252,7 @@ impl ManyBits {
     }
 }
 
-/// Some of many rows of bits, joined with all.
+/// The last of many rows of bits, joined with all.
 fn many_bits(device: &AnyDevice, kind: ManyBits) -> Result<(), Failed> {
     let shapes = [
         (9000, 1, 5),
@@ -275,8 +276,7 @@ fn many_bits(device: &AnyDevice, kind: ManyBits) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Every kind of scan and merge, with as little work as they can be had for, so that tools may slow
-/// every access down.
+/// Every kind of scan and merge on small inputs, for tools that slow down every memory access.
 fn few(device: &AnyDevice) -> Result<(), Failed> {
     let shapes = [(3, 3000, 4, 5), (3, 3000, 40, 300), (2, 9000, 4, 1100), (2, 700, 200, 40)];
     numbers(device, Metric::L2, Kind::Normal, &shapes)
@@ -284,7 +284,7 @@ fn few(device: &AnyDevice) -> Result<(), Failed> {
 
 fn numbers(device: &AnyDevice, metric: Metric, kind: Kind, shapes: &[Shape]) -> Result<(), Failed> {
     for (i, &(queries, base, dim, k)) in shapes.iter().enumerate() {
-        // Rows of one number all have the same direction, and no correlation.
+        // Rows of a single element all have the same direction, and no correlation.
         if dim == 1 && metric == Metric::Pearson {
             continue;
         }
@@ -304,7 +304,7 @@ fn numbers(device: &AnyDevice, metric: Metric, kind: Kind, shapes: &[Shape]) -> 
     Ok(())
 }
 
-/// So many rows that a device may look at few of them.
+/// Enough rows in few dimensions for a device to prune by bounding boxes.
 fn few_dimensions(device: &AnyDevice) -> Result<(), Failed> {
     let shapes = [(60, 12_000, 2, 3), (70, 15_000, 3, 9), (40, 9_000, 7, 2)];
     for kind in Kind::ALL {
@@ -315,7 +315,7 @@ fn few_dimensions(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// So many rows that a device may judge them by every so many-th of them, from which the others differ.
+/// Enough rows for a device to choose its strategy by a sample, from which the other rows differ.
 fn unlike(device: &AnyDevice) -> Result<(), Failed> {
     let (count, sampled, dim) = (40_000, 8192, 20);
     let mut is_sampled = vec![false; count];
@@ -326,7 +326,8 @@ fn unlike(device: &AnyDevice) -> Result<(), Failed> {
             let is_usual = is_sampled[i];
             let mut normal = |by: f64| by * rng.normal();
             match kind {
-                // Whole numbers, and fractions; those that fit into a byte, and others.
+                // Integers in the sample and fractions elsewhere; bytes in the sample and larger
+                // integers elsewhere.
                 0 if is_usual => (0..dim).map(|_| rng.below(200) as f64).collect(),
                 0 => (0..dim).map(|_| rng.below(200) as f64 + 0.5).collect(),
                 1 => (0..dim).map(|_| rng.below(if is_usual { 256 } else { 300 }) as f64).collect(),
@@ -365,7 +366,7 @@ fn unlike(device: &AnyDevice) -> Result<(), Failed> {
 }
 
 fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
-    // The last rows have more bits than a GPU sorts by.
+    // The last shape has rows of more bits than a GPU sorts by.
     let shapes = SHAPES.iter().chain(LONG_LISTS).chain(&[(20, 150, 600_000, 5)]);
     for (i, &(queries, base, dim, k)) in shapes.enumerate() {
         let (x, y) = (matrix_bits(i as u64, queries, dim), matrix_bits(99 + i as u64, base, dim));
@@ -376,7 +377,7 @@ fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Sets are compared on the host, whole and in pieces.
+/// Sets are compared on the host, at once and in chunks.
 fn sets(device: &AnyDevice, kind: SetKind) -> Result<(), Failed> {
     let metric = Metric::Jaccard;
     for (i, (queries, base)) in [(1, 1), (30, 40), (70, 300), (40, 700)].into_iter().enumerate() {
@@ -394,8 +395,7 @@ fn sets(device: &AnyDevice, kind: SetKind) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A base of whole numbers, some of which 8 bits hold as they are, and queries between and beside
-/// them.
+/// A base of integers, some of which fit in 8 bits, and queries between and beside them.
 fn fractions(device: &AnyDevice) -> Result<(), Failed> {
     for (seed, range) in [(1, 100.0), (2, 255.0), (3, 300.0), (4, 5e4)] {
         let (rows, dim) = (3000, 17);
@@ -413,8 +413,8 @@ fn fractions(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Queries that differ from whole numbers by less than float64 has room for beside the centre of a
-/// base of whole numbers: they are no whole numbers, and break ties among the rows around them.
+/// Queries next to integers: subtracting the centre of the base would round the difference away in
+/// float64, although it breaks ties among the rows around a query.
 fn hairs(device: &AnyDevice) -> Result<(), Failed> {
     let next = |x: f64| f64::from_bits(x.to_bits() + 1);
     for (rows, dim) in [(290, 6), (310, 6), (1000, 9), (600, 33)] {
@@ -451,14 +451,14 @@ fn hairs(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// No pairs: lists without neighbours.
+/// Empty inputs give empty lists.
 fn nothing(device: &AnyDevice) -> Result<(), Failed> {
     let some = matrix_f32(&Kind::Normal.rows(1, 5, 3), 3, Metric::L2);
     let none = some.slice(0..0);
     for (queries, base) in [(&some, &none), (&none, &some), (&none, &none)] {
         check(device, queries, base, Metric::L2, 4, None)?;
     }
-    // Rows that are all NULL leave a matrix without a dimension.
+    // NULL rows only: the matrix has no dimension.
     let unknown = Rows::all(Arc::new(Matrix::new(Elements::F32(vec![]), 0, 0)));
     check(device, &unknown, &unknown, Metric::L2, 4, Some(0))?;
     check(device, &unknown, &some, Metric::Cosine, 4, None)?;
@@ -467,7 +467,7 @@ fn nothing(device: &AnyDevice) -> Result<(), Failed> {
     check(device, &one, &one, Metric::L2, 4, Some(0))
 }
 
-/// A base that arrives in pieces, in any order, gives the answer of the whole.
+/// A base that arrives in chunks, in any order, gives the same answer as the whole.
 fn chunks(device: &AnyDevice) -> Result<(), Failed> {
     for dim in [3, 100] {
         let base = matrix_f32(&Kind::Lattice.rows(5, 1500, dim), dim, Metric::L2);
@@ -510,7 +510,7 @@ impl OnDevice for InPieces<'_> {
     }
 }
 
-/// The nearest base row of each query, whatever row is said to be near.
+/// The nearest base row of each query, for any hint of a near row.
 fn nearest_one(device: &AnyDevice) -> Result<(), Failed> {
     struct NearestOne<'a>(&'a Rows, &'a Rows, Metric, Option<&'a [u32]>);
     impl OnDevice for NearestOne<'_> {
@@ -561,7 +561,7 @@ fn cancelled(device: &AnyDevice) -> Result<(), Failed> {
     }
 }
 
-/// A sum that has become infinite stays so, however the rest of the products would cancel it.
+/// A sum that overflows to infinity stays infinite, even if later products would cancel it.
 fn overflow(device: &AnyDevice) -> Result<(), Failed> {
     let mut base: Vec<_> = (0..5000).map(|_| vec![1e18, 0.0, 0.0, 0.0, 0.0]).collect();
     base[4321] = vec![1e20, -1e20, 0.0, 0.0, 0.0];
@@ -592,7 +592,7 @@ fn overflow(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Thousands of rows at the distance of the k-th: the earliest ones win.
+/// Thousands of rows at the distance of the k-th neighbour: the first ones win.
 fn ties(device: &AnyDevice) -> Result<(), Failed> {
     for dim in [2, 80] {
         let base: Vec<_> = (0..5000).map(|i| vec![(i % 2) as f64; dim]).collect();
@@ -604,7 +604,7 @@ fn ties(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A join of rows with themselves sends them once, however many blocks of queries they make.
+/// A self-join sends its rows once, for any number of blocks of queries.
 fn sent_once(device: &AnyDevice) -> Result<(), Failed> {
     for (dim, metric) in [(7, Metric::L2), (70, Metric::InnerProduct)] {
         let base = matrix_f32(&Kind::Normal.rows(8, 1200, dim), dim, metric);
@@ -646,8 +646,8 @@ impl OnDevice for Blocks<'_> {
     }
 }
 
-/// The nearest rows are in the panels that a GPU looks at last, far more of them than a list has room
-/// for, where what it has seen before lets it expect none.
+/// The nearest rows are in the panels that a GPU visits last, more of them than a list has room
+/// for; the panels visited before suggest that there are none.
 fn late(device: &AnyDevice) -> Result<(), Failed> {
     let (panels, dim) = (160, 6);
     let rows = panels * 128;
@@ -663,7 +663,7 @@ fn late(device: &AnyDevice) -> Result<(), Failed> {
     (panels / 2..panels).for_each(|visit| late[visit * stride % panels] = true);
     let mut base = Kind::Normal.rows(3, rows, dim);
     for (row, values) in base.iter_mut().enumerate() {
-        // Runs of eight rows go round the panels.
+        // Runs of eight rows alternate between the panels.
         let far = if late[row / 8 % panels] { 0.0 } else { 1000.0 };
         values[0] += far;
     }

@@ -1,4 +1,4 @@
-//! The first centroids of k-means by k-means++, of problems that are large enough for a device.
+//! First centroids of k-means++, for problems large enough for a device.
 
 use datafusion_neighbors::algo::kmeans::{Clustering, KMeansParams, kmeans};
 use datafusion_neighbors::device::AnyDevice;
@@ -10,7 +10,7 @@ use libtest_mimic::Failed;
 use crate::support::{Kind, Rng, matrix_f32, matrix_f64};
 use crate::{Check, Test};
 
-/// All trials.
+/// The trials of this module.
 pub fn trials() -> Vec<(String, Test)> {
     let mut all: Vec<(String, Test)> = Vec::new();
     for (i, kind) in Kind::ALL.into_iter().enumerate() {
@@ -28,7 +28,7 @@ pub fn trials() -> Vec<(String, Test)> {
     all
 }
 
-/// A few of them, for each set of instructions of a CPU.
+/// The trials for each instruction set of a CPU.
 pub fn trials_of_instructions() -> Vec<(String, Test)> {
     let named = |kind: Kind| {
         let run = move |device: &AnyDevice| few_of_each_way(device, kind);
@@ -37,7 +37,8 @@ pub fn trials_of_instructions() -> Vec<(String, Test)> {
     [Kind::Normal, Kind::Lattice, Kind::Duplicates].map(named).into()
 }
 
-/// The CPU bounds distances of rows of many dimensions from the first, and of others after some rows are chosen.
+/// On the CPU, rows of many dimensions have distance bounds from the start, other rows after some
+/// centroids are chosen.
 fn few_of_each_way(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
     for (count, dim, k) in [(8_000, 16, 140), (3_000, 40, 150), (500, 700, 60)] {
         let values = kind.rows(3, count, dim);
@@ -49,7 +50,8 @@ fn few_of_each_way(device: &AnyDevice, kind: Kind) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows, dimension, clusters: of each way to compare rows with candidates, and around their limits.
+/// Rows, dimension, clusters: every strategy for comparing rows with candidates, and the limits
+/// between strategies.
 const SHAPES: [(usize, usize, u64); 8] = [
     (30_001, 3, 300),
     (20_000, 10, 100),
@@ -61,14 +63,14 @@ const SHAPES: [(usize, usize, u64); 8] = [
     (500, 700, 60),
 ];
 
-/// Rows with weights as they are chosen from: those of some have none.
+/// Compares the chosen rows with the CPU's, without and with weights, some of which are 0.
 fn same_rows(
     device: &AnyDevice,
     kind: usize,
     rows_of: impl Fn(usize, usize, usize) -> Vec<Vec<f64>>,
 ) -> Result<(), Failed> {
     for (shape, (count, dim, k)) in SHAPES.into_iter().enumerate() {
-        // The CPU needs no comparison with itself.
+        // The CPU is compared with itself in one shape only.
         if device.info().name == "cpu" && shape != kind % SHAPES.len() {
             continue;
         }
@@ -85,7 +87,7 @@ fn same_rows(
     Ok(())
 }
 
-/// Sums of shares become smaller and smaller.
+/// Rows whose sampling weights decrease by many powers of two.
 fn of_all_sizes(shape: usize, count: usize, dim: usize) -> Vec<Vec<f64>> {
     let mut values = Kind::Normal.rows(shape as u64, count, dim);
     for (i, row) in values.iter_mut().enumerate() {
@@ -94,14 +96,14 @@ fn of_all_sizes(shape: usize, count: usize, dim: usize) -> Vec<Vec<f64>> {
     values
 }
 
-/// Steps that suit this row would suit no other.
+/// One outlier: quantisation steps that fit it would be useless for all other rows.
 fn one_far_away(shape: usize, count: usize, dim: usize) -> Vec<Vec<f64>> {
     let mut values = Kind::Normal.rows(shape as u64, count, dim);
     values[count / 2].iter_mut().for_each(|x| *x = f64::from((*x * 1e12) as f32));
     values
 }
 
-/// Few enough for tools that slow every access down; the last rows to be chosen cost nothing.
+/// Few rows, for tools that slow down every memory access; at the end, all rows have cost 0.
 fn few_rows(device: &AnyDevice) -> Result<(), Failed> {
     for dim in [16, 65] {
         let count = (1 << 24) / dim / 40 + 1;
@@ -119,7 +121,7 @@ fn few_rows(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// So many that a block of threads takes them one after the other.
+/// More rows than one pass of a block of threads takes.
 fn many_rows(device: &AnyDevice) -> Result<(), Failed> {
     for (count, dim, k) in [(700_000, 2, 13), (300_000, 20, 5)] {
         let mut rng = Rng(count as u64);
@@ -141,7 +143,7 @@ fn many_rows(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// One round from the same first centroids leads to the same clusters.
+/// Checks that the clusters after one round equal the CPU's.
 fn same(
     device: &AnyDevice,
     rows: &Rows,

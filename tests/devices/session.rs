@@ -1,4 +1,4 @@
-//! Sessions of k-means, primitive by primitive.
+//! The primitives of a k-means session.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::support::lloyd::{exact_mean, lloyd, plus_plus, values_of};
 use crate::support::{Kind, Rng, matrix_f32, matrix_f64, nearest_centroids, oracle};
 use crate::{Check, Test};
 
-/// All trials.
+/// The trials of this module.
 pub fn trials() -> Vec<(String, Test)> {
     let all: [(&str, Check); 7] = [
         ("seeds_by_definition", seeds),
@@ -35,7 +35,7 @@ pub fn trials() -> Vec<(String, Test)> {
 
 type Open<'a, T> = (KMeansInput<'a>, Vec<KMeansProblem>, std::marker::PhantomData<T>);
 
-/// A session, in which something is done.
+/// Opens a session on a device and runs a function in it.
 struct InSession<'a, T, F>(Open<'a, T>, F);
 
 impl<T: Real, R, F> OnDevice for InSession<'_, T, F>
@@ -78,7 +78,7 @@ fn as_rows<T: Real>(values: &[T], dim: usize) -> Rows {
     Rows::all(Arc::new(Matrix::new(elements, count, dim)))
 }
 
-/// Rows chosen one after the other, as k-means++ does.
+/// Seeding chooses the rows that k-means++ chooses.
 fn seeds(device: &AnyDevice) -> Result<(), Failed> {
     seeds_of::<f32>(device)?;
     seeds_of::<f64>(device)
@@ -114,7 +114,7 @@ fn seeds_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The nearest of any vectors, before and after rounds.
+/// The nearest of arbitrary vectors, before and after rounds.
 fn assignments(device: &AnyDevice) -> Result<(), Failed> {
     assignments_of::<f32>(device)?;
     assignments_of::<f64>(device)
@@ -159,7 +159,7 @@ fn assignments_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows that have another label than by the definition of a distance are among those that are undecided, before and after
+/// A row whose label differs from the definition's is reported as undecided, before and after
 /// rounds.
 fn between_centroids(device: &AnyDevice) -> Result<(), Failed> {
     between_centroids_of::<f32>(device)?;
@@ -171,14 +171,14 @@ fn between_centroids_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
     for (count, dim, k) in SHAPES_OF_INSTRUCTIONS {
         let k = k as usize;
         for metric in [Metric::SqEuclidean, Metric::Cosine] {
-            // So many directions of a plane are too near to each other to be moved.
+            // In the plane, this number of directions is too dense for the vectors to be moved.
             if metric == Metric::Cosine && dim == 2 {
                 continue;
             }
             let (values, moved) = halfway::<T>((count, dim, k), metric);
             let rows = rows_of::<T>(&values, dim, metric);
             let moved = rows_of::<T>(&moved, dim, metric);
-            // The rows in the middle leave the others' means where they are.
+            // Rows in the middle have weight 0, so that the means stay in place.
             let weights: Vec<f64> = (0..count).map(|row| f64::from(u8::from(row < k))).collect();
             let input = KMeansInput { rows: &rows, weights: Some(&weights), metric };
             let problem = KMeansProblem::new::<T>(input, 0..count, k, -1.0, &Job::default())?;
@@ -195,12 +195,12 @@ fn between_centroids_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
             wrong += found.map_err(|e| format!("{metric}, dim {dim}, k {k}: {e:?}"))?;
         }
     }
-    // Otherwise nothing has been tried.
+    // At least one label must be wrong, or nothing was tested.
     if wrong == 0 { Err("no row is so near to the middle".into()) } else { Ok(()) }
 }
 
-/// `k` vectors, then rows halfway between one of them and the nearest other, but for a few units in the last place; and
-/// the vectors moved by little.
+/// `k` vectors; rows halfway between one of them and its nearest neighbour, up to a few units in
+/// the last place; and the vectors moved slightly.
 fn halfway<T: Real>(
     (count, dim, k): (usize, usize, usize),
     metric: Metric,
@@ -221,7 +221,8 @@ fn halfway<T: Real>(
     (values, moved)
 }
 
-/// Assigns rows, and counts those with another label than by the definition. All of these must be undecided.
+/// Assigns rows, and counts labels that differ from the definition's; the rows of all of these must
+/// be reported as undecided.
 fn wrong_labels<T: Real>(
     session: &mut dyn KMeansSession<T>,
     rows: &Rows,
@@ -229,7 +230,7 @@ fn wrong_labels<T: Real>(
 ) -> Result<usize, Failed> {
     let (job, dim) = (Job::default(), rows.matrix().dim());
     session.assign(0, &job)?;
-    // Once more changes nothing.
+    // A repeated assignment changes nothing.
     session.assign(0, &job)?;
     let (found, centroids) = (session.labels(0, &job)?, session.centroids(0)?);
     if session.assignment(0, &job)?.labels != found.labels {
@@ -253,8 +254,8 @@ fn wrong_labels<T: Real>(
     Ok(wrong.len())
 }
 
-/// Rows put into clusters and moved between them, of which one is always empty: means are those of
-/// who is left.
+/// Rows move between clusters, one of which is always empty: centroids are the means of their
+/// current rows.
 fn sums(device: &AnyDevice) -> Result<(), Failed> {
     sums_of::<f32>(device)?;
     sums_of::<f64>(device)
@@ -276,7 +277,7 @@ fn sums_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
                 let job = Job::default();
                 in_session::<T, _>(device, input, vec![problem], |session| {
                     for step in 0..3 {
-                        // The last is where the first is, and gets no rows.
+                        // The last centroid is a copy of the first, and gets no rows.
                         let mut start: Vec<T> = (0..K - 1)
                             .flat_map(|_| {
                                 x[rng.below(count as u64) as usize * dim..][..dim].to_vec()
@@ -331,7 +332,7 @@ fn check_sums<T: Real>(
     Ok(())
 }
 
-/// Rounds stop at a tolerance of exactly what centroids moved, and not at the number before it.
+/// Rounds converge at a tolerance equal to the centroid shift, and not at the number below.
 fn tolerances(device: &AnyDevice) -> Result<(), Failed> {
     for (count, dim, k) in [(1500, 3, 9), (1200, 20, 12), (600, 70, 5)] {
         let rows = matrix_f32(&Kind::Normal.rows(3, count, dim), dim, Metric::SqEuclidean);
@@ -368,15 +369,15 @@ fn tolerances(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Problems of one session find what each finds alone.
+/// Problems of a shared session have the same results as alone.
 fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
     for (i, kind) in Kind::ALL.into_iter().enumerate() {
         for dim in [2, 12, 40] {
-            // One of them is large enough for the device alone.
+            // One problem is large enough for the device alone.
             let sizes =
                 [30, 7, 9000, 64, 200].map(|size| if i == 0 { size } else { size.min(200) });
             let values = kind.rows(i as u64, sizes.iter().sum(), dim);
-            // Some rows have no weight, or one whose products float64 does not hold.
+            // Weights 0, and weights whose products underflow in float64.
             let weights = [[1.0; 3], [0.1, 2.0, 0.0], [1.0, 1e-308, 2.0]];
             for weights in weights {
                 let weights: Vec<f64> = (0..values.len()).map(|row| weights[row % 3]).collect();
@@ -432,7 +433,7 @@ fn each_as_alone(
         let weights = input.weights.map(|weights| &weights[problem.rows.clone()]);
         let only = KMeansInput { rows: &own, weights, ..input };
         let (seeds, alone) = run(&AnyDevice::cpu(), only, alone)?;
-        // The only problem of a session whose rows are more.
+        // A session with a single problem, which covers a part of the rows.
         if run(device, input, problem.clone())? != (seeds, alone.clone()) {
             return Err(format!("problem {i}: other rows count").into());
         }
@@ -457,7 +458,7 @@ fn outcome<T: Real>(
     runs.into_iter().enumerate().map(one).collect()
 }
 
-/// Whatever a device needs of rows and of centroids is sent before the rounds.
+/// Rows and centroids are sent before the rounds, once.
 fn sent_once(device: &AnyDevice) -> Result<(), Failed> {
     sent_once_of::<f32>(device)?;
     sent_once_of::<f64>(device)
