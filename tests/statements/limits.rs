@@ -1,7 +1,8 @@
-//! Limits that operators keep: memory that a session's pool grants, whatever happens to a statement.
+//! Limits that operators keep: memory granted by a session's pool, also if a statement fails or is
+//! dropped.
 //!
-//! An allocator counts the bytes of this process, and a pool those that are reserved. Inputs are made
-//! batch by batch while they are read, so that what is held is the operators'.
+//! An allocator counts the bytes of this process, and a pool the reserved bytes. Inputs are
+//! generated batch by batch while they are read, so that the memory held belongs to the operators.
 #![allow(unsafe_code)] // an allocator
 
 mod damage;
@@ -30,13 +31,14 @@ use support::{DEADLINE, until};
 
 const MB: i64 = 1 << 20;
 
-/// What may be held without being reserved: small things, a batch on its way, and a tenth.
+/// The memory that may be held without a reservation, besides a tenth: small allocations and the
+/// current batch.
 const SLACK: i64 = 16 * MB;
 
 static HELD: AtomicI64 = AtomicI64::new(0);
 static RESERVED: AtomicI64 = AtomicI64::new(0);
 
-/// While it is on, the extremes since it was switched on.
+/// Whether extremes are recorded, and the extremes since recording began.
 static WATCHING: AtomicBool = AtomicBool::new(false);
 static BASELINE: AtomicI64 = AtomicI64::new(0);
 static MOST_HELD: AtomicI64 = AtomicI64::new(0);
@@ -45,33 +47,34 @@ static MOST_UNRESERVED: AtomicI64 = AtomicI64::new(0);
 
 struct Counting;
 
-// SAFETY: passes every call on to the system's allocator, which keeps the promises of the trait; counting neither
-// allocates nor panics.
+// SAFETY: passes every call on to the system's allocator, which fulfils the trait's contract;
+// counting neither allocates nor panics.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
-        // SAFETY: the caller promises a layout of more than no bytes.
+        // SAFETY: the caller guarantees that the layout has a non-zero size.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
-        // SAFETY: the caller promises a layout of more than no bytes.
+        // SAFETY: the caller guarantees that the layout has a non-zero size.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size() as i64, SeqCst);
-        // SAFETY: the caller promises that the place was allocated here, by `System`, with this layout, and is not used any more.
+        // SAFETY: the caller guarantees that the block was allocated here, by `System`, with this
+        // layout, and is not used any more.
         unsafe { System.dealloc(place, layout) }
     }
 
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Both may be there while one is copied to the other.
+        // Both blocks may exist while one is copied to the other.
         count(size as i64);
         HELD.fetch_sub(layout.size() as i64, SeqCst);
-        // SAFETY: the caller promises that the place was allocated here, by `System`, with this layout, and a size of more than
-        // no bytes.
+        // SAFETY: the caller guarantees that the block was allocated here, by `System`, with this
+        // layout, and that the new size is not zero.
         unsafe { System.realloc(place, layout, size) }
     }
 }
@@ -88,10 +91,11 @@ fn count(bytes: i64) {
     }
 }
 
-/// How often memory was asked for.
+/// The number of reservations requested.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 
-/// While this is closed, threads that compute can neither reserve memory nor give it back, and so not end their work.
+/// While closed, computing threads can neither reserve nor release memory, so their work cannot
+/// end.
 static IS_CLOSED: Mutex<bool> = Mutex::new(false);
 static OPENED: Condvar = Condvar::new();
 
@@ -108,7 +112,7 @@ fn wait_while_closed() {
     }
 }
 
-/// A pool that tells the allocator what is reserved.
+/// A memory pool that records the reserved bytes.
 #[derive(Debug)]
 struct Watched(GreedyMemoryPool);
 
@@ -121,7 +125,7 @@ impl fmt::Display for Watched {
 impl Watched {
     fn note(&self) {
         wait_while_closed();
-        // One after the other: who reads last is who stores last.
+        // Serialised, so that the last value read is the last one stored.
         static NOTING: Mutex<()> = Mutex::new(());
         let _noting = NOTING.lock().unwrap_or_else(PoisonError::into_inner);
         let reserved = self.0.reserved() as i64;
@@ -169,7 +173,7 @@ impl MemoryPool for Watched {
     }
 }
 
-/// Rows that are made when they are read.
+/// A table whose rows are generated when they are read.
 #[derive(Debug)]
 struct Made {
     schema: SchemaRef,
@@ -177,7 +181,7 @@ struct Made {
     dim: usize,
 }
 
-/// Rows of a batch.
+/// The number of rows of a batch.
 const BATCH: usize = 8192;
 
 impl Made {
@@ -192,7 +196,7 @@ impl Made {
     }
 }
 
-/// Numbers that nobody mistakes for whole ones.
+/// Pseudo-random numbers other than integers.
 fn number(i: u64) -> f32 {
     let mixed = (i.wrapping_add(1)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ mixed >> 29) >> 40) as f32 / 1000.3
@@ -225,7 +229,8 @@ impl PartitionStream for Made {
     }
 }
 
-/// A session with a pool of this many bytes, and tables of so many rows.
+/// A session with a pool of `pool` bytes, and generated tables, each with a name, a number of rows
+/// and a dimension.
 fn session(pool: i64, tables: &[(&str, usize, usize)]) -> Result<SessionContext> {
     let pool = Arc::new(Watched(GreedyMemoryPool::new(pool as usize)));
     let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool).build_arc()?;
@@ -240,7 +245,7 @@ fn session(pool: i64, tables: &[(&str, usize, usize)]) -> Result<SessionContext>
     Ok(ctx)
 }
 
-/// What a statement held and reserved.
+/// The memory held and reserved by a statement.
 #[derive(Debug)]
 struct Seen {
     rows: Result<usize>,
@@ -250,7 +255,7 @@ struct Seen {
     left: i64,
 }
 
-/// Runs a statement, batch after batch.
+/// Runs a statement and drops each batch.
 async fn watch(ctx: &SessionContext, sql: &str) -> Seen {
     BASELINE.store(HELD.load(SeqCst), SeqCst);
     for most in [&MOST_HELD, &MOST_RESERVED, &MOST_UNRESERVED] {
@@ -276,7 +281,7 @@ async fn watch(ctx: &SessionContext, sql: &str) -> Seen {
     }
 }
 
-/// Statements that fit, and how many rows they give.
+/// Statements that fit in memory, and the number of rows that they return.
 const FITTING: &[(&str, usize)] = &[
     ("SELECT query_id FROM knn_exact(baskets, k => 5, metric => 'jaccard')", 100_000),
     (
@@ -290,7 +295,7 @@ const FITTING: &[(&str, usize)] = &[
     ),
     ("SELECT query_id FROM knn_lsh(few, k => 5, tables => 3, hashes => 1, width => 1e9)", 100_000),
     ("SELECT * FROM knn_exact(queries => few, base => many, k => 10)", 200_000),
-    // Of a table in memory it is known how many rows it has, if not how many a limit leaves.
+    // The number of rows of an in-memory table is known, but not that of a limit over it.
     ("SELECT * FROM knn_exact(queries => few, base => whole, k => 2)", 40_000),
     (
         "SELECT * FROM knn_exact(queries => few, base => (SELECT * FROM whole LIMIT 900), k => 2)",
@@ -323,7 +328,7 @@ const FITTING: &[(&str, usize)] = &[
         ),
         1,
     ),
-    // More bytes of planes than of rows.
+    // The hyperplanes take more bytes than the rows.
     (
         concat!(
             "COPY (SELECT id, v FROM few LIMIT 60) TO '",
@@ -337,7 +342,7 @@ const FITTING: &[(&str, usize)] = &[
 const TABLES: &[(&str, usize, usize)] =
     &[("many", 120_000, 128), ("few", 20_000, 128), ("low", 400_000, 8)];
 
-/// Tests that look at the whole process run one after the other.
+/// A lock for tests that measure the whole process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -366,7 +371,7 @@ async fn reserved_before_taken() {
     for table in [baskets, "CREATE TABLE whole AS SELECT * FROM many"] {
         ctx.sql(table).await.unwrap().collect().await.unwrap();
     }
-    // What is made once per process is nobody's.
+    // The first run allocates memory that lives as long as the process.
     for (sql, _) in FITTING {
         let _ = watch(&ctx, sql).await;
     }
@@ -402,7 +407,7 @@ async fn reserved_before_taken() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// How often a statement has asked for memory when its stream is dropped.
+/// The numbers of requested reservations after which a statement's stream is dropped.
 const MOMENTS: [usize; 5] = [0, 1, 4, 12, 40];
 
 #[test]
@@ -428,7 +433,7 @@ fn a_dropped_stream_returns_at_once_and_gives_back_what_it_held() {
     });
 }
 
-/// Drops a stream while its work cannot end. Returns whether that comes to an end.
+/// Drops a stream while its work cannot end, and returns whether the drop returns.
 fn returns_at_once(batches: SendableRecordBatchStream) -> bool {
     close(true);
     let (done, dropped) = mpsc::channel();
@@ -443,7 +448,7 @@ fn returns_at_once(batches: SendableRecordBatchStream) -> bool {
     returns
 }
 
-/// Damaged files that are tried; `DAMAGED_FILES` in the environment is another number.
+/// The number of damaged files to try; `DAMAGED_FILES` in the environment overrides it.
 const DAMAGED: u64 = 2000;
 
 #[test]
@@ -459,7 +464,7 @@ fn an_index_of_other_dimensions_takes_no_memory_for_them() {
     runtime().block_on(damage::other_dimensions(most_held)).unwrap();
 }
 
-/// The outcome of reading a file, and the most memory that is held meanwhile.
+/// Runs work, and returns its outcome and its peak memory.
 async fn most_held(
     work: &dyn Fn() -> futures::future::BoxFuture<'static, damage::Outcome>,
 ) -> (damage::Outcome, i64) {

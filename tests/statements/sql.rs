@@ -1,7 +1,7 @@
-//! What users type: the contracts in `sql/*.slt` and the examples of pages on every device of this
-//! machine, and how the functions behave in a session.
+//! The SQL interface: the contracts in `sql/*.slt` and the examples of pages, on every device of
+//! this machine, and the functions in a session.
 //!
-//! A device that is not there shows as ignored.
+//! Trials of a missing device are ignored.
 
 mod order;
 mod pages;
@@ -21,7 +21,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use sqllogictest::{AsyncDB, DBOutput, DefaultColumnType, Runner};
 
 fn main() {
-    // Paths in statements are relative to it.
+    // Paths in statements are relative to this folder.
     std::env::set_current_dir(support::root()).expect("the folder that has `sql`");
     let mut trials = Vec::new();
     for (device, found) in support::devices() {
@@ -73,7 +73,7 @@ fn file_name(path: &Path) -> String {
 fn contract(file: &Path, device: &'static str) -> Result<(), Failed> {
     let runtime = tokio::runtime::Runtime::new()?;
     let _entered = runtime.enter();
-    // On several and on one partition: answers do not depend on it.
+    // Answers must be the same on several partitions and on one.
     for partitions in [4, 1] {
         let mut runner = Runner::new(|| Session::connect(device, partitions));
         let run = runner.run_file_async(file);

@@ -1,6 +1,6 @@
-//! Index files that were damaged, by chance and on purpose: opening and reading one is an error or
-//! gives what was written; with checksums made to fit, it is at least no crash, and takes no more memory
-//! than four times the file.
+//! Index files that are damaged, by chance and on purpose: opening and reading a file is an error
+//! or gives the original contents. If checksums are corrected after the damage, a crash is
+//! excluded, and memory is limited to four times the file.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use twox_hash::XxHash64;
 
 use crate::support::Rng;
 
-/// The ends of a file, in bytes.
+/// The bytes of a file's header and footer.
 const HEADER: usize = 12;
 const FOOTER: usize = 36;
 
-/// The statements that write the files that are damaged.
+/// The statements that write the files to be damaged.
 const FILES: [&str; 5] = [
     "COPY (SELECT value AS id, 'row ' || value AS title, CASE WHEN value % 9 = 2 THEN NULL ELSE [value % 7, value % 5, 1.5] END AS v FROM range(0, 70)) TO 'memory:///0.lsh' STORED AS LSH OPTIONS ('lsh.tables' '3', 'lsh.hashes' '2', 'lsh.width' '2')",
     "COPY (SELECT value AS id, [value % 7 + 1, value % 5, 2, 0] AS v FROM range(0, 40)) TO 'memory:///1.lsh' STORED AS LSH OPTIONS ('lsh.metric' 'cosine', 'lsh.tables' '2', 'lsh.hashes' '2', 'lsh.planes' 'trained', 'lsh.centre' 'true')",
@@ -43,12 +43,12 @@ const SEARCHES: [&str; 5] = [
     "SELECT * FROM knn_lsh(queries => (SELECT * FROM damaged LIMIT 50), base => damaged, k => 2)",
 ];
 
-/// Damages files so many times; `held` gives the most memory that is held while something is done.
+/// Damages files `times` times; `held` runs work and returns its outcome and its peak memory.
 pub async fn run<H>(times: u64, held: H) -> Result<()>
 where
     H: AsyncFn(&dyn Fn() -> BoxFuture<'static, Outcome>) -> (Outcome, i64),
 {
-    // Nobody needs to hear of panics that are caught.
+    // Caught panics are expected: their messages are suppressed.
     std::panic::set_hook(Box::new(|_| {}));
     let done = damaged(times, held).await;
     drop(std::panic::take_hook());
@@ -65,7 +65,7 @@ where
 {
     let (ctx, store) = in_memory()?;
     let (mut files, mut rows, mut answers) = (Vec::new(), Vec::new(), Vec::new());
-    // Memory that files take as they were written, most of it that of planning.
+    // The peak memory of searches in undamaged files, mostly for planning.
     let mut usual = Vec::new();
     for (i, search) in SEARCHES.into_iter().enumerate() {
         files.push(written(&ctx, &store, i).await?);
@@ -109,8 +109,8 @@ where
     check(opened > times / 100, format!("only {opened} of {times} were opened"))
 }
 
-/// A file with right checksums, whose summary says that its vectors of 3 are of a million dimensions: no
-/// hash functions are made for so many.
+/// A file with correct checksums whose summary claims a million dimensions for vectors of 3: no
+/// hash functions are allocated for them.
 pub async fn other_dimensions<H>(held: H) -> Result<()>
 where
     H: AsyncFn(&dyn Fn() -> BoxFuture<'static, Outcome>) -> (Outcome, i64),
@@ -129,7 +129,7 @@ where
     check(most <= usual + 4 * size + OTHERS, format!("{most} bytes for {size}, usually {usual}"))
 }
 
-/// A session with files in memory.
+/// A session with an in-memory object store.
 fn in_memory() -> Result<(SessionContext, Arc<InMemory>)> {
     let ctx = SessionContext::new();
     datafusion_neighbors::register_all(&ctx)?;
@@ -139,7 +139,7 @@ fn in_memory() -> Result<(SessionContext, Arc<InMemory>)> {
     Ok((ctx, store))
 }
 
-/// A file as it is written; the next look is at it.
+/// Writes a file, and copies it to the location that is read next.
 async fn written(ctx: &SessionContext, store: &InMemory, which: usize) -> Result<Vec<u8>> {
     ctx.sql(FILES[which]).await?.collect().await?;
     let file = store.get(&Path::from(format!("{which}.lsh"))).await?.bytes().await?;
@@ -147,7 +147,7 @@ async fn written(ctx: &SessionContext, store: &InMemory, which: usize) -> Result
     Ok(file.to_vec())
 }
 
-/// The most memory that is held in five looks.
+/// The peak memory of five runs.
 async fn most_held<H>(work: &dyn Fn() -> BoxFuture<'static, Outcome>, held: &H) -> i64
 where
     H: AsyncFn(&dyn Fn() -> BoxFuture<'static, Outcome>) -> (Outcome, i64),
@@ -159,13 +159,13 @@ where
     most
 }
 
-/// Memory of what is not the file's, and differs from one time to the next.
+/// Memory that is independent of the file and varies between runs.
 const OTHERS: i64 = 1 << 20;
 
-/// The longest time that a file may take.
+/// The time limit for a file.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Looks at a damaged file, each time that it is called.
+/// A function that opens, reads and searches the damaged file.
 fn looking(
     ctx: &SessionContext,
     search: &'static str,
@@ -177,7 +177,7 @@ fn looking(
     }
 }
 
-/// What became of a damaged file.
+/// The outcome for a damaged file.
 pub struct Outcome {
     opens: bool,
     rows: Option<RecordBatch>,
@@ -214,7 +214,7 @@ async fn scan(ctx: &SessionContext, table: Arc<dyn TableProvider>) -> Result<Rec
     Ok(concat_batches(&schema, &collect(plan, ctx.task_ctx()).await?)?)
 }
 
-/// A file with some bytes changed; if it `fits`, with the checksums and lengths of what it then has.
+/// A damaged copy of a file; if it `fits`, with the checksums and lengths corrected.
 fn damage(file: &[u8], other: &[u8], fits: bool, rng: &mut Rng) -> Vec<u8> {
     let Some(mut parts) = fits.then(|| Parts::of(file)) else {
         return change(file.to_vec(), other, rng);
@@ -223,7 +223,7 @@ fn damage(file: &[u8], other: &[u8], fits: bool, rng: &mut Rng) -> Vec<u8> {
     match rng.below(8) {
         0 => parts.entries = change(parts.entries, &others.entries, rng),
         1 => {
-            // A value becomes another of its kind.
+            // Replaces a value by another of its kind.
             let text = String::from_utf8_lossy(&parts.entries).into_owned();
             let digits: Vec<usize> = text
                 .bytes()
@@ -256,9 +256,9 @@ fn damage(file: &[u8], other: &[u8], fits: bool, rng: &mut Rng) -> Vec<u8> {
     parts.file()
 }
 
-/// A file in its parts, as the format is documented.
+/// The parts of a file, as the format is documented.
 struct Parts {
-    /// The names and values, with their number.
+    /// The number of entries, and their names and values.
     entries: Vec<u8>,
     sections: Vec<Vec<u8>>,
 }
@@ -283,11 +283,11 @@ impl Parts {
         Self { sections: sections.collect(), entries }
     }
 
-    /// Gives an entry of the summary another value.
+    /// Replaces the value of a summary entry.
     fn set(&mut self, name: &str, value: &str) {
         let known = self.entries.windows(name.len()).position(|bytes| bytes == name.as_bytes());
         let at = known.expect("an entry of this name");
-        // The lengths of the name and of the value come before both.
+        // The lengths of the name and of the value precede both.
         let length = u32::from_le_bytes(self.entries[at - 4..at].try_into().unwrap()) as usize;
         let after = at + name.len();
         self.entries.splice(after..after + length, value.bytes());
@@ -311,7 +311,7 @@ impl Parts {
     }
 }
 
-/// Bytes with a change or a few.
+/// Bytes with one or several changes.
 fn change(mut bytes: Vec<u8>, other: &[u8], rng: &mut Rng) -> Vec<u8> {
     for _ in 0..1 + rng.below(3) {
         if bytes.is_empty() {

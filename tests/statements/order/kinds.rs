@@ -1,10 +1,10 @@
-//! One input of every kind.
+//! Inputs of every kind of operator.
 
 use libtest_mimic::Failed;
 
 use super::{Stored, compare};
 
-/// What stands before the query, and the input.
+/// A prefix of the query, such as a CTE, and the input.
 const KINDS: &[(&str, &str)] = &[
     ("", "SELECT * FROM t"),
     ("", "SELECT * FROM t WHERE g <> 1"),

@@ -1,7 +1,8 @@
-//! The order of inputs: one answer for every setting, number of files, declared order and run.
+//! The order of inputs: the same answer for every setting, number of files, declared order and run.
 //!
 //! Labels of k-means come in the order of the input, so that one query shows both. The data has few
-//! distinct vectors, few groups and sums that rounding changes: ties are everywhere.
+//! distinct vectors, few groups and sums that depend on the order of summation, so that ties are
+//! everywhere.
 
 mod kinds;
 mod random;
@@ -54,7 +55,7 @@ fn check(holds: bool, otherwise: impl Into<String>) -> Result<(), Failed> {
     if holds { Ok(()) } else { Err(otherwise.into().into()) }
 }
 
-/// More than one batch of 8192 rows.
+/// More rows than a batch of 8192.
 const ROWS: usize = 10_000;
 
 /// Rows `id`, `g` (5 groups), `f` (numbers whose sum depends on their order) and `v`.
@@ -75,7 +76,7 @@ fn rows(seed: u64, rows: usize) -> Result<RecordBatch> {
     Ok(RecordBatch::try_from_iter(columns)?)
 }
 
-/// Consecutive parts of a batch, one much larger than the others.
+/// Consecutive parts of a batch, the first much larger than the others.
 fn parts(batch: &RecordBatch, parts: usize) -> Vec<RecordBatch> {
     let rows = batch.num_rows();
     let start = |part: usize| match part {
@@ -86,7 +87,7 @@ fn parts(batch: &RecordBatch, parts: usize) -> Vec<RecordBatch> {
     (0..parts).map(|part| batch.slice(start(part), end(part) - start(part))).collect()
 }
 
-/// Files of consecutive rows, named in their order.
+/// Writes files of consecutive rows, whose names are in the order of rows.
 fn write(folder: &Path, batch: &RecordBatch, files: usize) -> Result<(), Failed> {
     std::fs::create_dir_all(folder)?;
     for (i, part) in parts(batch, files).iter().enumerate() {
@@ -99,10 +100,10 @@ fn write(folder: &Path, batch: &RecordBatch, files: usize) -> Result<(), Failed>
     Ok(())
 }
 
-/// How the tables are stored and a query is run.
+/// The storage of the tables, and the settings of the session.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
-    /// Files of each table; 0 for tables in memory.
+    /// The number of files of each table; 0 for tables in memory.
     files: usize,
     sorted: bool,
     settings: &'static [(&'static str, &'static str)],
@@ -112,7 +113,7 @@ const TARGET: &str = "datafusion.execution.target_partitions";
 const BATCH: &str = "datafusion.execution.batch_size";
 const MIN_SIZE: &str = "datafusion.optimizer.repartition_file_min_size";
 
-/// The first is the one that the others are compared with.
+/// The layouts that are compared with the first.
 const LAYOUTS: [Layout; 6] = [
     Layout { files: 1, sorted: false, settings: &[(TARGET, "1")] },
     Layout { files: 4, sorted: false, settings: &[(TARGET, "4"), (BATCH, "100"), (MIN_SIZE, "1")] },
@@ -141,7 +142,7 @@ const LAYOUTS: [Layout; 6] = [
     Layout { files: 0, sorted: false, settings: &[(TARGET, "5"), (BATCH, "77")] },
 ];
 
-/// A session with tables `t` and `s`, whose files are in a folder.
+/// A session with the tables `t` and `s`, whose files are in a temporary folder.
 struct Stored {
     ctx: SessionContext,
     layout: Layout,
@@ -208,7 +209,7 @@ impl Stored {
         Ok(Some(concat_batches(&first.schema(), &batches)?))
     }
 
-    /// A column of whole numbers.
+    /// The integers of the first column.
     async fn numbers(&self, sql: &str) -> Result<Vec<i64>, Failed> {
         let batches = self.batches(sql).await?;
         let columns = batches.iter().map(|b| b.column(0).as_primitive::<Int64Type>().values());
@@ -216,8 +217,8 @@ impl Stored {
     }
 }
 
-/// Fails if the rows of an input, their order, their labels or its neighbours differ between
-/// layouts or runs. `with` stands before the query.
+/// Fails if the rows of an input, their order, their labels or the neighbours among them differ
+/// between layouts or runs. `with` is a prefix of the query.
 async fn compare(stored: &[Stored], with: &str, input: &str) -> Result<(), Failed> {
     let labels = format!(
         "{with} SELECT * FROM kmeans(({input}), k => 4, seed => 7, max_iterations => 2, \
@@ -232,7 +233,7 @@ async fn compare(stored: &[Stored], with: &str, input: &str) -> Result<(), Faile
          (SELECT id, v FROM s LIMIT 3), base => ({input}), k => 9, vector => 'v', tables => 4, \
          hashes => 2, width => 3)"
     );
-    // Parameters are chosen by a sample of the rows in their order.
+    // LSH parameters are tuned on a sample, which depends on the order of rows.
     let chosen = format!(
         "{with} SELECT query_id, rank, distance, base_id FROM knn_lsh(queries => \
          (SELECT id, v FROM s LIMIT 3), base => ({input}), k => 9, vector => 'v')"
@@ -240,8 +241,8 @@ async fn compare(stored: &[Stored], with: &str, input: &str) -> Result<(), Faile
     let density = format!(
         "{with} SELECT * FROM dbscan(({input}), eps => 0.5, min_points => 3, vector => 'v')"
     );
-    // Labels come in the order of the input, so that neighbours and dense rows are looked for in one
-    // layout only, and for inputs whose vectors have three dimensions.
+    // Labels already show the order of the input. So neighbours and density are compared in two
+    // layouts only, and for inputs with vectors of three dimensions.
     let searched = ["t.id, t.v FROM", "SELECT * FROM t", "DISTINCT g, v"]
         .iter()
         .any(|part| input.contains(part));
@@ -258,12 +259,12 @@ async fn compare(stored: &[Stored], with: &str, input: &str) -> Result<(), Faile
     Ok(())
 }
 
-/// Files that are known to be sorted are dealt out by size.
+/// Files that are known to be sorted are distributed by size.
 async fn sorted_files() -> Result<(), Failed> {
     let sorted = Stored::new(LAYOUTS[3]).await?;
     let ids = sorted.numbers("SELECT id FROM kmeans(t, k => 3, seed => 1)").await?;
     check(ids == (0..ROWS as i64).collect::<Vec<_>>(), "rows are not in the order of files")?;
-    // Likewise if the files themselves say so.
+    // The same if the order is declared in the files.
     let folder = TempDir::new()?;
     let folder = folder.path().to_string_lossy();
     for file in 0..5 {
@@ -278,7 +279,7 @@ async fn sorted_files() -> Result<(), Failed> {
     sorted.batches(&create).await?;
     let ids = sorted.numbers("SELECT id FROM kmeans(c, k => 3, seed => 1)").await?;
     check(ids == (0..ROWS as i64).collect::<Vec<_>>(), "rows are not in the order of copies")?;
-    // Folders that tell a column are read in the order of their paths too.
+    // Folders with partition values are also read in the order of their paths.
     let folder = TempDir::new()?;
     let folder = folder.path().to_string_lossy();
     let copy = format!("COPY t TO '{folder}/' STORED AS PARQUET PARTITIONED BY (g)");
@@ -301,7 +302,7 @@ async fn sorted_files() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The same answer on every run, from both functions.
+/// DISTINCT gives the same answer in every run, from both functions.
 async fn distinct() -> Result<(), Failed> {
     let stored = Stored::new(LAYOUTS[1]).await?;
     let input = "(SELECT DISTINCT id, v FROM t), k => 5, seed => 7";
@@ -316,7 +317,7 @@ async fn distinct() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Labels are those of the input, whatever other functions stand beside.
+/// Labels are independent of other window functions beside them.
 async fn windows() -> Result<(), Failed> {
     let ours = "kmeans(v, 4, 7) OVER () AS label";
     for stored in [Stored::new(LAYOUTS[0]).await?, Stored::new(LAYOUTS[1]).await?] {
@@ -348,7 +349,7 @@ async fn statistics() -> Result<(), Failed> {
     let plan = stored.text("EXPLAIN FORMAT INDENT SELECT * FROM kmeans(t, k => 3)").await?;
     let input = plan.lines().find(|line| line.contains("DataSourceExec")).unwrap_or_default();
     check(input.contains("Rows=Exact(10000)"), format!("no statistics:\n{plan}"))?;
-    // Files say nothing about NaN.
+    // Statistics of files omit NaN.
     let folder = TempDir::new()?;
     let folder = folder.path().to_string_lossy();
     let numbers = "SELECT value AS id, CASE WHEN value % 9 = 4 THEN 'NaN'::DOUBLE ELSE value * 1.0 \
@@ -367,13 +368,13 @@ async fn statistics() -> Result<(), Failed> {
     check(rows[0] == rows[1], format!("{rows:?} rows, by where the column is stored"))
 }
 
-/// The ids of an input, by the order of its rows.
+/// The ids of an input, in the order of its rows.
 async fn ids(stored: &Stored, with: &str, input: &str) -> Result<Vec<i64>, Failed> {
     let sql = format!("{with} SELECT id FROM kmeans({input}, k => 3, seed => 1, vector => 'v')");
     stored.numbers(&sql).await
 }
 
-/// The ids of `t` in the order of a key, equal ones in the order of files.
+/// The ids of `t` ordered by a key; rows with equal keys stay in the order of files.
 fn sorted_by<K: Ord>(key: impl Fn(i64, i64) -> Option<K>) -> Result<Vec<i64>, Failed> {
     let all = rows(1, ROWS)?;
     let g = all.column(1).as_primitive::<Int64Type>().values().to_vec();
@@ -411,7 +412,7 @@ async fn trailing_order() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows with equal keys stay in the order in which they come.
+/// Rows with equal keys stay in input order.
 async fn stable() -> Result<(), Failed> {
     let all = sorted_by(|g, _| Some(-g))?;
     let g = rows(1, ROWS)?.column(1).as_primitive::<Int64Type>().clone();
@@ -426,7 +427,7 @@ async fn stable() -> Result<(), Failed> {
                         ORDER BY n)";
         let found = ids(&stored, "", numbered).await?;
         check(found == all, format!("row_number() is not stable, {layout:?}"))?;
-        // A limit takes the first rows, whatever happens to them later.
+        // A limit takes the first rows, whatever operators follow.
         let first = |from, to| sorted_by(|g, id| (from..to).contains(&id).then_some(-g));
         let mut topped = sorted_by(|g, _| Some(g))?;
         topped.truncate(2100);
@@ -453,7 +454,7 @@ async fn stable() -> Result<(), Failed> {
                  FROM t GROUP BY id % 50 ORDER BY m LIMIT 20))",
                 (0..20).map(|i| 2 * i).collect(),
             ),
-            // What a join looks for reaches no row that a limit counts.
+            // A join's dynamic filter removes no rows before a limit counts them.
             (
                 "(SELECT a.id, a.v FROM (SELECT * FROM t WHERE g <> 1 LIMIT 100) AS a \
                  JOIN (SELECT id + 5000 AS far FROM s) AS b ON a.id = b.far)",
@@ -477,7 +478,7 @@ async fn stable() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Pairs come by rows of the left side, whichever is larger.
+/// The output of a join has the order of its left side, whichever side is larger.
 async fn joins() -> Result<(), Failed> {
     for layout in [LAYOUTS[0], LAYOUTS[2]] {
         let stored = Stored::new(layout).await?;
@@ -506,7 +507,7 @@ async fn limits() -> Result<(), Failed> {
         ("SELECT * FROM t LIMIT 1", 2000),
         ("SELECT * FROM t WHERE g < 3 LIMIT 5", 2000),
         ("SELECT g AS id, v FROM t WHERE g < 3 LIMIT 5 OFFSET 2", 2000),
-        // All parts of a join are started, whatever a limit needs.
+        // All partitions of a join are started, even if a limit needs few rows.
         ("SELECT t.id, t.v FROM t JOIN s ON t.id = s.id LIMIT 2", 20_000),
         (
             "SELECT * FROM (SELECT t.id, t.v FROM t JOIN s ON t.id = s.id) WHERE id > 1 LIMIT 2",
@@ -527,7 +528,7 @@ async fn limits() -> Result<(), Failed> {
     Ok(())
 }
 
-/// What is read ahead of its turn is reserved, and a small part of the pool.
+/// Batches that are read ahead are reserved, and take a small part of the pool.
 async fn memory() -> Result<(), Failed> {
     let input = "SELECT min(id) AS id, count(*) AS n, [sum(f)] AS v FROM t GROUP BY id % 7";
     let sql = format!("EXPLAIN ANALYZE SELECT id FROM kmeans(({input}), k => 2)");
@@ -546,7 +547,7 @@ async fn memory() -> Result<(), Failed> {
             None => peak == "0",
         };
         check(bounded, format!("{peak} bytes are ahead of {bytes}"))?;
-        // Seven sorts would set more aside than there is.
+        // Seven concurrent sorts would reserve more than the pool has.
         let sorted = "EXPLAIN SELECT * FROM kmeans((SELECT id, v FROM t ORDER BY g), k => 2)";
         let plan = stored.text(sorted).await?;
         check(!plan.contains("SortPreservingMerge"), plan)?;
@@ -583,7 +584,7 @@ async fn unbounded() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The operators of a plan, how deep they stand, and how many partitions are read at a time.
+/// The operators of a plan, indented by depth, with the number of partitions read concurrently.
 fn shape(plan: &str) -> Vec<String> {
     let operators = || plan.lines().filter(|line| line.contains("Exec"));
     let least = operators().map(indent).min().unwrap_or_default();
@@ -601,7 +602,7 @@ fn shape(plan: &str) -> Vec<String> {
     shown.collect()
 }
 
-/// Where the text of a line of a plan begins.
+/// The position of the first character of a plan line.
 fn indent(line: &str) -> usize {
     let cell = line.rfind("| ").filter(|_| line.starts_with('|') && line.ends_with('|'));
     let cell = match cell {
@@ -611,7 +612,7 @@ fn indent(line: &str) -> usize {
     cell + line[cell..].len() - line[cell..].trim_start().len()
 }
 
-/// What runs in parallel, and where it is shown.
+/// Plans show the operators that run in parallel.
 async fn explain() -> Result<(), Failed> {
     let stored = Stored::new(LAYOUTS[1]).await?;
     let plans: [(&str, &[&str]); 6] = [

@@ -8,7 +8,7 @@ use tokio::task::block_in_place;
 
 use super::{Stored, compare};
 
-/// Queries of columns `id`, `g`, `f`, `v`.
+/// Queries with the columns `id`, `g`, `f`, `v`.
 fn inputs() -> impl Strategy<Value = String> {
     let leaf =
         prop_oneof![Just("SELECT * FROM t".to_string()), Just("SELECT * FROM s".to_string())];
@@ -72,7 +72,7 @@ const TWO: &[&str] = &[
 
 pub async fn all() -> Result<(), Failed> {
     let stored = Stored::all().await?;
-    // More of them on request.
+    // More inputs on request.
     let cases = std::env::var("PROPTEST_CASES").map_or(Ok(64), |cases| cases.parse())?;
     let config =
         Config { cases, max_shrink_iters: 60, failure_persistence: None, ..Config::default() };
@@ -82,7 +82,7 @@ pub async fn all() -> Result<(), Failed> {
     let holds = |input: String| {
         let compared = block_in_place(|| handle.block_on(compare(&stored, "", &input)));
         let Err(failed) = compared.map_err(|failed| format!("{failed:?}")) else { return Ok(()) };
-        // Some inputs have too few rows to be divided into clusters, and some DataFusion cannot plan.
+        // Some inputs have too few rows for the clusters, and DataFusion cannot plan some.
         let alone = block_in_place(|| handle.block_on(stored[0].whole(&input)));
         match failed.contains("distinct vectors") || alone.is_err() {
             true => Ok(()),

@@ -1,8 +1,7 @@
-//! The pages' examples: every ```sql block of a page runs, in order, in one session; what the
-//! ```text block behind it shows must come out. Statements in a comment, `<!-- sql`, make tables
-//! that a page need not show. Files of indexes are in a folder that is removed. With
-//! `UPDATE_PAGES=1` in the environment, what comes out is written to the page.
-//!
+//! The examples of pages: every ```sql block of a page runs, in order, in one session, and its
+//! output must equal the ```text block after it. Statements in a comment, `<!-- sql`, make tables
+//! that a page need not show. Index files are in a temporary folder. With `UPDATE_PAGES=1` in the
+//! environment, the output is written to the page.
 //! Links between pages are checked as well.
 
 use std::path::{Path, PathBuf};
@@ -15,14 +14,14 @@ use libtest_mimic::Failed;
 
 use crate::support::root;
 
-/// An example: statements, and what the last one shows.
+/// An example: statements, and the expected output of the last one.
 struct Example {
     sql: String,
     shown: Option<String>,
     line: usize,
 }
 
-/// Run a page on a device.
+/// Runs the examples of a page on a device.
 pub async fn run(page: &Path, device: &str) -> Result<(), Failed> {
     let text = std::fs::read_to_string(page)?;
     let config = SessionConfig::new().with_information_schema(true);
@@ -108,7 +107,7 @@ fn examples(page: &str) -> Vec<Example> {
     examples
 }
 
-/// The links of this package's pages lead to files that are there, and to headings that these have.
+/// All links within the package lead to existing files and headings.
 pub fn links_lead_somewhere() -> Result<(), Failed> {
     let mut wrong = Vec::new();
     for folder in
@@ -140,7 +139,7 @@ fn markdown_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files?.into_iter().filter(is_page).collect())
 }
 
-/// The lines outside of fences, numbered from 1.
+/// The lines outside of code fences, numbered from 1.
 fn prose(page: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;
     (1..).zip(page.lines()).filter(move |(_, line)| {
@@ -159,7 +158,7 @@ fn links(page: &str) -> impl Iterator<Item = (usize, &str)> {
     all.filter(|(_, target)| !target.contains("://"))
 }
 
-/// The headings of a page, as links name them.
+/// The headings of a page, as anchors of links.
 fn headings(page: &str) -> impl Iterator<Item = String> {
     prose(page).filter_map(|(_, line)| line.strip_prefix('#')).map(|heading| {
         let heading = heading.trim_start_matches('#').trim().to_lowercase();

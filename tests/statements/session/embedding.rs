@@ -1,4 +1,4 @@
-//! Programs that embed the functions: many statements at a time, any runtime, slow catalogs.
+//! Programs that embed the functions: concurrent statements, any Tokio runtime, slow catalogs.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -31,7 +31,7 @@ fn current_thread() -> Result<Runtime> {
     Ok(Builder::new_current_thread().enable_all().build()?)
 }
 
-/// What the statements give.
+/// The results of the statements.
 async fn answers() -> Result<Vec<String>> {
     let ctx = session(SessionConfig::new())?;
     table(&ctx, "t", 3000, 16, 2, 500)?;
@@ -42,14 +42,14 @@ async fn answers() -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// What a thread gives, if it comes to its end.
+/// The result of work on a thread, or an error if it does not end.
 fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failed> {
     let (done, result) = mpsc::channel();
     std::thread::spawn(move || done.send(work()));
     result.recv_timeout(DEADLINE).map_err(|_| "it hangs".into())
 }
 
-/// More statements than there are workers, each of which waits for one.
+/// More concurrent statements than worker threads, each of which waits for one.
 pub fn workers_that_wait() -> Result<(), Failed> {
     let wanted = current_thread()?.block_on(answers())?;
     let found = in_time(|| {
@@ -59,7 +59,7 @@ pub fn workers_that_wait() -> Result<(), Failed> {
     check(found?.iter().all(|found| *found == wanted), "another answer")
 }
 
-/// Statements in a set of local tasks, where no thread may wait, on either kind of runtime.
+/// Statements in a `LocalSet`, where blocking is forbidden, on both kinds of runtime.
 pub fn local_sets() -> Result<(), Failed> {
     let several = || Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let wanted = current_thread()?.block_on(answers())?;
@@ -73,7 +73,7 @@ pub fn local_sets() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Several sessions on one runtime.
+/// Several sessions share one runtime.
 pub fn sessions_side_by_side() -> Result<(), Failed> {
     let wanted = current_thread()?.block_on(answers())?;
     let found = in_time(|| {
@@ -90,19 +90,20 @@ pub fn sessions_side_by_side() -> Result<(), Failed> {
     check(found?.iter().all(|found| *found == wanted), "another answer")
 }
 
-/// A schema that finds its table by a task that it waits for, and has another make its rows once they are read.
+/// A schema that waits for a task to find its table. Another task makes the table's rows once they
+/// are read.
 #[derive(Debug)]
 struct Slow;
 
 #[derive(Debug)]
 struct MadeLater {
     rows: watch::Receiver<Option<RecordBatch>>,
-    /// Told when somebody reads them.
+    /// Notified when the rows are read.
     is_read: Arc<Notify>,
     schema: SchemaRef,
 }
 
-/// 60 rows `id`, `v`.
+/// 60 rows with columns `id`, `v`.
 fn rows() -> Result<RecordBatch> {
     let v = (0..60).map(|i| Some(vec![Some(i as f32), Some(1.0)]));
     let v = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(v, 2);
@@ -132,9 +133,9 @@ impl SchemaProvider for Slow {
             let _ = send.send(Some(made));
             send.closed().await;
         });
-        // Pending at first, …
+        // The future is pending at first,
         tokio::task::yield_now().await;
-        // … and then until a task is done.
+        // and then until a task has ended.
         tokio::spawn(tokio::task::yield_now())
             .await
             .map_err(|error| DataFusionError::External(Box::new(error)))?;
@@ -160,7 +161,7 @@ impl PartitionStream for MadeLater {
     }
 }
 
-/// A catalog that waits, and whose tasks must outlive planning.
+/// A catalog that waits, with tasks that outlive planning.
 pub fn slow_catalogs() -> Result<(), Failed> {
     let several = || Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtimes = [current_thread()?, several()?];
@@ -172,7 +173,7 @@ pub fn slow_catalogs() -> Result<(), Failed> {
                 catalog.register_schema("slow", Arc::new(Slow))?;
                 ctx.register_catalog("other", catalog);
                 let sql = "SELECT count(*) AS n FROM knn_exact(base => other.slow.later, k => 1)";
-                // In a task, as servers plan.
+                // Planned in a task, as in servers.
                 tokio::spawn(async move { text(&ctx, sql).await })
                     .await
                     .map_err(|error| DataFusionError::External(Box::new(error)))?

@@ -1,11 +1,11 @@
-//! A GPU whose memory is too small: `auto` goes on with the CPU and says so, `cuda` is an error.
+//! A GPU with too little memory: `auto` falls back to the CPU and says so, `cuda` is an error.
 
 use datafusion::prelude::SessionConfig;
 use libtest_mimic::Failed;
 
 use super::{check, session, table, text};
 
-/// Statements that `auto` gives to a GPU.
+/// Statements for which `auto` chooses a GPU.
 const STATEMENTS: [&str; 3] = [
     "SELECT sum(base_id) AS s, sum(distance) AS d FROM knn_exact(base => t, k => 5)",
     "SELECT cluster_id, count(*) AS n FROM kmeans(t, k => 700, seed => 1, init => 'random') \

@@ -1,4 +1,4 @@
-//! How the functions behave in a session: other plug-ins, partitions, memory, cancellation, metrics.
+//! The functions in a session: other extensions, partitions, memory, cancellation, metrics.
 
 mod embedding;
 mod fallback;
@@ -71,7 +71,7 @@ pub const TESTS: &[(&str, Test)] = &[
     ("catalogs_may_wait_and_their_tasks_go_on", embedding::slow_catalogs),
 ];
 
-/// Those of this file that need a GPU.
+/// The tests of this file that need a GPU.
 pub const TESTS_OF_GPUS: &[(&str, Test)] =
     &[("the_cpu_goes_on_where_a_gpu_fails", || run(fallback::too_little_device_memory()))];
 
@@ -83,7 +83,7 @@ fn check(holds: bool, otherwise: impl Into<String>) -> Result<(), Failed> {
     if holds { Ok(()) } else { Err(otherwise.into().into()) }
 }
 
-/// Rows `id`, `v` in a table of so many partitions and rows per batch.
+/// Registers a table of rows `id`, `v` with `parts` partitions and `batch` rows per batch.
 fn table(
     ctx: &SessionContext,
     name: &str,
@@ -152,7 +152,7 @@ async fn foreign_planner() -> Result<(), Failed> {
     check(error.to_string().contains("install"), error.to_string())
 }
 
-/// Hosts that know only plain table functions get the same rows.
+/// Hosts that support only plain table functions get the same rows.
 async fn by_position() -> Result<(), Failed> {
     let ctx = session(SessionConfig::new().with_target_partitions(1))?;
     table(&ctx, "q", 20, 4, 1, 8)?;
@@ -166,7 +166,7 @@ async fn by_position() -> Result<(), Failed> {
         "knn_exact(b, 3, 'l2', ['id'])",
     ] {
         let sql = format!("SELECT * FROM {call} ORDER BY 1, rank");
-        // Rows of zeros have no direction: both must say so.
+        // Rows of zeros have no direction: both calls must report this.
         let (found, wanted) = (text(&plain, &sql).await, text(&ctx, &sql).await);
         match (found, wanted) {
             (Ok(found), Ok(wanted)) => check(found == wanted, format!("{call}: {found}"))?,
@@ -202,7 +202,7 @@ async fn tensors() -> Result<(), Failed> {
     check(base == [2, 0, 0], format!("found {base:?}"))
 }
 
-/// Every tie is decided by the order of the input, however it is read.
+/// Ties are decided by the order of the input, for any partitioning.
 async fn partitions() -> Result<(), Failed> {
     for (name, arguments) in [
         ("knn_exact", ""),
@@ -232,7 +232,7 @@ async fn partitions() -> Result<(), Failed> {
     parquet_partitions().await
 }
 
-/// Likewise for a file that several partitions read.
+/// The same for a Parquet file that several partitions read.
 async fn parquet_partitions() -> Result<(), Failed> {
     let folder = tempfile::TempDir::new()?;
     let path = folder.path().join("b.parquet");
@@ -305,7 +305,7 @@ async fn large_queries() -> Result<(), Failed> {
     check(found.contains("400000"), found)
 }
 
-/// Slices of one large batch: the pool holds it once, not once for every slice.
+/// Slices of one large batch: the pool counts the batch once, not once per slice.
 async fn shared_buffers() -> Result<(), Failed> {
     let ctx = limited(16 << 20)?;
     table(&ctx, "b", 20_000, 32, 1, 20_000)?;
@@ -346,7 +346,7 @@ async fn joined_queries() -> Result<(), Failed> {
     }
 }
 
-/// A search of many seconds ends soon after nobody waits for it.
+/// A long search ends soon after its stream is dropped.
 async fn cancellation() -> Result<(), Failed> {
     let ctx = session(SessionConfig::new())?;
     table(&ctx, "b", 400_000, 16, 1, 8192)?;
@@ -354,7 +354,7 @@ async fn cancellation() -> Result<(), Failed> {
     let search = text(&ctx, "SELECT count(*) FROM knn_exact(b, k => 3)");
     let stopped = tokio::time::timeout(Duration::from_millis(300), search).await;
     check(stopped.is_err(), "the search was too fast to be stopped")?;
-    // The next search would wait for the threads that a search left running.
+    // The next search would have to wait for threads that the dropped search still uses.
     table(&ctx, "few", 1000, 4, 1, 1000)?;
     text(&ctx, "SELECT count(*) FROM knn_exact(few, k => 3)").await?;
     check(start.elapsed() < Duration::from_secs(5), format!("stopped after {:?}", start.elapsed()))
@@ -389,7 +389,8 @@ async fn metrics() -> Result<(), Failed> {
     ];
     let missing: Vec<_> = wanted.into_iter().filter(|part| !shown.contains(part)).collect();
     check(missing.is_empty(), format!("{missing:?} missing in {shown}"))?;
-    // Two tables with one bucket: a row visits all others and itself in both, and is compared with each once.
+    // Two tables of one bucket: a row visits all rows, itself included, in both tables, and is
+    // compared once with each other row.
     let one = "tables => 2, hashes => 1, width => 1e9, rounding => 'zero'";
     let shown =
         text(&ctx, &format!("EXPLAIN ANALYZE SELECT * FROM knn_lsh(b, k => 3, {one})")).await?;
@@ -417,6 +418,6 @@ async fn metrics() -> Result<(), Failed> {
     let none = "tables => 1, hashes => 26, width => 1e-3";
     let shown =
         text(&ctx, &format!("EXPLAIN ANALYZE SELECT * FROM knn_lsh(b, k => 3, {none})")).await?;
-    // Rows that are alone in their buckets, or with fewer than three others.
+    // Rows alone in their buckets, or with fewer than three others.
     check(shown.contains("output_rows=867") && shown.contains("queries_short=355"), shown)
 }

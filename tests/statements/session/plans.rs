@@ -1,5 +1,4 @@
-//! Plans, taken apart and built again from what nodes and operators say of themselves: what a codec
-//! does.
+//! Plans, rebuilt from the public accessors of their nodes and operators, as a codec would do.
 
 use std::sync::Arc;
 
@@ -51,7 +50,7 @@ pub async fn round_trips() -> Result<(), Failed> {
         });
         check(again.data()? == plan, format!("{sql}: another plan"))?;
         check(nodes == 1, format!("{sql}: {nodes} nodes"))?;
-        // Operators that ran leave something behind, such as filters that a sort has found.
+        // Operators keep state after a run, such as dynamic filters of sorts.
         let again = physical(&ctx.state().create_physical_plan(&plan).await?)?;
         let plan = ctx.state().create_physical_plan(&plan).await?;
         let found = collect(plan, ctx.task_ctx()).await?;
@@ -62,7 +61,7 @@ pub async fn round_trips() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Relations, columns of their output beside that of vectors, and whether these are left out.
+/// Relations, columns of their output except the vectors, and whether the vectors are dropped.
 const OUTPUTS: [(&str, &str, bool); 11] = [
     ("kmeans(r, k => 3)", "id, w, cluster_id, distance", true),
     ("kmeans(r, k => 3)", "cluster_id + id AS x, id", true),
@@ -71,7 +70,7 @@ const OUTPUTS: [(&str, &str, bool); 11] = [
         "id, cluster_id",
         true,
     ),
-    // Weights are read of rows that have vectors.
+    // Weights are read for the rows with vectors only, so the vectors must stay.
     ("kmeans(r, k => 3, weight => w)", "id, cluster_id", false),
     ("(SELECT *, kmeans(v, 2) OVER (PARTITION BY w) AS c FROM r)", "id, c", true),
     ("(SELECT *, kmeans(v, 2) OVER (PARTITION BY v) AS c FROM r)", "id, c", false),
@@ -89,7 +88,7 @@ const OUTPUTS: [(&str, &str, bool); 11] = [
 pub async fn vectors_that_nobody_asks_for() -> Result<(), Failed> {
     let ctx = session(SessionConfig::new().with_target_partitions(3))?;
     table(&ctx, "b", 300, 5, 3, 40)?;
-    // The vector between other columns, some of them missing.
+    // The vector is between other columns, and some vectors are NULL.
     let rows =
         "CREATE TABLE r AS SELECT id, CASE WHEN id % 7 > 0 THEN v END AS v, id % 5 AS w FROM b";
     ctx.sql(rows).await?.collect().await?;
@@ -103,7 +102,7 @@ pub async fn vectors_that_nobody_asks_for() -> Result<(), Failed> {
         let says = format!("{sql}: {plan}");
         check(plan.contains("omits=vectors") == is_left_out, says)?;
         let all = text(&ctx, &format!("EXPLAIN {of_all}")).await?;
-        // A window function has its own copy of the column.
+        // A window function reads a copy of the column.
         let is_window = relation.contains("OVER");
         check(is_window || !all.contains("omits=vectors"), format!("{of_all}: {all}"))?;
         let names = columns.split(", ").map(|name| name.rsplit(' ').next().unwrap_or(name));
@@ -116,7 +115,7 @@ pub async fn vectors_that_nobody_asks_for() -> Result<(), Failed> {
     Ok(())
 }
 
-/// One of our nodes, built again.
+/// A logical node of this crate, rebuilt.
 fn logical(plan: &LogicalPlan) -> Result<Option<LogicalPlan>> {
     let LogicalPlan::Extension(extension) = plan else { return Ok(None) };
     let any = extension.node.as_any();
@@ -165,7 +164,7 @@ fn logical(plan: &LogicalPlan) -> Result<Option<LogicalPlan>> {
     Ok(Some(LogicalPlan::Extension(Extension { node: Arc::new(again) })))
 }
 
-/// A plan of operators, each built again.
+/// A physical plan, each operator rebuilt.
 fn physical(plan: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     if let Some(input) = plan.downcast_ref::<InputExec>() {
         return Ok(Arc::new(InputExec::new(physical(input.plan())?)));

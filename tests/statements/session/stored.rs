@@ -1,5 +1,5 @@
-//! Indexes as tables: they find what tables built for the query find, whatever the plan, the numbers
-//! and the memory; they stay in memory, and give it up.
+//! Indexes as tables: searches find the same neighbours as with tables built for the query, for any
+//! plan, element type and memory limit. Indexes stay in memory, and are released on demand.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::{check, session, text};
 use crate::support::{DEADLINE, until};
 
-/// Kinds of tables: a metric, the options of an index, and the same as arguments.
+/// Kinds of hash tables: a metric, the options of an index, and the same options as arguments.
 const KINDS: [(&str, &str, &str); 9] = [
     (
         "l2",
@@ -56,7 +56,7 @@ const KINDS: [(&str, &str, &str); 9] = [
     ("jaccard", "'lsh.tables' '6', 'lsh.hashes' '2'", "tables => 6, hashes => 2"),
 ];
 
-/// Types of the vectors of the base and of the queries.
+/// Vector types of the base and of the queries.
 const TYPES: [(&str, &str); 4] = [
     ("List(Float32)", "List(Float32)"),
     ("FixedSizeList(4 x Float64)", "List(Float32)"),
@@ -65,7 +65,7 @@ const TYPES: [(&str, &str); 4] = [
 ];
 
 fn rows(first: usize, count: usize, wanted: &str) -> String {
-    // Whole numbers, so that all types hold them.
+    // Integers, which all types hold.
     format!(
         "SELECT value AS id, 'row ' || value AS title, value % 3 AS price, \
          arrow_cast(chr(33 + value * 7 % 90) || chr(40 + value * 31 % 80) || chr(33 + value % 9), 'Binary') AS b, \
@@ -94,7 +94,7 @@ async fn index(
     run(ctx, &format!("CREATE EXTERNAL TABLE {name} STORED AS LSH LOCATION '{file}'")).await
 }
 
-/// Every kind of tables, over every type, with and without queries, filtered and not.
+/// All kinds of hash tables and vector types, with and without queries, filtered or not.
 pub async fn as_built() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     for (i, (of_base, of_queries)) in TYPES.into_iter().enumerate() {
@@ -108,7 +108,7 @@ pub async fn as_built() -> Result<(), Failed> {
             let with = format!("k => 3, metric => '{metric}', vector => '{vector}'");
             let is_of_rows = arguments.contains("trained");
             for some in ["", "WHERE price = 1 AND id > 40", "WHERE id % 2 = 0"] {
-                // Planes that depend on the rows are others where some are left out.
+                // Planes trained on the rows differ if rows are left out.
                 if is_of_rows && !some.is_empty() {
                     continue;
                 }
@@ -135,7 +135,7 @@ pub async fn as_built() -> Result<(), Failed> {
     Ok(())
 }
 
-/// One file, byte by byte, for any number of partitions; and shells may check its options.
+/// The file is the same, byte for byte, for any number of partitions; shells can validate options.
 pub async fn one_file() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     let mut files = Vec::new();
@@ -159,7 +159,7 @@ pub async fn one_file() -> Result<(), Failed> {
     check(files.windows(2).all(|pair| pair[0] == pair[1]), "another file")
 }
 
-/// One answer, whatever the relation that has the rows is made of.
+/// The answer is the same for every plan that reads the index's rows.
 pub async fn plans() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     let options = "'lsh.vector' 'v', 'lsh.tables' '5', 'lsh.hashes' '3', 'lsh.width' '3'";
@@ -208,8 +208,8 @@ pub async fn plans() -> Result<(), Failed> {
                 format!("{partitions}, {order}: no index is used:\n{plan}"),
             )?;
             let (found, wanted) = (text(&ctx, &found).await?, text(&ctx, &wanted).await?);
-            // Rows of a memory table may come in another order above a subquery: with 'any', others
-            // may come first where rows tie.
+            // A memory table's rows may be reordered above a subquery: with 'any', other rows may
+            // win ties.
             let may_differ = order == "any" && plain.contains("SELECT");
             check(
                 found == wanted || may_differ,
@@ -225,7 +225,7 @@ pub async fn plans() -> Result<(), Failed> {
             of("(SELECT id, v FROM items WHERE price > 0 ORDER BY id)")
         );
         check(text(&ctx, &found).await? == text(&ctx, &wanted).await?, "a view")?;
-        // Rows in another order, twice, or with other vectors are not those of the index.
+        // Reordered or repeated rows, or other vectors, are not those of the index.
         for base in [
             "(SELECT id, v FROM stored ORDER BY price, id)",
             "(SELECT id, v FROM stored UNION ALL SELECT id, v FROM stored)",
@@ -242,7 +242,7 @@ pub async fn plans() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A session with a limited pool, which is returned as well.
+/// A session with a memory pool of `bytes` bytes, and the pool.
 fn limited(bytes: usize) -> Result<(SessionContext, Arc<dyn MemoryPool>)> {
     let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(bytes));
     let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool.clone()).build_arc()?;
@@ -255,7 +255,8 @@ const OPTIONS: &str = "'lsh.vector' 'v', 'lsh.tables' '40', 'lsh.hashes' '3', 'l
 
 const CALL: &str = "SELECT sum(base_id * rank), sum(distance), count(*) FROM knn_lsh(queries => (SELECT id, v FROM stored WHERE id < 50), base => stored, k => 4, vector => 'v')";
 
-/// It is loaded once, counted, and given up when something else wants the memory, or the table goes.
+/// An index is loaded once, counted in the pool, and released when memory is needed or the table is
+/// dropped.
 pub async fn residence() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     let (ctx, pool) = limited(24 << 20)?;
@@ -272,7 +273,7 @@ pub async fn residence() -> Result<(), Failed> {
     check(shown.contains("(resident)"), format!("it is loaded again:\n{shown}"))?;
     check(text(&ctx, CALL).await? == wanted, "another answer")?;
     check(pool.reserved() == held, format!("{held} bytes, then {}", pool.reserved()))?;
-    // More than is left beside it.
+    // More memory than is free beside the index.
     let large = format!(
         "SELECT count(*) FROM knn_exact(queries => ({}), base => ({}), k => 1, vector => 'v')",
         rows(0, 10, "List(Float64)"),
@@ -288,7 +289,7 @@ pub async fn residence() -> Result<(), Failed> {
     check(pool.reserved() == 0, format!("{} bytes for a table that is gone", pool.reserved()))
 }
 
-/// Where memory does not hold all tables, some are read after others, and the answer is the same.
+/// If memory does not hold all hash tables, they are loaded in turn, and the answer is the same.
 pub async fn table_by_table() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     let (ctx, _) = limited(1 << 30)?;
@@ -315,7 +316,7 @@ pub async fn table_by_table() -> Result<(), Failed> {
         format!(
             "{sums}(queries => (SELECT id, b FROM scored WHERE id < 9), base => scored, k => 3, vector => 'b', tables => 2)"
         ),
-        // So far away that many distances are one number in Float32.
+        // The queries are far away: many distances are equal in float32.
         format!(
             "{sums}(queries => (SELECT id, arrow_cast([0, 0, 0, 3000000], 'List(Float32)') AS v FROM near WHERE id < 3), base => near, k => 4, vector => 'v')"
         ),
@@ -342,7 +343,7 @@ pub async fn table_by_table() -> Result<(), Failed> {
     check(pool.reserved() < 7 << 20, "memory is lost")
 }
 
-/// One thread for work that blocks is enough.
+/// A single thread for blocking work suffices.
 pub fn few_threads() -> Result<(), Failed> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -365,7 +366,7 @@ pub fn few_threads() -> Result<(), Failed> {
     }
 }
 
-/// A running search keeps its index, though something else wants the memory.
+/// A running search keeps its index although memory is needed.
 pub async fn in_use() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     let (ctx, pool) = limited(64 << 20)?;
@@ -386,7 +387,7 @@ pub async fn in_use() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Two writers of one file: one of them wins, whole; nothing else is left.
+/// Two writers of one file: one of them wins as a whole, and no other file remains.
 pub async fn two_writers() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     let ctx = session(SessionConfig::new())?;
@@ -415,7 +416,7 @@ pub async fn two_writers() -> Result<(), Failed> {
     check(left == ["one.lsh"], format!("left are {left:?}"))
 }
 
-/// A statement that is given up leaves no file behind, nor what it has written so far.
+/// A cancelled statement leaves neither a file nor its parts behind.
 pub async fn given_up() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     let ctx = session(SessionConfig::new())?;
@@ -426,7 +427,7 @@ pub async fn given_up() -> Result<(), Failed> {
     );
     let files = || std::fs::read_dir(folder.path()).into_iter().flatten().flatten();
     let written = || files().filter_map(|file| Some(file.metadata().ok()?.len())).sum::<u64>();
-    // Before anything is written, when there is a file, and when there is much of it.
+    // Cancelled before anything is written, when a file exists, and when much of it is written.
     for least in [None, Some(0), Some(1), Some(1 << 20), Some(4 << 20)] {
         let reached = until(|| least.is_none_or(|least| files().count() > 0 && written() >= least));
         let writing = ctx.sql(&sql).await?.collect();
@@ -445,7 +446,7 @@ pub async fn given_up() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A recall is reached with what is stored.
+/// The recall is reached with the stored tables.
 pub async fn recall() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     let ctx = session(SessionConfig::new())?;

@@ -1,4 +1,4 @@
-//! What a program or a user can say: encoded columns, sessions with planners of their own, files.
+//! Forms of input: encoded columns, sessions with query planners of their own, files.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use libtest_mimic::Failed;
 
 use super::{check, text};
 
-/// Three vectors for four rows: a dictionary with a vector that is there twice.
+/// Three vectors for four rows: a dictionary with a duplicate vector.
 fn encoded() -> Result<MemTable> {
     let points = [[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]].map(|point| Some(point.map(Some)));
     let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 2);
@@ -64,7 +64,7 @@ pub async fn dictionaries() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Three batches of 100 rows; the keys of their codes cannot number those of two.
+/// Three batches of 100 rows, whose dictionary keys cannot number the values of two batches.
 fn coded() -> Result<MemTable> {
     let batch = |first: i64| {
         let ids = first..first + 100;
@@ -83,8 +83,8 @@ fn coded() -> Result<MemTable> {
     MemTable::try_new(batches[0].schema(), vec![batches.to_vec()])
 }
 
-/// Codes are carried from batches that have more of them than the keys of one can number: as they
-/// come, and cut to batches of other sizes.
+/// Columns with small dictionary keys are carried, also if batches with more values than the keys
+/// can number are joined or cut.
 pub async fn dictionaries_with_small_keys() -> Result<(), Failed> {
     let ctx = SessionContext::new_with_config(SessionConfig::new().with_target_partitions(1));
     register_all(&ctx)?;
@@ -102,7 +102,7 @@ pub async fn dictionaries_with_small_keys() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Values separated by blanks, rows by commas.
+/// The values separated by blanks, rows by commas.
 async fn rows(ctx: &SessionContext, sql: &str) -> Result<String> {
     use arrow::util::display::array_value_to_string;
     let mut rows = Vec::new();
@@ -115,7 +115,7 @@ async fn rows(ctx: &SessionContext, sql: &str) -> Result<String> {
     Ok(rows.join(", "))
 }
 
-/// A query planner of somebody else that knows our operators.
+/// A foreign query planner that supports this crate's operators.
 #[derive(Debug)]
 struct TheirPlanner;
 
@@ -132,7 +132,7 @@ impl QueryPlanner for TheirPlanner {
     }
 }
 
-/// What `register_all` advises where a foreign planner is there.
+/// The advice of `register_all` for sessions with a foreign planner works.
 pub async fn a_planner_of_their_own() -> Result<(), Failed> {
     let builder = SessionStateBuilder::new().with_default_features();
     let state = builder.with_query_planner(Arc::new(TheirPlanner)).build();
@@ -146,7 +146,7 @@ pub async fn a_planner_of_their_own() -> Result<(), Failed> {
     check(found == "3", found)
 }
 
-/// An extension planner that only says that it was asked.
+/// An extension planner that records that it was called.
 struct Asked;
 
 #[async_trait]
@@ -173,7 +173,7 @@ pub async fn installing_twice_keeps_all_planners() -> Result<(), Failed> {
     check(error.to_string().contains("the first call's planner was asked"), error.to_string())
 }
 
-/// A path is a table only where the session says so.
+/// A path is a table only if the session enables it.
 pub async fn paths_need_url_tables() -> Result<(), Failed> {
     let call = "SELECT count(*) FROM knn_exact('sql/data/digits.parquet', k => 1)";
     let config = || SessionConfig::new().with_target_partitions(2);

@@ -1,4 +1,4 @@
-//! What a query waits for: memory, limits, filters, and how EXPLAIN ANALYZE books the time.
+//! Waiting queries: memory, limits, filters, and the phases of EXPLAIN ANALYZE.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ async fn parquet(
     Ok(path.into_owned())
 }
 
-/// 30 MB of queries where 2 MB are free beside the base.
+/// 30 MB of queries with 2 MB free beside the base.
 async fn queries_twenty_times_the_pool() -> Result<(), Failed> {
     let folder = tempfile::TempDir::new()?;
     let queries = parquet(&folder, "q", 60_000, 128).await?;
@@ -79,7 +79,7 @@ async fn queries_twenty_times_the_pool() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Lists of a type that is converted, each block a small slice of one large batch.
+/// Lists of a type that is converted, each block a small slice of a large batch.
 async fn slices_of_lists() -> Result<(), Failed> {
     let (rows, dim) = (20_000, 128);
     let mut rng = Rng(5);
@@ -109,7 +109,7 @@ async fn slices_of_lists() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows `id`, `v`, `text`, where every text has so many bytes.
+/// Rows `id`, `v`, `text`, with texts of `bytes` bytes.
 fn texts(ctx: &SessionContext, name: &str, rows: usize, bytes: usize) -> Result<()> {
     let v = (0..rows).map(|row| Some([Some(row as i32)]));
     let columns: [(&str, ArrayRef); 3] = [
@@ -122,7 +122,7 @@ fn texts(ctx: &SessionContext, name: &str, rows: usize, bytes: usize) -> Result<
     Ok(())
 }
 
-/// 160 rows that carry 16 MiB each would be a batch of 2.5 GiB.
+/// 160 rows with 16 MiB of text each would make a batch of 2.5 GiB.
 async fn long_texts() -> Result<(), Failed> {
     let ctx = session(SessionConfig::new().with_target_partitions(1))?;
     ctx.sql("SET datafusion.execution.batch_size = 8192").await?.collect().await?;
@@ -139,7 +139,7 @@ async fn long_texts() -> Result<(), Failed> {
         bytes += here;
     }
     check((rows, bytes) == (160, 160 << 24), format!("{rows} rows, {bytes} bytes"))?;
-    // Short texts stay in whole batches.
+    // Short texts come in full batches.
     texts(&ctx, "short", 1000, 8)?;
     let found = ctx.sql("SELECT base_text FROM knn_exact(q, short, 50)").await?.collect().await?;
     let rows: Vec<_> = found.iter().map(RecordBatch::num_rows).collect();
@@ -154,14 +154,14 @@ fn operator(plan: &Arc<dyn ExecutionPlan>, name: &str) -> Option<Arc<dyn Executi
     plan.children().into_iter().find_map(|child| operator(child, name))
 }
 
-/// The rows that a query gives, and how many queries were searched for.
+/// The rows of a query, and the number of queries searched.
 async fn searched(ctx: &SessionContext, sql: &str) -> Result<(Vec<String>, usize), Failed> {
     let plan = ctx.sql(sql).await?.create_physical_plan().await?;
     let batches = collect(plan.clone(), ctx.task_ctx()).await?;
     let exec = operator(&plan, "KnnExec").ok_or("a plan without KnnExec")?;
     let metrics = exec.metrics().ok_or("no metrics")?;
     let queries = metrics.sum_by_name("query_rows").ok_or("no query_rows")?.as_usize();
-    // Without the widths of the columns.
+    // Removes the padding of columns.
     let shown = pretty_format_batches(&batches)?.to_string().replace(' ', "");
     let rows = shown.lines().skip(3).filter(|line| line.starts_with('|'));
     Ok((rows.map(str::to_string).collect(), queries))
@@ -195,7 +195,7 @@ async fn limits() -> Result<(), Failed> {
     check(shown.contains("fetch=12") && !shown.contains("LimitExec"), shown)
 }
 
-/// A limit that cannot reach the operator still ends it after a small block.
+/// A limit that is not pushed into the operator still ends it after a small block.
 async fn small_blocks() -> Result<(), Failed> {
     let ctx = session(SessionConfig::new().with_target_partitions(1))?;
     table(&ctx, "b", 400, 4, 1, 100)?;
@@ -228,7 +228,7 @@ async fn filters() -> Result<(), Failed> {
         ("knn_exact(b, 5)", "query_id < 9 AND rank <= 2", 2, 400),
     ] {
         let sql = format!("SELECT {columns} FROM {call} WHERE {condition} ORDER BY 1, 3");
-        // Below a limit, nothing moves.
+        // Nothing is pushed below a limit.
         let whole = format!(
             "SELECT {columns} FROM (SELECT * FROM {call} LIMIT 1000000) WHERE {condition} ORDER BY 1, 3"
         );
@@ -239,7 +239,7 @@ async fn filters() -> Result<(), Failed> {
         let (_, searched) = searched(&ctx, &sql).await?;
         check(searched == queries, format!("{condition}: {searched} queries searched"))?;
     }
-    // What the operator sees to needs no filter, so that a limit reaches it too.
+    // A filter that the operator applies is removed, so that the limit is pushed down too.
     let shown = text(
         &ctx,
         "EXPLAIN SELECT n.base_id FROM knn_exact(q, b, 5) n WHERE n.query_id > 3 AND n.rank < 3 LIMIT 4",
@@ -278,7 +278,7 @@ async fn filters_that_stay() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Whether filters are below the operator of a window form, and whether some are above.
+/// Whether a filter is below a window form's operator, and whether one is above.
 async fn filtered(ctx: &SessionContext, sql: &str) -> Result<(bool, bool), Failed> {
     let shown = text(ctx, &format!("EXPLAIN {sql}")).await?;
     let plan = shown.split("physical_plan").nth(1).unwrap_or_default();
@@ -314,7 +314,7 @@ async fn filters_on_group_keys() -> Result<(), Failed> {
             if condition.contains("random") || keys == "x" {
                 continue;
             }
-            // Below a limit, nothing moves.
+            // Nothing is pushed below a limit.
             let kept = format!(
                 "SELECT id, part, label FROM ({whole} LIMIT 100000) WHERE {condition} ORDER BY 1"
             );
@@ -322,7 +322,7 @@ async fn filters_on_group_keys() -> Result<(), Failed> {
             check(found == wanted, format!("{call}, {keys}, {condition}: {found} {wanted}"))?;
         }
     }
-    // A key of both goes below both.
+    // A condition on a key of both functions is pushed below both.
     let both = "SELECT id, part, kmeans(v, 2, 1) OVER (PARTITION BY part) AS a, dbscan(v, 1, 3) OVER (PARTITION BY part, other) AS b";
     let sql = format!("SELECT id, a, b FROM ({both} FROM {rows}) WHERE part = 3 ORDER BY 1");
     let found = filtered(&ctx, &sql).await?;
@@ -356,7 +356,8 @@ async fn statistics() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Every instant that the output is waited for is in one phase; the next queries are searched for meanwhile.
+/// Every instant in which output is awaited is in one phase; the next queries are searched in the
+/// background.
 async fn phases() -> Result<(), Failed> {
     let ctx = session(SessionConfig::new())?;
     table(&ctx, "b", 60_000, 16, 1, 8192)?;
@@ -404,7 +405,7 @@ async fn phases() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Metrics say how far k-means has come while it goes on.
+/// Metrics show the progress of k-means while it runs.
 async fn progress() -> Result<(), Failed> {
     let ctx = session(SessionConfig::new().with_target_partitions(2))?;
     table(&ctx, "p", 20_000, 6, 1, 100_000)?;
