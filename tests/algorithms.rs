@@ -1,5 +1,5 @@
-//! Properties of the answers, against float64 and against what scikit-learn and FAISS answered
-//! (`tests/golden`, made by `scripts/make_goldens.py`).
+//! Properties of the answers, checked against float64 definitions and against results of
+//! scikit-learn and FAISS (`tests/golden`, made by `scripts/make_goldens.py`).
 
 mod accuracy;
 mod clusters;
@@ -28,7 +28,7 @@ fn cpu() -> AnyDevice {
     AnyDevice::cpu()
 }
 
-/// Rows of numbers as an Arrow array.
+/// Vectors as an Arrow array.
 fn vectors(rows: &[Vec<f64>], narrow: bool) -> ArrayRef {
     let dim = rows.first().map_or(1, Vec::len) as i32;
     let flat: Vec<f64> = rows.iter().flatten().copied().collect();
@@ -41,7 +41,7 @@ fn vectors(rows: &[Vec<f64>], narrow: bool) -> ArrayRef {
     Arc::new(FixedSizeListArray::new(field, dim, values, None))
 }
 
-/// A list of neighbours per query: positions in the base, and distances.
+/// The neighbours of each query: positions in the base, and distances.
 type Lists = BTreeMap<u32, Vec<(u32, f64)>>;
 
 fn lists(found: &RecordBatch) -> Lists {
@@ -70,7 +70,8 @@ fn kinds() -> impl Strategy<Value = Kind> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, rng_seed: prop::test_runner::RngSeed::Fixed(7), ..ProptestConfig::default() })]
 
-    /// Every list has the nearest rows by the definition, in order, with their distances, bit by bit.
+    /// Every list has the nearest rows by the definition, in order, with their distances bit for
+    /// bit.
     #[test]
     fn lists_are_the_nearest(
         metric in metrics_of_numbers(),
@@ -91,7 +92,8 @@ proptest! {
         }
     }
 
-    /// A join of rows with themselves is the join with k + 1 neighbours less the row itself.
+    /// A self-join equals a join of the rows with themselves for k + 1 neighbours, less the row
+    /// itself.
     #[test]
     fn a_row_is_never_its_own_neighbour(kind in kinds(), rows in 2usize..120, dim in 2usize..70, k in 1usize..9, seed: u64) {
         let x = vectors(&kind.rows(seed, rows, dim), true);
@@ -105,7 +107,7 @@ proptest! {
         }
     }
 
-    /// The order of the base decides ties and nothing else.
+    /// A permutation of the base changes only the choice among ties.
     #[test]
     fn a_permutation_of_the_base_changes_only_ties(rows in 1usize..200, dim in 2usize..80, k in 1usize..20, seed: u64) {
         let x = Kind::Normal.rows(seed ^ 3, 4, dim);
@@ -121,7 +123,7 @@ proptest! {
     }
 }
 
-/// The same bits for any number of threads.
+/// Answers are the same for every number of threads.
 #[test]
 fn threads_change_nothing() {
     for dim in [5, 100] {
@@ -143,7 +145,8 @@ fn threads_change_nothing() {
     }
 }
 
-/// Random inputs against the definition, and against true distances; `cargo run --example fuzz` tries more.
+/// Random inputs are checked against the definition and against true distances; `cargo run
+/// --example fuzz` tries more.
 #[test]
 fn random_inputs() {
     let ways = AnyDevice::cpu_ways();
@@ -161,7 +164,7 @@ fn unequal_lengths_name_the_row() {
     assert!(matches!(error, Error::BadRow { input: "queries", row: 0, .. }), "{error}");
 }
 
-/// scikit-learn's and FAISS' neighbours, row by row; their distances to 1e-6.
+/// Neighbours agree with scikit-learn's and FAISS', row by row, and distances to 1e-6.
 #[test]
 fn goldens() {
     for set in ["uniform3", "gauss10", "gauss33", "ints16", "bits256"] {
@@ -192,7 +195,7 @@ fn agree(set: &str, metric: Metric, found: &Lists, wanted: &Lists) {
     }
 }
 
-/// Our lists, by the ids of the files.
+/// The neighbours found here, by the ids of the files.
 fn golden_lists(
     base: &RecordBatch,
     queries: Option<&RecordBatch>,

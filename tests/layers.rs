@@ -1,4 +1,4 @@
-//! The layers and who may use whom. A `use` or a path that points the wrong way fails here.
+//! The layers of `src/`, and the imports that are allowed between them.
 
 mod support;
 
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A part of `src/`, and what its code must not name.
+/// A part of `src/`, and the names that its code must not contain.
 const RULES: &[(&str, &[&str])] = &[
     (
         "src/sql/",
@@ -135,18 +135,19 @@ fn unsafe_code_is_where_it_is_allowed() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// Families, by the names of their folders and files, and folders in which each has its own.
+/// The families, by the names of folders and files; each family has its own subfolder in several
+/// layers.
 const FAMILIES: [&str; 3] = ["knn", "kmeans", "dbscan"];
 
 #[test]
 fn families_do_not_know_each_other() {
     let family = |path: &str| {
         let parts = || path.trim_end_matches(".rs").split('/');
-        // What is called a search is neighbours' below the algorithms.
+        // Below the algorithms, "search" belongs to the knn family.
         let own = |name: &str| if name == "search" { "knn".to_string() } else { name.to_string() };
         parts().map(own).find(|part| FAMILIES.contains(&part.as_str()))
     };
-    // k-means by search is made of one, and so is the table of all functions.
+    // k-means by search is composed of both families, and the table of functions lists all.
     let composed = ["src/device/compose/", "src/sql/functions.rs"];
     let mut wrong = Vec::new();
     for (from, to) in imports() {
@@ -168,7 +169,7 @@ fn no_file_needs_itself() {
     for (from, to) in imports() {
         edges.entry(from).or_default().insert(to);
     }
-    // Files that nothing is left to be needed by are taken away, until none are or circles stay.
+    // Removes files that import no remaining file, until only cycles remain.
     loop {
         let free: Vec<String> = edges
             .iter()
@@ -192,8 +193,8 @@ fn no_file_needs_itself() {
     assert!(circles.is_empty(), "these files need each other:\n{}", circles.join("\n"));
 }
 
-/// Lines of a file, and of a function, that are read at once. More have a reason in the comment at
-/// their head, which says "in one piece" or "in one file".
+/// The maximum lines of a file and of a function. Longer ones give a reason in their head comment,
+/// which says "In one piece" or "In one file".
 const FILE_LINES: usize = 500;
 const FUNCTION_LINES: usize = 60;
 
@@ -216,7 +217,7 @@ fn files_and_functions_can_be_read_at_once() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The functions of a file: name, first line, lines, and the comment above.
+/// The functions of a file: name, first line, number of lines, and the comment above.
 fn functions(text: &str) -> Vec<(String, usize, usize, String)> {
     let mut found = Vec::new();
     let lines: Vec<&str> = text.lines().collect();
@@ -231,7 +232,7 @@ fn functions(text: &str) -> Vec<(String, usize, usize, String)> {
                     || word.starts_with("crate")
                     || ["async", "const", "unsafe"].contains(&word)
             });
-        // A declaration has no body, or an empty one.
+        // A declaration has no body.
         let opened = lines[i..].iter().find(|line| line.ends_with(['{', '}', ';']));
         if !is_function || opened.is_none_or(|line| !line.ends_with('{')) {
             continue;
@@ -249,8 +250,8 @@ fn functions(text: &str) -> Vec<(String, usize, usize, String)> {
     found
 }
 
-/// Which file imports which, outside of tests. What a file passes on counts as a part of the file
-/// that it comes from, and passing on is no import.
+/// Pairs of files of which the first imports the second, outside of tests. A re-export counts as
+/// part of the file that defines the item, and is no import.
 fn imports() -> Vec<(String, String)> {
     let files: BTreeMap<Vec<String>, String> =
         sources().map(|(path, _)| (module_of(&path), path)).collect();
@@ -268,7 +269,7 @@ fn imports() -> Vec<(String, String)> {
         }
     }
     let resolve = |mut item: Vec<String>| {
-        // A path through what is passed on goes on where that comes from.
+        // Follows a path through re-exports.
         for _ in 0..8 {
             let through = (1..=item.len()).find_map(|n| {
                 passed_on.get(&item[..n]).map(|from| [from.as_slice(), &item[n..]].concat())
@@ -284,14 +285,15 @@ fn imports() -> Vec<(String, String)> {
     edges.filter(|(from, to)| from != to).collect()
 }
 
-/// The module of a file: `src/a/b.rs` is `a::b`.
+/// The module path of a file: `src/a/b.rs` is `a::b`.
 fn module_of(path: &str) -> Vec<String> {
     let inside = path.trim_start_matches("src/").trim_end_matches(".rs");
     let inside = inside.trim_end_matches("/mod").trim_end_matches("lib");
     inside.split('/').filter(|part| !part.is_empty()).map(str::to_string).collect()
 }
 
-/// The `use`s of a module: whether they are public, the item's path in the crate, and its name here.
+/// The `use` declarations of a module: whether they are public, the item's path in the crate, and
+/// its local name.
 fn uses(
     text: &str,
     module: &[String],
@@ -334,7 +336,7 @@ fn uses(
     found
 }
 
-/// The paths of a tree of `use`, and the name of each.
+/// The paths in a `use` tree, with their local names.
 fn leaves_of(tree: &str, prefix: &mut Vec<String>, leaves: &mut Vec<(Vec<String>, String)>) {
     let tree = tree.trim();
     if let Some((path, inside)) = tree.split_once('{') {
@@ -396,7 +398,7 @@ fn the_rules_see_what_they_forbid() {
     assert!(has("src/device/cuda/kmeans/mod.rs", "src/device/cluster_sums.rs"));
 }
 
-/// Every source file, with its path from the package's folder.
+/// Every source file, with its path relative to the package.
 fn sources() -> impl Iterator<Item = (String, String)> {
     let root = support::root();
     let mut files = Vec::new();
@@ -420,15 +422,15 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Lines that are not comments, numbered from 1.
+/// The lines of code, numbered from 1.
 fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line));
-    // What a feature is called is not a module.
+    // The name of a feature is not a module.
     let is_code = |line: &str| !line.starts_with("//") && !line.starts_with("#[cfg(feature");
     lines.filter(move |(_, line)| is_code(line.trim_start()))
 }
 
-/// Whether a line has this path or word, not as a part of another.
+/// Whether a line contains this path or word as a whole.
 fn names(line: &str, name: &str) -> bool {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     line.match_indices(name).any(|(at, _)| {

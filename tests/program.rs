@@ -1,6 +1,6 @@
 //! The `neighbors` program, as users start it.
 //!
-//! A device that is not there shows as ignored.
+//! Trials of a missing device are ignored.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -36,12 +36,12 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-/// The folder of the package, or what was packed of it.
+/// The folder of the package, or of its packed files.
 fn root() -> PathBuf {
     std::env::var_os("NEIGHBORS_ROOT").map_or(env!("CARGO_MANIFEST_DIR").into(), Into::into)
 }
 
-/// The program, started in the folder of the package.
+/// A command that starts the program in the folder of the package.
 fn neighbors(args: &[&str]) -> Command {
     let program = std::env::var("CARGO_BIN_EXE_neighbors");
     let mut command = Command::new(program.as_deref().unwrap_or(env!("CARGO_BIN_EXE_neighbors")));
@@ -61,7 +61,8 @@ fn expect(found: &str, wanted: &str) -> Result<(), Failed> {
     if found == wanted { Ok(()) } else { Err(format!("found {found:?}, wanted {wanted:?}").into()) }
 }
 
-/// The digits, classified by their neighbours; half-moons, each a cluster; each table with a heading.
+/// The tour: digits classified by their neighbours, half-moons as clusters, and a heading above
+/// each table.
 fn tour(device: &str) -> Result<(), Failed> {
     let device = format!("SET neighbors.device = '{device}'");
     let printed = succeed(neighbors(&["-c", &device, "-f", "sql/tour.sql"]))?;
@@ -69,7 +70,7 @@ fn tour(device: &str) -> Result<(), Failed> {
         return Err("the accuracy is not 98.61%".into());
     }
     let lines = |start: &str| printed.lines().filter(|line| line.starts_with(start)).count();
-    // Each table has three rules, and the one before it says what it shows.
+    // A table has three horizontal rules, and so has the heading's table above it.
     if lines("+") != 2 * 3 * lines("| step ") {
         return Err("a table has no heading".into());
     }
@@ -101,7 +102,7 @@ fn stops_at_the_first_error() -> Result<(), Failed> {
     Ok(())
 }
 
-/// By its name, with settings of its allocator given, and by a loader, which is then the program that runs.
+/// Started by name, with allocator settings, and through the dynamic loader.
 fn starts_in_every_way() -> Result<(), Failed> {
     let args = ["--output-format", "csv", "-c", "SELECT 1 AS a"];
     expect(&succeed(neighbors(&args))?, "a\n1\n")?;
@@ -145,7 +146,7 @@ fn copies_to_parquet() -> Result<(), Failed> {
     expect(&printed, "n,low,high\n5391,1,3\n")
 }
 
-/// Written by COPY, and read by their endings.
+/// Files written by COPY are read by their extensions.
 fn compressed_files() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     let rows = "SELECT * FROM (VALUES (1, 0, 0), (2, 3, 4), (3, 0, 1)) AS t(id, x, y)";

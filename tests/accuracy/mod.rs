@@ -1,4 +1,5 @@
-//! The arithmetic in extended precision and the error bounds, against exact fractions; and answers that they refuse.
+//! Tests of the extended-precision arithmetic and its error bounds against exact fractions, and of
+//! answers that the bounds must refuse.
 
 use std::f64::consts::SQRT_2;
 
@@ -8,10 +9,10 @@ use crate::support::accuracy::{Distance, Vector, check_lists, check_pairs, check
 use crate::support::extended::{Double, Extended};
 use crate::support::{Rng, definition, nearest_by_definition};
 
-/// A metric, two rows, and their distance: the high and the low digits and a power of two.
+/// A metric, two rows, and their distance: its high and low part, and a power of two.
 type Known = (Metric, &'static [f64], &'static [f64], (f64, f64, i32));
 
-/// Computed with Python's `fractions`, roots with 500 bits.
+/// Computed with Python's `fractions`; square roots have 500 bits.
 const KNOWN: [Known; 15] = [
     (Metric::L2, &[3e300, -1e300, 0.5], &[-1e300, 2e300, 0.25], (1.8665272370064379, 0.0, 998)),
     (
@@ -57,7 +58,7 @@ const KNOWN: [Known; 15] = [
         &[0.1, -1e-20],
         (-1.8408377645764926, -3.859293176323969e-17, -1034),
     ),
-    // Partial sums overflow, the result does not.
+    // Partial sums overflow; the result does not.
     (
         Metric::InnerProduct,
         &[1.7e308, 1.7e308, 1.7e308],
@@ -153,12 +154,13 @@ fn equal_rows_have_no_distance() {
     }
 }
 
-/// Distances in less than Float64, or by a formula that cancels, overflows or vanishes.
+/// Distances in less than Float64 precision, or by a formula with cancellation, overflow or
+/// underflow, are refused.
 #[test]
 fn inaccurate_distances_are_refused() {
     for (metric, x, y, _) in KNOWN {
         let exact = definition(metric, x, y);
-        // The errors of these are relative to the root of a distance that is tiny, or to the mean.
+        // These errors are relative to the root of a tiny distance, or to the mean.
         let is_rough = (1e-30..1e-16).contains(&exact) || metric == Metric::Pearson;
         if exact.is_normal() && !is_rough {
             let found = distance(metric, x, y);
@@ -206,7 +208,7 @@ fn wrong_lists_are_refused() {
         with.swap(6, 7);
         let error = check(&swapped, &with).expect_err("an order that descends");
         assert!(error.contains("listed before it"), "{metric}: {error}");
-        // The second row of each list is missing.
+        // The second row of each list is left out.
         let kept = |i: &usize| i % 5 != 1;
         let fewer: Vec<u32> = (0..15).filter(kept).map(|i| rows[i]).collect();
         let with: Vec<f64> = (0..15).filter(kept).map(|i| distances[i]).collect();
@@ -225,7 +227,7 @@ fn wrong_sides_of_eps_are_refused() {
     for (metric, eps) in [(Metric::L2, 5.0), (Metric::SqEuclidean, 25.0), (Metric::L1, 7.0)] {
         let sums = sums(metric);
         assert_eq!(check_sums(&mut Rng(1), metric, &rows, &sums, eps), Ok(()), "{metric}");
-        // A rounding more is within the bound, a millionth is not.
+        // One more rounding is within the bound, an error of a millionth is not.
         let moved = |by: f64| sums.iter().map(|sum| sum * (1.0 + by)).collect::<Vec<_>>();
         let check = |by: f64| check_sums(&mut Rng(1), metric, &rows, &moved(by), eps);
         assert_eq!(check(f64::EPSILON / 2.0 + 1e-20), Ok(()), "{metric}");

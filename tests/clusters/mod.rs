@@ -1,4 +1,5 @@
-//! k-means: what holds for any rows, and what scikit-learn found (`tests/golden/kmeans-*`).
+//! k-means: properties of the result for any rows, and results of scikit-learn
+//! (`tests/golden/kmeans-*`).
 
 use std::collections::HashMap;
 
@@ -32,10 +33,11 @@ fn fact(set: &str, name: &str) -> f64 {
     golden(set, "centroids").schema().metadata()[name].parse().expect("a number")
 }
 
-/// A row is in the cluster of the centroid that an exact search finds, the first of equally near ones.
+/// Every row is in the cluster of the centroid that an exact search finds; among equally near
+/// centroids, of the first.
 #[test]
 fn labels_are_the_nearest_centroids_of_an_exact_search() {
-    // Whole numbers on a line, of which some are halfway between two centroids, and clusters far from each other.
+    // Integers on a line, some halfway between two centroids, and clusters far from each other.
     let line: Vec<Vec<f64>> = (0..200).map(|i| vec![f64::from(i * 37 % 200)]).collect();
     let mut apart = Kind::Normal.rows(3, 350, 4);
     for (i, row) in apart.iter_mut().enumerate() {
@@ -55,7 +57,7 @@ fn labels_are_the_nearest_centroids_of_an_exact_search() {
     }
 }
 
-/// scikit-learn's labels and number of rounds, and its centroids and inertia to 1e-6.
+/// Labels and the number of rounds are scikit-learn's; centroids and inertia agree to 1e-6.
 #[test]
 fn from_the_same_start_as_scikit_learn() {
     for set in SETS {
@@ -81,7 +83,7 @@ fn from_the_same_start_as_scikit_learn() {
     }
 }
 
-/// The median inertia of twenty seeds is within 1 % of scikit-learn's; k-means|| is as good.
+/// The median inertia of twenty seeds is within 1 % of scikit-learn's, also with k-means||.
 #[test]
 fn as_good_as_scikit_learn_from_any_seed() {
     for set in SETS {
@@ -100,7 +102,7 @@ fn as_good_as_scikit_learn_from_any_seed() {
     }
 }
 
-/// No round makes it worse, but for rounding.
+/// The inertia never rises from round to round, up to rounding.
 #[test]
 fn inertia_never_rises() {
     for (kind, narrow) in [(Kind::Normal, true), (Kind::Duplicates, false), (Kind::FarAway, false)]
@@ -130,7 +132,7 @@ fn threads_change_no_cluster() {
     }
 }
 
-/// One cluster is the mean; as many as there are vectors leave nothing over.
+/// A single centroid is the mean; with as many clusters as vectors, the inertia is 0.
 #[test]
 fn one_cluster_and_as_many_as_vectors() {
     let rows = Kind::Normal.rows(2, 90, 4);
@@ -149,7 +151,7 @@ fn one_cluster_and_as_many_as_vectors() {
     assert!(error.contains("91") && error.contains("90 distinct"), "{error}");
 }
 
-/// Cosine clusters are by direction: the length of a row does not matter, and centroids have
+/// Cosine clusters depend on directions alone: lengths of rows do not matter, and centroids have
 /// length 1.
 #[test]
 fn cosine_looks_at_directions() {
@@ -175,8 +177,8 @@ fn cosine_looks_at_directions() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, rng_seed: prop::test_runner::RngSeed::Fixed(7), ..ProptestConfig::default() })]
 
-    /// From the same start, the order of the rows changes nothing; a row that weighs 2 is the row
-    /// twice.
+    /// From the same start, the result is independent of the order of rows, and a row of weight 2
+    /// equals two copies of the row.
     #[test]
     fn order_and_weight(rows in 12usize..120, dim in 1usize..9, k in 1usize..9, seed: u64) {
         let x = Kind::Normal.rows(seed, rows, dim);
@@ -199,7 +201,7 @@ proptest! {
     }
 
     /// Every row is in the cluster of its nearest centroid, every centroid is the mean of its rows,
-    /// sizes and inertias are those of the labels.
+    /// and sizes and inertias agree with the labels.
     #[test]
     fn clusters_are_what_they_say(rows in 2usize..300, dim in 1usize..20, k in 1usize..12, seed: u64) {
         let k = k.min(rows);
@@ -227,7 +229,7 @@ proptest! {
     }
 }
 
-/// NULL vectors are left out, and weights are checked.
+/// NULL vectors are in no cluster, and weights are validated.
 #[test]
 fn nulls_and_weights() {
     let some = [Some([Some(1.0)]), None, Some([Some(2.0)]), Some([Some(9.0)])];

@@ -1,4 +1,5 @@
-//! DBSCAN: what scikit-learn found (`tests/golden/dbscan-*`), number for number, and core rows by an exact search.
+//! DBSCAN: the clusters and core rows of scikit-learn (`tests/golden/dbscan-*`), and core rows by
+//! an exact search.
 
 use std::sync::Arc;
 
@@ -49,11 +50,11 @@ fn the_clusters_of_scikit_learn() {
     }
 }
 
-/// A row is core if an exact search finds enough rows within eps, the row itself among them.
+/// A row is core if an exact search finds enough rows within eps, the row itself included.
 #[test]
 fn core_rows_are_those_with_enough_neighbours_of_an_exact_search() {
     let device = AnyDevice::cpu();
-    // Whole numbers: many rows are exactly eps apart, and some are there several times.
+    // Integer coordinates: many rows are exactly eps apart, and some are duplicates.
     let mut rng = Rng(5);
     let mut row = || (0..3).map(|_| rng.below(9) as f64).collect::<Vec<_>>();
     let rows: Vec<Vec<f64>> = (0..300).map(|_| row()).collect();

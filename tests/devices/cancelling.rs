@@ -17,7 +17,7 @@ use libtest_mimic::Failed;
 
 use crate::support::{Kind, matrix_bits, matrix_f32, matrix_f64, sampled};
 
-/// Moments at which each work is cancelled, of which one in so many is [sampled], and how often at most.
+/// The number of moments at which each work is cancelled, the share of them that is [sampled], and of tries per moment.
 const MOMENTS: u32 = 12;
 const ONE_IN: usize = 3;
 const TRIES: usize = 3;

@@ -1,4 +1,5 @@
-//! Hash functions: their numbers, how probably rows collide, and what more of them find.
+//! Hash functions: their coefficients, collision probabilities, and the effect of tables, functions
+//! and probes on the candidates.
 
 use std::collections::BTreeSet;
 use std::f64::consts::PI;
@@ -18,11 +19,11 @@ use datafusion_neighbors::{KnnLsh, Metric, knn_lsh};
 use crate::support::{Kind, Rng, matrix_f64};
 use crate::{cpu, vectors};
 
-/// Functions that a probability is estimated by, in tables of this many.
+/// The number of functions that estimate a probability, and the number per table.
 const FUNCTIONS: usize = 24_000;
 const PER_TABLE: usize = 240;
 
-/// Standard errors between an estimate and the truth.
+/// The allowed number of standard errors between an estimate and the true probability.
 const ERRORS: f64 = 4.0;
 
 fn rows_of(values: Vec<f64>, dim: usize) -> Rows {
@@ -30,7 +31,7 @@ fn rows_of(values: Vec<f64>, dim: usize) -> Rows {
     Rows::all(Arc::new(Matrix::new(Elements::F64(values), rows, dim)))
 }
 
-/// The first functions of a table.
+/// The first `count` functions of a table.
 fn functions(
     of: (Family, Metric),
     (seed, table): (u64, usize),
@@ -70,10 +71,10 @@ fn check(found: Vec<f64>, wanted: impl Iterator<Item = f64>, what: &str) {
     }
 }
 
-/// A row, and rows at some distances from it.
+/// A row, followed by rows at given distances from it.
 fn at(distances: &[f64]) -> Rows {
     let mut values = vec![0.3, -2.0, 1.5];
-    // Along a direction that has length 1 for `l2`, and for `l1` if only one number of it is used.
+    // Along one axis, the `l1` and the `l2` distance are equal.
     for distance in distances {
         values.extend([0.3, -2.0 + distance, 1.5]);
     }
@@ -110,11 +111,11 @@ fn planes_collide_by_the_angle() {
     check(collisions(&rows_of(values, 2), Metric::Cosine, 0.0), law, "angle");
 }
 
-/// Zero-sum planes see the angle between rows less their means: Pearson's.
+/// Zero-sum planes collide by the angle between centred rows, as `pearson` does.
 #[test]
 fn zero_sum_planes_collide_by_pearson() {
     let angles: [f64; 5] = [0.05, 0.4, 1.0, 1.6, 3.0];
-    // Two directions at right angles to each other and to (1, 1, 1), moved far along it.
+    // Two orthogonal directions, orthogonal to (1, 1, 1) as well, shifted far along it.
     let row = |(a, b): (f64, f64), mean: f64| {
         let (a, b) = (a / 2f64.sqrt(), b / 6f64.sqrt());
         [mean + a + b, mean - a + b, mean - 2.0 * b]
@@ -126,7 +127,7 @@ fn zero_sum_planes_collide_by_pearson() {
     let hasher = Hasher::new((Family::Hyperplane, Metric::Cosine), 7, 3);
     let zero_sum = hasher.clone().with_planes(Planes::Random, true);
     check(collisions_by(&zero_sum, &rows, Metric::Cosine, 0.0), law(), "zero-sum");
-    // Others do not.
+    // Planes without zero sum do not.
     let others = collisions_by(&hasher, &rows, Metric::Cosine, 0.0);
     assert!(others.iter().zip(law()).any(|(found, law)| (found - law).abs() > 0.3));
 }
@@ -134,7 +135,7 @@ fn zero_sum_planes_collide_by_pearson() {
 #[test]
 fn a_centre_is_where_planes_meet() {
     let angles: [f64; 4] = [0.4, 1.0, 1.6, 3.0];
-    // The mean of the rows is (50, -20): each has an opposite.
+    // The mean of the rows is (50, -20), since each has an opposite row.
     let at = |angle: f64| [50.0 + angle.cos(), -20.0 + angle.sin()];
     let mut values = at(0.0).to_vec();
     values.extend(angles.iter().flat_map(|angle| at(*angle)));
@@ -148,7 +149,7 @@ fn a_centre_is_where_planes_meet() {
     check(found, angles.iter().map(|angle| 1.0 - angle / PI), "centre");
 }
 
-/// The numbers of planes, plane by plane: their values for unit vectors.
+/// The coefficients of each plane: the values of unit vectors.
 fn numbers(functions: &TableFunctions, dim: usize) -> Vec<Vec<f64>> {
     let mut units = vec![0.0; dim * dim];
     (0..dim).for_each(|j| units[j * dim + j] = 1.0);
@@ -179,14 +180,15 @@ fn orthogonal_planes_are_orthonormal() {
                 }
                 assert!(!is_zero_sum || a.iter().sum::<f64>().abs() < 1e-12);
             }
-            // Earlier planes stay what they are; other tables have others.
+            // The first planes do not depend on the count; other tables have other planes.
             assert_eq!(all(2, 5), found[..5]);
             assert_ne!(all(3, 5), found[..5]);
         }
     }
 }
 
-/// Rows of bits: all of the first `ones` of 200, with some of the first and of the others flipped.
+/// Rows of 200 bits: the first has the bits below `ones` set; each other row has some of these
+/// cleared, and some bits above set.
 fn bits(flips: &[(usize, usize)], ones: usize) -> Rows {
     let mut words = Vec::new();
     for (first, others) in [(0, 0)].iter().chain(flips) {
@@ -205,7 +207,7 @@ fn minhash_collides_by_the_shared_part() {
     check(collisions(&bits(&flips, 60), Metric::Jaccard, 0.0), law, "jaccard");
 }
 
-/// Sets with so many tokens in common, and others in each, whatever the tokens are.
+/// Sets collide with probability equal to their Jaccard similarity, whatever the token values.
 #[test]
 fn minhash_of_sets_collides_by_the_shared_part() {
     let others = [(60, 0, 0), (50, 10, 10), (40, 20, 70), (15, 45, 300), (1, 59, 0)];
@@ -255,7 +257,7 @@ fn values_are_sums_in_order() {
     let (dim, count) = (37, 21);
     for metric in [Metric::L2, Metric::L1] {
         let functions = functions((Family::PStable, metric), (5, 2), count, dim);
-        // The numbers of the planes: the values of unit vectors.
+        // The coefficients of the planes: the values of unit vectors.
         let mut units = vec![0.0; dim * dim];
         (0..dim).for_each(|j| units[j * dim + j] = 1.0);
         let planes = functions.values(&rows_of(units, dim));
@@ -269,7 +271,7 @@ fn values_are_sums_in_order() {
                 assert_eq!(*found, wanted, "row {row}, function {i}");
             }
         }
-        // A function is the same whatever others there are.
+        // A function does not depend on the number of functions.
         let few = self::functions((Family::PStable, metric), (5, 2), 3, dim).values(&rows);
         for (few, found) in few.chunks_exact(3).zip(found.chunks_exact(count)) {
             assert_eq!(few, &found[..3]);
@@ -297,7 +299,7 @@ fn next_buckets_are_the_nearest_ones() {
         };
         let values = functions.values(&rows);
         let own = signature.wholes(&values, &functions).expect("in range");
-        // All changes of up to three values by one, by their cost.
+        // All combinations of changes by one step, sorted by their cost.
         let cost = |i: usize, change: i32| match family {
             Family::PStable => {
                 let at = values[i] / 0.7 + functions.offsets()[i] - f64::from(own[i]);
@@ -330,15 +332,16 @@ fn next_buckets_are_the_nearest_ones() {
         assert_eq!(keys[0], signature.key(&own));
         assert_eq!(keys.len(), probes);
         assert_eq!(keys.iter().copied().collect::<BTreeSet<_>>(), wanted, "{}", family.name());
-        // Fewer are the first of more.
+        // A shorter probing sequence is a prefix of a longer one.
         let mut few = Vec::new();
         Prober::default().keys(&signature, (&values, &own), &functions, 7, &mut few);
         assert_eq!(few, keys[..7]);
     }
 }
 
-/// Keys that do not fit 64 bits, other orders of cost, and slots that are cast: of the first sets, each has
-/// but the cheapest steps, whose sets can all be listed.
+/// The probing sequence is in the order of cost for keys of more than 64 bits, for other metrics
+/// and for rounding to zero. The cheapest steps alone suffice for its first keys, so all their
+/// combinations can be listed.
 #[test]
 fn next_buckets_of_many_functions_are_the_nearest_ones() {
     let cases = [
@@ -356,7 +359,7 @@ fn next_buckets_of_many_functions_are_the_nearest_ones() {
         let mut rng = Rng(seed + 1);
         let values = functions.values(&rows_of((0..dim).map(|_| rng.normal()).collect(), dim));
         let own = signature.wholes(&values, &functions).expect("in range");
-        // The steps of each function: its change, and the distance to where it changes.
+        // The steps of each function: cost, function, and change of the slot.
         let mut steps: Vec<(f64, usize, i32)> = Vec::new();
         for i in 0..count {
             let power = |apart: f64| if metric == Metric::L1 { apart } else { apart * apart };
@@ -368,7 +371,8 @@ fn next_buckets_of_many_functions_are_the_nearest_ones() {
             let slot = |at: f64| if rounding == Rounding::Zero { at.trunc() } else { at.floor() };
             assert_eq!(slot(at) as i32, own[i]);
             for change in [-1, 1] {
-                // Where the slot changes: a whole number, the nearest in this direction that does.
+                // The nearest boundary of the slot in this direction; rounding to zero has none at
+                // 0.
                 let edges = (0..3).map(|n| {
                     if change < 0 { at.ceil() - f64::from(n) } else { at.floor() + f64::from(n) }
                 });
@@ -402,8 +406,8 @@ fn next_buckets_of_many_functions_are_the_nearest_ones() {
     }
 }
 
-/// The same with functions of other kinds: bits, first tokens, planes at right angles and trained ones, and
-/// boxes.
+/// More tables, fewer functions and more probes find supersets for the other families: bits,
+/// MinHash, orthogonal and trained planes, and boxes.
 #[test]
 fn more_tables_of_every_kind_find_more() {
     type Of = Box<dyn Fn(KnnLsh) -> KnnLsh>;
@@ -445,7 +449,7 @@ fn more_tables_of_every_kind_find_more() {
     }
 }
 
-/// Pairs of a query and a neighbour.
+/// The pairs of a query and a neighbour.
 fn pairs(found: &RecordBatch) -> BTreeSet<(u32, u32)> {
     let column = |i: usize| found.column(i).as_primitive::<UInt32Type>().values();
     column(0).iter().copied().zip(column(1).iter().copied()).collect()
@@ -472,7 +476,7 @@ fn more_tables_and_fewer_functions_find_more() {
             let more = all(more);
             assert!(few.is_subset(&more) && few.len() < more.len(), "{metric}");
         }
-        // Another seed, other candidates; the same on one thread.
+        // Another seed gives other candidates; a single thread gives the same ones.
         assert_ne!(some, all(asked(3, 5, 2).seed(4)));
         let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
         assert_eq!(some, one.install(|| all(asked(3, 5, 2))));

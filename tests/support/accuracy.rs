@@ -36,14 +36,15 @@ use datafusion_neighbors::Metric;
 use super::Rng;
 use super::extended::{Double, Extended, UNIT, power_of, times_power};
 
-/// Dimensions of pairs that the check of one answer computes, and what a pair costs besides its dimensions.
+/// The budget of an answer's check, in dimensions, and the cost of a pair in addition to its
+/// dimensions.
 const MOST_DIMENSIONS: usize = 300_000;
 const DIMENSIONS_OF_PAIR: usize = 16;
 
-/// A row of numbers, as true distances are computed from it.
+/// A row of numbers, prepared for true distances.
 pub struct Vector<'a> {
     values: &'a [f64],
-    /// Under `cosine` and `pearson`.
+    /// Set under `cosine` and `pearson`.
     direction: Option<Direction>,
 }
 
@@ -54,12 +55,12 @@ impl<'a> Vector<'a> {
     }
 }
 
-/// A row times a power of two, less its mean under `pearson`.
+/// A row scaled by a power of two, and centred under `pearson`.
 struct Direction {
     coordinates: Vec<Double>,
-    /// The sum of their squares.
+    /// The sum of squared coordinates.
     squares: Double,
-    /// How far rounding the mean turns the unit vector: *κ* of the [module](self).
+    /// A bound on the rotation of the unit vector by rounding the mean: *κ* of the [module](self).
     turn: f64,
 }
 
@@ -83,7 +84,7 @@ impl Direction {
     }
 }
 
-/// The true distance of two rows, and how far the Float64 distance may be from it.
+/// The true distance of two rows, and a bound on the error of the Float64 distance.
 #[derive(Debug, Clone, Copy)]
 pub struct Distance {
     pub value: Extended,
@@ -120,12 +121,13 @@ impl Distance {
         }
     }
 
-    /// A value that is computed with this error at most, to first order.
+    /// A value, and twice its first-order error bound.
     fn within(value: Extended, error: Extended) -> Self {
         Self { value, error: error + error }
     }
 
-    /// What the definition makes of the limit of `dbscan`: for `l2`, whose sums are compared, the square of `eps`.
+    /// The threshold of `dbscan`, as the definition compares it: the square of `eps` for `l2`, else
+    /// `eps`.
     pub fn of_eps(metric: Metric, eps: f64) -> Self {
         let eps = Extended::from(eps);
         if metric != Metric::L2 {
@@ -140,7 +142,8 @@ impl Distance {
         let n = x.coordinates.len() as f64;
         let product = sum(x.coordinates.iter().zip(&y.coordinates).map(|(x, y)| *x * *y));
         let value = Double::from(1.0) - product / (x.squares * y.squares).sqrt();
-        // What 106 bits leave open: n products and sums in each of three sums, two products, a root and a quotient.
+        // The error of 106-bit arithmetic: n products and sums in each of three sums, two products,
+        // a root and a quotient.
         let open = (14.0 * n + 32.0) * UNIT * UNIT;
         let roundings = if metric == Metric::Pearson { 2.0 } else { 1.0 };
         let (length, each) = ((n / 2.0 + 1.0 + roundings) * UNIT, 2.0 * roundings * UNIT);
@@ -155,7 +158,7 @@ impl Distance {
         Self::within(Extended::new(value, 0), Extended::from(error))
     }
 
-    /// Whether the definition may come to this.
+    /// Whether a reported distance is within the error bound.
     pub fn allows(&self, reported: f64) -> bool {
         let largest = Extended::from(f64::MAX);
         if reported.is_infinite() {
@@ -166,7 +169,7 @@ impl Distance {
         !reported.is_nan() && !self.error.is_below(gap)
     }
 
-    /// Whether the definition comes to less for this one, whatever is rounded.
+    /// Whether the reported distance must be below the other one, whatever the rounding errors.
     pub fn is_surely_below(&self, other: &Self) -> bool {
         let largest = Extended::from(f64::MAX);
         let (most, least) = (self.value + self.error, other.value - other.error);
@@ -197,7 +200,8 @@ fn largest(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(0.0, |most, x| most.max(x.abs()))
 }
 
-/// The sum of a term of each difference; the term has this power of the difference as its magnitude.
+/// The sum of `term` over all differences; the magnitude of a term is that of the difference to the
+/// power `degree`.
 fn sum_of_differences(
     x: &[f64],
     y: &[f64],
@@ -210,7 +214,8 @@ fn sum_of_differences(
         return Extended::ZERO;
     }
     let power = if largest.is_finite() { power_of(largest) } else { 1024 };
-    // A quarter of numbers whose difference may overflow: what these lose, their largest difference hides.
+    // A quarter of the numbers, whose difference cannot overflow; the largest difference dwarfs the
+    // bits lost.
     let quarter = if power < 1000 { 0 } else { 2 };
     let apart = |(x, y): (&f64, &f64)| {
         Double::of_sum(times_power(*x, -quarter), times_power(-*y, -quarter))
@@ -219,7 +224,7 @@ fn sum_of_differences(
     Extended::new(sum(pairs().map(apart).map(term)), degree * power)
 }
 
-/// The sum of products, and that of their magnitudes.
+/// The sum of products, and the sum of their magnitudes.
 fn sums_of_products(x: &[f64], y: &[f64]) -> (Extended, Extended) {
     let pairs = || x.iter().zip(y).filter(|(x, y)| **x != 0.0 && **y != 0.0);
     let Some(most) = pairs().map(|(x, y)| power_of(*x) + power_of(*y)).max() else {
@@ -229,7 +234,7 @@ fn sums_of_products(x: &[f64], y: &[f64]) -> (Extended, Extended) {
     for (x, y) in pairs() {
         let (of_x, of_y) = (power_of(*x), power_of(*y));
         let below = of_x + of_y - most;
-        // Others are less than any error.
+        // Smaller products are below any error.
         if below > -400 {
             let product = Double::of_product(times_power(*x, -of_x), times_power(*y, -of_y));
             let product = product.times_power(below);
@@ -240,7 +245,7 @@ fn sums_of_products(x: &[f64], y: &[f64]) -> (Extended, Extended) {
     (Extended::new(sum, most), Extended::new(Double::from(magnitudes), most))
 }
 
-/// Numbers below `count` of which each stands for this many pairs: all, or a sample.
+/// All indices below `count`, or a random sample, if each costs `pairs` pairs of `dim` dimensions.
 fn sample(rng: &mut Rng, count: usize, (pairs, dim): (usize, usize)) -> Vec<usize> {
     let most = (MOST_DIMENSIONS / (pairs * (dim + DIMENSIONS_OF_PAIR)).max(1)).max(1);
     if count <= most {
@@ -249,8 +254,9 @@ fn sample(rng: &mut Rng, count: usize, (pairs, dim): (usize, usize)) -> Vec<usiz
     (0..most).map(|_| rng.below(count as u64) as usize).collect()
 }
 
-/// Checks lists of nearest rows, one list per query, all equally long: distances, their order, and that no row that
-/// is missing is nearer than the last one listed. `own` says which base row a query is.
+/// Checks lists of nearest rows, one list of equal length per query: the distances, their order,
+/// and that every row left out is at least as far as the last one listed. `own` maps a query to the
+/// same row of the base.
 pub fn check_lists(
     rng: &mut Rng,
     metric: Metric,
@@ -310,8 +316,8 @@ pub fn check_pairs(
     Ok(())
 }
 
-/// Checks what `dbscan` compares with its limit, for every pair of rows: the sums, and which side of `eps` they are
-/// on. Pairs whose sums are close to the limit have half the sample.
+/// Checks the sums that `dbscan` compares with its threshold, for pairs of rows, and the side of
+/// `eps` that they are on. Half of the sample has sums close to the threshold.
 pub fn check_sums(
     rng: &mut Rng,
     metric: Metric,

@@ -1,12 +1,12 @@
-//! DBSCAN by its definition: every pair of rows in float64, clusters that grow row by row.
+//! DBSCAN by its definition: all pairs of rows in float64, and clusters grown row by row.
 
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::algo::dbscan::Density;
 
-/// A row as it is compared.
+/// A row, prepared for the metric.
 pub struct Row {
     values: Vec<f64>,
-    /// One over its length.
+    /// The inverse of its length.
     inverse: f64,
 }
 
@@ -16,7 +16,7 @@ impl Row {
         if !matches!(metric, Metric::Cosine | Metric::Pearson) {
             return Self { values: row.to_vec(), inverse: 1.0 };
         }
-        // Times a power of two: squares neither overflow nor vanish, and nothing else changes.
+        // Scaling by a power of two prevents overflow and underflow of squares, and is exact.
         let largest = row.iter().fold(0.0f64, |most, x| most.max(x.abs()));
         let is_near_1 = (1e-60..1e60).contains(&largest);
         let unit = if is_near_1 {
@@ -32,7 +32,7 @@ impl Row {
         Self { values, inverse }
     }
 
-    /// What is compared with eps, or with its square for `l2`.
+    /// The sum that is compared with eps, or with its square for `l2`.
     pub fn sum(&self, metric: Metric, other: &Self) -> f64 {
         let pairs = self.values.iter().zip(&other.values);
         match metric {
@@ -46,15 +46,15 @@ impl Row {
     }
 }
 
-/// What is compared with eps, or with its square for `l2`.
+/// The sum that is compared with eps, or with its square for `l2`.
 pub fn sum(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
     Row::new(metric, x).sum(metric, &Row::new(metric, y))
 }
 
-/// Clusters and core rows.
+/// The cluster of each row, and whether it is core.
 pub type Clusters = (Vec<Option<u32>>, Vec<bool>);
 
-/// The definition: clusters grow from the first core row that is in none.
+/// The definition: each cluster grows from the first core row that is in no cluster yet.
 pub fn oracle(
     rows: usize,
     min_points: f64,
@@ -86,7 +86,7 @@ pub fn oracle(
     (clusters, core)
 }
 
-/// Compares what was found for one group with the definition.
+/// Compares the result for a single group with the definition.
 pub fn same(found: &Density, wanted: &Clusters) -> Result<(), String> {
     let count = wanted.0.iter().flatten().max().map_or(0, |last| *last as usize + 1);
     if found.count != count {
@@ -95,7 +95,7 @@ pub fn same(found: &Density, wanted: &Clusters) -> Result<(), String> {
     same_rows(found, wanted)
 }
 
-/// Compares what was found for the rows of any groups with the definition.
+/// Compares the result for all groups with the definition.
 pub fn same_rows(found: &Density, (clusters, core): &Clusters) -> Result<(), String> {
     if let Some(row) = (0..core.len()).find(|row| found.core[*row] != core[*row]) {
         return Err(format!("row {row}: core is {}", found.core[row]));

@@ -1,4 +1,4 @@
-//! Random inputs of bits and of sets, and a check of what is found among them.
+//! Random inputs of bits and of sets, and a check of the neighbours found.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::Rng;
 use super::fuzz::check_neighbors;
 use super::inputs::size;
 
-/// Rows of which each is a set: of tokens, or of the positions of its bits.
+/// Rows as sets: of tokens, or of the positions of set bits.
 struct Discrete {
     array: ArrayRef,
     sets: Vec<BTreeSet<i64>>,
@@ -25,7 +25,7 @@ impl Discrete {
         let mut rows: Vec<Vec<u8>> = Vec::new();
         for row in 0..count {
             if row > 0 && rng.below(3) == 0 {
-                // A copy of an earlier one, but for a bit or two.
+                // A copy of an earlier row, with a bit or two changed.
                 let mut copy = rows[rng.below(row as u64) as usize].clone();
                 for _ in 0..rng.below(3) {
                     copy[rng.below(bytes as u64) as usize] ^= 1 << rng.below(8);
@@ -73,7 +73,7 @@ fn distance(metric: Metric, a: &BTreeSet<i64>, b: &BTreeSet<i64>) -> f64 {
     }
 }
 
-/// Asks for neighbours of one input, exactly and by hashing.
+/// Searches a random input exactly and by hashing, and checks the answers.
 pub fn case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let (metric, is_bits) =
         [(Metric::Hamming, true), (Metric::Jaccard, true), (Metric::Jaccard, false)]
@@ -123,7 +123,7 @@ pub fn case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
 
     let hashed = match knn_lsh(device, base.array.as_ref(), query_array, &asked) {
         Ok(found) => found,
-        // What these rows cannot meet.
+        // Parameters that the rows cannot meet.
         Err(Error::Unsatisfiable(_)) => return Ok(()),
         Err(error) => return Err(wrong(error.to_string())),
     };

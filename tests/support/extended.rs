@@ -1,18 +1,19 @@
-//! Arithmetic in extended precision: numbers of about 106 bits and of any magnitude, for distances that are true to
-//! far more digits than Float64 has.
+//! Arithmetic in extended precision: numbers of about 106 bits and any magnitude, for true
+//! distances with far more digits than Float64 has.
 //!
-//! A [`Double`] is an unevaluated sum of two floats. Its operations are made of two that lose nothing: the sum of two
-//! floats as a float and its rounding error (Knuth, *The Art of Computer Programming*, 4.2.2), and their product as a
-//! float and its rounding error, by a fused multiply-add. The algorithms and their error bounds are those of Joldes,
-//! Muller and Popescu 2017, "Tight and rigorous error bounds for basic building blocks of double-word arithmetic".
-//! An [`Extended`] is a `Double` times a power of two, which neither overflows nor underflows.
+//! A [`Double`] is an unevaluated sum of two floats. Its operations are built on two exact ones:
+//! the sum of two floats as a float and its rounding error (Knuth, *The Art of Computer
+//! Programming*, 4.2.2), and their product as a float and its rounding error, by a fused
+//! multiply-add. The algorithms and their error bounds are those of Joldes, Muller and Popescu
+//! 2017, "Tight and rigorous error bounds for basic building blocks of double-word arithmetic".
+//! An [`Extended`] is a `Double` times a power of two, and neither overflows nor underflows.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// Half the distance from 1 to the next float: the relative error of one rounding.
 pub const UNIT: f64 = f64::EPSILON / 2.0;
 
-/// A sum of two floats, of which the second is at most half a unit in the last place of the first.
+/// The sum of two floats, the second at most half a unit in the last place of the first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Double {
     pub high: f64,
@@ -22,26 +23,26 @@ pub struct Double {
 impl Double {
     pub const ZERO: Self = Self { high: 0.0, low: 0.0 };
 
-    /// The sum of two floats, exactly.
+    /// The exact sum of two floats.
     pub fn of_sum(x: f64, y: f64) -> Self {
         let high = x + y;
         let of_y = high - x;
         Self { high, low: (x - (high - of_y)) + (y - of_y) }
     }
 
-    /// The product of two floats, exactly if it is at least 2⁻⁹⁶⁰.
+    /// The product of two floats, exact if it is at least 2⁻⁹⁶⁰.
     pub fn of_product(x: f64, y: f64) -> Self {
         let high = x * y;
         Self { high, low: x.mul_add(y, -high) }
     }
 
-    /// The sum of two floats of which the first is the larger one, exactly.
+    /// The exact sum of two floats, the first of larger magnitude.
     fn of_ordered_sum(x: f64, y: f64) -> Self {
         let high = x + y;
         Self { high, low: y - (high - x) }
     }
 
-    /// This number times a power of two, exactly unless it underflows.
+    /// This number times a power of two, exact unless it underflows.
     pub fn times_power(self, power: i32) -> Self {
         Self { high: times_power(self.high, power), low: times_power(self.low, power) }
     }
@@ -50,7 +51,7 @@ impl Double {
         if self.high < 0.0 { -self } else { self }
     }
 
-    /// The root, 0 of numbers that are not above 0.
+    /// The square root; 0 for numbers that are not positive.
     pub fn sqrt(self) -> Self {
         if self.high <= 0.0 {
             return Self::ZERO;
@@ -78,7 +79,7 @@ impl Neg for Double {
 impl Add for Double {
     type Output = Self;
 
-    /// With a relative error of at most 3 · 2⁻¹⁰⁶.
+    /// The relative error is at most 3 · 2⁻¹⁰⁶.
     fn add(self, other: Self) -> Self {
         let high = Self::of_sum(self.high, other.high);
         let low = Self::of_sum(self.low, other.low);
@@ -98,7 +99,7 @@ impl Sub for Double {
 impl Mul for Double {
     type Output = Self;
 
-    /// With a relative error of at most 4 · 2⁻¹⁰⁶.
+    /// The relative error is at most 4 · 2⁻¹⁰⁶.
     fn mul(self, other: Self) -> Self {
         let high = Self::of_product(self.high, other.high);
         let crossed = self.high.mul_add(other.low, self.low * other.low);
@@ -110,7 +111,7 @@ impl Mul for Double {
 impl Div for Double {
     type Output = Self;
 
-    /// With a relative error of at most 15 · 2⁻¹⁰⁶.
+    /// The relative error is at most 15 · 2⁻¹⁰⁶.
     fn div(self, other: Self) -> Self {
         let quotient = self.high / other.high;
         let rest = self - other * Self::from(quotient);
@@ -121,7 +122,7 @@ impl Div for Double {
 /// A [`Double`] times a power of two.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Extended {
-    /// From 1 to 2, or 0.
+    /// The significand: from 1 to 2, or 0.
     pub digits: Double,
     pub power: i32,
 }
@@ -142,7 +143,7 @@ impl Extended {
         Self { digits: self.digits.abs(), power: self.power }
     }
 
-    /// The root, 0 of numbers that are not above 0.
+    /// The square root; 0 for numbers that are not positive.
     pub fn sqrt(self) -> Self {
         let odd = self.power.rem_euclid(2);
         Self::new(self.digits.times_power(odd).sqrt(), (self.power - odd) / 2)
@@ -199,19 +200,19 @@ impl Mul for Extended {
     }
 }
 
-/// The power of two at or below the magnitude of a finite number that is not 0.
+/// The exponent of the power of two at or below the magnitude of a finite non-zero number.
 pub fn power_of(x: f64) -> i32 {
     let biased = |x: f64| ((x.to_bits() >> 52) & 0x7ff) as i32;
     match biased(x) {
-        // Subnormal.
+        // Subnormal numbers.
         0 => biased(x * power_of_two(64)) - 1023 - 64,
         normal => normal - 1023,
     }
 }
 
-/// A number times a power of two, exactly unless it overflows or underflows.
+/// A number times a power of two, exact unless it overflows or underflows.
 pub fn times_power(x: f64, power: i32) -> f64 {
-    // In two steps, since a power from 2⁻¹⁰⁷⁴ to 2¹⁰²⁴ has no inverse in float64.
+    // In two steps, since 2^power itself may be out of range.
     let power = power.clamp(-2040, 2040);
     x * power_of_two(power / 2) * power_of_two(power - power / 2)
 }

@@ -1,6 +1,6 @@
-//! Random inputs for the functions on Arrow arrays, and two checks of their answers: against the definition in Float64,
-//! bit by bit, and against true distances in extended precision, within what Float64 can round. The second one shares no
-//! formula with the library.
+//! Random inputs for the functions on Arrow arrays, and two checks of their answers: against the
+//! definition in Float64, bit by bit, and against true distances in extended precision, within the
+//! bounds of Float64 rounding. The second check shares no formula with the library.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::inputs::{MOST_WORK, Style, TYPES, Vectors, dimension, hair, size};
 use super::lloyd::{exact_mean, unit_of, values_of};
 use super::{Rng, definition, density, discrete, nearest_by_definition, oracle};
 
-/// Try the input of a seed. What is wrong comes with the input, as code.
+/// Tries the input of a seed. An error has the input, as code.
 pub fn try_seed(seed: u64, device: &AnyDevice) -> Result<(), String> {
     let mut rng = Rng(seed);
     rng.next();
@@ -33,7 +33,7 @@ pub fn try_seed(seed: u64, device: &AnyDevice) -> Result<(), String> {
 
 fn dbscan_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let (dim, count) = match rng.below(64) {
-        // Enough for bounds in many dimensions, and for projections.
+        // Enough rows for bounds in many dimensions, and for projections.
         0 => (32 + size(rng, 32), 2048 + size(rng, 200)),
         1..8 => (32 + size(rng, 100), 256 + size(rng, 200)),
         _ => {
@@ -50,7 +50,7 @@ fn dbscan_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     }
     let ends = [rng.below(count as u64 + 1) as usize, count];
     let ends = if rng.below(4) == 0 { &ends[..] } else { &ends[1..] };
-    // Sums of these are exact in float64.
+    // Multiples of a power of two, whose sums are exact in float64.
     let weights = (rng.below(4) == 0)
         .then(|| (0..count).map(|_| rng.below(9) as f64 * 0.25).collect::<Vec<f64>>());
     let compared: Vec<_> = rows.values.iter().map(|row| density::Row::new(metric, row)).collect();
@@ -86,7 +86,8 @@ fn dbscan_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     check_sums(rng, metric, &rows.values, &all, eps).map_err(&wrong)
 }
 
-/// The clusters of groups of rows, by the definition; `sums` are those of all pairs of rows.
+/// The clusters of groups of rows by the definition; `sums` has the compared sums of all pairs of
+/// rows.
 fn clusters_of_groups(
     (sums, count): (&[f64], usize),
     weights: Option<&[f64]>,
@@ -132,7 +133,7 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let query_array = queries.as_ref().map(|queries| queries.array.as_ref() as &dyn Array);
     let found = match knn_lsh(device, base.array.as_ref(), query_array, &asked) {
         Ok(found) => found,
-        // What these rows cannot meet.
+        // Parameters that the rows cannot meet.
         Err(Error::Unsatisfiable(_)) => return Ok(()),
         Err(error) => return Err(wrong(error.to_string())),
     };
@@ -147,12 +148,12 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let listed: Vec<_> =
         of.iter().zip(&to).zip(&distances).map(|((q, row), d)| (*q, *row, *d)).collect();
     check_pairs(rng, metric, (of_queries, &base.values), &listed).map_err(&wrong)?;
-    // Every row within the radius is there.
+    // Every row within the radius must be found.
     if let Some(radius) = radius {
         let most = match metric {
             Metric::L2 => radius,
             Metric::SqEuclidean => radius * radius,
-            // Of rows of length 1.
+            // The distance of rows of length 1.
             _ => radius * radius / 2.0,
         };
         for (q, row) in (0..others.len()).flat_map(|q| (0..rows.len()).map(move |row| (q, row))) {
@@ -166,7 +167,8 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     Ok(())
 }
 
-/// Arguments of `knn_lsh`, their `k`, and the radius within which every row must be found, if there is one.
+/// Random arguments of `knn_lsh`, their `k`, and the radius within which every row must be found,
+/// if given.
 fn any_hashing(
     rng: &mut Rng,
     metric: Metric,
@@ -198,7 +200,7 @@ fn any_hashing(
     (asked, k, radius)
 }
 
-/// The columns of an answer.
+/// The columns of a result.
 struct Neighbors {
     queries: Vec<u32>,
     rows: Vec<u32>,
@@ -220,7 +222,7 @@ impl Neighbors {
     }
 }
 
-/// Checks the order of what was found, the limit on it, and the distances; returns the pairs.
+/// Checks the order of a result, the limit k, and the distances; returns the pairs.
 pub fn check_neighbors(
     found: &RecordBatch,
     (is_joined, k): (bool, usize),
@@ -279,7 +281,7 @@ fn knn_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     check_lists(rng, metric, (of_queries, &base.values), own, (&wanted, &distances)).map_err(&wrong)
 }
 
-/// Queries like the base, or rows of it.
+/// Random queries in the style of the base, or rows of the base.
 fn any_queries(rng: &mut Rng, base: &Vectors, base_style: &Style) -> Vectors {
     let (base_count, dim) = (base.values.len(), base.values[0].len());
     let count = size(rng, (MOST_WORK / dim / base_count).clamp(1, 200));
@@ -288,7 +290,7 @@ fn any_queries(rng: &mut Rng, base: &Vectors, base_style: &Style) -> Vectors {
     if rng.below(3) > 0 {
         return queries;
     }
-    // Rows of the base, some beside themselves.
+    // Rows of the base, some slightly changed.
     let rows = (0..count).map(|_| {
         let mut row = base.values[rng.below(base_count as u64) as usize].clone();
         if rng.below(2) == 0 {
@@ -301,7 +303,7 @@ fn any_queries(rng: &mut Rng, base: &Vectors, base_style: &Style) -> Vectors {
     Vectors::new(&rows, dim, &TYPES[usize::from(!base.is_narrow)])
 }
 
-/// Checks that an exact search came to these rows and distances, bit by bit.
+/// Checks the rows and distances of an exact search, bit by bit.
 fn check_exact(
     found: &RecordBatch,
     queries: usize,
@@ -442,7 +444,7 @@ fn check(
     if metric == Metric::L2 { check_means(rows, weights, found, &means) } else { Ok(()) }
 }
 
-/// Checks centroids that came to rest: each is the mean of its rows, by `l2`.
+/// Checks centroids after convergence by `l2`: each is the mean of its rows.
 fn check_means(
     rows: &Rows,
     weights: Option<&[f64]>,
@@ -455,19 +457,20 @@ fn check_means(
     let own = |cluster: usize| {
         (0..x.len()).filter(move |row| labels[*row] as usize == cluster && weight(*row) > 0.0)
     };
-    // Rounds compare sums in the precision of the rows, which may end elsewhere for rows between two centroids.
+    // Rounds compare sums in the precision of the rows, which may choose another of two nearly
+    // equally near centroids.
     let centroids = Rows::all(found.centroids.clone());
     let of_rounds = oracle(rows, &centroids, Metric::SqEuclidean, 1, None).0;
     let came_to_rest = found.rounds.moved == 0 && of_rounds == *labels;
     let is_full = (0..means.len()).all(|cluster| own(cluster).next().is_some());
-    // The oracle of means has float64's range.
+    // The oracle's means are limited to the range of float64.
     if !came_to_rest || !is_full || largest > 1e200 {
         return Ok(());
     }
     for (cluster, mean) in means.iter().enumerate() {
         for (j, mean) in mean.iter().enumerate() {
             let (wanted, size) = exact_mean(own(cluster).map(|row| (x[row][j], weight(row))));
-            // Products of the oracle lose what is subnormal.
+            // The oracle loses subnormal products.
             let least = if weights.is_some() { 1e-280 } else { 0.0 };
             let is_right = if rows.reals::<f32>().is_some() {
                 *mean == f64::from(wanted as f32) || (mean - wanted).abs() <= least

@@ -11,7 +11,8 @@ use datafusion_neighbors::rows::Rows;
 
 use super::{Rng, matrix_f32, matrix_f64};
 
-/// Types of elements, the largest number that each holds, and whether float32 holds all of it.
+/// Element types, the largest number used of each, and whether float32 holds all numbers of the
+/// type.
 pub const TYPES: [(DataType, f64, bool); 7] = [
     (DataType::Float32, f32::MAX as f64, true),
     (DataType::Float64, f64::MAX, false),
@@ -22,24 +23,25 @@ pub const TYPES: [(DataType, f64, bool); 7] = [
     (DataType::Int32, 2_147_483_647.0, false),
 ];
 
-/// Pairs of elements that an input may have: it is compared with the slow definition.
+/// The maximum number of compared elements of an input, since the definition is slow.
 pub const MOST_WORK: usize = 2_000_000;
 
-/// Numbers of which most are small, and some large.
+/// A random size, mostly small, sometimes large.
 pub fn size(rng: &mut Rng, most: usize) -> usize {
     let most = 1 + rng.below(most as u64);
     1 + rng.below(most) as usize
 }
 
-/// How the numbers of an input come about.
+/// The distribution of an input's numbers.
 #[derive(Debug, Clone)]
 pub struct Style {
     pub scale: f64,
     /// Binary orders of magnitude between rows, dimensions and elements.
     spread: [i32; 3],
-    /// One row in this many is a copy of an earlier one; 0: none.
+    /// One row in `copies` is a copy of an earlier one; 0: none.
     copies: u64,
-    /// Whole numbers of this many values around an offset, of which one in some gets a hair.
+    /// Integers: the number of values, their offset, and one in how many is moved to an adjacent
+    /// float.
     whole: Option<(u64, f64, u64)>,
     zeros: u64,
 }
@@ -95,7 +97,7 @@ impl Style {
     }
 }
 
-/// A number next to another, in float64 or float32.
+/// The float next to a number, in float64 or float32.
 pub fn hair(rng: &mut Rng, x: f64) -> f64 {
     if x == 0.0 {
         return [1e-16, -1e-16, 1e-38, 1e-45, -1e-300][rng.below(5) as usize];
@@ -106,11 +108,11 @@ pub fn hair(rng: &mut Rng, x: f64) -> f64 {
     if next.is_finite() { next } else { x }
 }
 
-/// Vectors as an array of a type, and what numbers the type made of them.
+/// Vectors as an array of some type, and their values after conversion to the type.
 pub struct Vectors {
     pub array: ArrayRef,
     pub values: Vec<Vec<f64>>,
-    /// Whether float32 holds all of it.
+    /// Whether float32 holds all values.
     pub is_narrow: bool,
 }
 
@@ -141,7 +143,7 @@ impl Vectors {
         Self::new(&rows, dim, &TYPES[kind])
     }
 
-    /// Rows as they are compared; `None` if one of them has no direction.
+    /// The rows prepared for the metric; `None` if one of them has no direction.
     pub fn prepared(&self, metric: Metric, is_narrow: bool) -> Option<Rows> {
         let dim = self.values[0].len();
         let prepares = self.values.iter().all(|row| {

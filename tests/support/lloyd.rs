@@ -1,5 +1,5 @@
-//! k-means by its definition: exact means by an expansion of floats, every distance in the contract's
-//! order, and nothing kept from one round to the next.
+//! k-means by its definition: exact means by floating-point expansions, every distance in the
+//! contract's order, and no state kept between rounds.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use datafusion_neighbors::rows::Rows;
 
 use super::{nearest_centroids, oracle};
 
-/// A sum of floats as floats of which none overlaps another (Shewchuk 1997), so exact if nothing
+/// An exact sum of floats, as an expansion of non-overlapping floats (Shewchuk 1997), unless it
 /// overflows.
 #[derive(Default)]
 pub struct ExactSum(Vec<f64>);
@@ -34,7 +34,7 @@ impl ExactSum {
         self.0 = kept;
     }
 
-    /// The nearest float64.
+    /// The nearest float64 to the sum.
     pub fn rounded(&self) -> f64 {
         let mut parts = self.0.iter().rev().copied();
         let mut high = parts.next().unwrap_or(0.0);
@@ -49,7 +49,7 @@ impl ExactSum {
                 break;
             }
         }
-        // Half a unit is left, and what follows says to which side it goes.
+        // A tie of half a unit: the next component decides the direction.
         if next.is_some_and(|next| (low > 0.0) == (next > 0.0) && next != 0.0) {
             let up = high + 2.0 * low;
             if 2.0 * low == up - high {
@@ -60,8 +60,7 @@ impl ExactSum {
     }
 }
 
-/// The mean of weight times value over the sum of weights, each sum and the quotient rounded once; and
-/// the same of magnitudes.
+/// The weighted mean, with each sum and the quotient rounded once; and the same of magnitudes.
 pub fn exact_mean(values: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
     let (mut sum, mut size, mut weight) = Default::default();
     let parts: (&mut ExactSum, &mut ExactSum, &mut ExactSum) = (&mut sum, &mut size, &mut weight);
@@ -74,12 +73,12 @@ pub fn exact_mean(values: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
     (parts.0.rounded() / weight, parts.1.rounded() / weight)
 }
 
-/// The gap between float64 numbers of this size.
+/// The unit in the last place of float64 numbers of this magnitude.
 pub fn unit_of(x: f64) -> f64 {
     f64::from_bits(x.abs().to_bits() + 1) - x.abs()
 }
 
-/// The elements of rows.
+/// The elements of rows as float64.
 pub fn values_of(rows: &Rows) -> Vec<Vec<f64>> {
     let dim = rows.matrix().dim().max(1);
     let flat: Vec<f64> = match rows.reals::<f32>() {
@@ -96,7 +95,7 @@ pub fn distances_of(distances: &Distances) -> Vec<f64> {
     }
 }
 
-/// Rows of the same type as others.
+/// Rows of the same type as `like`.
 pub fn rows_like(like: &Rows, values: &[Vec<f64>]) -> Rows {
     let (elements, dim) = (elements_like(like, values), like.matrix().dim());
     Rows::all(Arc::new(Matrix::new(elements, values.len(), dim)))
@@ -110,13 +109,14 @@ fn elements_like(like: &Rows, values: &[Vec<f64>]) -> Elements {
     }
 }
 
-/// The nearest of these centroids by `l2`, by the definition of a distance.
+/// The nearest of these centroids for each row by `l2`, by the definition of a distance.
 fn last_labels(rows: &Rows, centroids: &[Vec<f64>]) -> Vec<u32> {
     let matrix = Matrix::new(elements_like(rows, centroids), centroids.len(), rows.matrix().dim());
     nearest_centroids(rows, &Arc::new(matrix), Metric::L2).0
 }
 
-/// Labels, centroids and rounds of Lloyd's algorithm by `l2` until no row moves or no centroid does.
+/// Labels, centroids and number of rounds of Lloyd's algorithm by `l2`, until no row or no centroid
+/// moves.
 pub fn lloyd(
     rows: &Rows,
     weights: Option<&[f64]>,
@@ -168,7 +168,8 @@ pub fn lloyd(
     }
 }
 
-/// The rows that greedy k-means++ chooses with these random numbers.
+/// The rows that greedy k-means++ (Arthur and Vassilvitskii 2007) chooses with these random
+/// numbers.
 pub fn plus_plus(
     rows: &Rows,
     weights: Option<&[f64]>,
@@ -208,7 +209,7 @@ pub fn plus_plus(
     chosen
 }
 
-/// The power of two, as an exponent, that gives the largest of some products 52 bits.
+/// The exponent that scales the largest product of a weight and a cost to 52 bits.
 fn power_of_shares(weights: &[f64], costs: &[f64]) -> i32 {
     let products = weights.iter().zip(costs).map(|(w, c)| if *w == 0.0 { 0.0 } else { w * c });
     let largest = products.fold(0.0f64, |a, b| a.max(b.min(f64::MAX)));
@@ -227,21 +228,21 @@ fn scaled(x: f64, power: i32) -> u128 {
     steps(x) as u128
 }
 
-/// Weight times cost, in whole numbers.
+/// Weight times cost, as scaled integers.
 fn shares(weights: &[f64], costs: &[f64], power: i32) -> Vec<u128> {
     let of =
         |(w, c): (&f64, &f64)| if *w == 0.0 { 0 } else { scaled((w * c).min(f64::MAX), power) };
     weights.iter().zip(costs).map(of).collect()
 }
 
-/// A row, with a probability proportional to its share.
+/// A row, drawn with probability proportional to its share.
 fn draw(shares: &[u128], weights: &[f64], bits: u64) -> u32 {
     let total: u128 = shares.iter().sum();
     if total == 0 {
         let heavy: Vec<usize> = (0..weights.len()).filter(|row| weights[*row] > 0.0).collect();
         return heavy[((u128::from(bits) * heavy.len() as u128) >> 64) as usize] as u32;
     }
-    // In two parts, as their product may have more than 128 bits.
+    // In two steps, since the product may exceed 128 bits.
     let (high, low) = (total >> 53, total % (1 << 53));
     let drawn = u128::from(bits >> 11);
     let wanted = high * drawn + ((low * drawn) >> 53);

@@ -1,4 +1,4 @@
-//! Seeded rows, and the definition of the answer: obvious, slow, and independent of the library.
+//! Seeded rows, and the definition of every answer: obvious, slow, and independent of the library.
 
 #![allow(dead_code)] // each test binary uses a part
 
@@ -33,12 +33,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Uniform in [0, 1).
+    /// A uniform number in [0, 1).
     pub fn uniform(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Roughly normal: the sum of twelve uniform numbers.
+    /// An approximately normal number: the sum of twelve uniform numbers.
     pub fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0
     }
@@ -48,7 +48,7 @@ impl Rng {
     }
 }
 
-/// Whether long trials run as a whole: `NEIGHBORS_TESTS=whole`.
+/// Whether long trials run in full: `NEIGHBORS_TESTS=whole`.
 pub fn all_trials() -> bool {
     std::env::var_os("NEIGHBORS_TESTS").is_some_and(|asked| asked == "whole")
 }
@@ -58,24 +58,24 @@ pub fn sampled<T>(cases: impl IntoIterator<Item = T>, one_in: usize) -> impl Ite
     cases.into_iter().step_by(if all_trials() { 1 } else { one_in })
 }
 
-/// The devices of this machine; `None` for a GPU that is not there.
+/// The devices of this machine; `None` for a missing GPU.
 pub fn devices() -> Vec<(&'static str, Option<AnyDevice>)> {
     vec![("cpu", Some(AnyDevice::cpu())), ("cuda", AnyDevice::cuda(0, 0).ok())]
 }
 
-/// How the rows of a test are made.
+/// The distribution of a test's rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
     Normal,
     /// A few small integers: ties everywhere.
     Lattice,
     AllEqual,
-    /// Every row several times.
+    /// Every row is there several times.
     Duplicates,
-    /// Spread 1 around 1e6.
+    /// Rows of spread 1 around 1e6.
     FarAway,
     Subnormal,
-    /// Squares overflow f32.
+    /// Squares overflow float32.
     Huge,
     /// Zeros of both signs among small numbers.
     SignedZeros,
@@ -99,7 +99,7 @@ impl Kind {
         Self::Descending,
     ];
 
-    /// A number that f32 holds.
+    /// A number that float32 holds exactly.
     fn value(self, rng: &mut Rng, row: usize, rows: usize) -> f64 {
         let value = match self {
             Self::Normal => rng.normal(),
@@ -116,7 +116,7 @@ impl Kind {
         value as f32 as f64
     }
 
-    /// Rows of numbers of this kind. No row is constant or zero, so that every metric is defined.
+    /// Rows of this kind. No row is constant or zero, so that every metric is defined.
     pub fn rows(self, seed: u64, rows: usize, dim: usize) -> Vec<Vec<f64>> {
         let mut rng = Rng(seed);
         (0..rows)
@@ -135,7 +135,7 @@ impl Kind {
     }
 }
 
-/// Rows of f32, prepared for a metric.
+/// Rows of float32, prepared for a metric.
 pub fn matrix_f32(rows: &[Vec<f64>], dim: usize, metric: Metric) -> Rows {
     let mut values: Vec<f32> = rows.iter().flatten().map(|x| *x as f32).collect();
     for row in values.chunks_exact_mut(dim) {
@@ -144,7 +144,7 @@ pub fn matrix_f32(rows: &[Vec<f64>], dim: usize, metric: Metric) -> Rows {
     Rows::all(Arc::new(Matrix::new(Elements::F32(values), rows.len(), dim)))
 }
 
-/// Rows of f64, prepared for a metric.
+/// Rows of float64, prepared for a metric.
 pub fn matrix_f64(rows: &[Vec<f64>], dim: usize, metric: Metric) -> Rows {
     let mut values: Vec<f64> = rows.iter().flatten().copied().collect();
     for row in values.chunks_exact_mut(dim) {
@@ -153,7 +153,7 @@ pub fn matrix_f64(rows: &[Vec<f64>], dim: usize, metric: Metric) -> Rows {
     Rows::all(Arc::new(Matrix::new(Elements::F64(values), rows.len(), dim)))
 }
 
-/// Rows of random bits, some of them empty or repeated.
+/// Rows of random bits, some of them empty or duplicates.
 pub fn matrix_bits(seed: u64, rows: usize, dim: usize) -> Rows {
     let mut rng = Rng(seed);
     let width = dim.div_ceil(64);
@@ -169,22 +169,22 @@ pub fn matrix_bits(seed: u64, rows: usize, dim: usize) -> Rows {
     Rows::all(Arc::new(Matrix::new(Elements::Bits(words), rows, dim)))
 }
 
-/// How the sets of a test are made.
+/// The distribution of a test's sets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum SetKind {
-    /// Of some tokens, a few of which most sets have.
+    /// Tokens of which a few are in most sets.
     Words,
-    /// Of very few tokens: ties everywhere.
+    /// Very few tokens: ties everywhere.
     Few,
-    /// Each within the one after it.
+    /// Each set is a subset of the next one.
     Nested,
-    /// No token is in two sets.
+    /// Sets without common tokens.
     Disjoint,
-    /// Without tokens, or of one.
+    /// Empty sets, and sets of one token.
     Empty,
-    /// One among small ones that has nearly all tokens.
+    /// One set of nearly all tokens among small sets.
     OneLarge,
-    /// Tokens of all signs and sizes.
+    /// Tokens of all signs and magnitudes.
     Wide,
 }
 
@@ -199,7 +199,7 @@ impl SetKind {
         Self::Wide,
     ];
 
-    /// Sets of this kind; tokens occur several times, in any order.
+    /// Sets of this kind, with repeated tokens in any order.
     pub fn rows(self, seed: u64, rows: usize) -> Rows {
         let mut rng = Rng(seed);
         let mut sets = Sets::new(false);
@@ -227,7 +227,7 @@ impl SetKind {
     }
 }
 
-/// The answer by definition: every pair in the order of the contract, all of them sorted.
+/// The answer by the definition: all pairs in the contract's order of summation, sorted.
 pub fn oracle(
     queries: &Rows,
     base: &Rows,
@@ -245,7 +245,7 @@ pub fn oracle(
     (rows, distances)
 }
 
-/// The distance of one pair, widened to float64 if it is a float32.
+/// The distance of a pair, widened to float64.
 pub fn oracle_of_pair(
     queries: &Rows,
     base: &Rows,
@@ -320,7 +320,7 @@ fn near_inverse(largest: f64) -> f64 {
     }
 }
 
-/// The distance of two rows by the definition. Rows of f64 are prepared for the metric.
+/// The distance of a pair by the definition. Rows of float64 are prepared for the metric.
 pub fn exact_of_pair(queries: &Rows, base: &Rows, metric: Metric, query: usize, row: usize) -> f64 {
     let width = queries.matrix().width();
     let (q, b) = (query * width..(query + 1) * width, row * width..(row + 1) * width);
@@ -353,7 +353,8 @@ pub fn exact_oracle(
     nearest(queries.len(), k, rows, |q, b| exact_of_pair(queries, base, metric, q, b))
 }
 
-/// The nearest centroid of every row, and its distance, by the definition. Rows of f64 are prepared for the metric.
+/// The nearest centroid of every row and its distance, by the definition. Rows of float64 are
+/// prepared for the metric.
 pub fn nearest_centroids(
     rows: &Rows,
     centroids: &Arc<Matrix>,
@@ -372,7 +373,7 @@ pub fn nearest_centroids(
 pub fn definition(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
     let unit = |row: &[f64]| -> Vec<f64> {
         let largest = row.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-        // Squares of rows of f32 are in the range of float64.
+        // Squares of float32 values are in the range of float64.
         let scale = if (1e-60..1e60).contains(&largest) { 1.0 } else { near_inverse(largest) };
         let row: Vec<f64> = row.iter().map(|x| x * scale).collect();
         let mean = match metric {
@@ -410,7 +411,8 @@ pub fn definition(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
     }
 }
 
-/// The `k` nearest rows by the definition, of each query; `own` says which base row a query is.
+/// The `k` nearest rows of each query by the definition; `own` maps a query to the same row of the
+/// base.
 pub fn nearest_by_definition(
     metric: Metric,
     (queries, base): (&[Vec<f64>], &[Vec<f64>]),
@@ -445,25 +447,25 @@ fn distance_bits(metric: Metric, q: &[u64], x: &[u64]) -> f64 {
     }
 }
 
-/// A deadline for events that tests wait for, which come much sooner or never.
+/// A deadline for awaited events, which come much sooner or never.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// How often [`until`] looks.
+/// The polling interval of [`until`].
 const POLL: Duration = Duration::from_millis(1);
 
-/// Returns when this holds.
+/// Returns once the condition holds.
 pub async fn until(holds: impl Fn() -> bool) {
     while !holds() {
         tokio::time::sleep(POLL).await;
     }
 }
 
-/// The folder that the files of tests are relative to: the repository, or what was packed of it.
+/// The folder that test files are relative to: the repository, or the packed files.
 pub fn root() -> PathBuf {
     if let Some(packed) = std::env::var_os("NEIGHBORS_ROOT") {
         return packed.into();
     }
-    // The package may be that of `tests/statements`.
+    // The package may be the one in `tests/statements`.
     let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     folders.find(|folder| folder.join("Cargo.lock").exists()).expect("the repository").into()
 }
