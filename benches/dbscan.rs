@@ -5,9 +5,10 @@
 //! cargo bench --profile dev --bench dbscan -- --dir target/workloads --task dense8:0.05:4
 //! ```
 //!
-//! A task is `WORKLOAD:EPS:MIN_POINTS`, and perhaps `:METRIC` and `:ROWS`. `kernels` is the time on the
-//! GPU from rows that are there to clusters that are there. Rows of a sample must be core if enough rows
-//! are within eps, and in the cluster of each core row, or of the first; otherwise the run ends.
+//! A task is `WORKLOAD:EPS:MIN_POINTS`, optionally followed by `:METRIC` and `:ROWS`. `kernels` is
+//! the GPU's time from rows on the device to clusters on the device. Sampled rows are checked by
+//! the definition: a row is core if enough rows are within eps, and is in the cluster of each core
+//! row near it, or of the first such row if it is not core itself; otherwise the run ends.
 
 mod common;
 
@@ -26,10 +27,10 @@ use rayon::prelude::*;
 /// Time dbscan on named workloads.
 #[derive(Parser)]
 struct Options {
-    /// Where the Parquet files are
+    /// Folder of the Parquet files
     #[arg(long, default_value = "target/workloads")]
     dir: PathBuf,
-    /// What to run: WORKLOAD:EPS:MIN_POINTS[:METRIC[:ROWS]]
+    /// Tasks to run: WORKLOAD:EPS:MIN_POINTS[:METRIC[:ROWS]]
     #[arg(long, value_delimiter = ',', default_value = "dense8:0.05:4")]
     task: Vec<String>,
     /// cpu, cuda or cuda:N
@@ -72,7 +73,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let metric: Metric = more.first().unwrap_or(&"l2").parse()?;
         let most = more.get(1).map_or(Ok(usize::MAX), |rows| rows.parse())?;
         let path = options.dir.join(format!("{name}-base.parquet"));
-        // As they are: directions are the device's.
+        // Rows as given: the device computes directions itself.
         let read_as = if metric.is_binary() { metric } else { Metric::L2 };
         let rows = load(&path, most, read_as, false)?;
         let params = DbscanParams::try_new(eps.parse()?, min_points.parse()?, metric)?;
@@ -115,7 +116,7 @@ fn measure(
     Ok(())
 }
 
-/// Checks the rows of a sample against all others, by the definition.
+/// Checks sampled rows against all other rows, by the definition.
 fn check(
     rows: &Rows,
     params: &DbscanParams,

@@ -1,18 +1,20 @@
-//! Times `kmeans` on the named workloads, on any device: a fixed number of rounds from given rows.
+//! Times `kmeans` on the named workloads, on any device: a fixed number of rounds from fixed first
+//! centroids.
 //!
 //! ```text
 //! python3 -m benches.data.workloads balls8 target/workloads
 //! cargo bench --profile dev --bench kmeans -- --dir target/workloads --only balls8
 //! ```
 //!
-//! At the end it is a table in Markdown, beside peers' times (`--peers`), what the device needs at least (`--flops`,
-//! `--bandwidth`) and whole statements, which choose their first centroids (`--program`).
+//! A final table in Markdown compares the times with peers' (`--peers`), with the device's peak
+//! performance (`--flops`, `--bandwidth`) and with whole statements, which choose their first
+//! centroids (`--program`).
 //!
-//! The start is every (n / K)-th row. `assign` and `update` are the time of all rounds, of which
-//! there is one more to assign than to update: labels belong to the centroids that are returned.
-//! `uncertain` is the share of rows whose nearest centroid a GPU's products left open.
-//! The inertia is computed again in float64 from the labels and the centroids, and every sampled
-//! row must be in the cluster of its nearest centroid; otherwise the run ends.
+//! The first centroids are every (n / K)-th row. `assign` and `update` are the time of all rounds;
+//! rows are assigned once more than centroids are updated, since the labels belong to the returned
+//! centroids. `uncertain` is the share of rows whose nearest centroid a GPU's rounded products left
+//! open. The inertia is computed again in float64 from the labels and the centroids, and every
+//! sampled row must be in the cluster of its nearest centroid; otherwise the run ends.
 
 #[path = "common/beside.rs"]
 mod beside;
@@ -32,32 +34,32 @@ use datafusion_neighbors::job::{Job, Phase, Watch as _};
 use datafusion_neighbors::matrix::{Elements, Matrix};
 use datafusion_neighbors::rows::Rows;
 
-/// Workload, clusters, rounds.
+/// Workload, number of clusters, number of rounds.
 const TASKS: &[(&str, usize, usize)] =
     &[("balls8", 256, 50), ("sift128", 1024, 20), ("embed384", 1024, 20), ("deep96", 4096, 20)];
 
 /// Time kmeans on named workloads.
 #[derive(Parser)]
 struct Options {
-    /// Where the Parquet files are
+    /// Folder of the Parquet files
     #[arg(long, default_value = "target/workloads")]
     dir: PathBuf,
-    /// Workloads to run, separated by commas; all that are there
+    /// Workloads to run, separated by commas; by default all whose files are there
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// cpu, cuda or cuda:N
     #[arg(long, default_value = "cpu")]
     device: DeviceChoice,
-    /// How a GPU compares pairs, if not as it is fastest: warps
+    /// Strategy of a GPU for comparing pairs, instead of the fastest one: warps
     #[arg(long)]
     way: Option<String>,
     /// Bytes of the GPU's memory to use
     #[arg(long, default_value_t = 0)]
     device_memory: u64,
-    /// At most so many rows
+    /// Maximum number of rows
     #[arg(long, default_value_t = usize::MAX)]
     rows: usize,
-    /// How many times farther from 0 one of the rows is than in the file
+    /// Factor by which one of the rows is farther from 0 than in the file
     #[arg(long, default_value_t = 1.0)]
     outlier: f32,
     /// Timed runs, of which the median is shown
@@ -104,7 +106,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     options.beside.print(&options.device.to_string(), &measured)
 }
 
-/// The same rows, but for one that is so many times farther from 0.
+/// The rows, one of them multiplied by `times`.
 fn with_outlier(rows: &Rows, times: f32) -> Result<Rows, Box<dyn std::error::Error>> {
     let (count, dim) = (rows.len(), rows.matrix().dim());
     let mut values = rows.reals::<f32>().ok_or("vectors of f32")?.to_vec();
@@ -150,7 +152,7 @@ fn measure(
         100.0 * found.rounds.work.redone as f64 / (rows.len() * found.rounds.iterations) as f64,
     );
     let elements = (found.rounds.iterations * rows.len() * dim) as f64;
-    // Peers have all rows there.
+    // Peers' times exclude transfers.
     let on_cpu = device.info().memory.is_none();
     let rounds_alone = if on_cpu { *seconds } else { found.rounds.work.kernel.as_secs_f64() };
     let file = options.dir.join(format!("{name}-base.parquet"));
@@ -163,14 +165,14 @@ fn measure(
         k,
         seconds: rounds_alone,
         kernels: rounds_alone,
-        // A centroid's product with each row, and each row read in half precision.
+        // The product of each row and centroid, and each row read in half precision.
         floor: (2.0 * elements * k as f64, 2.0 * elements),
         statement,
         reading: reading(&file, false),
     })
 }
 
-/// The inertia, computed again.
+/// Computes the inertia again, and checks it and the labels.
 fn check(
     values: &[f32],
     dim: usize,

@@ -6,11 +6,13 @@
 //! ```
 //!
 //! `seconds` is a whole search with the base on the device: queries sent, neighbours returned.
-//! `kernel` is the part of it spent computing. Sampled queries are compared with their definition,
-//! computed one pair at a time; a wrong row or distance ends the run.
-//! At the end it is a table in Markdown, beside peers' times (`--peers`), what the device needs at least (`--flops`,
-//! `--bandwidth`; not of bits, which are not multiplied) and whole statements (`--program`).
-//! With `--hashed`, `knn_lsh` builds its tables and searches them, of `friedman10` alone: all but sending the rows.
+//! `kernel` is the part of it spent computing. The results of sampled queries are compared with the
+//! definition, computed one pair at a time; a wrong row or distance ends the run.
+//! A final table in Markdown compares the times with peers' (`--peers`), with the device's peak
+//! performance (`--flops`, `--bandwidth`; not for bits, which are not multiplied) and with whole
+//! statements (`--program`).
+//! With `--hashed`, `knn_lsh` builds its tables and searches them, on `friedman10` only; the time
+//! excludes sending the rows.
 
 #[path = "common/beside.rs"]
 mod beside;
@@ -31,7 +33,7 @@ use datafusion_neighbors::device::{AnyDevice, DeviceChoice, Distances, Neighbors
 use datafusion_neighbors::job::{Job, Phase, Watch as _};
 use datafusion_neighbors::rows::Rows;
 
-/// Workload, k, metric, whether rows are joined with themselves.
+/// Workload, k, metric, and whether it is a self-join.
 type Task = (&'static str, usize, Metric, bool);
 
 const TASKS: &[Task] = &[
@@ -50,37 +52,38 @@ const TASKS: &[Task] = &[
 /// Time knn_exact on named workloads.
 #[derive(Parser)]
 struct Options {
-    /// Where the Parquet files are
+    /// Folder of the Parquet files
     #[arg(long, default_value = "target/workloads")]
     dir: PathBuf,
-    /// Workloads to run, separated by commas; all that are there
+    /// Workloads to run, separated by commas; by default all whose files are there
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// cpu, cuda or cuda:N
     #[arg(long, default_value = "cpu")]
     device: DeviceChoice,
-    /// How a GPU compares pairs, if not as it is fastest: scanned, filtered or warps
+    /// Strategy of a GPU for comparing pairs, instead of the fastest one: scanned, filtered or
+    /// warps
     #[arg(long)]
     way: Option<String>,
     /// Bytes of the GPU's memory to use
     #[arg(long, default_value_t = 0)]
     device_memory: u64,
-    /// At most so many queries
+    /// Maximum number of queries
     #[arg(long, default_value_t = usize::MAX)]
     queries: usize,
-    /// At most so many base rows
+    /// Maximum number of base rows
     #[arg(long, default_value_t = usize::MAX)]
     rows: usize,
-    /// Neighbours by hashing
+    /// Approximate search by hashing (knn_lsh)
     #[arg(long)]
     hashed: bool,
-    /// Numbers as doubles
+    /// Vectors as float64
     #[arg(long)]
     doubles: bool,
     /// Timed searches, of which the median is shown
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Queries compared with their definition
+    /// Number of queries whose results are compared with the definition
     #[arg(long, default_value_t = 20)]
     checked: usize,
     #[command(flatten)]
@@ -197,7 +200,7 @@ fn measure(
     })
 }
 
-/// The same from Parquet.
+/// The SQL statement that does the same from Parquet.
 fn statement((name, k, metric, itself): Task, base: &Path) -> String {
     let of = |file: &Path| format!("(SELECT id, v FROM '{}')", file.display());
     let queries = base.with_file_name(format!("{name}-query.parquet"));
@@ -209,7 +212,7 @@ fn statement((name, k, metric, itself): Task, base: &Path) -> String {
     )
 }
 
-/// `knn_lsh` of a base with itself, from rows on the device to neighbours here.
+/// Measures a self-join with `knn_lsh`, from rows on the device to neighbours on the host.
 fn measure_hashed(
     device: &AnyDevice,
     base: &Rows,
@@ -264,7 +267,7 @@ fn measure_hashed(
     Ok(())
 }
 
-/// How many of some queries, spread over all, have a list that differs from its definition.
+/// The number of sampled queries whose result differs from the definition.
 fn errors(
     found: &Neighbors,
     queries: &Rows,

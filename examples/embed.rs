@@ -19,7 +19,7 @@ async fn main() -> Result<()> {
     arrays()
 }
 
-/// The three digits most like each of the first two, by the cosine of their pixels.
+/// The three digits most similar to each of the first two, by the cosine of their pixels.
 async fn data_frames() -> Result<()> {
     let ctx = SessionContext::new();
     datafusion_neighbors::register_all(&ctx)?;
@@ -30,12 +30,12 @@ async fn data_frames() -> Result<()> {
     let similar = queries.knn_exact(base, KnnExact::k(3).metric(Metric::Cosine))?;
     similar.sort_by(vec![col("query_id"), col("rank")])?.show().await?;
 
-    // Among themselves; what comes out is a DataFrame like any other.
+    // A self-join; its result is a DataFrame like any other.
     let nearest = digits.clone().knn_exact_self(KnnExact::k(1))?;
     let same = nearest.filter(col("query_label").eq(col("base_label")))?;
     println!("{} digits have the nearest neighbour of their own kind", same.count().await?);
 
-    // The ten clusters that a seed leads to.
+    // Ten clusters, determined by the seed.
     let clusters = digits.kmeans_centroids(KMeans::k(10).seed(7))?;
     let sizes = clusters.select_columns(&["cluster_id", "size", "inertia"])?;
     sizes.sort_by(vec![col("cluster_id")])?.show().await?;

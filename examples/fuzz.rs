@@ -1,18 +1,18 @@
-//! Tries random inputs of `knn_exact`, `knn_lsh`, `kmeans` and `dbscan` until the time is up, and checks every answer
-//! twice:
+//! Tries random inputs of `knn_exact`, `knn_lsh`, `kmeans` and `dbscan` until the time is up, and
+//! checks every answer twice:
 //!
 //! - against the definition of a distance in Float64, bit by bit;
-//! - of vectors, against true distances in extended precision (about 106 bits, any magnitude), which share no formula
-//!   with the library. A distance must be within a proven bound of the true one, and no row, centroid or side of `eps`
-//!   may be chosen that is wrong by more than these bounds. `tests/support/accuracy.rs` derives them. Of a large input,
-//!   a sample of pairs is checked.
+//! - for vectors, against true distances in extended precision (about 106 bits, any magnitude),
+//!   computed by other formulas than the library's. A distance must be within a proven bound of the
+//!   true one, and a chosen row, centroid or side of `eps` may be wrong only within these bounds.
+//!   `tests/support/accuracy.rs` derives them. Of a large input, a sample of pairs is checked.
 //!
 //! ```text
 //! cargo run --example fuzz -- --seconds 600 --device cpu --seed 1
 //! ```
 //!
-//! Inputs are those of consecutive seeds. The first answer that is wrong is printed with its input,
-//! as code, and ends the run.
+//! Each input follows from a seed, and seeds are consecutive. The first wrong answer is printed
+//! with its input, as code, and ends the run.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -26,13 +26,13 @@ use datafusion_neighbors::device::{AnyDevice, DeviceChoice};
 /// Try random inputs.
 #[derive(Parser)]
 struct Options {
-    /// How long
+    /// Seconds to run
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// cpu, cuda or cuda:N
     #[arg(long, default_value = "cpu")]
     device: DeviceChoice,
-    /// The first input's
+    /// The seed of the first input
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     };
     let info = device.info();
     println!("{}: {}", info.name, info.description);
-    // The ways of the CPU take turns.
+    // The CPU's instruction sets and strategies take turns.
     let ways: Vec<_> = match &device {
         AnyDevice::Cpu(_) => {
             let ways = AnyDevice::cpu_ways().into_iter();

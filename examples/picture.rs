@@ -31,7 +31,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Draws the points of some batches: their places, cluster, and whether they are core.
+/// Draws the points of batches with their coordinates, cluster and core flag.
 fn draw(batches: &[RecordBatch]) -> std::result::Result<(), String> {
     let area = SVGBackend::new(PATH, (720, 450)).into_drawing_area();
     let error = |error: DrawingAreaErrorKind<_>| error.to_string();

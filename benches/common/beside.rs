@@ -1,4 +1,5 @@
-//! A table of what was measured beside peers, and beside the least that the machine takes; whole statements beside both.
+//! Tables that compare measurements with peers' times and with the machine's peak performance;
+//! optionally, times of whole statements.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -10,44 +11,46 @@ use clap::Args;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Names and seconds of the peers of a workload and a k.
+/// The peers of a workload and a k, with their seconds.
 type Peers = HashMap<(String, usize), Vec<(String, f64)>>;
 
-/// What measurements are compared with.
+/// The references that measurements are compared with.
 #[derive(Args)]
 pub struct Beside {
-    /// Seconds of peers: a file with a workload, k, a peer's name and seconds in each line, separated by tabs
+    /// Seconds of peers: a file with a workload, k, a peer's name and seconds in each line,
+    /// separated by tabs
     #[arg(long)]
     peers: Option<PathBuf>,
-    /// Additions and multiplications a second that the device can do at most, for the floor
+    /// Peak additions and multiplications a second of the device, for the floor
     #[arg(long, default_value_t = f64::INFINITY)]
     flops: f64,
-    /// Bytes a second that it reads at most
+    /// Peak memory bandwidth of the device, bytes a second
     #[arg(long, default_value_t = f64::INFINITY)]
     bandwidth: f64,
-    /// Whole statements from Parquet as well, by this `neighbors` program, each in a process of its own
+    /// The `neighbors` program with which to time whole statements from Parquet as well, each in a
+    /// process of its own
     #[arg(long)]
     program: Option<PathBuf>,
 }
 
-/// What was measured of a task.
+/// The measurements of a task.
 pub struct Measured {
     pub workload: &'static str,
     pub k: usize,
-    /// Seconds of what peers' times are of, …
+    /// Seconds of the part that peers' times cover.
     pub seconds: f64,
-    /// … and of kernels; of a CPU, the same.
+    /// Seconds of kernels; on a CPU, the same as `seconds`.
     pub kernels: f64,
-    /// Operations that cannot be left out, and bytes read once.
+    /// The minimum number of operations, and of bytes read.
     pub floor: (f64, f64),
-    /// The statement that does the same from Parquet.
+    /// The SQL statement that does the same from Parquet.
     pub statement: String,
-    /// One that only reads most of what it reads.
+    /// The SQL statement that reads most of the same data only.
     pub reading: String,
 }
 
 impl Beside {
-    /// Prints all that was measured as tables in Markdown.
+    /// Prints the measurements as tables in Markdown.
     pub fn print(&self, device: &str, all: &[Measured]) -> Result<()> {
         let peers = self.read_peers()?;
         println!(
@@ -96,7 +99,8 @@ impl Beside {
     }
 }
 
-/// Times statements from the start of a process to its end, beside those that read the same file.
+/// Times statements from the start of a process to its end, beside statements that read the same
+/// file.
 fn print_statements(program: &Path, device: &str, all: &[Measured]) -> Result<()> {
     let least = |statement: &str| least(program, device, statement);
     let few = "SELECT count(*) FROM knn_exact((SELECT [1.0, 2.0] AS v UNION ALL SELECT [2.0, 3.0]), k => 1)";
@@ -113,16 +117,16 @@ fn print_statements(program: &Path, device: &str, all: &[Measured]) -> Result<()
     Ok(())
 }
 
-/// A statement that reads vectors of a file, of numbers or of bits.
+/// An SQL statement that reads the vectors of a file, numbers or bits.
 pub fn reading(file: &Path, has_bits: bool) -> String {
     match (file.display(), has_bits) {
-        // In no order: its last digits differ.
+        // Rounded, since the order of summation varies.
         (file, false) => format!("SELECT count(v), round(sum(v[1])) FROM '{file}'"),
         (file, true) => format!("SELECT count(*) FROM '{file}' WHERE v > X'80'"),
     }
 }
 
-/// The least seconds of three processes that run a statement, which must print the same.
+/// The minimum seconds of three processes that run a statement and must print the same.
 fn least(program: &Path, device: &str, statement: &str) -> Result<f64> {
     let set = format!("SET neighbors.device = '{device}'");
     let mut found: Option<(f64, Vec<u8>)> = None;

@@ -1,4 +1,4 @@
-//! What the benches share: opening a device, reading a workload, and timing phases.
+//! Shared code of the benches: opening a device, reading a workload, and timing phases.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,7 +15,8 @@ use datafusion_neighbors::matrix::ElementKind;
 use datafusion_neighbors::rows::Rows;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-/// A device with so much memory, which compares pairs in this way if it is one that it would not always choose.
+/// A device with a memory limit; `way` selects a strategy for comparing pairs instead of the
+/// device's own choice.
 #[allow(dead_code, reason = "used by some benches")]
 pub fn device(
     choice: DeviceChoice,
@@ -28,7 +29,7 @@ pub fn device(
     Ok(way.ok_or_else(|| format!("this device has no way '{wanted}'"))?.1)
 }
 
-/// The first so many rows of a workload's file, numbers as doubles if asked for.
+/// The first `rows` rows of a workload's file; with `doubles`, as float64.
 pub fn load(
     path: &Path,
     rows: usize,
@@ -57,7 +58,7 @@ pub fn load(
     Ok(reader.finish().0)
 }
 
-/// The time that work spends in its phases.
+/// The time that a job spends in each phase.
 #[derive(Default)]
 #[allow(dead_code, reason = "used by some benches")]
 pub struct Phases(Mutex<Spent>);
@@ -81,7 +82,7 @@ impl Watch for Phases {
 
 #[allow(dead_code, reason = "used by some benches")]
 impl Phases {
-    /// Seconds of one of them.
+    /// Seconds of a phase.
     pub fn seconds(&self, phase: Phase) -> f64 {
         self.0.lock().expect("no panic").times.get(&phase).map_or(0.0, Duration::as_secs_f64)
     }
