@@ -123,8 +123,8 @@ impl KnnLsh {
         Self { centre: Some(is_centred), ..self }
     }
 
-    /// Probes every box of orthogonal planes within this Euclidean distance of the query. Under
-    /// `cosine` and `pearson`, the distance is between rows scaled to length 1.
+    /// Probes every box of orthogonal planes within this Euclidean distance of the query; `cosine`
+    /// and `pearson` measure it between rows scaled to length 1.
     pub fn box_radius(self, radius: f64) -> Self {
         Self { box_radius: Some(radius), ..self }
     }

@@ -2,6 +2,7 @@
 //! output must equal the ```text block after it. Statements in a comment, `<!-- sql`, make tables
 //! that a page need not show. Index files are in a temporary folder. With `UPDATE_PAGES=1` in the
 //! environment, the output is written to the page.
+//!
 //! Links between pages are checked as well.
 
 use std::path::{Path, PathBuf};
