@@ -18,10 +18,10 @@ const FEW_MOVED: usize = 4096;
 /// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
 
-/// How many rows are fetched before one that is moved.
+/// The prefetch distance, in rows that are moved.
 const AHEAD: usize = 16;
 
-/// Labels that a thread compares, and those of them that are compared at once.
+/// Labels of a task, and those that are compared at once.
 const COMPARED: usize = 1 << 16;
 const SIDE_BY_SIDE: usize = 64;
 

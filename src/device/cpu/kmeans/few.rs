@@ -1,8 +1,8 @@
-//! The nearest of few centroids, round after round, in whole numbers of 16 bits: every row is compared with all of them.
+//! Assignment to few centroids by 16-bit codes: in every round, each row is compared with all of them.
 //!
-//! A sum of a row and a centroid is half of their squared distance, or their product less than 0, but for what is the same
-//! for all centroids, and no more than that, whatever rounding did. Where the second least is far enough above the least,
-//! the nearest is known; elsewhere the sums of the definition decide.
+//! For each row x and centroid c, an integer sum is a lower bound on `‖x − c‖² / 2` (or on `−x·c`), in squared steps
+//! and up to a constant that all centroids share. If the second smallest sum exceeds the smallest by more than the
+//! error, the nearest centroid is known; otherwise the sums of the definition decide.
 
 use std::cmp::Ordering;
 use std::marker::PhantomData;
@@ -30,7 +30,7 @@ use crate::rows::Rows;
 /// The most dimensions.
 const MOST_DIM: usize = 32;
 
-/// The most centroids: with more, keeping [gaps](super::gaps) is faster, which products do not have.
+/// The most centroids: with more, [Hamerly's bounds](super::gaps) are faster, which exist for squares only.
 const MOST: usize = 16;
 const MOST_WITH_AVX512: usize = 24;
 const MOST_OF_PRODUCTS: usize = 1024;
@@ -38,24 +38,26 @@ const MOST_OF_PRODUCTS: usize = 1024;
 /// Rows of a task.
 const BLOCK: usize = 64 * ROWS;
 
-/// Rows that the scale is chosen by, of which one in so many may be outliers.
+/// Rows of the sample that determines the scale; one in `ONE_OUTLIER_IN` of them may be an outlier.
 const SAMPLE: usize = 4096;
 const ONE_OUTLIER_IN: usize = 1000;
 
-/// If sums do not decide for more than one in so many rows, there is a faster way.
+/// If sums leave more than one in this many rows undecided, another assigner is faster.
 const ONE_UNDECIDED_IN: usize = 8;
 
-/// The longest centroid in steps, how far starts differ at most, and the largest error of a sum: with these, no sum leaves
-/// 32 bits.
+/// The longest centroid in steps, the largest difference of two starts, and the largest error of a sum: within these
+/// limits, no sum overflows 32 bits.
 const LONGEST: f64 = 32_000.0;
 const LARGEST_START: f64 = 1e9;
 const LARGEST_ERROR: f64 = 1e8;
-/// What the sums of one that is never the nearest are: more than any other by more than twice the largest error.
+/// The start of a centroid that repeats an earlier one: as its codes are 0, its sums exceed all others by more than
+/// twice the largest error, so that it is never the nearest.
 const NEVER: f64 = i32::MAX as f64 - 1.0;
-/// Of products: up to here, starts are exact enough in float64.
+/// For products: the largest product of a centroid's length and the centre's, in squared steps, for which starts are
+/// exact enough in float64.
 const FARTHEST: f64 = 1e12;
 
-/// Whether there are few dimensions and centroids.
+/// Whether dimension and number of centroids are within the limits of this assigner.
 pub(in crate::device::cpu) fn suits(
     (metric, level): (Metric, Level),
     dim: usize,
@@ -76,46 +78,46 @@ pub(in crate::device::cpu) struct Few<T> {
     measure: (Metric, Level),
     otherwise: Otherwise,
     way: Way<T>,
-    /// The rows that sums of the last round left to the definition, if it was not another's.
+    /// Rows that the sums of the last round left to the definition; `None` if another assigner did that round.
     undecided: Option<Vec<u32>>,
 }
 
-/// What assigns rows where this does not suit, if anything but a search does.
+/// Makes the assigner that takes over from [`Few`]; `None` leaves all rounds to searches.
 pub(in crate::device::cpu) type Otherwise =
     fn(&Rows, usize, (Metric, Level), &Job) -> Result<Option<Box<dyn Assigner>>>;
 
 enum Way<T> {
     Whole(Whole<T>),
-    /// Sums decide too little, or a centroid is too far away.
+    /// The assigner that took over, as sums decided too little or a centroid was too far away.
     Other(Option<Box<dyn Assigner>>),
 }
 
-/// Rows in whole numbers.
+/// Rows as 16-bit codes.
 struct Whole<T> {
     scale: Scale,
-    /// Panels.
+    /// The codes, panel by panel.
     groups: Aligned<Group>,
-    /// The longest row, and the longest residual of one, in steps.
+    /// The length of the longest row, and of the longest rounding residual, in steps.
     reach: f64,
     residual: f64,
-    /// Of products: the square of the longest row, from zero.
+    /// For products: the squared length of the longest row, from the origin.
     longest: f64,
-    /// For each block, its rows that are beyond the range, ascending.
+    /// For each block, its rows outside the range of the codes, ascending.
     beyond: Vec<Vec<u32>>,
     of_type: PhantomData<T>,
     _reserved: Reserved,
 }
 
-/// What rounding some rows has shown.
+/// Statistics of some rows that were rounded.
 #[derive(Default)]
 struct Filled {
-    /// The square of the longest in whole numbers.
+    /// The largest squared length of a row's codes.
     longest: f64,
     beyond: Vec<u32>,
 }
 
 impl<T: Lanes> Few<T> {
-    /// `None` without memory, and for rows too far from the usual sizes.
+    /// `None` without memory, for values near overflow or underflow, and if too many rows lie outside the range.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
@@ -130,9 +132,9 @@ impl<T: Lanes> Few<T> {
         Ok(way.map(|way| Self { rows, measure, otherwise, way, undecided: None }))
     }
 
-    /// Leaves all further rounds to others.
+    /// Leaves all further rounds to another assigner.
     fn give_up(&mut self, k: usize, job: &Job) -> Result<()> {
-        // Its memory may be needed.
+        // Freed first: the other assigner may need the memory.
         self.way = Way::Other(None);
         self.way = Way::Other((self.otherwise)(&self.rows, k, self.measure, job)?);
         Ok(())
@@ -203,7 +205,7 @@ impl<T: Lanes> Whole<T> {
             if longest >= LONGEST || !is_squares && longest * centre_norm / step > FARTHEST {
                 return None;
             }
-            // What differs from centroid to centroid.
+            // The terms that differ from centroid to centroid.
             let ways = centroid.iter().zip(centre).map(|(x, c)| (x.to_f64() - c, c));
             let start = match is_squares {
                 true => ways.map(|(way, _)| way * way).sum::<f64>() / 2.0,
@@ -218,7 +220,7 @@ impl<T: Lanes> Whole<T> {
             errors.push((of_rounding + of_definition / step / step) * (1.0 + 1e-6) + 1.0);
             // Of equal ones, the first is the nearest.
             starts.push(if is_first { start / step / step } else { f64::INFINITY });
-            // They are subtracted.
+            // Negated, as products are subtracted.
             numbers.iter_mut().for_each(|x| *x = if is_first { -*x } else { 0 });
             let first = words.len();
             words.resize(first + length, 0);
@@ -240,16 +242,15 @@ impl<T: Lanes> Whole<T> {
         Some(Centroids { rows, words, starts, slack, most_slack })
     }
 
-    /// How much distances from a centroid so far from the centre, in steps, may err by definition; `None` if some may
-    /// overflow.
+    /// Rounding error of the definition's distances from a centroid at distance `longest` from the centre, in steps;
+    /// `None` if a distance may overflow.
     fn error_of_squares(&self, longest: f64) -> Option<f64> {
         let Rounding { relative, absolute, .. } = Rounding::of::<T>(self.scale.centre.len() as f64);
         let farthest = ((self.reach + self.residual + longest) * self.scale.step).powi(2);
         (farthest < T::MAX.to_f64() / 4.0).then_some(relative * farthest + absolute)
     }
 
-    /// How much distances from a centroid may err by definition, with what they may be below 0 or above 2, which they are
-    /// cut off at.
+    /// Rounding error of the definition's cosine distances from a centroid, plus what clamping to 0 to 2 may change.
     fn error_of_products(&self, centroid: &[T]) -> f64 {
         let Rounding { relative, absolute, .. } = Rounding::of::<T>(centroid.len() as f64);
         let both = self.longest + square(centroid);
@@ -257,19 +258,19 @@ impl<T: Lanes> Whole<T> {
     }
 }
 
-/// Some rows, or all if they are few.
+/// A random sample of the rows; all rows, if there are at most [`SAMPLE`].
 fn sample<T: Lanes>(values: &[T], dim: usize) -> Vec<T> {
     let count = values.len() / dim;
     if count <= SAMPLE {
         return values.to_vec();
     }
-    // Not at even steps, with which rows might be in step.
+    // Not at even steps, as rows may be periodic.
     let mut random = Random::new(0);
     let row = |row: u64| values[row as usize * dim..][..dim].iter().copied();
     (0..SAMPLE).flat_map(|_| row(random.below(count as u64))).collect()
 }
 
-/// For each row, whether no row before is the same.
+/// For each row, whether it differs from all earlier rows.
 fn are_first<T: Lanes>(values: &[T], dim: usize) -> Vec<bool> {
     let row = |i: &usize| &values[i * dim..][..dim];
     let mut order: Vec<usize> = (0..values.len() / dim).collect();
@@ -281,7 +282,7 @@ fn are_first<T: Lanes>(values: &[T], dim: usize) -> Vec<bool> {
     are_first
 }
 
-/// Fills the panels of a block's rows, but those beyond the range.
+/// Fills the panels of a block with the codes of its rows; rows outside the range keep zeros.
 #[inline(always)]
 fn fill<T: Lanes>(groups: &mut [Group], values: &[T], scale: &Scale) -> Filled {
     let (dim, inverse) = (scale.centre.len(), 1.0 / scale.step);
@@ -314,9 +315,10 @@ fn fill<T: Lanes>(groups: &mut [Group], values: &[T], scale: &Scale) -> Filled {
 struct Centroids<T> {
     rows: Transposed<T>,
     words: Vec<i32>,
-    /// What sums begin with, so that none is too large.
+    /// The initial value of each centroid's sums, rounded down so that sums are lower bounds.
     starts: Vec<i32>,
-    /// By how much others' sums have to be larger for each to be the nearest, and the most of these.
+    /// For each centroid, the margin by which the sums of all others must exceed its own to prove it the nearest; and
+    /// the largest margin.
     slack: Vec<i32>,
     most_slack: i32,
 }
@@ -331,7 +333,8 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Gives rows their nearest centroids; those that had another one, and those that were left to the definition.
+    /// Labels rows with their nearest centroids. Returns the rows that had another label, and the rows that the
+    /// definition decided.
     fn compare<T: Lanes>(
         &mut self,
         centroids: &Centroids<T>,
@@ -345,7 +348,7 @@ impl Block<'_> {
         let panels = self.groups.chunks_exact(of_panel).zip(self.labels.chunks_mut(ROWS));
         for (i, (panel, labels)) in panels.enumerate() {
             let (first, others) = (i * ROWS, Others { starts, words });
-            // Of a last few, the rest are of no panel.
+            // The last panel may be partial.
             let mut padded = [0; ROWS];
             let numbers = <&[u32; ROWS]>::try_from(&*labels).unwrap_or_else(|_| {
                 padded[..labels.len()].copy_from_slice(labels);
@@ -397,8 +400,8 @@ fn nearest<T: Lanes>(centroids: &Transposed<T>, row: &[T], metric: Metric) -> u3
 }
 
 impl<T: Lanes> Few<T> {
-    /// Gives every row its nearest centroid; the rows that had another one, and those that were left to the definition.
-    /// `None` if a centroid is too far away.
+    /// Labels every row with its nearest centroid. Returns the rows that had another label, and the rows that the
+    /// definition decided; `None` if a centroid is too far away.
     fn whole(
         &self,
         whole: &Whole<T>,

@@ -1,9 +1,12 @@
-//! The nearest of few centroids, round after round: a row is compared again once another centroid may be nearer.
+//! Assignment to few centroids with one lower bound for each row (Hamerly 2010).
 //!
-//! Of every row is known by how much the second nearest centroid is farther than the nearest, at least. That gap shrinks
-//! by how far centroids move. As long as it is open, the row stays where it is; then it is compared with all.
+//! The bound is on the row's gap: the distance to its second nearest centroid less the distance to its nearest. By
+//! the triangle inequality, a round shrinks the gap by at most the movement of the row's own centroid plus the
+//! largest movement of any other. While the gap is open, that is above 0, the row keeps its label; then it is
+//! compared with all centroids.
 //!
-//! What gaps shrink by is added up for each cluster, and a row keeps the sum at which its gap is closed.
+//! The amount by which gaps shrink is added up for each cluster, and each row stores the total at which its gap
+//! closes.
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -23,19 +26,19 @@ use crate::rows::Rows;
 /// Rows of a task.
 const BLOCK: usize = 4096;
 
-/// If more than one in this many rows is compared, all are brought into the cache, one after the other.
+/// If more than one in this many rows of a block is compared, the whole block is read into the cache sequentially.
 const ONE_UNCERTAIN_IN: usize = 16;
 
-/// With more centroids, their numbers might not be exact in float32, and other ways are faster.
+/// With more centroids, other assigners are faster, and their numbers might not be exact in float32.
 const MOST: usize = 4096;
 
 /// See the [module](self).
 pub(in crate::device::cpu) struct Gaps<T> {
     rows: Rows,
     level: Level,
-    /// What the gaps of each centroid's rows have shrunk by.
+    /// For each centroid, the total by which the gaps of its rows have shrunk.
     shrunk: Vec<f32>,
-    /// For each row, what that is when its gap is closed.
+    /// For each row, the total of its centroid's `shrunk` at which its gap closes.
     closed_at: Vec<f32>,
     /// The centroids of the last round.
     before: Vec<T>,
@@ -46,7 +49,8 @@ pub(in crate::device::cpu) struct Gaps<T> {
 }
 
 impl<T: Lanes> Gaps<T> {
-    /// `None` without memory, for many centroids, and for other metrics.
+    /// `None` without memory, for more than [`MOST`] centroids, and for metrics other than the squared Euclidean
+    /// distance.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
@@ -79,17 +83,18 @@ impl<T: Lanes> Gaps<T> {
         }))
     }
 
-    /// By which factor and by how much distances from two centroids of equal costs differ.
+    /// `(factor, offset)` such that the distances a and b of two centroids of equal cost satisfy `a ≤ factor · b +
+    /// offset`.
     fn apart(&self) -> (f64, f64) {
         let Rounding { relative, absolute, .. } = self.rounding;
         (1.0 + 2.0 * relative, 3.0 * absolute.sqrt())
     }
 
-    /// Shrinks gaps by how far centroids have moved; whether anything is known of them.
+    /// Shrinks gaps by the movement of the centroids. Returns whether the bounds are still valid.
     fn shrink(&mut self, centroids: &[T], dim: usize) -> bool {
         let longest = centroids.chunks_exact(dim).map(|row| square(row).sqrt());
         let longest = longest.fold(self.longest, f64::max);
-        // Costs that overflow are equal, whatever the distances.
+        // All costs that overflow are equal, whatever the distances.
         let is_finite = 4.0 * longest < (T::MAX.to_f64() / 4.0).sqrt();
         if !is_finite || self.before.len() != centroids.len() {
             self.shrunk.fill(0.0);
@@ -112,14 +117,14 @@ impl<T: Lanes> Gaps<T> {
         true
     }
 
-    /// What decides the gaps of rows by their costs.
+    /// The constants by which costs bound gaps.
     fn slack(&self) -> Slack<T> {
         let (Rounding { relative, absolute, .. }, (factor, apart)) = (self.rounding, self.apart());
         // The arithmetic below errs by a few units in the last place.
         let error = 8.0 * T::EPSILON.to_f64();
         let up = |x: f64| T::from_f64(x * (1.0 + error));
         Slack {
-            // Twice as much, as numbers so small have few digits.
+            // Doubled, as subnormal numbers have few digits.
             absolute: up(2.0 * absolute),
             least: T::from_f64((1.0 - relative) * (1.0 - error)),
             most: up((1.0 + relative) * factor),
@@ -138,12 +143,13 @@ struct Slack<T> {
 }
 
 impl<T: Lanes> Slack<T> {
-    /// The gap of a row whose nearest and second nearest centroids cost this much, or less than 0 if it has none.
+    /// Lower bound on a row's gap, from the costs of its nearest and second nearest centroids; below 0 if there is
+    /// none.
     #[inline(always)]
     fn gap(self, nearest: T, second: T) -> T {
         let least = (second - self.absolute).max(T::ZERO).sqrt() * self.least;
         let gap = least - (nearest.sqrt() * self.most + self.apart);
-        // How far apart infinite costs are is not known.
+        // An infinite cost bounds no distance.
         if second < T::INFINITY { gap } else { -T::ONE }
     }
 }
@@ -163,7 +169,7 @@ fn closed<T>(block: &Block<'_, T>, shrunk: &[f32], found: &mut Vec<u32>) {
     found.resize(block.labels.len(), 0);
     let (mut count, to) = (0, found.as_mut_slice());
     for (row, (closed_at, label)) in block.closed_at.iter().zip(&*block.labels).enumerate() {
-        // What is not a number is open no more. Without a branch, which could not be foreseen.
+        // NaN counts as closed. Branch-free, as a branch could not be predicted.
         let is_open = *closed_at > shrunk[*label as usize];
         to[count] = row as u32;
         count += usize::from(!is_open);
@@ -175,14 +181,14 @@ fn closed<T>(block: &Block<'_, T>, shrunk: &[f32], found: &mut Vec<u32>) {
 struct Compare<'a, 'b, T> {
     gaps: &'a Gaps<T>,
     centroids: &'a [T],
-    /// Whether rows have labels, and gaps that are known.
+    /// Whether rows have labels, and whether their gaps are valid.
     known: (bool, bool),
     block: &'a mut Block<'b, T>,
     scratch: &'a mut Scratch<T>,
     moved: &'a mut Vec<Moved>,
 }
 
-/// What a thread uses again.
+/// Buffers that a thread reuses.
 struct Scratch<T> {
     uncertain: Vec<u32>,
     columns: Vec<Column<T>>,
@@ -206,7 +212,7 @@ impl<T: Lanes> WithSimd for Compare<'_, '_, T> {
             fetch(block.values);
         }
         for some in uncertain.chunks(SIDE_BY_SIDE) {
-            // Of a last few, the first is compared more than once.
+            // A partial chunk repeats its first row.
             let mut rows = [some[0] as usize; SIDE_BY_SIDE];
             rows.iter_mut().zip(some).for_each(|(to, row)| *to = *row as usize);
             gather(block.values, &rows, columns);
@@ -227,7 +233,7 @@ impl<T: Lanes> WithSimd for Compare<'_, '_, T> {
                     }
                     *own = number;
                 }
-                // Three roundings, of which each errs by half a unit at most.
+                // Three roundings, each with an error of at most half a unit in the last place.
                 let at = shrunk[number as usize] + gap;
                 block.closed_at[row] = at - 2.0 * f32::EPSILON * (at.abs() + gap.abs());
             }
@@ -235,14 +241,14 @@ impl<T: Lanes> WithSimd for Compare<'_, '_, T> {
     }
 }
 
-/// Brings values into the cache, in the order in which processors foresee what is read.
+/// Reads values into the cache sequentially, as hardware prefetchers expect.
 #[inline(always)]
 fn fetch<T: Lanes>(values: &[T]) {
     let lines = values.iter().step_by(64 / size_of::<T>());
     std::hint::black_box(lines.fold(0.0, |all, x| all + x.to_f64()));
 }
 
-/// Puts these rows into columns.
+/// Transposes these rows into columns.
 #[inline(always)]
 fn gather<T: Lanes>(values: &[T], rows: &[usize; SIDE_BY_SIDE], columns: &mut [Column<T>]) {
     let dim = columns.len();
@@ -307,7 +313,7 @@ impl<T: Lanes> Assigner for Gaps<T> {
             self.before.clear();
         }
         let is_known = self.shrink(of, dim);
-        // What is cut short begins anew.
+        // A round that is cut short leaves no bounds.
         self.before.clear();
         if !has_labels {
             // Not filled here: memory that is new is touched by all threads.

@@ -2,10 +2,10 @@
 //!
 //! | module | job |
 //! |---|---|
-//! | `seeding` | the choice of first centroids |
-//! | `rounds` | the nearest of many centroids for every row: by bounds for each pair, or by lists of near ones |
-//! | `gaps` | the nearest of few |
-//! | `few` | the nearest of very few: every row is compared in every round |
+//! | `seeding` | the choice of initial centroids: greedy k-means++ (Arthur and Vassilvitskii 2007) |
+//! | `rounds` | assignment to many centroids: a bound for each pair (Elkan 2003), or lists of bounds (as Drake and Hamerly 2012) |
+//! | `gaps` | assignment to few centroids: one bound for each row (Hamerly 2010) |
+//! | `few` | assignment to very few centroids: every row is compared with all of them in every round |
 //! | `cluster_sums` | sums of clusters |
 
 pub(in crate::device) mod cluster_sums;

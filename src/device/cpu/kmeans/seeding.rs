@@ -1,8 +1,8 @@
 //! Greedy k-means++ (Arthur and Vassilvitskii 2007; greedy as in scikit-learn, with 2 + ⌊ln k⌋
 //! candidates a step), on all cores.
 //!
-//! A candidate lowers the cost of few rows. Rows in whole numbers decide for nearly all others that it does
-//! not (see [`Nearer`]); only the rest are computed.
+//! A candidate lowers the costs of few rows. Integer lower bounds on distances rule out nearly all other pairs (see
+//! [`Nearer`]); only the remaining pairs are computed.
 
 use rayon::prelude::*;
 
@@ -20,18 +20,17 @@ use crate::metric::Metric;
 use crate::random::Random;
 use crate::rows::Rows;
 
-/// The first candidates lower the costs of many rows: of up to so many elements, every pair is computed until so many
-/// rows are chosen, or if not many more will be.
+/// `(dim, rows)`: the first candidates lower the costs of many rows. Hence, with up to `dim` dimensions, every pair
+/// is computed until `rows` rows are chosen, or to the end if `k ≤ 2 · rows`.
 const FIRST: [(usize, usize); 2] = [(16, 32), (32, 16)];
 
-/// To choose so few rows, they are put dimension by dimension whenever they are read, which takes less time than new
-/// memory.
+/// Up to this `k`, blocks of rows are transposed whenever they are read, which is faster than writing to new memory.
 const READ_ONCE: usize = 4;
 
-/// Choosing fewer rows takes less time than rounding all of them.
+/// The least `k` for which quantising all rows pays.
 const FEW: usize = 16;
 
-/// Distances that are kept of a block, until one of the candidates is chosen.
+/// The most pairs of a block that are kept until one of the candidates is chosen.
 const KEPT: usize = BLOCK;
 
 const _: () = assert!(BLOCK == PANELS * ROWS);
@@ -64,7 +63,7 @@ fn choose<T: Lanes>(
     random: &mut Random,
     job: &Job,
 ) -> Result<Vec<u32>> {
-    // Costs, the starts that bound them, and what is kept.
+    // Costs, starts, and the pairs that are kept.
     let per_row = 2 * size_of::<T>() + KEPT * size_of::<Near>() / BLOCK;
     let _reserved = job.reserve("the choice of first centroids", rows.len() * per_row)?;
     let shares = Shares::new(rows.len(), weights);
@@ -76,7 +75,7 @@ fn choose<T: Lanes>(
     let mut seeding = Seeding::begin(shares, rows.len(), method, first, job)?;
     if let Some(some) = first_rows {
         seeding.choose((some, k), random, job)?;
-        // Its memory may be needed for the other.
+        // The other method may need its memory.
         seeding.method.forget_columns();
         let method = match Method::by_bounds(rows, of, k, job)? {
             Some(method) => method,
@@ -88,18 +87,18 @@ fn choose<T: Lanes>(
     Ok(seeding.chosen)
 }
 
-/// Rows, of which some have been chosen.
+/// The state of a seeding: the rows chosen, and the costs of all rows.
 struct Seeding<'a, T> {
     shares: Shares<'a>,
     chosen: Vec<u32>,
-    /// The distance of every row from the nearest of them.
+    /// The distance of every row from its nearest chosen row.
     costs: Vec<T>,
-    /// What bounds the costs, as the method has it.
+    /// The initial sums by which the method compares rows with their costs; empty if it computes every pair.
     starts: Vec<Starts>,
     method: Method<T>,
 }
 
-/// How rows are found that are nearer to a candidate than to those chosen.
+/// The method that finds the rows nearer to a candidate than to all chosen rows.
 enum Method<T> {
     ByBounds(Box<Nearer>),
     /// By computing every pair.
@@ -109,14 +108,15 @@ enum Method<T> {
 struct EachPair<T> {
     rows: Rows,
     metric: Metric,
-    /// Blocks of rows, if there is memory for them.
+    /// The blocks of rows, transposed, if there is memory for them.
     transposed: Option<(Vec<Transposed<T>>, Reserved)>,
 }
 
-/// What may be nearer to candidates in a block of rows; `None` if it is too much to be kept.
+/// The pairs of a candidate and a row of a block that may lower the row's cost; `None` if there are more than
+/// [`KEPT`].
 type Kept = Option<Vec<Near>>;
 
-/// A candidate, a row of a block that it is nearer to than those chosen, and their distance.
+/// A candidate that lowers the cost of a row of a block, and the distance of the two.
 struct Lowered<T> {
     candidate: u32,
     row: u32,
@@ -124,7 +124,7 @@ struct Lowered<T> {
 }
 
 impl<T: Lanes> Method<T> {
-    /// The method to begin with, and how many rows it chooses if there may be a faster one for the others.
+    /// The method to begin with, and the number of rows that it chooses if another may be faster afterwards.
     fn new(rows: &Rows, of: (Metric, Level), k: usize, job: &Job) -> Result<(Self, Option<usize>)> {
         let dim = rows.matrix().dim();
         let first =
@@ -141,14 +141,14 @@ impl<T: Lanes> Method<T> {
         Ok((Self::EachPair(pairs), first))
     }
 
-    /// Gives back the memory of rows dimension by dimension.
+    /// Frees the transposed rows.
     fn forget_columns(&mut self) {
         if let Self::EachPair(pairs) = self {
             pairs.transposed = None;
         }
     }
 
-    /// `None` without memory, and for rows that it does not suit.
+    /// `None` without memory, and for rows that quantisation does not suit.
     fn by_bounds(rows: &Rows, of: (Metric, Level), k: usize, job: &Job) -> Result<Option<Self>> {
         match Nearer::try_new::<T>(rows, of, k, job) {
             Err(Error::HostMemory { .. }) => Ok(None),
@@ -156,7 +156,7 @@ impl<T: Lanes> Method<T> {
         }
     }
 
-    /// What bounds rows of these costs: as many as there are panels of rows, or none.
+    /// The initial sums of rows of these costs, one element for each panel; empty if every pair is computed.
     fn starts(&self, costs: &[T]) -> Vec<Starts> {
         match self {
             Self::ByBounds(nearer) => {
@@ -177,7 +177,7 @@ impl<T: Lanes> EachPair<T> {
         Self { rows: rows.clone(), metric, transposed: None }
     }
 
-    /// Keeps rows dimension by dimension, if there is memory.
+    /// Keeps a transposed copy of the rows, if there is memory.
     fn keeping_columns(mut self, job: &Job) -> Result<Self> {
         let values = self.rows.reals::<T>().unwrap_or_default();
         let dim = self.rows.matrix().dim();
@@ -212,7 +212,7 @@ impl<T: Lanes> EachPair<T> {
         &values[row as usize * dim..][..dim]
     }
 
-    /// What each candidate takes from the shares of a block's rows.
+    /// The amount by which each candidate lowers the sum of a block's shares.
     fn gains(
         &self,
         shares: &Shares<'_>,
@@ -241,7 +241,7 @@ impl<T: Lanes> EachPair<T> {
         self.with_block(block, costs.len(), all)
     }
 
-    /// Lowers the costs of a block's rows to their distances from one; the sum of their shares.
+    /// Lowers the costs of a block's rows to their distances from a chosen row; returns the new sum of their shares.
     fn lower(&self, shares: &Shares<'_>, (block, costs): (usize, &mut [T]), chosen: u32) -> u64 {
         let (rows, mut total) = (costs.len(), 0u64);
         self.with_block(block, rows, |transposed| {
@@ -263,7 +263,7 @@ impl<T: Lanes> EachPair<T> {
 }
 
 impl<'a, T: Lanes> Seeding<'a, T> {
-    /// Begins with this row.
+    /// Begins with `first` as the only chosen row.
     fn begin(
         shares: Shares<'a>,
         rows: usize,
@@ -274,19 +274,19 @@ impl<'a, T: Lanes> Seeding<'a, T> {
         let costs = vec![T::INFINITY; rows];
         let starts = method.starts(&costs);
         let mut seeding = Self { shares, costs, chosen: vec![first], starts, method };
-        // Their sums are of no use until there is a scale for costs.
+        // Sums of shares are not valid before costs have a scale.
         seeding.lower(first, None, job)?;
         seeding.shares.rescale(|row| seeding.costs[row].to_f64());
         Ok(seeding)
     }
 
-    /// Goes on with another method.
+    /// Continues with another method.
     fn change(&mut self, method: Method<T>) {
         self.starts = method.starts(&self.costs);
         self.method = method;
     }
 
-    /// Chooses rows until there are so many, of `k` in all.
+    /// Chooses rows until `until` of the `k` rows are chosen.
     fn choose(&mut self, (until, k): (usize, usize), random: &mut Random, job: &Job) -> Result<()> {
         let candidates = candidates(k);
         while self.chosen.len() < until {
@@ -306,8 +306,8 @@ impl<'a, T: Lanes> Seeding<'a, T> {
         drawn.unwrap_or_else(|| self.shares.draw_any(bits))
     }
 
-    /// Which of these rows lowers the sum of all shares most, the first in case of a tie; and what was found on the
-    /// way.
+    /// Position of the drawn row that lowers the sum of all shares most, the first in case of a tie; and the pairs
+    /// that were kept of each block.
     fn best(&self, drawn: &[u32], job: &Job) -> Result<(usize, Vec<Kept>)> {
         let nearer = match &self.method {
             Method::ByBounds(nearer) => nearer,
@@ -358,7 +358,7 @@ impl<'a, T: Lanes> Seeding<'a, T> {
         Ok((first_largest(&gains), kept))
     }
 
-    /// What those candidates take from all shares that are `of` these; others nothing.
+    /// The amount by which each candidate for which `of` holds lowers the sum of all shares; 0 for the rest.
     fn gains(
         &self,
         (nearer, vectors): (&Nearer, &Vectors<T>),
@@ -384,7 +384,8 @@ impl<'a, T: Lanes> Seeding<'a, T> {
         Ok((0..vectors.len()).map(sum).collect())
     }
 
-    /// Adds a row to those chosen: a candidate with this number, if blocks were looked at.
+    /// Lowers costs by a chosen row. `found` is its position among the candidates and the pairs kept of them, if it
+    /// was one.
     fn lower(&mut self, chosen: u32, found: Option<(usize, Vec<Kept>)>, job: &Job) -> Result<()> {
         let Self { shares, costs, starts, method, .. } = self;
         let mut totals = std::mem::take(&mut shares.totals);
@@ -420,7 +421,7 @@ impl<'a, T: Lanes> Seeding<'a, T> {
                     {
                         let (row, at) = (row as usize, block * BLOCK + row as usize);
                         let share = |cost: T| shares.of(at, cost.to_f64());
-                        // All rows but the first one chosen cost more than there is at first.
+                        // Wraps for the first row, whose costs were infinite; the scale that follows sums anew.
                         *total = total.wrapping_sub(share(costs[row]) - share(distance));
                         costs[row] = distance;
                         starts[row / ROWS].0[row % ROWS] = nearer.start(at, distance);
@@ -435,8 +436,8 @@ impl<'a, T: Lanes> Seeding<'a, T> {
     }
 }
 
-/// The rows of a block that are nearer to those of the vectors that are `of` these than their costs: of the pairs kept,
-/// or if there are none, of all.
+/// The pairs of a vector for which `of` holds and a row of the block whose distance is below the row's cost: among
+/// the pairs that were kept, or all pairs if `kept` is `None`.
 fn lowered<T: Lanes>(
     (nearer, vectors): (&Nearer, &Vectors<T>),
     (block, starts, costs): (usize, &[Starts], &[T]),
@@ -470,7 +471,7 @@ fn lowered<T: Lanes>(
     found
 }
 
-/// The number of the largest, of the first of several.
+/// Position of the largest number, the first in case of a tie.
 fn first_largest(all: &[u128]) -> usize {
     (1..all.len()).fold(0, |a, b| if all[b] > all[a] { b } else { a })
 }

@@ -1,6 +1,6 @@
-//! The centroids of a round, rounded to whole numbers, and what distances from them say about costs.
+//! The centroids of a round in quantised form, and the conversion between their distances and their costs.
 //!
-//! Distances here are Euclidean, in steps of the rows' rounding. Costs of products are bounded by them too:
+//! Distances here are Euclidean, in steps of the rows' quantisation. They bound the costs of products, too:
 //! `‖q − x‖² = ‖q‖² + ‖x‖² − 2 q·x`.
 
 use rayon::prelude::*;
@@ -18,43 +18,45 @@ use crate::matrix::Real;
 use crate::metric::{Metric, Sum};
 use crate::rows::Rows;
 
-/// By which part of a row's length a centroid may be moved for 8 bits to be fine enough.
+/// The largest root mean square rounding error of a centroid, relative to the rows' distance from the centre, for
+/// which 8 bits are fine enough.
 const FINE: f64 = 0.02;
 
-/// How rows and centroids are compared.
+/// The quantisation, metric and instruction level by which rows and centroids are compared.
 pub(super) struct Measure {
     pub metric: Metric,
     pub level: Level,
     pub scale: Scale,
-    /// The square of the longest row.
+    /// The squared length of the longest row.
     longest: f64,
 }
 
 /// The centroids of a round.
 pub(super) struct Centroids<'a, T, R> {
     pub values: &'a [T],
-    /// The same in whole numbers.
+    /// The quantised centroids.
     pub rounded: R,
-    /// How far each has moved, and the farthest of them.
+    /// The movement of each centroid, and the largest of all, in steps.
     pub moved: Vec<f32>,
     pub most_moved: f32,
     metric: Metric,
     rounding: Rounding,
     /// Steps in a unit of the rows.
     pub unit: f64,
-    /// Of products: what the square of a distance exceeds twice the sum by, at most.
+    /// For products: an upper bound on `‖x − c‖² − 2 · sum`.
     squares: f64,
-    /// By which factor and by how much distances from two centroids of equal costs differ, and of products by how much
-    /// their squares do.
+    /// Margins between the distances a and b of two centroids of equal cost: `a ≤ factor · b + apart` for squares,
+    /// `a² ≤ b² + slack` for products.
     factor: f32,
     apart: f32,
     slack: f32,
-    /// Of squares: a distance up to which no cost overflows.
+    /// For squares: the distance up to which no cost overflows.
     finite: f32,
 }
 
 impl Measure {
-    /// `None` if rows are too far from the usual sizes.
+    /// Chooses 8-bit codes where they are fine enough, else 16-bit codes; `None` for values near overflow or
+    /// underflow.
     pub fn new<T: Lanes>(
         values: &[T],
         dim: usize,
@@ -75,7 +77,7 @@ impl Measure {
         }
     }
 
-    /// The same in 16 bits.
+    /// The measure with 16-bit codes.
     pub fn sixteen<T: Lanes>(
         values: &[T],
         dim: usize,
@@ -100,7 +102,7 @@ impl Measure {
         Ok(scale.is_usual().then_some(Self { metric, level, scale, longest }))
     }
 
-    /// Centroids in whole numbers, or `None` if some are too far away for that.
+    /// The quantised centroids; `None` if one lies outside the range.
     pub fn quantised<T: Lanes>(
         &self,
         (rows, values): (&Rows, &[T]),
@@ -159,7 +161,7 @@ impl Measure {
 }
 
 impl<T: Lanes, R> Centroids<'_, T, R> {
-    /// A distance that a centroid of this cost is not beyond.
+    /// Upper bound on the distance of a centroid of this cost.
     pub fn most(&self, cost: T) -> f32 {
         let Rounding { relative, absolute, .. } = self.rounding;
         let reach = self.metric.reach(cost).to_f64();
@@ -170,7 +172,7 @@ impl<T: Lanes, R> Centroids<'_, T, R> {
         up(distance * self.unit)
     }
 
-    /// A distance that a centroid of this cost is not nearer than.
+    /// Lower bound on the distance of a centroid of this cost.
     pub fn least(&self, cost: T) -> f32 {
         let Rounding { relative, absolute, .. } = self.rounding;
         if self.metric.sum() != Sum::Squares || cost == T::INFINITY {
@@ -180,7 +182,7 @@ impl<T: Lanes, R> Centroids<'_, T, R> {
         down(square.sqrt() * (1.0 - relative) * self.unit)
     }
 
-    /// A distance such that what is beyond it costs more than what is within this one.
+    /// The distance above which every centroid costs more than every centroid within `distance`.
     #[inline(always)]
     pub fn bound(&self, distance: f32) -> f32 {
         if distance > self.finite {
@@ -194,13 +196,13 @@ impl<T: Lanes, R> Centroids<'_, T, R> {
         bound * (1.0 + 4.0 * f32::EPSILON)
     }
 
-    /// What is not nearer than centroids outside of this reach, a squared distance of rows.
+    /// Lower bound on the distance to every centroid outside `reach`, a squared distance of rows.
     pub fn beyond(&self, reach: f64) -> f32 {
         down(reach.sqrt() * self.unit * (1.0 - 1e-9))
     }
 }
 
-/// Whether rounding a centroid to whole numbers moves it by little, compared with how far rows are apart.
+/// Whether rounding moves a centroid little, compared with the rows' distances from the centre.
 fn is_fine<T: Real>(values: &[T], whole: &Scale) -> bool {
     let centre = &whole.centre;
     let square = |row: &[T]| {
@@ -209,7 +211,7 @@ fn is_fine<T: Real>(values: &[T], whole: &Scale) -> bool {
     };
     let rows = values.par_chunks_exact(centre.len());
     let count = rows.len() as f64;
-    // The mean square of a number from 0 to 1 rounded to a whole one.
+    // The squared rounding error of a uniform number is 1/12 on average.
     let rounded = centre.len() as f64 / 12.0;
     rounded * count <= FINE * FINE * rows.map(square).sum::<f64>()
 }

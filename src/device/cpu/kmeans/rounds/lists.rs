@@ -1,29 +1,30 @@
-//! For each row the centroids that may become its nearest one, and how far away all others are.
+//! A row's list of bounds (as Drake and Hamerly 2012, unsorted): a lower bound on the distance to each of its nearest
+//! centroids, and one on the distance to every other centroid.
 
 /// Centroids of a list.
 pub(super) const LENGTH: usize = 12;
 
-/// A centroid's number, and a bound that its distance from the row is not below.
+/// A centroid, and a lower bound on its distance from the row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     pub centroid: u32,
     pub least: f32,
 }
 
-/// What is known of a row.
+/// The bounds of a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct List {
-    /// The row's own distance is not above this.
+    /// Upper bound on the distance to the row's own centroid.
     own: f32,
-    /// No centroid without an entry is nearer.
+    /// Lower bound on the distance to every centroid without an entry.
     beyond: f32,
     centroids: [u32; LENGTH],
-    /// Bounds that their distances are not below, infinite for an entry without a centroid.
+    /// Lower bounds on their distances, infinite for an empty entry.
     least: [f32; LENGTH],
 }
 
 impl List {
-    /// Nothing is known.
+    /// An empty list, whose bounds exclude no centroid.
     pub const fn empty() -> Self {
         let (centroids, least) = ([0; LENGTH], [f32::INFINITY; LENGTH]);
         Self { own: f32::INFINITY, beyond: 0.0, centroids, least }
@@ -45,15 +46,15 @@ impl List {
         *self = Self::empty();
     }
 
-    /// The centroids, but for the row's own one, that may be within a distance.
+    /// The centroids other than `own` whose lower bounds are at most `distance`.
     pub fn within(&self, distance: f32, own: u32) -> impl Iterator<Item = u32> {
         let entries = self.centroids.iter().zip(&self.least);
         let near = entries.filter(move |(other, least)| **least <= distance && **other != own);
         near.map(|(other, _)| *other)
     }
 
-    /// Centroids have moved: each so far, and none farther than `most`. Returns a distance that no centroid but the
-    /// row's own one is nearer than.
+    /// Adjusts the bounds after centroids moved by `moved`, none by more than `most`. Returns a lower bound on the
+    /// distance to every centroid other than `own`.
     #[inline(always)]
     pub fn age(&mut self, own: u32, moved: &[f32], most: f32) -> f32 {
         self.own = (self.own + moved[own as usize]) * (1.0 + 2.0 * f32::EPSILON);
@@ -64,7 +65,7 @@ impl List {
         self.others(own)
     }
 
-    /// A distance that no centroid but the row's own one is nearer than.
+    /// Lower bound on the distance to every centroid other than `own`.
     #[inline(always)]
     pub fn others(&self, own: u32) -> f32 {
         let entries = self.least.iter().zip(&self.centroids);
@@ -73,15 +74,15 @@ impl List {
         others.fold(self.beyond, f32::min)
     }
 
-    /// The distance of a centroid has become known: it is not below this.
+    /// Raises a centroid's lower bound to `least`, if it has an entry.
     pub fn learn(&mut self, centroid: u32, least: f32) {
         let entries = self.centroids.iter().zip(&mut self.least);
         let own = entries.filter(|(other, least)| **other == centroid && least.is_finite());
         own.for_each(|(_, to)| *to = to.max(least));
     }
 
-    /// Sets the entries to those of the nearest of these centroids, of which the row's own one is always kept; all
-    /// others are not nearer than `beyond`.
+    /// Replaces the entries by the nearest of the centroids in `found`, always with the row's own; `beyond` is a
+    /// lower bound on the distance to every centroid outside `found`.
     pub fn set(&mut self, found: &mut [Entry], own: u32, beyond: f32) {
         *self = Self { own: self.own, beyond, ..Self::empty() };
         if let Some(at) = found.iter().position(|entry| entry.centroid == own) {
@@ -98,19 +99,19 @@ impl List {
     }
 }
 
-/// `bound - moved`, rounded down, as a distance.
+/// `max(bound − moved, 0)`, rounded down.
 #[inline(always)]
 pub(super) fn less(bound: f32, moved: f32) -> f32 {
     ((bound - moved) * (1.0 - 2.0 * f32::EPSILON)).max(0.0)
 }
 
-/// A float32 that is not above this distance.
+/// A float32 lower bound on this distance.
 pub(in crate::device::cpu::kmeans) fn down(distance: f64) -> f32 {
     let down = (distance * (1.0 - 2.0 * f64::from(f32::EPSILON))) as f32;
     if down < f32::MIN_POSITIVE { 0.0 } else { down.min(f32::MAX) }
 }
 
-/// A float32 that is not below this distance.
+/// A float32 upper bound on this distance.
 pub(in crate::device::cpu::kmeans) fn up(distance: f64) -> f32 {
     let up = (distance * (1.0 + 2.0 * f64::from(f32::EPSILON))) as f32 + f32::MIN_POSITIVE;
     if up.is_nan() { f32::INFINITY } else { up }

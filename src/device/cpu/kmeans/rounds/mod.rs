@@ -1,11 +1,11 @@
-//! The nearest centroid of every row, round after round.
+//! Assignment to many centroids by lists of bounds (as Drake and Hamerly 2012, with unsorted lists).
 //!
-//! Rows keep a list of the centroids that were not much farther than their own one, with bounds on their distances,
-//! and a bound on all others. Bounds shrink by how far centroids move. As long as a row's own centroid is nearer than
-//! all others can be, only the few of the list that may be nearer are computed; then all are compared in whole numbers,
-//! and the list is made anew.
+//! Each row keeps a list of its nearest centroids with a lower bound on the distance to each, and one lower bound on
+//! the distance to every centroid outside the list. Bounds shrink by how far centroids move. A row whose own centroid
+//! is nearer than all bounds keeps its label. If the bounds leave centroids of the list only, these are computed;
+//! otherwise the row is compared with all centroids by quantised codes, which renews its list.
 //!
-//! Where there are few centroids for the dimensions of rows, [`pair_bounds`] keeps a bound for each pair instead.
+//! With few centroids for the dimension of the rows, [`pair_bounds`] keeps a bound for each pair instead.
 //!
 //! Labels and distances are those of the definition: bounds only decide which pairs are computed.
 
@@ -35,13 +35,13 @@ use crate::rows::Rows;
 /// Rows of a task.
 const BLOCK: usize = 512;
 
-/// Up to this many dimensions and centroids, comparing rows with all of them is as fast as keeping lists, and where
-/// [gaps](super::gaps) are known, faster; of some dimensions with AVX-512 of more centroids.
+/// `(dim, k)` up to which comparing rows with all centroids is as fast as keeping lists. AVX-512 and [Hamerly's
+/// bounds](super::gaps) extend the range.
 const FEW: [(usize, usize); 3] = [(15, usize::MAX), (32, 511), (256, 48)];
 const FEW_WITH_AVX512: (usize, usize) = (256, 128);
 const FEW_WITH_GAPS: (usize, usize) = (32, 1024);
 
-/// Whether all centroids are compared with a row, if some have to be and [`pair_bounds`] do not say which.
+/// Whether `dim` and `k` are small enough that lists of bounds do not pay.
 pub(in crate::device::cpu) fn are_few(
     (metric, level): (Metric, Level),
     dim: usize,
@@ -53,17 +53,18 @@ pub(in crate::device::cpu) fn are_few(
     few.any(|(most_dim, most)| dim <= most_dim && k <= most)
 }
 
-/// With more dimensions, sums leave 32 bits.
+/// With more dimensions, sums overflow 32 bits.
 const MOST_DIM: usize = 1 << 15;
 
-/// Centroids that may be found for rows that are compared together, if bounds rule out none.
+/// The most candidates of the rows that are scanned together, if bounds rule out no centroid.
 const MOST_FOUND: usize = 1 << 19;
 
-/// By how much a list's reach may exceed the distance of a row's own centroid, at first and at most.
+/// The margin by which a list's radius exceeds the distance of the row's own centroid, relative to that: at first,
+/// and its least and largest value.
 const FIRST_MARGIN: f64 = 0.1;
 const MARGINS: (f64, f64) = (0.005, 1.0);
 
-/// If more than one in this many pairs is computed, and some of each row, there is a faster way.
+/// Bounds are given up after a round that computes more than `rows · (k / ONE_COMPUTED_IN + FREE)` pairs.
 const ONE_COMPUTED_IN: usize = 8;
 const FREE: usize = 4;
 
@@ -76,7 +77,7 @@ pub(in crate::device::cpu) struct Rounds<T> {
     /// The centroids of the last round.
     before: Vec<T>,
     margin: f64,
-    /// Bounds decide too little, or there is no memory.
+    /// Whether bounds were given up: they decided too little, or memory ran out.
     is_given_up: bool,
     reserved: Reserved,
 }
@@ -86,19 +87,19 @@ struct Block<'a, T> {
     /// The number of the first.
     first: usize,
     labels: &'a mut [u32],
-    /// Of those that were computed.
+    /// The costs of the rows that were computed.
     costs: &'a mut [T],
     lists: &'a mut [List],
 }
 
 impl<T> Block<'_, T> {
-    /// A row, by its number among all, and a centroid.
+    /// The pair of a row of the block and a centroid, with the row's number among all rows.
     fn pair(&self, row: u32, centroid: u32) -> (u32, u32) {
         (self.first as u32 + row, centroid)
     }
 }
 
-/// What a thread uses again.
+/// Buffers that a thread reuses.
 #[derive(Default)]
 struct Scratch {
     scan: Scan,
@@ -108,17 +109,18 @@ struct Scratch {
     scanned: Vec<u32>,
 }
 
-/// What was done for some rows.
+/// The work done for some rows.
 #[derive(Default, Clone, Copy)]
 struct Done {
     scanned: usize,
     computed: usize,
-    /// Centroids that were found within reach of the rows that were scanned.
+    /// Centroids found within the radius of the rows that were scanned.
     found: usize,
 }
 
 impl<T: Lanes> Rounds<T> {
-    /// `None` if comparing all pairs suits these rows.
+    /// `None` without memory, for metrics without squares or products, and for dimensions and values that may
+    /// overflow.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
@@ -193,7 +195,7 @@ impl<T: Lanes> Rounds<T> {
         done
     }
 
-    /// Ages lists; finds the rows to which another centroid than their own may be nearer.
+    /// Ages lists, and finds the rows to which a centroid other than their own may be nearer.
     fn uncertain(
         &self,
         centroids: &Centroids<'_, T, Quantised>,
@@ -217,7 +219,7 @@ impl<T: Lanes> Rounds<T> {
         );
     }
 
-    /// Compares rows with all centroids.
+    /// Compares rows with all centroids by quantised codes, computes the candidates, and renews the rows' lists.
     fn scan(
         &self,
         centroids: &Centroids<'_, T, Quantised>,
@@ -265,8 +267,8 @@ impl<T: Lanes> Rounds<T> {
         done
     }
 
-    /// Computes pairs of a row, by its number among all, and a centroid: the row's own one, or others, of which a
-    /// nearer one becomes its own.
+    /// Computes pairs of a row (by its number among all rows) and a centroid. With `is_own`, the centroid is the
+    /// row's own; without, the nearest centroid becomes the row's own.
     fn compute(
         &self,
         centroids: &Centroids<'_, T, Quantised>,
@@ -292,7 +294,7 @@ impl<T: Lanes> Rounds<T> {
         pairs.clear();
     }
 
-    /// Adapts what the next lists hold to what the last ones did.
+    /// Adapts the margin, so that the next lists hold about [`LENGTH`] centroids.
     fn adapt(&mut self, done: Done) {
         let (least, most) = MARGINS;
         if done.scanned > 0 {
@@ -333,7 +335,7 @@ impl<T: Lanes> Assigner for Rounds<T> {
         if !has_labels || rounded.is_none() || self.before.len() != values.len() {
             self.lists.iter_mut().for_each(List::forget);
         }
-        // What is cut short begins anew.
+        // A round that is cut short leaves no bounds.
         let before = std::mem::take(&mut self.before);
         let Some(rounded) = rounded else { return Ok(None) };
         let rounded = self.measure.centroids((values, rounded), &before);

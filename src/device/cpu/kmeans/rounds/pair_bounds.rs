@@ -1,12 +1,12 @@
-//! The nearest centroid of every row, round after round, by a bound for each pair (Elkan 2003).
+//! Assignment with a lower bound for each row and centroid (Elkan 2003).
 //!
-//! At first, rows and centroids are compared in whole numbers, tile by tile. Then a row keeps a bound on its own
-//! centroid's distance, and one on that of each other, which change by how far centroids move. Those that may be nearer
-//! than its own one are compared with the row in whole numbers; of those that this leaves, if there are several, the
-//! sums of the definition decide.
+//! At first, rows are compared with all centroids by quantised codes, tile by tile. From then on, a row keeps an
+//! upper bound on the distance to its own centroid and a lower bound on the distance to each other one; both change
+//! by how far centroids move. Centroids that may be nearer than the row's own are compared with the row by quantised
+//! codes; if several may be the nearest, the sums of the definition decide.
 //!
-//! Bounds on others are whole numbers of 16 bits, in steps of the rows' rounding. What is kept is the bound and how far
-//! the centroid had moved by then, so that only bounds that change are written.
+//! Lower bounds are 16-bit integers, in steps of the rows' quantisation. Each is stored as the bound plus the
+//! centroid's total movement at that time, so that only bounds that change are written.
 //!
 //! Labels and distances are those of the definition: bounds only decide which pairs are computed.
 
@@ -25,32 +25,33 @@ use crate::job::{Job, Reserved};
 use crate::metric::{Metric, Sum};
 use crate::rows::Rows;
 
-/// The most rows of a task, and the bytes of their bounds: a part of an L1 cache, as most are looked at twice.
+/// The most rows of a task, the bytes of their bounds (a part of an L1 cache, as most bounds are read twice), and the
+/// least rows of a task.
 const BLOCK: usize = 64;
 const BLOCK_BYTES: usize = 16 << 10;
 const LEAST_BLOCK: usize = 8;
 
-/// Few rows are certain where no more than one in so many is.
+/// If at most one in this many rows is certain, the next round tests none of them.
 const ONE_CERTAIN_IN: usize = 8;
 
-/// When centroids have moved so many steps in all, bounds are written anew.
+/// The total movement of a centroid, in steps, above which all bounds are rewritten.
 const MOST_MOVED: u16 = 1 << 14;
 
-/// If more than one in this many pairs is computed by definition, and some of each row, there is a faster way.
+/// Bounds are given up after a round that computes more than `rows · (k / ONE_COMPUTED_IN + FREE)` pairs.
 const ONE_COMPUTED_IN: usize = 8;
 const FREE: usize = 4;
 
-/// With fewer dimensions, rows in whole numbers take more memory than they save time.
+/// With fewer dimensions, quantised rows save too little time for their memory.
 const LEAST_DIM: usize = 33;
 
-/// How many quarters of a row's memory its bounds may take: with AVX-512, comparing a row with many centroids takes less
-/// time than reading more bounds than that.
+/// The most memory of a row's bounds, in quarters of the row's own: with AVX-512, comparing a row with many centroids
+/// is faster than reading more bounds.
 const MOST_QUARTERS: usize = 16;
 const MOST_QUARTERS_WITH_AVX512: usize = 3;
-/// Bytes that they may take in any case.
+/// Bytes that the bounds of a row may take in any case.
 const SMALL: usize = 256;
 
-/// Whether the bounds of a row do not take too much memory, compared with the row.
+/// Whether the bounds of a row are small compared with the row.
 pub(in crate::device::cpu) fn suits<T: Lanes>(dim: usize, k: usize, level: Level) -> bool {
     let most = if level.has_avx512() { MOST_QUARTERS_WITH_AVX512 } else { MOST_QUARTERS };
     dim >= LEAST_DIM && k * size_of::<u16>() <= (dim * size_of::<T>() / 4 * most).max(SMALL)
@@ -61,20 +62,20 @@ pub(in crate::device::cpu) struct PairBounds<T> {
     rows: Rows,
     measure: Measure,
     rounded: LinedRows,
-    /// Bounds of a row: a multiple of [`TOGETHER`].
+    /// Number of bounds of a row: `k`, rounded up to a multiple of [`TOGETHER`].
     stride: usize,
-    /// For each row, a distance that its own centroid is not beyond.
+    /// For each row, an upper bound on the distance to its own centroid.
     own: Vec<f32>,
-    /// For each row and centroid, a distance that it is not nearer than, and what is in `moved`; [`NEVER`] for the
-    /// row's own one.
+    /// For each row and centroid, a lower bound on their distance plus the centroid's `moved` at that time; [`NEVER`]
+    /// for the row's own centroid.
     least: Vec<u16>,
-    /// For each centroid, how far it has moved since bounds began: as many as there are bounds of a row.
+    /// For each centroid, its total movement since bounds were last rewritten, padded to `stride` elements.
     moved: Vec<u16>,
     /// The centroids of the last round.
     before: Vec<T>,
-    /// Asking which rows are certain takes longer than it saves.
+    /// Whether all rows are taken for uncertain, as testing them takes longer than it saves.
     few_are_certain: bool,
-    /// Bounds decide too little, or there is no memory.
+    /// Whether bounds were given up: they decided too little, or memory ran out.
     is_given_up: bool,
     reserved: Reserved,
 }
@@ -88,32 +89,33 @@ struct Block<'a> {
     least: &'a mut [u16],
 }
 
-/// What a thread uses again.
+/// Buffers that a thread reuses.
 #[derive(Default)]
 struct Scratch {
     uncertain: Vec<Uncertain>,
-    /// Centroids that may be near a row.
+    /// Centroids that may be nearer to a row than its own.
     near: Vec<u32>,
-    /// Of a row and a centroid.
+    /// Pairs of a row and a centroid.
     pairs: Vec<(u32, u32)>,
     sums: Vec<i32>,
     apart: Vec<Apart>,
     computed: Vec<(u32, u32)>,
 }
 
-/// A row to which another centroid than its own may be nearer.
+/// A row to which a centroid other than its own may be nearer.
 struct Uncertain {
     /// Its number in the block.
     row: usize,
-    /// Its own centroid before, and how far away that is.
+    /// Its previous centroid, and bounds on the distance to that.
     own: u32,
     apart: Apart,
-    /// How many others it is compared with.
+    /// Number of other centroids that it is compared with.
     others: usize,
 }
 
 impl<T: Lanes> PairBounds<T> {
-    /// `None` if comparing all pairs suits these rows, or without memory.
+    /// `None` without memory, for metrics without squares or products, and for dimensions and values that may
+    /// overflow.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
@@ -157,7 +159,7 @@ impl<T: Lanes> PairBounds<T> {
         Bounds { noted: least.as_chunks().0, moved: self.moved.as_chunks().0 }
     }
 
-    /// Centroids in whole numbers; `None` if some are too far away for that, or without memory.
+    /// The quantised centroids; `None` if one lies outside the range, or without memory.
     fn round(&mut self, centroids: &[T], job: &Job) -> Result<Option<LinedRows>> {
         let scale = &self.measure.scale;
         match LinedRows::new(centroids, scale, |row| scale.is_outlier(row), job) {
@@ -169,7 +171,8 @@ impl<T: Lanes> PairBounds<T> {
         }
     }
 
-    /// Centroids have moved so far since the last round.
+    /// Adds the movement of each centroid since the last round; rewrites all bounds once a total exceeds
+    /// [`MOST_MOVED`].
     fn age(&mut self, moved: &[f32]) {
         for (all, moved) in self.moved.iter_mut().zip(moved) {
             *all = all.saturating_add(moved.ceil() as u16);
@@ -185,8 +188,8 @@ impl<T: Lanes> PairBounds<T> {
         self.moved.fill(0);
     }
 
-    /// Assigns the rows of a block, of which nothing is known if it `begins`; returns how many had to be compared with
-    /// others, too.
+    /// Assigns the rows of a block, which have no bounds yet if it `begins`. Returns the work, and the number of rows
+    /// that were compared with centroids other than their own.
     fn block(
         &self,
         centroids: &Centroids<'_, T, LinedRows>,
@@ -208,13 +211,13 @@ impl<T: Lanes> PairBounds<T> {
         (Work { pairs, rechecked, ..Work::default() }, with_others)
     }
 
-    /// Compares pairs in whole numbers.
+    /// Bounds the distances of the pairs by quantised codes.
     fn compare(&self, centroids: &Centroids<'_, T, LinedRows>, scratch: &mut Scratch) {
         let Scratch { pairs, sums, apart, .. } = scratch;
         self.rounded.apart(&centroids.rounded, pairs, self.measure.level, (sums, apart));
     }
 
-    /// Compares the rows of a block with all centroids in whole numbers; returns how many pairs they were.
+    /// Compares the rows of a block with all centroids by quantised codes; returns the number of pairs.
     fn begin(
         &self,
         centroids: &Centroids<'_, T, LinedRows>,
@@ -237,7 +240,7 @@ impl<T: Lanes> PairBounds<T> {
         found.len() * k
     }
 
-    /// Each row that may be uncertain now that centroids have moved makes a pair with its own one.
+    /// Finds the rows that may be uncertain after centroids moved, and pairs each with its own centroid.
     fn find_uncertain(
         &self,
         centroids: &Centroids<'_, T, LinedRows>,
@@ -261,8 +264,8 @@ impl<T: Lanes> PairBounds<T> {
         }
     }
 
-    /// Finds the centroids that may be nearer to uncertain rows than their own ones, which they have been compared with;
-    /// returns how many rows have some.
+    /// Pairs uncertain rows, whose own centroids have been compared, with the centroids that may be nearer; returns
+    /// the number of rows that have such a centroid.
     fn find_near(
         &self,
         centroids: &Centroids<'_, T, LinedRows>,
@@ -287,8 +290,8 @@ impl<T: Lanes> PairBounds<T> {
         with_others
     }
 
-    /// Gives uncertain rows the nearest of the centroids that they have been compared with; of several that may be it, the
-    /// nearest by definition.
+    /// Labels uncertain rows with the nearest of the centroids that they were compared with; if the bounds leave
+    /// several, the definition decides.
     fn choose(
         &self,
         centroids: &Centroids<'_, T, LinedRows>,
@@ -324,7 +327,7 @@ impl<T: Lanes> PairBounds<T> {
         self.compute(centroids, block, computed);
     }
 
-    /// Gives each row of some pairs the nearest of their centroids.
+    /// Computes pairs by definition, and labels each row with the nearest of its centroids.
     fn compute(
         &self,
         centroids: &Centroids<'_, T, LinedRows>,
@@ -348,7 +351,7 @@ impl<T: Lanes> PairBounds<T> {
         exact::Pairs { metric, queries, base, dim, pairs, found }.compute(level);
     }
 
-    /// Renews the bounds of uncertain rows by what they have been compared with.
+    /// Renews the bounds of uncertain rows by the comparisons of this round.
     fn renew(&self, block: &mut Block<'_>, scratch: &Scratch) {
         let mut compared = scratch.pairs.iter().zip(&scratch.apart);
         for of in &scratch.uncertain {
@@ -388,7 +391,7 @@ impl<T: Lanes> Assigner for PairBounds<T> {
         let Some(values) = centroids.reals::<T>().filter(|_| !self.is_given_up) else {
             return Ok(None);
         };
-        // What is cut short begins anew.
+        // A round that is cut short leaves no bounds.
         let mut before = std::mem::take(&mut self.before);
         let Some(rounded) = self.round(values, job)? else { return Ok(None) };
         let (has_labels, k) = (!labels.is_empty(), centroids.len());

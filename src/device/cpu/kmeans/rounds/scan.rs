@@ -1,4 +1,4 @@
-//! Compares rows with all centroids in whole numbers, and says which of them may be near.
+//! The comparison of rows with all centroids by quantised codes, which lists each row's candidates.
 
 use super::lists::{Entry, down};
 use crate::device::cpu::rounded::base::Quantised;
@@ -12,10 +12,11 @@ pub(super) const TOGETHER: usize = 128;
 /// Bytes of centroids that these rows are compared with before the next ones: a part of an L2 cache.
 const STEP_BYTES: usize = 192 << 10;
 
-/// The part of a squared distance that the reach of a row of which nothing is known exceeds the nearest found by.
+/// The margin of an initially unknown radius above the distance of the nearest centroid found, relative to its
+/// square.
 const LEFT_OPEN: f64 = 0.01;
 
-/// What a thread uses again: for each of some rows, what was found.
+/// Buffers that a thread reuses, with the candidates of the rows that were scanned last.
 #[derive(Default)]
 pub(super) struct Scan {
     words: Vec<i32>,
@@ -23,15 +24,15 @@ pub(super) struct Scan {
     passed: Found,
     found: Vec<Vec<Entry>>,
     queries: Vec<Query>,
-    /// For each row, its reach as a squared distance.
+    /// For each row, its squared radius.
     reach: Vec<f64>,
     /// For each row, the centroid of the largest sum, and the sum.
     best: Vec<(u32, i32)>,
 }
 
 impl Scan {
-    /// Finds all centroids that may be within reach of these rows, which is a squared distance, or infinite if
-    /// it is unknown. Distances of entries are multiplied by `unit`.
+    /// Finds all centroids that may be within the squared radius of each row, which is infinite if it is unknown.
+    /// Distances of entries are multiplied by `unit`.
     pub fn run(
         &mut self,
         centroids: &Quantised,
@@ -53,7 +54,7 @@ impl Scan {
         best.resize(queries.len(), (0, i32::MIN));
         let packed = centroids.level.pack(&self.words, centroids.words());
         let all = centroids.starts.len();
-        // The nearest of a few limits the reach of rows of which nothing is known.
+        // The nearest centroid of the first panel limits the radii that are unknown.
         let few = usize::from(self.reach.contains(&f64::INFINITY));
         if few > 0 {
             self.sweep(centroids, &packed, 0..few, unit);
@@ -90,7 +91,8 @@ impl Scan {
         }
     }
 
-    /// Limits a reach that is not known to that of the nearest found, and what its bounds leave open.
+    /// Sets each unknown radius to an upper bound on the distance of the nearest centroid found, with a margin of
+    /// [`LEFT_OPEN`].
     fn limit(&mut self) {
         for ((query, reach), best) in self.queries.iter().zip(&mut self.reach).zip(&self.best) {
             if *reach == f64::INFINITY {
@@ -99,8 +101,7 @@ impl Scan {
         }
     }
 
-    /// For each row the centroids that may be within reach, the reach, and the centroid that is probably the
-    /// nearest.
+    /// For each row, its candidate centroids, its squared radius, and the centroid that is probably the nearest.
     pub fn found(&mut self) -> impl Iterator<Item = (&mut Vec<Entry>, f64, u32)> {
         let rows = self.found.iter_mut().zip(&self.reach).zip(&self.best);
         rows.map(|((found, reach), (best, _))| (found, *reach, *best))
