@@ -1,4 +1,4 @@
-//! Base rows in 8 or 16 bits.
+//! Quantised base rows, with codes of 8 or 16 bits.
 
 use std::ops::Range;
 
@@ -17,23 +17,23 @@ use crate::memory::Aligned;
 use crate::metric::{Metric, Sum};
 use crate::rows::Rows;
 
-/// From this many dimensions on, this beats direct differences.
+/// From this many dimensions on, codes are faster than direct differences.
 const LEAST_DIM: usize = 5;
 /// Up to this many dimensions, sums stay within 32 bits.
 const MOST_DIM: usize = 1 << 15;
 /// From this many rows on, the preparation pays.
 const LEAST_ROWS: usize = 256;
-/// Rows that a scale is chosen by, if there are several times as many.
+/// Rows of the sample that determines the scale, if there are several times as many.
 const SAMPLED: usize = 2048;
 
-/// How rows are rounded.
+/// The form of the codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::device::cpu) enum Form {
-    /// To 8 bits, if they are whole numbers.
+    /// 8-bit codes, for rows of integers.
     Eight,
-    /// To 16 bits, looked at in fewer before.
+    /// 16-bit codes, behind a prefilter by fewer bits.
     Coarse,
-    /// To 16 bits.
+    /// 16-bit codes.
     Sixteen,
 }
 
@@ -43,22 +43,22 @@ impl Form {
     }
 }
 
-/// Rows, and some of them, far apart, if they are many and there is memory.
+/// All rows, with a sample of them if they are many and there is memory.
 pub(in crate::device::cpu) struct Sampled<'a, T> {
     all: &'a [T],
     sample: Option<(Vec<T>, Reserved)>,
 }
 
-/// Whether rows suit a form.
+/// The result of quantising rows in a form.
 enum Fit {
     Right(Box<Quantised>),
-    /// Not with a scale of these rows.
+    /// The scale of these rows does not suit.
     Not,
-    /// Not with any.
+    /// No scale suits.
     Never,
 }
 
-/// Base rows, and the same rounded to whole numbers.
+/// Base rows and their codes.
 #[derive(Debug)]
 pub(in crate::device::cpu) struct Quantised {
     pub(in crate::device::cpu) rows: Rows,
@@ -66,7 +66,7 @@ pub(in crate::device::cpu) struct Quantised {
     pub(in crate::device::cpu) metric: Metric,
     pub(in crate::device::cpu) level: Level,
     pub(in crate::device::cpu) scale: Scale,
-    /// What is looked at before, instead of `groups`.
+    /// The prefilter by fewer bits, which replaces `groups`.
     pub(in crate::device::cpu) coarse: Option<Coarse>,
     pub(in crate::device::cpu) groups: Aligned<Group>,
     pub(in crate::device::cpu) starts: Aligned<Starts>,
@@ -76,20 +76,20 @@ pub(in crate::device::cpu) struct Quantised {
     pub(in crate::device::cpu) odd_norm: Vec<u64>,
     /// The places of rows that are always computed, ascending.
     pub(in crate::device::cpu) outliers: Vec<u32>,
-    /// Whether a row is not what its whole numbers are.
+    /// Whether a row differs from its codes although the scale is integral.
     pub(super) is_rounded: bool,
-    /// The longest residual, and the longest row among the others, from the centre.
+    /// The lengths of the longest residual and, from the centre, of the longest row, outliers excluded.
     pub(in crate::device::cpu) residual: f64,
     pub(in crate::device::cpu) length: f64,
-    /// How many tasks were left to the next layout, and were not.
+    /// Counters of tasks that were left to the next layout, and of tasks that were finished.
     pub(in crate::device::cpu) tasks: Tasks,
     pub(in crate::device::cpu) guesses: Guesses,
     _reserved: Reserved,
 }
 
 impl Quantised {
-    /// For searches of so many neighbours, if what is faster is to be taken; `None` if this layout does not suit these
-    /// rows, or this processor.
+    /// Quantises rows. With `k`, the prefilter is used only if it pays in searches of `k` neighbours. `None` if this
+    /// form does not suit these rows, or this processor.
     pub(in crate::device::cpu) fn try_new<T: Lanes>(
         (rows, places): (&Rows, Places),
         sampled: &Sampled<'_, T>,
@@ -109,7 +109,7 @@ impl Quantised {
                 job.reserve("lengths of base rows", values.len() / dim * size_of::<f64>())?;
             let scale = Scale::of_part((values, is_part), dim, (sum, width), job)?;
             let Some(scale) = scale.filter(Scale::is_usual) else {
-                // If some are no whole numbers, all are none.
+                // A sample that does not fit 8 bits rules out all rows.
                 return Ok(if form == Form::Eight { Fit::Never } else { Fit::Not });
             };
             let coarse = match form {
@@ -129,7 +129,7 @@ impl Quantised {
             let is_right = quantised.outliers.len() <= few && !quantised.is_rounded;
             Ok(if is_right { Fit::Right(Box::new(quantised)) } else { Fit::Not })
         };
-        // A part of the rows tells the range of nearly all: the others are outliers, if they are few.
+        // A sample tells the range of nearly all rows; rows outside are outliers, if they are few.
         let fit = match &sampled.sample {
             None => of(all, false)?,
             Some((sample, _)) => match of(sample, true)? {
@@ -143,7 +143,7 @@ impl Quantised {
         })
     }
 
-    /// Rows rounded by this scale, of a width that the level has.
+    /// Rows quantised by this scale, of a width that the level has.
     pub(in crate::device::cpu) fn rounded<T: Lanes>(
         rows: &Rows,
         values: &[T],
@@ -192,12 +192,12 @@ impl Quantised {
         Ok(quantised)
     }
 
-    /// The width of its numbers.
+    /// The width of its codes.
     pub(in crate::device::cpu) fn width(&self) -> Width {
         self.scale.width
     }
 
-    /// How its rows are rounded.
+    /// The form of its codes.
     pub(in crate::device::cpu) fn form(&self) -> Form {
         match (self.width(), &self.coarse) {
             (Width::Sixteen, Some(_)) => Form::Coarse,
@@ -206,9 +206,9 @@ impl Quantised {
         }
     }
 
-    /// The square of the distance of a query of whole numbers from a row of them, if this type holds it and all
-    /// partial sums exactly, so that the contract's order gives the same result as any other. `square` is the
-    /// query's, `sum` that of the pair.
+    /// The squared distance of an integer query from an integer row, if this type holds it and all partial sums
+    /// exactly: every order of summation then gives the contract's result. `square` is the squared length of the
+    /// query's codes, `sum` the sum of the pair.
     #[inline(always)]
     pub(in crate::device::cpu) fn integral_square<T: Real>(
         &self,
@@ -221,18 +221,18 @@ impl Quantised {
         (squares * T::EPSILON.to_f64() <= 2.0).then(|| T::from_f64(squares))
     }
 
-    /// The length that no row exceeds but outliers, from the origin.
+    /// Upper bound on the length of a row from the origin, outliers excluded.
     pub(super) fn norm(&self) -> f64 {
         self.length + self.scale.centre_norm
     }
 
-    /// Words of a row, as it is looked at first.
+    /// Words of a row: of its codes in the prefilter, if there is one.
     pub(in crate::device::cpu) fn words(&self) -> usize {
         let groups = self.coarse.as_ref().map_or(&self.groups, |coarse| &coarse.groups);
         groups.len() / Panels::groups_of(self.starts.len())
     }
 
-    /// So many queries, by their words, as they are compared with it.
+    /// The words of `count` queries in the layout in which this base compares them.
     pub(in crate::device::cpu) fn forms(&self, words: &[i32], count: usize) -> Forms {
         let length = words.len() / count.max(1);
         match &self.coarse {
@@ -241,7 +241,7 @@ impl Quantised {
         }
     }
 
-    /// Some of its panels, if they are not looked at in fewer bits.
+    /// Some of its panels, if there is no prefilter.
     pub(in crate::device::cpu) fn panels(&self, panels: Range<usize>) -> Panels<'_> {
         Panels { groups: &self.groups, starts: &self.starts }.some(panels)
     }
@@ -253,7 +253,7 @@ impl Quantised {
         &self.outliers[start..end]
     }
 
-    /// Rounds a query, and appends its words.
+    /// Quantises a query, and appends its words.
     pub(in crate::device::cpu) fn query<T: Lanes>(
         &self,
         values: &[T],
@@ -279,7 +279,7 @@ impl Quantised {
         };
         let has_bound = !matches!(bound, Bound::None);
         if !has_bound {
-            // Its products could leave 32 bits.
+            // Its products could overflow 32 bits.
             numbers.fill(0);
         }
         let first = words.len();
@@ -362,8 +362,7 @@ impl Rounding {
             + self.dim * 1e-15 * query.length * base.scale.centre_norm
             + self.absolute;
         let inverse = 1.0 / (step * base.scale.step);
-        // There is no bound on a sum that may overflow on its way, nor on one of a query whose
-        // length was lost because its squares underflow in float64.
+        // A sum has no bound if its partial sums may overflow, or if the query's squares underflow in float64.
         let has_length = (1e-100..1e100).contains(&step);
         if has_length && most < self.largest / 4.0 && apart.is_finite() && inverse.is_normal() {
             Bound::Products { apart, inverse, of_centre }

@@ -1,4 +1,4 @@
-//! Rounding the rows of a base to whole numbers, panel by panel.
+//! The quantisation of base rows, panel by panel.
 
 use rayon::prelude::*;
 
@@ -23,7 +23,7 @@ const RUN: usize = 2048;
 struct Panels<'a> {
     groups: &'a mut [Group],
     starts: &'a mut [Starts],
-    /// The steps of rows that are looked at in fewer bits, the starts of these, and their lines.
+    /// For the prefilter: its scale, its initial sums, and the rows in 16 bits.
     coarse: Option<(&'a CoarseScale, &'a mut [Starts], &'a mut [Line])>,
     decided: &'a mut [u64],
     odd_norm: &'a mut [u64],
@@ -32,7 +32,7 @@ struct Panels<'a> {
 /// Statistics of the rows of some panels.
 #[derive(Default)]
 struct Filled {
-    /// Places among these panels'.
+    /// The places of outliers, counted from the first of these panels.
     outliers: Vec<usize>,
     is_rounded: bool,
     residual: f64,
@@ -53,7 +53,7 @@ impl Panels<'_> {
         let words = self.groups.len() / panels::Panels::groups_of(panels);
         let mut numbers = vec![0; dim.next_multiple_of(scale.width.per_word())];
         let mut bytes = vec![0; 4 * words];
-        // A few rows at a time that follow each other, and a quarter of a panel, whose words lie side by side.
+        // A run of consecutive rows at a time for a quarter of a panel, whose words lie side by side.
         let run = if places.are_far_apart() { RUN.div_ceil(dim * size_of::<T>()) } else { 1 };
         for start in (0..panels * ROWS).step_by(run * ROWS) {
             let end = panels.min(start / ROWS + run) * ROWS;
@@ -88,7 +88,7 @@ impl Panels<'_> {
         let rounded = scale.round_to(values, (&scale.centre, scale.step), &mut numbers[..dim]);
         let is_outlier = scale.is_outlier(&rounded);
         if is_outlier {
-            // Its products could leave 32 bits.
+            // Its products could overflow 32 bits.
             numbers.fill(0);
             filled.outliers.push(place);
         } else {
@@ -103,7 +103,7 @@ impl Panels<'_> {
             self.odd_norm[panel] |= u64::from(square % 2 == 1) << lane;
         }
         match (&mut self.coarse, scale.width) {
-            // Starts that let no row pass are there before.
+            // Its initial sum lets it never pass.
             (Some(_), _) if is_outlier => return,
             (Some((coarse, starts, lines)), _) => {
                 let numbers = &numbers[..dim];

@@ -1,9 +1,9 @@
-//! What became of the searches of a base, by which the next ones are done.
+//! Counters of earlier searches of a base, from which the next search chooses its layout.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// How many tasks were left to the next layout, and how many were not: what is faster for most of them is
-/// taken from the beginning.
+/// Counters of tasks that were left to the next layout, and of tasks that were finished: once more are left, new
+/// tasks begin with the next layout.
 #[derive(Debug, Default)]
 pub(in crate::device::cpu) struct Tasks {
     left: AtomicU32,
@@ -17,21 +17,22 @@ impl Tasks {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Once in a while a task tries again.
+    /// Whether more tasks were left than finished. One in 64 such calls says no, so that a task tries again.
     pub(in crate::device::cpu) fn are_mostly_left(&self) -> bool {
         let are_left = self.left.load(Ordering::Relaxed) > self.finished.load(Ordering::Relaxed);
         are_left && self.skipped.fetch_add(1, Ordering::Relaxed) % 64 != 63
     }
 }
 
-/// How many queries' guesses of the least sum that matters were wrong.
+/// Counters of queries that guessed a threshold, and of wrong guesses.
 #[derive(Debug, Default)]
 pub(in crate::device::cpu) struct Guesses {
     wrong: AtomicU64,
     all: AtomicU64,
 }
 
-/// If more than one in this many is wrong, and more than so many are, searching again takes longer than guesses save.
+/// Guesses stop once more than [`FEW_WRONG`] of them and more than one in [`ONE_WRONG_IN`] were wrong: searching
+/// again then takes longer than guesses save.
 const ONE_WRONG_IN: u64 = 64;
 const FEW_WRONG: u64 = 16;
 

@@ -1,4 +1,4 @@
-//! Rows rounded to 16 bits one after the other, and bounds on how far two of them are apart.
+//! Rows quantised to 16 bits and stored row by row, with lower and upper bounds on the distances of pairs.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::memory::Aligned;
 
-/// Rows rounded to whole numbers of 16 bits by one scale.
+/// Rows quantised to 16 bits by one scale.
 pub(in crate::device::cpu) struct LinedRows {
     lines: Aligned<Line>,
     per_row: usize,
@@ -22,21 +22,21 @@ pub(in crate::device::cpu) struct LinedRows {
     reserved: Reserved,
 }
 
-/// A row, in steps of the scale.
+/// The lengths of a row, in steps of the scale.
 #[derive(Debug, Clone, Copy, Default)]
 struct LinedRow {
-    /// The length of what rounding took off; infinite if there is no bound.
+    /// The length of the rounding residual; infinite if there is no bound.
     residual: f64,
     square: f64,
 }
 
-/// Others that several rows are compared with before the next ones: a part of an L1 cache.
+/// Rows of the other side in a tile: a part of an L1 cache.
 const OTHERS: usize = 32;
 
 /// Pairs whose roots are computed together.
 const SIDE_BY_SIDE: usize = 8;
 
-/// How far the rows of a pair are apart, at least and at most, in steps.
+/// Lower and upper bound on the distance of a pair, in steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::device::cpu) struct Apart {
     pub least: f32,
@@ -44,7 +44,7 @@ pub(in crate::device::cpu) struct Apart {
 }
 
 impl LinedRows {
-    /// Rounds rows; of those that `is_too_long` names nothing is known.
+    /// Quantises rows; those for which `is_too_long` holds have no bounds.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
@@ -68,7 +68,7 @@ impl LinedRows {
             for ((row, lines), values) in each.zip(values.chunks_exact(dim)) {
                 let rounded = scale.round(values, (&scale.centre, scale.step), &mut numbers);
                 if is_too_long(&rounded) {
-                    // Its products could leave 32 bits: its numbers stay 0.
+                    // Its products could overflow 32 bits: its codes stay 0.
                     row.residual = f64::INFINITY;
                     continue;
                 }
@@ -86,7 +86,7 @@ impl LinedRows {
         self.rows.iter().all(|row| row.residual.is_finite())
     }
 
-    /// Frees the rows, which nothing may ask for any more.
+    /// Frees the rows, which must not be used afterwards.
     pub fn clear(&mut self) {
         (self.lines, self.rows) = (Aligned::zeros(0), Vec::new());
         self.reserved.shrink_to(0);
@@ -96,7 +96,7 @@ impl LinedRows {
         Lines { all: &self.lines, per_row: self.per_row }
     }
 
-    /// How far rows are apart from rows of others, given by their numbers.
+    /// Bounds on the distances of pairs of a row and a row of `others`, given by their numbers.
     pub fn apart(
         &self,
         others: &Self,
@@ -109,8 +109,9 @@ impl LinedRows {
         level.dispatch(Pairs { rows: (&self.rows, &others.rows), pairs, sums, apart });
     }
 
-    /// How far some rows are apart from all others: for each row whole steps to each other, which it is not nearer than,
-    /// with so many numbers from a row to the next, and the nearest other, with how far away it is at most.
+    /// Bounds on the distances of some rows from all rows of `others`. `least` gets lower bounds in whole steps,
+    /// `stride` elements for each row; `nearest` gets the row of `others` with the smallest upper bound, and that
+    /// bound.
     pub fn apart_from_all(
         &self,
         others: &Self,
@@ -137,7 +138,7 @@ impl LinedRows {
 }
 
 impl LinedRow {
-    /// How far it is apart from another, given their product.
+    /// Bounds on its distance from another row, given the product of their codes.
     #[inline(always)]
     fn apart(&self, other: &Self, product: i32) -> Apart {
         let square = self.square + other.square - 2.0 * f64::from(product);
@@ -146,12 +147,12 @@ impl LinedRow {
 }
 
 impl Apart {
-    /// What is apart by this square of whole steps, both of whose roundings took off so much.
+    /// Bounds on a distance from its quantised square and the sum of both residuals.
     #[inline(always)]
     fn of(square: f64, residual: f64) -> Self {
         let positive = |x: f64| if x > 0.0 { x } else { 0.0 };
         let between = positive(square).sqrt();
-        // More than the roundings here, and than those of the conversion to float32.
+        // More than the rounding errors here and of the conversion to float32.
         let error = 2.0 * f64::from(f32::EPSILON);
         let least = (positive(between - residual) * (1.0 - error)) as f32;
         let most = ((between + residual) * (1.0 + error)) as f32 + f32::MIN_POSITIVE;
@@ -159,7 +160,7 @@ impl Apart {
     }
 }
 
-/// Pairs of rows and others, see [`LinedRows::apart`].
+/// Pairs of rows of both sides, see [`LinedRows::apart`].
 struct Pairs<'a> {
     rows: (&'a [LinedRow], &'a [LinedRow]),
     pairs: &'a [(u32, u32)],
@@ -198,10 +199,10 @@ impl WithSimd for Pairs<'_> {
     }
 }
 
-/// A row and some others, see [`LinedRows::apart_from_all`].
+/// A row and some rows of the other side, see [`LinedRows::apart_from_all`].
 struct Part<'a> {
     row: &'a LinedRow,
-    /// The number of the first, and the others.
+    /// The rows of the other side, and the number of the first.
     others: (usize, &'a [LinedRow]),
     /// Their products.
     sums: &'a [i32],

@@ -1,9 +1,9 @@
-//! Rows with a cost each, and which of them some vectors among them may be nearer to.
+//! Rows with a radius each, from their costs, and the pairs of a vector and a row within it.
 //!
-//! A search gives every query a reach, here every row has one: its cost. What the least sum of a pair within
-//! reach owes to the reach, half its square in steps, is added to what the row's sum starts with. Then one
-//! number for each vector decides, as in a search, and the same sweep finds the pairs. For many vectors, rows are looked
-//! at in fewer bits, in which a row's start is raised by as much, in their steps.
+//! In a search, each query has a radius; here, each row has one: r, whose square is the row's cost. A pair passes if
+//! `q·x ≥ (‖q‖² + ‖x‖² − r²) / 2`. `r² / 2`, in squared steps, is folded into the row's initial sum, so that one
+//! threshold per vector remains, and the sweep of a search finds the pairs. For many vectors, a prefilter by fewer
+//! bits comes first, in whose steps initial sums are raised.
 //!
 //! Products of rows are bounded by squares too: `‖q − x‖² = ‖q‖² + ‖x‖² − 2 q·x`.
 
@@ -28,19 +28,19 @@ use crate::rows::Rows;
 pub(in crate::device::cpu) const PANELS: usize = 16;
 const BLOCK_ROWS: usize = PANELS * ROWS;
 
-/// Bytes of rows that all vectors are compared with before the next ones: a part of an L2 cache.
+/// Bytes of rows in a tile, which all vectors are compared with: a part of an L2 cache.
 const STEP_BYTES: usize = 256 << 10;
 
 /// With more dimensions, sums of 8 bits leave no room for starts that let everything pass.
 const MOST_DIM_OF_EIGHT: usize = 1 << 13;
 
-/// From so many vectors on, a look at fewer bits before pays: the first few are near to many rows.
+/// From this many vectors on, the prefilter pays: the first vectors are near to many rows.
 const MANY: usize = 768;
 
-/// The largest start, with which every pair passes, and no sum leaves 32 bits.
+/// The largest start: every pair passes, and no sum overflows 32 bits.
 const MOST_START: f64 = 1.2e9;
 
-/// Rows in whole numbers, and how their costs bound the pairs that count.
+/// Quantised rows, and the conversion of their costs to initial sums.
 pub(in crate::device::cpu) struct Nearer {
     base: Quantised,
     metric: Metric,
@@ -49,7 +49,7 @@ pub(in crate::device::cpu) struct Nearer {
     factor: f64,
     /// The residuals of a row and a vector, in steps.
     apart: f64,
-    /// Of products: what the square of a distance exceeds twice the sum by, at least and at most.
+    /// For products: lower and upper bound on `‖q − x‖² − 2 · sum`.
     squares: [f64; 2],
     rounding: Rounding,
 }
@@ -59,37 +59,37 @@ pub(in crate::device::cpu) struct Vectors<T> {
     /// Their values, one vector after the other.
     values: Vec<T>,
     forms: Forms,
-    /// For each, the least sum that passes.
+    /// For each, its threshold: the least sum that passes.
     least: Vec<i32>,
-    /// The same if all pass.
+    /// Thresholds that all pairs pass.
     any: Vec<i32>,
-    /// For each, how it was rounded, if it has bounds.
+    /// For each, its quantised form, if it has bounds.
     bounds: Vec<Option<Whole>>,
-    /// Those of which all pairs are computed.
+    /// Vectors without bounds, of which all pairs are computed.
     unbounded: Vec<u32>,
 }
 
-/// A vector in whole numbers.
+/// A quantised vector.
 #[derive(Debug, Clone, Copy)]
 struct Whole {
     square: f64,
-    /// What the unsigned base adds to every product.
+    /// The offset that the unsigned base adds to every product.
     offset: f64,
-    /// Whether it is what its numbers are.
+    /// Whether it equals its codes.
     is_exact: bool,
 }
 
-/// A vector that may be nearer to a row than its cost, by their numbers among the vectors and in a block of rows.
+/// A pair whose distance may be below the row's cost, by the vector's number and the row's number in its block.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Near {
     pub vector: u32,
     pub row: u32,
-    /// What their distance is not below, and not above; equal if it is known.
+    /// Lower and upper bound on their distance, equal if it is known.
     pub least: f64,
     pub most: f64,
 }
 
-/// What a thread uses again.
+/// Buffers that a thread reuses.
 #[derive(Default)]
 pub(in crate::device::cpu) struct Scratch {
     passed: Found,
@@ -103,7 +103,8 @@ impl<T> Vectors<T> {
 }
 
 impl Nearer {
-    /// For about so many vectors, most of which are nearer to few rows only; `None` if whole numbers do not suit these rows.
+    /// Quantises rows for about `count` vectors, most of which are nearer to few rows only. `None` if quantisation
+    /// does not suit these rows.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
@@ -124,7 +125,7 @@ impl Nearer {
             let places = Places::as_given(rows.len());
             Quantised::try_new((rows, places), &sampled, kind, job)
         };
-        // Rows of fewer bits come from memory in less time, but of pairs that pass, rows of 16 have to come, too.
+        // Fewer bits come from memory in less time, but pairs that pass need their rows in 16 bits, too.
         let forms = [
             (Form::Eight, dim <= MOST_DIM_OF_EIGHT),
             (Form::Coarse, count >= MANY && CoarseScale::is_short(dim, level)),
@@ -134,7 +135,7 @@ impl Nearer {
         for (form, _) in forms.into_iter().filter(|(_, suits)| *suits) {
             if base.is_none() {
                 base = match of(form) {
-                    // There may be enough for the next one.
+                    // Memory may suffice for the next form.
                     Err(Error::HostMemory { .. }) if form == Form::Coarse => None,
                     found => found?,
                 };
@@ -156,12 +157,12 @@ impl Nearer {
         Ok(Some(Self { base, metric, inverse, factor, apart, squares, rounding }))
     }
 
-    /// What sums start with before rows have a cost: as many as there are panels.
+    /// The initial sums of rows without a cost, one element for each panel.
     pub fn starts(&self) -> &[Starts] {
         self.base.coarse.as_ref().map_or(&self.base.starts, |coarse| &coarse.starts)
     }
 
-    /// What the sum of a row of this cost starts with, as it is looked at first.
+    /// The initial sum of a row of this cost: in the prefilter, if there is one.
     #[inline]
     pub fn start<T: Lanes>(&self, row: usize, cost: T) -> i32 {
         let reach = self.metric.reach(cost).to_f64();
@@ -171,7 +172,7 @@ impl Nearer {
         };
         let own = square.max(0.0).sqrt() * (self.factor * self.inverse) + self.apart;
         let start = self.starts()[row / ROWS].0[row % ROWS];
-        // Rounded up; not a number is no bound.
+        // Rounded up; NaN does not bound.
         let by = own * own * (0.5 + 1e-9) + 1.0;
         let raised = match &self.base.coarse {
             Some(coarse) => coarse.scale.raised(start, by),
@@ -184,7 +185,7 @@ impl Nearer {
         self.base.decided[row / ROWS] >> (row % ROWS) & 1 == 1
     }
 
-    /// Rows, by their numbers, as vectors to be compared with.
+    /// The vectors of the rows with these numbers.
     pub fn vectors<T: Lanes>(&self, rows: &[u32]) -> Vectors<T> {
         let (dim, all) = (self.base.rows.matrix().dim(), self.values::<T>());
         let (mut values, mut words) = (Vec::with_capacity(rows.len() * dim), Vec::new());
@@ -201,7 +202,7 @@ impl Nearer {
                     bounds.push(Some(Whole { square, offset, is_exact }));
                 }
                 _ => {
-                    // Its products could leave 32 bits.
+                    // Its products could overflow 32 bits.
                     words[before..].fill(0);
                     unbounded.push(number as u32);
                     least.push(i32::MAX);
@@ -266,8 +267,9 @@ impl Nearer {
         scratch.pairs = all;
     }
 
-    /// Finds the pairs of all vectors and some panels, counted from `first`, that may be within their rows' costs, with their
-    /// sums in all bits, and returns what these start with. `starts` are those of the panels from `first` on.
+    /// Finds the pairs of all vectors and some panels, counted from `first`, whose distances may be below their rows'
+    /// costs, with their sums of full width. Returns the initial values of these sums. `starts` are those of the
+    /// panels from `first` on.
     fn sweep<'a, T>(
         &'a self,
         (first, some): (usize, Range<usize>),
@@ -323,7 +325,7 @@ impl Nearer {
         .compute(self.base.level);
     }
 
-    /// What the distance of a pair is not below, and not above, by its product in whole numbers.
+    /// Lower and upper bound on the distance of a pair, from the product of their codes.
     fn distance<T: Lanes>(
         &self,
         vectors: &Vectors<T>,
@@ -370,8 +372,8 @@ impl Nearer {
     }
 }
 
-/// The squares of the shortest and the longest row, from zero: directions that are near each other are nearer to their
-/// centre, but a bound by way of it says less of their products.
+/// The squared lengths of the shortest and the longest row, from the origin. Similar directions are nearer to their
+/// centre, but lengths from there bound their products less closely.
 fn squares<T: Lanes>(values: &[T], dim: usize) -> [f64; 2] {
     let square = |row: &[T]| {
         let (some, last) = row.as_chunks::<8>();

@@ -1,6 +1,6 @@
-//! Queries rounded to whole numbers, and which sums they rule out.
+//! Quantised queries: bounds between integer sums and the sums of the contract.
 
-/// A query rounded to whole numbers.
+/// A quantised query.
 pub(in crate::device::cpu) struct Query {
     /// The offset that the unsigned base adds to every product.
     pub(in crate::device::cpu) offset: f64,
@@ -27,7 +27,7 @@ pub(in crate::device::cpu) enum Bound {
 }
 
 impl Query {
-    /// The smallest sum of a pair that may be within the sink's reach, which rarely changes.
+    /// Threshold of a pair within the sink's reach: the smallest integer sum it may have. The reach rarely changes.
     #[inline]
     pub(in crate::device::cpu) fn least_now(&mut self, reach: f64) -> i32 {
         if self.known.0 != reach {
@@ -36,7 +36,7 @@ impl Query {
         self.known.1
     }
 
-    /// The smallest sum of a pair that may be within reach.
+    /// Threshold of a pair within reach: the smallest integer sum it may have.
     pub(in crate::device::cpu) fn least(&self, reach: f64) -> i32 {
         let least = match self.bound {
             Bound::Squares { factor, apart, residual, inverse, square } => {
@@ -54,7 +54,7 @@ impl Query {
         if least.is_nan() { i32::MIN } else { least as i32 }
     }
 
-    /// The least distance that a pair may have, by squares, from its sum of whole numbers; 0 without a bound.
+    /// Lower bound on the distance of a pair with this integer sum, by squares; 0 without a bound.
     pub(in crate::device::cpu) fn nearest(&self, sum: i32) -> f64 {
         let sum = f64::from(sum) - self.offset;
         match self.bound {
@@ -66,7 +66,7 @@ impl Query {
         }
     }
 
-    /// A number that the sum of a pair is not above, from its sum of whole numbers.
+    /// Upper bound on the sum of a pair with this integer sum.
     pub(in crate::device::cpu) fn most(&self, sum: i32) -> f64 {
         let sum = f64::from(sum) - self.offset;
         match self.bound {

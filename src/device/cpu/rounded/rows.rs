@@ -1,4 +1,4 @@
-//! Rows that are queries again and again, of bases that are rounded by the same scale.
+//! Quantised rows that are queries of many bases, all quantised by the same scale.
 
 use rayon::prelude::*;
 
@@ -9,13 +9,13 @@ use crate::device::cpu::simd::lanes::Lanes;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 
-/// Rows rounded to whole numbers, to be compared by squares.
+/// Quantised rows that are compared by squares.
 pub(in crate::device::cpu) struct RoundedRows {
-    /// As many words for each row.
+    /// The words of all rows, `length` of each.
     words: Vec<i32>,
     length: usize,
     rows: Vec<RoundedRow>,
-    /// Of the sums that bounds are for.
+    /// The rounding error of the sums that are bounded.
     rounding: Rounding,
     reserved: Reserved,
 }
@@ -64,7 +64,7 @@ impl RoundedRows {
         Ok(Self { words, length, rows, rounding, reserved })
     }
 
-    /// Frees the rows, which nothing may ask for any more.
+    /// Frees the rows, which must not be used afterwards.
     pub fn clear(&mut self) {
         (self.words, self.rows) = (Vec::new(), Vec::new());
         self.reserved.shrink_to(0);

@@ -1,4 +1,4 @@
-//! The rounding of rows to whole numbers.
+//! The quantiser of rows: integer codes, from a centre and a step.
 
 use rayon::prelude::*;
 
@@ -8,21 +8,21 @@ use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::Sum;
 
-/// The whole numbers of 8 bits that a row is rounded to: from −LARGEST − 1 to LARGEST.
+/// The largest 8-bit code; the smallest is −LARGEST − 1.
 const LARGEST: f64 = 127.0;
-/// The same of 16 bits, from −LARGEST_WORD on.
+/// The largest 16-bit code; the smallest is −LARGEST_WORD.
 pub(in crate::device::cpu) const LARGEST_WORD: f64 = 32_767.0;
-/// The longest row of a base and the longest query in 16 bits, in steps: a product and half a square do
-/// not leave 32 bits, and as lengths bound every part of a product, no sum does on its way.
+/// The longest base row and the longest query in 16 bits, in steps: a product plus half a square fits 32 bits, and so
+/// does every partial sum, as lengths bound the product of any part.
 pub(in crate::device::cpu) const LENGTH: f64 = 26_800.0;
 const QUERY_LENGTH: f64 = 66_000.0;
-/// The length that all rows but a few outliers have at most; a little longer ones are none yet.
+/// The length, in steps, of the longest row that determines the step. Rows up to [`LENGTH`] are no outliers.
 const USUAL_LENGTH: f64 = 24_000.0;
 /// The length of a query with a step of its own.
 const OWN_LENGTH: f64 = 65_000.0;
 /// In float64, the sum of this and any number below 2⁵¹ is a whole number.
 pub(in crate::device::cpu) const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
-/// At most one in this many rows may lie outside the range that is covered.
+/// At most one in this many rows may lie outside the range.
 pub(in crate::device::cpu) const ONE_OUTLIER_IN: usize = 8192;
 /// Elements of a row that are rounded together, and whose squares are added up side by side.
 const MANY: usize = 64;
@@ -30,34 +30,33 @@ const SIDE_BY_SIDE: usize = 8;
 /// Rows that a thread prepares together.
 pub(in crate::device::cpu) const TOGETHER: usize = 4096;
 
-/// The scale by which rows are rounded to whole numbers.
+/// The quantiser of rows: a code is `(x − centre) / step`, rounded.
 #[derive(Debug, Clone)]
 pub(in crate::device::cpu) struct Scale {
     pub(in crate::device::cpu) width: Width,
-    /// What is subtracted from the rows of a base, and from queries.
+    /// The centres, which are subtracted from base rows and from queries.
     pub(in crate::device::cpu) centre: Vec<f64>,
     pub(in crate::device::cpu) of_queries: Vec<f64>,
     /// The length of the centre.
     pub(in crate::device::cpu) centre_norm: f64,
     pub(in crate::device::cpu) step: f64,
-    /// All rows are whole numbers in range, and nothing is rounded.
+    /// Whether all rows are integers within the range, so that their codes are exact.
     pub(in crate::device::cpu) integral: bool,
 }
 
-/// A row rounded to whole numbers.
+/// The lengths of a row that was quantised.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Rounded {
     /// The length of the rounding residual.
     pub(in crate::device::cpu) residual: f64,
-    /// What the length of the row, from the centre, hardly falls short of.
+    /// Close upper bound on the length of the row, from the centre.
     pub(in crate::device::cpu) length: f64,
-    /// The squared length of the whole numbers.
+    /// The squared length of its codes.
     pub(in crate::device::cpu) square: f64,
 }
 
 impl Scale {
-    /// Chooses the range that all rows but a few outliers fit into; `None` if rows do not suit 8 bits, which they
-    /// do if nothing is rounded.
+    /// Chooses the range of all rows but a few outliers. `None` for 8 bits, unless codes are exact.
     pub(in crate::device::cpu) fn new<T: Real>(
         values: &[T],
         dim: usize,
@@ -67,7 +66,7 @@ impl Scale {
         Self::of_part((values, false), dim, of, job)
     }
 
-    /// The same from all rows, or from a part of them.
+    /// As [`new`](Self::new), from all rows or from a part of them.
     pub(in crate::device::cpu) fn of_part<T: Real>(
         (values, is_part): (&[T], bool),
         dim: usize,
@@ -85,11 +84,11 @@ impl Scale {
         }
         let outliers = values.len() / dim / ONE_OUTLIER_IN;
         let fitting = Self::fitting((values, outliers), dim, sum, job)?;
-        // Of equal rows, a part says nothing of the others.
+        // If the rows of a part are equal, they do not tell the range of the rest.
         Ok(Some(fitting).filter(|scale| !is_part || scale.step != 1.0))
     }
 
-    /// The range of 16 bits that all rows but so many outliers fit into.
+    /// The 16-bit range of all rows but `outliers` of them.
     pub(in crate::device::cpu) fn fitting<T: Real>(
         (values, outliers): (&[T], usize),
         dim: usize,
@@ -161,14 +160,14 @@ impl Scale {
         }
     }
 
-    /// Whether a query has no bounds, as its products with rows may leave 32 bits or it was cut off.
+    /// Whether a query has no bounds: its products with rows may overflow 32 bits, or its codes were clamped.
     pub(in crate::device::cpu) fn is_too_long(&self, query: &Rounded, step: f64) -> bool {
         let is_cut = query.residual > self.usual_residual(step) + 1e-9 * query.length;
         self.width == Width::Sixteen
             && (is_cut || query.length > QUERY_LENGTH * step * (1.0 + 1e-9))
     }
 
-    /// The step of a query of its own.
+    /// The step of a query that does not share the base's.
     pub(in crate::device::cpu) fn step_of<T: Real>(&self, query: &[T]) -> f64 {
         let [largest, square] = pulp::Arch::new().dispatch(
             #[inline(always)]
@@ -179,7 +178,7 @@ impl Scale {
         if step > 0.0 { step } else { 1.0 }
     }
 
-    /// Rounds a row less a centre to whole numbers.
+    /// Quantises a row: `(row − centre) / step`, rounded.
     pub(in crate::device::cpu) fn round<T: Real>(
         &self,
         row: &[T],
@@ -194,7 +193,8 @@ impl Scale {
         )
     }
 
-    /// The same to a slice as long as the row; to be called with the instructions that it is to use.
+    /// As [`round`](Self::round), to a slice as long as the row. It is inlined, so as to use the caller's
+    /// instructions.
     #[inline(always)]
     pub(in crate::device::cpu) fn round_to<T: Real>(
         &self,
@@ -213,16 +213,16 @@ impl Scale {
         Rounded { residual, length: rounded * (1.0 + 1e-9) + residual, square }
     }
 
-    /// Whether whole numbers, with the centre, are the row itself.
+    /// Whether centre plus codes is the row itself.
     #[inline(always)]
     pub(in crate::device::cpu) fn is_as_is<T: Real>(&self, row: &[T], values: &[i16]) -> bool {
-        // Whole numbers below 2⁵³ add up exactly; x − c would be rounded, and a tiny difference from a whole number be
-        // lost.
+        // Integers below 2⁵³ are added exactly; `x − c` would be rounded, and could hide a tiny difference from an
+        // integer.
         let others = row.iter().zip(values).zip(&self.centre);
         !others.fold(false, |any, ((x, value), c)| any | (c + f64::from(*value) != x.to_f64()))
     }
 
-    /// Writes the words that each few of a query's numbers make.
+    /// Packs a query's codes into words.
     pub(in crate::device::cpu) fn write_words(&self, numbers: &[i16], words: &mut [i32]) {
         if self.width == Width::Sixteen {
             let (pairs, last) = numbers.as_chunks();
@@ -239,7 +239,7 @@ impl Scale {
         }
     }
 
-    /// What is added to each of a query's numbers times those of a base row.
+    /// The offset that makes the codes of base rows unsigned.
     pub(in crate::device::cpu) fn offset(&self) -> f64 {
         if self.width == Width::Eight { 128.0 } else { 0.0 }
     }
@@ -279,7 +279,7 @@ pub(super) fn product_with<T: Real>(row: &[T], centre: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + of_last
 }
 
-/// Rounds a row less a centre to whole numbers within a range; the squares of the residual and of the whole numbers.
+/// Quantises a row to codes within a range; returns the squared lengths of the residual and of the codes.
 #[inline(always)]
 fn round_row<T: Real>(
     row: &[T],
@@ -309,7 +309,7 @@ fn round_row<T: Real>(
     sums.map(|sums| sums.iter().sum())
 }
 
-/// The same for some elements; squares are added to sums.
+/// As [`round_row`] for a few elements; squares are added to sums.
 #[inline(always)]
 fn round_some<T: Real, const COUNT: usize>(
     (row, centre): (&[T; COUNT], &[f64; COUNT]),
@@ -341,8 +341,8 @@ fn round_some<T: Real, const COUNT: usize>(
     }
 }
 
-/// The centre of rows of whole numbers that fit into a width as they are, so that nothing is rounded:
-/// pixels, counts, SIFT descriptors, rows that were quantised before.
+/// The centre of rows of integers that fit into a width, so that their codes are exact: pixels, counts, SIFT
+/// descriptors, rows that were quantised before. `None` for other rows.
 fn integral_centre<T: Real>(
     (values, is_part): (&[T], bool),
     dim: usize,
@@ -369,7 +369,7 @@ fn integral_centre<T: Real>(
         let ranges = least.iter().zip(&most).map(|(least, most)| (least.to_f64(), most.to_f64()));
         Ok(is_whole.then(|| ranges.collect::<Vec<_>>()))
     };
-    // Most data are not whole numbers, which the first few rows show.
+    // Most data are not integers, which the first few rows show.
     let (first, others) = values.split_at(values.len().min(TOGETHER * dim));
     let Some(mut ranges) = ranges_of(first)? else { return Ok(None) };
     let others: Vec<_> = others.par_chunks(TOGETHER * dim).map(ranges_of).collect::<Result<_>>()?;
@@ -389,7 +389,7 @@ fn integral_centre<T: Real>(
         }
     };
     let middle = |(least, most): (f64, f64)| match width {
-        // Others may have all that bytes can be.
+        // The other rows may have any byte.
         Width::Eight if is_part && least >= 0.0 && most <= 2.0 * LARGEST + 1.0 => LARGEST + 1.0,
         _ => ((least + most) / 2.0).ceil(),
     };

@@ -1,4 +1,4 @@
-//! A look at fewer bits loses no pair.
+//! The prefilter by fewer bits loses no pair.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ fn check(kind: Kind, (count, dim): (usize, usize), metric: Metric, level: Level)
         Quantised::try_new((&rows, places), &sampled, of, &job).unwrap()
     };
     let (Some(looks), Some(all)) = (of(Form::Coarse), of(Form::Sixteen)) else {
-        // Of one long row, products of the others may be nothing.
+        // One long row may leave only zeros to the others.
         assert!(matches!(kind, Kind::Outlier), "{kind:?} {metric}");
         return;
     };

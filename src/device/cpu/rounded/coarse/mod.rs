@@ -1,13 +1,14 @@
-//! A first look at rows of 16 bits, in 8 or 7: half the products leave few pairs whose sums in 16 bits are needed.
+//! A prefilter of 16-bit codes by 8 or 7 bits: at half the products, it leaves few pairs whose 16-bit sums are
+//! needed.
 //!
-//! With a step s, a row x̂ of whole numbers is `s h + e`, and a query q̂, with a step of its own, `s_q g + f`. By Cauchy
-//! and Schwarz
+//! With a step s, the 16-bit codes x̂ of a row are `s h + e`, and those of a query, with a step of its own, are `q̂ =
+//! s_q g + f`. By the Cauchy–Schwarz inequality,
 //!
 //! `q̂·x̂ ≤ s_q s g·h + s_q ‖g‖ ‖e‖ + ‖f‖ ‖x̂‖`.
 //!
-//! The last two terms are allowed for where a row's sum starts, for the lengths that ‖g‖ and ‖f‖ hardly exceed; what a
-//! query exceeds them by is allowed for by the longest of all rows, in the least sum that passes. As each row has its
-//! own start, a few rows may be cut off at the largest number.
+//! The last two terms enter the row's initial sum with typical bounds G ≥ ‖g‖ and F ≥ ‖f‖. A query with a larger norm
+//! lowers its threshold by the excess times the largest ‖e‖ or ‖x̂‖ of all rows. As each row has its own initial sum,
+//! a few codes may be clamped.
 
 mod scale;
 
@@ -22,10 +23,10 @@ use crate::device::cpu::simd::lines::{Chosen, Line, Lines};
 use crate::device::cpu::simd::panels::{Found, Group, Packed, Panels, ROWS, Starts};
 use crate::memory::Aligned;
 
-/// The start with which no row passes, and no sum leaves 32 bits.
+/// The start with which no row passes, and no sum overflows 32 bits.
 const NEVER: i32 = i32::MIN / 2;
 
-/// Base rows in 8 or 7 bits, and row by row in 16.
+/// Base rows with codes of 8 or 7 bits in panels, and codes of 16 bits row by row.
 #[derive(Debug)]
 pub(in crate::device::cpu) struct Coarse {
     pub(super) scale: CoarseScale,
@@ -36,27 +37,27 @@ pub(in crate::device::cpu) struct Coarse {
     pub(super) longest: Longest,
 }
 
-/// Queries as they are compared with a base.
+/// The words of queries in the layout in which a base compares them.
 #[derive(Debug)]
 pub(in crate::device::cpu) enum Forms {
     Packed(Packed),
     Coarse(CoarseQueries),
 }
 
-/// Queries in 8 bits, and row by row in 16.
+/// Queries with codes of 8 bits, and codes of 16 bits row by row.
 #[derive(Debug)]
 pub(in crate::device::cpu) struct CoarseQueries {
     each: Vec<CoarseQuery>,
     packed: Packed,
     lines: Aligned<Line>,
-    /// For each, the least sum that passes in fewer bits.
+    /// For each, its threshold in the prefilter.
     least: Vec<i32>,
-    /// Pairs of the last panels that passed.
+    /// The number of pairs of the last panels that passed the prefilter.
     looked: usize,
 }
 
 impl Coarse {
-    /// Room for so many panels.
+    /// Allocates this many panels.
     pub fn new(scale: CoarseScale, panels: usize) -> Self {
         let groups = Aligned::zeros(panels * Panels::groups_of(scale.words()));
         let lines = Aligned::zeros(panels * ROWS * scale.lines());
@@ -70,7 +71,7 @@ impl Coarse {
         Panels::bytes_of(scale.words()) + size_of::<Starts>() + scale.lines() * line
     }
 
-    /// Queries from their words of 16 bits, as many each.
+    /// Queries from the words of their 16-bit codes, `length` of each.
     pub fn queries(&self, words: &[i32], length: usize, level: Level) -> CoarseQueries {
         let (count, per_row) = (words.len() / length, self.scale.lines());
         let mut lines = Aligned::zeros(count * per_row);
@@ -87,7 +88,7 @@ impl Coarse {
         CoarseQueries { each, packed, lines, least: Vec::new(), looked: 0 }
     }
 
-    /// Only pairs whose sums in 16 bits may be at least these will pass.
+    /// Sets the thresholds of the prefilter, so that no pair is lost whose 16-bit sum is at least `least`.
     pub fn limit(&self, queries: &mut CoarseQueries, least: &[i32]) {
         let CoarseQueries { each, least: coarse, .. } = queries;
         coarse.clear();
@@ -95,8 +96,9 @@ impl Coarse {
         coarse.extend(each.map(|(query, least)| self.scale.least(query, *least, &self.longest)));
     }
 
-    /// Finds the pairs of all queries and some panels whose sums in 16 bits, of which `starts` are the first terms, are
-    /// at least the query's; returns how many sums that took. `decided` has a bit for each row that may pass.
+    /// Finds the pairs of all queries and some panels whose 16-bit sums, which begin with `starts`, reach the query's
+    /// threshold; returns the number of these sums that were computed. `decided` has a bit for each row that may
+    /// pass.
     pub fn sweep(
         &self,
         level: Level,
@@ -105,7 +107,7 @@ impl Coarse {
         found: &mut Found,
     ) -> u64 {
         self.limit(queries, least);
-        // Most rows will be looked at, as of the panels before, or few.
+        // If more pairs of the last panels passed than there are rows, prefetches all rows in 16 bits.
         let next = match queries.looked > panels.len() * ROWS {
             true => self.lines_of(panels.clone()),
             false => &[],
@@ -116,8 +118,8 @@ impl Coarse {
         queries.looked as u64
     }
 
-    /// Finds the pairs of all queries and some panels, of which sums in fewer bits start with these, that pass; meanwhile
-    /// some lines come from memory.
+    /// Finds the pairs of all queries and some panels that pass the prefilter, with these initial sums, and meanwhile
+    /// prefetches the lines `next`.
     pub fn look(
         &self,
         level: Level,
@@ -131,7 +133,7 @@ impl Coarse {
         level.sweep_before(next, swept, (packed, least), found);
     }
 
-    /// Asks for the rows in 16 bits of pairs that passed, all of which come from memory at a time then.
+    /// Prefetches the 16-bit rows of the pairs that passed, so that their reads from memory overlap.
     pub fn ask_for(&self, panels: Range<usize>, found: &Found) {
         let lines = self.lines_of(panels);
         for row in found.iter().map(|pair| pair.row as usize) {
@@ -139,7 +141,7 @@ impl Coarse {
         }
     }
 
-    /// Keeps those of some pairs whose sums in 16 bits, as of [`sweep`](Self::sweep), are at least the query's.
+    /// Keeps the pairs whose 16-bit sums, as in [`sweep`](Self::sweep), reach the query's threshold.
     pub fn keep(
         &self,
         level: Level,

@@ -1,4 +1,4 @@
-//! Rounding rows and queries of 16 bits to 8 or 7.
+//! The quantiser of the prefilter, which rounds 16-bit codes to 8 or 7 bits.
 
 use crate::device::cpu::rounded::scale::Scale;
 use crate::device::cpu::simd::bounds::NO_FRACTIONS;
@@ -7,28 +7,28 @@ use crate::device::cpu::simd::lines::Line;
 use crate::device::cpu::simd::panels::{MOST_IN_16_BITS, ROWS, TOGETHER_IN_16_BITS, Width};
 use crate::matrix::Real;
 
-/// Rows that the steps are chosen by.
+/// Rows of the sample that determines the steps.
 const SAMPLED: usize = 256;
-/// One in this many numbers of the sample may be cut off, and one in this many queries exceed the usual lengths.
+/// One in this many codes of the sample may be clamped, and one in this many queries may exceed the typical lengths.
 const CUT_ONE_IN: usize = 10_000;
 const EXCEEDS_ONE_IN: usize = 64;
 /// With more dimensions, sums would leave no room for starts.
 const MOST_DIM: usize = 1 << 13;
-/// With fewer dimensions, what rows are filled up with takes too long.
+/// With fewer dimensions, the padding of rows takes too long.
 const LEAST_DIM: usize = 48;
 /// The longest row of 16 bits, in its steps.
 const LONGEST_ROW: f64 = 27_000.0;
-/// Queries that a look at the sample is tried on, and one in how many of the pairs needs to pass then.
+/// Queries with which the prefilter is tried on the sample, where one in `TRIED_ONE_IN` of the pairs needs to pass.
 const TRIED_QUERIES: usize = 8;
 const TRIED_ONE_IN: usize = 64;
-/// What a look at a pair takes for each dimension and beside, and what products of 8 bits save for each dimension of
-/// a pair: measured with AVX-512 and AVX2.
+/// Cost model, measured with AVX-512 and AVX2: the 16-bit sum of a pair that passes costs `LOOK · dim + EACH_LOOK`,
+/// and the prefilter saves `SAVED · dim` for every pair.
 const LOOK: f64 = 3.0;
 const EACH_LOOK: f64 = 1600.0;
 const SAVED: f64 = 0.6;
-/// Guesses are made for up to so many neighbours.
+/// The largest `k` for which thresholds are guessed.
 pub(in crate::device::cpu) const MOST_GUESSED: usize = 4096;
-/// What starts and least sums are no larger than.
+/// Upper limit of initial sums and thresholds.
 const MOST_START: f64 = (1 << 29) as f64;
 /// Numbers of a row that are rounded together, and whose squares are added up side by side.
 const ROUNDED: usize = 64;
@@ -42,11 +42,11 @@ pub(in crate::device::cpu) struct CoarseScale {
     step: f64,
     /// The step of all queries, if sums start with squares.
     of_queries: Option<f64>,
-    /// What hardly any query exceeds.
+    /// Typical lengths, which few queries exceed.
     usual: Lengths,
 }
 
-/// Lengths of a query in its steps: of its whole numbers, and of its residual.
+/// Lengths of a query in its steps: of its codes, and of its residual.
 #[derive(Debug, Clone, Copy, Default)]
 struct Lengths {
     numbers: f64,
@@ -60,11 +60,11 @@ pub(in crate::device::cpu::rounded) struct Longest {
     row: f64,
 }
 
-/// A query in 8 bits.
+/// A query with codes of 8 bits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CoarseQuery {
     step: f64,
-    /// What the unsigned base adds to its products.
+    /// The offset that the unsigned base adds to its products.
     offset: f64,
     lengths: Lengths,
 }
@@ -75,25 +75,25 @@ impl Longest {
     }
 }
 
-/// Rows of a sample that need to pass when a look is tried.
+/// Rows of a sample that need to pass when the prefilter is tried.
 fn needed<T>(base: &[T]) -> usize {
     base.len() / TRIED_ONE_IN + 1
 }
 
 impl CoarseScale {
-    /// Whether rows of so many dimensions can be looked at, and if it is to pay, whether it may.
+    /// Whether this level can prefilter rows of `dim` dimensions and, with `is_to_pay`, whether that may pay.
     pub fn suits(dim: usize, level: Level, is_to_pay: bool) -> bool {
         level.looks().is_some() && dim <= MOST_DIM && (!is_to_pay || dim >= LEAST_DIM)
     }
 
-    /// Whether rows of so many dimensions take much less memory than in 16 bits.
+    /// Whether codes of fewer bits take at most three quarters of the words of 16-bit codes.
     pub fn is_short(dim: usize, level: Level) -> bool {
         let in_16 = dim.div_ceil(Width::Sixteen.per_word());
         level.looks().is_some_and(|width| 4 * words(width, dim) <= 3 * in_16)
     }
 
-    /// The steps for some rows and queries like them; `None` if the level has no such products, or if they are not faster
-    /// when so many neighbours are searched among so many rows.
+    /// The steps for these rows and queries like them. `None` if the level has no products of fewer bits, or if these
+    /// are not faster in a `search` of `(k, rows)`.
     pub fn new<T: Real>(
         (values, dim): (&[T], usize),
         scale: &Scale,
@@ -109,7 +109,7 @@ impl CoarseScale {
             let rounded = scale.round(row(i), (centre, step), &mut numbers);
             (rounded, numbers)
         };
-        // Products of others could leave 32 bits.
+        // Products of outliers could overflow 32 bits.
         let of_base = |i| {
             let (rounded, numbers) = round(i, &scale.centre, scale.step);
             (!scale.is_outlier(&rounded)).then_some(numbers)
@@ -154,8 +154,8 @@ impl CoarseScale {
         (allowed < MOST_START && pays()).then_some(coarse)
     }
 
-    /// Whether products of fewer bits are faster than those of all when the `k` nearest of so many rows are searched,
-    /// by some rows and queries like these.
+    /// Whether the prefilter is faster than 16-bit products alone when the `k` nearest of `rows` rows are searched,
+    /// estimated from sampled rows and queries.
     fn pays(&self, (base, queries): (&[Vec<i16>], &[Vec<i16>]), (k, rows): (usize, usize)) -> bool {
         let passing = pulp::Arch::new().dispatch(
             #[inline(always)]
@@ -164,8 +164,8 @@ impl CoarseScale {
         if passing * needed(base) as f64 > base.len() as f64 / 4.0 {
             return false;
         }
-        // The first panel passes, and then what is within bounds that become narrower, by what was found or, for not too
-        // many neighbours, by guesses: see `Kept`.
+        // The first panel passes, and then the pairs within thresholds that tighten: with the neighbours found or,
+        // for `k` up to `MOST_GUESSED`, with guesses; see `Kept`.
         let (wanted, rows, dim) = (k as f64, rows as f64, self.dim as f64);
         let by_bounds = wanted * (1.0 + (rows / wanted).ln().max(0.0));
         let panels = (rows / ROWS as f64).max(1.0);
@@ -175,7 +175,7 @@ impl CoarseScale {
         looks * (LOOK * dim + EACH_LOOK) < SAVED * rows * dim
     }
 
-    /// How many times as many pairs pass as need to, where one in [`TRIED_ONE_IN`] needs to.
+    /// The ratio of pairs that pass to pairs that need to, where one in [`TRIED_ONE_IN`] needs to.
     #[inline(always)]
     fn passing(&self, base: &[Vec<i16>], queries: &[Vec<i16>]) -> f64 {
         let product = |a: &[i16], b: &[i16]| -> i32 {
@@ -214,7 +214,8 @@ impl CoarseScale {
         passing.sum::<usize>() as f64 / (needed * count) as f64
     }
 
-    /// The least sum of a pair whose sum in 16 bits may be at least this, among rows that are no longer than these.
+    /// The prefilter's threshold for pairs whose 16-bit sums are at least `least`, among rows no longer than
+    /// `longest`.
     pub(super) fn least(&self, query: &CoarseQuery, least: i32, longest: &Longest) -> i32 {
         // All pass, or none.
         if matches!(least, i32::MIN | i32::MAX) {
@@ -228,7 +229,7 @@ impl CoarseScale {
         (least * (1.0 - 1e-12 * least.signum()) + query.offset - 2.0) as i32
     }
 
-    /// A start that is larger by so much in 16 bits, if sums start with squares.
+    /// An initial sum of the prefilter, raised by `by` in 16-bit steps, if sums start with squares.
     #[inline]
     pub fn raised(&self, start: i32, by: f64) -> f64 {
         f64::from(start) + by / (self.of_queries.unwrap_or(1.0) * self.step) + 1.0
@@ -243,8 +244,8 @@ impl CoarseScale {
         Line::count(self.dim)
     }
 
-    /// Rounds a row of 16 bits, of which the sum starts with this: its bytes, what their sum starts with, and the
-    /// lengths of its residual and of itself in steps.
+    /// Rounds the 16-bit codes of a row, whose initial sum is `start`, to `bytes`. Returns the initial sum of the
+    /// bytes, and the lengths of the residual and of the row in steps.
     #[inline(always)]
     pub(in crate::device::cpu::rounded) fn round(
         &self,
@@ -280,7 +281,7 @@ impl CoarseScale {
         (start.min(MOST_START) as i32, Longest { residual, row })
     }
 
-    /// Rounds a query of 16 bits, and appends its words.
+    /// Rounds the 16-bit codes of a query, and appends its words.
     pub(super) fn query(&self, numbers: &[i16], words: &mut Vec<i32>) -> CoarseQuery {
         let step = self.of_queries.unwrap_or_else(|| self.step_of(numbers));
         let mut rounded = vec![0; self.words() * self.width.per_word()];
@@ -305,7 +306,7 @@ impl CoarseScale {
         CoarseQuery { step, offset: f64::from(bias(self.width)) * f64::from(sum), lengths }
     }
 
-    /// The step with which a query is not cut off.
+    /// The step with which no code of a query is clamped.
     fn step_of(&self, numbers: &[i16]) -> f64 {
         let largest = numbers.iter().map(|x| x.unsigned_abs()).max().unwrap_or(0);
         let step = f64::from(largest) / f64::from(self::largest(Width::Eight));
@@ -336,7 +337,7 @@ fn round_query(numbers: &[i16], step: f64, rounded: &mut [i8]) {
     }
 }
 
-/// The squared lengths of rounded numbers and of what they leave, and the sum of the rounded ones.
+/// The squared lengths of the codes and of the residual, and the sum of the codes.
 #[inline(always)]
 fn lengths(numbers: &[i16], step: f64, rounded: &[i8]) -> ([f64; 2], i32) {
     let (mut squares, mut left, mut sum) = ([0.0; SIDE_BY_SIDE], [0.0; SIDE_BY_SIDE], 0);
@@ -354,18 +355,18 @@ fn lengths(numbers: &[i16], step: f64, rounded: &[i8]) -> ([f64; 2], i32) {
     ([squares.iter().sum(), left.iter().sum()], sum)
 }
 
-/// Words of a row of so many dimensions.
+/// Words of a row of `dim` dimensions.
 fn words(width: Width, dim: usize) -> usize {
     let words = dim.div_ceil(width.per_word());
     if width == Width::Seven { words.next_multiple_of(TOGETHER_IN_16_BITS) } else { words }
 }
 
-/// The largest number of a base row less what makes it unsigned.
+/// The largest code of a base row before [`bias`] is added.
 fn largest(width: Width) -> i16 {
     if width == Width::Seven { 63 } else { 127 }
 }
 
-/// What makes a number of a base row unsigned.
+/// The bias that makes the codes of base rows unsigned.
 fn bias(width: Width) -> u8 {
     if width == Width::Seven { 64 } else { 128 }
 }
@@ -377,7 +378,7 @@ fn halves(numbers: impl Iterator<Item = i32>) -> [i32; 2] {
     sums
 }
 
-/// Makes numbers smaller until those that are added up in 16 bits fit.
+/// Scales numbers down so that their sums fit 16 bits.
 fn fit_into_16_bits(numbers: &mut [i8]) {
     let sums = halves(numbers.iter().map(|x| i32::from(*x)));
     for (i, x) in numbers.iter_mut().enumerate() {
