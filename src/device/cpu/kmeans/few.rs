@@ -153,7 +153,7 @@ impl<T: Lanes> Whole<T> {
         // The sample, too, and the numbers of rows beyond the range.
         let beside = SAMPLE * (dim * size_of::<T>() + size_of::<f64>()) + rows.len() * 4;
         let bytes = count * size_of::<Group>();
-        let mut reserved = match job.reserve("rows in 16 bits", bytes + beside) {
+        let mut reserved = match job.reserve("quantised rows", bytes + beside) {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
         };

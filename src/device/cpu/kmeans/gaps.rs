@@ -64,7 +64,7 @@ impl<T: Lanes> Gaps<T> {
         if metric != Metric::SqEuclidean || k > MOST {
             return Ok(None);
         }
-        let reserved = match job.reserve("gaps between centroids", rows.len() * size_of::<f32>()) {
+        let reserved = match job.reserve("bounds of k-means", rows.len() * size_of::<f32>()) {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
         };

@@ -182,7 +182,7 @@ impl<T: Lanes> EachPair<T> {
         let values = self.rows.reals::<T>().unwrap_or_default();
         let dim = self.rows.matrix().dim();
         let room = self.rows.len().next_multiple_of(BLOCK) * dim * size_of::<T>();
-        self.transposed = match job.reserve("rows of k-means, dimension by dimension", room) {
+        self.transposed = match job.reserve("a transposed copy of the rows", room) {
             Ok(reserved) => {
                 let blocks = values.par_chunks(BLOCK * dim);
                 Some((blocks.map(|block| Transposed::new(block, dim)).collect(), reserved))
@@ -483,8 +483,8 @@ mod tests {
     use super::*;
     use crate::matrix::Matrix;
 
-    /// Rows of some kind: spread out, in clusters, whole numbers, with one far away, all but equal, of unit length in all
-    /// directions and in some near each other, each three times, and so large that squares overflow.
+    /// Rows of some kind: spread out, in clusters, integers, with one far away, nearly equal, of unit length in all
+    /// directions and in similar ones, each three times, and so large that squares overflow.
     fn rows_of(kind: usize, count: usize, dim: usize) -> Rows {
         let mut random = Random::new(kind as u64);
         let mut value = |row: usize| match kind {

@@ -168,7 +168,7 @@ impl Quantised {
         };
         let of_panel = Panels::bytes_of(words) + size_of::<Starts>() + 2 * size_of::<u64>();
         let of_panel = of_panel + coarse.as_ref().map_or(0, Coarse::bytes);
-        let reserved = job.reserve("base rows in whole numbers", panels * of_panel)?;
+        let reserved = job.reserve("quantised base rows", panels * of_panel)?;
         let mut quantised = Self {
             rows: rows.clone(),
             places,

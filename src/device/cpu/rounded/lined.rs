@@ -57,7 +57,7 @@ impl LinedRows {
         let dim = scale.centre.len();
         let (count, per_row) = (values.len() / dim, Line::count(dim));
         let bytes = count * (per_row * size_of::<Line>() + size_of::<LinedRow>());
-        let reserved = job.reserve("rows in whole numbers", bytes)?;
+        let reserved = job.reserve("quantised rows", bytes)?;
         let mut lines = Aligned::<Line>::zeros(count * per_row);
         let mut rows = vec![LinedRow::default(); count];
         let parts = lines.par_chunks_mut(TOGETHER * per_row).zip(rows.par_chunks_mut(TOGETHER));

@@ -296,8 +296,8 @@ impl Nearer {
         }
     }
 
-    /// Computes the distances of some pairs of a vector and a row of a block, and calls `found` with those that are less
-    /// than the row's cost.
+    /// Computes the distances of some pairs of a vector and a row of a block, and calls `found` with each pair whose
+    /// distance is below the row's cost.
     pub fn compute<T: Lanes>(
         &self,
         (block, costs): (usize, &[T]),

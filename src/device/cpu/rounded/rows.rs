@@ -35,7 +35,7 @@ impl RoundedRows {
     pub fn new<T: Lanes>(values: &[T], dim: usize, scale: &Scale, job: &Job) -> Result<Self> {
         let (count, length) = (values.len() / dim, dim.div_ceil(scale.width.per_word()));
         let bytes = count * (length * size_of::<i32>() + size_of::<RoundedRow>());
-        let reserved = job.reserve("rows in whole numbers", bytes)?;
+        let reserved = job.reserve("quantised rows", bytes)?;
         let mut words = vec![0; count * length];
         let mut rows = vec![RoundedRow::default(); count];
         let parts = words.par_chunks_mut(TOGETHER * length).zip(rows.par_chunks_mut(TOGETHER));

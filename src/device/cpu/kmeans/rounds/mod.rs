@@ -134,7 +134,7 @@ impl<T: Lanes> Rounds<T> {
             return Ok(None);
         }
         let bytes = rows.len() * (size_of::<List>() + size_of::<f64>());
-        let mut reserved = match job.reserve("lists of near centroids", bytes) {
+        let mut reserved = match job.reserve("bounds of k-means", bytes) {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
         };

@@ -127,7 +127,7 @@ impl<T: Lanes> PairBounds<T> {
         let stride = k.next_multiple_of(TOGETHER);
         let bytes = stride * size_of::<u16>() + size_of::<f32>();
         let most = rows.len() * (bytes + size_of::<f64>());
-        let mut reserved = match job.reserve("bounds of rows and centroids", most) {
+        let mut reserved = match job.reserve("bounds of k-means", most) {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
         };
