@@ -9,7 +9,7 @@ use crate::device::cpu::places::Places;
 use crate::error::Result;
 use crate::rows::Rows;
 
-/// Bytes of base rows that all queries of a task visit before the next ones.
+/// Bytes of base rows in a tile, which all queries of a task visit before the next.
 const STEP_BYTES: usize = 24 * 1024;
 
 /// Base rows of bits.

@@ -1,4 +1,4 @@
-//! The layouts of base rows, each with its arithmetic, and which of them suits which rows.
+//! The layouts of base rows, each with its arithmetic, and the choice among them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -20,7 +20,7 @@ use crate::metric::Metric;
 use crate::parallel::on_other_threads;
 use crate::rows::Rows;
 
-/// How rows are rounded to whole numbers, the fastest first.
+/// The forms of codes, the fastest first.
 const FORMS: [Form; 3] = [Form::Eight, Form::Coarse, Form::Sixteen];
 
 /// Base rows in the layout that suits their dimension and metric.
@@ -33,7 +33,7 @@ pub(super) enum BaseLayout {
 }
 
 impl BaseLayout {
-    /// Lays rows out for searches of so many neighbours, within the job's budget; see [`Quantised::try_new`].
+    /// Lays rows out for searches of `k` neighbours, within the job's budget; see [`Quantised::try_new`].
     pub fn new(
         rows: &Rows,
         (metric, level, k): (Metric, Level, Option<usize>),
@@ -52,8 +52,7 @@ impl BaseLayout {
     }
 }
 
-/// Rows of numbers in the layouts that they need: the first that suits them, and others once many pairs
-/// pass in those before.
+/// Rows of numbers in one or more layouts: the first that suits, and the next once many pairs pass in it.
 #[derive(Debug)]
 pub(super) struct Layout<T> {
     rows: Rows,
@@ -62,19 +61,19 @@ pub(super) struct Layout<T> {
     /// Neighbours of a query, if layouts may depend on them.
     k: Option<usize>,
     layouts: [OnceLock<Made<T>>; 4],
-    /// For rows of few dimensions, once enough queries were asked for.
+    /// The tree of boxes, for rows of few dimensions after enough queries.
     boxes: Mutex<InBoxes<T>>,
-    /// How many these are so far.
+    /// The number of queries up to now.
     queries: AtomicUsize,
     making: Mutex<()>,
 }
 
-/// Rows in boxes.
+/// The state of the tree of boxes.
 #[derive(Debug)]
 enum InBoxes<T> {
     NotYet,
     Made(Arc<Boxes<T>>),
-    /// There was no memory, or queries looked at too many.
+    /// There was no memory, or queries visited too many rows.
     Refused,
 }
 
@@ -86,7 +85,7 @@ enum Made<T> {
 }
 
 impl<T: Lanes> Layout<T> {
-    /// These forms of whole numbers are tried, the first that suits right now.
+    /// Makes the first of these forms that suits, or panels.
     fn new(
         rows: &Rows,
         (metric, level, k): (Metric, Level, Option<usize>),
@@ -131,7 +130,7 @@ impl<T: Lanes> Layout<T> {
         Ok(Made::Panels(Panels::new(dim, self.places(), values, job)?))
     }
 
-    /// Compares all queries with the base: by boxes where they rule most of it out, else block by block.
+    /// Compares all queries with the base: by boxes where they prune most rows, otherwise block by block.
     pub fn search<K: Sink<T>>(
         &self,
         queries: &Rows,
@@ -150,7 +149,7 @@ impl<T: Lanes> Layout<T> {
         traversal::run(self, queries, call, sinks)
     }
 
-    /// The rows in boxes, if that may pay for so many more queries, and whether they are new.
+    /// The tree of boxes, if it may pay for this many more queries, and whether it is new.
     fn boxes(&self, queries: usize, call: &Call<'_>) -> Result<Option<(Arc<Boxes<T>>, bool)>> {
         let before = self.queries.fetch_add(queries, Ordering::Relaxed);
         let get = || match &*self.boxes.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -162,7 +161,7 @@ impl<T: Lanes> Layout<T> {
         if made.is_some() || !boxes::may_pay(&self.rows, call, before + queries) {
             return Ok(made.map(|boxes| (boxes, false)));
         }
-        // Does not wait for others that make them.
+        // Does not wait for a thread that makes it.
         let Ok(_only) = self.making.try_lock() else { return Ok(None) };
         if let Ok(Some(boxes)) = get() {
             return Ok(Some((boxes, false)));
@@ -177,9 +176,9 @@ impl<T: Lanes> Layout<T> {
         Ok(made.map(|boxes| (boxes, true)))
     }
 
-    /// Whether there is a layout of this number, for rows that do not suit this form of whole numbers;
-    /// makes it if it may, and there is memory, on other threads: while one of these waits for a part, it works on
-    /// another task. Does not wait for others that make it.
+    /// Whether the layout with this number exists, for rows that do not suit the form `before`. Makes it if it may
+    /// and there is memory, on other threads: a thread of this pool would take up another task while it waits. Does
+    /// not wait for a thread that makes it.
     fn has(&self, number: usize, before: Form, may_make: bool, job: &Job) -> Result<bool> {
         let layout = &self.layouts[number];
         if layout.get().is_some() || !may_make {

@@ -3,9 +3,9 @@
 //! | module | job |
 //! |---|---|
 //! | `traversal` | which pairs, in which order, on which threads |
-//! | `layout` | base rows and their arithmetic: `quantised` (8 or 16 bits decide which pairs to compute), `panels`, `bits`, `sets` (tokens decide) |
-//! | `boxes` | base rows of few dimensions in a tree, of which queries look at a few leaves |
-//! | `sink` | what for: the k nearest |
+//! | `layout` | base rows and their arithmetic: `quantised` (codes bound sums), `panels`, `bits`, `sets` |
+//! | `boxes` | a tree of bounding boxes for base rows of few dimensions |
+//! | `sink` | the top-k list of a query |
 //! | `nearest`, `among` | shapes of their own: few base rows, chosen pairs |
 
 mod among;
@@ -39,8 +39,8 @@ use crate::matrix::ElementKind;
 use crate::metric::Metric;
 use crate::rows::Rows;
 
-/// Queries whose lists are in memory at once: enough for all threads, and of long lists no more than that, as new memory
-/// takes longer than what was used before.
+/// The most queries with top-k lists in memory at once, the least for each thread, and the most neighbours in these
+/// lists: long lists allow fewer queries, as new memory is slower than reused memory.
 const BLOCK_QUERIES: usize = 1 << 16;
 const LEAST_QUERIES: usize = 512;
 const BLOCK_NEIGHBORS: usize = 1 << 20;
@@ -72,7 +72,7 @@ enum Lists {
 }
 
 impl CpuRows {
-    /// The rows as the base of searches of so many neighbours.
+    /// The layout of the rows as a base, made for searches of `k` neighbours if it is new.
     fn base(&self, k: usize, job: &Job) -> Result<&BaseLayout> {
         if let Some(base) = self.base.get() {
             return Ok(base);
@@ -255,7 +255,7 @@ fn narrow<T: Lanes>(
     });
 }
 
-/// Lists of equal length, end to end; those of which fewer matter are filled up.
+/// Concatenates lists: of equal length or, with `of_all`, padded to that many neighbours.
 fn unzip<T: Lanes>(
     lists: Vec<Selection<T>>,
     of_all: Option<usize>,

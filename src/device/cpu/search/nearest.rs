@@ -11,13 +11,13 @@ use crate::job::Job;
 use crate::metric::Metric;
 use crate::rows::Rows;
 
-/// Up to this many dimensions and base rows, comparing every pair is the fastest way to the nearest.
+/// `(dim, rows)` up to which comparing every pair is the fastest search for the nearest base row.
 const FEW: [(usize, usize); 3] = [(32, 4096), (256, 128), (usize::MAX, 64)];
 /// Bytes of the queries of a task, and their number at most.
 const TASK_BYTES: usize = 512 << 10;
 const TASK_QUERIES: usize = 2048;
 
-/// Whether every pair may be compared with this many base rows.
+/// Whether comparing every pair is the fastest search among this many base rows.
 pub(super) fn is_small(dim: usize, base: usize) -> bool {
     FEW.iter().any(|(most_dim, most_rows)| dim <= *most_dim && base <= *most_rows)
 }

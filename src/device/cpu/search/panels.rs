@@ -23,7 +23,7 @@ const PANEL: usize = 32;
 const QUERIES: usize = 4;
 /// Panels that are filled between two checks for cancellation.
 const PANELS_UNCHECKED: usize = 1024;
-/// Bytes of base rows that all queries of a task visit before the next ones: half of an L1 cache.
+/// Bytes of base rows in a tile, which all queries of a task visit before the next: half of an L1 cache.
 const STEP_BYTES: usize = 24 * 1024;
 
 /// One coordinate of every row of a panel.
@@ -44,7 +44,7 @@ impl<T: Lanes> Panels<T> {
     pub fn new(dim: usize, places: Places, values: &[T], job: &Job) -> Result<Self> {
         let panels = places.count().div_ceil(PANEL);
         let bytes = panels * dim * size_of::<Coordinates<T>>();
-        let _reserved = job.reserve("base rows in panels", bytes)?;
+        let _reserved = job.reserve("a transposed copy of the base rows", bytes)?;
         let mut coordinates = vec![Coordinates([T::ZERO; PANEL]); panels * dim];
         fill_on_threads(&mut coordinates, dim, |first, part| {
             for (i, panel) in part.chunks_mut(dim.max(1)).enumerate() {

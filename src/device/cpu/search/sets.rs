@@ -1,10 +1,10 @@
-//! The nearest sets of integers, by the rows that each token is in.
+//! The nearest sets of integers, by an inverted index from tokens to rows.
 //!
-//! A query goes through its tokens from the rarest to the most frequent, and counts for each row of
-//! the base how many of them it has. Rows that have none of those counted are left out once they could
-//! not come before the k nearest: with `r` of `m` tokens left, such a row has at most `r` tokens in
-//! common with the query, and is at least `(m − r) / m` away. Then the rows that were counted and may
-//! still come before the k nearest are compared themselves.
+//! A query reads the posting lists of its tokens, from the rarest token to the most frequent, and counts the tokens
+//! that each row has in common with it. With `r` of `m` tokens left, a row without a count has at most `r` tokens in
+//! common, and its distance is at least `(m − r) / m`. Once that lower bound exceeds an upper bound on the k-th
+//! nearest distance, such rows are pruned, and only the counted rows that may still be among the k nearest are
+//! compared.
 
 use rayon::current_num_threads;
 use rayon::prelude::*;
@@ -26,34 +26,33 @@ const TASK: usize = 64;
 const SECTIONS: usize = 1 << SECTION_BITS;
 const SECTION_BITS: u32 = 8;
 
-/// Bytes of a different token, and of where its rows begin.
+/// Bytes of a distinct token and of the start of its posting list.
 const PER_TOKEN: usize = size_of::<i64>() + size_of::<usize>();
 
 /// Entries that are counted between two checks for cancellation.
 const UNCHECKED: usize = 1 << 20;
 
-/// Times as many rows as were counted must be in the remaining lists for it to be worth trying to leave
-/// them out.
+/// Pruning is tried if the remaining posting lists have at least this many times as many rows as were counted.
 const WORTH_TRYING: usize = 2;
 
-/// For each token of a base the rows that have it.
+/// The inverted index of a base: for each token, the rows that have it.
 #[derive(Debug)]
 pub(super) struct Tokens {
     rows: Rows,
     /// All tokens, section by section, ascending in each.
     tokens: Vec<i64>,
-    /// Where the tokens of each section begin, and where those of the last end.
+    /// The start of each section's tokens, and the end of the last.
     sections: Vec<usize>,
-    /// Where the rows of each token start, and where those of the last end.
+    /// The start of each token's posting list, and the end of the last.
     starts: Vec<usize>,
-    /// The rows that have each token, ascending.
+    /// The posting lists: the rows that have each token, ascending.
     having: Vec<u32>,
     /// Tokens of each row.
     sizes: Vec<u32>,
     _reserved: Reserved,
 }
 
-/// What a query counts in.
+/// The buffers in which a query counts.
 struct Counts {
     /// For each row the tokens found in it; all 0 between queries.
     of_row: Vec<u32>,
@@ -67,7 +66,7 @@ struct Query<'a> {
     sets: &'a Sets,
     set: usize,
     tokens: &'a [i64],
-    /// The token's number, from the rarest to the most frequent.
+    /// The numbers of these tokens, from the rarest to the most frequent.
     known: Vec<usize>,
     /// The row of the base that it is itself.
     itself: Option<u32>,
@@ -94,7 +93,7 @@ impl Section {
         let distinct = pairs.chunk_by(|a, b| a.0 == b.0).count();
         let bytes = distinct * PER_TOKEN + pairs.len() * size_of::<u32>();
         let mut section = Self {
-            _reserved: job.reserve("tokens of sets", bytes)?,
+            _reserved: job.reserve("the inverted index of sets", bytes)?,
             tokens: Vec::with_capacity(distinct),
             counts: Vec::with_capacity(distinct),
             having: pairs.iter().map(|(_, row)| *row).collect(),
@@ -118,7 +117,7 @@ impl Tokens {
             of(row).iter().for_each(|token| counts[section_of(*token)] += 1);
         }
         let all: usize = counts.iter().sum();
-        let of_pairs = job.reserve("tokens of sets", all * size_of::<(i64, u32)>())?;
+        let of_pairs = job.reserve("the inverted index of sets", all * size_of::<(i64, u32)>())?;
         let mut pairs: Vec<Vec<(i64, u32)>> = counts.into_iter().map(Vec::with_capacity).collect();
         for row in 0..rows.len() {
             check_sometimes(row, job)?;
@@ -131,7 +130,7 @@ impl Tokens {
         drop(of_pairs);
         let distinct = sorted.iter().map(|section| section.tokens.len()).sum::<usize>();
         let bytes = distinct * PER_TOKEN + (all + rows.len()) * size_of::<u32>();
-        let _reserved = job.reserve("tokens of sets", bytes)?;
+        let _reserved = job.reserve("the inverted index of sets", bytes)?;
         let mut starts = Vec::with_capacity(distinct + 1);
         let mut sections = vec![0];
         starts.push(0);
@@ -163,7 +162,7 @@ impl Tokens {
         let task = TASK.min(queries.len().div_ceil(4 * threads)).max(1);
         let together = threads.min(queries.len().div_ceil(task));
         let bytes = rows * (2 * size_of::<u32>() + size_of::<f32>());
-        let _reserved = call.job.reserve("counts of tokens", together * bytes)?;
+        let _reserved = call.job.reserve("counts of common tokens", together * bytes)?;
         let none = || Counts::new(rows);
         lists.par_chunks_mut(task).enumerate().try_for_each_init(
             none,
@@ -180,7 +179,7 @@ impl Tokens {
         Ok(Work { pairs, ..Work::default() })
     }
 
-    /// The query of this number, which is a set of these.
+    /// The query with this number, from its set.
     fn query<'a>(
         &self,
         (sets, set): (&'a Sets, usize),
@@ -209,7 +208,7 @@ impl Tokens {
         &self.having[self.starts[token]..self.starts[token + 1]]
     }
 
-    /// Offers a query's nearest rows, and any others, to its list.
+    /// Offers a query's nearest rows, and perhaps others, to its list.
     fn search(
         &self,
         query: &Query<'_>,
@@ -246,8 +245,8 @@ impl Tokens {
         Ok(())
     }
 
-    /// A distance that the k nearest do not exceed, if all rows that were not counted yet do, with
-    /// `rest` tokens left.
+    /// Upper bound on the k-th nearest distance, if it is below the distances of all rows without a count while
+    /// `rest` tokens are left; `None` otherwise.
     fn limit(
         &self,
         query: &Query<'_>,
@@ -263,7 +262,7 @@ impl Tokens {
         let itself = query.itself;
         let Counts { of_row, counted, distances } = counts;
         distances.clear();
-        // What is left can only bring them nearer.
+        // The remaining tokens can only lower these distances.
         let farthest = |row: &u32| self.distance(query, *row, of_row[*row as usize]);
         distances.extend(counted.iter().filter(|row| Some(**row) != itself).map(farthest));
         if distances.len() >= k {
@@ -305,8 +304,7 @@ impl Tokens {
         }
     }
 
-    /// Offers the first rows without any token of the query: all of them are equally far, but two
-    /// sets without tokens are equal.
+    /// Offers the first rows without a token of the query: their distance is 1, or 0 if both sets are empty.
     fn offer_others(&self, query: &Query<'_>, counts: &Counts, list: &mut Selection<f32>) {
         let is_other = |row: &u32| counts.of_row[*row as usize] == 0 && Some(*row) != query.itself;
         let others = || (0..self.rows.len() as u32).filter(is_other);
@@ -326,7 +324,7 @@ impl Tokens {
         }
     }
 
-    /// The distance of a row that has so many tokens of the query.
+    /// The distance of a row that has `both` tokens in common with the query.
     fn distance(&self, query: &Query<'_>, row: u32, both: u32) -> f32 {
         let both = both.min(query.tokens.len() as u32);
         jaccard(both, query.tokens.len() as u32 + self.sizes[row as usize] - both)

@@ -1,4 +1,4 @@
-//! Sinks, which consume the pairs that a search compares, and the one that keeps the k nearest.
+//! Sinks of the pairs that a search compares, and the top-k list, which keeps the k nearest.
 
 use crate::device::contract::{Enough, NO_ROW};
 use crate::matrix::Real;
@@ -31,10 +31,10 @@ impl<T: Real> Neighbor<T> {
 /// Consumes the pairs of one query. A search offers it every pair whose sum is within reach once, in
 /// any order.
 pub(super) trait Sink<T>: Send + Sync {
-    /// A bound: no pair with a larger sum matters.
+    /// The threshold: no pair with a larger sum matters.
     fn reach(&self) -> T;
 
-    /// The most pairs that can matter; if there are more, these are the nearest.
+    /// The most pairs that can matter: of more, only the nearest do.
     fn most(&self) -> usize;
 
     /// Takes a base row with this sum.
@@ -50,23 +50,23 @@ pub(super) trait Sink<T>: Send + Sync {
     fn absorb(&mut self, other: Self);
 }
 
-/// Up to so many neighbours are kept in order, so that each bounds the reach at once.
+/// Up to this k, a list is kept in order, so that each neighbour lowers the threshold at once.
 const FEW: usize = 32;
 
-/// The sink of `top_k`: keeps the k smallest pairs offered: a few in order, more in a buffer that is cut back to k
-/// whenever it fills.
+/// The top-k list of a query: it keeps the k smallest pairs offered, up to [`FEW`] in order, more in a buffer that is
+/// cut back to k whenever it fills.
 #[derive(Debug, Clone)]
 pub(super) struct Selection<T> {
     k: usize,
     metric: Metric,
     enough: Option<Limits<T>>,
     entries: Vec<Neighbor<T>>,
-    /// None that comes after this one is taken: the k-th smallest, when that was last known, or the last that matters.
+    /// The last neighbour that is taken: the k-th smallest when that was last known, or the last that matters.
     worst: Neighbor<T>,
     reach: T,
 }
 
-/// An [`Enough`] as a bound is computed by it: numbers of the type, rounded up.
+/// The constants of an [`Enough`] in the element type, rounded up.
 #[derive(Debug, Clone, Copy)]
 struct Limits<T> {
     k: usize,
@@ -81,14 +81,14 @@ impl<T: Real> Limits<T> {
         Self { k: enough.k, root, factor, absolute }
     }
 
-    /// The distance up to which others matter if that of the last of the first `k` is this.
+    /// The distance up to which further neighbours matter, from that of the `k`-th.
     #[inline(always)]
     fn up_to(&self, last: T) -> T {
         let square = if self.root > T::ZERO { self.squared(last) } else { last };
         square * self.factor + self.absolute
     }
 
-    /// Apart, as a root takes long, and would be taken of every number.
+    /// `(√last + root)²`. Not inlined, so that the slow root is not computed for every number.
     #[inline(never)]
     fn squared(&self, last: T) -> T {
         let root = last.sqrt() + self.root;
@@ -102,7 +102,7 @@ impl<T: Real> Selection<T> {
         Self { k, metric, enough: None, entries, worst, reach: T::INFINITY }
     }
 
-    /// Takes only what matters from now on.
+    /// Takes only neighbours that matter by `enough` from now on.
     pub fn limit(&mut self, enough: Option<Enough>) {
         let enough = enough.filter(|enough| (1..self.k).contains(&enough.k));
         self.enough = enough.map(Limits::new);
@@ -113,19 +113,19 @@ impl<T: Real> Selection<T> {
         self.k
     }
 
-    /// How many neighbours were found.
+    /// Number of neighbours found.
     pub fn count(&self) -> usize {
         self.entries.len().min(self.k)
     }
 
-    /// Neighbours from which on others are bounded.
+    /// The number of neighbours from which on the list has a threshold.
     #[inline]
     fn bounding(&self) -> usize {
         self.enough.map_or(self.k, |enough| enough.k)
     }
 
-    /// Takes nothing behind the last that matters, of which `kth` is the last of those that do at any distance, and
-    /// `last` the last of a full list.
+    /// Sets the threshold to the last neighbour that matters: `kth` is the distance of the last one that matters at
+    /// any distance, `last` the last of a full list.
     #[inline]
     fn bound(&mut self, kth: T, last: Option<Neighbor<T>>) {
         let far = self.enough.map(|enough| enough.up_to(kth));
@@ -143,14 +143,14 @@ impl<T: Real> Selection<T> {
         self.worst = worst;
     }
 
-    /// Takes nothing that comes after this neighbour, which will be offered itself.
+    /// Rejects from now on all neighbours behind this one, which will be offered itself.
     pub fn narrow(&mut self, neighbor: Neighbor<T>) {
         if neighbor.is_before(&self.worst) {
             self.end_at(neighbor);
         }
     }
 
-    /// Takes one of the k smallest so far, where all are in order.
+    /// Inserts one of the k smallest into a list in order.
     #[inline]
     fn insert_in_order(&mut self, candidate: Neighbor<T>) {
         if self.entries.len() == self.k {

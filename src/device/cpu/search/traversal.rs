@@ -1,8 +1,4 @@
-//! The traversal of a search: how pairs of rows are cut into tasks for the threads.
-//!
-//! A task compares a block of queries with some blocks of base rows. An [`Arithmetic`] decides *how* a
-//! pair is compared, a [`Sink`] *what for*. Results do not depend on how tasks are cut: each pair
-//! within reach is offered once, and sinks do not depend on the order.
+//! The traversal of a search, which cuts pairs of rows into tasks for the threads.
 
 use std::ops::Range;
 
@@ -37,7 +33,7 @@ pub(super) struct Call<'a> {
 
 /// A way to compare queries with the blocks of a base, for any sink.
 pub(super) trait Arithmetic<T>: Sync {
-    /// Where the base rows lie.
+    /// The places of the base rows.
     fn places(&self) -> Places;
 
     /// The most queries of a task for which the caches have room.
@@ -100,7 +96,7 @@ impl Visit<'_> {
         Self { positions: self.positions.start..position + 1, ..self.clone() }
     }
 
-    /// How many base rows it visits.
+    /// Number of base rows that it visits.
     pub fn rows(&self) -> usize {
         self.blocks().map(|block| self.rows_of(block)).sum()
     }
@@ -115,7 +111,7 @@ impl Visit<'_> {
         block * BLOCK_ROWS..((block + 1) * BLOCK_ROWS).min(self.places.count())
     }
 
-    /// How many base rows lie there.
+    /// Number of base rows in a block.
     pub fn rows_of(&self, block: usize) -> usize {
         self.places.rows_at(self.places_of(block))
     }
@@ -191,8 +187,8 @@ pub(super) fn run<T: Real, K: Sink<T>>(
     })
 }
 
-/// This many parts of the base, or half as many as long as there is no memory for the lists of all of them at once. One
-/// part needs no lists of its own.
+/// The number of parts of the base: `parts`, halved until there is memory for the lists of all parts at once. A
+/// single part needs no lists of its own.
 fn reserve_parts<T, K: Sink<T>>(
     mut parts: usize,
     blocks: usize,
@@ -207,7 +203,7 @@ fn reserve_parts<T, K: Sink<T>>(
             size_of::<K>() + most.next_power_of_two() * size_of::<Neighbor<T>>()
         };
         let all = sinks.iter().map(bytes).sum::<usize>() * parts;
-        match job.reserve("lists of parts of the base", all) {
+        match job.reserve("top-k lists", all) {
             Ok(reserved) => return Ok((parts, Some(reserved))),
             Err(Error::HostMemory { .. }) => parts /= 2,
             Err(error) => return Err(error),
@@ -216,7 +212,7 @@ fn reserve_parts<T, K: Sink<T>>(
     Ok((1, None))
 }
 
-/// Lets sinks absorb what their siblings took in the parts of the base; what the parts took to search.
+/// Merges the siblings of all parts of the base into the sinks; returns the work of all parts.
 fn absorb_all<T, K: Sink<T>>(
     sinks: &mut [K],
     parts: Vec<(Vec<K>, Work)>,

@@ -1,6 +1,6 @@
-//! The way of some queries, near each other, through a tree of boxes.
+//! The descent of some queries, near each other, through the tree of boxes.
 //!
-//! They go together, so that boxes and leaves that one has looked at are in a near cache for the next.
+//! They descend together, so that boxes and leaves visited by one query are cached for the next.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::device::cpu::search::traversal::Call;
 use crate::device::cpu::simd::lanes::Lanes;
 use crate::metric::Sum;
 
-/// Looks at every leaf that has a row within a query's reach, and at some others.
+/// Visits every leaf with a row within a query's reach, and some other leaves.
 pub(super) struct Descent<'a, T, K> {
     pub boxes: &'a Boxes<T>,
     pub queries: &'a [T],
@@ -22,22 +22,22 @@ pub(super) struct Descent<'a, T, K> {
     pub taken: &'a mut [(u32, K)],
 }
 
-/// A node whose boxes are to be looked at: its level, 0 for those of leaves, and its number there.
+/// A node to be visited: its level, 0 for parents of leaves, and its number there.
 struct Open {
     level: usize,
     node: usize,
-    /// Where the queries that it is open for begin in their list, which end where those of the next node begin.
+    /// Start of the node's queries in the list of all, where they end at the start of the next node's.
     first: usize,
 }
 
-/// A query that a node is open for, by its place among those taken, and its least sum with a row below the node.
+/// A query that is to visit a node, by its place in `taken`, and a lower bound on its sums with the node's rows.
 #[derive(Clone, Copy)]
 struct Asked<T> {
     query: usize,
     least: T,
 }
 
-/// The boxes of a node as a query sees them.
+/// A query's lower bounds on the sums with the rows of each child of a node.
 struct Seen<T> {
     query: usize,
     near: Near,
@@ -45,7 +45,7 @@ struct Seen<T> {
 }
 
 impl<T: Lanes, K: Sink<T>> WithSimd for Descent<'_, T, K> {
-    /// How many rows they looked at.
+    /// The number of rows visited.
     type Output = u64;
 
     #[inline(always)]
@@ -73,7 +73,7 @@ impl<T: Lanes, K: Sink<T>> Descent<'_, T, K> {
                 own = self.boxes.nodes(0, node);
             }
             begun.push(own);
-            // Others go alone: until their reach is bounded, they would look at all that is near to any query.
+            // A query without a threshold goes alone: among others, it would visit all that is near to any of them.
             if self.is_bounded(query) {
                 together.push(query);
             } else {
@@ -89,7 +89,7 @@ impl<T: Lanes, K: Sink<T>> Descent<'_, T, K> {
         self.taken[query].1.reach() < T::INFINITY
     }
 
-    /// Looks at the leaves of a node but one, the nearest first; returns how many these were.
+    /// Visits the leaves of a node but `skipped`, the nearest first; returns their number.
     #[inline(always)]
     fn nearest_of<S: Simd, A: Accumulate>(
         &mut self,
@@ -111,8 +111,8 @@ impl<T: Lanes, K: Sink<T>> Descent<'_, T, K> {
         leaves
     }
 
-    /// Lets some queries look at all leaves that they need but those that each has begun with; returns how many these
-    /// were.
+    /// Lets queries visit all leaves within reach, except those that each has `begun` with; returns the number of
+    /// visits.
     #[inline(always)]
     fn go<S: Simd, A: Accumulate>(
         &mut self,
@@ -167,7 +167,7 @@ impl<T: Lanes, K: Sink<T>> Descent<'_, T, K> {
         Seen { query, near, sums }
     }
 
-    /// Looks at the leaves of a node, but for some; returns how many these were.
+    /// Visits the leaves of a node within reach, except `skipped`; returns their number.
     #[inline(always)]
     fn leaves_of<S: Simd, A: Accumulate>(
         &mut self,
@@ -187,7 +187,7 @@ impl<T: Lanes, K: Sink<T>> Descent<'_, T, K> {
         leaves
     }
 
-    /// The leaf that comes of going to the nearest box at each level.
+    /// The leaf that a descent to the nearest box of each level ends in.
     #[inline(always)]
     fn nearest_leaf<S: Simd, A: Accumulate>(&self, simd: S, query: usize) -> usize {
         let mut node = 0;
@@ -234,7 +234,7 @@ impl<T: Lanes, K: Sink<T>> Descent<'_, T, K> {
     }
 }
 
-/// The boxes near any query, the one nearest to one of them last: looked at first, it shrinks the reach the most.
+/// The children within reach of any query, the nearest last: it is visited first, and lowers thresholds the most.
 #[inline(always)]
 fn farthest_first<T: Lanes>(seen: &[Seen<T>]) -> impl Iterator<Item = usize> {
     let (mut least, mut near) = ([T::INFINITY; WIDE], 0);
@@ -255,7 +255,7 @@ fn farthest_first<T: Lanes>(seen: &[Seen<T>]) -> impl Iterator<Item = usize> {
 struct Near(u32);
 
 impl Near {
-    /// Those of the first so many.
+    /// Tests the first `count` lanes.
     #[inline(always)]
     fn new<S: Simd, T: Lanes>(simd: S, sums: &[T; WIDE], count: usize, reach: T) -> Self {
         let (reach, zero) = (T::splat(simd, reach), T::splat(simd, T::ZERO));
@@ -306,7 +306,8 @@ fn sums_of<S: Simd, T: Lanes, A: Accumulate>(
     T::any_at_most::<S>(simd, least, T::splat(simd, reach))
 }
 
-/// So many registers of sums side by side, as each term waits for the one before; the least of each lane.
+/// Computes sums, `TOGETHER` registers side by side, as each term waits for the one before; returns the least of each
+/// lane.
 #[inline(always)]
 fn some_sums<S: Simd, T: Lanes, A: Accumulate, const TOGETHER: usize>(
     simd: S,
@@ -332,7 +333,7 @@ fn some_sums<S: Simd, T: Lanes, A: Accumulate, const TOGETHER: usize>(
     least
 }
 
-/// The least sums that rows in some boxes may have with a query.
+/// Lower bounds on the sums of a query with the rows of some boxes.
 #[inline(always)]
 fn least_of<S: Simd, T: Lanes, A: Accumulate>(
     simd: S,
@@ -346,7 +347,7 @@ fn least_of<S: Simd, T: Lanes, A: Accumulate>(
     }
 }
 
-/// The same, so many registers side by side.
+/// As [`least_of`], with `TOGETHER` registers side by side.
 #[inline(always)]
 fn some_least<S: Simd, T: Lanes, A: Accumulate, const TOGETHER: usize>(
     simd: S,
@@ -363,7 +364,7 @@ fn some_least<S: Simd, T: Lanes, A: Accumulate, const TOGETHER: usize>(
             let q = T::splat(simd, *q);
             for i in 0..TOGETHER {
                 let beyond = T::lesser(simd, T::minus(simd, q, low[i]), T::minus(simd, high[i], q));
-                // As far as from that to zero: none where the query is between both sides.
+                // Minus the distance from the box in this dimension: 0 where the query is between both sides.
                 let beyond = T::lesser(simd, beyond, zero);
                 totals[i] = A::accumulate::<S, T>(simd, zero, beyond, totals[i]);
             }

@@ -1,9 +1,9 @@
-//! Rows of few dimensions in a tree of boxes: a query looks only at the leaves that may have a row within its
-//! sink's reach.
+//! Searches in few dimensions by a tree of bounding boxes: a query visits only the leaves that may have a row within
+//! its sink's reach.
 //!
-//! A row's difference from a query is at least that of its box's nearest side, in every dimension. Rounding keeps
-//! that order, and the terms of both sums are added in the same order: so a box's sum is never more than that of a
-//! row in it, and comparing it with the reach needs no margin.
+//! The difference of a query and a row is at least that of the query and the nearest side of the row's box, in every
+//! dimension. Rounding keeps that order, and the terms of both sums are added in the same order. Hence the sum of a
+//! box is a lower bound on the sums of its rows, and comparing it with the reach needs no margin.
 
 mod descent;
 mod tree;
@@ -23,29 +23,29 @@ use crate::error::Result;
 use crate::metric::Sum;
 use crate::rows::Rows;
 
-/// Fewer rows are compared as fast as they are ordered.
+/// With fewer rows, comparing all of them is as fast as ordering them.
 const LEAST_ROWS: usize = 4096;
 
-/// Up to so many dimensions, rows for each query that may be ordered before it is known whether many leaves have to be
-/// looked at: about as many as in the time in which a query is compared with all, and fewer where it is likely.
+/// `(dim, rows)`: with up to `dim` dimensions, `rows` rows for each query may be ordered before the share of visited
+/// leaves is known. That takes about as long as comparing a query with all rows; fewer rows where many visits are
+/// likely.
 const ROWS_PER_QUERY: [(usize, usize); 3] = [(8, 256), (12, 64), (16, 4)];
 
-/// How many times as many queries probably follow where they are base rows.
+/// Where queries are base rows, this many times as many queries are expected.
 const MORE_OF_BASE: usize = 16;
 
-/// Queries that are ordered in the time in which one of so many base rows is looked at.
+/// Where queries are base rows, at least one in this many of them, their order is taken from the tree instead of
+/// being computed.
 const OF_BASE: usize = 16;
 
-/// Queries of a task, and of the sample that tells how many leaves have to be looked at.
+/// Queries of a task, and of the sample that estimates the share of visited leaves.
 const TASK_QUERIES: usize = 64;
 const SAMPLED: usize = 32;
 
-/// If a query looks at more than this share of all rows, comparing it with all of them is faster: with AVX-512, and
-/// without.
+/// The largest share of visited rows for which the tree is faster than comparing all rows: with AVX-512, and without.
 const MOST_VISITED: [f64; 2] = [0.14, 0.25];
 
-/// Whether rows like these may be worth a tree, once so many queries have been asked for; where queries are base rows,
-/// others follow.
+/// Whether a tree of these rows may pay, after `queries` queries; where queries are base rows, more are expected.
 pub(super) fn may_pay(rows: &Rows, call: &Call<'_>, queries: usize) -> bool {
     let metric = call.metric;
     let more = if call.pairing.queries == QueryRows::Separate { 1 } else { MORE_OF_BASE };
@@ -59,12 +59,12 @@ pub(super) fn may_pay(rows: &Rows, call: &Call<'_>, queries: usize) -> bool {
 }
 
 impl<T: Lanes> Boxes<T> {
-    /// Whether a sample of so many queries is a small part of the work.
+    /// Whether a sample is a small part of the work of this many queries.
     pub fn is_worth_a_sample(queries: usize) -> bool {
         queries >= 32 * SAMPLED
     }
 
-    /// Whether queries look at few enough leaves, by a sample of them.
+    /// Whether a sample of the queries visits few enough leaves.
     pub fn suits<K: Sink<T>>(
         &self,
         queries: &[T],
@@ -81,7 +81,7 @@ impl<T: Lanes> Boxes<T> {
         Ok(visited as f64 <= most * (count * self.order.len()) as f64)
     }
 
-    /// Offers queries' sinks every row within their reach, and some others.
+    /// Offers to each query's sink every row within reach, and some others.
     pub fn search<K: Sink<T>>(
         &self,
         queries: &[T],
@@ -102,7 +102,7 @@ impl<T: Lanes> Boxes<T> {
         Ok(Work { pairs, ..Work::default() })
     }
 
-    /// The numbers of so many queries, near ones near each other.
+    /// The numbers of `count` queries in a spatial order.
     fn order_of(&self, queries: &[T], count: usize, call: &Call<'_>) -> Result<Vec<u32>> {
         if let QueryRows::OfBase { first } = call.pairing.queries
             && count.saturating_mul(OF_BASE) >= self.order.len()
@@ -119,7 +119,7 @@ impl<T: Lanes> Boxes<T> {
         near_each_other(&points, Cut { rows: TASK_QUERIES, left }, call.job)
     }
 
-    /// Searches for a few of the queries; returns how many rows they looked at.
+    /// Searches for some of the queries; returns the number of rows that they visited.
     fn some<K: Sink<T>>(
         &self,
         queries: &[T],

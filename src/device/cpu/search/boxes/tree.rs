@@ -1,4 +1,4 @@
-//! Rows in leaves of a tree, and boxes around these.
+//! A tree of bounding boxes over leaves of 32 rows.
 
 use std::ops::Range;
 
@@ -9,15 +9,15 @@ use crate::job::{Job, Reserved};
 use crate::parallel::{fill_on_threads, on_other_threads};
 use crate::rows::Rows;
 
-/// Rows of a leaf, and nodes below another: registers of either side by side.
+/// Rows of a leaf, and children of a node: either are compared side by side in registers.
 pub(super) const WIDE: usize = 32;
 
-/// A number of each of some rows or boxes.
+/// One coordinate of each row of a leaf, or one side of the box of each child.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Column<T>(pub [T; WIDE]);
 
-/// Rows in leaves, and boxes around these.
+/// A tree of bounding boxes over all rows.
 #[derive(Debug)]
 pub(in crate::device::cpu::search) struct Boxes<T> {
     /// The row at each place: those of leaf i are from place 32 i on.
@@ -51,7 +51,8 @@ impl<T: Lanes> Coordinates for Values<'_, T> {
     }
 }
 
-/// Parts on the left of so many: as many as a node has below it, so that a level's nodes are halves.
+/// The number of parts on the left side: the largest power of two below `parts`, so that every node holds a whole
+/// part of the bisection.
 pub(super) fn left(parts: usize) -> usize {
     parts.next_power_of_two() / 2
 }
@@ -68,9 +69,9 @@ impl<T: Lanes> Boxes<T> {
         // A level has 32 times as many boxes as the next.
         let columns = leaves * dim + 2 * dim * (leaves.div_ceil(WIDE) + leaves.div_ceil(512) + 8);
         let bytes = columns * size_of::<Column<T>>() + count * size_of::<u32>();
-        // Twice as much, so that it does not take the last that others need.
+        // Reserved twice, so as not to take the last memory that others need.
         let building = count * order::BUILDING;
-        let mut reserved = job.reserve("a tree of rows", 2 * bytes + building)?;
+        let mut reserved = job.reserve("a tree of bounding boxes", 2 * bytes + building)?;
         let points = Values { values: &values[..count * dim], dim };
         let order = on_other_threads(|| near_each_other(&points, Cut { rows: WIDE, left }, job))?;
         reserved.shrink_to(bytes);
@@ -103,7 +104,7 @@ impl<T: Lanes> Boxes<T> {
         };
         let mut below = self.leaves.len() / dim;
         while self.levels.is_empty() || below > 1 {
-            // Boxes that are not there are as far as can be.
+            // Missing boxes lie at infinity.
             let mut level = vec![Column([T::INFINITY; WIDE]); 2 * dim * below.div_ceil(WIDE)];
             for node in 0..below {
                 let to = &mut level[node / WIDE * 2 * dim..][..2 * dim];
@@ -126,13 +127,13 @@ impl<T: Lanes> Boxes<T> {
         }
     }
 
-    /// The numbers of the nodes below one, whose boxes are beside each other in a level.
+    /// The numbers of a node's children, whose boxes lie side by side in `level`.
     pub(super) fn nodes(&self, level: usize, node: usize) -> Range<usize> {
         let all = (0..level).fold(self.leaves.len() / self.dim, |nodes, _| nodes.div_ceil(WIDE));
         node * WIDE..all.min((node + 1) * WIDE)
     }
 
-    /// The boxes of the nodes below one.
+    /// The boxes of a node's children.
     #[inline(always)]
     pub(super) fn sides(&self, level: usize, node: usize) -> &[Column<T>] {
         &self.levels[level][node * 2 * self.dim..][..2 * self.dim]

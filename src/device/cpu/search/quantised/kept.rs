@@ -1,9 +1,10 @@
-//! Pairs that passed: where sums of whole numbers hardly err, few more than are asked for have to be computed at
-//! the end.
+//! The candidates of a query: where integer sums hardly err, little more than `k` of them have to be computed in the
+//! end.
 //!
-//! Base rows lie in panels each of which is a sample of all. Of the `k` nearest, hardly more than their share lie among
-//! those visited so far: the pair of that rank tells what the least sum of the `k` nearest will probably be, long before
-//! so many have been seen. Whether it was is known in the end; a query for which it was not searches again.
+//! Base rows lie in panels, each of which is a sample of all rows. Among the rows visited, there is hardly more than
+//! their expected share of the `k` nearest: the pair of that rank tells the probable threshold of the `k` nearest,
+//! long before `k` pairs have been seen. Whether the guess was right is known in the end; a query with a wrong guess
+//! searches again.
 
 use crate::device::cpu::rounded::coarse::MOST_GUESSED;
 use crate::device::cpu::rounded::query::Query;
@@ -13,38 +14,38 @@ use crate::metric::Metric;
 /// The most pairs of a query that are kept.
 const MOST: usize = 2 * MOST_GUESSED;
 
-/// How many standard deviations more than their share of the nearest rows are expected among those visited, and how
-/// many rows beside.
+/// A guess takes the rank of the expected share of the `k` nearest, plus this many standard deviations and this many
+/// rows.
 const DEVIATIONS: f64 = 3.5;
 const BESIDE: f64 = 5.0;
 
-/// The pairs of a query that passed and are not computed yet.
+/// The candidates of a query: pairs that passed and are not computed yet.
 #[derive(Debug, Clone)]
 pub(super) struct Kept {
-    /// Sums of whole numbers, and places of rows.
+    /// Integer sums, and places of rows.
     pairs: Vec<(i32, u32)>,
     /// Pairs with smaller sums are not among the nearest.
     least: i32,
-    /// Pairs with smaller sums are probably not.
+    /// Pairs with smaller sums are probably not among the nearest.
     guess: i32,
     /// Whether a guess may be made.
     guesses: bool,
-    /// How many the last cut left.
+    /// The number of pairs that the last cut left.
     left: usize,
 }
 
 impl Kept {
-    /// Of a query for which guesses may be made.
+    /// An empty list, which may guess if `guesses` is set.
     pub fn new(guesses: bool) -> Self {
         Self { pairs: Vec::new(), least: i32::MIN, guess: i32::MIN, guesses, left: 0 }
     }
 
-    /// Bytes of the pairs that are kept for the `k` nearest, of which there are at most `rows`.
+    /// Bytes of the pairs of one query, for the `k` nearest of `rows` rows.
     pub fn bytes(k: usize, rows: usize) -> usize {
         full(k).saturating_mul(2).min(rows) * size_of::<(i32, u32)>()
     }
 
-    /// Pairs with smaller sums are not among the nearest, as far as is known or guessed.
+    /// The threshold: pairs with smaller sums are, by bound or by guess, not among the nearest.
     #[inline(always)]
     pub fn least(&self) -> i32 {
         self.least.max(self.guess)
@@ -63,7 +64,7 @@ impl Kept {
         self.pairs.len() >= if rank < k { (some + (some / 4).max(6)).min(full(k)) } else { full(k) }
     }
 
-    /// The rank among the pairs of the visited rows that is hardly better than `k` among those of all.
+    /// The rank among visited rows that is probably no better than rank `k` among all rows.
     fn rank(&self, k: usize, share: f64) -> usize {
         if !self.guesses || k > MOST_GUESSED {
             return k;
@@ -72,7 +73,7 @@ impl Kept {
         k.min((expected + DEVIATIONS * expected.sqrt() + BESIDE) as usize)
     }
 
-    /// Drops the pairs that cannot be among the `k` nearest, or probably are not; returns whether that made room.
+    /// Drops the pairs that are, by bound or by guess, not among the `k` nearest; returns whether that made room.
     pub fn cut<T: Real>(
         &mut self,
         (k, share): (usize, f64),
@@ -103,7 +104,8 @@ impl Kept {
         if k > MOST_GUESSED {
             return false;
         }
-        // With a guess they stay until there are far too many: they cannot be computed, and others dropped.
+        // With a guess, pairs stay until there are far too many: those that were dropped could not be computed with
+        // them.
         self.pairs.len() < if self.has_guess() { full(k) } else { k + (k / 4).max(4) }
     }
 
@@ -112,19 +114,19 @@ impl Kept {
         self.guess > self.least
     }
 
-    /// Whether no pair was dropped that may be among the nearest, of those visited; rows within the sink's reach have at
-    /// least this sum.
+    /// Whether all visited pairs that may be among the nearest were kept; pairs within the sink's reach have sums of
+    /// at least `within`.
     pub fn is_sure(&self, within: i32) -> bool {
         !self.has_guess() || self.guess <= within
     }
 
-    /// All pairs, which are then kept no longer; no guess is made from then on.
+    /// Takes all pairs out; no guess is made from then on.
     pub fn take(&mut self) -> Vec<(i32, u32)> {
         self.guesses = false;
         std::mem::take(&mut self.pairs)
     }
 
-    /// Uses the memory of pairs that were taken again.
+    /// Reuses the memory of pairs that were taken.
     pub fn give_back(&mut self, mut pairs: Vec<(i32, u32)>) {
         pairs.clear();
         self.pairs = pairs;

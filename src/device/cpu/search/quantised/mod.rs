@@ -1,19 +1,20 @@
-//! Rows in whole numbers decide which pairs are worth computing; those are then computed exactly.
+//! Searches by quantised rows: bounds from integer codes decide which pairs are worth computing, and those are
+//! computed exactly.
 //!
-//! A pair whose [bound](crate::device::cpu::rounded) is beyond the reach of its query's sink is discarded; the test is
-//! one comparison, with the largest residual of all rows. Others are kept. A kept pair's bounds say how far away it is
-//! at most, and so which others cannot be among the nearest; in the end hardly more pairs than were asked for get their
-//! sums in the contract's order.
+//! A pair whose [lower bound](crate::device::cpu::rounded) is beyond the reach of its query's sink is discarded; the
+//! test is one comparison, with the largest residual of all rows. The remaining pairs are candidates. Their upper
+//! bounds tell which candidates cannot be among the nearest; in the end, hardly more than `k` pairs for each query
+//! get their sums in the contract's order.
 //!
-//! Where many neighbours are asked for, most pairs would pass before as many have been seen. But panels are samples of
-//! all rows: after a part of them, a pair that ranks well beyond its share tells what will matter. That is a guess, whose
-//! outcome is known in the end; queries for which it was wrong search again, without guesses.
+//! With a large `k`, most pairs would pass before `k` of them have been seen. But panels are samples of all rows:
+//! after a part of them, a rank a little behind the expected share of the `k` nearest gives a guess of the final
+//! threshold. Whether the guess was right is known in the end; queries with a wrong guess search again, without
+//! guesses.
 //!
-//! Where a sample says that it pays, pairs are looked at in 8 or 7 bits before they are in 16.
+//! Where a sample says that it pays, a prefilter by 8 or 7 bits precedes the 16-bit sums.
 //!
-//! Where the residuals are not small compared with the distances that matter, too many pairs pass: the
-//! rows not yet visited are then left to the next layout, after 8 bits 16, with a look before or without, after those direct
-//! differences.
+//! If too many pairs pass, as residuals are not small compared with the distances that matter, the rest of the visit
+//! falls back to the next layout: 8-bit codes → 16-bit codes (with or without prefilter) → direct differences.
 
 mod kept;
 mod search;
@@ -31,20 +32,20 @@ use crate::error::{Error, Result};
 /// If more than one in this many pairs is computed, the next layout is faster.
 const ONE_PASSES_IN: u64 = 32;
 
-/// Queries of a task that are looked at in 8 or 7 bits: base rows, of which there are three forms, come from memory less
-/// often than with fewer, and these find what they wrote in the caches more often than more.
+/// The most queries of a task with a prefilter: with fewer, base rows, of which there are three forms, would be read
+/// from memory more often; with more, the queries' own data would leave the caches.
 const MOST_QUERIES: usize = 512;
 
 /// From this many queries of a task on, making another layout pays.
 const WORTH_ANOTHER: usize = 64;
 
-/// If more than one query in this many has too many pairs for a guess, the others make none either.
+/// If more than one query in this many has too many candidates for a guess, the task stops guessing.
 const MOST_GIVEN_UP: usize = 16;
 
-/// Whether the layout that rows are left to is there; with `true`, it may be made.
+/// Whether the next layout exists; with `true`, it may be made.
 type IsThere<'a> = &'a dyn Fn(bool) -> Result<bool>;
 
-/// Where a search stopped before the end of its visit: what was visited, and the rest.
+/// A search that stopped before the end of its visit: the part that was visited, and the rest.
 struct Stopped<'a> {
     visited: Visit<'a>,
     rest: Visit<'a>,
@@ -70,7 +71,7 @@ impl Quantised {
         self.scan_with(queries, visit, (sinks, self.guesses.are_mostly_right()), next)
     }
 
-    /// The same, with guesses if they may be made.
+    /// As [`scan`](Self::scan), with guesses only if `guesses` is set.
     fn scan_with<'a, T: Lanes, K: Sink<T>>(
         &self,
         queries: &Block<'_, T>,
@@ -87,7 +88,7 @@ impl Quantised {
             return Ok((Work::default(), Some(visit.clone())));
         }
         let bytes = count * Kept::bytes(sinks[0].most(), self.rows.len());
-        let reserved = match visit.job.reserve("candidates", bytes) {
+        let reserved = match visit.job.reserve("candidate lists", bytes) {
             Err(Error::HostMemory { .. }) => None,
             reserved => Some(reserved?),
         };
@@ -173,7 +174,7 @@ impl Quantised {
         Ok(work)
     }
 
-    /// Some of the queries in whole numbers, and their words.
+    /// Some of the queries in quantised form, and their words.
     fn round<T: Lanes>(&self, queries: &Block<'_, T>, ids: &[u32]) -> (Vec<Query>, Vec<i32>) {
         let (dim, mut words) = (self.rows.matrix().dim(), Vec::new());
         let values = |id: &u32| &queries.values[*id as usize * dim..][..dim];
@@ -182,8 +183,8 @@ impl Quantised {
     }
 }
 
-/// If sums in 16 bits of more than one in this many pairs are needed, sums of all of them are faster: a
-/// sum of its own takes several times as long.
+/// If 16-bit sums are needed for more than one in this many pairs, computing all of them is faster: a single sum
+/// takes several times as long as one of a panel.
 fn one_look_in(dim: usize) -> u64 {
     8 + 4096 / dim as u64
 }

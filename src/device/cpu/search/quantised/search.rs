@@ -13,13 +13,13 @@ use crate::device::cpu::simd::lanes::Lanes;
 use crate::device::cpu::simd::panels::{Found, Panels, Passed, ROWS};
 use crate::error::Result;
 
-/// Pairs that are computed together, at most those of one query more.
+/// Pairs that are computed together, and at most those of one query more.
 const SETTLED: usize = 1 << 16;
 
-/// Rows of at least so many bytes are read in their order.
+/// Rows of at least this many bytes are read in ascending order.
 const LONG_ROW: usize = 512;
 const PANELS_PER_BLOCK: usize = BLOCK_ROWS / ROWS;
-/// Bytes of base rows that all queries of a task visit before the next ones: a part of an L2 cache.
+/// Bytes of base rows in a tile, which all queries of a task visit before the next: a part of an L2 cache.
 const STEP_BYTES: usize = 192 << 10;
 
 /// The state of a task's queries while they visit the blocks.
@@ -27,13 +27,13 @@ pub(super) struct Search<'a, T, K> {
     base: &'a Quantised,
     queries: &'a Block<'a, T>,
     visit: &'a Visit<'a>,
-    /// The positions of those searched for.
+    /// The positions in the task of the queries that are searched for.
     ids: Vec<u32>,
     rounded: Vec<Query>,
     packed: Forms,
-    /// Sums in 16 bits of pairs that passed in fewer.
+    /// The number of 16-bit sums of pairs that passed the prefilter.
     pub(super) looked: u64,
-    /// Queries that had too many pairs for a guess.
+    /// The number of queries with too many pairs for a guess.
     pub(super) given_up: usize,
     /// For each query the pairs that passed and are not computed yet, if there is memory to keep them.
     kept: Vec<Kept>,
@@ -49,16 +49,16 @@ pub(super) struct Search<'a, T, K> {
     pub(super) sinks: &'a mut [K],
 }
 
-/// What is done with pairs that pass.
+/// The treatment of pairs that pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// They are kept, and others dropped by guesses.
+    /// Pairs are kept, and dropped by bounds and guesses.
     Guess,
-    /// They are kept.
+    /// Pairs are kept, and dropped by bounds.
     Keep,
-    /// As [`Keep`](Self::Keep), by queries whose guesses were wrong: these have been offered outliers.
+    /// As [`Keep`](Self::Keep), for queries with a wrong guess, whose sinks have been offered outliers before.
     KeepAgain,
-    /// They are computed at once.
+    /// Pairs are computed at once.
     Compute,
 }
 
@@ -138,7 +138,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
         Ok(computed + self.compute_if(0)?)
     }
 
-    /// Computes the pairs that were kept; returns how many they were, and the queries whose guesses were wrong.
+    /// Computes the pairs that were kept; returns their number, and the queries whose guesses were wrong.
     pub(super) fn finish(&mut self) -> Result<(u64, Vec<u32>)> {
         let (mut computed, mut wrong) = (0, Vec::new());
         for query in 0..self.ids.len() {
@@ -154,7 +154,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
         Ok((computed + self.compute_if(0)?, wrong))
     }
 
-    /// Offers the kept pairs of a query whose sums are known, and lets the others be computed.
+    /// Offers the kept pairs of a query with exact sums, and lets the rest be computed.
     fn settle(&mut self, query: usize) -> Result<u64> {
         let (pairs, id) = (self.kept[query].take(), self.ids[query]);
         for (sum, place) in &pairs {
@@ -223,8 +223,8 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
         Ok(computed)
     }
 
-    /// If more than so many pairs have passed, computes their sums, and offers them to their sinks; returns
-    /// how many they were.
+    /// If more than `more` pairs have passed, computes their sums and offers them to their sinks; returns their
+    /// number.
     fn compute_if(&mut self, more: usize) -> Result<u64> {
         let computed = self.passed.len();
         if computed <= more {
@@ -256,7 +256,7 @@ impl<'a, T: Lanes, K: Sink<T>> Search<'a, T, K> {
     }
 }
 
-/// Puts pairs in the order of their rows, by a few bits of these at a time; `other` is memory to do so.
+/// Radix sort of pairs by their rows; `other` is a buffer.
 fn sort_by_row(pairs: &mut Vec<(u32, u32)>, other: &mut Vec<(u32, u32)>) {
     const BITS: u32 = 10;
     let most = pairs.iter().fold(0, |most, (_, row)| most | row);
