@@ -1,4 +1,4 @@
-//! Gives rows that are not core to the first cluster within eps.
+//! Assigns rows that are not core to the first cluster within eps.
 
 use rayon::prelude::*;
 
@@ -11,8 +11,7 @@ use crate::device::contract::NOISE;
 use crate::error::Result;
 
 impl<P: Points> Search<'_, P> {
-    /// For each row that is not core, the first of the clusters within eps; for each core row its own.
-    /// By row.
+    /// The cluster of each row: for a core row its own, for any other the first cluster within eps, or [`NOISE`].
     pub fn attach(&self, core: &Core, sets: &Sets) -> Result<Vec<u32>> {
         let root = Node::root(self.tree.rows());
         let mut first_of = vec![NOISE; 2 * core.len()];
@@ -96,11 +95,11 @@ impl<P: Points> Search<'_, P> {
 /// A tile whose rows that are not core look for clusters.
 struct Attaching {
     own: Node,
-    /// Those rows.
+    /// The tile's rows that are not core.
     open: u64,
     /// The first cluster found for each row.
     firsts: [u32; LANES],
-    /// The last of those rows' first clusters: later ones are no news.
+    /// The last of these rows' first clusters: a later cluster changes none of them.
     most: u32,
     pairs: Pairs,
 }

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::rows::Rows;
 
-/// Rows of bits, whose only coordinate is how many of them are set.
+/// Rows of bits, whose only coordinate is their number of set bits.
 pub(super) struct Bits<'a> {
     words: &'a [u64],
     width: usize,
@@ -74,7 +74,7 @@ impl Points for Bits<'_> {
     }
 
     fn tile(&mut self, order: &[u32], job: &Job) -> Result<()> {
-        self.reserved = Some(job.reserve("tiles of rows", size_of_val(self.words))?);
+        self.reserved = Some(job.reserve("reordered rows", size_of_val(self.words))?);
         self.tiled = vec![0; self.words.len()];
         let (words, width) = (self.words, self.width);
         let fill = |(tile, rows): (&mut [u64], &[u32])| {

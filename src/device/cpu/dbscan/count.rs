@@ -1,4 +1,4 @@
-//! Counts the rows within eps of every row, until they are enough to make it core.
+//! Neighbour counts: the rows within eps of every row, until they are enough to make it core.
 
 use rayon::prelude::*;
 
@@ -9,7 +9,7 @@ use super::tree::Node;
 use super::weights::{Total, Weights};
 use crate::error::Result;
 
-/// What has been counted for the rows of a tile.
+/// The counts of a tile's rows.
 pub(super) struct Counts {
     totals: [Total; LANES],
     /// The rows that are not known to be core.
@@ -17,12 +17,12 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Nothing yet.
+    /// Counts of nothing, for these rows.
     pub fn of(rows: u64) -> Self {
         Self { totals: [Total::default(); LANES], open: rows }
     }
 
-    /// How many more rows are enough.
+    /// Number of further rows that make a row core.
     pub fn missing(&self, lane: u32, weights: &Weights) -> u32 {
         weights.missing(self.totals[lane as usize])
     }
@@ -70,7 +70,7 @@ impl<P: Points> Search<'_, P> {
         self.decide(tile, &counting.counts, weights)
     }
 
-    /// The core rows of a tile, by what has been counted.
+    /// The core rows of a tile, from its counts.
     pub fn decide(&self, tile: usize, counts: &Counts, weights: &Weights) -> Result<u64> {
         let unsure = lanes_of(counts.open);
         let unsure = unsure.filter(|lane| weights.may_be_enough(counts.totals[*lane as usize]));

@@ -1,5 +1,4 @@
-//! Counts the rows within eps of every row where boxes rule little out: each pair of tiles is compared once,
-//! for the rows of both.
+//! Neighbour counts where boxes prune little: each pair of tiles is compared once, for the rows of both.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,7 +16,7 @@ use crate::error::Result;
 /// A tile whose rows are counted, by several threads.
 struct Shared {
     node: Node,
-    /// The rows that are not known to be core, or were not a moment ago.
+    /// The rows that are not known to be core. It may be outdated, with rows that have just become core.
     open: AtomicU64,
     counts: Mutex<Counts>,
 }
@@ -41,7 +40,7 @@ impl<P: Points> Search<'_, P> {
     /// The core rows.
     pub fn core_in_pairs(&self, weights: &Weights) -> Result<Core> {
         let tiles = self.tree.rows().div_ceil(LANES);
-        let _reserved = self.job.reserve("counts of rows", tiles * size_of::<Shared>())?;
+        let _reserved = self.job.reserve("neighbour counts", tiles * size_of::<Shared>())?;
         let shared = |tile| {
             let (node, rows) = (self.around(tile).0, self.tree.lanes(tile));
             Shared { node, open: rows.into(), counts: Mutex::new(Counts::of(rows)) }

@@ -10,7 +10,7 @@ pub(super) struct Leading {
     /// One after the other, nearly unit vectors at right angles.
     directions: Vec<f32>,
     dim: usize,
-    /// What products with them are multiplied by, so that projections are never longer than rows.
+    /// The factor of all projections, which keeps them from being longer than rows.
     shrink: f32,
 }
 
@@ -21,8 +21,8 @@ const ITERATIONS: usize = 3;
 const BESIDE: usize = 16;
 
 impl Leading {
-    /// Directions of a sample of rows, at most so many; the first of them are as good as those of a
-    /// call for fewer.
+    /// The leading directions of a sample of rows, at most `most`; the first of them are as good as those of a call
+    /// for fewer.
     ///
     /// By subspace iteration from random vectors (Halko, Martinsson and Tropp 2011, §4.5).
     pub fn of(sample: &[f32], dim: usize, most: usize) -> Self {
@@ -78,7 +78,7 @@ impl Leading {
 /// A factor of a product of matrices.
 struct Factor<'a> {
     numbers: &'a [f32],
-    /// How far apart numbers are that are below each other, and beside each other.
+    /// The strides from row to row, and from column to column.
     strides: (usize, usize),
 }
 
@@ -96,8 +96,8 @@ fn multiply(
     assert!(holds(&a, rows, inner) && holds(&b, inner, columns) && to.len() >= rows * columns);
     let [a_down, a_right, b_down, b_right] =
         [a.strides.0, a.strides.1, b.strides.0, b.strides.1].map(|stride| stride as isize);
-    // SAFETY: the last number of each matrix is within its slice, as was asserted, and none is before its first; `to` is
-    // borrowed mutably, so that it overlaps neither factor.
+    // SAFETY: the last number of each matrix is within its slice, as was asserted, and none is before its first; `to`
+    // is borrowed mutably, so that it overlaps neither factor.
     unsafe {
         matrixmultiply::sgemm(
             rows,
@@ -118,8 +118,7 @@ fn multiply(
     }
 }
 
-/// Makes vectors of a length one by one orthogonal to those before them and of length 1; those that hardly
-/// differ from them 0.
+/// Gram–Schmidt: makes each vector orthogonal to all before it and of length 1, or 0 if it is nearly in their span.
 fn put_at_right_angles(vectors: &mut [f32], dim: usize) {
     for i in 0..vectors.len() / dim {
         let (before, vector) = vectors[..(i + 1) * dim].split_at_mut(i * dim);

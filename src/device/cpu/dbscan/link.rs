@@ -188,7 +188,7 @@ impl<P: Points> Linking<'_, P> {
             if known < EMPTY && self.sets.first(row) == self.sets.first(known) {
                 continue;
             }
-            // One is enough where all are joined.
+            // One pair is enough where all core rows of the other tile are joined.
             let most = if known < EMPTY { 1 } else { u32::MAX };
             let candidates = (candidates[lane as usize] & self.core[other], most);
             let near = self.search.near((own, lane), other, candidates, &mut pairs);

@@ -1,16 +1,15 @@
-//! DBSCAN without neighbour lists: a tree of boxes over tiles of near rows, counts that end at
-//! `min_points`, and sets of core rows that are joined as they are found. Memory grows with the rows,
-//! whatever eps is.
+//! DBSCAN (Ester et al. 1996) without neighbour lists: a tree of bounding boxes over tiles of near rows, neighbour
+//! counts that end at `min_points`, and a union-find of core rows. Memory grows with the rows, whatever eps is.
 //!
 //! | module | job |
 //! |---|---|
 //! | `tree`, `tiles` | rows in an order, tiles, boxes |
 //! | `points`, `numbers`, `bits` | rows as coordinates, and in tiles |
-//! | `reach` | which boxes are apart, or within eps |
+//! | `reach` | tests of boxes: apart, or within eps |
 //! | `near` | a row against a tile |
 //! | `values`, `products`, `sample`, `leading` | rows in many dimensions |
 //! | `count`, `count_pairs`, `link`, `attach` | the three steps |
-//! | `weights`, `union` | exact sums of weights; sets that threads join |
+//! | `weights`, `union` | exact sums of weights; the union-find |
 
 mod attach;
 mod bits;
@@ -140,7 +139,7 @@ fn components(mut points: impl Points, input: &DbscanInput<'_>, job: &Job) -> Re
     let weights = Weights::new(input.weights, input.min_points, &tree.order, job)?;
     let reach = points.reach();
     let tiles = tree.rows().div_ceil(LANES);
-    // Sets, what is known of nodes, and clusters by tiles and by rows.
+    // The union-find, the core rows known of nodes, and clusters by tiles and by rows.
     let per_row = 3 * size_of::<u32>();
     let per_tile = size_of::<u64>() + 4 * size_of::<u32>();
     let _reserved = job.reserve("clusters of rows", tree.rows() * per_row + tiles * per_tile)?;

@@ -1,4 +1,4 @@
-//! A row of numbers against a tile of rows, in registers.
+//! The comparison of a row of numbers with a tile of rows, in registers.
 
 use pulp::{Simd, WithSimd};
 
@@ -9,11 +9,10 @@ use crate::metric::Sum;
 /// Registers that are summed side by side: enough for sums not to wait for each other.
 const BESIDE: usize = 4;
 
-/// Dimensions after which sums that have all passed the limit end.
+/// Dimensions between two checks whether all sums exceed the limit.
 const STRETCH: usize = 32;
 
-/// What sums or distances are compared with: at most the first is within eps for certain, more than
-/// the second is not.
+/// `(inside, outside)`: a sum or distance up to `inside` is certainly within eps, one above `outside` certainly not.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits<T>(pub T, pub T);
 

@@ -17,7 +17,7 @@ use crate::metric::Direction;
 /// Rows of numbers.
 pub(super) struct Numbers<'a, T> {
     values: Values<'a, T>,
-    /// Whether sums of the rows' own type decide anything; exact ones decide the rest.
+    /// Whether sums in the rows' own type decide any pair; exact sums decide the rest.
     is_usual: bool,
     limits: Limits<T>,
     /// The values of tiles, less the mean: 64 of the first dimension, 64 of the next, …
@@ -93,7 +93,7 @@ impl<T: Lanes> Points for Numbers<'_, T> {
         let (size, tiles) = (LANES * self.values.dim, order.len().div_ceil(LANES));
         let per_row = if !self.values.are_directions() { 0 } else { size_of::<T>() };
         let bytes = tiles * (size * size_of::<T>() + LANES * per_row);
-        let of_tiles = job.reserve("tiles of rows", bytes)?;
+        let of_tiles = job.reserve("reordered rows", bytes)?;
         let (mut tiled, mut inverses) = (vec![T::ZERO; tiles * size], Vec::new());
         let fill = |(tile, rows): (&mut [T], &[u32])| {
             for (lane, row) in rows.iter().enumerate() {

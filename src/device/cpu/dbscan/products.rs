@@ -1,14 +1,14 @@
-//! Rows of numbers in many dimensions: a bound on every distance by products of 16-bit numbers, and sums
-//! of the few pairs that it leaves.
+//! Rows of numbers in many dimensions: products of 16-bit codes bound every distance, and only the pairs that they
+//! leave are computed.
 //!
-//! With z a row less the centre and p its projection on a few directions, which is never longer, let
-//! t = √(‖z‖² − ‖p‖²). Then x · y ≤ p(x) · p(y) + t(x) t(y) by the inequality of Cauchy and Schwarz: one
-//! more dimension holds t, and a pair within reach has
+//! With z a row less the centre and p its projection on a few directions, which is never longer, let `t = √(‖z‖² −
+//! ‖p‖²)`. Then `x · y ≤ p(x) · p(y) + t(x) t(y)` by the Cauchy–Schwarz inequality: one more dimension holds t, and a
+//! pair within reach has
 //!
 //! p(x) · p(y) + t(x) t(y) − ‖z(y)‖² / 2 ≥ (‖z(x)‖² − reach²) / 2.
 //!
-//! All of it is scaled so that rows are at most [`LENGTH`] long, and rounded to whole numbers. Each row
-//! knows how far it was moved by that, and x · y errs by at most ‖x‖ e(y) + e(x) ‖y‖ + e(x) e(y).
+//! Rows are scaled to a length of at most [`LENGTH`], and rounded to integers. With the rounding error e of each row,
+//! x · y errs by at most ‖x‖ e(y) + e(x) ‖y‖ + e(x) e(y).
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -25,7 +25,7 @@ use crate::device::cpu::simd::words::{Pair, QUERIES, Queries, Starts, Words};
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 
-/// The length of the longest rows: no sum of products leaves 32 bits, no number 16.
+/// The length of the longest rows: no sum of products overflows 32 bits, and no code 16 bits.
 const LENGTH: f64 = 32_000.0;
 
 /// Coordinates of boxes.
@@ -34,14 +34,15 @@ const COORDINATES: usize = 16;
 /// Rows that are projected between two checks for cancellation.
 const UNCHECKED: usize = 256;
 
-/// What the sum of a row that always passes starts with: more than half of [`LENGTH`] squared.
+/// The initial sum of a row that always passes: more than half of [`LENGTH`] squared.
 const ALWAYS: i32 = i32::MAX / 2;
 
 /// See the [module](self).
 pub(super) struct Products<'a, T> {
     values: Values<'a, T>,
     plan: Plan,
-    /// What a sum in any order decides.
+    /// `(inside, outside)`: an f64 sum in any order is certainly within eps up to `inside`, certainly not above
+    /// `outside`.
     limits: (f64, f64),
     /// Every row's projection on directions, or the first of all dimensions, scaled; and its squared
     /// length.
@@ -54,19 +55,19 @@ pub(super) struct Products<'a, T> {
     arch: pulp::Arch,
     tiles: Vec<Pair>,
     starts: Vec<Starts>,
-    /// For each row in the order of tiles, the least sum with which another passes.
+    /// For each row in the order of tiles, its threshold: the least sum with which another row passes.
     least: Vec<i32>,
     _of_projections: Reserved,
     of_tiles: Option<Reserved>,
 }
 
-/// What is known of a row that was rounded.
+/// The lengths of a row that was rounded.
 #[derive(Debug, Clone, Copy, Default)]
 struct Rounded {
-    /// The length of its numbers, and how far they are from what was rounded.
+    /// The length of its codes, and of the rounding error.
     length: f64,
     error: f64,
-    /// ‖z‖², scaled; `None` for a row that is longer than others, which always passes.
+    /// ‖z‖², scaled; `None` for an outlier, which always passes.
     square: Option<f64>,
 }
 
@@ -113,7 +114,7 @@ impl<'a, T: Lanes> Products<'a, T> {
         &self.projected[row * self.kept..][..self.kept]
     }
 
-    /// Rounds a row to numbers, which are 0. `scaled` is for its values.
+    /// Rounds a row to `numbers`, which must be 0 before. `scaled` is a buffer for its values.
     fn round(&self, row: usize, scaled: &mut [f32], numbers: &mut [i16]) -> Rounded {
         let whole_square = self.squares[row];
         if whole_square > 1.0 {
@@ -152,7 +153,7 @@ impl<'a, T: Lanes> Products<'a, T> {
         &self.tiles[tile * self.width..][..self.width]
     }
 
-    /// For some rows of a tile, those of another that may be within eps.
+    /// For some rows of a tile, the rows of another that may be within eps, as bits.
     fn passing(&self, (own, lanes): (usize, u64), tile: usize) -> [u64; LANES] {
         let mut found = [0; LANES];
         let (rows, mut lanes) = (self.tile_of(tile), lanes_of(lanes));
@@ -168,12 +169,12 @@ impl<'a, T: Lanes> Products<'a, T> {
         found
     }
 
-    /// Sets what sums start with, and what they are compared with.
+    /// Sets initial sums and thresholds.
     fn bound(&mut self, rounded: &[Rounded]) {
         let most = |of: fn(&Rounded) -> f64| rounded.iter().map(of).fold(0.0, f64::max);
         let (longest, worst) = (most(|row| row.length), most(|row| row.error));
         let reach = self.plan.reach * LENGTH * LENGTH;
-        // Rows that always pass have sums beyond what any other row asks for.
+        // Sums of rows that always pass exceed every threshold.
         let least = |row: &Rounded| {
             let slack = row.length * worst + row.error * (longest + worst);
             row.square.map_or(i32::MIN, |square| {
@@ -263,7 +264,7 @@ impl<T: Lanes> Points for Products<'_, T> {
         })
     }
 
-    /// All: comparing them costs less than finding out.
+    /// All rows, as comparing them costs less than finding out.
     fn rows_near(&self, _: usize, _: &[f64]) -> Option<u64> {
         Some(u64::MAX)
     }
@@ -273,7 +274,7 @@ impl<T: Lanes> Points for Products<'_, T> {
         let per_tile = width * size_of::<Pair>() + size_of::<Starts>();
         let per_row = size_of::<i32>() + size_of::<Rounded>();
         let bytes = tiles * per_tile + order.len() * per_row;
-        let mut reserved = job.reserve("tiles of rows", bytes)?;
+        let mut reserved = job.reserve("reordered rows", bytes)?;
         let mut pairs = vec![Pair([[0; 2]; LANES]); tiles * width];
         let mut rounded = vec![Rounded::default(); order.len()];
         let rows = pairs.par_chunks_mut(width).zip(rounded.par_chunks_mut(LANES));

@@ -1,13 +1,13 @@
-//! Which boxes are apart, and which are within eps, whatever rows they hold.
+//! Tests of two boxes: all rows of one are farther than eps from all rows of the other, or all are within eps.
 
 use crate::device::contract::Within;
 use crate::metric::{Metric, Sum};
 
-/// Decides pairs of boxes without looking at their rows, where there is no doubt.
+/// Decides pairs of boxes without their rows, where bounds are certain.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reach {
     metric: Metric,
-    /// Sums above this are not within eps, and up to this they are, for certain.
+    /// Thresholds: sums above `beyond` are certainly not within eps, and sums up to `inside` certainly are.
     beyond: f64,
     inside: f64,
 }
@@ -18,7 +18,7 @@ impl Reach {
         Self { metric: within.metric(), beyond, inside }
     }
 
-    /// By sums of squares that are never more than what decides: those above this are not within eps.
+    /// Tests by lower bounds on sums of squares: lower bounds above `beyond` prove that rows are not within eps.
     pub fn beyond(beyond: f64) -> Self {
         Self { metric: Metric::SqEuclidean, beyond, inside: -1.0 }
     }

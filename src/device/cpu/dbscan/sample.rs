@@ -1,5 +1,4 @@
-//! What a sample of rows tells about products of 16-bit numbers: whether they pay, and how many directions
-//! are enough.
+//! A plan from a sample of rows: whether products of 16-bit codes pay, and how many directions are enough.
 
 use std::ops::Range;
 
@@ -14,40 +13,42 @@ use crate::metric::Sum;
 
 /// Fewer rows are compared directly, …
 const LEAST_ROWS: usize = 256;
-/// … and so are rows of fewer dimensions, or of so many that bounds are not worth much.
+/// … and so are rows of fewer than `LEAST_DIM` dimensions, and of more than `MOST_DIM`, where bounds are loose.
 const LEAST_DIM: usize = 32;
 const MOST_DIM: usize = 1 << 14;
 
 /// Fewer rows are not worth finding directions for.
 const LEAST_PROJECTED: usize = 2048;
 
-/// Rows that are looked at to find directions, and those of them that are compared with each other.
+/// Rows of the sample that gives the directions, those of them that are compared with each other, and the least rows
+/// of a sample.
 const SAMPLED: usize = 1024;
 const COMPARED: usize = 192;
 const LEAST_SAMPLE: usize = 32;
-/// Numbers of a sample, at most, but for 64 rows.
+/// The most numbers of a sample, which has at least 64 rows in any case.
 const MOST_NUMBERS: usize = 1 << 20;
 
 /// Directions are tried in steps of this many.
 const STEP: usize = 16;
 const MOST_DIRECTIONS: usize = 128;
 
-/// Products of 16-bit numbers, for each dimension, in the time of a sum of f64, and of f32 for 64 rows at
-/// once.
+/// Cost model: the time of one dimension in an f64 sum, and in f32 sums with 64 rows at once, in multiples of that in
+/// products of 16-bit codes.
 const OF_SUM: f64 = 50.0;
 const OF_TILES: f64 = 2.0;
-/// The same for the product of a row with a direction.
+/// The same for the product of a row and a direction.
 const OF_PROJECTION: f64 = 2.0;
 
 /// Rows longer than this, scaled, have no projections.
 pub(super) const FARTHEST: f64 = 1e3;
-/// Rows longer than all but this share of them times this factor are left out of the bounds.
+/// Rows beyond the quantile `1 − FAR_SHARE` of lengths are outliers without bounds, if the longest row is more than
+/// `FAR` times as long as the quantile.
 const FAR_SHARE: f64 = 0.001;
 const FAR: f64 = 4.0;
 
-/// How rows are laid out for products.
+/// The layout of rows for products of 16-bit codes.
 pub(super) struct Plan {
-    /// What is subtracted from every row, and what it is multiplied by then.
+    /// The centre, which is subtracted from every row, and the factor that multiplies the difference.
     centre: Vec<f64>,
     scale: f64,
     /// The length of the longest row, scaled.
@@ -157,12 +158,12 @@ impl Plan {
         }
     }
 
-    /// How far a projection of a row of length 1 may be from that of the row before it was rounded.
+    /// Upper bound on the error of a projection of a row of length 1.
     pub fn error(&self) -> f64 {
         f64::from(f32::EPSILON) + self.leading.as_ref().map_or(0.0, Leading::error)
     }
 
-    /// Scales a row, and gives its squared length, above 1 for a row that is longer than others.
+    /// Scales a row; returns its squared length, which is above 1 for an outlier.
     pub fn scale<T: Lanes>(&self, values: &Values<'_, T>, row: usize, to: &mut [f32]) -> f64 {
         let mut square = 0.0;
         for (i, (to, centre)) in to.iter_mut().zip(&self.centre).enumerate() {
@@ -176,7 +177,7 @@ impl Plan {
         square
     }
 
-    /// Finds how many directions cost the least time, by a sample and its squared lengths.
+    /// Chooses the number of directions of the least cost, from a sample and its squared lengths.
     fn choose(mut self, sample: &[f32], squares: &[f64], rows: usize) -> Option<Self> {
         let dim = self.centre.len();
         // A sample says little about more directions than half of its rows.
@@ -206,13 +207,13 @@ impl Plan {
     }
 }
 
-/// Bounds on the squared distances of all pairs of some rows, by more and more of their numbers.
+/// Lower bounds on the squared distances of all pairs of some rows, by a growing number of their coordinates.
 struct Bounds<'a> {
     rows: Vec<&'a [f32]>,
     count: usize,
-    /// For each pair, the squared distance in those numbers.
+    /// For each pair, the squared distance in the first `count` coordinates.
     squares: Vec<f64>,
-    /// For each row, the square of what they leave of its length.
+    /// For each row, its squared length in the other coordinates.
     tails: Vec<f64>,
 }
 
@@ -223,7 +224,7 @@ impl<'a> Bounds<'a> {
         Self { rows, count: 0, squares: vec![0.0; pairs], tails: squares.to_vec() }
     }
 
-    /// Bounds by so many numbers, at least as many as before.
+    /// Bounds by the first `count` coordinates, at least as many as before.
     fn apart_in(&mut self, count: usize) -> Vec<f64> {
         let more = std::mem::replace(&mut self.count, count)..count;
         let rows = self.rows.iter().map(|row| &row[more.clone()]);

@@ -1,4 +1,4 @@
-//! What the steps of DBSCAN share: rows in a tree of tiles, and how they are compared.
+//! The context that the steps of DBSCAN share: rows in a tree of tiles, their comparison, and counters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use super::tiles::lanes_of;
 use super::tree::{Node, Tree};
 use crate::job::Job;
 
-/// Rows, ordered, and how they are compared.
+/// The ordered rows, and their comparison.
 pub(super) struct Search<'a, P> {
     pub points: &'a P,
     pub tree: &'a Tree,
@@ -42,8 +42,8 @@ pub(super) struct Pairs {
 pub(super) type Core = Vec<u64>;
 
 impl<P: Points> Search<'_, P> {
-    /// The candidates of a row in a tile that are within eps of it, as many as there are, or `most` at least;
-    /// it is within eps of itself.
+    /// The candidates in a tile that are within eps of a row: all of them, or at least `most`. A row is within eps of
+    /// itself.
     pub fn near(
         &self,
         (own, lane): (usize, u32),
@@ -68,7 +68,7 @@ impl<P: Points> Search<'_, P> {
         add(&self.counters.rechecked, pairs.rechecked);
     }
 
-    /// Those of some rows of a tile that may be within eps of a row in a box.
+    /// The rows among `rows` of a tile that may be within eps of a row in a box.
     pub fn rows_near(&self, tile: usize, rows: u64, bounds: &[f64]) -> u64 {
         if let Some(near) = self.points.rows_near(tile, bounds) {
             return near & rows;

@@ -1,5 +1,5 @@
-//! Rows in an order in which near rows are near each other, cut into tiles, and a tree of boxes over
-//! the tiles: every node is halved along the dimension in which its rows spread the most.
+//! Rows in a spatial order, cut into tiles, and a binary tree of bounding boxes over the tiles: every node is halved
+//! along the dimension of its rows' widest spread.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(super) struct Tree {
 /// Some consecutive tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Node {
-    /// Its place among all nodes, each of which comes before its own.
+    /// Its position in pre-order.
     pub index: usize,
     first: usize,
     tiles: usize,
@@ -74,7 +74,7 @@ impl Node {
 }
 
 impl Tree {
-    /// Bytes for so many rows and coordinates, with what building takes.
+    /// Bytes of a tree of this many rows and coordinates, and further bytes while it is built.
     fn bytes(rows: usize, coordinates: usize) -> (usize, usize) {
         let nodes = 2 * rows.div_ceil(LANES);
         let kept = rows * size_of::<u32>() + nodes * 2 * coordinates * size_of::<f64>();
@@ -85,7 +85,7 @@ impl Tree {
     pub fn new(points: &impl Points, job: &Job) -> Result<Self> {
         let (rows, coordinates) = (points.rows(), points.coordinates());
         let (kept, building) = Self::bytes(rows, coordinates);
-        let mut reserved = job.reserve("a tree of rows", kept + building)?;
+        let mut reserved = job.reserve("a tree of bounding boxes", kept + building)?;
         let order = near_each_other(points, Cut { rows: LANES, left: |tiles| tiles / 2 }, job)?;
         let root = Node::root(rows);
         reserved.shrink_to(kept);

@@ -1,4 +1,4 @@
-//! Rows in sets that can be joined by many threads at a time.
+//! A concurrent union-find of rows.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -45,7 +45,7 @@ impl<'a, T: Real> Values<'a, T> {
         !self.directions.is_empty()
     }
 
-    /// What each row is compared by besides its values, if they are directions.
+    /// The direction of each row; empty if the metric compares points.
     pub fn directions(&self) -> &[Direction] {
         &self.directions
     }

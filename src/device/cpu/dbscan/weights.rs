@@ -1,4 +1,4 @@
-//! Whether the rows within eps are many or heavy enough.
+//! The weights of rows, and the test whether the rows within eps are many or heavy enough.
 
 use std::ops::{AddAssign, Range};
 
@@ -6,7 +6,7 @@ use super::tiles::{LANES, lanes_of};
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 
-/// What one row counts where all weigh the same, and what a weight is counted in: 2⁻³² of 1.
+/// Units in a weight of 1, which is that of every row without weights: a unit is 2⁻³².
 const ONE: u128 = 1 << 32;
 
 /// The weight of some rows: at least `units`, and less than one more for each of `inexact`.
@@ -42,7 +42,7 @@ impl Weights {
         };
         let tiles = order.len().div_ceil(LANES);
         let bytes = (tiles + 1) * size_of::<Total>() + size_of_val(given);
-        let _reserved = job.reserve("weights in order", bytes)?;
+        let _reserved = job.reserve("weights", bytes)?;
         let weights: Vec<f64> = order.iter().map(|row| given[*row as usize]).collect();
         let mut before = Vec::with_capacity(tiles + 1);
         let mut total = Total::default();
@@ -82,7 +82,7 @@ impl Weights {
         total.units >= u128::from(self.min_points) * ONE
     }
 
-    /// How many rows more than those of this total are enough, by their number.
+    /// The number of further rows that are enough where all rows weigh 1; `u32::MAX` with weights.
     pub fn missing(&self, total: Total) -> u32 {
         if !self.before.is_empty() {
             return u32::MAX;
