@@ -11,10 +11,10 @@ use crate::metric::{Metric, Sum};
 /// Pairs whose sums are added up side by side without AVX2.
 const TOGETHER: usize = 8;
 
-/// Dimensions that are added up before those of other pairs.
+/// Dimensions of a slab, which is added up before the next.
 const SLAB: usize = 64;
 
-/// With fewer dimensions, putting them side by side takes longer than adding them up.
+/// With fewer dimensions, transposing rows takes longer than adding up.
 const LEAST_DIM: usize = 16;
 
 /// Computes the sums of pairs of a query and a base row, by their positions, in this order.
@@ -81,7 +81,7 @@ impl<T: Lanes, F: FnMut((u32, u32), T)> WithSimd for Pairs<'_, T, F> {
     fn with_simd<S: Simd>(mut self, _: S) {
         let metric = self.metric;
         for chunk in self.pairs.chunks(TOGETHER) {
-            // Of a last few, some are computed more than once.
+            // A partial chunk repeats its last pair.
             let pair = |i: usize| &chunk[i.min(chunk.len() - 1)];
             let queries: [&[T]; TOGETHER] = std::array::from_fn(|i| self.query(pair(i)));
             let bases: [&[T]; TOGETHER] = std::array::from_fn(|i| self.base(pair(i)));

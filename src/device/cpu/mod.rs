@@ -5,11 +5,11 @@
 //! | `search` | pairs of rows: traversal, arithmetic, sinks |
 //! | `dbscan` | core rows and their components, by a tree of tiles |
 //! | `kmeans` | first centroids, rounds, sums of clusters |
-//! | `rounded` | rows in whole numbers, which decide for most pairs without computing them |
-//! | `exact` | the sums of the other pairs |
+//! | `rounded` | quantised rows and integer lower bounds, which decide most pairs without computing them |
+//! | `exact` | exact sums of the pairs that bounds leave undecided |
 //! | `definition` | distances of chosen pairs by the definition |
-//! | `order` | rows in an order in which near rows are near each other |
-//! | `places` | where the rows of a base lie in its panels |
+//! | `order` | a spatial order of rows, by recursive bisection |
+//! | `places` | the places of base rows in panels |
 //! | `simd` | operations on registers |
 
 mod dbscan;
@@ -50,7 +50,7 @@ use crate::rows::Rows;
 #[derive(Debug)]
 pub struct CpuDevice {
     level: Level,
-    /// Whether searches look at fewer bits first wherever they can, and not only where that pays.
+    /// Whether every search prefilters by 8- or 7-bit codes where it can, not only where an estimate says it pays.
     always_looks: bool,
 }
 
@@ -60,8 +60,8 @@ impl CpuDevice {
         Self { level: Level::detect(), always_looks: false }
     }
 
-    /// The CPU, once with each set of instructions that it distinguishes and this processor has, and whether searches
-    /// are to look at fewer bits first wherever they can.
+    /// One device for each instruction level of this processor, without and with a prefilter by 8- or 7-bit codes in
+    /// every search, where the level has one. Each comes with the level's name and whether the prefilter is forced.
     pub fn every_way() -> Vec<(&'static str, bool, Self)> {
         let levels = Level::all().into_iter();
         let ways = levels.flat_map(|level| [(level, false), (level, true)]);
@@ -100,7 +100,7 @@ impl Device for CpuDevice {
     }
 }
 
-/// There are none: tables stay where they were built.
+/// The hash tables of this device: an uninhabited type, as the CPU reads tables where they were built.
 #[derive(Debug)]
 pub enum NoTables {}
 
@@ -196,7 +196,8 @@ fn assigner<T: Lanes>(
     of_bounds::<T>(rows, k, of, job)
 }
 
-/// What keeps bounds from round to round, if that pays.
+/// The assigner that keeps bounds from round to round, chosen by dimension and `k`; `None` if comparing every pair is
+/// faster, or without memory.
 fn of_bounds<T: Lanes>(
     rows: &Rows,
     k: usize,

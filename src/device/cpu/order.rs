@@ -1,19 +1,19 @@
-//! Rows in an order in which near rows are near each other: they are halved along the dimension in which they
-//! spread the most, and so are the halves, down to a few rows.
+//! A spatial order of rows, by recursive bisection: rows are halved along the dimension of their widest spread, and
+//! so are the halves, down to the rows of one part.
 
 use crate::error::Result;
 use crate::job::Job;
 
-/// Rows that are looked at to find the dimension in which they spread the most.
+/// Rows of the sample that shows the dimension of the widest spread.
 const SAMPLED: usize = 128;
 
-/// Below this many parts, rows are the work of one thread.
+/// Below this many parts, one thread orders the rows.
 const ALONE: usize = 16;
 
 /// Bytes that ordering takes for each row, beside the order.
 pub(super) const BUILDING: usize = size_of::<u64>();
 
-/// Rows in a space.
+/// Rows as points of a space.
 pub(super) trait Coordinates: Sync {
     /// Number of rows.
     fn rows(&self) -> usize;
@@ -25,16 +25,16 @@ pub(super) trait Coordinates: Sync {
     fn coordinate(&self, row: usize, i: usize) -> f64;
 }
 
-/// How rows are cut.
+/// The bisection of rows into parts.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
-    /// Rows of each part, but fewer in the last.
+    /// Rows of each part; the last may have fewer.
     pub rows: usize,
-    /// How many of so many parts are on one side.
+    /// The number of parts on the left side, given the number of all.
     pub left: fn(usize) -> usize,
 }
 
-/// All rows, near ones near each other.
+/// The numbers of all rows in a spatial order: near rows are near each other.
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled).
@@ -46,7 +46,7 @@ pub(super) fn near_each_other(points: &impl Coordinates, cut: Cut, job: &Job) ->
 }
 
 impl Cut {
-    /// How many rows are on one side; `None` for those of one part.
+    /// The number of rows on the left side; `None` if all rows fit into one part.
     fn split(self, rows: usize) -> Option<usize> {
         let parts = rows.div_ceil(self.rows);
         (parts > 1).then(|| (self.left)(parts) * self.rows)
@@ -77,7 +77,7 @@ fn sort(
     done.0.and(done.1)
 }
 
-/// Puts rows with the lowest values first, as many as `split` says; of equal ones the first.
+/// Moves the `split` rows of the lowest values to the front; of equal values, the smaller row number comes first.
 fn halve(order: &mut [u32], keys: &mut [u64], split: usize, value: impl Fn(u32) -> f32) {
     for (key, row) in keys.iter_mut().zip(&*order) {
         let bits = value(*row).to_bits();
@@ -89,11 +89,11 @@ fn halve(order: &mut [u32], keys: &mut [u64], split: usize, value: impl Fn(u32) 
     order.iter_mut().zip(&*keys).for_each(|(row, key)| *row = *key as u32);
 }
 
-/// Coordinates that fit into a cache near the processor.
+/// The most coordinates of a node that are copied into one buffer: as f32, they fit into an L2 cache.
 const NEARBY: usize = 1 << 16;
 
-/// The coordinates of a node's rows, row by row: copied together, they are found at once however often
-/// the rows are moved.
+/// The coordinates of a node's rows, copied row by row into one buffer, which stays in the cache while the rows are
+/// reordered.
 struct Nearby {
     rows: Vec<u32>,
     coordinates: usize,
@@ -118,7 +118,7 @@ impl Nearby {
         order.iter_mut().for_each(|place| *place = self.rows[*place as usize]);
     }
 
-    /// Orders places of rows. `sides` is for two values of every coordinate.
+    /// Orders places of rows. `sides` has room for the minimum and the maximum of every coordinate.
     fn sort_places(&self, cut: Cut, order: &mut [u32], keys: &mut [u64], sides: &mut [f32]) {
         let Some(split) = cut.split(order.len()) else { return };
         let widest = self.widest(order, sides);

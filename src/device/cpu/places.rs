@@ -1,15 +1,15 @@
-//! Where the rows of a base lie in its panels.
+//! The places of base rows in panels.
 
 use super::simd::panels::ROWS;
 
-/// With fewer, rows lie as given.
+/// With fewer rows, each lies at the place of its own number.
 const LEAST_ROWS: usize = 256;
 
-/// The places of rows: 64 to a panel, some of them perhaps empty.
+/// The mapping between rows and places: a panel has 64 places, some of which may be empty.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Places {
     rows: usize,
-    /// Rows from one place of a panel to the next.
+    /// The difference of the row numbers at neighbouring places of a panel; `None` for rows as given.
     apart: Option<usize>,
 }
 
@@ -19,8 +19,8 @@ impl Places {
         Self { rows, apart: None }
     }
 
-    /// The rows of a panel far apart, if there are many: every panel is then a sample of all rows, unless
-    /// their order is periodic.
+    /// Rows of a panel whose numbers are far apart, from [`LEAST_ROWS`] rows on: each panel is then a sample of all
+    /// rows, unless their order is periodic.
     pub fn far_apart(rows: usize) -> Self {
         let apart = (rows >= LEAST_ROWS).then(|| rows.div_ceil(ROWS));
         Self { rows, apart }
@@ -30,17 +30,17 @@ impl Places {
         self.rows
     }
 
-    /// Whether rows that follow each other lie in panels that do, at the same place of each.
+    /// Whether consecutive rows lie in consecutive panels, at the same place of each.
     pub fn are_far_apart(&self) -> bool {
         self.apart.is_some()
     }
 
-    /// How many places there are.
+    /// Number of places.
     pub fn count(&self) -> usize {
         self.apart.map_or(self.rows, |panels| panels * ROWS)
     }
 
-    /// The row at a place; there is none if it is not below the number of rows.
+    /// The row at a place; the place is empty unless the result is below the number of rows.
     #[inline(always)]
     pub fn row(&self, place: usize) -> usize {
         match self.apart {
@@ -49,11 +49,11 @@ impl Places {
         }
     }
 
-    /// How many rows lie at some whole panels' places.
+    /// Number of rows at these places, which are those of whole panels.
     pub fn rows_at(&self, places: std::ops::Range<usize>) -> usize {
         match self.apart {
             Some(panels) => {
-                // The first panels have one more than the others.
+                // The first `rows % panels` panels have one row more.
                 let (start, end) = (places.start / ROWS, places.end / ROWS);
                 let longer = (self.rows % panels).clamp(start, end) - start;
                 self.rows / panels * (end - start) + longer
