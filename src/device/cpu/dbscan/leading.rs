@@ -69,7 +69,7 @@ impl Leading {
 
     /// See [`project`](Self::project).
     pub fn error(&self) -> f64 {
-        // In any order, a product passes through no more roundings; directions are hardly longer than 1.
+        // A product passes through at most `dim + 4` roundings in any order; the length of directions is nearly 1.
         let roundings = (self.dim + 4) as f64;
         1.01 * roundings * f64::from(f32::EPSILON) / 2.0 * (self.count() as f64).sqrt()
     }

@@ -156,7 +156,7 @@ impl<P: Points> Linking<'_, P> {
         let tile = node.tile();
         let (mut open, mut found, mut pairs) = (self.core[tile], 0u64, Pairs::default());
         let candidates = self.search.points.candidates((tile, open), (tile, open));
-        // A row that was found finds others, until no row is open.
+        // A search from row to row: each row found looks for further open rows of the tile.
         while open != 0 {
             if found == 0 {
                 found = open & open.wrapping_neg();

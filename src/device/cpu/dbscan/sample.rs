@@ -107,7 +107,7 @@ impl Plan {
             }
         }
         job.check()?;
-        // Where nearly all rows of the sample are far from others, it tells nothing.
+        // If nearly all rows of the sample are far from the rest, it tells nothing.
         let is_enough = squares.len() >= LEAST_SAMPLE;
         Ok(if is_enough { plan.choose(&rows_of, &squares, rows) } else { None })
     }
@@ -134,7 +134,7 @@ impl Plan {
         self.leading.as_ref().map_or(self.centre.len(), Leading::count)
     }
 
-    /// Projects some rows on the directions, or on as many dimensions as there is room for, and finds
+    /// Projects some rows on the directions, or keeps their first dimensions, up to the room in `projected`; sets
     /// their squared lengths.
     pub fn project<T: Lanes>(
         &self,

@@ -93,7 +93,7 @@ impl<P: Points> Search<'_, P> {
         coordinates.for_each(|(i, to)| *to = self.points.coordinate(row as usize, i));
     }
 
-    /// The node of a tile, and the other halves of all nodes that it is in, the nearest first.
+    /// The node of a tile, and the sibling of each node on its path from the root, the nearest first.
     pub fn around(&self, tile: usize) -> (Node, impl Iterator<Item = Node>) {
         let mut others = Vec::new();
         let mut node = Node::root(self.tree.rows());

@@ -11,7 +11,7 @@ impl Sets {
         Self((0..rows as u32).map(AtomicU32::new).collect())
     }
 
-    /// The first row of a row's set. While others join sets, it may be outdated at once.
+    /// The first row of a row's set. It may be outdated at once while other threads join sets.
     pub fn first(&self, mut row: u32) -> u32 {
         loop {
             let parent = self.parent(row);

@@ -50,8 +50,8 @@ const ONE_UNDECIDED_IN: usize = 8;
 const LONGEST: f64 = 32_000.0;
 const LARGEST_START: f64 = 1e9;
 const LARGEST_ERROR: f64 = 1e8;
-/// The start of a centroid that repeats an earlier one: as its codes are 0, its sums exceed all others by more than
-/// twice the largest error, so that it is never the nearest.
+/// The start of a centroid that repeats an earlier one. With codes of 0, its sums equal the start, which exceeds all
+/// other sums by more than twice the largest error: it is never the nearest.
 const NEVER: f64 = i32::MAX as f64 - 1.0;
 /// For products: the largest product of a centroid's length and the centre's, in squared steps, for which starts are
 /// exact enough in float64.

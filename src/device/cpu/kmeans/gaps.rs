@@ -29,7 +29,7 @@ const BLOCK: usize = 4096;
 /// If more than one in this many rows of a block is compared, the whole block is read into the cache sequentially.
 const ONE_UNCERTAIN_IN: usize = 16;
 
-/// With more centroids, other assigners are faster, and their numbers might not be exact in float32.
+/// With more centroids, other assigners are faster; the numbers of centroids must also be exact in float32.
 const MOST: usize = 4096;
 
 /// See the [module](self).

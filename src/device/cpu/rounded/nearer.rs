@@ -469,7 +469,7 @@ mod tests {
                         most_far = most_far.max(exact);
                     }
                 }
-                // One row far away leaves no numbers to the others.
+                // One row far away leaves only zeros to the rest.
                 let is_hard = matches!(kind, 2 | 4);
                 assert!(least > 1000 && (is_hard || wide < least / 10), "{wide} of {least}");
                 assert!(kind != 4 || most_far > 1e38);

@@ -9,7 +9,7 @@ pub(in crate::device::cpu) struct Query {
     pub(in crate::device::cpu) bound: Bound,
     /// The last reach of the sink, and the smallest sum within it.
     pub(in crate::device::cpu) known: (f64, i32),
-    /// Whether it lies far outside the range of the base, so that its bounds are loose.
+    /// Whether it lies far outside the range of the base, where its bounds are loose.
     pub(in crate::device::cpu) far: bool,
 }
 

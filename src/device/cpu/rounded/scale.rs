@@ -20,7 +20,7 @@ const QUERY_LENGTH: f64 = 66_000.0;
 const USUAL_LENGTH: f64 = 24_000.0;
 /// The length of a query with a step of its own.
 const OWN_LENGTH: f64 = 65_000.0;
-/// In float64, the sum of this and any number below 2⁵¹ is a whole number.
+/// In float64, the sum of this and any number below 2⁵¹ is an integer.
 pub(in crate::device::cpu) const NO_FRACTIONS: f64 = 6_755_399_441_055_744.0;
 /// At most one in this many rows may lie outside the range.
 pub(in crate::device::cpu) const ONE_OUTLIER_IN: usize = 8192;
@@ -152,7 +152,7 @@ impl Scale {
         self.width == Width::Sixteen && row.length > LENGTH * self.step * (1.0 + 1e-9)
     }
 
-    /// Whether a query lies so far outside the range that its bounds are loose.
+    /// Whether a query lies far outside the range, where its bounds are loose.
     pub(in crate::device::cpu) fn is_far(&self, query: &Rounded, step: f64) -> bool {
         match self.width {
             Width::Eight | Width::Seven => query.residual > 4.0 * self.usual_residual(step),
@@ -326,7 +326,7 @@ fn round_some<T: Real, const COUNT: usize>(
         let scaled = apart[i] * inverse;
         let scaled = if scaled < least { least } else { scaled };
         let scaled = if scaled > most { most } else { scaled };
-        // A number this large leaves no room for a fraction, and the whole number in the lowest bits.
+        // A number this large has no fraction, and its lowest bits are the integer.
         let shifted = scaled + NO_FRACTIONS;
         whole[i] = shifted - NO_FRACTIONS;
         apart[i] -= whole[i] * step;

@@ -56,7 +56,7 @@ fn check(kind: Kind, (count, dim): (usize, usize), metric: Metric, level: Level)
         Quantised::try_new((&rows, places), &sampled, of, &job).unwrap()
     };
     let (Some(looks), Some(all)) = (of(Form::Coarse), of(Form::Sixteen)) else {
-        // One long row may leave only zeros to the others.
+        // One long row may leave only zeros to the rest.
         assert!(matches!(kind, Kind::Outlier), "{kind:?} {metric}");
         return;
     };

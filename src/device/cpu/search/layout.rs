@@ -333,14 +333,15 @@ mod tests {
         let places = Places::far_apart(count);
         let first_panels: Vec<_> = (0..3 * 64).map(|place| places.row(place)).collect();
         let mut random = Random::new(7);
-        // The nearest rows lie in the first panels: hardly any of the guesses is right. Or few do, so that all are.
+        // The nearest rows lie in the first panels, where hardly any guess is right; or few of them do, and all
+        // guesses are right.
         for (near_first, is_whole, is_tight) in
             [(true, false, false), (true, true, false), (false, false, false), (true, false, true)]
         {
             let mut values = Vec::new();
             for row in 0..count {
                 let is_near = row < queries || near_first && first_panels.contains(&row);
-                // Tight clusters: many rows are equally near in whole numbers, too many for guesses.
+                // Tight clusters: many rows have equal codes, too many for guesses.
                 let (from, width) = match (is_tight, is_near) {
                     (true, _) => (1000.0 * (row % 2) as f64, 0.01),
                     (false, true) => (100.0, 8.0),

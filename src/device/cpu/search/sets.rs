@@ -68,7 +68,7 @@ struct Query<'a> {
     tokens: &'a [i64],
     /// The numbers of these tokens, from the rarest to the most frequent.
     known: Vec<usize>,
-    /// The row of the base that it is itself.
+    /// Its own row in the base, if it is one.
     itself: Option<u32>,
     first_base: u32,
 }

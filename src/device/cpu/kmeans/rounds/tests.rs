@@ -11,9 +11,9 @@ use crate::random::Random;
 
 const KINDS: usize = 12;
 
-/// A number of a row of some kind: spread out, in clusters far from the origin, whole, with one row far away, all
-/// but equal, large, small, few-valued, of unit length; spread out again; so large that some squares overflow; and of unit
-/// length, near each other.
+/// A number of a row of some kind: spread out, in clusters far from the origin, integer, with one row far away,
+/// nearly equal, large, small, few-valued, of unit length; spread out again; so large that some squares overflow; and
+/// of unit length, near each other.
 fn value(kind: usize, row: usize, random: &mut Random) -> f64 {
     match kind {
         1 => 1e4 * (row % 7) as f64 + random.normal(),
@@ -106,8 +106,8 @@ fn check<T: Lanes>(kind: usize, (count, k, dim): (usize, usize, usize)) {
         let mut rounds = rounds.expect("rows that suit");
         let text = format!("lists, kind {kind}, {level:?}");
         let [answered, cheap, _] = follow(&mut rounds, metric, (&values, &start, dim), &text);
-        // Of 1, centroids go from cluster to cluster. One row far away leaves no numbers to the others of 3, and one
-        // centroid of 9 none to it.
+        // Kind 1: centroids go from cluster to cluster. Kind 3: one row far away leaves only zeros to the rest. Kind
+        // 9: one centroid far away leaves only zeros to itself.
         let is_hard = matches!(kind, 1 | 3 | 9 | 10 | 11);
         assert!(is_hard || answered > 9 && cheap > 3, "{text}: {answered}, {cheap}");
         let mut bounds =
@@ -155,8 +155,8 @@ fn check_few<T: Lanes>(kind: usize, (count, k, dim): (usize, usize, usize)) {
     }
 }
 
-/// Follows centroids for some rounds; how many were answered, how many with few pairs, and how many with few that had to
-/// be computed by definition.
+/// Follows centroids for some rounds. Returns the number of rounds that were answered, of those with few pairs, and
+/// of those with few pairs computed by definition.
 fn follow<T: Lanes>(
     assigner: &mut dyn Assigner,
     metric: Metric,

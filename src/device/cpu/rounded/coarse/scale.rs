@@ -264,7 +264,7 @@ impl CoarseScale {
                 let scaled = if scaled < -most - 1.0 { -most - 1.0 } else { scaled };
                 let scaled = if scaled > most { most } else { scaled };
                 let shifted = scaled + NO_FRACTIONS;
-                // Exact: whole numbers below 2²⁴.
+                // Exact: integers below 2²⁴.
                 *left = x - (shifted - NO_FRACTIONS) * step;
                 *byte = (shifted.to_bits() as u8).wrapping_add(bias);
             }

@@ -73,7 +73,7 @@ impl<T: Lanes, K: Sink<T>> Descent<'_, T, K> {
                 own = self.boxes.nodes(0, node);
             }
             begun.push(own);
-            // A query without a threshold goes alone: among others, it would visit all that is near to any of them.
+            // A query without a threshold goes alone: in a group, it would visit all leaves near any query.
             if self.is_bounded(query) {
                 together.push(query);
             } else {

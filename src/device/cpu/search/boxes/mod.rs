@@ -31,10 +31,10 @@ const LEAST_ROWS: usize = 4096;
 /// likely.
 const ROWS_PER_QUERY: [(usize, usize); 3] = [(8, 256), (12, 64), (16, 4)];
 
-/// Where queries are base rows, this many times as many queries are expected.
+/// The factor by which queries are expected to grow, if they are base rows.
 const MORE_OF_BASE: usize = 16;
 
-/// Where queries are base rows, at least one in this many of them, their order is taken from the tree instead of
+/// If queries are base rows, and at least one in this many of them, their order is taken from the tree instead of
 /// being computed.
 const OF_BASE: usize = 16;
 
@@ -88,7 +88,7 @@ impl<T: Lanes> Boxes<T> {
         sinks: &mut [K],
         call: (&Call<'_>, Level),
     ) -> Result<Work> {
-        // Queries near each other look at the same leaves, which stay in a cache.
+        // Queries near each other visit the same leaves, which stay in a cache.
         let order = self.order_of(queries, sinks.len(), call.0)?;
         let taken = |query: &u32| {
             let sink = &mut sinks[*query as usize];
@@ -232,7 +232,7 @@ mod tests {
         let mut sinks = vec![Selection::new(10, Metric::L2); count];
         let work = boxes.search(values, &mut sinks, (&call, Level::all()[0])).unwrap();
         assert!(work.pairs < 400 * count as u64, "{} pairs", work.pairs);
-        // Queries of a task that are far apart do not look at what is near to others.
+        // Queries of a task that are far apart do not visit leaves near other queries.
         let far_apart: Vec<f32> =
             values.chunks_exact(dim).step_by(625).flatten().copied().collect();
         for (k, most) in [(10, 400), (40, 1000), (1000, 4000)] {

@@ -11,7 +11,7 @@
 //! threshold. Whether the guess was right is known in the end; queries with a wrong guess search again, without
 //! guesses.
 //!
-//! Where a sample says that it pays, a prefilter by 8 or 7 bits precedes the 16-bit sums.
+//! A prefilter by 8 or 7 bits precedes the 16-bit sums if a sample says that it pays.
 //!
 //! If too many pairs pass, as residuals are not small compared with the distances that matter, the rest of the visit
 //! falls back to the next layout: 8-bit codes → 16-bit codes (with or without prefilter) → direct differences.
