@@ -12,11 +12,11 @@ use crate::rows::Rows;
 /// Pairs whose sums run side by side.
 const BESIDE: usize = 8;
 
-/// The same where each has a lane of its own, and the dimensions that are widened at a time.
+/// Pairs whose sums run side by side where each has a lane of its own, and the dimensions that are widened at a time.
 const LANES: usize = f64::LANES;
 const SLAB: usize = 64;
 
-/// With fewer dimensions, putting pairs side by side takes longer than adding each up.
+/// With fewer dimensions, transposing pairs takes longer than adding each up.
 const LEAST_DIM: usize = 16;
 
 /// Queries and a base, as the definition reads them.
@@ -129,7 +129,7 @@ impl<'a> ExactPairs<'a> {
             // While these are added up, the next come from memory.
             let coming = next.next().unwrap_or_default().iter();
             coming.for_each(|row| prefetch(vector::<T>(self.base, *row as usize).values));
-            // Of a last few, one is computed more than once.
+            // A partial chunk repeats its last pair.
             let row = |i: usize| vector::<T>(self.base, rows[i.min(rows.len() - 1)] as usize);
             if rows.len() > BESIDE / 2 {
                 self.beside::<T, BESIDE>(buffer, std::array::from_fn(row), distances);
@@ -139,7 +139,7 @@ impl<'a> ExactPairs<'a> {
         }
     }
 
-    /// Whether sums run one to a lane: those of squares, of rows that are long enough.
+    /// Whether sums run one to a lane: sums of squares, if rows are long enough.
     fn in_chains(&self) -> Option<Wide> {
         let suits = self.metric.sum() != Sum::Absolute && self.metric != Metric::InnerProduct;
         let is_long = self.base.matrix().dim() >= LEAST_DIM;
@@ -249,7 +249,7 @@ impl Widened {
         Self([[0.0; SLAB]; LANES])
     }
 
-    /// These coordinates of up to [`LANES`] vectors; of those that are missing, of any.
+    /// These coordinates of up to [`LANES`] vectors; missing vectors may have any.
     fn slab<T: Real>(&mut self, of: &[Vector<'_, T>], slab: Range<usize>) -> [&[f64]; LANES] {
         for (to, of) in self.0.iter_mut().zip(of) {
             let values = to.iter_mut().zip(&of.values[slab.clone()]);

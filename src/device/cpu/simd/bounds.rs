@@ -1,4 +1,4 @@
-//! Bounds of 16 bits, each with how far something has moved since.
+//! Lower bounds of 16 bits, each with the movement of its centroid since it was stored.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -8,23 +8,23 @@ use std::arch::x86_64::*;
 use super::level::Instructions;
 use super::level::Level;
 
-/// Bounds that are looked at together.
+/// Bounds that are compared together.
 pub(in crate::device::cpu) const TOGETHER: usize = 32;
 
-/// What is never within reach, and the largest other bound, which may be less than it could be.
+/// [`NEVER`] marks excluded pairs; all other bounds saturate at [`LARGEST`].
 pub(in crate::device::cpu) const NEVER: u16 = u16::MAX;
 pub(in crate::device::cpu) const LARGEST: u16 = NEVER - 1;
 
 /// In float32, the sum of this and any number below 2²² is a whole number; its own lowest 16 bits are 0.
 pub(in crate::device::cpu) const NO_FRACTIONS: f32 = 12_582_912.0;
 
-/// The largest bound that is not beyond a distance, which is not negative.
+/// The largest bound that is at most a distance, which is not negative.
 #[inline(always)]
 pub(in crate::device::cpu) fn whole(distance: f32) -> u16 {
     distance.min(f32::from(LARGEST)) as u16
 }
 
-/// The same or one less: without a conversion that vectors do not have.
+/// As [`whole`], or one less: without a conversion that vectors do not have.
 #[inline(always)]
 pub(in crate::device::cpu) fn lower(distance: f32) -> u16 {
     let largest = f32::from(LARGEST);
@@ -33,7 +33,7 @@ pub(in crate::device::cpu) fn lower(distance: f32) -> u16 {
     (distance - 0.5 + NO_FRACTIONS).to_bits() as u16
 }
 
-/// Bounds, and for each how far that has moved which it is a bound of.
+/// Stored bounds, and the movement that is to be subtracted from each.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Bounds<'a> {
     pub noted: &'a [[u16; TOGETHER]],
@@ -41,7 +41,7 @@ pub(in crate::device::cpu) struct Bounds<'a> {
 }
 
 impl Level {
-    /// The least of all bounds less what has moved.
+    /// The least of all bounds after the movement is subtracted.
     pub fn least(self, bounds: Bounds<'_>) -> u16 {
         #[cfg(target_arch = "x86_64")]
         if self.0 >= Instructions::Avx2 {
@@ -51,7 +51,7 @@ impl Level {
         bounds.now().fold(u16::MAX, u16::min)
     }
 
-    /// The numbers of the bounds that are no more than this, less what has moved, ascending.
+    /// The numbers of the bounds that are at most `most` after the movement is subtracted, ascending.
     pub fn within(self, bounds: Bounds<'_>, most: u16, found: &mut Vec<u32>) {
         found.clear();
         #[cfg(target_arch = "x86_64")]

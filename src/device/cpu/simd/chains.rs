@@ -15,7 +15,7 @@ pub(in crate::device::cpu) type Pair<'a, T> = (&'a [T], &'a [T]);
 pub(in crate::device::cpu) trait Chains: Real {
     /// Pairs whose sums are formed together.
     const LANES: usize;
-    /// Their sums so far.
+    /// Their partial sums.
     type Sums: AsMut<[Self]>;
 
     /// Sums of no terms.

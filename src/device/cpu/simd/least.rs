@@ -1,4 +1,4 @@
-//! The two least of the sums of products of rows of 16-bit whole numbers with a few others.
+//! The two least sums of products of each row with a few others, in 16-bit codes.
 #![allow(unsafe_code)]
 
 use pulp::{Simd, WithSimd};

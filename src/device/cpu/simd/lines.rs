@@ -1,4 +1,4 @@
-//! Rows of 16-bit numbers one after the other, and the products of chosen pairs of them.
+//! Rows of 16-bit codes, stored row by row, and the products of chosen pairs of rows.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -11,35 +11,35 @@ use crate::memory::Zeros;
 /// Numbers in a line.
 const LINE: usize = 32;
 
-/// Numbers of a row; the rest of the last line of a row is 0.
+/// A cache line of codes of a row; the last line of a row is padded with zeros.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(in crate::device::cpu) struct Line([i16; LINE]);
 // SAFETY: an array of i16, of which every pattern of bits is one; nothing is dropped.
 unsafe impl Zeros for Line {}
 
-/// Rows in as many lines each.
+/// Rows of `per_row` lines each.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Lines<'a> {
     pub all: &'a [Line],
     pub per_row: usize,
 }
 
-/// What pairs are chosen by.
+/// The rows of both sides, and the thresholds by which pairs are kept.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Chosen<'a> {
     pub base: Lines<'a>,
     pub queries: Lines<'a>,
-    /// What the sums of base rows start with, a panel of rows each.
+    /// The initial sums of base rows, panel by panel.
     pub starts: &'a [Starts],
     /// A bit for each base row that may pass.
     pub decided: &'a [u64],
-    /// For each query, the least sum that passes.
+    /// For each query, its threshold: the least sum that passes.
     pub least: &'a [i32],
 }
 
 impl Line {
-    /// Lines of a row of so many dimensions.
+    /// Lines of a row of `dim` dimensions.
     pub fn count(dim: usize) -> usize {
         dim.div_ceil(LINE)
     }
@@ -60,7 +60,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Keeps the pairs of which the sum is at least the query's, by products of this function.
+/// Keeps the pairs whose sums reach the query's threshold, by products of this function.
 macro_rules! keep {
     ($name:ident, $features:literal, $product:ident) => {
         #[cfg(target_arch = "x86_64")]
@@ -123,7 +123,7 @@ macro_rules! products {
 }
 
 impl Level {
-    /// Computes the products of rows of these, a pair of numbers for each; no sum of some of their terms may leave 32 bits.
+    /// Computes the products of pairs of rows, given by their numbers; no partial sum may overflow 32 bits.
     pub fn products(self, of: (Lines<'_>, Lines<'_>), pairs: &[(u32, u32)], sums: &mut Vec<i32>) {
         assert_eq!(of.0.per_row, of.1.per_row, "rows of one length");
         sums.clear();
@@ -149,8 +149,8 @@ impl Level {
         }
     }
 
-    /// Keeps those of some pairs whose sum, `start + Σ base · query`, is at least the query's; no sum of some of these
-    /// terms may leave 32 bits.
+    /// Keeps the pairs whose sums, `start + Σ base · query`, reach the query's threshold; no partial sum may overflow
+    /// 32 bits.
     pub fn keep(self, of: Chosen<'_>, found: &mut Found) {
         assert_eq!(of.base.per_row, of.queries.per_row, "rows of one length");
         match self.0 {

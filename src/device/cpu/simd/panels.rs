@@ -1,4 +1,4 @@
-//! Panels of 64 base rows of whole numbers, and queries that are compared with them.
+//! Panels of 64 base rows in integer codes, and the queries that are compared with them.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -15,7 +15,7 @@ pub(in crate::device::cpu) const LANES: usize = ROWS / 4;
 pub(super) const FEW: usize = 4;
 pub(super) const SOME: usize = 6;
 
-/// The numbers that rows are rounded to.
+/// The range of codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::device::cpu) enum Width {
     /// Base rows from 0 to 255, queries from −128 to 127: only with VNNI.
@@ -27,9 +27,8 @@ pub(in crate::device::cpu) enum Width {
     Sixteen,
 }
 
-/// Words of rows of seven bits that are multiplied with those of a query and added up in 16 bits: the absolute values
-/// of the query's first two numbers of these words, and of the last two, must not exceed [`MOST_IN_16_BITS`]
-/// together.
+/// Words of 7-bit rows whose products with a query are added up in 16 bits: over these words, the absolute values of
+/// the query's first two codes of each word, and those of its last two, must not exceed [`MOST_IN_16_BITS`] in sum.
 pub(in crate::device::cpu) const TOGETHER_IN_16_BITS: usize = 4;
 /// See [`TOGETHER_IN_16_BITS`].
 pub(in crate::device::cpu) const MOST_IN_16_BITS: i32 = 32_767 / 127;
@@ -58,8 +57,7 @@ pub(in crate::device::cpu) struct Starts(pub [i32; ROWS]);
 // SAFETY: an array of i32, of which every pattern of bits is one; nothing is dropped.
 unsafe impl Zeros for Starts {}
 
-/// Panels: what the sums of each start with, and for each of its quarters, one after the other, as many groups as a row
-/// has words.
+/// Panels: the initial sums of each and, for each of its quarters, as many groups as a row has words.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Panels<'a> {
     pub groups: &'a [Group],
@@ -67,7 +65,7 @@ pub(in crate::device::cpu) struct Panels<'a> {
 }
 
 impl Panels<'_> {
-    /// The groups of a panel whose rows have so many words.
+    /// The groups of a panel whose rows have `words` words.
     pub const fn groups_of(words: usize) -> usize {
         ROWS / LANES * words
     }
@@ -93,7 +91,7 @@ pub(super) fn quarters(panel: &[Group]) -> [&[Group]; ROWS / LANES] {
     std::array::from_fn(|quarter| &panel[quarter * words..][..words])
 }
 
-/// Queries in words, as a level takes them.
+/// The words of queries, in the order of a level's kernel.
 #[derive(Debug, Clone)]
 pub(in crate::device::cpu) struct Packed {
     /// Group by group, and word by word the words of all queries of a group.
@@ -115,14 +113,14 @@ pub(in crate::device::cpu) struct Passed {
 /// The pairs that a sweep lets pass.
 #[derive(Debug, Default)]
 pub(in crate::device::cpu) struct Found {
-    /// Of each its row, and above these bits its query.
+    /// The row of each pair and, in the bits above, its query.
     pairs: Vec<u32>,
     sums: Vec<i32>,
     row_bits: u32,
 }
 
 impl Found {
-    /// None yet, of so many rows and queries.
+    /// Clears the pairs, for this many rows and queries.
     pub(super) fn begin(&mut self, rows: usize, queries: usize) {
         self.truncate(0);
         self.row_bits = rows.next_power_of_two().trailing_zeros();
@@ -150,25 +148,25 @@ impl Found {
         Passed { query: query as u32, row, sum }
     }
 
-    /// Moves a pair to a place before, with another sum.
+    /// Moves a pair to an earlier place, with another sum.
     #[inline(always)]
     pub(super) fn keep(&mut self, i: usize, place: usize, sum: i32) {
         (self.pairs[place], self.sums[place]) = (self.pairs[i], sum);
     }
 
-    /// Drops all but the first so many.
+    /// Keeps the first `count` pairs.
     pub(super) fn truncate(&mut self, count: usize) {
         self.pairs.truncate(count);
         self.sums.truncate(count);
     }
 
-    /// A pair as it is kept.
+    /// The stored form of a pair.
     #[inline(always)]
     pub(super) fn pair(&self, query: usize, row: usize) -> u32 {
         (query << self.row_bits | row) as u32
     }
 
-    /// Appends those of some pairs that have a bit, of which all sums are given.
+    /// Appends the pairs whose bits are set; `sums` has the sums of all.
     #[inline(always)]
     pub(super) fn pass(&mut self, first: u32, mut rows: u64, sums: &[i32]) {
         self.pairs.reserve(rows.count_ones() as usize);
@@ -181,7 +179,7 @@ impl Found {
         }
     }
 
-    /// Where so many more pairs and sums may be written.
+    /// Room to which `count` more pairs and sums may be written.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn room(&mut self, count: usize) -> (*mut u32, *mut i32) {
@@ -193,10 +191,10 @@ impl Found {
         )
     }
 
-    /// Takes what was written there.
+    /// Appends the pairs and sums that were written to [`room`](Self::room).
     ///
     /// # Safety
-    /// So many pairs and sums were written at the beginning of the room, which was for as many.
+    /// `count` pairs and sums were written at the beginning of the room, which was reserved for at least as many.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) unsafe fn wrote(&mut self, count: usize) {
@@ -210,11 +208,11 @@ impl Found {
 
 /// Queries that are compared with a panel together.
 pub(super) struct QueryGroup<'a> {
-    /// Word by word those of all queries.
+    /// The words of all queries, word by word.
     pub(super) words: &'a [i32],
-    /// The number of the first of them: before those, the panels have not been read.
+    /// The number of the first query; the first group is the first to read the panels.
     pub(super) first: usize,
-    /// For each, the least sum that passes; there may be fewer.
+    /// For each, its threshold: the least sum that passes; there may be fewer.
     pub(super) least: &'a [i32],
 }
 
@@ -224,9 +222,9 @@ impl QueryGroup<'_> {
         self.words.as_chunks().0
     }
 
-    /// What sums have to be greater than.
+    /// The limits that passing sums exceed: thresholds less 1.
     pub(super) fn limits<const TOGETHER: usize>(&self) -> [i32; TOGETHER] {
-        // Sums are never the smallest number.
+        // No sum is the smallest number.
         std::array::from_fn(|i| self.least.get(i).map_or(i32::MAX, |least| least.saturating_sub(1)))
     }
 
@@ -242,7 +240,7 @@ impl QueryGroup<'_> {
     }
 }
 
-/// What rows are compared with: for each what its sums begin with, and the words of all, one after the other.
+/// The other side of a comparison, such as centroids: their initial sums, and the words of all, one after the other.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Others<'a> {
     pub starts: &'a [i32],
@@ -250,7 +248,7 @@ pub(in crate::device::cpu) struct Others<'a> {
 }
 
 impl<'a> Others<'a> {
-    /// Each with what its sums begin with, and its words.
+    /// Each initial sum with its words.
     pub(super) fn each(self) -> impl Iterator<Item = (i32, &'a [i32])> {
         let length = self.words.len() / self.starts.len().max(1);
         let starts = self.starts.iter().enumerate();
@@ -258,8 +256,8 @@ impl<'a> Others<'a> {
     }
 }
 
-/// For each row of a panel its least sum, of which of the others that is, the first of several, and the least sum of
-/// the rest: the largest number if there is none.
+/// For each row of a panel, its least sum, the number of the centroid that has it (the first of several), and the
+/// least sum of the rest, which is the largest number if there is none.
 #[derive(Debug, Clone, PartialEq)]
 #[repr(C, align(64))]
 pub(in crate::device::cpu) struct TwoLeast {
@@ -274,11 +272,11 @@ impl Default for TwoLeast {
     }
 }
 
-/// Of which rows the two least sums are asked for.
+/// The expected result, which tells for which rows the two least sums are reported.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Known<'a> {
-    /// What the numbers of their least sums probably are.
+    /// The expected numbers of the least sums.
     pub numbers: &'a [u32; ROWS],
-    /// How far the second least sums are above them in general.
+    /// The usual margin of the second least sum above the least.
     pub apart: i32,
 }

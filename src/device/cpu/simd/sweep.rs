@@ -1,5 +1,5 @@
-//! Products of rows of 7, 8 or 16-bit whole numbers, a panel of 64 base rows with a few queries at a
-//! time, and which of them are large enough.
+//! The sweep: products of rows of 7, 8 or 16-bit codes, a panel of 64 base rows with a few queries at a time, and the
+//! pairs whose sums reach the queries' thresholds.
 #![allow(unsafe_code)]
 
 use pulp::{Simd, WithSimd};
@@ -43,12 +43,12 @@ impl Level {
         }
     }
 
-    /// The numbers of fewer than 16 bits that it multiplies faster than those.
+    /// The width below 16 bits that it multiplies faster than 16 bits.
     pub fn looks(self) -> Option<Width> {
         [Width::Eight, Width::Seven].into_iter().find(|width| self.has(*width))
     }
 
-    /// How many of so many queries are compared with a panel together.
+    /// The number of queries that are compared with a panel together.
     fn together(self, count: usize) -> usize {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = count;
@@ -95,7 +95,7 @@ impl Level {
         self.sweep_before(&[], (width, panels), (queries, least), found);
     }
 
-    /// The same, and these lines, which are read then, come from memory meanwhile.
+    /// As [`sweep`](Self::sweep), and meanwhile prefetches `lines`.
     pub fn sweep_before(
         self,
         lines: &[Line],
@@ -212,7 +212,7 @@ mod tests {
         words.iter().flat_map(of).collect()
     }
 
-    /// Words with which no sum leaves 32 bits, or 16 where those of a few words are added up in so many.
+    /// Words with which no sum overflows 32 bits, or 16 bits where a few words are added up in 16 bits.
     fn word(width: Width, is_base: bool, random: &mut Random) -> [u8; 4] {
         let mut number = |most: i64| random.below(2 * most as u64 + 1) as i64 - most;
         match width {

@@ -23,7 +23,7 @@ const SET_FIRST: [u64; 256] = {
     all
 };
 
-/// Asks for the groups that are so many groups ahead of these, if there are any.
+/// Prefetches the groups a given number of groups ahead, if there are any.
 #[inline(always)]
 fn ask_for(groups: &[Group], ahead: usize) {
     for group in groups {

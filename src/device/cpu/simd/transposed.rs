@@ -18,7 +18,7 @@ pub(in crate::device::cpu) struct Column<T>(pub [T; SIDE_BY_SIDE]);
 pub(in crate::device::cpu) struct Transposed<T> {
     pub columns: Vec<Column<T>>,
     pub dim: usize,
-    /// How many rows there are.
+    /// Number of rows.
     pub count: usize,
 }
 

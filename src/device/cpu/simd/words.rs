@@ -1,4 +1,4 @@
-//! Products of rows of 16-bit numbers, exact in 32 bits, six rows with a tile of 64 at a time:
+//! Products of rows of 16-bit codes, exact in 32 bits, six rows with a tile of 64 at a time:
 //! `vpdpwssd` with AVX-512 and VNNI, `vpmaddwd` with AVX2, plain code elsewhere.
 #![allow(unsafe_code)]
 
@@ -19,7 +19,7 @@ pub(in crate::device::cpu) const QUERIES: usize = 6;
 #[repr(C, align(64))]
 pub(in crate::device::cpu) struct Pair(pub [[i16; 2]; ROWS]);
 
-/// For each row of a tile, what its sum of products starts with.
+/// For each row of a tile, its initial sum.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(in crate::device::cpu) struct Starts(pub [i32; ROWS]);
@@ -28,9 +28,9 @@ pub(in crate::device::cpu) struct Starts(pub [i32; ROWS]);
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Queries<'a> {
     pub tile: &'a [Pair],
-    /// Which rows of it, each below [`ROWS`].
+    /// The rows of the tile, each below [`ROWS`].
     pub rows: [u32; QUERIES],
-    /// For each, the least sum that passes.
+    /// For each, its threshold: the least sum that passes.
     pub least: [i32; QUERIES],
 }
 
