@@ -53,7 +53,7 @@ pub fn all_trials() -> bool {
     std::env::var_os("NEIGHBORS_TESTS").is_some_and(|asked| asked == "whole")
 }
 
-/// All cases, or one in so many, from the first on, unless [long trials run as a whole](all_trials).
+/// All cases, or one in `one_in` from the first on, unless [long trials run in full](all_trials).
 pub fn sampled<T>(cases: impl IntoIterator<Item = T>, one_in: usize) -> impl Iterator<Item = T> {
     cases.into_iter().step_by(if all_trials() { 1 } else { one_in })
 }
