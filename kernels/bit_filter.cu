@@ -1,4 +1,4 @@
-// What surrounds the filter of rows of bits, and the distances of what passes.
+// The kernels around the filter of bit rows: packing, thresholds, and the distances of the pairs that pass.
 
 #include "filter/bits.cuh"
 #include "filter/exact.cuh"

@@ -1,4 +1,4 @@
-// The kernels of DBSCAN.
+// The kernels of DBSCAN (Ester et al. 1996).
 
 #include "dbscan/order.cuh"
 #include "dbscan/tiles.cuh"

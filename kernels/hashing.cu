@@ -1,4 +1,4 @@
-// The kernels of tables of hashes.
+// The kernels that build and probe LSH tables.
 
 #include "hashing/keys.cuh"
 #include "hashing/tables.cuh"

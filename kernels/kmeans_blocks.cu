@@ -1,3 +1,3 @@
-// Rounds of small problems, a block for each.
+// Lloyd's rounds of small problems, one block per problem.
 
 #include "kmeans/groups.cuh"

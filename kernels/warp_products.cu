@@ -1,3 +1,4 @@
-// The filter of a search, on tensor cores, where groups of warps have no products (sm_80 and later).
+// The filter of a search on the tensor cores of single warps (sm_80 and later), for GPUs without warpgroup
+// products.
 
 #include "filter/warps.cuh"

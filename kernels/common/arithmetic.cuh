@@ -22,8 +22,7 @@ constexpr __device__ Sum sum_of(Metric metric) {
 }
 constexpr Sum SUM = sum_of(METRIC);
 
-// Scalar: an element of a row. Total: a sum over elements. Real: a distance. Reach: a bound that
-// totals are compared with.
+// Scalar: an element of a row. Total: a sum over elements. Real: a distance. Reach: a threshold on totals.
 template <Element> struct Types;
 template <> struct Types<F32> { typedef float Scalar, Total, Real, Reach; };
 template <> struct Types<F64> { typedef double Scalar, Total, Real, Reach; };
@@ -115,7 +114,7 @@ struct FinishDirection {
 template <> struct Finish<COSINE> : FinishDirection {};
 template <> struct Finish<PEARSON> : FinishDirection {};
 
-// Bits set in each row of a pair; only Jaccard's distance looks at them.
+// The number of set bits in each row of a pair; only Jaccard's distance reads it.
 struct Bits {
     u32 query, row;
 };
@@ -132,8 +131,8 @@ __device__ __forceinline__ Real distance_of(Total total, Bits bits) {
     }
 }
 
-// Reaches of a list that takes everything, and of padding, which takes nothing. Distances of bits
-// are finite, and a finite reach keeps 0 * reach defined.
+// Thresholds of a list that accepts every row, and of padding, which accepts none. Distances of bits are
+// finite, and a finite threshold keeps 0 * threshold defined.
 __device__ __forceinline__ Reach reach_everything() {
     return ELEMENT == BITS ? Reach(1.0e30f) : Limits<Reach>::infinity();
 }
@@ -141,7 +140,8 @@ __device__ __forceinline__ Reach reach_nothing() {
     return ELEMENT == BITS ? Reach(-1) : -Limits<Reach>::infinity();
 }
 
-// An upper bound on totals at this distance or nearer; may be a few units too large.
+// An upper bound on the totals of pairs up to this distance; it may exceed the least bound by a few units in
+// the last place.
 __device__ __forceinline__ Reach reach_of(Real distance) {
     if constexpr (ELEMENT == BITS) {
         return add(multiply(distance, Real(1.000001)), Limits<Real>::smallest());
@@ -150,7 +150,7 @@ __device__ __forceinline__ Reach reach_of(Real distance) {
     }
 }
 
-// Whether a pair may be within reach; never false for one that is.
+// Whether a pair may be within the threshold; true for every pair that is.
 __device__ __forceinline__ bool within(Total total, Bits bits, Reach reach) {
     if constexpr (SUM == SHARED_BITS) {
         const u32 either = bits.query + bits.row - total;

@@ -1,4 +1,5 @@
-// Numbers of half precision, as their bits: rounded to the nearest.
+// Half-precision (fp16) numbers as their bits, rounded to nearest.
+// PTX ISA, Data Movement and Conversion Instructions: cvt.
 
 #include "common/arithmetic.cuh"
 

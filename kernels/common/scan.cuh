@@ -1,8 +1,8 @@
-// Sums of what is before.
+// Prefix sums.
 
 #include "common/warp.cuh"
 
-// The sum of a value over the lanes of a warp up to this one.
+// The inclusive prefix sum of a value over the lanes of a warp.
 __device__ __forceinline__ u32 sum_up_to(u32 own) {
     for (u32 apart = 1; apart < 32; apart *= 2) {
         const u32 other = __shfl_up_sync(0xffffffff, own, apart);
@@ -11,7 +11,7 @@ __device__ __forceinline__ u32 sum_up_to(u32 own) {
     return own;
 }
 
-// The sum of a value over the threads of a block before this one, and over all of them.
+// The exclusive prefix sum of a value over the threads of a block; `all` gets the total.
 __device__ __forceinline__ u32 sum_before(u32 own, u32& all) {
     __shared__ u32 of_warps[32];
     const u32 up_to = sum_up_to(own);
@@ -27,8 +27,8 @@ __device__ __forceinline__ u32 sum_before(u32 own, u32& all) {
     return before + up_to - own;
 }
 
-// Replaces each of `total` counts by the sum of those before it among so many, and each such `sum` by
-// theirs. A block for each sum.
+// Exclusive prefix sums of `counts`, in place, in segments of `together` counts: `sums` gets the total of
+// each segment. One block per segment.
 extern "C" __global__ __launch_bounds__(1024) void add_up(
     u32* counts, u32 total, u32 together, u32* sums) {
     constexpr u32 OWN = 8;

@@ -2,7 +2,7 @@
 
 #include "common/warp.cuh"
 
-// Sorts `room` entries, a power of two, ascending. Batcher's bitonic network: no recursion, no
+// Sorts `room` entries, a power of two, ascending: Batcher's bitonic network, without recursion or
 // divergence.
 template <typename Group, typename Entry>
 __device__ __forceinline__ void sort_power_of_two(Entry* entries, u32 room) {

@@ -1,8 +1,8 @@
-// Threads that work together: a warp, a block.
+// Thread groups that cooperate: a warp or a block.
 
 #include "common/arithmetic.cuh"
 
-// Dynamic shared memory, of the size that a launch asks for.
+// Dynamic shared memory, in the size given at launch.
 extern __shared__ uint4 shared[];
 
 struct Warp {
@@ -25,7 +25,7 @@ template <typename T> __device__ __forceinline__ T add_lanes(T value) {
     return value;
 }
 
-// The largest of a value over 32 lanes; every lane gets it.
+// The maximum of a value over 32 lanes; every lane gets it.
 template <typename T> __device__ __forceinline__ T largest_of_lanes(T value) {
 #pragma unroll
     for (u32 apart = 16; apart > 0; apart /= 2) {

@@ -1,16 +1,21 @@
-// Matrix products of a group of four warps (sm_90a): barriers and bulk copies that feed them, and the
-// instruction itself in the forms that the filter uses.
+// Warpgroup matrix products (sm_90a): the mbarriers and bulk copies that feed them, and the product
+// instruction in the shapes that the kernels use.
+//
+// PTX ISA, Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions: wgmma.mma_async,
+// wgmma.fence, wgmma.commit_group and wgmma.wait_group.
 
 #include "common/warp.cuh"
 
-// Dynamic shared memory again, aligned as swizzled matrices must be.
+// Dynamic shared memory, aligned for swizzled tiles.
 extern __shared__ __align__(1024) unsigned char matrices[];
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
     return (u32)__cvta_generic_to_shared(p);
 }
 
-// Barriers in shared memory that count arrivals and bytes.
+// mbarriers in shared memory, which count arrivals and bytes.
+// PTX ISA, Parallel Synchronization and Communication Instructions: mbarrier.init, mbarrier.arrive,
+// mbarrier.try_wait, fence.mbarrier_init and barrier.cluster.
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
@@ -21,12 +26,13 @@ __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
-// Released to the block only: a release to the cluster compiles to a full memory barrier, and halves
-// the loop.
+// Releases to the block only: a release to the cluster compiles to a full memory fence, and halves the speed
+// of the loop.
 __device__ __forceinline__ void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The same barrier of another block of the cluster.
+// Arrives at the same mbarrier of another block of the cluster.
+// PTX ISA, Data Movement and Conversion Instructions: mapa.
 __device__ __forceinline__ void barrier_arrive_in(u32 barrier, u32 block) {
     asm volatile(
         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
@@ -44,8 +50,9 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// Copies from global to shared memory that a barrier counts; the second form into both blocks of a
-// cluster of two, at the same place.
+// Bulk copies from global to shared memory, whose bytes an mbarrier counts; the second function copies into
+// both blocks of a cluster of two, at the same offset.
+// PTX ISA, Data Movement and Conversion Instructions: cp.async.bulk.
 __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -61,7 +68,8 @@ __device__ __forceinline__ void bulk_copy_to_both(u32 to, const void* from, u32 
         : "memory");
 }
 
-// Lets products see what this thread has written to shared memory, once a barrier says so.
+// Makes this thread's writes to shared memory visible to products that start after the next mbarrier.
+// PTX ISA, Parallel Synchronization and Communication Instructions: fence.proxy.
 __device__ __forceinline__ void products_see_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -74,7 +82,7 @@ __device__ __forceinline__ void products_commit() {
 template <int LATE> __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATE) : "memory");
 }
-// Waits for all products; nothing reads their sums before.
+// Waits for all products; the empty `asm` keeps the compiler from reading their sums before.
 template <u32 COUNT> __device__ __forceinline__ void products_wait_for(float (&sums)[COUNT]) {
     products_wait<0>();
 #pragma unroll
@@ -86,8 +94,8 @@ template <typename Word, u32 COUNT> __device__ __forceinline__ void products_wai
     for (u32 i = 0; i < COUNT; ++i) asm volatile("" : "+r"(sums[i]));
 }
 
-// Where a matrix lies in shared memory: rows of `pitch` bytes, 128, 64 or 32, swizzled as the
-// instruction wants them.
+// The descriptor of a swizzled tile in shared memory, whose rows have `pitch` bytes: 128, 64 or 32.
+// PTX ISA, Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions: Matrix Descriptor Format.
 __device__ __forceinline__ u64 descriptor(u32 address, u32 pitch) {
     const u64 form = pitch == 128  ? 1ull << 62 | 64ull << 32
                      : pitch == 64 ? 2ull << 62 | 32ull << 32
@@ -119,8 +127,8 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 pitch) {
 #define AS_FLOAT(x) "+f"(x)
 #define AS_WORD(x) "+r"(x)
 
-// sums (+)= a * b, of 64 x 16 halves in registers and as many columns as there are rows of 16 halves in
-// shared memory: 128 or 256. Sums of two columns share a register, as halves.
+// sums (+)= a * b: 64 x 16 fp16 numbers in registers by 128 or 256 rows of 16 fp16 numbers in shared memory.
+// Two columns of the fp16 sums share a register.
 __device__ __forceinline__ void add_products(u32 (&sums)[32], const u32 (&a)[4], u64 b, int keeps) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f16.f16.f16 " PLACES_32
@@ -135,7 +143,7 @@ __device__ __forceinline__ void add_products(u32 (&sums)[64], const u32 (&a)[4],
                  : UP_TO_64(AS_WORD)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keeps));
 }
-// The same with both sides in shared memory, and sums in floats.
+// The same with both operands in shared memory, and sums in float.
 __device__ __forceinline__ void add_products(float (&sums)[128], u64 a, u64 b, int keeps) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 " PLACES_128
@@ -143,8 +151,8 @@ __device__ __forceinline__ void add_products(float (&sums)[128], u64 a, u64 b, i
                  : UP_TO_128(AS_FLOAT)
                  : "l"(a), "l"(b), "r"(keeps));
 }
-// The same of bits, in 32 bytes a row: counts of those that both sides have, `a` from registers or from
-// shared memory.
+// The same for bits, 32 bytes a row: counts of the bits that both rows have; `a` is in registers or in shared
+// memory.
 __device__ __forceinline__ void add_products(int (&sums)[64], const u32 (&a)[4], u64 b, int keeps) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k256.row.col.s32.b1.b1.and.popc " PLACES_64

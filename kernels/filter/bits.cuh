@@ -1,29 +1,29 @@
-// Rows of bits for products of bits, which count the bits that both rows of a pair have.
+// Packing of bit rows for bit products, which count the bits that both rows of a pair have.
 //
-// Distances also ask for the bits of each row alone. With |q| and |x| of them, a pair is within a distance
-// if it shares at least s (|q| + |x|) bits, minus half the distance where that is Hamming's, with s = 1/2
-// for Hamming's distance, and (1 - d) / (2 - d) for Jaccard's distance d. So rows are sorted by their bits,
-// as many panels at a time as lie before them, from FIRST_WINDOW to WINDOW, and a pair passes if it shares
-// at least
-//   s |q| - half the distance + s m
-// bits, m being the fewest of a row of its tile.
+// With b(q) and b(x) the numbers of set bits in both rows, a pair is within distance d if it shares at least
+//   Hamming:  (b(q) + b(x)) / 2 - d / 2,
+//   Jaccard:  s (b(q) + b(x)) with s = (1 - d) / (2 - d)
+// bits. The filter replaces b(x) by the minimum m over the rows of a tile: a pair passes if it shares at least
+//   s b(q) - (d / 2 for Hamming) + s m
+// bits, s being 1/2 for Hamming. Rows are sorted by their set bits, so that m is near b(x): in windows that start with
+// FIRST_WINDOW panels and double up to WINDOW panels.
 
 #include "filter/image.cuh"
 #include "filter/least.cuh"
 #include "filter/state.cuh"
 #include "search/lists.cuh"
 
-// How rows of bits are packed. The same struct as in src/device/cuda/search/filter/launch_bits.rs.
+// The layout of packed bit rows. The same struct as in src/device/cuda/search/filter/launch_bits.rs.
 struct BitPack {
     u32 rows, dim;         // rows; words of a row in a panel
     u32 panels, stride;    // of the base
-    u32 pitch;             // words of a row where rows lie one after the other
+    u32 pitch;             // words of a row in row-major order
     u32 steps, log, tile;  // steps in a row, as it is stored; see `image_offset`; rows of a tile, or 0
 };
 
 __host__ __device__ constexpr u32 log_2(u32 power) { return power > 1 ? 1 + log_2(power / 2) : 0; }
 
-// The row of a base at a position before rows are sorted: where it is, or null.
+// The address of a base row by its position before rows are sorted, or null.
 __device__ __forceinline__ const u32* row_of(const u32* base, const BitPack& pack, u32 position) {
     const u32 visit = position / PANEL, place = position % PANEL;
     if (visit >= pack.panels) return nullptr;
@@ -39,15 +39,15 @@ __device__ __forceinline__ u32 bits_of(const u32* row, const BitPack& pack) {
     return bits;
 }
 
-// Windows are numbered: these come before those of WINDOW panels.
+// The number of windows before those of WINDOW panels.
 constexpr u32 SMALL_WINDOWS = log_2(WINDOW / FIRST_WINDOW) + 1;
 
-// Sorts the positions of every window by their rows' bits, and notes the fewest of each panel, or less. What
-// has no row comes last. A block per window; shared: a word for each of its places.
+// Sorts the positions of every window by their rows' set bits, and writes a lower bound on the set bits of
+// each panel. Positions without a row come last. A block per window; shared memory: one word per position.
 extern "C" __global__ __launch_bounds__(1024) void sort_rows(const u32* __restrict__ base,
                                                              u32* __restrict__ order,
                                                              float* __restrict__ fewest, BitPack pack) {
-    // A key has a row's bits, as far as there is room, above its place.
+    // A key has a row's set bits (saturated) above its position.
     constexpr u32 PLACES = log_2(WINDOW * PANEL), NO_ROW = (1u << (32 - PLACES)) - 1;
     const u32 window = blockIdx.x;
     const u32 panels = window >= SMALL_WINDOWS ? WINDOW : FIRST_WINDOW << (window ? window - 1 : 0);
@@ -65,14 +65,14 @@ extern "C" __global__ __launch_bounds__(1024) void sort_rows(const u32* __restri
     }
 }
 
-// Where a word of a row lies in images, or (without tiles) in rows one after the other, in bytes.
+// The byte offset of a word of a row, in swizzled tiles or, where `tile` is 0, in row-major order.
 __device__ __forceinline__ u64 place_of(const BitPack& pack, u64 row, u32 word) {
     if (pack.tile == 0) return row * (pack.steps * 32) + word * 4;
     return row / pack.tile * pack.tile * (pack.steps * 32) +
            image_offset(pack.steps, pack.log, pack.tile, row % pack.tile, word * 2);
 }
 
-// Writes a row, or zeros, to its place in images, and a row to where it lies as it is.
+// Writes a row, or zeros, to its place in swizzled tiles, and a row also in row-major order.
 __device__ __forceinline__ void pack_row(const u32* row, unsigned char* images, u32* rows, u64 at,
                                          const BitPack& pack) {
     const u32 all = max(pack.steps * 8, pack.pitch);
@@ -88,7 +88,7 @@ __device__ __forceinline__ void pack_row(const u32* row, unsigned char* images, 
     }
 }
 
-// Base rows, in their order. A block per panel of the images' tiles, a thread per row.
+// Packs base rows in their sorted order. A block per panel of the swizzled tiles, a thread per row.
 extern "C" __global__ __launch_bounds__(PANEL) void pack_base(const u32* __restrict__ base,
                                                               const u32* __restrict__ order,
                                                               unsigned char* __restrict__ images,
@@ -97,7 +97,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_base(const u32* __restr
     pack_row(row_of(base, pack, order[position]), images, rows, position, pack);
 }
 
-// Queries, from their panels. A thread per row, padding included.
+// Packs queries, from their panels. A thread per row, padding included.
 extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
     const u32* __restrict__ queries, unsigned char* __restrict__ images, u32* __restrict__ rows,
     u32* __restrict__ asked, Least* __restrict__ thresholds, BitPack pack) {
@@ -109,7 +109,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
     if (row) asked[query] = bits_of(row, pack);
 }
 
-// The thresholds of queries from the reaches of their lists. A thread per query.
+// The filter thresholds of queries, from the distance thresholds of their lists. A thread per query.
 extern "C" __global__ __launch_bounds__(256) void set_thresholds(
     const Reach* __restrict__ reaches, const u32* __restrict__ asked, Least* __restrict__ thresholds,
     u32* __restrict__ counts, u32* state, BitPack pack) {
@@ -120,14 +120,14 @@ extern "C" __global__ __launch_bounds__(256) void set_thresholds(
     Least least = Least::unreachable();
     bool tells = true;
     if (reach >= 0) {
-        // A little less alike than it must be.
+        // A lower bound on the similarity 1 - d, with a margin for rounding.
         const double alike = fmax(0.0, 1 - 1e-6 - reach);
         const double share = SUM == DIFFERENT_BITS ? 0.5 : alike / (1 + alike);
         const double beside = SUM == DIFFERENT_BITS ? fmin(reach, most) / 2 : 0;
-        // What is computed with it is rounded to floats.
+        // Margin for the rounding to float, below and in `Least::in_tile`.
         const double own = share * bits - beside - 1e-6 * (bits + most);
         least = {__double2float_rd(own), __double2float_rd(share)};
-        // Of a query that all rows pass for, none need be noted.
+        // If every row passes, the query is marked as overflowed instead of recording hits.
         tells = own + share * most > 0;
     }
     thresholds[query] = tells ? least : Least::unreachable();

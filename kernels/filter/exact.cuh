@@ -1,6 +1,7 @@
-// The distances of the pairs that passed the filter, into the lists.
+// The distances of the pairs that passed the filter, merged into the lists.
 //
-// Hits are positions, in a query's list behind its neighbours, where other passes have candidates.
+// Hits are base positions. They are stored in a query's list behind its neighbours, in the slots that hold
+// candidates in unfiltered passes.
 
 #include "common/copy.cuh"
 #include "filter/state.cuh"
@@ -8,12 +9,12 @@
 
 constexpr u32 VECTOR = 16 / sizeof(Scalar);
 
-// A pass whose pairs were filtered, and where rows lie one after the other: the base by position.
-// The same struct as in src/device/cuda/search/filter/launch.rs.
+// A filtered pass, and the row-major copies of both sides: the base by position. The same struct as in
+// src/device/cuda/search/filter/launch.rs.
 struct Filtered {
     const Scalar* queries;
     const Scalar* base;
-    const u32* order;  // of rows by position, if they were sorted: their positions before
+    const u32* order;  // position before sorting, by sorted position; null if rows are not sorted
     const u32* state;
     Entry* entries;
     Entry* worst;
@@ -22,15 +23,15 @@ struct Filtered {
     u32* crowded;
     u32* crowded_count;
     u32 pitch, vectors;  // elements from row to row, and vectors of 16 bytes in a row
-    u32 room, padding;   // hits
+    u32 room, padding;   // slots for hits of a query
 };
 
 __device__ __forceinline__ const u32* hits_of(const Filtered& filtered, const Pass& pass, u32 query) {
     return (const u32*)(filtered.entries + (u64)query * pass.slots + pass.k);
 }
 
-// A query's number of hits, which is taken: the counter is 0 afterwards. If they are too many, the query is
-// crowded, and has none. All threads of a group have the same query, or none.
+// Reads and resets a query's hit counter. If the hits overflow their slots, the query is recorded in
+// `crowded` and 0 is returned. All threads of a group have the same query, or none.
 template <typename Group>
 __device__ __forceinline__ u32 take_hits(const Filtered& filtered, u32 query, bool is_query) {
     const u32 count = is_query ? filtered.counts[query] : 0;
@@ -45,14 +46,14 @@ __device__ __forceinline__ u32 take_hits(const Filtered& filtered, u32 query, bo
     return count > filtered.room || is_given_up ? 0 : count;
 }
 
-// Updates the threshold of a list whose last entry that matters this is.
+// Lowers the threshold of a list to `last`, the last of its entries that matters.
 __device__ __forceinline__ void tighten_list(const Filtered& filtered, u32 query, Entry last) {
     if (last.is_none() || !(last < filtered.worst[query])) return;
     filtered.worst[query] = last;
     filtered.reach[query] = reach_of(last.distance());
 }
 
-// The base row at a position, if it may be a neighbour of the query, or ~0.
+// The base row at a position if it may be a neighbour of the query, else ~0.
 __device__ __forceinline__ u32 row_at(const Filtered& filtered, const Pass& pass, u32 query,
                                       u32 position) {
     if (position == ~0u || position / PANEL >= pass.panels) return ~0u;
@@ -66,7 +67,7 @@ union Vector {
     uint4 whole;
     Scalar parts[VECTOR];
 };
-// What is summed for a pair.
+// The total of a pair, and the set bits of its rows.
 struct PairSums {
     Total total = 0;
     Bits bits = {0, 0};
@@ -86,7 +87,7 @@ struct PairSums {
     }
 };
 
-// The entry of one hit, or none.
+// The list entry of one hit, or none.
 __device__ __forceinline__ Entry entry_of_hit(const Filtered& filtered, const Pass& pass, u32 query,
                                               u32 position) {
     const u32 row = row_at(filtered, pass, query, position);
@@ -107,7 +108,7 @@ __device__ __forceinline__ Entry entry_of_hit(const Filtered& filtered, const Pa
     return sums.entry(pass, row);
 }
 
-// The value of another lane among WIDTH.
+// The value of another lane in a group of WIDTH lanes.
 template <typename Get, typename E> __device__ __forceinline__ E exchange(const E& own, Get get) {
     union Words {
         E entry;
@@ -120,8 +121,8 @@ template <typename Get, typename E> __device__ __forceinline__ E exchange(const 
 template <typename E> __device__ __forceinline__ E lesser(const E& a, const E& b) { return b < a ? b : a; }
 template <typename E> __device__ __forceinline__ E greater(const E& a, const E& b) { return b < a ? a : b; }
 
-// Merges an entry per lane into a sorted list of one entry per lane, of which the first k count. WIDTH
-// lanes have a list.
+// Merges one entry per lane into a sorted list of one entry per lane, whose first k entries count. WIDTH
+// lanes share a list.
 template <u32 WIDTH>
 __device__ __forceinline__ void offer_to_lanes(Entry& list, Entry entry, u32 k, u32 lane) {
     const Entry worst = exchange(list, [&](u64 x) { return __shfl_sync(~0u, x, k - 1, WIDTH); });
@@ -135,7 +136,7 @@ __device__ __forceinline__ void offer_to_lanes(Entry& list, Entry entry, u32 k, 
             entry = is_low ? lesser(entry, other) : greater(entry, other);
         }
     }
-    // The smaller half of both, which rises and falls; then sorted.
+    // The element-wise minimum with the reversed entries is bitonic; a bitonic merge then sorts it.
     const Entry from_end =
         exchange(entry, [&](u64 x) { return __shfl_sync(~0u, x, WIDTH - 1 - lane, WIDTH); });
     list = lesser(list, from_end);
@@ -146,7 +147,7 @@ __device__ __forceinline__ void offer_to_lanes(Entry& list, Entry entry, u32 k, 
     }
 }
 
-// Lists of at most WIDTH neighbours: WIDTH lanes per query, a lane per hit.
+// Lists of at most WIDTH neighbours: WIDTH lanes per query, one lane per hit.
 template <u32 WIDTH> struct Lanes {
     static __device__ __forceinline__ u32 rank() { return threadIdx.x % WIDTH; }
     static __device__ __forceinline__ void sync() { __syncwarp(); }
@@ -183,8 +184,9 @@ extern "C" __global__ __launch_bounds__(256) void merge_hits_32(Filtered filtere
                    [&](u32 query, u32 position) { return entry_of_hit(filtered, pass, query, position); });
 }
 
-// The entries of a warp's hits: 8 lanes fetch 128 bytes of a row, 4 rows at a time, into shared memory (rows
-// of 9 vectors, against bank conflicts), STAGES - 1 such steps ahead, and each lane adds up its own row.
+// The entries of a warp's hits: 8 lanes fetch 128 bytes of a row, 4 rows at a time, into shared memory (a
+// stride of 9 vectors avoids bank conflicts). Fetches run STAGES - 1 steps ahead, and each lane sums its own
+// row.
 constexpr u32 GATHERED = 32 * 9;
 template <u32 STAGES>
 __device__ __forceinline__ Entry entry_together(const Filtered& filtered, const Pass& pass, u32 query,
@@ -224,7 +226,7 @@ __device__ __forceinline__ Entry entry_together(const Filtered& filtered, const 
     return row == ~0u ? Entry::none() : sums.entry(pass, row);
 }
 
-// Short lists of long rows: a warp per query. Shared: AHEAD times GATHERED vectors per warp.
+// Short lists of long rows: a warp per query. Shared memory: AHEAD times GATHERED vectors per warp.
 extern "C" __global__ __launch_bounds__(64) void merge_hits_by_warp(Filtered filtered, Pass pass) {
     uint4* gathered = (uint4*)shared + threadIdx.x / 32 * (AHEAD * GATHERED);
     merge_hits<32>(filtered, pass, [&](u32 query, u32 position) {
@@ -232,7 +234,7 @@ extern "C" __global__ __launch_bounds__(64) void merge_hits_by_warp(Filtered fil
     });
 }
 
-// Longer lists: a block per query. Shared: `slots` entries, then GATHERED vectors per warp.
+// Longer lists: a block per query. Shared memory: `slots` entries, then GATHERED vectors per warp.
 extern "C" __global__ __launch_bounds__(256) void merge_hits_by_block(Filtered filtered, Pass pass) {
     __shared__ u32 filled;
     const u32 query = blockIdx.x;

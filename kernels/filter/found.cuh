@@ -1,14 +1,15 @@
-// What passes the filter: from a tile's sums of a group of four warps to the lists of queries.
+// Hits of the filter: from a warpgroup's sums of a tile to the lists of queries.
 
 #include "filter/unit.cuh"
 
-// A thread keeps the hits of its two rows, r and r + 8, in lists of its own: no atomics, no waiting.
+// The hits of a thread's two rows, r and r + 8, in a scratch list of its own: no atomics, no waiting.
 struct Found {
     u32* list;
     u32 room, count[2];
 
-    // One block runs on a multiprocessor at a time. Without scratch all hits are lost, which costs time,
-    // not rows.
+    // Scratch lists are numbered by multiprocessor, each of which runs one block at a time. A multiprocessor
+    // without scratch marks its queries as overflowed: slower, with the same answer.
+    // PTX ISA, Special Registers: %smid.
     __device__ __forceinline__ Found(const Filter& filter, u32 threads, u32 thread) {
         u32 slot;
         asm volatile("mov.u32 %0, %%smid;" : "=r"(slot));
@@ -24,8 +25,8 @@ struct Found {
         count[1] += second;
     }
 
-    // Moves a unit's hits to the lists of the queries `first` and `first` + 8. The four lanes of a row
-    // share one atomic.
+    // Moves a unit's hits to the lists of queries `first` and `first` + 8. The four lanes of a row share one
+    // atomic.
     __device__ __forceinline__ void hand_over(const Filter& filter, u32 first) {
         const u32 lane = Warp::rank();
 #pragma unroll
@@ -54,13 +55,13 @@ struct Found {
 
 __device__ __forceinline__ u32 word(float sum) { return __float_as_uint(sum); }
 __device__ __forceinline__ u32 word(u32 sums) { return sums; }
-template <typename> struct InOne;  // sums in a register
+template <typename> struct InOne;  // sums per register
 template <> struct InOne<float> { static const int COUNT = 1; };
 template <> struct InOne<u32> { static const int COUNT = 2; };
 
-// Looks at a thread's sums of a tile. Sum i lies in row 8 * (i >> 1 & 1) and column 8 * (i >> 2) +
-// (i & 1); halves come two in a register. Signs are looked at in groups of at most 11 registers,
-// three at a time: one test for 32 registers, and only a group with a hit is taken apart.
+// Tests a thread's sums of a tile. Sum i is in row 8 * (i >> 1 & 1) and column 8 * (i >> 2) + (i & 1); fp16
+// sums come two in a register. The sign bits of 32 registers are tested at once, in three groups of at most
+// 11; only a group with a hit is searched.
 template <typename Sum, int REGISTERS>
 __device__ __forceinline__ void examine(const Sum (&sums)[REGISTERS], u32 position, Found& found) {
     constexpr int IN_ONE = InOne<Sum>::COUNT;
@@ -81,7 +82,7 @@ __device__ __forceinline__ void examine(const Sum (&sums)[REGISTERS], u32 positi
         for (int group = 0; group < 3; ++group) {
             if ((all[group] & SIGNS) == SIGNS) continue;
             const int size = (group < 2 ? 11 : 10) * IN_ONE;
-            u32 mask = 0;  // the group's signs, the first at the top
+            u32 mask = 0;  // the group's sign bits, the first at the top
 #pragma unroll
             for (int i = 0; i < size; ++i) {
                 const u32 bits = word(sums[start + group * 11 + i / IN_ONE]);
@@ -98,7 +99,7 @@ __device__ __forceinline__ void examine(const Sum (&sums)[REGISTERS], u32 positi
     }
 }
 
-// The same for sums that count: a pair passes if its sum is not below the least of its row.
+// The same for bit counts: a pair passes if its count is at least its query's `least`.
 template <int REGISTERS>
 __device__ __forceinline__ void examine(const int (&sums)[REGISTERS], const int (&least)[2],
                                         u32 position, Found& found) {

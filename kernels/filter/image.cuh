@@ -1,17 +1,17 @@
-// Images: tiles of rows as they lie in shared memory, in steps of 32 bytes.
+// Swizzled tiles ("images"): tiles of rows as they lie in shared memory, in steps of 32 bytes.
 //
-// A row of numbers has 16 halves a step: its elements, zeros, and four halves that turn a sum of products
-// into a test: of a base row -|x|^2 / 2 or the like in two, then 1 and 1; of a query 1 and 1, then its
-// threshold, negated, in two. A pair passes if its sum is not negative. For rows of bits see
-// filter/bits.cuh.
+// A numeric row has 16 fp16 numbers a step: its elements, zeros, and four numbers that add the threshold test
+// to the product. For a base row these are -|x|^2 / 2 (or the corresponding term of the metric) in two parts,
+// then 1 and 1; for a query 1 and 1, then its negated threshold in two parts. A pair passes if its sum is not
+// negative. For bit rows see filter/bits.cuh.
 
 #include "common/arithmetic.cuh"
 
-// A query's number of hits, if some of them are lost, or all: more than there is room for.
+// Added to a query's hit counter if hits were lost: more than any list has room for.
 enum : u32 { LOST = 1u << 31 };
 
-// A tile is cut into panels of 2^log steps (128-byte rows for log 2, 64-byte rows for log 1), and what
-// is left over into panels of 64 and 32 bytes. This is the pitch of the panel that holds a step, …
+// A tile is cut into panels of 2^log steps (128-byte rows for log 2, 64-byte rows for log 1); the remaining
+// steps form panels of 64 and 32 bytes. This is the pitch of the panel that holds a step, …
 __host__ __device__ constexpr u32 panel_pitch(u32 steps, u32 step, u32 log) {
     const u32 whole = steps >> log << log;
     return step < whole                                 ? 32 << log
@@ -23,11 +23,12 @@ __host__ __device__ constexpr u32 panel_first(u32 steps, u32 step, u32 log) {
     const u32 whole = steps >> log << log;
     return step < whole ? step >> log << log : whole + (steps - whole >= 2 && step - whole >= 2 ? 2 : 0);
 }
-// … and where it starts in a tile of so many rows.
+// … and its offset in a tile of `rows` rows.
 __host__ __device__ constexpr u32 panel_start(u32 steps, u32 step, u32 log, u32 rows) {
     return panel_first(steps, step, log) * rows * 32;
 }
-// Where a half lies in a tile, in bytes. Chunks of 16 bytes stay together.
+// The byte offset of an fp16 number in a tile. Chunks of 16 bytes stay together: swizzling permutes them
+// within 128, 64 or 32 bytes, as the descriptor of wgmma.mma_async and ldmatrix expect.
 __device__ __forceinline__ u32 image_offset(u32 steps, u32 log, u32 rows, u32 row, u32 column) {
     const u32 step = column / 16, pitch = panel_pitch(steps, step, log);
     const u32 turn = pitch == 128 ? row & 7 : pitch == 64 ? row >> 1 & 3 : row >> 2 & 1;

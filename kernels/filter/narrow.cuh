@@ -1,13 +1,13 @@
-// The filter of rows that fit into registers.
+// The filter for rows that fit into registers.
 //
-// GROUPS groups of four warps have 64 queries each, in registers. One more warp streams the base's tiles
-// through a ring of STAGES. Blocks stay: block b does units b, b + gridDim.x, …; a unit is a block of
-// queries and a share of the tiles.
+// A block has GROUPS warpgroups with 64 queries each, held in registers, and one more warp that streams the
+// base's tiles through a ring buffer of STAGES. Blocks are persistent: block b processes units b, b +
+// gridDim.x, …; a unit is a block of queries and a share of the tiles.
 
 #include "common/wgmma.cuh"
 #include "filter/found.cuh"
 
-// Registers of a thread of a group: what 65536 have left beside 128 threads with 24.
+// Registers per thread of a warpgroup: 65536, less those of 128 streaming threads with 24 each.
 constexpr u32 THREADS = GROUPS * 128 + 128;
 constexpr u32 LEFT_REGISTERS = (65536 / THREADS / 8 * 8 * THREADS - 24 * 128) / (GROUPS * 128) / 8 * 8;
 constexpr u32 GROUP_REGISTERS = LEFT_REGISTERS > 240 ? 240 : LEFT_REGISTERS;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void stream_tiles(const Filter& filter, u32 ring) {
     }
 }
 
-// A thread's part of the rows `row` and `row` + 8 of its warp's 16 queries, thresholds included.
+// A thread's fragment of the rows `row` and `row` + 8 of its warp's 16 queries, thresholds included.
 __device__ __forceinline__ void load_queries(const Filter& filter, u32 row, u32 (&a)[STEPS][4]) {
     const u32 lane = Warp::rank();
 #pragma unroll
@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_queries(const Filter& filter, u32 row, u32 
 extern "C" __global__ __launch_bounds__(THREADS, 1) void filter(
     const __grid_constant__ Filter filter) {
     if (*filter.given_up) return;
-    // Kept in registers by force: otherwise the loop reads special registers again at every tile.
+    // Forced into registers: otherwise the loop reads special registers again for every tile.
     u32 ring = shared_address(matrices), thread = threadIdx.x % 128;
     asm volatile("" : "+r"(ring), "+r"(thread));
     const u32 full = ring + STAGES * (TILE * STEPS * 32), empty = full + 8 * STAGES;
@@ -67,6 +67,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void filter(
     __syncthreads();
     const u32 group = threadIdx.x / 128;
     if (group == GROUPS) {
+        // PTX ISA, Miscellaneous Instructions: setmaxnreg.
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (thread == 0) stream_tiles(filter, ring);
         return;

@@ -1,50 +1,51 @@
-// Rows as halves: centred, scaled by a power of two, and rounded, with bounds of what rounding loses.
+// Numeric rows as fp16: centred, scaled by a power of two, rounded, with bounds on the rounding errors.
 //
-// Everything here is reckoned in doubles, and comes from panels. A base row's *position* is the place of
-// its panel in the order of visits, times PANEL, plus its lane.
+// All arithmetic is in double, from the rows in panels. The *position* of a base row is the rank of its panel
+// in the order of visits, times PANEL, plus its lane.
 
 #include "common/halves.cuh"
 #include "common/scan.cuh"
 #include "filter/image.cuh"
 #include "search/lists.cuh"
 
-// Panels that the centre is made of.
+// Panels that are sampled for the centre.
 constexpr u32 SAMPLED = 64;
-// Norms are counted by 3 bits of their mantissas.
+// Bins of the norm histogram: 3 bits of the mantissa each.
 constexpr u32 BINS = 1u << 14;
-// At most so many rows are left out of the bounds, and pass for every query.
+// The maximum number of outliers: rows that the bounds leave out, and which pass for every query.
 constexpr u32 MOST_ASIDE = 64;
-// Halves that nothing outweighs.
+// Test values that outweigh every product.
 constexpr u32 NEVER = 0x0000fbffu, ALWAYS = 0x00007bffu;
 
-// What a base is packed with. Read back by the host, which has the same struct in
+// The centre, scale and error bounds of a packed base. Read back by the host, which has the same struct in
 // src/device/cuda/search/filter/launch_numbers.rs.
 struct Packing {
     double scale;
     double centre_norm;
-    // Of all rows that are not aside, scaled: the largest |x - m|, what rounding lost of it, and the test's
-    // halves; and the largest |x|, as it is. Bits of doubles that are not negative.
+    // Maxima over all rows but outliers, as bits of non-negative doubles: the scaled |x - m|, its rounding
+    // error, the two test values; and |x| unscaled.
     u64 norm, lost, test, raw_norm;
-    u32 last_bin;    // rows with larger norms are aside
-    u32 is_finite;   // whether all others have finite norms
+    u32 last_bin;    // rows with norms in larger bins are outliers
+    u32 is_finite;   // whether all other rows have finite norms
 };
 
-// What is known of a query, scaled.
+// Norms and rounding error of a query, scaled.
 struct Asked {
-    double base;      // |q - m|^2, rounded down, or q·m as it is, rounded up
-    double raw_norm;  // |q| as it is
-    double norm;      // of the halves
-    double lost;      // what rounding lost
+    double base;      // |q - m|^2, rounded down, or q·m unscaled, rounded up
+    double raw_norm;  // |q| unscaled
+    double norm;      // of the fp16 query
+    double lost;      // rounding error
 };
 
-// Half of a double, rounded up.
+// A double as fp16, rounded up.
 __device__ __forceinline__ unsigned short half_up(double x) {
     unsigned short half;
     const float above = __double2float_ru(x);
+    // PTX ISA, Data Movement and Conversion Instructions: cvt.
     asm("cvt.rp.f16.f32 %0, %1;" : "=h"(half) : "f"(above));
     return half;
 }
-// Two halves that together are not below a number.
+// Two fp16 numbers whose sum is at least x.
 __device__ __forceinline__ u32 two_halves(double x) {
     const unsigned short high = to_half(x);
     return (u32)half_up(x - from_half(high)) << 16 | high;
@@ -53,13 +54,13 @@ __device__ __forceinline__ u32 two_halves(double x) {
 __device__ __forceinline__ u32 bin_of(double norm) {
     return (u32)min((u64)__double_as_longlong(norm) >> 49, (u64)BINS - 1);
 }
-// More than every norm of a bin.
+// An upper bound on the norms of a bin.
 __device__ __forceinline__ double end_of(u32 bin) {
     return __longlong_as_double((long long)((u64)(bin + 1) << 49));
 }
 
-// The median of the means of some panels, by dimension: one far row moves it little. A block per
-// dimension.
+// The centre: in every dimension the median of the means of some panels, which is robust to outliers. A block
+// per dimension.
 extern "C" __global__ __launch_bounds__(1024) void centre(const Scalar* __restrict__ base,
                                                           double* __restrict__ centre, u32 rows,
                                                           u32 dim, u32 panels) {
@@ -88,7 +89,7 @@ extern "C" __global__ __launch_bounds__(1024) void centre(const Scalar* __restri
     if (before == sampled / 2) centre[blockIdx.x] = own;
 }
 
-// Every row's norm about the centre, as a bin, and the number of rows in each bin. A block per panel.
+// The bin of every row's norm about the centre, and the number of rows in each bin. A block per panel.
 extern "C" __global__ __launch_bounds__(PANEL) void norms(
     const Scalar* __restrict__ base, const double* __restrict__ centre,
     unsigned short* __restrict__ bins, u32* __restrict__ counts, u32 rows, u32 dim, u32 panels) {
@@ -103,7 +104,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void norms(
     const bool is_row = base_row(panel, place, panels) < rows;
     const u32 bin = is_row ? bin_of(sqrt(squares)) : BINS;
     bins[(u64)panel * PANEL + place] = (unsigned short)bin;
-    // Norms are often alike: one count for all lanes of a bin.
+    // Norms are often alike: one atomic for all lanes with the same bin.
     u32 left = __ballot_sync(~0u, is_row);
     while (left) {
         const u32 first = __shfl_sync(~0u, bin, __ffs(left) - 1);
@@ -113,8 +114,8 @@ extern "C" __global__ __launch_bounds__(PANEL) void norms(
     }
 }
 
-// The scale, and the norm from which on rows are aside: none, unless the largest is more than twice that
-// of the first that would not be. One block of 1024 threads.
+// The scale, and the norm above which rows are outliers. There are outliers only if the largest norm is more
+// than twice the largest of the rest. One block of 1024 threads.
 extern "C" __global__ __launch_bounds__(1024) void choose_scale(const u32* __restrict__ counts,
                                                                 const double* __restrict__ centre,
                                                                 Packing* packing, u32 dim) {
@@ -142,7 +143,7 @@ extern "C" __global__ __launch_bounds__(1024) void choose_scale(const u32* __res
     square = 0;
     for (u32 i = 0; i < 32; ++i) square += squares[i];
     const u32 last = all > MOST_ASIDE && end_of(top) > 2 * end_of(edge) ? edge : top;
-    // Norms up to the last bin's end become at most 64.
+    // Scales norms up to the last bin's end to at most 64.
     const int exponent = (int)((u64)__double_as_longlong(end_of(last)) >> 52) - 1023;
     packing->scale = ldexp(1.0, 5 - max(exponent, -900));
     packing->centre_norm = sqrt(square) * (1 + 1e-12);
@@ -151,13 +152,13 @@ extern "C" __global__ __launch_bounds__(1024) void choose_scale(const u32* __res
     packing->is_finite = last < 0x7ffu << 3;
 }
 
-// How rows become halves. The same struct as in src/device/cuda/search/filter/launch_numbers.rs.
+// The layout of fp16 rows. The same struct as in src/device/cuda/search/filter/launch_numbers.rs.
 struct Pack {
     u32 rows, dim;         // rows; elements of a row in a panel
     u32 panels, stride;    // of the base
-    u32 pitch;             // elements of a row where rows lie one after the other
+    u32 pitch;             // elements of a row in row-major order
     u32 steps;             // steps in a row
-    u32 stored, log;       // the same as it is stored; see `image_offset`
+    u32 stored, log;       // the same as stored; see `image_offset`
     u32 tile;              // rows of a tile, or 0
     u32 padding;
 };
@@ -208,7 +209,7 @@ struct Sums {
         raw += other.raw;
     }
 
-    // Adds eight elements; returns their halves, or zeros.
+    // Adds eight elements; returns them as fp16, or zeros.
     __device__ __forceinline__ uint4 add(const Eight& eight, const double* centre, u32 start, u32 dim,
                                          bool is_packed) {
         u32 halves[4];
@@ -228,13 +229,13 @@ struct Sums {
         return make_uint4(halves[0], halves[1], halves[2], halves[3]);
     }
 };
-// Slack of sums in doubles, relative to the sum of magnitudes.
+// Error bound on sums in double, relative to the sum of magnitudes.
 constexpr double SLACK = 1e-11;
 
 __device__ __forceinline__ u64 bits_of(double x) { return (u64)__double_as_longlong(x); }
 
-// Base rows, by position: as they are in `rows`, and as halves in `images`. A block per panel of the
-// images' tiles, a thread per row.
+// Packs base rows by position: row-major into `rows`, and as fp16 into `images`. A block per panel of the
+// swizzled tiles, a thread per row.
 extern "C" __global__ __launch_bounds__(PANEL) void pack_base(
     const Scalar* __restrict__ base, const unsigned short* __restrict__ bins,
     const double* __restrict__ centre, Packing* packing, unsigned char* __restrict__ images,
@@ -279,9 +280,9 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_base(
     if (place < 4 && largest[place] > all[place]) atomicMax(all + place, largest[place]);
 }
 
-// Queries, from their panels: as they are in `rows`, and as halves, row after row or in images. A
-// block per panel, padding included, and `PARTS` threads per row. Under PRODUCTS panels hold them negated,
-// and so does `rows`.
+// Packs queries from their panels: row-major into `rows`, and as fp16, row-major or in swizzled tiles. A
+// block per panel, padding included, and `PARTS` threads per row. Under PRODUCTS both the panels and `rows`
+// hold negated queries.
 extern "C" __global__ __launch_bounds__(PARTS* PANEL) void pack_queries(
     const Scalar* __restrict__ queries, const double* __restrict__ centre,
     const Packing* __restrict__ packing, unsigned char* __restrict__ images,
@@ -310,7 +311,7 @@ extern "C" __global__ __launch_bounds__(PARTS* PANEL) void pack_queries(
         const Eight eight = eight_from(start);
         for (u32 i = 0; i < 8; ++i) sums.squares = fma(eight.scaled[i], eight.scaled[i], sums.squares);
     }
-    // Sums of products with norms up to 64 must not leave the range of halves.
+    // Sums of products with norms up to 64 must not overflow fp16.
     const bool is_near = sum_of_parts(sums).squares < 256.0 * 256.0;
     sums = Sums();
     for (u32 start = 8 * part; start < columns; start += 8 * PARTS) {

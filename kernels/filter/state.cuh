@@ -1,13 +1,13 @@
-// When the filter gives up.
+// The condition under which the filter is given up.
 
 #include "common/arithmetic.cuh"
 
-// In `state`: whether the filter has been given up, queries with more hits than there is room for, and
-// blocks that have counted theirs.
+// Words of `state`: whether the filter is given up, the number of queries whose hits overflow, and the number
+// of blocks that have added theirs.
 constexpr u32 GIVEN_UP = 0, CROWDED = 1, COUNTED = 2;
 
-// Counts the queries with too many hits. If that is one in `most`, the filter is given up, now and in later
-// passes: other kernels then look at `state`. A thread per query.
+// Counts the queries whose hits overflow. If more than one in `most` does, the filter is given up, for this
+// and all later passes: other kernels read it in `state`. A thread per query.
 extern "C" __global__ __launch_bounds__(256) void judge(u32* __restrict__ counts, u32* state,
                                                         u32 queries, u32 room, u32 most) {
     __shared__ bool is_last;

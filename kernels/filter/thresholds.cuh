@@ -1,31 +1,29 @@
-// What a query's sum of products must reach for a pair to be looked at again.
+// The threshold on a query's sums of products: only pairs at or above it are computed exactly.
 //
-// With q' and x' centred and scaled by s, h their halves, and e what rounding lost of them,
-//   <h_q, h_x> >= <q', x'> - |e_q| |x'| - |h_q| |e_x|,
-// and the sum that the filter sees is off by no more than
-//   K 2^-24 of the sum of magnitudes by groups of warps (sm_90), for products and sums inside a step: the 16
-//     products of a step and what came before are added, each cut to 25 bits below the largest, which is
-//     0.625 K 2^-24; 4 K 2^-24 by single warps, for products of 4 columns or more are added there, each cut
-//     to 23 bits or more below the largest, which is at most 3 K 2^-24; and
-//   2^-10 of each sum before the last step, and 2^-24, where sums are halves, however they are rounded.
-// The last step adds the test's halves and rounds once, which keeps the sign.
+// With q' and x' centred and scaled by s, h their fp16 values, and e the rounding errors,
+//   <h_q, h_x> >= <q', x'> - |e_q| |x'| - |h_q| |e_x|.
+// The error of the computed sum has two parts, with K the number of columns:
+//   - Products and sums inside a step. By warpgroups (sm_90): the 16 products of a step and the sum so far are
+//     added, each truncated to 25 bits below the largest, which loses at most 0.625 K 2^-24 of the sum of
+//     magnitudes; the bound is K 2^-24. By single warps: at least 4 columns are added at a time, each truncated to
+//     23 bits or more below the largest, which loses at most 3 K 2^-24; the bound is 4 K 2^-24.
+//   - Where sums are fp16: 2^-10 of each sum before the last step, and 2^-24, in any rounding mode.
+// The last step adds the test values and rounds once, which keeps the sign.
 
 #include "filter/pack.cuh"
 #include "filter/state.cuh"
 
-// Thresholds beyond this do not fit into a half beside the products.
+// Thresholds beyond this do not fit into fp16 together with the products.
 constexpr double FARTHEST = 60000;
 
-// What a threshold is reckoned from, and where it goes. The same struct as in
-// src/device/cuda/search/filter/launch_numbers.rs.
+// The parameters of `set_thresholds`. The same struct as in src/device/cuda/search/filter/launch_numbers.rs.
 struct Test {
     u32 queries, dim, steps, has_half_sums;
     u32 stored, log, tile;  // as in `Pack`
-    u32 lost;               // what a column and its sum lose, see above
+    u32 lost;               // loss of a column and its sum, in units of 2^-24; see above
 };
 
-// How far a pair's total, as it is computed, may be below or above the true one, relative to the magnitudes
-// and beside that.
+// Error bounds on a pair's computed total: relative to the sum of magnitudes, and absolute.
 __device__ __forceinline__ double rounding(u32 dim) {
     return (dim + 8.0) * (double)Limits<Real>::epsilon();
 }
@@ -33,7 +31,7 @@ __device__ __forceinline__ double underflow(u32 dim) {
     return dim * (sizeof(Real) == 4 ? 1.5e-45 : 5e-324);
 }
 
-// The least sum of products of a pair within reach.
+// The least sum of products of a pair within the threshold `reach`.
 __device__ __forceinline__ double least_sum(double reach, const Asked& asked, const Packing& packing,
                                             const Test& test) {
     const double norm = __longlong_as_double((long long)packing.norm);
@@ -57,7 +55,7 @@ __device__ __forceinline__ double least_sum(double reach, const Asked& asked, co
     return least - 1.001 * (unseen + summed + (test.has_half_sums ? rounded : 0)) - 1e-5;
 }
 
-// The thresholds of queries from the reaches of their lists. A thread per query.
+// The filter thresholds of queries, from the distance thresholds of their lists. A thread per query.
 extern "C" __global__ __launch_bounds__(256) void set_thresholds(
     const Reach* __restrict__ reaches, const Asked* __restrict__ asked,
     const Packing* __restrict__ packing, u32* __restrict__ thresholds, u32* __restrict__ counts,

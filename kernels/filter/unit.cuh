@@ -1,25 +1,25 @@
-// A launch of the filter, and how it is cut into units of work.
+// A launch of the filter, and its units of work.
 
 #include "filter/image.cuh"
 #include "filter/least.cuh"
 
 // One launch of the filter. The same struct as in src/device/cuda/search/filter/launch.rs.
 struct Filter {
-    const unsigned char* tiles;    // the base, in images
-    const unsigned char* queries;  // rows of halves, or images
-    const u32* thresholds;         // the last two halves of every query's row, or its `Least`
+    const unsigned char* tiles;    // the base, in swizzled tiles
+    const unsigned char* queries;  // row-major fp16 rows, or swizzled tiles
+    const u32* thresholds;         // the last two fp16 numbers of every query's row, or its `Least`
     u32* hits;                     // positions of the rows that passed, by query
-    u32* counts;                   // their numbers
-    u32* scratch;                  // the same of a thread, for each multiprocessor
-    const u32* given_up;           // whether there is nothing to do
-    const float* fewest;           // the fewest bits of a row of each tile, if it is of bits
+    u32* counts;                   // number of hits, by query
+    u32* scratch;                  // hits of each thread, by multiprocessor
+    const u32* given_up;           // nonzero: the filter is given up
+    const float* fewest;           // for bit rows: a lower bound on the set bits of each tile's rows
     u64 hits_pitch;                // words of `hits` per query
-    u32 room;                      // hits that a query has room for …
-    u32 scratch_room;              // … and a thread, of one row
+    u32 room;                      // slots for hits of a query …
+    u32 scratch_room;              // … and of one row of a thread
     u32 query_rows, query_blocks, splits;
     u32 begin, end;                // tiles
     u32 steps;                     // steps in a row
-    u32 scratch_slots;             // multiprocessors that have scratch
+    u32 scratch_slots;             // multiprocessors with scratch
     u32 padding;
 };
 

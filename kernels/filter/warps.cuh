@@ -1,8 +1,8 @@
 // The filter by products of single warps, on any device from sm_80 on.
 //
 // A block has 128 queries and tiles of 128 base rows; each of its eight warps has 64 queries and 32 rows.
-// Panels of 2^LOG steps come through a ring of STAGES, of the base or (unless RESIDENT) of both sides.
-// Block b has unit b.
+// Panels of 2^LOG steps come through a ring buffer of STAGES: panels of the base or, unless RESIDENT, of both
+// sides. Block b processes unit b.
 
 #include "common/copy.cuh"
 #include "common/mma.cuh"
@@ -13,7 +13,7 @@ constexpr u32 IN_PANEL = 1 << LOG, PANELS = (STEPS + IN_PANEL - 1) / IN_PANEL;
 constexpr u32 LAST = STEPS - (PANELS - 1) * IN_PANEL, PITCH = 32 << LOG;
 // A panel of either side, in bytes.
 constexpr u32 PANEL_BYTES = TILE * PITCH, STAGE = PANEL_BYTES * (RESIDENT ? 1 : 2);
-// Behind the ring: the queries, if they stay.
+// Behind the ring buffer: the queries, if they stay.
 constexpr u32 QUERIES_AT = STAGES * STAGE;
 
 #if OF_BITS
@@ -24,7 +24,7 @@ typedef float Sum32;
 __device__ __forceinline__ u32 word(float sum) { return __float_as_uint(sum); }
 #endif
 
-// How 16-byte chunks of a row are turned: see `image_offset`.
+// The swizzle of a row's 16-byte chunks: see `image_offset`.
 __device__ __forceinline__ u32 turn_of(u32 row) {
     return LOG == 2 ? row & 7 : LOG == 1 ? row >> 1 & 3 : row >> 2 & 1;
 }
@@ -34,17 +34,17 @@ __device__ __forceinline__ void fetch(unsigned char* to, const unsigned char* fr
     for (u32 i = threadIdx.x * 16; i < bytes; i += THREADS * 16) copy_16(to + i, from + i);
 }
 
-// The sums of a warp: four times 16 queries, by four times 8 rows.
+// The sums of a warp: four times 16 queries by four times 8 rows.
 struct Sums {
     Sum32 all[4][4][4];
 
-    // Sums at which pairs pass are not negative.
+    // Starts sums so that those of pairs that pass are not negative.
     template <typename First> __device__ __forceinline__ void begin(First first) {
 #pragma unroll
         for (u32 i = 0; i < 64; ++i) all[i / 16][i / 4 % 4][i % 4] = first(i / 16 * 2 + i / 2 % 2);
     }
 
-    // Adds the products of some steps of a panel. Queries and rows are those of this warp.
+    // Adds the products of `COUNT` steps of a panel, for this warp's queries and rows.
     template <u32 COUNT> __device__ __forceinline__ void add(u32 queries, u32 rows) {
         const u32 lane = Warp::rank(), turn = turn_of(lane);
         const u32 of_query = (lane & 15) * PITCH, of_row = ((lane >> 4) * 8 + lane % 8) * PITCH;
@@ -67,7 +67,7 @@ struct Sums {
         }
     }
 
-    // Notes the pairs that pass. `query` and `position` are those of the warp's first pair.
+    // Records the pairs that pass. `query` and `position` are those of the warp's first pair.
     __device__ __forceinline__ void examine(const Filter& filter, u32 query, u32 position) const {
         u32 signs = word(all[0][0][0]);
 #pragma unroll
@@ -77,7 +77,7 @@ struct Sums {
         position += Warp::rank() % 4 * 2;
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
-            u32 mask = 0;  // signs, the first at the top
+            u32 mask = 0;  // sign bits, the first at the top
 #pragma unroll
             for (u32 i = 0; i < 32; ++i) {
                 mask = __funnelshift_l(word(all[half * 2 + i / 16][i / 4 % 4][i % 4]), mask, 1);
@@ -116,7 +116,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void filter(
 #endif
     if (RESIDENT) fetch(ring + QUERIES_AT, queries, PANELS * PANEL_BYTES);
 
-    // Starts fetching a panel, if there is one, as a group of copies.
+    // Starts fetching the next panel, if there is one, and commits it as a group of copies.
     u32 next_tile = unit.begin, next_panel = 0, next_stage = 0;
     const auto fetch_next = [&] {
         if (next_tile < unit.end) {
@@ -136,7 +136,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void filter(
 
     u32 stage = 0;
     Sums sums;
-    // The panel that comes next is there for all warps, and the one before it is done with by all.
+    // Waits until all warps have the next panel and have finished the one before.
     const auto panel_at = [&] {
         wait_for_groups<STAGES - 2>();
         __syncthreads();

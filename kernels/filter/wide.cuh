@@ -1,10 +1,10 @@
-// The filter of wide rows: both sides come from shared memory, and sums are floats, or counts of bits.
+// The filter for wide rows: both operands are in shared memory, and sums are floats or bit counts.
 //
-// A block has GROUPS groups of four warps with 64 queries each, and a warp that streams the base's tiles,
-// in panels of 2^LOG steps, through a ring of STAGES. Queries stay in registers (HELD) or in shared memory
-// (RESIDENT), or come through the ring beside the base. Blocks of a CLUSTER share every panel of the base:
-// each loads a part and sends it to both. Block c, or cluster c, has unit c: a block of queries for each
-// of its blocks, and a share of the tiles.
+// A block has GROUPS warpgroups with 64 queries each, and a warp that streams the base's tiles, in panels of
+// 2^LOG steps, through a ring buffer of STAGES. Queries stay in registers (HELD) or in shared memory
+// (RESIDENT), or are streamed beside the base. The two blocks of a CLUSTER share every panel of the base:
+// each loads half of it and multicasts it to both. Block or cluster c processes unit c: a block of queries
+// for each of its blocks, and a share of the tiles.
 
 #include "common/wgmma.cuh"
 #include "filter/found.cuh"
@@ -13,15 +13,15 @@ constexpr u32 ASKED = GROUPS * 64;
 constexpr bool STREAMED = !HELD && !RESIDENT;
 constexpr u32 IN_PANEL = 1 << LOG, PANELS = (STEPS + IN_PANEL - 1) / IN_PANEL;
 constexpr u32 LAST = STEPS - (PANELS - 1) * IN_PANEL, PITCH = 32 << LOG;
-// A panel of the queries and of the base, and all of a block's queries and of a tile, in bytes.
+// In bytes: a panel of the queries and of the base, and all panels of a block's queries and of a tile.
 constexpr u32 QUERY_PANEL = ASKED * PITCH, BASE_PANEL = TILE * PITCH;
 constexpr u32 QUERY_IMAGE = QUERY_PANEL * PANELS, BASE_IMAGE = BASE_PANEL * PANELS;
 constexpr u32 STAGE = BASE_PANEL + (STREAMED ? QUERY_PANEL : 0);
-// Behind the ring: the queries, if they stay; the barriers of full stages, and of empty ones, and the
-// one that queries arrive at.
+// Behind the ring buffer: the queries, if they stay; the mbarriers of full and of empty stages, and that of
+// the queries.
 constexpr u32 QUERIES_AT = STAGES * STAGE, FULL = QUERIES_AT + (RESIDENT ? QUERY_IMAGE : 0);
 constexpr u32 EMPTY = FULL + 8 * STAGES, QUERIES_FULL = EMPTY + 8 * STAGES;
-// Registers of a thread of a group: what 65536 have left beside 128 threads with 24.
+// Registers per thread of a warpgroup: 65536, less those of 128 streaming threads with 24 each.
 constexpr u32 THREADS = GROUPS * 128 + 128;
 constexpr u32 LEFT_REGISTERS = (65536 / THREADS / 8 * 8 * THREADS - 24 * 128) / (GROUPS * 128) / 8 * 8;
 constexpr u32 GROUP_REGISTERS = LEFT_REGISTERS > 240 ? 240 : LEFT_REGISTERS;
@@ -32,7 +32,7 @@ typedef int Sum32;
 typedef float Sum32;
 #endif
 
-// The stage of a ring that is next, and how often it was used, but for whether that is odd.
+// Position in the ring buffer: stage index and mbarrier phase parity.
 struct Turn {
     u32 stage = 0, phase = 0;
 
@@ -73,7 +73,7 @@ __device__ __forceinline__ void stream_panels(const Filter& filter, const Unit& 
     }
 }
 
-// A thread's part of the rows `row` and `row` + 8 of its warp's 16 queries.
+// A thread's fragment of the rows `row` and `row` + 8 of its warp's 16 queries.
 __device__ __forceinline__ void load_queries(const Filter& filter, u32 row, u32 (&a)[STEPS][4]) {
     constexpr u32 WORDS = PANELS * IN_PANEL * 8;
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_queries(const Filter& filter, u32 row, u32 
     }
 }
 
-// A thread's sums of tile after tile.
+// Computes a thread's sums, tile after tile, and records its hits.
 __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& unit, u32 ring,
                                               u32 rank, u32 thread, u32 group) {
     const u32 lane = thread % 32, row = group * 64 + thread / 32 * 16 + lane / 4;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& 
             barrier_arrive(ring + EMPTY + 8 * which);
         }
     };
-    // Adds the products of a panel of so many steps, once it is there.
+    // Adds the products of `steps` steps of a panel, once it has arrived.
     const auto add_panel = [&](u32 panel, u32 steps) {
         barrier_wait(ring + FULL + 8 * turn.stage, turn.phase);
         const u32 b = ring + turn.stage * STAGE;
@@ -130,7 +130,7 @@ __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& 
     if (RESIDENT) barrier_wait(ring + QUERIES_FULL, 0);
     for (u32 tile = unit.begin; tile < unit.end; ++tile) {
 #if OF_BITS
-        // It comes while products are computed.
+        // Loaded while products are computed.
         const float fewest = filter.fewest[tile];
 #endif
         u32 before = 0;
@@ -177,6 +177,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1)
     const Unit unit(filter, blockIdx.x / CLUSTER);
     const u32 group = threadIdx.x / 128;
     if (group == GROUPS) {
+        // PTX ISA, Miscellaneous Instructions: setmaxnreg.
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (thread == 0) stream_panels(filter, unit, ring, rank);
     } else {
