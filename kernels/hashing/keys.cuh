@@ -1,41 +1,42 @@
-// Rows to keys: the same values, whole numbers and keys as in src/index/lsh, bit for bit.
+// From rows to LSH keys: the same hash values, integers and keys as in src/index/lsh, bit for bit. The
+// families are p-stable projections (Datar et al. 2004), random hyperplanes (Charikar 2002) and sampled bits.
 //
-// Values are sums of f64 in the order of the dimensions, each rounded once with its product. Sums of f32 come
-// first, with a bound on how far they are off: only where that leaves two whole numbers, those of f64 decide. A
-// block has its rows and the numbers of some functions of a table in shared memory, in a few dimensions at a time,
-// and a thread a few of the rows.
+// A hash value is a dot product in f64, summed in the order of the dimensions with fused multiply-adds. It is
+// first summed in f32 with an error bound; only if the bound admits two integers is the f64 sum computed. A
+// block stages its rows and some functions of a table in shared memory, a few dimensions at a time; a thread
+// hashes a few of the rows.
 
 #include "common/warp.cuh"
 
-// How values become whole numbers: of p-stable functions by rounding down or towards zero, of
-// hyperplanes by the sign; bits are read.
+// The rounding of hash values to integers: p-stable values down or towards zero, hyperplanes to their sign
+// bit; sampled bits are read as they are.
 enum Kind { FLOOR, ZERO, SIGNS, READ_BITS };
 
-// Slots of p-stable functions reach from minus this to this.
+// The largest absolute slot number of a p-stable function.
 constexpr double MOST_SLOT = 16777216.0;
 
-// The functions of some tables. The same struct as in src/device/cuda/hashing/launch.rs.
+// The hash functions of some tables. The same struct as in src/device/cuda/hashing/launch.rs.
 struct Functions {
     double width;     // of slots
-    double inverse;   // 1 / width; NaN unless that is a normal number
+    double inverse;   // 1 / width; NaN if that is not a normal number
     u32 count;        // functions of a table
-    u32 stride;       // their numbers in a dimension, and what fills them up
+    u32 stride;       // coefficients per dimension, padding included
     u32 tables;
     u32 dim;          // elements of a row
     u32 kind;         // a Kind
-    u32 bits;         // of a whole number in a key
-    u32 is_clamped;   // whether values too far away are in the outermost slots
-    float margin;     // how far a sum of f32 is off, at most, of the product of the lengths of row and function
+    u32 bits;         // of an integer in a key
+    u32 is_clamped;   // whether values out of range are put into the outermost slots
+    float margin;     // error bound of an f32 dot product, relative to the product of the lengths of row and function
 };
 
-// Tables that are being built, and the rows that a launch looks at. The same struct as in
+// The tables that are being built, and a launch's range of rows. The same struct as in
 // src/device/cuda/hashing/launch.rs.
 struct Building {
-    u64 rows;          // in each table
+    u64 rows;          // per table
     u64 first;         // the launch's first row
     u64 end;
     u32 tables;
-    u32 section_bits;  // leading bits of a key, which are the number of its section
+    u32 section_bits;  // leading bits of a key that number its section
 };
 
 // SplitMix64's mixing, as in src/random.rs.
@@ -45,33 +46,34 @@ __device__ __forceinline__ u64 mix(u64 z) {
     return z ^ (z >> 31);
 }
 
-// The number that mixing made this of.
+// The inverse of `mix`.
 __device__ __forceinline__ u64 unmix(u64 z) {
     z = (z ^ (z >> 31) ^ (z >> 62)) * 0x319642b2d24d8ec3ull;
     z = (z ^ (z >> 27) ^ (z >> 54)) * 0x96de1b173f119089ull;
     return z ^ (z >> 30) ^ (z >> 60);
 }
 
-// What a key is made of: whole numbers side by side where 64 bits suffice, else a sum of their multiples.
+// Whether a key is the concatenation of its integers, which takes 64 bits at most; else it is a sum of their
+// multiples.
 __device__ __forceinline__ bool is_packed(const Functions& of) { return of.bits * of.count <= 64; }
 
-// By what the whole numbers of a function are multiplied.
+// The multiplier of a function's integer in a key.
 __device__ __forceinline__ u64 multiplier(const Functions& of, u32 function) {
     if (is_packed(of)) return function < of.count ? 1ull << of.bits * (of.count - 1 - function) : 0;
     return mix((u64)(function + 1) * 0x9e3779b97f4a7c15ull) | 1;
 }
 
-// The bits of a whole number that count.
+// The bits of an integer that enter the key.
 __device__ __forceinline__ u64 mask_of(const Functions& of) {
     return is_packed(of) ? ~0ull >> (64 - of.bits) : ~0ull;
 }
 
-// The slot of a value; what is no number, after an overflow, is in slot 0 where slots are clamped.
+// The slot of a value. NaN, the result of an overflow, is in slot 0 where slots are clamped.
 __device__ __forceinline__ int slot_of(const Functions& of, double value, double offset,
                                        bool& is_in_range) {
     const double shifted = __dadd_rn(value, __dmul_rn(offset, of.width));
-    // Less than 4 units of the last place from the quotient, which is on the same side of all whole numbers
-    // unless one is so near. Below the normal numbers, units are larger.
+    // The product is within 4 units in the last place of the quotient, so both are on the same side of every
+    // integer unless one is that near. Below the normal numbers, units are larger.
     double at = __dmul_rn(shifted, of.inverse);
     const double apart = fabs(__dsub_rn(at, rint(at)));
     if (!(apart > __fma_rn(fabs(at), 1e-15, 1e-300))) at = __ddiv_rn(shifted, of.width);
@@ -84,7 +86,7 @@ __device__ __forceinline__ int slot_of(const Functions& of, double value, double
     return fabs(slot) <= MOST_SLOT ? (int)slot : 0;
 }
 
-// Notes the key of a row in a table, and how many rows of its section came before.
+// Writes the key of a row in a table, and the rank of the row in its section.
 __device__ __forceinline__ void note_key(const Building& building, u32 table, u64 row, u64 raw,
                                          u64* __restrict__ keys, u32* __restrict__ ranks,
                                          u32* __restrict__ sections) {
@@ -97,13 +99,13 @@ __device__ __forceinline__ void note_key(const Building& building, u32 table, u6
     }
 }
 
-// What no whole number is: a slot was out of range.
+// Marks a slot out of range; no integer has this value.
 constexpr int NO_WHOLE = -2147483647 - 1;
 
-// The whole number of a row and a function, by sums of f64.
+// The integer of a row and a function, from the f64 sum.
 __device__ __noinline__ int exact_whole(const Functions& of, const Scalar* row, const double* numbers,
                                         double offset) {
-    // As many at a time as there are to wait for.
+    // Enough loads in flight to hide their latency.
     constexpr u32 TOGETHER = 16;
     double sum = 0.0;
     for (u32 begin = 0; begin < of.dim; begin += TOGETHER) {
@@ -125,10 +127,10 @@ __device__ __noinline__ int exact_whole(const Functions& of, const Scalar* row, 
     return is_in_range || of.is_clamped ? slot : NO_WHOLE;
 }
 
-// Functions that are added together, at most: each time, all rows are put into shared memory.
+// The maximum number of functions that are summed together; for each such batch all rows are staged again.
 constexpr u32 MOST = 20;
 
-// Functions in shared memory: their numbers in some dimensions, and what else is known of them.
+// Functions in shared memory: their coefficients in the staged dimensions, offsets, lengths and multipliers.
 struct Some {
     float numbers[STAGED * MOST];
     float offsets[MOST];
@@ -136,25 +138,26 @@ struct Some {
     u64 multipliers[MOST];
 };
 
-// The rows of a thread, a block's threads apart, and how far their sums are off.
+// A thread's rows, `blockDim.x` apart, and the error bounds of their sums.
 struct Own {
     u64 at[ROWS];
-    float margins[ROWS];   // for each unit of a function's length
-    float smallest[ROWS];  // and at least, where numbers are near the smallest of all
+    float margins[ROWS];   // relative to a function's length
+    float smallest[ROWS];  // absolute, for values near the smallest positive number
     u64 raw[ROWS];
     bool is_in_range;
 };
 
-// The rows of a block in shared memory, in some dimensions: `pitch`, which is odd, apart.
+// The rows of a block in shared memory, in the staged dimensions. The distance between rows, `pitch`, is odd,
+// which avoids bank conflicts.
 struct Tile {
     float* elements;
     u32 pitch;
 
-    // Puts dimensions of all rows there.
+    // Stages some dimensions of all rows.
     __device__ __forceinline__ void fill(const Scalar* __restrict__ rows, const Building& building, u64 first,
                                          u32 dim, u32 begin, u32 here) const {
         const Scalar* all = rows + begin;
-        // Rows begin at multiples of 16 bytes then.
+        // Rows are then aligned to 16 bytes.
         if (sizeof(Scalar) == 4 && dim % 4 == 0) {
             fill_by<true>(all, building, first, dim, here);
         } else {
@@ -162,7 +165,7 @@ struct Tile {
         }
     }
 
-    // The same by eight threads for each row, which wait for a few rows together.
+    // The same with eight threads per row, each of which has several loads in flight.
     template <bool BY_16_BYTES>
     __device__ __forceinline__ void fill_by(const Scalar* __restrict__ rows, const Building& building, u64 first,
                                             u32 dim, u32 here) const {
@@ -175,7 +178,7 @@ struct Tile {
             union { uint4 all; float one[EACH]; } x[ROWS_TOGETHER];
 #pragma unroll
             for (u32 n = 0; n < ROWS_TOGETHER; n++) {
-                // Others are the last row, for nobody.
+                // Rows past the end are replaced by the last row; their values are not used.
                 const Scalar* row = rows + min(first + r + n * apart, building.end - 1) * dim + d;
                 if constexpr (BY_16_BYTES) {
                     x[n].all = *reinterpret_cast<const uint4*>(row);
@@ -196,7 +199,7 @@ struct Tile {
     }
 };
 
-// Adds the whole numbers of `N` functions, from `first` on, of rows.
+// Adds the integers of `N` functions, from `first` on, to the keys of a thread's rows.
 template <u32 N>
 __device__ __forceinline__ void add_functions(
     const Functions& of, u32 first, const Scalar* __restrict__ rows, const double* __restrict__ numbers,
@@ -221,7 +224,7 @@ __device__ __forceinline__ void add_functions(
             some.lengths[threadIdx.x] = (float)offsets[of.stride + function];
             some.multipliers[threadIdx.x] = multiplier(of, function);
         }
-        // All dimensions stay there.
+        // Up to STAGED dimensions, rows are staged once and stay.
         if (of.dim > STAGED) tile.fill(rows, building, own.at[0] - threadIdx.x, of.dim, begin, here);
         __syncthreads();
         const float* elements = tile.elements + threadIdx.x * tile.pitch;
@@ -272,8 +275,8 @@ __device__ __forceinline__ void add_functions(
             if (first + i >= of.count) continue;
 #pragma unroll
             for (u32 r = 0; r < ROWS; r++) {
-                // Up to 2^22, the last bits of a number this large are those of the nearest whole one. What
-                // is off grows with the slot's number, so that no slot as far as that is sure.
+                // Up to 2^22, the low bits of `nearest` are the nearest integer. The error bound `off_at`
+                // grows with the slot's number, so that every larger value is recomputed in f64.
                 constexpr float LARGE = 12582912.0f;
                 const float at = __fmaf_rn(sums[r][i], inverse, some.offsets[i]);
                 const float nearest = at + LARGE, rounded = nearest - LARGE;
@@ -296,9 +299,10 @@ __device__ __forceinline__ void add_functions(
     }
 }
 
-// The keys of rows in all tables. `numbers` has for each table and dimension those of all functions, `offsets` for
-// each table those of p-stable functions, in widths and at most one, and the lengths of all functions, rounded up.
-// Without `ranks`, nothing is counted. A thread for a few rows; `out_of_range` is set where a slot is.
+// The keys of rows in all tables. `numbers` has, per table and dimension, the coefficients of all functions;
+// `offsets` has, per table, the offsets of p-stable functions, in widths and at most 1, and the lengths of
+// all functions, rounded up. If `ranks` is null, rows are not counted by section. ROWS rows per thread;
+// `out_of_range` is set if a slot is.
 extern "C" __global__ __launch_bounds__(128, 3) void hash_rows(
     const Scalar* __restrict__ rows, const double* __restrict__ numbers,
     const double* __restrict__ offsets, u64* __restrict__ keys, u32* __restrict__ ranks,
@@ -327,7 +331,7 @@ extern "C" __global__ __launch_bounds__(128, 3) void hash_rows(
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
         own.at[r] = first_row + threadIdx.x + r * blockDim.x;
-        // Squares below the smallest of all numbers may be missing.
+        // Squares below the smallest positive number may be lost.
         const float length = __fmaf_rn(sqrtf(squares[r]), 1.0f + of.margin, of.dim * 1e-22f);
         own.smallest[r] = of.dim * 3e-45f * (1.0f + length);
         own.margins[r] = __fmaf_rn(length, of.margin, own.smallest[r]);
@@ -360,7 +364,7 @@ extern "C" __global__ __launch_bounds__(128, 3) void hash_rows(
     if (!own.is_in_range && !of.is_clamped) *out_of_range = 1;
 }
 
-// The keys of rows of bits in all tables: `numbers` has for each table the bits that are read.
+// The keys of bit rows in all tables; `numbers` has, per table, the positions of the sampled bits.
 extern "C" __global__ __launch_bounds__(128) void hash_bits(
     const u32* __restrict__ rows, const u32* __restrict__ numbers, u64* __restrict__ keys,
     u32* __restrict__ ranks, u32* __restrict__ sections, Functions of, Building building) {

@@ -1,17 +1,20 @@
-// Keys to tables: the rows of all tables bucket by bucket.
+// From keys to LSH tables: the rows of every table, bucket by bucket.
 //
-// The leading bits of a key are its section, of which there is one for every few rows. Rows are first
-// placed section by section, by the ranks that they got while they were hashed; then the few keys of a
-// section are put in order. In a bucket rows are in no order: what is found does not depend on it.
+// The leading bits of a key are the number of its section; a section has a few rows on average. Rows are
+// first placed section by section, by the ranks that hashing gave them; then the few keys of a section are
+// sorted. The order of rows in a bucket is arbitrary, and answers do not depend on it.
+//
+// Buckets are found by the query's keys and by keys that differ from them in one or two bits: multi-probe LSH
+// (Lv et al. 2007) with a fixed order of probes.
 
 #include "common/scan.cuh"
 #include "hashing/keys.cuh"
 
-// Sections up to so many rows are put in order by a thread for each row, larger ones by a block.
+// The largest section that is sorted by one thread per row; larger ones are sorted by a block.
 constexpr u32 SMALL = 64;
 
-// Where the sections of a table begin: within their piece of PIECE sections, and the pieces.
-// The same struct as in src/device/cuda/hashing/launch.rs.
+// The first position of every section: relative to its piece of PIECE sections, and the first position of
+// every piece. The same struct as in src/device/cuda/hashing/launch.rs.
 struct Begins {
     const u32* of_sections;
     const u32* of_pieces;
@@ -29,12 +32,13 @@ struct Begins {
     }
 };
 
-// Of each table: buckets that have rows, rows in the largest, the sum of the squares of all sizes.
+// Per table: the number of non-empty buckets, the size of the largest, and the sum of the squared sizes.
 struct Sizes {
     u64 buckets, largest, squares;
 };
 
-// Adds the sizes that all threads of a block have found, at once: many blocks add to the same few numbers.
+// Adds the sizes found by all threads of a block, with one atomic per block and number: many blocks add to
+// them.
 __device__ __forceinline__ void add_sizes(Sizes own, Sizes* all) {
     constexpr u32 ALL = 0xffffffffu;
     __shared__ Sizes of_warps[32];
@@ -60,21 +64,21 @@ __device__ __forceinline__ void add_sizes(Sizes own, Sizes* all) {
     __syncthreads();
 }
 
-// A row that is placed in its section.
+// A row, placed in its section.
 struct __align__(16) Placed {
     u64 key;
     u32 row;
     u32 padding;
 };
 
-// Where the sorted rows of tables go: `keys` may be null, `own` as well: the bucket of each row, as a
-// range of the table; of a row that is alone there, an empty one. The same struct as in
+// The output of sorting: rows, their keys (may be null), and the bucket of each row as a range of the table
+// (may be null), which is empty for a row that is alone in its bucket. The same struct as in
 // src/device/cuda/hashing/launch.rs.
 struct Tables {
     u32* rows;
     u64* keys;
     uint2* own;
-    Sizes* sizes;   // of each table
+    Sizes* sizes;   // by table
 };
 
 // Places rows section by section.
@@ -92,7 +96,7 @@ extern "C" __global__ __launch_bounds__(256) void place_rows(
     }
 }
 
-// Sorts the rows of small sections by key, and lists large sections. A thread for each place.
+// Sorts the rows of small sections by key, and lists large sections. A thread per position.
 extern "C" __global__ __launch_bounds__(256) void sort_sections(
     const Placed* __restrict__ placed, Begins begins, Tables to, uint2* __restrict__ large,
     u32* __restrict__ large_count, Building building) {
@@ -130,7 +134,7 @@ extern "C" __global__ __launch_bounds__(256) void sort_sections(
     }
 }
 
-// Sorts the rows of large sections, which have few different keys: a block for each section.
+// Sorts the rows of large sections, which have few distinct keys: a block per section.
 extern "C" __global__ __launch_bounds__(1024) void sort_large_sections(
     const Placed* __restrict__ placed, Begins begins, Tables to, const uint2* __restrict__ large,
     const u32* __restrict__ large_count, Building building) {
@@ -143,7 +147,7 @@ extern "C" __global__ __launch_bounds__(1024) void sort_large_sections(
         u32 start = section.x;
         u64 last = 0;
         while (start < section.y) {
-            // The least key that was not there before.
+            // The smallest key above the last one.
             const bool is_first = start == section.x;
             __syncthreads();
             if (threadIdx.x == 0) least = ~0ull;
@@ -186,9 +190,9 @@ extern "C" __global__ __launch_bounds__(1024) void sort_large_sections(
     }
 }
 
-// The first `probes` ways to change no bit of a key, one, or two: those of the first functions first.
+// The first `probes` masks with zero, one or two bits set; bits of the first functions come first.
 struct Flips {
-    u32 count;    // of functions
+    u32 count;    // functions
     u32 first, second;
 
     __device__ __forceinline__ u64 next(u32 probe) {
@@ -204,9 +208,9 @@ struct Flips {
     __device__ __forceinline__ u64 bit(u32 function) const { return 1ull << (count - 1 - function); }
 };
 
-// The buckets of queries in all tables, by their keys, query by query, and how many rows each query
-// visits: `probes` in each table, of which all but the first differ in a bit or two. A thread for each
-// query and table; `queries` is of the keys, `building` of the tables.
+// The buckets of queries in all tables, query by query, and the number of rows that each query visits:
+// `probes` buckets per table, whose keys differ from the query's in at most two bits. A thread per query and
+// table; `queries` describes the query keys, `building` the tables.
 extern "C" __global__ __launch_bounds__(128) void find_buckets(
     const u64* __restrict__ query_keys, const u64* __restrict__ keys, Begins begins,
     uint2* __restrict__ ranges, u64* __restrict__ visited, u32 functions, u32 probes,
@@ -223,7 +227,7 @@ extern "C" __global__ __launch_bounds__(128) void find_buckets(
             const u64 flipped = flips.next(probe);
             const u64 key = probe == 0 ? home : mix(unmix(home) ^ flipped);
             const uint2 section = begins.range(building, table, key);
-            // The first key of the section that is not less, and the first that is greater.
+            // The first key of the section that is at least `key`, and the first that is greater.
             u32 bounds[2];
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {

@@ -2,7 +2,7 @@
 
 #include "common/warp.cuh"
 
-// Threads of a block; a warp stages 32 elements of each side of its 32 pairs at a time.
+// Threads of a block; a warp stages 32 elements at a time of both rows of its 32 pairs.
 constexpr u32 AMONG_THREADS = ELEMENT == F64 ? 64 : 128;
 
 // The query of a pair: the last one whose pairs start at or before it.
@@ -19,7 +19,7 @@ __device__ __forceinline__ u32 query_of_pair(const u64* starts, u32 queries, u64
     return low;
 }
 
-// A thread per pair; the first has the number `first`.
+// The distances of pairs. A thread per pair; the first pair has the number `first`.
 extern "C" __global__ __launch_bounds__(AMONG_THREADS) void among(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base,
     const u64* __restrict__ starts, const u32* __restrict__ rows, Real* __restrict__ distances,

@@ -1,17 +1,17 @@
-// The nearest of the rows in some buckets: a warp per query.
+// The nearest neighbours of queries among the rows of some LSH buckets: a warp per query.
 //
-// A warp goes through the rows of all buckets of a query, 32 at a time, whatever the sizes of the
-// buckets are. Its own field of bits tells which rows it has seen; it is cleared by going through the
-// same rows again. A row seen for the first time is compared, and kept while it may be among the k
-// nearest, in shared memory that is sorted and cut whenever it is full.
+// A warp visits the rows of all buckets of a query, 32 at a time, independent of bucket sizes. Its bit field
+// marks the rows it has seen, and is cleared by visiting the same rows again. A row seen for the first time
+// is compared and, if it may be among the k nearest, appended to a candidate list in shared memory, which is
+// sorted and truncated when full.
 
 #include "search/lists.cuh"
 
-// What no row has as its number.
+// The number of no row.
 constexpr u32 NOBODY = 0xffffffffu;
 
-// The base rows that queries are: those that are listed, or `first` and those after it; `first` is NOBODY
-// where they are none. The same struct as in src/device/cuda/search/launch_buckets.rs.
+// The base rows that are the queries: those in `listed`, or `first` and its successors; `first` is NOBODY if
+// queries are not base rows. The same struct as in src/device/cuda/search/launch_buckets.rs.
 struct OwnRows {
     const u32* listed;
     u32 first;
@@ -23,23 +23,23 @@ struct OwnRows {
     }
 };
 
-// What a launch searches. The same struct as in src/device/cuda/search/launch_buckets.rs.
+// The parameters of a launch. The same struct as in src/device/cuda/search/launch_buckets.rs.
 struct BucketSearch {
     u64 table_rows;  // rows of a table
-    u64 words;       // of 32 bits in the field of a warp
+    u64 words;       // of 32 bits, in the bit field of a warp
     u32 first;       // the launch's first query
     u32 end;
-    u32 tables;      // tables that are looked at
+    u32 tables;      // tables that are probed
     u32 dim;         // elements in a row
     u32 k;           // neighbours per query
     u32 slots;       // entries of a warp in shared memory, a power of two of at least k + 32
-    u32 is_own;      // whether queries look at the buckets in which they are themselves
-    u32 probes;      // buckets of a query in each table, where all have as many
-    OwnRows own;     // the base rows that queries are
+    u32 is_own;      // whether queries probe their own buckets
+    u32 probes;      // buckets per query and table, if that number is the same for all
+    OwnRows own;     // the base rows that are the queries
 };
 
-// The distances of a row to some others, from their elements in order: `N` sums at a time, so that the
-// processor need not wait for one.
+// The distances from a query to `N` rows, each summed in the order of its elements. `N` independent sums hide
+// the latency of additions.
 template <u32 N>
 __device__ __forceinline__ void distances_of_rows(const Scalar* __restrict__ query,
                                                   const Scalar* const (&rows)[N],
@@ -62,7 +62,7 @@ __device__ __forceinline__ void distances_of_rows(const Scalar* __restrict__ que
         }
     };
     if (dim % TOGETHER == 0) {
-        // Rows begin at multiples of 16 bytes.
+        // Rows are aligned to 16 bytes.
         for (u32 d = 0; d < dim; d += TOGETHER) {
             union Part { uint4 all; Scalar one[TOGETHER]; } q, x[N];
             q.all = *reinterpret_cast<const uint4*>(query + d);
@@ -99,8 +99,8 @@ __device__ __forceinline__ u32 table_of(const u32* __restrict__ starts, u32 tabl
     return low;
 }
 
-// For each row of each table the bucket it is in, as a range of the table's rows; of a row that is alone
-// there, an empty one. The buckets of table t begin at buckets[first_bucket[t]], ascending.
+// The bucket of each row in each table, as a range of the table's rows, which is empty for a row that is
+// alone in its bucket. The buckets of table t begin at buckets[first_bucket[t]], ascending.
 extern "C" __global__ void find_own_buckets(const u32* __restrict__ rows,
                                             const u32* __restrict__ buckets,
                                             const u64* __restrict__ first_bucket,
@@ -125,8 +125,9 @@ extern "C" __global__ void find_own_buckets(const u32* __restrict__ rows,
     }
 }
 
-// Calls `visit(row, is_there)` with all lanes for the rows of all buckets of a query, and returns how
-// many rows there are; a lane may have none. Without `starts`, a query has one bucket in each table.
+// Calls `visit(row, is_there)` with all lanes for the rows of all buckets of a query, and returns the number
+// of rows; `is_there` is false for lanes without a row. If `starts` is null, a query has `probes` buckets in
+// each table.
 template <typename Visit>
 __device__ __forceinline__ u64 visit_rows(const BucketSearch& search, u32 query, u32 itself,
                                            const u32* __restrict__ rows,
@@ -150,7 +151,7 @@ __device__ __forceinline__ u64 visit_rows(const BucketSearch& search, u32 query,
             size = range.y - range.x;
             place = table * search.table_rows + range.x;
         }
-        u32 sum = size;  // of the sizes up to this lane's
+        u32 sum = size;  // inclusive prefix sum of bucket sizes
 #pragma unroll
         for (u32 apart = 1; apart < 32; apart *= 2) {
             const u32 before = __shfl_up_sync(ALL, sum, apart);
@@ -161,7 +162,7 @@ __device__ __forceinline__ u64 visit_rows(const BucketSearch& search, u32 query,
         place -= sum - size;
         for (u32 first = 0; first < count; first += 32) {
             const u32 i = first + lane;
-            // How many buckets end at or before this row.
+            // The bucket of this row: the number of buckets that end at or before it.
             u32 source = 0;
 #pragma unroll
             for (u32 step = 16; step > 0; step /= 2) {
@@ -175,8 +176,8 @@ __device__ __forceinline__ u64 visit_rows(const BucketSearch& search, u32 query,
     return visited;
 }
 
-// `counts` gets the neighbours of each query, `work` the rows visited and the pairs compared. `seen` is 0 everywhere before
-// and after. `starts` and `left_out` may be null.
+// `counts` gets the number of neighbours of each query, `work` the numbers of visited rows and compared
+// pairs. `seen` is zero before and after. `starts` and `left_out` may be null.
 extern "C" __global__ void nearest_in_buckets(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base,
     const u32* __restrict__ rows, const uint2* __restrict__ ranges,

@@ -1,25 +1,25 @@
-// Distances by the definition (src/metric.rs) of the rows that lists hold, in float64, and the order of lists by
-// them. Of rows of f32.
+// Distances of list entries by the definition (src/metric.rs), in float64, and lists sorted by these
+// distances. For rows of f32.
 //
-// No sum of the definition needs to be added up again for these: the difference of two f32 is a multiple of
-// 2^-149 below 2^129, so that squares are 0 or from 2^-298 to 2^258, and products within 2^256: normal numbers of
-// float64, as is a sum of 2^32 of them.
+// For such rows the sums of the definition cannot overflow or lose terms to underflow: the difference of two
+// f32 is a multiple of 2^-149 below 2^129, so that squares are 0 or from 2^-298 to 2^258, and products below
+// 2^256. All of these, and sums of 2^32 of them, are normal numbers of float64.
 
 #include "search/lists.cuh"
 
-// The rows of one side as the definition reads them. The same struct as in
+// The rows of one side of a search, as the definition reads them. The same struct as in
 // src/device/cuda/search/launch_pairs.rs.
 struct Side {
     const float* values;
-    const double* directions;  // of each row the mean of its values, and one over its length; or null
-    u64 first;                 // where the first row is among the values
+    const double* directions;  // per row the mean of its values and the inverse of its length; or null
+    u64 first;                 // position of the first row
     u32 dim;                   // elements of a row there
     u32 step;                  // from one element of a row to the next: 1, or PANEL in panels
-    u32 dealt_to;              // panels that rows are dealt out to; 0 where they fill panels in order
-    u32 negated;               // whether the values are
+    u32 dealt_to;              // panels that rows are dealt to; 0 if rows fill panels in order
+    u32 negated;               // whether values are negated
 };
 
-// The place of a row's first element in panels; `dealt_to` is as in `Side`.
+// The position of a row's first element in panels; `dealt_to` is as in `Side`.
 __device__ __forceinline__ u64 place_in_panels(u32 row, u32 dim, u32 dealt_to) {
     const u32 run = row / RUN;
     const u32 panel = dealt_to == 0 ? row / PANEL : run % dealt_to;
@@ -32,19 +32,19 @@ __device__ __forceinline__ u64 place_of(const Side& side, u32 row) {
     return side.step == 1 ? at * side.dim : place_in_panels((u32)at, side.dim, side.dealt_to);
 }
 
-// The coordinate of a unit vector. There is no other factor: `Direction::of` has 1 for f32.
+// The coordinate of a unit vector. `Direction::of` has the unit 1 for f32, so there is no other factor.
 __device__ __forceinline__ double coordinate(double value, double mean, double inverse) {
     return multiply(add(value, -mean), inverse);
 }
 
-// The sum of the definition with one more pair of coordinates.
+// Adds a pair of coordinates to the sum of the definition.
 __device__ __forceinline__ double add_exactly(double sum, double q, double x) {
     if constexpr (SUM == PRODUCTS) return add(sum, -multiply(q, x));
     const double apart = add(q, -x);
     return add(sum, SUM == ABSOLUTE ? magnitude(apart) : multiply(apart, apart));
 }
 
-// The distance made of a sum: the same numbers as in src/device/cuda/search/launch_pairs.rs.
+// The step from a sum to its distance. The same numbers as in src/device/cuda/search/launch_pairs.rs.
 enum Outcome { SUM_ITSELF, ROOT, HALF };
 
 __device__ __forceinline__ double distance_of_sum(double sum, u32 outcome) {
@@ -53,9 +53,9 @@ __device__ __forceinline__ double distance_of_sum(double sum, u32 outcome) {
                              : add(sum, 0.0);
 }
 
-// The distances of the first `per_list` entries of every list, whose place is behind them, where candidates were.
-// A thread per entry, counted list after list; the first one has the number `first`. A warp stages 32 dimensions of its
-// 32 rows and of their queries at a time: each row by loads of the whole warp.
+// The distances of the first `per_list` entries of every list, written behind the entries, in the slots of
+// candidates. A thread per entry, counted list by list; the first entry has the number `first`. A warp stages
+// 32 dimensions of its 32 rows and of their queries at a time, each row with loads of the whole warp.
 constexpr u32 MEASURING = 64;
 extern "C" __global__ __launch_bounds__(MEASURING) void measure_lists(Side queries, Side base,
                                                                       Entry* entries, u64 first,
@@ -68,7 +68,7 @@ extern "C" __global__ __launch_bounds__(MEASURING) void measure_lists(Side queri
         const u32 entry = blockIdx.x * MEASURING + threadIdx.x;
         const u32 lane = Warp::rank(), warp = threadIdx.x / 32;
         if (entry - lane >= count) return;
-        // Lanes behind the last entry have its pair, too.
+        // Lanes past the last entry compute its pair again.
         const u64 number = first + min(entry, count - 1);
         const u32 query = (u32)(number / per_list);
         Entry* place = entries + (u64)query * slots + (u32)(number % per_list);
@@ -113,8 +113,8 @@ extern "C" __global__ __launch_bounds__(MEASURING) void measure_lists(Side queri
     }
 }
 
-// Sorts the entries of a list by their distances, and takes the first `keep`; and a sum that no row beside the list is
-// below, which is NaN if there is no such row.
+// Sorts the entries of a list by distance and writes the first `keep`, and in `last` a lower bound on the
+// sums of all rows outside the list, which is NaN if there is no such row.
 template <typename Group>
 __device__ __forceinline__ void rank_list(EntryOf<double>* work, const Entry* list, Entry worst, u32 query,
                                           u32 per_list, u32 keep, u32* rows, double* distances,
@@ -136,7 +136,8 @@ __device__ __forceinline__ void rank_list(EntryOf<double>* work, const Entry* li
     }
 }
 
-// Queries from `first` to `end`, a warp each. Shared: `room` entries per warp, the power of two from `per_list` on.
+// Ranks queries from `first` to `end`, one warp per query. Shared memory: `room` entries per warp, the least
+// power of two that is at least `per_list`.
 extern "C" __global__ __launch_bounds__(256) void rank_by_warp(
     const Entry* __restrict__ entries, const Entry* __restrict__ worst, u32* __restrict__ rows,
     double* __restrict__ distances, float* __restrict__ last, u32 first, u32 end, u32 per_list, u32 slots, u32 keep, u32 room) {
@@ -147,7 +148,7 @@ extern "C" __global__ __launch_bounds__(256) void rank_by_warp(
                     query, per_list, keep, rows, distances, last);
 }
 
-// Queries from `first` on, a block each. Shared: as many entries as for a warp.
+// Ranks queries from `first` on, one block per query. Shared memory: as many entries as for a warp.
 extern "C" __global__ __launch_bounds__(256) void rank_by_block(
     const Entry* __restrict__ entries, const Entry* __restrict__ worst, u32* __restrict__ rows,
     double* __restrict__ distances, float* __restrict__ last, u32 first, u32 end, u32 per_list, u32 slots, u32 keep, u32 room) {

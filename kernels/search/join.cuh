@@ -1,28 +1,28 @@
-// The nearest of the rows in their own buckets, for all rows of a table at once: a few lanes of a warp for
-// each row.
+// The nearest neighbours of all rows of an LSH table in their own buckets, in one pass: LANES lanes of a warp
+// per row.
 //
-// Warps have rows of the same bucket beside each other, which are compared with the same others. Table after
-// table, the k nearest of each row stay in a list in its order; a row found again is there already.
+// Rows of the same bucket are adjacent in a table, so the lanes of a warp read the same other rows. The k
+// nearest of each row stay in a sorted list from table to table; a row that is found again is already in the
+// list.
 
 #include "common/scan.cuh"
 #include "search/buckets.cuh"
 
-// A part of a table's rows, and of each bucket. The same struct as in
-// src/device/cuda/search/launch_join.rs.
+// A range of a table's rows, and of each bucket. The same struct as in src/device/cuda/search/launch_join.rs.
 struct Join {
-    u32 first;   // the launch's first place, a multiple of 32
+    u32 first;   // the launch's first position, a multiple of 32
     u32 end;
-    u32 from;    // the first row of each bucket
-    u32 count;   // rows of each bucket
+    u32 from;    // the first row of each bucket that is compared
+    u32 count;   // compared rows of each bucket
     u32 k;
     u32 dim;     // elements of a row
 };
 
-// Rows of the bucket that each lane compares at a time. The host defines LANES, those of a row, and JOINING,
-// the threads of a block (-D).
+// Rows of the bucket that each lane compares at a time. The host defines LANES, the lanes per row, and
+// JOINING, the threads of a block (-D).
 constexpr u32 TOGETHER = 4;
 
-// Puts an entry into a sorted list, unless it is there.
+// Inserts an entry into a sorted list, unless the list has it.
 __device__ __noinline__ void insert(Entry* list, u32 k, Entry entry) {
     u32 at = k - 1;
     while (at > 0 && entry < list[at - 1]) at--;
@@ -31,8 +31,8 @@ __device__ __noinline__ void insert(Entry* list, u32 k, Entry entry) {
     list[at] = entry;
 }
 
-// `rows` and `own` are those of one table, `lists` has k entries for each row. `compared`, which may be null,
-// counts those that each row is compared with.
+// `rows` and `own` belong to one table, `lists` has k entries per row. `compared`, which may be null, counts
+// the rows that each row is compared with.
 extern "C" __global__ __launch_bounds__(JOINING) void join_buckets(
     const Scalar* __restrict__ base, const u32* __restrict__ rows, const uint2* __restrict__ own,
     const u32* __restrict__ left_out, Entry* lists, u64* __restrict__ compared, Join join) {
@@ -58,7 +58,7 @@ extern "C" __global__ __launch_bounds__(JOINING) void join_buckets(
             const Scalar* of_others[TOGETHER];
 #pragma unroll
             for (u32 n = 0; n < TOGETHER; n++) {
-                // At the end, one is compared more than once.
+                // Past the end, the last row is compared again.
                 others[n] = rows[min(first + n * LANES + lane, end - 1)];
                 of_others[n] = base + (u64)others[n] * join.dim;
             }
@@ -77,7 +77,7 @@ extern "C" __global__ __launch_bounds__(JOINING) void join_buckets(
                 }
             }
             if (!__any_sync(ALL, is_near)) continue;
-            // One lane of each row after the other.
+            // The lanes of a row insert one after the other.
             for (u32 turn = 0; turn < LANES; turn++) {
                 if (is_near && lane == turn && entry < list[join.k - 1]) {
                     insert(list, join.k, entry);
@@ -92,8 +92,8 @@ extern "C" __global__ __launch_bounds__(JOINING) void join_buckets(
     if (is_there && lane == 0) compared[row] += count;
 }
 
-// Adds up how many rows queries visited in the buckets in which they are themselves, and with how many they
-// were compared: all others of these buckets, where `compared` is null. A thread for each query.
+// Sums the rows that queries visit in their own buckets, and the pairs that are compared: all other rows of
+// these buckets, if `compared` is null. A thread per query.
 extern "C" __global__ __launch_bounds__(256) void add_visits(
     const uint2* __restrict__ ranges, const u64* __restrict__ compared, u64* __restrict__ work,
     OwnRows own, u32 queries, u32 table_rows, u32 tables) {
@@ -118,7 +118,7 @@ extern "C" __global__ __launch_bounds__(256) void add_visits(
     }
 }
 
-// The lists of the base rows that queries are: a thread for each rank of each query. `counts` gets the
+// Copies the lists of the base rows that are the queries: a thread per rank and query. `counts` gets the
 // length of each list.
 extern "C" __global__ __launch_bounds__(256) void take_lists(
     const Entry* __restrict__ lists, u32* __restrict__ found, Real* __restrict__ distances,
@@ -133,8 +133,8 @@ extern "C" __global__ __launch_bounds__(256) void take_lists(
     if (rank + 1 == k || list[rank + 1].is_none()) counts[query] = rank + 1;
 }
 
-// Where lists start that are beside each other, and where the last ends, which is in `all_kept` too: a block adds
-// up its lengths, and all before them.
+// The first position of each list once lists are contiguous, and the end of the last, also in `all_kept`. A
+// block sums its own lengths and all before them.
 extern "C" __global__ __launch_bounds__(1024) void add_up_lists(
     const u32* __restrict__ counts, u64* __restrict__ starts, u64* all_kept, u32 queries) {
     constexpr u32 OWN = 4;
@@ -160,8 +160,8 @@ extern "C" __global__ __launch_bounds__(1024) void add_up_lists(
     }
 }
 
-// Moves lists of up to k neighbours beside each other: list i is at starts[i] to starts[i + 1] then. A thread
-// for each rank of each query.
+// Makes lists of up to k neighbours contiguous: list i is moved to starts[i] .. starts[i + 1]. A thread per
+// rank and query.
 extern "C" __global__ __launch_bounds__(256) void close_gaps(
     const u32* __restrict__ found, const Real* __restrict__ distances,
     const u64* __restrict__ starts, u32* __restrict__ found_there, Real* __restrict__ distances_there,

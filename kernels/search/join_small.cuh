@@ -1,26 +1,27 @@
-// The same as join.cuh for rows of few elements and few neighbours: a lane for each row.
+// The same as join.cuh for rows of few elements and few neighbours: one lane per row.
 //
-// A warp has 32 rows that are beside each other in a table, whose buckets are therefore one stretch of it. It
-// goes through that stretch 32 places at a time, whose rows are put into shared memory once for all lanes;
-// each lane compares its own row with those of its own bucket. Its list is in registers meanwhile. Where only
-// later parts of buckets are looked at, it leaves out the places between them.
+// A warp has 32 adjacent rows of a table, whose buckets cover one contiguous range. It walks that range 32
+// positions at a time, and stages their rows in shared memory for all lanes; each lane compares its row with
+// those of its own bucket. The list of a lane is in registers. If only later parts of buckets are compared,
+// the gaps between them are skipped.
 
 #include "search/join.cuh"
 
-// Bytes of a row, and those that it has in shared memory: an odd number of groups of 16, so that lanes which
-// read different rows read from different banks.
+// Bytes of a row, and its stride in shared memory: an odd multiple of 16 bytes, so that lanes which read
+// different rows read from different banks.
 constexpr u32 SMALL_DIM = DIM > 0 ? DIM : 1;
 constexpr u32 ROW_BYTES = SMALL_DIM * sizeof(Scalar);
 constexpr u32 STAGED_BYTES = ((ROW_BYTES + 15) / 16 | 1) * 16;
 constexpr u32 SCALARS = 16 / sizeof(Scalar);
 
-// Elements of a row, 16 bytes at a time, where it is in shared memory.
+// Elements of a staged row, 16 bytes at a time.
 union Group16 {
     uint4 all;
     Scalar one[SCALARS];
 };
 
-// The k nearest rows of a lane's row, ascending at the end of K places; those before are less than all.
+// The k nearest rows of a lane's row, ascending, in the last k of K places; the places before hold the least
+// entry.
 template <u32 K> struct Near {
     Entry entries[K];
 
@@ -36,7 +37,7 @@ template <u32 K> struct Near {
     }
     __device__ __forceinline__ const Entry& worst() const { return entries[K - 1]; }
 
-    // Puts an entry in its place, unless it is there; returns whether it was put there.
+    // Inserts an entry, unless it is there; returns whether it was inserted.
     __device__ __forceinline__ bool insert(Entry entry) {
         bool is_there = false;
 #pragma unroll
@@ -54,7 +55,7 @@ template <u32 K> struct Near {
     }
 };
 
-// Copies a row of the base: rows begin at multiples of the largest of 16, 8 and 4 that divides ROW_BYTES.
+// Copies a base row. Rows are aligned to the largest of 16, 8 and 4 that divides ROW_BYTES.
 __device__ __forceinline__ void copy_row(const Scalar* __restrict__ from, char* to) {
     if constexpr (ROW_BYTES % 16 == 0) {
 #pragma unroll
@@ -74,7 +75,7 @@ __device__ __forceinline__ void copy_row(const Scalar* __restrict__ from, char* 
     }
 }
 
-// The distance of a row to one in shared memory, from their elements in order.
+// The distance to a row in shared memory, summed in the order of elements.
 __device__ __forceinline__ Real distance_to(const Group16 (&own)[STAGED_BYTES / 16], const char* staged) {
     Total total = 0;
     Bits bits = {0, 0};
@@ -130,7 +131,7 @@ __device__ __forceinline__ void join_small(
     Group16 of_row[STAGED_BYTES / 16];
     if (is_there) {
         near.load(list, join.k);
-        // Through shared memory, so that the elements of a lane are registers.
+        // Through shared memory, which lets the compiler keep the lane's elements in registers.
         copy_row(base + (u64)row * SMALL_DIM, staged + lane * STAGED_BYTES);
 #pragma unroll
         for (u32 i = 0; i < STAGED_BYTES / 16; i++) {
@@ -153,7 +154,7 @@ __device__ __forceinline__ void join_small(
         }
         __syncwarp();
     };
-    // The lanes' own rows are there already, unless some of them are not looked at now.
+    // The lanes' own rows are staged already, unless some of them are not compared in this launch.
     const bool is_first = join.from == 0 && first_place + 32 <= join.end;
     if (is_first) compare(first_place);
     for (u32 first = low / 32 * 32; first < high; first += 32) {

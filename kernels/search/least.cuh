@@ -1,16 +1,16 @@
-// Bounds of lists before anything is in them: the rows of some panels are dealt to 32 groups, and the k-th
-// of the groups' nearest is no nearer than the k-th of all rows. Nearest by total, or by distance where a
-// total does not tell.
+// Initial thresholds of empty lists: the rows of some panels are dealt to 32 groups, and the k-th smallest of
+// the groups' minima is an upper bound on the distance of the k-th nearest row. Minima are taken over totals
+// or, where distances do not grow with totals, over distances.
 
 #include "search/scan.cuh"
 
-// Nearest rows of a query that a thread keeps: each of its vectors has its own in f32.
+// Minima that a thread keeps per query: in f32, one for each of its row vectors.
 constexpr u32 PARTS = 32 / ACROSS;
 
 // Whether distances grow with totals.
 constexpr bool TOTAL_TELLS = SUM != SHARED_BITS;
 
-// The sink of a scan that keeps only the least totals, or distances.
+// The sink of a scan that keeps only minima of totals or distances.
 struct Least {
     static const bool KEEPS_LEAST = true;
     Reach totals[QUERIES][PARTS];
@@ -29,7 +29,7 @@ struct Least {
 #pragma unroll
         for (u32 x = 0; x < ROWS; ++x) {
             const u32 row = base_row(panel, place.row_lane(x), pass.panels);
-            // The query that this row is, if any.
+            // The number of the query that is this row, if there is one.
             const u64 itself = (u64)pass.first_base + row - pass.first_query;
             const bool is_row = row < pass.rows;
 #pragma unroll
@@ -47,7 +47,7 @@ struct Least {
     }
 };
 
-// The least totals of 32 groups of rows, of each split of a pass's visits: 32 per split and query.
+// The minima over 32 groups of rows, for each query and split of a pass's visits.
 extern "C" __global__ __launch_bounds__(SCAN_THREADS, SCAN_BLOCKS_PER_SM) void scan_least(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base, Reach* __restrict__ least,
     Pass pass) {
@@ -64,7 +64,7 @@ extern "C" __global__ __launch_bounds__(SCAN_THREADS, SCAN_BLOCKS_PER_SM) void s
     }
 }
 
-// Bounds the lists of `k` neighbours, at most 32, by these totals. A warp per query.
+// The thresholds of lists of `k` <= 32 neighbours from these minima. A warp per query.
 extern "C" __global__ __launch_bounds__(256) void bound_lists(const Reach* __restrict__ least,
                                                               Entry* __restrict__ worst,
                                                               Reach* __restrict__ reach, u32 queries,

@@ -7,7 +7,7 @@
 
 #include "common/sort.cuh"
 
-// The base row at a place; may be past the last row (padding).
+// The base row at a lane of a panel; may be past the last row (padding).
 __device__ __forceinline__ u32 base_row(u32 panel, u32 lane, u32 panels) {
     return ((lane / RUN) * panels + panel) * RUN + lane % RUN;
 }
@@ -36,7 +36,7 @@ template <> struct EntryOf<float> {
         return {(u64)ordered(distance) << 32 | row};
     }
     static __device__ __forceinline__ EntryOf none() { return {~0ull}; }
-    // Less than every neighbour.
+    // An entry below every neighbour.
     static __device__ __forceinline__ EntryOf least() { return {0}; }
     __device__ __forceinline__ bool is_none() const { return bits == ~0ull; }
     __device__ __forceinline__ u32 number() const { return (u32)bits; }
@@ -81,18 +81,18 @@ struct Pass {
     u32 slots;        // entries per query, a power of two: k neighbours, then candidates
     u32 dense;        // candidates per query, if every pair of the pass is a candidate; otherwise 0
     u32 wanted;       // of a list's neighbours, those that matter at any distance; 0: all
-    float root;       // how much farther others may be that matter: see `last_that_matters`
+    float root;       // how much farther other neighbours may be: see `last_that_matters`
     float factor;
     float absolute;
 };
 
-// Whether some neighbours of a full list need not matter.
+// Whether only some neighbours of a full list matter at any distance.
 __device__ __forceinline__ bool is_limited(const Pass& pass) {
     return sizeof(Real) == 4 && 0 < pass.wanted && pass.wanted < pass.k;
 }
 
-// No row after this entry matters, given the last of a list and the last that is wanted at any distance: `Limits`
-// in src/device/cpu/search/sink.rs, rounded up.
+// The last entry that matters, given the last entry of a list and the last that is wanted at any distance:
+// `Limits` in src/device/cpu/search/sink.rs, rounded up.
 __device__ __forceinline__ Entry last_that_matters(const Pass& pass, Entry last, Entry wanted) {
     if constexpr (sizeof(Real) == 4) {
         if (!is_limited(pass) || wanted.is_none()) return last;
@@ -118,10 +118,10 @@ __device__ __forceinline__ bool is_eligible(const Pass& pass, u32 query, u32 row
     return row < pass.rows && (u64)pass.first_base + row != pass.first_query + query;
 }
 
-// Whether a launch has something to do: always, unless a word on the device says that it has not.
+// Whether a launch has work: if `wanted` is null or points to a nonzero word.
 __device__ __forceinline__ bool is_wanted(const u32* wanted) { return !wanted || *wanted; }
 
-// Sorts `count` entries ascending; there is room for the next power of two.
+// Sorts `count` entries ascending; `entries` has room for the next power of two.
 template <typename Group, typename Real>
 __device__ void sort(EntryOf<Real>* entries, u32 count) {
     u32 room = 2;

@@ -1,9 +1,9 @@
-// Lists between passes: empty ones, merging a pass's candidates into them, and searching again for
-// the queries whose candidates did not fit.
+// Lists between passes: empty lists, merging a pass's candidates, and another search for queries whose
+// candidates overflow.
 
 #include "search/lists.cuh"
 
-// Updates the threshold of a list once it has what is wanted: the next pass only offers pairs that may beat its
+// Lowers the threshold of a list that has all it needs: the next pass only offers pairs before the list's
 // last entry that matters.
 __device__ __forceinline__ void tighten(const Entry* list, const Pass& pass, Entry* worst, Reach* reach) {
     const Entry last = last_that_matters(pass, list);
@@ -12,7 +12,8 @@ __device__ __forceinline__ void tighten(const Entry* list, const Pass& pass, Ent
     *reach = reach_of(last.distance());
 }
 
-// Empties lists. A thread per entry of `places` queries, padding included; padding has a reach and no list.
+// Empties lists. A thread per entry of `places` queries, padding included; padding has a threshold and no
+// list.
 extern "C" __global__ __launch_bounds__(256) void clear_lists(Entry* entries, Entry* worst,
                                                               Reach* reach, u32* counts, u32 queries,
                                                               u32 places, u32 k, u32 slots) {
@@ -28,18 +29,18 @@ extern "C" __global__ __launch_bounds__(256) void clear_lists(Entry* entries, En
     if (!is_padding) entries[query * slots + i] = Entry::none();
 }
 
-// Everything a merge reads and writes, one element (or `slots` entries) per query.
+// The buffers of a merge: one element, or `slots` entries, per query.
 struct Lists {
     Entry* entries;
     Entry* worst;
     Reach* reach;
     u32* counts;
-    u32* crowded;        // queries with more candidates than slots
-    u32* crowded_count;  // their count
+    u32* crowded;        // queries whose candidates overflow
+    u32* crowded_count;  // their number
 };
 
-// Returns the number of candidates of a query, and resets its counter to 0. If there are too many,
-// returns 0 and records the query for `search_again`.
+// Reads and resets the candidate counter of a query. If the candidates overflow, returns 0 and records the
+// query for `search_again`.
 template <typename Group>
 __device__ __forceinline__ u32 take_candidates(const Lists& lists, const Pass& pass, u32 query) {
     if (pass.dense) return pass.dense;
@@ -66,7 +67,7 @@ __device__ __forceinline__ void merge_in(Entry* work, const Lists& lists, const 
     if (Group::rank() == 0) tighten(work, pass, lists.worst + query, lists.reach + query);
 }
 
-// Queries from `first` to `end`, a warp each. Shared: `slots` entries per warp.
+// Merges queries from `first` to `end`, one warp per query. Shared memory: `slots` entries per warp.
 extern "C" __global__ __launch_bounds__(256) void merge_by_warp(Entry* entries, Entry* worst,
                                                                 Reach* reach, u32* counts,
                                                                 u32* crowded, u32* crowded_count,
@@ -80,7 +81,7 @@ extern "C" __global__ __launch_bounds__(256) void merge_by_warp(Entry* entries, 
                    {entries, worst, reach, counts, crowded, crowded_count}, pass, query);
 }
 
-// Queries from `first` on, a block each. Shared: `slots` entries.
+// Merges queries from `first` on, one block per query. Shared memory: `slots` entries.
 extern "C" __global__ __launch_bounds__(512) void merge_by_block(Entry* entries, Entry* worst,
                                                                  Reach* reach, u32* counts,
                                                                  u32* crowded, u32* crowded_count,
@@ -91,8 +92,8 @@ extern "C" __global__ __launch_bounds__(512) void merge_by_block(Entry* entries,
                     first + blockIdx.x);
 }
 
-// Queries from `first` on, a block each, sorting in global memory, for lists too large for shared
-// memory.
+// Merges queries from `first` on, one block per query, sorting in global memory: for lists too large for
+// shared memory.
 extern "C" __global__ __launch_bounds__(1024) void merge_in_place(Entry* entries, Entry* worst,
                                                                   Reach* reach, u32* counts,
                                                                   u32* crowded, u32* crowded_count,
@@ -108,7 +109,7 @@ extern "C" __global__ __launch_bounds__(1024) void merge_in_place(Entry* entries
     if (threadIdx.x == 0) tighten(list, pass, worst + query, reach + query);
 }
 
-// The entry of one pair, computed alone, in the order of the scan.
+// The entry of one pair, summed in the order of the scan.
 __device__ Entry entry_of_pair(const Scalar* query, const Scalar* row, u32 dim, u32 number) {
     Total total = 0;
     Bits bits = {0, 0};
@@ -123,10 +124,10 @@ __device__ Entry entry_of_pair(const Scalar* query, const Scalar* row, u32 dim, 
     return Entry::of(distance_of(total, bits), number);
 }
 
-// Searches some visits of a pass again for the crowded queries, which still have their lists from
-// before the pass. Blocks of PANEL threads take queries in turn and walk the visits' panels, a row per
-// thread, merging whenever the next panel might not fit; so the result is always the exact list, in
-// whatever order the rows are.
+// Searches some visits of a pass again for the queries whose candidates overflow, and which still have their
+// lists from before the pass. Blocks of PANEL threads take queries in turn and walk the visits' panels, a row
+// per thread, merging whenever the next panel might overflow. The result is the exact list, for every order
+// of rows.
 extern "C" __global__ __launch_bounds__(PANEL) void search_again(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base, Entry* entries,
     Entry* worst, Reach* reach, const u32* crowded, const u32* crowded_count, u64* redone,
@@ -169,7 +170,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void search_again(
     }
 }
 
-// Lengthens the lists from `have` to `want` entries, which are none. A thread per query.
+// Extends lists from `have` to `want` entries by empty entries. A thread per query.
 extern "C" __global__ __launch_bounds__(128) void lengthen_lists(Entry* entries, u32 queries, u32 have,
                                                                  u32 want, u32 slots) {
     const u32 query = blockIdx.x * blockDim.x + threadIdx.x;
@@ -177,8 +178,8 @@ extern "C" __global__ __launch_bounds__(128) void lengthen_lists(Entry* entries,
     for (u32 i = have; i < want; ++i) entries[(u64)query * slots + i] = Entry::none();
 }
 
-// Finds the lists that were bounded too closely: that are not full, and may lack a row that matters. They are emptied,
-// and crowded. A thread per query.
+// Finds the lists whose threshold was too low: those that are not full and may lack a row that matters. They
+// are emptied and recorded in `crowded`. A thread per query.
 extern "C" __global__ __launch_bounds__(128) void find_short(Entry* entries, Entry* worst,
                                                              Reach* reach, u32* crowded,
                                                              u32* crowded_count, Pass pass) {
@@ -186,7 +187,7 @@ extern "C" __global__ __launch_bounds__(128) void find_short(Entry* entries, Ent
     if (query >= pass.queries) return;
     Entry* list = entries + (u64)query * pass.slots;
     if (!list[pass.k - 1].is_none()) return;
-    // Rows beside the list are not before the entry in `worst`.
+    // Rows outside the list are not before the entry in `worst`.
     const bool is_limited_list = is_limited(pass) && !list[pass.wanted - 1].is_none();
     if (is_limited_list && !(worst[query] < last_that_matters(pass, list))) return;
     for (u32 i = 0; i < pass.k; ++i) list[i] = Entry::none();

@@ -33,8 +33,8 @@ extern "C" __global__ __launch_bounds__(256) void pack(
     }
 }
 
-// Copies base rows from `first` on to the layout of queries: a panel per block of PANEL threads,
-// padded with zeros.
+// Copies base rows from `first` on to the layout of queries: a panel per block of PANEL threads, padded with
+// zeros.
 extern "C" __global__ __launch_bounds__(PANEL) void take_queries(
     const Scalar* __restrict__ base, Scalar* __restrict__ queries, u32 first, u32 rows, u32 dim,
     u32 base_panels, u32 negate) {

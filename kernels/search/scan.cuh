@@ -1,8 +1,8 @@
-// The scan: every pair of a query panel with some base panels. Sums stay in registers; a pair is
-// looked at again only if its sum is within its query's reach, and then offered to the sink.
+// The scan: all pairs of a query panel with some base panels. Sums stay in registers; only pairs within their
+// query's threshold are offered to the sink.
 //
-// A sink consumes the pairs within reach. It has `reach(query)` and `offer(pass, query, row,
-// distance)`; and `offer_dense`, for passes in which every pair is a candidate.
+// A sink consumes these pairs. It has `reach(query)`, the threshold, and `offer(pass, query, row, distance)`;
+// and `offer_dense`, for passes in which every pair is a candidate.
 
 #include "common/copy.cuh"
 #include "search/lists.cuh"
@@ -33,8 +33,8 @@ __device__ __forceinline__ void stage(Scalar* to, const Scalar* from, u32 dims) 
     }
 }
 
-// Where a thread's query vectors and row vectors lie in a panel. Eight threads of a warp lie side
-// by side across rows and four across queries: both operands broadcast, without bank conflicts.
+// The offsets of a thread's query and row vectors in a panel. Eight threads of a warp lie side by side across
+// rows and four across queries: loads of both operands are broadcast, without bank conflicts.
 struct Place {
     u32 query, row;
     __device__ __forceinline__ Place() {
@@ -100,7 +100,7 @@ struct Tile {
 
     __device__ __forceinline__ Bits bits(u32 q, u32 x) const { return {query_bits[q], row_bits[x]}; }
 
-    // Whether any pair of this query may be within reach.
+    // Whether any pair of this query may be within the threshold.
     __device__ __forceinline__ bool any_within(u32 q, Reach reach) const {
         if constexpr (SUM == SHARED_BITS || ELEMENT == F64) {
             bool any = false;
@@ -115,7 +115,7 @@ struct Tile {
         }
     }
 
-    // Rotates this query's totals by one row; after ROWS turns all are back in place.
+    // Rotates this query's totals by one row; ROWS rotations restore the order.
     __device__ __forceinline__ void turn(u32 q) {
         const Total total = totals[q][0];
         const u32 count = row_bits[0];
@@ -129,7 +129,7 @@ struct Tile {
     }
 };
 
-// The sink of `top_k`: candidates for the lists.
+// The sink of `top_k`: candidates of the lists.
 struct TopK {
     static const bool KEEPS_LEAST = false;
 
@@ -138,7 +138,7 @@ struct TopK {
     u32* counts;
     Entry* entries;
 
-    // Nothing farther than this matters to a query.
+    // The threshold of a query: pairs beyond it do not matter.
     __device__ __forceinline__ Reach reach(u32 query) const { return reaches[query]; }
 
     // In a dense pass every pair has a slot of its own, so no counter is needed.
@@ -149,8 +149,8 @@ struct TopK {
                                            : Entry::none();
     }
 
-    // The whole entry is compared, not its distance, so that ties do not fill the list. Counting
-    // goes on past the last slot: the merge sees that there were too many.
+    // The entry is compared, not just its distance, so that ties do not fill the list. The counter also
+    // counts candidates past the last slot, which tells the merge that they overflow.
     __device__ __forceinline__ void offer(const Pass& pass, u32 query, u32 row,
                                           Real distance) const {
         if (!is_eligible(pass, query, row)) return;
@@ -163,8 +163,8 @@ struct TopK {
     }
 };
 
-// Offers one query's pairs. A loop that turns the totals: unrolled, it would be 64 copies of a path
-// that is rarely taken.
+// Offers one query's pairs. A loop that rotates the totals: unrolled, it would be 64 copies of a path that is
+// rarely taken.
 template <typename Sink>
 __device__ __forceinline__ void offer(Tile& tile, u32 q, Reach reach, u32 query, u32 panel,
                                       u32 slot, Place place, const Pass& pass, const Sink& sink) {
@@ -181,7 +181,7 @@ __device__ __forceinline__ void offer(Tile& tile, u32 q, Reach reach, u32 query,
     }
 }
 
-// Looks at a finished tile: one test for all its pairs, then one per query, then one per pair.
+// Examines a finished tile: one test for all its pairs, then one per query, then one per pair.
 template <typename Sink>
 __device__ __forceinline__ void examine(Tile& tile, const Reach* reaches, u32 first_query,
                                         u32 panel, u32 slot, Place place, const Pass& pass,
@@ -202,7 +202,7 @@ __device__ __forceinline__ void examine(Tile& tile, const Reach* reaches, u32 fi
     }
 }
 
-// The dimensions that a block goes through: slice after slice of one panel after another.
+// The sequence of slices that a block stages: slice by slice of one panel after another.
 struct Walk {
     u32 visit, panel, step, dim_done;
 
@@ -226,7 +226,7 @@ struct Walk {
         }
         dim_done = 0;
         visit += gridDim.y;
-        // Without overflow: both are below panels, which is below 2^26.
+        // No overflow: both are below `panels`, which is below 2^26.
         panel += step;
         if (panel >= pass.panels) panel -= pass.panels;
     }

@@ -1,9 +1,10 @@
-// Compares rows with candidates in whole numbers of 8 bits on tensor cores, and computes the pairs that
-// those do not decide.
+// Lower bounds on the distances of rows to candidates, from 8-bit quantised codes on tensor cores; pairs that
+// the bounds do not decide are computed exactly.
 //
-// A row x is rounded to c + q / inverse, and the distance of x from its rounding, times `inverse`, is its
-// residual. So the distance of two rows in steps is at least |q - p| less both residuals, and the square
-// |q|^2 + |p|^2 - 2 q p of whole numbers is exact. Every bound here is rounded towards computing a pair.
+// With c the centre, `inverse` the number of steps in 1 and q the codes of row x, x is within its residual
+// r(x) of c + q / inverse, in steps. For two rows with codes q and p, in steps:
+//   |x - y| >= |q - p| - r(x) - r(y), and |q - p|^2 = |q|^2 + |p|^2 - 2 q.p is exact in integers.
+// Every bound is rounded in favour of computing a pair.
 
 #include "seeding/shares.cuh"
 
@@ -16,7 +17,8 @@ constexpr bool HAS_BOUNDS = DIM > MOST_PAIRED;
 constexpr bool HAS_BOUNDS = false;
 #endif
 
-// 16 rows x 32 elements times 32 elements x 8 candidates.
+// 16 rows x 32 elements times 32 elements x 8 candidates, in int8.
+// PTX ISA, Warp Level Matrix Multiply-Accumulate Instructions: mma.
 __device__ __forceinline__ void multiply_words(int (&sum)[4], uint4 a, u32 b0, u32 b1) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -26,15 +28,15 @@ __device__ __forceinline__ void multiply_words(int (&sum)[4], uint4 a, u32 b0, u
 #endif
 }
 
-// Where a word of a row, 4 elements, is in `words`: rows 0 to 7 of 16 have the first and the third of a
-// lane's words, the others the second and the fourth.
+// The address of a word of a row, 4 codes, in `words`: of every 16 rows, rows 0 to 7 have the first and third
+// of a lane's words, rows 8 to 15 the second and fourth.
 __device__ __forceinline__ u32* word_of(const Bounds& bounds, u32 row, u32 word) {
     const u32 lane = row % 8 * 4 + word % 4, of_lane = row / 8 % 2 + word / 4 % 2 * 2;
     u32* words = reinterpret_cast<u32*>(bounds.words);
     return words + (((u64)(row / 16) * MULTIPLIED + word / 8) * 32 + lane) * 4 + of_lane;
 }
 
-// Rounds rows to whole numbers, and pads them to multiples of 32 rows. A warp for each row.
+// Quantises rows, and pads them to a multiple of 32 rows. A warp per row.
 extern "C" __global__ __launch_bounds__(SEED_THREADS) void round_to_words(Seeding seeding, Bounds bounds) {
     const u32 row = blockIdx.x * (SEED_THREADS / 32) + threadIdx.x / 32, lane = Warp::rank();
     if (!HAS_BOUNDS || row >= (seeding.count + 31) / 32 * 32) return;
@@ -64,19 +66,20 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS) void round_to_words(Seedin
     square = (int)add_lanes((double)square);
     if (lane != 0 || !is_row) return;
     bounds.squares[row] = square;
-    // The rounding errors of this function are far smaller than these factors say.
+    // These factors exceed the rounding errors of this function by far.
     const double residual = add(multiply(root(left), 1.0 + 1e-9), multiply(root(length), 1e-12));
     bounds.residuals[row] = __double2float_ru(residual);
     const float norm = __double2float_ru(multiply(root(from_origin), 1.0 + 1e-9));
     atomicMax(&seeding.state->longest, __float_as_uint(norm));
 }
 
-// What makes a cost, in the type of rows, a distance in steps that no nearer row exceeds.
+// The factors that turn a cost into an upper bound, in steps, on the distances of all rows at most that far
+// away.
 struct Slack {
     float factor, absolute, squares, inverse;
 };
 
-// The rounding of the contract's own sum: see `Rounding` in src/device/cpu/rounded/base.rs.
+// The error of the contract's own sum: see `Rounding` in src/device/cpu/rounded/base.rs.
 __device__ __forceinline__ Slack slack_of(const Seeding& seeding, const Bounds& bounds) {
     const double terms = DIM + 8;
     const double relative = terms * Limits<Scalar>::epsilon();
@@ -85,7 +88,7 @@ __device__ __forceinline__ Slack slack_of(const Seeding& seeding, const Bounds& 
     slack.factor = __double2float_ru(1.0 + 2.0 * relative);
     slack.absolute = __double2float_ru(2.0 * absolute);
     const float norm = __uint_as_float(seeding.state->longest);
-    // Of products: |q - x|^2 is at most this and twice their distance less 1.
+    // For products: |q - x|^2 is at most this plus twice (distance - 1).
     const double squares = 2.0 * norm * (double)norm * (1.0 + 2.0 * relative) + 4.0 * absolute;
     slack.squares = __double2float_ru(squares * (1.0 + 1e-9));
     slack.inverse = __double2float_ru(bounds.inverse);
@@ -105,10 +108,10 @@ __device__ __forceinline__ float steps_of(const Slack& slack, Real cost, float r
     return __fmaf_ru(__fsqrt_ru(square), slack.inverse, residual);
 }
 
-// The distance of two rows, as the contract adds it up.
+// The distance of two rows, summed as in the contract.
 __device__ __forceinline__ Real distance_between(const Scalar* a, const Scalar* b) {
     constexpr u32 TOGETHER = 32, LEFT = DIM % TOGETHER;
-    // All of a row is on its way while its beginning is added up.
+    // Prefetches the rest of a row while its first elements are summed.
     for (u32 j = TOGETHER; j < DIM; j += LINE / sizeof(Scalar)) prefetch(b + j);
     Total total = 0;
     for (u32 j = 0; j + TOGETHER <= DIM; j += TOGETHER) {
@@ -124,8 +127,8 @@ __device__ __forceinline__ Real distance_between(const Scalar* a, const Scalar* 
     return distance_of(total, Bits{0, 0});
 }
 
-// Lists the pairs of 32 rows from `start` on and 8 candidates from `first` on that whole numbers do not
-// decide. `reach` and `square` are those of a lane's row.
+// Lists the pairs of 32 rows from `start` on and 8 candidates from `first` on that the bounds do not decide.
+// `reach` and `square` belong to a lane's row.
 __device__ __forceinline__ void list_pairs(const Seeding& seeding, const Bounds& bounds, const u32* candidates,
                                            const int* squares, const float* residuals, u32 first, u32 drawn,
                                            u32 start, u32 block_start, float reach, int square, u32* count,
@@ -158,8 +161,8 @@ __device__ __forceinline__ void list_pairs(const Seeding& seeding, const Bounds&
     }
 }
 
-// Dynamic shared memory: CANDIDATE_STRIDE words for each of the candidates, in whole groups of 8, and for
-// each warp 32 words for each candidate and 32 more. A warp takes 32 of a block's rows at a time.
+// Dynamic shared memory: CANDIDATE_STRIDE words per candidate, in whole groups of 8, and per warp 32 words
+// for each candidate and 32 more. A warp takes 32 of a block's rows at a time.
 extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bounds(
     Seeding seeding, Bounds bounds, u32 drawn) {
     __shared__ Found found;
@@ -192,7 +195,8 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
         const u32 row = min(start + lane, end - 1);
         const Cost before = cost_before(seeding, chosen, row);
         const Real cost = cost_now(seeding, chosen, row, before);
-        // All lanes have read it.
+        // All lanes have read costs and `lowered` before these are written: lanes past the end read the last
+        // row's.
         __syncwarp();
         if (start + lane < end) {
             if (before.lowered >> chosen.best & 1) seeding.costs[row] = cost;
@@ -206,7 +210,7 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
         __syncwarp();
         u32 count = listed[warp];
         __syncwarp();
-        // Pairs of all lanes at a time, until no rows are left.
+        // Computes one listed pair per lane until no rows are left.
         while (count >= 32 || (start + SEED_THREADS >= end && count > 0)) {
             const u32 left = count < 32 ? 0 : count - 32;
             if (left + lane < count) {

@@ -1,8 +1,8 @@
-// Draws rows by their shares, after the best of those that were drawn before was taken.
+// Draws candidate rows in proportion to their shares, after the best candidate of the step before was taken.
 
 #include "seeding/shares.cuh"
 
-// A whole number of 128 bits.
+// A 128-bit integer.
 struct Wide {
     u64 high, low;
 };
@@ -20,7 +20,7 @@ __device__ __forceinline__ bool is_less(Wide a, Wide b) {
     return a.high < b.high || (a.high == b.high && a.low < b.low);
 }
 
-// The sum over a warp's lanes up to this one.
+// The inclusive prefix sum over the lanes of a warp.
 __device__ __forceinline__ Wide up_to_lane(Wide sum) {
     for (u32 apart = 1; apart < 32; apart *= 2) {
         const Wide before = {__shfl_up_sync(0xffffffff, sum.high, apart),
@@ -39,13 +39,12 @@ __device__ __forceinline__ Wide part_of(Wide total, u64 drawn) {
     return plus({__umul64hi(upper, drawn), upper * drawn}, {0, rest});
 }
 
-// Takes the best candidate of the last step, and draws those of the next, unless steps end. One block of 1,024 threads.
-//
-// A thread has some neighbouring blocks of rows, a warp draws a candidate.
+// Takes the best candidate of the last step, and draws the candidates of the next, unless steps end. One
+// block of 1,024 threads: a thread sums some adjacent blocks of rows, a warp draws a candidate.
 extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seeding, u32 drawn) {
     __shared__ Wide up_to[1024], of_warps[32];
     constexpr u32 PARTS = SHARE_ROWS / 32;
-    // What is read is on its way before anything is computed.
+    // The state is loaded first, so that its latency overlaps the computation.
     const State state = *seeding.state;
     if (state.stop != GOING_ON) return;
     const u32 lane = Warp::rank(), warp = threadIdx.x / 32;
@@ -55,7 +54,7 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
     const u64 random = warp < drawn && chosen < seeding.k ? seeding.random[(u64)(chosen - 1) * drawn + warp] : 0;
     const u32 best = state.compared > 0 ? best_candidate(seeding) : state.best;
     const u32 row_of_best = seeding.candidates[best];
-    // Before the first row is chosen there are no shares.
+    // No shares exist before the first row is chosen.
     const bool is_owed = state.compared > 0 && state.chosen > 0;
     const auto total_of = [&](u32 block) {
         return seeding.block_totals[block] - (is_owed ? seeding.block_taken[(u64)best * blocks + block] : 0);
@@ -73,7 +72,7 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
     up_to[threadIdx.x] = sum;
     __syncthreads();
     const Wide total = up_to[1023];
-    // Half of what the largest share has at least.
+    // A total below 2^50, half of the least value of the largest share after scaling.
     const bool is_small = total.high == 0 && total.low >> 50 == 0 && state.scaled != chosen;
     const u32 stop = chosen == seeding.k ? ALL_CHOSEN : is_small ? SMALL_SHARES : GOING_ON;
     if (threadIdx.x == 0) {
@@ -89,7 +88,8 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
     if (stop != GOING_ON || warp >= drawn) return;
     if (lane == 0) seeding.gains[warp] = {0, 0};
     Wide left = part_of(total, random >> 11);
-    // The first thread with which the sum exceeds it, and the first of its blocks.
+    // The first thread at which the prefix sum exceeds the drawn value, and the first such block of that
+    // thread.
     u32 low = 0, high = 1023;
     while (low < high) {
         const u32 middle = (low + high) / 2;
@@ -103,7 +103,7 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
         if (is_less(left, total_of_block)) break;
         left = minus(left, total_of_block);
     }
-    // The first SHARE_ROWS rows of the block.
+    // The block's first part of SHARE_ROWS rows.
     const u32 first_part = block * (seeding.together / SHARE_ROWS);
     const bool is_there = lane < seeding.together / SHARE_ROWS && first_part + lane < all_parts;
     u64 total_of_part = is_there ? seeding.totals[first_part + lane] : 0;
@@ -115,7 +115,7 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
                                __shfl_sync(0xffffffff, of_parts.low, (found + 31) % 32)};
     if (found > 0) left = minus(left, before_found);
     const u32 first_row = (first_part + found) * SHARE_ROWS;
-    // All shares of these rows at once: 32 after the other would wait for memory each time.
+    // Loads all costs of these rows at once, rather than 32 at a time with a wait each.
     Cost costs[PARTS];
     Real distances[PARTS];
 #pragma unroll
@@ -143,7 +143,7 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
     }
 }
 
-// Every row costs all there is, as none was chosen. Any grid.
+// Sets the cost of every row to infinity, as no row is chosen yet. Any grid.
 extern "C" __global__ __launch_bounds__(SEED_THREADS) void begin(Seeding seeding) {
     for (u32 row = blockIdx.x * SEED_THREADS + threadIdx.x; row < seeding.count;
          row += gridDim.x * SEED_THREADS) {
@@ -170,11 +170,11 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS) void largest_share(Seeding
     for (u32 apart = 16; apart > 0; apart /= 2) {
         most = fmax(most, __shfl_xor_sync(0xffffffff, most, apart));
     }
-    // Numbers from 0 compare as their bits do.
+    // Non-negative doubles are ordered as their bits.
     if (Warp::rank() == 0) atomicMax(&seeding.state->largest, (u64)__double_as_longlong(most));
 }
 
-// The sums of all shares, at a new scale. As many blocks as compare rows.
+// Sums all shares at a new scale. As many blocks as compare rows.
 extern "C" __global__ __launch_bounds__(SEED_THREADS) void add_shares(Seeding seeding) {
     __shared__ Found found;
     const Own own = own_rows(seeding);

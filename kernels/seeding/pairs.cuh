@@ -1,4 +1,5 @@
-// Compares every row with every candidate: few elements are read as fast as whole numbers would be.
+// Distances of every row to every candidate, for rows of few elements: reading these is as fast as reading
+// codes.
 
 #include "seeding/shares.cuh"
 
@@ -8,7 +9,7 @@ constexpr u32 RESIDENT_PAIRS = DIM * sizeof(Scalar) <= SHORT_BYTES ? RESIDENT_SH
 constexpr u32 RESIDENT_PAIRS = RESIDENT;  // as many as fit
 #endif
 
-// Dynamic shared memory: as many rows of DIM elements as there are candidates.
+// Dynamic shared memory: DIM elements per candidate.
 extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT_PAIRS) void compare_pairs(
     Seeding seeding, u32 drawn) {
     __shared__ Found found;
@@ -25,7 +26,7 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT_PAIRS) void compa
     if constexpr (DIM <= MOST_PAIRED) {
         for (u32 row = all.first + threadIdx.x; row < all.end; row += SEED_THREADS) {
             Scalar own[DIM];
-            // Costs stay in the L2 cache.
+            // Streaming loads: rows leave the L2 cache first, so that costs stay in it.
             load<true>(own, seeding.rows + (u64)row * DIM);
             const Cost before = cost_before(seeding, chosen, row);
             const Real cost = cost_now(seeding, chosen, row, before);
@@ -42,7 +43,8 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT_PAIRS) void compa
                 }
             }
             if (chosen.is_first || lowered != before.lowered) seeding.lowered[row] = lowered;
-            // Apart from the loop above, where each candidate is nearer to other lanes' rows.
+            // In a loop of its own: in the loop above lanes would diverge, as a candidate lowers the costs of
+            // only some of them.
             for (u32 left = lowered; left != 0; left &= left - 1) {
                 const u32 candidate = __ffs(left) - 1;
                 const Real distance = seeding.distances[(u64)candidate * seeding.count + row];

@@ -1,31 +1,31 @@
-// Greedy k-means++: definitions that its kernels share. `KMeansSession::seed` in
-// src/device/contract/kmeans.rs says what they compute.
+// Greedy k-means++ (Arthur & Vassilvitskii 2007; several candidates per step, of which the best is chosen):
+// definitions that its kernels share. The contract is `KMeansSession::seed` in src/device/contract/kmeans.rs.
 //
 // A step is a sequence of launches without synchronising with the host: `draw_candidates`, which takes the
 // best candidate of the step before, then `compare_pairs` or `compare_bounds`, which lower rows' costs to
-// their distances from it. DIM is the number of elements in a row. Shares
-// are whole numbers, so their sums are the same in any order.
+// their distances from that candidate. DIM is the number of elements in a row. Shares are integers, so their
+// sums are the same in any order.
 
 #include "common/warp.cuh"
 
-// Why steps ended. The same numbers as in src/device/cuda/kmeans/seeding/launch.rs.
+// The reasons why steps end. The same numbers as in src/device/cuda/kmeans/seeding/launch.rs.
 enum Stop : u32 { GOING_ON, SMALL_SHARES, ALL_CHOSEN };
 
-// How steps stand. The same struct as in src/device/cuda/kmeans/seeding/launch.rs.
+// The state of the steps. The same struct as in src/device/cuda/kmeans/seeding/launch.rs.
 struct State {
-    double scale[2];  // shares are multiplied by one, and then by the other
+    double scale[2];  // shares are multiplied by both, one after the other
     u64 largest;      // the largest weight times cost, as the bits of a double
     u32 stop;
-    u32 chosen;       // rows that were chosen
-    u32 scaled;       // the same when the scale was
+    u32 chosen;       // number of chosen rows
+    u32 scaled;       // number of chosen rows at the last rescaling
     u32 compared;     // candidates of the last step
     u32 longest;      // longest row, as the bits of a float
-    u32 best;         // which of the candidates of the step before was chosen
-    u32 is_owed;      // whether sums of shares do not know of it yet
+    u32 best;         // number of the best candidate of the step before
+    u32 is_owed;      // whether that candidate's gain is still to be subtracted from the sums of shares
     u32 padding;
 };
 
-// The sum of the shares that a candidate takes from all rows: of their lower and upper 32 bits.
+// The total share that a candidate takes from all rows: sums of the lower and upper 32 bits.
 struct Gain {
     u64 low, high;
 };
@@ -35,28 +35,28 @@ struct Seeding {
     State* state;
     const Scalar* rows;
     const double* weights;  // or null
-    Real* costs;            // of each row: the distance from the nearest row chosen so far
-    u64* totals;            // of each SHARE_ROWS rows: the sum of their shares
-    u64* block_totals;      // of each block's rows
+    Real* costs;            // by row: the distance from the nearest chosen row
+    u64* totals;            // by SHARE_ROWS rows: the sum of their shares
+    u64* block_totals;      // the same by block
     u32* candidates;        // rows
     u32* chosen;            // rows
-    Gain* gains;            // of each candidate
-    u64* taken;             // for each candidate, what it takes from each of `totals`
-    u64* block_taken;       // and of `block_totals`
-    Real* distances;        // for each candidate, of each row that it is nearer to
-    u32* lowered;           // for each row, a bit for each of those candidates
-    const u64* random;      // for each step, a number for each candidate
+    Gain* gains;            // by candidate
+    u64* taken;             // by candidate: its gain in each element of `totals`
+    u64* block_taken;       // by candidate: its gain in each element of `block_totals`
+    Real* distances;        // by candidate and row: the distance, if it is below the row's cost
+    u32* lowered;           // by row: a bit for each of those candidates
+    const u64* random;      // by step and candidate
     u32 count, k;
-    u32 together;           // rows of a block that compares them, a multiple of SHARE_ROWS, at most BLOCK_ROWS
+    u32 together;           // rows per block of a comparison: a multiple of SHARE_ROWS, at most BLOCK_ROWS
     u32 blocks;
 };
 
-// Rows in whole numbers. The same struct as in src/device/cuda/kmeans/seeding/launch.rs.
+// Quantised rows. The same struct as in src/device/cuda/kmeans/seeding/launch.rs.
 struct Bounds {
-    uint4* words;         // for 16 rows and 32 elements, 4 words of each lane, as `multiply_words` takes them
-    int* squares;         // of each row, in steps
-    float* residuals;     // of each row: the length of what rounding left, in steps
-    const double* centre; // what is subtracted from rows
+    uint4* words;         // by 16 rows and 32 elements: 4 words per lane, as `multiply_words` takes them
+    int* squares;         // by row, in steps
+    float* residuals;     // by row: the length of the rounding error, in steps
+    const double* centre; // subtracted from rows
     double inverse;       // steps in 1
 };
 
@@ -64,7 +64,7 @@ __device__ __forceinline__ bool is_going_on(const Seeding& seeding) {
     return seeding.state->stop == GOING_ON;
 }
 
-// Weight times cost; a row without weight has no share, however far it is.
+// Weight times cost; a row of weight 0 has no share, even at an infinite distance.
 __device__ __forceinline__ double exact_share(const Seeding& seeding, u32 row, Real cost) {
     const double weight = seeding.weights == nullptr ? 1.0 : seeding.weights[row];
     const double share = multiply(weight, (double)cost);
@@ -78,8 +78,8 @@ __device__ __forceinline__ u64 share_of(const Seeding& seeding, u32 row, Real co
     return __double2ull_rz(multiply(multiply(exact_share(seeding, row, cost), scale[0]), scale[1]));
 }
 
-// Shares that are summed in shared memory, where atomics of 64 bits are slow. Those of BLOCK_ROWS rows do
-// not overflow.
+// A sum of shares in shared memory, in three parts, as 64-bit atomics are slow there. Sums over BLOCK_ROWS
+// rows do not overflow.
 struct Parts {
     u32 part[3];
 };
@@ -97,7 +97,7 @@ __device__ __forceinline__ u64 sum_of(const Parts& parts) {
     return parts.part[0] + ((u64)parts.part[1] << PART_BITS) + ((u64)parts.part[2] << 2 * PART_BITS);
 }
 
-// The candidate that takes the largest share, the first in case of a tie: by a warp.
+// The candidate with the largest gain, the first in case of a tie: by a warp.
 __device__ __forceinline__ u32 best_candidate(const Seeding& seeding) {
     u32 best = Warp::rank();
     u64 high = 0, low = 0;
@@ -117,7 +117,8 @@ __device__ __forceinline__ u32 best_candidate(const Seeding& seeding) {
     return __shfl_sync(0xffffffff, best, 0);
 }
 
-// What a block finds of its rows: for each SHARE_ROWS of them, at most as many as a warp has lanes, what candidates take.
+// Partial results of a block: the gain of every candidate for every SHARE_ROWS rows. There are at most as
+// many such parts as lanes in a warp.
 struct Found {
     Parts gains[BLOCK_ROWS / SHARE_ROWS][MOST_CANDIDATES];
 };
@@ -131,8 +132,8 @@ __device__ __forceinline__ void clear(Found& found) {
 // The rows of a block.
 struct Own {
     u32 first, end;   // rows
-    u32 part, parts;  // the first SHARE_ROWS of them, and how many of these there are
-    u32 all_parts;    // of all rows
+    u32 part, parts;  // the number of its first part of SHARE_ROWS rows, and its number of parts
+    u32 all_parts;    // parts of all rows
 };
 
 __device__ __forceinline__ u32 parts_of(u32 rows) { return (rows + SHARE_ROWS - 1) / SHARE_ROWS; }
@@ -142,7 +143,8 @@ __device__ __forceinline__ Own own_rows(const Seeding& seeding) {
     return {first, end, first / SHARE_ROWS, parts_of(end - first), parts_of(seeding.count)};
 }
 
-// Subtracts from the sums of a block's shares what the candidate that was chosen last took from them, if they owe it.
+// Subtracts the gain of the last chosen candidate from the sums of a block's shares, if that is still to be
+// done.
 __device__ __forceinline__ void pay(const Seeding& seeding, const Own& own) {
     if (!seeding.state->is_owed) return;
     const u32 best = seeding.state->best, i = own.part + threadIdx.x;
@@ -152,7 +154,8 @@ __device__ __forceinline__ void pay(const Seeding& seeding, const Own& own) {
     }
 }
 
-// Adds up what a block found for a candidate, by a warp: of SHARE_ROWS rows for each lane, which is written, and of all.
+// Sums what a block found for a candidate, by a warp: `parts` gets the sum of each SHARE_ROWS rows; returns
+// the total.
 __device__ __forceinline__ u64 add_up(const Found& found, const Own& own, u32 candidate, u64* parts) {
     const u32 lane = Warp::rank();
     u64 sum = 0;
@@ -161,7 +164,7 @@ __device__ __forceinline__ u64 add_up(const Found& found, const Own& own, u32 ca
     return sum;
 }
 
-// Passes on what a block found of its rows.
+// Writes the gains that a block found.
 __device__ __forceinline__ void finish(const Seeding& seeding, const Found& found, const Own& own, u32 compared) {
     __syncthreads();
     for (u32 candidate = threadIdx.x / 32; candidate < compared; candidate += blockDim.x / 32) {
@@ -174,17 +177,17 @@ __device__ __forceinline__ void finish(const Seeding& seeding, const Found& foun
     }
 }
 
-// What is known of the candidate that was chosen last.
+// The candidate that was chosen last.
 struct Chosen {
     u32 best;
-    bool is_first;  // whether none was
+    bool is_first;  // whether there is none yet
 };
 
 __device__ __forceinline__ Chosen chosen_last(const Seeding& seeding) {
     return {seeding.state->best, seeding.state->chosen == 0};
 }
 
-// A row's cost when it was last written, and the candidates that were nearer to it then.
+// The cost of a row before the last choice, and a bit for each candidate that was nearer.
 struct Cost {
     Real cost;
     u32 lowered;
@@ -194,27 +197,28 @@ __device__ __forceinline__ Cost cost_before(const Seeding& seeding, const Chosen
     return {seeding.costs[row], chosen.is_first ? 0 : seeding.lowered[row]};
 }
 
-// The cost of a row after the candidate that was chosen last.
+// The cost of a row after the last choice.
 __device__ __forceinline__ Real cost_now(const Seeding& seeding, const Chosen& chosen, u32 row, const Cost& before) {
     const bool is_lowered = before.lowered >> chosen.best & 1;
     return is_lowered ? seeding.distances[(u64)chosen.best * seeding.count + row] : before.cost;
 }
 
-// Adds what a row's share is less at this distance than at its cost.
+// Adds the reduction of a row's share from its cost to this distance.
 __device__ __forceinline__ void add_gain(const Seeding& seeding, Parts& gain, u32 row, Real cost,
                                          Real distance) {
     const u64 share = share_of(seeding, row, cost) - share_of(seeding, row, distance);
     if (share > 0) add_share(gain, share);
 }
 
-// Brings memory nearer that is read soon.
+// Prefetches memory into L2.
+// PTX ISA, Data Movement and Conversion Instructions: prefetch, prefetchu.
 __device__ __forceinline__ void prefetch(const void* from) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
-constexpr u32 LINE = 128;  // bytes that it brings
+constexpr u32 LINE = 128;  // bytes per prefetch
 
-// Loads some neighbouring elements of a row, as many at a time as its dimension allows; with IS_LAST, they leave caches
-// before others do.
+// Loads some adjacent elements of a row, in vectors if its dimension allows; IS_LAST marks them for early
+// eviction.
 template <bool IS_LAST = false, u32 COUNT>
 __device__ __forceinline__ void load(Scalar (&to)[COUNT], const Scalar* from) {
     constexpr u32 TOGETHER = 16 / sizeof(Scalar);
@@ -233,7 +237,7 @@ __device__ __forceinline__ void load(Scalar (&to)[COUNT], const Scalar* from) {
     }
 }
 
-// Adds some elements of two rows to their sum.
+// Adds some elements of two rows to their total.
 template <u32 COUNT>
 __device__ __forceinline__ Total add_pair(const Scalar (&a)[COUNT], const Scalar (&b)[COUNT], Total total) {
 #pragma unroll
