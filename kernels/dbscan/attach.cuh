@@ -1,4 +1,4 @@
-// Gives rows that are not core to the first cluster within eps.
+// Border rows: assigns rows that are not core to the first cluster that has a core row within eps.
 
 #include "dbscan/link.cuh"
 
@@ -8,7 +8,7 @@ struct Attaching {
     Query& query;
     Work& work;
     u32 firsts[2];  // of a lane's rows
-    u32 most;       // of all rows'
+    u32 most;       // the maximum over all rows
 
     __device__ __forceinline__ Verdict verdict(u32 level, u32 node, const float* box, bool) {
         if (all.least[place_of(all, level, node)] >= most) return SKIP;
@@ -40,7 +40,7 @@ struct Attaching {
         }
         update();
     }
-    // Whether an earlier cluster than this would be news for a row.
+    // Whether a core row of cluster `least` would lower a row's cluster.
     __device__ __forceinline__ bool is_open(u32 r, u32 least) const {
         return query.slots[r * 32 + Warp::rank()] != NONE && least < firsts[r];
     }
@@ -56,7 +56,7 @@ struct Attaching {
     }
 };
 
-// Finds the first cluster of the listed rows. A warp takes some of them.
+// Finds the first cluster of the listed rows. A warp takes one item of the list at a time.
 extern "C" __global__ __launch_bounds__(64, RESIDENT) void attach(const __grid_constant__ Dbscan all) {
     __shared__ Query queries[2];
     Query& query = queries[threadIdx.x / 32];
@@ -91,7 +91,7 @@ extern "C" __global__ __launch_bounds__(64, RESIDENT) void attach(const __grid_c
     work.add_to(all.progress);
 }
 
-// Core rows, and their clusters, by row. A warp for each tile.
+// Writes, by row, whether it is core and its cluster. A warp per tile.
 extern "C" __global__ __launch_bounds__(128) void finish(const __grid_constant__ Dbscan all) {
     const u32 tile = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (tile >= all.tile_count) return;

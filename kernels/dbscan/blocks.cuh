@@ -1,8 +1,8 @@
-// Sums of pairs one by one, and what they say.
+// Distance sums of pairs, in registers, and their comparison with eps.
 
 #include "dbscan/query.cuh"
 
-// One more element of a pair: f64 as defined, products and f32 in any way.
+// Adds one element of a pair: f64 as in the definition, f32 and directions without a fixed rounding.
 __device__ __forceinline__ u32 accumulate(u32 x, u32 y, u32 sum) {
     return sum + __popc(SUM == SHARED_BITS ? x & y : x ^ y);
 }
@@ -19,8 +19,9 @@ __device__ __forceinline__ double accumulate(double x, double y, double sum) {
                                      : magnitude(apart));
 }
 
-// Whether two rows with this sum are within eps for certain, and whether they may be. `inverses` is the
-// product of the rows' own, `bits` the sum of theirs. Sums of f64 in order are as defined.
+// Whether two rows with this sum are certainly within eps (`sure`), and whether they may be (`may`).
+// `inverses` is the product of both inverse lengths, `bits` the sum of both numbers of set bits. f64 sums in
+// the order of the definition decide.
 template <bool IN_ORDER = ELEMENT == F64 && !IS_DIRECTION>
 __device__ __forceinline__ void decide(
     const Dbscan& all, Total sum, Real inverses, u32 bits, bool& sure, bool& may) {
@@ -40,18 +41,18 @@ __device__ __forceinline__ void decide(
             return;
         }
         sure = distance <= (Real)all.sure;
-        // Sums of a few rows that are out of range are no numbers: not more than anything.
+        // NaN, from rows that are out of range, counts as undecided.
         may = !(distance > (Real)all.may);
     }
 }
 
-// A bit for each of 64 for which the lane that has it says so: each has its own and 32 after it.
+// The 64-bit mask of a predicate: each lane has bits `lane` and `lane + 32`.
 __device__ __forceinline__ u64 rows_that(bool first, bool second) {
     const u32 low = __ballot_sync(0xffffffff, first), high = __ballot_sync(0xffffffff, second);
     return (u64)high << 32 | low;
 }
 
-// Lists the rows of a query that have a bit, and counts them.
+// Lists the rows of a query that have a bit in `rows`, and returns their number.
 __device__ __forceinline__ u32 list_wanted(u64 rows, Query& query) {
     __syncwarp();
 #pragma unroll
@@ -63,12 +64,12 @@ __device__ __forceinline__ u32 list_wanted(u64 rows, Query& query) {
     return __popcll(rows);
 }
 
-// Many dimensions: a warp adds up a block of sums, COLUMNS rows of a query by a tile; each lane has
-// OWN_COLUMNS by 8 of them, in steps of 4 and 8.
+// Many dimensions: a warp computes a block of sums, COLUMNS rows of a query by a tile; a lane has OWN_COLUMNS
+// by 8 of them, in steps of 4 and 8.
 constexpr u32 OWN_COLUMNS = COLUMNS / 4;
 typedef Total BlockSums[OWN_COLUMNS][8];
 
-// Adds up the pairs of the query's wanted rows from `first` on. False if none is within eps.
+// Computes the sums of the query's wanted rows from `first` on. False if no pair can be within eps.
 __device__ __forceinline__ bool add_block(
     const Dbscan& all, u32 tile, u32 first, u32 last, Query& query, BlockSums& sums) {
     const u32 lane = Warp::rank(), column = lane % COLUMNS;
@@ -107,7 +108,7 @@ __device__ __forceinline__ bool add_block(
                 }
             }
         }
-        // Sums of products may fall again; bits are few.
+        // Sums of signed products may fall again, and bits are cheap; only growing sums end early.
         if constexpr (SUM == SQUARES || SUM == ABSOLUTE) {
             Total least = sums[0][0];
 #pragma unroll
@@ -121,8 +122,8 @@ __device__ __forceinline__ bool add_block(
     return true;
 }
 
-// For each of the query's wanted rows from `first` on, a bit for each row of the tile within eps, in
-// query.found, by its place among them. False if there is none.
+// For each of the query's wanted rows from `first` on: a bit for each row of the tile within eps, in
+// query.found, by its index among the wanted rows. False if no bit is set.
 __device__ __forceinline__ bool find_in_block(
     const Dbscan& all, u32 tile, u32 first, u32 last, u64 others, Query& query, Work& work) {
     BlockSums sums;

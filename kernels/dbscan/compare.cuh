@@ -1,4 +1,4 @@
-// Rows of a query against the rows of a tile, of which each lane has two.
+// Exact comparison of a query's rows with the rows of a tile; a lane has two rows of the tile.
 
 #include "dbscan/products.cuh"
 
@@ -6,7 +6,7 @@ typedef Total Sums[COLUMNS][2];
 
 // A lane's rows of a tile.
 struct Own {
-    u64 slot;  // of the first; the second is 32 further on
+    u64 slot;  // of the first row; the second is 32 slots further
     Real inverses[2];
     u32 bits[2];
     Chunk values[2][CHUNKS];  // where DIM is not 0
@@ -26,7 +26,7 @@ __device__ __forceinline__ void load(const Dbscan& all, u32 tile, Own& own) {
     }
 }
 
-// Adds up the pairs of a lane's rows with the query's wanted rows from `first` on.
+// Adds the sums of a lane's rows and the query's wanted rows from `first` on.
 __device__ __forceinline__ void add_pairs(
     const Own& own, u32 first, u32 last, const Query& query, Sums& sums) {
 #pragma unroll
@@ -38,7 +38,7 @@ __device__ __forceinline__ void add_pairs(
             const Chunk x = query.chunks[chunk][row];
 #pragma unroll
             for (u32 j = 0; j < WIDTH; j++) {
-                // Elements that fill a chunk up add nothing.
+                // Padding elements of the last chunk are skipped.
                 if (chunk * WIDTH + j >= ELEMENTS) continue;
                 sums[i][0] = accumulate(x.of[j], own.values[0][chunk].of[j], sums[i][0]);
                 sums[i][1] = accumulate(x.of[j], own.values[1][chunk].of[j], sums[i][1]);
@@ -47,9 +47,9 @@ __device__ __forceinline__ void add_pairs(
     }
 }
 
-// Compares rows of a query, those with a bit in `rows`, with those rows of a tile that have a bit in
-// `others`. Calls `each` with a row of the query and a bit for each row of the tile within eps, for the
-// whole warp; ends if it returns true.
+// Compares the rows of a query with a bit in `rows` with the rows of a tile with a bit in `others`. The whole
+// warp calls `each` with a row of the query and a mask of the tile's rows within eps; ends when it returns
+// true.
 template <typename Each>
 __device__ __forceinline__ void compare(
     const Dbscan& all, u64 rows, u32 tile, u64 others, Query& query, Work& work, Each each) {
@@ -108,12 +108,12 @@ __device__ __forceinline__ void compare(
     }
 }
 
-// Rows of a query from which on it is faster for each lane to have one of them.
+// From this number of query rows on, it is faster to give each lane a row of the query.
 constexpr u32 MANY = 14;
 
-// Compares a row of the query for each of so many lanes with those rows of a tile that have a bit in
-// `others`: returns a bit for each of them within eps. Not for rows of run-time dimension: they are not in
-// shared memory as a whole.
+// Compares the lane's row of a query, in the first `lanes` lanes, with the rows of a tile with a bit in
+// `others`; returns the mask of those within eps. Not for run-time dimensions, where shared memory does not
+// hold whole rows.
 __device__ __forceinline__ u64 compare_by_lane(
     const Dbscan& all, u32 row, u32 lanes, u32 tile, u64 others, const Query& query, Work& work) {
     constexpr u32 TOGETHER = 8;
@@ -169,8 +169,8 @@ __device__ __forceinline__ u64 compare_by_lane(
     return is_wanted ? near : 0;
 }
 
-// Finds the rows of a tile with a bit in `others` that are within eps of rows of a query: each lane those
-// of its two.
+// Finds the rows of a tile with a bit in `others` that are within eps of rows of a query: `near` is, for each
+// of a lane's two query rows, the mask of the tile's rows.
 __device__ __forceinline__ void find_near(
     const Dbscan& all, u64 rows, u32 tile, u64 others, Query& query, Work& work, u64 (&near)[2]) {
     near[0] = near[1] = 0;
@@ -179,7 +179,7 @@ __device__ __forceinline__ void find_near(
             const u32 lanes = min(32, list_wanted(rows, query));
             const u32 row = query.wanted[min(Warp::rank(), lanes - 1)];
             const u64 found = compare_by_lane(all, row, lanes, tile, others, query, work);
-            // To the lane that has the row.
+            // Moves the mask to the lane that owns the row.
             u32 left[2];
 #pragma unroll
             for (u32 r = 0; r < 2; r++) {

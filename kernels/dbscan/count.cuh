@@ -1,4 +1,4 @@
-// Which rows are core: the weights of the rows within eps, added up until they are enough.
+// Core rows: sums the weights of the rows within eps of each row until they reach `enough`.
 
 #include "dbscan/walk.cuh"
 
@@ -13,7 +13,7 @@ __device__ __forceinline__ Weight weight_of_rows(const Dbscan& all, u32 tile, u6
     return total;
 }
 
-// Finds the rows of a tile within eps of rows of a query, and their weight: each lane those of its two.
+// Finds, for each of a lane's two query rows, the rows of a tile within eps, and their weight.
 __device__ __forceinline__ void weigh_near(
     const Dbscan& all, u64 rows, u32 tile, Query& query, Work& work, u64 (&near)[2],
     Weight (&weights)[2]) {
@@ -22,8 +22,8 @@ __device__ __forceinline__ void weigh_near(
     for (u32 r = 0; r < 2; r++) weights[r] = weight_of_rows(all, tile, near[r]);
 }
 
-// Compares the rows of each tile with each other, and finds those that this makes core. A warp takes
-// tiles.
+// Compares the rows of each tile with each other, and marks those that are core by these alone. A warp takes
+// one tile at a time.
 extern "C" __global__ __launch_bounds__(64) void count_own(const __grid_constant__ Dbscan all) {
     __shared__ Query queries[2];
     Query& query = queries[threadIdx.x / 32];
@@ -53,7 +53,7 @@ extern "C" __global__ __launch_bounds__(64) void count_own(const __grid_constant
         if (Warp::rank() == 0) {
             const uint2 range = all.ranges[tile];
             all.core[tile] = core;
-            // Rows of other tiles may make more of them core.
+            // Rows of other tiles may make more rows core.
             all.offsets[tile] = range.y - range.x > 1 ? __popcll(rows & ~core) : 0;
         }
         stage.put(all, tile, DONE);
@@ -87,14 +87,14 @@ extern "C" __global__ __launch_bounds__(128) void list_others(const __grid_const
     }
 }
 
-// Counts for the rows of a query.
+// The visitor that sums weights for the rows of a query.
 struct Counting {
     const Dbscan& all;
     const Listed& listed;
     Query& query;
     Work& work;
     Weight totals[2];  // of a lane's rows
-    u64 open;          // the rows that are not known to be core
+    u64 open;          // rows that are not yet known to be core
 
     __device__ __forceinline__ Verdict verdict(u32, u32, const float* box, bool is_all) {
         if (is_apart(all, query, box)) {
@@ -130,7 +130,7 @@ struct Counting {
     __device__ __forceinline__ bool is_done() const { return open == 0; }
 };
 
-// Counts for the listed rows. A warp takes some of them.
+// Counts for the listed rows. A warp takes one item of the list at a time.
 extern "C" __global__ __launch_bounds__(64, RESIDENT) void count_near(const __grid_constant__ Dbscan all) {
     __shared__ Query queries[2];
     Query& query = queries[threadIdx.x / 32];
@@ -163,7 +163,7 @@ extern "C" __global__ __launch_bounds__(64, RESIDENT) void count_near(const __gr
             if (slots[r] == NONE) continue;
             Weight& counted = all.counted[first + r * 32 + Warp::rank()];
             if constexpr (HAS_PARTS) {
-                // Other parts may have added to it; the last one sees all.
+                // Warps with other parts may have added to the sum; the last one sees the total.
                 const u64 more = counting.totals[r].low - before[r];
                 counting.totals[r].low = atomicAdd(&counted.low, more) + more;
             } else {

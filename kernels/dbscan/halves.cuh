@@ -1,17 +1,18 @@
-// Rows for products on tensor cores: strips of halves, or of bits. See products.cuh.
+// Quantised rows for tensor cores: strips of fp16 numbers, or of bits. See products.cuh.
 
 #include "common/halves.cuh"
 #include "dbscan/query.cuh"
 
-// The powers of two within which the largest element of a row, in units, may be: rows beyond are not rounded, and rows
-// below are taken for 0.
+// The range of a row's largest element, in units: rows above it are not quantised, rows below it are rounded
+// to 0.
 constexpr double LARGEST = 1099511627776.0, SMALLEST = 1 / LARGEST;
-// The largest half of a row is from this power of two up to the next: of others, those from 2^-21 of it on are normal.
+// The exponent of a row's largest fp16 number; elements down to 2^-21 of it are normal numbers.
 constexpr int TOP = 7;
-// How far from 1 the length of a unit vector may be, squared; as `squares` in src/device/contract/dbscan.rs counts on.
+// The maximum deviation of a unit vector's squared length from 1; `squares` in src/device/contract/dbscan.rs
+// relies on it.
 constexpr double UNIT_LENGTH = 1e-9;
 
-// An element of a row, less that of the centre, in units. Of a direction, of the unit vector.
+// An element of a row, or of its unit vector, minus the centre, in units.
 __device__ __forceinline__ double from_centre(const Dbscan& all, u32 row, u32 i, const Direction& of) {
     double x;
     if constexpr (IS_DIRECTION) {
@@ -22,13 +23,13 @@ __device__ __forceinline__ double from_centre(const Dbscan& all, u32 row, u32 i,
     return __dmul_rn(__dadd_rn(x, -all.products.centre[i]), all.products.unit);
 }
 
-// How long an element is as a part of a unit vector, or 0 where rows are no directions.
+// An element of a row's unit vector; 0 for metrics that do not compare directions.
 __device__ __forceinline__ double of_unit_vector(const Dbscan& all, u32 row, u32 i, const Direction& of) {
     if (!IS_DIRECTION) return 0;
     return __dmul_rn(centred(all, row, i, of), of.inverse);
 }
 
-// Rounds a row into the strips of its slot. For the whole warp.
+// Quantises a row into the strips of its slot. By a whole warp.
 __device__ __forceinline__ Rounded round_row(const Dbscan& all, u32 slot, u32 row) {
     u32* to = reinterpret_cast<u32*>(all.products.strips + (u64)slot * all.products.count * 4);
     const u32 words = all.products.count * 16;
@@ -38,7 +39,7 @@ __device__ __forceinline__ Rounded round_row(const Dbscan& all, u32 slot, u32 ro
     double largest = 0;
     for (u32 i = Warp::rank(); i < dim; i += 32) largest = fmax(largest, fabs(from_centre(all, row, i, of)));
     largest = largest_of_lanes(largest);
-    // The scale, and one over it.
+    // The scale and its inverse.
     float scale = 0;
     double inverse = 0;
     if (largest >= SMALLEST && largest < LARGEST) {
@@ -66,16 +67,17 @@ __device__ __forceinline__ Rounded round_row(const Dbscan& all, u32 slot, u32 ro
     square = add_lanes(square);
     lost = add_lanes(lost);
     length = add_lanes(length);
-    // Also what taking away the centre and adding up have rounded.
+    // Includes the rounding errors of subtracting the centre and of these sums.
     const double error = sqrt(lost) * (1 + 1e-7) + (sqrt(square) + sqrt(lost)) * 1e-12;
-    // Elements that are no numbers here have no largest.
+    // fmax ignores NaN elements, so `lost` is checked as well.
     const bool is_fit = largest < LARGEST && lost < LARGEST * LARGEST * LARGEST &&
                         (!IS_DIRECTION || row == NONE || fabs(length - 1) < UNIT_LENGTH);
     return Rounded{is_fit ? __double2float_rn(square) : 0, is_fit ? scale : 0,
                    is_fit ? __double2float_ru(error) : Limits<float>::infinity(), 0};
 }
 
-// The strips of a tile's rows, and what they are rounded by. A block for each tile, a warp for every eighth row.
+// Quantises a tile's rows, and records their norms, scales and errors. A block per tile, a warp for every
+// eighth row.
 extern "C" __global__ __launch_bounds__(256) void round_tiles(const __grid_constant__ Dbscan all) {
     const u32 tile = blockIdx.x, warp = threadIdx.x / 32;
     float error = 0, square = 0;

@@ -1,11 +1,12 @@
-// Joins core rows that are within eps of each other.
+// Connects core rows that are within eps of each other: a union-find structure with path halving.
 //
-// Sets of rows are trees whose root is their first row; roots only ever get smaller. Parents are read
-// from the cache of all multiprocessors: what others have joined need not be looked at.
+// Every set of connected rows is a tree whose root is its first row; a root only ever gets a smaller parent.
+// Parents are read from the L2 cache, which all multiprocessors share, so that rows connected by another
+// block need not be compared.
 
 #include "dbscan/walk.cuh"
 
-// The first row of a row's set. While others join sets, it may be outdated at once.
+// The root of a row's set, which a concurrent join may change at any time.
 __device__ __forceinline__ u32 first_of(const Dbscan& all, u32 row) {
     for (;;) {
         const u32 parent = __ldcg(&all.parents[row]);
@@ -14,8 +15,8 @@ __device__ __forceinline__ u32 first_of(const Dbscan& all, u32 row) {
     }
 }
 
-// The same; halves the path on the way. A row that has a parent never loses it, and what another thread
-// has written there is as good.
+// The same, with path halving. A row that has a parent never becomes a root again, and a parent written
+// concurrently by another thread is equally valid.
 __device__ __forceinline__ u32 first_after_halving(const Dbscan& all, u32 row) {
     for (;;) {
         const u32 parent = __ldcg(&all.parents[row]);
@@ -41,18 +42,19 @@ __device__ __forceinline__ void join(const Dbscan& all, u32 a, u32 b) {
     }
 }
 
-// Whether all core rows of a node are in the set of a row.
+// Whether all core rows of a node are in the set with root `first`.
 __device__ __forceinline__ bool is_joined(const Dbscan& all, u32 known, u32 first) {
     return known < EMPTY && first_of(all, known) == first;
 }
 
-// Every row by itself.
+// Makes every row a set of its own.
 extern "C" __global__ __launch_bounds__(256) void alone(const __grid_constant__ Dbscan all, u32 count) {
     const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row < count) all.parents[row] = row;
 }
 
-// Joins the core rows of each tile. What is near a core row is then its set. A warp for each.
+// Joins the core rows of each tile, and replaces `near` of a core row by its set within the tile. A warp per
+// tile.
 extern "C" __global__ __launch_bounds__(128) void link_own(const __grid_constant__ Dbscan all) {
     const u32 tile = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (tile >= all.tile_count) return;
@@ -70,7 +72,7 @@ extern "C" __global__ __launch_bounds__(128) void link_own(const __grid_constant
     u32 known = EMPTY;
     u64 open = core;
     while (open != 0) {
-        // Rows that were found find others, until there are no more.
+        // Breadth-first search: rows that were reached reach others, until the set is complete.
         u64 set = open & (0 - open), searched = 0;
         while ((set & ~searched) != 0) {
             u64 more = 0;
@@ -106,14 +108,14 @@ extern "C" __global__ __launch_bounds__(128) void link_own(const __grid_constant
     if (Warp::rank() == 0) all.known[tile] = known;
 }
 
-// Core rows of a tile, a query, that are joined with those of other tiles.
+// The visitor that joins a query, core rows of one tile, with the core rows of other tiles.
 struct Linking {
     const Dbscan& all;
     Query& query;
     Work& work;
     u32 own_tile;
     u64 own;    // the rows of the query
-    u32 known;  // one of them, if they are joined with each other; else UNKNOWN
+    u32 known;  // one of them, if all are in one set; else UNKNOWN
 
     __device__ __forceinline__ Verdict verdict(u32 level, u32 node, const float* box, bool) {
         const u32 other = all.known[place_of(all, level, node)];
@@ -131,7 +133,7 @@ struct Linking {
     __device__ __forceinline__ void whole(u32, u32) {}
     __device__ __forceinline__ bool is_done() const { return false; }
 
-    // Those of these rows of a tile that are not in a set.
+    // The rows of a tile with a bit in `rows` that are not in the set with root `first`.
     __device__ __forceinline__ u64 rows_beyond(u64 rows, u32 tile, u32 first) const {
         const u32* order = all.order + (u64)tile * TILE + Warp::rank();
         const auto is_beyond = [&](u32 r) {
@@ -139,7 +141,7 @@ struct Linking {
         };
         return rows_that(is_beyond(0), is_beyond(1));
     }
-    // The first row of the set that all these rows of a tile are in by now, or UNKNOWN.
+    // The root of the set that has all of these rows of a tile, or UNKNOWN if they are in several.
     __device__ __forceinline__ u32 set_of(u64 rows, u32 tile) const {
         const u32* order = all.order + (u64)tile * TILE + Warp::rank();
         u32 least = NONE, most = 0;
@@ -156,13 +158,14 @@ struct Linking {
         }
         return least == most ? least : UNKNOWN;
     }
-    // Joins with the core rows of another tile.
+    // Joins the query with the core rows of another tile.
     __device__ __forceinline__ void tile(u32 tile) {
         u64 rows = own, open = all.core[tile];
         u32 other = all.known[tile];
-        // In many dimensions tiles are often joined late, and comparing takes longer than looking again.
+        // In many dimensions a tile often becomes one set late, and comparing costs more than reading the
+        // parents again.
         if (DIM == 0 && other >= EMPTY && known != UNKNOWN) other = set_of(open, tile);
-        // Without those that are joined already.
+        // Leaves out rows that are already in the same set.
         if (other < EMPTY) {
             rows = rows_beyond(rows, own_tile, first_of(all, other));
         } else if (known != UNKNOWN) {
@@ -174,7 +177,7 @@ struct Linking {
         if (rows == 0) return;
         const bool is_one = other < EMPTY && known != UNKNOWN;
         const auto join_with = [&](u32 row, u64 found) {
-            // One is enough where all are joined.
+            // One row is enough if all are in one set.
             if (other < EMPTY) found &= 0 - found;
 #pragma unroll
             for (u32 r = 0; r < 2; r++) {
@@ -200,12 +203,13 @@ struct Linking {
     }
 };
 
-// Tiles that are far apart are items one after the other: soon, all parts of the tree have been seen.
+// Stripes of the item order: consecutive items are distant tiles, so that sets in all parts of the tree grow
+// early.
 constexpr u32 STRIPES = 64;
 
-// The queries of a tile: each set of core rows that are joined with each other, if they are FEW_SETS at
-// most, and else the core rows of every QUARTER lanes. In many dimensions few rows take as long as
-// COLUMNS: if its sets have fewer than half of that on average, all core rows are one query.
+// The queries of a tile: each of its sets of joined core rows if there are at most FEW_SETS, else its core
+// rows in QUARTERs of the tile. In many dimensions a few rows take as long as COLUMNS rows: if sets have
+// fewer than half of that on average, all core rows are one query.
 constexpr u32 FEW_SETS = 6, QUARTER = TILE / 4;
 struct Queries {
     u64 core, heads;
@@ -225,15 +229,16 @@ struct Queries {
         if (are_sets) return;
         heads = DIM == 0 ? 1ull : 1ull | 1ull << QUARTER | 1ull << 2 * QUARTER | 1ull << 3 * QUARTER;
     }
-    // The rows of the query that begins with this one.
+    // The rows of the query whose first row is `head`.
     __device__ __forceinline__ u64 rows(u32 head) const {
         const u64 set = __shfl_sync(0xffffffff, head < 32 ? sets[0] : sets[1], head % 32);
         return are_sets ? set : DIM == 0 ? core : core & ((1ull << QUARTER) - 1) << head;
     }
 };
 
-// What a warp takes: a tile, or with 4 parts, a quarter if there are any. In many dimensions, a tile with those of the
-// next tiles that are in a part of all, one part after the other: warps visit the same tiles at a time.
+// The items of a launch. In few dimensions an item is a tile or, with 4 parts, a quarter of it. In many
+// dimensions it is a tile with one part of all tiles, ordered part by part, so that warps visit the same
+// tiles at the same time.
 struct Links {
     u32 tiles, parts, length, count;
 
@@ -251,8 +256,8 @@ struct Links {
     }
 };
 
-// Joins the core rows of each tile with those of so many of the next tiles in its group. A cursor has the first row of
-// the query in its highest 6 bits.
+// Joins the core rows of each tile with those of the `next` following tiles of its group. A cursor has the
+// first row of the current query in its highest 6 bits.
 extern "C" __global__ __launch_bounds__(64, RESIDENT) void link_tiles(
     const __grid_constant__ Dbscan all, u32 next, u32 parts) {
     __shared__ Query queries[2];
@@ -265,7 +270,7 @@ extern "C" __global__ __launch_bounds__(64, RESIDENT) void link_tiles(
         const u32 item = stage.take(all, links.count, has_worked);
         if (item >= links.count) break;
         const u32 tile = links.tile(item), part = links.part(item);
-        // The next tiles that are visited.
+        // The range of tiles to visit.
         u32 begin = tile + 1, end = begin;
         if (tile < all.tile_count) end = begin + min(all.ranges[tile].y - begin, next);
         if constexpr (DIM == 0) {
@@ -314,14 +319,14 @@ extern "C" __global__ __launch_bounds__(64, RESIDENT) void link_tiles(
     work.add_to(all.progress);
 }
 
-// Makes the root of its set every row's parent.
+// Makes every row's parent the root of its set.
 extern "C" __global__ __launch_bounds__(256) void flatten(const __grid_constant__ Dbscan all, u32 count) {
     const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row < count) all.parents[row] = first_of(all, row);
 }
 
-// What is known of the nodes of a level, from their rows, or from the level below: also which core rows of
-// a tile are in one set. A warp for each.
+// Computes `known` and `least` of the nodes of a level, from their rows or from the level below, and the sets
+// of core rows within a tile. A warp per node.
 extern "C" __global__ __launch_bounds__(128) void know(const __grid_constant__ Dbscan all, u32 level) {
     const u32 node = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (node >= nodes_of(all, level)) return;
@@ -339,7 +344,7 @@ extern "C" __global__ __launch_bounds__(128) void know(const __grid_constant__ D
             least = min(least, firsts[r]);
             most = max(most, firsts[r]);
         }
-        // Its sets, by now.
+        // The sets of the tile at this time.
         for (u64 open = core; open != 0;) {
             const u32 head = __ffsll(open) - 1;
             const u32 first = __shfl_sync(0xffffffff, head < 32 ? firsts[0] : firsts[1], head % 32);

@@ -1,20 +1,20 @@
-// Rows in an order in which near rows are near each other: keys, and a stable sort by them.
+// A spatial order of rows: Z-order (Morton) keys, and a stable radix sort by key.
 //
-// A key takes the bits of some coordinates in turn. The coordinate's value is first mapped to its share
-// of all rows, by a sample of them: far outliers cost no bits.
+// A key interleaves bits of some coordinates. A coordinate is first mapped to its quantile in a sample of the
+// rows, so that outliers cost no bits.
 
 #include "common/scan.cuh"
 #include "dbscan/rows.cuh"
 
-// How rows get keys. The same struct as in src/device/cuda/dbscan/structs.rs.
+// The parameters of keys. The same struct as in src/device/cuda/dbscan/structs.rs.
 struct Keys {
     const float* splitters;   // for each coordinate SPLITTERS, ascending
-    const u32* bits;          // for each coordinate: the bits of a key that it has
+    const u32* bits;          // for each coordinate: the bits of a key that it occupies
 };
 
-// The share of the sample below a value, as a number of 32 bits.
+// The quantile of a value in the sample, as a 32-bit fraction.
 __device__ __forceinline__ u32 share_below(const float* splitters, float x) {
-    u32 low = 0, high = SPLITTERS - 1;  // splitters[low] <= x < splitters[high], where there are such
+    u32 low = 0, high = SPLITTERS - 1;  // splitters[low] <= x < splitters[high], unless x is outside all splitters
     while (high - low > 1) {
         const u32 middle = (low + high) / 2;
         if (splitters[middle] <= x) {
@@ -27,11 +27,11 @@ __device__ __forceinline__ u32 share_below(const float* splitters, float x) {
     const float part = width > 0 ? (x - splitters[low]) / width : 0;
     const float inside = part > 0 ? (part < 1 ? part : 1) : 0;
     const u32 parts = (u32)fminf(inside * 16777216.0f, 16777215.0f);
-    // SPLITTERS is 257: the highest 8 bits.
+    // SPLITTERS is 257, so the interval number is the highest 8 bits.
     return low << 24 | parts;
 }
 
-// A thread for each row.
+// Computes the keys of rows. A thread per row.
 extern "C" __global__ __launch_bounds__(256) void keys(
     const __grid_constant__ Dbscan all, Keys how, u32* keys, u32* rows, u32 count) {
     __shared__ float splitters[COORDINATES * SPLITTERS];
@@ -45,7 +45,7 @@ extern "C" __global__ __launch_bounds__(256) void keys(
 #pragma unroll
     for (u32 i = 0; i < COORDINATES; i++) {
         u32 share = share_below(splitters + i * SPLITTERS, (float)coordinate(all, row, i));
-        // From the highest down.
+        // From the highest bit down.
         for (u32 bits = how.bits[i]; bits != 0; share <<= 1) {
             const u32 bit = 0x80000000u >> __clz(bits);
             if (share >> 31) key |= bit;
@@ -56,7 +56,7 @@ extern "C" __global__ __launch_bounds__(256) void keys(
     rows[row] = row;
 }
 
-// The group of each row.
+// The group (SQL partition) of each row.
 extern "C" __global__ __launch_bounds__(256) void groups_of(
     const __grid_constant__ Dbscan all, const u32* rows, u32* groups, u32 count) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -74,10 +74,10 @@ extern "C" __global__ __launch_bounds__(256) void groups_of(
 }
 
 constexpr u32 DIGITS = 256, SORT_WARPS = 8;
-// Keys of a warp.
+// Keys per warp.
 constexpr u32 SEGMENT = SORTED_KEYS / SORT_WARPS;
 
-// The digit of each key of a warp's segment, and which other lanes have the same one.
+// Calls `each` with every key of a warp's segment, its digit, and the lanes that have the same digit.
 template <typename Each>
 __device__ __forceinline__ void each_digit(const u32* keys, u32 count, u32 shift, Each each) {
     const u32 first = blockIdx.x * SORTED_KEYS + threadIdx.x / 32 * SEGMENT;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void each_digit(const u32* keys, u32 count, u32 shift
     }
 }
 
-// Counts digits: counts[digit][block].
+// The digit histogram of each block: counts[digit][block].
 extern "C" __global__ __launch_bounds__(256) void count_digits(
     const u32* keys, u32 count, u32 shift, u32* counts) {
     __shared__ u32 own[DIGITS];
@@ -101,7 +101,7 @@ extern "C" __global__ __launch_bounds__(256) void count_digits(
     counts[threadIdx.x * gridDim.x + blockIdx.x] = own[threadIdx.x];
 }
 
-// Moves keys and their rows to their places by a digit; keys of the same digit keep their order.
+// Moves keys and rows to their positions by a digit; equal digits keep their order.
 extern "C" __global__ __launch_bounds__(256) void move_keys(
     const u32* keys, const u32* rows, u32 count, u32 shift, const u32* offsets, const u32* sums,
     u32* keys_to, u32* rows_to) {

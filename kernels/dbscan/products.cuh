@@ -1,33 +1,35 @@
-// Which rows of a tile may be within eps of rows of a query, and which are for certain: by products on tensor cores.
+// Tensor-core products of quantised rows: which pairs of a query and a tile are certainly within eps, which
+// certainly not.
 //
-// Numbers. Let v be what a row is rounded to, less the centre, and e how far that is from the row at most. Two rows are
-// |v - w| apart, give or take both errors, and |v - w|^2 is |v|^2 + |w|^2 - 2 v w. Tensor cores compute v w: products of
-// halves are exact, and adding 16 of them to a float32 loses at most LOST units of 2^-24 of the larger of all those
-// numbers, which |v| |w| bounds. Pairs that this does not decide are added up again, by eight lanes each, and by the
-// definition if that does not decide, either.
+// Numbers. Let v be a row's quantised value minus the centre, and e its error bound. Then, for two rows,
+//   | |x - y| - |v - w| | <= e(v) + e(w), and |v - w|^2 = |v|^2 + |w|^2 - 2 v.w.
+// Tensor cores compute v.w: fp16 products are exact, and adding 16 of them to a float32 loses at most LOST units of
+// 2^-24 of the largest of these numbers, which |v| |w| bounds. Pairs that remain open are summed by eight lanes each,
+// and then by the definition.
 //
-// Bits. Those that both rows have are counted; Hamming distances are exact, and shares of bits are decided again where
-// they are near eps.
+// Bits. Bits that both rows have are counted. Hamming distances are exact; Jaccard distances are recomputed
+// near eps.
 
 #include "common/mma.cuh"
 #include "dbscan/blocks.cuh"
 
-// Of 64 rows of a query by 64 of a tile a lane has four times eight sums, of 16 rows by 8 rows four.
+// The sums of 64 query rows by 64 rows of a tile: a lane has four by eight fragments of 16 by 8 rows, with
+// four sums each.
 template <Element> struct ProductOf { typedef float Type; };
 template <> struct ProductOf<BITS> { typedef int Type; };
 typedef ProductOf<ELEMENT>::Type Product;
 typedef Product Grid[4][8][4];
 
-// More open pairs than this are compared in blocks. For numbers: a block takes as long as some hundred of them.
+// More open pairs than this are compared in blocks: for numbers, a block takes as long as some hundred pairs.
 constexpr u32 MOST_OPEN = ELEMENT == BITS ? TILE * TILE : 512;
 
-// No pair is within eps.
+// The result of `judge` if no pair is within eps.
 constexpr u32 NONE_NEAR = 0xffffffff;
 
-// In units of 2^-24: what adding up a step of 16 products loses, and everything else.
+// Rounding errors in units of 2^-24: of adding a step of 16 products, and of everything else.
 constexpr float LOST = 40, BESIDES = 16, UNIT = 5.9604645e-8f;
 
-// A tile's row, and a query's, as pairs are judged by them.
+// The terms of a tile's row (`Judged`) and of a query's row (`Judge`) in the comparison of a pair.
 struct Judged {
     float square, scale;
     u32 bits;
@@ -44,7 +46,7 @@ struct Judged {
     }
 };
 struct Judge {
-    float factor, surely, maybe;  // what products are multiplied by, and what |w|^2 - 2 v w is compared with
+    float factor, surely, maybe;  // factor of products, and the thresholds of |w|^2 - 2 v.w
     u32 bits, most;
 
     __device__ __forceinline__ Judge(const Dbscan& all, const Query& query, u32 row, float2 others) {
@@ -65,7 +67,7 @@ struct Judge {
             maybe = (float)all.may;
         }
     }
-    // Whether a pair is at most `limit` apart, one of the two.
+    // Whether a pair is within `limit`, one of the two thresholds.
     __device__ __forceinline__ bool holds(Product product, const Judged& other, float limit) const {
         if constexpr (HAS_HALVES) {
             return __fmaf_rn(__fmul_rn(product, other.scale), factor, other.square) <= limit;
@@ -78,8 +80,8 @@ struct Judge {
     }
 };
 
-// The products of a query's wanted rows, `count`, with a tile's. Each lane of four takes 16 bytes of every strip: which
-// elements are multiplied in one step is the same for both sides.
+// The products of a query's first `count` wanted rows with a tile's rows. Each lane of four takes 16 bytes of
+// every strip, the same elements in both operands.
 __device__ __forceinline__ void multiply(
     const Dbscan& all, u32 tile, u32 count, const Query& query, Grid& sums) {
     const u32 lane = Warp::rank(), strips = all.products.count;
@@ -93,7 +95,7 @@ __device__ __forceinline__ void multiply(
 #pragma unroll
     for (u32 i = 0; i < 128; i++) sums[i / 32][i / 4 % 8][i % 4] = 0;
     for (u32 strip = 0; strip < strips; strip++) {
-        // All at once: each load takes long.
+        // All loads are issued before the first is used.
         uint4 x[8], y[8];
 #pragma unroll
         for (u32 i = 0; i < 8; i++) x[i] = __ldg(own[i] + strip * 4);
@@ -112,8 +114,8 @@ __device__ __forceinline__ void multiply(
     }
 }
 
-// Judges the pairs of a query's wanted rows and a tile's: for each row, query.found and query.open. Returns how many are
-// open, or NONE_NEAR.
+// Classifies the pairs of a query's wanted rows and a tile's rows: sets query.found and query.open for each
+// row. Returns the number of open pairs, or NONE_NEAR.
 __device__ __noinline__ u32 judge(const Dbscan& all, u32 tile, u32 count, u64 others, Query& query) {
     Grid sums;
     multiply(all, tile, count, query, sums);
@@ -128,7 +130,7 @@ __device__ __noinline__ u32 judge(const Dbscan& all, u32 tile, u32 count, u64 ot
     for (u32 i = 0; i < 16; i++) {
         tiles[i / 2][i % 2] = Judged(all, (u64)tile * TILE + i / 2 * 8 + column + i % 2);
     }
-    u32 near = 0;  // a bit for every eight rows that may be near one
+    u32 near = 0;  // a bit for every eight query rows with a pair that may be near
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
         if (i * 8 >= count) continue;
@@ -176,7 +178,7 @@ __device__ __noinline__ u32 judge(const Dbscan& all, u32 tile, u32 count, u64 ot
     return __shfl_sync(0xffffffff, left, 0);
 }
 
-// The sum of a pair of slots; eight lanes add it up.
+// The distance sum of a pair of slots, by eight lanes.
 __device__ __forceinline__ Total sum_of_pair(const Dbscan& all, u64 a, u64 b, u32 lanes) {
     const Chunk* x = all.chunks + a / TILE * all.chunk_count * TILE + a % TILE;
     const Chunk* y = all.chunks + b / TILE * all.chunk_count * TILE + b % TILE;
@@ -215,7 +217,8 @@ __device__ __forceinline__ void settle(const Dbscan& all, u32 tile, u32 count, Q
     __syncwarp();
 }
 
-// For each of the query's wanted rows, a bit for each row of the tile within eps, in query.found. False if there is none.
+// For each of the query's wanted rows: a bit for each row of the tile within eps, in query.found. False if no
+// bit is set.
 __device__ __forceinline__ bool find_by_products(
     const Dbscan& all, u32 tile, u32 count, u64 others, Query& query, Work& work) {
     const u32 open = judge(all, tile, count, others, query);

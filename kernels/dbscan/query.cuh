@@ -1,21 +1,21 @@
-// The rows of a query, up to 64, and boxes that may be near them.
+// The rows of a query, up to 64, and bounds on their distances from boxes.
 
 #include "dbscan/rows.cuh"
 
-// Rows of a query that are compared side by side.
+// Rows of a query that are compared at the same time.
 constexpr u32 COLUMNS = DIM != 0 ? 4 : ELEMENT == F64 ? 16 : 32;
-// Chunks and rows of a query, and rows of a tile, that are in shared memory at a time.
+// Staged in shared memory at a time: chunks of a row, rows of the query, and rows of the tile.
 constexpr u32 STAGED = DIM == 0 ? 4 : CHUNKS;
 constexpr u32 STAGED_ROWS = DIM == 0 ? COLUMNS : TILE;
 constexpr u32 STAGED_OTHERS = DIM == 0 ? TILE : 1;
 
-// Blocks of a multiprocessor, as far as registers go.
+// Resident blocks per multiprocessor, as many as registers allow.
 constexpr u32 RESIDENT = IS_FILTERED ? 4 : DIM != 0 && DIM <= 8 && ELEMENT != F64 ? 12 : 6;
 
-// Coordinates are float32: no rounding.
+// Whether coordinates are exact in float32.
 constexpr bool ARE_EXACT = ELEMENT == BITS || (ELEMENT == F32 && !IS_DIRECTION);
 
-// Rows of a query whose coordinates have a box of their own.
+// Query rows that share a bounding box.
 constexpr u32 FEW = 4;
 
 // A query: rows in the shared memory of a warp.
@@ -24,15 +24,15 @@ struct Query {
     Real inverses[IS_DIRECTION ? TILE : 1];
     u32 bits[HAS_BITS ? TILE : 1];
     Rounded rounded[HAS_HALVES ? TILE : 1];
-    // Coordinates, rounded down and up; the boxes of every FEW rows, and of all.
+    // Coordinates, rounded down and up; the bounding boxes of every FEW rows, and of all rows.
     float lows[COORDINATES][TILE], highs[ARE_EXACT ? 1 : COORDINATES][TILE];
     float few_lows[COORDINATES][TILE / FEW], few_highs[COORDINATES][TILE / FEW];
     float low[COORDINATES], high[COORDINATES];
-    // The rows that are being compared, and their values: all or some.
+    // The rows that are being compared, and the staged chunks of their values.
     u32 wanted[TILE];
     Chunk chunks[STAGED][STAGED_ROWS];
-    // Where DIM is 0: values of the tile's rows, and for each wanted row a bit for each of those within eps, and for
-    // each that may be.
+    // If DIM is 0: staged values of the tile's rows; for each wanted row the masks of tile rows within eps,
+    // and of those that are undecided.
     Chunk others[STAGED][STAGED_OTHERS];
     u64 found[DIM == 0 ? TILE : 1], open[IS_FILTERED ? TILE : 1];
 };
@@ -48,7 +48,7 @@ __device__ __forceinline__ double coordinate_at(const Dbscan& all, u32 slot, u32
     }
 }
 
-// Loads the rows in these slots: each lane's are its own and 32 after it.
+// Loads the rows in these slots: each lane has rows `lane` and `lane + 32`.
 __device__ __forceinline__ void load(const Dbscan& all, const u32 (&slots)[2], Query& query) {
     __syncwarp();
 #pragma unroll
@@ -68,7 +68,7 @@ __device__ __forceinline__ void load(const Dbscan& all, const u32 (&slots)[2], Q
     __syncwarp();
 }
 
-// Loads the coordinates of a query's rows, and their box.
+// Loads the coordinates of a query's rows, and their bounding box.
 __device__ __forceinline__ void load_coordinates(const Dbscan& all, Query& query) {
     __syncwarp();
     for (u32 i = 0; i < COORDINATES; i++) {
@@ -107,8 +107,8 @@ __device__ __forceinline__ void load_coordinates(const Dbscan& all, Query& query
     __syncwarp();
 }
 
-// A lower bound on the sum of a row between two values of every coordinate and one in a box, which is
-// one of 32; every step is rounded down.
+// A lower bound on the distance sum of a row in [low_of, high_of] and a row in a box, the lane's of 32; every
+// step is rounded down.
 template <typename Low, typename High>
 __device__ __forceinline__ float least_sum(const float* box, Low low_of, High high_of) {
     float sum = 0;
@@ -117,7 +117,7 @@ __device__ __forceinline__ float least_sum(const float* box, Low low_of, High hi
         const float low = box[2 * i * 32], high = box[(2 * i + 1) * 32];
         const float own_low = low_of(i), own_high = high_of(i);
         if constexpr (SUM == SHARED_BITS) {
-            // At least the share of bits that the fuller row has beyond all of the other's.
+            // Jaccard: at least the share of bits by which the fuller row exceeds the other.
             const float fewer = own_high < low ? own_high : high;
             const float more = own_high < low ? low : own_low;
             return fewer < more ? __fsub_rd(1, __fdiv_ru(fewer, more)) : 0;
@@ -128,7 +128,7 @@ __device__ __forceinline__ float least_sum(const float* box, Low low_of, High hi
     return sum;
 }
 
-// An upper bound on the same; every step is rounded up.
+// An upper bound on the same sum; every step is rounded up.
 template <typename Low, typename High>
 __device__ __forceinline__ float most_sum(const float* box, Low low_of, High high_of) {
     float sum = 0;
@@ -143,7 +143,8 @@ __device__ __forceinline__ float most_sum(const float* box, Low low_of, High hig
     return sum;
 }
 
-// Whether all rows of a box are too far from all of a query, and whether all are within eps.
+// Whether all rows of a box are beyond eps of all rows of a query (`is_apart`), and whether all are within
+// eps (`is_within`).
 __device__ __forceinline__ bool is_apart(const Dbscan& all, const Query& query, const float* box) {
     const float least = least_sum(box, [&](u32 i) { return query.low[i]; },
                                   [&](u32 i) { return query.high[i]; });
@@ -160,7 +161,7 @@ __device__ __forceinline__ bool is_within(const Dbscan& all, const Query& query,
                     [&](u32 i) { return query.high[i]; }) <= all.inside;
 }
 
-// Those of these rows of a query that may be within eps of a row in a box.
+// The rows of a query with a bit in `rows` that may be within eps of a row in a box.
 __device__ __forceinline__ u64 rows_near(
     const Dbscan& all, const Query& query, u64 rows, const float* box) {
     u32 near[2];

@@ -1,86 +1,86 @@
-// The rows of DBSCAN, in tiles of TILE rows that are near each other, under a tree of boxes.
+// The rows of DBSCAN, in tiles of TILE neighbouring rows, under a tree of bounding boxes.
 //
-// A slot is a place in a tile. Groups of rows are in tiles of their own: the last tile of a group may
-// have free slots, at its end. Nodes of level 0 are tiles; a node of a higher level has 32 nodes of
-// the level below, some of which may be in other groups.
+// A slot is a position in a tile. Groups of rows (SQL partitions) have tiles of their own: the last tile of a
+// group may have free slots at its end. Nodes of level 0 are tiles; a node of a higher level has 32 nodes of
+// the level below, possibly of several groups.
 
 #include "common/warp.cuh"
 
-// In place of a row or a slot: there is none. Of a cluster: noise.
+// In place of a row or slot: none. In place of a cluster: noise.
 constexpr u32 NONE = 0xffffffff;
-// In `known`: the core rows of a node may not all be joined; a node has no core rows.
+// In `known`: the core rows of a node may be in several sets; a node has no core rows.
 constexpr u32 UNKNOWN = 0xffffffff, EMPTY = 0xfffffffe;
 // In `cursors`: an item is done.
 constexpr u32 DONE = 0xffffffff;
 
-// Elements of a row that are loaded together; a row has whole chunks of them, the last one filled up
-// with zeros, which change no sum.
+// Elements of a row that are loaded together; a row consists of chunks, the last one padded with zeros, which
+// change no sum.
 constexpr u32 WIDTH = DIM == 1 ? 1 : DIM == 2 || ELEMENT == F64 ? 2 : 4;
 struct alignas(sizeof(Scalar) * WIDTH) Chunk {
     Scalar of[WIDTH];
 };
-// Elements and chunks of a row, where they are known at compile time.
+// Elements and chunks of a row, if they are known at compile time.
 constexpr u32 ELEMENTS = DIM == 0 ? 1 : DIM;
 constexpr u32 CHUNKS = (ELEMENTS + WIDTH - 1) / WIDTH;
 
-// Coordinates of boxes: all dimensions, or some of them, or the number of bits set.
+// Coordinates of boxes: all dimensions, some of them, or the number of set bits.
 constexpr u32 COORDINATES = ELEMENT == BITS ? 1 : DIM == 0 || DIM > 16 ? 16 : DIM;
 
-// The product of two rows is compared, not where they are.
+// Whether rows are compared by the product of their directions.
 constexpr bool IS_DIRECTION = SUM == PRODUCTS;
 
-// Products on tensor cores say first which pairs may be within eps: the host defines FILTERED where there are such, and
-// rows are of run-time dimension. Numbers are halves there.
+// Whether tensor-core products filter pairs: the host defines FILTERED if the device has them and the
+// dimension is given at run time. HAS_HALVES: numbers are then fp16.
 constexpr bool IS_FILTERED = FILTERED, HAS_HALVES = IS_FILTERED && ELEMENT != BITS;
 static_assert(!IS_FILTERED || (DIM == 0 && SUM != ABSOLUTE), "rows that products can compare");
 
-// How many bits rows have is compared, too.
+// Whether the comparison reads the number of set bits of each row.
 constexpr bool HAS_BITS = SUM == SHARED_BITS || (IS_FILTERED && ELEMENT == BITS);
 
 // The direction of a row under cosine and pearson; see `Direction` in src/metric.rs. The same struct as in
-// src/device/cuda/dbscan/structs.rs, as are those below.
+// src/device/cuda/dbscan/structs.rs, as are the structs below.
 struct Direction {
     double unit, mean, inverse;
 };
 
-// A weight, as a whole number of the smallest part of one that occurs: 128 bits. Where all weigh 1
-// (WEIGHTED is 0), the number of rows.
+// A weight as a 128-bit multiple of the smallest unit that occurs. Without weights (WEIGHTED is 0): the
+// number of rows.
 struct Weight {
     u64 low, high;
 };
 
-// A row less the centre, in units, rounded to halves times a power of two, the scale: the square of the length of what it
-// is rounded to, and how far that is from the row at most.
+// A row minus the centre, in units, rounded to fp16 numbers times a power of two, the scale: the squared norm
+// of the rounded row, the scale, and a bound on the rounding error.
 struct Rounded {
     float square, scale, error, unused;
 };
 
-// The operands of products on tensor cores.
+// The operands of tensor-core products.
 struct Products {
-    uint4* strips;         // by slot, `count` strips of 64 bytes: halves, or bits
+    uint4* strips;         // by slot, `count` strips of 64 bytes: fp16 numbers, or bits
     Rounded* rounded;      // by slot
     float2* most;          // by tile: the largest error and square of its rows
     const double* centre;  // by dimension
     double unit;           // one over a unit: a power of two
-    float surely, maybe;   // rows so far apart or less are within eps, rows further apart are not
+    float surely, maybe;   // distances up to `surely` are within eps, distances above `maybe` are not
     u32 count, unused;     // strips of a row
 };
 
-// What has been done, and what a stage has left.
+// Counters of the work done, and of the items that a stage has left.
 struct Progress {
-    u32 next;        // the next item to take
-    u32 unfinished;  // items are left
+    u32 next;        // the next item
+    u32 unfinished;  // whether items are left
     u64 tested, pruned, joined, pairs, rechecked;
 };
 
-// The rows, and all that kernels keep of them.
+// The rows, and all state that kernels keep for them.
 struct Dbscan {
     // The input.
     const Scalar* rows;           // row by row
     const Direction* directions;  // by row; for products
     const Weight* weights;        // by row, if WEIGHTED
-    const u32* ends;              // where each group of rows ends
-    const u32* first_tiles;       // the first tile of each group, and the number of tiles
+    const u32* ends;              // the end of each group of rows
+    const u32* first_tiles;       // the first tile of each group, then the number of tiles
     const u32* box_dims;          // COORDINATES
     // Rows in order.
     const u32* sorted;
@@ -89,30 +89,30 @@ struct Dbscan {
     uint2* ranges;     // by tile: the tiles of its group, from .x to .y
     Chunk* chunks;     // tile by tile: the first chunk of all its rows, the second, …
     Real* inverses;    // by slot, for products: one over the row's length
-    u32* bits;         // by slot, if HAS_BITS: how many the row has
+    u32* bits;         // by slot, if HAS_BITS: its number of set bits
     float* boxes;      // by level and 32 nodes: for each coordinate, 32 lows and 32 highs
-    Weight* totals;    // by node: the weight of its rows, or `enough` if it is more than that
+    Weight* totals;    // by node: the weight of its rows, at most `enough`
     // The state.
     u64* core;         // by tile: a bit for each core row
-    u64* near;         // by slot: a bit for each row of the tile within eps; then, for core rows, of its set
-    u32* parents;      // by row: sets of rows that are joined
-    u32* known;        // by node: a row that all its core rows are joined with, UNKNOWN or EMPTY
+    u64* near;         // by slot: a mask of the tile's rows within eps; later, for core rows, of the row's set
+    u32* parents;      // by row: the union-find structure
+    u32* known;        // by node: a row of the set that has all its core rows, UNKNOWN or EMPTY
     u32* least;        // by node: the least root of its core rows
-    u32* offsets;      // by tile: rows of the list before it, from the first tile of its section on
-    u32* sections;     // by SECTION tiles: rows of the list before them; after the last, all rows
-    u32* list;         // slots of rows that are looked at
-    u32* cursors;      // by item of a stage: how far it is
-    Weight* counted;   // by place in the list
+    u32* offsets;      // by tile: listed rows before it, from the first tile of its section on
+    u32* sections;     // by SECTION tiles: listed rows before them; after the last, all listed rows
+    u32* list;         // slots of listed rows
+    u32* cursors;      // by item of a stage: its progress
+    Weight* counted;   // by position in the list
     u32* firsts;       // by row: its cluster's first row, or NONE
     unsigned char* is_core;  // by row
     Progress* progress;
-    Weight enough;     // that makes a row core
+    Weight enough;     // the weight that makes a row core
     double limit;      // sums or distances at most this are within eps
-    double sure, may;  // what sums in any order are compared with: at most `sure` is, more than `may` is not
-    float beyond;      // a lower bound above this is not within eps
-    float inside;      // an upper bound at most this is
+    double sure, may;  // thresholds of sums in any order: at most `sure` is within eps, more than `may` is not
+    float beyond;      // a lower bound above this is beyond eps
+    float inside;      // an upper bound at most this is within eps
     u32 dim, chunk_count, tile_count, group_count;
-    u64 cycles;        // of a launch
+    u64 cycles;        // per launch
     u32 node_starts[8], box_starts[8];  // by level, in nodes and in 32 nodes
     Products products;  // if IS_FILTERED
 };
@@ -122,7 +122,7 @@ __device__ __forceinline__ double element(const Dbscan& all, u32 row, u32 i) {
     return (double)all.rows[(u64)row * all.dim + i];
 }
 
-// The same in the direction of its row, without dividing by its length.
+// The same, of the row's centred direction, without the division by its length.
 __device__ __forceinline__ double centred(const Dbscan& all, u32 row, u32 i, const Direction& of) {
     return __dadd_rn(__dmul_rn(element(all, row, i), of.unit), -of.mean);
 }
@@ -136,7 +136,7 @@ __device__ __forceinline__ u32 bits_of(const Dbscan& all, u32 row) {
     return bits;
 }
 
-// A coordinate of a row.
+// A coordinate of a row, for boxes and keys.
 __device__ __forceinline__ double coordinate(const Dbscan& all, u32 row, u32 i) {
     if constexpr (ELEMENT == BITS) {
         return bits_of(all, row);
@@ -148,7 +148,7 @@ __device__ __forceinline__ double coordinate(const Dbscan& all, u32 row, u32 i) 
     }
 }
 
-// Whether two rows are within eps: the definition, `Within` in src/device/contract/dbscan.rs.
+// Whether two rows are within eps by the definition, `Within` in src/device/contract/dbscan.rs.
 __device__ __noinline__ bool holds(const Dbscan& all, u32 a, u32 b) {
     double sum = 0;
     if constexpr (ELEMENT == BITS) {
@@ -186,7 +186,7 @@ __device__ __forceinline__ bool is_enough(const Dbscan& all, const Weight& weigh
     if (!WEIGHTED || weight.high == all.enough.high) return is_low_enough;
     return weight.high > all.enough.high;
 }
-// The sum of two weights, or `enough` if it is more than that.
+// The sum of two weights, at most `enough`.
 __device__ __forceinline__ Weight plus(const Dbscan& all, const Weight& a, const Weight& b) {
     if (!WEIGHTED) return Weight{a.low + b.low, 0};
     Weight sum = {a.low + b.low, a.high + b.high};
@@ -209,7 +209,7 @@ __device__ __forceinline__ Weight weight_of(const Dbscan& all, u32 row) {
     return WEIGHTED ? all.weights[row] : Weight{1, 0};
 }
 
-// A bit for each row of a tile, whose free slots are at its end.
+// The mask of a tile's rows; free slots are at the tile's end.
 __device__ __forceinline__ u64 rows_of_tile(const Dbscan& all, u32 tile) {
     const u32* order = all.order + (u64)tile * TILE;
     const u32 low = __ballot_sync(0xffffffff, order[Warp::rank()] != NONE);
@@ -217,7 +217,7 @@ __device__ __forceinline__ u64 rows_of_tile(const Dbscan& all, u32 tile) {
     return (u64)high << 32 | low;
 }
 
-// Rows of the list: before a tile, and all.
+// The number of listed rows before a tile, and in all.
 __device__ __forceinline__ u32 listed_before(const Dbscan& all, u32 tile) {
     return all.offsets[tile] + all.sections[tile / SECTION];
 }
@@ -229,7 +229,7 @@ __device__ __forceinline__ u32 listed(const Dbscan& all) {
 __device__ __forceinline__ u32 nodes_of(const Dbscan& all, u32 level) {
     return (all.tile_count + ((1ull << 5 * level) - 1)) >> 5 * level;
 }
-// The place of a node among all nodes.
+// The index of a node among all nodes.
 __device__ __forceinline__ u32 place_of(const Dbscan& all, u32 level, u32 node) {
     return all.node_starts[level] + node;
 }
@@ -238,7 +238,7 @@ __device__ __forceinline__ float* boxes_of(const Dbscan& all, u32 level, u32 par
     return all.boxes + (u64)(all.box_starts[level] + parent) * (COORDINATES * 64);
 }
 
-// Items of a stage are taken by warps, one by one, until the launch has lasted long enough.
+// The items of a stage: warps take them one by one, until the launch has lasted `cycles`.
 struct Stage {
     long long end;
 
@@ -246,7 +246,7 @@ struct Stage {
     __device__ __forceinline__ bool is_over() const {
         return __any_sync(0xffffffff, clock64() >= end);
     }
-    // The next item that is not done; `items` if there is none, or the launch is over.
+    // The next unfinished item; `items` if none is left, or the launch is over.
     __device__ __forceinline__ u32 take(const Dbscan& all, u32 items, bool& has_worked) const {
         for (;;) {
             u32 item = 0;
@@ -262,7 +262,7 @@ struct Stage {
             return item;
         }
     }
-    // Records how far an item is.
+    // Records the progress of an item.
     __device__ __forceinline__ void put(const Dbscan& all, u32 item, u32 cursor) const {
         if (Warp::rank() == 0) {
             all.cursors[item] = cursor;
@@ -271,7 +271,7 @@ struct Stage {
     }
 };
 
-// Counts what a warp does; added up when it ends.
+// Counters of a warp's work, added to `Progress` at its end.
 struct Work {
     u32 tested = 0, pruned = 0, joined = 0;
     u64 pairs = 0, rechecked = 0;

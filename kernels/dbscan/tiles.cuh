@@ -1,8 +1,8 @@
-// Rows in tiles, and the boxes over them.
+// Fills tiles with rows, and computes the bounding boxes of tiles and nodes.
 
 #include "dbscan/query.cuh"
 
-// Fills the slots of tiles with rows in order. A thread for each slot.
+// Fills the slots of tiles with rows in their order. A thread per slot.
 extern "C" __global__ __launch_bounds__(128) void fill_tiles(const __grid_constant__ Dbscan all) {
     const u64 slot = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u32 tile = slot / TILE, lane = slot % TILE;
@@ -46,7 +46,7 @@ extern "C" __global__ __launch_bounds__(128) void fill_tiles(const __grid_consta
     }
 }
 
-// Boxes and weights of tiles. A warp for each.
+// Bounding boxes and weights of tiles. A warp per tile.
 extern "C" __global__ __launch_bounds__(128) void bound_tiles(const __grid_constant__ Dbscan all) {
     const u32 tile = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (tile >= all.tile_count) return;
@@ -80,7 +80,7 @@ extern "C" __global__ __launch_bounds__(128) void bound_tiles(const __grid_const
     }
 }
 
-// Boxes and weights of the nodes of a level above 0. A warp for each.
+// Bounding boxes and weights of the nodes of a level above 0. A warp per node.
 extern "C" __global__ __launch_bounds__(128) void bound_nodes(const __grid_constant__ Dbscan all, u32 level) {
     const u32 node = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (node >= nodes_of(all, level)) return;

@@ -1,17 +1,17 @@
-// Going down the tree from the rows of a query.
+// The tree traversal of a query.
 
 #include "dbscan/compare.cuh"
 
 constexpr u32 LEVELS = 7;
 
-// What to do with a node.
+// The decision of a visitor on a node.
 enum Verdict { SKIP, ENTER, WHOLE };
 
-// Visits the tiles from `from` up to `to`, in ascending order. Every lane gives its verdict on one of 32
-// nodes at a time: visitor.verdict(level, node, box, is_all) where `is_all` says that all tiles of the
-// node are visited; only such nodes may be WHOLE. Then visitor.whole(level, node) or, after all nodes
-// above were entered, visitor.tile(tile) is called by all lanes. Ends when visitor.is_done(), or after a
-// tile when the stage is over: returns the tile to go on from, or `to`.
+// Visits the tiles from `from` up to `to`, in ascending order. Every lane decides on one of 32 nodes at a
+// time: visitor.verdict(level, node, box, is_all), where `is_all` says whether all tiles of the node are in
+// the range; only such nodes may be WHOLE. Then all lanes call visitor.whole(level, node) or, if all
+// ancestors were entered, visitor.tile(tile). Ends when visitor.is_done(), or after a tile when the stage is
+// over. Returns the tile to continue from, or `to`.
 template <typename Visitor>
 __device__ __forceinline__ u32 walk(
     const Dbscan& all, const Stage& stage, u32 from, u32 to, Work& work, Visitor& visitor) {
@@ -61,30 +61,30 @@ __device__ __forceinline__ u32 walk(
     }
 }
 
-// Rows of the list, and the tiles that they may be compared with.
+// The rows of an item of the list, and the tiles that they may be compared with.
 struct Listed {
-    u32 start;        // the tile of the first row: visits begin there
+    u32 start;        // the tile of the first row, where visits begin
     uint2 ranges[2];  // the tiles of the groups of a lane's rows
-    uint2 range;      // of all rows' groups
+    uint2 range;      // the tiles of all rows' groups
     bool is_one_group;
 };
 
-// In many dimensions a warp takes long for a tile, and a few rows are no faster: the tiles that rows visit
-// are cut into parts where there are few rows. Weights cannot be added up by parts.
+// In many dimensions a tile takes long, and a few rows take as long as many: if there are few rows, the tiles
+// to visit are cut into parts. Weights cannot be added up across parts.
 constexpr bool HAS_PARTS = DIM == 0 && !WEIGHTED;
 constexpr u32 MOST_PARTS = 64;
 
-// Part of what rows visit.
+// One of `parts` parts of the visits of an item.
 struct Part {
     u32 part, parts;
 
-    // Where it begins and ends, of `count` visits.
+    // The first and the last visit of the part, of `count` visits.
     __device__ __forceinline__ u32 start(u32 count) const { return (u64)count * part / parts; }
     __device__ __forceinline__ u32 end(u32 count) const { return (u64)count * (part + 1) / parts; }
 };
 
-// How a list is cut into items: most of it by 64 rows, the rest by FEWER, so that warps end together. A
-// short list by so few, or into so many parts, that there is something for each warp.
+// The items of a list: 64 rows each for most of it, FEWER for the rest, so that warps end at about the same
+// time. A short list is cut into smaller items, or its visits into parts, until every warp has an item.
 constexpr u32 FEWER = DIM == 0 ? COLUMNS : 8;
 struct Items {
     u32 listed, large, small, parts, count;
@@ -100,7 +100,7 @@ struct Items {
         count *= parts;
     }
     __device__ __forceinline__ Part part_of(u32 item) const { return Part{item % parts, parts}; }
-    // The places of an item's first row, and after its last.
+    // The list positions of an item's first row, and after its last.
     __device__ __forceinline__ u32 first_of(u32 item) const { return place_of(item / parts); }
     __device__ __forceinline__ u32 last_of(u32 item) const { return place_of(item / parts + 1); }
     __device__ __forceinline__ u32 place_of(u32 group) const {
@@ -138,12 +138,12 @@ __device__ __forceinline__ Listed load(const Dbscan& all, u32 first, u32 last, Q
     return found;
 }
 
-// Tiles that rows visit before all others: those after their own. In many dimensions tiles are many bytes, and warps
-// should visit the same ones at a time.
+// Tiles that are visited first: those after the rows' own. In many dimensions tiles are large, and warps
+// should visit the same tiles at the same time.
 constexpr u32 NEARBY = DIM == 0 ? 32 : 0xffffffff;
 
-// Visits part of the tiles of the rows' groups: NEARBY ones from that of the first row on, then those before it, then the
-// rest. Goes on after `cursor` tiles; returns the cursor to go on from, or DONE.
+// Visits part of the tiles of the rows' groups: NEARBY tiles from the first row's tile on, then the tiles
+// before it, then the rest. Continues after `cursor` tiles; returns the new cursor, or DONE.
 template <typename Visitor>
 __device__ __forceinline__ u32 walk_around(
     const Dbscan& all, const Stage& stage, const Listed& listed, const Part& part, u32 cursor,
@@ -154,7 +154,7 @@ __device__ __forceinline__ u32 walk_around(
     cursor = max(cursor, part.start(last - first));
     while (cursor < end) {
         const bool is_nearby = cursor < nearby, is_before = !is_nearby && cursor < with_those_before;
-        // What to add to a cursor, and the cursor after the last that this holds for.
+        // The tile number is `tiles` + cursor, for cursors below `until`.
         const u32 tiles = is_nearby ? start : is_before ? first - nearby : first;
         const u32 until = min(end, is_nearby ? nearby : is_before ? with_those_before : end);
         const u32 from = tiles + cursor, to = tiles + until;
@@ -166,7 +166,7 @@ __device__ __forceinline__ u32 walk_around(
     return cursor < end ? cursor : DONE;
 }
 
-// Those of these rows that are in the group of a tile.
+// The rows with a bit in `rows` that are in the group of a tile.
 __device__ __forceinline__ u64 rows_with(const Listed& listed, u64 rows, u32 tile) {
     if (listed.is_one_group) return rows;
     const auto has = [&](const uint2& range) { return range.x <= tile && tile < range.y; };
