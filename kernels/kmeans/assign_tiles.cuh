@@ -1,19 +1,18 @@
-// Assigning rows of many elements on tensor cores, by products of single warps here, or of groups of warps in
-// `find_by_groups.cuh`. Rows and centroids are rounded to half precision; their products, summed in float32, rank the
-// centroids of a row up to a known error. Where the best leads the second by more than that, the row's cluster is certain;
-// for the few other rows every centroid that may be the nearest is compared exactly.
+// Assignment of rows with many elements on tensor cores: by products of single warps here, or by warpgroups
+// in `find_by_groups.cuh`. Rows and centroids are rounded to fp16; their products, summed in float32, order a
+// row's centroids up to a known error. If the best leads the second by more than that, the row's cluster is
+// certain; for the remaining rows every candidate, a centroid that may be the nearest, is compared exactly.
 //
-// Let x and c be a row and a centroid relative to the origin, h(x) and h(c) what they are rounded to, and e(x) = x - h(x)
-// and e(c) their errors. A product is BIAS + p, with
+// Let x and c be a row and a centroid relative to the origin, h(x) and h(c) their fp16 values, and e(x) = x - h(x) and
+// e(c) their errors. A product is BIAS + p, with
 //     p = h(x).h(c) - (|h(c)|^2 + |e(c)|^2) / 2 = (|h(x)|^2 - |h(x) - h(c)|^2 - |e(c)|^2) / 2,
-// where BIAS makes it positive, so that bits compare as integers. It stands for (|h(x)|^2 - |x - c|^2) / 2, from which it
-// differs by (h(x) - h(c)).(e(x) - e(c)) + |e(x) - e(c)|^2 / 2 - |e(c)|^2 / 2: by at most, with E = |e(x)| + |e(c)|,
-//     |h(x) - h(c)| E + E^2 <= |x - c| E + 2 E^2   (Cauchy and Schwarz):
-// the nearer a centroid, the smaller the error, and one that is farther than the best does not matter.
-// To that the tensor cores' error in summing is added. How they add is not documented: on Hopper, 17 numbers are
-// truncated to 25 bits of the largest for every 16 elements, which loses at most 10 units of 2^-24 of
-// it. The bound allows for 32 units, two for each product: the loss if all numbers are truncated to
-// 24 bits of the largest. That largest is below 2 BIAS.
+// where BIAS makes it positive, so that bits compare as integers. It approximates (|h(x)|^2 - |x - c|^2) / 2, up to
+// (h(x) - h(c)).(e(x) - e(c)) + |e(x) - e(c)|^2 / 2 - |e(c)|^2 / 2, which is at most, with E = |e(x)| + |e(c)|,
+//     |h(x) - h(c)| E + E^2 <= |x - c| E + 2 E^2   (Cauchy and Schwarz).
+// So the error is the smaller, the nearer the centroid; centroids farther than the best do not matter.
+// The summation error of tensor cores, whose rounding is not documented, is added: on Hopper, 17 numbers are truncated
+// to 25 bits of the largest for every 16 elements, which loses at most 10 units of 2^-24 of it. The bound is 32
+// units, two for each product: the loss of truncating all numbers to 24 bits of the largest, which is below 2 BIAS.
 
 #include "kmeans/errors.cuh"
 #include "kmeans/gaps.cuh"
@@ -22,17 +21,18 @@
 constexpr u32 PLACES = PART / 4 - 1;          // mask: the low bits of a product hold its position within a part
 constexpr u32 WARP_ROWS = 8 * SLOTS;          // rows per warp
 constexpr u32 BLOCK_ROWS = WARPS * WARP_ROWS;
-constexpr u32 PENDING = 64;  // pairs of a warp that wait
+constexpr u32 PENDING = 64;  // pairs that a warp buffers
 
-// Whether a row is far away, or the centroid of its best product is; or all may be, as exact sums do not tell near ones apart.
+// Whether a row or the centroid of its best product is an outlier, or the exact sums are too coarse to tell
+// centroids apart.
 __device__ __forceinline__ bool is_far_away(const Rounds& rounds, const Halves& halves, const Rounded& row, u32 cluster) {
     const float typical = __uint_as_float(rounds.status->typical_row);
     const bool are_coarse = !(halves.absolute <= (double)typical * typical);
     return row.length > typical || halves.far[cluster] != 0 || are_coarse;
 }
 
-// The gap of a row, given at least the best of its products and at most the second best; not known where a centroid is
-// far away, whose product does not say how far.
+// A lower bound on the gap of a row, from a lower bound on its best product and an upper bound on its second
+// best. Unknown if a centroid is an outlier, whose product does not give its distance.
 __device__ __forceinline__ float gap_of(const Rounds& rounds, const Halves& halves, const Errors& errors,
                                         const Rounded& row, float2 products) {
     if (rounds.status->has_far != 0) return not_known();
@@ -58,7 +58,8 @@ __device__ __forceinline__ u32 centroid_at(u32 part, u32 place) {
     return part * PART + place / 2 * 8 + threadIdx.x % 4 * 2 + place % 2;
 }
 
-// The bits of a product with the lowest replaced by the place: (product & high_bits) | place.
+// The bits of a product, the lowest of which are replaced by its place: (product & high_bits) | place.
+// PTX ISA, Logic and Shift Instructions: lop3.
 __device__ __forceinline__ int placed(float product, u32 high_bits, u32 place) {
     int bits;
     asm("lop3.b32 %0, %1, %2, %3, 0xEA;"
@@ -66,7 +67,7 @@ __device__ __forceinline__ int placed(float product, u32 high_bits, u32 place) {
     return bits;
 }
 
-// Assigns every row whose cluster the products make certain, and lists the others. A block per
+// Assigns every row whose cluster the products make certain, and lists the uncertain rows. A block per
 // BLOCK_ROWS rows to compare, from `first_block` on.
 extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
     Rounds rounds, Halves halves, u32 first_block, u32 is_last) {
@@ -82,7 +83,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
     for (u32 i = 0; i < SLOTS; i++) {
         best[i] = {(int)0x80000000, (int)0x80000000, 0};
     }
-    // Kept in a register: an instruction has room for only one constant, the place.
+    // Kept in a register: lop3 has room for one constant, the place.
     u32 high_bits = ~PLACES;
     asm volatile("" : "+r"(high_bits));
     const auto look = [&](u32 part, const Products& products) {
@@ -132,7 +133,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
             const float high = __int_as_float(one), low = __int_as_float(two);
             const float margin = errors.margin(rounded, high, PLACES);
             float gap = not_known();
-            // Written so that NaN is not certain.
+            // Written so that NaN is uncertain.
             const bool is_far = is_far_away(rounds, halves, rounded, cluster);
             if (rounds.k == 1 || (!is_far && add(high, -low) > margin)) {
                 is_new = cluster != before;
@@ -148,8 +149,8 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
     }
 }
 
-// Assigns every row whose cluster is certain by what groups of warps have found, and lists the others. A thread per row
-// to compare.
+// Assigns every row whose cluster the warpgroups' sums make certain, and lists the uncertain rows. A thread
+// per row to compare.
 extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Halves halves, u32 is_last) {
     if (!HAS_IMAGES || (rounds.status->end != GOING_ON && !is_last)) return;
     const Compared compared(rounds);
@@ -167,8 +168,8 @@ extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Halv
         const GroupMargins margins(errors, rounded, best);
         before = rounds.labels[row];
         cluster = rounds.k == 1 ? 0 : found.z;
-        // A single centroid is certain, even if its sum is NaN; written so that NaN is not.
-        // Which centroid it is does not show where two sums are equal: both may be far away.
+        // A single centroid is certain, even if its sum is NaN; otherwise the condition is written so that
+        // NaN is uncertain. Equal sums do not tell which centroid is best, and both may be outliers.
         const bool is_tie = found.x == found.y && rounds.status->has_far != 0;
         const bool is_far = is_tie || is_far_away(rounds, halves, rounded, cluster);
         is_uncertain = !(rounds.k == 1 || (!is_far && add(best, -second) > margins.lead));
@@ -183,24 +184,24 @@ extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Halv
     if (is_uncertain) note_uncertain(halves, at, row, least);
 }
 
-// Pairs that a warp has found, in shared memory until they are added to the list: one addition to its length for many.
-// Without room here they go to the list one by one.
+// Pairs that a warp has found, buffered in shared memory: one atomic on the length of the list for many
+// pairs. Pairs that overflow the buffer are appended one by one.
 struct Pending {
     u32 count;
     Pair pairs[PENDING];
 
-    // Any lanes may call it.
+    // May be called by any lanes.
     __device__ __forceinline__ void add(const Rounds& rounds, const Halves& halves, Pair pair) {
         const u32 place = atomicAdd(&count, 1u);
         if (place < PENDING) {
             pairs[place] = pair;
         } else if (__ldcg(&rounds.status->pairs) <= halves.room_for_pairs) {
-            // Far too many would make the count begin anew.
+            // The check keeps the counter from wrapping around.
             note_pair(halves, atomicAdd(&rounds.status->pairs, 1u), pair);
         }
     }
 
-    // Adds all to the list once there are `least` of them. All lanes call it.
+    // Appends all buffered pairs to the list if there are at least `least`. Called by all lanes.
     __device__ __forceinline__ void flush(const Rounds& rounds, const Halves& halves, u32 least) {
         __syncwarp();
         const u32 found = count < PENDING ? count : PENDING;
@@ -217,8 +218,8 @@ struct Pending {
     }
 };
 
-// Lists the pairs of an uncertain row and a centroid that may be its nearest. Blocks as above, any
-// number of them; the tiles are divided along the grid's y dimension.
+// Lists the candidates of uncertain rows, as pairs of a row and a centroid. Blocks as above, any number of
+// them; the tiles are divided along the grid's y dimension.
 extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates(
     Rounds rounds, Halves halves, u32 is_last) {
     if (!BY_WARPS || (rounds.status->end != GOING_ON && !is_last)) return;
@@ -253,7 +254,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
 #pragma unroll
                 for (u32 place = 0; place <= PLACES; place++) {
                     const float product = products[i / 2][place / 2][i % 2 * 2 + place % 2];
-                    // Where all products pass, so do those of centroids that pad the last tile.
+                    // The centroid may be one that pads the last tile, if every product passes.
                     const u32 centroid = centroid_at(part, place);
                     if (__float_as_int(product) < least[i] || centroid >= rounds.k) continue;
                     pending.add(rounds, halves, {first + 8 * i, centroid});
@@ -268,7 +269,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
     pending.flush(rounds, halves, 1);
 }
 
-// The distance of a row from a centroid, in exact sums.
+// The distance of a row from a centroid, from the exact sum.
 __device__ __forceinline__ Real exact_distance(const Scalar* row, const Scalar* centroid) {
     Total total = 0;
     if constexpr (HAS_VECTORS) {
@@ -286,7 +287,7 @@ __device__ __forceinline__ Real exact_distance(const Scalar* row, const Scalar* 
     return finish_pair(total);
 }
 
-// The bits of a distance, which is not negative: they compare as it does.
+// The bits of a distance; non-negative numbers are ordered as their bits.
 __device__ __forceinline__ u64 bits_of(double distance) { return (u64)__double_as_longlong(distance); }
 
 // Computes the exact distances of the pairs. Any grid.
@@ -312,7 +313,7 @@ extern "C" __global__ __launch_bounds__(128) void compare_candidates(
     }
 }
 
-// Of float64, names the first of the centroids that are nearest to an uncertain row. Any grid.
+// For float64: finds the first of the centroids that are nearest to an uncertain row. Any grid.
 extern "C" __global__ __launch_bounds__(256) void name_nearest(Rounds rounds, Halves halves, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     if (ELEMENT != F64 || rounds.status->end == GIVEN_UP) return;
@@ -338,7 +339,7 @@ extern "C" __global__ __launch_bounds__(256) void settle(Rounds rounds, Halves h
             before = rounds.labels[row];
             cluster = ELEMENT == F64 ? halves.clusters[at] : (u32)halves.nearest[at];
             if (cluster >= rounds.k) {
-                // No product was large enough, which only overflow can cause.
+                // No product reached the limit, which only overflow can cause.
                 rounds.status->end = GIVEN_UP;
                 cluster = before;
             }

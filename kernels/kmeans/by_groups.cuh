@@ -1,13 +1,14 @@
-// Products of rows and centroids by groups of four warps (sm_90a), which have twice the rate of those of single warps. What
-// `assign_tiles.cuh` says of errors holds; what is summed is its p less n, where n is more than |h(x)|^2 / 2: so that sums
-// are negative, and the larger one has the smaller bits. All terms are products of halves.
+// Warpgroup products of rows and centroids (sm_90a), at twice the rate of single warps. The error analysis is
+// that of `assign_tiles.cuh`; the sum is its p minus n, with n > |h(x)|^2 / 2: sums are negative, and the
+// larger of two sums has the smaller bits. All terms are fp16 products.
 //
-// Two groups have 64 rows each, and two more warps bring rows and centroids, in panels of two multiplications: centroids
-// through a ring of stages, rows once. Where the rows to compare are listed, a warp collects them into images. Where the
-// ring holds a tile and more, the groups take turns: one multiplies while the other looks at its sums.
+// Two warpgroups have 64 rows each, and two more warps stream rows and centroids, in panels of two
+// multiplications: centroids through a ring buffer of stages, rows once. If the rows to compare are listed, a
+// warp gathers them into swizzled tiles. If the ring buffer holds more than a tile, the warpgroups take
+// turns: one multiplies while the other examines its sums.
 //
-// Blocks stay: block b does items b, b + gridDim.x, … of a launch. An item is an image of 128 rows and some tiles of
-// centroids.
+// Blocks are persistent: block b processes items b, b + gridDim.x, … of a launch. An item is a swizzled tile
+// of 128 rows and some tiles of centroids.
 
 #include "common/copy.cuh"
 #include "common/wgmma.cuh"
@@ -17,7 +18,7 @@ constexpr u32 GROUPS = 2, THREADS = GROUPS * 128 + 128;
 static_assert(GROUPS * 64 == IMAGE_ROWS, "a block has an image of rows");
 constexpr u32 PANELS = (IMAGE_STEPS + 1) / 2;
 static_assert(IMAGE_LOG == 1, "a panel has two steps");
-// The pitch of a panel's rows, and where it starts in an image.
+// The pitch of a panel's rows, and the panel's offset in a swizzled tile.
 __host__ __device__ constexpr u32 pitch_of(u32 panel) { return panel_pitch(IMAGE_STEPS, 2 * panel, IMAGE_LOG); }
 __host__ __device__ constexpr u32 start_of(u32 panel, u32 rows) {
     return panel_start(IMAGE_STEPS, 2 * panel, IMAGE_LOG, rows);
@@ -26,15 +27,15 @@ __host__ __device__ constexpr u32 start_of(u32 panel, u32 rows) {
 constexpr u32 ROWS_IMAGE = IMAGE_ROWS * IMAGE_STEPS * 32, TILE_IMAGE = IMAGE_CENTROIDS * IMAGE_STEPS * 32;
 constexpr u32 STAGE = IMAGE_CENTROIDS * 64;
 constexpr bool TAKES_TURNS = PANELS + 2 <= GROUP_STAGES;
-// In shared memory: the ring, the rows, and the barriers of both.
+// Offsets in shared memory: the ring buffer, the rows, and the mbarriers of both.
 constexpr u32 ROWS_AT = GROUP_STAGES * STAGE, FULL = ROWS_AT + GROUP_BUFFERS * ROWS_IMAGE;
 constexpr u32 EMPTY = FULL + 8 * GROUP_STAGES, ROWS_FULL = EMPTY + 8 * GROUP_STAGES;
 constexpr u32 ROWS_EMPTY = ROWS_FULL + 8 * GROUP_BUFFERS * PANELS;
 
-// Tiles of so many centroids.
+// The number of tiles of `centroids` centroids.
 __device__ __forceinline__ u32 tiles_of(u32 centroids) { return (centroids + IMAGE_CENTROIDS - 1) / IMAGE_CENTROIDS; }
 
-// The centroid of a thread's sum in a line and a column of a tile.
+// The centroid of a thread's sum at a line and a column of its 8 x 8 square; see `find_by_groups.cuh`.
 __device__ __forceinline__ u32 centroid_in(u32 tile, u32 line, u32 column) {
     return tile * IMAGE_CENTROIDS + (line * 4 + column / 2) * 8 + threadIdx.x % 4 * 2 + column % 2;
 }
@@ -44,7 +45,7 @@ template <u32 HALF> __device__ __forceinline__ int bits_of(const float (&sums)[1
     return __float_as_int(sums[(line * 4 + column / 2) * 4 + HALF * 2 + column % 2]);
 }
 
-// The items of a launch: each image with each part of the tiles of centroids.
+// The items of a launch: each tile of rows with each part of the tiles of centroids.
 struct Span {
     u32 first, end, first_image, images, tiles, parts;
 
@@ -53,7 +54,7 @@ struct Span {
     __device__ __forceinline__ u32 end_tile(u32 item) const { return (item / images + 1) * tiles / parts; }
 };
 
-// The same for whole images from the first on: divisions are not for free.
+// The same for whole tiles of rows from the first on, without divisions.
 struct WholeSpan {
     u32 first, end, tiles;
 
@@ -62,7 +63,7 @@ struct WholeSpan {
     __device__ __forceinline__ u32 end_tile(u32) const { return tiles; }
 };
 
-// The stage of the ring that is next, and whether it was used an odd number of times.
+// Position in the ring buffer: stage index and mbarrier phase parity.
 struct Turn {
     u32 stage = 0, phase = 0;
 
@@ -108,7 +109,7 @@ __device__ __forceinline__ void stream_rows(const unsigned char* rows, const Ite
     }
 }
 
-// The same for listed rows, by a warp.
+// The same for listed rows, gathered by a warp.
 template <typename Items>
 __device__ __forceinline__ void collect_rows(const unsigned char* rows, const Compared& compared, const Items& span,
                                              u32 memory) {
@@ -129,7 +130,7 @@ __device__ __forceinline__ void collect_rows(const unsigned char* rows, const Co
                 copy_16(matrices + ROWS_AT + to, rows + row_chunk(number, chunk));
             }
         }
-        // Seen by products before the barriers are.
+        // Copies must be visible to products before the mbarriers complete.
         wait_for_copies();
         products_see_shared();
         __syncwarp();
@@ -138,7 +139,8 @@ __device__ __forceinline__ void collect_rows(const unsigned char* rows, const Co
     }
 }
 
-// Lets the other group multiply, or waits until it is this group's turn.
+// Passes the turn to the other warpgroup (`pass_turn`), or waits for it (`wait_for_turn`).
+// PTX ISA, Parallel Synchronization and Communication Instructions: bar, barrier.
 __device__ __forceinline__ void pass_turn(u32 group) {
     if (TAKES_TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory");
 }
@@ -146,7 +148,7 @@ __device__ __forceinline__ void wait_for_turn(u32 group) {
     if (TAKES_TURNS) asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
 }
 
-// Multiplies, by one of two groups: `task` gets the sums of a tile, for two rows of each thread.
+// Multiplies, by one of two warpgroups: `task` gets the sums of a tile, for two rows of each thread.
 template <typename Items, typename Task>
 __device__ __forceinline__ void multiply_images(const Items& span, Task& task, u32 memory, u32 thread, u32 group) {
     float sums[128];
@@ -189,7 +191,7 @@ __device__ __forceinline__ void multiply_images(const Items& span, Task& task, u
                 }
                 before = turn.stage;
             }
-            // Not after the last tile of all, which nobody waits for.
+            // Not after the very last tile, as no one waits for the turn.
             if (group == 0 || tile + 1 < end || item + gridDim.x < span.end) pass_turn(group);
             products_wait_for(sums);
             release_panel(PANELS - 1);
@@ -221,6 +223,7 @@ __device__ __forceinline__ void run_by_groups(const Halves& halves, const Compar
     __syncthreads();
     const u32 group = threadIdx.x / 128;
     if (group == GROUPS) {
+        // PTX ISA, Miscellaneous Instructions: setmaxnreg.
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (thread == 0) stream_centroids(halves.half_centroids, span, memory);
         if (thread / 32 == 1 && compared.listed != nullptr) {

@@ -1,15 +1,15 @@
-// Listing the pairs of an uncertain row and a centroid that may be its nearest, by products of groups of warps.
+// The candidates of uncertain rows, as pairs of a row and a centroid, by warpgroup products.
 
 #include "kmeans/by_groups.cuh"
 
-// The candidates of a thread's rows, in its own memory until the last tile: one addition to the length of the list for those
-// of a warp. Without room here they go to the list one by one.
+// The candidates of a thread's rows, buffered in local memory until the last tile: one atomic on the length
+// of the list per warp. Candidates that overflow the buffer are appended one by one.
 struct Candidates {
     constexpr static u32 ROOM = 16;
 
     const Rounds& rounds;
     const Halves& halves;
-    u32* found;  // centroids, and which of the two rows in the highest bit
+    u32* found;  // centroids; the highest bit tells the row of the two
     u32 place = 0, count = 0;
     int limits[2] = {};
 
@@ -18,7 +18,7 @@ struct Candidates {
         count = 0;
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
-            // No sum has these bits.
+            // For rows past the end: a limit below the bits of every sum.
             const bool is_row = first + 8 * i < rounds.status->uncertain;
             limits[i] = is_row ? __float_as_int(halves.least[first + 8 * i]) : (int)0x80000000;
         }
@@ -50,7 +50,7 @@ struct Candidates {
 #pragma unroll 1
             for (u32 left = passes[half]; left != 0; left &= left - 1) {
                 const u32 at = __ffs(left) - 1, centroid = centroid_in(tile, half * 4 + at / 8, at % 8);
-                // Where all sums pass, so do those of centroids that pad the last tile.
+                // The centroid may be one that pads the last tile, if every sum passes.
                 if (centroid < rounds.k) add(centroid | HALF << 31);
             }
         }
@@ -60,7 +60,7 @@ struct Candidates {
         if (count < ROOM) {
             found[count++] = entry;
         } else if (__ldcg(&rounds.status->pairs) <= halves.room_for_pairs) {
-            // Far too many would make the count begin anew.
+            // The check keeps the counter from wrapping around.
             note(atomicAdd(&rounds.status->pairs, 1u), entry);
         }
     }
@@ -69,7 +69,7 @@ struct Candidates {
         note_pair(halves, at, {place + (entry >> 31) * 8, entry & 0x7fffffff});
     }
 
-    // All lanes of a warp call it.
+    // Called by all lanes of a warp.
     __device__ __forceinline__ void end(u32) {
         const u32 up_to = sum_up_to(count), all = __shfl_sync(0xffffffffu, up_to, 31);
         u32 start = halves.room_for_pairs;
@@ -81,7 +81,7 @@ struct Candidates {
     }
 };
 
-// Lists the pairs of an uncertain row, of some images of them, and a centroid that may be its nearest. Any grid.
+// Lists the candidates of the uncertain rows in some swizzled tiles. Any grid.
 extern "C" __global__ __launch_bounds__(THREADS, 1) void candidates_by_groups(Rounds rounds, Halves halves, u32 first,
                                                                              u32 end, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
@@ -89,7 +89,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void candidates_by_groups(Ro
     const u32 all = (uncertain.count + IMAGE_ROWS - 1) / IMAGE_ROWS, tiles = tiles_of(rounds.k);
     if (all <= first) return;
     const u32 images = (all < end ? all : end) - first;
-    // Few images have no block for each multiprocessor, but their parts have.
+    // A few tiles of rows have too few blocks for all multiprocessors, so the centroids are divided as well.
     const u32 parts = gridDim.x / images > tiles ? tiles : gridDim.x > images ? gridDim.x / images : 1;
     const Span span = {0, images * parts, first, images, tiles, parts};
     u32 found[Candidates::ROOM];

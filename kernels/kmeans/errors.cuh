@@ -1,17 +1,18 @@
-// How far products of rows and centroids in half precision may be off: see `assign_tiles.cuh`, and for products of groups
-// of warps `find_by_groups.cuh`.
+// Error bounds of fp16 products of rows and centroids: see `assign_tiles.cuh`, and for warpgroup products
+// `by_groups.cuh`.
 //
-// The longest row and the longest centroid set the scale of many errors, and one outlier is both. So a few rows are far
-// away, and those centroids that are longer than twice the other rows: such rows, and those whose best product is with such
-// a centroid, are compared with all centroids, and errors are those of the others. See `round_centroids` for what products
-// with a centroid that is far away say of a row that is not.
+// The norms of the longest row and centroid enter many bounds, and one outlier dominates both. Hence a few
+// rows count as outliers, and so do centroids longer than twice the remaining rows: such rows, and rows whose
+// best product is with such a centroid, are compared with all centroids, and the bounds hold for the rest.
+// See `round_centroids` for products of an outlier centroid with a row that is none.
 
 #include "kmeans/tiles.cuh"
 
-// The relative error of squared distances in exact sums, on both sides of a comparison. That of directions is absolute.
+// The relative error of squared distances in exact sums, for both sides of a comparison. For directions it is
+// absolute.
 constexpr float RELATIVE = SUM == SQUARES ? 1.1f * (DIM + 4) * UNIT : 0;
 
-// A limit that every product exceeds, as bits: the least integer.
+// A limit that every product exceeds: its bits are the least integer.
 constexpr float ALL = -0.0f;
 
 // Error bounds of products, and the bias that makes them positive.
@@ -29,9 +30,9 @@ struct Errors {
         adding_up = (64 * STEPS + 8) * UNIT * bias;
     }
 
-    // Bounds on how far a row is from its nearest centroid, or one that exact sums may take for it, given the best product
-    // without what was added to it and how much adding up may be off; and on what rounding changes a product with such a
-    // centroid by.
+    // Upper bounds on the distance of a row from its nearest centroid, or from one that exact sums may take
+    // for it, given the best product without its bias and the summation error (`distance`); and on the effect
+    // of rounding on a product with such a centroid (`rounding`).
     __device__ __forceinline__ float distance(const Rounded& row, float best, float adding_up) const {
         const float error = row.error + largest_error;
         const float square = fmaxf(row.length * row.length - 2 * best, 0.0f);
@@ -41,18 +42,21 @@ struct Errors {
         const float error = row.error + largest_error;
         return error * (distance + 2 * error);
     }
-    // By how much products of two centroids may differ that are equally near in exact sums.
+    // The maximum difference between the products of two centroids that are equally near in exact sums.
     __device__ __forceinline__ float exact(float distance) const {
         return RELATIVE * distance * distance + absolute;
     }
 
-    // The least product of a candidate. Where it is not positive, centroids that are far away may have less than 0.
+    // The least product of a candidate. If it is not positive, products with outlier centroids may be below
+    // 0.
     static __device__ __forceinline__ float limit(float product) { return product >= 0 ? product : ALL; }
 
-    // What storing the place costs two products: each up to `places` units of 2^-23 of 2 BIAS.
+    // The effect of storing the place in two products: each changes by up to `places` units of 2^-23 of 2
+    // BIAS.
     __device__ __forceinline__ float stored(u32 places) const { return 8 * (places + 1) * UNIT * bias; }
 
-    // The lead over all others that the best product needs for its centroid to be the nearest in exact sums.
+    // The lead over all others that makes the best product's centroid certain to be the nearest in exact
+    // sums.
     __device__ __forceinline__ float margin(const Rounded& row, float best, u32 places) const {
         const float stored = this->stored(places);
         const float away = distance(row, best - bias, adding_up + stored);
@@ -60,15 +64,15 @@ struct Errors {
     }
 };
 
-// What the best sum of `find_by_groups.cuh` needs to be certain, the least sum of a candidate otherwise, and by how much
-// adding up may be off.
+// `lead`: margin that makes the best centroid certain. `least`: smallest sum of a candidate. `own`:
+// accumulation error. For the sums of `by_groups.cuh`.
 struct GroupMargins {
     float lead, least, own;
 
     __device__ __forceinline__ GroupMargins(const Errors& errors, const Rounded& row, float best) {
         const float length = row.length + row.error, both = length + errors.largest_centroid;
-        // No sum, and no number that is added, is larger: |x||c| + |c|^2 / 2 + n, and a bit. 32 units are lost for each
-        // multiplication.
+        // An upper bound on the magnitude of all sums and terms: |x||c| + |c|^2 / 2 + n. Each multiplication
+        // loses up to 32 units.
         const float largest = __fmaf_rn(both * both, 0.56f, 0.01f);
         own = (32 * IMAGE_STEPS + 16) * UNIT * largest;
         const float product = add(best, norm_of(row)), away = errors.distance(row, product, own);

@@ -1,16 +1,17 @@
-// Finding the nearest centroids by products of groups of warps.
+// The best two sums of every row, and the centroid of the best, by warpgroup products.
 //
-// A thread's 64 sums of a row and a tile are an 8 x 8 square. Of all tiles, it keeps the least bits of each line of the
-// square, of each column, and of the best two tiles. Whatever is not the best sum is in another line, column or tile: so
-// they tell which it is, and what the second best is. Where two are equal they may not, but then it is not certain.
+// A thread's 64 sums of a row and a tile form an 8 x 8 square. The thread keeps the minimum of the bits of
+// each line and of each column over all tiles, and of the best two tiles. Every sum but the best differs from
+// it in line, column or tile, so these minima determine the position of the best sum and the value of the
+// second best. With ties the position may be wrong, but then the row is uncertain.
 
 #include "kmeans/by_groups.cuh"
 
-// What a thread keeps of one of its two rows.
+// The minima that a thread keeps for one of its two rows.
 struct Kept {
     int lines[8], columns[8];
-    int first, second;  // the best two tiles, …
-    u32 tile;           // … and the number of the best
+    int first, second;  // the minima of the best two tiles, …
+    u32 tile;           // … and the number of the best tile
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -19,7 +20,7 @@ struct Kept {
         tile = 0;
     }
 
-    // Takes the sums of a tile.
+    // Updates the minima with the sums of a tile.
     template <typename Square> __device__ __forceinline__ void take(const Square& bits, u32 number) {
         int least = WORST;
 #pragma unroll
@@ -43,7 +44,7 @@ struct Kept {
     }
 };
 
-// The least of eight numbers, the second, and where the least is.
+// The smallest of eight numbers, its index, and the second smallest.
 struct LeastTwo {
     int first = WORST, second = WORST;
     u32 place = 0;
@@ -60,7 +61,8 @@ struct LeastTwo {
     }
 };
 
-// Notes what was found for the row at a place, by a quad of threads that keep parts of it. Nothing waits for memory here.
+// Writes the result for the row at `place`, combined over the four threads that share the row. No load is
+// waited for here.
 __device__ __forceinline__ void note_row(const Halves& halves, const Kept& kept, u32 place, u32 count) {
     const u32 lane = threadIdx.x % 32;
     const LeastTwo line(kept.lines), column(kept.columns);
@@ -78,7 +80,7 @@ __device__ __forceinline__ void note_row(const Halves& halves, const Kept& kept,
     *reinterpret_cast<uint4*>(&halves.found[place]) = {(u32)one, (u32)two, cluster, 0};
 }
 
-// The nearest centroids of a thread's rows.
+// The task that finds the nearest centroids of a thread's rows.
 struct Nearest {
     const Halves& halves;
     u32 count;
@@ -97,7 +99,7 @@ struct Nearest {
     }
 };
 
-// Finds the nearest centroids of the rows of some images of those to compare. Any grid.
+// Finds the nearest centroids of the rows in some swizzled tiles. Any grid.
 extern "C" __global__ __launch_bounds__(THREADS, 1) void find_by_groups(Rounds rounds, Halves halves, u32 first, u32 end,
                                                                        u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;

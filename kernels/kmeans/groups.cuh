@@ -1,9 +1,10 @@
-// Many small groups of rows, each with clusters of its own: one block runs the rounds of one group.
+// Many small groups of rows (SQL partitions), each with its own clusters: a block runs the rounds of one
+// group.
 
 #include "kmeans/near.cuh"
 #include "kmeans/sums.cuh"
 
-// Puts every row into the cluster of its nearest centroid; in the last round, marks those that are undecided.
+// Assigns every row to the cluster of its nearest centroid; in the last round, marks undecided rows.
 template <bool IS_LAST>
 __device__ __forceinline__ void assign_group(const Rounds& rounds) {
     const Scalar* centroids = current_centroids(rounds);
@@ -66,7 +67,7 @@ extern "C" __global__ __launch_bounds__(128) void cluster_groups(const Group* gr
     }
 }
 
-// After the last rounds, assigns the rows of groups. A block per group.
+// Assigns the rows of groups after their last round. A block per group.
 extern "C" __global__ __launch_bounds__(128) void finish_groups(const Group* groups) {
     __shared__ Group group;
     if (threadIdx.x == 0) group = groups[blockIdx.x];

@@ -1,4 +1,4 @@
-// Rows and centroids in half precision, and where they are.
+// Rows and centroids as fp16, and their memory layout.
 
 #include "common/halves.cuh"
 #include "filter/image.cuh"
@@ -9,12 +9,13 @@ struct Pair {
     u32 row, centroid;
 };
 
-// A row rounded to half precision: the length of the result and of the rounding error.
+// The norms of a row rounded to fp16, and of its rounding error.
 struct Rounded {
     float length, error;
 };
 
-// What groups of warps have found for a row: the best sum and the second best, as bits, and the centroid of the best.
+// The result of the warpgroups for a row: the best and the second best sum, as bits, and the centroid of the
+// best.
 struct Found {
     int best, second;
     u32 cluster, padding;
@@ -22,23 +23,24 @@ struct Found {
 
 // The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
 struct Halves {
-    unsigned char* half_rows;       // rows and centroids, scaled and rounded to half precision, …
-    unsigned char* half_centroids;  // … where groups of warps multiply, as images
+    unsigned char* half_rows;       // rows and centroids, scaled and rounded to fp16, …
+    unsigned char* half_centroids;  // … for warpgroups in swizzled tiles
     Rounded* rounded;
-    float* half_squares;   // per centroid: minus half the squared lengths of what it is rounded to and of the error, if
-                           // single warps multiply
-    u32* far;              // per centroid, in whole images: whether it is far away
+    float* half_squares;   // per centroid, for single warps: minus half the sum of the squared norms of its
+                           // fp16 value and of its rounding error
+    u32* far;              // per centroid, in whole tiles: whether it is an outlier
     u32* uncertain;        // positions of the uncertain rows
-    float* least;          // per uncertain row: the least product, or sum of a group, of a candidate
-    u64* nearest;          // per uncertain row: distance and number of the nearest candidate; of float64 its distance, …
+    float* least;          // per uncertain row: the least product or sum of a candidate
+    u64* nearest;          // per uncertain row: distance and number of the nearest candidate; f64: its distance, …
     u32* clusters;         // … and its number
     Pair* pairs;
-    double* distances;     // of each pair, of float64
-    Found* found;          // per row: what groups of warps have found, if they multiply
+    double* distances;     // per pair, for float64
+    Found* found;          // per row: the result of the warpgroups
     const double* origin;  // a point in the middle of the rows
     double scale, unscale;  // … by a power of two, and its inverse
-    double absolute;       // by how much products may differ of centroids that are equally near in exact sums, however near
-                           // they are: by underflow, or by the lengths of directions and the rounding of their products
+    double absolute;       // maximum difference between products of centroids that are equally near in exact sums, at
+                           // any distance: from underflow, or from the norms and product rounding of
+                           // directions
     u32 room_for_pairs, padding;
 };
 
@@ -51,17 +53,18 @@ constexpr bool HAS_TILES = false;
 constexpr bool IS_WIDE = HAS_TILES && DIM > NARROW_DIM;
 constexpr u32 HALF_DIM = IS_WIDE ? (DIM + SLICE - 1) / SLICE * SLICE : (DIM + 15) / 16 * 16;
 
-// Groups of four warps multiply images of rows and of centroids, of IMAGE_STEPS times 16 halves each: the elements,
-// three halves for what is added to a product, and three for that of the other side.
+// Warpgroups multiply swizzled tiles of rows and of centroids with IMAGE_STEPS times 16 fp16 numbers per row:
+// the elements, three numbers for the term that is added to a product, and three for that of the other
+// operand.
 constexpr bool HAS_IMAGES = HAS_TILES && GROUP_STEPS > 0;
 constexpr u32 IMAGE_STEPS = HAS_IMAGES ? GROUP_STEPS : 1;
 constexpr u32 IMAGE_LOG = 1, IMAGE_ROWS = 128, IMAGE_CENTROIDS = 256;
 static_assert(!HAS_IMAGES || DIM + 6 <= IMAGE_STEPS * 16, "an image has all elements and six halves more");
 
-// More than the bits of any sum of a group.
+// Above the bits of every warpgroup sum.
 constexpr int WORST = 0x7fffffff;
 
-// Lists an uncertain row at a place, with the least product or sum of a candidate.
+// Lists an uncertain row at a position, with the least product or sum of a candidate.
 __device__ __forceinline__ void note_uncertain(const Halves& halves, u32 at, u32 row, float least) {
     halves.uncertain[at] = row;
     halves.least[at] = least;
@@ -69,19 +72,19 @@ __device__ __forceinline__ void note_uncertain(const Halves& halves, u32 at, u32
     if (ELEMENT == F64) halves.clusters[at] = ~0u;
 }
 
-// Notes a pair at a place of their list, if there is room.
+// Writes a pair at a position of their list, if there is room.
 __device__ __forceinline__ void note_pair(const Halves& halves, u32 at, Pair pair) {
     if (at < halves.room_for_pairs) halves.pairs[at] = pair;
 }
 
-// Where 8 halves of a rounded row are, from the first of all, in bytes.
+// The byte offset of 8 fp16 numbers of a rounded row.
 __device__ __forceinline__ u64 row_chunk(u32 row, u32 chunk) {
     if constexpr (!HAS_IMAGES) return ((u64)row * HALF_DIM + chunk * 8) * 2;
     return (u64)(row / IMAGE_ROWS) * (IMAGE_ROWS * IMAGE_STEPS * 32) +
            image_offset(IMAGE_STEPS, IMAGE_LOG, IMAGE_ROWS, row % IMAGE_ROWS, chunk * 8);
 }
 
-// Where an element of a centroid is among the images, in bytes.
+// The byte offset of an element of a centroid in the swizzled tiles.
 __device__ __forceinline__ u64 image_place(u32 cluster, u32 j) {
     return (u64)(cluster / IMAGE_CENTROIDS) * (IMAGE_CENTROIDS * IMAGE_STEPS * 32) +
            image_offset(IMAGE_STEPS, IMAGE_LOG, IMAGE_CENTROIDS, cluster % IMAGE_CENTROIDS, j);
@@ -90,7 +93,7 @@ __device__ __forceinline__ u64 image_place(u32 cluster, u32 j) {
 __device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
 __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 
-// A number as three halves, each times its scale: all bits of a float32 below 2.6e8.
+// A number as the sum of three fp16 numbers times their scales, which holds every float32 below 2.6e8.
 constexpr float PART_SCALES[3] = {4096.0f, 2.0f, 0.0009765625f};
 __device__ __forceinline__ unsigned short part_of(float value, u32 which) {
     unsigned short half = 0;
@@ -103,8 +106,8 @@ __device__ __forceinline__ unsigned short part_of(float value, u32 which) {
     return half;
 }
 
-// More than half the squared length of a row: by so much that a product less this is negative: it is below
-// -|h(x) - h(c)|^2 / 2 - |h(x)|^2 / 32 - 1e-3, and adding up loses 2^-10 (|h(x)| + |h(c)|)^2 at most.
+// n, an upper bound on half the squared norm of a row, so large that a product minus n is negative: below
+// -|h(x) - h(c)|^2 / 2 - |h(x)|^2 / 32 - 1e-3, while summation loses at most 2^-10 (|h(x)| + |h(c)|)^2.
 __device__ __forceinline__ float norm_of(const Rounded& row) {
     const float length = row.length + row.error;
     return __fmaf_rn(length * length, 0.53125f, 1e-3f);

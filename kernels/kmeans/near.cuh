@@ -1,6 +1,8 @@
-// Assigning rows of few float32 by squared distance: a row is compared with centroids in the order of their distance
-// from its previous one, until the triangle inequality rules out the rest. Rows are sorted by cluster
-// now and then, so that the lanes of a warp read the same centroids.
+// Assignment of f32 rows with few elements by squared distance, with sorted centroids (S. Phillips,
+// Acceleration of k-means and related clustering algorithms, ALENEX 2002: "sort-means"). A row is compared
+// with centroids in the order of their distance from the row's previous centroid, until the triangle
+// inequality rules out the rest. Rows are sorted by cluster now and then, so that the lanes of a warp read
+// the same centroids.
 
 #include "common/sort.cuh"
 #include "kmeans/rounds.cuh"
@@ -10,13 +12,13 @@ constexpr bool HAS_NEAR = IS_LOW && ELEMENT == F32 && SUM == SQUARES;
 
 // The struct of src/device/cuda/kmeans/structs.rs, which documents sizes.
 struct Near {
-    u64* lists;  // per centroid: (distance, number) of every other one, ascending, and a distance that is NaN
+    u64* lists;  // per centroid: (distance, number) of all others, ascending, then an entry with distance NaN
     u32* sorted_counts;
 };
 
-// The triangle inequality holds for exact distances, not for rounded ones, whose relative error is
-// below (DIM + 4) 2^-24, plus an underflow error below 1e-20. It is three times that here, so that a centroid that is not
-// compared is farther by the definition of a distance, too.
+// The triangle inequality holds for exact distances. Rounded ones have a relative error below (DIM + 4) 2^-24
+// plus an underflow error below 1e-20. Three times these bounds are allowed for, so that a centroid that is
+// not compared is also farther by the definition of a distance.
 constexpr float WIDER = 1.00001f, UNDERFLOW = 1e-18f;
 
 // A row, and its nearest centroid so far.
@@ -24,7 +26,7 @@ struct Nearest {
     Scalar values[DIM];
     Scalar least = Limits<Scalar>::infinity();
     u32 cluster = 0;
-    Scalar second = Limits<Scalar>::infinity();  // the distance of the second nearest, where it is asked for
+    Scalar second = Limits<Scalar>::infinity();  // distance of the second nearest, if it is needed
 
     __device__ __forceinline__ Scalar distance_to(const Scalar (&centroid)[DIM]) const {
         Total total = 0;
@@ -33,7 +35,7 @@ struct Nearest {
         return finish_pair(total);
     }
 
-    // Notes the distance of another centroid, before it is taken.
+    // Updates the second nearest distance with that of another centroid, before `take`.
     __device__ __forceinline__ void note_second(Scalar distance) {
         const Scalar farther = distance > least ? distance : least;
         if (farther < second) second = farther;
@@ -45,9 +47,9 @@ struct Nearest {
     }
 };
 
-// For each centroid, lists the others in order of their distance, as (bits of a lower bound on the
-// distance) << 32 | number, and all bits at the end. A block per centroid; shared memory for `size` entries, a power of two
-// and at least k.
+// For each centroid, the list of all others by ascending distance, as (bits of a lower bound on the distance)
+// << 32 | number, and an entry of all ones at the end. A block per centroid; shared memory for `size`
+// entries, a power of two of at least k.
 extern "C" __global__ __launch_bounds__(256) void list_centroids(
     Rounds rounds, Near near, u32 size, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
@@ -73,7 +75,7 @@ extern "C" __global__ __launch_bounds__(256) void list_centroids(
     }
 }
 
-// Compares rows with all centroids, in their order.
+// Compares rows with all centroids, in ascending order of numbers.
 template <u32 ROWS, bool WITH_SECOND = false>
 __device__ __forceinline__ void compare_all(const Rounds& rounds, const Scalar* centroids, Nearest (&nearest)[ROWS]) {
     for (u32 i = 0; i < rounds.k; i++) {
@@ -88,8 +90,9 @@ __device__ __forceinline__ void compare_all(const Rounds& rounds, const Scalar* 
     }
 }
 
-// Finds the nearest centroid of every row from `first` on, all of which are in no cluster. LANE_ROWS rows per thread.
-// `is_last`: rounds have ended before they began; how near other centroids are is not known, and all rows are undecided.
+// Finds the nearest centroid of every row from `first` on; no row has a cluster yet. LANE_ROWS rows per
+// thread. `is_last`: rounds have ended before they began; as second nearest distances are unknown, all rows
+// are undecided.
 extern "C" __global__ __launch_bounds__(256) void assign_first(
     Rounds rounds, Near, u32 first, u32 is_last) {
     if constexpr (HAS_NEAR) {
@@ -107,13 +110,13 @@ extern "C" __global__ __launch_bounds__(256) void assign_first(
             const u32 label = nearest[r].cluster | (is_last ? UNDECIDED : 0);
             if (start + 256 * r < rounds.count) rounds.labels[start + 256 * r] = label;
         }
-        // All of them: nobody needs a list.
+        // All rows moved, so no list is needed.
         if (start == 0) rounds.status->moved = rounds.count;
     }
 }
 
-// Finds the nearest centroid of a row, given that of the round before. `IS_LAST`: rounds have ended, and labels must match
-// the centroids.
+// Finds the nearest centroid of a row, given that of the round before. `IS_LAST`: rounds have ended, and
+// labels must match the centroids.
 template <bool IS_LAST>
 __device__ __forceinline__ void assign_near_one(const Rounds& rounds, const Near& near, u32 first) {
     if (rounds.status->end != GOING_ON && !IS_LAST) return;
@@ -130,7 +133,8 @@ __device__ __forceinline__ void assign_near_one(const Rounds& rounds, const Near
             load_row(centroid, centroids + (u64)before * DIM);
             nearest.take(nearest.distance_to(centroid), before);
             const float own = __fsqrt_rn(nearest.least);
-            // Up to that distance from its own centroid another may be nearer to the row, or as near.
+            // Only centroids within this distance of the row's own may be as near to the row (triangle
+            // inequality).
             float reach = __fmaf_rn(add(own, own), WIDER, UNDERFLOW);
             const uint2* list = reinterpret_cast<const uint2*>(near.lists + (u64)before * rounds.k);
             for (uint2 entry = *list; __uint_as_float(entry.y) <= reach;) {
@@ -159,19 +163,19 @@ extern "C" __global__ __launch_bounds__(256) void assign_last(Rounds rounds, Nea
     assign_near_one<true>(rounds, near, first);
 }
 
-// Counting sort of rows by cluster, and of few elements within a cluster by how many centroids they are compared with:
-// counts, prefix sums (`add_up`), moves. A block has SORTED_ROWS rows, all of which are in a cluster.
+// Counting sort of rows by cluster and, for rows of few elements, within a cluster by the number of centroids
+// to compare: counts, prefix sums (`add_up`), moves. A block has SORTED_ROWS rows, all of which have a
+// cluster.
 
-// Where the places of rows are until they have moved: nobody needs the list of rows that changed their cluster then.
+// The sort keys of rows, in the memory of the list of moved rows, which is not needed during a sort.
 __device__ __forceinline__ u32* places_of(const Rounds& rounds) { return reinterpret_cast<u32*>(rounds.moved); }
 
-// The place (sort key) of a row: `ranks` for each cluster, by the logarithm of how many centroids the
-// row is compared with.
+// The sort key of a row: `ranks` keys per cluster, by the logarithm of the number of centroids to compare.
 __device__ __forceinline__ u32 place_of(const Rounds& rounds, const Near& near, u32 row, u32 ranks) {
     const u32 cluster = rounds.labels[row];
     u32 rank = 0;
     if constexpr (HAS_NEAR) {
-        // Once rounds have ended, nobody lists centroids.
+        // Once rounds have ended, there are no lists of centroids.
         if (ranks > 1 && rounds.status->end == GOING_ON) {
             Scalar values[DIM];
             load_row(values, rounds.rows + (u64)row * DIM);
@@ -194,7 +198,8 @@ __device__ __forceinline__ u32 place_of(const Rounds& rounds, const Near& near, 
     return cluster * ranks + rank;
 }
 
-// Notes each row's place, and counts the rows at each place. Shared memory for k * ranks counts. `sorted_counts` is zero before.
+// Writes the sort key of each row, and counts rows by key. Shared memory for k * ranks counts.
+// `sorted_counts` is zero before.
 extern "C" __global__ __launch_bounds__(1024) void sort_count(Rounds rounds, Near near, u32 ranks) {
     if (rounds.status->end == GIVEN_UP) return;
     u32* counts = reinterpret_cast<u32*>(shared);
@@ -213,8 +218,8 @@ extern "C" __global__ __launch_bounds__(1024) void sort_count(Rounds rounds, Nea
     }
 }
 
-// Moves numbers and labels of all rows to their new positions, and rows of few elements too unless `rows` is null. Blocks
-// and shared memory as for `sort_count`.
+// Moves numbers and labels of all rows to their new positions, and the rows themselves unless `rows` is null.
+// Blocks and shared memory as for `sort_count`.
 extern "C" __global__ __launch_bounds__(1024) void sort_move(Rounds rounds, Near near, u32 ranks, Scalar* rows,
                                                              u32* numbers, u32* labels) {
     if (rounds.status->end == GIVEN_UP) return;

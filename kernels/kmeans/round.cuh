@@ -1,14 +1,14 @@
-// Rounding rows and centroids to half precision.
+// Rounds rows and centroids to fp16.
 
 #include "kmeans/tiles.cuh"
 
-// The least number that three halves hold, and minus infinity as a half.
+// The least number that three fp16 parts hold, and minus infinity as fp16.
 constexpr float LEAST_OF_PARTS = -2.6e8f;
 constexpr unsigned short MINUS_INFINITY = 0xfc00;
 
-// Subtracts the origin from a row or centroid, scales and rounds it, by a warp; padding is zero.
-// Lengths are rounded up: sums of 1,024 squares have a relative error below 3e-6, differences of x and
-// h(x) an error of 2^-24 of x. `use` gets each element's number, rounded value and exact value.
+// Subtracts the origin from a row or centroid, scales and rounds it, by a warp; padding is zero. Norms are
+// rounded up: sums of 1,024 squares have a relative error below 3e-6, differences of x and h(x) an error of
+// 2^-24 of x. `use` gets each element's index, rounded value and exact value.
 template <typename Use>
 __device__ __forceinline__ Rounded round_row(const Halves& halves, const Scalar* from,
                                              Use&& use) {
@@ -19,7 +19,7 @@ __device__ __forceinline__ Rounded round_row(const Halves& halves, const Scalar*
         if (HALF_DIM % 32 > 0 && j >= HALF_DIM) continue;
         double exact = 0;
         if (j < DIM) exact = ((double)from[j] - halves.origin[j]) * halves.scale;
-        // Rows are below 256; centroids given by the caller may be anywhere.
+        // Elements of rows are below 256; centroids given by the caller may have any value.
         const float x = (float)exact;
         const unsigned short half = to_half(fminf(fmaxf(x, -32768.0f), 32768.0f));
         const float rounded = from_half(half);
@@ -31,8 +31,8 @@ __device__ __forceinline__ Rounded round_row(const Halves& halves, const Scalar*
     return {length, __fmaf_ru(__fsqrt_ru(add_lanes(error)), 1.000002f, length * 2 * UNIT)};
 }
 
-// Raises a number, as bits, to this one: most are no larger, and a device does one of a million atomic operations on one
-// place after the other.
+// Atomic maximum of non-negative floats. Most values are no larger than the current one, and a device
+// serialises atomics on one address, so they are filtered by a plain load.
 __device__ __forceinline__ void raise(u32* to, float value) {
     if (__float_as_uint(value) > __ldcg(to)) atomicMax(to, __float_as_uint(value));
 }
@@ -65,10 +65,10 @@ extern "C" __global__ __launch_bounds__(256) void round_rows(Rounds rounds, Halv
     raise(&rounds.status->largest_row, rounded.length);
 }
 
-// Finds a length that no row exceeds, or so few that they can be compared with all centroids, by a sample: twice that of
-// the longest but so many. A block.
+// Estimates from a sample a norm that only few rows exceed, rows that are then compared with all centroids:
+// twice the norm at that quantile. One block.
 extern "C" __global__ __launch_bounds__(1024) void measure_rows(Rounds rounds, Halves halves) {
-    // The lengths of 16 bins are within a factor of two.
+    // 16 adjacent bins span a factor of two.
     constexpr u32 SHIFT = 19, OWN = 4, LENGTHS = 1024 * OWN, SAMPLE = 65536;
     __shared__ u32 counts[LENGTHS];
     for (u32 i = threadIdx.x; i < LENGTHS; i += 1024) counts[i] = 0;
@@ -78,7 +78,7 @@ extern "C" __global__ __launch_bounds__(1024) void measure_rows(Rounds rounds, H
         atomicAdd(&counts[__float_as_uint(halves.rounded[row].length) >> SHIFT & (LENGTHS - 1)], 1u);
     }
     __syncthreads();
-    // From the longest down.
+    // From the largest norm down.
     const u32 first = LENGTHS - 1 - threadIdx.x * OWN;
     u32 own = 0, all;
     for (u32 i = 0; i < OWN; i++) own += counts[first - i];
@@ -92,7 +92,7 @@ extern "C" __global__ __launch_bounds__(1024) void measure_rows(Rounds rounds, H
     }
 }
 
-// Rounds all centroids, every round. A warp per centroid of whole tiles; those that pad the last
+// Rounds all centroids, in every round. A warp per centroid of whole tiles; the centroids that pad the last
 // tile are never the nearest.
 extern "C" __global__ __launch_bounds__(256) void round_centroids(
     Rounds rounds, Halves halves, u32 is_last) {
@@ -123,17 +123,17 @@ extern "C" __global__ __launch_bounds__(256) void round_centroids(
     float half_square = (float)(-0.5 * add_lanes(in_parts));
     const float length = __fmul_ru(__double2float_ru(__dsqrt_ru(square)), 1.000001f);
     const float typical = __uint_as_float(rounds.status->typical_row);
-    // Or so long that images do not show it as it is.
+    // An outlier; also if swizzled tiles cannot hold its squared norm.
     const bool is_far = !(length <= 2 * typical) || (HAS_IMAGES && half_square < LEAST_OF_PARTS);
     if (is_far) {
-        // For a row that is not: it is nearer to any centroid that is not, if this one is 5 times as far away; otherwise
-        // its product is raised by what rounding and adding up may take from it.
+        // For rows that are no outliers: an outlier centroid 5 times as far away is never the nearest;
+        // otherwise its product is raised by the maximum effect of rounding and summation.
         const float error = rounded.error + 0.000495f * typical + 1e-5f, both = typical + length;
         const float raised = error * (both + 3 * error) + (100 * STEPS + 40) * UNIT * both * both;
         half_square = length <= 5 * typical ? __fmaf_ru(raised, 1.01f, half_square) : -Limits<float>::infinity();
     }
     if constexpr (HAS_IMAGES) {
-        // What is less is raised, too.
+        // Smaller values are raised to the least that fits.
         const float shown = fmaxf(half_square, LEAST_OF_PARTS);
         for (u32 j = DIM + lane; j < IMAGE_STEPS * 16; j += 32) {
             const u32 i = j - DIM;

@@ -1,9 +1,8 @@
-// The steps of a Lloyd round after rows are assigned: sums, means, and whether it was the last
-// round.
+// The steps of a Lloyd round after the assignment: sums, means, and the convergence test.
 
 #include "kmeans/wide.cuh"
 
-// A number in whole steps, and the rest in parts of a step.
+// A number as a multiple of a step, and the rest as a multiple of a part of a step.
 struct Steps {
     u64 whole = 0, parts = 0;
 };
@@ -11,19 +10,19 @@ struct Steps {
 // The weight of a row, by its original number.
 __device__ __forceinline__ double weight_of(const Sums& sums, u32 number) { return WEIGHTED ? sums.weights[number] : 1.0; }
 
-// The number of a row that is added to a sum: an element times the row's weight, or that. Rounds are given up where the
+// A row's term in a sum: an element times the row's weight, or the weight itself. Rounds are given up if the
 // product is not rounded to 53 bits.
 __device__ __forceinline__ Number number_in(const Rounds& rounds, Scalar x, double weight, u32 j) {
     if constexpr (!WEIGHTED) return x;
     if (j == DIM) return (Number)weight;
     const double product = multiply((double)x, weight), magnitude = fabs(product);
-    // A smaller one may have become the smallest normal number by rounding.
+    // A product this small may be the result of rounding up to the smallest normal number.
     const bool is_rounded = magnitude > Limits<double>::smallest() && magnitude < Limits<double>::infinity();
     if (!is_rounded && x != 0) rounds.status->end = GIVEN_UP;
     return (Number)product;
 }
 
-// Converts a number to steps and parts. False if it is no whole number of them, or above the limit.
+// Converts a number to steps and parts. False if it is no multiple of a part, or above the limit.
 __device__ __forceinline__ bool in_steps(const Sums& sums, u32 j, Number x, Steps& out) {
     const double inverse = sums.inverse[j], steps = __dmul_rn((double)x, inverse);
     if constexpr (!HAS_PARTS) {
@@ -33,7 +32,7 @@ __device__ __forceinline__ bool in_steps(const Sums& sums, u32 j, Number x, Step
     } else {
         const double whole = rint(steps), rest = __dmul_rn(__dadd_rn(steps, -whole), sums.limit), parts = rint(rest);
         out.whole = (u64)__double2ll_rn(whole), out.parts = (u64)__double2ll_rn(parts);
-        // Checked by multiplying back: numbers too small for the inverse come out as 0.
+        // Checked by multiplying back: numbers too small for the inverse become 0.
         const bool is_all = __dmul_rn(steps, power_of_two(-exponent_of(inverse))) == x;
         return fabs(steps) <= sums.limit && parts == rest && is_all;
     }
@@ -88,16 +87,16 @@ __device__ __forceinline__ void add_moved_rows(
     }
 }
 
-// Any grid.
+// Adds the rows that moved to the sums. Any grid.
 extern "C" __global__ __launch_bounds__(256) void add_moved(Rounds rounds, Sums sums) {
     if (rounds.status->end != GOING_ON) return;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     add_moved_rows(rounds, sums, first, (u64)gridDim.x * blockDim.x);
 }
 
-// Adds all rows to their clusters, which are empty before; rows of a cluster follow each other in `labels`, and are at
-// these positions, or at their own. A thread sums one number of ADDED_ROWS rows, and adds the sum to the cluster's where
-// the cluster changes.
+// Adds all rows to the sums of their clusters, which are empty before. `labels` are sorted by cluster;
+// `positions` has the row of each label, or is null if rows are in that order. A thread sums one term over
+// ADDED_ROWS rows, and adds to the cluster's sum whenever the cluster changes.
 extern "C" __global__ __launch_bounds__(256) void add_sorted(
     Rounds rounds, Sums sums, const u32* labels, const u32* positions) {
     if (rounds.status->end != GOING_ON) return;
@@ -114,7 +113,7 @@ extern "C" __global__ __launch_bounds__(256) void add_sorted(
         if (j == 0) add_count(sums, cluster, rows);
         sum = {}, rows = 0;
     };
-    // All of them are on their way before the first is added.
+    // All loads are issued before the first value is used.
     constexpr u32 TOGETHER = 8;
     for (u64 start = first; start < last; start += TOGETHER) {
         u32 clusters[TOGETHER];
@@ -147,9 +146,9 @@ extern "C" __global__ __launch_bounds__(256) void add_sorted(
     pass_on();
 }
 
-// A cluster whose rows are all the same vector has that as its mean, which rounding may miss: a sum and a quotient of
-// float64, or a direction. `note_first_rows` and then `note_differing` find such clusters, once a round: those that do not
-// have two rows any more that were found to differ. There are `step` threads.
+// The mean of a cluster of equal rows is that row, which rounding may miss: in the sum and quotient of
+// float64, or in a direction. `note_first_rows` and then `note_differing` find such clusters once a round,
+// among those that no longer have two rows known to differ. `step` is the number of threads.
 __device__ __forceinline__ bool is_mixed(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u64 rows = __ldcg(sums.differing + cluster);
     const u32 one = (u32)rows, other = (u32)(rows >> 32);
@@ -175,7 +174,7 @@ __device__ __forceinline__ void note_differing(const Rounds& rounds, const Sums&
     }
 }
 
-// Any grids.
+// Any grid, for both kernels.
 extern "C" __global__ __launch_bounds__(256) void find_first_rows(Rounds rounds, Sums sums) {
     if (rounds.status->end != GOING_ON) return;
     note_first_rows(rounds, sums, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
@@ -185,7 +184,7 @@ extern "C" __global__ __launch_bounds__(256) void find_differing(Rounds rounds, 
     note_differing(rounds, sums, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
 }
 
-// The row that all rows of a cluster equal, if there is one, or null; forgets which was the first. By a warp.
+// The row that all rows of a cluster equal, or null; resets the cluster's first row. By a warp.
 __device__ __forceinline__ const Scalar* take_single(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 row = __ldcg(&sums.first_rows[cluster]);
     const bool is_single = !is_mixed(rounds, sums, cluster);
@@ -194,14 +193,14 @@ __device__ __forceinline__ const Scalar* take_single(const Rounds& rounds, const
     return is_single ? rounds.rows + (u64)row * DIM : nullptr;
 }
 
-// Multiplies a mean by one over its length, as `Metric::prepare` does, by a warp; where directions cancel out, the centroid stays where
-// it was.
+// Divides a mean by its length, as `Metric::prepare` does, by a warp. If the directions cancel out, the
+// centroid stays.
 __device__ __forceinline__ void take_direction(const Rounds& rounds, u32 cluster, Scalar* mean) {
     const u32 lane = threadIdx.x % 32;
     double largest = 0, square = 0;
     for (u32 j = lane; j < DIM; j += 32) largest = fmax(largest, fabs((double)mean[j]));
     largest = largest_of_lanes(largest);
-    // Any power of two near it gives the same direction.
+    // Any power of two near the largest element gives the same direction.
     const double scale = power_of_two(largest == 0 ? 0 : max(-1000, min(1000, -exponent_of(largest))));
     for (u32 start = 0; start < DIM; start += 32) {
         const double x = start + lane < DIM ? multiply((double)mean[start + lane], scale) : 0;
@@ -215,13 +214,13 @@ __device__ __forceinline__ void take_direction(const Rounds& rounds, u32 cluster
     }
 }
 
-// Writes the mean of a cluster to the set of centroids that is not valid, by a warp: the sum and the
-// quotient are rounded to float64, and the quotient to the type of rows. The mean of equal rows is that row. By cosine it
-// is a direction.
+// Writes the mean of a cluster to the set of centroids that is not valid, by a warp: the sum and the quotient
+// are rounded to float64, then the quotient to the type of rows. The mean of equal rows is that row. By
+// cosine the mean is a direction.
 __device__ __forceinline__ void take_mean(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 lane = threadIdx.x % 32;
     const long long count = sums.counts[cluster];
-    // Also of a cluster that has rows, but no weight.
+    // Also if the cluster's rows have no weight.
     const Scalar* single = HAS_SINGLES ? take_single(rounds, sums, cluster) : nullptr;
     if (count == 0) {
         if (lane == 0) atomicAdd(&rounds.status->empty, 1u);
@@ -246,12 +245,12 @@ __device__ __forceinline__ bool is_whole(const Rounds& rounds) {
     return __ldcg(&rounds.status->empty) == 0 && rounds.status->moved != 0;
 }
 
-// A distance that is not shorter than one with this square.
+// An upper bound on the distance with this square.
 __device__ __forceinline__ float distance_above(double square) {
     return __double2float_ru(__dsqrt_ru(__dmul_ru(square, 1.000000000001)));
 }
 
-// Computes the squared distance that a centroid moved, by a warp; nobody needs it where a cluster has no weight.
+// Computes the squared distance that a centroid moved, by a warp; unused if its cluster has no weight.
 __device__ __forceinline__ double take_shift(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 current = rounds.status->current, lane = threadIdx.x % 32;
     const Scalar* old = rounds.centroids + ((u64)current * rounds.k + cluster) * DIM;
@@ -299,14 +298,14 @@ __device__ __forceinline__ void end_round(const Rounds& rounds, const Sums& sums
     status->largest_centroid = status->largest_error = status->has_far = 0;
 }
 
-// Computes all means, and how far they are from the centroids before. A warp per cluster; the last block to arrive ends
-// the round.
+// Computes all means, and their distances from the centroids before. A warp per cluster; the last block to
+// arrive ends the round.
 extern "C" __global__ __launch_bounds__(256) void finish_round(Rounds rounds, Sums sums) {
     if (rounds.status->end != GOING_ON) return;
     const u32 cluster = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (cluster < rounds.k) {
         take_mean(rounds, sums, cluster);
-        // What a lane reads, it has written.
+        // Each lane reads only values that it has written.
         const float shift = distance_above(take_shift(rounds, sums, cluster));
         const bool has_drifts = rounds.drifts != nullptr;
         if (has_drifts && threadIdx.x % 32 == 0) rounds.drifts[cluster] = __fadd_ru(rounds.drifts[cluster], shift);
@@ -319,14 +318,14 @@ extern "C" __global__ __launch_bounds__(256) void finish_round(Rounds rounds, Su
     if (is_last && threadIdx.x < 32) end_round(rounds, sums);
 }
 
-// Writes, at the number of each row, its label.
+// Writes the label of each row, by original row number.
 extern "C" __global__ __launch_bounds__(256) void copy_labels(Rounds rounds, u32* labels) {
     const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row < rounds.count) labels[number_of(rounds, row)] = rounds.labels[row];
 }
 
-// Writes, at the number of each row, its cluster and the distance to that centroid. A thread
-// per row; 128 threads.
+// Writes, by original row number, each row's cluster and its distance from that centroid. A thread per row;
+// 128 threads.
 extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labels, Scalar* costs) {
     const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
     const Scalar* centroids = current_centroids(rounds);
@@ -340,7 +339,7 @@ extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labe
             distance = distance_between(values, centroids + (u64)cluster * DIM);
         }
     } else {
-        // A warp stages some elements of 32 rows, and of their centroids, at a time.
+        // A warp stages some elements of 32 rows and of their centroids at a time.
         Total total = 0;
         constexpr u32 STAGED = 128 / sizeof(Scalar), ROWS = 32 / STAGED;
         __shared__ Scalar tiles[4][2][32][STAGED + 1];

@@ -1,13 +1,13 @@
-// Products of rows and centroids in half precision on tensor cores, which every architecture from
-// sm_80 on has: the basis of `assign_tiles.cuh`. The WARPS of a block work on TILE centroids at a time,
-// of which shared memory has room for STAGES slices: up to NARROW_DIM elements are one slice, and a row
-// stays in registers; of more, a slice has SLICE elements, and rows are read again for each tile.
+// fp16 products of rows and centroids on tensor cores, on every architecture from sm_80 on: the basis of
+// `assign_tiles.cuh`. The WARPS of a block process TILE centroids at a time, of which shared memory holds
+// STAGES slices: up to NARROW_DIM elements are one slice, and a row stays in registers; of wider rows, a
+// slice has SLICE elements, and rows are read again for each tile.
 
 #include "common/copy.cuh"
 #include "kmeans/halves.cuh"
 
 constexpr float UNIT = 5.9604645e-8f;                 // 2^-24
-constexpr bool BY_WARPS = HAS_TILES && !HAS_IMAGES;  // whether it is single warps that multiply
+constexpr bool BY_WARPS = HAS_TILES && !HAS_IMAGES;  // whether single warps multiply
 constexpr u32 STEPS = HAS_TILES ? HALF_DIM / 16 : 1;  // multiplications of 16 elements each
 constexpr u32 SLICES = IS_WIDE ? HALF_DIM / SLICE : 1;
 constexpr u32 SLICE_HALVES = HALF_DIM / SLICES;
@@ -15,16 +15,16 @@ constexpr u32 SLICE_HALVES = HALF_DIM / SLICES;
 constexpr u32 PART = 32;   // centroids multiplied at a time, of the TILE in shared memory
 constexpr u32 SLOTS = 4;   // rows per thread: numbers lane / 4 + 8 i of its warp's 32
 constexpr u32 BLOCKS = IS_WIDE ? 3 : 4;  // resident per multiprocessor
-// Halves from one centroid to the next in shared memory; odd in units of 16 bytes.
+// Distance between centroids in shared memory, in fp16 numbers; odd in units of 16 bytes.
 constexpr u32 STRIDE = SLICE_HALVES + 8;
 constexpr u32 STAGE_BYTES = TILE * STRIDE * 2 + TILE * 4;
 
 // Products of SLOTS rows with 8 of each 32 centroids: [i / 2][n][i % 2 * 2 + which].
 typedef float Products[SLOTS / 2][PART / 8][4];
 
-// The index of an element of a centroid in `half_centroids`. Of a wide row, a thread multiplies 16
-// neighbouring elements of a slice, so that it loads them together: they are where the thread's
-// elements of the slice's multiplications are.
+// The index of an element of a centroid in `half_centroids`. Wide rows are permuted so that a thread loads 16
+// adjacent elements of a slice at once, at the positions of the thread's elements in the slice's
+// multiplications.
 __device__ __forceinline__ u64 half_place(u32 cluster, u32 j) {
     const u64 start = (u64)cluster * HALF_DIM;
     if constexpr (!IS_WIDE) return start + j;
@@ -33,7 +33,8 @@ __device__ __forceinline__ u64 half_place(u32 cluster, u32 j) {
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-// Loads four 8 x 8 matrices of halves; each lane points to one of their rows.
+// Loads four 8 x 8 matrices of fp16 numbers; each lane points to one of their rows.
+// PTX ISA, Warp Level Matrix Multiply-Accumulate Instructions: ldmatrix.
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], const unsigned short* from) {
     const u32 address = (u32)__cvta_generic_to_shared(from);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -43,6 +44,7 @@ __device__ __forceinline__ void load_matrices(u32 (&to)[4], const unsigned short
 }
 
 // 16 rows x 16 elements times 16 elements x 8 centroids.
+// PTX ISA, Warp Level Matrix Multiply-Accumulate Instructions: mma.
 __device__ __forceinline__ void multiply_add(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%0, %1, %2, %3};"
@@ -68,15 +70,16 @@ __device__ __forceinline__ void bring_slice(const Halves& halves, unsigned char*
     }
 }
 
-// Where a lane's part of 16 centroids is, from the first of a stage on: lanes 0 to 7 point to centroids 0
-// to 7, elements 0 to 7; the next eight to elements 8 to 15; the others to centroids 8 to 15.
+// The address of a lane's row for `load_matrices`, from the start of a stage: lanes 0 to 7 point to elements
+// 0 to 7 of centroids 0 to 7, lanes 8 to 15 to elements 8 to 15 of these, lanes 16 to 31 to the same elements
+// of centroids 8 to 15.
 __device__ __forceinline__ const unsigned short* centroids_of(const unsigned char* stage) {
     const u32 lane = threadIdx.x % 32;
     return reinterpret_cast<const unsigned short*>(stage) + (lane % 8 + lane / 16 * 8) * STRIDE +
            lane / 8 % 2 * 8;
 }
 
-// What products of a part begin with.
+// Initialises the products of a part: the bias plus the centroids' half squares.
 __device__ __forceinline__ void begin_products(Products& products, const unsigned char* stage, u32 part,
                                                float bias) {
     const float2* squares = reinterpret_cast<const float2*>(stage + TILE * STRIDE * 2);
@@ -106,7 +109,7 @@ __device__ __forceinline__ void add_products(Products& products, const u32 (&a)[
     }
 }
 
-// As `multiply_tiles`, of wide rows.
+// The same as `multiply_tiles`, for wide rows.
 template <typename RowOf, typename Use>
 __device__ __forceinline__ void multiply_slices(const Halves& halves, RowOf&& row_of, float bias, u32 begin,
                                                 u32 end, Use&& use) {
@@ -124,7 +127,7 @@ __device__ __forceinline__ void multiply_slices(const Halves& halves, RowOf&& ro
     Products products[TILE / PART];
     for (u32 i = 0; i < slices; i++) {
         const u32 tile = begin + i / SLICES, slice = i % SLICES;
-        // 4 multiplications, each of two pairs of rows: as `multiply_add` takes them.
+        // 4 multiplications, each of two pairs of rows, in the operand order of `multiply_add`.
         u32 a[SLICE / 16][2][4];
 #pragma unroll
         for (u32 slot = 0; slot < SLOTS; slot++) {
@@ -160,10 +163,9 @@ __device__ __forceinline__ void multiply_slices(const Halves& halves, RowOf&& ro
     }
 }
 
-// Products of the rows of a block with the centroids of tiles `begin` to `end`. `row_of` maps a row's
-// index in the block to its position; a thread's indices are 8 SLOTS warp + lane / 4 + 8 i. For each
-// part of a tile, `use` gets its number and the products of the thread's rows with the thread's share
-// of the part.
+// Products of the rows of a block with the centroids of tiles `begin` to `end`. `row_of` maps a row's index
+// in the block to its position; a thread's indices are 8 SLOTS warp + lane / 4 + 8 i. For each part of a
+// tile, `use` gets its number and the products of the thread's rows with the thread's share of the part.
 template <typename RowOf, typename Use>
 __device__ __forceinline__ void multiply_tiles(const Halves& halves, RowOf&& row_of, float bias, u32 begin,
                                                u32 end, Use&& use) {

@@ -1,20 +1,20 @@
-// Sums of numbers, each an element times the weight of its row, rounded to float64, or that weight.
+// Exact sums of terms, each an element times its row's weight, rounded to float64, or the weight itself.
 //
-// Wide sums are those of numbers that are no whole number of steps or parts: BINS of 32 bits each, which count multiples of
-// 2^-LEAST. They hold any number and, with the carry out of the last one, any sum of 2^31 of them.
+// Wide sums hold the terms that are no multiple of a step or part: BINS of 32 bits each, in multiples of
+// 2^-LEAST. They hold every number and, with the carry out of the last bin, every sum of 2^31 numbers.
 
 #include "kmeans/rounds.cuh"
 
-// Whether numbers are float64, whose sums have parts of steps, or float32.
+// Whether terms are float64, whose sums have parts of steps, or float32.
 constexpr bool HAS_PARTS = ELEMENT == F64 || WEIGHTED;
 template <bool> struct Numbers;
 template <> struct Numbers<false> { typedef float Number; };
 template <> struct Numbers<true> { typedef double Number; };
 typedef Numbers<HAS_PARTS>::Number Number;
-// The last bit of the smallest one is 2^-LEAST.
+// The lowest bit of the smallest term is 2^-LEAST.
 constexpr int LEAST = HAS_PARTS ? 1074 : 149;
 constexpr u32 BINS = HAS_PARTS ? DOUBLE_BINS : SINGLE_BINS;
-// Numbers of a row.
+// Terms of a row.
 constexpr u32 WIDTH = DIM + WEIGHTED;
 // Whether rounding may change the mean of equal rows.
 constexpr bool HAS_SINGLES = ELEMENT == F64 || METRIC == COSINE;
@@ -49,7 +49,7 @@ __device__ __forceinline__ Magnitude magnitude_of(double x) {
     return magnitude_of(bits & 0xfffffffffffff, (u32)(bits >> 52) & 0x7ff, 0x10000000000000);
 }
 
-// The digits of 32 bits that a number of 64 bits touches after a shift by less than 32.
+// The three 32-bit digits of a 64-bit number that is shifted by less than 32.
 struct Digits {
     u64 digits[3];
 
@@ -71,8 +71,8 @@ __device__ __noinline__ void add_to_bins(u64* bins, Number x, bool is_minus) {
     }
 }
 
-// The 64 bits of a number of 128 from the highest set bit down, as a float64, rounded once: the last stands for all lower
-// ones, too.
+// The highest 64 bits of a 128-bit number, from the highest set bit down, as a float64, rounded once: the
+// last bit is sticky, it stands for all lower ones.
 __device__ __forceinline__ Scaled round_number(u64 high, u64 low, bool is_more, int exponent) {
     if (high == 0 && !is_more) return {__ull2double_rn(low), exponent};
     const u32 zeros = __clzll(high);
@@ -81,7 +81,7 @@ __device__ __forceinline__ Scaled round_number(u64 high, u64 low, bool is_more, 
     return {__ull2double_rn(top | (is_more ? 1 : 0)), exponent + 64 - (int)zeros};
 }
 
-// A total that has not been carried: digits of 32 bits, from 2^-LEAST on.
+// A total before carrying: digits of 32 bits, from 2^-LEAST on.
 struct WideTotal {
     static constexpr u32 DIGITS = BINS + 2;
     long long digits[DIGITS];
@@ -95,7 +95,7 @@ struct WideTotal {
         }
     }
 
-    // Carries, leaves the magnitude; whether it is that of a negative number.
+    // Carries, and leaves the magnitude; returns whether the number is negative.
     __device__ __forceinline__ bool carry() {
         long long carry = 0;
         for (u32 i = 0; i < DIGITS; i++) {
@@ -114,7 +114,7 @@ struct WideTotal {
     }
 };
 
-// The total of steps, parts and a wide sum, rounded once, as by `Wide::rounded` in src/device/sums.rs.
+// The total of steps, parts and a wide sum, rounded once, as `Wide::rounded` in src/device/sums.rs.
 __device__ __noinline__ Scaled wide_total(const Sums& sums, u64 place, int exponent) {
     WideTotal total;
     for (u32 i = 0; i < WideTotal::DIGITS; i++) total.digits[i] = i < BINS ? sums.wide[place * BINS + i] : 0;
@@ -124,7 +124,7 @@ __device__ __noinline__ Scaled wide_total(const Sums& sums, u64 place, int expon
     u32 top = WideTotal::DIGITS;
     while (top > 0 && total.digits[top - 1] == 0) top--;
     if (top == 0) return {0, 0};
-    // Four digits, the highest of which is not 0; if any lower one is not either, there is more.
+    // Four digits, the highest of which is not 0; `is_more` if any lower digit is not 0.
     const auto digit = [&](u32 i) { return top > i ? (u64)total.digits[top - 1 - i] : 0; };
     bool is_more = false;
     for (u32 i = 0; i + 4 < top; i++) is_more |= total.digits[i] != 0;
@@ -150,11 +150,11 @@ __device__ __forceinline__ Scaled total_of(const Sums& sums, u64 place, int expo
     }
 }
 
-// A total over a weight, rounded once more, as by `Scaled::over` in src/device/sums.rs.
+// A total over a weight, rounded once more, as `Scaled::over` in src/device/sums.rs.
 __device__ __forceinline__ double over(Scaled total, Scaled weight) {
     double quotient = __ddiv_rn(total.mantissa, weight.mantissa);
     int exponent = total.exponent - weight.exponent;
-    // Steps whose results, but for the last, lose no bits.
+    // Scales in steps whose results, except the last, lose no bits.
     while (exponent != 0 && quotient != 0) {
         const int step = exponent < -800 ? -800 : exponent > 800 ? 800 : exponent;
         quotient = multiply(quotient, power_of_two(step));
