@@ -1,4 +1,4 @@
-//! Handles: which GPU, and how much of its memory.
+//! Handles: a GPU, and the share of its memory that may be used.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::job::Job;
 use crate::matrix::ElementKind;
 use crate::rows::Rows;
 
-/// Shared memory of a block on the GPUs with products that have the least (sm_86, sm_89, sm_120).
+/// Shared memory per block of the smallest GPUs with tensor-core products (sm_86, sm_89, sm_120).
 const LEAST_SHARED: usize = 99 << 10;
 
 /// The share of the free memory that may be used.
 const SHARE_OF_FREE: f64 = 0.9;
 
-/// A GPU, and how much of its memory may be used.
+/// A GPU, with a memory budget.
 #[derive(Debug)]
 pub struct CudaDevice {
     pub(super) gpu: Arc<Gpu>,
@@ -29,36 +29,36 @@ pub struct CudaDevice {
     pub(super) comparing: Comparing,
 }
 
-/// How searches and DBSCAN compare pairs, and k-means rows with centroids, wherever they may choose. The answers are the same.
+/// The strategy for comparing pairs in searches and DBSCAN, and rows with centroids in k-means,
+/// where there is a choice. Answers are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Comparing {
-    /// As it is fastest.
+    /// The fastest strategy.
     Best,
-    /// All of them, one by one.
+    /// All pairs, one by one.
     Scanned,
-    /// After a filter, however few there are.
+    /// With a filter, for any number of pairs.
     Filtered,
-    /// The same by products of single warps, where the device has better ones, in blocks with so much shared memory
-    /// at most.
+    /// With the filter of single warps, also on devices with warpgroup products, in blocks with at
+    /// most `shared` bytes of shared memory.
     FilteredByWarps { shared: usize },
 }
 
-/// Who multiplies on a device, where products filter pairs of a search.
+/// The tensor-core instructions that filter the pairs of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Multipliers {
-    /// Groups of four warps (sm_90).
+    /// Warpgroups of four warps (sm_90).
     Groups,
-    /// Single warps (sm_80 and later), whose blocks have so much shared memory at most.
+    /// Single warps (sm_80 and later), in blocks with at most `shared` bytes of shared memory.
     Warps { shared: usize },
 }
 
 impl CudaDevice {
-    /// The GPU of this number, with at most `memory` bytes of its memory (0: as much as there
-    /// is), and no more than 90% of what is free now. Also takes 16 MiB of it, and
-    /// 40 MiB of pinned host memory, once per process.
+    /// The GPU with this ordinal, with a budget of `memory` bytes (0: no limit), and of at most 90%
+    /// of what is free now. Takes 16 MiB of it, and 40 MiB of pinned host memory, once per process.
     ///
     /// # Errors
-    /// Says why the GPU cannot be used.
+    /// The reason why the GPU cannot be used.
     pub(in crate::device) fn open(ordinal: usize, memory: u64) -> Result<Arc<Self>, String> {
         let found = count()?;
         if ordinal >= found {
@@ -80,7 +80,7 @@ impl CudaDevice {
         Ok(Arc::new(Self { gpu, memory, comparing: Comparing::Best }))
     }
 
-    /// The same GPU, once with each way to compare pairs that it would not always choose, and their names.
+    /// The same GPU with each strategy that it would not always choose, and the strategies' names.
     pub(in crate::device) fn every_way(&self) -> Vec<(&'static str, Arc<Self>)> {
         let with = |comparing| {
             let (gpu, memory) = (self.gpu.clone(), self.memory.clone());
@@ -97,8 +97,9 @@ impl CudaDevice {
         all
     }
 
-    /// What filters pairs of a search of such rows, if the GPU has such products and the compiler knows them.
-    /// From capability 10 on products of bits are made of others, in many instructions.
+    /// The tensor-core instructions that filter pairs of a search of such rows, if the GPU has them
+    /// and the compiler supports them. From capability 10 on, bit products are emulated in many
+    /// instructions, so they are not used.
     pub(super) fn multipliers(&self, kind: ElementKind) -> Option<Multipliers> {
         let Limits { capability, shared, .. } = self.gpu.limits;
         let is_by_groups = || sys::nvrtc_version().is_ok_and(|version| version >= (12, 0));
@@ -116,7 +117,7 @@ impl CudaDevice {
         }
     }
 
-    /// The first values of a buffer, after all earlier work of the device.
+    /// The first `count` values of a buffer, after all earlier work of the device.
     pub(super) fn read<T: DeviceRepr>(
         &self,
         from: &Buffer,
@@ -126,14 +127,15 @@ impl CudaDevice {
         self.gpu.downloader.read(&self.gpu.compute, from.slice(), count, job)
     }
 
-    /// Sends bytes, one part after the other, for the next work of the device.
+    /// Sends bytes, one part after the other; later work of the device waits for them.
     pub(super) fn send(&self, parts: &[&[u8]], job: &Job) -> Result<Buffer> {
         let (buffer, ready) = self.gpu.uploader.upload_parts(&self.memory, parts, job)?;
         self.gpu.compute.wait(&ready).map_err(sys::failed("cuStreamWaitEvent"))?;
         Ok(buffer)
     }
 
-    /// Sends rows as they are, for the next work of the device; also what that took.
+    /// Sends rows in row-major order; later work of the device waits for them. Also returns the
+    /// work.
     pub(super) fn send_rows(&self, rows: &Rows, job: &Job) -> Result<(Buffer, Work)> {
         let (buffer, ready, transfer) = self.gpu.uploader.upload_plain(&self.memory, rows, job)?;
         self.gpu.compute.wait(&ready).map_err(sys::failed("cuStreamWaitEvent"))?;
@@ -141,7 +143,7 @@ impl CudaDevice {
         Ok((buffer, Work { bytes_sent, transfer, ..Work::default() }))
     }
 
-    /// Memory of which every byte is this one.
+    /// Memory filled with this byte.
     pub(super) fn filled(&self, bytes: usize, byte: u8) -> Result<Buffer> {
         let mut buffer = self.memory.allocate(&self.gpu.compute, bytes)?;
         sys::fill(&self.gpu.compute, buffer.slice_mut(), byte)
@@ -168,12 +170,12 @@ pub(in crate::device) fn list() -> Vec<DeviceInfo> {
     (0..count).filter_map(|i| Some(gpu::info(i, &sys::properties(i).ok()?))).collect()
 }
 
-/// Why there is no usable GPU, if there is none, as a message for users.
+/// The reason why there is no usable GPU, as a message for users; `None` if there is one.
 pub(in crate::device) fn why_none() -> Option<String> {
     count().err()
 }
 
-/// How many GPUs there are, or why there are none.
+/// The number of GPUs, or the reason why there are none.
 fn count() -> Result<usize, String> {
     if !sys::has_driver() {
         return Err("the NVIDIA driver's library (libcuda) was not found".to_string());
@@ -190,7 +192,7 @@ fn count() -> Result<usize, String> {
     }
 }
 
-/// An error and what caused it, in one line.
+/// An error and its sources, in one line.
 fn with_sources(error: &Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

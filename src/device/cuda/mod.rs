@@ -5,17 +5,18 @@
 //! | module | job |
 //! |---|---|
 //! | `handle` | which GPU, and how much of its memory |
-//! | `search` | rows and their layouts, lists, passes of launches, chosen pairs |
-//! | `hashing` | tables of hashes: rows to keys, keys to tables, keys to buckets |
-//! | `kmeans` | sessions of k-means: rows that stay on the GPU, many groups in one launch |
-//! | `dbscan` | rows in tiles under a tree of boxes, in stages of launches that end in time |
-//! | `driver` | per-GPU state of a process: buffers under a budget, uploads beside running kernels, kernels from source and on disk |
+//! | `search` | rows and their layouts, top-k lists, passes of launches, chosen pairs |
+//! | `hashing` | LSH tables: rows to keys, keys to tables, keys to buckets |
+//! | `kmeans` | k-means sessions: GPU-resident rows, many groups in one launch |
+//! | `dbscan` | tiles under a tree of bounding boxes, stages of launches of bounded time |
+//! | `driver` | per-GPU state of a process: memory budget, uploads beside kernels, compiled and cached kernels |
 //!
-//! Unsafe code is in the modules that launch kernels and in those of the structs that kernels read, in the
-//! families' folders, and in `driver`.
+//! Unsafe code is in the modules that launch kernels, in those of the structs that kernels read,
+//! and in `driver`.
 
-/// Asserts, when it is compiled, the size of a struct that kernels read, and where its fields begin.
-/// `scripts/compile_kernels.py` asserts the same of the kernels' struct of that name, without `OnDevice`.
+/// Asserts at compile time the size of a struct that kernels read, and the offsets of its fields.
+/// `scripts/compile_kernels.py` asserts the same for the kernels' struct of that name, without
+/// `OnDevice`.
 macro_rules! assert_layout {
     ($struct:ty, $size:literal, { $($field:ident: $offset:literal),+ $(,)? }) => {
         const _: () = {

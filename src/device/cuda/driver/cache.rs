@@ -5,9 +5,9 @@
 //! write a file of their own and rename it, so readers and other writers never see half an entry.
 //! No failure here is an error: without a cache, kernels are compiled.
 //!
-//! Whoever can write here can run code on the GPU: on Unix folders are created with mode 0700 and
-//! entries with mode 0600, whatever the umask is, and a folder or an entry that is owned by, or writable
-//! for, others is not used.
+//! Write access here means running code on the GPU: on Unix folders are created with mode 0700 and
+//! entries with mode 0600, whatever the umask is, and a folder or an entry that another user owns
+//! or may write to is not used.
 
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// First bytes of an entry; the digit is the format's.
 const MAGIC: &[u8; 8] = b"NBRCUBN1";
 
-/// Magic, payload length, payload hash.
+/// Bytes of magic, payload length and payload hash.
 const HEADER: usize = 8 + 8 + 16;
 
 /// The identity of an entry.
@@ -25,7 +25,7 @@ const HEADER: usize = 8 + 8 + 16;
 pub(in crate::device::cuda) struct Key(u128);
 
 impl Key {
-    /// The key of these texts, in this order.
+    /// The key of `parts`, in this order.
     pub(in crate::device::cuda) fn of(parts: &[&str]) -> Self {
         let mut bytes = Vec::new();
         for part in parts {
@@ -36,7 +36,7 @@ impl Key {
     }
 }
 
-/// A folder of entries, or none.
+/// A folder of entries, or no cache.
 #[derive(Debug, Clone)]
 pub(in crate::device::cuda) struct Cache {
     dir: Option<PathBuf>,
@@ -53,7 +53,7 @@ impl Cache {
         Self { dir }
     }
 
-    /// The payload stored under a key, if it exists, is complete, and is ours.
+    /// The payload of a key, if its entry exists, is complete, and is this user's.
     pub(in crate::device::cuda) fn load(&self, key: Key) -> Option<Vec<u8>> {
         let path = self.path(key)?;
         let mut file = fs::File::open(&path).ok()?;
@@ -140,7 +140,7 @@ mod own {
         fs::metadata("/proc/self").ok().map(|own| own.uid())
     }
 
-    /// Whether a file or folder belongs to this user, and nobody else may write to it.
+    /// Whether a file or folder belongs to this user and is writable for no other user.
     pub(super) fn is_ours(file: &Metadata) -> bool {
         user() == Some(file.uid()) && file.mode() & 0o022 == 0
     }
@@ -163,7 +163,7 @@ mod own {
                            it to the user of this process, with mode 0700";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
         }
-        // Others may have had access to it.
+        // Other users may have had read access.
         if found.mode() & 0o077 != 0 {
             fs::set_permissions(dir, Permissions::from_mode(0o700))?;
         }
@@ -171,7 +171,7 @@ mod own {
     }
 }
 
-/// Folders of a user's profile are that user's.
+/// Without Unix permissions: folders of a user's profile are taken to be private.
 #[cfg(not(unix))]
 mod own {
     use std::fs::{self, File, Metadata};
@@ -315,7 +315,7 @@ mod tests {
         for dir in [&outer, &outer.join("caches"), &inner] {
             assert_eq!(mode(dir), 0o700, "{}", dir.display());
         }
-        // No umask takes these bits away, and none leaves others any.
+        // The mode is set against the umask, and gives other users no access.
         assert_eq!(mode(&cache.path(key).unwrap()), 0o600);
         assert!(cache.load(key).is_some());
     }

@@ -1,5 +1,5 @@
-//! Kernels from source, for one device: the runtime compiler, used only for kernels that the disk
-//! cache does not hold.
+//! Kernels compiled from source for one device, by the runtime compiler, if the disk cache does not
+//! hold them.
 //!
 //! NVRTC sees no files, so a program's text is assembled here, as by a preprocessor: a line
 //! `#include "…"` stands for a file of `kernels/`, once. Constants that host and kernels share are
@@ -108,12 +108,12 @@ const SPLITS: (i32, i32) = (13, 0);
 pub(in crate::device::cuda) struct Program {
     file: &'static str,
     defines: Vec<String>,
-    /// Whether it has instructions that only this architecture has.
+    /// Whether the module has instructions of this architecture only.
     is_for_one: bool,
 }
 
 impl Program {
-    /// A file with these parameters, `NAME=value`, and constants.
+    /// The program of a file in `kernels/`, with parameters `NAME=value`, and constants.
     pub(in crate::device::cuda) fn new(
         file: &'static str,
         parameters: &[String],
@@ -124,7 +124,7 @@ impl Program {
         Self { file, defines: parameters.chain(constants).collect(), is_for_one: false }
     }
 
-    /// The same, with the instructions that only the device's architecture has, and no later one.
+    /// The same, with instructions of the device's architecture that no later one has.
     pub(in crate::device::cuda) fn for_one_architecture(self) -> Self {
         Self { is_for_one: true, ..self }
     }
@@ -154,7 +154,7 @@ impl Program {
     }
 }
 
-/// The text of a file and of all that it includes.
+/// The text of a file, with all files that it includes.
 fn source(file: &str) -> String {
     let mut text = String::new();
     include(file, &mut vec![], &mut text);

@@ -1,7 +1,7 @@
-//! Threads that copy memory together, faster than one of them could.
+//! A pool of threads that copy memory in parallel.
 //!
-//! They are neither rayon's, whose workers may be waiting for the caller, nor made for each copy,
-//! which takes as long as the copy itself.
+//! They are not rayon's, whose workers may be waiting for the caller, and not started for each
+//! copy, which takes as long as the copy itself.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use std::thread;
 
 use cudarc::driver::DeviceRepr;
 
-/// Threads beside the caller's, and the fewest bytes worth a thread.
+/// Pool threads, and the fewest bytes worth a thread.
 const THREADS: usize = 7;
 const WORTH_A_THREAD: usize = 256 << 10;
 
@@ -27,11 +27,11 @@ struct Part {
     pending: Arc<Pending>,
 }
 
-// SAFETY: the memory is reached through a shared and an exclusive borrow of bytes, which whoever sends
-// a part keeps until it is done.
+// SAFETY: the memory is reached through a shared and an exclusive borrow of bytes, which the sender
+// of a part keeps until the part is done.
 unsafe impl Send for Part {}
 
-/// How many parts of a copy are not done yet.
+/// The number of parts of a copy that are not done yet.
 struct Pending(Mutex<usize>, Condvar);
 
 impl Pending {
@@ -57,7 +57,7 @@ impl Part {
 }
 
 impl Copiers {
-    /// As many threads as can be had.
+    /// Starts up to [`THREADS`] threads.
     pub(in crate::device::cuda) fn new() -> Self {
         let start = |i: usize| {
             let (send, parts): (Sender<Part>, Receiver<Part>) = mpsc::channel();
@@ -78,7 +78,7 @@ impl Copiers {
         self.fill(from, to);
     }
 
-    /// Copies bytes to where there were none.
+    /// Copies bytes to uninitialised memory.
     fn fill(&self, from: &[u8], to: &mut [MaybeUninit<u8>]) {
         assert_eq!(from.len(), to.len());
         let part = from.len().div_ceil(self.0.len() + 1).max(WORTH_A_THREAD);
@@ -100,7 +100,7 @@ impl Copiers {
     }
 }
 
-/// Numbers that are about to arrive after others, piece by piece.
+/// Reserved space at the end of a vector, filled piece by piece.
 pub(in crate::device::cuda) struct Room<'a, T> {
     values: &'a mut Vec<T>,
     count: usize,
@@ -108,12 +108,12 @@ pub(in crate::device::cuda) struct Room<'a, T> {
     filled: usize,
 }
 
-/// A [`Room`] of any numbers.
+/// A [`Room`] of any number type.
 pub(in crate::device::cuda) trait Fill {
-    /// Bytes of all numbers.
+    /// The size in bytes of all numbers.
     fn bytes(&self) -> usize;
 
-    /// Puts the next bytes there.
+    /// Appends bytes.
     ///
     /// # Panics
     /// If there is no room for them.
@@ -121,7 +121,7 @@ pub(in crate::device::cuda) trait Fill {
 }
 
 impl<'a, T: DeviceRepr> Room<'a, T> {
-    /// Room for so many numbers.
+    /// Space for `count` more numbers.
     pub(in crate::device::cuda) fn new(values: &'a mut Vec<T>, count: usize) -> Self {
         if values.capacity() == 0 {
             *values = crate::memory::room(count);
@@ -130,7 +130,7 @@ impl<'a, T: DeviceRepr> Room<'a, T> {
         Self { values, count, filled: 0 }
     }
 
-    /// Adds the numbers to the others.
+    /// Makes the numbers part of the vector.
     ///
     /// # Panics
     /// If some have not arrived.
@@ -150,7 +150,8 @@ impl<T: DeviceRepr> Fill for Room<'_, T> {
     fn append(&mut self, bytes: &[u8], copiers: &Copiers) {
         let room = &mut self.values.spare_capacity_mut()[..self.count];
         let (first, size) = (room.as_mut_ptr().cast(), size_of_val(room));
-        // SAFETY: the bytes of `room`, which stays borrowed exclusively for as long; they need not be initialised, nor aligned.
+        // SAFETY: the bytes of `room`, which stays borrowed exclusively for as long; they need not
+        // be initialised, nor aligned.
         let room = unsafe { std::slice::from_raw_parts_mut(first, size) };
         copiers.fill(bytes, &mut room[self.filled..][..bytes.len()]);
         self.filled += bytes.len();

@@ -1,7 +1,8 @@
 //! Results from the device to the host.
 //!
-//! Like rows on their way there (see `upload`), they pass through pinned memory: several threads copy a
-//! piece from it, and take the pages of new memory from the system, while the next piece arrives.
+//! Like rows on their way to the device (see `upload`), they pass through pinned memory: several
+//! threads copy a piece from it, and fault in the pages of new memory, while the next piece
+//! arrives.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use crate::job::Job;
 /// Bytes of a pinned buffer.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// How long a reader waits without going to sleep.
+/// How long a reader busy-waits before it sleeps.
 const AWAKE: Duration = Duration::from_micros(100);
 
 /// The path from the device.
@@ -26,17 +27,17 @@ pub(in crate::device::cuda) struct Downloader {
     pinned: Mutex<[Pinned; 2]>,
 }
 
-/// A device buffer, and where its first bytes go.
+/// A device buffer, and the destination of its first bytes.
 type Part<'a> = (&'a CudaSlice<u8>, &'a mut dyn Fill);
 
 struct Pinned {
     buffer: PinnedHostSlice<u8>,
-    /// Passes when the buffer has arrived.
+    /// Completes when the buffer has arrived.
     arrived: CudaEvent,
 }
 
 impl Downloader {
-    /// Buffers of its own.
+    /// A downloader with its own pinned buffers.
     pub(in crate::device::cuda) fn new(
         context: &Arc<CudaContext>,
         copiers: Arc<Copiers>,
@@ -69,7 +70,8 @@ impl Downloader {
         Ok(values)
     }
 
-    /// Appends the first `count` values of two buffers to others, as [`read`](Self::read) has those of one.
+    /// Appends the first `count` values of two buffers to two vectors, as [`read`](Self::read) does
+    /// with one.
     pub(in crate::device::cuda) fn append_both<T: DeviceRepr, U: DeviceRepr>(
         &self,
         stream: &Arc<CudaStream>,
@@ -86,7 +88,7 @@ impl Downloader {
         Ok(())
     }
 
-    /// Copies from the beginning of device buffers: two pieces are under way at a time.
+    /// Copies from the beginning of device buffers, with two pieces in flight.
     fn fill(&self, stream: &Arc<CudaStream>, parts: &mut [Part<'_>], job: &Job) -> Result<()> {
         let pieces = parts.iter().enumerate().flat_map(|(part, (_, to))| {
             let bytes = to.bytes();
@@ -115,8 +117,8 @@ impl Downloader {
 }
 
 impl Pinned {
-    /// Waits until the buffer has arrived: awake at first, as going to sleep and waking up takes as long as a
-    /// small piece.
+    /// Waits until the buffer has arrived: busy-waiting first, as going to sleep and waking up
+    /// takes as long as a small piece.
     fn wait(&self) -> Result<()> {
         let start = Instant::now();
         while start.elapsed() < AWAKE {

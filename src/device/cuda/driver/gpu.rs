@@ -3,8 +3,8 @@
 //! Initialising a GPU takes a third of a second, so it is done once per process and shared by every
 //! handle that is opened later.
 //!
-//! The compute stream is the queue of all sessions: their launches run in the order of submission,
-//! none of them is more than a few ahead, and no lock is held while one waits.
+//! The compute stream is the queue of all sessions: launches run in the order of submission, the
+//! host runs only a few launches ahead, and no lock is held during a wait.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -33,11 +33,11 @@ pub(in crate::device::cuda) struct Gpu {
     pub(in crate::device::cuda) ordinal: usize,
     pub(in crate::device::cuda) info: DeviceInfo,
     pub(in crate::device::cuda) context: Arc<CudaContext>,
-    /// Where kernels on lists run, and results leave; uploads have a stream of their own.
+    /// The stream of kernels and downloads; uploads have a stream of their own.
     pub(in crate::device::cuda) compute: Arc<CudaStream>,
     pub(in crate::device::cuda) uploader: Uploader,
     pub(in crate::device::cuda) downloader: Downloader,
-    /// The memory that all handles use.
+    /// The accounting of memory, which all handles share.
     pub(in crate::device::cuda) shared: Arc<Shared>,
     arch: String,
     pub(in crate::device::cuda) limits: Limits,
@@ -51,7 +51,7 @@ impl fmt::Debug for Gpu {
 }
 
 impl Gpu {
-    /// The GPU of this number, initialised by the first caller.
+    /// The GPU with this ordinal, initialised by the first caller.
     pub(in crate::device::cuda) fn get(ordinal: usize) -> Result<Arc<Self>> {
         static AWAKE: LazyLock<Once<usize, Gpu>> = LazyLock::new(Once::default);
         AWAKE.get(ordinal, || Self::wake(ordinal))
@@ -101,8 +101,9 @@ impl Gpu {
         self.compute.record_event(timed).map_err(failed("cuEventRecord"))
     }
 
-    /// Programs, compiled for this GPU at the same time, and loaded. Few: with five of DBSCAN instead of one, all cached,
-    /// statements on an H200 took 1.15 times as long, 0.52 s instead of 0.46.
+    /// Compiles programs for this GPU in parallel, and loads them. Call it with few programs: with
+    /// five of DBSCAN instead of one, all cached, statements on an H200 took 1.15 times as long,
+    /// 0.52 s instead of 0.46.
     pub(in crate::device::cuda) fn load_all(
         &self,
         programs: &[Program],
@@ -118,7 +119,7 @@ impl Gpu {
         })
     }
 
-    /// A program, compiled for this GPU and loaded.
+    /// Compiles a program for this GPU, and loads it.
     pub(in crate::device::cuda) fn load(&self, program: &Program) -> Result<Arc<CudaModule>> {
         let cubin = program.cubin(&self.arch, &self.cache)?;
         self.context.load_module(Ptx::from_binary(cubin)).map_err(failed("cuModuleLoadData"))

@@ -1,5 +1,5 @@
-//! Shared by the launches of every family: sizes, grids, and how far the host runs ahead of the
-//! device.
+//! Helpers of every family's launches: sizes, grids, and the throttle that bounds how far the host
+//! runs ahead of the device.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,28 +16,28 @@ use super::sys::failed;
 use super::upload::elapsed;
 use crate::error::Result;
 
-/// Shared memory that a kernel has without asking for more.
+/// Shared memory of a block without opting in to more.
 const DEFAULT_SHARED: usize = 48 << 10;
 
-/// Seconds of work in a launch, and how many times that may be pending on the device: cancelled work
+/// Seconds of work between two marks, and the number of marks ahead of the device: cancelled work
 /// ends within 200 ms.
 const MARK_SECONDS: f64 = 0.04;
 const MARKS_AHEAD: f64 = 3.0;
 
-/// [`MARK_SECONDS`], or less: tests cut small work into many launches by
-/// `NEIGHBORS_TEST_LAUNCH_SECONDS`.
+/// [`MARK_SECONDS`], or the value of `NEIGHBORS_TEST_LAUNCH_SECONDS`, if less: tests use it to cut
+/// small work into many launches.
 static SECONDS: LazyLock<f64> = LazyLock::new(|| {
     let asked = std::env::var("NEIGHBORS_TEST_LAUNCH_SECONDS").ok();
     let asked = asked.and_then(|seconds| seconds.parse::<f64>().ok());
     asked.map_or(MARK_SECONDS, |seconds| seconds.clamp(1e-9, MARK_SECONDS))
 });
 
-/// How long a launch that ends by itself may take.
+/// The target duration of a launch that ends by itself.
 pub(in crate::device::cuda) fn launch_seconds() -> f64 {
     *SECONDS
 }
 
-/// What launching needs to know about a device.
+/// The properties of a device that launches depend on.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cuda) struct Limits {
     /// Compute capability.
@@ -48,7 +48,7 @@ pub(in crate::device::cuda) struct Limits {
     pub(in crate::device::cuda) multiprocessors: usize,
     /// Cycles of a multiprocessor per second.
     pub(in crate::device::cuda) clock: f64,
-    /// How many times faster sums of f32 are than sums of f64.
+    /// The ratio of the rates of f32 and f64 sums.
     pub(in crate::device::cuda) double_penalty: f64,
 }
 
@@ -61,18 +61,20 @@ impl Limits {
     }
 }
 
-/// No device is slower, in operations per second.
+/// A lower bound on the rate of every device, in operations per second.
 const SLOWEST: f64 = 1e9;
 
-/// How fast a device does work of one kind, in operations per second: measured while it runs.
+/// The throughput of a device for one kind of work, in operations per second, measured while it
+/// runs.
 #[derive(Debug)]
 pub(in crate::device::cuda) struct Rate {
     now: AtomicU64,
     first: f64,
 }
 
-/// By how much a rate rises, up to the first one, with work that takes less time than it says and of which some may not
-/// have been done; and which share of that time it takes at least.
+/// The factor by which a rate rises, up to its initial value, after work that took less time than
+/// expected and may have been skipped in part; and the least share of the expected time that counts
+/// as done.
 const RISE: f64 = 1.05;
 const LEAST_DONE: f64 = 0.25;
 
@@ -85,16 +87,16 @@ impl Rate {
         f64::from_bits(self.now.load(Ordering::Relaxed))
     }
 
-    /// The most operations that a launch should have.
+    /// The maximum number of operations of a launch.
     pub(in crate::device::cuda) fn of_a_launch(&self) -> f64 {
         self.get() * *SECONDS
     }
 
-    /// Updates the rate with some operations that took this long.
+    /// Updates the rate with the time that some operations took.
     fn learn(&self, operations: f64, seconds: f64, counted: Counted) {
         let before = self.get();
         let found = blended(before, operations, seconds);
-        // What takes far less time than expected was not done.
+        // Work that takes far less time than expected was skipped.
         let was_done = seconds * before > LEAST_DONE * operations;
         let rate = match counted {
             Counted::Exactly => found,
@@ -106,51 +108,52 @@ impl Rate {
     }
 }
 
-/// What the operations of a launch are, for the rate of such work.
+/// The meaning of a launch's operation count for the rate of such work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::device::cuda) enum Counted {
-    /// Those it does.
+    /// The exact number of operations.
     Exactly,
-    /// It may do fewer: the rate is lowered, or rises a little again.
+    /// An upper bound: the rate is lowered, or rises a little again.
     AtMost,
     /// Of another kind, or too few for the device: the rate stays.
     Guessed,
 }
 
 impl Counted {
-    /// As counted, unless there may be fewer.
+    /// `Exactly` if all operations are done, else `AtMost`.
     pub(in crate::device::cuda) fn of_all(are_all_done: bool) -> Self {
         if are_all_done { Self::Exactly } else { Self::AtMost }
     }
 }
 
-/// A rate updated with some operations that took this long: half way to the measured rate, which is
-/// first limited to a factor of four.
+/// A rate updated with a measurement: the mean of the old and the measured rate, the latter limited
+/// to a factor of four.
 fn blended(rate: f64, operations: f64, seconds: f64) -> f64 {
     let found = operations / seconds.max(1e-6);
     (0.5 * (rate + found.clamp(rate / 4.0, rate * 4.0))).max(SLOWEST)
 }
 
-/// How far the host is ahead of the device, in one stream.
+/// The throttle of one stream: bounds how far the host runs ahead of the device.
 #[derive(Debug, Default)]
 pub(in crate::device::cuda) struct Pace {
     /// The launches since the last mark.
     now: Stretch,
     ahead: VecDeque<(CudaEvent, Stretch)>,
-    /// The last mark that has passed.
+    /// The last mark that the device has passed.
     passed: Option<CudaEvent>,
 }
 
 /// The launches between two marks.
 #[derive(Debug, Default)]
 struct Stretch {
-    /// How long they are expected to take.
+    /// The expected duration of the launches.
     seconds: f64,
-    /// The rate of the first, and the operations of all at that rate.
+    /// The rate of the first launch, and the operations of all launches at that rate.
     of_one_kind: Option<(Arc<Rate>, f64)>,
-    /// The least that is sure of any of the operations.
+    /// The weakest `Counted` of all launches.
     counted: Option<Counted>,
-    /// Whether they began at the mark before them: else the device waited for the host, for how long is not known.
+    /// Whether the launches started at the mark before them. Otherwise the device was idle for an
+    /// unknown time.
     is_timed: bool,
 }
 
@@ -158,7 +161,7 @@ struct Stretch {
 const WORTH_A_MARK: f64 = 0.25;
 
 impl Pace {
-    /// Begins anew where the host waits for the device: what comes is measured from here on.
+    /// Restarts the measurement after the host has waited for the device.
     pub(in crate::device::cuda) fn begin(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
         let mark = stream.record_event(flags).map_err(failed("cuEventRecord"))?;
@@ -169,7 +172,7 @@ impl Pace {
         Ok(())
     }
 
-    /// Accounts for a launch of operations at this rate, and waits if too much work is pending.
+    /// Accounts for a launch of `operations` at this rate, and waits if too much work is pending.
     pub(in crate::device::cuda) fn launched(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -194,7 +197,7 @@ impl Pace {
         Ok(())
     }
 
-    /// Waits for the oldest mark ahead, and learns from what came before it.
+    /// Waits for the oldest mark, and updates the rate with the launches before it.
     fn wait_for_oldest(&mut self) -> Result<()> {
         let Some((oldest, stretch)) = self.ahead.pop_front() else { return Ok(()) };
         oldest.synchronize().map_err(failed("cuEventSynchronize"))?;
@@ -206,7 +209,7 @@ impl Pace {
         Ok(())
     }
 
-    /// Seconds of work that were launched and are not known to have ended.
+    /// Seconds of launched work that may not have ended.
     fn pending(&self) -> f64 {
         self.ahead.iter().map(|(_, stretch)| stretch.seconds).sum()
     }
@@ -224,7 +227,7 @@ impl Stretch {
         }
     }
 
-    /// Updates the rate with what the launches took.
+    /// Updates the rate with the measured duration of the launches.
     fn learn(&self, seconds: f64) {
         if let (true, Some((rate, operations)), Some(counted)) =
             (self.is_timed, &self.of_one_kind, self.counted)

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 /// The smallest allocation; the driver rounds up anyway.
 const GRANULE: usize = 256;
 
-/// The memory that all handles of a GPU use together, and its limit.
+/// The memory of a GPU that all handles use together, and its limit.
 #[derive(Debug)]
 pub(in crate::device::cuda) struct Shared {
     limit: AtomicU64,
@@ -31,7 +31,7 @@ impl Shared {
         Self { limit: AtomicU64::new(0), used: AtomicU64::new(0) }
     }
 
-    /// Allows this many bytes beside those that are used now.
+    /// Sets the limit to this many bytes more than are used now.
     pub(in crate::device::cuda) fn allow(&self, more: u64) {
         let used = self.used.load(Ordering::Relaxed);
         self.limit.store(used.saturating_add(more), Ordering::Relaxed);
@@ -41,7 +41,7 @@ impl Shared {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Counts bytes as used, if that many are left.
+    /// Counts bytes as used, if they are within the limit.
     fn take(&self, bytes: u64) -> bool {
         let fits = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit());
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
@@ -68,7 +68,7 @@ pub(in crate::device::cuda) struct Memory {
 #[derive(Default)]
 struct State {
     used: u64,
-    /// The most bytes that were used at a time.
+    /// The maximum of `used`.
     peak: u64,
     retired: VecDeque<Retired>,
 }
@@ -111,8 +111,8 @@ impl Drop for Buffer {
 }
 
 impl Memory {
-    /// A budget of `limit` bytes, or, if that is 0, of all that others leave. `compute` is the stream
-    /// on which buffers are last used.
+    /// A budget of `limit` bytes or, if that is 0, of everything that other handles leave.
+    /// `compute` is the stream on which buffers are last used.
     pub(in crate::device::cuda) fn new(
         device: String,
         limit: u64,
@@ -123,18 +123,18 @@ impl Memory {
         Arc::new(Self { device, limit, shared, compute, state: Mutex::default() })
     }
 
-    /// Bytes that this handle may use in all, as long as others use no more than now.
+    /// Bytes that this handle may use in all, while other handles' use stays the same.
     pub(in crate::device::cuda) fn available(&self) -> u64 {
         self.limit.min(self.shared.left() + self.state().used)
     }
 
-    /// Bytes that are left of these.
+    /// Bytes of these that are not used yet.
     pub(in crate::device::cuda) fn unused(&self) -> u64 {
         let used = self.state().used;
         self.available().saturating_sub(used)
     }
 
-    /// The most bytes that were used at a time.
+    /// The maximum number of bytes in use.
     pub(in crate::device::cuda) fn peak(&self) -> u64 {
         self.state().peak
     }

@@ -1,4 +1,4 @@
-//! Modules of kernels that are loaded once per process and device, however many ask for them.
+//! A cache of kernel modules: each is loaded once per process and device.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::Result;
 
-/// A value for each key. Callers that ask for a value that is being made wait for it; others do not.
+/// A map of values that are made once. Callers that ask for a value in the making wait for it;
+/// callers with other keys do not.
 pub(in crate::device::cuda) struct Once<K, V>(Mutex<HashMap<K, Arc<Slot<V>>>>);
 
 type Slot<V> = Mutex<Option<Arc<V>>>;

@@ -33,12 +33,12 @@ pub(in crate::device::cuda) fn failed(call: &'static str) -> impl Fn(DriverError
     }
 }
 
-/// Why CUDA cannot be used any more, if so.
+/// The reason why CUDA cannot be used any more, if that is so.
 pub(in crate::device::cuda) fn why_lost() -> Option<String> {
     LOST.get().cloned()
 }
 
-/// Whether every later call will fail, too: the context is gone, or its memory is not what it was.
+/// Whether every later call will fail as well: the context is gone, or its memory is corrupt.
 fn is_sticky(error: DriverError) -> bool {
     use cudarc::driver::sys::CUresult as Code;
     matches!(
@@ -154,14 +154,14 @@ pub(in crate::device::cuda) fn allocate_pinned(
     context: &Arc<CudaContext>,
     bytes: usize,
 ) -> Result<PinnedHostSlice<u8>, DriverError> {
-    // SAFETY: filled below, before anybody reads it.
+    // SAFETY: filled below, before it is read.
     let mut pinned = unsafe { context.alloc_pinned_with_flags::<u8>(bytes, 0) }?;
     pinned.as_mut_slice()?.fill(0);
     Ok(pinned)
 }
 
 /// Starts copying the first `bytes` of a pinned buffer to the beginning of device memory. `sent`
-/// passes when the buffer may be written again: wait for it first.
+/// completes when the buffer may be written again: wait for it first.
 ///
 /// # Panics
 /// If either side is shorter than `bytes`.
@@ -185,8 +185,8 @@ pub(in crate::device::cuda) fn copy_to_device(
     sent.record(stream).map_err(failed("cuEventRecord"))
 }
 
-/// Starts copying device memory to the beginning of a pinned buffer, in the order of a stream. `arrived`
-/// passes when it is there: wait for it before the buffer is read.
+/// Starts copying device memory to the beginning of a pinned buffer, in the order of a stream.
+/// `arrived` completes when the copy is done: wait for it before reading the buffer.
 ///
 /// # Panics
 /// If the buffer is shorter.
@@ -199,7 +199,7 @@ pub(in crate::device::cuda) fn copy_to_host(
     let target = to.as_mut_slice().map_err(failed("cuEventSynchronize"))?;
     let target = &mut target[..from.len()];
     stream.context().bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
-    // A copy that nobody waited for may still be under way.
+    // An earlier copy that was abandoned may still be in flight.
     arrived.synchronize().map_err(failed("cuEventSynchronize"))?;
     let (pointer, _guard) = from.device_ptr(stream);
     // SAFETY: both sides hold as many bytes and belong to this context. `to` is pinned memory that
@@ -273,20 +273,22 @@ pub(in crate::device::cuda) fn nvrtc_version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
-/// The build of the runtime compiler: its version, and the size and the time of its file, or else the PTX of an empty
-/// program, which begins with the number of the build but takes some 20 ms. Updates of a release have the same version.
+/// The build of the runtime compiler: its version, and the size and modification time of its file;
+/// or else the PTX of an empty program, which begins with the build number but takes some 20 ms.
+/// Updates of a release have the same version.
 pub(in crate::device::cuda) fn nvrtc_build() -> Result<&'static str> {
     static BUILD: OnceLock<String> = OnceLock::new();
     if let Some(build) = BUILD.get() {
         return Ok(build);
     }
     let (major, minor) = nvrtc_version()?;
-    // A compiler that does not say its build still has a version.
+    // If the build is unknown, the version remains.
     let build = file_of_nvrtc().or_else(|| nvrtc_ptx(c"").ok()).unwrap_or_default();
     Ok(BUILD.get_or_init(|| format!("nvrtc {major}.{minor}\n{build}")))
 }
 
-/// The size and the time of the file that the runtime compiler was loaded from, where the system tells.
+/// The size and modification time of the file from which the runtime compiler was loaded, if the
+/// system tells.
 fn file_of_nvrtc() -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let path = maps.lines().find_map(|line| {

@@ -1,9 +1,9 @@
 //! Rows from the host to the device.
 //!
-//! The host's rows are pageable, and a copy from pageable memory runs at a fifth of the link's speed.
-//! So several threads copy them, piece by piece, into two pinned buffers; while one is being filled,
-//! the other is being sent. All transfers run on the copy stream, concurrently with the compute
-//! stream.
+//! The host's rows are pageable, and a copy from pageable memory runs at a fifth of the link's
+//! speed. So several threads copy rows, piece by piece, into two pinned buffers; while one is being
+//! filled, the other is being sent. All transfers run on the copy stream, concurrently with the
+//! compute stream.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +24,7 @@ use crate::rows::Rows;
 /// reach 48 of 55 GB/s).
 pub(in crate::device::cuda) const PIECE_BYTES: usize = 16 << 20;
 
-/// The path to the device: a stream, pinned buffers, and a landing place for rows, row by row.
+/// The path to the device: a stream, pinned buffers, and a staging buffer for row-major rows.
 #[derive(Debug)]
 pub(in crate::device::cuda) struct Uploader {
     stream: Arc<CudaStream>,
@@ -46,11 +46,11 @@ impl std::fmt::Debug for Staging {
 
 struct Pinned {
     buffer: PinnedHostSlice<u8>,
-    /// Passes when the buffer has been sent.
+    /// Completes when the buffer has been sent.
     sent: CudaEvent,
 }
 
-/// The number of bytes sent, and when.
+/// The number of bytes sent, and the begin and end of the transfer.
 pub(in crate::device::cuda) struct Transfer {
     pub(in crate::device::cuda) bytes: u64,
     pub(in crate::device::cuda) begin: CudaEvent,
@@ -58,7 +58,7 @@ pub(in crate::device::cuda) struct Transfer {
 }
 
 impl Transfer {
-    /// How long it took. Waits for its end.
+    /// The duration of the transfer. Waits for its end.
     pub(in crate::device::cuda) fn time(&self) -> Result<Duration> {
         elapsed(&self.begin, &self.end)
     }
@@ -71,7 +71,7 @@ pub(in crate::device::cuda) fn elapsed(begin: &CudaEvent, end: &CudaEvent) -> Re
 }
 
 impl Uploader {
-    /// A stream and buffers of its own.
+    /// An uploader with its own stream and buffers.
     pub(in crate::device::cuda) fn new(
         context: &Arc<CudaContext>,
         copiers: Arc<Copiers>,
@@ -95,8 +95,8 @@ impl Uploader {
         self.stream.record_event(timed).map_err(failed("cuEventRecord"))
     }
 
-    /// Uploads rows as they are, one after the other. Returns as [`send`](Self::send) does, with an
-    /// event that passes when all have arrived.
+    /// Uploads rows in row-major order. Returns as [`send`](Self::send) does, with an event that
+    /// completes when all rows have arrived.
     pub(in crate::device::cuda) fn upload_plain(
         &self,
         memory: &Arc<Memory>,
@@ -110,8 +110,8 @@ impl Uploader {
         Ok((buffer, ready, Transfer { bytes: bytes.len() as u64, begin, end }))
     }
 
-    /// Uploads bytes, one part after the other. Returns as [`send`](Self::send) does, with an event that
-    /// passes when all have arrived.
+    /// Uploads bytes, one part after the other. Returns as [`send`](Self::send) does, with an event
+    /// that completes when all parts have arrived.
     pub(in crate::device::cuda) fn upload_parts(
         &self,
         memory: &Arc<Memory>,
@@ -133,9 +133,9 @@ impl Uploader {
         Ok((buffer, self.timestamp()?))
     }
 
-    /// Sends pieces of the host's memory, one after the other, to the landing place, where `arrived`
-    /// processes each. Returns when the last one has been read from the host's memory; the device may
-    /// still be working.
+    /// Sends pieces of the host's memory, one after the other, to the staging buffer on the device,
+    /// where `arrived` processes each. Returns when the last piece has been read from the host's
+    /// memory; the device may still be working.
     pub(in crate::device::cuda) fn send<'a, P>(
         &self,
         pieces: impl Iterator<Item = (&'a [u8], P)>,
@@ -159,7 +159,7 @@ impl Uploader {
 }
 
 impl Staging {
-    /// Sends bytes to the landing place, once the stream no longer uses its previous contents.
+    /// Sends bytes to the staging buffer, once the stream no longer uses its previous contents.
     fn send(&mut self, stream: &Arc<CudaStream>, bytes: &[u8], copiers: &Copiers) -> Result<()> {
         let pinned = &mut self.pinned[self.next];
         self.next = 1 - self.next;
@@ -170,7 +170,7 @@ impl Staging {
     }
 }
 
-/// The bytes of rows, row by row.
+/// The bytes of rows in row-major order.
 pub(in crate::device::cuda) fn bytes_of(rows: &Rows) -> Result<&[u8]> {
     let bytes = match rows.matrix().kind() {
         ElementKind::F32 => rows.reals::<f32>().map(sys::bytes_of),
